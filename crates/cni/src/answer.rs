@@ -1,4 +1,4 @@
-//! What a runtime is answered, in its own version of the specification (section "Success").
+//! The result for a runtime, in its own version of the specification (section "Success").
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Versions of the specification that are known, and which answers differ.
+/// Supported versions of the specification whose results differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Version {
@@ -15,7 +15,7 @@ pub enum Version {
     V1_1_0,
 }
 
-/// An interface that was made, its addresses and routes. What other plugins have written in addition is kept.
+/// A created interface with its addresses and routes. Fields that other plugins have added are kept.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Attached {
@@ -25,7 +25,7 @@ pub struct Attached {
     pub ips: Vec<Address>,
     /// The container's routes.
     pub routes: Vec<Route>,
-    /// Name servers, passed on as the plugin that gives out addresses says.
+    /// Name servers, passed on from the IPAM plugin.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub dns: Value,
 }
@@ -41,7 +41,7 @@ pub struct Link {
     /// Its MTU, bytes; since 1.1.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u64>,
-    /// The path of the network namespace that it is in; none: the host's.
+    /// The path of its network namespace; none: the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,
 }
@@ -54,7 +54,7 @@ pub struct Address {
     /// The subnet's gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
-    /// Which of the interfaces has it.
+    /// Index of its interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<usize>,
     /// `"4"` or `"6"`; until 1.0.0.
@@ -65,18 +65,18 @@ pub struct Address {
 /// A route.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Route {
-    /// Where it leads.
+    /// Destination.
     pub dst: IpNet,
-    /// By which router; none: the gateway of its family's first address.
+    /// Next hop; none: the gateway of its family's first address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
 }
 
 impl Version {
-    /// All of them.
+    /// All supported versions.
     pub const ALL: [Version; 3] = [Version::V0_4_0, Version::V1_0_0, Version::V1_1_0];
 
-    /// As configurations write it.
+    /// As written in configurations.
     pub const fn text(self) -> &'static str {
         match self {
             Version::V0_4_0 => "0.4.0",
@@ -85,14 +85,14 @@ impl Version {
         }
     }
 
-    /// The version of that name, if it is known.
+    /// The version with that name, if it is supported.
     pub fn of(text: &str) -> Option<Version> {
         Version::ALL.into_iter().find(|version| version.text() == text)
     }
 }
 
 impl Attached {
-    /// The answer in a version of the specification.
+    /// The result in a version of the specification.
     pub fn to_json(&self, version: Version) -> Value {
         let mut answer = self.clone();
         for ip in &mut answer.ips {
@@ -108,7 +108,7 @@ impl Attached {
     }
 }
 
-/// The answer to the question for versions, which was asked in one, known or not.
+/// The result of VERSION, which a runtime may request in any version, supported or not.
 pub fn versions(asked_in: Option<&str>) -> Value {
     let version = asked_in.unwrap_or(Version::V1_1_0.text());
     json!({"cniVersion": version, "supportedVersions": Version::ALL.map(Version::text)})
@@ -149,7 +149,7 @@ mod tests {
         let newest = attached().to_json(Version::V1_1_0);
         assert_eq!(newest["interfaces"][0]["mtu"], 1400);
         assert_eq!(newest["dns"]["nameservers"][0], "10.0.0.53");
-        // What was answered is understood when it comes back as `prevResult`.
+        // A result is understood when it returns as `prevResult`.
         for answer in [old, newer, newest] {
             let back: Attached = serde_json::from_value(answer).unwrap();
             assert_eq!(back.ips[0].address, attached().ips[0].address);

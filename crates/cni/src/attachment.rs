@@ -1,4 +1,4 @@
-//! Which port of `bifrostd` an attachment is.
+//! The port of `bifrostd` for an attachment.
 
 use std::net::IpAddr;
 
@@ -12,27 +12,27 @@ use crate::call::Interface;
 use crate::error::{Code, Error};
 use crate::network::Network;
 
-/// The MTU of a port that says nothing, bytes.
+/// The MTU of a port whose configuration has none, bytes.
 const DEFAULT_MTU: u64 = 1500;
-/// Characters of the container's identifier in the name of its port.
+/// Characters of the container's identifier used in the name of its port.
 const CONTAINER_CHARACTERS: usize = 12;
-/// Characters of the network's name in that of its owner.
+/// Characters of the network's name used in that of its owner.
 const NETWORK_CHARACTERS: usize = 40;
-/// The longest name of an owner, bytes.
+/// Maximum length of an owner's name, bytes.
 const MAX_OWNER: usize = 63;
 
-/// An attachment that is to be made.
+/// An attachment to create.
 #[derive(Clone, Debug)]
 pub struct Attachment {
-    /// The port, as `bifrostd` is told.
+    /// The port, as sent to `bifrostd`.
     pub item: ApplyItem,
-    /// What the runtime is answered.
+    /// The result for the runtime.
     pub attached: Attached,
-    /// Routes that the port itself does not have.
+    /// Routes that the port itself does not configure.
     pub routes: Vec<(IpNet, IpAddr)>,
 }
 
-/// Who owns the ports of a network: `cni.` and its name, so far as owners may be called that.
+/// The owner of a network's ports: `cni.` and the network's name, restricted to the characters and length of owners.
 pub fn owner(network: &str) -> String {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     let owner = format!("cni.{network}");
@@ -44,7 +44,7 @@ pub fn owner(network: &str) -> String {
     format!("cni.{name}.{:08x}", crc32fast::hash(network.as_bytes()))
 }
 
-/// The name of an attachment's port: it begins with the container's, and no other attachment has it.
+/// The unique name of an attachment's port. It starts with the container's identifier.
 pub fn port_name(network: &str, interface: &Interface) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let container: String = interface.container.chars().take(CONTAINER_CHARACTERS).collect();
@@ -55,16 +55,14 @@ pub fn port_name(network: &str, interface: &Interface) -> String {
 }
 
 impl Attachment {
-    /// The attachment of a container to a network, with the addresses that were given out for it.
+    /// The attachment of a container to a network, with the addresses allocated for it.
     ///
     /// # Errors
-    /// There is no address, or a route without a gateway.
+    /// There is no address, or a route has no gateway.
     pub fn new(network: &Network, interface: &Interface, netns: &str, given: Attached) -> Result<Attachment, Error> {
         let wrong = |message: &str| Error::new(Code::Configuration, message.to_owned());
         let Some(first) = given.ips.first().map(|ip| ip.address.addr()) else {
-            return Err(wrong(
-                "there is no address: add \"ipam\", or the capability \"ips\" and addresses of the runtime",
-            ));
+            return Err(wrong("no address: add \"ipam\", or the capability \"ips\" if the runtime passes addresses"));
         };
         let routes = given.routes.iter().map(|route| match route.gw.or_else(|| gateway(&given.ips, route.dst)) {
             Some(gateway) => Ok((route.dst, gateway)),
@@ -73,7 +71,7 @@ impl Attachment {
             }
         });
         let mut routes = routes.collect::<Result<Vec<_>, _>>()?;
-        // The port has one default route itself, and gets it again should its device be made again.
+        // The port itself has one default route, and restores it if its device is created again.
         let default = routes.iter().position(|(to, _)| to.prefix_len() == 0).map(|at| routes.remove(at).1);
 
         let mac = network.mac.clone().unwrap_or_else(|| mac_of(first));
@@ -97,7 +95,7 @@ impl Attachment {
             op: ApplyOp::Set,
             kind: Kind::Port,
             key: None,
-            // A port that is there already stays as it is, and that is told.
+            // An existing port stays as it is, and bifrostd reports that.
             generation: Some(1),
             owner: owner(&network.name),
             spec: Some(Value::Object(spec)),
@@ -118,7 +116,7 @@ impl Attachment {
     }
 }
 
-/// What takes an attachment's port away.
+/// The request that removes an attachment's port.
 pub fn removal(network: &str, key: String) -> ApplyItem {
     ApplyItem {
         op: ApplyOp::Delete,
@@ -130,16 +128,16 @@ pub fn removal(network: &str, key: String) -> ApplyItem {
     }
 }
 
-/// Addresses that the runtime has chosen, as a plugin that gives out addresses would tell them.
+/// Addresses that the runtime has chosen, in the form of an IPAM plugin's result.
 pub fn chosen(addresses: &[IpNet]) -> Attached {
     let ip = |address: &IpNet| Address { address: *address, gateway: None, interface: None, version: None };
     Attached { ips: addresses.iter().map(ip).collect(), ..Attached::default() }
 }
 
-/// What is otherwise than when the container was attached: of the port that there is, if it is there, or of its keys.
+/// Compares an attachment with its state when the container was attached.
 ///
 /// # Errors
-/// [`Code::UnknownContainer`] or [`Code::Changed`]: what is otherwise.
+/// [`Code::UnknownContainer`] if there is no port, [`Code::Changed`] if the port differs.
 pub fn check(interface: &Interface, previous: &Attached, port: Option<&Value>) -> Result<(), Error> {
     let of = |what: &str| format!("{} of container {}: {what}", interface.name, interface.container);
     let Some(port) = port else {
@@ -147,7 +145,7 @@ pub fn check(interface: &Interface, previous: &Attached, port: Option<&Value>) -
     };
     let Some(at) = previous.interfaces.iter().position(|link| link.name == interface.name && link.sandbox.is_some())
     else {
-        return Err(Error::new(Code::Configuration, of("prevResult has no such interface")));
+        return Err(Error::new(Code::Configuration, of("prevResult does not contain this interface")));
     };
     let changed = |what: &str, is: &Value, was: Value| {
         if *is == was { Ok(()) } else { Err(Error::new(Code::Changed, of(&format!("{what} is {is}, and was {was}")))) }
@@ -162,8 +160,9 @@ fn gateway(ips: &[Address], to: IpNet) -> Option<IpAddr> {
     ips.iter().filter(|ip| ip.address.addr().is_ipv4() == to.addr().is_ipv4()).find_map(|ip| ip.gateway)
 }
 
-/// A MAC address that no other container of a subnet has, since none has its address: locally administered, with the address
-/// itself, or the CRC of an IPv6 address, which is different wherever only the last 32 bits are.
+/// A MAC address that is unique in the subnet, because it is derived from the container's address: locally
+/// administered, with the IPv4 address itself, or the CRC of an IPv6 address, which differs if only the last 32 bits
+/// do.
 fn mac_of(address: IpAddr) -> String {
     let [a, b, c, d, e] = match address {
         IpAddr::V4(address) => {
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_bifrostd_reads_is_what_is_written() {
+    fn bifrostd_reads_the_port_as_written() {
         let network = network(json!({}));
         let given = given(json!({"ips": [{"address": "10.0.0.5/24"}]}));
         let made = Attachment::new(&network, &interface("c1", "eth0"), "/run/netns/c", given).unwrap();
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_plugin_made_is_told_as_well() {
+    fn the_results_of_earlier_plugins_are_kept() {
         let network = network(json!({"prevResult": {
             "interfaces": [{"name": "lo", "sandbox": "/n"}], "ips": [{"address": "127.0.0.1/8", "interface": 0}]}}));
         let given = given(json!({"ips": [{"address": "10.0.0.5/24"}]}));
@@ -275,7 +274,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn names_are_such_as_bifrostd_takes(network in "[A-Za-z0-9][A-Za-z0-9_.-]{0,254}", container in "[a-z0-9][a-zA-Z0-9_.-]{0,100}",
+        fn bifrostd_accepts_the_names(network in "[A-Za-z0-9][A-Za-z0-9_.-]{0,254}", container in "[a-z0-9][a-zA-Z0-9_.-]{0,100}",
                                             name in "[!-.0-9;-~]{1,15}") {
             let interface = interface(&container, &name);
             let port = port_name(&network, &interface);
@@ -292,7 +291,7 @@ mod tests {
         }
 
         #[test]
-        fn neighbours_have_different_mac_addresses(prefix in any::<u128>(), a in any::<u32>(), b in any::<u32>()) {
+        fn adjacent_addresses_have_different_mac_addresses(prefix in any::<u128>(), a in any::<u32>(), b in any::<u32>()) {
             let of = |low: u32| mac_of(IpAddr::from((prefix & !0xffff_ffff | u128::from(low)).to_be_bytes()));
             prop_assert_eq!(of(a) == of(b), a == b);
             let of = |low: u32| mac_of(IpAddr::from(low.to_be_bytes()));

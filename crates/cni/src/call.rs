@@ -1,28 +1,28 @@
-//! What the environment says: what to do, and for which container (specification, section "Parameters").
+//! The call in the environment: the command and the container (specification, section "Parameters").
 
 use std::path::PathBuf;
 
 use crate::error::{Code, Error};
 
-/// The longest name of an interface, bytes (`IFNAMSIZ` less the final zero).
+/// Maximum length of an interface name, bytes (`IFNAMSIZ` less the final zero).
 const MAX_INTERFACE: usize = 15;
-/// The longest identifier of a container that is taken, bytes.
+/// Maximum length of a container identifier, bytes.
 const MAX_CONTAINER: usize = 256;
 
-/// What is to be done.
+/// The command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Attach a container.
     Add,
-    /// Take an attachment away.
+    /// Detach a container.
     Del,
-    /// Say whether it is still as it was made.
+    /// Check that an attachment is unchanged.
     Check,
-    /// Take away all attachments but those that are named.
+    /// Remove all attachments that are not listed.
     Gc,
-    /// Say whether containers can be attached.
+    /// Report whether containers can be attached.
     Status,
-    /// Say which versions of the specification are known.
+    /// List the supported versions of the specification.
     Version,
 }
 
@@ -40,19 +40,19 @@ pub struct Interface {
 pub struct Call {
     /// `CNI_COMMAND`.
     pub command: Command,
-    /// Which interface of which container; none for [`Command::Gc`], [`Command::Status`] and [`Command::Version`].
+    /// Interface and container; `None` for [`Command::Gc`], [`Command::Status`] and [`Command::Version`].
     pub interface: Option<Interface>,
-    /// `CNI_NETNS`: the container's network namespace. With [`Command::Del`] it may be gone.
+    /// `CNI_NETNS`: the container's network namespace. For [`Command::Del`] it may no longer exist.
     pub netns: Option<String>,
-    /// `CNI_PATH`: where other plugins are.
+    /// `CNI_PATH`: directories of other plugins.
     pub path: Vec<PathBuf>,
 }
 
 impl Call {
-    /// What the environment says.
+    /// Parses the environment.
     ///
     /// # Errors
-    /// [`Code::Environment`]: a variable is missing or wrong; which one.
+    /// [`Code::Environment`]: a variable is missing or invalid; the error names it.
     pub fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Call, Error> {
         let given = |name: &str| variable(name).filter(|value| !value.is_empty());
         let wrong = |message: String| Error::new(Code::Environment, message);
@@ -64,7 +64,7 @@ impl Call {
             "GC" => Command::Gc,
             "STATUS" => Command::Status,
             "VERSION" => Command::Version,
-            other => return Err(wrong(format!("CNI_COMMAND {other:?} is not known"))),
+            other => return Err(wrong(format!("unknown CNI_COMMAND {other:?}"))),
         };
         let path = given("CNI_PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default();
         let has_interface = matches!(command, Command::Add | Command::Del | Command::Check);
@@ -86,18 +86,18 @@ impl Call {
     }
 }
 
-/// Whether a runtime may call a container that.
+/// Checks a container identifier.
 ///
 /// # Errors
-/// What is wrong.
+/// The identifier is invalid.
 pub fn check_container(id: &str) -> Result<(), String> {
     let begins = id.starts_with(|c: char| c.is_ascii_alphanumeric());
     if begins && id.len() <= MAX_CONTAINER && id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c)) {
         return Ok(());
     }
     Err(format!(
-        "CNI_CONTAINERID {id:?} does not begin with a letter or digit, has other characters than letters, digits, '_', '.' \
-         and '-', or more than {MAX_CONTAINER} of them"
+        "CNI_CONTAINERID {id:?} must begin with a letter or digit, contain only letters, digits, '_', '.' \
+         and '-', and have at most {MAX_CONTAINER} characters"
     ))
 }
 
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_environment_is_understood() {
+    fn a_complete_environment_is_parsed() {
         let call = call(&ADD).unwrap();
         assert_eq!(call.command, Command::Add);
         assert_eq!(call.interface, Some(Interface { container: "c1".into(), name: "eth0".into() }));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_variable() {
         let long = "x".repeat(257);
         for (name, value) in [
             ("CNI_COMMAND", ""),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_may_be_gone_when_the_attachment_goes() {
+    fn del_accepts_a_namespace_that_no_longer_exists() {
         let variables: Vec<_> = ADD.into_iter().filter(|(name, _)| *name != "CNI_NETNS").collect();
         assert!(call(&variables).is_err());
         let variables: Vec<_> =

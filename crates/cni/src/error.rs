@@ -1,41 +1,41 @@
-//! What a runtime is told when something fails (specification, section "Error").
+//! The error result for a runtime (specification, section "Error").
 
 use serde::Serialize;
 
-/// A failure, and its number.
+/// A failure, and its code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// What kind it is.
+    /// The code.
     pub code: Code,
-    /// What is wrong, where, and what to do.
+    /// The error, its position, and the remedy.
     pub message: String,
 }
 
-/// Kinds of failures, with the numbers of the specification.
+/// Kinds of failures, with the codes of the specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Code {
-    /// The configuration is of a version that this program does not know.
+    /// The configuration has an unsupported version.
     Version = 1,
-    /// The configuration has a key that this program does not know.
+    /// The configuration has an unknown key.
     Unsupported = 2,
-    /// The container is not known, or it has no such attachment.
+    /// The container is unknown, or does not have this attachment.
     UnknownContainer = 3,
-    /// The environment's variables are wrong.
+    /// An environment variable is missing or invalid.
     Environment = 4,
     /// Something cannot be read, written or run.
     Io = 5,
-    /// Something is no JSON, or not what it should be.
+    /// Something is not JSON, or has the wrong structure.
     Decoding = 6,
     /// The configuration is wrong.
     Configuration = 7,
-    /// `bifrostd` does not answer: the call may be made again later.
+    /// `bifrostd` does not answer: the runtime may retry later.
     Later = 11,
     /// No container can be attached now.
     Unavailable = 50,
-    /// `bifrostd` refuses. The first number that is a plugin's own.
+    /// `bifrostd` refuses. The first code that a plugin may define.
     Refused = 100,
-    /// Something is not as it was when the container was attached.
+    /// The attachment has changed since the container was attached.
     Changed = 101,
     /// The container has such an attachment already.
     Exists = 102,
@@ -55,7 +55,7 @@ impl Error {
         Error { code, message: message.into() }
     }
 
-    /// What is written to standard output.
+    /// The JSON for standard output.
     pub fn to_json(&self, version: &str) -> String {
         let body = Body { cni_version: version, code: self.code as u32, msg: &self.message };
         serde_json::to_string(&body).unwrap_or_default()

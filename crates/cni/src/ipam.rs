@@ -1,4 +1,4 @@
-//! The plugin that gives out addresses, which the configuration names (specification, section "Plugin delegation").
+//! The IPAM plugin that the configuration names (specification, section "Plugin delegation").
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use serde_json::Value;
 use crate::answer::Attached;
 use crate::error::{Code, Error};
 
-/// The longest answer that is read, bytes.
+/// Maximum length of its output, bytes.
 const MAX_ANSWER: u64 = 4 << 20;
 
-/// A plugin, and what it is told.
+/// An IPAM plugin and its input.
 #[derive(Clone, Copy, Debug)]
 pub struct Ipam<'a> {
     /// Its name.
     pub kind: &'a str,
-    /// Where plugins are.
+    /// Directories of plugins.
     pub path: &'a [PathBuf],
-    /// The network's configuration, as this plugin has got it.
+    /// The network's configuration, as this plugin received it.
     pub configuration: &'a [u8],
 }
 
@@ -35,18 +35,18 @@ struct Failure {
 }
 
 impl Ipam<'_> {
-    /// Has it give out addresses.
+    /// Has it allocate addresses.
     ///
     /// # Errors
     /// It cannot be run, or refuses.
     pub fn add(self) -> Result<Attached, Error> {
         let answer = self.run("ADD")?;
         serde_json::from_slice(&answer).map_err(|e| {
-            Error::new(Code::Decoding, format!("what the plugin {} answers to ADD is not understood: {e}", self.kind))
+            Error::new(Code::Decoding, format!("cannot parse the result of ADD from the plugin {}: {e}", self.kind))
         })
     }
 
-    /// Runs it for another command, whose answer says nothing.
+    /// Runs it for another command, whose output is ignored.
     ///
     /// # Errors
     /// It cannot be run, or refuses.
@@ -59,7 +59,7 @@ impl Ipam<'_> {
             Error::new(Code::Io, format!("cannot {what} the plugin {}: {error}", self.kind))
         };
         let program = self.find()?;
-        // All other variables are those that this plugin has got.
+        // The plugin inherits all other variables.
         let mut child = Command::new(program)
             .env("CNI_COMMAND", command)
             .stdin(Stdio::piped())
@@ -69,9 +69,9 @@ impl Ipam<'_> {
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let mut answer = Vec::new();
         let result = std::thread::scope(|scope| {
-            // On a thread of its own: a plugin may answer before it has read everything.
+            // On a separate thread: a plugin may write output before it has read all input.
             scope.spawn(move || {
-                // One that does not want it all says itself what is wrong.
+                // A plugin that does not read everything reports its own error.
                 let _ = stdin.map(|mut stdin| stdin.write_all(self.configuration));
             });
             stdout.map_or(Ok(0), |stdout| stdout.take(MAX_ANSWER).read_to_end(&mut answer))
@@ -82,7 +82,7 @@ impl Ipam<'_> {
             return Ok(answer);
         }
         let Ok(failure) = serde_json::from_slice::<Failure>(&answer) else {
-            let text = format!("the plugin {} has failed with {status}, without a message", self.kind);
+            let text = format!("the plugin {} failed with {status} and no message", self.kind);
             return Err(Error::new(Code::Io, text));
         };
         let details = failure.details.as_str().map(|details| format!(": {details}")).unwrap_or_default();
@@ -100,7 +100,7 @@ impl Ipam<'_> {
         let mut candidates = self.path.iter().map(|directory| directory.join(self.kind));
         candidates.find(|file| file.is_file()).ok_or_else(|| {
             let path: Vec<_> = self.path.iter().map(|path: &PathBuf| Path::display(path).to_string()).collect();
-            let text = format!("there is no plugin {} in CNI_PATH ({}); install it there", self.kind, path.join(":"));
+            let text = format!("plugin {} not found in CNI_PATH ({}); install it there", self.kind, path.join(":"));
             Error::new(Code::Io, text)
         })
     }

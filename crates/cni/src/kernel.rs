@@ -1,4 +1,4 @@
-//! What the kernel is asked and told inside a container's network namespace.
+//! Netlink requests inside a container's network namespace.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -22,10 +22,10 @@ pub struct Namespace<'a> {
 }
 
 impl<'a> Namespace<'a> {
-    /// The one at that path.
+    /// Opens the namespace at that path.
     ///
     /// # Errors
-    /// [`Code::Environment`]: there is none.
+    /// [`Code::Environment`]: it cannot be opened.
     pub fn open(path: &'a str) -> Result<Namespace<'a>, Error> {
         let file = File::open(path).map_err(|e| {
             Error::new(Code::Environment, format!("CNI_NETNS {path}: cannot open the network namespace: {e}"))
@@ -36,14 +36,14 @@ impl<'a> Namespace<'a> {
     /// Adds routes over an interface.
     ///
     /// # Errors
-    /// [`Code::Io`]: the kernel refuses one; which.
+    /// [`Code::Io`]: the kernel refuses a route; the error names it.
     pub fn add_routes(&self, interface: &str, routes: &[(IpNet, IpAddr)]) -> Result<(), Error> {
         if routes.is_empty() {
             return Ok(());
         }
         self.within(async |handle| {
             let Some(link) = link(&handle, interface).await? else {
-                return Err(self.wrong(Code::Io, format!("{interface} is not there any more")));
+                return Err(self.wrong(Code::Io, format!("{interface} no longer exists")));
             };
             for &(to, by) in routes {
                 let added = handle.route().add(route(to, by, link.header.index)?).execute().await;
@@ -53,10 +53,10 @@ impl<'a> Namespace<'a> {
         })
     }
 
-    /// Whether an interface is there, up, and has these addresses.
+    /// Checks that an interface exists, is up, and has these addresses.
     ///
     /// # Errors
-    /// [`Code::Changed`]: it is not so; what is otherwise.
+    /// [`Code::Changed`]: the error names the difference.
     pub fn check(&self, interface: &str, addresses: &[IpNet]) -> Result<(), Error> {
         self.within(async |handle| {
             let Some(link) = link(&handle, interface).await? else {
@@ -75,13 +75,13 @@ impl<'a> Namespace<'a> {
                 there.extend(address.and_then(|address| IpNet::new(address, message.header.prefix_len).ok()));
             }
             match addresses.iter().find(|address| !there.contains(address)) {
-                Some(gone) => Err(self.wrong(Code::Changed, format!("{interface} does not have {gone} any more"))),
+                Some(gone) => Err(self.wrong(Code::Changed, format!("{interface} no longer has {gone}"))),
                 None => Ok(()),
             }
         })
     }
 
-    /// Work in there: on a thread of its own, because a thread that has gone in does not come back.
+    /// Runs work inside the namespace, on a separate thread, because a thread that enters it does not return.
     fn within<T: Send>(&self, work: impl AsyncFnOnce(Handle) -> Result<T, Error> + Send) -> Result<T, Error> {
         let inside = || {
             move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))
@@ -111,9 +111,9 @@ impl<'a> Namespace<'a> {
     }
 }
 
-/// The interface of that name.
+/// The interface with that name.
 async fn link(handle: &Handle, name: &str) -> Result<Option<LinkMessage>, Error> {
-    // Not by name: the kernel's answer to a name that is not there is an error like others.
+    // Not looked up by name: the kernel's error for an unknown name looks like any other.
     let mut links = handle.link().get().execute();
     let failed = |e: rtnetlink::Error| Error::new(Code::Io, format!("cannot list the container's interfaces: {e}"));
     while let Some(link) = links.try_next().await.map_err(failed)? {
@@ -140,6 +140,6 @@ fn route(to: IpNet, by: IpAddr, index: u32) -> Result<RouteMessage, Error> {
             .output_interface(index)
             .onlink()
             .build()),
-        _ => Err(Error::new(Code::Configuration, format!("the route to {to} has the gateway {by} of another family"))),
+        _ => Err(Error::new(Code::Configuration, format!("gateway {by} of the route to {to} is of another family"))),
     }
 }

@@ -1,8 +1,9 @@
-//! A CNI plugin: a container runtime runs it to attach a container to this host's `bifrostd`, and to take it away again.
+//! A CNI plugin: a container runtime runs it to attach a container to this host's `bifrostd`, and to detach it.
 //!
-//! It follows version 1.1.0 of the [specification](https://www.cni.dev/docs/spec/), and knows 0.4.0 and 1.0.0. What a call
-//! says ([`call`]), what the network is ([`network`]), which port that makes ([`attachment`]) and what is answered
-//! ([`answer`]) is pure; [`plugin`] asks the plugin for addresses ([`ipam`]), `bifrostd`, and the kernel ([`kernel`]).
+//! It implements version 1.1.0 of the [specification](https://www.cni.dev/docs/spec/), and supports 0.4.0 and 1.0.0.
+//! Parsing a call ([`call`]) and a network's configuration ([`network`]), building the port ([`attachment`]) and the
+//! result ([`answer`]) are pure; [`plugin`] talks to the IPAM plugin ([`ipam`]), `bifrostd`, and the kernel
+//! ([`kernel`]).
 
 pub mod answer;
 pub mod attachment;

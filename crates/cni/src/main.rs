@@ -12,9 +12,10 @@ use serde_json::Value;
 
 /// Attaches containers to this host's bifrostd, as a CNI plugin (versions 0.4.0, 1.0.0 and 1.1.0).
 ///
-/// Container runtimes run it: with what to do in CNI_COMMAND (ADD, DEL, CHECK, GC, STATUS, VERSION) and the network's
-/// configuration on standard input. It makes a port of bifrostd for each container, whose device is in the container's network
-/// namespace, and answers when packets pass. Ports belong to the owner "cni.NETWORK": `bifrostctl objects --owner cni.NETWORK`.
+/// Container runtimes run it, with the command in CNI_COMMAND (ADD, DEL, CHECK, GC, STATUS, VERSION) and the network's
+/// configuration on standard input. It creates a port of bifrostd for each container, with the device in the
+/// container's network namespace, and returns when the port forwards packets. Ports belong to the owner "cni.NETWORK":
+/// `bifrostctl objects --owner cni.NETWORK`.
 #[derive(Parser, Debug)]
 #[command(version, max_term_width = 100)]
 #[command(after_help = "KEYS OF A NETWORK'S CONFIGURATION:
@@ -35,7 +36,7 @@ struct Cli {}
 fn main() -> ExitCode {
     Cli::parse();
     if std::env::var_os("CNI_COMMAND").is_none() && std::io::stdin().is_terminal() {
-        // Somebody is looking what this is.
+        // Run by hand in a terminal.
         let _ = Cli::command().print_help();
         return ExitCode::SUCCESS;
     }
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
         Err(error) => Err(error.to_json(plugin::version_of(&configuration))),
     };
     let (Ok(text) | Err(text)) = &answer;
-    // Without a reader nobody is told anything; the status is there all the same.
+    // If nobody reads the output, the exit status still reports the failure.
     let is_told = writeln!(std::io::stdout(), "{text}").is_ok();
     if answer.is_ok() && is_told { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

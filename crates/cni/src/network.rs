@@ -10,15 +10,15 @@ use crate::answer::{Attached, Version};
 use crate::call::Interface;
 use crate::error::{Code, Error};
 
-/// The longest configuration that is read, bytes.
+/// Maximum length of a configuration, bytes.
 pub const MAX_BYTES: u64 = 4 << 20;
-/// Bits of a megabit a second.
+/// Bits of a megabit.
 const MEGABIT: u64 = 1_000_000;
 
-/// A network, as an administrator has described it and a runtime has completed it.
+/// A network, as configured by an administrator and completed by a runtime.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// Of the configuration, and so of the answer.
+    /// Version of the configuration, and so of the result.
     pub version: Version,
     /// The network's name.
     pub name: String,
@@ -26,23 +26,23 @@ pub struct Network {
     pub vni: u32,
     /// The control socket of `bifrostd`.
     pub socket: PathBuf,
-    /// Keys of the port that are passed on as they are.
+    /// Keys that are passed unchanged to the port.
     pub port: Map<String, Value>,
-    /// The plugin that gives out addresses.
+    /// The IPAM plugin.
     pub ipam: Option<String>,
     /// Addresses that the runtime has chosen.
     pub addresses: Vec<IpNet>,
     /// The MAC address that the runtime has chosen.
     pub mac: Option<String>,
-    /// What the container may send and get, megabits a second.
+    /// Rate limits of the container, megabits per second.
     pub limits: Limits,
-    /// What the plugin before this one, or this one when it attached the container, has answered.
+    /// The result of the previous plugin, or of this one when it attached the container.
     pub previous: Option<Attached>,
-    /// Attachments that there are, of [`Command::Gc`](crate::call::Command::Gc).
+    /// Valid attachments, for [`Command::Gc`](crate::call::Command::Gc).
     pub valid: Option<Vec<Interface>>,
 }
 
-/// Limits that a runtime asks for (the capability "bandwidth"), megabits a second.
+/// Limits that a runtime requests (the capability "bandwidth"), megabits per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// To the container.
@@ -51,7 +51,7 @@ pub struct Limits {
     pub tx_mbit: Option<u64>,
 }
 
-/// What the specification lets a configuration have, and ours.
+/// Keys of the specification, and ours.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Document {
@@ -89,7 +89,7 @@ struct RuntimeConfig {
     bandwidth: Bandwidth,
 }
 
-/// Bits a second; bursts are not used: a port's are fixed.
+/// Bits per second; bursts are not used: a port's are fixed.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Bandwidth {
@@ -118,7 +118,7 @@ struct Attachment {
 
 /// Keys that a port of `bifrostd` has under the same name.
 const PORT_KEYS: [&str; 7] = ["mtu", "queues", "security_groups", "tx_mbit", "tx_kpps", "rx_mbit", "rx_kpps"];
-/// Keys of the specification that change nothing here.
+/// Keys of the specification that have no effect here.
 const OTHER_KEYS: [&str; 6] = ["capabilities", "dns", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "ipMasq"];
 
 fn default_socket() -> PathBuf {
@@ -126,13 +126,14 @@ fn default_socket() -> PathBuf {
 }
 
 impl Network {
-    /// Reads a configuration.
+    /// Parses a configuration.
     ///
     /// # Errors
-    /// It is no JSON ([`Code::Decoding`]), of another version, has a key that is not known, or is wrong: which key, and what to do.
+    /// It is not JSON ([`Code::Decoding`]), has another version or an unknown key, or is invalid. The error names the
+    /// key and the remedy.
     pub fn read(text: &[u8]) -> Result<Network, Error> {
         let value: Value = serde_json::from_slice(text)
-            .map_err(|e| Error::new(Code::Decoding, format!("the network's configuration is no JSON: {e}")))?;
+            .map_err(|e| Error::new(Code::Decoding, format!("the network's configuration is not JSON: {e}")))?;
         let version = version(&value)?;
         let document: Document = serde_json::from_value(value)
             .map_err(|e| Error::new(Code::Configuration, format!("the network's configuration: {e}")))?;
@@ -157,7 +158,7 @@ impl Network {
             if document.runtime_config.ips.is_empty() { document.args.cni.ips } else { document.runtime_config.ips };
         let address = |text: &String| {
             text.parse()
-                .map_err(|_| wrong(format!("ips: {text:?} is no address with a prefix length, such as 10.0.0.5/24")))
+                .map_err(|_| wrong(format!("ips: {text:?} is not an address with prefix length, such as 10.0.0.5/24")))
         };
         let mbit = |bits: u64| (bits > 0).then_some(bits.div_ceil(MEGABIT));
         let Bandwidth { ingress_rate, egress_rate } = document.runtime_config.bandwidth;
@@ -180,23 +181,23 @@ impl Network {
     }
 }
 
-/// The version that a configuration, or a request for versions, is of.
+/// The version of a configuration, or of a request for versions.
 ///
 /// # Errors
-/// It is not known here.
+/// It is not supported.
 pub fn version(configuration: &Value) -> Result<Version, Error> {
-    // Without one it is of the first version (specification, "cniVersion").
+    // Without a version it is the first one (specification, "cniVersion").
     let text = configuration.get("cniVersion").and_then(Value::as_str).unwrap_or("0.1.0");
     Version::of(text).ok_or_else(|| {
         let known = Version::ALL.map(Version::text).join(", ");
-        Error::new(Code::Version, format!("cniVersion {text:?} is not known here; write one of {known}"))
+        Error::new(Code::Version, format!("cniVersion {text:?} is not supported; use one of {known}"))
     })
 }
 
 fn unsupported(key: &str, value: &Value, hint: &str) -> Error {
     Error::new(
         Code::Unsupported,
-        format!("the network's configuration has {key:?}: {value}, which is not known; {hint}"),
+        format!("the network's configuration has {key:?}: {value}, which is not supported; {hint}"),
     )
 }
 
@@ -205,9 +206,7 @@ fn check_name(name: &str) -> Result<(), String> {
     if begins && name.len() <= 255 && name.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c)) {
         return Ok(());
     }
-    Err(format!(
-        "name {name:?} does not begin with a letter or digit, or has others than letters, digits, '_', '.' and '-'"
-    ))
+    Err(format!("name {name:?} must begin with a letter or digit and contain only letters, digits, '_', '.' and '-'"))
 }
 
 #[cfg(test)]
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_configuration_is_understood() {
+    fn a_complete_configuration_is_parsed() {
         let network = read(&whole()).unwrap();
         assert_eq!((network.version, network.vni, network.ipam.as_deref()), (Version::V1_1_0, 100, Some("host-local")));
         assert_eq!(network.socket, PathBuf::from("/run/bifrost/bifrostd.sock"));
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_key() {
         for (key, value, code, says) in [
             ("cniVersion", json!("0.2.0"), Code::Version, "1.1.0"),
             ("cniVersion", json!("2.0.0"), Code::Version, "0.4.0"),

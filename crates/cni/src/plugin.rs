@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::ipam::Ipam;
 use crate::kernel::Namespace;
 use crate::network::{self, Network};
 
-/// How long `bifrostd` may take to say that it is ready.
+/// Maximum time for `bifrostd` to report that it is ready.
 const READY: Duration = Duration::from_secs(2);
 
-/// Does what a call says, with the configuration that came on standard input. Returns what to answer, if there is something.
+/// Executes a call, with the configuration from standard input. Returns the result to print, if any.
 ///
 /// # Errors
-/// What is wrong; a failed [`Command::Add`] leaves nothing behind.
+/// The failure; a failed [`Command::Add`] is undone.
 pub fn run(call: &Call, configuration: &[u8]) -> Result<Option<Value>, Error> {
     if call.command == Command::Version {
         let asked: Option<Value> = serde_json::from_slice(configuration).ok();
@@ -45,7 +45,7 @@ pub fn run(call: &Call, configuration: &[u8]) -> Result<Option<Value>, Error> {
     }
 }
 
-/// The version in which errors are told, as far as the configuration says one that is known.
+/// The version for error results: the configuration's, if it is supported.
 pub fn version_of(configuration: &[u8]) -> &'static str {
     let value: Option<Value> = serde_json::from_slice(configuration).ok();
     let version = value.and_then(|value| network::version(&value).ok());
@@ -60,9 +60,10 @@ struct Plugin<'a> {
 
 impl Plugin<'_> {
     fn add(&self, interface: &Interface, netns: &str) -> Result<Attached, Error> {
-        // bifrostd would wait for a namespace that is not there.
+        // bifrostd would wait for a namespace that does not exist.
         let namespace = Namespace::open(netns)?;
-        // Asked before anything is begun: a failed call undoes what it has begun, and must leave an earlier attachment alone.
+        // Checked before anything is created: a failed call undoes its changes, and must not touch an earlier
+        // attachment.
         let key = attachment::port_name(&self.network.name, interface);
         if !self.ports(Some(key))?.is_empty() {
             return Err(exists(interface));
@@ -72,12 +73,12 @@ impl Plugin<'_> {
             None => attachment::chosen(&self.network.addresses),
         };
         self.attach(interface, netns, &namespace, given).map_err(|error| {
-            // What another call has attached meanwhile keeps its port and its addresses. Otherwise addresses are free only when
-            // it is known that no port has them: an answer may have been lost.
+            // If another call has attached the container meanwhile, its port and addresses stay. Otherwise addresses
+            // are freed only if no port is known to have them: a response may have been lost.
             if error.code == Code::Exists || self.del(interface).is_ok() {
                 return error;
             }
-            let message = format!("{}; what was begun could not be undone, and DEL will", error.message);
+            let message = format!("{}; the partial attachment could not be removed; DEL will remove it", error.message);
             Error { message, ..error }
         })
     }
@@ -99,14 +100,14 @@ impl Plugin<'_> {
     }
 
     fn del(&self, interface: &Interface) -> Result<(), Error> {
-        // Addresses are free only when nobody has them any more.
+        // Addresses are freed only after the port is gone.
         self.remove(vec![attachment::port_name(&self.network.name, interface)])?;
         self.ipam.map_or(Ok(()), |ipam| ipam.tell("DEL"))
     }
 
     fn check(&self, interface: &Interface, netns: &str) -> Result<(), Error> {
         let Some(previous) = &self.network.previous else {
-            return Err(Error::new(Code::Configuration, "prevResult is not there, which CHECK needs"));
+            return Err(Error::new(Code::Configuration, "CHECK needs prevResult"));
         };
         let key = attachment::port_name(&self.network.name, interface);
         let ports = self.ports(Some(key))?;
@@ -120,7 +121,7 @@ impl Plugin<'_> {
 
     fn gc(&self) -> Result<(), Error> {
         let Some(valid) = &self.network.valid else {
-            return Err(Error::new(Code::Configuration, "cni.dev/valid-attachments is not there, which GC needs"));
+            return Err(Error::new(Code::Configuration, "GC needs cni.dev/valid-attachments"));
         };
         let valid: Vec<_> = valid.iter().map(|i| attachment::port_name(&self.network.name, i)).collect();
         let mut stale: Vec<_> = self.ports(None)?.into_iter().map(|entry| entry.key).collect();
@@ -137,7 +138,7 @@ impl Plugin<'_> {
         ipam.map_or(Ok(()), |ipam| ipam.tell("STATUS").map_err(unavailable))
     }
 
-    /// Ports of the network that there are, or one of them.
+    /// The network's ports, or one of them.
     fn ports(&self, key: Option<String>) -> Result<Vec<ObjectEntry>, Error> {
         let owner = Some(attachment::owner(&self.network.name));
         let mut query = ObjectsQuery { kind: Some(Kind::Port), owner, key, ..ObjectsQuery::default() };

@@ -15,14 +15,14 @@ fn run(variables: &[(&str, &str)], input: &str) -> (bool, Value) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // One that has failed before it reads has said so.
+    // A program that fails before it reads has reported why.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let output = child.wait_with_output().unwrap();
     (output.status.success(), serde_json::from_slice(&output.stdout).unwrap())
 }
 
 #[test]
-fn versions_are_told_to_those_who_ask_in_any() {
+fn version_is_answered_in_any_version() {
     for version in ["1.1.0", "9.0.0"] {
         let (is_fine, answer) = run(&[("CNI_COMMAND", "VERSION")], &json!({"cniVersion": version}).to_string());
         assert!(is_fine);
@@ -31,7 +31,7 @@ fn versions_are_told_to_those_who_ask_in_any() {
 }
 
 #[test]
-fn errors_are_told_in_the_version_of_the_configuration() {
+fn errors_have_the_version_of_the_configuration() {
     let add = [("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", "c"), ("CNI_IFNAME", "eth0"), ("CNI_NETNS", "/run/netns/c")];
     let large = format!("{{\"x\": \"{}\"}}", "x".repeat(5 << 20));
     for (variables, input, version, code) in [

@@ -1,4 +1,4 @@
-//! Simulated agents: each has a connection of its own, keeps what it is told, and reports it at once.
+//! Simulated agents: each has its own connection, keeps what it receives, and reports it at once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,26 +13,26 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Endpoint;
 
-/// Between attempts to connect.
+/// Delay between attempts to connect.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What an agent's host has: kind and key, and what it says.
+/// The objects of an agent's host: kind and key, and content.
 pub(crate) type Has = BTreeMap<(String, String), Vec<u8>>;
 
-/// An agent as far as it has come.
+/// State of an agent.
 #[derive(Debug, Default)]
 pub(crate) struct Agent {
     pub(crate) has: Has,
-    /// The revision of the last InSync on this connection; 0: there was none.
+    /// The revision of the last InSync on this connection; 0 if there was none.
     pub(crate) in_sync: u64,
     pub(crate) connections: u64,
 }
 
-/// Something that is waited for: a spec with this text in it.
+/// An event to wait for: a spec that contains this text.
 #[derive(Debug)]
 pub(crate) struct Mark {
     pub(crate) since: Instant,
-    /// How long each host took.
+    /// The time that each host took.
     pub(crate) took: Vec<Duration>,
 }
 
@@ -40,13 +40,13 @@ pub(crate) struct Mark {
 #[derive(Debug)]
 pub(crate) struct Agents {
     pub(crate) all: Vec<Arc<Mutex<Agent>>>,
-    /// What is waited for, by the kind, key and spec that an agent is told.
+    /// Events to wait for, by kind and key.
     marks: Arc<Mutex<HashMap<String, Mark>>>,
     tasks: JoinSet<()>,
 }
 
 impl Agents {
-    /// Agents of hosts `h0` to `h(N-1)`, which connect to a relay as long as there is one.
+    /// Agents of hosts `h0` to `h(N-1)`, which connect to a relay and reconnect while it exists.
     pub(crate) fn start(hosts: usize, endpoint: &str) -> Result<Agents> {
         let marks: Arc<Mutex<HashMap<String, Mark>>> = Arc::default();
         let mut tasks = JoinSet::new();
@@ -60,13 +60,13 @@ impl Agents {
         Ok(Agents { all, marks, tasks })
     }
 
-    /// From now on it is measured when agents are told that this key has a spec with this text.
+    /// Starts measuring when agents receive this key with a spec that contains this text.
     pub(crate) fn expect(&self, mark: String) {
         let new = Mark { since: Instant::now(), took: Vec::new() };
         lock(&self.marks).insert(mark, new);
     }
 
-    /// What was measured.
+    /// The measurements.
     pub(crate) fn marks(&self) -> Vec<(String, Vec<Duration>)> {
         lock(&self.marks).drain().map(|(mark, Mark { took, .. })| (mark, took)).collect()
     }
@@ -93,10 +93,10 @@ impl Agents {
     }
 }
 
-/// One agent, forever.
+/// Runs one agent forever.
 async fn follow(host: String, endpoint: Endpoint, agent: Arc<Mutex<Agent>>, marks: Arc<Mutex<HashMap<String, Mark>>>) {
     loop {
-        // How it ends does not matter: the relay may have been killed.
+        // The error does not matter: the relay may have been killed.
         let _ = converse(&host, &endpoint, &agent, &marks).await;
         lock(&agent).in_sync = 0;
         tokio::time::sleep(PAUSE.mul_f64(0.5 + fastrand::f64())).await;
@@ -115,7 +115,7 @@ async fn converse(
     send.send(FromAgent::Hello(hello).into()).await?;
     let mut incoming = client.follow(ReceiverStream::new(receive)).await?.into_inner();
     lock(agent).connections += 1;
-    // What comes before the first InSync is everything.
+    // Everything before the first InSync is the complete state.
     let mut whole = Some(Has::new());
     while let Some(message) = incoming.message().await? {
         match ToAgent::try_from(message)? {
@@ -152,7 +152,7 @@ async fn converse(
     Ok(())
 }
 
-/// Notes how long something took that is waited for.
+/// Records the time of an event that is waited for.
 fn look(marks: &Mutex<HashMap<String, Mark>>, kind: &str, key: &str, spec: Option<&[u8]>, now: Instant) {
     let Some(spec) = spec else { return };
     let mark = mark(kind, key, &String::from_utf8_lossy(spec));
@@ -161,7 +161,7 @@ fn look(marks: &Mutex<HashMap<String, Mark>>, kind: &str, key: &str, spec: Optio
     }
 }
 
-/// What names an item that says something: of routes only the host to which they lead counts, of groups everything.
+/// Identifies the relevant content of an item: for routes only the destination host, for groups everything.
 pub(crate) fn mark(kind: &str, key: &str, spec: &str) -> String {
     match kind {
         "route" => {

@@ -5,15 +5,15 @@ use clap::{Args, Parser, Subcommand};
 const EXAMPLES: &str = "\
 Examples:
   bifrost-fleet run propagate --hosts 1000 --ports 100000 --rate 200
-                              changes of ports, and how long they take to reach the hosts that they concern
+                              change ports, and measure how long the affected hosts take to receive it
   bifrost-fleet run propagate --what group --hosts 1000 --rate 1
-                              changes of a group that all hosts have
+                              change a group that all hosts have
   bifrost-fleet run cold --ports 100000 --hosts 1000
-                              a relay starts with all of that in its store, and all agents connect at once
+                              start a relay with a full store, and let all agents connect at once
   bifrost-fleet run failover --hosts 100 --kills 5
-                              the relay is killed while changes are made
+                              kill the relay during changes
 
-It runs the bifrost-relay beside it in its own directory, on loopback. A bar that is missed makes the exit status 1.";
+Runs the bifrost-relay from the directory of this program, on loopback. The exit status is 1 if a bar is missed.";
 
 /// Measures a relay with many simulated agents
 #[derive(Debug, Parser)]
@@ -35,15 +35,15 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Experiment {
-    /// How long changes take from their request until agents have them
+    /// Time from the request of a change until agents have it
     Propagate(Propagate),
-    /// How long a relay takes to start with a full store, and all agents to connect again
+    /// Time for a relay to start with a full store, and for all agents to reconnect
     Cold(Cold),
-    /// Whether what was acknowledged is everywhere although the relay is killed
+    /// Check that acknowledged changes reach all hosts although the relay is killed
     Failover(Failover),
 }
 
-/// A network of many hosts.
+/// Size of a network.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Size {
     /// Hosts, each with an agent
@@ -52,7 +52,7 @@ pub(crate) struct Size {
     /// Ports, spread over the hosts
     #[arg(long, default_value_t = 10_000)]
     pub(crate) ports: usize,
-    /// Ports of a VPC; each is on a host of its own as far as there are enough hosts
+    /// Ports per VPC; each on a different host if there are enough hosts
     #[arg(long, default_value_t = 50)]
     pub(crate) ports_per_vpc: usize,
 }
@@ -61,23 +61,23 @@ pub(crate) struct Size {
 pub(crate) struct Propagate {
     #[command(flatten)]
     pub(crate) size: Size,
-    /// Changes a second
+    /// Changes per second
     #[arg(long, default_value_t = 200)]
     pub(crate) rate: u32,
-    /// For how long, seconds
+    /// Duration, seconds
     #[arg(long, default_value_t = 10)]
     pub(crate) seconds: u32,
-    /// What is changed
+    /// Kind of change
     #[arg(long, value_enum, default_value_t = What::Port)]
     pub(crate) what: What,
 }
 
-/// What is changed.
+/// Kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum What {
-    /// A port moves to another host
+    /// Move a port to another host
     Port,
-    /// A group of ports on all hosts gets another rule
+    /// Change a rule of a group with ports on all hosts
     Group,
 }
 
@@ -91,10 +91,10 @@ pub(crate) struct Cold {
 pub(crate) struct Failover {
     #[command(flatten)]
     pub(crate) size: Size,
-    /// Changes a second
+    /// Changes per second
     #[arg(long, default_value_t = 100)]
     pub(crate) rate: u32,
-    /// How often the relay is killed, every two seconds
+    /// Number of times the relay is killed, every two seconds
     #[arg(long, default_value_t = 5)]
     pub(crate) kills: u32,
 }

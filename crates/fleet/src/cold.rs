@@ -1,4 +1,4 @@
-//! How long a relay takes to start with a full store, and all agents to connect again.
+//! Time for a relay to start with a full store, and for all agents to reconnect.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,8 @@ use crate::program::Relay;
 use crate::propagate::load;
 use crate::report::Report;
 
-/// The most that it may take until the relay follows its store, seconds; its memory then, MB; and until all agents have everything, seconds.
+/// Bars: time until the relay follows its store, seconds; its memory then, MB; time until all agents have everything,
+/// seconds.
 const START_BAR: f64 = 5.0;
 const MEMORY_BAR: f64 = 500.0;
 const AGENTS_BAR: f64 = 30.0;
@@ -32,7 +33,7 @@ pub(crate) async fn run(options: &Cold) -> Result<Report> {
     let connected = agents.wait_in_sync(status.revision, Duration::from_secs(120)).await?;
     let (most, _) = relay.usage()?;
     let items: usize = agents.all.iter().map(|agent| crate::agents::lock(agent).has.len()).sum();
-    // Again, all at once: the relay is killed, and comes back.
+    // Again, all at once: the relay is killed and restarted.
     relay.kill();
     tokio::time::sleep(Duration::from_millis(500)).await;
     let start = Instant::now();
@@ -46,9 +47,9 @@ pub(crate) async fn run(options: &Cold) -> Result<Report> {
     let mut report = Report::new(format!("a relay starts: {} objects, {hosts} hosts, {ports} ports", status.objects));
     report.bar("until it follows its store", ready.as_secs_f64(), "s", START_BAR);
     report.bar("its memory then", memory as f64, "MB", MEMORY_BAR);
-    report.tell("all agents connect and have everything, after", connected.as_secs_f64(), "s");
-    report.tell("objects that they are sent", items as f64, "");
-    report.tell("its memory then, at most", most as f64, "MB");
-    report.bar("killed: until all agents have everything again", again.as_secs_f64(), "s", AGENTS_BAR);
+    report.tell("time until all agents have everything", connected.as_secs_f64(), "s");
+    report.tell("objects sent to agents", items as f64, "");
+    report.tell("peak memory meanwhile", most as f64, "MB");
+    report.bar("after a kill: until all agents have everything again", again.as_secs_f64(), "s", AGENTS_BAR);
     Ok(report)
 }

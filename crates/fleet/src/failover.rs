@@ -1,4 +1,4 @@
-//! Whether what was acknowledged is everywhere, although the relay is killed.
+//! Checks that acknowledged changes reach all hosts although the relay is killed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use crate::program::{Api, Relay};
 use crate::propagate::load;
 use crate::report::{Report, progress};
 
-/// Between two kills.
+/// Time between two kills.
 const PERIOD: Duration = Duration::from_secs(2);
-/// How long a host may have what is stale after the relay is back.
+/// How long a host may have stale objects after the relay is back.
 const STALE: Duration = Duration::from_secs(5);
 
-/// What is known of a port: the host that was acknowledged last, or that it is gone; what was asked since, without an answer.
+/// What is known of a port: the host acknowledged last, or its deletion; and requests since then without a response.
 #[derive(Debug)]
 struct Known {
     acknowledged: Option<usize>,
@@ -71,11 +71,11 @@ pub(crate) async fn run(options: &Failover) -> Result<Report> {
     let Size { hosts, ports, .. } = size;
     let mut report = Report::new(format!("the relay is killed {kills} times; {hosts} hosts, {ports} ports"));
     report.tell("changes acknowledged", acknowledged as f64, "");
-    report.tell("requests without an answer", unanswered as f64, "");
+    report.tell("requests without a response", unanswered as f64, "");
     report.tell("connections of agents", connections as f64, "");
     report.tell("revision", status.revision as f64, "");
     report.bar("acknowledged changes that the store does not have", wrong as f64, "", 0.0);
-    report.bar("hosts that have something else than they are to have", stale as f64, "", 0.0);
+    report.bar("hosts with wrong objects", stale as f64, "", 0.0);
     report.bar(
         "after the relay is back, until all hosts have everything",
         healed.as_secs_f64(),
@@ -116,7 +116,7 @@ fn change_until(api: &Api, size: Size, rate: u32, until: Instant) -> Result<Chan
     Ok((known, acknowledged, unanswered))
 }
 
-/// Ports that are neither where it was acknowledged, nor where it was asked for without an answer.
+/// Ports that match neither the acknowledged state nor a request without a response.
 fn contradictions(known: &BTreeMap<usize, Known>, objects: &Objects) -> usize {
     let ports: BTreeMap<String, String> = objects
         .objects
@@ -130,7 +130,7 @@ fn contradictions(known: &BTreeMap<usize, Known>, objects: &Objects) -> usize {
     known.iter().filter(is_wrong).count()
 }
 
-/// What each host is to have, from the objects alone.
+/// The objects that each host must have, computed from the desired state.
 fn wanted(objects: &Objects) -> Result<BTreeMap<usize, Has>> {
     let mut model = Model::default();
     for object in &objects.objects {

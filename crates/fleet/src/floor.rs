@@ -1,4 +1,5 @@
-//! What this program and the machine alone take: agents that are told by a server within this program, at the same rate.
+//! The cost of this program and the machine alone: a server within this program sends changes to the agents at the same
+//! rate.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -13,14 +14,14 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::agents::{Agents, lock, mark};
 
-/// Messages that wait for one agent.
+/// Queue length per agent, messages.
 const WAITING: usize = 1000;
-/// How many changes are measured.
+/// Number of changes measured.
 const CHANGES: usize = 200;
 
 type Sender = mpsc::Sender<Result<pb::ToAgent, Status>>;
 
-/// Tells agents what it is told to.
+/// Sends agents the messages of a channel.
 #[derive(Clone, Debug, Default)]
 struct Teller(Arc<Mutex<Vec<Sender>>>);
 
@@ -31,7 +32,7 @@ impl pb::relay_server::Relay for Teller {
     async fn follow(&self, request: Request<Streaming<pb::FromAgent>>) -> Result<Response<Self::FollowStream>, Status> {
         let (send, receive) = mpsc::channel(WAITING);
         let mut incoming = request.into_inner();
-        // Reports are read, and what they say is dropped.
+        // Reports are received and dropped.
         tokio::spawn(async move { while let Ok(Some(_)) = incoming.message().await {} });
         for message in [ToAgent::Welcome(Welcome { version: 1, ..Welcome::default() }), ToAgent::InSync(1)] {
             send.send(Ok(message.into())).await.map_err(|e| Status::internal(e.to_string()))?;
@@ -41,7 +42,7 @@ impl pb::relay_server::Relay for Teller {
     }
 }
 
-/// How long each agent takes to receive a change that `told` agents are sent.
+/// Time that each agent takes to receive a change that is sent to `told` agents.
 pub(crate) async fn run(hosts: usize, told: usize, rate: u32) -> Result<Vec<Duration>> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let endpoint = format!("http://{}", listener.local_addr()?);

@@ -1,5 +1,5 @@
-//! `bifrost-fleet`: a real relay, and as many simulated agents as wanted, each with a connection of its own. Measures how long changes
-//! take to reach hosts, how long a relay takes to start, and whether anything is lost when it is killed.
+//! `bifrost-fleet`: a real relay and any number of simulated agents, each with its own connection. Measures how long
+//! changes take to reach hosts, how long a relay takes to start, and whether anything is lost when it is killed.
 
 mod agents;
 mod cli;

@@ -25,12 +25,12 @@ impl Size {
         self.ports.div_ceil(self.ports_per_vpc.max(1)).max(1)
     }
 
-    /// The host that a port is on at first: those of a VPC are on different ones.
+    /// The initial host of a port; ports of a VPC are on different hosts.
     pub(crate) fn host_of(&self, port: usize) -> usize {
         (port / self.vpcs() + port * 7) % self.hosts
     }
 
-    /// Everything, in the order in which it can be made batch by batch.
+    /// All objects, in an order in which they can be created batch by batch.
     pub(crate) fn objects(&self) -> Vec<Change> {
         let mut all = Vec::with_capacity(self.hosts + self.ports + 2 * self.vpcs() + 1);
         for n in 0..self.hosts {
@@ -62,7 +62,7 @@ pub(crate) fn port_key(n: usize) -> String {
     format!("port/demo/p{n}")
 }
 
-/// The group of all ports, with a rule that says a number.
+/// The group of all ports, with a rule that contains a number.
 pub(crate) fn group(number: usize) -> Change {
     let first = 1 + number % 60_000;
     set(GROUP, json!({"ingress": [{"protocol": "tcp", "ports": [first]}]}))

@@ -1,4 +1,4 @@
-//! The relay as a program, and what it is asked.
+//! Runs the relay as a program, and calls its API.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use bifrost_intent::{Batch, Change, MAX_CHANGES};
 
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// A relay that runs in a directory; it ends with this.
+/// A relay that runs in a directory; it is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Relay {
     child: Option<Child>,
@@ -21,9 +21,9 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Starts the relay beside this program, with its store in a directory.
+    /// Starts the relay from the directory of this program, with its store in a directory.
     pub(crate) fn start(directory: &Path) -> Result<Relay> {
-        // Free a moment ago; others take ports at random, too.
+        // This port was free a moment ago; others take random ports, too.
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut relay = Relay { child: None, directory: directory.to_owned(), port };
         relay.restart()?;
@@ -77,7 +77,7 @@ impl Relay {
         }
     }
 
-    /// Where agents connect.
+    /// Address for agents.
     pub(crate) fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
@@ -120,12 +120,12 @@ impl Api {
         Ok(Client::new(&self.0)?.get(target, ANSWER)?)
     }
 
-    /// Makes a batch.
+    /// Applies a batch.
     pub(crate) fn apply(&self, changes: Vec<Change>) -> Result<Applied> {
         Ok(Client::new(&self.0)?.post("/v1/apply", &Batch { changes }, ANSWER)?)
     }
 
-    /// Makes as many batches as it takes.
+    /// Applies all items in batches.
     pub(crate) fn apply_all(&self, changes: &[Change], progress: &indicatif::ProgressBar) -> Result<()> {
         progress.set_length(changes.len() as u64);
         for chunk in changes.chunks(MAX_CHANGES) {

@@ -1,4 +1,4 @@
-//! How long changes take from their request until agents have them.
+//! Time from the request of a change until agents have it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use crate::network::{GROUP, group, port_key};
 use crate::program::{Api, Relay};
 use crate::report::{Report, progress};
 
-/// The most that ports, and groups of all hosts, may take, milliseconds.
+/// Bars for ports, and for groups of all hosts, milliseconds.
 const PORT_BAR: f64 = 100.0;
 const GROUP_BAR: f64 = 1000.0;
-/// How long the last change is waited for.
+/// Maximum wait for the last change.
 const REST: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(options: &Propagate) -> Result<Report> {
@@ -60,7 +60,7 @@ pub(crate) async fn run(options: &Propagate) -> Result<Report> {
     let elapsed = started.elapsed();
     bar.finish_and_clear();
     let revision = relay.wait_ready().await?.revision;
-    // Groups and routes reach agents that a change does not concern later, or never.
+    // Agents that a change does not concern receive groups and routes later, or never.
     let _ = agents.wait_in_sync(revision, REST).await;
     let (memory, after) = relay.usage()?;
     let marks = agents.marks();
@@ -77,8 +77,8 @@ pub(crate) async fn run(options: &Propagate) -> Result<Report> {
     let mut report =
         Report::new(format!("{name}, {rate} times a second for {seconds} s; {hosts} hosts, {ports} ports"));
     report.tell("changes", marks.len() as f64, "");
-    report.tell("hosts told of a change, mean", told.len() as f64 / marks.len().max(1) as f64, "");
-    report.bar("changes that no host was told of", lost as f64, "", 0.0);
+    report.tell("hosts per change, mean", told.len() as f64 / marks.len().max(1) as f64, "");
+    report.bar("changes that no host received", lost as f64, "", 0.0);
     report.tell("changes a second", f64::from(count) / elapsed.as_secs_f64(), "");
     report.times("request to acknowledgement", &commits, None);
     report.times("request to an agent", &told, None);
@@ -86,7 +86,7 @@ pub(crate) async fn run(options: &Propagate) -> Result<Report> {
     let hosts_each = told.len() / marks.len().max(1);
     report.times("floor: this program alone", &floor::run(hosts, hosts_each, rate).await?, None);
     report.tell(
-        "the relay's processor time a change",
+        "the relay's processor time per change",
         (after - processor).as_secs_f64() * 1e3 / f64::from(count),
         "ms",
     );
@@ -94,7 +94,7 @@ pub(crate) async fn run(options: &Propagate) -> Result<Report> {
     Ok(report)
 }
 
-/// Makes all objects.
+/// Creates all objects.
 pub(crate) async fn load(api: &Api, size: Size) -> Result<()> {
     let api = api.clone();
     tokio::task::spawn_blocking(move || {
@@ -106,7 +106,7 @@ pub(crate) async fn load(api: &Api, size: Size) -> Result<()> {
     .await?
 }
 
-/// The VNI and address of each port.
+/// VNI and address of each port.
 async fn addresses(api: &Api) -> Result<HashMap<usize, (u64, String)>> {
     let api = api.clone();
     let objects = tokio::task::spawn_blocking(move || api.objects()).await??.objects;
@@ -128,7 +128,7 @@ async fn addresses(api: &Api) -> Result<HashMap<usize, (u64, String)>> {
     Ok(found)
 }
 
-/// A change, and by what agents show that they have it.
+/// A change, and how agents recognise it.
 fn change(options: &Propagate, number: usize, addresses: &HashMap<usize, (u64, String)>) -> (Change, String) {
     match options.what {
         What::Group => {
@@ -142,7 +142,7 @@ fn change(options: &Propagate, number: usize, addresses: &HashMap<usize, (u64, S
         }
         What::Port => {
             let size = options.size;
-            // Each port moves once in a round of all, to the next host then.
+            // In each round every port moves once, to its next host.
             let (port, round) = (number % size.ports, number / size.ports + 1);
             let host = (size.host_of(port) + round) % size.hosts;
             let (vni, address) = addresses.get(&port).cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What was measured, against bars.
+//! Measurements and their bars.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 /// A report.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
-    /// What was measured of.
+    /// The title.
     pub(crate) title: String,
     rows: Vec<Row>,
 }
@@ -18,7 +18,7 @@ struct Row {
     what: String,
     value: f64,
     unit: &'static str,
-    /// The most that it may be.
+    /// The bar: maximum value.
     #[serde(skip_serializing_if = "Option::is_none")]
     bar: Option<f64>,
 }
@@ -28,17 +28,17 @@ impl Report {
         Report { title, rows: Vec::new() }
     }
 
-    /// Something that is only told.
+    /// Adds a value without a bar.
     pub(crate) fn tell(&mut self, what: &str, value: f64, unit: &'static str) {
         self.rows.push(Row { what: what.to_owned(), value, unit, bar: None });
     }
 
-    /// Something that may be this much at most.
+    /// Adds a value with a maximum.
     pub(crate) fn bar(&mut self, what: &str, value: f64, unit: &'static str, most: f64) {
         self.rows.push(Row { what: what.to_owned(), value, unit, bar: Some(most) });
     }
 
-    /// How times are spread.
+    /// Adds a distribution of times.
     pub(crate) fn times(&mut self, what: &str, times: &[Duration], bar: Option<f64>) {
         // Up to an hour, three digits.
         let Ok(mut histogram) = Histogram::<u64>::new_with_bounds(1, 3_600_000_000, 3) else { return };
@@ -78,7 +78,7 @@ impl Report {
     }
 }
 
-/// Shows how far something has come.
+/// A progress bar.
 pub(crate) fn progress(what: &str) -> indicatif::ProgressBar {
     let bar = indicatif::ProgressBar::new(0);
     let style = indicatif::ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len}");
