@@ -1,4 +1,4 @@
-//! Which session a packet will need, by a first look at its headers.
+//! Prefetch hint: the session that a packet will need, from a first look at its headers.
 
 use std::net::Ipv4Addr;
 
@@ -16,8 +16,8 @@ const UDP_HEADER: usize = IP + 20;
 const VXLAN: usize = UDP_HEADER + 8;
 const INNER: usize = VXLAN + 8;
 
-/// The flow of TCP or UDP over IPv4, inside VXLAN or on the Internet's side. This is for what is a hint: nothing is checked but what tells where the
-/// fields are, and all other packets have none.
+/// The flow of TCP or UDP over IPv4, inside VXLAN or on the Internet's side; `None` for other packets. It is only a
+/// hint: it validates no more than it needs to find the fields.
 #[inline]
 pub(crate) fn flow(frame: &[u8]) -> Option<Flow> {
     let outer = of_ip(frame, INTERNET)?;

@@ -7,15 +7,15 @@ use bifrost_wire::ethernet::{self, ethertype};
 use bifrost_wire::protocol::ICMPV6;
 use bifrost_wire::{Mac, arp, icmp, ipv6};
 
-/// Neighbour discovery demands it (RFC 4861, section 7.1).
+/// Neighbour discovery requires this hop limit (RFC 4861, section 7.1).
 const ND_HOP_LIMIT: u8 = 255;
 
-/// Whether a packet that is too large may be cut on its way: its sender then learns nothing.
+/// Whether a packet that is too large may be fragmented on its path: its sender then learns nothing.
 pub(crate) fn may_fragment(frame: &[u8], parsed: &Parsed) -> bool {
     parsed.kind == L3::V4 && frame.get(usize::from(parsed.l3) + 6).is_some_and(|flags| flags & 0x40 == 0)
 }
 
-/// The inner frame that answers an ARP request for one of the addresses.
+/// The inner frame of the reply to an ARP request for one of the addresses.
 pub(crate) fn arp_reply(frame: &[u8], parsed: &Parsed, mac: Mac, mine: &[IpAddr]) -> Option<Vec<u8>> {
     let request = arp::Packet::parse(frame.get(usize::from(parsed.l3)..)?).ok()?;
     let asked = request.operation == arp::Operation::Request && mine.contains(&IpAddr::V4(request.target_ip));
@@ -25,7 +25,7 @@ pub(crate) fn arp_reply(frame: &[u8], parsed: &Parsed, mac: Mac, mine: &[IpAddr]
     })
 }
 
-/// The inner frame that answers a neighbour solicitation for one of the addresses.
+/// The inner frame of the advertisement that answers a neighbour solicitation for one of the addresses.
 pub(crate) fn advertisement(frame: &[u8], parsed: &Parsed, mac: Mac, mine: &[IpAddr]) -> Option<Vec<u8>> {
     let (IpAddr::V6(source), IpAddr::V6(destination)) = (parsed.src_ip, parsed.dst_ip) else { return None };
     let message = frame.get(usize::from(parsed.l4)..parsed.end as usize)?;

@@ -1,4 +1,4 @@
-//! One core of a pod: what becomes of a packet.
+//! One core of a pod: it processes packets.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use crate::nat::Nat;
 use crate::tables::Tables;
 use crate::{Counters, DropReason, Packet, Service};
 
-/// ICMP errors and other answers a second, and at once, of one core.
+/// Rate (per second) and burst of one core's ICMP errors and other answers.
 const ANSWERS_PER_SECOND: u64 = 1000;
 const ANSWERS_AT_ONCE: u64 = 100;
-/// ICMP errors that one core looks into, a second, and at once: each takes a lock.
+/// Rate (per second) and burst of ICMP errors that one core translates: each takes a lock.
 const ERRORS_PER_SECOND: u64 = 1000;
 const ERRORS_AT_ONCE: u64 = 100;
 
-/// What becomes of a packet.
+/// The verdict on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It leaves, as the packet is now.
+    /// Send the packet as it is now.
     Forward(Service),
-    /// An answer leaves in its place. It is whole, even if the packet came without its payload.
+    /// Send an answer, which replaces the packet. It is complete, even if the packet came without its payload.
     Answer,
-    /// It is dropped.
+    /// Drop the packet.
     Drop(DropReason),
 }
 
@@ -38,7 +38,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// One of `cores` that share the work; `seed` is that of its hash tables.
+    /// One of `cores` that share the work; `seed` seeds its hash tables.
     pub fn new(tables: Arc<Tables>, nat: Arc<Nat>, cores: u16, seed: u64) -> Self {
         let state = State {
             meters: vec![Meter::default(); tables.meters()].into(),
@@ -53,35 +53,36 @@ impl Core {
         Core { tables, nat, state }
     }
 
-    /// What happened so far.
+    /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.state.counters
     }
 
-    /// The next hop whose link-layer address was missing last; once.
+    /// The next hop whose link-layer address was missing last; returned once.
     pub fn take_missing(&mut self) -> Option<IpAddr> {
         self.state.missing.take()
     }
 
-    /// Frames that leave beside the packet that was [processed](Self::process) last: the other pieces, if it had to be cut. Each has an allocation
-    /// of its own: it is rare that a packet must be cut.
+    /// Frames that leave in addition to the packet that was [processed](Self::process) last: its other fragments. Each
+    /// is allocated separately, because fragmentation is rare.
     pub fn take_more(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
         self.state.more.drain(..)
     }
 
-    /// Counts frames of the core's own, or pieces of a packet that was cut, for which there was no room.
+    /// Counts answers or fragments that did not fit the ring.
     pub fn lose(&mut self, frames: u64) {
         (0..frames).for_each(|_| self.state.counters.drop(DropReason::NoRoom));
     }
 
-    /// Has what the decision about a frame will need come into the processor's caches: to be called for several frames before the first of them is
-    /// [processed](Self::process), so that they wait for memory at the same time. With few sessions, which are in the caches anyway, it does nothing.
+    /// Prefetches the data that the decision about a frame will need. Call it for several frames before the first of
+    /// them is [processed](Self::process), so that their memory accesses overlap. With few sessions, which stay in the
+    /// caches anyway, it does nothing.
     #[inline]
     pub fn fetch_ahead(&self, frame: &[u8]) {
         self.nat.fetch_ahead(frame);
     }
 
-    /// Decides about a packet and rewrites it. A dropped packet may be rewritten in part.
+    /// Processes a packet: decides and rewrites it. A dropped packet may be partly rewritten.
     pub fn process(&mut self, context: Context<'_>, packet: &mut Packet<'_>) -> Verdict {
         let Core { tables, nat, state } = self;
         state.more.clear();

@@ -1,4 +1,4 @@
-//! What happened to packets.
+//! Counters and drop reasons.
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident => $text:literal),* $(,)?) => {
@@ -19,55 +19,55 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// The outer headers are malformed, or the outer packet is in fragments.
+    /// The outer headers are malformed, or the outer packet is fragmented.
     OuterMalformed => "outer_malformed",
-    /// The packet is for none of the gateway's addresses.
+    /// The destination is not one of the gateway's addresses.
     NotForUs => "not_for_us",
     /// VXLAN or GRE from an address that is neither a known host nor a customer's router.
     UnknownSender => "unknown_sender",
-    /// A VNI, or GRE key, that no VPC has.
+    /// A VNI, or GRE key, that does not belong to a VPC.
     UnknownVni => "unknown_vni",
     /// The inner headers are malformed.
     InnerMalformed => "inner_malformed",
-    /// The inner frame is not IP, or is tagged, or goes to a group.
+    /// The inner frame is not IP, or is tagged, or has a multicast destination.
     InnerKind => "inner_kind",
-    /// The packet met congestion, and its sender does not understand marks (RFC 6040).
+    /// The packet met congestion, and is not ECN-capable (RFC 6040).
     NotEcnCapable => "not_ecn_capable",
     /// The hop limit is used up.
     HopLimit => "hop_limit",
-    /// Larger than the way allows.
+    /// Larger than the path MTU.
     TooLarge => "too_large",
-    /// No route, or a route that says so.
+    /// No route, or a route that drops packets.
     NoRoute => "no_route",
     /// The destination's host is not known.
     NoHost => "no_host",
-    /// The ACL of the VPC refuses it.
+    /// The ACL of the VPC denies it.
     Acl => "acl",
     /// Above the rate of the VPC's Internet traffic.
     Meter => "meter",
     /// The VPC has neither an EIP nor SNAT for this source.
     NoTranslation => "no_translation",
-    /// No session, and the packet may not begin one.
+    /// No session, and the packet may not start one.
     NatNoSession => "nat_no_session",
     /// No free session or port.
     NatFull => "nat_full",
     /// A protocol that cannot be translated.
     NatProtocol => "nat_protocol",
-    /// A later fragment whose first one was not seen, or was dropped.
+    /// A later fragment whose first fragment was not seen, or was dropped.
     FragmentWithoutFirst => "fragment_without_first",
-    /// A fragment that overlaps what has passed of its packet, or does not fit it.
+    /// A fragment that overlaps earlier ones of its packet, or does not fit them.
     FragmentMismatch => "fragment_mismatch",
     /// A service without backends.
     NoBackend => "no_backend",
-    /// The link-layer address of the next hop is not known (yet).
+    /// The link-layer address of the next hop is not known yet.
     NoNeighbour => "no_neighbour",
-    /// The buffer has no room in front for the headers.
+    /// The buffer has no headroom for the headers.
     NoHeadroom => "no_headroom",
-    /// An answer, or a piece of a packet that was cut, that finds no room in the ring.
+    /// An answer, or a fragment made by the gateway, that does not fit the ring.
     NoRoom => "no_room",
-    /// An answer to a bad packet, beyond the rate of such answers.
+    /// The rate limit of answers to bad packets is exceeded.
     AnswerRate => "answer_rate",
-    /// An ICMP error that would have to be translated, beyond the rate of such errors.
+    /// The rate limit of translated ICMP errors is exceeded.
     ErrorRate => "error_rate",
 }
 
@@ -82,7 +82,7 @@ pub enum Service {
     Idc,
     /// To a cloud service, or back.
     CloudService,
-    /// The packet was answered: ARP, neighbour discovery, an ICMP error.
+    /// The gateway answered the packet: ARP, neighbour discovery, an ICMP error.
     Answer,
 }
 
@@ -102,12 +102,12 @@ impl Service {
     }
 }
 
-/// Packets of one core by what became of them.
+/// Packets of one core by verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters {
     forwarded: [u64; Service::ALL.len()],
     dropped: [u64; DropReason::ALL.len()],
-    /// Packets that were cut, and what they became beside the first piece.
+    /// Packets that were fragmented, and the number of fragments after the first.
     cut: u64,
     pieces: u64,
 }
@@ -124,7 +124,7 @@ impl Counters {
         self.forwarded[service as usize]
     }
 
-    /// Packets dropped for a reason.
+    /// Packets dropped, by reason.
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.dropped[reason as usize]
     }
@@ -142,7 +142,7 @@ impl Counters {
         self.forwarded[service as usize] += 1;
     }
 
-    /// A packet was cut, into one piece and `more`.
+    /// Counts a packet that was fragmented into one fragment and `more`.
     pub(crate) fn cut(&mut self, more: usize) {
         self.cut += 1;
         self.pieces += more as u64;

@@ -1,4 +1,4 @@
-//! Where a packet goes: its headers are read, and the tables asked.
+//! The forwarding decision: parses headers and looks up the tables.
 
 use bifrost_nic::{L3, Parsed, ecn, parse};
 use bifrost_tables::Fields;
@@ -78,7 +78,7 @@ impl<'a> Decision<'a> {
         self.note("sender", || format!("tunnel {place} of VPC {vni}, GRE from {}", outer.src_ip));
         let mark = ecn::of(packet.bytes(), outer);
         packet.pull(usize::from(outer.l4) + gre::HEADER_LEN);
-        // The parser wants Ethernet in front, for which there is room: more was just taken away.
+        // The parser needs an Ethernet header, for which there is room: more than that was just removed.
         encap::push_ethernet(packet, self.tables.mac, self.tables.mac, ethertype)?;
         let inner = parse(packet.bytes(), packet.len()).map_err(|_| DropReason::InnerMalformed)?;
         if !packet.settle(inner.end as usize) {
@@ -102,7 +102,7 @@ impl<'a> Decision<'a> {
         self.carry_out(packet, parsed, Origin::Internet, vpc, plan)
     }
 
-    /// What is to be done with a packet from the Internet that is no error about a translated one, and its VPC.
+    /// The action for a packet from the Internet that is not an error about a translated packet, and its VPC.
     #[inline]
     pub(crate) fn plan_from_internet(
         &mut self,
@@ -120,7 +120,8 @@ impl<'a> Decision<'a> {
                     let private = End { address: private, ..quoted.source };
                     (quoted.source.address == parsed.dst_ip).then_some((private, quoted.destination))
                 });
-                // What cannot be read, such as a later fragment, goes on with what it quotes as it is.
+                // An error that cannot be parsed, such as a later fragment, is forwarded with its quoted packet
+                // unchanged.
                 if looked == Err(DropReason::ErrorRate) {
                     return Err(DropReason::ErrorRate);
                 }
@@ -135,7 +136,7 @@ impl<'a> Decision<'a> {
         };
         let vpc = tables.vpcs.get(&vni).ok_or(DropReason::UnknownVni)?;
         self.note("route", || match stateful {
-            true => format!("an address of translation: to {private} in VPC {vni}"),
+            true => format!("a NAT address: to {private} in VPC {vni}"),
             false => format!("the public address of {} in VPC {vni}", private.address),
         });
         if !stateful {
@@ -306,7 +307,7 @@ fn is_later(parsed: &Parsed) -> bool {
     parsed.fragment.is_some_and(|fragment| fragment.offset > 0)
 }
 
-/// Where ports are needed, a later fragment cannot be decided about without its first one.
+/// If ports are needed, a later fragment needs the decision about its first one.
 #[inline]
 fn needs_first(parsed: &Parsed, by_ports: bool) -> Result<(), DropReason> {
     if by_ports && is_later(parsed) { Err(DropReason::FragmentWithoutFirst) } else { Ok(()) }

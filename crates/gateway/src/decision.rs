@@ -1,4 +1,4 @@
-//! What is known while one packet is decided about.
+//! State while one packet is processed.
 
 use std::net::IpAddr;
 
@@ -14,19 +14,19 @@ use crate::tables::{Host, Metered, Tables, Vpc};
 use crate::trace::Step;
 use crate::{Counters, DropReason, Service};
 
-/// Bytes of the longest packet.
+/// Maximum length of a packet, bytes.
 const LONGEST: u64 = 65_535;
 
-/// What a decision needs besides tables.
+/// Inputs of a decision besides tables.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
-    /// On any monotonic clock, ns.
+    /// Time on any monotonic clock, ns.
     pub now: u64,
     /// Link-layer addresses of next hops.
     pub neighbours: &'a ExactMap<IpAddr, Mac>,
 }
 
-/// One packet on its way through a core. All cores share `tables` and `nat`; borrowing them costs nothing, where counting references would have
+/// One packet in a core. All cores share `tables` and `nat`. They are borrowed, because reference counts would make
 /// every core write the same word.
 #[derive(Debug)]
 pub(crate) struct Decision<'a> {
@@ -34,27 +34,28 @@ pub(crate) struct Decision<'a> {
     pub(crate) nat: &'a Nat,
     pub(crate) state: &'a mut State,
     pub(crate) context: Context<'a>,
-    /// The packet is only described: what is decided is noted here, and no session begins or is told.
+    /// For traces: each decision is recorded here, and no session is created or changed.
     pub(crate) steps: Option<&'a mut Vec<Step>>,
 }
 
-/// What a core keeps from packet to packet.
+/// State that a core keeps between packets.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// This core's share of each VPC's rate: packets are sprayed evenly. Each core has those of all VPCs, so they are small.
+    /// This core's share of each VPC's rate: packets are sprayed evenly. Each core has meters for all VPCs, so they are
+    /// small.
     pub(crate) meters: Box<[Meter]>,
-    /// That share the rates.
+    /// Number of cores that share the rates.
     pub(crate) cores: u64,
     pub(crate) answers: TokenBucket,
     pub(crate) errors: TokenBucket,
     pub(crate) missing: Option<IpAddr>,
     pub(crate) fragments: Fragments,
-    /// Frames that leave beside the packet: what it was cut into.
+    /// Frames that leave in addition to the packet: its other fragments.
     pub(crate) more: Vec<Vec<u8>>,
     pub(crate) counters: Counters,
 }
 
-/// Where a packet came from.
+/// Origin of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A host of a VPC, through VXLAN.
@@ -67,7 +68,7 @@ pub(crate) enum Origin {
     Internet,
 }
 
-/// Where a packet leaves to.
+/// Where a packet leaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Egress {
     Host { vni: u32, host: Host },
@@ -75,14 +76,14 @@ pub(crate) enum Egress {
     Internet { next_hop: IpAddr },
 }
 
-/// What an end is replaced by.
+/// The new address and port of one side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
     Address(IpAddr),
     End(End),
 }
 
-/// What is to be done with a packet.
+/// Action for a packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) service: Service,
@@ -92,7 +93,7 @@ pub(crate) struct Plan {
 }
 
 impl Decision<'_> {
-    /// Notes what a stage has decided, if somebody wants to know.
+    /// Records the decision of a stage, if a trace is requested.
     #[inline]
     pub(crate) fn note(&mut self, stage: &'static str, what: impl FnOnce() -> String) {
         if let Some(steps) = &mut self.steps {
@@ -110,7 +111,7 @@ impl Decision<'_> {
         Ok(())
     }
 
-    /// How a packet from the inside leaves.
+    /// The packet from the inside after translation.
     pub(crate) fn outward(&mut self, seen: Seen, pool: u32, target: Option<End>) -> Result<Flow, DropReason> {
         if self.steps.is_none() {
             return self.nat.outward(seen, pool, target);
@@ -121,7 +122,7 @@ impl Decision<'_> {
         Ok(outside)
     }
 
-    /// How a packet from the outside goes on inside.
+    /// The packet from the outside after translation.
     pub(crate) fn inward(&mut self, seen: Seen) -> Result<Flow, DropReason> {
         if self.steps.is_none() {
             return self.nat.inward(seen);
@@ -134,13 +135,14 @@ impl Decision<'_> {
 
     pub(crate) fn meter(&mut self, vpc: &Vpc, parsed: &Parsed) -> Result<(), DropReason> {
         self.note("meter", || match vpc.meter {
-            Some(Metered { rate, .. }) => format!("the VPC may send and get {} bytes a second", rate.per_second),
+            Some(Metered { rate, .. }) => format!("the VPC may send and receive {} bytes per second", rate.per_second),
             None => "the VPC has no rate".to_owned(),
         });
         let Some(Metered { rate, place }) = vpc.meter else { return Ok(()) };
         let State { meters, cores, .. } = &mut *self.state;
         let Some(meter) = meters.get_mut(place as usize) else { return Ok(()) };
-        // A packet against one core's share of the rate is one packet for each core against the whole rate. The longest one always fits.
+        // A core gets only its share of the packets, so each one counts once per core against the whole rate. The longest
+        // packet always fits.
         let rate = Rate { burst: rate.burst.max(LONGEST * *cores), ..rate };
         let passes = meter.take(rate, self.context.now, parsed.packet_len() as u64 * *cores);
         if passes { Ok(()) } else { Err(DropReason::Meter) }

@@ -7,7 +7,7 @@ use bifrost_wire::{Mac, Vni, ethernet, gre, ip, ipv4, ipv6, udp, vxlan};
 
 use crate::{DropReason, Packet};
 
-/// Between whom an outer packet goes.
+/// Source and destination of an outer packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outer {
     pub(crate) source: IpAddr,
@@ -17,7 +17,7 @@ pub(crate) struct Outer {
     pub(crate) ecn: u8,
 }
 
-/// Bytes that VXLAN adds to an inner IP packet, of an outer IP packet: Ethernet, VXLAN, UDP, IP.
+/// Bytes that VXLAN adds to an inner IP packet within an outer IP packet: Ethernet, VXLAN, UDP, IP.
 pub(crate) fn vxlan_overhead(outer: IpAddr) -> usize {
     ethernet::HEADER_LEN + vxlan::HEADER_LEN + udp::HEADER_LEN + ip::header_len(outer)
 }
@@ -27,7 +27,7 @@ pub(crate) fn gre_overhead(outer: IpAddr) -> usize {
     gre::HEADER_LEN + ip::header_len(outer)
 }
 
-/// Puts VXLAN, UDP and IP in front of an inner frame. The UDP checksum is 0: RFC 7348, section 5; RFC 6935 for IPv6.
+/// Prepends VXLAN, UDP and IP to an inner frame. The UDP checksum is 0: RFC 7348, section 5; RFC 6935 for IPv6.
 pub(crate) fn push_vxlan(packet: &mut Packet<'_>, vni: u32, outer: Outer) -> Result<(), DropReason> {
     packet.push(&vxlan::emit(Vni::new(vni).ok_or(DropReason::UnknownVni)?))?;
     let len = u16::try_from(packet.len() + udp::HEADER_LEN).map_err(|_| DropReason::TooLarge)?;
@@ -36,13 +36,13 @@ pub(crate) fn push_vxlan(packet: &mut Packet<'_>, vni: u32, outer: Outer) -> Res
     push_ip(packet, UDP, outer)
 }
 
-/// Puts GRE and IP in front of an inner IP packet.
+/// Prepends GRE and IP to an inner IP packet.
 pub(crate) fn push_gre(packet: &mut Packet<'_>, header: gre::Header, outer: Outer) -> Result<(), DropReason> {
     packet.push(&header.emit())?;
     push_ip(packet, GRE, outer)
 }
 
-/// Puts Ethernet in front.
+/// Prepends Ethernet.
 pub(crate) fn push_ethernet(
     packet: &mut Packet<'_>,
     destination: Mac,
@@ -54,7 +54,7 @@ pub(crate) fn push_ethernet(
 
 fn push_ip(packet: &mut Packet<'_>, protocol: u8, outer: Outer) -> Result<(), DropReason> {
     let Outer { source, destination, flow_hash, ecn } = outer;
-    // Of one family: the gateway's address is chosen by the other one's.
+    // Of one family: the gateway's address was chosen to match the other one.
     match ip::Header::new(source, destination, protocol, packet.len()).ok_or(DropReason::TooLarge)? {
         ip::Header::V4(header) => packet.push(&ipv4::Header { traffic_class: ecn, ..header }.emit()),
         ip::Header::V6(header) => {

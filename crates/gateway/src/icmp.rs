@@ -1,4 +1,4 @@
-//! ICMP errors about translated packets (RFC 5508): what they quote is translated, too.
+//! ICMP errors about translated packets (RFC 5508): the quoted packet is translated, too.
 
 use bifrost_nic::Parsed;
 
@@ -11,7 +11,7 @@ use crate::tables::{Route, Vpc};
 use crate::{DropReason, Packet, Service};
 
 impl Decision<'_> {
-    /// An ICMP error to an address of translation: it goes to whose packet it quotes.
+    /// An ICMP error to a NAT address: it goes to the sender of the packet that it quotes.
     #[cold]
     pub(crate) fn error_inward(
         &mut self,
@@ -31,7 +31,7 @@ impl Decision<'_> {
         let tables = self.tables;
         let vpc = tables.vpcs.get(&vni).ok_or(DropReason::UnknownVni)?;
         let host = *tables.hosts.get(&(vni, destination.address)).ok_or(DropReason::NoHost)?;
-        // A service's network is not shown to its clients; routers of the Internet are.
+        // The backends of a service are hidden from its clients; routers of the Internet are not.
         let (service, source) = match network {
             INTERNET => (Service::Internet, None),
             _ => (Service::CloudService, Some(Change::Address(source.address))),
@@ -44,8 +44,8 @@ impl Decision<'_> {
         self.carry_out(packet, parsed, origin, vpc, plan)
     }
 
-    /// An ICMP error of a VPC about a translated packet. `None`: the packet that it quotes was not translated, or only its address, which is
-    /// done then.
+    /// An ICMP error of a VPC about a translated packet. `None`: the quoted packet was not translated, or only its
+    /// address was; that is translated here.
     #[cold]
     pub(crate) fn error_outward(
         &mut self,
@@ -71,7 +71,7 @@ impl Decision<'_> {
             Some((quoted.source, destination))
         });
         match looked {
-            // What cannot be read goes on as it is, unless it would have to be translated.
+            // An error that cannot be parsed is forwarded unchanged, unless it would have to be translated.
             Err(DropReason::NatProtocol) if tables.eips.contains_key(&(vni, inner.src_ip)) => {}
             Err(reason) if to_internet => return Err(reason),
             _ => {}
@@ -91,7 +91,7 @@ impl Decision<'_> {
         Ok(Some(Plan { service: Service::CloudService, egress, source, destination }))
     }
 
-    /// Replaces the ends of the packet that an ICMP error quotes by those that `ends` knows for it.
+    /// Replaces the addresses and ports of the packet that an ICMP error quotes by those that `ends` returns.
     pub(crate) fn quote(
         &mut self,
         packet: &mut Packet<'_>,

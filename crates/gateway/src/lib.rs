@@ -1,17 +1,18 @@
-//! What a gateway does with a packet: four services of a cloud's edge (*Albatross*, SIGCOMM'25, table 2), without I/O.
+//! Packet processing of a gateway: four services at a cloud's edge (*Albatross*, SIGCOMM'25, table 2), without I/O.
 //!
 //! | service | in | out |
 //! |---|---|---|
-//! | VPC-VPC | VXLAN from a host | VXLAN to the host of the destination, in the same VPC or in a peer |
+//! | VPC-VPC | VXLAN from a host | VXLAN to the host of the destination, in the same VPC or in a peered one |
 //! | VPC-Internet | VXLAN from a host, or IP from the Internet | IP to the next hop, or VXLAN; 1:1 (EIP) and many-to-one (SNAT) translation |
 //! | VPC-IDC | VXLAN from a host, or VXLAN or GRE from a customer's router | the other of the two |
 //! | VPC-CloudService | VXLAN from a host | VXLAN to a backend in the service's network; and back |
 //!
-//! A [`Core`] belongs to one core of a pod and has no state that another core needs, except the [`Nat`], which all cores share. So packets of a
-//! flow may be sprayed over the cores. [`Core::process`] rewrites a [`Packet`] in place: headers grow and shrink in front of the payload, which is
-//! neither moved nor read. Checksums are updated incrementally (RFC 1624). A packet may therefore come without its payload.
+//! A [`Core`] belongs to one core of a pod and shares no state with other cores, except the [`Nat`]. So packets of a
+//! flow may be sprayed over the cores. [`Core::process`] rewrites a [`Packet`] in place: headers grow and shrink in
+//! front of the payload, which is neither moved nor read. Checksums are updated incrementally (RFC 1624). A packet may
+//! therefore come without its payload.
 //!
-//! Every packet that is not forwarded has a [`DropReason`], which is counted.
+//! Every packet that is not forwarded is counted with a [`DropReason`].
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

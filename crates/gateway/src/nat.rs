@@ -1,11 +1,14 @@
-//! Many private ends behind few addresses: SNAT to the Internet, and the addresses that services see.
+//! Translates many private endpoints to few addresses: SNAT to the Internet, and the source addresses that services
+//! see.
 //!
-//! A session has an *inside* (as the tenant's packets look) and an *outside* (as they leave). All cores of a pod share one [`Nat`]: packets of a
-//! session may come to any core, which finds the session in the one [table](Shared) without a lock. Sessions begin and end under the lock of one of as
-//! many *parts* as there are cores. Each part has a block of the ports of every address, so that sessions of two parts never have the same outside.
+//! A session has an *inside* (packets as the tenant sees them) and an *outside* (packets after translation). All cores
+//! of a pod share one [`Nat`]: packets of a session may arrive at any core, which finds the session in the shared
+//! [table](Shared) without a lock. Sessions start and end under the lock of one of the *parts*; there are as many parts
+//! as cores. Each part has a block of the ports of every address, so sessions of two parts never have the same outside.
 //!
-//! A mapping depends on address and port of both ends (RFC 4787, section 4.1, address and port-dependent): a port serves many destinations. The
-//! address that an inside address gets is always the same ("paired", RFC 4787, section 4.1).
+//! A mapping depends on address and port of both endpoints (RFC 4787, section 4.1, address and port-dependent): one
+//! port serves many destinations. An inside address always gets the same outside address ("paired", RFC 4787, section
+//! 4.1).
 
 use std::hash::BuildHasher;
 use std::net::IpAddr;
@@ -23,40 +26,41 @@ use crate::rewrite::End;
 use crate::session::{self, Flow};
 use crate::shared::{SESSIONS_MAX, Shared, Side};
 
-/// The network that is not a VPC's.
+/// The network that does not belong to a VPC.
 pub const INTERNET: u32 = u32::MAX;
 
-/// The first port that is given out.
+/// The first port that is allocated.
 const FIRST_PORT: u16 = 1024;
-/// Ports that are tried for a session.
+/// Ports to try for a session.
 const TRIES: u16 = 32;
-/// Sessions looked at for being over when one begins, and when there is no room.
+/// Sessions checked for expiry when one starts, and when there is no room.
 const SWEEP: usize = 4;
 const SWEEP_WHEN_FULL: usize = 64;
-/// Locks of the numbers of sessions of VPCs.
+/// Number of locks for the session counts of VPCs.
 const VPC_LOCKS: usize = 64;
-/// With fewer sessions, to fetch ahead costs more than it saves: they take less than 1 MB.
+/// With fewer sessions, prefetching costs more than it saves: they take less than 1 MB.
 const MANY: u32 = 1 << 13;
 
 /// Settings of a [`Nat`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NatConfig {
-    /// By number: the network where a pool's addresses are seen ([`INTERNET`] or a service's VNI), and the addresses.
+    /// Pools by number: the network where a pool's addresses are seen ([`INTERNET`] or a service's VNI), and the
+    /// addresses.
     pub pools: Vec<(u32, Vec<IpAddr>)>,
-    /// Parts: one for each core, 1 to 1,024.
+    /// Number of parts: one for each core, 1 to 1,024.
     pub cores: u16,
-    /// Sessions of the pod at most, 1 to 16,777,216. A VPC gets at most half of them.
+    /// Maximum number of sessions of the pod, 1 to 16,777,216. A VPC gets at most half of them.
     pub sessions: u32,
-    /// Secret: of the hash tables, and of the choice of ports.
+    /// Secret seed of the hash tables, and of the choice of ports.
     pub seed: u64,
 }
 
-/// Sessions that begin and end under one lock.
+/// Sessions that start and end under one lock.
 #[derive(Debug, Default)]
 struct Part {
-    /// The places of both flows of each session, inside and outside; in no order.
+    /// The slots of both flows of each session, inside and outside; unordered.
     sessions: Vec<(u32, u32)>,
-    /// Where the search for those that are over goes on.
+    /// Position of the search for expired sessions.
     sweep: usize,
 }
 
@@ -71,26 +75,27 @@ pub struct Nat {
     /// Ports of an address that belong to a part.
     block: u16,
     hash: foldhash::fast::FixedState,
-    /// Whether there are [`MANY`] sessions. It is read for each packet, so it is not where `counts` is, which each new session changes.
+    /// Whether there are [`MANY`] sessions. It is read for each packet, so it is not where `counts` is, which each new
+    /// session changes.
     many: AtomicBool,
     counts: Counts,
 }
 
-/// In a line of memory of its own.
+/// In a separate cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Counts {
     sessions: AtomicU32,
-    /// The part that is swept next by others.
+    /// The part that another core sweeps next.
     sweep: AtomicU32,
 }
 
-/// What a packet of a session says.
+/// The state of a session that a packet implies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) now: u64,
     pub(crate) flow: Flow,
-    /// Of TCP.
+    /// For TCP.
     pub(crate) flags: tcp::Flags,
 }
 
@@ -103,19 +108,20 @@ impl Seen {
         session::marks(self.flow.protocol, self.flags, side == Side::Inside)
     }
 
-    /// Whether the packet may begin a session.
+    /// Whether the packet may start a session.
     fn opens(&self) -> bool {
         match self.flow.protocol {
             TCP => self.flags.contains(tcp::Flags::SYN) && !self.flags.contains(tcp::Flags::ACK),
             UDP => true,
-            // The identifier is on the side of who asks.
+            // The identifier is on the requester's side.
             _ => self.flow.source.port != 0,
         }
     }
 }
 
 impl Nat {
-    /// Without sessions. Numbers out of range are brought into it. All memory for sessions of IPv4 is allocated now: 256 to 512 bytes each.
+    /// Without sessions. Numbers out of range are clamped. All memory for IPv4 sessions is allocated now: 256 to 512
+    /// bytes each.
     pub fn new(config: NatConfig) -> Self {
         let cores = config.cores.clamp(1, 1024);
         let config = NatConfig { cores, sessions: config.sessions.clamp(1, SESSIONS_MAX), ..config };
@@ -131,17 +137,17 @@ impl Nat {
         }
     }
 
-    /// Sessions at present.
+    /// Current number of sessions.
     pub fn len(&self) -> usize {
         self.counts.sessions.load(Relaxed) as usize
     }
 
-    /// Whether there is no session.
+    /// Whether there are no sessions.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Has what is known of a flow come into the processor's caches. With few sessions, which are there anyway, it does nothing.
+    /// Prefetches a flow's slot. With few sessions, which stay in the caches anyway, it does nothing.
     #[inline]
     pub(crate) fn fetch_ahead(&self, frame: &[u8]) {
         if self.many.load(Relaxed)
@@ -151,7 +157,8 @@ impl Nat {
         }
     }
 
-    /// How a packet from the inside leaves. It may begin a session, from an address of `pool` to `target`, or where the packet goes.
+    /// Translates a packet from the inside. It may start a session, from an address of `pool` to `target`, or to the
+    /// packet's own destination.
     #[inline]
     pub(crate) fn outward(&self, seen: Seen, pool: u32, target: Option<End>) -> Result<Flow, DropReason> {
         let marks = seen.marks(Side::Inside);
@@ -161,7 +168,7 @@ impl Nat {
         }
     }
 
-    /// How a packet from the inside would leave, and whether its session is there already; nothing changes.
+    /// The translation of a packet from the inside, and whether its session exists already; changes nothing.
     #[cold]
     pub(crate) fn foresee_outward(
         &self,
@@ -178,20 +185,21 @@ impl Nat {
         }
     }
 
-    /// How a packet from the outside looks inside.
+    /// Translates a packet from the outside.
     #[inline]
     pub(crate) fn inward(&self, seen: Seen) -> Result<Flow, DropReason> {
         let marks = seen.marks(Side::Outside);
         self.shared.find(Side::Outside, &seen.flow, seen.now_s(), marks).ok_or(DropReason::NatNoSession)
     }
 
-    /// How a packet from the inside leaves, if it is of a session; for what is said about such a packet, and does not belong to the session.
+    /// The translation of a packet from the inside if it belongs to a session. For packets quoted in errors, which do
+    /// not refresh the session.
     #[cold]
     pub(crate) fn known_outward(&self, flow: &Flow) -> Option<Flow> {
         self.shared.look(Side::Inside, flow)
     }
 
-    /// The same of a packet from the outside.
+    /// The same for a packet from the outside.
     #[cold]
     pub(crate) fn known_inward(&self, flow: &Flow) -> Option<Flow> {
         self.shared.look(Side::Outside, flow)
@@ -203,14 +211,14 @@ impl Nat {
 
     #[cold]
     fn begin(&self, seen: Seen, pool: u32, target: Option<End>) -> Result<Flow, DropReason> {
-        // Before the lock, which a flood of such packets must not hold.
+        // Before the lock, so that a flood of such packets does not hold it.
         if !seen.opens() {
             return Err(DropReason::NatNoSession);
         }
         let (flow, now_s) = (seen.flow, seen.now_s());
         let number = self.part_of(&flow);
         let mut part = lock(&self.parts[number]);
-        // Another core may have begun it meanwhile.
+        // Another core may have started it meanwhile.
         if let Some(outside) = self.shared.find(Side::Inside, &flow, now_s, seen.marks(Side::Inside)) {
             return Ok(outside);
         }
@@ -221,8 +229,8 @@ impl Nat {
         let outside = self.choose(number as u16, seen, pool, target)?;
         self.reserve(flow.network)?;
         let inside_marks = seen.marks(Side::Inside);
-        // The outside first: what answers a packet finds it.
-        let places =
+        // The outside first, so that a reply finds it.
+        let slots =
             self.shared.insert(Side::Outside, &outside.reversed(), &flow.reversed(), now_s, 0).and_then(|there| {
                 let here = self.shared.insert(Side::Inside, &flow, &outside, now_s, inside_marks);
                 if here.is_none() {
@@ -230,15 +238,15 @@ impl Nat {
                 }
                 here.map(|here| (here, there))
             });
-        let Some(places) = places else {
+        let Some(slots) = slots else {
             self.release(flow.network);
             return Err(DropReason::NatFull);
         };
-        part.sessions.push(places);
+        part.sessions.push(slots);
         Ok(outside)
     }
 
-    /// How the packets of a session that begins with this one leave.
+    /// The translation of the session that this packet starts.
     fn choose(&self, number: u16, seen: Seen, pool: u32, target: Option<End>) -> Result<Flow, DropReason> {
         if !seen.opens() {
             return Err(DropReason::NatNoSession);
@@ -258,18 +266,18 @@ impl Nat {
         ports.map(outside).find(|o| self.known_inward(&o.reversed()).is_none()).ok_or(DropReason::NatFull)
     }
 
-    /// Whether there are as many sessions as there may be, in all or in a VPC.
+    /// Whether the maximum number of sessions is reached, in total or in a VPC.
     fn is_full(&self, vpc: u32) -> bool {
         let of_vpc = lock(self.vpc(vpc)).get(&vpc).copied().unwrap_or(0);
         self.counts.sessions.load(Relaxed) >= self.config.sessions || of_vpc >= self.share()
     }
 
-    /// Sessions of a VPC at most.
+    /// Maximum number of sessions of a VPC.
     fn share(&self) -> u32 {
         (self.config.sessions / 2).max(1)
     }
 
-    /// Counts a session that begins.
+    /// Counts a session that starts.
     fn reserve(&self, vpc: u32) -> Result<(), DropReason> {
         let mut vpcs = lock(self.vpc(vpc));
         let of_vpc = vpcs.get(&vpc).copied().unwrap_or(0);
@@ -285,7 +293,7 @@ impl Nat {
         Ok(())
     }
 
-    /// Counts a session that is over.
+    /// Counts a session that has ended.
     fn release(&self, vpc: u32) {
         let mut vpcs = lock(self.vpc(vpc));
         if let Some(of_vpc) = vpcs.get_mut(&vpc) {
@@ -294,7 +302,7 @@ impl Nat {
                 vpcs.remove(&vpc);
             }
         }
-        // Later than sooner: nothing is to go back and forth for each session.
+        // Delayed, so that the counters do not move with every session.
         if self.counts.sessions.fetch_sub(1, Relaxed) <= MANY / 2 && self.many.load(Relaxed) {
             self.many.store(false, Relaxed);
         }
@@ -304,24 +312,24 @@ impl Nat {
         &self.vpcs[vpc as usize % VPC_LOCKS]
     }
 
-    /// Looks for sessions that are over, in this part and in one that no core uses right now.
+    /// Looks for expired sessions, in this part and in one that no core uses right now.
     fn make_room(&self, part: &mut Part, now_s: u32) {
         self.sweep(part, now_s, SWEEP_WHEN_FULL);
         let other = self.counts.sweep.fetch_add(1, Relaxed) as usize % self.parts.len();
-        // The own part is locked, and waiting for another one with it could last forever.
+        // This part is locked already; waiting for another one could deadlock.
         if let Ok(mut other) = self.parts[other].try_lock() {
             self.sweep(&mut other, now_s, SWEEP_WHEN_FULL);
         }
     }
 
-    /// Removes those of the next `count` sessions that are over.
+    /// Removes the expired sessions among the next `count`.
     fn sweep(&self, part: &mut Part, now_s: u32, count: usize) {
         for _ in 0..count.min(part.sessions.len()) {
             if part.sweep >= part.sessions.len() {
                 part.sweep = 0;
             }
             let (inside, outside) = part.sessions[part.sweep];
-            let notes = [inside, outside].map(|place| self.shared.note_at(place));
+            let notes = [inside, outside].map(|slot| self.shared.note_at(slot));
             let marks = notes[0].marks() | notes[1].marks();
             let seen_s = notes[0].seconds().max(notes[1].seconds());
             let flow = self.shared.flow_at(inside);
@@ -337,7 +345,7 @@ impl Nat {
     }
 }
 
-/// A panic of another core while it held the lock leaves what is valid.
+/// If another core panicked while it held the lock, the data is still valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

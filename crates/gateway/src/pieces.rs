@@ -1,4 +1,5 @@
-//! Packets in fragments: the first one is decided about as the whole packet would be, and the others follow it. And packets that must be cut.
+//! Fragmented packets: the first fragment is processed as the whole packet would be, and the others follow it. And
+//! packets that must be fragmented.
 
 use bifrost_nic::{Offload, Parsed, Segments};
 use bifrost_wire::ethernet;
@@ -20,7 +21,7 @@ impl Decision<'_> {
     ) -> Result<Service, DropReason> {
         let is_nat = self.tables.nat_addresses.contains_key(&(INTERNET, parsed.dst_ip));
         let (seen, Decided { vni, plan }) = self.piece(packet, parsed, INTERNET, |decision, packet, seen| {
-            // An error whose checksum cannot be verified; its later pieces have no record, then.
+            // An error whose checksum cannot be verified; its later fragments then have no record.
             if is_nat && quoted::is_error(packet.bytes(), seen) {
                 return Err(DropReason::NatProtocol);
             }
@@ -48,7 +49,7 @@ impl Decision<'_> {
         self.carry_out(packet, &seen, origin, vpc, plan)
     }
 
-    /// What was decided about the packet of a fragment, and the fragment's headers: of the first, with ports.
+    /// The decision about the packet of a fragment, and the fragment's headers; the first one's have ports.
     fn piece(
         &mut self,
         packet: &mut Packet<'_>,
@@ -77,8 +78,9 @@ impl Decision<'_> {
         Ok((*parsed, decided))
     }
 
-    /// Cuts an IPv4 packet, Ethernet in front, to packets of at most `room` bytes; `emit` puts headers in front of each. The first one stays in
-    /// `packet`, the others wait in [`State::more`](crate::decision::State). False: it cannot be cut, or its payload is elsewhere.
+    /// Fragments an IPv4 packet (after its Ethernet header) into packets of at most `room` bytes; `emit` prepends
+    /// headers to each. The first one stays in `packet`, the others go to [`State::more`](crate::decision::State).
+    /// False if it must not be fragmented, or its payload is elsewhere.
     #[cold]
     pub(crate) fn cut(
         &mut self,
@@ -125,7 +127,7 @@ impl Decision<'_> {
     }
 }
 
-/// Whether what was decided depends on ports.
+/// Whether the decision depends on ports.
 fn by_ports(plan: &Plan) -> bool {
     matches!(plan.service, Service::Internet | Service::CloudService)
 }

@@ -1,4 +1,5 @@
-//! ICMP errors about packets that were translated (RFC 5508, section 4): the packet that an error quotes is translated back, so that its sender knows it.
+//! ICMP errors about translated packets (RFC 5508, section 4): the quoted packet is translated back, so that its sender
+//! recognises it.
 
 use std::net::IpAddr;
 
@@ -14,7 +15,7 @@ use crate::{DropReason, Packet};
 const V4_ERRORS: [u8; 3] = [3, 11, 12];
 /// Destination unreachable, packet too big, time exceeded, parameter problem (RFC 4443).
 const V6_ERRORS: std::ops::RangeInclusive<u8> = 1..=4;
-/// Of an ICMP header in front of what is quoted, and of what must be quoted of a transport header (RFC 792).
+/// Length of an ICMP header before the quoted packet, and minimum quoted length of a transport header (RFC 792).
 const HEADER: usize = 8;
 
 /// The packet that an error quotes.
@@ -29,7 +30,7 @@ pub(crate) struct Quoted {
 }
 
 impl Quoted {
-    /// The packets that the quoted one would be answered by.
+    /// The flow of replies to the quoted packet.
     pub(crate) fn answers(&self, network: u32) -> Flow {
         Flow { network, protocol: self.protocol, source: self.destination, destination: self.source }
     }
@@ -46,8 +47,8 @@ pub(crate) fn is_error(frame: &[u8], parsed: &Parsed) -> bool {
     }
 }
 
-/// Reads what an error quotes. The error must be whole, and its checksum right: the quoted packet is about to be changed, and a new checksum would
-/// hide the damage.
+/// Parses the packet that an error quotes. The error must be complete, and its checksum valid: the quoted packet is
+/// about to be changed, and a new checksum would hide damage.
 #[cold]
 pub(crate) fn read(packet: &Packet<'_>, parsed: &Parsed) -> Result<Quoted, DropReason> {
     let message = packet.bytes().get(usize::from(parsed.l4)..).ok_or(DropReason::NatProtocol)?;
@@ -81,7 +82,7 @@ fn quoted(frame: &[u8], l3: usize, kind: L3) -> Option<Quoted> {
         (u16::from_be_bytes([a0, a1]), u16::from_be_bytes([b0, b1]), u16::from_be_bytes([c0, c1]));
     let ports = match (protocol, a0) {
         (TCP | UDP, _) => (first, second),
-        // As `rewrite::ends`: the identifier is on the side of who asks.
+        // As `rewrite::ends`: the identifier is on the requester's side.
         (ICMP, 8) | (ICMPV6, 128) => (identifier, 0),
         (ICMP, 0) | (ICMPV6, 129) => (0, identifier),
         _ => return None,
@@ -91,7 +92,8 @@ fn quoted(frame: &[u8], l3: usize, kind: L3) -> Option<Quoted> {
     Some(Quoted { l3, l4: l3 + offset, protocol, source, destination })
 }
 
-/// Replaces the ends of the quoted packet, and the checksums that cover it, as far as they are quoted.
+/// Replaces the addresses and ports of the quoted packet, and updates the checksums that cover them, as far as they are
+/// quoted.
 #[cold]
 pub(crate) fn translate(packet: &mut Packet<'_>, parsed: &Parsed, quoted: &Quoted, source: End, destination: End) {
     let as_parsed = Parsed {
@@ -107,7 +109,7 @@ pub(crate) fn translate(packet: &mut Packet<'_>, parsed: &Parsed, quoted: &Quote
     for (side, was, new) in
         [(Side::Source, quoted.source, source), (Side::Destination, quoted.destination, destination)]
     {
-        // The identifier of an echo is on one side; the other has none, and must not write there.
+        // An echo's identifier is on one side; the other side has none, and must not write there.
         if matches!(quoted.protocol, ICMP | ICMPV6) && was.port == 0 {
             rewrite::set_address(frame, &as_parsed, side, new.address);
         } else {

@@ -1,4 +1,4 @@
-//! Changes in the headers of an inner packet, with its checksums (RFC 1624).
+//! Changes the headers of an inner packet, and updates its checksums (RFC 1624).
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +7,7 @@ use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{checksum, icmp, ipv4, ipv6, tcp, udp};
 
-/// What an address and a port are replaced by.
+/// A new address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct End {
     pub(crate) address: IpAddr,
@@ -21,14 +21,14 @@ impl fmt::Display for End {
     }
 }
 
-/// Which end of a packet.
+/// Side of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Source,
     Destination,
 }
 
-/// Takes one from the hop limit. The caller has looked that it is above 1.
+/// Decrements the hop limit. The caller has checked that it is above 1.
 pub(crate) fn decrement_hop_limit(frame: &mut [u8], parsed: &Parsed) {
     let Some(packet) = frame.get_mut(usize::from(parsed.l3)..) else { return };
     match parsed.kind {
@@ -51,7 +51,8 @@ pub(crate) fn hop_limit(frame: &[u8], parsed: &Parsed) -> u8 {
     frame.get(usize::from(parsed.l3) + offset).copied().unwrap_or(0)
 }
 
-/// Replaces an address, and the checksums that cover it. Both addresses are of the packet's family; a later fragment has no transport header.
+/// Replaces an address, and updates the checksums that cover it. Both addresses are of the packet's family; a later
+/// fragment has no transport header.
 pub(crate) fn set_address(frame: &mut [u8], parsed: &Parsed, side: Side, new: IpAddr) {
     let (l3, l4) = (usize::from(parsed.l3), usize::from(parsed.l4));
     let old = match side {
@@ -97,7 +98,8 @@ pub(crate) fn set_end(frame: &mut [u8], parsed: &Parsed, side: Side, new: End) {
     fix_transport(frame, l4, parsed.protocol, &old, &new.port.to_be_bytes());
 }
 
-/// The end of a packet as the translation sees it: ports, or the identifier of an echo on the side of who asks. `None`: it cannot be translated.
+/// Source and destination of a packet for translation: ports, or the identifier of an echo on the requester's side.
+/// `None`: it cannot be translated.
 pub(crate) fn ends(frame: &[u8], parsed: &Parsed) -> Option<(End, End)> {
     if parsed.is_fragment() {
         return None;
@@ -126,7 +128,7 @@ pub(crate) fn ends(frame: &[u8], parsed: &Parsed) -> Option<(End, End)> {
     Some((end(parsed.src_ip, source), end(parsed.dst_ip, destination)))
 }
 
-/// What changed in the pseudo header changes the transport checksum.
+/// Updates the transport checksum for a change of the pseudo header.
 fn fix(frame: &mut [u8], l4: usize, parsed: &Parsed, old: &[u8], new: &[u8]) {
     let first = parsed.fragment.is_none_or(|f| f.offset == 0);
     // ICMP for IPv4 has no pseudo header.
@@ -144,7 +146,7 @@ fn fix_transport(frame: &mut [u8], l4: usize, protocol: u8, old: &[u8], new: &[u
     };
     let Some(field) = frame.get_mut(l4 + offset..).and_then(|b| b.first_chunk_mut::<2>()) else { return };
     let was = u16::from_be_bytes(*field);
-    // UDP without a checksum stays without.
+    // A UDP packet without a checksum stays without.
     if protocol == UDP && was == 0 {
         return;
     }

@@ -1,4 +1,5 @@
-//! How a packet leaves: hop limit and size are checked, ends replaced, and headers put in front. What cannot leave is answered.
+//! Sends a packet: checks hop limit and size, translates, and prepends headers. Answers packets that cannot be
+//! forwarded.
 
 use std::net::IpAddr;
 
@@ -14,7 +15,7 @@ use crate::tables::{Host, TunnelKind, Vpc};
 use crate::{DropReason, Packet, Service};
 
 impl Decision<'_> {
-    /// Checks hop limit and size, translates, and puts the headers in front.
+    /// Checks hop limit and size, translates, and prepends the headers.
     #[inline(always)]
     pub(crate) fn carry_out(
         &mut self,
@@ -44,8 +45,8 @@ impl Decision<'_> {
             return self.refuse(packet, parsed, origin, vpc, IcmpError::TooLarge(room as u16));
         }
         self.note("size", || match parsed.packet_len() {
-            len if len > room => format!("{len} bytes, which are cut into fragments of at most {room}"),
-            len => format!("{len} bytes of {room} that fit behind the headers that are added"),
+            len if len > room => format!("{len} bytes, fragmented to at most {room}"),
+            len => format!("{len} bytes; up to {room} fit after the added headers"),
         });
         rewrite::decrement_hop_limit(packet.bytes_mut(), parsed);
         for (side, change) in [(Side::Source, plan.source), (Side::Destination, plan.destination)] {
@@ -80,7 +81,7 @@ impl Decision<'_> {
         if is_cut { Ok(plan.service) } else { Err(DropReason::TooLarge) }
     }
 
-    /// Sends an IP packet on its way. `destination` is any address of its family.
+    /// Sends an IP packet to its next hop. `destination` is any address of its family.
     #[inline(always)]
     fn emit(
         &mut self,
@@ -140,7 +141,8 @@ impl Decision<'_> {
         encap::push_ethernet(packet, mac, self.tables.mac, ethertype)
     }
 
-    /// Answers a packet that cannot go on with an ICMP error, if that is allowed; the packet is dropped then, too, but not silently.
+    /// Answers a packet that cannot be forwarded with an ICMP error, if that is allowed. The packet is dropped in
+    /// either case.
     #[cold]
     fn refuse(
         &mut self,
@@ -174,12 +176,12 @@ impl Decision<'_> {
         icmp_error::write(error, source, parsed.src_ip, &quoted, &mut answer).ok_or(reason)?;
         replace(packet, &answer)?;
         self.emit(packet, egress, parsed.src_ip, parsed.flow_hash, ecn::NOT_ECT)?;
-        // The packet is gone; what leaves is counted as an answer.
+        // The packet is gone; the frame that leaves is counted as an answer.
         self.state.counters.drop(reason);
         Ok(Service::Answer)
     }
 
-    /// Sends an inner frame back to the host that asked.
+    /// Sends an inner frame back to the host that asked for it.
     pub(crate) fn reply_inside(
         &mut self,
         packet: &mut Packet<'_>,
@@ -200,7 +202,7 @@ impl Decision<'_> {
     }
 }
 
-/// Puts other bytes in a packet's place.
+/// Replaces the packet by other bytes.
 fn replace(packet: &mut Packet<'_>, bytes: &[u8]) -> Result<(), DropReason> {
     packet.replace(|out| {
         let Some(room) = out.get_mut(..bytes.len()) else { return 0 };

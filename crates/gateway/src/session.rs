@@ -1,4 +1,4 @@
-//! One session of the translation: how its packets look, and when it is over.
+//! One session of the translation: its flow keys, and when it expires.
 
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
@@ -8,10 +8,10 @@ use bifrost_wire::tcp;
 
 use crate::rewrite::End;
 
-/// How often packets of a session are noted in it, s: sessions last that much longer.
+/// Interval for recording packets of a session, s: sessions last up to that much longer.
 pub(crate) const NOTED_EVERY_S: u32 = 4;
 
-// Seconds without a packet after which a session is over.
+// Seconds without a packet after which a session expires.
 /// RFC 5382, section 5.
 const TCP_ESTABLISHED_S: u32 = 7440;
 const TCP_OPENING_S: u32 = 30;
@@ -21,13 +21,13 @@ const UDP_S: u32 = 120;
 /// RFC 5508, section 3.2.
 const ICMP_S: u32 = 60;
 
-// What was seen of a session: its marks.
+// Marks: events seen in a session.
 const REPLIED: u8 = 1;
 const FIN_INSIDE: u8 = 2;
 const FIN_OUTSIDE: u8 = 4;
 const RESET: u8 = 8;
 
-/// Packets from one end to another, in a network.
+/// Source and destination of packets, in a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flow {
     pub(crate) network: u32,
@@ -37,13 +37,13 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// That of the answers.
+    /// The flow of the replies.
     pub(crate) fn reversed(self) -> Self {
         Flow { source: self.destination, destination: self.source, ..self }
     }
 }
 
-/// In few, large pieces: three for IPv4.
+/// Hashed in few, large pieces: three for IPv4.
 impl Hash for Flow {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
@@ -60,7 +60,7 @@ impl Hash for Flow {
     }
 }
 
-/// Marks that a packet leaves.
+/// Marks that a packet sets.
 pub(crate) fn marks(protocol: u8, flags: tcp::Flags, from_inside: bool) -> u8 {
     let replied = if from_inside { 0 } else { REPLIED };
     if protocol != TCP || !flags.intersects(tcp::Flags::FIN.with(tcp::Flags::RST)) {
@@ -76,7 +76,7 @@ pub(crate) fn marks(protocol: u8, flags: tcp::Flags, from_inside: bool) -> u8 {
     replied | end
 }
 
-/// Whether a session with these marks is over, when its last packet was seen at `seen_s`.
+/// Whether a session with these marks has expired, if its last packet was seen at `seen_s`.
 pub(crate) fn is_over(protocol: u8, marks: u8, seen_s: u32, now_s: u32) -> bool {
     let patience = match protocol {
         TCP if marks & RESET != 0 || marks & (FIN_INSIDE | FIN_OUTSIDE) == FIN_INSIDE | FIN_OUTSIDE => TCP_CLOSING_S,

@@ -1,17 +1,19 @@
-//! The table of sessions that all cores of a pod share. A core that looks up a flow takes no lock and writes nothing, except every [`NOTED_EVERY_S`] the
-//! time of the last packet.
+//! The table of sessions that all cores of a pod share. A core that looks up a flow takes no lock. It writes only the
+//! time of the last packet, every [`NOTED_EVERY_S`].
 //!
-//! Write-heavy state that cores share makes spraying slow (*Albatross*, SIGCOMM'25, section 7), and so do copies of it in each core: they displace from
-//! the shared cache what all cores need. So there is one copy, which is only read.
+//! Write-heavy state shared by cores makes spraying slow (*Albatross*, SIGCOMM'25, section 7). Copies in each core are
+//! slow, too: they evict data that all cores need from the shared cache. So there is one copy, which is almost only
+//! read.
 //!
-//! **Layout.** Open addressing with linear probing, at most half full. A place has one line of memory, which is all that an IPv4 packet needs; the rest of
-//! IPv6 addresses is elsewhere. A place counts the flows that are behind it though they were to be before: a search ends where that is zero, and a
-//! removal leaves nothing behind.
+//! **Layout.** Open addressing with linear probing, at most half full. A slot is one cache line, which is enough for an
+//! IPv4 packet; the rest of IPv6 addresses is elsewhere. A slot counts the flows that are stored after it because their
+//! own slot was taken: a search ends where that count is zero, and a removal leaves no tombstone.
 //!
-//! **Readers and writers.** Each place is a sequence lock of atomics (H.-J. Boehm, *Can seqlocks get along with programming language memory models?*, MSPC'12,
-//! figure 6): its version is odd while it is written. A reader takes what it read only if the version was even and is still the same. A flow that is in the table
-//! all the time is found, whatever is written around it. Writers take a free place by making its version odd; the owner alone removes a flow. Nobody inserts the
-//! same flow twice at the same time: the caller has a lock for that.
+//! **Readers and writers.** Each slot is a sequence lock of atomics (H.-J. Boehm, *Can seqlocks get along with
+//! programming language memory models?*, MSPC'12, figure 6): its version is odd during a write. A reader uses what it
+//! read only if the version was even and has not changed. A flow that stays in the table is always found, whatever is
+//! written around it. A writer takes a free slot by making its version odd; only the owner removes a flow. The caller
+//! holds a lock so that the same flow is not inserted twice at the same time.
 
 use std::hash::BuildHasher as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -25,25 +27,26 @@ use foldhash::fast::FixedState;
 use crate::rewrite::End;
 use crate::session::{Flow, NOTED_EVERY_S};
 
-/// Places that are looked at for a flow. In a table that is half full, one flow in 200,000 would need more.
+/// Slots that a search visits. In a half full table, one flow in 200,000 would need more.
 const PROBES: usize = 64;
-/// Sessions at most; places have numbers of 32 bits.
+/// Maximum number of sessions; slots have 32-bit numbers.
 pub(crate) const SESSIONS_MAX: u32 = 1 << 24;
-/// Places that get room for IPv6 addresses at once.
+/// Slots whose memory for IPv6 addresses is allocated at once.
 const CHUNK: usize = 512;
 
-// The word `kind` of a place.
+// The word `kind` of a slot.
 const PROTOCOL: u64 = 0xff;
 const OUTSIDE: u64 = 1 << 8;
 const KEY_IS_V6: u64 = 1 << 9;
 const TO_IS_V6: u64 = 1 << 10;
 const USED: u64 = 1 << 11;
 
-// The word `note` of a place: seconds, marks, and a part of the version, so that nobody notes a packet of one flow in another flow.
+// The word `note` of a slot: seconds, marks, and a part of the version, so that a packet of one flow is not recorded in
+// another flow.
 const MARKS_SHIFT: u32 = 32;
 const VERSION_SHIFT: u32 = 40;
 
-/// From where packets of a flow come.
+/// Side from which packets of a flow come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Inside,
@@ -53,19 +56,19 @@ pub(crate) enum Side {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// A power of two. All of them are there from the beginning: growing would hold up cores for long.
-    places: Box<[Place]>,
-    /// The rest of IPv6 addresses, for each [`CHUNK`] of places once there are any.
+    /// A power of two. All slots are allocated at the beginning: growing would stall cores for long.
+    slots: Box<[Slot]>,
+    /// The rest of IPv6 addresses, for each [`CHUNK`] of slots once it contains one.
     wide: Box<[OnceLock<Box<[Wide]>>]>,
     hash: FixedState,
 }
 
-/// A flow and how its packets go on: one line of memory.
+/// A flow and its translation: one cache line.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-struct Place {
+struct Slot {
     version: AtomicU32,
-    /// Flows that are behind this place, and would be here or before if there had been room.
+    /// Flows stored after this slot that would be here or before if there had been room.
     passed: AtomicU32,
     kind: AtomicU64,
     /// Network and ports.
@@ -74,11 +77,11 @@ struct Place {
     key_first: AtomicU64,
     to_ends: AtomicU64,
     to_first: AtomicU64,
-    /// What was noted of its packets.
+    /// Record of its packets.
     note: AtomicU64,
 }
 
-const _: () = assert!(size_of::<Place>() == 64);
+const _: () = assert!(size_of::<Slot>() == 64);
 
 /// The rest of the addresses.
 #[derive(Debug, Default)]
@@ -98,11 +101,11 @@ struct Words {
     rest: [u64; 3],
 }
 
-/// What was noted of the packets of a flow.
+/// Record of the packets of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Note(u64);
 
-/// A flow that was found: all of it was there at the same time.
+/// A flow that was found, read consistently.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     index: usize,
@@ -111,109 +114,110 @@ struct Found {
 }
 
 impl Shared {
-    /// Empty, for that many sessions, with two flows each.
+    /// An empty table for that many sessions, with two flows each.
     pub(crate) fn new(sessions: u32, seed: u64) -> Self {
-        let places = (4 * sessions.clamp(1, SESSIONS_MAX) as usize).max(2 * PROBES).next_power_of_two();
+        let slots = (4 * sessions.clamp(1, SESSIONS_MAX) as usize).max(2 * PROBES).next_power_of_two();
         Shared {
-            places: (0..places).map(|_| Place::default()).collect(),
-            wide: (0..places.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
+            slots: (0..slots).map(|_| Slot::default()).collect(),
+            wide: (0..slots.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
             hash: FixedState::with_seed(seed),
         }
     }
 
-    /// Has the place of a flow come into the processor's caches.
+    /// Prefetches the slot of a flow.
     #[inline]
     pub(crate) fn fetch_ahead(&self, flow: &Flow) {
-        prefetch(&self.places[self.home(flow)]);
+        prefetch(&self.slots[self.home(flow)]);
     }
 
-    /// How a packet of a flow goes on. That it was seen is noted if the last note is old, or lacks some of `marks`.
+    /// The translation of a packet of a flow. Records the packet if the last record is old, or lacks some of `marks`.
     #[inline]
     pub(crate) fn find(&self, side: Side, flow: &Flow, now_s: u32, marks: u8) -> Option<Flow> {
         let Found { index, to, note } = self.read(side, flow)?;
         if note.lacks(now_s, marks) {
-            self.places[index].see(note, now_s, marks);
+            self.slots[index].see(note, now_s, marks);
         }
         Some(to)
     }
 
-    /// The same, and nothing is noted.
+    /// The same without recording.
     pub(crate) fn look(&self, side: Side, flow: &Flow) -> Option<Flow> {
         self.read(side, flow).map(|found| found.to)
     }
 
-    /// Enters a flow, which must not be there, and a packet of it; its place. `None`: there is no room near where it should be.
+    /// Inserts a flow, which must not exist, with a packet of it, and returns its slot. `None` if no slot is free
+    /// within the search distance.
     pub(crate) fn insert(&self, side: Side, flow: &Flow, to: &Flow, now_s: u32, marks: u8) -> Option<u32> {
         let (key, words) = (Words::of(flow), Words::of(to));
         let home = self.home(flow);
         let (distance, index, version) = (0..PROBES).find_map(|distance| {
             let index = (home + distance) & self.mask();
-            Some((distance, index, self.places[index].claim()?))
+            Some((distance, index, self.slots[index].claim()?))
         })?;
-        let place = &self.places[index];
-        // Who sees a word that follows sees the odd version, too.
+        let slot = &self.slots[index];
+        // A reader that sees a word written below sees the odd version, too.
         fence(Release);
         let is_wide = key.is_v6 || words.is_v6;
         if is_wide && let Some(wide) = self.wide_at(index, true) {
             wide.key.iter().zip(key.rest).for_each(|(to, word)| to.store(word, Relaxed));
             wide.to.iter().zip(words.rest).for_each(|(to, word)| to.store(word, Relaxed));
         }
-        place.key_ends.store(key.ends, Relaxed);
-        place.key_first.store(key.first, Relaxed);
-        place.to_ends.store(words.ends, Relaxed);
-        place.to_first.store(words.first, Relaxed);
-        place.note.store(Note::new(version.wrapping_add(2), now_s, marks).0, Relaxed);
-        place.kind.store(key.kind(side) | if words.is_v6 { TO_IS_V6 } else { 0 }, Relaxed);
-        // Before the flow is to be found, no search may end in front of it.
-        self.between(home, distance).for_each(|place| _ = place.passed.fetch_add(1, Relaxed));
-        place.version.store(version.wrapping_add(2), Release);
+        slot.key_ends.store(key.ends, Relaxed);
+        slot.key_first.store(key.first, Relaxed);
+        slot.to_ends.store(words.ends, Relaxed);
+        slot.to_first.store(words.first, Relaxed);
+        slot.note.store(Note::new(version.wrapping_add(2), now_s, marks).0, Relaxed);
+        slot.kind.store(key.kind(side) | if words.is_v6 { TO_IS_V6 } else { 0 }, Relaxed);
+        // Before the flow can be found, no search may end before it.
+        self.between(home, distance).for_each(|slot| _ = slot.passed.fetch_add(1, Relaxed));
+        slot.version.store(version.wrapping_add(2), Release);
         Some(index as u32)
     }
 
-    /// Removes a flow from the place that [`insert`](Self::insert) gave it; the caller owns it.
+    /// Removes a flow from the slot that [`insert`](Self::insert) returned; the caller owns it.
     pub(crate) fn remove(&self, index: u32) {
         let flow = self.flow_at(index);
         let index = index as usize;
-        let place = &self.places[index];
-        let version = place.version.load(Relaxed);
-        place.version.store(version.wrapping_add(1), Relaxed);
+        let slot = &self.slots[index];
+        let version = slot.version.load(Relaxed);
+        slot.version.store(version.wrapping_add(1), Relaxed);
         fence(Release);
-        place.kind.store(0, Relaxed);
-        place.version.store(version.wrapping_add(2), Release);
+        slot.kind.store(0, Relaxed);
+        slot.version.store(version.wrapping_add(2), Release);
         let home = self.home(&flow);
         let distance = index.wrapping_sub(home) & self.mask();
-        self.between(home, distance).for_each(|place| _ = place.passed.fetch_sub(1, Relaxed));
+        self.between(home, distance).for_each(|slot| _ = slot.passed.fetch_sub(1, Relaxed));
     }
 
-    /// The flow in a place that the caller owns.
+    /// The flow in a slot that the caller owns.
     pub(crate) fn flow_at(&self, index: u32) -> Flow {
         let index = index as usize;
-        let place = &self.places[index];
-        let kind = place.kind.load(Relaxed);
+        let slot = &self.slots[index];
+        let kind = slot.kind.load(Relaxed);
         let rest = match self.wide_at(index, false) {
             Some(wide) if kind & KEY_IS_V6 != 0 => wide.key.each_ref().map(|word| word.load(Relaxed)),
             _ => [0; 3],
         };
-        let (ends, first) = (place.key_ends.load(Relaxed), place.key_first.load(Relaxed));
+        let (ends, first) = (slot.key_ends.load(Relaxed), slot.key_first.load(Relaxed));
         Words { protocol: kind as u8, is_v6: kind & KEY_IS_V6 != 0, ends, first, rest }.flow()
     }
 
-    /// What was noted of the flow in a place that the caller owns.
+    /// The record of the flow in a slot that the caller owns.
     pub(crate) fn note_at(&self, index: u32) -> Note {
-        Note(self.places[index as usize].note.load(Relaxed))
+        Note(self.slots[index as usize].note.load(Relaxed))
     }
 
-    /// Whether it is as it was at first, but for versions.
+    /// Whether it equals a new table, except for versions.
     #[cfg(test)]
     pub(crate) fn is_clean(&self) -> bool {
-        let is_clean = |place: &Place| place.kind.load(Relaxed) == 0 && place.passed.load(Relaxed) == 0;
-        self.places.iter().all(is_clean)
+        let is_clean = |slot: &Slot| slot.kind.load(Relaxed) == 0 && slot.passed.load(Relaxed) == 0;
+        self.slots.iter().all(is_clean)
     }
 
-    /// Notes a packet that was looked up when `note` was there.
+    /// Records a packet that was looked up when the record was `note`.
     #[cfg(test)]
     pub(crate) fn see_late(&self, index: u32, note: Note, now_s: u32, marks: u8) {
-        self.places[index as usize].see(note, now_s, marks);
+        self.slots[index as usize].see(note, now_s, marks);
     }
 
     #[inline]
@@ -223,32 +227,32 @@ impl Shared {
         let home = self.home(flow);
         for distance in 0..PROBES {
             let index = (home + distance) & self.mask();
-            let place = &self.places[index];
-            let version = place.version.load(Acquire);
-            if place.key_ends.load(Relaxed) == key.ends
-                && place.key_first.load(Relaxed) == key.first
-                && place.kind.load(Relaxed) & !TO_IS_V6 == kind
+            let slot = &self.slots[index];
+            let version = slot.version.load(Acquire);
+            if slot.key_ends.load(Relaxed) == key.ends
+                && slot.key_first.load(Relaxed) == key.first
+                && slot.kind.load(Relaxed) & !TO_IS_V6 == kind
                 && let Some(found) = self.take(index, version, &key)
             {
                 return Some(found);
             }
-            if place.passed.load(Relaxed) == 0 {
+            if slot.passed.load(Relaxed) == 0 {
                 return None;
             }
         }
         None
     }
 
-    /// The rest of a place whose first words are right. `None`: it was written meanwhile, or the rest is not right.
+    /// The rest of a slot whose first words match. `None`: it was written meanwhile, or the rest does not match.
     #[inline]
     fn take(&self, index: usize, version: u32, key: &Words) -> Option<Found> {
-        let place = &self.places[index];
-        let to_is_v6 = place.kind.load(Relaxed) & TO_IS_V6 != 0;
+        let slot = &self.slots[index];
+        let to_is_v6 = slot.kind.load(Relaxed) & TO_IS_V6 != 0;
         let mut to = Words {
             protocol: key.protocol,
             is_v6: to_is_v6,
-            ends: place.to_ends.load(Relaxed),
-            first: place.to_first.load(Relaxed),
+            ends: slot.to_ends.load(Relaxed),
+            first: slot.to_first.load(Relaxed),
             rest: [0; 3],
         };
         if key.is_v6 || to_is_v6 {
@@ -258,9 +262,9 @@ impl Shared {
             }
             to.rest = wide.to.each_ref().map(|word| word.load(Relaxed));
         }
-        let note = Note(place.note.load(Relaxed));
+        let note = Note(slot.note.load(Relaxed));
         fence(Acquire);
-        let holds = version & 1 == 0 && place.version.load(Relaxed) == version;
+        let holds = version & 1 == 0 && slot.version.load(Relaxed) == version;
         holds.then(|| Found { index, to: to.flow(), note })
     }
 
@@ -271,8 +275,8 @@ impl Shared {
         chunk.get(index % CHUNK)
     }
 
-    fn between(&self, home: usize, distance: usize) -> impl Iterator<Item = &Place> {
-        (0..distance).map(move |n| &self.places[(home + n) & self.mask()])
+    fn between(&self, home: usize, distance: usize) -> impl Iterator<Item = &Slot> {
+        (0..distance).map(move |n| &self.slots[(home + n) & self.mask()])
     }
 
     #[inline]
@@ -282,21 +286,21 @@ impl Shared {
 
     #[inline]
     fn mask(&self) -> usize {
-        self.places.len() - 1
+        self.slots.len() - 1
     }
 }
 
-impl Place {
-    /// Makes its version odd if it is free; the version before.
+impl Slot {
+    /// Makes the version odd if the slot is free; returns the previous version.
     fn claim(&self) -> Option<u32> {
         let version = self.version.load(Acquire);
         let is_free = version & 1 == 0 && self.kind.load(Relaxed) & USED == 0;
-        // Its kind changes with its version.
+        // The kind changes with the version.
         (is_free && self.version.compare_exchange(version, version.wrapping_add(1), Acquire, Relaxed).is_ok())
             .then_some(version)
     }
 
-    /// Notes a packet of the flow with this note, unless another flow is here now.
+    /// Records a packet of the flow with this record, unless another flow is here now.
     #[cold]
     fn see(&self, mut note: Note, now_s: u32, marks: u8) {
         let version = note.version();
@@ -323,7 +327,7 @@ impl Note {
         self.0 >> VERSION_SHIFT
     }
 
-    /// When the last packet was noted, s.
+    /// When the last packet was recorded, s.
     pub(crate) fn seconds(self) -> u32 {
         self.0 as u32
     }
@@ -333,7 +337,7 @@ impl Note {
         (self.0 >> MARKS_SHIFT) as u8
     }
 
-    /// Whether a packet is to be noted.
+    /// Whether a packet must be recorded.
     #[inline]
     fn lacks(self, now_s: u32, marks: u8) -> bool {
         now_s.saturating_sub(self.seconds()) >= NOTED_EVERY_S || self.marks() & marks != marks

@@ -1,11 +1,11 @@
-//! What the gateway knows: built as a whole from its configuration, shared by all cores, and never changed.
+//! The gateway's configuration as lookup tables: built as a whole, shared by all cores, and immutable.
 
 use std::net::IpAddr;
 
 use bifrost_tables::{Classifier, Dir24, ExactMap, Lpm, Rate};
 use bifrost_wire::Mac;
 
-/// Where a packet of a VPC goes.
+/// A route of a VPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// To a host of this VPC.
@@ -14,9 +14,9 @@ pub enum Route {
     Peer(u32),
     /// To the Internet.
     Internet,
-    /// To a customer's network, by the tunnel's place in [`Tables::tunnels`].
+    /// To a customer's network, by the tunnel's index in [`Tables::tunnels`].
     Idc(u32),
-    /// Nowhere.
+    /// Drop.
     Blackhole,
 }
 
@@ -25,10 +25,10 @@ pub enum Route {
 pub struct Vpc {
     /// Its routes.
     pub routes: Lpm<Route>,
-    /// What may pass from and to the Internet, by the addresses that the VPC sees; the first match counts. Without it all may pass; with it,
-    /// what no rule matches may not.
+    /// ACL of the Internet traffic, by the addresses that the VPC sees; the first match counts. Without an ACL all
+    /// packets pass; with one, packets that match no rule are dropped.
     pub acl: Option<Classifier<bool>>,
-    /// Its Internet traffic, both directions together, in bytes a second (of the inner packets).
+    /// Rate of its Internet traffic, both directions together, in bytes per second (of the inner packets).
     pub meter: Option<Metered>,
     /// The number of its pool of SNAT addresses in the [`Nat`](crate::Nat).
     pub snat: Option<u32>,
@@ -36,7 +36,7 @@ pub struct Vpc {
     pub routers: Vec<IpAddr>,
 }
 
-/// The rate of a VPC, and which meter of each core is for it.
+/// The rate of a VPC, and the index of its meter in each core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metered {
     pub(crate) rate: Rate,
@@ -51,7 +51,7 @@ impl Metered {
     }
 }
 
-/// Where a vNIC is.
+/// Location of a vNIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
     /// Its host's VXLAN address.
@@ -60,14 +60,14 @@ pub struct Host {
     pub mac: Mac,
 }
 
-/// How a customer's network is reached.
+/// A tunnel to a customer's network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnel {
     /// The VPC that it belongs to.
     pub vni: u32,
     /// The customer's router.
     pub remote: IpAddr,
-    /// What is spoken with it.
+    /// The protocol.
     pub kind: TunnelKind,
 }
 
@@ -88,18 +88,18 @@ pub enum TunnelKind {
     },
 }
 
-/// What stands behind a service's address.
+/// The backends of a service's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backends {
     /// The network that the backends are in.
     pub vni: u32,
-    /// The number of the pool of addresses that backends see as sources, in the [`Nat`](crate::Nat).
+    /// The number of the pool of source addresses that backends see, in the [`Nat`](crate::Nat).
     pub pool: u32,
-    /// Addresses and ports; a conversation stays with one.
+    /// Addresses and ports; a session stays with one backend.
     pub list: Vec<(IpAddr, u16)>,
 }
 
-/// Where a route of the Internet leads.
+/// A next hop of the Internet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
     /// The router's address.
@@ -109,7 +109,7 @@ pub struct NextHop {
 /// All tables.
 #[derive(Clone, Debug)]
 pub struct Tables {
-    /// The gateway's own addresses: of tunnels, one of each family at most.
+    /// The gateway's own addresses for tunnels: at most one of each family.
     pub vteps: Vec<IpAddr>,
     /// The gateway's MAC address, outside and inside of tunnels.
     pub mac: Mac,
@@ -117,11 +117,11 @@ pub struct Tables {
     pub mtu: u16,
     /// Tenants' networks by VNI.
     pub vpcs: ExactMap<u32, Vpc>,
-    /// How many VPCs have a rate: all that [`new_meter`](Self::new_meter) has made.
+    /// Number of VPCs with a rate: the meters that [`new_meter`](Self::new_meter) has allocated.
     meters: u32,
     /// vNICs by VNI and address.
     pub hosts: ExactMap<(u32, IpAddr), Host>,
-    /// Who may send VXLAN of the VPCs: the hosts' addresses.
+    /// Addresses of the hosts that may send VXLAN of the VPCs.
     pub senders: ExactMap<IpAddr, ()>,
     /// Public addresses of vNICs by VNI and private address.
     pub eips: ExactMap<(u32, IpAddr), IpAddr>,
@@ -133,22 +133,23 @@ pub struct Tables {
     pub tunnels_in: ExactMap<(IpAddr, u64), u32>,
     /// Services by VNI, address, protocol and port.
     pub services: ExactMap<(u32, IpAddr, u8, u16), Backends>,
-    /// Addresses of the pools for translation, by the network where they are seen ([`INTERNET`](crate::INTERNET) or a service's VNI).
+    /// Addresses of the pools for translation, by the network where they are seen ([`INTERNET`](crate::INTERNET) or a
+    /// service's VNI).
     pub nat_addresses: ExactMap<(u32, IpAddr), ()>,
-    /// IPv4 routes of the Internet: places in `next_hops`.
+    /// IPv4 routes of the Internet: indices in `next_hops`.
     pub fib4: Option<Dir24>,
     /// IPv6 routes of the Internet.
     pub fib6: Lpm<u32>,
-    /// Where they lead.
+    /// Their next hops.
     pub next_hops: Vec<NextHop>,
-    /// Prefixes of the gateway's own link, where a destination is its own next hop.
+    /// Prefixes of the gateway's own link, whose addresses are reached directly.
     pub on_link: Lpm<()>,
     /// The next hop of all other tunnels.
     pub router: Option<IpAddr>,
 }
 
 impl Tables {
-    /// Nothing but addresses; `seed` is that of the hash tables, whose keys tenants choose in part.
+    /// Only with addresses; `seed` seeds the hash tables, whose keys tenants choose in part.
     pub fn new(vteps: Vec<IpAddr>, mac: Mac, mtu: u16, seed: u64) -> Self {
         fn map<K, V>(seed: u64) -> ExactMap<K, V> {
             bifrost_tables::exact_map(seed)
@@ -175,7 +176,7 @@ impl Tables {
         }
     }
 
-    /// A rate for one VPC, in bytes a second.
+    /// Allocates a rate for one VPC, in bytes per second.
     pub fn new_meter(&mut self, rate: Rate) -> Metered {
         let place = self.meters;
         self.meters += 1;
@@ -187,13 +188,13 @@ impl Tables {
         self.meters as usize
     }
 
-    /// Enters a vNIC, whose host may send from now on.
+    /// Adds a vNIC; its host may send from now on.
     pub fn add_host(&mut self, vni: u32, address: IpAddr, host: Host) {
         self.hosts.insert((vni, address), host);
         self.senders.insert(host.vtep, ());
     }
 
-    /// Enters a tunnel; its place.
+    /// Adds a tunnel and returns its index.
     pub fn add_tunnel(&mut self, tunnel: Tunnel) -> u32 {
         let place = self.tunnels.len() as u32;
         let key = match tunnel.kind {
@@ -205,23 +206,23 @@ impl Tables {
         place
     }
 
-    /// Enters a public address.
+    /// Adds a public address.
     pub fn add_eip(&mut self, vni: u32, private: IpAddr, public: IpAddr) {
         self.eips.insert((vni, private), public);
         self.eip_owners.insert(public, (vni, private));
     }
 
-    /// The own address of a family.
+    /// The gateway's address of a family.
     pub(crate) fn vtep_like(&self, address: IpAddr) -> Option<IpAddr> {
         self.vteps.iter().copied().find(|own| own.is_ipv4() == address.is_ipv4())
     }
 
-    /// Where a packet to an outer address goes next.
+    /// The next hop of a packet to an outer address.
     pub(crate) fn next_hop(&self, address: IpAddr) -> Option<IpAddr> {
         self.on_link.lookup(address).map(|()| address).or(self.router)
     }
 
-    /// Where a packet to the Internet goes next.
+    /// The next hop of a packet to the Internet.
     pub(crate) fn internet(&self, address: IpAddr) -> Option<IpAddr> {
         let hop = match address {
             IpAddr::V4(address) => self.fib4.as_ref()?.lookup(address)?,
@@ -231,7 +232,7 @@ impl Tables {
     }
 }
 
-/// A GRE key among VNIs.
+/// A GRE key in the number space of VNIs.
 pub(crate) fn gre_key(key: u32) -> u64 {
     1 << 32 | u64::from(key)
 }

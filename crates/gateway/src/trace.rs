@@ -1,4 +1,4 @@
-//! What would become of a packet that is only described.
+//! Traces: the decisions about a packet that is only described.
 
 use bifrost_tables::TokenBucket;
 
@@ -8,19 +8,20 @@ use crate::nat::Nat;
 use crate::tables::Tables;
 use crate::{Counters, DropReason, Packet, Service, Verdict};
 
-/// What a stage decided.
+/// The decision of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Which stage: `outer`, `sender`, `inner`, `service`, `route`, `acl`, `translation`, `meter`, `size`, `egress`, `link`.
+    /// Name of the stage: `outer`, `sender`, `inner`, `service`, `route`, `acl`, `translation`, `meter`, `size`,
+    /// `egress`, `link`.
     pub stage: &'static str,
-    /// Whether the packet goes on.
+    /// Whether the packet continues.
     pub passes: bool,
-    /// What was decided, in words.
+    /// The decision, in words.
     pub what: String,
 }
 
-/// Decides about a packet as a [`Core`](crate::Core) would, by the same code, and says why. Nothing changes: no session begins or is told, and the meters
-/// of the cores, which are full here, are not asked.
+/// Decides about a packet like a [`Core`](crate::Core), with the same code, and records why. Nothing changes: no
+/// session is created or changed, and the meters, which are full here, are not those of the cores.
 pub fn trace(tables: &Tables, nat: &Nat, context: Context<'_>, packet: &mut Packet<'_>) -> (Verdict, Vec<Step>) {
     let mut steps = Vec::new();
     let mut state = State {
@@ -46,7 +47,7 @@ pub fn trace(tables: &Tables, nat: &Nat, context: Context<'_>, packet: &mut Pack
     (verdict, steps)
 }
 
-/// Where a packet is dropped for a reason.
+/// The stage that drops packets for a reason.
 fn stage(reason: DropReason) -> &'static str {
     match reason {
         DropReason::OuterMalformed | DropReason::NotForUs => "outer",

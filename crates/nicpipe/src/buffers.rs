@@ -1,4 +1,4 @@
-//! Memory of the pipeline's own: for packets that wait for their turn, and for payloads that wait for their headers.
+//! Memory of the pipeline: for packets that wait for their turn, and for payloads that wait for their headers.
 
 /// Buffers of equal size, by number.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ impl Buffers {
         Buffers { bytes: vec![0; count as usize * size].into(), size, free: (0..count).rev().collect() }
     }
 
-    /// A free one, until it is [given back](Self::give).
+    /// Takes a free buffer, until it is [given back](Self::give).
     pub(crate) fn take(&mut self) -> Option<u32> {
         self.free.pop()
     }

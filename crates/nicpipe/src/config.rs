@@ -12,22 +12,22 @@ use crate::{ReliableConfig, ReliableError, Rules};
 pub struct PodConfig {
     /// Its name, in counters and errors.
     pub name: String,
-    /// Dispatch and order queues. [`payload_slots`](plb::Config::payload_slots) is for packets that are delivered as headers only.
+    /// Dispatch and order queues. [`payload_slots`](plb::Config::payload_slots) is for header-only packets.
     pub balancer: plb::Config,
     /// Its interfaces, 1 to 4: the VLAN of each, or `None` for frames without a tag.
     pub interfaces: Vec<Option<u16>>,
-    /// Its MAC address. Pods with one share VLANs: frames find them by their destination, and leave them only with this source.
-    /// `None`: all frames of its VLANs are the pod's.
+    /// Its MAC address. Pods with one share VLANs: frames reach them by destination address, and leave them only with
+    /// this source address. `None`: the pod gets all frames of its VLANs.
     pub mac: Option<Mac>,
-    /// The class of each packet.
+    /// Rules for the class of each packet.
     pub rules: Rules,
-    /// What tenants may send, in packets.
+    /// Rate limits of tenants, in packets.
     pub limiter: LimiterConfig,
-    /// Control packets over the priority rings.
+    /// Rate limit of control packets for the priority rings.
     pub control: Rate,
-    /// Smallest payload, bytes, of packets that are delivered as headers only; `None`: no packet is.
+    /// Minimum payload, bytes, for header-only delivery; `None`: packets are always delivered whole.
     pub header_only_from: Option<u16>,
-    /// The reliable transport with hosts, if it is spoken.
+    /// The reliable transport with hosts, if used.
     pub reliable: Option<ReliableConfig>,
 }
 
@@ -36,22 +36,22 @@ pub struct PodConfig {
 pub struct PipelineConfig {
     /// The pods.
     pub pods: Vec<PodConfig>,
-    /// Bytes of the longest frame.
+    /// Maximum length of a frame, bytes.
     pub longest: usize,
-    /// Secret: tenants that know it could choose flows that share an order queue, or a core.
+    /// Secret seed: tenants that know it could choose flows that share an order queue, or a core.
     pub seed: u64,
 }
 
-/// Settings that do not fit together.
+/// Invalid settings.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
-    /// Of the balancer.
+    /// The balancer's settings are invalid.
     #[error("pod {0}: {1}")]
     Balancer(String, plb::ConfigError),
-    /// None, or too many.
+    /// No interfaces, or too many.
     #[error("pod {0}: {1} interfaces; a pod has 1 to 4")]
     Interfaces(String, usize),
-    /// Two interfaces have it.
+    /// Two interfaces have the same VLAN.
     #[error("pod {pod}: {}: another interface has it, too; pods share a VLAN if each has a mac", text(*.vlan))]
     Vlan {
         /// The second one's pod.
@@ -59,27 +59,27 @@ pub enum ConfigError {
         /// The VLAN.
         vlan: Option<u16>,
     },
-    /// Two pods of a VLAN have it.
+    /// Two pods of a VLAN have the same MAC address.
     #[error("pod {pod}: {mac}: another pod has this MAC address, too")]
     Mac {
-        /// The second one.
+        /// The second pod.
         pod: String,
         /// The address.
         mac: Mac,
     },
-    /// Of a group, or zero.
-    #[error("pod {0}: {1} is not the address of one station")]
+    /// Multicast, or zero.
+    #[error("pod {0}: {1} is not a unicast MAC address")]
     NoStation(String, Mac),
-    /// Beyond 12 bits.
+    /// Out of range.
     #[error("pod {0}: VLAN {1}; VLANs are 1 to 4094")]
     NoVlan(String, u16),
-    /// Two pods have it.
+    /// Two pods have the same number.
     #[error("pod {0}: number {1} is another pod's, too")]
     Number(String, u16),
-    /// Headers only without payload slots.
-    #[error("pod {0}: headers only, but no payload slots")]
+    /// Header-only delivery without payload slots.
+    #[error("pod {0}: header-only delivery, but no payload slots")]
     PayloadSlots(String),
-    /// Of the transport.
+    /// The transport's settings are invalid.
     #[error("pod {0}: {1}")]
     Reliable(String, ReliableError),
 }

@@ -1,4 +1,4 @@
-//! What happened at a pod's side of the pipeline. What happened in its order queues is in `bifrost_plb::Counters`.
+//! Counters of a pod's side of the pipeline. Those of its order queues are in `bifrost_plb::Counters`.
 
 macro_rules! counters {
     ($(#[$of:meta])* $group:ident: $($(#[$doc:meta])* $name:ident),* $(,)?) => {
@@ -20,13 +20,13 @@ counters! {
     PodCounters:
     /// Frames for the pod.
     arrived_packets,
-    /// Frames put into its rings of cores.
+    /// Frames sent to its cores' rings.
     delivered_packets,
-    /// Of these, headers only.
+    /// Of these, header-only ones.
     delivered_header_only_packets,
-    /// Frames put into its priority rings.
+    /// Frames sent to its priority rings.
     delivered_priority_packets,
-    /// Frames dropped: the pod is not there.
+    /// Frames dropped: the pod is down.
     refused_pod_down_packets,
     /// Frames dropped: the tenant exceeds its rate.
     refused_limited_packets,
@@ -34,15 +34,15 @@ counters! {
     refused_control_rate_packets,
     /// Frames dropped: their order queue is full.
     refused_queue_full_packets,
-    /// Frames dropped: no core, or not that of their flow, has room; or the priority ring has none.
+    /// Frames dropped: no core has room, or not the core of their flow; or the priority ring is full.
     refused_ring_full_packets,
     /// Frames dropped: the pod's buffers are too small.
     refused_too_long_packets,
-    /// Frames that came back from the pod.
+    /// Frames that returned from the pod.
     returned_packets,
-    /// Frames dropped that came back shorter than an Ethernet header and a trailer, or longer than the longest frame.
+    /// Returned frames dropped: shorter than an Ethernet header and a trailer, or longer than the maximum.
     returned_bad_packets,
-    /// Frames dropped that came back with another source than the pod's MAC address, or as ARP of another's address.
+    /// Returned frames dropped: the source is not the pod's MAC address, or they are ARP for another's address.
     returned_wrong_address_packets,
     /// Frames that left.
     sent_packets,
@@ -53,54 +53,55 @@ counters! {
     HostCounters:
     /// Datagrams of the transport that arrived.
     rx_datagrams,
-    /// Frames that the transport has brought, each once; they go to the pod, in the order of their flows.
+    /// New frames from the transport; they go to the pod, in the order of their flows.
     rx_frames,
-    /// Frames handed to the pod.
+    /// Frames delivered to the pod.
     delivered_frames,
-    /// Frames dropped behind the transport: the pod was gone, or its buffers are too small.
+    /// Frames dropped after the transport: the pod was down, or its buffers are too small.
     undelivered_frames,
-    /// Frames refused that come again: the pod has no room, or is not there.
+    /// Frames not accepted, so that the host retransmits them: the pod has no room, or is down.
     refused_no_ring_frames,
-    /// Frames refused that come again: the host's share of the memory is used up, or too much is missing before them.
+    /// Frames not accepted, so that the host retransmits them: the host's share of the memory is used up, or too many
+    /// packets before them are missing.
     refused_no_memory_frames,
-    /// Frames refused that come again: they are damaged, although their datagram is not.
+    /// Frames not accepted, so that the host retransmits them: they are damaged, although their datagram is not.
     refused_damaged_frames,
     /// Frames dropped and acknowledged: the tenant exceeds its rate.
     limited_frames,
     /// Frames dropped and acknowledged: malformed.
     malformed_frames,
-    /// Frames dropped and acknowledged: their addresses are not those of the connection.
+    /// Frames dropped and acknowledged: their addresses do not match the connection.
     wrong_address_frames,
     /// Packets dropped: the UDP checksum is wrong.
     bad_checksum_datagrams,
     /// Packets dropped: no VXLAN header.
     bad_vxlan_datagrams,
-    /// Packets dropped: not as the protocol says.
+    /// Packets dropped: they violate the protocol.
     bad_packets,
-    /// Frames from the pod that the transport carries, repetitions not counted.
+    /// Frames from the pod that the transport carries, without retransmissions.
     tx_frames,
     /// Frames from the pod that leave as plain VXLAN: no connection carries them.
     plain_frames,
     /// Frames from the pod that leave as plain VXLAN: the host's share of the memory is used up.
     plain_no_memory_frames,
-    /// Frames from the pod that leave as plain VXLAN: with the transport's header they are too long.
+    /// Frames from the pod that leave as plain VXLAN: they are too long with the transport's header.
     plain_too_long_frames,
     /// Frames from the pod that leave as plain VXLAN: their checksum is wrong.
     plain_bad_checksum_frames,
-    /// Frames that leave as plain VXLAN after all: their connection has ended, or they were repeated too often.
+    /// Frames that leave as plain VXLAN after all: their connection has ended, or they were retransmitted too often.
     surrendered_frames,
-    /// Packets that left, repetitions and acknowledgements included.
+    /// Packets sent, including retransmissions and acknowledgements.
     tx_datagrams,
-    /// Packets not sent: nothing is known of the way to the host.
+    /// Packets not sent: no path to the host is known.
     unsent_no_link_packets,
 }
 
 counters! {
-    /// Counters of the reliable transport of one pod, with nobody in particular.
+    /// Counters of the reliable transport of one pod that do not belong to a host.
     TransportCounters:
-    /// Datagrams dropped: from an address that no configured host has.
+    /// Datagrams dropped: their source is not a configured host.
     unknown_host_datagrams,
-    /// Connection requests refused: for another address than the gateway's, or a VNI that is not configured.
+    /// Connection requests refused: for an address that is not the gateway's, or a VNI that is not configured.
     refused_requests,
 }
 
@@ -109,9 +110,9 @@ counters! {
 pub enum Refusal {
     /// Its outer headers are malformed.
     Malformed,
-    /// No pod has its VLAN.
+    /// Its VLAN does not belong to a pod.
     NoPod,
-    /// The pod is not there.
+    /// The pod is down.
     PodDown,
     /// The tenant exceeds its rate.
     Limited,

@@ -1,23 +1,23 @@
-//! What would become of a frame that is only described.
+//! Traces: the decisions about a frame that is only described.
 
 use bifrost_tables::Stage;
 
 use crate::{Class, Flow, Mode, Pipeline, Place, look};
 
-/// What a stage would decide.
+/// The decision of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explained {
-    /// Which stage: `parse`, `pod`, `class`, `limiter`, `order`, `core`.
+    /// Name of the stage: `parse`, `pod`, `class`, `limiter`, `order`, `core`.
     pub stage: &'static str,
-    /// Whether the frame goes on.
+    /// Whether the frame continues.
     pub passes: bool,
-    /// What it would decide, in words.
+    /// The decision, in words.
     pub what: String,
 }
 
 impl Pipeline {
-    /// What each stage would decide about a frame that arrives now, in the order of its way to a core; the last one may not let it pass. `has_room` says which
-    /// cores of a place have room. Nothing changes.
+    /// The decisions of the stages about a frame that arrives now, in their order; the last one may drop it. `has_room`
+    /// tells which cores of an interface have room. Nothing changes.
     pub fn explain(&self, now: u64, frame: &[u8], has_room: impl Fn(Place, u16) -> bool) -> Vec<Explained> {
         let mut steps = Vec::new();
         let mut note = |stage, passes, what: String| {
@@ -43,8 +43,8 @@ impl Pipeline {
         }
         let class = pod.config.rules.class(&arrival, frame);
         let text = match class {
-            Class::Priority => "control traffic: the priority ring, without a place in an order queue",
-            Class::Rss => "by a rule: to the core of its flow, without a place in an order queue",
+            Class::Priority => "control traffic: the priority ring, without an entry in an order queue",
+            Class::Rss => "by a rule: to the core of its flow, without an entry in an order queue",
             Class::Plb => "sprayed over the cores",
         };
         note("class", true, text.to_owned());
@@ -54,9 +54,9 @@ impl Pipeline {
         let (stage, tokens) = pod.limiter().foresee(now, arrival.tenant(self.seed));
         let text = match stage {
             Stage::Bypass => "the tenant is exempted".to_owned(),
-            Stage::PreMeter => format!("the tenant's own meter, as one that sends much: {tokens} packets may pass now"),
+            Stage::PreMeter => format!("the tenant's own meter, as a heavy tenant: {tokens} packets may pass now"),
             Stage::Color => format!("first stage: {tokens} packets may pass now"),
-            Stage::Meter => format!("second stage, for the first is used up: {tokens} packets may pass now"),
+            Stage::Meter => format!("second stage, because the first is used up: {tokens} packets may pass now"),
         };
         if !note("limiter", tokens > 0, text) {
             return steps;
@@ -68,7 +68,7 @@ impl Pipeline {
         if class == Class::Plb && !(mode == Mode::Rss && settled) {
             let queue = pod.order_queue(hash);
             let (entries, in_use, _) = pod.queues().nth(usize::from(queue)).unwrap_or_default();
-            if !note("order", in_use < entries, format!("order queue {queue}: {in_use} of {entries} places in use")) {
+            if !note("order", in_use < entries, format!("order queue {queue}: {in_use} of {entries} entries in use")) {
                 return steps;
             }
         }
@@ -79,7 +79,7 @@ impl Pipeline {
             (with_room(core..core + 1) == 1, format!("core {core}, by its flow"))
         } else {
             let count = with_room(0..cores);
-            (count > 0, format!("the next in turn of {cores} cores, of which {count} have room"))
+            (count > 0, format!("round robin over {cores} cores, {count} of which have room"))
         };
         note("core", passes, text);
         steps

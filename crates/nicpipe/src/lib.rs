@@ -1,19 +1,21 @@
-//! The pipeline in front of gateway pods and behind them (*Albatross*, SIGCOMM'25, figures 1 and A.1), without I/O.
+//! The pipeline between the wire and gateway pods (*Albatross*, SIGCOMM'25, figures 1 and A.1), without I/O.
 //!
 //! ```text
 //!  wire -> parse -> pod by VLAN -> class -> limiter -> dispatch -> ring of a core        (Pipeline::arrive)
 //!  wire <- deparse <------ reorder <---------- legal check <------ ring of a core        (Pipeline::take_back, release)
 //! ```
 //!
-//! A [`Pipeline`] has one [`Pod`] for each pod, told apart by the VLAN tags of frames: a tag is a virtual function. What arrives is classified by the
-//! pod's [`Rules`]: control traffic goes to rings of its own, ahead of everything; flows that must stay on one core are dispatched by flow; all else is
-//! sprayed. A tenant that sends too much is stopped here, before it costs a core anything, and by the time at which its packets arrived: a pipeline that
-//! was kept from running finds many of them at once, which is not their sender's fault.
+//! A [`Pipeline`] has one [`Pod`] for each pod, distinguished by the VLAN tags of frames: a tag is a virtual function.
+//! The pod's [`Rules`] classify arriving frames: control traffic goes to separate rings, ahead of everything; flows
+//! that must stay on one core are dispatched by flow; all other packets are sprayed. A tenant that exceeds its rate is
+//! limited here, before it costs a core anything. The limiter uses the times at which packets arrived: a pipeline that
+//! was delayed finds many of them at once, which is not their sender's fault.
 //!
-//! A pod's memory is hostile. What it returns is copied once, into this side's own memory, and checked there; order, payload and timeout of each packet
-//! are on record here. See `bifrost_plb` for what a pod can then still do: nothing to anybody else.
+//! A pod's memory is hostile. What it returns is copied once, into this side's memory, and checked there; order,
+//! payload and timeout of each packet are recorded here. `bifrost_plb` describes what a pod can still do: nothing to
+//! other pods.
 //!
-//! Rings are the caller's, behind [`Rings`]; so are frames, clocks and threads.
+//! The caller provides rings, behind [`Rings`], and frames, clocks and threads.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,4 +1,4 @@
-//! The parser: what classifying and limiting, and then spraying, need to know of a frame.
+//! The parser: the fields that classifying, limiting and spraying need.
 
 use std::net::IpAddr;
 
@@ -6,10 +6,10 @@ use bifrost_nic::{Parsed, parse, parse_packet};
 use bifrost_wire::protocol::{GRE, TCP, UDP};
 use bifrost_wire::{ethernet, gre, vxlan};
 
-/// What the outer headers of a frame say.
+/// The outer headers of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// The outermost VLAN tag's identifier.
+    /// VLAN identifier of the outermost tag.
     pub vlan: Option<u16>,
     /// The outer headers.
     pub outer: Parsed,
@@ -19,19 +19,20 @@ pub struct Arrival {
     pub end: usize,
 }
 
-/// The innermost flow that is seen of a frame.
+/// The innermost flow found in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Its hash, under a seed.
+    /// Its hash, with a seed.
     pub hash: u32,
-    /// Bytes from the start of the frame to the end of the headers that a gateway needs. `None` where they are not known to end there:
-    /// of fragments, and of what is neither TCP nor UDP, a gateway may need any part.
+    /// Bytes from the start of the frame to the end of the headers that a gateway needs. `None` if unknown: a gateway
+    /// may need any part of fragments, and of packets that are neither TCP nor UDP.
     pub headers: Option<usize>,
-    /// It is a fragment: all of a packet have this hash, and must go to one core, in order.
+    /// It is a fragment: all fragments of a packet have this hash, and must go to one core, in order.
     pub fragment: bool,
 }
 
-/// Parses the outer headers: all that is needed to drop what exceeds its rate. Nothing if they are malformed: such a frame is nobody's.
+/// Parses the outer headers: all that is needed to drop packets that exceed a rate. `None` if they are malformed: such
+/// a frame belongs to no pod.
 #[inline]
 pub fn look(frame: &[u8]) -> Option<Arrival> {
     let outer = parse(frame, frame.len()).ok()?;
@@ -61,7 +62,7 @@ impl Arrival {
         Flow::inside(outer, seed, 0, 0)
     }
 
-    /// Apart, to keep the code of VXLAN short.
+    /// A separate function, to keep the code for VXLAN short.
     #[inline(never)]
     fn flow_in_gre(&self, frame: &[u8], seed: u64) -> Option<Flow> {
         let (header, inner) = gre::Header::parse(self.payload(frame)).ok()?;
@@ -69,12 +70,12 @@ impl Arrival {
         Some(Flow::inside(&parsed, seed, header.key, usize::from(self.outer.payload) + gre::HEADER_LEN))
     }
 
-    /// What is behind the outer headers.
+    /// The bytes after the outer headers.
     pub(crate) fn payload<'a>(&self, frame: &'a [u8]) -> &'a [u8] {
         frame.get(usize::from(self.outer.payload)..self.end).unwrap_or_default()
     }
 
-    /// What a tenant is limited by: the VNI, or a number above all VNIs that stands for the address on this side.
+    /// The limiter's key: the VNI, or a number above all VNIs that stands for the address on this side.
     pub fn tenant(&self, seed: u64) -> u32 {
         const ADDRESSES: u32 = 1 << 24;
         self.vni.unwrap_or_else(|| {
@@ -89,7 +90,7 @@ impl Arrival {
 }
 
 impl Flow {
-    /// Of a packet that begins `at` bytes into the frame, in the network `vni`.
+    /// The flow of a packet that starts `at` bytes into the frame, in the network `vni`.
     #[inline(always)]
     fn inside(parsed: &Parsed, seed: u64, vni: u32, at: usize) -> Self {
         let of_vni = seed ^ u64::from(vni).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -10,21 +10,21 @@ use bifrost_wire::icmp::v6::solicited_node;
 use crate::pod::{Charged, Entry, Times};
 use crate::{Arrival, ConfigError, PipelineConfig, Pod, PodConfig, Refusal, Ring, Rings, look};
 
-/// VLAN identifiers.
+/// Number of VLAN identifiers.
 const VLANS: usize = 4096;
 
-/// Whose a VLAN is.
+/// The owner of a VLAN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The pod, by its place in the configuration.
+    /// The pod, by its index in the configuration.
     pub pod: usize,
     /// The pod's interface.
     pub interface: usize,
 }
 
-/// The rings of all places.
+/// The rings of all interfaces.
 pub trait Links {
-    /// Those of a place.
+    /// Those of an interface.
     fn rings(&mut self, place: Place) -> impl Rings;
 }
 
@@ -34,7 +34,7 @@ pub struct Pipeline {
     pods: Vec<Pod>,
     by_vlan: Box<[Option<Place>]>,
     untagged: Option<Place>,
-    /// Of pods with MAC addresses, which share VLANs.
+    /// Pods with MAC addresses, which share VLANs.
     by_mac: ExactMap<(Option<u16>, Mac), Place>,
     longest: usize,
     pub(crate) seed: u64,
@@ -43,10 +43,10 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// With all memory that it ever needs.
+    /// Allocates all memory.
     ///
     /// # Errors
-    /// Settings that do not fit together.
+    /// Invalid settings.
     pub fn new(config: PipelineConfig) -> Result<Self, ConfigError> {
         let mut pipeline = Pipeline {
             pods: Vec::with_capacity(config.pods.len()),
@@ -66,7 +66,7 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Bytes of the longest frame.
+    /// Maximum length of a frame, bytes.
     pub fn longest(&self) -> usize {
         self.longest
     }
@@ -96,7 +96,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Adds a pod, and says which number it has here. What it needs was allocated when it was made; the others go on.
+    /// Adds a pod, and returns its number here. Its memory was allocated when it was made; the other pods continue.
     ///
     /// # Errors
     /// See [`check`](Self::check).
@@ -118,8 +118,8 @@ impl Pipeline {
         Ok(number)
     }
 
-    /// Takes a pod away, with what waits for it. The others keep their numbers; this one's is given to the next pod that is added.
-    /// Nothing if there is no pod of this number.
+    /// Removes a pod, with the packets that it holds. The others keep their numbers; the next pod that is added gets
+    /// this number. `None` if there is no pod with this number.
     pub fn remove(&mut self, number: usize) -> Option<Pod> {
         let pod = self.pods.get_mut(number).filter(|pod| !pod.is_vacant())?;
         let removed = std::mem::replace(pod, Pod::vacant().ok()?);
@@ -130,29 +130,29 @@ impl Pipeline {
         Some(removed)
     }
 
-    /// The pods by their numbers: those of the configuration in their order, and those that were added. A removed one is
+    /// The pods by their numbers: those of the configuration in order, then those that were added. A removed one is
     /// [vacant](Pod::is_vacant).
     pub fn pods(&self) -> &[Pod] {
         &self.pods
     }
 
-    /// The same, to be changed.
+    /// The same, mutable.
     pub fn pods_mut(&mut self) -> &mut [Pod] {
         &mut self.pods
     }
 
-    /// Frames dropped: malformed, and for no pod.
+    /// Frames dropped because they were malformed or belong to no pod.
     pub fn strays(&self) -> (u64, u64) {
         (self.malformed, self.no_pod)
     }
 
-    /// Takes a frame from the wire, where it arrived `at`, which is not later than `now`: rates are those of the wire. `rings` gives the rings of a
-    /// place.
+    /// Takes a frame from the wire that arrived `at`, which is not later than `now`: rates are those of the wire.
+    /// `rings` returns the rings of an interface.
     ///
-    /// A packet of the reliable transport with hosts is for no ring yet: see [`settle`](Self::settle).
+    /// A packet of the reliable transport does not go to a ring yet: see [`settle`](Self::settle).
     ///
     /// # Errors
-    /// It is dropped.
+    /// The frame was dropped.
     #[inline]
     pub fn arrive<R: Rings>(
         &mut self,
@@ -180,8 +180,8 @@ impl Pipeline {
         Ok((place, Some(ring)))
     }
 
-    /// Has the transports do what is due, puts what they have brought into rings, and acknowledges it. To be called after all that arrived at a
-    /// time, and when the [`deadline`](Self::deadline) has come.
+    /// Runs the transports: does what is due, moves received frames into rings, and acknowledges them. Call it after
+    /// all frames that arrived at a time, and at the [`deadline`](Self::deadline).
     pub fn settle(&mut self, now: u64, links: &mut impl Links) {
         let seed = self.seed;
         for (number, pod) in self.pods.iter_mut().enumerate().filter(|(_, pod)| pod.reliable().is_some()) {
@@ -189,12 +189,13 @@ impl Pipeline {
         }
     }
 
-    /// Hands `sink` what the transports send, each frame in parts. To be called after all that pods returned at a time.
+    /// Passes `sink` the frames that the transports send, each in parts. Call it after all frames that pods returned at
+    /// a time.
     pub fn emit(&mut self, mut sink: impl FnMut(&[&[u8]])) {
         self.pods.iter_mut().for_each(|pod| pod.emit(&mut sink));
     }
 
-    /// Whose a frame is.
+    /// The owner of a frame.
     #[inline]
     pub(crate) fn place(&self, arrival: &Arrival) -> Option<Place> {
         let sole = self.sole(arrival.vlan);
@@ -204,7 +205,7 @@ impl Pipeline {
         self.by_mac.get(&(arrival.vlan, arrival.outer.dst_mac)).copied().or_else(|| self.asked(arrival))
     }
 
-    /// Who has all frames of a VLAN.
+    /// The owner of all frames of a VLAN.
     #[inline]
     fn sole(&self, vlan: Option<u16>) -> Option<Place> {
         match vlan {
@@ -213,7 +214,7 @@ impl Pipeline {
         }
     }
 
-    /// Whose address ARP or neighbour discovery asks all stations of a VLAN for.
+    /// The owner of the address that a broadcast ARP request or a neighbour solicitation asks for.
     #[cold]
     fn asked(&self, arrival: &Arrival) -> Option<Place> {
         if arrival.outer.dst_mac.is_unicast() {
@@ -227,11 +228,11 @@ impl Pipeline {
         let found = self.by_mac.iter().filter(|((vlan, _), place)| {
             *vlan == arrival.vlan && self.pods[place.pod].config.rules.own.iter().any(asked)
         });
-        // Of pods that share an address always the same one answers.
+        // If pods share an address, always the same one answers.
         found.map(|(_, place)| *place).min_by_key(|place| (place.pod, place.interface))
     }
 
-    /// The first time at which a pod's packets must be released, or a transport has something to do.
+    /// The first time at which a pod's packets must be released, or a transport must act.
     pub fn deadline(&self) -> Option<u64> {
         self.pods.iter().filter_map(Pod::deadline).min()
     }

@@ -1,4 +1,4 @@
-//! One pod: what goes to it, and what it returns.
+//! One pod: packets to it, and packets that it returns.
 
 use std::net::IpAddr;
 
@@ -12,15 +12,15 @@ use crate::parse::untagged;
 use crate::reliable::{Delivery, Gate};
 use crate::{Arrival, Class, ConfigError, Flow, Links, Place, PodConfig, PodCounters, Refusal, Reliable, Rules, look};
 
-/// Of how many packets one is looked at to find the heaviest tenants.
+/// Sampling interval for the heaviest tenants, packets.
 const SAMPLED: u64 = 64;
 
-/// Which ring of an interface.
+/// A ring of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ring {
-    /// Of control traffic.
+    /// The ring of control traffic.
     Priority,
-    /// Of a core.
+    /// The ring of a core.
     Core(u16),
 }
 
@@ -28,25 +28,25 @@ pub enum Ring {
 pub trait Rings {
     /// Whether a ring has room for a packet.
     fn has_room(&mut self, ring: Ring) -> bool;
-    /// Puts a packet, in parts, into a ring that has room. False: it is too long for the pod's buffer.
+    /// Writes a packet, in parts, to a ring that has room. False: it is too long for the pod's buffer.
     fn put(&mut self, ring: Ring, parts: &[&[u8]]) -> bool;
 }
 
-/// A frame on its way out.
+/// A frame that leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaving<'a> {
-    /// The frame, in parts: in front of the tag, the tag, behind it, and the payload. Any may be empty.
+    /// The frame, in parts: before the tag, the tag, after it, and the payload. Any may be empty.
     pub parts: [&'a [u8]; 4],
 }
 
-/// When a frame is handled, and when it arrived on the wire.
+/// The current time, and when a frame arrived on the wire.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     pub(crate) now: u64,
     pub(crate) at: u64,
 }
 
-/// How a frame comes in.
+/// How a frame arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) times: Times,
@@ -59,7 +59,7 @@ pub(crate) struct Entry {
 pub(crate) enum Charged {
     /// Not yet.
     No,
-    /// By the transport. It is offered again if there is no room for it.
+    /// By the transport, which offers it again if there is no room for it.
     Yes,
 }
 
@@ -83,18 +83,18 @@ pub struct Pod {
     payloads: Buffers,
     payload_lens: Box<[u16]>,
     longest: usize,
-    /// Which interfaces have a client.
+    /// Interfaces that have a client.
     up: Vec<bool>,
     counters: PodCounters,
     reliable: Option<Box<Reliable>>,
 }
 
 impl Pod {
-    /// With all the memory that it ever needs: a buffer for each place of an order queue and for each payload slot. `longest`: bytes of the longest
-    /// frame.
+    /// Allocates all memory: a buffer for each entry of an order queue and for each payload slot. `longest`: maximum
+    /// length of a frame, bytes.
     ///
     /// # Errors
-    /// Settings that do not fit together.
+    /// Invalid settings.
     pub fn new(config: PodConfig, longest: usize) -> Result<Self, ConfigError> {
         let name = || config.name.clone();
         if !(1..=4).contains(&config.interfaces.len()) {
@@ -106,7 +106,7 @@ impl Pod {
         Self::with(config, longest)
     }
 
-    /// What is at the place of a pod that was removed: it has no interface, and next to no memory.
+    /// The placeholder for a removed pod: it has no interface, and hardly any memory.
     pub(crate) fn vacant() -> Result<Self, ConfigError> {
         let nothing = Rate { per_second: 1, burst: 1 };
         let config = PodConfig {
@@ -129,7 +129,7 @@ impl Pod {
         Self::with(config, 0)
     }
 
-    /// Whether a pod was removed here, and none was added in its place.
+    /// Whether the pod was removed, and no other has its number yet.
     pub fn is_vacant(&self) -> bool {
         self.config.interfaces.is_empty()
     }
@@ -141,7 +141,7 @@ impl Pod {
         }
         let balancer = Balancer::new(config.balancer).map_err(|e| ConfigError::Balancer(name(), e))?;
         let plb::Config { order_queues, queue_entries, payload_slots, .. } = config.balancer;
-        // What is held has a place; one more is being looked at.
+        // Held packets have entries; one more is being processed.
         let places = u32::from(order_queues) * queue_entries + 1;
         let reliable = config.reliable.as_ref().map(|settings| Reliable::new(settings.clone(), longest)).transpose();
         Ok(Pod {
@@ -160,7 +160,7 @@ impl Pod {
         })
     }
 
-    /// How many interfaces it has.
+    /// Number of its interfaces.
     pub fn interfaces(&self) -> usize {
         self.config.interfaces.len()
     }
@@ -175,22 +175,22 @@ impl Pod {
         &self.config.name
     }
 
-    /// What happened so far.
+    /// The counters.
     pub fn counters(&self) -> &PodCounters {
         &self.counters
     }
 
-    /// What happened in its order queues.
+    /// The counters of its order queues.
     pub fn order_counters(&self) -> &Counters {
         self.balancer.counters()
     }
 
-    /// Places in use in its order queues, and returned packets that lie in them.
+    /// Entries in use in its order queues, and returned packets held in them.
     pub fn occupancy(&self) -> (u32, u32) {
         self.balancer.occupancy()
     }
 
-    /// Of each order queue: places, places in use, and returned packets that lie in them.
+    /// For each order queue: entries, entries in use, and returned packets held in them.
     pub fn queues(&self) -> impl Iterator<Item = (u32, u32, u32)> + '_ {
         self.balancer.queues().map(|(in_use, held)| (self.config.balancer.queue_entries, in_use, held))
     }
@@ -203,7 +203,7 @@ impl Pod {
         self.balancer.core_of_flow(flow_hash)
     }
 
-    /// The tenants that send most, control traffic excepted.
+    /// The heaviest tenants, without control traffic.
     pub fn heavy(&self) -> &HeavyHitters {
         &self.heavy
     }
@@ -218,17 +218,17 @@ impl Pod {
         &mut self.limiter
     }
 
-    /// Changes by what its packets are spread, without reordering a flow.
+    /// Changes how its packets are spread, without reordering a flow.
     pub fn set_mode(&mut self, now: u64, mode: Mode) {
         self.balancer.set_mode(now, mode);
     }
 
-    /// By what its packets are spread, and whether already all of them.
+    /// How its packets are spread, and whether all of them already are.
     pub fn mode(&self, now: u64) -> (Mode, bool) {
         (self.balancer.mode(), self.balancer.is_settled(now))
     }
 
-    /// An interface has a client, or has none any more. Without any the pod is gone: what waits is dropped.
+    /// Sets whether an interface has a client. Without any client the pod is down: waiting packets are dropped.
     pub fn set_up(&mut self, interface: usize, up: bool) {
         if let Some(state) = self.up.get_mut(interface) {
             *state = up;
@@ -247,7 +247,8 @@ impl Pod {
         self.up.get(interface).copied().unwrap_or(false)
     }
 
-    /// When [`release`](Self::release) has to be called next if nothing comes back until then, or [`Pipeline::settle`](crate::Pipeline::settle).
+    /// When to call [`release`](Self::release) or [`Pipeline::settle`](crate::Pipeline::settle) next if nothing returns
+    /// until then.
     pub fn deadline(&self) -> Option<u64> {
         let reliable = self.reliable.as_ref().and_then(|reliable| reliable.deadline());
         [self.balancer.deadline(), reliable].into_iter().flatten().min()
@@ -258,7 +259,7 @@ impl Pod {
         self.reliable.as_deref()
     }
 
-    /// Whether a frame that arrived at an interface is the transport's; then the transport has it.
+    /// Whether the transport takes a frame that arrived at an interface.
     #[inline]
     pub(crate) fn arrive_reliable(
         &mut self,
@@ -288,7 +289,7 @@ impl Pod {
         reliable.arrive(times, interface, arrival, frame, &mut gate)
     }
 
-    /// Does what the transport has to do now, and hands the pod what it has brought.
+    /// Runs the transport, and delivers received frames to the pod.
     pub(crate) fn settle(&mut self, now: u64, seed: u64, number: usize, links: &mut impl Links) {
         let Some(mut reliable) = self.reliable.take() else { return };
         reliable.settle(now, |interface, frame| {
@@ -303,7 +304,7 @@ impl Pod {
         self.reliable = Some(reliable);
     }
 
-    /// Hands `sink` what the transport sends.
+    /// Passes `sink` the frames that the transport sends.
     pub(crate) fn emit(&mut self, sink: impl FnMut(&[&[u8]])) {
         if let Some(reliable) = &mut self.reliable {
             reliable.emit(sink);
@@ -344,7 +345,7 @@ impl Pod {
                 return Err(Refusal::Limited);
             }
         }
-        // Only what passes is worth a look inside.
+        // The inner headers are parsed only for packets that pass the limiter.
         let Flow { hash, headers, fragment } = arrival.flow(frame, seed);
         let class = if fragment { Class::Rss } else { class };
         let headers = headers.unwrap_or(arrival.end);
@@ -368,7 +369,7 @@ impl Pod {
         let ring = Ring::Core(core);
         if !rings.put(ring, &[macs, rest, &trailer.emit()]) {
             self.counters.refused_too_long_packets += 1;
-            // Its place is freed as if the pod had dropped it.
+            // Its entry is released as if the pod had dropped it.
             self.drop_place(trailer);
             return Err(Refusal::TooLong);
         }
@@ -395,7 +396,7 @@ impl Pod {
             return self.balancer.dispatch_where(now, flow_hash, header_only, has_room);
         }
         let dispatch = self.balancer.dispatch_by_flow(flow_hash, header_only)?;
-        // A payload slot that was lent is taken by the next packet that needs one.
+        // The next packet that needs a payload slot takes an unordered one.
         if has_room(dispatch.core) { Ok(dispatch) } else { Err(Refused::NoRoom) }
     }
 
@@ -433,8 +434,9 @@ impl Pod {
         let _ = self.balancer.returned(trailer.emit(), held);
     }
 
-    /// The legal check: takes one packet that the pod returned on a ring of `interface`. `read` copies it, with its trailer, and returns its length; it must
-    /// copy the pod's memory once. A packet without a place leaves at once, through `sink`.
+    /// The legal check: takes one packet that the pod returned on a ring of `interface`. `read` copies it, with its
+    /// trailer, and returns its length; it must copy the pod's memory once. A packet without an entry leaves at once,
+    /// through `sink`.
     #[inline]
     pub fn take_back<B>(
         &mut self,
@@ -442,7 +444,7 @@ impl Pod {
         read: impl FnOnce(&mut [u8]) -> Option<Result<usize, B>>,
         sink: impl FnMut(Leaving<'_>),
     ) -> bool {
-        // There are more buffers than places.
+        // There are more buffers than entries.
         let Some(buffer) = self.held.take() else { return false };
         let bytes = self.held.get_mut(buffer);
         let len = match read(bytes) {
@@ -461,7 +463,7 @@ impl Pod {
         self.counters.returned_packets += 1;
         let (packet_len, mut trailer) = (len - TRAILER_LEN, [0; TRAILER_LEN]);
         trailer.copy_from_slice(&bytes[packet_len..len]);
-        // Nothing that is no Ethernet frame may leave; what is dropped may be empty.
+        // Only Ethernet frames may leave; a dropped packet may be empty.
         let bad = if packet_len < ethernet::HEADER_LEN {
             Some(&mut self.counters.returned_bad_packets)
         } else {
@@ -482,7 +484,7 @@ impl Pod {
         true
     }
 
-    /// The reorder check: hands `sink` the frames that may leave now.
+    /// The reorder check: passes `sink` the frames that may leave now.
     #[inline]
     pub fn release(&mut self, now: u64, limit: u32, mut sink: impl FnMut(Leaving<'_>)) -> u32 {
         let Pod { balancer, held, payloads, payload_lens, counters, config, reliable, .. } = self;
@@ -504,8 +506,9 @@ impl Pod {
     }
 }
 
-/// Whether a frame of a VLAN that pods share says that it is its pod's: its source is `mac`, and for ARP its sender one of the
-/// addresses `own` with that. Otherwise the switch would send another pod's packets here. A tag would lead to another VLAN.
+/// Whether a frame of a shared VLAN really comes from its pod: its source is `mac`, and an ARP sender is one of the
+/// addresses `own` with that MAC address. Otherwise the switch would learn a wrong port for another pod. A second tag
+/// would lead to another VLAN.
 #[inline]
 fn is_own(frame: &[u8], mac: Mac, own: &[IpAddr]) -> bool {
     let (Some(source), Some(kind)) = (frame.get(6..12), frame.get(12..14)) else { return false };
@@ -520,7 +523,7 @@ fn is_own(frame: &[u8], mac: Mac, own: &[IpAddr]) -> bool {
     }
 }
 
-/// Frames that the transport does not take leave as they are.
+/// Frames that the transport does not take leave unchanged.
 #[inline]
 fn leave_through<'a>(
     reliable: &'a mut Option<Box<Reliable>>,
@@ -533,7 +536,7 @@ fn leave_through<'a>(
     }
 }
 
-/// Joins header and payload, and puts the tag back.
+/// Joins header and payload, and restores the tag.
 #[inline]
 fn deparse(
     egress: Egress<Held>,
@@ -545,7 +548,7 @@ fn deparse(
     sink: &mut impl FnMut(Leaving<'_>),
 ) {
     let (Egress::Send { packet, .. } | Egress::Drop { packet, .. }) = egress;
-    // What had no buffer needs none back.
+    // A packet without a buffer returns none.
     if packet.buffer == u32::MAX {
         return;
     }

@@ -1,4 +1,4 @@
-//! Which class a packet has: Albatross's `pkt_dir`, which each pod programs for itself.
+//! Classification of packets: Albatross's `pkt_dir`, which each pod programs for itself.
 
 use std::net::IpAddr;
 
@@ -7,21 +7,21 @@ use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 
 use crate::Arrival;
 
-/// How a packet gets to a pod.
+/// Class of a packet: how it gets to a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Over the priority ring, without a place in an order queue.
+    /// Over the priority ring, without an entry in an order queue.
     Priority,
-    /// To the core of its flow, without a place.
+    /// To the core of its flow, without an entry.
     Rss,
-    /// To any core, in order.
+    /// To any core, with the order restored.
     Plb,
 }
 
-/// What a packet has to be for a class. `None` fits all.
+/// Conditions of a class. `None` matches everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// EtherType, behind tags.
+    /// EtherType after the tags.
     pub ethertype: Option<u16>,
     /// Protocol number of the outer packet.
     pub protocol: Option<u8>,
@@ -31,23 +31,25 @@ pub struct Rule {
     pub destination: Option<IpAddr>,
     /// VNI.
     pub vni: Option<u32>,
-    /// The class of what fits.
+    /// The class of matching packets.
     pub class: Class,
 }
 
 /// The rules of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// The pod's own addresses: BGP, BFD and ICMP to them are control traffic. What only passes through the gateway is not.
+    /// The pod's own addresses: BGP, BFD and ICMP to them are control traffic, but not if they only pass through the
+    /// gateway.
     pub own: Vec<IpAddr>,
-    /// The first one that fits counts; a packet that fits none is sprayed. ARP, neighbour discovery, and control traffic to `own` come before all of them.
+    /// The first match counts; a packet without a match is sprayed. ARP, neighbour discovery, and control traffic to
+    /// `own` come before all rules.
     pub list: Vec<Rule>,
 }
 
 const BGP: u16 = 179;
 /// RFC 5881, section 4; RFC 5883, section 5.
 const BFD: [u16; 3] = [3784, 3785, 4784];
-/// Messages of neighbour discovery (RFC 4861).
+/// Message types of neighbour discovery (RFC 4861).
 const DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
 
 impl Rules {
@@ -62,7 +64,7 @@ impl Rules {
 
     fn is_control(&self, arrival: &Arrival, frame: &[u8]) -> bool {
         let outer = &arrival.outer;
-        // A tunnel is no control traffic, and nearly everything is a tunnel.
+        // A tunnel is not control traffic, and nearly everything is a tunnel.
         if arrival.vni.is_some() {
             return false;
         }

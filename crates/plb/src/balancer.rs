@@ -1,26 +1,26 @@
-//! One pod's load balancer: dispatch in front of the pod, order behind it.
+//! One pod's load balancer: dispatch before the pod, reordering after it.
 
 use crate::mutation::mutated;
 use crate::payload::{Owner, PayloadSlots};
 use crate::queue::{Head, Legal, OrderQueue, Put};
 use crate::{Config, ConfigError, Counters, DropReason, NO_PAYLOAD, TRAILER_LEN, Trailer};
 
-/// By what packets are spread over cores.
+/// How packets are spread over cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// By packet, in turn; the order is restored behind the pod.
+    /// By packet, round robin; the order is restored after the pod.
     Plb,
-    /// By flow, as with receive-side scaling; the order is the core's.
+    /// By flow, as with receive-side scaling; each core keeps the order.
     Rss,
 }
 
-/// Where a packet goes.
+/// Destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dispatch {
     /// The core: below [`Config::cores`].
     pub core: u16,
-    /// What goes behind the packet. With a payload slot only the header goes to the pod, and the payload must be kept in that slot,
-    /// in place of what lies there.
+    /// The trailer to append. With a payload slot only the header goes to the pod, and the caller must store the
+    /// payload in that slot and discard what was there.
     pub trailer: Trailer,
 }
 
@@ -31,52 +31,52 @@ pub enum Refused {
     QueueFull,
     /// No payload slot is free: it may be dispatched whole.
     NoPayloadSlot,
-    /// No core, or not that of its flow, can take it: it must be dropped.
+    /// No core has room, or not the core of its flow: it must be dropped.
     NoRoom,
 }
 
-/// In which order a packet leaves.
+/// The order in which a packet leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// In that of its queue.
+    /// In the order of its queue.
     InOrder,
-    /// After its place was given up: possibly out of order.
+    /// After its entry was released: possibly out of order.
     Late,
-    /// It lay in another's place ([`LegalCheck::LowBits`](crate::LegalCheck::LowBits)): possibly out of order.
+    /// From another packet's entry ([`LegalCheck::LowBits`](crate::LegalCheck::LowBits)): possibly out of order.
     Alias,
-    /// It has none.
+    /// It has no order.
     Unordered,
 }
 
-/// A handle on its way out.
+/// A handle that leaves the balancer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Egress<T> {
-    /// To be sent.
+    /// Send the packet.
     Send {
-        /// The packet.
+        /// Its handle.
         packet: T,
-        /// Where its payload is, if the pod had the header only. The slot may be given to the next packet that is dispatched.
+        /// The payload slot, if the pod had only the header. The next dispatched packet may reuse the slot.
         payload: Option<u32>,
-        /// In which order.
+        /// Its order.
         order: Order,
     },
-    /// To be dropped.
+    /// Drop the packet.
     Drop {
-        /// The packet.
+        /// Its handle.
         packet: T,
-        /// Why.
+        /// The reason.
         reason: DropReason,
     },
 }
 
-/// How packets are dispatched at present.
+/// The current dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// By packet.
     Spray,
-    /// By flow, with a place in queues that are drained.
+    /// By flow, with an entry in queues that are drained.
     ByFlow,
-    /// By flow, with a place; by packet from that time on.
+    /// By flow, with an entry; by packet from that time on.
     Settling(u64),
 }
 
@@ -88,13 +88,13 @@ pub struct Balancer<T> {
     payloads: PayloadSlots,
     phase: Phase,
     next_core: u16,
-    /// Tells the users of a payload slot apart that have no PSN.
+    /// Distinguishes users of a payload slot that have no PSN.
     stamp: u32,
     counters: Counters,
 }
 
 impl<T> Balancer<T> {
-    /// With all the memory it will ever need: about 40 bytes an entry of a queue and 12 a payload slot.
+    /// Allocates all memory: about 40 bytes per queue entry and 12 per payload slot.
     ///
     /// # Errors
     /// A setting is out of its range.
@@ -116,42 +116,43 @@ impl<T> Balancer<T> {
         &self.config
     }
 
-    /// What happened so far.
+    /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Of each order queue: places in use, and returned packets that lie in them.
+    /// For each order queue: entries in use, and returned packets held in them.
     pub fn queues(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.queues.iter().map(|queue| (queue.len(), queue.held()))
     }
 
-    /// Places in use in all order queues, and returned packets that lie in them.
+    /// Entries in use in all order queues, and returned packets held in them.
     pub fn occupancy(&self) -> (u32, u32) {
         self.queues.iter().fold((0, 0), |(len, held), queue| (len + queue.len(), held + queue.held()))
     }
 
-    /// The order queue of a flow, by a hash of its 5-tuple: Albatross's `get_ordq_idx`. Tenants choose 5-tuples, so the hash needs a
-    /// secret seed.
+    /// The order queue of a flow, by a hash of its 5-tuple: Albatross's `get_ordq_idx`. Tenants choose 5-tuples, so the
+    /// hash needs a secret seed.
     #[inline]
     pub fn order_queue(&self, flow_hash: u32) -> u8 {
         ((u64::from(flow_hash) * u64::from(self.config.order_queues)) >> 32) as u8
     }
 
-    /// Chooses a core for the next packet and gives it a place in its order queue. With `header_only` a payload slot is bound to it.
+    /// Chooses a core for the next packet and an entry in its order queue. With `header_only` it also gets a payload
+    /// slot.
     ///
     /// # Errors
-    /// There is no room; nothing has changed but a counter.
+    /// There is no room; only a counter has changed.
     #[inline]
     pub fn dispatch(&mut self, now: u64, flow_hash: u32, header_only: bool) -> Result<Dispatch, Refused> {
         self.dispatch_where(now, flow_hash, header_only, |_| true)
     }
 
-    /// [`dispatch`](Self::dispatch) to a core for which `has_room`: a core that has fallen behind, or has stopped, is passed over while packets are
-    /// sprayed. A packet that is not sprayed has its flow's core only.
+    /// [`dispatch`](Self::dispatch) to a core for which `has_room`: sprayed packets skip a core that has fallen behind
+    /// or stopped. A packet that is not sprayed can only use its flow's core.
     ///
     /// # Errors
-    /// There is no room; nothing has changed but a counter, and whose turn it is.
+    /// There is no room; only a counter and the round-robin position have changed.
     #[inline]
     pub fn dispatch_where(
         &mut self,
@@ -205,7 +206,8 @@ impl<T> Balancer<T> {
         Ok(Dispatch { core, trailer })
     }
 
-    /// Chooses the core of a packet's flow, without a place in an order queue: for classes of packets that are not to be sprayed.
+    /// Chooses the core of a packet's flow, without an entry in an order queue: for classes of packets that must not be
+    /// sprayed.
     ///
     /// # Errors
     /// No payload slot is free.
@@ -224,7 +226,7 @@ impl<T> Balancer<T> {
         Ok(Dispatch { core: self.core_of_flow(flow_hash), trailer })
     }
 
-    /// The legal check: takes a packet that the pod sent back, with a copy of the bytes where its trailer should be. `None`: it is
+    /// The legal check: takes a packet that the pod sent back, with a copy of the bytes of its trailer. `None`: it is
     /// held until [`release`](Self::release).
     #[inline]
     pub fn returned(&mut self, trailer: [u8; TRAILER_LEN], packet: T) -> Option<Egress<T>> {
@@ -283,8 +285,9 @@ impl<T> Balancer<T> {
         }
     }
 
-    /// The reorder check: hands `sink` what can leave now, of each order queue at most `limit` places, and returns how many places were
-    /// freed. The end of a change to dispatch by flow empties a queue at once, whatever the limit.
+    /// The reorder check: passes `sink` the packets that can leave now, at most `limit` entries per order queue, and
+    /// returns the number of released entries. The end of a change to dispatch by flow empties a queue at once,
+    /// whatever the limit.
     #[inline]
     pub fn release(&mut self, now: u64, limit: u32, mut sink: impl FnMut(Egress<T>)) -> u32 {
         let mut freed = 0;
@@ -295,7 +298,7 @@ impl<T> Balancer<T> {
                 }
                 freed += 1;
             }
-            // What is left was dispatched by flow, and each flow's packets come back in order without help.
+            // The remaining packets were dispatched by flow, so each flow's packets return in order.
             if self.queues[usize::from(queue)].is_drained() {
                 while self.release_head(queue, now, true, &mut sink) {
                     freed += 1;
@@ -306,15 +309,15 @@ impl<T> Balancer<T> {
         freed
     }
 
-    /// The first time at which [`release`](Self::release) gives up a place if nothing is returned until then.
+    /// The first time at which [`release`](Self::release) times out an entry if nothing returns until then.
     pub fn deadline(&self) -> Option<u64> {
         let first = self.queues.iter().filter_map(OrderQueue::head_at).min()?;
         Some(first.saturating_add(self.config.timeout_ns).saturating_add(1))
     }
 
-    /// Changes by what packets are spread, without a flow out of order. To [`Mode::Rss`]: packets are dispatched by flow from now on, but
-    /// have places until all packets before them are out, at most a timeout. To [`Mode::Plb`]: packets have places from now on, and are
-    /// sprayed after a timeout, when packets without places are out.
+    /// Changes how packets are spread, without reordering flows. To [`Mode::Rss`]: packets are dispatched by flow from
+    /// now on, but have entries until all earlier packets are out, at most a timeout. To [`Mode::Plb`]: packets have
+    /// entries from now on, and are sprayed after a timeout, when packets without entries are out.
     pub fn set_mode(&mut self, now: u64, mode: Mode) {
         match (mode, self.phase) {
             (Mode::Plb, Phase::ByFlow) => {
@@ -332,12 +335,12 @@ impl<T> Balancer<T> {
         }
     }
 
-    /// The mode that was set last.
+    /// The mode set last.
     pub fn mode(&self) -> Mode {
         if self.phase == Phase::ByFlow { Mode::Rss } else { Mode::Plb }
     }
 
-    /// Whether packets are already spread by [`mode`](Self::mode), and all of them.
+    /// Whether all packets are already spread by [`mode`](Self::mode).
     pub fn is_settled(&self, now: u64) -> bool {
         match self.phase {
             Phase::Spray => true,
@@ -346,8 +349,8 @@ impl<T> Balancer<T> {
         }
     }
 
-    /// The pod is gone: gives all handles back to be dropped, and forgets all places and payloads. Numbers go on, so that what the pod
-    /// still sends is late.
+    /// The pod is gone: returns all handles to be dropped, and releases all entries and payloads. PSNs continue, so
+    /// packets that the pod still sends are late.
     pub fn clear(&mut self, mut sink: impl FnMut(Egress<T>)) {
         for queue in &mut self.queues {
             queue.drain_to = None;
@@ -403,7 +406,7 @@ impl<T> Balancer<T> {
         true
     }
 
-    /// A packet that leaves at once, or is dropped: because its place is gone, or because it never had one.
+    /// A packet that leaves at once or is dropped, because its entry was released or never existed.
     #[cold]
     fn without_place(&mut self, payload: Option<u32>, drop: bool, owner: Owner, order: Order, packet: T) -> Egress<T> {
         let there = payload.is_none_or(|slot| {
@@ -431,7 +434,7 @@ impl<T> Balancer<T> {
         }
     }
 
-    /// The next core in turn that has room.
+    /// The next core, round robin, that has room.
     #[inline]
     fn next_core_where(&mut self, mut has_room: impl FnMut(u16) -> bool) -> Option<u16> {
         (0..self.config.cores).map(|_| self.core_in_turn()).find(|core| has_room(*core))
@@ -450,7 +453,7 @@ impl<T> Balancer<T> {
         ((u64::from(flow_hash) * u64::from(self.config.cores)) >> 32) as u16
     }
 
-    /// A place without its packet is gone, whose header may still come.
+    /// Handles an entry released without its packet, whose header may still arrive.
     #[cold]
     fn give_up(&mut self, payload: u32) {
         if payload != NO_PAYLOAD {

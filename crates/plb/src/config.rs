@@ -5,37 +5,38 @@ use thiserror::Error;
 #[cfg(any(test, feature = "mutations"))]
 use crate::Mutation;
 
-/// Bits of a PSN that are compared before a returned packet is taken.
+/// Bits of a PSN that the legal check compares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LegalCheck {
-    /// All of them. A stale packet can never take the place of a fresh one.
+    /// All bits. A stale packet can never take the entry of a fresh one.
     #[default]
     Full,
-    /// Only those that index the queue: 12 for 4,096 entries, as in hardware (Albatross, 4.1). A stale packet whose low bits fit
-    /// takes a place, and the packet that has that place is then lost. For comparison with hardware.
+    /// Only the bits that index the queue: 12 for 4,096 entries, as in hardware (Albatross, 4.1). A stale packet whose
+    /// low bits match takes an entry, and the packet of that entry is then lost. For comparison with hardware.
     LowBits,
 }
 
-/// Settings of one pod's [`Balancer`](crate::Balancer). The defaults are Albatross's (4.1) where it names a value.
+/// Settings of one pod's [`Balancer`](crate::Balancer). The defaults are Albatross's (4.1) if it gives a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The pod's number, which its trailers must carry.
+    /// The pod's number, which its trailers must contain.
     pub pod: u16,
     /// Data cores of the pod, each with a receive queue: 1 to 1,024.
     pub cores: u16,
-    /// Order queues: 1 to 8, in proportion to the cores. More of them isolate flows from each other's delays, fewer allow a larger
-    /// single flow for the same memory.
+    /// Order queues: 1 to 8, in proportion to the cores. More of them isolate flows from each other's delays, fewer
+    /// allow a larger single flow for the same memory.
     pub order_queues: u8,
-    /// Entries of an order queue: a power of two from 16 to 65,536. A queue takes at most `queue_entries / timeout_ns`: 40 Mpps.
+    /// Entries of an order queue: a power of two from 16 to 65,536. A queue passes at most `queue_entries /
+    /// timeout_ns`: 40 Mpps.
     pub queue_entries: u32,
-    /// How long the first packet of a queue is waited for, ns: 1 to 1 s.
+    /// Maximum wait for the first packet of a queue, ns: 1 ns to 1 s.
     pub timeout_ns: u64,
     /// Payloads that the pipeline can keep while the pod has only the headers: 0 (none) to 1,048,576. At least twice
-    /// `order_queues * queue_entries` lets every packet be delivered that way.
+    /// `order_queues * queue_entries` allows header-only delivery of every packet.
     pub payload_slots: u32,
     /// How returned packets are compared with the queue.
     pub legal_check: LegalCheck,
-    /// The first PSN of each queue. A random one lets packets of an earlier balancer of the same pod be told apart.
+    /// The first PSN of each queue. A random value distinguishes packets of an earlier balancer of the same pod.
     pub first_psn: u32,
     /// A deliberate mistake.
     #[cfg(any(test, feature = "mutations"))]
@@ -59,7 +60,7 @@ impl Default for Config {
     }
 }
 
-/// A setting that is out of its range.
+/// A setting out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
     /// See [`Config::cores`].
@@ -80,10 +81,10 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Whether a balancer can be made of it.
+    /// Checks that a balancer can be made with these settings.
     ///
     /// # Errors
-    /// The first setting that is out of its range.
+    /// The first setting out of range.
     pub fn check(&self) -> Result<(), ConfigError> {
         match *self {
             Config { cores, .. } if !(1..=1024).contains(&cores) => Err(ConfigError::Cores(cores)),

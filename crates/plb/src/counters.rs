@@ -1,4 +1,4 @@
-//! What happened, by reason. Units are in the names.
+//! Counters by reason. Units are in the names.
 
 use crate::TrailerError;
 
@@ -18,37 +18,38 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Packets given a place in an order queue and to a core.
+    /// Packets dispatched to a core with an entry in an order queue.
     dispatched_packets,
-    /// Packets given to a core by their flow, without a place in an order queue.
+    /// Packets dispatched to a core by their flow, without an entry in an order queue.
     dispatched_unordered_packets,
     /// Packets refused because their order queue was full.
     refused_queue_full_packets,
     /// Packets refused because no payload slot was free.
     refused_no_payload_slot_packets,
-    /// Packets refused because no core, or not that of their flow, had room.
+    /// Packets refused because no core had room, or not the core of their flow.
     refused_no_room_packets,
     /// Packets that left in order (reorder check, case 4).
     sent_in_order_packets,
     /// Packets that left without an order: originated by the pod, or dispatched by flow.
     sent_unordered_packets,
-    /// Packets that came back after their place was given up, and left at once (legal check: invalid).
+    /// Packets that returned after their entry was released, and left at once (legal check: invalid).
     sent_late_packets,
-    /// Packets that passed the legal check in the place of another, and left when that was noticed (reorder check, case 3).
+    /// Packets that passed the legal check with the entry of another, and left when that was detected (reorder check,
+    /// case 3).
     sent_alias_packets,
-    /// Places released because the pod dropped the packet.
+    /// Entries released because the pod dropped the packet.
     dropped_by_pod_packets,
-    /// Drop flags for a place that was given up already, or without a place.
+    /// Drop flags for an entry that was released already, or without an entry.
     dropped_by_pod_late_packets,
-    /// Places given up because their packet took longer than the timeout (reorder check, case 1).
+    /// Entries released because their packet took longer than the timeout (reorder check, case 1).
     timed_out_packets,
-    /// Timeouts for which packets behind had waited: head-of-line blocking.
+    /// Timeouts that delayed packets behind them: head-of-line blocking.
     timed_out_blocking_packets,
-    /// Places given up, without a wait, at the end of a change to dispatch by flow.
+    /// Entries released without waiting, at the end of a change to dispatch by flow.
     abandoned_packets,
-    /// Late packets whose PSN equals that of a waiting packet in its low bits only: what `LowBits` would take for it.
+    /// Late packets whose PSN equals that of a waiting packet in its low bits only, which `LowBits` would accept.
     aliases_packets,
-    /// Returned packets whose payload slot was not the one of record, which was used.
+    /// Returned packets whose payload slot was not the recorded one; the recorded one was used.
     payload_mismatch_packets,
     /// Returned packets dropped: no valid trailer.
     dropped_malformed_packets,
@@ -56,17 +57,17 @@ counters! {
     dropped_wrong_pod_packets,
     /// Returned packets dropped: the trailer names an order queue that the pod does not have.
     dropped_no_such_queue_packets,
-    /// Returned packets dropped: the packet of that place has been returned, or dropped by the pod, before.
+    /// Returned packets dropped: the packet of that entry has been returned, or dropped by the pod, before.
     dropped_duplicate_packets,
-    /// Returned headers dropped: their payload was freed before they came.
+    /// Returned headers dropped: their payload was freed before they arrived.
     dropped_payload_gone_packets,
-    /// Held packets dropped: another took their place (`LowBits` only).
+    /// Held packets dropped: another took their entry (`LowBits` only).
     dropped_replaced_packets,
     /// Held packets dropped because the balancer was cleared.
     dropped_cleared_packets,
 }
 
-/// Why a returned packet does not leave.
+/// Why a returned packet is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
     /// The pod set the drop flag.
@@ -77,11 +78,11 @@ pub enum DropReason {
     WrongPod(u16),
     /// The trailer names an order queue that the pod does not have.
     NoSuchQueue(u8),
-    /// The packet of that place has been returned, or dropped by the pod, before.
+    /// The packet of that entry has been returned, or dropped by the pod, before.
     Duplicate,
-    /// A header whose payload was freed before it came.
+    /// A header whose payload was freed before it arrived.
     PayloadGone,
-    /// Another packet took its place ([`LegalCheck::LowBits`](crate::LegalCheck::LowBits) only).
+    /// Another packet took its entry ([`LegalCheck::LowBits`](crate::LegalCheck::LowBits) only).
     Replaced,
     /// The balancer was cleared.
     Cleared,

@@ -1,18 +1,19 @@
 //! Packet-level load balancing (PLB) for a gateway pod, without I/O: *Albatross*, SIGCOMM'25, section 4.1.
 //!
-//! A [`Balancer`] belongs to one pod. [`Balancer::dispatch`] sprays packets over the pod's cores and numbers them for one of the
-//! pod's order queues. The number travels with the packet in a [`Trailer`] (docs/GATEWAY-TRAILER.md). The pod sends the packet
-//! back, [`Balancer::returned`] checks the trailer, and [`Balancer::release`] lets packets leave in the order in which they came.
+//! A [`Balancer`] belongs to one pod. [`Balancer::dispatch`] sprays packets over the pod's cores and gives each a
+//! sequence number (PSN) in one of the pod's order queues. The PSN travels with the packet in a [`Trailer`]
+//! (docs/GATEWAY-TRAILER.md). The pod sends the packet back, [`Balancer::returned`] checks the trailer, and
+//! [`Balancer::release`] lets packets leave in their original order.
 //!
-//! The packets themselves are the caller's: the balancer holds a handle `T` for each, and gives each handle back exactly once.
+//! The caller owns the packets: the balancer holds a handle `T` for each, and returns each handle exactly once.
 //! Time (`now`, ns on any monotonic clock) is an argument. Nothing allocates after [`Balancer::new`].
 //!
 //! # A hostile pod
 //!
-//! A pod can write anything anywhere into its memory at any time. So the caller copies the trailer once and passes it by value.
-//! The order, the time and the payload slot of each packet are kept here, and a trailer is only a claim that is checked against
-//! them. A pod can delay, drop or mix up its own packets; it can neither hold more than the configured memory nor reach another
-//! pod's packets.
+//! A pod can write anything anywhere into its memory at any time. So the caller copies the trailer once and passes it
+//! by value. The balancer records the order, the time and the payload slot of each packet, and checks the claims of a
+//! trailer against this record. A pod can delay, drop or reorder its own packets; it cannot hold more than the
+//! configured memory or reach another pod's packets.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! Deliberate mistakes, to show that tests notice them. They exist in this crate's own tests and with the feature `mutations` only,
-//! which nothing that carries traffic may turn on; otherwise [`mutated!`] is `false` at compile time.
+//! Deliberate mistakes, to show that tests detect them. They exist only in this crate's tests and with the feature
+//! `mutations`, which no production build may enable; otherwise [`mutated!`] is `false` at compile time.
 
-/// Whether a deliberate mistake is switched on in a [`Config`](crate::Config): `mutated!(config, SkipWait)`.
+/// Whether a deliberate mistake is enabled in a [`Config`](crate::Config): `mutated!(config, SkipWait)`.
 #[cfg(any(test, feature = "mutations"))]
 macro_rules! mutated {
     ($config:expr, $name:ident) => {
@@ -20,47 +20,47 @@ macro_rules! mutated {
 
 pub(crate) use mutated;
 
-/// One deliberate mistake. Each comment says what is wrong.
+/// One deliberate mistake. Each comment describes the wrong behaviour.
 #[cfg(any(test, feature = "mutations"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
     /// Pointers have as many bits as an index: a full queue looks empty.
     PointersWithoutWrap,
-    /// A queue takes one packet less than it has entries.
+    /// A queue accepts one packet less than it has entries.
     QueueOneShort,
     /// `Full` compares the low bits only.
     LowBitsAlways,
     /// A packet behind the tail passes the legal check.
     TailUnchecked,
-    /// A second packet for a place takes it, and the first one's handle is lost.
+    /// A second packet for an entry replaces the first one, whose handle is lost.
     DuplicateTakesPlace,
-    /// The drop flag is not looked at.
+    /// The drop flag is ignored.
     DropFlagIgnored,
     /// A drop flag releases the packet that was returned before it.
     DropFlagAfterReturn,
-    /// A packet in another's place leaves as if it were in order.
+    /// A packet in another's entry leaves as if it were in order.
     AliasInOrder,
     /// The head of a queue is not waited for.
     SkipWait,
-    /// A place is never given up.
+    /// An entry never times out.
     NoTimeout,
-    /// A place is given up when its packet has taken exactly the timeout.
+    /// An entry times out when its packet has taken exactly the timeout.
     TimeoutEarly,
-    /// The payload slot is the one that the trailer names, not the one of record.
+    /// The payload slot of the trailer is used, not the recorded one.
     PayloadOfClaim,
-    /// A late header gets the payload in its slot, no matter whose it is.
+    /// A late header gets the payload in its slot, even if another owns it.
     PayloadOfAnybody,
     /// A payload slot is not freed when its packet leaves.
     PayloadLeak,
-    /// The payload of a place that is given up is freed at once.
+    /// The payload of an entry that times out is freed at once.
     PayloadFreedAtTimeout,
-    /// A trailer with another pod's number is taken.
+    /// A trailer with another pod's number is accepted.
     PodUnchecked,
     /// A change to dispatch by flow does not wait until sprayed packets are out.
     FallbackWithoutDrain,
     /// A change back to spraying does not wait until packets without an order are out.
     ReturnWithoutSettling,
-    /// Spraying leaves one core out.
+    /// Spraying omits one core.
     CoreLeftOut,
 }
 

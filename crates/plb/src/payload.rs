@@ -1,9 +1,9 @@
-//! Who may still ask for which payload: the pipeline's record, which no pod can write.
+//! Ownership of payload slots: the pipeline's record, which no pod can write.
 
-/// How many slots in a row may be in use before there is none: bounds the search.
+/// Number of slots to try before allocation fails: bounds the search.
 const TRIES: u32 = 8;
 
-/// Says which packet a slot belongs to.
+/// Identifies the packet that a slot belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     /// The order queue, or [`Owner::UNORDERED`].
@@ -26,13 +26,13 @@ impl Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Free,
-    /// By a packet that has a place in an order queue.
+    /// By a packet that has an entry in an order queue.
     Bound,
-    /// Kept as long as nobody else needs the slot.
+    /// Kept until another packet needs the slot.
     Kept,
 }
 
-/// Slots, given out in turn, so that a payload that is kept for a late header stays for nearly a round of all slots.
+/// Slots, allocated round robin, so that a payload kept for a late header survives for nearly a round of all slots.
 #[derive(Clone, Debug)]
 pub(crate) struct PayloadSlots {
     slots: Box<[(Owner, Use)]>,
@@ -44,12 +44,12 @@ impl PayloadSlots {
         PayloadSlots { slots: vec![(Owner::unordered(0), Use::Free); count as usize].into(), next: 0 }
     }
 
-    /// A slot for a packet with a place, until [`free`](Self::free) or [`keep`](Self::keep).
+    /// A slot for a packet with an entry, until [`free`](Self::free) or [`keep`](Self::keep).
     pub(crate) fn bind(&mut self, owner: Owner) -> Option<u32> {
         self.give(owner, Use::Bound)
     }
 
-    /// A slot for a packet without a place, until it is [taken](Self::take) or its turn comes again.
+    /// A slot for a packet without an entry, until it is [taken](Self::take) or allocated again.
     pub(crate) fn lend(&mut self, owner: Owner) -> Option<u32> {
         self.give(owner, Use::Kept)
     }
@@ -73,12 +73,12 @@ impl PayloadSlots {
         self.slots[slot as usize].1 = Use::Free;
     }
 
-    /// From now on a bound slot is kept only as long as nobody else needs it.
+    /// Turns a bound slot into a kept one, which another packet may take.
     pub(crate) fn keep(&mut self, slot: u32) {
         self.slots[slot as usize].1 = Use::Kept;
     }
 
-    /// Frees a kept slot if it is still that owner's. `slot` may be any number: a pod says it.
+    /// Frees a kept slot if it still belongs to that owner. `slot` may be any number, because it comes from a pod.
     pub(crate) fn take(&mut self, slot: u32, owner: Owner) -> bool {
         match self.slots.get_mut(slot as usize) {
             Some(record) if *record == (owner, Use::Kept) => {

@@ -1,15 +1,15 @@
-//! One order queue: Albatross's FIFO, BUF and BITMAP (4.1), which share an index and therefore are one array here.
+//! One order queue: Albatross's FIFO, BUF and BITMAP (4.1), which share an index and are therefore one array here.
 
 use crate::mutation::mutated;
 use crate::{Config, LegalCheck, NO_PAYLOAD};
 
-/// What is known of the packet of a place, and what lies in its place.
+/// State of an entry, and the packet in it.
 #[derive(Clone, Debug)]
 enum Place<T> {
     /// BITMAP: not valid.
     Waiting,
     /// BITMAP: valid, with the PSN of the packet in BUF.
-    /// `claim`: the payload slot that its trailer names.
+    /// `claim`: the payload slot in its trailer.
     Returned { psn: u32, claim: u32, packet: T },
     /// The pod will not send it.
     Dropped,
@@ -17,59 +17,59 @@ enum Place<T> {
 
 #[derive(Clone, Debug)]
 struct Entry<T> {
-    /// FIFO: when the packet was dispatched.
+    /// FIFO: time of dispatch.
     at: u64,
-    /// The payload slot of record, or [`NO_PAYLOAD`].
+    /// The recorded payload slot, or [`NO_PAYLOAD`].
     payload: u32,
     place: Place<T>,
 }
 
-/// How a PSN compares with the places in use.
+/// How a PSN compares with the entries in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Legal {
     /// It is between head and tail.
     Yes,
     /// It is not, but its low bits are.
     Alias,
-    /// It is not.
+    /// Neither it nor its low bits are.
     No,
 }
 
-/// What became of a packet that was put into its place.
+/// Result of inserting a packet into its entry.
 #[derive(Debug)]
 pub(crate) enum Put<T> {
-    /// It lies there. `payload` is the slot of record.
+    /// It is held. `payload` is the recorded slot.
     Held { payload: u32 },
-    /// It lies there, and this one before it does not any more.
+    /// It is held, and replaces this earlier packet.
     Replaced(T),
-    /// The place is not free.
+    /// The entry is not free.
     Duplicate(T),
 }
 
-/// What the reorder check found at the head.
+/// Result of the reorder check at the head.
 #[derive(Debug)]
 pub(crate) enum Head<T> {
-    /// Nothing, or a packet that is still waited for (case 2).
+    /// Nothing, or a packet that is still being waited for (case 2).
     Wait,
-    /// Case 4: the packet and its slot of record.
+    /// Case 4: the packet and its recorded slot.
     InOrder { packet: T, payload: u32 },
-    /// Case 3: another's packet lay there, with the slot that its trailer names.
+    /// Case 3: the entry held another packet, with the slot in its trailer.
     Alias { psn: u32, claim: u32, packet: T },
     /// The pod dropped it; its slot.
     Dropped { payload: u32 },
     /// Case 1: its slot, and whether others waited behind it.
     TimedOut { payload: u32, blocking: bool },
-    /// Given up without a wait: its slot.
+    /// Released without waiting: its slot.
     Abandoned { payload: u32 },
 }
 
-/// Places by PSN; `head` and `tail` are whole PSNs, so that full and empty differ.
+/// Entries by PSN; `head` and `tail` are whole PSNs, so that full and empty differ.
 #[derive(Clone, Debug)]
 pub(crate) struct OrderQueue<T> {
     entries: Box<[Entry<T>]>,
     head: u32,
     tail: u32,
-    /// Packets that lie in their places.
+    /// Packets held in their entries.
     held: u32,
     /// While dispatch changes from packets to flows: the first PSN that was dispatched by flow.
     pub(crate) drain_to: Option<u32>,
@@ -91,12 +91,12 @@ impl<T> OrderQueue<T> {
         psn as usize & (self.entries.len() - 1)
     }
 
-    /// Places in use.
+    /// Entries in use.
     pub(crate) fn len(&self) -> u32 {
         self.tail.wrapping_sub(self.head)
     }
 
-    /// Packets that lie in their places.
+    /// Packets held in their entries.
     pub(crate) fn held(&self) -> u32 {
         self.held
     }
@@ -119,7 +119,7 @@ impl<T> OrderQueue<T> {
         (self.len() > 0).then(|| self.entries[self.index(self.head)].at)
     }
 
-    /// Takes the next place. The queue must not be full.
+    /// Allocates the next entry. The queue must not be full.
     pub(crate) fn push(&mut self, now: u64, payload: u32) {
         let index = self.index(self.tail);
         let entry = &mut self.entries[index];
@@ -141,7 +141,7 @@ impl<T> OrderQueue<T> {
         }
     }
 
-    /// Puts a packet that passed the legal check into its place.
+    /// Inserts a packet that passed the legal check into its entry.
     pub(crate) fn put(&mut self, psn: u32, claim: u32, packet: T, config: &Config) -> Put<T> {
         let index = self.index(psn);
         let entry = &mut self.entries[index];
@@ -160,7 +160,7 @@ impl<T> OrderQueue<T> {
         }
     }
 
-    /// Marks the place of a PSN that passed the legal check: its packet will not come. False if it has come.
+    /// Marks the entry of a PSN that passed the legal check: its packet will not arrive. False if it has arrived.
     pub(crate) fn drop_place(&mut self, psn: u32, config: &Config) -> bool {
         let index = self.index(psn);
         match &mut self.entries[index].place {
@@ -176,7 +176,7 @@ impl<T> OrderQueue<T> {
         }
     }
 
-    /// The reorder check: one look at the head. With `flush` nothing is waited for.
+    /// The reorder check of the head. With `flush` nothing is waited for.
     pub(crate) fn check(&mut self, now: u64, flush: bool, config: &Config) -> Head<T> {
         if self.len() == 0 {
             return Head::Wait;
@@ -198,8 +198,8 @@ impl<T> OrderQueue<T> {
             Place::Returned { .. } | Place::Dropped => {}
         }
         match std::mem::replace(&mut entry.place, Place::Waiting) {
-            // Albatross looks at the time first. Its hardware looks all the time; software may look late, and what has come and
-            // fits is then still in order.
+            // Albatross checks the time first. Its hardware checks all the time; software may check late, and a
+            // matching packet that arrived meanwhile is then still in order.
             Place::Returned { psn, claim, packet } => {
                 self.held -= 1;
                 if psn == head || mutated!(config, AliasInOrder) {

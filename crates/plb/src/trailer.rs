@@ -5,7 +5,7 @@ use thiserror::Error;
 /// Bytes of a trailer of version 1 (§2.1).
 pub const TRAILER_LEN: usize = 16;
 
-/// The payload slot of a packet that carries its payload itself (§2.3).
+/// The payload slot of a packet that carries its own payload (§2.3).
 pub const NO_PAYLOAD: u32 = u32::MAX;
 
 const VERSION: u8 = 1;
@@ -19,20 +19,20 @@ const HEADER_ONLY: u8 = 0x02;
 const UNORDERED: u8 = 0x04;
 const FLAGS: u8 = DROP | HEADER_ONLY | UNORDERED;
 
-/// What a trailer says (§2).
+/// The fields of a trailer (§2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailer {
-    /// The packet's number in its order queue. Without an order: what tells the users of a payload slot apart, or 0.
+    /// The packet's PSN in its order queue. Without an order: a value that distinguishes users of a payload slot, or 0.
     pub psn: u32,
-    /// Where the pipeline keeps the payload of a packet that is delivered without it.
+    /// Slot in which the pipeline keeps the payload of a packet that is delivered without it.
     pub payload: Option<u32>,
     /// The pod.
     pub pod: u16,
     /// The pod's order queue; 0 without an order.
     pub queue: u8,
-    /// The pod drops the packet: what the pipeline keeps for it is to be freed.
+    /// The pod drops the packet: the pipeline must free what it keeps for it.
     pub drop: bool,
-    /// The packet has no place in an order queue.
+    /// The packet has no entry in an order queue.
     pub unordered: bool,
 }
 
@@ -42,34 +42,34 @@ pub enum TrailerError {
     /// The last two bytes are not those of a trailer.
     #[error("no trailer: the packet ends with {0:02x?}, not with a1 ba")]
     Magic([u8; 2]),
-    /// A version that is not known, or a length that is not this version's.
-    #[error("trailer of version {version} and {len} bytes; only version 1 of 16 bytes is known")]
+    /// An unsupported version, or a length that is not this version's.
+    #[error("trailer of version {version} and {len} bytes; only version 1 of 16 bytes is supported")]
     Version {
-        /// What it says.
+        /// The version in the trailer.
         version: u8,
-        /// What it says.
+        /// The length in the trailer, bytes.
         len: u8,
     },
-    /// Flags that are not defined.
+    /// Unknown flags.
     #[error("trailer with unknown flags {0:#04x}")]
     Flags(u8),
     /// A payload slot without the flag, or the flag without a slot.
-    #[error("trailer whose header-only flag and payload slot {0:#x} do not fit together")]
+    #[error("trailer with contradicting header-only flag and payload slot {0:#x}")]
     Payload(u32),
-    /// An order queue without an order.
-    #[error("trailer without an order that names order queue {0}")]
+    /// An order queue, although the packet is unordered.
+    #[error("unordered trailer that names order queue {0}")]
     Queue(u8),
 }
 
 impl Trailer {
-    /// Reads a trailer, which the caller has copied from the pod's memory once (§3.1).
+    /// Parses a trailer, which the caller has copied once from the pod's memory (§3.1).
     ///
     /// # Errors
-    /// It is not one of version 1, or contradicts itself.
+    /// It is not a trailer of version 1, or its fields contradict each other.
     #[inline]
     pub fn parse(bytes: [u8; TRAILER_LEN]) -> Result<Self, TrailerError> {
         let [p0, p1, p2, p3, s0, s1, s2, s3, pod0, pod1, queue, flags, version, len, magic @ ..] = bytes;
-        // One comparison while all is well.
+        // One comparison in the common case.
         if u32::from_be_bytes([version, len, magic[0], magic[1]]) != END {
             return Err(if magic == MAGIC {
                 TrailerError::Version { version, len }
@@ -93,7 +93,7 @@ impl Trailer {
         Ok(Trailer { psn, payload, pod, queue, drop: flags & DROP != 0, unordered })
     }
 
-    /// The bytes behind the packet. A payload slot of [`NO_PAYLOAD`] is none.
+    /// The bytes to append to the packet. The payload slot [`NO_PAYLOAD`] means none.
     #[inline]
     pub fn emit(&self) -> [u8; TRAILER_LEN] {
         let slot = self.payload.unwrap_or(NO_PAYLOAD);

@@ -1,4 +1,4 @@
-//! A small cloud, packets for it, and what comes out, with all checksums verified.
+//! A small cloud, packets for it, and the packets that leave, with all checksums verified.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ pub(super) fn nat() -> Nat {
     })
 }
 
-/// Two cores of one pod, to which packets go in turns.
+/// Two cores of one pod, to which packets go in turn.
 pub(super) struct Pod {
     cores: [Core; 2],
     tables: Arc<Tables>,
@@ -135,7 +135,7 @@ impl Pod {
         Pod { cores: [core(), core()], tables, nat, turn: 0, one_core: false, now: 1 << 40, neighbours }
     }
 
-    /// What would become of a packet; that nothing changes is looked at.
+    /// The trace of a packet; checks that it changes nothing.
     pub(super) fn trace(&self, frame: &[u8]) -> (Verdict, Vec<u8>, Vec<Step>) {
         let mut buffer = [&[0; HEADROOM][..], frame].concat();
         buffer.resize(buffer.len().max(HEADROOM + 2048), 0);
@@ -155,7 +155,7 @@ impl Pod {
         let foreseen = self.trace(frame);
         let verdict = self.run(&mut packet);
         let bytes = packet.bytes().to_vec();
-        // Rates and fragments are those of cores, and sessions that are over go when others begin.
+        // Rates and fragments belong to cores, and expired sessions are removed when others start.
         let by_state = |v| {
             matches!(
                 v,
@@ -183,7 +183,7 @@ impl Pod {
         self.cores[core].process(context, packet)
     }
 
-    /// Frames that left beside the last one, of a pod with one core.
+    /// Frames that left in addition to the last one, of a pod with one core.
     pub(super) fn take_more(&mut self) -> Vec<Vec<u8>> {
         self.cores[0].take_more().collect()
     }
@@ -295,7 +295,7 @@ pub(super) fn encapsulated(host: &str, vni: u32, inner: &[u8]) -> Vec<u8> {
     link(&udp_packet((host, 50_000), (gateway, 4789), &payload))
 }
 
-/// What came out.
+/// A packet that left.
 #[derive(Debug)]
 pub(super) struct Out {
     pub(super) outer: Parsed,

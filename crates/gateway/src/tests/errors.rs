@@ -1,4 +1,4 @@
-//! ICMP errors about translated packets. What comes out is read with all checksums verified.
+//! ICMP errors about translated packets. Packets that leave are parsed with all checksums verified.
 
 use bifrost_nic::parse;
 use bifrost_wire::protocol::{ICMP, ICMPV6};
@@ -24,7 +24,7 @@ fn error(source: &str, destination: &str, kind: u8, quoted: &[u8]) -> Vec<u8> {
     packet(source, destination, if v4 { ICMP } else { ICMPV6 }, 64, &message)
 }
 
-/// Ends of the packet that an error quotes; its IP checksum must be right.
+/// Addresses and ports of the packet that an error quotes; its IP checksum must be valid.
 fn quoted(out: &Out) -> ((std::net::IpAddr, u16), (std::net::IpAddr, u16)) {
     let bytes = &out.l4()[8..];
     if bytes[0] >> 4 == 4 {
@@ -108,7 +108,7 @@ fn between_a_client_and_a_service() {
     let backend = out.inner.dst_ip.to_string();
     let from_backend = error(&backend, "100.64.1.1", 3, &sent(&out));
     let reply = pod.forward(&tunnelled(HOST_B, SERVICE, &from_backend));
-    assert_eq!((reply.inner.src_ip, reply.inner.dst_ip), (ip(service), ip(client)), "the backend is not shown");
+    assert_eq!((reply.inner.src_ip, reply.inner.dst_ip), (ip(service), ip(client)), "the backend is hidden");
     assert_eq!((reply.vxlan.map(|v| v.0), &reply.l4()[28..]), (Some(VPC), &syn[20..]));
     let answer = tcp_packet((&backend, 8080), ("100.64.1.1", out.inner.src_port), Flags::ACK);
     let came = pod.forward(&tunnelled(HOST_B, SERVICE, &answer));
@@ -118,7 +118,7 @@ fn between_a_client_and_a_service() {
 }
 
 #[test]
-fn what_is_not_translated() {
+fn errors_that_are_not_translated() {
     let mut pod = Pod::new();
     let out = pod.forward(&tunnelled(HOST_A, VPC, &udp_packet(("192.168.0.1", 5000), (REMOTE, 53), b"query")));
     let good = error(ROUTER, NAT_ADDRESS, 11, &sent(&out));
@@ -129,10 +129,10 @@ fn what_is_not_translated() {
     let other = udp_packet((NAT_ADDRESS, 9999), (REMOTE, 53), b"query");
     for (name, packet, reason) in [
         ("a wrong checksum", damaged, DropReason::NatProtocol),
-        ("too little of the packet", error(ROUTER, NAT_ADDRESS, 11, &sent(&out)[..27]), DropReason::NatProtocol),
+        ("too short a quote", error(ROUTER, NAT_ADDRESS, 11, &sent(&out)[..27]), DropReason::NatProtocol),
         ("a later fragment", error(ROUTER, NAT_ADDRESS, 11, &later), DropReason::NatProtocol),
         ("nothing quoted", error(ROUTER, NAT_ADDRESS, 11, &[]), DropReason::NatProtocol),
-        ("of nobody", error(ROUTER, NAT_ADDRESS, 11, &other), DropReason::NatNoSession),
+        ("of no session", error(ROUTER, NAT_ADDRESS, 11, &other), DropReason::NatNoSession),
         ("neither error nor echo", error(ROUTER, NAT_ADDRESS, 5, &sent(&out)), DropReason::NatProtocol),
     ] {
         assert_eq!(pod.dropped(&link(&packet)), reason, "{name}");
@@ -145,7 +145,7 @@ fn what_is_not_translated() {
     }
     let odd = link(&error(ROUTER, "203.0.113.2", 3, &later));
     assert_eq!(pod.forward(&odd).inner.dst_ip, ip("192.168.0.2"));
-    // A flood of them is not looked into.
+    // A flood of errors is not translated.
     let last = (0..1000).map(|_| pod.process(&link(&good)).0).last();
     assert_eq!(last, Some(Verdict::Drop(DropReason::ErrorRate)));
 }

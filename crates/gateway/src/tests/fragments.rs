@@ -1,4 +1,4 @@
-//! Packets in fragments, and packets that must be cut. What comes out is put together again, and its checksum verified.
+//! Fragmented packets, and packets that must be fragmented. The output is reassembled, and its checksum verified.
 
 use bifrost_nic::{Checksum, Offload, Segments, parse, transport_checksum};
 use bifrost_tables::{Classifier, Pattern};
@@ -46,12 +46,12 @@ fn pieces_6(packet: &[u8], len: usize) -> Vec<Vec<u8>> {
     payload.chunks(len).enumerate().map(piece).collect()
 }
 
-/// The packet that IPv4 pieces, without Ethernet, make.
+/// Reassembles IPv4 fragments without Ethernet.
 fn whole(pieces: &[Vec<u8>]) -> Vec<u8> {
     let offset = |piece: &Vec<u8>| usize::from(u16::from_be_bytes([piece[6], piece[7]]) & 0x1fff) * 8;
     let mut out = pieces[0][..20].to_vec();
     for (number, piece) in pieces.iter().enumerate() {
-        assert_eq!(offset(piece), out.len() - 20, "each begins where the one before ends");
+        assert_eq!(offset(piece), out.len() - 20, "each starts where the previous one ends");
         assert_eq!(piece[6] & 0x20 != 0, number + 1 < pieces.len(), "more follow all but the last");
         assert!(ipv4::checksum_is_valid(&piece[..20]));
         out.extend_from_slice(&piece[20..]);
@@ -81,7 +81,7 @@ fn long(source: (&str, u16), destination: (&str, u16)) -> Vec<u8> {
 }
 
 #[test]
-fn a_packet_in_pieces_is_translated_both_ways_as_the_whole_one_is() {
+fn a_fragmented_packet_is_translated_like_a_whole_one_in_both_directions() {
     let mut pod = one_core(tables());
     let asked = cuttable(long(("192.168.0.1", 5000), (REMOTE, 53)));
     let expected = pod.forward(&tunnelled(HOST_A, VPC, &asked)).inner_frame.split_off(14);
@@ -101,7 +101,7 @@ fn a_packet_in_pieces_is_translated_both_ways_as_the_whole_one_is() {
 }
 
 #[test]
-fn an_echo_in_pieces_is_translated() {
+fn a_fragmented_echo_is_translated() {
     let mut pod = one_core(tables());
     let mut message = vec![8, 0, 0, 0, 0, 77, 0, 1];
     message.resize(1000, 5);
@@ -114,11 +114,11 @@ fn an_echo_in_pieces_is_translated() {
         .collect();
     let whole = whole(&out);
     assert_eq!(whole[12..16], [203, 0, 113, 200]);
-    assert_eq!(whole[28..], message[8..], "the payload is as it was");
+    assert_eq!(whole[28..], message[8..], "the payload is unchanged");
 }
 
 #[test]
-fn pieces_that_fit_nothing_are_dropped() {
+fn fragments_that_do_not_fit_are_dropped() {
     let mut pod = one_core(tables());
     let asked = long(("192.168.0.1", 5000), (REMOTE, 53));
     let all = pieces(&asked, 400);
@@ -136,7 +136,7 @@ fn pieces_that_fit_nothing_are_dropped() {
     assert_eq!(send(&mut pod, &overlapping), mismatch);
     pod.now += 5_000_000_000;
     assert_eq!(send(&mut pod, &all[1]), without, "too late");
-    // A source that sends many first pieces loses its own.
+    // A source that sends many first fragments evicts its own.
     let first = |identification: u16| {
         let mut piece = all[0].clone();
         piece[4..6].copy_from_slice(&identification.to_be_bytes());
@@ -146,11 +146,11 @@ fn pieces_that_fit_nothing_are_dropped() {
     for identification in 1..=17 {
         assert!(matches!(send(&mut pod, &first(identification)), Verdict::Forward(_)));
     }
-    assert_eq!(send(&mut pod, &all[1]), without, "number 1 had to go");
+    assert_eq!(send(&mut pod, &all[1]), without, "record 1 was evicted");
 }
 
 #[test]
-fn rules_about_ports_hold_for_packets_in_pieces() {
+fn rules_about_ports_apply_to_fragmented_packets() {
     let port = Pattern { dst_ports: 53..=53, ..Pattern::default() };
     let mut refusing = tables();
     let acl = Classifier::new([(port, false), (Pattern::default(), true)]);
@@ -167,7 +167,7 @@ fn rules_about_ports_hold_for_packets_in_pieces() {
 }
 
 #[test]
-fn where_only_addresses_count_pieces_need_no_first_one() {
+fn without_rules_about_ports_fragments_need_no_first_one() {
     let mut pod = one_core(tables());
     let all = pieces(&long(("192.168.0.1", 5000), ("192.168.0.2", 53)), 400);
     for piece in all.iter().rev() {
@@ -176,7 +176,7 @@ fn where_only_addresses_count_pieces_need_no_first_one() {
 }
 
 #[test]
-fn what_is_too_large_is_cut_if_that_is_allowed() {
+fn a_packet_that_is_too_large_is_fragmented_if_allowed() {
     let mut pod = one_core(tables());
     let payload: Vec<u8> = (0..1560).map(|n| n as u8).collect();
     let large = udp_packet((REMOTE, 53), ("203.0.113.2", 5000), &payload);
@@ -190,7 +190,7 @@ fn what_is_too_large_is_cut_if_that_is_allowed() {
     let whole = whole(&inner);
     assert_eq!((inner.len(), &whole[28..]), (2, &payload[..]));
     assert_eq!((pod.counter("fragmented_packets"), pod.counter("extra_fragment_packets")), (1, 1));
-    // With DF, and in IPv6, its sender is told, about the packet that it sent.
+    // With DF, and in IPv6, its sender gets an error about the packet that it sent.
     let out = pod.forward(&link(&large));
     assert_eq!((out.inner.protocol, out.inner.dst_ip), (ICMP, ip(REMOTE)));
     assert_eq!((&out.l4()[..2], &out.l4()[6..8]), (&[3, 4][..], &1550_u16.to_be_bytes()[..]));
@@ -202,7 +202,7 @@ fn what_is_too_large_is_cut_if_that_is_allowed() {
 }
 
 #[test]
-fn what_is_too_large_and_elsewhere_is_dropped() {
+fn a_packet_that_is_too_large_and_has_its_payload_elsewhere_is_dropped() {
     let mut pod = one_core(tables());
     let frame = link(&cuttable(udp_packet((REMOTE, 53), ("203.0.113.2", 5000), &[0; 1560])));
     let mut buffer = [&[0; HEADROOM][..], &frame[..42], &[0; 256]].concat();

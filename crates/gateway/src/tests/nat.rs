@@ -30,19 +30,19 @@ fn snat_both_ways_over_any_core() {
             assert_eq!((reply.inner.dst_ip, reply.inner.dst_port), (ip("192.168.0.1"), port));
             assert_eq!(reply.vxlan.map(|v| v.0), Some(VPC));
         }
-        assert!(ports.insert(syn.inner.src_port), "a port for two sessions with one remote end");
+        assert!(ports.insert(syn.inner.src_port), "one port for two sessions with the same remote endpoint");
     }
 }
 
 #[test]
-fn what_begins_no_session() {
+fn packets_that_start_no_session() {
     let mut pod = Pod::new();
     assert_eq!(pod.dropped(&out(1, Flags::ACK)), DropReason::NatNoSession);
     assert_eq!(pod.dropped(&back(2000, Flags::SYN)), DropReason::NatNoSession);
     for port in [0, 1023, 65_535] {
         assert_eq!(pod.dropped(&back(port, Flags::ACK)), DropReason::NatNoSession, "{port}");
     }
-    // Another remote end cannot use the mapping.
+    // Another remote endpoint cannot use the mapping.
     let port = pod.forward(&out(1, Flags::SYN)).inner.src_port;
     let foreign = link(&tcp_packet(("198.51.100.2", 443), (NAT_ADDRESS, port), Flags::ACK));
     assert_eq!(pod.dropped(&foreign), DropReason::NatNoSession);
@@ -60,7 +60,7 @@ fn echo_is_translated_by_its_identifier() {
     let answer = pod.forward(&link(&echo(REMOTE, NAT_ADDRESS, 0, identifier)));
     assert_eq!(answer.inner.dst_ip, ip("192.168.0.1"));
     assert_eq!(&answer.l4()[4..6], &77u16.to_be_bytes());
-    // A reply that nobody asked for begins nothing.
+    // An unsolicited reply starts no session.
     let stray = tunnelled(HOST_A, VPC, &echo("192.168.0.1", REMOTE, 0, 78));
     assert_eq!(pod.dropped(&stray), DropReason::NatNoSession);
 }
@@ -70,7 +70,7 @@ fn sessions_end() {
     const S: u64 = 1_000_000_000;
     type Case<'a> = (&'a str, &'a [(bool, Flags)], u64, bool);
     let cases: &[Case<'_>] = &[
-        ("opening, before its time", &[], 29, true),
+        ("opening, before its timeout", &[], 29, true),
         ("opening", &[], 36, false),
         ("established", &[(false, Flags::ACK)], 7000, true),
         ("established, idle", &[(false, Flags::ACK)], 7446, false),
@@ -85,7 +85,7 @@ fn sessions_end() {
             pod.forward(&if *from_inside { out(9, *flags) } else { back(port, *flags) });
         }
         pod.now += idle_s * S;
-        // Sessions are looked at when others begin.
+        // Expired sessions are looked for when others start.
         for other in 0..64 {
             pod.forward(&out(100 + other, Flags::SYN));
         }
@@ -105,7 +105,7 @@ fn a_vpc_gets_half_of_the_sessions() {
         }
     }
     assert_eq!(begun, 2000);
-    // A minute later all of them are over.
+    // A minute later all of them have expired.
     pod.now += 60_000_000_000;
     for port in 4000..4500 {
         pod.forward(&out(port, Flags::SYN));
@@ -113,7 +113,7 @@ fn a_vpc_gets_half_of_the_sessions() {
 }
 
 #[test]
-fn a_first_look_finds_the_flow_of_a_session() {
+fn prefetching_finds_the_flow_of_a_session() {
     use crate::rewrite::End;
     use crate::session::Flow;
 
@@ -132,7 +132,7 @@ fn a_first_look_finds_the_flow_of_a_session() {
 }
 
 #[test]
-fn a_trace_says_what_each_stage_decides() {
+fn a_trace_has_the_decision_of_each_stage() {
     let mut pod = Pod::new();
     let stages = |steps: &[Step]| steps.iter().map(|step| step.stage).collect::<Vec<_>>();
     let (verdict, _, steps) = pod.trace(&out(3000, Flags::SYN));

@@ -24,7 +24,7 @@ fn neighbours() -> ExactMap<IpAddr, Mac> {
     map
 }
 
-/// Packets that the gateway forwards in all its ways.
+/// Packets of every kind that the gateway forwards.
 fn seeds() -> Vec<Vec<u8>> {
     let gre = [&[0x20, 0, 8, 0, 0, 0, 0, 77][..], &udp_packet(("10.60.0.5", 2), ("192.168.0.1", 1), b"in")].concat();
     vec![
@@ -43,7 +43,8 @@ fn seeds() -> Vec<Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever bytes arrive, of a packet that was damaged in a few places or cut: no panic, and what leaves is well-formed outside.
+    /// Any bytes, or a packet that was damaged in a few places or truncated: no panic, and the outer headers of what
+    /// leaves are well-formed.
     #[test]
     fn hostile_packets(
         seed in 0usize..9,
@@ -76,7 +77,7 @@ proptest! {
         }
     }
 
-    /// Checksums stay as right, or as wrong, as they were, however the packet is translated.
+    /// A valid checksum stays valid and a wrong one wrong, however the packet is translated.
     #[test]
     fn checksums_hold(
         way in 0usize..5,

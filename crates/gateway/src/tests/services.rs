@@ -68,7 +68,7 @@ fn eip_both_ways() {
     assert_eq!((out.vxlan, out.inner.src_ip), (None, ip("fd10::2")));
     let back = pod.forward(&link(&udp_packet(("2001:db8::1", 53), ("fd10::2", 9), b"answer")));
     assert_eq!(back.vxlan.map(|v| v.0), Some(VPC));
-    // The ACL looks at what comes in, too: its first rule is about a destination, so what comes from there passes.
+    // The ACL applies to incoming packets, too: its first rule is about a destination, so packets from there pass.
     assert!(matches!(
         pod.process(&link(&udp_packet(("198.51.100.66", 1), ("203.0.113.2", 9), b"x"))).0,
         Verdict::Forward(Service::Internet)
@@ -83,7 +83,7 @@ fn the_meter_limits() {
     let mut pod = Pod::of(tables);
     let frame = tunnelled(HOST_B, VPC, &udp_packet(("192.168.0.2", 9), ("198.51.100.1", 53), &[0; 972]));
     let mut passed = 0;
-    // 4 MB in a second, where 2 are allowed, and 128 KB at once.
+    // 4 MB in a second, where 2 MB/s are allowed with a burst of 128 KB.
     for _ in 0..4000 {
         pod.now += 250_000;
         passed += usize::from(matches!(pod.process(&frame).0, Verdict::Forward(_)));
@@ -94,13 +94,13 @@ fn the_meter_limits() {
 #[test]
 fn customer_networks() {
     let mut pod = Pod::new();
-    // The way to a router that is not on the gateway's link leads over its own router.
+    // A tunnel to a router that is not on the gateway's link goes through the gateway's own router.
     let out = pod.forward(&tunnelled(HOST_A, VPC, &udp_packet(("192.168.0.1", 1), ("10.50.1.1", 2), b"x")));
     assert_eq!((out.vxlan, out.outer.dst_ip), (Some((7, Mac([2, 7, 7, 7, 7, 7]))), ip(CUSTOMER)));
     assert_eq!(out.link_destination, mac_of(ip(ISP)));
     let back = pod.forward(&tunnelled(CUSTOMER, 7, &udp_packet(("10.50.1.1", 2), ("192.168.0.1", 1), b"y")));
     assert_eq!((back.vxlan.map(|v| v.0), back.outer.dst_ip), (Some(VPC), ip(HOST_A)));
-    // The customer's VNI from a host, or a host's from the customer, are nobody's.
+    // The customer's VNI from a host, or a host's from the customer, is unknown.
     let frame = tunnelled(HOST_A, 7, &udp_packet(("10.50.1.1", 2), ("192.168.0.1", 1), b"y"));
     assert_eq!(pod.dropped(&frame), DropReason::UnknownVni);
     let frame = tunnelled(CUSTOMER, VPC, &udp_packet(("10.50.1.1", 2), ("192.168.0.1", 1), b"y"));
@@ -140,7 +140,7 @@ fn cloud_service() {
             let out = pod.forward(&tunnelled(HOST_A, VPC, &tcp_packet(("192.168.0.1", port), to, flags)));
             assert_eq!((out.vxlan.map(|v| v.0), out.inner.src_ip), (Some(SERVICE), ip("100.64.1.1")));
             let ends = (out.inner.src_port, out.inner.dst_ip, out.inner.dst_port);
-            assert!(seen.is_none_or(|seen| seen == ends), "a conversation stays with its backend");
+            assert!(seen.is_none_or(|seen| seen == ends), "a session stays with its backend");
             seen = Some(ends);
         }
         let (nat_port, backend, backend_port) = seen.unwrap();
@@ -154,7 +154,7 @@ fn cloud_service() {
         assert_eq!((back.inner.dst_ip, back.inner.dst_port), (ip("192.168.0.1"), port));
     }
     assert_eq!(backends.len(), 2, "both backends are used");
-    // Another tenant's packets to the same address are not the service's.
+    // Another tenant's packets to the same address do not go to the service.
     let frame = tunnelled(HOST_A, PEER, &tcp_packet(("192.168.0.1", 1), ("192.168.0.253", 80), tcp::Flags::SYN));
     assert_eq!(pod.dropped(&frame), DropReason::NoRoute);
 }
@@ -175,7 +175,7 @@ fn hop_limit_and_size_are_answered() {
         assert_eq!((out.inner.src_ip, out.inner.dst_ip), (ip(router), ip(source)));
         assert_eq!((out.vxlan.map(|v| v.0), out.outer.dst_ip), (Some(VPC), ip(HOST_A)));
         assert_eq!(out.l4()[0], if family == 4 { 11 } else { 3 });
-        // 1,600 bytes less VXLAN over IPv4 leave 1,550.
+        // 1,600 bytes minus VXLAN over IPv4 leave 1,550.
         let fits = udp_packet((source, 1), (destination, 2), &vec![0; if family == 4 { 1522 } else { 1502 }]);
         assert!(pod.forward(&tunnelled(HOST_A, VPC, &fits)).vxlan.is_some());
         let large = udp_packet((source, 1), (destination, 2), &[0; 1523]);
@@ -184,7 +184,7 @@ fn hop_limit_and_size_are_answered() {
         assert_eq!((kind, mtu), if family == 4 { (3, 1550) } else { (2, 1550) });
         assert_eq!(pod.process(&tunnelled(HOST_A, VPC, &large)).0, Verdict::Answer);
     }
-    // What may be fragmented is cut, and not answered.
+    // A packet that may be fragmented is fragmented, and not answered.
     let mut large = udp_packet(("192.168.0.1", 1), ("192.168.0.2", 2), &[0; 1523]);
     large[6] = 0;
     bifrost_wire::ipv4::fill_checksum(&mut large[..20]);
@@ -193,11 +193,11 @@ fn hop_limit_and_size_are_answered() {
 }
 
 #[test]
-fn answers_have_a_rate() {
+fn answers_are_rate_limited() {
     let mut pod = Pod::new();
     let frame = tunnelled(HOST_A, VPC, &packet("192.168.0.1", "192.168.0.2", UDP, 1, &[0, 1, 0, 2, 0, 8, 0, 0]));
     let answered = (0..1000).filter(|_| pod.process(&frame).0 == Verdict::Answer).count();
-    assert_eq!(answered, 200, "a hundred of each core");
+    assert_eq!(answered, 200, "a hundred per core");
     assert_eq!(pod.dropped(&frame), DropReason::AnswerRate);
 }
 
@@ -224,11 +224,11 @@ fn arp_and_neighbour_discovery() {
     let ask = |ttl| tunnelled(HOST_A, VPC, &packet("fd10::1", &group.to_string(), 58, ttl, &bytes[..len]));
     let out = Pod::new().forward(&ask(255));
     assert_eq!((out.inner.src_ip, out.l4()[0]), (ip("fd10::ffff"), 136));
-    assert_eq!(Pod::new().dropped(&ask(64)), DropReason::InnerKind, "not from the link");
+    assert_eq!(Pod::new().dropped(&ask(64)), DropReason::InnerKind, "hop limit 64, so from another link");
 }
 
 #[test]
-fn the_payload_need_not_be_there() {
+fn packets_without_their_payload_are_forwarded() {
     let whole = tunnelled(HOST_A, VPC, &udp_packet(("192.168.0.1", 1), ("198.51.100.1", 2), &[7; 1000]));
     let mut pod = Pod::new();
     let (verdict, expected) = pod.process(&whole);

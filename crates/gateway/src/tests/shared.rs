@@ -16,7 +16,7 @@ use crate::session::{Flow, NOTED_EVERY_S};
 use crate::shared::{Shared, Side};
 use crate::{DropReason, INTERNET, Nat, NatConfig};
 
-/// Operations of a case.
+/// Operations of a test case.
 const LONGEST: usize = if cfg!(miri) { 30 } else { 400 };
 
 /// A flow, of IPv6 if the number is odd.
@@ -38,24 +38,24 @@ fn side(number: u32) -> Side {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 3 } else { 200 }))]
 
-    /// The table has places for 128 flows and searches collide; the model is a map.
+    /// The table has slots for 128 flows and searches collide; the model is a map.
     #[test]
-    fn the_table_is_a_map(operations in proptest::collection::vec((0u32..120, 0u32..40, any::<bool>()), 1..LONGEST)) {
+    fn the_table_behaves_like_a_map(operations in proptest::collection::vec((0u32..120, 0u32..40, any::<bool>()), 1..LONGEST)) {
         let shared = Shared::new(1, 3);
         let mut model: BTreeMap<u32, (u32, u32, u32, u8)> = BTreeMap::new();
         for (now_s, (number, value, inserts)) in operations.into_iter().enumerate() {
             let now_s = now_s as u32;
             match model.get(&number) {
                 None if inserts => {
-                    if let Some(place) = shared.insert(side(number), &flow(number), &flow(value), now_s, 0) {
-                        model.insert(number, (place, value, now_s, 0));
+                    if let Some(slot) = shared.insert(side(number), &flow(number), &flow(value), now_s, 0) {
+                        model.insert(number, (slot, value, now_s, 0));
                     } else {
                         prop_assert!(model.len() >= 64, "no room");
                     }
                 }
-                Some((place, ..)) if !inserts => {
-                    prop_assert_eq!(shared.flow_at(*place), flow(number));
-                    shared.remove(*place);
+                Some((slot, ..)) if !inserts => {
+                    prop_assert_eq!(shared.flow_at(*slot), flow(number));
+                    shared.remove(*slot);
                     model.remove(&number);
                 }
                 _ => {
@@ -69,29 +69,30 @@ proptest! {
                     }
                 }
             }
-            for (number, (place, value, seen_s, marks)) in &model {
+            for (number, (slot, value, seen_s, marks)) in &model {
                 prop_assert_eq!(shared.look(side(*number), &flow(*number)), Some(flow(*value)));
                 let other = if side(*number) == Side::Inside { Side::Outside } else { Side::Inside };
                 prop_assert_eq!(shared.look(other, &flow(*number)), None);
-                let note = shared.note_at(*place);
+                let note = shared.note_at(*slot);
                 prop_assert_eq!((note.seconds(), note.marks()), (*seen_s, *marks));
             }
         }
-        for (number, (place, ..)) in &model {
-            shared.remove(*place);
+        for (number, (slot, ..)) in &model {
+            shared.remove(*slot);
             prop_assert_eq!(shared.look(side(*number), &flow(*number)), None);
         }
         prop_assert!(shared.is_clean(), "nothing is left behind");
     }
 
-    /// Sessions begin, are used on either side, and end; the model knows until when a session must be there, and which outsides are taken.
+    /// Sessions start, are used on either side, and end; the model knows until when a session must exist, and which
+    /// outsides are taken.
     #[test]
-    fn sessions_last_as_long_as_they_must(
+    fn sessions_last_until_their_timeout(
         operations in proptest::collection::vec((0u32..60, 0u8..4, 0u64..50), 1..LONGEST),
     ) {
         let nat = nat(3, 40);
         let mut now_s = 1000;
-        // By inside: the outside, and until when it must be there.
+        // By inside: the outside, and until when it must exist.
         let mut model: BTreeMap<u32, (Flow, u64)> = BTreeMap::new();
         for (number, operation, pause_s) in operations {
             now_s += if operation == 3 { pause_s } else { 0 };
@@ -101,7 +102,7 @@ proptest! {
                 let Some((outside, _)) = model.get(&number).copied() else { continue };
                 match nat.inward(seen(outside.reversed())) {
                     Ok(inside) => {
-                        // An outside that is free again may be another session's.
+                        // An outside that is free again may belong to another session.
                         if must.is_some() {
                             prop_assert_eq!(inside, v4(number).reversed());
                             model.insert(number, (outside, now_s + 120));
@@ -144,19 +145,19 @@ fn nat(cores: u16, sessions: u32) -> Nat {
     Nat::new(NatConfig { pools: vec![(INTERNET, addresses)], cores, sessions, seed: 5 })
 }
 
-/// Two threads insert and remove flows, in places where two others search. What is found is never of two flows, and what is there all the time is found all
-/// the time, notes included.
+/// Two threads insert and remove flows, in slots where two others search. A search never returns a mix of two flows,
+/// and always finds a flow that stays in the table, with its record.
 #[test]
-fn readers_never_see_halves() {
+fn readers_never_see_a_mix_of_two_flows() {
     let rounds = if cfg!(miri) { 30 } else { 30_000 };
     let shared = Shared::new(1, 9);
     let lasting: Vec<u32> = (0..24).collect();
-    let places: Vec<u32> = lasting
+    let slots: Vec<u32> = lasting
         .iter()
         .map(|number| shared.insert(side(*number), &flow(*number), &flow(*number), 1, 0).expect("room"))
         .collect();
     let done = AtomicBool::new(false);
-    // A flow goes to one of its own multiples; whichever, all of its words belong together.
+    // A flow is translated to one of its own multiples, so all of its words belong together.
     let is_of = |number: u32, to: Flow| (1..=8).any(|n| to == flow(number * 1000 * n));
     thread::scope(|scope| {
         let writers: Vec<_> = [0u32, 1]
@@ -172,7 +173,7 @@ fn readers_never_see_halves() {
                             })
                             .collect();
                         assert_eq!(inserted.len(), 12, "the table has room for all");
-                        inserted.into_iter().for_each(|place| shared.remove(place));
+                        inserted.into_iter().for_each(|slot| shared.remove(slot));
                     }
                 })
             })
@@ -197,31 +198,32 @@ fn readers_never_see_halves() {
         writers.into_iter().for_each(|writer| writer.join().expect("a writer"));
         done.store(true, Relaxed);
     });
-    places.into_iter().for_each(|place| shared.remove(place));
+    slots.into_iter().for_each(|slot| shared.remove(slot));
     assert!(shared.is_clean(), "nothing is left behind");
 }
 
-/// A core that was held up notes its packet in nothing but its own flow.
+/// A delayed core records its packet only in the packet's own flow.
 #[test]
-fn a_late_note_is_no_other_flows() {
+fn a_late_record_does_not_change_another_flow() {
     let shared = Shared::new(1, 9);
-    let place = shared.insert(Side::Inside, &flow(2), &flow(4), 100, 0).expect("room");
-    let late = shared.note_at(place);
-    shared.remove(place);
+    let slot = shared.insert(Side::Inside, &flow(2), &flow(4), 100, 0).expect("room");
+    let late = shared.note_at(slot);
+    shared.remove(slot);
     let again = shared.insert(Side::Inside, &flow(2), &flow(6), 100, 0).expect("room");
-    assert_eq!(again, place);
-    shared.see_late(place, late, 200, 8);
-    let note = shared.note_at(place);
+    assert_eq!(again, slot);
+    shared.see_late(slot, late, 200, 8);
+    let note = shared.note_at(slot);
     assert_eq!((note.seconds(), note.marks()), (100, 0));
-    // Its own, it does, whatever was noted meanwhile.
-    let late = shared.note_at(place);
+    // In its own flow it does, whatever was recorded meanwhile.
+    let late = shared.note_at(slot);
     shared.find(Side::Inside, &flow(2), 101, 2);
-    shared.see_late(place, late, 100, 8);
-    let note = shared.note_at(place);
+    shared.see_late(slot, late, 100, 8);
+    let note = shared.note_at(slot);
     assert_eq!((note.seconds(), note.marks()), (101, 10));
 }
 
-/// All cores begin and use sessions at the same time: one inside has one outside, wherever it is asked, and no two have the same.
+/// All cores create and use sessions at the same time: an inside has one outside on every core, and no two insides have
+/// the same.
 #[test]
 fn threads_agree_about_sessions() {
     let (sessions, cores) = if cfg!(miri) { (20, 2) } else { (20_000, 4) };
@@ -233,7 +235,7 @@ fn threads_agree_about_sessions() {
                 let nat = &nat;
                 scope.spawn(move || {
                     let mut outsides = vec![None; sessions as usize];
-                    // Each thread in an order of its own.
+                    // Each thread in a different order.
                     for n in 0..sessions {
                         let number = (n + sessions / u32::from(cores) * u32::from(thread)) % sessions;
                         let outside = nat.outward(seen(v4(number)), 0, None).expect("room");
@@ -251,7 +253,7 @@ fn threads_agree_about_sessions() {
     assert_eq!(nat.len(), sessions as usize);
 }
 
-/// A million sessions, two VPCs: all of them fit, and none that is more.
+/// A million sessions, two VPCs: all of them fit, and not one more.
 #[test]
 #[cfg_attr(miri, ignore = "too many")]
 fn a_million_sessions_fit() {

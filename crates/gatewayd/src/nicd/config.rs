@@ -471,7 +471,7 @@ second_packets_per_second = 2000
                 "16: addresses: the gateway has one address, or one of",
             ),
             ("02:00:00:00:00:fe", "02:00:00:00:00", "17: mac: "),
-            ("02:00:00:00:00:fe", "03:00:00:00:00:fe", "17: mac: 03:00:00:00:00:fe is not the address of one station"),
+            ("02:00:00:00:00:fe", "03:00:00:00:00:fe", "17: mac: 03:00:00:00:00:fe is not a unicast MAC address"),
             ("[100]", "[16777216]", "18: vnis: 16777216 is not a VNI; use 0 to 16777215"),
             ("[100]", "[]", "18: vnis: none; name the VNIs"),
             ("10.0.1.12", "10.0.0.11", "19: hosts: 10.0.0.11: another host has this address, too"),

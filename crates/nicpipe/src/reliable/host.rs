@@ -1,4 +1,4 @@
-//! A host: its addresses, how it is reached, what it holds.
+//! A host: its addresses, its links, its buffers.
 
 use std::net::IpAddr;
 
@@ -14,11 +14,11 @@ use crate::HostCounters;
 pub(super) struct Host {
     pub(super) engine: PeerId,
     addresses: Vec<IpAddr>,
-    /// How each address was last reached from, or by the pod.
+    /// The link on which each address was last seen, or the pod last sent to it.
     links: Vec<Option<Link>>,
-    /// Which address each path goes to.
+    /// The address of each path.
     paths: Vec<u8>,
-    /// Buffers that it has in either direction.
+    /// Buffers in use for it, per direction.
     pub(super) held: u32,
     pub(super) kept: u32,
     pub(super) counters: HostCounters,
@@ -26,7 +26,7 @@ pub(super) struct Host {
 
 impl Host {
     /// # Errors
-    /// Its addresses do not fit.
+    /// Its addresses are invalid.
     pub(super) fn new(
         addresses: Vec<IpAddr>,
         own: &[IpAddr],
@@ -51,19 +51,20 @@ impl Host {
         }
     }
 
-    /// Address and link of a path. An address that nothing has come from is tried behind the next hop of another.
+    /// Address and link of a path. If nothing has arrived from an address, its path tries the next hop of another
+    /// address.
     pub(super) fn path(&self, path: PathId) -> Option<(IpAddr, Link)> {
         let index = usize::from(*self.paths.get(path.index()).or(self.paths.first())?);
         Some((*self.addresses.get(index)?, self.link(index)?))
     }
 
-    /// The tunnel end point of a family, which is what the pod knows the host by.
+    /// The tunnel endpoint of a family, which identifies the host to the pod.
     pub(super) fn vtep(&self, v4: bool) -> Option<(IpAddr, Option<Link>)> {
         let index = self.addresses.iter().position(|address| address.is_ipv4() == v4)?;
         Some((self.addresses[index], self.link(index)))
     }
 
-    /// The tunnel end point that all else goes to.
+    /// The tunnel endpoint for plain VXLAN.
     pub(super) fn first(&self) -> Option<(IpAddr, Link)> {
         Some((*self.addresses.first()?, self.link(0)?))
     }

@@ -1,19 +1,22 @@
-//! The reliable transport between hosts and a pod (docs/PROTOCOL.md), ended here, in front of the pod.
+//! The reliable transport between hosts and a pod (docs/PROTOCOL.md), terminated here, in front of the pod.
 //!
 //! ```text
 //!  host -> arrive -> engine -> a buffer -> flow order -> backlog -> the pod's ring (as plain VXLAN)
 //!  host <- emit  <- engine <- a buffer <- depart    <-------------- what the pod sends to a host
 //! ```
 //!
-//! A connection joins a vNIC of a host with the gateway's address in the same VNI. A frame is acknowledged when it is in the pod's ring, or in
-//! the backlog: what is next in its flow and waits for room there. While there is a backlog, or no pod, nothing more is taken, and hosts send
-//! it again; so a pod that is replaced ends no connection. What the tenant's rate forbids is acknowledged and dropped, as it would be repeated otherwise.
+//! A connection joins a vNIC of a host with the gateway's address in the same VNI. A frame is acknowledged when it is
+//! in the pod's ring, or in the backlog of frames that are next in their flows and wait for room in the ring. While
+//! there is a backlog, or no pod, no more frames are accepted, and hosts retransmit them; so replacing a pod ends no
+//! connection. Frames that exceed the tenant's rate are dropped and acknowledged, because the host would retransmit
+//! them otherwise.
 //!
-//! Frames to hosts are kept until they are acknowledged. Each host has a share of the buffers in either direction, and a bound on its connections;
-//! what finds no room leaves as plain VXLAN, and is counted. The same happens while a host is not known to speak the transport.
+//! Frames to hosts are kept until they are acknowledged. Each host has a share of the buffers in either direction, and
+//! a maximum number of connections; frames that do not fit leave as plain VXLAN, and are counted. The same happens
+//! until a host is known to speak the transport.
 //!
-//! Order of calls in a turn: [`Reliable::arrive`] for each frame, [`settle`](Reliable::settle), [`depart`](Reliable::depart) for each frame of the
-//! pod, [`emit`](Reliable::emit).
+//! Order of calls in a turn: [`Reliable::arrive`] for each frame, [`settle`](Reliable::settle),
+//! [`depart`](Reliable::depart) for each frame of the pod, [`emit`](Reliable::emit).
 
 mod host;
 mod outer;
@@ -36,27 +39,29 @@ use crate::buffers::Buffers;
 use crate::{HostCounters, TransportCounters};
 use host::Host;
 
-/// How long frames wait before the pod's rings are looked at again, ns.
+/// Retry interval for frames that wait for the pod's rings, ns.
 const RETRY_NS: u64 = 100_000;
-/// Packets of one connection that may be missing before one that is taken; it is what connections announce. 1 to 4096.
+/// Packets of one connection that may be missing before a packet that is accepted; the window that connections
+/// announce. 1 to 4096.
 const RECEIVE_WINDOW: u32 = 1024;
 /// Packets that a page of the engine describes.
 const PAGE_PACKETS: u32 = 64;
-/// The fewest buffers that a host can have in a direction.
+/// Minimum number of buffers per host and direction.
 const LEAST_SHARE: usize = 16;
-/// Hosts of a pod.
+/// Maximum number of hosts of a pod.
 const MOST_HOSTS: usize = 4096;
 
 /// Settings of a pod's transport.
 #[derive(Clone, Debug)]
 pub struct ReliableConfig {
-    /// The gateway's addresses of tunnels, one of each family at most.
+    /// The gateway's tunnel addresses, at most one of each family.
     pub addresses: Vec<IpAddr>,
     /// The gateway's address in each VPC.
     pub mac: Mac,
     /// The VPCs.
     pub vnis: Vec<u32>,
-    /// The hosts that may use the transport: the addresses of each. The first one of a family is that of its tunnel end point (VTEP).
+    /// The hosts that may use the transport: the addresses of each. The first address of a family is its tunnel
+    /// endpoint (VTEP).
     pub hosts: Vec<Vec<IpAddr>>,
     /// UDP port of the transport, at both ends; 4794 unless configured otherwise.
     pub port: u16,
@@ -66,66 +71,66 @@ pub struct ReliableConfig {
     pub source_port_base: u16,
     /// Memory for frames, bytes: half for each direction.
     pub memory_bytes: usize,
-    /// Connections with one host.
+    /// Maximum number of connections with one host.
     pub connections_per_host: u32,
-    /// Settings of the engine; bounds on connections and pages are computed here.
+    /// Settings of the engine; limits of connections and pages are computed here.
     pub engine: bifrost_rte::Config,
     /// Start of the program, us since the epoch.
     pub instance: u64,
-    /// Any random number.
+    /// A random number.
     pub salt: u32,
 }
 
-/// Settings that do not fit together.
+/// Invalid settings.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReliableError {
-    /// None.
+    /// No hosts.
     #[error("no hosts")]
     NoHosts,
-    /// More than the engine has numbers for.
+    /// More hosts than the engine has numbers for.
     #[error("{0} hosts; a pod has at most 4096")]
     Hosts(usize),
     /// A host has no address, or more than eight.
     #[error("host {0}: a host has 1 to 8 addresses")]
     Addresses(usize),
-    /// Two hosts have it, or one twice.
+    /// Two hosts have the same address, or one has it twice.
     #[error("{0}: another host has this address, too")]
     Twice(IpAddr),
     /// The gateway has no address of its family.
     #[error("{0}: the gateway has no address of this family")]
     Family(IpAddr),
-    /// Two of one family, or none.
+    /// Two addresses of one family, or none.
     #[error("the gateway has one address, or one of each family")]
     Own,
-    /// Too little for the hosts.
+    /// Too little memory for the hosts.
     #[error("{0} bytes are too few: each host needs {1}")]
     Memory(usize, usize),
-    /// Out of range.
+    /// The number of paths is out of range.
     #[error("{0} paths; a host has 1 to 8")]
     Paths(u8),
-    /// Beyond 65535.
-    #[error("source port {0}: the last path's would be beyond 65535")]
+    /// The last source port would exceed 65535.
+    #[error("source port {0}: the last path's port would exceed 65535")]
     SourcePort(u16),
-    /// Of no station.
-    #[error("{0} is not the address of one station")]
+    /// Multicast, or zero.
+    #[error("{0} is not a unicast MAC address")]
     Mac(Mac),
-    /// None can be opened, or more than the engine has numbers for.
+    /// No connection allowed, or more than the engine has numbers for.
     #[error("{0} connections for each host: 1 to 65536, and 1048576 for all hosts")]
     Connections(u32),
 }
 
-/// Whether the pod can take a frame that the transport has brought.
+/// Whether the pod can take a frame from the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
     /// It can.
     Open,
     /// The tenant exceeds its rate.
     Limited,
-    /// It is not there.
+    /// It is down.
     Closed,
 }
 
-/// What became of a frame of the backlog.
+/// Result of delivering a frame of the backlog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
     /// The pod has it.
@@ -144,7 +149,7 @@ struct Received {
     interface: u8,
 }
 
-/// A frame that is kept until it is acknowledged: the inner one.
+/// The inner frame that is kept until it is acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
 struct Kept {
     host: u16,
@@ -155,7 +160,7 @@ struct Kept {
     ecn: u8,
 }
 
-/// To whom frames wait: host, VNI and vNIC.
+/// Destination of waiting frames: host, VNI and vNIC.
 type Key = (u16, u32, Mac);
 
 /// A pod's transport. See the module.
@@ -167,39 +172,39 @@ pub struct Reliable {
     out: Output,
     now: Time,
     hosts: Vec<Host>,
-    /// Host, and which of its addresses.
+    /// Host, and index of its address.
     by_address: HashMap<IpAddr, (u16, u8), RandomState>,
     by_engine: Vec<u16>,
-    /// Buffers that one host may have in a direction.
+    /// Buffers per host and direction.
     share: u32,
     rx: Buffers,
     received: Box<[Received]>,
-    /// In flow order: what the pod gets next.
+    /// In flow order: the frames for the pod.
     backlog: VecDeque<u32>,
     tx: Buffers,
     kept: Box<[Kept]>,
-    /// Frames for which a window is closed, and the order in which their queues are looked at.
+    /// Frames that wait for a window, and the round-robin order of their queues.
     waiting: HashMap<Key, VecDeque<u32>, RandomState>,
     turns: VecDeque<Key>,
-    /// Headers of the frame that is being written.
+    /// Headers of the frame being written.
     scratch: Vec<u8>,
-    /// A control packet that is being written.
+    /// The control packet being written.
     control: Vec<u8>,
     counters: TransportCounters,
 }
 
-/// What is known of a host.
+/// State of a host.
 #[derive(Clone, Debug)]
 pub struct HostState {
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
-    /// Connections, and how many of them are open.
+    /// Connections of all states.
     pub connections: u32,
     /// Of these, open ones.
     pub open_connections: u32,
-    /// Connections that have fallen back to plain VXLAN, all paths being silent.
+    /// Connections that have fallen back to plain VXLAN because all paths are silent.
     pub best_effort_connections: u32,
-    /// Packets sent again.
+    /// Packets retransmitted.
     pub retransmitted_packets: u64,
     /// Packets that arrived more than once.
     pub duplicate_packets: u64,
@@ -209,19 +214,19 @@ pub struct HostState {
     pub held_frames: u32,
     /// Frames to it that are kept until they are acknowledged.
     pub kept_frames: u32,
-    /// Frames that it may have of either kind.
+    /// Maximum number of frames of either kind.
     pub share_frames: u32,
     /// Its paths.
     pub paths: Vec<PathSnapshot>,
-    /// What happened.
+    /// Its counters.
     pub counters: HostCounters,
 }
 
 impl ReliableConfig {
-    /// Whether the settings fit together, for frames of up to `longest` bytes. Takes no memory.
+    /// Checks the settings, for frames of up to `longest` bytes. Allocates no memory.
     ///
     /// # Errors
-    /// What does not fit.
+    /// The invalid setting.
     pub fn check(&self, longest: usize) -> Result<(), ReliableError> {
         check(self)?;
         if self.memory_bytes / 2 / longest.max(1) / self.hosts.len() < LEAST_SHARE {
@@ -239,10 +244,10 @@ impl ReliableConfig {
 }
 
 impl Reliable {
-    /// With all the memory for frames that it ever needs. `longest`: bytes of the longest frame.
+    /// Allocates all memory for frames. `longest`: maximum length of a frame, bytes.
     ///
     /// # Errors
-    /// Settings that do not fit together.
+    /// Invalid settings.
     pub fn new(config: ReliableConfig, longest: usize) -> Result<Self, ReliableError> {
         config.check(longest)?;
         let hosts_count = config.hosts.len();
@@ -250,7 +255,7 @@ impl Reliable {
         let share = buffers / hosts_count;
         let (buffers, share) = (buffers.min(u32::MAX as usize / 2) as u32, share.min(u32::MAX as usize / 2) as u32);
         let connections = config.connections_per_host.saturating_mul(hosts_count as u32);
-        // A window that lies anywhere touches one page more.
+        // A window at any position touches one page more.
         let pages_each = RECEIVE_WINDOW.max(config.engine.max_window.into()) / PAGE_PACKETS + 2;
         let engine = bifrost_rte::Config {
             max_connections: connections,
@@ -293,19 +298,19 @@ impl Reliable {
         })
     }
 
-    /// When [`Pipeline::settle`](crate::Pipeline::settle) has to be called next if nothing arrives until then, ns.
+    /// When to call [`Pipeline::settle`](crate::Pipeline::settle) next if nothing arrives until then, ns.
     pub fn deadline(&self) -> Option<u64> {
         let is_waiting = !self.backlog.is_empty() || !self.out.publish.is_empty();
         let retry = is_waiting.then(|| self.now.0 + RETRY_NS);
         [self.engine.next_timeout().map(|at| at.0), retry].into_iter().flatten().min()
     }
 
-    /// What happened with nobody in particular.
+    /// Counters that do not belong to a host.
     pub fn counters(&self) -> &TransportCounters {
         &self.counters
     }
 
-    /// What happened in the engine.
+    /// Counters of the engine.
     pub fn engine_counters(&self) -> &Counters {
         self.engine.counters()
     }

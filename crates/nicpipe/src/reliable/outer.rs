@@ -1,4 +1,4 @@
-//! Outer headers of what the transport sends, and a look at those of what a pod sends.
+//! Outer headers that the transport writes, and a parser for those that a pod writes.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use bifrost_wire::ethernet::ethertype;
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::{checksum, ip, ipv4, ipv6, udp, vxlan};
 
-/// Both MAC addresses, and the VLAN tag if there is one: the start of a frame on its way out.
+/// Both MAC addresses, and the VLAN tag if there is one: the start of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Link {
     bytes: [u8; 16],
@@ -14,7 +14,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// As a frame that leaves has it, in front of its EtherType. Nothing if that is not one.
+    /// From the bytes before the EtherType of a frame that leaves. `None` if the length is wrong.
     pub(super) fn of_leaving(macs: &[u8], tag: &[u8]) -> Option<Self> {
         let mut link = Link { bytes: [0; 16], len: (macs.len() + tag.len()) as u8 };
         link.bytes.get_mut(..macs.len()).filter(|_| macs.len() == 12)?.copy_from_slice(macs);
@@ -22,11 +22,11 @@ impl Link {
         Some(link)
     }
 
-    /// The way back of a frame that arrived.
+    /// The reverse of the link of a frame that arrived.
     pub(super) fn back_from(frame: &[u8], tagged: bool) -> Option<Self> {
         let (to, from) = (frame.get(..6)?, frame.get(6..12)?);
         let tag = if tagged { frame.get(12..16)? } else { &[] };
-        // A group is nobody to answer to.
+        // A multicast source cannot be answered.
         let is_group = from.first().is_none_or(|first| first & 1 != 0) || to.first().is_none_or(|first| first & 1 != 0);
         let mut macs = [0; 12];
         macs[..6].copy_from_slice(from);
@@ -39,7 +39,7 @@ impl Link {
     }
 }
 
-/// The ends of a datagram.
+/// The endpoints of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
     pub(super) source: IpAddr,
@@ -56,7 +56,8 @@ pub(super) fn ip_udp_len(address: IpAddr) -> usize {
     udp::HEADER_LEN + ip::header_len(address)
 }
 
-/// Appends all headers and `head` to `frame`; `tail` is what the caller sends behind them. Nothing if that is too long, or the families differ.
+/// Appends all headers and `head` to `frame`; `tail` is the rest that the caller sends. Appends nothing if that is too
+/// long, or the families differ.
 pub(super) fn write(frame: &mut Vec<u8>, link: &Link, ends: &Ends, head: &[u8], tail: &[u8]) -> Option<()> {
     let len = u16::try_from(udp::HEADER_LEN + head.len() + tail.len()).ok()?;
     frame.extend_from_slice(link.bytes());
@@ -83,19 +84,19 @@ pub(super) fn write(frame: &mut Vec<u8>, link: &Link, ends: &Ends, head: &[u8], 
     Some(())
 }
 
-/// What a pod sends, if it is VXLAN.
+/// A VXLAN packet that a pod sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tunnelled {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
     pub(super) vni: u32,
-    /// Where the inner frame starts.
+    /// Start of the inner frame.
     pub(super) inner: usize,
-    /// Bytes of the inner frame.
+    /// Length of the inner frame, bytes.
     pub(super) len: usize,
 }
 
-/// Looks at a frame behind its MAC addresses and tag; of the rest of it, `more` bytes lie elsewhere.
+/// Parses a frame after its MAC addresses and tag; `more` bytes of it are stored elsewhere.
 pub(super) fn tunnelled(rest: &[u8], more: usize) -> Option<Tunnelled> {
     const ETHERTYPE: usize = 2;
     let kind = u16::from_be_bytes([*rest.first()?, *rest.get(1)?]);

@@ -1,4 +1,4 @@
-//! From hosts: verify, transport, flow order, the pod.
+//! From hosts: verify, transport, flow order, deliver to the pod.
 
 use bifrost_nic::{Checksum, ecn, parse, transport_checksum};
 use bifrost_rte::{Arrival as Outer, LocalVnic, Ordering, Time, Verdict};
@@ -11,11 +11,11 @@ use super::{Delivery, Gate, RECEIVE_WINDOW, Received, Reliable};
 use crate::pod::Times;
 use crate::{Arrival, HostCounters};
 
-/// The port number of the gateway's vNICs in the engine: there is one.
+/// The port number of the gateway's vNICs in the engine: there is only one.
 pub(super) const OWNER: u16 = 0;
-/// One in so many buffers of a host is not for frames that wait for others.
+/// One buffer in this many of a host is reserved for frames that do not wait for others.
 const KEPT_FREE: u32 = 4;
-/// Hop limit that hosts send with.
+/// Hop limit in packets of hosts.
 const INITIAL_HOPS: u8 = 64;
 
 /// A datagram of a host.
@@ -31,8 +31,8 @@ struct Inbound<'a> {
 }
 
 impl Reliable {
-    /// Takes a frame, which arrived at an interface of the pod, if it is the transport's. `gate`: whether the pod takes a frame of a VNI now; it
-    /// is asked once for each frame that is new.
+    /// Takes a frame that arrived at an interface of the pod, if it belongs to the transport. `gate`: whether the pod
+    /// accepts a frame of a VNI now; called once for each new frame.
     pub(crate) fn arrive(
         &mut self,
         times: Times,
@@ -112,7 +112,7 @@ impl Reliable {
                 let vnic = is_ours.then_some(LocalVnic { owner: OWNER, ordering: Ordering::Flow, reliable: true });
                 self.engine.on_setup(now, from, &setup, vnic, &mut self.out);
             }
-            // Not in another bundle: its parser sees to that.
+            // Not in another bundle: its parser checks that.
             Packet::Bundle(_) => {}
         }
     }
@@ -136,7 +136,7 @@ impl Reliable {
             self.count(number).refused_damaged_frames += 1;
             return self.engine.damaged(slot);
         }
-        // PROTOCOL §16.2: what one vNIC sends to the other, or what a host has routed from it.
+        // PROTOCOL §16.2: frames from one vNIC to the other, or routed by the host.
         let is_between = self.engine.pair_of(slot).is_some_and(|pair| {
             parsed.dst_mac == pair.local && (parsed.src_mac == pair.remote || parsed.src_mac == Mac::ROUTER)
         });
@@ -145,7 +145,7 @@ impl Reliable {
             return self.engine.policy_dropped(self.now, slot, &mut self.out);
         }
         let ahead = self.engine.must_wait(slot);
-        // What others wait for finds room when they have used up theirs.
+        // A frame that others wait for has room when they have used up theirs.
         let room = if ahead.is_some() { self.share - self.share / KEPT_FREE } else { self.share };
         let is_far = ahead.is_some_and(|ahead| ahead >= RECEIVE_WINDOW);
         if is_far || self.hosts[usize::from(number)].held >= room {
@@ -169,7 +169,8 @@ impl Reliable {
             return self.engine.not_placed(slot);
         };
         let inner_ecn = ecn::of(inner, &parsed);
-        // A mark on a packet whose sender knows no ECN has been heard: the host's transport responds to it (PROTOCOL §13.2).
+        // A mark on a packet whose sender is not ECN-capable is not lost: the host's transport responds to it (PROTOCOL
+        // §13.2).
         let ecn = ecn::decapsulate(inner_ecn, inbound.ecn).unwrap_or(ecn::NOT_ECT);
         match self.write_plain(inbound, buffer, parsed.flow_hash, ecn, inner) {
             Some(len) if self.engine.placed(self.now, slot, buffer, &mut self.out) => {
@@ -187,7 +188,7 @@ impl Reliable {
         }
     }
 
-    /// Writes a frame as the pod gets it, plain VXLAN from the host's tunnel end point, and returns its length.
+    /// Writes a frame for the pod, as plain VXLAN from the host's tunnel endpoint, and returns its length.
     fn write_plain(&mut self, inbound: &Inbound<'_>, buffer: u32, flow: u32, ecn: u8, inner: &[u8]) -> Option<u16> {
         let parsed = &inbound.arrival.outer;
         let (source, _) = self.hosts[usize::from(inbound.host)].vtep(parsed.src_ip.is_ipv4())?;
@@ -210,7 +211,8 @@ impl Reliable {
         u16::try_from(self.scratch.len() + inner.len()).ok()
     }
 
-    /// Does what is due, hands the pod what is next in its flow, through `deliver` with its interface, and only then acknowledges it.
+    /// Runs the engine's timers, delivers the frames that are next in their flows to the pod, through `deliver` with
+    /// its interface, and then acknowledges them.
     pub(crate) fn settle(&mut self, now: u64, mut deliver: impl FnMut(usize, &[u8]) -> Delivery) {
         self.now = self.now.max(Time(now));
         if self.engine.next_timeout().is_some_and(|at| at <= self.now) {

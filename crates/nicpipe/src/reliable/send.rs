@@ -14,8 +14,8 @@ use super::{Kept, Key, Reliable};
 use crate::Leaving;
 
 impl Reliable {
-    /// Takes a frame that the pod sends if the transport carries it to its host. Otherwise it is to leave as it is, and what is to be counted about
-    /// that has been counted.
+    /// Takes a frame that the pod sends if the transport carries it to its host. Otherwise the frame must leave
+    /// unchanged; its counters are updated already.
     pub(crate) fn depart(&mut self, leaving: &Leaving<'_>) -> bool {
         let [macs, tag, rest, payload] = leaving.parts;
         let Some(what) = outer::tunnelled(rest, payload.len()) else { return false };
@@ -60,7 +60,7 @@ impl Reliable {
                 }
                 let (flow, ecn) = (parsed.flow_hash, ecn::of(bytes, &parsed));
                 self.kept[buffer as usize] = Kept { host: number, len: len as u16, vni, to, flow, ecn };
-                // The receiver would refuse it again and again.
+                // The receiver would refuse every retransmission.
                 transport_checksum(bytes, &parsed) != Checksum::Invalid
             }
             Err(_) => false,
@@ -111,7 +111,7 @@ impl Reliable {
         queue.push_back(buffer);
     }
 
-    /// Offers the engine what waits for a window, each destination in its turn.
+    /// Offers the engine the frames that wait for a window, round robin by destination.
     pub(super) fn retry(&mut self) {
         for _ in 0..self.turns.len() {
             let Some(key) = self.turns.pop_front() else { return };
@@ -135,7 +135,7 @@ impl Reliable {
         }
     }
 
-    /// Sends what the engine asks for, each frame in parts, and gives buffers back that are done with.
+    /// Sends the engine's output, each frame in parts, and releases buffers that are no longer needed.
     pub(crate) fn emit(&mut self, mut sink: impl FnMut(&[&[u8]])) {
         if self.out.data.is_empty()
             && self.out.control.is_empty()
@@ -158,7 +158,7 @@ impl Reliable {
         for &(_, buffer) in &out.release {
             self.release(buffer);
         }
-        // What is to be shown is for the next call of `settle`.
+        // Received frames are for the next call of `settle`.
         let publish = std::mem::take(&mut out.publish);
         out.clear();
         self.out = Output { publish, ..out };
@@ -223,7 +223,7 @@ impl Reliable {
         }
     }
 
-    /// A frame that no connection carries any more.
+    /// Handles a frame that no connection carries any more.
     #[cold]
     fn send_plain(&mut self, plain: &PlainOut, sink: &mut impl FnMut(&[&[u8]])) {
         let (Some(number), Some(vni)) = (self.number_of(plain.peer), Vni::new(plain.vni)) else { return };
@@ -252,7 +252,7 @@ impl Reliable {
     }
 }
 
-/// Neither these nor ARP are carried reliably, as hosts do not either.
+/// Neither these nor ARP are carried reliably, as on hosts.
 fn is_neighbour_discovery(frame: &[u8], parsed: &Parsed) -> bool {
     const TYPES: RangeInclusive<u8> = 133..=137;
     parsed.protocol == ICMPV6 && frame.get(usize::from(parsed.l4)).is_some_and(|kind| TYPES.contains(kind))

@@ -66,7 +66,7 @@ fn control_traffic_has_a_rate_and_passes_a_full_data_plane() {
 }
 
 #[test]
-fn vlans_are_told_apart() {
+fn vlans_are_distinguished() {
     let pods = |vlans: &[&[Option<u16>]]| PipelineConfig {
         pods: vlans
             .iter()
@@ -98,13 +98,13 @@ fn vlans_are_told_apart() {
 }
 
 #[test]
-fn a_pod_that_goes_loses_what_waits() {
+fn a_pod_that_goes_down_loses_waiting_packets() {
     let mut world = World::new(config(2));
     world.stopped = vec![u64::MAX; 2];
     for number in 0..10 {
         world.arrive(&packet(1, 2, number, 10)).unwrap();
     }
-    // The second one comes back, and waits behind the first.
+    // The second one returns, and waits for the first.
     let second = world.ring_of(1).next().unwrap().to_vec();
     world.give_back(&second);
     assert_eq!(world.pod().occupancy(), (10, 1));
@@ -131,7 +131,7 @@ fn header_only_packets_are_short() {
 fn headers_of_a_tunnel_stay_with_the_packet() {
     let mut world = World::new(PodConfig { header_only_from: Some(100), ..config(1) });
     let udp = in_gre(&datagram([192, 168, 0, 1], [192, 168, 0, 2], (1, 2), &[5; 400]));
-    // What is neither TCP nor UDP goes whole: where its headers end is not known here.
+    // Packets that are neither TCP nor UDP go whole: the end of their headers is unknown.
     let icmp = in_gre(&ip([192, 168, 0, 1], [192, 168, 0, 2], ICMP, &[0; 400]));
     let echo = framed(Some(VLAN), &ip([192, 168, 0, 1], [192, 168, 0, 2], ICMP, &[0; 400]));
     for (frame, kept) in [(&udp, udp.len() - 400), (&icmp, icmp.len()), (&echo, echo.len())] {
@@ -146,7 +146,7 @@ fn headers_of_a_tunnel_stay_with_the_packet() {
 }
 
 #[test]
-fn flows_in_gre_have_order_queues_of_their_own() {
+fn flows_in_gre_have_separate_order_queues() {
     let flow = |port: u16| {
         let frame = in_gre(&datagram([192, 168, 0, 1], [192, 168, 0, 2], (port, 2), b"x"));
         look(&frame).unwrap().flow(&frame, SEED).hash
@@ -177,7 +177,7 @@ fn fragments_of_a_packet_go_to_one_core_whole() {
             Inside::Nothing => framed(Some(VLAN), &packet),
             Inside::Vxlan => {
                 let payload = [&vxlan::emit(Vni::new(7).unwrap())[..], &framed(None, &packet)].concat();
-                // As another flow outside, each.
+                // Each with a different outer flow.
                 framed(Some(VLAN), &datagram([10, 0, 0, 11], OWN, (50_000 + offset, 4789), &payload))
             }
             Inside::Gre => in_gre(&packet),
@@ -197,13 +197,13 @@ fn fragments_of_a_packet_go_to_one_core_whole() {
             let (bytes, trailer) = bytes.split_at(bytes.len() - 16);
             let trailer = Trailer::parse(trailer.try_into().unwrap()).unwrap();
             assert!(trailer.unordered && trailer.payload.is_none());
-            assert_eq!(bytes[12..], frame[16..], "in order, and all of each");
+            assert_eq!(bytes[12..], frame[16..], "in order and complete");
         }
     }
 }
 
 #[test]
-fn what_would_become_of_a_frame() {
+fn a_trace_predicts_what_happens_to_a_frame() {
     let mut pod = config(2);
     pod.limiter.first = Rate { per_second: 0, burst: 2 };
     pod.limiter.second = Rate { per_second: 0, burst: 1 };
@@ -216,7 +216,7 @@ fn what_would_become_of_a_frame() {
     let frame = packet(1000, 3, 7, 64);
     for expected in [("core", true), ("core", true), ("core", true), ("limiter", false)] {
         assert_eq!(last(&world, &frame, true), expected);
-        assert_eq!(world.arrive(&frame).is_ok(), expected.1, "what is foreseen happens");
+        assert_eq!(world.arrive(&frame).is_ok(), expected.1, "the prediction is right");
     }
     assert_eq!(last(&world, &packet(1001, 3, 7, 64), false), ("core", false));
     assert_eq!(last(&world, &tcp(PEER, OWN, 179), true), ("class", true));

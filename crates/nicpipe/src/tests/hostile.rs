@@ -7,9 +7,9 @@ use crate::*;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// A pod returns anything: what leaves is bounded by what it returned, and no buffer is lost.
+    /// A pod returns arbitrary bytes: at most as many bytes leave as it returned, and no buffer is lost.
     #[test]
-    fn whatever_a_pod_returns(
+    fn a_pod_returns_arbitrary_bytes(
         returns in proptest::collection::vec(
             (any::<u32>(), proptest::option::of(0u32..2000), 0u8..10, 0u16..8, any::<[bool; 2]>(), 0usize..2100, any::<bool>()),
             0..200,
@@ -53,7 +53,7 @@ proptest! {
         let priority = world.priority.len();
         world.pass(10_000);
         prop_assert_eq!(world.left.len() + priority, usize::from(taken));
-        // What comes out is what went in, without padding.
+        // The output equals the input, without padding.
         prop_assert!(world.left.iter().all(|left| frame.starts_with(left)));
     }
 }

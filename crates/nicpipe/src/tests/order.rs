@@ -6,7 +6,7 @@ use crate::*;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// However long each packet takes, as long as nothing times out: each leaves once, as it came, and each flow in order.
+    /// Whatever time each packet takes, if none times out: each leaves once and unchanged, and each flow in order.
     #[test]
     fn nothing_is_lost_or_reordered(
         seed in any::<u64>(),
@@ -33,7 +33,7 @@ proptest! {
             }
             let (flow, len) = (world.random.u16(..flows), world.random.usize(..1000));
             let frame = packet(100 + u32::from(flow % 3), flow, number, len);
-            // Cores keep up, so that nothing takes 100 us: at most four packets wait for each.
+            // Cores keep up, so that nothing takes 100 us: at most four packets wait per core.
             while world.longest_ring() >= 4 {
                 world.pass(1000);
             }
@@ -45,7 +45,7 @@ proptest! {
         world.pass(300_000);
         let order = *world.pod().order_counters();
         prop_assert_eq!(order.timed_out_packets, 0);
-        // The end of a change gives up the places of what was dispatched by flow: that leaves when it comes.
+        // The end of a change releases the entries of packets dispatched by flow: these leave when they return.
         prop_assert!(rss_at.is_some() || order.sent_late_packets == 0);
         prop_assert_eq!(world.reordered(), 0);
         prop_assert_eq!(world.left.len() as u64 + world.dropped_by_pod, 1500);
@@ -62,7 +62,7 @@ proptest! {
 #[test]
 fn a_core_that_stops_costs_its_own_packets() {
     let mut config = config(4);
-    // 5 Mpps for 100 us: 250 places of each of the two queues, and those of what waits behind the core that stops.
+    // 5 Mpps for 100 us: 250 entries of each of the two queues, plus those of packets behind the core that stops.
     config.balancer.queue_entries = 4096;
     let mut world = World::new(config);
     world.ring = 16;
@@ -77,17 +77,18 @@ fn a_core_that_stops_costs_its_own_packets() {
     }
     world.pass(1000);
     let order = *world.pod().order_counters();
-    // Its ring is full after 16 packets; all others went elsewhere, in order, after 100 us at most for each of the 16.
+    // Its ring is full after 16 packets; all others went to other cores and left in order, after at most 100 us for
+    // each of the 16.
     assert_eq!((order.timed_out_packets, world.left.len()), (16, 20_000 - 16));
     assert_eq!(world.reordered(), 0);
-    // It comes to life: its packets leave late.
+    // It resumes: its packets leave late.
     world.stopped[2] = 0;
     world.pass(100_000);
     assert_eq!((world.pod().order_counters().sent_late_packets, world.left.len()), (16, 20_000));
 }
 
 #[test]
-fn a_burst_of_one_tenant_is_stopped_at_the_door() {
+fn a_burst_of_one_tenant_is_limited_before_the_cores() {
     let mut pod = config(2);
     let rate = |per_second| bifrost_tables::Rate { per_second, burst: 32 };
     pod.limiter.first = rate(200_000);
@@ -95,7 +96,7 @@ fn a_burst_of_one_tenant_is_stopped_at_the_door() {
     let mut world = World::new(pod);
     world.service = 400..600;
     let mut refused = [0; 4];
-    // Two cores do 4 Mpps. Three tenants send 100,000 packets a second, one sends 10 million.
+    // Two cores do 4 Mpps. Three tenants send 100,000 packets per second, one sends 10 million.
     for step in 0..200_000u32 {
         let tenant = if step % 103 < 3 { step % 103 } else { 3 };
         let refusal = world.arrive(&packet(1000 + tenant, tenant as u16, step, 64)).err();
@@ -113,12 +114,12 @@ fn a_burst_of_one_tenant_is_stopped_at_the_door() {
 }
 
 #[test]
-fn a_pipeline_that_was_away_limits_by_the_time_of_arrival() {
+fn a_delayed_pipeline_limits_by_the_time_of_arrival() {
     let mut pod = config(2);
     let rate = |per_second| bifrost_tables::Rate { per_second, burst: 32 };
     (pod.limiter.first, pod.limiter.second) = (rate(80_000), rate(20_000));
     pod.balancer.queue_entries = 1024;
-    // 5 ms of a tenant's 80,000 packets a second, all found at once.
+    // 5 ms of a tenant's 80,000 packets per second, all found at once.
     let passed = |waited: &dyn Fn(u64) -> u64| {
         let mut world = World::new(pod.clone());
         world.ring = 1024;
@@ -127,5 +128,5 @@ fn a_pipeline_that_was_away_limits_by_the_time_of_arrival() {
         frames.filter(|(waited, frame)| world.arrive_late(*waited, frame).is_ok()).count()
     };
     assert_eq!(passed(&|n| 12_500 * (400 - n)), 400);
-    assert_eq!(passed(&|_| 0), 64, "what really comes at once has both bursts");
+    assert_eq!(passed(&|_| 0), 64, "packets that really arrive at once get both bursts");
 }

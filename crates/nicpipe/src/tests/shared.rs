@@ -1,4 +1,4 @@
-//! Pods that share a VLAN, and come and go.
+//! Pods that share a VLAN, and are added and removed.
 
 use bifrost_plb::{TRAILER_LEN, Trailer};
 use bifrost_wire::ethernet::{self, ethertype};
@@ -10,7 +10,7 @@ use crate::*;
 const MACS: [Mac; 2] = [Mac([2, 0, 0, 0, 0, 0xa]), Mac([2, 0, 0, 0, 0, 0xb])];
 const SWITCH: Mac = Mac([2, 0, 0, 0, 0, 0xff]);
 
-/// Rings that take all.
+/// Rings that accept everything.
 struct Open;
 
 impl Rings for Open {
@@ -66,11 +66,11 @@ fn tagged(frame: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn pods_of_a_vlan_are_told_apart_by_their_mac_addresses() {
+fn pods_of_a_vlan_are_distinguished_by_their_mac_addresses() {
     let mut pipeline = pipeline();
     assert_eq!(MACS.map(|mac| arrive(&mut pipeline, &to(mac))), [Ok(0), Ok(1)]);
     assert_eq!(arrive(&mut pipeline, &to(SWITCH)), Err(Refusal::NoPod));
-    // Who asks for an address does not know the MAC address yet.
+    // An ARP requester does not know the MAC address yet.
     for (target, pod) in [(1, Ok(0)), (2, Ok(1)), (3, Err(Refusal::NoPod))] {
         let question = tagged(&arp(SWITCH, [10, 1, 0, 254], [10, 1, 0, target]));
         assert_eq!(arrive(&mut pipeline, &question), pod, "{target}");
@@ -83,11 +83,11 @@ fn pods_of_a_vlan_are_told_apart_by_their_mac_addresses() {
     same.mac = None;
     assert!(error(same.clone()).starts_with("pod pod1: VLAN 7: another interface has it, too"));
     let group = Pod::new(PodConfig { mac: Some(Mac::BROADCAST), ..same }, LONGEST).unwrap_err();
-    assert_eq!(group.to_string(), "pod pod1: ff:ff:ff:ff:ff:ff is not the address of one station");
+    assert_eq!(group.to_string(), "pod pod1: ff:ff:ff:ff:ff:ff is not a unicast MAC address");
 }
 
 #[test]
-fn a_pod_that_says_it_is_another_is_not_heard() {
+fn a_pod_cannot_pretend_to_be_another() {
     let mut pipeline = pipeline();
     let trailer = Trailer { psn: 0, payload: None, pod: 0, queue: 0, drop: false, unordered: true };
     let mut leaves = |frame: &[u8]| {
@@ -121,15 +121,15 @@ fn pods_come_and_go_while_others_work() {
     assert_eq!(pipeline.remove(0).unwrap().name(), "pod0");
     assert!(pipeline.remove(0).is_none() && pipeline.pods()[0].is_vacant());
     assert_eq!(arrive(&mut pipeline, &to(MACS[0])), Err(Refusal::NoPod));
-    // The other one keeps its number, and what it had.
+    // The other one keeps its number and its state.
     assert_eq!(arrive(&mut pipeline, &to(MACS[1])), Ok(1));
     assert_eq!((pipeline.pods()[1].occupancy().0, pipeline.deadline().is_some()), (2, true));
-    assert!(pipeline.add(Pod::new(of(1), LONGEST).unwrap()).is_err(), "it is there");
+    assert!(pipeline.add(Pod::new(of(1), LONGEST).unwrap()).is_err(), "it exists already");
     assert_eq!(pipeline.add(Pod::new(of(0), LONGEST).unwrap()), Ok(0));
-    assert_eq!(arrive(&mut pipeline, &to(MACS[0])), Err(Refusal::PodDown), "nobody is connected yet");
+    assert_eq!(arrive(&mut pipeline, &to(MACS[0])), Err(Refusal::PodDown), "no client is connected yet");
     pipeline.pods_mut()[0].set_up(0, true);
     assert_eq!(arrive(&mut pipeline, &to(MACS[0])), Ok(0));
-    // Whole VLANs are given back, too.
+    // Whole VLANs are released, too.
     let mut sole = config(1);
     (sole.interfaces, sole.balancer.pod) = (vec![Some(9), None], 9);
     let number = pipeline.add(Pod::new(sole.clone(), LONGEST).unwrap()).unwrap();

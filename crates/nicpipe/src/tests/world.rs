@@ -1,4 +1,4 @@
-//! A pipeline and a pod in virtual time: cores with rings, each packet with a service time of its own.
+//! A pipeline and a pod in virtual time: cores with rings, each packet with its own service time.
 
 use std::collections::VecDeque;
 
@@ -84,7 +84,7 @@ fn in_ring((place, ring): (Place, Option<Ring>)) -> (Place, Ring) {
     (place, ring.unwrap())
 }
 
-/// A packet at a core, and when it will be done.
+/// A packet at a core, and when it will be finished.
 #[derive(Clone, Debug)]
 struct Job {
     bytes: Vec<u8>,
@@ -102,7 +102,7 @@ pub(super) struct World {
     pub(super) service: std::ops::Range<u64>,
     /// One of how many packets the pod drops; 0: none.
     pub(super) drops: u32,
-    /// Until when a core stands still.
+    /// Until when a core is stopped.
     pub(super) stopped: Vec<u64>,
     pub(super) left: Vec<Vec<u8>>,
     pub(super) dropped_by_pod: u64,
@@ -161,13 +161,13 @@ impl World {
         pipeline.arrive(*now, *now, frame, |_| TestRings { cores, priority, size: *ring }).map(in_ring)
     }
 
-    /// The same of a frame that waited for the pipeline.
+    /// The same for a frame that waited for the pipeline.
     pub(super) fn arrive_late(&mut self, waited_ns: u64, frame: &[u8]) -> Result<(Place, Ring), Refusal> {
         let World { pipeline, cores, priority, ring, now, .. } = self;
         pipeline.arrive(*now, *now - waited_ns, frame, |_| TestRings { cores, priority, size: *ring }).map(in_ring)
     }
 
-    /// Time goes by: cores work, and what is done comes back.
+    /// Advances time: cores work, and return finished packets.
     pub(super) fn pass(&mut self, ns: u64) {
         let until = self.now + ns;
         while self.now < until {
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// The pod returns bytes.
+    /// The pod returns these bytes.
     pub(super) fn give_back(&mut self, bytes: &[u8]) {
         let World { pipeline, left, .. } = self;
         let read = |buffer: &mut [u8]| {
@@ -213,12 +213,12 @@ impl World {
         self.cores.iter().map(VecDeque::len).max().unwrap_or(0)
     }
 
-    /// What waits at a core.
+    /// Packets waiting at a core.
     pub(super) fn ring_of(&self, core: usize) -> impl Iterator<Item = &[u8]> {
         self.cores[core].iter().map(|job| &job.bytes[..])
     }
 
-    /// Packets of a flow that left behind a later one.
+    /// Packets of a flow that left after a later one.
     pub(super) fn reordered(&self) -> usize {
         let mut last = std::collections::BTreeMap::new();
         let late = |frame: &&Vec<u8>| {

@@ -68,7 +68,7 @@ fn order_is_restored_across_the_wrap() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_is_not_taken_for_an_empty_one() {
+fn a_full_queue_refuses_and_does_not_look_empty() {
     let mut b = balancer(small());
     let trailers = dispatch(&mut b, 0, 16);
     assert_eq!(b.dispatch(0, 7, false), Err(Refused::QueueFull));
@@ -79,12 +79,12 @@ fn a_full_queue_refuses_and_is_not_taken_for_an_empty_one() {
 }
 
 #[test]
-fn the_head_is_waited_for_and_then_given_up() {
+fn the_head_is_waited_for_until_the_timeout() {
     let mut b = balancer(small());
     let trailers = dispatch(&mut b, 1000, 2);
     assert_eq!(b.returned(trailers[1].emit(), 1), None);
     assert_eq!(b.deadline(), Some(101_001));
-    assert_eq!(released(&mut b, 101_000), [], "it has taken the timeout, and not longer");
+    assert_eq!(released(&mut b, 101_000), [], "exactly the timeout is not too long");
     assert_eq!(released(&mut b, 101_001), [sent(1, Order::InOrder)]);
     assert_eq!((b.counters().timed_out_packets, b.counters().timed_out_blocking_packets), (1, 1));
     assert_eq!(b.returned(trailers[0].emit(), 0), Some(sent(0, Order::Late)));
@@ -92,7 +92,7 @@ fn the_head_is_waited_for_and_then_given_up() {
 }
 
 #[test]
-fn a_packet_that_came_in_time_is_in_order_however_late_it_is_looked_at() {
+fn a_packet_that_came_in_time_is_in_order_even_if_checked_late() {
     let mut b = balancer(small());
     let trailers = dispatch(&mut b, 0, 1);
     assert_eq!(b.returned(trailers[0].emit(), 5), None);
@@ -100,7 +100,7 @@ fn a_packet_that_came_in_time_is_in_order_however_late_it_is_looked_at() {
 }
 
 #[test]
-fn a_drop_flag_frees_the_place_at_once() {
+fn a_drop_flag_releases_the_entry_at_once() {
     let mut b = balancer(Config { payload_slots: 1, ..small() });
     let first = b.dispatch(0, 7, true).unwrap().trailer;
     let second = b.dispatch(0, 7, false).unwrap().trailer;
@@ -110,11 +110,11 @@ fn a_drop_flag_frees_the_place_at_once() {
     assert_eq!(b.returned(Trailer { drop: true, ..first }.emit(), 1), Some(dropped));
     assert_eq!(released(&mut b, 0), [sent(2, Order::InOrder)]);
     assert_eq!(b.counters().timed_out_packets, 0);
-    assert!(b.dispatch(0, 7, true).is_ok(), "the payload is free");
+    assert!(b.dispatch(0, 7, true).is_ok(), "the payload slot is free");
 }
 
 #[test]
-fn a_place_is_taken_once() {
+fn an_entry_accepts_one_packet() {
     let mut b = balancer(small());
     let t = dispatch(&mut b, 0, 2);
     let duplicate = |packet| Some(Egress::Drop { packet, reason: DropReason::Duplicate });
@@ -141,7 +141,7 @@ fn hostile_trailers_are_dropped_with_a_reason() {
     for (bytes, reason) in cases {
         assert_eq!(b.returned(bytes, 9), Some(Egress::Drop { packet: 9, reason }));
     }
-    // In the window of nobody: late, as far as can be told.
+    // In no queue's window: treated as late.
     for psn in [1, 15, 16, 1 << 31, u32::MAX] {
         assert_eq!(b.returned(Trailer { psn, ..t }.emit(), 9), Some(sent(9, Order::Late)), "{psn}");
     }
@@ -150,7 +150,7 @@ fn hostile_trailers_are_dropped_with_a_reason() {
 }
 
 #[test]
-fn a_stale_packet_cannot_take_a_place_unless_only_low_bits_are_compared() {
+fn a_stale_packet_cannot_take_an_entry_unless_only_low_bits_are_compared() {
     for (legal_check, first, second) in [
         (LegalCheck::Full, Some(sent(100, Order::Late)), vec![sent(116, Order::InOrder)]),
         (LegalCheck::LowBits, None, vec![sent(116, Order::InOrder)]),
@@ -162,7 +162,7 @@ fn a_stale_packet_cannot_take_a_place_unless_only_low_bits_are_compared() {
         let fresh = dispatch(&mut b, 200_000, 1)[0];
         assert_eq!(b.returned(stale.emit(), 100), first, "{legal_check:?}");
         if legal_check == LegalCheck::LowBits {
-            // Case 3: noticed at the head, and sent.
+            // Case 3: detected at the head, and sent.
             assert_eq!(released(&mut b, 200_000), [sent(100, Order::Alias)]);
         }
         assert_eq!(b.counters().aliases_packets, 1, "{legal_check:?}");
@@ -185,13 +185,13 @@ fn with_low_bits_a_stale_packet_replaces_a_fresh_one() {
 }
 
 #[test]
-fn a_late_header_leaves_if_its_payload_is_still_there() {
+fn a_late_header_leaves_if_its_payload_still_exists() {
     let mut b = balancer(Config { payload_slots: 4, ..small() });
     let late: Vec<Trailer> = (0..4).map(|_| b.dispatch(0, 7, true).unwrap().trailer).collect();
     assert_eq!(late.iter().map(|t| t.payload.unwrap()).collect::<Vec<_>>(), [0, 1, 2, 3]);
-    assert_eq!(b.dispatch(0, 7, true), Err(Refused::NoPayloadSlot), "all are bound");
+    assert_eq!(b.dispatch(0, 7, true), Err(Refused::NoPayloadSlot), "all slots are bound");
     released(&mut b, 100_001);
-    // Slot 0 goes to the next packet; the payload of the others is kept.
+    // Slot 0 goes to the next packet; the other payloads are kept.
     let fresh = b.dispatch(100_001, 7, true).unwrap().trailer;
     assert_eq!(fresh.payload, Some(0));
     let gone = |packet| Some(Egress::Drop { packet, reason: DropReason::PayloadGone });
@@ -200,18 +200,18 @@ fn a_late_header_leaves_if_its_payload_is_still_there() {
     assert_eq!(b.returned(late[1].emit(), 1), Some(send(1, 1, Order::Late)));
     assert_eq!(b.returned(late[1].emit(), 1), gone(1), "only once");
     assert_eq!(b.returned(Trailer { payload: Some(3), ..late[2] }.emit(), 2), gone(2), "another's payload");
-    assert_eq!(b.returned(Trailer { payload: Some(1 << 30), ..late[2] }.emit(), 2), gone(2), "no slot at all");
+    assert_eq!(b.returned(Trailer { payload: Some(1 << 30), ..late[2] }.emit(), 2), gone(2), "not a slot");
     let dropped = Some(Egress::Drop { packet: 2, reason: DropReason::ByPod });
     assert_eq!(b.returned(Trailer { drop: true, ..late[2] }.emit(), 2), dropped);
-    assert_eq!(b.returned(late[2].emit(), 2), gone(2), "the drop flag has freed it");
-    // A claim for another slot changes nothing while the place is there.
+    assert_eq!(b.returned(late[2].emit(), 2), gone(2), "freed by the drop flag");
+    // A claim for another slot changes nothing while the entry exists.
     assert_eq!(b.returned(Trailer { payload: Some(3), ..fresh }.emit(), 4), None);
     assert_eq!(b.counters().payload_mismatch_packets, 1);
     assert_eq!(released(&mut b, 100_001), [send(4, 0, Order::InOrder)]);
 }
 
 #[test]
-fn packets_without_a_place_leave_at_once() {
+fn packets_without_an_entry_leave_at_once() {
     let mut b = balancer(Config { payload_slots: 2, ..small() });
     let own = Trailer { psn: 0, payload: None, pod: 0, queue: 0, drop: false, unordered: true };
     assert_eq!(b.returned(own.emit(), 1), Some(sent(1, Order::Unordered)));
@@ -221,7 +221,7 @@ fn packets_without_a_place_leave_at_once() {
     assert_eq!(b.returned(d.trailer.emit(), 2), Some(send));
     let gone = Some(Egress::Drop { packet: 3, reason: DropReason::PayloadGone });
     assert_eq!(b.returned(d.trailer.emit(), 3), gone);
-    // Nobody returns these; their slots go to others in turn.
+    // These do not return; their slots are reused in turn.
     for n in 0..5 {
         assert_eq!(b.dispatch_by_flow(0, true).unwrap().trailer.payload, Some((n + 1) % 2));
     }
@@ -247,18 +247,18 @@ fn the_fallback_drains_before_it_hashes() {
     b.set_mode(10, Mode::Rss);
     assert!(b.mode() == Mode::Rss && !b.is_settled(10));
     let hashed = b.dispatch(10, 7, false).unwrap();
-    assert!((hashed.core, hashed.trailer.unordered) == (0, false), "by flow, with a place");
+    assert!((hashed.core, hashed.trailer.unordered) == (0, false), "by flow, with an entry");
     assert_eq!(b.returned(hashed.trailer.emit(), 3), None, "it must not overtake");
     assert_eq!(b.returned(sprayed[1].emit(), 2), None);
     let waits = b.dispatch(20, 7, false).unwrap().trailer;
-    // The first packet is lost. When it is given up, the queue is emptied, with a place for nobody.
+    // The first packet is lost. When it times out, the queue is emptied, and nothing gets an entry.
     assert_eq!(released(&mut b, 100_001), [sent(2, Order::InOrder), sent(3, Order::InOrder)]);
     assert!(b.is_settled(100_001));
     assert_eq!(b.counters().abandoned_packets, 1);
     assert_eq!(b.returned(waits.emit(), 4), Some(sent(4, Order::Late)));
     let next = b.dispatch(100_001, 7, false).unwrap();
     assert!(next.trailer.unordered);
-    // And back: first with a place, and then in turn, too.
+    // And back: first with an entry, and then round robin, too.
     b.set_mode(200_000, Mode::Plb);
     let settling = b.dispatch(200_000, u32::MAX, false).unwrap();
     assert_eq!((settling.core, settling.trailer.unordered, b.is_settled(200_000)), (2, false, false));
@@ -268,7 +268,7 @@ fn the_fallback_drains_before_it_hashes() {
 }
 
 #[test]
-fn clearing_gives_every_handle_back() {
+fn clearing_returns_every_handle() {
     let mut b = balancer(Config { payload_slots: 16, ..small() });
     let t: Vec<Trailer> = (0..5).map(|_| b.dispatch(0, 7, true).unwrap().trailer).collect();
     for n in [1, 3] {
@@ -289,8 +289,8 @@ fn cores_without_room_are_passed_over() {
     assert_eq!(cores, [0, 1, 3, 0, 1, 3]);
     assert_eq!(b.occupancy(), (6, 0));
     assert_eq!(b.dispatch_where(0, 7, false, |_| false), Err(Refused::NoRoom));
-    assert_eq!((b.occupancy(), b.counters().refused_no_room_packets), ((6, 0), 1), "no place is taken");
-    // By flow there is one core, with a place or without.
+    assert_eq!((b.occupancy(), b.counters().refused_no_room_packets), ((6, 0), 1), "no entry is used");
+    // By flow there is one core, with an entry or without.
     b.set_mode(0, Mode::Rss);
     let mine = b.dispatch(0, u32::MAX, false).unwrap().core;
     assert_eq!(mine, 3);

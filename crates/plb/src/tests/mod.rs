@@ -1,4 +1,4 @@
-//! Tests of the balancer: against a slow oracle, by tables of cases, and of the tests themselves.
+//! Tests of the balancer: against a slow oracle, by tables of cases, and by mutations.
 #![allow(clippy::unwrap_used)]
 
 mod cases;

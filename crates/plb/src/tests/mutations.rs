@@ -1,4 +1,4 @@
-//! Each deliberate mistake is noticed by a property.
+//! A property detects each deliberate mistake.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -26,11 +26,11 @@ fn noticed(mutation: Option<Mutation>, cases: u32) -> Option<u32> {
 }
 
 #[test]
-fn every_mistake_is_noticed() {
-    assert_eq!(noticed(None, 200), None, "without a mistake it fails");
+fn every_mutation_is_detected() {
+    assert_eq!(noticed(None, 200), None, "it fails without a mutation");
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let missed: Vec<Mutation> = Mutation::ALL.into_iter().filter(|m| noticed(Some(*m), CASES).is_none()).collect();
     std::panic::set_hook(hook);
-    assert!(missed.is_empty(), "not noticed: {missed:?}");
+    assert!(missed.is_empty(), "not detected: {missed:?}");
 }

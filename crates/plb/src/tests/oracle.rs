@@ -1,4 +1,4 @@
-//! What a balancer must do, written down slowly: every packet ever dispatched is remembered, and looked for one by one.
+//! A slow model of a balancer: it stores every packet ever dispatched, and searches them one by one.
 
 use crate::{Config, DropReason, Egress, LegalCheck, Mode, Order, Trailer};
 
@@ -7,7 +7,7 @@ use super::cases::Out;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
     Waiting,
-    /// With the PSN that its trailer had, and whether that names a payload.
+    /// The PSN in its trailer, and whether the trailer names a payload.
     Here(u32, u32, bool),
     DroppedByPod,
 }
@@ -21,10 +21,10 @@ struct Packet {
 
 #[derive(Clone, Debug, Default)]
 struct Queue {
-    /// All that were ever dispatched; those before `out` are out.
+    /// All packets ever dispatched; those before `out` are out.
     packets: Vec<Packet>,
     out: usize,
-    /// How many were dispatched before the change to dispatch by flow.
+    /// Number of packets dispatched before the change to dispatch by flow.
     before_change: Option<usize>,
 }
 
@@ -44,7 +44,7 @@ impl Oracle {
         Oracle { config, queues, mode: Mode::Plb, settled_at: 0, sprayed: 0 }
     }
 
-    /// Core, queue, PSN if it has a place; `None`: refused.
+    /// Core, queue, PSN if it has an entry; `None`: refused.
     pub(super) fn dispatch(&mut self, now: u64, queue: usize, flow_core: u16) -> Option<(u16, Option<u32>)> {
         let q = &mut self.queues[queue];
         if self.mode == Mode::Rss && q.before_change.is_none() {
@@ -143,7 +143,7 @@ impl Oracle {
         }
     }
 
-    /// Places in use.
+    /// Entries in use.
     pub(super) fn len(&self) -> usize {
         self.queues.iter().map(|q| q.packets.len() - q.out).sum()
     }

@@ -8,12 +8,12 @@ use super::cases::Out;
 use super::oracle::Oracle;
 use crate::*;
 
-/// One call, or some time.
+/// One call, or a delay.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Call {
-    /// Of the flow with that hash.
+    /// Dispatches a packet of the flow with that hash.
     Dispatch(u32),
-    /// Of the nth of the packets that were dispatched last, with its trailer changed.
+    /// Returns the nth of the packets dispatched last, with its trailer changed.
     Return(u8, Change),
     Wait(u32),
     Release,
@@ -84,7 +84,7 @@ fn changed(mut t: Trailer, change: Change) -> Trailer {
     t
 }
 
-/// Panics where balancer and oracle differ.
+/// Panics if balancer and oracle differ.
 pub(super) fn against_the_oracle(config: Config, calls: &[Call]) {
     let mut balancer = Balancer::<u32>::new(config).unwrap();
     let mut oracle = Oracle::new(config);
@@ -93,7 +93,7 @@ pub(super) fn against_the_oracle(config: Config, calls: &[Call]) {
     let mut alive: HashMap<u32, ()> = HashMap::new();
     let leave = |out: &Out, alive: &mut HashMap<u32, ()>| {
         let (Egress::Send { packet, .. } | Egress::Drop { packet, .. }) = *out;
-        assert!(alive.remove(&packet).is_some(), "handle {packet} came back twice, or was never given");
+        assert!(alive.remove(&packet).is_some(), "handle {packet} returned twice, or was never dispatched");
     };
     for &call in calls {
         match call {
@@ -135,13 +135,13 @@ pub(super) fn against_the_oracle(config: Config, calls: &[Call]) {
     }
     // Nothing is held longer than the timeout.
     balancer.release(now + config.timeout_ns + 1, u32::MAX, |out| leave(&out, &mut alive));
-    assert!(alive.is_empty() && balancer.occupancy() == (0, 0), "{alive:?} stays held");
+    assert!(alive.is_empty() && balancer.occupancy() == (0, 0), "{alive:?} is still held");
 }
 
-/// What happens in a step of a pod's life.
+/// One step of a pod's life.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// A packet of a flow comes.
+    /// A packet of a flow arrives.
     Arrive {
         flow: u8,
         header_only: bool,
@@ -168,7 +168,7 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..500)
 }
 
-/// A packet on its way through a pod.
+/// A packet in the pod.
 #[derive(Clone, Copy, Debug)]
 struct Travelling {
     trailer: Trailer,
@@ -176,14 +176,14 @@ struct Travelling {
     at: u64,
 }
 
-/// A pod whose cores are queues that serve in order, at any pace. Flows must leave in order, but for packets that took longer than the
-/// timeout; nothing is lost that the pod did not lose; payloads are those of their packets.
+/// A pod whose cores are queues that serve in order, at any pace. Flows must leave in order, except for packets that
+/// took longer than the timeout; only packets that the pod loses are lost; every packet has its own payload.
 pub(super) fn flows_stay_in_order(config: Config, steps: &[Step]) {
     let config = Config { cores: 4, payload_slots: 64, queue_entries: 64, legal_check: LegalCheck::Full, ..config };
     let mut b = Balancer::<u32>::new(config).unwrap();
     let mut cores: [VecDeque<Travelling>; 4] = Default::default();
     let mut memory = vec![u32::MAX; config.payload_slots as usize];
-    // Of each packet: its flow, whether it is header only, and whether it may overtake.
+    // For each packet: its flow, whether it is header only, and whether it may overtake.
     let mut packets: Vec<(u8, bool, bool)> = Vec::new();
     let mut last_out = [None::<u32>; 6];
     let (mut now, mut lost, mut gone) = (5_000u64, 0u32, 0u32);
@@ -215,7 +215,10 @@ pub(super) fn flows_stay_in_order(config: Config, steps: &[Step]) {
             Step::Arrive { flow, header_only } => {
                 let hash = u32::from(flow).wrapping_mul(0x2f00_0001);
                 let Ok(d) = b.dispatch(now, hash, header_only) else {
-                    assert!(cores.iter().map(VecDeque::len).sum::<usize>() >= 10 || lost > 0, "no room for nothing");
+                    assert!(
+                        cores.iter().map(VecDeque::len).sum::<usize>() >= 10 || lost > 0,
+                        "refused although there is room"
+                    );
                     continue;
                 };
                 let id = packets.len() as u32;
@@ -227,7 +230,7 @@ pub(super) fn flows_stay_in_order(config: Config, steps: &[Step]) {
             }
             Step::Serve { core, how } => {
                 let Some(t) = cores[usize::from(core)].pop_front() else { continue };
-                // Who is late may overtake, and be overtaken, and find its payload gone.
+                // A late packet may overtake, be overtaken, and find its payload gone.
                 packets[t.id as usize].2 = now - t.at > config.timeout_ns;
                 if how < 10 {
                     lost += 1;
@@ -254,8 +257,8 @@ pub(super) fn flows_stay_in_order(config: Config, steps: &[Step]) {
     }
     now += config.timeout_ns + 1;
     b.release(now, u32::MAX, |out| leave(out, &packets, &memory));
-    assert_eq!(gone + lost, packets.len() as u32, "packets that never left");
-    // All slots that are not in a place can be had again.
+    assert_eq!(gone + lost, packets.len() as u32, "packets that did not leave");
+    // All slots without an entry can be allocated again.
     for n in 0..config.payload_slots.min(config.queue_entries) {
         assert!(b.dispatch(now, 0, true).is_ok(), "payload slot {n} leaks");
     }
@@ -273,7 +276,7 @@ proptest! {
     }
 
     #[test]
-    fn trailers_mean_the_same_when_written_again(bytes: [u8; 16], magic: bool) {
+    fn trailers_survive_parsing_and_emitting(bytes: [u8; 16], magic: bool) {
         let mut bytes = bytes;
         if magic {
             bytes[12..].copy_from_slice(&[1, 16, 0xa1, 0xba]);

@@ -38,7 +38,7 @@ fn bytes(hex: &str) -> [u8; 16] {
 }
 
 #[test]
-fn trailers_are_read_and_written_as_specified() {
+fn trailers_are_parsed_and_emitted_as_specified() {
     let text = include_str!("../../../../docs/vectors/gateway-trailer.toml");
     let vectors: Vectors = toml::from_str(text).unwrap();
     assert!(vectors.accepted.len() >= 5 && vectors.refused.len() >= 7);

@@ -49,7 +49,7 @@ fn frames_cross_a_lossy_network_once_and_in_order() {
         assert_complete(numbers(&world), 4, 1000);
         assert_complete(world.hosts[0].shown.iter().map(|f| &f[..]), 4, 1000);
         assert!(world.hosts[0].plain.is_empty());
-        // The pod knows the host by its tunnel end point alone.
+        // The pod knows the host only by its tunnel endpoint.
         assert!(world.pod_got.iter().all(|(from, _)| from.to_string() == A));
         let state = state(&world);
         assert_eq!((state.connections, state.open_connections, state.given_up_packets), (1, 1, 0));
@@ -92,12 +92,12 @@ fn frames_cross_in_ipv6_behind_tags_and_in_bundles() {
 }
 
 #[test]
-fn a_bundle_that_is_damaged_is_counted_and_takes_nothing_along() {
+fn a_damaged_bundle_is_counted_and_leaves_no_frame_behind() {
     let mut world = one_host();
     world.hosts[0].bundles = true;
     send(&mut world, 1, 10);
     world.pass(5 * MS);
-    // A length that leads beyond the datagram.
+    // A length beyond the datagram.
     let tunnel = vxlan::emit(Vni::new(VNI).unwrap());
     let bundle = [8, 0x30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0xff, 1, 2];
     assert_eq!(world.arrive(&frame(A, (49_152, PORT), &tunnel, &bundle)).unwrap().1, None);
@@ -129,13 +129,13 @@ fn a_host_without_the_transport_gets_plain_vxlan() {
         world.pod_sends(0, 1, number);
         world.pass(MS);
     }
-    // What waited for the answer comes first.
+    // Frames that waited for the response come first.
     assert_complete(world.hosts[0].plain.iter().map(|f| &f[..]), 1, 400);
     let counters = state(&world).counters;
     assert!(counters.surrendered_frames > 50 && counters.plain_frames > 50, "{counters:?}");
     assert_eq!(counters.surrendered_frames + counters.plain_frames, 400);
     assert_eq!(state(&world).kept_frames, 0);
-    // And is asked again.
+    // And the request is sent again.
     world.hosts[0].deaf = false;
     world.pass(31_000 * MS);
     world.pod_sends(0, 2, 0);
@@ -146,7 +146,7 @@ fn a_host_without_the_transport_gets_plain_vxlan() {
 }
 
 #[test]
-fn a_pod_that_is_replaced_ends_no_connection() {
+fn replacing_a_pod_ends_no_connection() {
     let mut world = one_host();
     send(&mut world, 1, 100);
     world.pass(5 * MS);
@@ -164,7 +164,7 @@ fn a_pod_that_is_replaced_ends_no_connection() {
 }
 
 #[test]
-fn what_a_rate_forbids_is_not_repeated() {
+fn frames_above_the_rate_are_not_retransmitted() {
     let rate = Rate { per_second: 1000, burst: 50 };
     let mut pod = pod(config(&[&[A]]));
     pod.limiter = LimiterConfig { first: rate, second: Rate { per_second: 1, burst: 1 }, ..LimiterConfig::default() };
@@ -181,7 +181,7 @@ fn what_a_rate_forbids_is_not_repeated() {
 }
 
 #[test]
-fn a_full_ring_holds_the_host_up() {
+fn a_full_ring_stops_the_host() {
     let mut world = one_host();
     (world.ring_size, world.pace) = (4, 1);
     let now = world.now;
@@ -206,7 +206,8 @@ fn memory_is_shared_by_host() {
         world.pod_sends(host, 0, 0);
     }
     world.pass(5 * MS);
-    // One host acknowledges nothing any more: it has its share, the rest is plain, and the other one does not notice.
+    // One host stops acknowledging: it has its share, its other frames leave as plain VXLAN, and the other host is not
+    // affected.
     world.hosts[0].deaf = true;
     for number in 1..100 {
         world.pod_sends(0, 0, number);
@@ -220,7 +221,7 @@ fn memory_is_shared_by_host() {
     world.pass(MS);
     assert_complete(world.hosts[1].shown.iter().map(|f| &f[..]), 1, 100);
     assert_eq!(world.hosts[0].plain.len(), 99 - SHARE as usize);
-    // Given up, or surrendered: nothing is kept in the end.
+    // After the connection gives up, no frame is kept.
     world.pass(2_000 * MS);
     assert_eq!(state(&world).kept_frames, 0);
 }
@@ -253,7 +254,7 @@ fn frames_that_wait_for_a_lost_one_are_bounded() {
 }
 
 #[test]
-fn settings_that_do_not_fit() {
+fn invalid_settings_are_refused() {
     use crate::ReliableError::*;
     let refused = |change: fn(&mut crate::ReliableConfig)| {
         let mut settings = config(&[&[A], &["10.0.0.12"]]);

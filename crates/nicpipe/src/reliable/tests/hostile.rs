@@ -45,12 +45,12 @@ fn requests_for_others_are_refused() {
     assert_eq!((reliable.counters().refused_requests, reliable.counters().unknown_host_datagrams), (2, 1));
     assert_eq!(reliable.engine_counters().rejected_vnic_packets, 2);
     assert!(reliable.hosts().iter().all(|host| host.connections == 0));
-    // REJECTs went to a host that is known; to the other, nothing.
+    // The known host got REJECTs; the other one got nothing.
     assert_eq!(reliable.hosts()[0].counters.tx_datagrams, 2);
 }
 
 #[test]
-fn a_host_has_so_many_connections() {
+fn connections_of_a_host_are_limited() {
     let mut world = two_hosts();
     for vnic in 0..2000 {
         assert!(world.arrive(&request(A, VNI, GATEWAY_MAC, vnic)).is_ok());
@@ -66,9 +66,9 @@ fn a_host_has_so_many_connections() {
     assert_eq!(world.reliable().hosts()[1].open_connections, 1);
 }
 
-/// Frames of one host's connection, with whatever another host says of it.
+/// Frames of one host's connection, and forgeries of another host.
 #[test]
-fn a_host_says_nothing_on_connections_of_others() {
+fn a_host_cannot_use_connections_of_others() {
     let mut world = two_hosts();
     let now = world.now;
     world.hosts[0].send(now, 0, 0);
@@ -96,19 +96,19 @@ fn a_host_says_nothing_on_connections_of_others() {
     };
     send(&mut world, B, 1, &inner(GATEWAY_MAC, mac, 0, 1));
     assert_eq!((world.pod_got.len(), world.reliable().engine_counters().wrong_peer_packets), (1, 1));
-    // Its own, but as somebody else; and to somebody else.
+    // On its own connection, but with a wrong source; and with a wrong destination.
     send(&mut world, A, 1, &inner(GATEWAY_MAC, other, 0, 1));
     send(&mut world, A, 2, &inner(other, mac, 0, 1));
     assert_eq!((world.pod_got.len(), world.reliable().hosts()[0].counters.wrong_address_frames), (1, 2));
-    // What it has routed.
+    // A frame that it has routed.
     send(&mut world, A, 3, &inner(GATEWAY_MAC, Mac::ROUTER, 0, 1));
     assert_eq!(world.pod_got.len(), 2);
-    // A damaged frame is refused, and not acknowledged: the next ACK says so.
+    // A damaged frame is refused and not acknowledged, as the next ACK shows.
     let mut damaged = inner(GATEWAY_MAC, mac, 0, 1);
     damaged[14 + 20 + 7] ^= 1;
     send(&mut world, A, 4, &damaged);
     assert_eq!((world.pod_got.len(), world.reliable().hosts()[0].counters.refused_damaged_frames), (2, 1));
-    // Far ahead of what is missing: no memory for that.
+    // Too far ahead of a missing packet: no memory for it.
     send(&mut world, A, 4 + 2000, &inner(GATEWAY_MAC, mac, 1, 1));
     assert_eq!(world.reliable().hosts()[0].held_frames, 0);
 }
@@ -118,7 +118,7 @@ fn pair_of(world: &World) -> bifrost_rte::Pair {
 }
 
 #[test]
-fn whatever_comes_is_counted() {
+fn every_arriving_frame_is_counted() {
     let mut world = two_hosts();
     let now = world.now;
     world.hosts[0].send(now, 0, 0);

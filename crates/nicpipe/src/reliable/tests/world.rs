@@ -1,4 +1,5 @@
-//! A pipeline with a transport, its pod, and hosts with engines of their own, over a network that loses, repeats and reorders; in virtual time.
+//! A pipeline with a transport, its pod, and hosts with their own engines, over a network that loses, duplicates and
+//! reorders packets; in virtual time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -24,7 +25,7 @@ pub(super) const PORT: u16 = bifrost::UDP_PORT;
 const STEP_NS: u64 = 20_000;
 const POD: u16 = 5;
 
-/// Link addresses of a frame to the gateway.
+/// MAC addresses of a frame to the gateway.
 pub(super) fn link() -> Link {
     Link::of_leaving(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2], &[]).unwrap()
 }
@@ -95,13 +96,13 @@ pub(super) struct Host {
     next: u32,
     blocked: VecDeque<(u32, u32)>,
     placed: Vec<Vec<u8>>,
-    /// Inner frames that the guest has got over the transport, and as plain VXLAN.
+    /// Inner frames that the guest received over the transport, and as plain VXLAN.
     pub(super) shown: Vec<Vec<u8>>,
     pub(super) plain: Vec<Vec<u8>>,
     pub(super) leaving: Vec<Vec<u8>>,
     /// It does not speak the transport.
     pub(super) deaf: bool,
-    /// What leaves for one path shares datagrams; packets that did.
+    /// Packets to one path share datagrams; the number of packets that did.
     pub(super) bundles: bool,
     pub(super) bundled: u32,
 }
@@ -245,7 +246,7 @@ impl Host {
     }
 }
 
-/// What the network does to packets: in a thousand.
+/// Faults of the network, per thousand packets.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Network {
     pub(super) lost: u32,
@@ -254,7 +255,7 @@ pub(super) struct Network {
 }
 
 pub(super) struct World {
-    /// The tag of all frames between hosts and gateway, if they have one.
+    /// The VLAN tag of all frames between hosts and gateway, if any.
     tag: Option<[u8; 4]>,
     pub(super) pipeline: Pipeline,
     pub(super) hosts: Vec<Host>,
@@ -265,11 +266,11 @@ pub(super) struct World {
     sent: u64,
     ring: VecDeque<Vec<u8>>,
     pub(super) ring_size: usize,
-    /// Packets that the pod takes in a step.
+    /// Packets that the pod takes per step.
     pub(super) pace: usize,
-    /// The pod sends back what it gets.
+    /// The pod sends back what it receives.
     pub(super) echo: bool,
-    /// Inner frames that the pod has got, with the outer source.
+    /// Inner frames that the pod received, with the outer source.
     pub(super) pod_got: Vec<(IpAddr, Vec<u8>)>,
 }
 
@@ -333,7 +334,7 @@ impl World {
         self.pipeline.pods()[0].reliable().unwrap()
     }
 
-    /// The pod is gone, with what was in its ring; or is there again.
+    /// The pod goes down, with what was in its ring, or comes back up.
     pub(super) fn set_up(&mut self, up: bool) {
         self.pipeline.pods_mut()[0].set_up(0, up);
         if !up {
@@ -352,7 +353,7 @@ impl World {
             if to_gateway {
                 frame.splice(12..12, tag);
             } else {
-                assert_eq!(frame.drain(12..16).collect::<Vec<_>>(), tag, "what leaves has the tag");
+                assert_eq!(frame.drain(12..16).collect::<Vec<_>>(), tag, "frames leave with the tag");
             }
         }
         let Network { lost, repeated, jitter_ns } = self.network;
@@ -428,7 +429,7 @@ impl World {
         left.into_iter().for_each(|frame| self.travel(false, frame));
     }
 
-    /// The pod sends a frame of its own to a vNIC of a host.
+    /// The pod sends its own frame to a vNIC of a host.
     pub(super) fn pod_sends(&mut self, host: usize, flow: u16, number: u32) {
         let (to, mac) = (self.hosts[host].addresses[0].parse().unwrap(), self.hosts[host].mac);
         let inner = inner(mac, GATEWAY_MAC, flow, number);
