@@ -61,6 +61,7 @@ pub(crate) struct Peer {
     pub(crate) share_armed: Time,
     /// Paths that the selection has found to lose too much, not yet counted.
     pub(crate) newly_suspect: u64,
+    lateness: Lateness,
 }
 
 impl Peer {
@@ -100,6 +101,7 @@ impl Peer {
             waiting: VecDeque::new(),
             share_armed: Time::NEVER,
             newly_suspect: 0,
+            lateness: Lateness::default(),
         };
         peer.select(config, Time(0));
         peer
@@ -201,6 +203,52 @@ impl Peer {
             }
         }
         self.update_rtt();
+    }
+
+    /// Whether much is lost on all paths that are sprayed over, as far as they have delivered anything: what they share is full. Not so
+    /// where what is found lost often is late instead.
+    pub(crate) fn loses_everywhere(&self) -> bool {
+        if self.is_often_late() {
+            return false;
+        }
+        let paths = || self.selected().iter().map(|path| &self.paths[path.index()]);
+        let loses = |path: &Path| path.lost_share() > HEAVY_LOSS;
+        paths().any(loses) && paths().all(|path| loses(path) || path.delivered_packets() < NO_PROOF_PACKETS)
+    }
+
+    /// Whether what is found lost often is late instead.
+    pub(crate) fn is_often_late(&self) -> bool {
+        self.lateness.prevails()
+    }
+
+    /// A packet was found lost.
+    pub(crate) fn on_loss_found(&mut self) {
+        self.lateness.on_loss();
+    }
+
+    /// Packets that were found lost have arrived after all, on `path` as far as is known, which knows it already. When that turns out
+    /// to be frequent, all other paths take back what they did because of such losses.
+    #[cold]
+    pub(crate) fn on_late(&mut self, now: Time, path: PathId, packets: u64) {
+        if !(0..packets).fold(false, |is_news, _| self.lateness.on_late() || is_news) {
+            return;
+        }
+        for (i, each) in self.paths.iter_mut().enumerate() {
+            if i != path.index() {
+                each.congestion(|cc| cc.on_spurious(now));
+            }
+        }
+    }
+
+    /// Whether there are open paths besides those that are sprayed over.
+    pub(crate) fn has_spare(&self) -> bool {
+        let is_spare = |i: usize| self.selected().iter().all(|path| path.index() != i);
+        self.choosable().any(|i| self.paths[i].is_open && is_spare(i))
+    }
+
+    /// Whether the windows of all paths that are sprayed over are below one packet.
+    pub(crate) fn is_throttled(&self) -> bool {
+        self.selected().iter().all(|path| self.paths[path.index()].window() < 1.0)
     }
 
     /// A path that is none of `not` (bit i is path i), for a packet that left at `sent` and was lost: one that delivers, as far as is
@@ -352,6 +400,37 @@ impl Hold {
     }
 }
 
+/// Weight of one loss in the share of those that were late.
+const LATE_WEIGHT: f32 = 1.0 / 64.0;
+/// Share of late packets among those that were found lost from which losses prove nothing of queues: where packets overtake each other.
+/// A queue that all paths share keeps them in order.
+const OFTEN_LATE: f32 = 0.25;
+
+/// How often packets that were found lost were late instead. Both counts forget a 64th with each loss that is found.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lateness {
+    lost: f32,
+    late: f32,
+}
+
+impl Lateness {
+    fn on_loss(&mut self) {
+        self.lost += 1.0 - self.lost * LATE_WEIGHT;
+        self.late -= self.late * LATE_WEIGHT;
+    }
+
+    /// Whether it prevails from now on.
+    fn on_late(&mut self) -> bool {
+        let before = self.prevails();
+        self.late = (self.late + 1.0).min(self.lost);
+        self.prevails() && !before
+    }
+
+    fn prevails(&self) -> bool {
+        self.late > self.lost * OFTEN_LATE
+    }
+}
+
 /// Which path a connection's packets take: groups, round robin (NSDI'26, 4.1).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spray {
@@ -416,6 +495,16 @@ impl Spray {
     }
 }
 
+/// Share of lost packets that no link loses by itself while others of the same peer lose as much.
+const HEAVY_LOSS: f32 = 0.25;
+/// A path that has delivered fewer packets, and lost none as far as is known, proves nothing: the losses of a first window are not all
+/// found at once.
+const NO_PROOF_PACKETS: u64 = 100;
+
+/// Where a queue was full, windows grow gently below this, packets. They pause for ten round trips at most.
+const GENTLE_WINDOW: f32 = 8.0;
+const SMALLEST_WINDOW: f32 = 0.1;
+
 /// First window of a path, packets: what a short queue of a slow link takes. It doubles each round trip.
 const FIRST_WINDOW: u16 = 32;
 
@@ -423,7 +512,7 @@ fn swift_config(config: &Config) -> SwiftConfig {
     // Each of k paths starts with its share of the connection's first window, or less.
     let share = (config.initial_window / u16::from(config.spray_paths.max(1))).clamp(1, FIRST_WINDOW);
     let swift = SwiftConfig::new(share, config.max_window, config.swift_noise_ns);
-    let swift = SwiftConfig { doubles: true, ..swift };
+    let swift = SwiftConfig { doubles: true, gentle_window: GENTLE_WINDOW, min_window: SMALLEST_WINDOW, ..swift };
     match config.heavy_loss_percent {
         0 => swift,
         percent => SwiftConfig { heavy_loss: f32::from(percent) / 100.0, ..swift },

@@ -85,6 +85,11 @@ impl Record {
         self.flags & RETRANSMITTED != 0
     }
 
+    fn count_timeout(&mut self, timeout: bool) {
+        let rtos = (self.rtos() + u8::from(timeout)).min(7);
+        self.flags = self.flags & !RTO_MASK | rtos << RTO_SHIFT;
+    }
+
     /// Whether copies are under way on several paths.
     pub(crate) fn is_copied(&self) -> bool {
         self.flags & COPIED != 0
@@ -99,18 +104,20 @@ pub(crate) struct SendPage {
     /// Outstanding, but in flight on no path: the peer has received it and not taken it, or it waits here until the peer
     /// has room.
     landed: u64,
+    /// In flight on no path and in no list, until it is sent again. Means nothing of what is done.
+    waits: u64,
     records: [Record; PAGE as usize],
 }
 
 impl Default for SendPage {
     fn default() -> Self {
-        SendPage { done: 0, landed: 0, records: [Record::default(); PAGE as usize] }
+        SendPage { done: 0, landed: 0, waits: 0, records: [Record::default(); PAGE as usize] }
     }
 }
 
 impl Page for SendPage {
     fn reset(&mut self) {
-        (self.done, self.landed) = (0, 0);
+        (self.done, self.landed, self.waits) = (0, 0, 0);
     }
 }
 
@@ -135,6 +142,8 @@ pub(crate) struct SendWindow {
     outstanding: u16,
     /// Of these: in flight on no path.
     landed: u16,
+    /// No packet before this one waits to be sent again; `None`: none does.
+    repairs_from: Option<Psn>,
     pages: Pages,
     paths: [PathList; PathId::MAX],
 }
@@ -146,6 +155,7 @@ impl SendWindow {
             next: first,
             outstanding: 0,
             landed: 0,
+            repairs_from: None,
             pages: Pages::default(),
             paths: [EMPTY_LIST; PathId::MAX],
         }
@@ -267,15 +277,79 @@ impl SendWindow {
         let (id, i) = self.locate(psn)?;
         let (order, prev) = self.append(pool, psn, path);
         let page = pool.page_mut(id);
+        page.waits &= !(1 << i);
         self.landed = self.landed - (page.landed >> i & 1) as u16 + u16::from(why.postponed);
         page.landed = page.landed & !(1 << i) | u64::from(why.postponed) << i;
         let slot = &mut page.records[i];
         slot.sent = sent;
         slot.order = order;
         slot.links.set_prev(prev);
-        let rtos = if why.timeout { (record.rtos() + 1).min(7) } else { record.rtos() };
-        slot.flags = path.index() as u8 | rtos << RTO_SHIFT | RETRANSMITTED | if why.copied { COPIED } else { 0 };
+        slot.count_timeout(why.timeout);
+        slot.flags = path.index() as u8 | slot.flags & RTO_MASK | RETRANSMITTED | if why.copied { COPIED } else { 0 };
         Some(record)
+    }
+
+    /// An outstanding packet waits to be sent again, and is in flight no more; `timeout`: its RTO has expired. Returns its record, `None`
+    /// if it was not in flight.
+    pub(crate) fn put_off(&mut self, pool: &mut Pool<SendPage>, psn: Psn, timeout: bool) -> Option<Record> {
+        let (id, i) = self.locate(psn).filter(|_| !self.waits(pool, psn))?;
+        let landed = self.land(pool, psn);
+        let record = pool.page(id).records[i];
+        self.unlink(pool, psn, &record);
+        let page = pool.page_mut(id);
+        page.waits |= 1 << i;
+        let slot = &mut page.records[i];
+        // Its own neighbour on both sides: when it is acknowledged, taking it out of a list in which it is not changes nothing.
+        slot.links.set_prev(index_of(psn));
+        slot.links.set_next(index_of(psn));
+        slot.count_timeout(timeout);
+        self.repairs_from = self.repairs_from.filter(|from| from.is_before(psn)).or(Some(psn));
+        landed
+    }
+
+    /// Whether a packet waits to be sent again.
+    pub(crate) fn waits(&self, pool: &Pool<SendPage>, psn: Psn) -> bool {
+        self.locate(psn).is_some_and(|(id, i)| (pool.page(id).waits & !pool.page(id).done) >> i & 1 == 1)
+    }
+
+    /// A packet waits no more: it is given up.
+    pub(crate) fn stop_waiting(&self, pool: &mut Pool<SendPage>, psn: Psn) {
+        if let Some((id, i)) = self.locate(psn) {
+            pool.page_mut(id).waits &= !(1 << i);
+        }
+    }
+
+    /// Finds a packet that has been acknowledged while it waited to be sent again, once. Returns the path on which it left last.
+    #[cold]
+    pub(crate) fn take_waited(&self, pool: &mut Pool<SendPage>) -> Option<PathId> {
+        let mut psn = self.una;
+        while let Some((id, i)) = self.locate(psn) {
+            let page = pool.page_mut(id);
+            let waited = page.waits & page.done;
+            if waited != 0 {
+                page.waits &= !(waited & waited.wrapping_neg());
+                return Some(page.records[waited.trailing_zeros() as usize].path());
+            }
+            psn = psn.add(PAGE - i as u32);
+        }
+        None
+    }
+
+    /// The packet with the lowest PSN of those that wait to be sent again.
+    pub(crate) fn first_repair(&mut self, pool: &Pool<SendPage>) -> Option<Psn> {
+        let from = self.repairs_from?;
+        let mut psn = if from.is_before(self.una) { self.una } else { from };
+        while let Some((id, i)) = self.locate(psn) {
+            let page = pool.page(id);
+            let waits = (page.waits & !page.done) >> i;
+            if waits > 0 {
+                self.repairs_from = Some(psn.add(waits.trailing_zeros()));
+                return self.repairs_from;
+            }
+            psn = psn.add(PAGE - i as u32);
+        }
+        self.repairs_from = None;
+        None
     }
 
     /// The outstanding packet of `path` that left first.
@@ -290,7 +364,7 @@ impl SendWindow {
 
     /// The outstanding packet with the lowest PSN.
     pub(crate) fn lowest(&self, pool: &Pool<SendPage>) -> Option<(Psn, Record)> {
-        self.record(pool, self.una).map(|record| (self.una, record))
+        self.record(pool, self.una).filter(|_| !self.waits(pool, self.una)).map(|record| (self.una, record))
     }
 
     /// Whether a packet that left later on `path` than its oldest, which is `record`, is known to have arrived.

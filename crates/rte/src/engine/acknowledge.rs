@@ -134,6 +134,7 @@ impl Engine {
             let first = ack.base.add(first as u32);
             (first, count.min(next.distance_from(first).max(0) as u32))
         });
+        let (landed_before, spurious_before) = (send.landed(), self.counters.spurious_packets);
         for (first, count) in std::iter::once((una, below)).chain(runs) {
             for psn in (0..count).map(|i| first.add(i)) {
                 // A packet that was sent once tells about its path. One that was sent again does only if the ACK names the
@@ -186,6 +187,22 @@ impl Engine {
         }
         if progress.total == 0 {
             return progress;
+        }
+        // Packets that are refused arrive again and again: a guest could make it seem that paths are late.
+        let counts = active.room == u16::MAX;
+        let (send, loss) = (&mut active.send, &mut active.loss);
+        let spurious = self.counters.spurious_packets - spurious_before;
+        if spurious > 0 && counts {
+            peer.on_late(now, ack.path, spurious);
+        }
+        if send.landed() < landed_before {
+            while let Some(path) = send.take_waited(&mut self.send_pool) {
+                peer.paths[path.index()].congestion(|cc| cc.on_spurious(now));
+                loss.be_patient(now, peer.paths[path.index()].total.smoothed_ns());
+                if counts {
+                    peer.on_late(now, path, 1);
+                }
+            }
         }
         let hold = peer.timing().hold;
         for (i, path) in peer.paths.iter_mut().enumerate() {

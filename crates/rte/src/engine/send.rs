@@ -1,7 +1,7 @@
 //! Sending: admission, windows, paths, PSNs (NSDI'26, 4.1 and 5.2 "TX workflow").
 
 use bifrost_wire::Mac;
-use bifrost_wire::bifrost::{DataHeader, PathId};
+use bifrost_wire::bifrost::DataHeader;
 
 use super::Engine;
 use super::share::Stop;
@@ -282,76 +282,6 @@ impl Engine {
         }
         Ok(count)
     }
-
-    /// Sends the record of `psn` again, on another path if there is one.
-    pub(super) fn resend(
-        &mut self,
-        now: Time,
-        index: u32,
-        psn: bifrost_wire::bifrost::Psn,
-        again: Again,
-        out: &mut Output,
-    ) {
-        let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        let Conn { active: Some(active), peer: peer_id, .. } = conn else { return };
-        let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return };
-        let Some(before) = active.send.record(&self.send_pool, psn) else { return };
-        let in_flight = active.send.is_in_flight(&self.send_pool, psn);
-        let left = Time(now.0.saturating_sub(now.tick().since(before.sent).max(0) as u64));
-        let path = peer.other_than(now, 1 << before.path().get(), left);
-        // It goes out on two paths at once, where congestion control would not rather have less: waiting for it once more
-        // costs more than the few copies. What is late already goes out so in any case; and when two paths have not
-        // helped, on all.
-        let timeout = again == Again::Timeout;
-        let late = !matches!(again, Again::Lost | Again::Dropped);
-        let mut copies = [None; PathId::MAX];
-        if !in_flight || again == Again::Dropped {
-            // Copies would meet a peer that has no room, or fill a queue that is full.
-        } else if timeout && before.rtos() > 0 {
-            let others = peer.selected().iter().filter(|other| **other != path);
-            others.zip(&mut copies).for_each(|(other, copy)| *copy = Some(*other));
-        } else {
-            let second = peer.other_than(now, 1 << path.get(), left);
-            copies[0] = (second != path && (late || peer.paths[second.index()].has_room(now))).then_some(second);
-        }
-        let why = crate::send_window::Resend { timeout, copied: copies[0].is_some(), postponed: false };
-        let tick = now.tick();
-        active.send.resend(&mut self.send_pool, psn, path, tick, why);
-        peer.paths[before.path().index()].on_done(u32::from(in_flight));
-        peer.paths[path.index()].on_sent(now, 1);
-        if late && in_flight && active.room == u16::MAX {
-            copies.into_iter().flatten().chain([path]).for_each(|asked| peer.paths[asked.index()].ask(now));
-        }
-        let header = DataHeader {
-            version: conn.version,
-            cc: peer.paths[path.index()].wire_type(),
-            probe: false,
-            ack_now: true,
-            from_responder: conn.responder,
-            ecn: true,
-            retransmit: true,
-            path,
-            distance: if mutated!(self.config, RetransmissionDistance) { 1 } else { before.distance() },
-            psn,
-            cid: conn.peer_cid,
-            timestamp: tick,
-        };
-        let data = DataOut {
-            peer: conn.peer,
-            vni: conn.pair.vni,
-            owner: conn.owner,
-            handle: before.handle,
-            segment: before.segment,
-            header,
-        };
-        out.data.push(data);
-        conn.retransmitted_packets += 1;
-        self.counters.retransmitted_packets += 1;
-        for path in copies.into_iter().flatten() {
-            out.data.push(DataOut { header: DataHeader { path, ..header }, ..data });
-            self.counters.copied_packets += 1;
-        }
-    }
 }
 
 /// Whether a connection may send at once.
@@ -361,19 +291,4 @@ enum Turn {
     Free(Ordering),
     /// It is its turn, for at most so many packets.
     Own(u16),
-}
-
-/// Why a packet is sent again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Again {
-    /// It was found lost while others arrive.
-    Lost,
-    /// The same, and a queue has dropped it.
-    Dropped,
-    /// Nothing is heard: it asks for an answer.
-    Probe,
-    /// Its RTO expired.
-    Timeout,
-    /// The same, of a packet that the peer has received and not taken, and the next one is not to be longer.
-    Refused,
 }
