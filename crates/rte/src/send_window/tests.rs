@@ -101,6 +101,33 @@ fn lists_stay_whole_under_random_use() {
 }
 
 #[test]
+fn what_arrives_while_it_waits_is_found_once_with_its_path() {
+    let mut pool = Pool::new(8);
+    let mut w = SendWindow::new(Psn(u32::MAX - 40));
+    // Over three pages and the wrap.
+    let psns: Vec<Psn> =
+        (0..150u32).map(|i| w.push(&mut pool, i, 0, path((i % 4) as u8), Tick(i), 0).expect("room")).collect();
+    let waiting = [3, 41, 64, 130];
+    for i in waiting {
+        assert!(w.put_off(&mut pool, psns[i], false).is_some());
+    }
+    assert_eq!(w.take_waited(&mut pool), None, "they still wait");
+    // What arrives without waiting is not found, nor is what goes on waiting or is given up.
+    w.stop_waiting(&mut pool, psns[130]);
+    for i in [2, 3, 41, 130, 149] {
+        assert!(w.finish(&mut pool, psns[i], |_| false).is_some());
+    }
+    assert_eq!(w.take_waited(&mut pool), Some(path(3)), "number 3");
+    assert_eq!(w.take_waited(&mut pool), Some(path(1)), "number 41, behind the wrap");
+    assert_eq!(w.take_waited(&mut pool), None, "each once");
+    assert_eq!(w.first_repair(&pool), Some(psns[64]));
+    // One that has left again does not wait.
+    w.resend(&mut pool, psns[64], path(2), Tick(200), Resend::default()).expect("outstanding");
+    assert!(w.finish(&mut pool, psns[64], |_| false).is_some());
+    assert_eq!(w.take_waited(&mut pool), None);
+}
+
+#[test]
 fn the_window_and_the_pool_are_bounds() {
     let mut pool = Pool::new(128);
     let mut w = SendWindow::new(Psn(7));

@@ -267,6 +267,13 @@ impl Swift {
         self.judged = (self.judged + packets).min(LOSS_PACKETS);
     }
 
+    /// Packets were delivered: the share of lost ones falls.
+    #[inline(never)]
+    fn on_delivered(&mut self, packets: f32) {
+        self.judge(packets);
+        self.lost -= self.lost * (packets / self.judged).min(1.0);
+    }
+
     /// What is shared by all paths has no room: the window falls to a packet, and to a quarter of what it is each time that this is too
     /// much. The queue is full at the delay of now.
     fn overflow(&mut self, now: Time, loss: &Loss) {
@@ -375,9 +382,9 @@ impl Swift {
 impl CongestionControl for Swift {
     fn on_ack(&mut self, now: Time, sample: &AckSample) {
         self.timeouts = 0;
-        self.judge(f32::from(sample.packets));
-        if self.lost > 0.0 {
-            self.lost -= self.lost * (f32::from(sample.packets) / self.judged).min(1.0);
+        // As a rule nothing was lost lately, and there is nothing to average.
+        if self.lost > 0.0 || self.judged < LOSS_PACKETS {
+            self.on_delivered(f32::from(sample.packets));
         }
         let mut queue_ns = 0;
         let mut margin = u64::MAX;
