@@ -20,6 +20,12 @@ impl Output {
         let text = if self.json { serde_json::to_string_pretty(value)? } else { text(value) };
         line(&text).map(|_| ())
     }
+
+    /// As [`print`](Self::print), in one line, for what goes on: JSON for programs that read lines.
+    pub(crate) fn print_line<T: Serialize>(self, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), Failure> {
+        let text = if self.json { serde_json::to_string(value)? } else { text(value) };
+        line(&text).map(|_| ())
+    }
 }
 
 /// A text without control characters but line ends: names and paths come from elsewhere, and a terminal obeys what is in them.

@@ -1,6 +1,10 @@
 //! `bifrostctl gw pod`: pods in containers of Podman. Which pods there are is what Podman and `bifrost-nicd` say; nothing else is kept.
 
+mod autoscale;
+mod gate;
 mod migrate;
+mod scaler;
+mod upgrade;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,6 +21,9 @@ use bifrost_control::client::ClientError;
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 
+use self::autoscale::AutoscaleArgs;
+use self::gate::Gate;
+use self::upgrade::UpgradeArgs;
 use super::template::{self, Choice, Template};
 use super::{get, known, pipeline};
 use crate::failure::Failure;
@@ -26,6 +33,8 @@ use crate::table::{Column, Number, Text, listing};
 const DIRECTORY: &str = "/var/lib/bifrost/gw";
 /// What marks our containers; its value is the pod's name.
 const LABEL: &str = "bifrost.gw.pod";
+/// What tells which image and template a pod was made of.
+const LABEL_VERSION: &str = "bifrost.gw.version";
 /// How long a pod may take until it is connected with the pipeline.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -62,6 +71,16 @@ enum PodCommand {
     /// Both announce the same addresses in the meantime. If the new pod does not announce what the old one does, or stops doing so while it is watched, it is deleted, and the old
     /// one stays as it was. Sessions of translation are a pod's own and do not move.
     Migrate(MigrateArgs),
+    /// Replace all pods of a service by new ones of another image or template, one after the other, without losing a packet
+    ///
+    /// Each is replaced as by `migrate`, and the new pod has the processors of the old one. Pods that are of this image and template already stay: given again after an
+    /// error, the command goes on. The template needs one address more among its `links` than the service has pods.
+    Upgrade(UpgradeArgs),
+    /// Keep as many pods as the load of a service needs: create one when it is high for a while, drain and delete one when it is low
+    ///
+    /// The load is the mean share of their time that the workers of the pods are busy; a pod that drops packets for want of room counts as full. A pod goes only if the others
+    /// stay below --high without it, and after each change the load is watched again from the start. It runs until it is ended, and prints what it does; what fails is tried again.
+    Autoscale(AutoscaleArgs),
     /// Stop a pod's container, and take the pod out of the pipeline. Other pods lose nothing by it; what is under way in this one is lost
     Delete(DeleteArgs),
 }
@@ -111,9 +130,8 @@ struct MigrateArgs {
     /// The processors of the new pod's container
     #[arg(long, value_name = "LIST")]
     cpus: Option<String>,
-    /// How long the new pod is watched before the old one withdraws
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u16).range(0..=3600))]
-    watch_seconds: u16,
+    #[command(flatten)]
+    gate: Gate,
 }
 
 #[derive(Debug, Args)]
@@ -128,12 +146,14 @@ struct Row {
     name: String,
     /// As Podman calls it: `running`, `exited`, ...; nothing: there is no container.
     container: Option<String>,
+    /// Of its image and template; nothing: the container has none.
+    version: Option<String>,
     /// Nothing: the pipeline does not know the pod.
     pipeline: Option<PipelinePod>,
 }
 
 /// What `podman ps --format json` says of a container.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Container {
     #[serde(default)]
@@ -189,9 +209,10 @@ pub(crate) fn run(args: PodArgs, nicd: &Path, out: Output) -> Result<(), Failure
             site.drain(&name)?;
             done.drained.push(name);
         }
-        PodCommand::Migrate(MigrateArgs { from, to, template, cpus, watch_seconds }) => {
-            let watch = Duration::from_secs(watch_seconds.into());
-            done.created.push(site.migrate(&from, &to, &read(&template)?, cpus.as_deref(), watch)?);
+        PodCommand::Upgrade(upgrade) => done = site.upgrade(&upgrade)?,
+        PodCommand::Autoscale(autoscale) => return site.autoscale(&autoscale, out),
+        PodCommand::Migrate(MigrateArgs { from, to, template, cpus, gate }) => {
+            done.created.push(site.migrate(&from, &to, &read(&template)?, cpus.as_deref(), &gate)?);
             done.drained.push(from.clone());
             done.deleted.push(from);
         }
@@ -240,11 +261,12 @@ impl Site {
         let number = (1..=u16::MAX).find(|number| pods.iter().all(|pod| pod.number != *number));
         let number = number.ok_or_else(|| failure(name, "pods have all numbers", String::new()))?;
         let directory = self.directory.join(name);
+        let version = self.version(template)?;
         let plan = template.plan(&Choice { name, number, link, processors, directory: &directory });
         let start = || {
             write(&directory, &plan.configuration)?;
             self.ask(&PipelineCommand::AddPod { settings: plan.settings.clone() })?;
-            self.podman(&container(name, template, cpus, &directory))?;
+            self.podman(&container(name, template, cpus, &directory, &version))?;
             self.await_connected(name, began)
         };
         match start() {
@@ -265,7 +287,7 @@ impl Site {
                 return Ok(());
             }
             let container = self.containers()?.remove(name).unwrap_or_default();
-            let ended = ["exited", "stopped", "dead"].contains(&container.as_str());
+            let ended = ["exited", "stopped", "dead"].contains(&container.state.as_str());
             if ended || began.elapsed() > PATIENCE {
                 let logs = self.podman(&["logs", "--tail", "5", &container_name(name)].map(str::to_owned));
                 let what = if ended {
@@ -315,11 +337,11 @@ impl Site {
         asked.map(drop).map_err(|error| known("bifrost-nicd", &self.nicd, error))
     }
 
-    /// The states of containers, by the pods' names.
-    fn containers(&self) -> Result<BTreeMap<String, String>, Failure> {
+    /// Our containers, by the pods' names.
+    fn containers(&self) -> Result<BTreeMap<String, Container>, Failure> {
         let list = ["ps", "--all", "--filter", &format!("label={LABEL}"), "--format", "json"].map(str::to_owned);
         let list: Vec<Container> = serde_json::from_str(&self.podman(&list)?)?;
-        let named = |mut container: Container| Some((container.labels.remove(LABEL)?, container.state));
+        let named = |mut container: Container| Some((container.labels.remove(LABEL)?, container));
         Ok(list.into_iter().filter_map(named).collect())
     }
 
@@ -345,7 +367,7 @@ impl Site {
 }
 
 /// The arguments with which Podman starts a pod's container.
-fn container(name: &str, template: &Template, cpus: Option<&str>, directory: &Path) -> Vec<String> {
+fn container(name: &str, template: &Template, cpus: Option<&str>, directory: &Path, version: &str) -> Vec<String> {
     let directory = directory.display();
     let mut all = [
         "run",
@@ -364,6 +386,7 @@ fn container(name: &str, template: &Template, cpus: Option<&str>, directory: &Pa
     .map(str::to_owned)
     .to_vec();
     all.extend([format!("--name={}", container_name(name)), format!("--label={LABEL}={name}")]);
+    all.push(upgrade::label(version));
     all.push(format!("--volume={directory}:{directory}"));
     all.extend(cpus.map(|cpus| format!("--cpuset-cpus={cpus}")));
     // Memory that is swapped out is as good as none.
@@ -401,8 +424,7 @@ fn read(path: &Path) -> Result<Template, Failure> {
 
 /// Which pods of a service are to be created, and which deleted, so that there are `count`; `names`: all pods.
 fn to_scale(service: &str, count: u16, names: &[&str]) -> (Vec<String>, Vec<String>) {
-    let number = |name: &&str| name.strip_prefix(service)?.strip_prefix('-')?.parse::<u32>().ok();
-    let mut there: Vec<u32> = names.iter().filter_map(number).collect();
+    let mut there: Vec<u32> = names.iter().filter_map(|name| of_service(service, name)).collect();
     there.sort_unstable();
     let name = |number: u32| format!("{service}-{number}");
     let (have, count) = (there.len(), usize::from(count));
@@ -412,13 +434,21 @@ fn to_scale(service: &str, count: u16, names: &[&str]) -> (Vec<String>, Vec<Stri
     (missing, surplus)
 }
 
+/// The number of a pod of a service.
+fn of_service(service: &str, name: &str) -> Option<u32> {
+    name.strip_prefix(service)?.strip_prefix('-')?.parse().ok()
+}
+
 /// Containers beside what the pipeline has.
-fn join(mut containers: BTreeMap<String, String>, pods: Vec<PipelinePod>) -> Vec<Row> {
-    let mut rows: Vec<Row> = pods
-        .into_iter()
-        .map(|pod| Row { name: pod.name.clone(), container: containers.remove(&pod.name), pipeline: Some(pod) })
-        .collect();
-    rows.extend(containers.into_iter().map(|(name, state)| Row { name, container: Some(state), pipeline: None }));
+fn join(mut containers: BTreeMap<String, Container>, pods: Vec<PipelinePod>) -> Vec<Row> {
+    let row = |name: String, container: Option<Container>, pipeline| {
+        let (container, version) =
+            container.map(|mut container| (container.state, container.labels.remove(LABEL_VERSION))).unzip();
+        Row { name, container, version: version.flatten(), pipeline }
+    };
+    let mut rows: Vec<Row> =
+        pods.into_iter().map(|pod| row(pod.name.clone(), containers.remove(&pod.name), Some(pod))).collect();
+    rows.extend(containers.into_iter().map(|(name, container)| row(name, Some(container), None)));
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     rows
 }
@@ -482,15 +512,17 @@ mod tests {
 
     #[test]
     fn what_podman_and_the_pipeline_say() {
-        let json = r#"[{"Id": "1", "Labels": {"bifrost.gw.pod": "b", "x": "y"}, "State": "running"}]"#;
+        let json = r#"[{"Id": "1", "Labels": {"bifrost.gw.pod": "b", "bifrost.gw.version": "7"}, "State": "running"},
+                       {"Labels": {"bifrost.gw.pod": "c"}, "State": "exited"}]"#;
         let containers: Vec<Container> = serde_json::from_str(json).unwrap();
-        let states = containers.into_iter().map(|mut c| (c.labels.remove(LABEL).unwrap(), c.state));
-        let mut states: BTreeMap<_, _> = states.collect();
-        states.insert("c".to_owned(), "exited".to_owned());
+        let named = containers.into_iter().map(|mut c| (c.labels.remove(LABEL).unwrap(), c));
+        let named: BTreeMap<_, _> = named.collect();
         let own = vec!["10.1.0.11".to_owned()];
         let pod =
             |name: &str| PipelinePod { name: name.to_owned(), number: 7, own: own.clone(), ..PipelinePod::default() };
-        let rows = join(states, vec![pod("b"), pod("a")]);
+        let rows = join(named, vec![pod("b"), pod("a")]);
+        let versions: Vec<_> = rows.iter().map(|row| row.version.as_deref()).collect();
+        assert_eq!(versions, [None, Some("7"), None]);
         let text = table(&rows);
         let words: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(words[0], ["a", "none", "0", "of", "0", "up", "10.1.0.11", "7", "0", "0"]);
@@ -502,7 +534,7 @@ mod tests {
     fn containers_have_no_more_than_they_need() {
         let template =
             Template::parse("[pod]\ncores = 1\nmemory_mib = 64\nlinks = [\"10.1.0.11\"]\n[gateway]\n").unwrap();
-        let all = container("a", &template, Some("1"), Path::new("/pods/a")).join(" ");
+        let all = container("a", &template, Some("1"), Path::new("/pods/a"), "7").join(" ");
         for part in [
             "--network=none",
             "--cap-drop=all",
@@ -511,6 +543,7 @@ mod tests {
             "--memory=64m",
             "--volume=/pods/a:/pods/a",
             "--label=bifrost.gw.pod=a",
+            "--label=bifrost.gw.version=7",
         ] {
             assert!(all.contains(part), "{part}: {all}");
         }

@@ -17,6 +17,8 @@ const MAX_INTERFACES: usize = 4;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Template {
     pub(crate) pod: PodSection,
+    /// The same for templates that say the same: without comments, and in one order.
+    pub(crate) fingerprint: String,
     /// The configuration of `bifrost-gw`, without `[pod]`.
     gateway: Table,
 }
@@ -74,6 +76,7 @@ impl Template {
     /// What is wrong with it, with the line.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut gateway: Table = toml::from_str(text).map_err(|error| error.to_string())?;
+        let fingerprint = gateway.to_string();
         let pod =
             gateway.remove("pod").ok_or("no section [pod]: it says how many `cores` a pod has, and its `links`")?;
         let pod: PodSection = pod.try_into().map_err(|error: toml::de::Error| format!("[pod]: {}", error.message()))?;
@@ -100,7 +103,7 @@ impl Template {
         if gateway.contains_key("control") {
             return Err("[control]: the sockets are chosen for each pod; take it out".to_owned());
         }
-        Ok(Template { pod, gateway })
+        Ok(Template { pod, fingerprint, gateway })
     }
 
     /// What a pod gets.
