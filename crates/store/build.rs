@@ -1,4 +1,4 @@
-//! Makes Rust of `proto/etcd.proto`. The proto compiler is a crate, so nothing has to be installed.
+//! Generates Rust from `proto/etcd.proto`. The protobuf compiler is a crate, so nothing has to be installed.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/etcd.proto");

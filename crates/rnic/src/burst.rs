@@ -1,4 +1,4 @@
-//! Packets on their way out: one arena, so that what goes to one destination leaves in few system calls.
+//! Packets to send: one arena, so that packets to one destination leave in few system calls.
 
 use bifrost_wire::roce::{Header, ICRC_LEN, IcrcStarts, Route};
 
@@ -7,13 +7,13 @@ use bifrost_wire::roce::{Header, ICRC_LEN, IcrcStarts, Route};
 pub struct Outgoing {
     /// Addresses and ports.
     pub route: Route,
-    /// First byte in the arena.
+    /// Offset in the arena, bytes.
     pub start: u32,
-    /// Bytes.
+    /// Length, bytes.
     pub len: u16,
 }
 
-/// Packets that are to be sent.
+/// Packets to send.
 #[derive(Debug, Default)]
 pub struct Burst {
     bytes: Vec<u8>,
@@ -22,19 +22,19 @@ pub struct Burst {
 }
 
 impl Burst {
-    /// None.
+    /// An empty burst.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The packets, in the order in which they are to leave.
+    /// The packets, in sending order.
     #[must_use]
     pub fn packets(&self) -> &[Outgoing] {
         &self.packets
     }
 
-    /// All bytes; packets that follow each other are adjacent.
+    /// All bytes; consecutive packets are adjacent.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -46,7 +46,7 @@ impl Burst {
         &self.bytes[packet.start as usize..packet.start as usize + usize::from(packet.len)]
     }
 
-    /// Forgets all packets and keeps the memory.
+    /// Removes all packets and keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.packets.clear();

@@ -10,7 +10,7 @@ use bifrost_wire::roce::Qpn;
 pub struct CqId(pub(crate) u16);
 
 impl CqId {
-    /// The queue of that number, for providers.
+    /// The queue with that number, for providers.
     #[must_use]
     pub const fn new(index: u16) -> Self {
         Self(index)
@@ -23,57 +23,58 @@ impl CqId {
     }
 }
 
-/// What has been done.
+/// The completed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionKind {
-    /// A send request. UC, UD: its packets have left. RC: the peer has acknowledged them.
+    /// A send request. UC, UD: its packets were sent. RC: the peer has acknowledged them.
     Send,
-    /// A SEND has come in.
+    /// A SEND has arrived.
     Receive,
-    /// A WRITE with immediate data has come in; it has taken a receive request, but not its memory.
+    /// A WRITE with immediate data has arrived; it has consumed a receive request, but not its memory.
     ReceiveWrite,
 }
 
-/// How it went (IBTA 11.6.2).
+/// Status of a completion (IBTA 11.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// As wanted.
+    /// Success.
     Success,
-    /// The queue pair was in error, or was reset, before the request was done.
+    /// The queue pair entered the error state, or was reset, before the request completed.
     Flushed,
-    /// The peer did not acknowledge, however often it was repeated.
+    /// The peer did not acknowledge after all retries.
     RetryExceeded,
-    /// The peer had no receive request, however often it was asked.
+    /// The peer had no receive request after all retries.
     ReceiverNotReady,
     /// The peer refused key, address or length.
     RemoteAccess,
     /// The peer refused the request.
     RemoteInvalid,
-    /// The region of the request is registered no more.
+    /// The region of the request is no longer registered.
     LocalProtection,
 }
 
 /// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The request's.
+    /// Identifier of the request.
     pub token: u64,
     /// The queue pair of the request.
     pub queue_pair: Qpn,
-    /// What has been done.
+    /// The operation.
     pub kind: CompletionKind,
-    /// How it went.
+    /// The status.
     pub status: Status,
-    /// Receives: bytes of the message.
+    /// Receives: length of the message, bytes.
     pub len: u32,
     /// Receives: immediate data.
     pub immediate: Option<u32>,
-    /// UD receives: where the datagram came from.
+    /// UD receives: source of the datagram.
     pub source: Option<(IpAddr, Qpn)>,
-    /// When, ns of the NIC's clock.
+    /// Time on the NIC's clock, ns.
     pub time_ns: u64,
 }
 
-/// Completions to be polled. As many as requests of its queue pairs are posted and not polled, which their depths bound.
+/// Completions to be polled. At most as many as requests that are posted and not polled, which the depths of the queue
+/// pairs bound.
 #[derive(Debug, Default)]
 pub(crate) struct CompletionQueue(pub(crate) VecDeque<Completion>);

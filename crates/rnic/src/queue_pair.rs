@@ -6,7 +6,7 @@ use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::verbs::{Connect, QpInit};
 
-/// How far a queue pair is (IBTA 10.3.1; what is between reset and ready is one step here).
+/// State of a queue pair (IBTA 10.3.1; the states between reset and ready are one here).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Reset,
@@ -22,11 +22,11 @@ pub(crate) struct QueuePair {
     pub(crate) peer: Option<Connect>,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
-    /// RC: what the peer is to be told.
+    /// RC: the response for the peer.
     pub(crate) answer: Option<Acknowledgement>,
-    /// In the list of those that have something to send.
+    /// In the list of those with packets to send.
     pub(crate) scheduled: bool,
-    /// In the list of those that have a timer.
+    /// In the list of those with a timer.
     pub(crate) armed: bool,
 }
 
@@ -45,7 +45,7 @@ impl QueuePair {
         }
     }
 
-    /// The way to the peer.
+    /// The route to the peer.
     pub(crate) fn route(&self, source: std::net::IpAddr, peer: &Connect) -> Route {
         Route { source, destination: peer.address, source_port: peer.source_port, destination_port: peer.port }
     }

@@ -1,30 +1,30 @@
-//! Registered memory (IBTA 10.6). While it is registered the NIC owns it.
+//! Registered memory (IBTA 10.6), owned by the NIC while it is registered.
 
 use crate::verbs::{Slice, VerbsError};
 
-/// A protection domain: queue pairs use the regions of their own.
+/// A protection domain: queue pairs can use only regions of their own domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Domain(pub u32);
 
-/// The key of a region, for either end. It names a region once: a later region in its place has another.
+/// The key of a region, for local or remote access. A later region in the same slot has another key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key(pub u32);
 
 /// Who may write to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// This end.
+    /// Only this end.
     Local,
-    /// The peers of the domain's queue pairs, too.
+    /// Also the peers of the domain's queue pairs.
     RemoteWrite,
 }
 
-/// A region, as its owner knows it.
+/// A region, as seen by its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     /// Its key.
     pub key: Key,
-    /// What peers call its first byte.
+    /// Remote address of its first byte.
     pub address: u64,
     /// Bytes.
     pub len: u32,
@@ -32,7 +32,7 @@ pub struct Region {
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// The key in force, or the last one.
+    /// The current key, or the last one.
     key: u32,
     domain: Domain,
     access: Option<Access>,
@@ -48,11 +48,11 @@ pub(crate) struct Regions {
     random: fastrand::Rng,
 }
 
-/// Bits of a key that are an index; the others are random.
+/// Number of index bits in a key; the others are random.
 const INDEX_BITS: u32 = 16;
 
 impl Regions {
-    /// Room for `max` regions, at most 65,536.
+    /// Capacity for `max` regions, at most 65,536.
     pub(crate) fn new(max: u32, seed: u64) -> Self {
         Self {
             entries: Vec::new(),
@@ -78,7 +78,7 @@ impl Regions {
             None => return Err((VerbsError::Exhausted, memory)),
         };
         let entry = &mut self.entries[index as usize];
-        // Another tag than the last; not the next, which could be guessed.
+        // A different tag than before; not the next number, which could be guessed.
         let tag = (entry.key >> INDEX_BITS).wrapping_add(self.random.u32(1..1 << (32 - INDEX_BITS)));
         let key = tag << INDEX_BITS | index;
         *entry = Entry { key, domain, access: Some(access), memory };
@@ -93,7 +93,7 @@ impl Regions {
         Some(memory)
     }
 
-    /// Bytes of a slice, if it is inside of a region.
+    /// Bytes of a slice, if it is inside a region.
     pub(crate) fn bytes(&self, slice: Slice) -> Option<&[u8]> {
         let entry = self.entries.get((slice.key.0 & ((1 << INDEX_BITS) - 1)) as usize)?;
         let entry = (entry.key == slice.key.0 && entry.access.is_some()).then_some(entry)?;
@@ -110,7 +110,7 @@ impl Regions {
         if from.key == to.key || range.end > entry.memory.len() {
             return false;
         }
-        // Out of its place for as long as the copy takes, so that both can be borrowed.
+        // Removed from the list during the copy, so that both can be borrowed.
         let source = std::mem::take(&mut entry.memory);
         let copied = self.bytes_mut(to).map(|target| target.copy_from_slice(&source[range])).is_some();
         if let Some(entry) = self.entry_mut(from.key) {
@@ -124,7 +124,7 @@ impl Regions {
             && self.entries.get((slice.key.0 & ((1 << INDEX_BITS) - 1)) as usize).is_some_and(|e| e.domain == domain)
     }
 
-    /// Where in which region a peer of `domain` wants to write `len` bytes, if it may.
+    /// The region and offset where a peer of `domain` wants to write `len` bytes, if it may.
     pub(crate) fn remote(&self, domain: Domain, key: u32, at: u64, len: u32) -> Option<Slice> {
         let entry = self.entries.get((key & ((1 << INDEX_BITS) - 1)) as usize)?;
         if entry.key != key || entry.access != Some(Access::RemoteWrite) || entry.domain != domain {
@@ -141,7 +141,7 @@ impl Regions {
     }
 }
 
-/// Peers learn nothing about where things are in this process: addresses follow from the key.
+/// Addresses are derived from the key, so that peers learn nothing about this process's address space.
 fn address(key: u32) -> u64 {
     u64::from(key) << 32
 }
@@ -160,7 +160,7 @@ mod tests {
         let mut last = None;
         for round in 0..200u8 {
             let region = regions.register(Domain(1), Access::RemoteWrite, vec![round; 8]).unwrap();
-            assert!(regions.register(Domain(1), Access::Local, vec![]).is_err(), "there is room for one");
+            assert!(regions.register(Domain(1), Access::Local, vec![]).is_err(), "capacity for one");
             assert_ne!(last.replace(region.key), Some(region.key));
             assert!(regions.remote(Domain(1), region.key.0, region.address, 8).is_some());
             assert_eq!(regions.deregister(region.key), Some(vec![round; 8]));

@@ -1,4 +1,4 @@
-//! The sending half of a queue pair: requests in, packets out, acknowledgements back.
+//! The sending half of a queue pair: takes requests, sends packets, handles acknowledgements.
 
 use std::collections::VecDeque;
 
@@ -9,24 +9,24 @@ use crate::verbs::{Connect, SendRequest};
 /// No timer.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// RC: packets that may be on their way at once.
+/// RC: maximum number of packets in flight.
 const WINDOW: i32 = 4096;
 
-/// Times that a receiver may be without a receive request before the requester gives up (the 3 bits of IBTA 9.7.5.2.8
-/// allow 0 to 6).
+/// RNR retries: how often a receiver may have no receive request before the requester gives up (the 3 bits of IBTA
+/// 9.7.5.2.8 allow 0 to 6).
 const NOT_READY_MAX: u8 = 6;
 
-/// A request that is not completed.
+/// A request that has not completed.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) request: SendRequest,
-    /// Number of its first packet, once that has left.
+    /// PSN of its first packet, once that was sent.
     first: Sequence,
-    /// Its packets; 0 until the first has left.
+    /// Number of its packets; 0 until the first was sent.
     packets: u32,
 }
 
-/// Which part of its request a packet is.
+/// The part of its request that a packet carries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) index: usize,
@@ -43,18 +43,18 @@ pub(crate) struct Requester {
     pub(crate) queue: VecDeque<Pending>,
     /// Requests that are posted and not polled.
     pub(crate) outstanding: u16,
-    /// The request that is being sent, and how much of it has left.
+    /// The request being sent, and how much of it was sent.
     next: usize,
     done: u32,
     sequence: Sequence,
-    /// RC: the oldest packet that is not acknowledged, and the first that never left.
+    /// RC: the oldest packet that is not acknowledged, and the first that was never sent.
     unacknowledged: Sequence,
     highest: Sequence,
     retries_left: u8,
     not_ready: u8,
-    /// RC: when the timer runs out.
+    /// RC: when the timer expires.
     pub(crate) deadline: u64,
-    /// RC: the peer is not ready before.
+    /// RC: the peer is not ready before this time.
     hold_until: u64,
 }
 
@@ -76,14 +76,14 @@ impl Default for Requester {
     }
 }
 
-/// What an acknowledgement or a timer leads to.
+/// Result of an acknowledgement or a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Go on.
+    /// Continue.
     Continue,
-    /// The acknowledgement is of nothing that is open.
+    /// The acknowledgement is for a packet that is not in flight.
     Stray,
-    /// Too often.
+    /// Too many retries.
     GiveUp,
 }
 
@@ -105,7 +105,7 @@ impl Requester {
         self.next < self.queue.len() && self.hold_until <= now && self.highest.distance(self.unacknowledged) < WINDOW
     }
 
-    /// The next packet, taken as sent.
+    /// The next packet, which counts as sent.
     pub(crate) fn take_part(&mut self, now: u64, transport: Transport, mtu: u16, timeout_ns: u64) -> Option<Part> {
         if !self.has_work(now) {
             return None;
@@ -138,13 +138,13 @@ impl Requester {
         Some(Part { index, from, to, first: from == 0, last, sequence, repeated })
     }
 
-    /// UC, UD: the request that has just left entirely.
+    /// UC, UD: the request whose last packet was just sent.
     pub(crate) fn take_sent(&mut self) -> Option<Pending> {
         self.next = self.next.saturating_sub(1);
         self.queue.pop_front()
     }
 
-    /// RC: everything before `up_to` has arrived; `again` repeats the rest. Completed requests go to `done`.
+    /// RC: everything before `up_to` has arrived; `again` retransmits the rest. Completed requests go to `done`.
     pub(crate) fn acknowledge(
         &mut self,
         now: u64,
@@ -173,7 +173,7 @@ impl Requester {
                 }
             }
             if self.sequence.distance(up_to) < 0 {
-                // Acknowledged while it was about to be repeated.
+                // Acknowledged while it was about to be retransmitted.
                 self.rewind(up_to, peer.mtu);
             }
         }
@@ -203,7 +203,7 @@ impl Requester {
         Verdict::Continue
     }
 
-    /// RC: the timer.
+    /// RC: the timer has expired.
     pub(crate) fn time_out(&mut self, now: u64, peer: &Connect) -> Verdict {
         let Some(left) = self.retries_left.checked_sub(1) else { return Verdict::GiveUp };
         self.retries_left = left;
@@ -212,7 +212,7 @@ impl Requester {
         Verdict::Continue
     }
 
-    /// When there is something to do without a packet.
+    /// When to act without a received packet.
     pub(crate) fn wake_at(&self, now: u64) -> u64 {
         if self.hold_until > now { self.deadline.min(self.hold_until) } else { self.deadline }
     }
@@ -225,16 +225,16 @@ impl Requester {
         };
         (self.next, self.done) = match self.queue.iter().position(inside) {
             Some(index) => (index, to.distance(self.queue[index].first) as u32 * u32::from(mtu)),
-            // Behind the last that has left.
+            // After the last packet sent.
             None => (self.queue.iter().take_while(|pending| pending.packets > 0).count(), 0),
         };
     }
 }
 
-/// Why RC repeats.
+/// Why RC retransmits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Again {
-    /// The peer has no receive request; try again after so many ns.
+    /// The peer has no receive request; retry after this many ns.
     NotReady(u64),
     /// The peer misses a packet.
     Gap,

@@ -1,4 +1,4 @@
-//! The receiving half of a queue pair: packets in, memory written, receive requests completed.
+//! The receiving half of a queue pair: takes packets, writes memory, completes receive requests.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use crate::completion::CompletionKind;
 use crate::region::{Domain, Key, Regions};
 use crate::verbs::{Connect, ReceiveRequest, Slice};
 
-/// A message of which the last packet has not come.
+/// A message whose last packet has not arrived.
 #[derive(Clone, Copy, Debug)]
 struct Partial {
     write: bool,
@@ -18,13 +18,13 @@ struct Partial {
 
 #[derive(Debug, Default)]
 pub(crate) struct Responder {
-    /// The first is used by the message that is coming in, if that is a SEND; it is taken when the last packet comes.
+    /// The current message uses the first one, if it is a SEND; the last packet consumes it.
     pub(crate) queue: VecDeque<ReceiveRequest>,
     /// Requests that are posted and not polled.
     pub(crate) outstanding: u16,
     pub(crate) expected: Sequence,
     partial: Option<Partial>,
-    /// Completed messages, modulo 2^24.
+    /// Number of completed messages, modulo 2^24.
     pub(crate) messages: u32,
     /// RC: the gap has been reported.
     pub(crate) gap_reported: bool,
@@ -32,10 +32,10 @@ pub(crate) struct Responder {
     pub(crate) unanswered: u16,
 }
 
-/// Why a packet is not taken.
+/// Why a packet is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Not a continuation, or the payload's length is not that of its place.
+    /// Not a continuation, or the payload length does not match the position.
     OutOfPlace,
     /// No receive request.
     NotReady,
@@ -45,7 +45,7 @@ pub(crate) enum Fault {
     Access,
 }
 
-/// A message that has come in and completes a receive request.
+/// An arrived message that completes a receive request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
     pub(crate) request: ReceiveRequest,
@@ -62,7 +62,7 @@ impl Responder {
         self.unanswered = 0;
     }
 
-    /// Forgets the message that is coming in; whether there was one.
+    /// Discards the current message; returns whether there was one.
     pub(crate) fn tear(&mut self) -> bool {
         self.partial.take().is_some()
     }
@@ -71,7 +71,7 @@ impl Responder {
         self.partial.is_some()
     }
 
-    /// Takes a packet of RC or UC that is in its place. Nothing changes with [`Fault::NotReady`].
+    /// Takes an RC or UC packet that is next in sequence. Changes nothing with [`Fault::NotReady`].
     pub(crate) fn take(
         &mut self,
         regions: &mut Regions,
@@ -125,10 +125,10 @@ impl Responder {
         Ok(self.queue.pop_front().map(|request| Received { request, kind, len: end }))
     }
 
-    /// Where a message that begins goes.
+    /// The destination of a message that starts.
     fn open(&self, regions: &Regions, domain: Domain, header: &Header) -> Result<Partial, Fault> {
         match header.reth {
-            // No memory is touched, so none is asked for (IBTA 9.4.3).
+            // No memory is accessed, so no key is required (IBTA 9.4.3).
             Some(reth) if reth.length == 0 => {
                 Ok(Partial { write: true, slice: Slice { key: Key(0), offset: 0, len: 0 }, filled: 0 })
             }

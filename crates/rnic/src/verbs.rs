@@ -1,4 +1,4 @@
-//! What the caller asks of the NIC.
+//! Arguments of the NIC's verbs.
 
 use std::net::IpAddr;
 
@@ -12,26 +12,26 @@ use crate::region::{Domain, Key};
 pub struct QpInit {
     /// Its service.
     pub transport: Transport,
-    /// Where completions of sends go.
+    /// Completion queue of sends.
     pub send_queue: CqId,
-    /// Where completions of receives go.
+    /// Completion queue of receives.
     pub receive_queue: CqId,
-    /// Send requests that may be posted and not polled, at least 1.
+    /// Maximum number of send requests posted and not polled, at least 1.
     pub send_depth: u16,
-    /// Receive requests that may be posted and not polled, at least 1.
+    /// Maximum number of receive requests posted and not polled, at least 1.
     pub receive_depth: u16,
-    /// Whose memory it may use.
+    /// Its protection domain.
     pub domain: Domain,
-    /// UD: the key that datagrams for it must have.
+    /// UD: the key that datagrams for it must carry.
     pub queue_key: u32,
-    /// Its packets leave before those of others.
+    /// Its packets are sent before those of others.
     pub urgent: bool,
 }
 
 /// The other end of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Connect {
-    /// Where packets go, and where they must come from.
+    /// Destination of packets, and required source of received ones.
     pub address: IpAddr,
     /// UDP port there.
     pub port: u16,
@@ -39,15 +39,15 @@ pub struct Connect {
     pub queue_pair: Qpn,
     /// Our UDP source port: the path.
     pub source_port: u16,
-    /// Number of our first packet.
+    /// PSN of our first packet.
     pub send_sequence: Sequence,
-    /// Number of the peer's first packet.
+    /// PSN of the peer's first packet.
     pub receive_sequence: Sequence,
     /// Payload of a packet, bytes: one of [`bifrost_wire::roce::PATH_MTUS`].
     pub mtu: u16,
-    /// RC: repetitions without progress before the queue pair is in error.
+    /// RC: retries without progress before the queue pair is in error.
     pub retries: u8,
-    /// RC: time without progress until a repetition, ns.
+    /// RC: time without progress until a retransmission, ns.
     pub timeout_ns: u64,
 }
 
@@ -56,13 +56,13 @@ pub struct Connect {
 pub struct Slice {
     /// The region.
     pub key: Key,
-    /// First byte, from the begin of the region.
+    /// Offset in the region, bytes.
     pub offset: u32,
-    /// Bytes.
+    /// Length, bytes.
     pub len: u32,
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
     /// Address.
@@ -77,7 +77,7 @@ pub struct Datagram {
     pub queue_key: u32,
 }
 
-/// What a send request does.
+/// Operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Into the next receive request of the peer (RC, UC).
@@ -86,35 +86,35 @@ pub enum Operation {
     SendTo(Datagram),
     /// Into the peer's memory (RC, UC).
     Write {
-        /// Where.
+        /// Remote address.
         address: u64,
         /// The key of the region there.
         key: u32,
     },
 }
 
-/// The most inline bytes of a send request.
+/// Maximum number of inline bytes of a send request.
 pub const INLINE_MAX: usize = 32;
 
 /// A send request: inline bytes, then those of a slice.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub token: u64,
-    /// What it does.
+    /// The operation.
     pub operation: Operation,
-    /// Shown in the receiver's completion.
+    /// Immediate data, for the receiver's completion.
     pub immediate: Option<u32>,
-    /// Bytes that are sent first; of these [`SendRequest::inline_len`].
+    /// Bytes that are sent first; the first [`SendRequest::inline_len`] are valid.
     pub inline: [u8; INLINE_MAX],
-    /// How many, 0..=[`INLINE_MAX`].
+    /// Their number, 0..=[`INLINE_MAX`].
     pub inline_len: u8,
-    /// What follows.
+    /// The memory that follows.
     pub slice: Option<Slice>,
 }
 
 impl SendRequest {
-    /// Bytes of the message.
+    /// Length of the message, bytes.
     #[must_use]
     pub fn len(&self) -> u32 {
         u32::from(self.inline_len) + self.slice.map_or(0, |slice| slice.len)
@@ -127,16 +127,16 @@ impl SendRequest {
     }
 }
 
-/// A receive request: where the next SEND goes.
+/// A receive request: the buffer for the next SEND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveRequest {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub token: u64,
-    /// Where to write.
+    /// The memory.
     pub slice: Slice,
 }
 
-/// Why a request is not taken.
+/// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
     /// No such queue pair.
@@ -148,18 +148,18 @@ pub enum PostError {
     /// The queue pair is in error.
     #[error("queue pair is in error")]
     InError,
-    /// As many requests are posted and not polled as the queue pair has room for.
+    /// The maximum number of requests is posted and not polled.
     #[error("queue is full")]
     Full,
     /// The slice is not inside a region of the queue pair's domain.
     #[error("slice is not in a region of the queue pair's domain")]
     Memory,
-    /// The operation is not one of the service, or the message is too long for it.
-    #[error("operation or length does not suit the transport service")]
+    /// The service does not support the operation, or the message is too long for it.
+    #[error("the transport service does not support the operation or length")]
     Operation,
 }
 
-/// Why a queue pair or region cannot be made or changed.
+/// Why a queue pair or region cannot be created or changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VerbsError {
     /// All numbers are taken.
@@ -171,7 +171,7 @@ pub enum VerbsError {
     /// A value is out of range.
     #[error("value is out of range: {0}")]
     Value(&'static str),
-    /// The system refused: what, and its error number.
+    /// The operating system refused: operation and error number.
     #[error("{0}: {text}", text = std::io::Error::from_raw_os_error(*.1))]
     System(&'static str, i32),
 }

@@ -1,7 +1,9 @@
-//! How fast a store is: `cargo run --release -p bifrost-store --example measure -- memory | DIRECTORY | http://HOST:PORT [SECONDS]`.
+//! Measures the speed of a store: `cargo run --release -p bifrost-store --example measure -- memory | DIRECTORY |
+//! http://HOST:PORT [SECONDS]`.
 //!
-//! Transactions of one key with 200 bytes, one after the other and 64 at once; and how long after one was begun, and after it was
-//! acknowledged, a watch tells it. What it writes begins with `/measure/`, and stays.
+//! Transactions of one key with 200 bytes, one after the other and 64 concurrently; and the time until a watch reports
+//! a transaction, from its start and from its acknowledgement. The keys that it writes begin with `/measure/`, and are
+//! not removed.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +29,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             tasks.spawn(async move {
                 let mut count = 0u64;
                 while begin.elapsed() < time {
-                    // A panic is told, and that is all that there is to do.
+                    // Errors are printed; there is nothing else to do.
                     store.commit(&change(task, count)).await.expect("it commits");
                     count += 1;
                 }
@@ -50,10 +52,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         whole.push(told - begin);
         after.push(told.saturating_duration_since(acknowledged));
     }
-    for (what, mut all) in [("since it was begun", whole), ("since it was acknowledged", after)] {
+    for (what, mut all) in [("since its start", whole), ("since it was acknowledged", after)] {
         all.sort_unstable();
         let at = |part: f64| all[((all.len() - 1) as f64 * part) as usize].as_secs_f64() * 1e6;
-        println!("a watch tells it, {what}: P50 {:.0} us, P99 {:.0} us, of {}", at(0.5), at(0.99), all.len());
+        println!("reported by a watch, {what}: P50 {:.0} us, P99 {:.0} us, of {}", at(0.5), at(0.99), all.len());
     }
     Ok(())
 }

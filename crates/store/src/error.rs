@@ -1,37 +1,37 @@
-//! What can go wrong.
+//! Errors.
 
 use std::path::PathBuf;
 
-/// Why a store does not do what it is told.
+/// Why a store fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// It is beyond a limit, or not a transaction.
+    /// The transaction is invalid or exceeds a limit.
     #[error("{0}")]
     Invalid(String),
     /// A file cannot be read or written.
     #[error("{doing} {}: {why}", path.display())]
     Io {
-        /// What was being done, such as `reading`.
+        /// The operation, such as `reading`.
         doing: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         why: String,
     },
     /// Another process has the directory open.
-    #[error("{} is in use by another process, and only one can have it open: stop that one", .0.display())]
+    #[error("{} is in use by another process, and only one may open it: stop the other one", .0.display())]
     InUse(PathBuf),
-    /// A journal is not what was written.
+    /// A journal is damaged.
     #[error(
-        "{} is damaged at byte {offset}: {what}. Restore it from a backup, or give up what follows there \
+        "{} is damaged at byte {offset}: {what}. Restore it from a backup, or discard everything after that offset \
          (`truncate -s {offset} {}`)", path.display(), path.display()
     )]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where what cannot be read begins, bytes.
+        /// Offset of the damage, bytes.
         offset: u64,
-        /// What is wrong.
+        /// The damage.
         what: String,
     },
     /// A file is not a journal that this release reads.
@@ -39,50 +39,51 @@ pub enum StoreError {
     NotAJournal {
         /// The file.
         path: PathBuf,
-        /// What it is, and what to do.
+        /// What the file is, and what to do.
         what: String,
     },
-    /// It was closed.
+    /// The store was closed.
     #[error("the store was closed")]
     Closed,
-    /// There is no room.
-    #[error("the store has {bytes} bytes and takes at most {}: delete what is not needed", crate::limits::STORE_BYTES)]
+    /// The store is full.
+    #[error("the store is full ({bytes} of {} bytes): delete keys that are not needed", crate::limits::STORE_BYTES)]
     Full {
-        /// What it has.
+        /// Its size.
         bytes: usize,
     },
-    /// Nobody answers. Nothing was changed.
+    /// No response. Nothing was changed.
     #[error("the store does not answer: {0}")]
     Unavailable(String),
-    /// The store says no: user, permission, quota.
+    /// The store refuses: user, permission, quota.
     #[error("the store refuses: {0}")]
     Refused(String),
 }
 
-/// Why a transaction was not made.
+/// Why a transaction was not committed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommitError {
-    /// A key was last changed by another revision than expected.
-    #[error("{key:?} was changed by another")]
+    /// The last change of a key was another revision than expected.
+    #[error("{key:?} was changed by another transaction")]
     Conflict {
         /// The first such key of [`crate::Txn::expect`].
         key: String,
     },
-    /// The store does not do it. Nothing was changed.
+    /// The store failed. Nothing was changed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// It may have been made, or not: read what it was to change.
-    #[error("whether the transaction was made is not known: {0}")]
+    /// The transaction may have been committed or not: read the keys that it was to change.
+    #[error("it is not known whether the transaction was committed: {0}")]
     Unknown(String),
 }
 
 /// Why a watch ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WatchError {
-    /// What came next is not known any more, or the revision is not one of this store: take a snapshot, and watch from its revision.
-    #[error("what changed after this revision is not known any more")]
+    /// The next changes are no longer available, or the revision is not one of this store: take a snapshot, and watch
+    /// from its revision.
+    #[error("the changes after this revision are no longer available")]
     Compacted,
-    /// The store is gone, or does not answer. The watch may be begun again from its last revision.
+    /// The store is gone, or does not answer. Start the watch again from its last revision.
     #[error("the watch was lost: {0}")]
     Lost(StoreError),
 }

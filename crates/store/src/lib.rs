@@ -1,8 +1,10 @@
-//! Where intent is kept: keys with values, changed by transactions, watched from any revision that is still known.
+//! The store of the desired state: keys with values, changed by transactions, watched from any revision that is still
+//! known.
 //!
-//! A [`Store`] is one of two with the same meaning: embedded in one process, in memory or with a journal on disk; or etcd, for many.
-//! Each transaction that changes something makes a revision of the whole store, higher than all before. A reader takes a
-//! [`Snapshot`] and watches what comes after its revision; when a [`Watch`] tells [`WatchError::Compacted`], it takes another.
+//! A [`Store`] has one of two implementations with the same semantics: embedded in one process, in memory or with a
+//! journal on disk; or etcd, shared by many processes. Each transaction that changes something creates a revision of
+//! the whole store, higher than all before. A reader takes a [`Snapshot`] and watches the changes after its revision;
+//! when a [`Watch`] reports [`WatchError::Compacted`], it takes another.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -43,26 +45,26 @@ impl Store {
         Store(Kind::Embedded(embedded::Embedded::memory()))
     }
 
-    /// The store of a directory, which is made if it is not there. What was committed outlives a crash of the host. When the last clone is
-    /// dropped, others may open it.
+    /// The store in a directory, which is created if necessary. Committed changes survive a crash of the host. When the
+    /// last clone is dropped, others may open it.
     ///
     /// # Errors
-    /// Another process has it open, it cannot be read or written, or it was damaged: then nothing of it is used.
+    /// Another process has it open; it cannot be read or written; or it is damaged: then nothing of it is used.
     pub fn open(directory: impl AsRef<Path>) -> Result<Store, StoreError> {
         embedded::Embedded::open(directory.as_ref()).map(|embedded| Store(Kind::Embedded(embedded)))
     }
 
-    /// A store in etcd, 3.6 or later, started with `--max-txn-ops=1025 --max-request-bytes=6291456`: it has to take the largest transaction
-    /// of [`limits`].
+    /// A store in etcd, 3.6 or later, started with `--max-txn-ops=1025 --max-request-bytes=6291456`: it must accept the
+    /// largest transaction of [`limits`].
     ///
     /// # Errors
-    /// Nobody answers, or refuses; or the options make no sense.
+    /// No response, or a refusal; or the options are invalid.
     pub async fn etcd(options: EtcdOptions) -> Result<Store, StoreError> {
         etcd::Etcd::connect(options).await.map(|etcd| Store(Kind::Etcd(etcd)))
     }
 
-    /// All keys that begin with `prefix` (all, if it is empty), in order, as of one revision. It is the newest: it has what was committed, by
-    /// this or another process, before this was called.
+    /// All keys with `prefix` (all keys, if it is empty), in order, as of one revision. That revision includes
+    /// everything committed, by this or another process, before the call.
     ///
     /// # Errors
     /// The store does not answer, or refuses.
@@ -73,15 +75,16 @@ impl Store {
         }
     }
 
-    /// Makes all changes of a transaction if its keys were last changed as it expects, or none. Returns its revision; that of
-    /// the store, if it changes nothing. Which is so when it only deletes what is not there: that is no conflict. When this returns, a
-    /// store that is not in memory alone keeps it over crashes.
+    /// Makes all changes of a transaction if the last changes of its keys were the expected ones; otherwise none.
+    /// Returns its revision; the current one, if it changes nothing. A transaction that only deletes keys that do not
+    /// exist changes nothing, and is not a conflict. When this returns, the changes survive crashes, except in a store
+    /// in memory only.
     ///
     /// A future that is dropped before it is ready may have committed.
     ///
     /// # Errors
-    /// [`CommitError::Conflict`]: another was first; list again. [`CommitError::Unknown`]: it may have been made or not; read what it
-    /// was to change. After all other errors nothing was changed.
+    /// [`CommitError::Conflict`]: another transaction was first; list again. [`CommitError::Unknown`]: it may have been
+    /// committed or not; read the keys that it was to change. After any other error nothing was changed.
     pub async fn commit(&self, txn: &Txn) -> Result<Revision, CommitError> {
         txn.check()?;
         match &self.0 {
@@ -90,8 +93,9 @@ impl Store {
         }
     }
 
-    /// Tells what changes after revision `after` under a prefix. `after` is that of a [`Snapshot`] or of [`Events`]. If the store has no such
-    /// revision, because it was restored from a backup, the watch tells [`WatchError::Compacted`].
+    /// Reports changes after revision `after` under a prefix. `after` is that of a [`Snapshot`] or of [`Events`]. If
+    /// the store does not have that revision, because it was restored from a backup, the watch reports
+    /// [`WatchError::Compacted`].
     ///
     /// # Errors
     /// The store does not answer, or refuses.
@@ -104,11 +108,11 @@ impl Store {
 }
 
 impl Watch {
-    /// Waits for the next revision with changes under the prefix. Nothing is left out, and nothing told twice, also if a future of this is
-    /// dropped before it is ready.
+    /// Waits for the next revision with changes under the prefix. Nothing is omitted or reported twice, even if a
+    /// future of this is dropped before it is ready.
     ///
     /// # Errors
-    /// See [`WatchError`]. Each further call gives an error, too.
+    /// See [`WatchError`]. Each further call returns an error, too.
     pub async fn next(&mut self) -> Result<Events, WatchError> {
         match &mut self.0 {
             Watching::Embedded(watch) => watch.next().await,
@@ -116,7 +120,7 @@ impl Watch {
         }
     }
 
-    /// The revision up to which everything under the prefix was told.
+    /// The revision up to which all changes under the prefix were reported.
     pub fn revision(&self) -> Revision {
         match &self.0 {
             Watching::Embedded(watch) => watch.revision(),

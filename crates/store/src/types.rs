@@ -1,30 +1,30 @@
-//! What is read and written, and how large it may be.
+//! Types of reads and writes, and their limits.
 
 use std::collections::HashSet;
 
 use crate::StoreError;
 
-/// A state of the store as a whole. 0: nothing was ever written. Each higher one is later; numbers may be left out, and in
-/// etcd others who use it make them grow, too.
+/// A revision of the whole store. 0: nothing was ever written. Later revisions are higher; numbers may be skipped, and
+/// in etcd other users increase them, too.
 pub type Revision = u64;
 
-/// Bounds of what is written, the same for each store.
+/// Limits of writes, the same for each store.
 pub mod limits {
-    /// The longest key, bytes.
+    /// Maximum length of a key, bytes.
     pub const KEY_BYTES: usize = 1024;
-    /// The longest value, bytes.
+    /// Maximum length of a value, bytes.
     pub const VALUE_BYTES: usize = 1 << 20;
-    /// The most writes of a transaction, and the most keys that it expects something of.
+    /// Maximum number of writes, and of keys with expected revisions, of a transaction.
     pub const TXN_WRITES: usize = 1024;
-    /// The most bytes of a transaction, keys and values.
+    /// Maximum size of a transaction, keys and values, bytes.
     pub const TXN_BYTES: usize = 4 << 20;
-    /// The most bytes of an embedded store: keys, values and [`RECORD_OVERHEAD`] for each.
+    /// Maximum size of an embedded store, bytes: keys, values and [`RECORD_OVERHEAD`] for each.
     pub const STORE_BYTES: usize = 1 << 30;
-    /// What a record is counted for beside its key and value, bytes.
+    /// Counted size of a record in addition to its key and value, bytes.
     pub const RECORD_OVERHEAD: usize = 128;
-    /// The most revisions that the embedded store tells watches of afterwards.
+    /// Maximum number of revisions that the embedded store keeps for watches.
     pub const RECENT_REVISIONS: usize = 10_000;
-    /// The most bytes that those may have, counted like [`STORE_BYTES`].
+    /// Maximum size of those, counted like [`STORE_BYTES`], bytes.
     pub const RECENT_BYTES: usize = 64 << 20;
 }
 
@@ -35,37 +35,37 @@ pub struct Record {
     pub key: String,
     /// Its value.
     pub value: Vec<u8>,
-    /// The revision that has last changed it.
+    /// The revision of its last change.
     pub revision: Revision,
 }
 
-/// A change to be made.
+/// A change to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// The key gets this value, whether or not it was there.
+    /// Sets the value of the key, whether or not it exists.
     Put {
         /// The key.
         key: String,
         /// Its value.
         value: Vec<u8>,
     },
-    /// The key goes, if it is there.
+    /// Deletes the key, if it exists.
     Delete {
         /// The key.
         key: String,
     },
 }
 
-/// Changes to be made together, on conditions. All or nothing.
+/// Changes to make together, on conditions. All or nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Txn {
-    /// Keys, and the revision that has last changed each; 0: the key is not there.
+    /// Keys with the expected revision of their last change; 0: the key must not exist.
     pub expect: Vec<(String, Revision)>,
-    /// What to do then. No key may be there twice.
+    /// The changes. No key may occur twice.
     pub writes: Vec<Write>,
 }
 
-/// What is under a prefix.
+/// The keys under a prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The store's revision.
@@ -74,12 +74,12 @@ pub struct Snapshot {
     pub records: Vec<Record>,
 }
 
-/// All changes under a prefix that one revision has made.
+/// All changes of one revision under a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Events {
     /// The revision.
     pub revision: Revision,
-    /// Keys in order, and what they have become; None: deleted.
+    /// Keys in order, with their new values; None: deleted.
     pub changes: Vec<(String, Option<Vec<u8>>)>,
 }
 
@@ -92,13 +92,13 @@ impl Write {
 }
 
 impl Txn {
-    /// Whether every store takes it.
+    /// Checks that every store accepts it.
     ///
     /// # Errors
-    /// It is larger than [`limits`], or a key is empty, has control characters or is there twice.
+    /// It exceeds [`limits`], or a key is empty, has control characters or occurs twice.
     pub fn check(&self) -> Result<(), StoreError> {
         let too_many = |what: &str, count: usize| {
-            invalid(format!("a transaction with {count} {what}: at most {} are possible", limits::TXN_WRITES))
+            invalid(format!("a transaction with {count} {what}: the maximum is {}", limits::TXN_WRITES))
         };
         if self.writes.len() > limits::TXN_WRITES {
             return too_many("writes", self.writes.len());
@@ -125,14 +125,12 @@ impl Txn {
             bytes += value.len();
             if value.len() > limits::VALUE_BYTES {
                 let (len, most) = (value.len(), limits::VALUE_BYTES);
-                return invalid(format!("the value of {key:?} has {len} bytes: at most {most} are possible"));
+                return invalid(format!("the value of {key:?} has {len} bytes: the maximum is {most}"));
             }
         }
         if bytes > limits::TXN_BYTES {
             let most = limits::TXN_BYTES;
-            return invalid(format!(
-                "a transaction with {bytes} bytes of keys and values: at most {most} are possible"
-            ));
+            return invalid(format!("a transaction with {bytes} bytes of keys and values: the maximum is {most}"));
         }
         Ok(())
     }
@@ -141,7 +139,7 @@ impl Txn {
 fn check_key(key: &str) -> Result<(), StoreError> {
     if key.is_empty() || key.len() > limits::KEY_BYTES {
         let most = limits::KEY_BYTES;
-        return invalid(format!("a key with {} bytes: 1 to {most} are possible", key.len()));
+        return invalid(format!("a key with {} bytes: it must have 1 to {most}", key.len()));
     }
     if key.chars().any(char::is_control) {
         return invalid(format!("key {key:?} has a control character"));
@@ -166,13 +164,13 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_is_told_with_its_number() {
+    fn errors_name_the_limit() {
         let many: Vec<Write> = (0..1025).map(|i| put(&format!("k{i}"), 1)).collect();
-        assert_eq!(refused(vec![], many.clone()), "a transaction with 1025 writes: at most 1024 are possible");
+        assert_eq!(refused(vec![], many.clone()), "a transaction with 1025 writes: the maximum is 1024");
         assert!(Txn { expect: vec![], writes: many[..1024].to_vec() }.check().is_ok());
         let keys: Vec<_> = (0..1025).map(|i| (format!("k{i}"), 0)).collect();
         assert!(refused(keys, vec![]).contains("1025 expected keys"));
-        assert!(refused(vec![], vec![put("k", (1 << 20) + 1)]).contains("1048577 bytes: at most 1048576"));
+        assert!(refused(vec![], vec![put("k", (1 << 20) + 1)]).contains("1048577 bytes: the maximum is 1048576"));
         assert!(Txn { expect: vec![], writes: vec![put("k", 1 << 20)] }.check().is_ok());
         assert!(
             refused(vec![], (0..5).map(|i| put(&format!("{i}"), 1_000_000)).collect())

@@ -1,4 +1,4 @@
-//! The embedded store against a plain model; crashes at every byte; two who want one directory.
+//! The embedded store against a simple model; crashes at every byte; two processes that open one directory.
 
 #![allow(clippy::unwrap_used)]
 
@@ -67,19 +67,19 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn in_memory_it_does_what_the_model_does(steps in steps(60)) {
+    fn in_memory_it_behaves_like_the_model(steps in steps(60)) {
         runtime().block_on(run(steps, &mut Embedded { store: Some(Store::memory()), directory: None }));
     }
 
     #[test]
-    fn on_disk_it_does_what_the_model_does(steps in steps(60)) {
+    fn on_disk_it_behaves_like_the_model(steps in steps(60)) {
         let directory = tempfile::tempdir().unwrap();
         let store = Some(Store::open(directory.path()).unwrap());
         runtime().block_on(run(steps, &mut Embedded { store, directory: Some(directory) }));
     }
 
     #[test]
-    fn cut_anywhere_it_has_what_was_acknowledged_by_then(lens in prop::collection::vec(0..2000usize, 1..8), cut in 0.0..=1.0f64) {
+    fn truncated_anywhere_it_has_what_was_acknowledged_by_then(lens in prop::collection::vec(0..2000usize, 1..8), cut in 0.0..=1.0f64) {
         let directory = tempfile::tempdir().unwrap();
         let mut acknowledged = vec![(0, (0, BTreeMap::new()))];
         {
@@ -98,7 +98,7 @@ proptest! {
         let expected = acknowledged.iter().rev().find(|(at, _)| *at <= len).unwrap();
         let store = Store::open(directory.path()).unwrap();
         prop_assert_eq!(&content(&store), &expected.1);
-        // It goes on from there, and what follows is read again.
+        // It continues from there, and later frames are read again.
         let revision = runtime().block_on(store.commit(&txn(vec![put("k0", b"new")]))).unwrap();
         prop_assert_eq!(revision, expected.1.0 + 1);
         let before = content(&store);
@@ -108,7 +108,7 @@ proptest! {
 }
 
 #[test]
-fn damage_in_the_middle_is_told_with_file_and_offset_and_nothing_is_changed() {
+fn damage_in_the_middle_is_reported_with_file_and_offset_and_nothing_is_changed() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
     let mut ends = Vec::new();
@@ -126,12 +126,12 @@ fn damage_in_the_middle_is_told_with_file_and_offset_and_nothing_is_changed() {
     assert_eq!(
         error,
         format!(
-            "{path} is damaged at byte {at}: a frame has a wrong checksum. Restore it from a backup, or give up what \
-             follows there (`truncate -s {at} {path}`)"
+            "{path} is damaged at byte {at}: a frame has a wrong checksum. Restore it from a backup, or discard everything \
+             after that offset (`truncate -s {at} {path}`)"
         )
     );
     assert_eq!(std::fs::read(journal(directory.path())).unwrap(), bytes);
-    // What the error says can be done.
+    // The remedy in the error message works.
     bytes.truncate(at as usize);
     std::fs::write(journal(directory.path()), &bytes).unwrap();
     assert_eq!(content(&Store::open(directory.path()).unwrap()).0, 1);
@@ -151,7 +151,7 @@ fn one_process_at_a_time() {
 }
 
 #[test]
-fn the_journal_stays_short_however_often_something_changes() {
+fn the_journal_stays_short_after_many_changes() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
     let mut longest = 0;
@@ -162,7 +162,7 @@ fn the_journal_stays_short_however_often_something_changes() {
             longest = longest.max(std::fs::metadata(journal(directory.path())).unwrap().len());
         }
     });
-    assert!(longest < 6 << 20, "{longest} bytes of 40 MB that were written");
+    assert!(longest < 6 << 20, "{longest} bytes after writing 40 MB");
     let before = content(&store);
     assert_eq!((before.0, before.1.len()), (200, 201));
     drop(store);
@@ -171,7 +171,7 @@ fn the_journal_stays_short_however_often_something_changes() {
 }
 
 #[test]
-fn many_who_commit_at_once_get_revisions_of_their_own_and_one_wins_each_race() {
+fn concurrent_commits_get_distinct_revisions_and_one_wins_each_race() {
     const TASKS: u64 = 64;
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
@@ -181,7 +181,7 @@ fn many_who_commit_at_once_get_revisions_of_their_own_and_one_wins_each_race() {
         for task in 0..TASKS {
             let store = store.clone();
             tasks.spawn(async move {
-                // A counter, by reading and writing it if it is still what was read.
+                // A counter: read it, and write it if it is unchanged.
                 loop {
                     let read = store.snapshot("counter").await.unwrap();
                     let (value, last) = read.records.first().map_or((0, 0), |record| {
@@ -207,14 +207,14 @@ fn many_who_commit_at_once_get_revisions_of_their_own_and_one_wins_each_race() {
 }
 
 #[test]
-fn a_watch_that_is_too_far_behind_is_told_so() {
+fn a_watch_that_is_too_far_behind_reports_it() {
     runtime().block_on(async {
         let store = Store::memory();
         let mut behind = store.watch("k", 0).await.unwrap();
         let mut elsewhere = store.watch("other", 0).await.unwrap();
         for _ in 0..=bifrost_store::limits::RECENT_REVISIONS {
             store.commit(&txn(vec![put("k", b"")])).await.unwrap();
-            // It is asked meanwhile, so it knows that nothing has changed.
+            // It is polled meanwhile, so it knows that nothing has changed.
             tokio::select! {
                 biased;
                 events = elsewhere.next() => panic!("{events:?}"),
@@ -226,7 +226,7 @@ fn a_watch_that_is_too_far_behind_is_told_so() {
         let revision = store.commit(&txn(vec![put("other", b"1")])).await.unwrap();
         let changes = vec![("other".to_owned(), Some(b"1".to_vec()))];
         assert_eq!(soon(elsewhere.next()).await, Ok(Events { revision, changes }));
-        // A revision that was never made is of another store.
+        // A revision that does not exist belongs to another store.
         let mut beyond = store.watch("", revision + 1).await.unwrap();
         assert_eq!(beyond.next().await, Err(WatchError::Compacted));
     });
@@ -251,7 +251,7 @@ fn a_watch_waits_and_ends_with_the_store() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_before_anything_is_done() {
+fn too_large_transactions_are_refused_before_any_change() {
     runtime().block_on(async {
         let store = Store::memory();
         let value = vec![0; bifrost_store::limits::VALUE_BYTES + 1];

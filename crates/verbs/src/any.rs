@@ -1,4 +1,4 @@
-//! The provider that suits a host: its RDMA NIC, or software where there is none.
+//! Chooses the provider for a host: its RDMA NIC, or software if it has none.
 
 use std::fmt;
 use std::io;
@@ -14,10 +14,10 @@ use crate::provider::Provider;
 use crate::rdma_core::{OpenError, RdmaCore, RdmaCoreConfig};
 use crate::soft::{Soft, SoftConfig, SoftCounters};
 
-/// Which provider is wanted.
+/// The requested provider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The RDMA NIC that has the address, if there is one that can be used; software otherwise.
+    /// The RDMA NIC that has the address, if there is a usable one; software otherwise.
     #[default]
     Auto,
     /// The RDMA NIC that has the address.
@@ -35,12 +35,12 @@ pub enum AnyError {
     /// There is no RDMA NIC for the address.
     #[error(transparent)]
     Verbs(#[from] OpenError),
-    /// The RDMA NIC cannot do what is wanted.
+    /// The RDMA NIC does not support the settings.
     #[error("{0}")]
     Unfit(String),
 }
 
-/// One of the two.
+/// One of the two providers.
 #[derive(Debug)]
 enum Either {
     Soft(Box<Soft>),
@@ -51,22 +51,23 @@ enum Either {
 #[derive(Debug)]
 pub struct Any {
     nic: Either,
-    /// Why it is not the RDMA NIC.
+    /// Why the RDMA NIC was not chosen.
     reason: Option<String>,
 }
 
 impl Any {
-    /// Makes a provider with packets of up to `mtu` bytes of payload. Says what it chose by [`fmt::Display`].
+    /// Creates a provider with packets of up to `mtu` bytes of payload. Its [`fmt::Display`] tells which one was
+    /// chosen.
     ///
     /// # Errors
-    /// When the one that is wanted cannot be used; with [`Choice::Auto`] when none can.
+    /// If the requested one cannot be used; with [`Choice::Auto`] if none can.
     pub fn new(choice: Choice, config: SoftConfig, mtu: u16) -> Result<Self, AnyError> {
         let reason = match choice {
             Choice::Soft => Some("as wanted".to_owned()),
             Choice::Verbs => return Ok(Self::of(Either::Verbs(Box::new(verbs(config, mtu)?)), None)),
             Choice::Auto => match verbs(config, mtu) {
                 Ok(nic) => return Ok(Self::of(Either::Verbs(Box::new(nic)), None)),
-                // What to do about that is of interest to those only who want a NIC.
+                // The remedies matter only to users who want a NIC.
                 Err(AnyError::Verbs(OpenError::NoDevice)) => Some("this host has no RDMA device".to_owned()),
                 Err(error) => Some(error.to_string()),
             },
@@ -80,7 +81,7 @@ impl Any {
         Self { nic, reason }
     }
 
-    /// The software NIC, if it is that.
+    /// The software NIC, if it was chosen.
     #[must_use]
     pub fn soft(&self) -> Option<&Soft> {
         match &self.nic {
@@ -89,7 +90,7 @@ impl Any {
         }
     }
 
-    /// The RDMA NIC, if it is that.
+    /// The RDMA NIC, if it was chosen.
     #[must_use]
     pub fn verbs(&self) -> Option<&RdmaCore> {
         match &self.nic {
@@ -98,7 +99,7 @@ impl Any {
         }
     }
 
-    /// The clock that callers are to use, ns since the provider was made.
+    /// The clock for callers, ns since the provider was created.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         match &self.nic {
@@ -107,7 +108,7 @@ impl Any {
         }
     }
 
-    /// When timers are due, ns.
+    /// When the timers are due, ns.
     #[must_use]
     pub fn next_deadline(&self) -> u64 {
         match &self.nic {
@@ -116,7 +117,7 @@ impl Any {
         }
     }
 
-    /// Readable when something has come in, after [`Any::arm`].
+    /// Readable when something has arrived, after [`Any::arm`].
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         match &self.nic {
@@ -125,7 +126,7 @@ impl Any {
         }
     }
 
-    /// Prepares for waiting on the descriptor. Whether something has come in already.
+    /// Prepares for waiting on the descriptor. Returns whether something has arrived already.
     pub fn arm(&mut self) -> bool {
         match &mut self.nic {
             Either::Soft(_) => false,
@@ -133,10 +134,10 @@ impl Any {
         }
     }
 
-    /// Takes what has come in. Returns the number of packets, as far as it is this process that receives them.
+    /// Receives. Returns the number of packets, if this process receives them itself.
     ///
     /// # Errors
-    /// When the software NIC's socket fails.
+    /// If the software NIC's socket fails.
     pub fn receive(&mut self) -> io::Result<usize> {
         match &mut self.nic {
             Either::Soft(soft) => soft.receive(),
@@ -147,7 +148,7 @@ impl Any {
         }
     }
 
-    /// Has what was posted leave. Returns the number of packets or requests.
+    /// Sends everything that was posted. Returns the number of packets or requests.
     pub fn transmit(&mut self) -> usize {
         match &mut self.nic {
             Either::Soft(soft) => soft.transmit(),
@@ -155,7 +156,7 @@ impl Any {
         }
     }
 
-    /// What the software NIC and its socket have counted; 0 if it is not used.
+    /// Counters of the software NIC and its socket; 0 if it is not used.
     #[must_use]
     pub fn soft_counters(&self) -> (Counters, SoftCounters) {
         self.soft().map_or_else(Default::default, |soft| (*soft.nic_counters(), *soft.counters()))
@@ -176,16 +177,16 @@ impl fmt::Display for Any {
     }
 }
 
-/// The RDMA NIC that has the address, if it suits.
+/// The RDMA NIC that has the address, if it supports the settings.
 fn verbs(config: SoftConfig, mtu: u16) -> Result<RdmaCore, AnyError> {
     let SoftConfig { address, port, queue_pairs, regions, seed } = config;
     if port != bifrost_wire::roce::UDP_PORT {
-        return Err(AnyError::Unfit(format!("UDP port {port} is wanted, and an RDMA NIC receives on 4791 only")));
+        return Err(AnyError::Unfit(format!("UDP port {port} is configured, but an RDMA NIC receives only on 4791")));
     }
     let nic = RdmaCore::new(RdmaCoreConfig { address, queue_pairs, regions, seed })?;
     if mtu > nic.mtu() {
         return Err(AnyError::Unfit(format!(
-            "packets of {mtu} bytes are wanted, and the path MTU of the RDMA NIC is {}: choose a smaller one, or raise the \
+            "packets of {mtu} bytes are configured, but the path MTU of the RDMA NIC is {}: choose a smaller one, or raise the \
              MTU of its network device",
             nic.mtu()
         )));
@@ -193,7 +194,7 @@ fn verbs(config: SoftConfig, mtu: u16) -> Result<RdmaCore, AnyError> {
     Ok(nic)
 }
 
-/// Passes a call on.
+/// Forwards a call.
 macro_rules! either {
     ($self:expr, $nic:ident => $call:expr) => {
         match $self {

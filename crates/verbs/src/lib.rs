@@ -1,7 +1,7 @@
-//! RDMA verbs behind one trait, [`Provider`]: [`RdmaCore`] is a NIC of this host, by the system's libibverbs; [`Soft`] is
-//! RoCEv2 in software, over UDP sockets; [`Any`] is the one that suits.
+//! RDMA verbs behind one trait, [`Provider`]: [`RdmaCore`] is a NIC of this host, used through the system's libibverbs;
+//! [`Soft`] is RoCEv2 in software, over UDP sockets; [`Any`] chooses between them.
 //!
-//! [`bifrost_rnic::Nic`] is a provider by itself, whose packets the caller carries: in virtual time, for instance.
+//! [`bifrost_rnic::Nic`] is a provider, too; its caller carries the packets, for instance in virtual time.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,4 @@
-//! What a user of verbs needs of a NIC.
+//! The verbs that users need of a NIC.
 
 use std::net::IpAddr;
 
@@ -7,51 +7,51 @@ use bifrost_rnic::{
     Slice, VerbsError,
 };
 
-/// A NIC with verbs. Its memory regions own the memory, so that nobody else reads or writes it meanwhile.
+/// A NIC with verbs. It owns the memory of its regions, so nothing else reads or writes it meanwhile.
 pub trait Provider {
     /// The address of its packets.
     fn address(&self) -> IpAddr;
     /// The UDP port on which it receives.
     fn port(&self) -> u16;
-    /// What its clock shows, ns, when the caller's shows `now_ns`.
+    /// The NIC's time, ns, when the caller's clock shows `now_ns`.
     fn clock_ns(&mut self, now_ns: u64) -> u64;
-    /// A new completion queue.
+    /// Creates a completion queue.
     ///
     /// # Errors
-    /// When there is none left.
+    /// If none is left.
     fn create_queue(&mut self) -> Result<CqId, VerbsError>;
-    /// A new queue pair.
+    /// Creates a queue pair.
     ///
     /// # Errors
-    /// When there is none left, or a value is out of range.
+    /// If none is left, or a value is out of range.
     fn create_queue_pair(&mut self, init: QpInit) -> Result<Qpn, VerbsError>;
     /// Connects a queue pair.
     ///
     /// # Errors
-    /// When it is not reset, or a value is out of range.
+    /// If it is not in the reset state, or a value is out of range.
     fn connect(&mut self, queue_pair: Qpn, peer: Connect) -> Result<(), VerbsError>;
-    /// Resets a queue pair and forgets what was posted.
+    /// Resets a queue pair and discards posted requests.
     ///
     /// # Errors
-    /// When there is no such queue pair.
+    /// If there is no such queue pair.
     fn reset(&mut self, queue_pair: Qpn) -> Result<(), VerbsError>;
     /// Removes a queue pair.
     ///
     /// # Errors
-    /// When there is no such queue pair.
+    /// If there is no such queue pair.
     fn destroy(&mut self, queue_pair: Qpn) -> Result<(), VerbsError>;
     /// Registers memory.
     ///
     /// # Errors
-    /// When there is no key left; the memory comes back.
+    /// If no key is left; the memory is returned.
     fn register(&mut self, domain: Domain, access: Access, memory: Vec<u8>) -> Result<Region, (VerbsError, Vec<u8>)>;
-    /// Gives memory back; nobody writes there any more.
+    /// Deregisters memory and returns it; nothing writes to it any more.
     fn deregister(&mut self, key: Key) -> Option<Vec<u8>>;
     /// Bytes of registered memory.
     fn bytes(&self, slice: Slice) -> Option<&[u8]>;
-    /// Bytes of registered memory, to be written.
+    /// Bytes of registered memory, mutable.
     fn bytes_mut(&mut self, slice: Slice) -> Option<&mut [u8]>;
-    /// Copies between two regions; whether both slices are inside and of one length.
+    /// Copies between two regions; returns whether both slices are inside their regions and have the same length.
     fn copy(&mut self, from: Slice, to: Slice) -> bool;
     /// Posts a send request.
     ///
@@ -71,7 +71,7 @@ pub trait Provider {
 pub trait Software {
     /// The NIC.
     fn nic(&self) -> &Nic;
-    /// The NIC, to be changed.
+    /// The NIC, mutable.
     fn nic_mut(&mut self) -> &mut Nic;
 }
 
@@ -91,7 +91,7 @@ impl<T: Software> Provider for T {
     fn port(&self) -> u16 {
         self.nic().port()
     }
-    /// The software NIC is told the time by its caller.
+    /// The caller passes the time to the software NIC.
     fn clock_ns(&mut self, now_ns: u64) -> u64 {
         now_ns
     }

@@ -1,11 +1,11 @@
-//! RoCEv2 over a UDP socket, where there is no RDMA NIC.
+//! RoCEv2 over a UDP socket, for hosts without an RDMA NIC.
 //!
-//! The ICRC covers IP headers, which a socket does not show. Over IPv6 all that is covered is known, and the kernel may
-//! segment (GSO) and merge (GRO) datagrams: every segment has a UDP length that the sender knew. Over IPv4 the
-//! identification is covered, too, so datagrams are sent one by one with "don't fragment", for which Linux leaves it 0.
-//! Prefer IPv6.
+//! The ICRC covers IP headers, which a socket does not show. Over IPv6 all covered fields are known, and the kernel may
+//! segment (GSO) and merge (GRO) datagrams: the sender knows the UDP length of every segment. Over IPv4 the ICRC covers
+//! the identification, too, so datagrams are sent one by one with "don't fragment", for which Linux leaves it 0. Prefer
+//! IPv6.
 //!
-//! Arrival times are the kernel's, so that a round trip does not include how long this process was not running.
+//! Arrival times are the kernel's, so a round trip does not include the time during which this process was not running.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,24 +25,25 @@ use crate::provider::Software;
 pub struct SoftConfig {
     /// The address to bind.
     pub address: IpAddr,
-    /// The UDP port: [`bifrost_wire::roce::UDP_PORT`], or another if several processes share the address. 0: any.
+    /// The UDP port: [`bifrost_wire::roce::UDP_PORT`], or another if several processes share the address. 0: any free
+    /// port.
     pub port: u16,
-    /// Queue pairs, at most.
+    /// Maximum number of queue pairs.
     pub queue_pairs: u32,
-    /// Memory regions, at most.
+    /// Maximum number of memory regions.
     pub regions: u32,
-    /// Of keys and numbers; they are to be unpredictable.
+    /// Seed for keys and numbers; it must be unpredictable.
     pub seed: u64,
 }
 
-/// What the socket has counted.
+/// Counters of the socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SoftCounters {
-    /// System calls that sent something.
+    /// System calls that sent packets.
     pub send_calls: u64,
-    /// System calls that received something.
+    /// System calls that received packets.
     pub receive_calls: u64,
-    /// Runs of packets that the kernel had no room for.
+    /// Runs of packets dropped because the socket's buffer was full.
     pub no_room_runs: u64,
     /// Runs of packets that could not be sent for another reason: no route, for instance.
     pub unsent_runs: u64,
@@ -53,7 +54,7 @@ pub struct SoftCounters {
 pub struct Soft {
     nic: Nic,
     socket: UdpSocket,
-    /// Sockets of other source ports, which are other paths; nothing is received on them.
+    /// Sockets with other source ports, for other paths; nothing is received on them.
     paths: HashMap<u16, UdpSocket>,
     burst: Burst,
     buffers: ReceiveBuffers,
@@ -64,46 +65,47 @@ pub struct Soft {
     segments: bool,
 }
 
-/// Datagrams of one route and length, but for a last shorter one, that leave in one message.
+/// Datagrams of one route and length (only the last may be shorter) that are sent in one message.
 #[derive(Debug)]
 struct Run {
     to: SockAddr,
-    /// First byte in the burst, and how many.
+    /// Offset of the first byte in the burst, and length.
     start: usize,
     len: usize,
-    /// Bytes of each datagram, if there are several.
+    /// Length of each datagram, if there are several.
     segment: Option<u16>,
 }
 
-/// Messages of one receive call; each may be several datagrams, merged.
+/// Messages per receive call; each may contain several merged datagrams.
 const MESSAGES: usize = 16;
-/// Bytes in the sockets' buffers.
+/// Size of the socket buffers, bytes.
 const BUFFER_BYTES: usize = 8 << 20;
-/// Packets that are made before they are sent.
+/// Number of packets to build before they are sent.
 const BURST_PACKETS: usize = 256;
-/// The most segments of one system call, and their most bytes (UDP_MAX_SEGMENTS of the kernel; a datagram's length).
+/// Maximum number of segments of one system call, and their maximum size (UDP_MAX_SEGMENTS of the kernel; a datagram's
+/// length).
 const SEGMENTS_MAX: usize = 64;
 const SEGMENT_BYTES_MAX: usize = 65_000;
-/// Source ports in use; more paths than these a process does not need.
+/// Maximum number of source ports; no process needs more paths.
 const PATHS_MAX: usize = 256;
-/// The longest time that a datagram is believed to have waited in the socket, ns.
+/// Upper bound for the time that a datagram has waited in the socket, ns.
 const WAITED_MAX_NS: u64 = 1_000_000_000;
-/// Datagrams without a checksum are taken over IPv6, too (linux/udp.h).
+/// Accept datagrams without a checksum over IPv6, too (linux/udp.h).
 const UDP_NO_CHECK6_RX: i32 = 102;
-/// System calls for receiving, before something is sent.
+/// Receive calls before sending.
 const RECEIVE_CALLS: usize = 4;
 
 impl Soft {
-    /// Binds a socket, and makes a NIC around it.
+    /// Binds a socket, and creates a NIC on it.
     ///
     /// # Errors
-    /// When the address or the port cannot be bound.
+    /// If the address or the port cannot be bound.
     pub fn new(config: SoftConfig) -> io::Result<Self> {
         let socket = bind(SocketAddr::new(config.address, config.port))?;
         let port = socket.local_addr()?.port();
         set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
         if config.address.is_ipv6() {
-            // RDMA NICs and soft-RoCE leave the UDP checksum 0: the ICRC protects more (IBTA annex A17).
+            // RDMA NICs and soft-RoCE leave the UDP checksum 0: the ICRC is stronger (IBTA annex A17).
             set_int(&socket, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
         }
         set_int(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
@@ -128,19 +130,19 @@ impl Soft {
         })
     }
 
-    /// Time since the NIC was made, ns: its clock, and the one that callers are to use.
+    /// Time since the NIC was created, ns: its clock, and the one for callers.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    /// What the socket has counted.
+    /// Counters of the socket.
     #[must_use]
     pub fn counters(&self) -> &SoftCounters {
         &self.counters
     }
 
-    /// What the NIC has counted.
+    /// Counters of the NIC.
     #[must_use]
     pub fn nic_counters(&self) -> &Counters {
         self.nic.counters()
@@ -158,16 +160,16 @@ impl Soft {
         self.nic.next_deadline(self.now_ns())
     }
 
-    /// The socket, to wait for packets.
+    /// The socket, for waiting for packets.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Takes what has come in, and runs the timers. Returns the number of packets.
+    /// Receives packets, and runs the timers. Returns the number of packets.
     ///
     /// # Errors
-    /// When the socket fails.
+    /// If the socket fails.
     pub fn receive(&mut self) -> io::Result<usize> {
         let mut count = 0;
         for _ in 0..RECEIVE_CALLS {
@@ -181,7 +183,7 @@ impl Soft {
             }
             self.counters.receive_calls += 1;
             let now = self.epoch.elapsed().as_nanos() as u64;
-            // How long ago a datagram came in, the kernel's clock says; a step of that clock is no long time.
+            // The kernel's clock tells how long ago a datagram arrived; a clock step must not count as a long time.
             let kernel_now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
             let (destination, destination_port) = (self.nic.address(), self.nic.port());
             for message in 0..messages {
@@ -199,7 +201,7 @@ impl Soft {
                     count += 1;
                 }
             }
-            // Less than there was room for was all.
+            // A short batch means that the socket is empty.
             if messages < MESSAGES {
                 break;
             }
@@ -209,7 +211,7 @@ impl Soft {
         Ok(count)
     }
 
-    /// Sends what is to be sent. Returns the number of packets.
+    /// Sends all pending packets. Returns their number.
     pub fn transmit(&mut self) -> usize {
         let mut count = 0;
         while self.nic.has_packets() {
@@ -228,7 +230,7 @@ impl Soft {
     fn send_burst(&mut self) {
         let mut at = 0;
         while let Some(first) = self.burst.packets().get(at).copied() {
-            // Everything from here on that leaves on one socket.
+            // All following packets that are sent on the same socket.
             let source_port = first.route.source_port;
             self.runs.clear();
             while let Some(next) = self.burst.packets().get(at).filter(|p| p.route.source_port == source_port) {
@@ -251,12 +253,12 @@ impl Soft {
                 match self.headers.send(socket.as_fd(), messages) {
                     Ok(taken) => done += taken.max(1),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        // No room in the socket: lost, like in any full queue.
+                        // The socket's buffer is full: lost, as in any full queue.
                         self.counters.no_room_runs += (self.runs.len() - done) as u64;
                         break;
                     }
                     Err(error) => {
-                        // A device that cannot segment says so once.
+                        // A device without segmentation offload reports this once.
                         self.segments &= error.raw_os_error() != Some(libc::EIO);
                         self.counters.unsent_runs += 1;
                         done += 1;
@@ -276,7 +278,7 @@ impl Software for Soft {
     }
 }
 
-/// How many of the packets, from the first on, can leave in one call: of one route and length, but for a last shorter one.
+/// How many packets, from the first on, can be sent in one call: of one route and length; only the last may be shorter.
 fn run_length(packets: &[Outgoing]) -> usize {
     let Some(first) = packets.first() else { return 0 };
     let max = (SEGMENT_BYTES_MAX / usize::from(first.len).max(1)).clamp(1, SEGMENTS_MAX);
@@ -285,7 +287,7 @@ fn run_length(packets: &[Outgoing]) -> usize {
     same + usize::from(shorter.is_some())
 }
 
-/// The socket of a source port; the main one, if it cannot be bound or there are too many.
+/// The socket with a source port; the main one, if it cannot be bound or there are too many.
 fn path<'a>(
     paths: &'a mut HashMap<u16, UdpSocket>,
     main: &'a UdpSocket,
@@ -309,7 +311,7 @@ fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
         socket.set_only_v6(true)?;
     }
     set_buffers(&socket);
-    // Datagrams are never fragmented: an identification of 0 over IPv4, and no silent loss of half a packet.
+    // Datagrams are never fragmented: identification 0 over IPv4, and no silent loss of half a packet.
     if address.is_ipv6() {
         set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
     } else {
@@ -319,18 +321,18 @@ fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Asks for room in both directions, beyond the administrator's limit if this process may.
+/// Requests larger buffers in both directions, beyond the administrator's limit if this process may.
 fn set_buffers(socket: &Socket) {
     let bytes = BUFFER_BYTES as i32;
     for (force, polite) in [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)] {
         if set_int(socket, libc::SOL_SOCKET, force, bytes).is_err() {
-            // What there is by default does as well, at a lower rate.
+            // The default size works as well, at a lower rate.
             let _ = set_int(socket, libc::SOL_SOCKET, polite, bytes);
         }
     }
 }
 
-/// Nothing has come; or what an ICMP error about an earlier datagram leaves behind: peers come and go.
+/// Nothing has arrived; or an earlier datagram caused an ICMP error, because peers come and go.
 fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, Interrupted, WouldBlock};
     matches!(error.kind(), WouldBlock | ConnectionRefused | Interrupted)

@@ -1,4 +1,4 @@
-//! Which provider is chosen, and what is said about it. Hosts without an RDMA NIC are meant; the others are skipped.
+//! Choice of the provider, and its description. These tests are for hosts without an RDMA NIC, and skip others.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ fn has_nic() -> bool {
 }
 
 #[test]
-fn without_a_nic_auto_is_software_and_says_so() {
+fn without_a_nic_auto_chooses_software_and_reports_it() {
     if has_nic() {
         eprintln!("SKIPPED: this host has an RDMA NIC");
         return;
@@ -27,14 +27,14 @@ fn without_a_nic_auto_is_software_and_says_so() {
     assert!(auto.soft().is_some() && auto.verbs().is_none());
     let said = auto.to_string();
     assert!(said.starts_with("soft: RoCEv2 over UDP at [::1]:"), "{said}");
-    assert!(said.contains("4791 only"), "the port that is wanted rules a NIC out: {said}");
+    assert!(said.contains("only on 4791"), "the port excludes a NIC: {said}");
     assert!(auto.port() > 0);
     let soft = Any::new(Choice::Soft, config(0), 1024).unwrap();
     assert!(soft.to_string().contains("as wanted"));
 }
 
 #[test]
-fn without_a_nic_verbs_is_an_error_that_says_what_to_do() {
+fn without_a_nic_verbs_is_an_error_with_a_remedy() {
     if has_nic() {
         eprintln!("SKIPPED: this host has an RDMA NIC");
         return;

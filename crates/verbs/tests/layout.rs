@@ -1,4 +1,4 @@
-//! Our bindings of libibverbs against its headers, as a C compiler reads them: offsets, sizes, constants.
+//! Our bindings of libibverbs against its headers, as seen by a C compiler: offsets, sizes, constants.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use bifrost_verbs::rdma_core::sys;
 
-/// Pairs of an expression of C, and the value that it must have.
+/// Pairs of a C expression and its required value.
 macro_rules! offsets {
     ($list:ident: $($c:literal $rust:ident { $($field:ident),* $(; $($c_field:literal = $other:ident),*)? })*) => {$(
         $($list.push((format!("offsetof({}, {})", $c, stringify!($field)), offset_of!(sys::$rust, $field) as u64));)*
@@ -85,7 +85,7 @@ fn expected() -> Vec<(String, u64)> {
         ("ud.remote_qkey", offset_of!(sys::RemoteQueue, remote_qkey)),
     ];
     list.extend(remote.map(|(field, at)| (format!("offsetof(struct ibv_send_wr, wr.{field})"), wr + at as u64)));
-    // This one grows at its begin: places are counted from its end.
+    // This structure grows at its start: offsets are counted from its end.
     let whole = size_of::<sys::VerbsContext>();
     let tail = [
         ("query_rt_values", offset_of!(sys::VerbsContext, query_rt_values)),
@@ -105,7 +105,7 @@ fn expected() -> Vec<(String, u64)> {
         "struct ibv_poll_cq_attr" PollCqAttr, "struct ibv_wc" Wc, "struct ibv_sge" Sge, "struct ibv_send_wr" SendWr,
         "struct ibv_recv_wr" RecvWr, "struct ibv_async_event" AsyncEvent
     }
-    // The library writes no more than we have room for.
+    // The library writes no more than the space allocated here.
     list.push((format!("sizeof(struct ibv_port_attr) <= {}", size_of::<sys::PortAttr>()), 1));
     constants! { list:
         "IBV_" {
@@ -122,7 +122,7 @@ fn expected() -> Vec<(String, u64)> {
 }
 
 #[test]
-fn structures_are_those_of_the_headers() {
+fn structures_match_the_headers() {
     let directory = std::env::temp_dir().join(format!("bifrost-verbs-layout-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let (source, program) = (directory.join("layout.c"), directory.join("layout"));

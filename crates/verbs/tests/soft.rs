@@ -11,9 +11,9 @@ use bifrost_verbs::{Soft, SoftConfig};
 /// linux/udp.h
 const UDP_NO_CHECK6_TX: i32 = 101;
 
-/// RDMA NICs send none, and a socket over IPv6 drops such datagrams unless it is told otherwise.
+/// RDMA NICs send datagrams without a checksum, and an IPv6 socket drops these by default.
 #[test]
-fn datagrams_without_a_udp_checksum_come_in() {
+fn datagrams_without_a_udp_checksum_are_received() {
     let address = IpAddr::V6(Ipv6Addr::LOCALHOST);
     let mut soft = Soft::new(SoftConfig { address, port: 0, queue_pairs: 1, regions: 1, seed: 1 }).unwrap();
     let sender = UdpSocket::bind((address, 0)).unwrap();
@@ -21,7 +21,7 @@ fn datagrams_without_a_udp_checksum_come_in() {
     sender.send_to(&[0; 60], (address, soft.nic_port())).unwrap();
     let until = Instant::now() + Duration::from_secs(10);
     while soft.receive().unwrap() == 0 {
-        assert!(Instant::now() < until, "the datagram does not come in");
+        assert!(Instant::now() < until, "the datagram does not arrive");
     }
     assert_eq!(soft.nic_counters().bad_icrc_packets, 1);
 }

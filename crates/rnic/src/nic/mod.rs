@@ -1,4 +1,4 @@
-//! The NIC: queue pairs, what they share, and what goes out. What comes in is in `receive.rs`.
+//! The NIC: queue pairs, shared resources, and transmission. Reception is in `receive.rs`.
 
 mod receive;
 
@@ -18,18 +18,18 @@ use crate::region::{Access, Domain, Key, Region, Regions};
 use crate::requester::{NEVER, Part, Pending, Verdict};
 use crate::verbs::{Connect, INLINE_MAX, Operation, PostError, QpInit, ReceiveRequest, SendRequest, Slice, VerbsError};
 
-/// What a NIC has room for, and who it is.
+/// Capacity and identity of a NIC.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Its address: the source of all packets.
     pub address: IpAddr,
     /// The UDP port on which it receives.
     pub port: u16,
-    /// Queue pairs, at most 65,536.
+    /// Maximum number of queue pairs, up to 65,536.
     pub queue_pairs: u32,
-    /// Regions, at most 65,536.
+    /// Maximum number of regions, up to 65,536.
     pub regions: u32,
-    /// Of the keys' random parts.
+    /// Seed for the random parts of keys.
     pub seed: u64,
 }
 
@@ -54,13 +54,13 @@ pub struct Nic {
     counters: Counters,
 }
 
-/// Packets of one queue pair before another has its turn: enough that one system call is worth it.
+/// Packets of one queue pair before the next one's turn: enough to justify a system call.
 const TURN_PACKETS: usize = 16;
 
-/// RC: packets of a message between two that ask for an acknowledgement.
+/// RC: packets of a message between two acknowledgement requests.
 const ACKNOWLEDGE_EVERY: u32 = 64;
 
-/// RC: a requester whose peer has no receive request waits 0.12 ms (IBTA table 46).
+/// RC: time that a requester waits if its peer has no receive request: 0.12 ms (IBTA table 46).
 const NOT_READY_TIMER: u8 = 7;
 
 /// IBTA table 46, units of 10 us.
@@ -105,23 +105,23 @@ impl Nic {
         self.config.port
     }
 
-    /// What it has counted.
+    /// Its counters.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// A new completion queue.
+    /// Creates a completion queue.
     ///
     /// # Errors
-    /// When there are 65,536.
+    /// If there are 65,536.
     pub fn create_queue(&mut self) -> Result<CqId, VerbsError> {
         let id = u16::try_from(self.completions.len()).map_err(|_| VerbsError::Exhausted)?;
         self.completions.push(CompletionQueue::default());
         Ok(CqId(id))
     }
 
-    /// Moves up to `max` completions to the end of `out`, and returns how many.
+    /// Moves up to `max` completions to the end of `out`, and returns their number.
     pub fn poll(&mut self, queue: CqId, max: usize, out: &mut Vec<Completion>) -> usize {
         let Some(completions) = self.completions.get_mut(usize::from(queue.0)) else { return 0 };
         let count = completions.0.len().min(max);
@@ -140,10 +140,10 @@ impl Nic {
         count
     }
 
-    /// A new queue pair. UD ones are ready at once, others must be connected.
+    /// Creates a queue pair. UD ones are ready at once, others must be connected.
     ///
     /// # Errors
-    /// When there is no number left, or a queue or a depth does not exist.
+    /// If no number is left, a completion queue does not exist, or a depth is out of range.
     pub fn create_queue_pair(&mut self, init: QpInit) -> Result<Qpn, VerbsError> {
         let known = |queue: CqId| usize::from(queue.0) < self.completions.len();
         if !known(init.send_queue) || !known(init.receive_queue) {
@@ -166,10 +166,10 @@ impl Nic {
         Ok(number)
     }
 
-    /// Connects an RC or UC queue pair that is reset. Receive requests that are posted already stay.
+    /// Connects an RC or UC queue pair in the reset state. Receive requests that are already posted stay.
     ///
     /// # Errors
-    /// When it is not reset, or a value is out of range.
+    /// If it is not in the reset state, or a value is out of range.
     pub fn connect(&mut self, number: Qpn, peer: Connect) -> Result<(), VerbsError> {
         let qp = find(&mut self.queue_pairs, number).ok_or(VerbsError::Unknown)?;
         if qp.state != State::Reset {
@@ -191,11 +191,10 @@ impl Nic {
         Ok(())
     }
 
-    /// Takes a queue pair back to its first state. What was posted is forgotten, and so are completions that were not
-    /// polled (IBTA 10.3.1.1).
+    /// Resets a queue pair. Posted requests are discarded, and so are completions that were not polled (IBTA 10.3.1.1).
     ///
     /// # Errors
-    /// When there is no such queue pair.
+    /// If there is no such queue pair.
     pub fn reset(&mut self, number: Qpn) -> Result<(), VerbsError> {
         let qp = find(&mut self.queue_pairs, number).ok_or(VerbsError::Unknown)?;
         let state = if qp.init.transport == Transport::Ud { State::Ready } else { State::Reset };
@@ -210,7 +209,7 @@ impl Nic {
     /// Removes a queue pair.
     ///
     /// # Errors
-    /// When there is no such queue pair.
+    /// If there is no such queue pair.
     pub fn destroy(&mut self, number: Qpn) -> Result<(), VerbsError> {
         self.reset(number)?;
         let slot = slot(number);
@@ -223,26 +222,26 @@ impl Nic {
         Ok(())
     }
 
-    /// Puts a queue pair into error, as a fault of the hardware does: its open requests complete as flushed (IBTA 10.3.1.7).
-    /// One that is reset, or in error already, stays what it is.
+    /// Puts a queue pair into error, as a hardware fault does: its open requests complete as flushed (IBTA 10.3.1.7).
+    /// No effect in the reset and error states.
     pub fn put_into_error(&mut self, now_ns: u64, number: Qpn) {
         if self.is_ready(number) {
             self.fail(now_ns, slot(number), Status::Flushed);
         }
     }
 
-    /// All queue pairs that take requests.
+    /// Number of queue pairs that accept requests.
     pub fn ready(&self) -> impl Iterator<Item = Qpn> {
         self.queue_pairs.iter().flatten().filter(|qp| qp.state == State::Ready).map(|qp| qp.number)
     }
 
-    /// Of these, the connected ones: RC and UC.
+    /// Number of connected ones: RC and UC.
     pub fn connected(&self) -> impl Iterator<Item = Qpn> {
         let connected = self.queue_pairs.iter().flatten().filter(|qp| qp.init.transport != Transport::Ud);
         connected.filter(|qp| qp.state == State::Ready).map(|qp| qp.number)
     }
 
-    /// Whether a queue pair takes requests: connected, and not in error.
+    /// Whether a queue pair accepts requests: connected, and not in error.
     #[must_use]
     pub fn is_ready(&self, number: Qpn) -> bool {
         let qp = self.queue_pairs.get(usize::from(slot(number))).and_then(Option::as_ref);
@@ -252,7 +251,7 @@ impl Nic {
     /// Registers memory, which the NIC owns until it is deregistered.
     ///
     /// # Errors
-    /// When there is no key left, or the memory has 4 GiB or more; the memory comes back.
+    /// If no key is left, or the memory has 4 GiB or more; the memory is returned.
     pub fn register(
         &mut self,
         domain: Domain,
@@ -262,7 +261,7 @@ impl Nic {
         self.regions.register(domain, access, memory)
     }
 
-    /// Gives memory back. From now on nothing is written there, even with the key.
+    /// Deregisters memory and returns it. From now on nothing is written there, even with the key.
     pub fn deregister(&mut self, key: Key) -> Option<Vec<u8>> {
         self.regions.deregister(key)
     }
@@ -273,12 +272,12 @@ impl Nic {
         self.regions.bytes(slice)
     }
 
-    /// Bytes of registered memory, to be written.
+    /// Bytes of registered memory, mutable.
     pub fn bytes_mut(&mut self, slice: Slice) -> Option<&mut [u8]> {
         self.regions.bytes_mut(slice)
     }
 
-    /// Copies between two regions; `false` if a slice is not inside of one, or the lengths differ.
+    /// Copies between two regions; `false` if a slice is not inside its region, or the lengths differ.
     pub fn copy(&mut self, from: Slice, to: Slice) -> bool {
         self.regions.copy(from, to)
     }
@@ -340,7 +339,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Priority flow control (IEEE 802.1Qbb): while paused, only urgent queue pairs send, which are in a class of their own.
+    /// Priority flow control (IEEE 802.1Qbb): while paused, only urgent queue pairs send; they have a separate class.
     pub fn set_paused(&mut self, paused: bool) {
         self.paused = paused;
     }
@@ -352,8 +351,8 @@ impl Nic {
         !self.urgent.is_empty() || (data && !self.paused)
     }
 
-    /// Appends up to `max` packets to `burst`: acknowledgements first, then those of urgent queue pairs, then the others in
-    /// turn. Returns how many.
+    /// Appends up to `max` packets to `burst`: acknowledgements first, then those of urgent queue pairs, then the
+    /// others in turn. Returns their number.
     pub fn transmit(&mut self, now_ns: u64, max: usize, burst: &mut Burst) -> usize {
         let mut left = max;
         while left > 0 && !self.paused {
@@ -441,7 +440,7 @@ impl Nic {
         }
     }
 
-    /// Up to `max` packets of a queue pair; how many.
+    /// Emits up to `max` packets of a queue pair and returns their number.
     fn send_turn(&mut self, now_ns: u64, slot: u16, max: usize, burst: &mut Burst) -> usize {
         let Some(Some(qp)) = self.queue_pairs.get_mut(usize::from(slot)) else { return 0 };
         let transport = qp.init.transport;
@@ -523,7 +522,7 @@ fn sent(pending: &Pending, number: Qpn, status: Status, now_ns: u64) -> Completi
     }
 }
 
-/// Appends a packet; `false` if its memory is registered no more.
+/// Appends a packet; `false` if its memory is no longer registered.
 fn push_part(qp: &QueuePair, part: &Part, source: IpAddr, regions: &Regions, burst: &mut Burst) -> bool {
     let Some(pending) = qp.requester.queue.get(part.index) else { return false };
     let request = &pending.request;

@@ -1,4 +1,5 @@
-//! What comes in: a packet is checked, counted if it is not used, and handed to its queue pair's half.
+//! Reception: each packet is checked, counted if it is dropped, and passed to the requester or responder of its queue
+//! pair.
 
 use bifrost_wire::roce::{
     Acknowledgement, Bth, DEFAULT_PARTITION, Icrc, Nak, Opcode, Operation as Op, Packet, Qpn, Refusal, Route, Transport,
@@ -12,7 +13,7 @@ use crate::responder::Fault;
 use crate::verbs::Slice;
 
 impl Nic {
-    /// Takes a UDP payload that came in on `route`.
+    /// Takes a UDP payload that arrived on `route`.
     pub fn receive(&mut self, now_ns: u64, route: &Route, payload: &[u8]) {
         if !self.starts.is_valid(route, payload) && Icrc::identification(route, payload).is_none() {
             self.counters.bad_icrc_packets += 1;
@@ -143,7 +144,7 @@ impl Nic {
         }
     }
 
-    /// An operation that is not supported, on a queue pair that would have to answer it.
+    /// An unsupported operation, on a queue pair that must answer it.
     fn refuse_operation(&mut self, now_ns: u64, route: &Route, payload: &[u8]) {
         let Some(bth) = payload.first_chunk().and_then(Bth::parse) else { return };
         let Some(qp) = find(&mut self.queue_pairs, bth.destination) else { return };
@@ -157,13 +158,13 @@ impl Nic {
         }
     }
 
-    /// RC: answers with a NAK, and ends the queue pair.
+    /// RC: answers with a NAK, and puts the queue pair into error.
     fn refuse(&mut self, now_ns: u64, number: Qpn, nak: Nak) {
         self.say(number, Acknowledgement::Nak(nak));
         self.fail(now_ns, slot(number), Status::Flushed);
     }
 
-    /// A packet of RC or UC in its place.
+    /// An RC or UC packet that is next in sequence.
     fn take(&mut self, now_ns: u64, packet: &Packet<'_>) -> Result<(), Fault> {
         let number = packet.header.bth.destination;
         let qp = find(&mut self.queue_pairs, number).ok_or(Fault::OutOfPlace)?;
@@ -227,7 +228,7 @@ impl Nic {
         }
     }
 
-    /// Notes what an RC queue pair is to tell its peer; refusals stand, whatever comes later.
+    /// Records the response of an RC queue pair; a NAK is not overwritten by later ones.
     fn say(&mut self, number: Qpn, what: Acknowledgement) {
         let Some(qp) = find(&mut self.queue_pairs, number) else { return };
         if qp.answer.is_none() {

@@ -33,7 +33,7 @@ fn datagrams_need_the_key_and_a_receive_request_that_is_long_enough() {
 }
 
 #[test]
-fn what_is_no_datagram_is_not_taken() {
+fn invalid_datagrams_are_dropped() {
     let (mut a, b) = pair(Transport::Ud);
     let slice = |a: &mut End, len: u32| {
         let region = a.memory(Access::Local, vec![0; len as usize]);
@@ -102,9 +102,9 @@ fn while_paused_only_urgent_queue_pairs_send() {
     assert_eq!(b.poll()[0].len, 8);
 }
 
-/// A NIC in hardware numbers its IPv4 packets; the ICRC covers the number.
+/// A hardware NIC numbers its IPv4 packets; the ICRC covers the number.
 #[test]
-fn ipv4_packets_with_an_identification_are_taken() {
+fn ipv4_packets_with_an_identification_are_accepted() {
     let address = |last| IpAddr::from([192, 0, 2, last]);
     let route = Route { source: address(1), destination: address(2), source_port: 49_152, destination_port: 4791 };
     let mut nic = Nic::new(Config { address: address(2), port: 4791, queue_pairs: 1, regions: 1, seed: 1 });
@@ -115,7 +115,7 @@ fn ipv4_packets_with_an_identification_are_taken() {
     let mut bytes = head[..len].to_vec();
     let mut icrc = bifrost_wire::roce::Icrc::new(&route, bytes.len() + 4);
     icrc.header(&bytes);
-    // A CRC is linear: that of the number alone, with all that follows it as zeros, is what the number changes.
+    // A CRC is linear: the change is the CRC of the number alone, followed by zeros.
     let behind = 14 + 8 + bytes.len();
     let changed = [&[0x12u8, 0x34][..], &vec![0; behind]].concat().iter().fold(0u32, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 })

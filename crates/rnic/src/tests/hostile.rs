@@ -1,4 +1,4 @@
-//! Packets that a peer should not send, and strangers'.
+//! Packets that a peer should not send, and packets of strangers.
 
 use bifrost_wire::roce::{Bth, Header, ICRC_LEN, Icrc, Opcode, Operation as Op, Reth};
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::Counters;
 
-/// A packet from `a` to `b`, with a right ICRC.
+/// A packet from `a` to `b`, with a valid ICRC.
 fn forge(a: &End, b: &End, mut header: Header, payload: &[u8]) -> (Route, Vec<u8>) {
     let route =
         Route { source: a.nic.address(), destination: b.nic.address(), source_port: 50_000, destination_port: 4791 };
@@ -26,7 +26,7 @@ fn bth(b: &End, operation: Op, sequence: u32) -> Bth {
 }
 
 #[test]
-fn each_forgery_is_counted_and_changes_nothing() {
+fn each_forgery_is_counted_and_has_no_effect() {
     let ok = Counters { received_packets: 1, ..Counters::default() };
     let denied = Counters { access_denied_messages: 1, ..Counters::default() };
     let place = Counters { out_of_place_packets: 1, ..Counters::default() };
@@ -36,14 +36,14 @@ fn each_forgery_is_counted_and_changes_nothing() {
         ("nothing wrong", |_, _, _, _| {}, ok),
         ("another key", |h, _, _, _| h.reth.as_mut().unwrap().key ^= 0x1_0000, denied),
         (
-            "the key of memory that is not for peers",
+            "the key of local memory",
             |h, _, _, local| {
                 *h.reth.as_mut().unwrap() = Reth { address: local.address, key: local.key.0, length: 64 };
             },
             denied,
         ),
         ("before the region", |h, _, _, _| h.reth.as_mut().unwrap().address -= 1, denied),
-        ("over its end", |h, _, _, _| h.reth.as_mut().unwrap().address += 64, denied),
+        ("beyond its end", |h, _, _, _| h.reth.as_mut().unwrap().address += 64, denied),
         ("an address that overflows", |h, _, _, _| h.reth.as_mut().unwrap().address = u64::MAX - 3, denied),
         ("a length that overflows", |h, _, _, _| h.reth.as_mut().unwrap().length = u32::MAX, denied),
         ("more than announced", |h, _, _, _| h.reth.as_mut().unwrap().length = 10, denied),
@@ -82,11 +82,11 @@ fn each_forgery_is_counted_and_changes_nothing() {
 }
 
 #[test]
-fn strangers_are_not_heard() {
+fn packets_of_strangers_are_dropped() {
     let (a, mut b) = pair(Transport::Uc);
     b.post_receive(0, 100);
     let header = Header { bth: bth(&b, Op::SendOnly, 0xff_fffe), ..Header::default() };
-    // From another host, which computes a right ICRC.
+    // From another host, which computes a valid ICRC.
     let (route, bytes) = forge(&End::new(3, Transport::Uc), &b, header, &[1; 64]);
     b.nic.receive(0, &route, &bytes);
     assert_eq!(b.nic.counters().foreign_packets, 1);
@@ -99,7 +99,7 @@ fn strangers_are_not_heard() {
 }
 
 #[test]
-fn memory_that_is_taken_back_amid_a_message_is_written_no_more() {
+fn memory_deregistered_during_a_message_is_not_written() {
     let (mut a, mut b) = pair(Transport::Uc);
     let target = b.memory(Access::RemoteWrite, vec![0xdd; 4096]);
     a.post(0, Operation::Write { address: target.address, key: target.key.0 }, None, vec![1; 4096]);
@@ -109,7 +109,7 @@ fn memory_that_is_taken_back_amid_a_message_is_written_no_more() {
     }
     let memory = b.nic.deregister(target.key).unwrap();
     assert_eq!(memory, [vec![1; 2048], vec![0xdd; 2048]].concat());
-    // In the same place, with another key.
+    // In the same slot, with another key.
     let next = b.memory(Access::RemoteWrite, vec![0xdd; 4096]);
     for (route, bytes) in &sent[2..] {
         b.nic.receive(0, route, bytes);
@@ -119,9 +119,9 @@ fn memory_that_is_taken_back_amid_a_message_is_written_no_more() {
 }
 
 proptest! {
-    /// Any bytes with a right ICRC, to any queue pair: no panic, and memory that is not for peers stays as it is.
+    /// Any bytes with a valid ICRC, to any queue pair: no panic, and local memory does not change.
     #[test]
-    fn nothing_outside_is_written(
+    fn no_other_memory_is_written(
         transport in prop::sample::select(vec![Transport::Uc, Transport::Rc, Transport::Ud]),
         inputs in prop::collection::vec((prop::collection::vec(any::<u8>(), 12..80), any::<[bool; 4]>()), 1..60),
     ) {

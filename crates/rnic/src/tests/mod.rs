@@ -96,7 +96,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed) ^ (i >> 8) as u8).collect()
 }
 
-/// Two ends that are connected; sequence numbers are about to wrap.
+/// Two connected ends; sequence numbers are about to wrap.
 fn pair(transport: Transport) -> (End, End) {
     let (mut a, mut b) = (End::new(1, transport), End::new(2, transport));
     if transport != Transport::Ud {
@@ -106,7 +106,7 @@ fn pair(transport: Transport) -> (End, End) {
     (a, b)
 }
 
-/// Takes from `from` all that it wants to send, and gives `to` what `passes` lets through: packets are counted from 0.
+/// Takes all packets that `from` sends, and passes `to` those that `passes` selects: packets are counted from 0.
 fn carry(now_ns: u64, from: &mut Nic, to: &mut Nic, mut passes: impl FnMut(usize) -> bool) -> usize {
     let mut burst = Burst::new();
     let count = from.transmit(now_ns, usize::MAX, &mut burst);
@@ -119,7 +119,7 @@ fn carry(now_ns: u64, from: &mut Nic, to: &mut Nic, mut passes: impl FnMut(usize
     count
 }
 
-/// The packets that a NIC wants to send, as bytes.
+/// The packets that a NIC sends, as bytes.
 fn packets(now_ns: u64, from: &mut Nic) -> Vec<(Route, Vec<u8>)> {
     let mut burst = Burst::new();
     from.transmit(now_ns, usize::MAX, &mut burst);

@@ -1,4 +1,4 @@
-//! RC: go-back-N, and its end.
+//! RC: go-back-N, and its failures.
 
 use proptest::prelude::*;
 
@@ -21,13 +21,13 @@ fn run(a: &mut End, b: &mut End, rounds: u64, mut passes: impl FnMut() -> bool) 
 }
 
 #[test]
-fn a_gap_is_repeated_from_where_it_begins() {
+fn retransmission_starts_at_the_gap() {
     let (mut a, mut b) = pair(Transport::Rc);
     let slot = b.post_receive(1, 8192);
     a.post(9, Operation::Send, None, pattern(8000, 3));
     carry(0, &mut a.nic, &mut b.nic, |n| n != 2);
     assert_eq!(b.nic.counters().gap_packets, 5);
-    // One NAK, and the sender goes on at the gap.
+    // One NAK, and the sender continues at the gap.
     assert_eq!(carry(0, &mut b.nic, &mut a.nic, |_| true), 1);
     assert_eq!(carry(0, &mut a.nic, &mut b.nic, |_| true), 6);
     assert_eq!(a.nic.counters().repeated_packets, 6);
@@ -64,7 +64,7 @@ fn silence_ends_the_queue_pair_after_its_retries() {
     assert_eq!(statuses, [(0, Status::RetryExceeded), (1, flushed), (2, flushed), (7, flushed)]);
     assert_eq!(a.nic.post_send(a.qp, request(0, Operation::Send, None, None)), Err(PostError::InError));
     assert_eq!(a.nic.next_deadline(0), u64::MAX);
-    // Reset and connected again it works.
+    // After a reset and a new connection it works.
     a.nic.reset(a.qp).unwrap();
     b.nic.reset(b.qp).unwrap();
     a.connect_to(&b, 1, 2);
@@ -76,7 +76,7 @@ fn silence_ends_the_queue_pair_after_its_retries() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_is_waited_for() {
+fn a_receiver_that_is_not_ready_is_retried() {
     let (mut a, mut b) = pair(Transport::Rc);
     a.post(0, Operation::Send, None, vec![7; 2000]);
     carry(0, &mut a.nic, &mut b.nic, |_| true);
@@ -86,14 +86,14 @@ fn a_receiver_that_is_not_ready_is_waited_for() {
     let (at_a, at_b) = run(&mut a, &mut b, 20, || true);
     assert_eq!((at_a.len(), at_a[0].status), (1, Status::Success));
     assert_eq!(at_b[0].len, 2000);
-    // And not forever.
+    // But not forever.
     a.post(1, Operation::Send, None, vec![7; 2000]);
     let (at_a, _) = run(&mut a, &mut b, 200, || true);
     assert_eq!(at_a[0].status, Status::ReceiverNotReady);
 }
 
 #[test]
-fn a_refused_write_says_why_and_ends_both_ends() {
+fn a_refused_write_reports_the_reason_and_ends_both_ends() {
     let (mut a, mut b) = pair(Transport::Rc);
     let target = b.memory(Access::RemoteWrite, vec![0xdd; 100]);
     a.post(0, Operation::Write { address: target.address + 50, key: target.key.0 }, None, vec![1; 51]);
@@ -104,7 +104,7 @@ fn a_refused_write_says_why_and_ends_both_ends() {
 }
 
 proptest! {
-    /// With losses in both directions everything arrives once and in order, or the queue pair says that it gave up.
+    /// With losses in both directions everything arrives once and in order, or the queue pair reports that it gave up.
     #[test]
     fn everything_arrives_in_order(
         lens in prop::collection::vec(0usize..5000, 1..20),
@@ -122,7 +122,7 @@ proptest! {
         prop_assert_eq!(good.to_vec(), (0..good.len() as u64).collect::<Vec<_>>());
         let got: Vec<_> =
             at_b.iter().filter(|c| c.kind == CompletionKind::Receive && c.status == Status::Success).collect();
-        prop_assert!(got.len() >= good.len(), "what is acknowledged has arrived");
+        prop_assert!(got.len() >= good.len(), "every acknowledged message has arrived");
         for (n, completion) in got.iter().enumerate() {
             prop_assert_eq!(completion.immediate, Some(n as u32));
             prop_assert_eq!(b.bytes(slots[n].key, 0, completion.len), &pattern(lens[n], n as u8)[..]);

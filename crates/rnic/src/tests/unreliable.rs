@@ -1,4 +1,4 @@
-//! UC: what loses a packet is dropped, the rest arrives.
+//! UC: a message that loses a packet is dropped, the others arrive.
 
 use proptest::prelude::*;
 
@@ -36,7 +36,7 @@ fn sends_and_writes_of_all_lengths_arrive() {
 
 #[test]
 fn a_torn_message_is_dropped_and_later_ones_arrive() {
-    // Which packet of the second of three messages of four packets is lost.
+    // Lose each packet of the second of three messages of four packets in turn.
     for lost in 4..8 {
         let (mut a, mut b) = pair(Transport::Uc);
         for n in 0..3 {
@@ -45,10 +45,10 @@ fn a_torn_message_is_dropped_and_later_ones_arrive() {
         }
         carry(0, &mut a.nic, &mut b.nic, |n| n != lost);
         let got: Vec<_> = b.poll();
-        // The receive request of the torn message serves the next one.
+        // The next message uses the receive request of the torn message.
         assert_eq!(got.iter().map(|c| c.token).collect::<Vec<_>>(), [0, 1], "{lost}");
         assert_eq!(a.poll().len(), 3, "the sender does not know");
-        // The last one may be lost without a trace until something follows.
+        // The loss of the last message is undetected until another follows.
         let torn = if lost == 4 { 0 } else { 1 };
         assert_eq!(b.nic.counters().torn_messages, torn, "{lost}");
     }
@@ -84,9 +84,9 @@ fn queues_are_bounded_until_they_are_polled() {
 }
 
 proptest! {
-    /// Whatever is lost: what arrives is whole, in order, and each message once; all bytes around it are untouched.
+    /// With any losses: messages that arrive are complete, in order and unique; all bytes around them are unchanged.
     #[test]
-    fn what_arrives_is_whole(
+    fn messages_that_arrive_are_complete(
         lens in prop::collection::vec(0usize..6000, 1..20),
         losses in prop::collection::vec(prop::bool::weighted(0.2), 120),
         writes in prop::collection::vec(any::<bool>(), 20),

@@ -14,20 +14,20 @@ use crate::{CommitError, StoreError};
 
 /// The journal's name in the directory.
 const NAME: &str = "journal";
-/// What a process locks that has the directory open. The journal itself is replaced now and then.
+/// File that a process locks while it has the directory open. The journal itself is replaced from time to time.
 const LOCK: &str = "lock";
-/// The journal is written again, without what was replaced, when it is this many times as long as that, and [`SLACK`] longer.
+/// The journal is compacted when it is this many times as long as its live records, plus [`SLACK`].
 const TIMES: u64 = 3;
 /// Bytes.
 const SLACK: u64 = 4 << 20;
 
-/// A journal that is open.
+/// An open journal.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
     file: File,
     len: u64,
-    /// Its length when it had nothing that was replaced, or had last to be looked at.
+    /// Its length when it was last compacted or checked.
     whole: u64,
     /// Why nothing more can be written.
     broken: Option<String>,
@@ -53,10 +53,7 @@ impl Journal {
         let mut journal = Journal { path, file, len: whole_frames, whole: whole_frames, broken: None, _lock: lock };
         if whole_frames < len && whole_frames > 0 {
             let path = journal.path.display();
-            tracing::warn!(
-                "{path}: what was being written when the host went down is cut off: {} bytes",
-                len - whole_frames
-            );
+            tracing::warn!("{path}: removing an incomplete write after a host crash: {} bytes", len - whole_frames);
         }
         if whole_frames < len {
             journal.cut().map_err(failed("cutting", &journal.path))?;
@@ -64,12 +61,12 @@ impl Journal {
         if journal.len == 0 {
             journal.rewrite(&state)?;
         }
-        // What a crash has left of a rewriting.
+        // The rest of a compaction interrupted by a crash.
         let _ = std::fs::remove_file(journal.next());
         Ok((journal, state))
     }
 
-    /// Adds a frame. When this returns, it outlives a crash of the host.
+    /// Appends a frame. When this returns, the frame survives a crash of the host.
     pub(super) fn append(&mut self, frame: &[u8]) -> Result<(), CommitError> {
         if let Some(why) = &self.broken {
             return Err(StoreError::Unavailable(why.clone()).into());
@@ -78,21 +75,21 @@ impl Journal {
             self.len += frame.len() as u64;
             return Ok(());
         };
-        // The next frame has to begin where this one did, and this one must not be there after a crash.
+        // The next frame must start where this one did, and this one must not exist after a crash.
         if let Err(cut) = self.cut() {
-            let why = format!("{}: writing failed ({error}), then cutting ({cut}): restart", self.path.display());
+            let why = format!("{}: writing failed ({error}), then truncating ({cut}): restart", self.path.display());
             self.broken = Some(why.clone());
             return Err(CommitError::Unknown(why));
         }
         Err(failed("writing", &self.path)(error).into())
     }
 
-    /// Whether much of the journal was replaced by what follows.
+    /// Whether much of the journal is outdated.
     pub(super) fn is_rewriting_due(&self) -> bool {
         self.broken.is_none() && self.len > self.whole * TIMES + SLACK
     }
 
-    /// Writes the journal again, of these records alone.
+    /// Rewrites the journal with only these records.
     pub(super) fn rewrite(&mut self, state: &State) -> Result<(), StoreError> {
         let next = self.next();
         let write = || -> io::Result<(File, u64)> {
@@ -112,15 +109,16 @@ impl Journal {
         };
         let (file, len) = write().map_err(failed("writing", &next))?;
         (self.file, self.len, self.whole) = (file, len, len);
-        // The name, too, has to outlive a crash. Until it does, the former file would be read then, and has not what follows.
+        // The rename must survive a crash, too. Until it does, a crash would bring back the old file, which lacks later
+        // frames.
         let parent = self.path.parent().unwrap_or_else(|| Path::new("."));
         File::open(parent).and_then(|directory| directory.sync_all()).map_err(|source| {
-            self.broken = Some(format!("{}: its new name may not be on disk: restart", self.path.display()));
+            self.broken = Some(format!("{}: its rename may not be on disk: restart", self.path.display()));
             failed("writing", parent)(source)
         })
     }
 
-    /// Rewriting failed: it is tried again when the journal is still longer.
+    /// Compaction failed: it is tried again when the journal has grown.
     pub(super) fn put_off(&mut self) {
         self.whole = self.len;
     }
@@ -129,7 +127,7 @@ impl Journal {
         self.path.with_extension("next")
     }
 
-    /// Cuts off what is not a whole frame.
+    /// Truncates the file after the last complete frame.
     fn cut(&mut self) -> io::Result<()> {
         self.file.set_len(self.len)?;
         self.file.seek(SeekFrom::Start(self.len))?;
@@ -160,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_journal_that_grows_is_written_again_and_a_second_process_is_refused() {
+    fn a_growing_journal_is_compacted_and_a_second_process_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let (mut journal, state) = Journal::open(directory.path()).unwrap();
         assert!(matches!(Journal::open(directory.path()), Err(StoreError::InUse(_))));
@@ -177,17 +175,17 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_cut_off_again() {
+    fn a_failed_write_is_truncated() {
         let directory = tempfile::tempdir().unwrap();
         let (mut journal, _) = Journal::open(directory.path()).unwrap();
-        // A file that only reads: neither writing nor cutting works.
+        // A read-only file: neither writing nor truncating works.
         let good = std::mem::replace(&mut journal.file, File::open(directory.path().join(NAME)).unwrap());
         assert!(matches!(journal.append(b"frame"), Err(CommitError::Unknown(_))));
         assert!(matches!(journal.append(b"frame"), Err(CommitError::Store(StoreError::Unavailable(_)))));
         journal.file = good;
         assert!(
             matches!(journal.append(b"frame"), Err(CommitError::Store(StoreError::Unavailable(_)))),
-            "until it is opened again"
+            "until it is reopened"
         );
     }
 }

@@ -1,9 +1,9 @@
-//! The form of the journal: a line that says what it is, then frames, each with what changed together.
+//! Format of the journal: a line that identifies it, then frames, each with a set of changes.
 //!
-//! A frame is 12 bytes and a body: the body's length, its CRC-32, and the CRC-32 of those 8 bytes (IEEE 802.3), each 32 bits,
-//! little-endian; then a [`Batch`] in the encoding of protocol buffers. Transactions that are committed at the same time share a frame, and
-//! none is acknowledged before it is on disk as a whole. So only the last frame can be incomplete: the host went down while it was
-//! written. Everything else that does not read is damage.
+//! A frame is 12 bytes and a body: the body's length, its CRC-32, and the CRC-32 of those 8 bytes (IEEE 802.3), each 32
+//! bits, little-endian; then a [`Batch`] encoded as protobuf. Transactions that are committed at the same time share a
+//! frame, and none is acknowledged before the whole frame is on disk. So only the last frame can be incomplete: the
+//! host crashed during the write. Anything else that cannot be read is damage.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -14,26 +14,26 @@ use prost::Message as _;
 use super::state::{Planned, State, Stored};
 use crate::Revision;
 
-/// How a journal begins.
+/// First line of a journal.
 pub(super) const HEADER: &[u8] = b"bifrost-store 1\n";
-/// What the headers of all versions begin with.
+/// Common start of the first line in all versions.
 const NAME: &[u8] = b"bifrost-store ";
 /// Bytes before a body.
 const FRAME_HEADER: usize = 12;
-/// The longest body, bytes. Larger than what [`Frame::is_full`] and one transaction more make.
+/// Maximum length of a body, bytes. Larger than [`Frame::is_full`] plus one transaction allow.
 const MAX_BODY: usize = 8 << 20;
-/// A frame with this many bytes takes no more.
+/// A frame with this many bytes accepts no more transactions.
 const FULL: usize = 2 << 20;
-/// What disks write as a whole, bytes.
+/// Unit of atomic disk writes, bytes.
 const SECTOR: u64 = 512;
 
-/// What a frame has.
+/// Content of a frame.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Batch {
     /// The store's revision before it.
     #[prost(uint64, tag = "1")]
     before: u64,
-    /// And afterwards: 0 in all but the last frame that a rewriting makes.
+    /// And after it: 0 in all frames except the last one of a compaction.
     #[prost(uint64, tag = "2")]
     after: u64,
     /// In the order in which they were made.
@@ -41,7 +41,7 @@ struct Batch {
     changes: Vec<Changed>,
 }
 
-/// A key and what it has become.
+/// A key and its new value.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Changed {
     #[prost(uint64, tag = "1")]
@@ -53,14 +53,14 @@ struct Changed {
     value: Option<Vec<u8>>,
 }
 
-/// A frame that is being filled.
+/// A frame under construction.
 #[derive(Debug)]
 pub(super) struct Frame {
     batch: Batch,
     bytes: usize,
 }
 
-/// Why a journal does not read.
+/// Why a journal cannot be read.
 #[derive(Debug)]
 pub(super) enum JournalError {
     Io(io::Error),
@@ -68,15 +68,15 @@ pub(super) enum JournalError {
     Damaged { offset: u64, what: String },
 }
 
-/// What a journal has.
+/// Content of a journal.
 pub(super) struct Loaded {
     pub(super) state: State,
-    /// Bytes that are whole: what follows is to be cut off.
+    /// Length of complete frames, bytes: truncate the file there.
     pub(super) len: u64,
 }
 
 impl Frame {
-    /// An empty one, for a store of this revision.
+    /// An empty frame, for a store of this revision.
     pub(super) fn new(before: Revision) -> Frame {
         Frame { batch: Batch { before, after: before, changes: Vec::new() }, bytes: 0 }
     }
@@ -89,12 +89,12 @@ impl Frame {
         }
     }
 
-    /// Whether the next transaction has to go into another.
+    /// Whether the next transaction must go into another frame.
     pub(super) fn is_full(&self) -> bool {
         self.bytes >= FULL
     }
 
-    /// As it is in the file; None, if nothing was added.
+    /// The encoded frame; None, if nothing was added.
     pub(super) fn encode(&self) -> Option<Vec<u8>> {
         if self.batch.changes.is_empty() {
             return None;
@@ -105,7 +105,7 @@ impl Frame {
     fn encode_always(&self) -> Vec<u8> {
         let mut frame = vec![0; FRAME_HEADER];
         frame.reserve(self.batch.encoded_len());
-        // Its only error is missing room, and a `Vec` has always some.
+        // It fails only if space is missing, and a `Vec` grows.
         let _ = self.batch.encode(&mut frame);
         let body = &frame[FRAME_HEADER..];
         debug_assert!(body.len() <= MAX_BODY);
@@ -123,7 +123,7 @@ impl Frame {
     }
 }
 
-/// A whole journal, piece by piece, of these records alone.
+/// A whole journal, piece by piece, with only these records.
 pub(super) fn whole(records: &BTreeMap<Arc<str>, Stored>, revision: Revision) -> impl Iterator<Item = Vec<u8>> {
     let mut rest = records.iter().peekable();
     let mut is_done = revision == 0;
@@ -149,7 +149,7 @@ pub(super) fn read(mut file: impl Read, len: u64) -> Result<Loaded, JournalError
     let mut header = vec![0; HEADER.len().min(usize::try_from(len).unwrap_or(usize::MAX))];
     file.read_exact(&mut header)?;
     if header.len() < HEADER.len() && HEADER.starts_with(&header) {
-        // Nothing was ever written whole.
+        // No write was ever completed.
         return Ok(Loaded { state: State::default(), len: 0 });
     }
     if header != HEADER {
@@ -160,7 +160,7 @@ pub(super) fn read(mut file: impl Read, len: u64) -> Result<Loaded, JournalError
                     "its format is version {version}, and this release reads version 1: run the release that has written it"
                 )
             }
-            None => "it is not a journal of a store: move it away".to_owned(),
+            None => "it is not a journal of a store: move the file away".to_owned(),
         }));
     }
     let mut offset = HEADER.len() as u64;
@@ -170,9 +170,9 @@ pub(super) fn read(mut file: impl Read, len: u64) -> Result<Loaded, JournalError
     while let Some(body) = body(&mut file, offset, len)? {
         let damaged = |what: &str| JournalError::Damaged { offset, what: what.to_owned() };
         let batch =
-            Batch::decode(body.as_slice()).map_err(|error| damaged(&format!("a frame does not read: {error}")))?;
+            Batch::decode(body.as_slice()).map_err(|error| damaged(&format!("cannot decode a frame: {error}")))?;
         if batch.before != revision {
-            return Err(damaged(&format!("it goes on after revision {}, and not {revision}", batch.before)));
+            return Err(damaged(&format!("it continues after revision {}, not {revision}", batch.before)));
         }
         add(&mut records, batch.changes);
         is_rewriting_incomplete = batch.after == 0;
@@ -180,13 +180,13 @@ pub(super) fn read(mut file: impl Read, len: u64) -> Result<Loaded, JournalError
         offset += (FRAME_HEADER + body.len()) as u64;
     }
     if is_rewriting_incomplete {
-        let what = "the journal ends before its first part does".to_owned();
+        let what = "the journal is shorter than its first part".to_owned();
         return Err(JournalError::Damaged { offset, what });
     }
     Ok(Loaded { state: State::with(records, revision), len: offset })
 }
 
-/// The body of the frame at `offset`; None at the end, and where the file ends before the frame does.
+/// The body of the frame at `offset`; None at the end, or if the file ends before the frame does.
 fn body(file: &mut impl Read, offset: u64, len: u64) -> Result<Option<Vec<u8>>, JournalError> {
     let damaged = |what: &str| JournalError::Damaged { offset, what: what.to_owned() };
     let rest = len.saturating_sub(offset);
@@ -198,7 +198,7 @@ fn body(file: &mut impl Read, offset: u64, len: u64) -> Result<Option<Vec<u8>>, 
     let word = |at: usize| u32::from_le_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
     let (body_len, body_crc, crc) = (word(0) as usize, word(4), word(8));
     if crc32fast::hash(&frame[..8]) != crc {
-        // The file was made longer and what it was made longer for is not there: zeros, from here or the next sector on.
+        // The file was extended, but the data did not reach the disk: zeros, from here or the next sector on.
         let mut limited = file.take(MAX_BODY as u64 + 1);
         limited.read_to_end(&mut frame)?;
         let is_all = frame.len() as u64 == rest;
@@ -209,7 +209,7 @@ fn body(file: &mut impl Read, offset: u64, len: u64) -> Result<Option<Vec<u8>>, 
         return if is_all && is_torn { Ok(None) } else { Err(damaged("the header of a frame has a wrong checksum")) };
     }
     if body_len > MAX_BODY {
-        return Err(damaged(&format!("a frame of {body_len} bytes, and at most {MAX_BODY} are possible")));
+        return Err(damaged(&format!("a frame of {body_len} bytes; the maximum is {MAX_BODY}")));
     }
     if rest - (FRAME_HEADER as u64) < body_len as u64 {
         return Ok(None);
@@ -217,7 +217,7 @@ fn body(file: &mut impl Read, offset: u64, len: u64) -> Result<Option<Vec<u8>>, 
     frame.resize(FRAME_HEADER + body_len, 0);
     file.read_exact(&mut frame[FRAME_HEADER..])?;
     if crc32fast::hash(&frame[FRAME_HEADER..]) != body_crc {
-        // Of the last frame some sectors may be missing: the file's length reached the disk before them.
+        // Sectors of the last frame may be missing: the file's length reached the disk before them.
         let is_last = rest == (FRAME_HEADER + body_len) as u64;
         let is_torn = is_last && sectors(&frame, offset).any(|sector| sector.iter().all(|byte| *byte == 0));
         return if is_torn { Ok(None) } else { Err(damaged("a frame has a wrong checksum")) };
@@ -225,7 +225,7 @@ fn body(file: &mut impl Read, offset: u64, len: u64) -> Result<Option<Vec<u8>>, 
     Ok(Some(frame.split_off(FRAME_HEADER)))
 }
 
-/// What begins at `offset` of a file, cut where its sectors begin.
+/// The bytes from `offset` of a file, split at sector boundaries.
 fn sectors(mut bytes: &[u8], mut offset: u64) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let len = usize::try_from(SECTOR - offset % SECTOR).unwrap_or(usize::MAX).min(bytes.len());
@@ -254,7 +254,7 @@ impl From<io::Error> for JournalError {
 mod tests {
     use super::*;
 
-    /// A journal, and where each frame ends.
+    /// A journal, and the end of each frame.
     fn journal(values: &[&[u8]]) -> (Vec<u8>, Vec<usize>) {
         let mut bytes = HEADER.to_vec();
         let mut ends = vec![bytes.len()];
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_at_any_byte_it_has_the_frames_that_are_whole() {
+    fn truncated_at_any_byte_it_has_the_complete_frames() {
         let (bytes, ends) = journal(&[b"one", &[7; 1500], b"three"]);
         for len in 0..=bytes.len() {
             let whole = ends.iter().filter(|end| **end <= len).count();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_byte_anywhere_is_damage_at_the_frame_that_has_it() {
+    fn a_changed_byte_anywhere_is_damage_at_its_frame() {
         let (bytes, ends) = journal(&[b"one", &[7; 1500], b"three"]);
         for at in 0..bytes.len() {
             let mut bytes = bytes.clone();
@@ -299,20 +299,20 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_is_missing_is_damage() {
+    fn a_missing_frame_is_damage() {
         let (bytes, ends) = journal(&[b"one", b"two", b"three"]);
         let without = [&bytes[..ends[1]], &bytes[ends[2]..]].concat();
         assert!(matches!(load(&without), Err(JournalError::Damaged { offset, .. }) if offset == ends[1] as u64));
     }
 
     #[test]
-    fn sectors_that_did_not_reach_the_disk_are_an_end_and_elsewhere_damage() {
+    fn missing_sectors_are_the_end_in_the_last_frame_and_damage_elsewhere() {
         let (bytes, ends) = journal(&[&[7; 3000], &[8; 3000]]);
         for sector in ends[1].div_ceil(512)..bytes.len() / 512 {
             let mut torn = bytes.clone();
             torn[sector * 512..(sector + 1) * 512].fill(0);
             assert_eq!(load(&torn).unwrap(), (1, ends[1] as u64), "sector {sector}");
-            // With another frame behind it, it was written, and is damaged now.
+            // With another frame behind it, it was complete once, and is damaged now.
             let mut frame = Frame::new(2);
             frame.add(&Planned { revision: 3, changes: vec![("key".into(), None)] });
             torn.extend(frame.encode().unwrap());
@@ -326,8 +326,8 @@ mod tests {
     }
 
     #[test]
-    fn a_header_over_the_end_of_a_sector_may_be_half_there() {
-        // The second frame begins 5 bytes before a sector's end.
+    fn a_header_across_sectors_may_be_half_written() {
+        // The second frame starts 5 bytes before a sector's end.
         let (bytes, ends) =
             (1..600).map(|len| journal(&[&vec![7; len], &[8; 1000]])).find(|(_, ends)| ends[1] % 512 == 507).unwrap();
         let mut torn = bytes.clone();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_and_versions_are_told() {
+    fn other_files_and_versions_are_refused_with_a_reason() {
         let told = |bytes: &[u8]| match load(bytes) {
             Err(JournalError::NotAJournal(what)) => what,
             other => panic!("{other:?}"),
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_one_has_the_same_records_and_revision() {
+    fn a_compacted_journal_has_the_same_records_and_revision() {
         let stored = |revision: u64| Stored { value: vec![revision as u8; 1 << 20].into(), revision };
         let records: BTreeMap<Arc<str>, Stored> = (1..=5).map(|i| (Arc::from(format!("k{i}")), stored(i))).collect();
         let pieces: Vec<_> = whole(&records, 9).collect();
@@ -357,10 +357,10 @@ mod tests {
         assert_eq!((loaded.state.revision(), loaded.len), (9, bytes.len() as u64));
         let revisions: Vec<u64> = loaded.state.records().values().map(|stored| stored.revision).collect();
         assert_eq!(revisions, [1, 2, 3, 4, 5]);
-        // It is written under another name first: a part of it alone is not what a crash leaves.
+        // It is written under another name first: a crash does not leave a part of it alone.
         let part = pieces[..3].concat();
         assert!(matches!(load(&part), Err(JournalError::Damaged { .. })));
-        // A store in which everything was deleted keeps its revision.
+        // A store whose keys were all deleted keeps its revision.
         assert_eq!(load(&whole(&BTreeMap::new(), 7).collect::<Vec<_>>().concat()).unwrap().0, 7);
         assert_eq!(load(&whole(&BTreeMap::new(), 0).collect::<Vec<_>>().concat()).unwrap(), (0, HEADER.len() as u64));
     }

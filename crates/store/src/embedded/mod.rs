@@ -1,4 +1,4 @@
-//! The embedded store: one process has it, in memory, or with a journal on disk.
+//! The embedded store: owned by one process, in memory, or with a journal on disk.
 
 mod file;
 mod journal;
@@ -15,9 +15,9 @@ use self::journal::Frame;
 use self::state::{Next, State};
 use crate::{CommitError, Events, Revision, Snapshot, StoreError, Txn, WatchError};
 
-/// Transactions that wait for the disk. Those that come then wait for room.
+/// Maximum number of transactions that wait for the disk. Further callers wait for room.
 const QUEUE: usize = 1024;
-/// The most transactions of a frame.
+/// Maximum number of transactions in a frame.
 const TOGETHER: usize = 256;
 
 /// An embedded store.
@@ -27,11 +27,11 @@ pub(crate) struct Embedded(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     shared: Arc<Shared>,
-    /// None in memory alone.
+    /// None for a store in memory only.
     writer: Option<Writer>,
 }
 
-/// The thread that writes the journal. Others only read what it has made.
+/// The thread that writes the journal. Others only read the resulting state.
 #[derive(Debug)]
 struct Writer {
     queue: Option<mpsc::Sender<Request>>,
@@ -41,7 +41,7 @@ struct Writer {
 #[derive(Debug)]
 struct Shared {
     state: Arc<Mutex<State>>,
-    /// Tells watches that there is something new. They end when it goes.
+    /// Notifies watches of new revisions. They end when it is dropped.
     changed: watch::Sender<Revision>,
 }
 
@@ -50,7 +50,7 @@ struct Request {
     answer: oneshot::Sender<Result<Revision, CommitError>>,
 }
 
-/// Changes of an embedded store. It keeps nothing but a revision: it reads what the store knows of the last ones.
+/// A watch of an embedded store. It stores only a revision, and reads the store's recent changes.
 #[derive(Debug)]
 pub(crate) struct Watch {
     state: Arc<Mutex<State>>,
@@ -103,7 +103,7 @@ impl Embedded {
 impl Watch {
     pub(crate) async fn next(&mut self) -> Result<Events, WatchError> {
         loop {
-            // First, so that what comes after the look below is noticed.
+            // First, so that changes after the check below are noticed.
             self.changed.mark_unchanged();
             match lock(&self.state).next(&self.prefix, self.after) {
                 Next::Events(events) => {
@@ -149,13 +149,13 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.queue = None;
         if let Some(thread) = self.thread.take() {
-            // It ends by its queue alone, and a panic of it was told.
+            // It ends when its queue closes; a panic of it was logged.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread does: it takes all transactions that wait, and writes them together.
+/// The writer thread: takes all waiting transactions, and writes them together.
 fn write(mut journal: Journal, shared: &Shared, mut requests: mpsc::Receiver<Request>) {
     let mut batch = Vec::new();
     while requests.blocking_recv_many(&mut batch, TOGETHER) > 0 {
@@ -165,13 +165,13 @@ fn write(mut journal: Journal, shared: &Shared, mut requests: mpsc::Receiver<Req
         }
         drop(rest);
         if journal.is_rewriting_due() {
-            // Values are shared; so reading goes on meanwhile.
+            // Values are shared, so readers continue meanwhile.
             let copy = {
                 let state = shared.state();
                 State::with(state.records().clone(), state.revision())
             };
             if let Err(error) = journal.rewrite(&copy) {
-                // What there is stays good, only longer.
+                // The existing journal stays valid, only longer.
                 tracing::error!("{error}");
                 journal.put_off();
             }
@@ -179,7 +179,7 @@ fn write(mut journal: Journal, shared: &Shared, mut requests: mpsc::Receiver<Req
     }
 }
 
-/// Takes what fits a frame, writes it, and answers.
+/// Takes the transactions that fit a frame, writes it, and answers.
 fn write_frame(journal: &mut Journal, shared: &Shared, requests: &mut impl Iterator<Item = Request>) {
     let (frame, done) = {
         let state = shared.state();
@@ -194,14 +194,14 @@ fn write_frame(journal: &mut Journal, shared: &Shared, requests: &mut impl Itera
                     frame.add(&planned);
                     done.push((planned, answer));
                 }
-                // It was compared with what is not yet on disk. If that fails, the answer is wrong in a way that does no harm: who gets it
-                // lists again.
+                // The transaction was compared with changes that are not on disk yet. If the write fails, the conflict
+                // is reported wrongly, but without harm: the caller lists again.
                 Err(error) => drop(answer.send(Err(error))),
             }
         }
         (frame.encode(), done)
     };
-    // Nobody else changes the state; readers see it as it was until the disk has what is new.
+    // Only this thread changes the state; readers see the old one until the disk has the new one.
     if let Some(Err(error)) = frame.map(|frame| journal.append(&frame)) {
         tracing::error!("{error}");
         for (_, answer) in done {
@@ -223,7 +223,8 @@ fn write_frame(journal: &mut Journal, shared: &Shared, requests: &mut impl Itera
     }
 }
 
-/// A panic elsewhere while it was locked has changed nothing by halves: what may panic comes before what changes.
+/// A panic elsewhere while it was locked has left no partial change: all code that may panic runs before the first
+/// change.
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! What an embedded store holds: records, and the changes of the last revisions. No I/O.
+//! Content of an embedded store: records, and the changes of recent revisions. No I/O.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::limits;
 use crate::{CommitError, Events, Record, Revision, Snapshot, StoreError, Txn, Write};
 
-/// A key, and what it becomes.
+/// A key, and its new value.
 pub(super) type Change = (Arc<str>, Option<Arc<[u8]>>);
 
 /// The store's content.
@@ -15,7 +15,7 @@ pub(super) type Change = (Arc<str>, Option<Arc<[u8]>>);
 pub(super) struct State {
     revision: Revision,
     records: BTreeMap<Arc<str>, Stored>,
-    /// Of the records.
+    /// Size of the records.
     bytes: usize,
     /// One for each revision after `compacted`, without gaps.
     recent: VecDeque<Planned>,
@@ -30,25 +30,25 @@ pub(super) struct Stored {
     pub(super) revision: Revision,
 }
 
-/// A transaction that can be made.
+/// A valid transaction.
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
-    /// The revision that it makes; that of the store, if it has no changes.
+    /// The revision that it creates; the current one, if it has no changes.
     pub(super) revision: Revision,
     /// In order of keys.
     pub(super) changes: Vec<Change>,
 }
 
-/// What transactions that are planned and not yet applied will have changed.
+/// The effects of transactions that are planned but not yet applied.
 #[derive(Debug)]
 pub(super) struct Ahead {
     revision: Revision,
     bytes: usize,
-    /// The last change of keys, and how much they are counted for; 0 and 0: gone.
+    /// The last change of keys, and their counted size; 0 and 0: deleted.
     keys: HashMap<Arc<str>, (Revision, usize)>,
 }
 
-/// What a watch gets.
+/// The next result of a watch.
 pub(super) enum Next {
     Events(Events),
     /// Nothing up to this revision, the newest.
@@ -57,7 +57,7 @@ pub(super) enum Next {
 }
 
 impl State {
-    /// A store with these records, which knows nothing of how they came about.
+    /// A store with these records, without history.
     pub(super) fn with(records: BTreeMap<Arc<str>, Stored>, revision: Revision) -> State {
         let bytes = records.iter().map(|(key, stored)| size(key, &stored.value)).sum();
         State { revision, records, bytes, compacted: revision, ..State::default() }
@@ -67,7 +67,7 @@ impl State {
         self.revision
     }
 
-    /// All that there is, sharing its values.
+    /// All records, sharing their values.
     pub(super) fn records(&self) -> &BTreeMap<Arc<str>, Stored> {
         &self.records
     }
@@ -87,7 +87,7 @@ impl State {
         Ahead { revision: self.revision, bytes: self.bytes, keys: HashMap::new() }
     }
 
-    /// What a transaction would change after those of `ahead`, to which it is added.
+    /// Plans a transaction after those of `ahead`, to which it is added.
     pub(super) fn plan(&self, ahead: &mut Ahead, txn: &Txn) -> Result<Planned, CommitError> {
         for (key, expected) in &txn.expect {
             if self.last_change(ahead, key).0 != *expected {
@@ -122,7 +122,7 @@ impl State {
         Ok(Planned { revision: ahead.revision, changes: changes.into_iter().map(|(change, _)| change).collect() })
     }
 
-    /// Makes what was planned, in that order and before anything else.
+    /// Applies a plan. Plans must be applied in their order.
     pub(super) fn apply(&mut self, planned: Planned) {
         if planned.changes.is_empty() {
             return;
@@ -154,7 +154,7 @@ impl State {
         if after < self.compacted || after > self.revision {
             return Next::Compacted;
         }
-        // No more than there are revisions of them.
+        // At most as many as there are revisions.
         let known = usize::try_from(after - self.compacted).unwrap_or(usize::MAX);
         for planned in self.recent.iter().skip(known) {
             let from = planned.changes.partition_point(|(key, _)| **key < *prefix);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_watches_may_ask_for_is_bounded_in_number_and_bytes() {
+    fn history_for_watches_is_bounded_in_number_and_bytes() {
         let mut state = State::default();
         for i in 0..limits::RECENT_REVISIONS + 5 {
             put(&mut state, "k", &[0; 8]).unwrap();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_store_takes_deletions_and_what_is_smaller() {
+    fn a_full_store_accepts_deletions_and_smaller_values() {
         let mut state = State { bytes: limits::STORE_BYTES - 1000, ..State::default() };
         put(&mut state, "a", &[0; 500]).unwrap();
         assert!(matches!(put(&mut state, "b", &[0; 500]), Err(CommitError::Store(StoreError::Full { .. }))));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_see_those_before_them() {
+    fn plans_see_earlier_plans() {
         let mut state = State::default();
         let mut ahead = state.ahead();
         let txn = |expect: Revision, write: Write| Txn { expect: vec![("k".into(), expect)], writes: vec![write] };

@@ -1,4 +1,4 @@
-//! Connections to etcd's members, and requests that may be repeated.
+//! Connections to etcd's members, and requests that may be retried.
 
 use std::error::Error as _;
 use std::path::Path;
@@ -16,55 +16,55 @@ use super::pb::auth_client::AuthClient;
 use super::{EtcdOptions, EtcdTls, EtcdUser, pb};
 use crate::StoreError;
 
-/// The longest message that is taken, bytes. Pages of a list are made smaller until they fit.
+/// Maximum length of a message, bytes. Pages of a list are made smaller until they fit.
 pub(super) const MAX_MESSAGE: usize = 32 << 20;
-/// How long a member may take for one attempt. A cluster that elects a leader takes about as long, with its default timeouts.
+/// Timeout of one attempt. A cluster that elects a leader takes about as long, with its default timeouts.
 const ATTEMPT: Duration = Duration::from_secs(3);
 const CONNECT: Duration = Duration::from_secs(2);
-/// How often connections are tried while requests wait. etcd ends those that are tried more often than each 5 s.
+/// Interval of keepalive pings while requests wait. etcd closes connections with pings more often than every 5 s.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Between two attempts: so long at first, then twice as long each time.
+/// First delay between two attempts; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(30);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The largest file that is read, bytes.
+/// Maximum size of a file that is read, bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Who asks etcd's members.
+/// The client for etcd's members.
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) root: String,
     pub(super) markers: String,
     pub(super) timeout: Duration,
     members: Vec<Channel>,
-    /// The member that is used.
+    /// The current member.
     current: AtomicUsize,
     user: Option<EtcdUser>,
-    /// What shows who we are, from the last time that we said it.
+    /// The token from the last authentication.
     token: Mutex<Option<MetadataValue<Ascii>>>,
 }
 
-/// What an answer means for the one who asked.
+/// Meaning of a response for the caller.
 pub(super) enum Verdict {
-    /// Ask again. `is_sent`: it may have been done.
+    /// Retry. `is_sent`: the request may have been executed.
     Again { is_sent: bool },
-    /// The token is not valid any more: ask again with another. It was not done.
+    /// The token is no longer valid: retry with a new one. The request was not executed.
     Token,
-    /// It was not done, and will not be.
+    /// The request was not executed, and will not be.
     Final(StoreError),
-    /// The revision is not known any more.
+    /// The revision has been compacted.
     Compacted,
-    /// The answer is larger than [`MAX_MESSAGE`].
+    /// The response is larger than [`MAX_MESSAGE`].
     TooLarge,
 }
 
-/// Why a request that may be repeated has no answer.
+/// Why a request that may be retried failed.
 pub(super) enum Failure {
     Store(StoreError),
     Compacted,
     TooLarge,
 }
 
-/// Attempts, and pauses between them, until time is up.
+/// Attempts, and delays between them, until the timeout.
 pub(super) struct Attempts {
     end: Instant,
     pause: Duration,
@@ -74,9 +74,7 @@ impl Client {
     pub(super) fn new(options: EtcdOptions) -> Result<Client, StoreError> {
         let EtcdOptions { endpoints, root, markers, tls, user, timeout } = options;
         if markers.is_empty() {
-            return invalid(
-                "what etcd's markers begin with is empty: give a prefix, such as /bifrost/commits/".to_owned(),
-            );
+            return invalid("the prefix of etcd's markers is empty: give one, such as /bifrost/commits/".to_owned());
         }
         if endpoints.is_empty() {
             return invalid("no member of etcd is named: give one, such as http://127.0.0.1:2379".to_owned());
@@ -86,13 +84,13 @@ impl Client {
         Ok(Client { root, markers, timeout, members, current: AtomicUsize::new(0), user, token: Mutex::new(None) })
     }
 
-    /// The member that is used at the moment.
+    /// The current member.
     pub(super) fn member(&self) -> (usize, Channel) {
         let index = self.current.load(Ordering::Relaxed);
         (index, self.members[index].clone())
     }
 
-    /// The member has not answered: the next one is used, if nobody has said so before.
+    /// The member has not answered: switches to the next one, if no other request has switched already.
     pub(super) fn pass_over(&self, index: usize) {
         let next = (index + 1) % self.members.len();
         let _ = self.current.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
@@ -102,7 +100,7 @@ impl Client {
         Attempts { end: Instant::now() + self.timeout, pause: FIRST_PAUSE }
     }
 
-    /// A request with what shows who we are; asks for that first, if there is none.
+    /// A request with the token; authenticates first, if there is none.
     pub(super) async fn request<T>(&self, channel: &Channel, message: T) -> Result<Request<T>, Status> {
         let mut request = Request::new(message);
         if let Some(user) = &self.user {
@@ -121,7 +119,7 @@ impl Client {
         Ok(request)
     }
 
-    /// Asks one member, once. Time that is up counts as no answer.
+    /// Sends a request to one member, once. A timeout counts as no response.
     pub(super) async fn attempt<T, R>(
         &self,
         message: T,
@@ -129,7 +127,7 @@ impl Client {
     ) -> Result<R, (Verdict, Status)> {
         let (index, channel) = self.member();
         let asked = async {
-            // Saying who we are changes nothing.
+            // Authenticating changes nothing.
             let request = self.request(&channel, message).await.map_err(|status| (false, status))?;
             ask(channel, request).await.map_err(|status| (true, status))
         };
@@ -153,7 +151,7 @@ impl Client {
         Err((verdict, status))
     }
 
-    /// Asks until there is an answer: for requests that change nothing.
+    /// Retries until there is a response: for requests that change nothing.
     pub(super) async fn ask<T: Clone, R>(
         &self,
         message: T,
@@ -187,9 +185,9 @@ impl Client {
 }
 
 impl Attempts {
-    /// Waits before the next attempt. False: time is up.
+    /// Waits before the next attempt. False: the timeout has expired.
     pub(super) async fn pause(&mut self) -> bool {
-        // Others whose requests failed at the same time do not come back at the same time.
+        // Random, so that requests that failed at the same time are not retried at the same time.
         let pause = self.pause.mul_f64(0.5 + fastrand::f64());
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         if Instant::now() + pause >= self.end {
@@ -206,7 +204,7 @@ impl From<StoreError> for Failure {
     }
 }
 
-/// What a failure means. etcd tells some apart by their text alone (api/v3rpc/rpctypes/error.go).
+/// Meaning of a failure. etcd distinguishes some only by their text (api/v3rpc/rpctypes/error.go).
 pub(super) fn judge(status: &Status) -> Verdict {
     let text = status.message();
     let has = |part: &str| text.contains(part);
@@ -222,7 +220,7 @@ pub(super) fn judge(status: &Status) -> Verdict {
             "{text}: start etcd with --max-txn-ops={}",
             crate::limits::TXN_WRITES + 1
         ))),
-        // The second is said by gRPC.
+        // The second text is gRPC's.
         Code::InvalidArgument | Code::ResourceExhausted if has("request is too large") || has("larger than max") => {
             Verdict::Final(StoreError::Refused(format!(
                 "{text}: start etcd with --max-request-bytes={}",
@@ -245,7 +243,7 @@ pub(super) fn judge(status: &Status) -> Verdict {
     }
 }
 
-/// A failure in words, with what is behind it.
+/// A failure as text, with its causes.
 pub(super) fn told(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut source = status.source();
@@ -274,10 +272,10 @@ fn is_connecting(status: &Status) -> bool {
 fn member(endpoint: &str, tls: Option<&ClientTlsConfig>) -> Result<Channel, StoreError> {
     let is_https = endpoint.starts_with("https://");
     if !is_https && !endpoint.starts_with("http://") {
-        return invalid(format!("etcd's member {endpoint:?}: begin it with http:// or https://"));
+        return invalid(format!("etcd's member {endpoint:?}: it must begin with http:// or https://"));
     }
     if is_https != tls.is_some() {
-        let what = if is_https { "https needs files for TLS" } else { "with files for TLS it has to be https" };
+        let what = if is_https { "https needs files for TLS" } else { "with files for TLS it must be https" };
         return invalid(format!("etcd's member {endpoint:?}: {what}"));
     }
     let bad = |error: tonic::transport::Error| {
@@ -313,7 +311,7 @@ fn read(path: &Path) -> Result<Vec<u8>, StoreError> {
     let len = std::fs::metadata(path).map_err(failed)?.len();
     if len > MAX_FILE {
         let path = path.display();
-        return Err(StoreError::Invalid(format!("{path}: {len} bytes are too many for a certificate or key")));
+        return Err(StoreError::Invalid(format!("{path}: {len} bytes is too large for a certificate or key")));
     }
     std::fs::read(path).map_err(failed)
 }

@@ -1,9 +1,10 @@
-//! Transactions, each made at most once, and its outcome found out if an answer is lost.
+//! Transactions, each committed at most once, even if a response is lost.
 //!
-//! Each transaction also writes a *marker*: a key that only this process writes, and only for one transaction at a time. It is made only
-//! if the marker was last changed by the revision that this process knows of. So it may be sent again as often as one likes: of all
-//! attempts one at most can be made, however late it arrives, and the marker says whether one was. Where an attempt may still be on its
-//! way and the transaction is given up, a *fence*, another value of the marker, makes sure that it is not made any more.
+//! Each transaction also writes a *marker*: a key that only this process writes, and only for one transaction at a
+//! time. The transaction is conditional on the marker's last revision, which this process knows. So it may be sent any
+//! number of times: at most one attempt can succeed, however late it arrives, and the marker tells whether one did. If
+//! the transaction is given up while an attempt may still be in flight, a *fence*, another value of the marker, ensures
+//! that the attempt fails.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -21,17 +22,17 @@ use super::read::range;
 use super::{pb, range_of, revision};
 use crate::{CommitError, Revision, StoreError, Txn, Write};
 
-/// Transactions at the same time. Others wait.
+/// Maximum number of concurrent transactions. Others wait.
 const AT_ONCE: usize = 64;
-/// What a marker has after a transaction.
+/// Value of a marker after a transaction.
 const MADE: &[u8] = b"1";
-/// What it has after a fence.
+/// Value of a marker after a fence.
 const FENCED: &[u8] = b"0";
-/// Markers that were last changed so many revisions ago are of processes that have ended, or are not missed.
+/// Markers whose last change is this many revisions ago belong to processes that have ended, or can be swept safely.
 const OLD: i64 = 1_000_000;
-/// Old markers that are removed when a process begins.
+/// Maximum number of old markers removed when a process starts.
 const SWEPT: i64 = 100;
-/// A marker that is there is not swept within this time, for so many revisions take longer.
+/// An existing marker is not swept within this time, because that many revisions take longer.
 const NOT_SWEPT: Duration = Duration::from_secs(60);
 
 /// Markers that no transaction uses at the moment.
@@ -42,26 +43,26 @@ pub(super) struct Markers {
     at_once: Semaphore,
 }
 
-/// A key of this process, and the revision of its last change; 0: it is not there.
+/// A key of this process, and the revision of its last change; 0: it does not exist.
 #[derive(Clone, Debug)]
 struct Marker {
     key: Vec<u8>,
     revision: i64,
 }
 
-/// What an answer says.
+/// Meaning of a response.
 enum Outcome {
     Made(Revision),
-    /// The first key that was not as expected.
+    /// The first key whose revision differs from the expected one.
     Conflict(String),
     Fenced(Revision),
-    /// The marker was swept: nothing that compares it can be made any more.
+    /// The marker was swept: no transaction that compares it can succeed any more.
     Swept,
-    /// Not as the other end should answer.
+    /// An invalid response.
     Nonsense,
 }
 
-/// Makes a transaction.
+/// Commits a transaction.
 pub(super) async fn commit(client: &Client, markers: &Markers, txn: &Txn) -> Result<Revision, CommitError> {
     if txn.writes.is_empty() {
         return look(client, txn).await;
@@ -71,7 +72,7 @@ pub(super) async fn commit(client: &Client, markers: &Markers, txn: &Txn) -> Res
     let mut marker = markers.take();
     let mut attempts = client.attempts();
     let begin = Instant::now();
-    // Whether an attempt may have been made, or still be on its way.
+    // Whether an attempt may have succeeded, or still be in flight.
     let mut is_unsure = false;
     loop {
         let request = request(client, &marker, Some(txn));
@@ -87,10 +88,10 @@ pub(super) async fn commit(client: &Client, markers: &Markers, txn: &Txn) -> Res
                     return Err(CommitError::Conflict { key });
                 }
                 Outcome::Conflict(key) => return fence(client, markers, marker, CommitError::Conflict { key }).await,
-                // An attempt that was made would have left the marker, unless that was long ago.
+                // A successful attempt would have left the marker, unless that was long ago.
                 Outcome::Swept if begin.elapsed() < NOT_SWEPT => (marker, is_unsure) = (markers.fresh(), false),
                 Outcome::Swept | Outcome::Fenced(_) | Outcome::Nonsense => {
-                    return Err(CommitError::Unknown("its marker was changed by another".to_owned()));
+                    return Err(CommitError::Unknown("its marker was changed by another process".to_owned()));
                 }
             },
             Err((Verdict::Again { is_sent }, status)) => {
@@ -129,7 +130,7 @@ impl Markers {
         Markers { prefix: prefix.to_owned(), free: Mutex::default(), at_once: Semaphore::new(AT_ONCE) }
     }
 
-    /// Removes some old ones.
+    /// Removes some old markers.
     pub(super) async fn sweep(&self, client: &Client) -> Result<(), StoreError> {
         let (key, range_end) = range_of(&self.prefix);
         let under = |limit, max_mod_revision| pb::RangeRequest {
@@ -153,8 +154,8 @@ impl Markers {
         if !old.kvs.is_empty()
             && let Err((_, status)) = client.attempt(request, make).await
         {
-            // The next process does it.
-            tracing::debug!("etcd: old markers stay: {}", told(&status));
+            // The next process removes them.
+            tracing::debug!("etcd: cannot remove old markers: {}", told(&status));
         }
         Ok(())
     }
@@ -168,14 +169,14 @@ impl Markers {
         Marker { key: format!("{}{:032x}", self.prefix, fastrand::u128(..)).into_bytes(), revision: 0 }
     }
 
-    /// What became of the marker is known. Otherwise it is never used again.
+    /// Call when the state of the marker is known. Otherwise it is never used again.
     fn give(&self, mut marker: Marker, revision: Revision) {
         marker.revision = revision as i64;
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(marker);
     }
 }
 
-/// A transaction that changes nothing: whether it could be made.
+/// A transaction that changes nothing: whether its conditions hold.
 async fn look(client: &Client, txn: &Txn) -> Result<Revision, CommitError> {
     let compare = txn.expect.iter().map(|(key, revision)| compare(&under(client, key), *revision as i64)).collect();
     let request = pb::TxnRequest { compare, success: Vec::new(), failure: expected(client, txn) };
@@ -185,18 +186,18 @@ async fn look(client: &Client, txn: &Txn) -> Result<Revision, CommitError> {
     }
     match unexpected(&answer.responses, txn) {
         Some(key) => Err(CommitError::Conflict { key }),
-        None => Err(StoreError::Refused("etcd says that keys are not as expected, and they are".to_owned()).into()),
+        None => Err(StoreError::Refused("etcd reports a conflict, but all keys are as expected".to_owned()).into()),
     }
 }
 
-/// Makes sure that what was given up is not made any more, or finds that it was.
+/// Ensures that a given-up transaction cannot succeed any more, or finds out that it did.
 async fn fence(
     client: &Client,
     markers: &Markers,
     marker: Marker,
     error: CommitError,
 ) -> Result<Revision, CommitError> {
-    // It may be sent again as often as one likes, like a transaction.
+    // It may be sent any number of times, like a transaction.
     let answer = match client.ask(request(client, &marker, None), make).await {
         Ok(answer) => answer,
         Err(Failure::Store(error)) => return Err(CommitError::Unknown(error.to_string())),
@@ -211,7 +212,7 @@ async fn fence(
             markers.give(marker, fenced);
             Err(error)
         }
-        _ => Err(CommitError::Unknown("its marker was changed by another".to_owned())),
+        _ => Err(CommitError::Unknown("its marker was changed by another process".to_owned())),
     }
 }
 
@@ -235,7 +236,7 @@ fn request(client: &Client, marker: &Marker, txn: Option<&Txn>) -> pb::TxnReques
     pb::TxnRequest { compare, success, failure }
 }
 
-/// What an answer to [`request`] says. Of a fence that succeeded it is [`Outcome::Made`], too.
+/// Meaning of a response to [`request`]. A fence that succeeded is [`Outcome::Made`], too.
 fn outcome(answer: &pb::TxnResponse, marker: &Marker, txn: &Txn) -> Outcome {
     if answer.succeeded {
         return Outcome::Made(revision(answer.header.as_ref()));
@@ -252,7 +253,7 @@ fn outcome(answer: &pb::TxnResponse, marker: &Marker, txn: &Txn) -> Outcome {
     }
 }
 
-/// The first key that is not as expected.
+/// The first key whose revision differs from the expected one.
 fn unexpected(found: &[pb::ResponseOp], txn: &Txn) -> Option<String> {
     let differs = |(found, (_, expected)): &(&pb::ResponseOp, &(String, Revision))| {
         let Some(Response::ResponseRange(range)) = &found.response else { return false };
@@ -261,7 +262,7 @@ fn unexpected(found: &[pb::ResponseOp], txn: &Txn) -> Option<String> {
     found.iter().zip(&txn.expect).find(differs).map(|(_, (key, _))| key.clone())
 }
 
-/// Looks at the keys of which something is expected.
+/// Reads the keys with expected revisions.
 fn expected(client: &Client, txn: &Txn) -> Vec<pb::RequestOp> {
     let look = |key: &String| pb::RangeRequest { key: under(client, key), keys_only: true, ..Default::default() };
     txn.expect.iter().map(|(key, _)| op(Op::RequestRange(look(key)))).collect()
@@ -293,7 +294,7 @@ fn failed<T>(result: Result<T, Failure>) -> Result<T, StoreError> {
     result.map_err(|failure| match failure {
         Failure::Store(error) => error,
         Failure::Compacted | Failure::TooLarge => {
-            StoreError::Refused("etcd's answer is not what was asked for".to_owned())
+            StoreError::Refused("etcd's response does not match the request".to_owned())
         }
     })
 }

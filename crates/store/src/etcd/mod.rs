@@ -1,7 +1,7 @@
-//! A store in etcd. Any number of processes may have it, and each sees what the others do.
+//! A store in etcd. Any number of processes may open it, and each sees the changes of the others.
 //!
-//! Others may use the same etcd. Below [`EtcdOptions::markers`] each process has a few keys by which it finds out what became of a
-//! transaction whose answer was lost (`commit.rs`).
+//! The etcd may have other users. Below [`EtcdOptions::markers`] each process has a few keys that tell it the outcome
+//! of a transaction whose response was lost (`commit.rs`).
 
 mod client;
 mod commit;
@@ -17,36 +17,36 @@ use self::commit::Markers;
 pub(crate) use self::watch::Watch;
 use crate::{CommitError, Revision, Snapshot, StoreError, Txn};
 
-/// What is made of `proto/etcd.proto`.
-#[allow(missing_docs, unreachable_pub, dead_code, clippy::all, reason = "it is made by a program")]
+/// Generated from `proto/etcd.proto`.
+#[allow(missing_docs, unreachable_pub, dead_code, clippy::all, reason = "generated code")]
 mod pb {
     tonic::include_proto!("etcdserverpb");
 }
 
-/// Which etcd, and how.
+/// Options of an etcd store.
 #[derive(Clone, Debug)]
 pub struct EtcdOptions {
-    /// Members, such as `http://192.0.2.1:2379`. One is used at a time, and the next when it does not answer.
+    /// Members, such as `http://192.0.2.1:2379`. One is used at a time, and the next one if it does not answer.
     pub endpoints: Vec<String>,
-    /// What comes before each key in etcd, such as `/one/`; mostly nothing.
+    /// Prefix of each key in etcd, such as `/one/`; usually empty.
     pub root: String,
-    /// What the keys begin with by which processes find out what became of their transactions. They are not shown. A user needs the permission
-    /// to read and write them.
+    /// Prefix of the keys by which processes find out the outcome of their transactions. Lists do not contain them. A
+    /// user needs permission to read and write them.
     pub markers: String,
-    /// Needed for `https`.
+    /// TLS files; needed for `https`.
     pub tls: Option<EtcdTls>,
-    /// If etcd has authentication enabled, and not by certificates.
+    /// User, if etcd has authentication enabled without client certificates.
     pub user: Option<EtcdUser>,
-    /// How long a request may take, with all that is tried again. A watch that does not reach a member for three times as long is lost.
+    /// Timeout of a request, retries included. A watch is lost if it does not reach a member for three times as long.
     pub timeout: Duration,
 }
 
 /// Files for TLS, all PEM. They are read once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdTls {
-    /// Certificates of those who may vouch for members.
+    /// CA certificates for the members.
     pub ca: PathBuf,
-    /// This end's certificate and private key, if etcd asks for one.
+    /// Client certificate and private key, if etcd requires them.
     pub identity: Option<(PathBuf, PathBuf)>,
     /// The name in the members' certificates; None: that of the address.
     pub name: Option<String>,
@@ -92,7 +92,7 @@ struct Inner {
 }
 
 impl Etcd {
-    /// Connects, and asks once.
+    /// Connects, and sends one request.
     pub(crate) async fn connect(options: EtcdOptions) -> Result<Etcd, StoreError> {
         let client = Arc::new(Client::new(options)?);
         let markers = Markers::new(&client.markers);
@@ -118,13 +118,13 @@ fn revision(header: Option<&pb::ResponseHeader>) -> Revision {
     header.map_or(0, |header| header.revision.max(0) as u64)
 }
 
-/// The first key that begins with a prefix, and the end of those: the first key after them.
+/// The first key with a prefix, and the first key after all of these.
 fn range_of(prefix: &str) -> (Vec<u8>, Vec<u8>) {
     let mut end = prefix.as_bytes().to_vec();
     match end.last_mut() {
         // UTF-8 has no byte 255.
         Some(last) => *last += 1,
-        // The byte 0 means the first key here, and no end there.
+        // In etcd's API, the byte 0 means the first key as a start, and no end as an end.
         None => return (vec![0], vec![0]),
     }
     (prefix.as_bytes().to_vec(), end)

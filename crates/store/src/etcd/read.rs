@@ -8,12 +8,12 @@ use super::pb::kv_client::KvClient;
 use super::{pb, range_of, revision};
 use crate::{Record, Revision, Snapshot, StoreError};
 
-/// Keys of a page at first.
+/// Initial page size, keys.
 const PAGE: i64 = 1000;
-/// How often a list is begun again because its revision was compacted.
+/// How often a list is restarted because its revision was compacted.
 const TIMES: usize = 5;
 
-/// All that begins with a prefix, page by page, at the revision of the first page.
+/// All keys with a prefix, page by page, at the revision of the first page.
 pub(super) async fn snapshot(client: &Client, prefix: &str) -> Result<Snapshot, StoreError> {
     for _ in 0..TIMES {
         match pages(client, prefix).await {
@@ -25,21 +25,19 @@ pub(super) async fn snapshot(client: &Client, prefix: &str) -> Result<Snapshot, 
             Err(Failure::Compacted) => {}
         }
     }
-    Err(StoreError::Unavailable(
-        "etcd is compacted faster than it can be listed: have it keep more revisions".to_owned(),
-    ))
+    Err(StoreError::Unavailable("etcd is compacted faster than it can be listed: keep more revisions".to_owned()))
 }
 
-/// The store's revision, the newest.
+/// The store's newest revision.
 pub(super) async fn current(client: &Client) -> Result<Revision, StoreError> {
-    // Which key does not matter; it has to be one that is allowed.
+    // Any key will do if the user has permission to read it.
     let key = client.markers.clone().into_bytes();
     let request = pb::RangeRequest { key, limit: 1, keys_only: true, ..Default::default() };
     match client.ask(request, range).await {
         Ok(answer) => Ok(revision(answer.header.as_ref())),
         Err(Failure::Store(error)) => Err(error),
         Err(Failure::Compacted | Failure::TooLarge) => {
-            Err(StoreError::Refused("etcd's answer is not what was asked for".to_owned()))
+            Err(StoreError::Refused("etcd's response does not match the request".to_owned()))
         }
     }
 }
@@ -84,7 +82,7 @@ fn record(client: &Client, kv: pb::KeyValue) -> Option<Record> {
     Some(Record { key, value: kv.value, revision: kv.mod_revision.max(0) as Revision })
 }
 
-/// A key without the root, unless it is a marker. Others may have written what is not text: it is none of ours.
+/// A key without the root, unless it is a marker. Keys that are not UTF-8 belong to others.
 pub(super) fn key(client: &Client, key: Vec<u8>) -> Option<String> {
     if key.starts_with(client.markers.as_bytes()) {
         return None;

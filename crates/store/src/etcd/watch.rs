@@ -1,4 +1,4 @@
-//! Watches. One that loses its member goes on with another where it was.
+//! Watches. A watch that loses its member continues with another from the same revision.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,9 +18,9 @@ use super::pb::watch_request::RequestUnion;
 use super::{pb, range_of, read, revision};
 use crate::{Events, Revision, StoreError, WatchError};
 
-/// How often a member is asked how far it is. It has to answer before it is asked again.
+/// Interval for asking a member for its progress. It must answer before the next request.
 const PROGRESS: Duration = Duration::from_secs(4);
-/// How long it may take to begin a watch.
+/// Timeout for starting a watch.
 const BEGIN: Duration = Duration::from_secs(3);
 
 type Connecting = Pin<Box<dyn Future<Output = Result<Live, End>> + Send>>;
@@ -29,16 +29,16 @@ type Connecting = Pin<Box<dyn Future<Output = Result<Live, End>> + Send>>;
 pub(crate) struct Watch {
     client: Arc<Client>,
     prefix: String,
-    /// All up to this was told.
+    /// Reported up to this revision.
     after: Revision,
-    /// All up to this was received, or nothing was there to receive.
+    /// Received up to this revision, or there was nothing to receive.
     received: Revision,
     pending: VecDeque<Events>,
     connection: Connection,
 }
 
 enum Connection {
-    /// It goes on being made if a future of [`Watch::next`] is dropped.
+    /// It continues to be established if a future of [`Watch::next`] is dropped.
     Connecting(Connecting),
     Live(Box<Live>),
     Ended(WatchError),
@@ -49,9 +49,9 @@ struct Live {
     member: usize,
     responses: Streaming<pb::WatchResponse>,
     requests: mpsc::Sender<pb::WatchRequest>,
-    /// What is there of a response that comes in pieces.
+    /// The received part of a fragmented response.
     piece: Vec<pb::Event>,
-    /// When to ask how far it is.
+    /// When to ask for progress.
     ask_at: Instant,
     is_asked: bool,
 }
@@ -125,7 +125,7 @@ impl Watch {
         for event in std::mem::take(&mut live.piece) {
             let Some(kv) = event.kv else { continue };
             let at = kv.mod_revision.max(0) as u64;
-            // A member that goes on where another was does not repeat; should one, it is told once.
+            // A member that takes over does not repeat revisions; if one did, they are reported once.
             if at <= before {
                 continue;
             }
@@ -142,7 +142,7 @@ impl Watch {
         }
     }
 
-    /// The stream has ended: another is begun where it was.
+    /// The stream has ended: starts another one from the same revision.
     fn lose(&mut self, status: &Status) {
         match judge(status) {
             Verdict::Token => self.client.forget_token(),
@@ -154,7 +154,7 @@ impl Watch {
                 }
             }
         }
-        tracing::debug!("etcd: a watch goes on with another member: {}", told(status));
+        tracing::debug!("etcd: a watch continues with another member: {}", told(status));
         let patience = self.client.timeout * 3;
         let connecting = connect(self.client.clone(), self.prefix.clone(), self.received, patience);
         self.connection = Connection::Connecting(Box::pin(connecting));
@@ -162,7 +162,7 @@ impl Watch {
 }
 
 impl Live {
-    /// The next response. A member that says nothing for long is asked; one that does not answer then is lost.
+    /// The next response. A silent member is asked for progress; if it does not answer, it is lost.
     async fn receive(&mut self) -> Result<pb::WatchResponse, Status> {
         loop {
             let message = match tokio::time::timeout_at(self.ask_at, self.responses.message()).await {
@@ -171,13 +171,15 @@ impl Live {
                 Err(_) => {
                     let request = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
                     let request = pb::WatchRequest { request_union: Some(request) };
-                    self.requests.try_send(request).map_err(|_| Status::unavailable("the member takes no requests"))?;
+                    self.requests
+                        .try_send(request)
+                        .map_err(|_| Status::unavailable("the member accepts no requests"))?;
                     self.is_asked = true;
                     self.ask_at = Instant::now() + PROGRESS;
                     continue;
                 }
             };
-            // It is asked also when there is much to tell: what it tells may all be of long ago.
+            // It is asked even if it sends much, which may all be old.
             if self.is_asked {
                 self.is_asked = false;
                 self.ask_at = Instant::now() + PROGRESS;
@@ -193,7 +195,7 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Begins a stream with the member that is used, or the next, for so long.
+/// Starts a stream with the current member, or the next one, within a timeout.
 async fn connect(client: Arc<Client>, prefix: String, after: Revision, patience: Duration) -> Result<Live, End> {
     let end = Instant::now() + patience;
     let mut attempts = client.attempts();
@@ -229,7 +231,7 @@ enum Opened {
     Status(Status),
 }
 
-/// Begins a stream, and waits until the member has said so.
+/// Starts a stream, and waits until the member has confirmed it.
 async fn open(
     client: &Client,
     channel: tonic::transport::Channel,
@@ -246,7 +248,7 @@ async fn open(
     };
     let (requests, outgoing) = mpsc::channel(4);
     let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-    // There is room.
+    // The channel has room.
     let _ = requests.try_send(create);
     let outgoing = tokio_stream::wrappers::ReceiverStream::new(outgoing);
     let mut request = client.request(&channel, outgoing).await.map_err(Opened::Status)?;
@@ -261,7 +263,8 @@ async fn open(
             return Err(ended(&response).map_or_else(Opened::Status, Opened::Ended));
         }
         if response.created {
-            // A member may be behind. A store that is behind was restored from a backup: what it makes next is not what came next.
+            // A member may be behind. A store that is behind was restored from a backup: its next revisions differ from
+            // those of the old store.
             if revision(response.header.as_ref()) < after && is_ahead(client, after).await? {
                 return Err(Opened::Ended(WatchError::Compacted));
             }
@@ -270,13 +273,13 @@ async fn open(
     }
 }
 
-/// Whether a revision is not one of the store's yet.
+/// Whether the store has not reached a revision yet.
 async fn is_ahead(client: &Client, after: Revision) -> Result<bool, Opened> {
     let now = read::current(client).await.map_err(|error| Opened::Status(Status::unavailable(error.to_string())))?;
     Ok(now < after)
 }
 
-/// What a watch that the member has ended means: an end, or a failure to be judged.
+/// Meaning of a watch that the member has cancelled: an end, or a failure to be judged.
 fn ended(response: &pb::WatchResponse) -> Result<WatchError, Status> {
     let reason = response.cancel_reason.as_str();
     if response.compact_revision > 0 || reason.contains("compacted") {

@@ -1,4 +1,4 @@
-//! A plain model of a store, and random work to compare a real one with it.
+//! A simple model of a store, and random operations to compare a real store with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,55 +8,55 @@ use proptest::prelude::*;
 
 const KEYS: [&str; 7] = ["a", "a/", "a/1", "a/2", "ab", "b/1", "ü/1"];
 const PREFIXES: [&str; 6] = ["", "a", "a/", "b", "nothing", "ü"];
-/// What is to happen happens within this.
+/// Timeout for expected events.
 const SOON: Duration = Duration::from_secs(60);
 
-/// One thing to do.
+/// One operation.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Commit {
-        /// Keys by number, and what they get; None: deleted.
+        /// Keys by number, and their new values; None: deleted.
         writes: BTreeMap<usize, Option<u8>>,
-        /// Keys by number, and how many changes ago each is expected to have last changed; mostly 0, which is true.
+        /// Keys by number, and the expected age of their last change, in changes; mostly 0, which is right.
         expect: BTreeMap<usize, usize>,
     },
     Snapshot(usize),
-    /// A new watch of this prefix, from so many revisions ago.
+    /// A new watch of this prefix, from this many revisions ago.
     Watch(usize, usize),
-    /// Everything that the watches were not yet asked for.
+    /// Reads all pending events of the watches.
     Drain,
     Restart,
-    /// What came before so many revisions ago is forgotten.
+    /// Forgets the history before this many revisions ago.
     Compact(usize),
 }
 
-/// A store that is tried.
-#[allow(async_fn_in_trait, reason = "it is for tests alone")]
+/// A store under test.
+#[allow(async_fn_in_trait, reason = "only for tests")]
 pub(crate) trait Subject {
     fn store(&self) -> &Store;
-    /// Ends it and begins it again. False: it cannot be.
+    /// Restarts it. False: it cannot be restarted.
     async fn restart(&mut self) -> bool;
-    /// Forgets what came before this revision. False: it cannot be told to.
+    /// Forgets the history before this revision. False: it cannot be told to.
     async fn compact(&mut self, revision: Revision) -> bool;
-    /// Whether a watch lives over a restart, and history too.
+    /// Whether watches and history survive a restart.
     fn remembers(&self) -> bool;
-    /// Whether a watch knows only of changes below its prefix, and now and then of the others. When it begins, or goes on
-    /// after a restart, what came after the last one that it knows of may have been forgotten.
+    /// Whether a watch knows only of changes below its prefix, and now and then of the others. When it starts, or
+    /// continues after a restart, the changes after the last one that it knows may have been forgotten.
     fn lags(&self) -> bool;
 }
 
 #[derive(Default)]
 struct Model {
-    /// Of the store, after each transaction; first of all 0.
+    /// The store's revisions after each transaction; the first is 0.
     revisions: Vec<Revision>,
-    /// Index into `revisions` of their last change.
+    /// Values, and the index into `revisions` of their last change.
     records: BTreeMap<String, (Vec<u8>, usize)>,
-    /// What was changed by each.
+    /// The changes of each transaction.
     changes: Vec<BTreeMap<String, Option<Vec<u8>>>>,
-    /// Watches from before this index are told that it is forgotten.
+    /// Watches from before this index must report that it is forgotten.
     forgotten: usize,
     watches: Vec<(Watch, &'static str, usize)>,
-    /// Whether a watch below which nothing changes may not have heard yet how far the store is.
+    /// Whether a watch without changes may not know the newest revision yet.
     lags: bool,
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn steps(count: usize) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..count)
 }
 
-/// Does it all, and compares what the store says with what the model says.
+/// Executes all steps, and compares the store with the model.
 pub(crate) async fn run(steps: Vec<Step>, subject: &mut impl Subject) {
     let first = subject.store().snapshot("").await.unwrap();
     assert_eq!(first.records, []);
@@ -101,7 +101,7 @@ pub(crate) async fn run(steps: Vec<Step>, subject: &mut impl Subject) {
                     let newest = model.newest();
                     let forgotten = std::mem::replace(&mut model.forgotten, newest);
                     for (watch, _, at) in &mut model.watches {
-                        // First it may tell what it knew.
+                        // It may first report what it already knew.
                         let last = async {
                             loop {
                                 if let Err(error) = watch.next().await {
@@ -118,7 +118,7 @@ pub(crate) async fn run(steps: Vec<Step>, subject: &mut impl Subject) {
                 }
             }
             Step::Compact(ago) => {
-                // Watches that are behind may or may not be told.
+                // Watches that are behind may or may not report an error.
                 model.drain().await;
                 let at = model.newest().saturating_sub(ago);
                 if at > model.forgotten && subject.compact(model.revisions[at]).await {
@@ -153,7 +153,7 @@ impl Model {
         let mut changes = BTreeMap::new();
         for (key, value) in writes {
             let key = KEYS[*key].to_owned();
-            // As long as the value says, so that lengths differ much.
+            // Lengths depend on the value, so that they differ much.
             let value = value.map(|value| vec![value; usize::from(value) * usize::from(value % 16)]);
             txn.writes.push(match value.clone() {
                 Some(value) => Write::Put { key: key.clone(), value },
@@ -228,13 +228,13 @@ impl Model {
         }
     }
 
-    /// Whether a watch that knew all up to `knew` was right to answer that what came next is forgotten.
+    /// Whether a watch that knew everything up to `knew` may report that the next changes are forgotten.
     fn may_have_lost(&self, knew: Revision, next: &Result<Events, WatchError>) -> bool {
         self.lags && *next == Err(WatchError::Compacted) && knew < self.revisions[self.forgotten]
     }
 }
 
-/// What has to happen, and soon.
+/// Awaits an event that must happen soon.
 pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(SOON, what).await.expect("it takes too long")
 }

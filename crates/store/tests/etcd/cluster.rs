@@ -1,4 +1,4 @@
-//! Members of etcd on this host's loopback addresses, and a proxy that fails as networks do.
+//! Members of etcd on this host's loopback addresses, and a proxy that simulates network failures.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use bifrost_store::{EtcdOptions, Store};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// How long a cluster may take to be there.
+/// Timeout for the start of a cluster.
 const START: Duration = Duration::from_secs(30);
 
 pub(crate) struct Cluster {
@@ -25,7 +25,7 @@ struct Member {
     process: Child,
 }
 
-/// The program, or the one beside it.
+/// The etcd program, or another program beside it.
 fn program(name: &str) -> PathBuf {
     let etcd =
         std::env::var_os("BIFROST_ETCD").expect("set BIFROST_ETCD, as by `BIFROST_ETCD=$(scripts/install-etcd.sh)`");
@@ -33,11 +33,11 @@ fn program(name: &str) -> PathBuf {
 }
 
 impl Cluster {
-    /// So many members, with these arguments more.
+    /// A number of members, with additional arguments.
     pub(crate) fn start(count: usize, more: &[&str]) -> Cluster {
         let directory = tempfile::tempdir().unwrap();
         let scheme = if more.iter().any(|argument| argument.starts_with("--cert-file")) { "https" } else { "http" };
-        // All are held until all are chosen.
+        // All ports are held until all are chosen.
         let listeners: Vec<_> = (0..2 * count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let ports: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
         drop(listeners);
@@ -56,7 +56,7 @@ impl Cluster {
                 "--max-txn-ops=1025".to_owned(),
                 "--max-request-bytes=6291456".to_owned(),
                 "--log-level=error".to_owned(),
-                // It is the process that is killed, and not the host.
+                // Tests kill the process, not the host.
                 "--unsafe-no-fsync".to_owned(),
             ];
             let arguments: Vec<_> = arguments.into_iter().chain(more.iter().map(|&s| s.to_owned())).collect();
@@ -75,12 +75,12 @@ impl Cluster {
         self.members[0].endpoint.rsplit('/').next().unwrap().parse().unwrap()
     }
 
-    /// A store in it, when it is there.
+    /// A store in it, when it is ready.
     pub(crate) async fn store(&self, root: &str) -> Store {
         connect(self.options(root)).await
     }
 
-    /// As by SIGKILL.
+    /// Kills a member with SIGKILL.
     pub(crate) fn kill(&mut self, index: usize) {
         let process = &mut self.members[index].process;
         process.kill().unwrap();
@@ -107,7 +107,7 @@ impl Cluster {
             if output.status.success() {
                 return;
             }
-            // A member that was just started is not there yet.
+            // A member that was just started is not ready yet.
             let error = String::from_utf8_lossy(&output.stderr);
             assert!(begin.elapsed() < START, "etcdctl {arguments:?}: {error}");
         }
@@ -117,7 +117,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         for member in &mut self.members {
-            // A member that is stopped is killed as well.
+            // SIGKILL ends a stopped member, too.
             let _ = member.process.kill();
             let _ = member.process.wait();
         }
@@ -136,22 +136,22 @@ pub(crate) async fn connect(options: EtcdOptions) -> Store {
 }
 
 fn spawn(arguments: &[String]) -> Child {
-    // What it says is seen if the test fails.
+    // Its output is shown if the test fails.
     Command::new(program("etcd")).args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
 }
 
-/// What a proxy does.
+/// Behaviour of a proxy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Network {
     Good,
-    /// Nothing comes back on the connections that there are; then they end. It is good afterwards.
+    /// Responses on existing connections are lost; then these connections end. New connections work.
     LosesAnswers,
-    /// No connections, and those that there are end.
+    /// No new connections, and existing ones end.
     Down,
 }
 
-/// Between the store and a member.
+/// A proxy between the store and a member.
 pub(crate) struct Proxy {
     pub(crate) endpoint: String,
     network: Arc<AtomicU8>,
@@ -174,7 +174,7 @@ impl Proxy {
         Proxy { endpoint, network }
     }
 
-    /// Connections are as told when this returns.
+    /// When this returns, all connections behave as requested.
     pub(crate) async fn set(&self, network: Network) {
         self.network.store(network as u8, Ordering::SeqCst);
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -197,7 +197,7 @@ async fn carry(mut client: TcpStream, mut server: TcpStream, network: &AtomicU8)
             read = client.read(&mut from_client) => match read {
                 Ok(len @ 1..) => {
                     if now == Network::LosesAnswers as u8 {
-                        // Until what was asked for is done.
+                        // Until the requested number is reached.
                         end.get_or_insert(Instant::now() + Duration::from_millis(300));
                     }
                     if server.write_all(&from_client[..len]).await.is_err() { return }

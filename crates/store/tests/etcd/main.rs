@@ -1,4 +1,4 @@
-//! The store in a real etcd: against the plain model, and while networks and members fail. Needs etcd and etcdctl:
+//! The store in a real etcd: against the simple model, and while networks and members fail. Needs etcd and etcdctl:
 //! `BIFROST_ETCD=$(scripts/install-etcd.sh) cargo test -p bifrost-store --test etcd -- --ignored`.
 
 #![allow(clippy::unwrap_used)]
@@ -35,7 +35,7 @@ impl Subject for InEtcd<'_> {
     }
 
     async fn compact(&mut self, revision: Revision) -> bool {
-        // etcd keeps the revision itself that it is told. The next one has to be there.
+        // etcd keeps the revision that it is given; the next one must exist.
         self.cluster.borrow().ctl(&["put", "/elsewhere", ""]);
         self.cluster.borrow().ctl(&["compaction", &(revision + 1).to_string()]);
         true
@@ -64,7 +64,7 @@ fn txn(expect: &[(&str, Revision)], writes: Vec<Write>) -> Txn {
 
 #[test]
 #[ignore = "needs BIFROST_ETCD"]
-fn it_does_what_the_model_does() {
+fn it_behaves_like_the_model() {
     let runtime = runtime();
     let cluster = RefCell::new(Cluster::start(1, &[]));
     let case = RefCell::new(0);
@@ -83,7 +83,7 @@ fn it_does_what_the_model_does() {
 
 #[test]
 #[ignore = "needs BIFROST_ETCD"]
-fn an_answer_that_is_lost_is_found_out_and_nothing_is_made_twice() {
+fn the_outcome_of_a_lost_response_is_found_and_nothing_is_committed_twice() {
     let cluster = Cluster::start(1, &[]);
     runtime().block_on(async {
         let direct = cluster.store("").await;
@@ -91,26 +91,26 @@ fn an_answer_that_is_lost_is_found_out_and_nothing_is_made_twice() {
         let store = connect(EtcdOptions { endpoints: vec![proxy.endpoint.clone()], ..EtcdOptions::default() }).await;
         let mut watch = direct.watch("", 0).await.unwrap();
         for round in 0..5u8 {
-            // A connection that is there.
+            // An existing connection.
             let first = store.commit(&txn(&[], vec![put("first", &[round])])).await.unwrap();
             assert_eq!(soon(watch.next()).await.unwrap().revision, first);
             proxy.set(Network::LosesAnswers).await;
-            // Expected to be absent: made a second time, it were a conflict. Without a condition, it were made twice.
+            // With a condition, a second commit would be a conflict. Without one, it would be committed twice.
             let key = format!("k{round}");
             let expect: &[(&str, Revision)] = if round % 2 == 0 { &[(&key, 0)] } else { &[] };
             let revision = store.commit(&txn(expect, vec![put(&key, &[round])])).await.unwrap();
             let changes = vec![(key, Some(vec![round]))];
             assert_eq!(soon(watch.next()).await, Ok(Events { revision, changes }));
-            // A conflict whose answer is lost is one.
+            // A conflict whose response is lost stays a conflict.
             proxy.set(Network::LosesAnswers).await;
             let conflict = store.commit(&txn(&[("first", first + 1)], vec![put("first", b"wrong")])).await;
             assert!(matches!(conflict, Err(CommitError::Conflict { key }) if key == "first"));
         }
         assert!(
             tokio::time::timeout(Duration::from_millis(100), watch.next()).await.is_err(),
-            "nothing was made twice"
+            "nothing was committed twice"
         );
-        // Nobody is there: it was not made, and that is known.
+        // No member is reachable: the transaction was not committed, and the store knows.
         proxy.set(Network::Down).await;
         let options = EtcdOptions {
             endpoints: vec![proxy.endpoint.clone()],
@@ -124,7 +124,7 @@ fn an_answer_that_is_lost_is_found_out_and_nothing_is_made_twice() {
 
 #[test]
 #[ignore = "needs BIFROST_ETCD"]
-fn a_watch_that_was_away_goes_on_or_is_told_that_it_cannot() {
+fn a_disconnected_watch_continues_or_reports_that_it_cannot() {
     let cluster = Cluster::start(1, &[]);
     runtime().block_on(async {
         let direct = cluster.store("").await;
@@ -133,20 +133,20 @@ fn a_watch_that_was_away_goes_on_or_is_told_that_it_cannot() {
         let mut watch = store.watch("a", 0).await.unwrap();
         let first = direct.commit(&txn(&[], vec![put("a", b"1")])).await.unwrap();
         assert_eq!(soon(watch.next()).await.unwrap().revision, first);
-        // What happened meanwhile is told afterwards.
+        // Changes during the outage are reported afterwards.
         proxy.set(Network::Down).await;
         let second = direct.commit(&txn(&[], vec![put("a", b"2"), put("b", b"2")])).await.unwrap();
         assert!(tokio::time::timeout(Duration::from_millis(100), watch.next()).await.is_err());
         proxy.set(Network::Good).await;
         let events = Events { revision: second, changes: vec![("a".to_owned(), Some(b"2".to_vec()))] };
         assert_eq!(soon(watch.next()).await, Ok(events));
-        // Nothing of its own for a while: it learns that there was nothing, so that a compaction does not matter.
+        // No changes under its prefix for a while: it learns the progress, so that a compaction does not matter.
         let other = direct.commit(&txn(&[], vec![put("b", b"3")])).await.unwrap();
         let begin = Instant::now();
         while watch.revision() < other {
             assert!(begin.elapsed() < Duration::from_secs(30), "{} of {other}", watch.revision());
             assert!(tokio::time::timeout(Duration::from_millis(100), watch.next()).await.is_err());
-            // It is the next call that says how far it is.
+            // The next call reports the progress.
         }
         proxy.set(Network::Down).await;
         assert!(tokio::time::timeout(Duration::from_millis(100), watch.next()).await.is_err());
@@ -154,7 +154,7 @@ fn a_watch_that_was_away_goes_on_or_is_told_that_it_cannot() {
         proxy.set(Network::Good).await;
         let fourth = direct.commit(&txn(&[], vec![put("a", b"4")])).await.unwrap();
         assert_eq!(soon(watch.next()).await.unwrap().revision, fourth);
-        // What is compacted while it is away is lost, and it is told so.
+        // Changes that are compacted during an outage are lost, and the watch reports that.
         proxy.set(Network::Down).await;
         assert!(tokio::time::timeout(Duration::from_millis(100), watch.next()).await.is_err());
         direct.commit(&txn(&[], vec![put("a", b"5")])).await.unwrap();
@@ -168,7 +168,7 @@ fn a_watch_that_was_away_goes_on_or_is_told_that_it_cannot() {
 
 #[test]
 #[ignore = "needs BIFROST_ETCD"]
-fn members_that_are_killed_or_stand_still_cost_time_and_no_transaction() {
+fn killed_or_stopped_members_cost_time_but_no_transaction() {
     let mut cluster = Cluster::start(3, &[]);
     runtime().block_on(async {
         let store = cluster.store("").await;
@@ -191,7 +191,7 @@ fn members_that_are_killed_or_stand_still_cost_time_and_no_transaction() {
             }
             (made, unknown)
         });
-        // One of them leads.
+        // One of them is the leader.
         for member in 0..3 {
             tokio::time::sleep(Duration::from_millis(500)).await;
             cluster.kill(member);
@@ -202,7 +202,7 @@ fn members_that_are_killed_or_stand_still_cost_time_and_no_transaction() {
         for member in 0..3 {
             cluster.stop(member, true);
             let begin = Instant::now();
-            // The rest goes on, whichever it was.
+            // The rest continues, whichever it was.
             soon(async { while store.commit(&txn(&[], vec![put("other", &[member as u8])])).await.is_err() {} }).await;
             assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
             cluster.stop(member, false);
@@ -210,7 +210,7 @@ fn members_that_are_killed_or_stand_still_cost_time_and_no_transaction() {
         end.send_replace(true);
         let (made, unknown) = soon(writer).await.unwrap();
         assert!(made.len() > 100, "{} transactions", made.len());
-        assert_eq!(unknown, [] as [String; 0], "each was found out in time");
+        assert_eq!(unknown, [] as [String; 0], "each outcome was found in time");
         let there: BTreeMap<String, Revision> = store
             .snapshot("k")
             .await
@@ -220,7 +220,7 @@ fn members_that_are_killed_or_stand_still_cost_time_and_no_transaction() {
             .map(|record| (record.key, record.revision))
             .collect();
         assert_eq!(there, made);
-        // And the watch has told each once, in order.
+        // And the watch has reported each once, in order.
         let mut told = BTreeMap::new();
         let mut last = 0;
         while told.len() < made.len() {
@@ -235,7 +235,7 @@ fn members_that_are_killed_or_stand_still_cost_time_and_no_transaction() {
 
 #[test]
 #[ignore = "needs BIFROST_ETCD"]
-fn the_largest_transactions_and_lists_are_taken() {
+fn the_largest_transactions_and_lists_are_accepted() {
     let cluster = Cluster::start(1, &[]);
     runtime().block_on(async {
         let store = cluster.store("").await;
@@ -247,7 +247,7 @@ fn the_largest_transactions_and_lists_are_taken() {
         let revision = store.commit(&txn(&expect, writes)).await.unwrap();
         let events = soon(watch.next()).await.unwrap();
         assert_eq!((events.revision, events.changes.len()), (revision, limits::TXN_WRITES));
-        // The last of many is named.
+        // The error names the last of many keys.
         let conflict = store.commit(&txn(&[("new", 0), ("k1000", 1)], vec![put("new", b"")])).await;
         assert!(matches!(conflict, Err(CommitError::Conflict { key }) if key == "k1000"));
         // More than a message: pages become smaller.
@@ -263,7 +263,7 @@ fn the_largest_transactions_and_lists_are_taken() {
 
 #[test]
 #[ignore = "needs BIFROST_ETCD"]
-fn an_etcd_that_takes_less_is_told_with_the_option_that_helps() {
+fn errors_name_the_etcd_option_to_raise() {
     let cluster = Cluster::start(1, &["--max-txn-ops=128", "--max-request-bytes=1572864"]);
     runtime().block_on(async {
         let store = cluster.store("").await;
@@ -330,7 +330,7 @@ fn users_and_certificates() {
         let options = EtcdOptions { tls: Some(untrusted), user: user("relay", "secret"), timeout, ..plain.clone() };
         let error = Store::etcd(options).await.unwrap_err().to_string();
         assert!(error.contains("not valid for name"), "{error}");
-        // Keys that the role has not are refused, at once.
+        // Keys outside the role are refused, at once.
         let options = EtcdOptions { user: user("relay", "secret"), ..plain };
         let elsewhere = Store::etcd(EtcdOptions { root: "/elsewhere/".to_owned(), ..options.clone() }).await.unwrap();
         let error = elsewhere.snapshot("").await.unwrap_err();
@@ -341,7 +341,7 @@ fn users_and_certificates() {
         let mut watch = store.watch("", 0).await.unwrap();
         let first = store.commit(&txn(&[], vec![put("k", b"1")])).await.unwrap();
         assert_eq!(soon(watch.next()).await.unwrap().revision, first);
-        // A member that begins again knows nobody: the store says again who it is.
+        // A restarted member knows no tokens: the store authenticates again.
         cluster.kill(0);
         cluster.start_again(0);
         let second = store.commit(&txn(&[("k", first)], vec![put("k", b"2")])).await.unwrap();

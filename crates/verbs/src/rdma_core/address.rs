@@ -1,4 +1,4 @@
-//! Addresses: paths, where datagrams go, and where they come from.
+//! Addresses: paths, and destinations and sources of datagrams.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr;
@@ -9,17 +9,17 @@ use hashbrown::HashMap;
 use super::library::Functions;
 use super::sys::{Ah, AhAttr, Gid, Pd};
 
-/// The flow label for which a NIC uses a UDP source port, which is from 49,152 on (IBTA annex A17.9.2, as Linux does it:
+/// The flow label for which a NIC uses a UDP source port, which is at least 49,152 (IBTA annex A17.9.2, as in Linux:
 /// `rdma_flow_label_to_udp_sport`). 0 would leave the choice to the NIC.
 pub(super) fn flow_label(source_port: u16) -> u32 {
     match u32::from(source_port & 0x3fff) {
-        // The same port by way of the upper bits, which are folded onto the lower ones.
+        // Sets the same port through the upper bits, which are folded onto the lower ones.
         0 => 1 << 14 | 1,
         label => label,
     }
 }
 
-/// Where a datagram comes from: of the 40 bytes before it, an IPv6 header, or an IPv4 header in the last 20.
+/// Source of a datagram, from the 40 bytes before it: an IPv6 header, or an IPv4 header in the last 20.
 pub(super) fn source(header: &[u8], ipv4: bool) -> Option<IpAddr> {
     if ipv4 {
         let address: [u8; 4] = header.get(32..36)?.try_into().ok()?;
@@ -29,18 +29,18 @@ pub(super) fn source(header: &[u8], ipv4: bool) -> Option<IpAddr> {
     (header[0] >> 4 == 6).then(|| Ipv6Addr::from(address).into())
 }
 
-/// Address handles of a queue pair, at most.
+/// Maximum number of address handles of a queue pair.
 const HANDLES_MAX: usize = 1024;
-/// How long an address that could not be resolved is not asked for again: asking takes up to a second.
+/// How long a failed address resolution is not repeated: it takes up to a second.
 const UNREACHABLE_NS: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug)]
 struct Handle {
-    /// Null: it could not be made.
+    /// Null: creation failed.
     ah: *mut Ah,
     /// The last request that used it.
     last: u64,
-    /// When it was made, ns.
+    /// Time of creation, ns.
     made_ns: u64,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Handles {
 }
 
 impl Handles {
-    /// The handle for a way, for a request that is posted now.
+    /// The handle for a destination and path, for a request that is posted now.
     pub(super) fn get(
         &mut self,
         functions: &Functions,
@@ -76,7 +76,7 @@ impl Handles {
         Ok(handle.ah)
     }
 
-    /// A request has completed; they do so in order.
+    /// A request has completed; they complete in order.
     pub(super) fn completed(&mut self) {
         self.completed += 1;
     }
@@ -107,7 +107,7 @@ impl Handles {
 
 fn destroy(functions: &Functions, ah: *mut Ah) {
     if !ptr::eq(ah, ptr::null()) {
-        // SAFETY: no request that is posted uses it.
+        // SAFETY: no posted request uses it.
         let _ = unsafe { (functions.destroy_ah)(ah) };
     }
 }
@@ -116,7 +116,7 @@ fn destroy(functions: &Functions, ah: *mut Ah) {
 mod tests {
     use super::*;
 
-    /// As Linux has it, include/rdma/ib_verbs.h.
+    /// As in Linux, include/rdma/ib_verbs.h.
     fn port_of(label: u32) -> u16 {
         ((label & 0x3fff) ^ ((label & 0xfc000) >> 14)) as u16 | 0xc000
     }

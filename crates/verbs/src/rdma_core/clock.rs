@@ -1,11 +1,11 @@
-//! The NIC's clock: times of completions that the scheduler of this host cannot delay.
+//! The NIC's clock: completion times that this host's scheduler cannot delay.
 
 use std::ffi::c_int;
 use std::mem::{offset_of, size_of};
 
 use super::sys::{Context, DeviceAttr, DeviceAttrEx, OdpCaps, VALUES_MASK_RAW_CLOCK, ValuesEx, VerbsContext, extended};
 
-/// Ticks of a counter of some width, as time that does not wrap.
+/// Converts ticks of a counter of some width to time that does not wrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticks {
     mask: u64,
@@ -15,14 +15,14 @@ pub(super) struct Ticks {
 }
 
 impl Ticks {
-    /// A counter that shows `first` now and wraps after `mask`, which is a row of ones; `None` if it cannot serve: it wraps within
-    /// seconds, or its rate is not known.
+    /// A counter that shows `first` now and wraps after `mask`, which is 2^n - 1; `None` if it is unusable: it wraps
+    /// within seconds, or its rate is unknown.
     pub(super) fn new(mask: u64, khz: u64, first: u64) -> Option<Self> {
         let long = mask.checked_add(1).is_none_or(u64::is_power_of_two) && mask >= (1 << 40) - 1;
         (long && khz > 0).then_some(Self { mask, khz, last: first & mask, total: first & mask })
     }
 
-    /// The time of a reading, ns; it may be a little older than the one before.
+    /// The time of a reading, ns; a reading may be slightly older than the previous one.
     pub(super) fn ns(&mut self, reading: u64) -> u64 {
         let ahead = reading.wrapping_sub(self.last) & self.mask;
         let total = if ahead <= self.mask / 2 {
@@ -36,7 +36,7 @@ impl Ticks {
     }
 }
 
-/// The counter of a device, if it has one that completions and this process can read.
+/// The counter of a device, if completions carry it and this process can read it.
 ///
 /// # Safety
 /// `context` is an open device.
@@ -63,7 +63,7 @@ pub(super) unsafe fn ticks(context: *mut Context) -> Option<Ticks> {
     Ticks::new(attributes.completion_timestamp_mask, attributes.hca_core_clock, first)
 }
 
-/// What the counter of a device shows.
+/// Reads the counter of a device.
 ///
 /// # Safety
 /// `context` is an open device.
@@ -78,7 +78,7 @@ pub(super) unsafe fn read(context: *mut Context) -> Option<u64> {
     if unsafe { query(context, &raw mut values) } != 0 || values.comp_mask & VALUES_MASK_RAW_CLOCK == 0 {
         return None;
     }
-    // Ticks, though the type says seconds: they stand in the nanoseconds alone.
+    // Ticks, though the type says seconds: only the nanoseconds field is used.
     Some((values.raw_clock.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(values.raw_clock.tv_nsec as u64))
 }
 
@@ -93,7 +93,7 @@ mod tests {
         let begin = ticks.ns(mask - 5);
         assert_eq!(ticks.ns(mask) - begin, 5, "1 GHz: a tick is 1 ns");
         assert_eq!(ticks.ns(10) - begin, 16, "the counter has wrapped");
-        assert_eq!(ticks.ns(mask) - begin, 5, "a completion from before");
+        assert_eq!(ticks.ns(mask) - begin, 5, "an earlier completion");
         assert_eq!(ticks.ns(20) - begin, 26);
         let mut slow = Ticks::new(u64::MAX, 78_125, 0).unwrap();
         assert_eq!(slow.ns(78_125_000), 1_000_000_000);

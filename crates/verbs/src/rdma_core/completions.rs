@@ -1,4 +1,4 @@
-//! Completion queues of the NIC, with its times if it has them.
+//! Completion queues of the NIC, with hardware timestamps if available.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -13,20 +13,20 @@ use super::library::{Functions, check, errno};
 use super::sys;
 use super::sys::{CompChannel, Cq, CqEx, CqInitAttrEx, PollCqAttr, VerbsContext, Wc, extended};
 
-/// Completions that are taken from the NIC at once.
+/// Completions taken from the NIC per call.
 pub(super) const BATCH: usize = 32;
-/// What a queue has room for at first; it grows with its queue pairs.
+/// Initial capacity of a queue; it grows with its queue pairs.
 const ROOM: u32 = 4096;
 
 /// A completion queue.
 pub(super) struct Queue {
     cq: *mut Cq,
-    /// The same, if completions have times of the NIC.
+    /// The same, if completions have hardware timestamps.
     timed: Option<*mut CqEx>,
-    /// What it has room for, and what its queue pairs may post.
+    /// Its capacity, and the number of requests that its queue pairs may post.
     room: u32,
     depths: u32,
-    /// Completions that the NIC did not make, or that were looked for before they were asked for.
+    /// Completions that the NIC did not create, or that were fetched early.
     pub(super) ready: VecDeque<Completion>,
     scratch: Box<[Wc; BATCH]>,
 }
@@ -37,25 +37,25 @@ impl std::fmt::Debug for Queue {
     }
 }
 
-/// A completion, as the NIC tells it.
+/// A completion, as reported by the NIC.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Raw {
     pub(super) wc: Wc,
-    /// Of the NIC's clock, in ticks.
+    /// Timestamp of the NIC's clock, ticks.
     pub(super) ticks: Option<u64>,
 }
 
 /// The NIC's clock, or that of the caller.
 #[derive(Debug)]
 pub(super) enum Clock {
-    /// Whether the NIC has one is not known yet.
+    /// Not known yet whether the NIC has one.
     Unknown,
     Nic(Ticks),
     Software,
 }
 
 impl Clock {
-    /// What it shows when the caller's shows `now_ns`.
+    /// Its time when the caller's clock shows `now_ns`.
     pub(super) fn now_ns(&mut self, port: &Port, now_ns: u64) -> u64 {
         // SAFETY: the port's device is open.
         let ticks = if let Self::Nic(_) = self { unsafe { read(port.context) } } else { None };
@@ -108,13 +108,11 @@ impl Queue {
         self.cq
     }
 
-    /// Makes room for what another queue pair may post: a queue that overflows is in error.
+    /// Makes room for the requests of another queue pair: a queue that overflows is in error.
     pub(super) fn grow(&mut self, functions: &Functions, max: u32, by: u32) -> Result<(), VerbsError> {
         let wanted = self.depths + by;
         if wanted > max {
-            return Err(VerbsError::Value(
-                "connections: their requests do not fit into a completion queue of this NIC",
-            ));
+            return Err(VerbsError::Value("connections: their requests exceed a completion queue of this NIC"));
         }
         if wanted > self.room {
             let room = wanted.max(2 * self.room).min(max);
@@ -131,13 +129,14 @@ impl Queue {
         self.depths = self.depths.saturating_sub(by);
     }
 
-    /// Takes completions from the NIC; how many.
+    /// Takes completions from the NIC and returns their number.
     pub(super) fn poll(&mut self, into: &mut [Raw; BATCH]) -> usize {
         if let Some(cq) = self.timed {
             // SAFETY: the queue exists.
             return unsafe { poll_timed(cq, into) };
         }
-        // SAFETY: the queue and its device exist, and the function writes at most as many completions as there is room for.
+        // SAFETY: the queue and its device exist, and the function writes at most as many completions as there is room
+        // for.
         let count = unsafe {
             let poll = (*(*self.cq).context).ops.poll_cq;
             poll.map_or(0, |poll| poll(self.cq, BATCH as c_int, self.scratch.as_mut_ptr()))
@@ -149,7 +148,7 @@ impl Queue {
         count
     }
 
-    /// Asks for an event with the next completion.
+    /// Requests an event for the next completion.
     pub(super) fn arm(&self) {
         // SAFETY: the queue and its device exist.
         unsafe {
@@ -166,7 +165,7 @@ impl Queue {
     }
 }
 
-/// A queue whose completions have the NIC's times, if the NIC does that.
+/// A queue with hardware timestamps, if the NIC supports them.
 fn timed(port: &Port, channel: *mut CompChannel, room: u32) -> Option<*mut CqEx> {
     // SAFETY: the port's device is open.
     let functions = unsafe { extended(port.context, offset_of!(VerbsContext, create_cq_ex)) }?;
@@ -194,13 +193,13 @@ fn timed(port: &Port, channel: *mut CompChannel, room: u32) -> Option<*mut CqEx>
 /// The queue exists.
 unsafe fn poll_timed(cq: *mut CqEx, into: &mut [Raw; BATCH]) -> usize {
     let mut attributes = PollCqAttr { comp_mask: 0 };
-    // SAFETY: the queue exists; the functions of its driver are called as verbs.h says: start, then next, then end, and values
-    // are read between.
+    // SAFETY: the queue exists; the functions of its driver are called as verbs.h says: start, then next, then end, and
+    // values are read between.
     unsafe {
         let (Some(start), Some(next), Some(end)) = ((*cq).start_poll, (*cq).next_poll, (*cq).end_poll) else {
             return 0;
         };
-        // An error, ENOENT if there is nothing: then the end is not called.
+        // An error, or ENOENT if there is nothing: then `end` must not be called.
         if start(cq, &raw mut attributes) != 0 {
             return 0;
         }
@@ -231,7 +230,7 @@ unsafe fn poll_timed(cq: *mut CqEx, into: &mut [Raw; BATCH]) -> usize {
     }
 }
 
-/// How a request went.
+/// Status of a request.
 pub(super) fn status(code: u32) -> Status {
     match code {
         sys::WC_SUCCESS => Status::Success,
@@ -242,7 +241,7 @@ pub(super) fn status(code: u32) -> Status {
             Status::LocalProtection
         }
         sys::WC_WR_FLUSH_ERR => Status::Flushed,
-        // Of the peer, for the most part.
+        // Errors that the peer causes, for the most part.
         _ => Status::RemoteInvalid,
     }
 }

@@ -1,4 +1,4 @@
-//! The device and port that have an address.
+//! Finds the device and port that have an address.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,10 +11,10 @@ use super::sys::{Context, DeviceAttr, GID_TYPE_ROCE_V2, Gid, GidEntry, PORT_ACTI
 
 /// Where the kernel lists devices with verbs.
 const CLASS: &str = "/sys/class/infiniband_verbs";
-/// Addresses of a device that are looked at.
+/// Maximum number of addresses of a device that are checked.
 const GIDS_MAX: usize = 1024;
 
-/// An open device, of which one port has the wanted address.
+/// An open device, one of whose ports has the requested address.
 #[derive(Debug)]
 pub(super) struct Port {
     functions: &'static Functions,
@@ -22,7 +22,7 @@ pub(super) struct Port {
     pub(super) name: String,
     pub(super) port: u8,
     pub(super) gid_index: u8,
-    /// Payload of a packet that fits, bytes.
+    /// Maximum payload of a packet, bytes.
     pub(super) mtu: u16,
     pub(super) completions_max: u32,
 }
@@ -34,7 +34,7 @@ pub(super) fn is_any() -> bool {
     })
 }
 
-/// The name of an address in RDMA.
+/// The GID of an address.
 pub(super) fn gid(address: IpAddr) -> Gid {
     Gid(match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -63,7 +63,7 @@ impl Port {
                 failed = Some(OpenError::Open(name, errno()));
                 continue;
             }
-            // Closes the device if it is not the one.
+            // Closes the device if it is not the right one.
             let port = Self { functions, context, name, port: 0, gid_index: 0, mtu: 0, completions_max: 0 };
             match port.find(address, &mut seen) {
                 Ok(Some(port)) => {
@@ -74,7 +74,7 @@ impl Port {
                 Err(error) => failed = Some(error),
             }
         }
-        // SAFETY: the list is the library's, and an open device does not need it.
+        // SAFETY: the list belongs to the library, and an open device does not need it.
         unsafe { (functions.free_device_list)(list) };
         found.ok_or_else(|| failed.unwrap_or(OpenError::NoAddress(address, seen)))
     }
@@ -121,7 +121,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // SAFETY: open, and what was made of it is gone: it is dropped last.
+        // SAFETY: it is open, and everything created on it is gone: it is dropped last.
         let _ = unsafe { (self.functions.close_device)(self.context) };
     }
 }

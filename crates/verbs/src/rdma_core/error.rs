@@ -1,4 +1,4 @@
-//! What can be in the way of using a NIC, and what to do about it.
+//! Why a NIC cannot be used, and what to do about it.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ pub enum OpenError {
     /// The library is too old.
     #[error("libibverbs has no {0}: version 32 of rdma-core or a later one is needed")]
     Symbol(&'static str),
-    /// The kernel has a device, and the library has no driver for it.
+    /// The kernel has a device, but the library has no driver for it.
     #[error("libibverbs has no driver for the RDMA devices of this host (Debian: install ibverbs-providers)")]
     NoDriver,
     /// A device cannot be opened.
@@ -33,7 +33,7 @@ pub enum OpenError {
     /// The port is down.
     #[error("port {1} of the RDMA device {0} is not active: ip link set its network device up, and look at its cable")]
     Down(String, u8),
-    /// A function failed.
+    /// A library function failed.
     #[error("{0}: {text}", text = io::Error::from_raw_os_error(*.1))]
     Call(&'static str, i32),
 }

@@ -1,4 +1,4 @@
-//! libibverbs, loaded when it is first wanted, so that programs run where it is not installed.
+//! libibverbs, loaded when it is first needed, so that programs run if it is not installed.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io;
@@ -12,10 +12,10 @@ use super::sys::{
     QpInitAttr,
 };
 
-/// The library's name, with the version of its interface.
+/// The library's name, with the version of its ABI.
 const NAME: &str = "libibverbs.so.1";
 
-/// Declares the functions that are used, and how each is found.
+/// Declares the functions used, and looks up each.
 macro_rules! functions {
     ($($field:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// Functions of libibverbs.
@@ -74,20 +74,20 @@ impl std::fmt::Debug for Functions {
     }
 }
 
-/// The library of this process; an attempt that failed is repeated.
+/// The library of this process; a failed attempt is repeated.
 pub(super) fn library() -> Result<&'static Functions, OpenError> {
     static LOADED: OnceLock<(Functions, Library)> = OnceLock::new();
     if let Some((functions, _)) = LOADED.get() {
         return Ok(functions);
     }
-    // It stays until the process ends: drivers of the library do not expect to be unloaded.
+    // Stays loaded until the process ends: the library's drivers do not support unloading.
     let loaded = load(NAME)?;
     Ok(&LOADED.get_or_init(|| loaded).0)
 }
 
 fn load(name: &str) -> Result<(Functions, Library), OpenError> {
-    // SAFETY: the initialisation of libibverbs has no preconditions. An attacker who can replace a system library controls this
-    // process anyway.
+    // SAFETY: the initialisation of libibverbs has no preconditions. An attacker who can replace a system library
+    // controls this process anyway.
     let library = unsafe { Library::new(name) }.map_err(|error| OpenError::Library(error.to_string()))?;
     Ok((Functions::find(&library)?, library))
 }
@@ -106,7 +106,7 @@ pub(super) unsafe fn name(functions: &Functions, device: *mut Device) -> String 
     unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
 }
 
-/// What a function that returns an error number says.
+/// The error of a function that returns an error number.
 pub(super) fn check(what: &'static str, result: c_int) -> Result<(), (&'static str, i32)> {
     match result {
         0 => Ok(()),
@@ -116,7 +116,7 @@ pub(super) fn check(what: &'static str, result: c_int) -> Result<(), (&'static s
     }
 }
 
-/// What the last function that returned a null pointer says.
+/// The error of the last function that returned a null pointer.
 pub(super) fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }

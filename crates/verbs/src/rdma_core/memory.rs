@@ -1,4 +1,4 @@
-//! Registered memory. The NIC reads and writes it by itself, so it stays where it is until the NIC has given it back.
+//! Registered memory. The NIC accesses it at any time, so it must not move until it is deregistered.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,23 +8,23 @@ use hashbrown::HashMap;
 use super::library::{Functions, errno};
 use super::sys::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_WRITE, Mr, Pd, Sge};
 
-/// What stands in errors about registration, for the usual reason is not in the error number.
+/// Operation in errors about registration; the error number does not tell the usual reason.
 pub(super) const REGISTERING: &str = "registering memory (is the limit of locked memory, ulimit -l, too low?)";
 
 /// Memory that is registered with the NIC, owned until it is released.
 #[derive(Debug)]
 pub(super) struct Registered {
     memory: Vec<u8>,
-    /// Null: there is nothing to register in no bytes.
+    /// Null: memory of zero bytes is not registered.
     mr: *mut Mr,
     lkey: u32,
     rkey: u32,
-    /// What work requests and peers call its first byte.
+    /// Address of its first byte in work requests, local and remote.
     base: u64,
 }
 
 impl Registered {
-    /// Registers memory with a protection domain. `tag`: of what its addresses consist, beyond the place in a page.
+    /// Registers memory with a protection domain. Its addresses consist of `tag` and the offset in a page.
     pub(super) fn new(
         functions: &Functions,
         pd: *mut Pd,
@@ -39,24 +39,24 @@ impl Registered {
             return Err((VerbsError::Value("length"), memory));
         }
         let at = memory.as_mut_ptr();
-        // Peers learn nothing about where things are in this process, but for the place in a large page, by which drivers map.
+        // Peers learn nothing about this process's address space, except the offset in a large page, by which drivers
+        // map.
         let base = (u64::from(tag) | 1) << 32 | (at as u64 & ((1 << 21) - 1));
         let flags = match access {
             Access::Local => ACCESS_LOCAL_WRITE,
             Access::RemoteWrite => ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE,
         };
-        // SAFETY: the memory is owned by the result, which neither moves nor frees it before the NIC has given it back.
+        // SAFETY: the result owns the memory, and neither moves nor frees it before it is deregistered.
         let mr = unsafe { (functions.reg_mr)(pd, at.cast::<c_void>(), memory.len(), base, flags as c_int) };
         if mr.is_null() {
             return Err((VerbsError::System(REGISTERING, errno()), memory));
         }
-        // SAFETY: a region that the library has just made.
+        // SAFETY: the library has just created this region.
         let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
         Ok(Self { memory, mr, lkey, rkey, base })
     }
 
-    /// Takes memory back from the NIC. If that fails, the NIC may still use it: then it is never freed, and the caller gets
-    /// a copy.
+    /// Deregisters memory. If that fails, the NIC may still use it: then it is never freed, and the caller gets a copy.
     pub(super) fn release(self, functions: &Functions) -> Vec<u8> {
         // SAFETY: registered, and not released before: `self` is consumed.
         if !self.mr.is_null() && unsafe { (functions.dereg_mr)(self.mr) } != 0 {
@@ -65,7 +65,7 @@ impl Registered {
         self.memory
     }
 
-    /// A piece for a work request. The caller has checked that it is inside.
+    /// A scatter/gather element for a work request. The caller has checked that it is inside.
     pub(super) fn sge(&self, offset: usize, len: u32) -> Sge {
         Sge { addr: self.base + offset as u64, length: len, lkey: self.lkey }
     }
@@ -89,13 +89,13 @@ struct Entry {
     registered: Registered,
     domain: Domain,
     access: Access,
-    /// Send requests of it that are posted and not polled.
+    /// Send requests with this region that are posted and not polled.
     posted: u32,
     /// Deregistered, but the NIC may still read it.
     retired: bool,
 }
 
-/// All regions, by the key that the caller knows: the remote one for memory that peers may write to.
+/// All regions, by the key that the caller knows: the remote key for memory that peers may write to.
 #[derive(Debug)]
 pub(super) struct Regions {
     entries: HashMap<u32, Entry>,
@@ -121,7 +121,7 @@ impl Regions {
         }
         let registered = Registered::new(functions, pd, access, self.random.u32(..1 << 30), memory)?;
         let key = match access {
-            // Of no memory: any number.
+            // For empty memory any number will do.
             _ if registered.mr.is_null() => loop {
                 let key = self.random.u32(..);
                 if !self.entries.contains_key(&key) {
@@ -140,8 +140,8 @@ impl Regions {
         Ok(region)
     }
 
-    /// Gives memory back. Peers write to it no more. Memory that the NIC may still be sending stays registered until it has:
-    /// taking it away would put the queue pair into error. The caller gets a copy then.
+    /// Deregisters memory; peers can no longer write to it. Memory that the NIC may still be sending stays registered
+    /// until that is done, because deregistering it would put the queue pair into error. The caller gets a copy then.
     pub(super) fn deregister(&mut self, functions: &Functions, key: Key) -> Option<Vec<u8>> {
         let entry = self.entries.get_mut(&key.0).filter(|entry| !entry.retired)?;
         if entry.posted > 0 && entry.access == Access::Local {
@@ -188,14 +188,14 @@ impl Regions {
         Some((entry.registered.sge(range.start, slice.len), entry.registered.inline_sge(range.start, slice.len)))
     }
 
-    /// A send request of a region is posted.
+    /// Counts a posted send request of a region.
     pub(super) fn hold(&mut self, key: Key) {
         if let Some(entry) = self.entries.get_mut(&key.0) {
             entry.posted += 1;
         }
     }
 
-    /// It is done.
+    /// The send request has completed.
     pub(super) fn let_go(&mut self, functions: &Functions, key: Key) {
         let Some(entry) = self.entries.get_mut(&key.0) else { return };
         entry.posted = entry.posted.saturating_sub(1);
@@ -207,7 +207,7 @@ impl Regions {
         }
     }
 
-    /// Everything is given back.
+    /// Deregisters everything.
     pub(super) fn clear(&mut self, functions: &Functions) {
         for (_, entry) in self.entries.drain() {
             drop(entry.registered.release(functions));

@@ -1,17 +1,17 @@
-//! The NICs that this host has: RDMA verbs by the system's libibverbs, which is loaded when it is first wanted.
+//! RDMA NICs of this host, used through the system's libibverbs, which is loaded when it is first needed.
 //!
-//! Programs need no library to be built. The structures and the functions that its headers define inline are our own (`sys`);
-//! tests compare them with what a C compiler says.
+//! Building programs does not require the library. The structures, and the functions that its headers define inline,
+//! are reimplemented here (`sys`); tests compare the layout with a C compiler's.
 //!
-//! A NIC differs from the software one in these:
-//! - it has its address already: [`RdmaCore::new`] looks for the port that has it as a RoCE v2 GID;
+//! Differences from the software NIC:
+//! - it has its address already: [`RdmaCore::new`] finds the port with that RoCE v2 GID;
 //! - packets go to UDP port 4791, so the peer must receive there;
-//! - a path's source port is told to it as a flow label, from which Linux and the drivers compute it;
+//! - a path's source port is encoded in a flow label, from which Linux and the drivers compute it;
 //! - requests reach it in batches: [`RdmaCore::transmit`];
-//! - urgent queue pairs have no precedence: that would be a matter of traffic classes;
-//! - times are those of its own clock if it has one for completions, and otherwise the time at which they were polled.
+//! - urgent queue pairs have no priority: that would need traffic classes;
+//! - completion times are those of its own clock if it timestamps completions, otherwise the time of polling.
 //!
-//! Connecting asks the kernel for the peer's link-layer address, which takes up to a second if nobody answers.
+//! Connecting asks the kernel for the peer's link-layer address, which takes up to a second if there is no reply.
 
 mod address;
 mod clock;
@@ -50,34 +50,34 @@ use crate::provider::Provider;
 /// Settings of a NIC.
 #[derive(Clone, Copy, Debug)]
 pub struct RdmaCoreConfig {
-    /// Its address, by which the device and the port are found.
+    /// Its address, which selects the device and the port.
     pub address: IpAddr,
-    /// Queue pairs, at most; 65,535 count.
+    /// Maximum number of queue pairs; at most 65,535.
     pub queue_pairs: u32,
-    /// Memory regions, at most.
+    /// Maximum number of memory regions.
     pub regions: u32,
-    /// Of the regions' addresses.
+    /// Seed for the regions' addresses.
     pub seed: u64,
 }
 
-/// What has been counted.
+/// Counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RdmaCoreCounters {
-    /// Times that the NIC was told of requests.
+    /// Doorbells: how often requests were passed to the NIC.
     pub batches: u64,
-    /// Requests of which it was told.
+    /// Requests passed to the NIC.
     pub posted_requests: u64,
-    /// Completions that were polled.
+    /// Polled completions.
     pub polled_completions: u64,
     /// Completions of queue pairs that were reset or removed meanwhile.
     pub stale_completions: u64,
-    /// Queue pairs that went into error.
+    /// Queue pairs that entered the error state.
     pub queue_pairs_in_error: u64,
-    /// Reports of the device: a port that goes down, for instance.
+    /// Asynchronous events of the device, such as a port that goes down.
     pub events: u64,
 }
 
-/// A place for a queue pair.
+/// A slot for a queue pair.
 #[derive(Debug, Default)]
 struct Place {
     /// How many times it was used or reset.
@@ -98,14 +98,14 @@ pub struct RdmaCore {
     places: Vec<Place>,
     free: Vec<u16>,
     numbers: HashMap<u32, u16>,
-    /// Places of queue pairs with requests of which the NIC was not told.
+    /// Slots of queue pairs with requests that were not passed to the NIC yet.
     dirty: Vec<u16>,
     batch: Option<Box<[Raw; BATCH]>>,
     epoch: Instant,
-    /// Events were asked for.
+    /// Events were requested.
     armed: bool,
     counters: RdmaCoreCounters,
-    /// Last: everything else is of this device.
+    /// Last, because everything else belongs to this device.
     port: Port,
 }
 
@@ -155,7 +155,7 @@ impl RdmaCore {
         Ok(nic)
     }
 
-    /// Device, port and clock, in words.
+    /// Device, port and clock, as text.
     #[must_use]
     pub fn description(&self) -> String {
         let Port { name, port, gid_index, .. } = &self.port;
@@ -163,26 +163,26 @@ impl RdmaCore {
         format!("{name} port {port} GID {gid_index}, {clock}")
     }
 
-    /// Payload of a packet that fits, bytes.
+    /// Maximum payload of a packet, bytes.
     #[must_use]
     pub fn mtu(&self) -> u16 {
         self.port.mtu
     }
 
-    /// Whether the device is the kernel's soft-RoCE, whose UC does not survive the loss of a packet of a WRITE of several: it
-    /// refuses all later messages (`do_class_d1e_error` of Linux 6.1 leaves the opcode of the torn message in force).
+    /// Whether the device is the kernel's soft-RoCE. Its UC does not survive the loss of a packet of a multi-packet
+    /// WRITE: it refuses all later messages (`do_class_d1e_error` of Linux 6.1 keeps the opcode of the torn message).
     #[must_use]
     pub fn is_soft_roce(&self) -> bool {
         self.port.name.starts_with("rxe")
     }
 
-    /// Time since the device was opened, ns: the clock that callers are to use.
+    /// Time since the device was opened, ns: the clock for callers.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    /// What has been counted.
+    /// The counters.
     #[must_use]
     pub fn counters(&self) -> &RdmaCoreCounters {
         &self.counters
@@ -200,15 +200,15 @@ impl RdmaCore {
         unsafe { BorrowedFd::borrow_raw((*self.port.context).async_fd) }
     }
 
-    /// Has the descriptor become readable with the next completion. Whether there are completions already: then there is
-    /// nothing to wait for.
+    /// Makes the descriptor readable at the next completion. Returns whether there are completions already: then do not
+    /// wait.
     pub fn arm(&mut self) -> bool {
         self.transmit();
         if !self.armed {
             self.armed = true;
             self.queues.iter().for_each(Queue::arm);
         }
-        // What came before that makes no event.
+        // Earlier completions cause no event.
         let now = self.now_ns();
         for queue in 0..self.queues.len() {
             self.fill(now, queue);
@@ -216,7 +216,7 @@ impl RdmaCore {
         self.queues.iter().any(|queue| !queue.ready.is_empty())
     }
 
-    /// Takes events of completions and of the device. Nothing to be called often: only if [`RdmaCore::arm`] was.
+    /// Takes events of completions and of the device. Expensive: call it only after [`RdmaCore::arm`].
     pub fn disarm(&mut self) {
         if !std::mem::take(&mut self.armed) {
             return;
@@ -238,7 +238,7 @@ impl RdmaCore {
         }
     }
 
-    /// Tells the NIC of all requests that were posted; how many.
+    /// Passes all posted requests to the NIC and returns their number.
     pub fn transmit(&mut self) -> usize {
         let before = self.counters.posted_requests;
         while let Some(slot) = self.dirty.pop() {
@@ -247,10 +247,10 @@ impl RdmaCore {
         (self.counters.posted_requests - before) as usize
     }
 
-    /// Puts a queue pair into error, as a fault of the hardware does: its open requests complete as flushed.
+    /// Puts a queue pair into error, as a hardware fault does: its open requests complete as flushed.
     ///
     /// # Errors
-    /// When there is no such queue pair, or the NIC says no.
+    /// If there is no such queue pair, or the NIC refuses.
     pub fn put_into_error(&mut self, number: Qpn) -> Result<(), VerbsError> {
         self.transmit();
         let slot = self.slot(number).ok_or(VerbsError::Unknown)?;
@@ -259,7 +259,7 @@ impl RdmaCore {
         pair.put_into_error(Around { functions: self.functions, port: &self.port, pd })
     }
 
-    /// Queue pairs that are connected and not in error: RC and UC.
+    /// Number of queue pairs that are connected and not in error: RC and UC.
     pub fn connected(&self) -> impl Iterator<Item = Qpn> {
         let pairs = self.places.iter().filter_map(|place| place.pair.as_deref());
         let connected = pairs.filter(|pair| pair.init.transport != Transport::Ud && pair.state == State::Ready);
@@ -303,7 +303,7 @@ impl RdmaCore {
         }
     }
 
-    /// A completion of the NIC, and the queue that it is for.
+    /// A completion of the NIC, and its queue.
     fn complete(&mut self, now_ns: u64, raw: &Raw) -> Option<(usize, Completion)> {
         let wc = &raw.wc;
         let name = Name::of(wc.wr_id);
@@ -356,7 +356,7 @@ impl RdmaCore {
         Some((usize::from(pair.init.receive_queue.index()), completion))
     }
 
-    /// Takes a batch of completions of a queue from the NIC; whether there were some.
+    /// Takes a batch of completions of a queue from the NIC; returns whether there were any.
     fn fill(&mut self, now_ns: u64, queue: usize) -> bool {
         let mut batch = self.batch.take().unwrap_or_default();
         let count = self.queues[queue].poll(&mut batch);
@@ -370,7 +370,7 @@ impl RdmaCore {
         count > 0
     }
 
-    /// A request waits.
+    /// A request waits to be passed to the NIC.
     fn posted(&mut self, slot: u16) {
         let Some(pair) = self.places[usize::from(slot)].pair.as_mut() else { return };
         if pair.is_batch() {
@@ -475,7 +475,7 @@ impl Provider for RdmaCore {
 
     fn destroy(&mut self, number: Qpn) -> Result<(), VerbsError> {
         let slot = self.slot(number).ok_or(VerbsError::Unknown)?;
-        // What was posted before it goes reaches the NIC: a last message, perhaps.
+        // Requests posted before the removal reach the NIC: a last message, perhaps.
         self.flush(slot);
         let place = &mut self.places[usize::from(slot)];
         let mut pair = *place.pair.take().ok_or(VerbsError::Unknown)?;
@@ -483,7 +483,7 @@ impl Provider for RdmaCore {
         let (functions, regions) = (self.functions, &mut self.regions);
         let (init, keys) = (pair.init, pair.take_keys());
         pair.destroy(functions);
-        // Only now does the NIC read them no more.
+        // Only now the NIC no longer reads them.
         keys.into_iter().for_each(|key| regions.let_go(functions, key));
         self.numbers.remove(&number.get());
         self.dirty.retain(|other| *other != slot);

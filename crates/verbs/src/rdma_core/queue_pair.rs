@@ -1,4 +1,4 @@
-//! A queue pair: what is posted on it, and the batches in which requests reach the NIC.
+//! A queue pair: its posted requests, and the batches in which they are passed to the NIC.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr;
@@ -17,15 +17,15 @@ use super::sys::{
     SendWr, Sge,
 };
 
-/// Requests that the NIC is told of at once.
+/// Requests passed to the NIC per call.
 const BATCH: usize = 32;
-/// A datagram comes with this many bytes before it: its IP header (IBTA 11.4.2.1).
+/// Length of the IP header area before a received datagram, bytes (IBTA 11.4.2.1).
 pub(super) const GRH_LEN: u32 = 40;
-/// Times that a receiver may be without a receive request: as the software NIC.
+/// RNR retries: the same as in the software NIC.
 const NOT_READY_MAX: u8 = 6;
-/// RC: the requester waits 0.12 ms then (IBTA table 46).
+/// RC: the requester then waits 0.12 ms (IBTA table 46).
 const NOT_READY_TIMER: u8 = 7;
-/// Bytes that are asked for, to be sent without the NIC reading memory: a header, and a short message.
+/// Requested inline size, bytes: a header, and a short message.
 const INLINE_WANTED: u32 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(super) struct Sent {
     pub(super) key: Option<Key>,
 }
 
-/// A request whose work request the NIC has not been told of.
+/// A request whose work request has not been passed to the NIC.
 struct Waiting<T> {
     request: T,
     pieces: [Sge; 2],
@@ -53,7 +53,7 @@ pub(super) struct QueuePair {
     pub(super) number: u32,
     pub(super) init: QpInit,
     pub(super) state: State,
-    /// In work requests' names: the slot, and which of its lives this is.
+    /// Part of work request ids: the slot and its generation.
     name: u64,
     sends: Box<[Option<Sent>]>,
     next_send: usize,
@@ -66,11 +66,11 @@ pub(super) struct QueuePair {
     waiting_receives: Vec<Waiting<RecvWr>>,
     /// In the list of those with waiting requests.
     pub(super) dirty: bool,
-    /// UD: where datagrams go.
+    /// UD: address handles of destinations.
     handles: Option<Handles>,
 }
 
-/// A work request's name: what, of which queue pair in which of its lives, and its place in the queue.
+/// A work request id: direction, queue pair with its generation, and position in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name {
     pub(super) receive: bool,
@@ -79,7 +79,7 @@ pub(super) struct Name {
     pub(super) at: u16,
 }
 
-/// Bits of a life.
+/// Number of generation bits.
 const LIFE_BITS: u32 = 31;
 
 impl Name {
@@ -110,7 +110,7 @@ pub(super) struct Around<'a> {
 
 impl Around<'_> {
     fn ops(&self) -> *const ContextOps {
-        // SAFETY: the context is open as long as the port is there; only the field's address is computed.
+        // SAFETY: the context is open as long as the port exists; only the field's address is computed.
         unsafe { &raw const (*self.port.context).ops }
     }
 }
@@ -146,7 +146,7 @@ impl QueuePair {
         // SAFETY: domain and queues exist; the attributes live as long as the call.
         let mut qp = unsafe { (around.functions.create_qp)(around.pd, &raw mut attributes) };
         if qp.is_null() && errno() == libc::EINVAL {
-            // A device that sends less inline, or nothing.
+            // Some devices support less inline data, or none.
             attributes.cap.max_inline_data = 0;
             // SAFETY: as above.
             qp = unsafe { (around.functions.create_qp)(around.pd, &raw mut attributes) };
@@ -159,7 +159,7 @@ impl QueuePair {
         let scratch = vec![0; sends * INLINE_MAX + grh];
         let mut made = Self {
             qp,
-            // SAFETY: the library has just made it.
+            // SAFETY: the library has just created it.
             number: unsafe { (*qp).qp_num },
             init,
             state: State::Reset,
@@ -190,21 +190,21 @@ impl QueuePair {
         }
     }
 
-    /// Names of requests differ from those before, whose completions may still come.
+    /// Ids of requests must differ from those before, whose completions may still arrive.
     fn begin(&mut self, slot: u16, life: u32) {
         self.name = Name { receive: false, slot, life, at: 0 }.word();
     }
 
-    /// Connects a queue pair that is reset.
+    /// Connects a queue pair in the reset state.
     pub(super) fn connect(&mut self, around: Around<'_>, peer: &Connect) -> Result<(), VerbsError> {
         if self.state != State::Reset {
             return Err(VerbsError::Value("state"));
         }
         if peer.mtu > around.port.mtu {
-            return Err(VerbsError::Value("path MTU: it is larger than the port's"));
+            return Err(VerbsError::Value("path MTU: larger than the port's"));
         }
         if peer.port != bifrost_wire::roce::UDP_PORT {
-            return Err(VerbsError::Value("the peer's UDP port: a NIC sends to 4791 only"));
+            return Err(VerbsError::Value("the peer's UDP port: a NIC sends only to 4791"));
         }
         self.make_ready(around, Some(peer))
     }
@@ -259,7 +259,7 @@ impl QueuePair {
         check(what, result).map_err(|(what, number)| VerbsError::System(what, number))
     }
 
-    /// Back to the first state, in another life. What was posted is forgotten; `let_go` is told of the regions.
+    /// Resets it, with a new generation. Posted requests are discarded; `let_go` gets their regions.
     pub(super) fn reset(
         &mut self,
         around: Around<'_>,
@@ -279,13 +279,13 @@ impl QueuePair {
         if self.init.transport == Transport::Ud { self.make_ready(around, None) } else { Ok(()) }
     }
 
-    /// Puts it into error, as a fault of the hardware does.
+    /// Puts it into error, as a hardware fault does.
     pub(super) fn put_into_error(&mut self, around: Around<'_>) -> Result<(), VerbsError> {
         let error = QpAttr { qp_state: sys::QPS_ERR, ..QpAttr::default() };
         self.modify(around, "queue pair to ERR", error, sys::QP_STATE)
     }
 
-    /// Forgets what was posted.
+    /// Discards posted requests.
     pub(super) fn forget(&mut self, mut let_go: impl FnMut(Key)) {
         self.waiting_sends.clear();
         self.waiting_receives.clear();
@@ -297,14 +297,14 @@ impl QueuePair {
         }
     }
 
-    /// Regions of sends that are posted, before the queue pair goes; what was posted is forgotten.
+    /// Regions of posted sends, before the queue pair is removed; the requests are discarded.
     pub(super) fn take_keys(&mut self) -> Vec<Key> {
         let mut keys = Vec::new();
         self.forget(|key| keys.push(key));
         keys
     }
 
-    /// Removes it. What was posted must be forgotten.
+    /// Removes it. Posted requests must have been discarded.
     pub(super) fn destroy(mut self, functions: &Functions) {
         // SAFETY: it exists, and is not used after this.
         let destroyed = unsafe { (functions.destroy_qp)(self.qp) } == 0;
@@ -318,7 +318,8 @@ impl QueuePair {
         }
     }
 
-    /// Takes a send request, which [`QueuePair::flush`] tells the NIC of. `key` of its slice is to be held.
+    /// Takes a send request, which [`QueuePair::flush`] passes to the NIC. The caller must hold the region `key` of its
+    /// slice.
     pub(super) fn post_send(
         &mut self,
         around: Around<'_>,
@@ -399,13 +400,13 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Takes a receive request, which [`QueuePair::flush`] tells the NIC of.
+    /// Takes a receive request, which [`QueuePair::flush`] passes to the NIC.
     pub(super) fn post_receive(&mut self, regions: &Regions, request: &ReceiveRequest) -> Result<(), PostError> {
         if self.state == State::Error {
             return Err(PostError::InError);
         }
         if self.state == State::Reset {
-            // The NIC takes none before INIT.
+            // The NIC accepts none before INIT.
             return Err(PostError::NotConnected);
         }
         let at = self.next_receive;
@@ -427,13 +428,13 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Whether enough requests wait for the NIC to be notified.
+    /// Whether enough requests wait to be passed to the NIC.
     pub(super) fn is_batch(&self) -> bool {
         self.waiting_sends.len() >= BATCH || self.waiting_receives.len() >= BATCH
     }
 
-    /// Tells the NIC of all requests. Those that it does not take are passed to `refused`, by name: the queue pair is in error then.
-    /// Returns how many there were.
+    /// Passes all requests to the NIC. If it refuses some, `refused` gets their ids, and the queue pair is in error.
+    /// Returns the number of requests.
     pub(super) fn flush(&mut self, around: Around<'_>, mut refused: impl FnMut(Name)) -> u64 {
         let ops = around.ops();
         let count = self.waiting_receives.len() + self.waiting_sends.len();
@@ -455,7 +456,8 @@ impl QueuePair {
             (work.sg_list, work.next) = (pieces, next);
         }) {
             let mut bad = ptr::null_mut();
-            // SAFETY: as above; inline data, too, is read in the call, and its memory is owned by this queue pair or held.
+            // SAFETY: as above; inline data, too, is read in the call, and its memory is owned by this queue pair or
+            // held.
             let result = unsafe { (*ops).post_send.map(|post| post(self.qp, first, &raw mut bad)) };
             if result != Some(0) {
                 self.state = State::Error;
@@ -468,7 +470,7 @@ impl QueuePair {
         count as u64
     }
 
-    /// Whether a name is of this life.
+    /// Whether an id is of this generation.
     pub(super) fn is_named(&self, name: Name) -> bool {
         Name { receive: false, at: 0, ..name }.word() == self.name
     }
@@ -487,7 +489,7 @@ impl QueuePair {
         self.receives.get_mut(usize::from(at))?.take()
     }
 
-    /// UD: what the NIC has written before a datagram.
+    /// UD: the headers that the NIC has written before a datagram.
     pub(super) fn header_of(&self, at: u16) -> Option<&[u8]> {
         let place = self.grh(usize::from(at));
         self.scratch.as_ref()?.bytes().get(place..place + GRH_LEN as usize)
@@ -504,7 +506,7 @@ impl std::fmt::Debug for QueuePair {
     }
 }
 
-/// Makes a list of requests; its first, if there is one.
+/// Links requests to a list; returns the first, if there is one.
 fn link<T>(waiting: &mut [Waiting<T>], mut join: impl FnMut(&mut T, *mut Sge, *mut T)) -> Option<*mut T> {
     let mut next = ptr::null_mut();
     for waiting in waiting.iter_mut().rev() {
@@ -514,7 +516,7 @@ fn link<T>(waiting: &mut [Waiting<T>], mut join: impl FnMut(&mut T, *mut Sge, *m
     (!next.is_null()).then_some(next)
 }
 
-/// The way to an address, by the path that a UDP source port names.
+/// The address vector to an address, on the path of a UDP source port.
 fn way(port: &Port, dgid: sys::Gid, source_port: u16) -> AhAttr {
     AhAttr {
         grh: GlobalRoute {
@@ -530,7 +532,7 @@ fn way(port: &Port, dgid: sys::Gid, source_port: u16) -> AhAttr {
     }
 }
 
-/// A path MTU as verbs count.
+/// A path MTU in the encoding of verbs.
 fn path_mtu(mtu: u16) -> c_uint {
     u32::from(mtu).max(256).ilog2() - 7
 }
@@ -545,7 +547,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_requests_come_back() {
+    fn ids_of_requests_survive_encoding() {
         for name in [
             Name { receive: false, slot: 0, life: 0, at: 0 },
             Name { receive: true, slot: u16::MAX, life: (1 << 31) - 1, at: u16::MAX },

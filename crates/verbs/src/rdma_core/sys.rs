@@ -1,19 +1,19 @@
-//! Structures and constants of libibverbs, as `infiniband/verbs.h` of rdma-core 44 has them, and the functions that its headers
-//! define inline. Structures that grow have only the fields that are used, and are never made here. A test compares each
-//! offset with what a C compiler says (`tests/layout.rs`).
+//! Structures and constants of libibverbs, as in `infiniband/verbs.h` of rdma-core 44, and the functions that its
+//! headers define inline. Structures that grow have only the fields used here, and are never created here. A test
+//! compares each offset with a C compiler's (`tests/layout.rs`).
 
 #![allow(missing_docs, reason = "the names are those of verbs.h")]
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{offset_of, size_of};
 
-/// A device, as the library lists it.
+/// A device in the library's list.
 #[repr(C)]
 pub struct Device {
     opaque: [u8; 0],
 }
 
-/// An address handle: where datagrams go.
+/// An address handle: the destination of datagrams.
 #[repr(C)]
 pub struct Ah {
     opaque: [u8; 0],
@@ -55,7 +55,7 @@ pub struct Context {
     pub abi_compat: *mut c_void,
 }
 
-/// The last fields of `struct verbs_context`, which grows at its begin.
+/// The last fields of `struct verbs_context`, which grows at its start.
 #[repr(C)]
 pub struct VerbsContext {
     pub query_rt_values: Option<unsafe extern "C" fn(*mut Context, *mut ValuesEx) -> c_int>,
@@ -64,7 +64,7 @@ pub struct VerbsContext {
     pub query_device_ex: Option<unsafe extern "C" fn(*mut Context, *const c_void, *mut DeviceAttrEx, usize) -> c_int>,
     pub others: [*mut c_void; 10],
     pub placeholder: u64,
-    /// Bytes of the whole structure.
+    /// Length of the whole structure, bytes.
     pub size: usize,
     pub context: Context,
 }
@@ -140,7 +140,7 @@ pub struct PortAttr {
     pub link_layer: u8,
     pub flags: u8,
     pub port_cap_flags2: u16,
-    /// Room for what later versions write.
+    /// Space for fields of later versions.
     pub room: [u64; 4],
 }
 
@@ -270,7 +270,7 @@ pub struct Cq {
     pub async_events_completed: u32,
 }
 
-/// What the functions of [`CqEx`] that read a 32-bit value are.
+/// Type of the functions of [`CqEx`] that read a 32-bit value.
 pub type Read32 = Option<unsafe extern "C" fn(*mut CqEx) -> u32>;
 
 /// The first fields.
@@ -346,7 +346,7 @@ pub struct Sge {
 pub union Remote {
     pub rdma: RemoteMemory,
     pub ud: RemoteQueue,
-    /// The longest member, of atomic operations.
+    /// The longest member, for atomic operations.
     pub atomic: [u64; 4],
 }
 
@@ -461,8 +461,8 @@ pub const WC_EX_WITH_COMPLETION_TIMESTAMP: u64 = 1 << 7;
 
 pub const VALUES_MASK_RAW_CLOCK: u32 = 1;
 
-/// The extended functions of a device, if the library has them. `needed`: offset of the function in [`VerbsContext`]; it and
-/// what follows may be read, what precedes may not be there.
+/// The extended functions of a device, if the library has them. `needed`: offset of the function in [`VerbsContext`];
+/// only this and later fields may be read, because earlier ones may be missing.
 ///
 /// # Safety
 /// `context` is an open device of libibverbs.
@@ -472,8 +472,8 @@ pub unsafe fn extended(context: *mut Context, needed: usize) -> Option<*const Ve
         return None;
     }
     let start = context.wrapping_byte_sub(offset_of!(VerbsContext, context)).cast_const().cast::<VerbsContext>();
-    // SAFETY: with this mark the context is the last field of a `verbs_context` (verbs_get_ctx of verbs.h), whose size stands
-    // right before it. Only that field is read.
+    // SAFETY: with this mark the context is the last field of a `verbs_context` (verbs_get_ctx of verbs.h), whose size
+    // precedes it directly. Only that field is read.
     let size = unsafe { (&raw const (*start).size).read() };
     (size >= size_of::<VerbsContext>() - needed).then_some(start)
 }

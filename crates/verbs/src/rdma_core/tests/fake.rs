@@ -1,5 +1,5 @@
-//! A device whose library is this file: what is sent arrives at once, at a queue pair of the same thread. It checks keys, bounds
-//! and states as a NIC does, counts calls, and has a clock if it is to.
+//! A fake libibverbs with a device: sent messages arrive at once, at a queue pair of the same thread. It checks keys,
+//! bounds and states as a NIC does, counts calls, and optionally has a clock.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -13,7 +13,7 @@ use crate::rdma_core::sys::*;
 
 /// The address of the device.
 pub(super) const ADDRESS: [u8; 4] = [192, 0, 2, 9];
-/// A short message is sent inline.
+/// Maximum length of inline data.
 pub(super) const INLINE: u32 = 48;
 
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +35,7 @@ struct Pair {
     receives: VecDeque<(u64, Vec<Sge>)>,
 }
 
-/// What a send request says, and the inline bytes that it had.
+/// A send request, and its inline bytes.
 #[derive(Debug)]
 struct Sent {
     from: u32,
@@ -53,7 +53,7 @@ struct Work {
     to: (u32, u32),
 }
 
-/// The state of the device, and what the tests want to know of it.
+/// The state of the device, and values for the tests.
 #[derive(Debug, Default)]
 pub(super) struct Fake {
     next: u32,
@@ -61,9 +61,9 @@ pub(super) struct Fake {
     pairs: BTreeMap<u32, Pair>,
     completions: BTreeMap<usize, VecDeque<(Wc, u64)>>,
     waiting: VecDeque<Sent>,
-    /// Requests are kept, and nothing is sent.
+    /// Requests are held, and nothing is sent.
     pub(super) hold: bool,
-    /// The number of requests that are accepted; later ones are refused.
+    /// The number of requests to accept; later ones are refused.
     pub(super) refuse_after: Option<usize>,
     pub(super) has_clock: bool,
     pub(super) ticks: u64,
@@ -71,7 +71,7 @@ pub(super) struct Fake {
     pub(super) inline: usize,
     pub(super) resized: Vec<c_int>,
     pub(super) labels: Vec<u32>,
-    /// Objects that exist: domains, address handles, queues, channels, devices.
+    /// Existing objects: domains, address handles, queues, channels, devices.
     pub(super) objects: i64,
 }
 
@@ -79,18 +79,18 @@ thread_local! {
     static FAKE: RefCell<Fake> = RefCell::default();
 }
 
-/// Looks at the device, or changes it.
+/// Inspects or changes the device.
 pub(super) fn fake<T>(what: impl FnOnce(&mut Fake) -> T) -> T {
     FAKE.with(|fake| what(&mut fake.borrow_mut()))
 }
 
 impl Fake {
-    /// Regions and queue pairs that exist.
+    /// Number of existing regions and queue pairs.
     pub(super) fn registered(&self) -> (usize, usize) {
         (self.regions.len(), self.pairs.len())
     }
 
-    /// Sends what was kept.
+    /// Sends the held requests.
     pub(super) fn release(&mut self) {
         self.hold = false;
         while let Some(sent) = self.waiting.pop_front() {
@@ -374,7 +374,7 @@ unsafe extern "C" fn next_poll(cq: *mut CqEx) -> c_int {
 }
 
 unsafe extern "C" fn end_poll(cq: *mut CqEx) {
-    // A poll that ended for there was nothing more has taken the last one.
+    // A poll that ended because there was nothing more has taken the last one.
     fake(|fake| fake.completions.get_mut(&(cq as usize)).and_then(VecDeque::pop_front));
 }
 
@@ -452,7 +452,7 @@ unsafe extern "C" fn modify_qp(qp: *mut Qp, attributes: *mut QpAttr, mask: c_int
     let (number, attributes) = unsafe { ((*qp).qp_num, &*attributes) };
     fake(|fake| {
         let pair = fake.pairs.get_mut(&number).unwrap();
-        // IBTA 10.3.1: one step after the other.
+        // IBTA 10.3.1: one state after the other.
         let may = match attributes.qp_state {
             QPS_RESET | QPS_ERR => true,
             next => pair.state + 1 == next,

@@ -1,4 +1,4 @@
-//! The provider around a device that a test can look into: `fake.rs` stands for libibverbs, its driver and the NIC.
+//! The provider with a device that a test can inspect: `fake.rs` replaces libibverbs, its driver and the NIC.
 
 mod fake;
 
@@ -131,7 +131,7 @@ fn messages_arrive_by_each_service() {
         let label = if transport == Transport::Ud { 0x77 } else { 0x123 };
         assert!(fake(|fake| std::mem::take(&mut fake.labels)).iter().all(|seen| *seen == label));
     }
-    assert_eq!(fake(|fake| (fake.registered(), fake.objects)), ((0, 0), 0), "all is given back");
+    assert_eq!(fake(|fake| (fake.registered(), fake.objects)), ((0, 0), 0), "everything is released");
 }
 
 #[test]
@@ -180,16 +180,16 @@ fn memory_that_the_nic_still_reads_stays_registered() {
     assert_eq!((a.nic.deregister(key), a.nic.bytes(Slice { key, offset: 0, len: 1 })), (None, None));
     fake(|fake| fake.release());
     assert_eq!(a.poll()[0].status, Status::Success);
-    assert_eq!(fake(|fake| fake.registered().0), before - 1, "now it is not");
+    assert_eq!(fake(|fake| fake.registered().0), before - 1, "no longer registered");
     assert_eq!(b.nic.bytes(Slice { len: 4000, ..slot }).unwrap(), vec![6; 4000]);
-    // What peers write to is taken away at once.
+    // Memory that peers write to is deregistered at once.
     let target = a.memory(Access::RemoteWrite, vec![0; 10]);
     a.nic.deregister(target.key).unwrap();
     assert_eq!(fake(|fake| fake.registered().0), before - 1);
 }
 
 #[test]
-fn completions_from_before_a_reset_are_not_shown() {
+fn completions_from_before_a_reset_are_discarded() {
     let (mut a, mut b) = pair(Transport::Rc);
     a.send(1, Operation::Send, &[], vec![6; 4000]).unwrap();
     a.nic.transmit();
@@ -268,7 +268,7 @@ fn completions_have_the_time_of_the_nics_clock_if_it_has_one() {
 }
 
 #[test]
-fn completion_queues_grow_with_their_queue_pairs_as_far_as_the_nic_allows() {
+fn completion_queues_grow_with_their_queue_pairs_up_to_the_nics_limit() {
     let mut a = End::new(Transport::Uc);
     let long = QpInit { send_depth: 2000, receive_depth: 3000, ..init(Transport::Uc, a.queue) };
     let pairs: Vec<Qpn> = (0..3).map(|_| a.nic.create_queue_pair(long).unwrap()).collect();
@@ -281,7 +281,7 @@ fn completion_queues_grow_with_their_queue_pairs_as_far_as_the_nic_allows() {
 }
 
 #[test]
-fn addresses_and_values_that_do_not_suit_are_refused() {
+fn unsupported_addresses_and_values_are_refused() {
     let config = RdmaCoreConfig { address: [192, 0, 2, 1].into(), queue_pairs: 1, regions: 1, seed: 1 };
     let error = RdmaCore::with(&FUNCTIONS, config).map(|_| ()).unwrap_err();
     assert_eq!(error.to_string(), "no RDMA device has 192.0.2.1 as a RoCE v2 address; there are: fake0 192.0.2.9");
