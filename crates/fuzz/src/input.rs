@@ -1,14 +1,14 @@
-//! Decisions out of bytes.
+//! Derives decisions from bytes.
 
 use arbitrary::Unstructured;
 
-/// Bytes read as a row of decisions. It never fails: behind the end everything is zero, which stands for the tamest
-/// choice by convention.
+/// Bytes read as a sequence of decisions. It never fails: after the end all bytes are zero, which by convention is the
+/// most harmless choice.
 #[derive(Debug)]
 pub struct Input<'a>(Unstructured<'a>);
 
 impl<'a> Input<'a> {
-    /// Decisions out of `bytes`.
+    /// Decisions from `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Input(Unstructured::new(bytes))
     }
@@ -38,18 +38,18 @@ impl<'a> Input<'a> {
         self.0.arbitrary().unwrap_or_default()
     }
 
-    /// A number below `n`, which is at least 1 and at most 256: one byte, so that small changes have small effects.
+    /// A number below `n`, which is 1 to 256: one byte, so that small changes have small effects.
     pub fn below(&mut self, n: usize) -> usize {
         usize::from(self.u8()) % n
     }
 
     /// True in `n` of 256 cases.
     pub fn chance(&mut self, n: u8) -> bool {
-        // Zero, which follows the end, says no.
+        // Zero, which follows the end, means false.
         self.u8() > 255 - n
     }
 
-    /// One of several.
+    /// One of several items.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
@@ -60,12 +60,12 @@ impl<'a> Input<'a> {
         self.0.bytes(n).unwrap_or_default()
     }
 
-    /// All bytes that are left.
+    /// All remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         self.bytes(usize::MAX)
     }
 
-    /// A number close to `near` as often as not, or at an edge of what a window of 4096 takes, or any.
+    /// A number: often close to `near`, otherwise at an edge of a window of 4096, or any.
     pub fn around(&mut self, near: u32) -> u32 {
         match self.below(8) {
             0 | 1 => near,

@@ -1,10 +1,10 @@
-//! Fuzz targets: everything that reads bytes of a guest, of the wire or of an operator, and the transport engine under
-//! an adversary.
+//! Fuzz targets: everything that parses bytes from a guest, the wire or an operator, and the transport engine with an
+//! adversary.
 //!
-//! A target is a function of bytes that panics when something that must hold does not. On the toolchain that the project
-//! builds with, `cargo test -p bifrost-fuzz` runs each over its corpus (`corpus/TARGET/`), over inputs made from the
-//! corpus by changing it, and over random ones; `scripts/fuzz.sh` runs them under libFuzzer, guided by coverage. What
-//! libFuzzer finds becomes a file of the corpus. `docs/VERIFICATION.md` says what the targets cover.
+//! A target is a function of bytes that panics when an invariant is violated. On the project's toolchain, `cargo test
+//! -p bifrost-fuzz` runs each over its corpus (`corpus/TARGET/`), over mutated inputs of the corpus, and over random
+//! ones; `scripts/fuzz.sh` runs them under libFuzzer, guided by coverage. An input that libFuzzer finds becomes a file
+//! of the corpus. `docs/VERIFICATION.md` describes the coverage of the targets.
 
 #![forbid(unsafe_code)]
 
@@ -13,16 +13,16 @@ mod targets;
 
 pub use input::Input;
 
-/// One target.
+/// A fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// Its name, and that of its corpus.
     pub name: &'static str,
-    /// Longest input that makes sense, bytes.
+    /// Maximum length of a useful input, bytes.
     pub max_len: usize,
-    /// Inputs that the tests make besides the corpus.
+    /// Number of inputs that the tests generate in addition to the corpus.
     pub quick_runs: u32,
-    /// Panics when something does not hold.
+    /// Panics when an invariant is violated.
     pub run: fn(&[u8]),
 }
 

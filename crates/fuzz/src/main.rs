@@ -1,4 +1,4 @@
-//! libFuzzer's main function around one target, named by the environment variable `FUZZ_TARGET`.
+//! libFuzzer's main function for one target, named by the environment variable `FUZZ_TARGET`.
 
 #![no_main]
 #![allow(clippy::expect_used)]

@@ -1,5 +1,5 @@
-//! Each deliberate mistake in what deals with a vhost-user front-end is noticed by the target `messages`. Some end the process, so
-//! each has one of its own.
+//! The target `messages` detects each mutation of the code that handles a vhost-user front-end. Some mutations end the
+//! process, so each has its own.
 
 #![cfg(feature = "mutations")]
 
@@ -10,10 +10,10 @@ use bifrost_fuzz::TARGETS;
 use bifrost_port::vhost::Mutation;
 use fastrand::Rng;
 
-/// Inputs that are made up if none of the corpus will do.
+/// Number of generated inputs if no input of the corpus fails.
 const MADE_UP: u64 = 400;
 
-/// Runs inputs until one is noticed. Not a test by itself: the one below starts it.
+/// Runs inputs until one fails. Not a test by itself: the test below starts it.
 #[test]
 fn inputs() {
     let target = *TARGETS.iter().find(|t| t.name == "messages").expect("the target");
@@ -39,16 +39,16 @@ fn inputs() {
 }
 
 #[test]
-fn every_mistake_is_noticed() {
+fn every_mutation_is_detected() {
     let this = std::env::current_exe().expect("this program");
-    // What no message shows: `record_is_left_alone` in the port's own tests does.
+    // No message shows this one: `record_is_left_alone` in the port's own tests detects it.
     let shown = |mutation: &Mutation| *mutation != Mutation::RecordNotChecked;
     for mutation in Mutation::BACK_END.into_iter().filter(shown) {
         let mut command = Command::new(&this);
         command.args(["--exact", "inputs", "--nocapture"]).env("MUTATION", format!("{mutation:?}"));
         let ended = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().expect("it starts");
         let told = String::from_utf8_lossy(&ended.stderr);
-        assert!(!ended.status.success(), "{mutation:?} is not noticed");
+        assert!(!ended.status.success(), "{mutation:?} is not detected");
         let reason =
             told.lines().rev().find(|l| l.contains("panicked") || l.starts_with("seed") || l.contains("corpus"));
         println!("{mutation:?}: {}, {}", ended.status, reason.unwrap_or_default());

@@ -1,4 +1,5 @@
-//! Every target over its corpus, over inputs made from it, and over random ones. Deterministic: no clock, no chance.
+//! Every target over its corpus, over mutated inputs of it, and over random ones. Deterministic: no clock, no
+//! randomness.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,7 @@ fn below(rng: &mut Rng, n: usize) -> usize {
     rng.usize(..n.max(1))
 }
 
-/// The shortest first: of those Miri, a thousand times slower, gets a few.
+/// The shortest first: Miri, a thousand times slower, runs a few of them.
 fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name);
     let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
@@ -19,7 +20,7 @@ fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
     all
 }
 
-/// Bytes changed, cut, doubled, or taken from another input.
+/// Bytes changed, removed, duplicated, or taken from another input.
 fn changed(corpus: &[(PathBuf, Vec<u8>)], target: &Target, rng: &mut Rng) -> Vec<u8> {
     let mut bytes = match corpus.get(below(rng, corpus.len())) {
         Some((_, bytes)) if below(rng, 4) != 0 => bytes.clone(),
@@ -46,14 +47,14 @@ fn changed(corpus: &[(PathBuf, Vec<u8>)], target: &Target, rng: &mut Rng) -> Vec
 }
 
 fn replay(name: &str) {
-    // They speak through a Unix socket.
+    // They use a Unix socket.
     if cfg!(miri) && ["vhost", "messages", "rings"].contains(&name) {
         return;
     }
     let target = TARGETS.iter().find(|t| t.name == name).expect("a target of that name");
     let corpus = corpus(target);
     assert!(!corpus.is_empty(), "no corpus for {name}");
-    // Under Miri, of those that drive whole engines or rings the very shortest alone.
+    // Under Miri, targets with whole engines or rings run only the shortest inputs.
     let (kept, made_up) = match target.quick_runs {
         quick if !cfg!(miri) => (corpus.len(), quick),
         ..2_000 => (2, 0),
@@ -72,7 +73,7 @@ fn replay(name: &str) {
             let path = std::env::temp_dir().join(format!("bifrost-fuzz-{name}-{n}"));
             let kept = std::fs::write(&path, &bytes).is_ok();
             panic!(
-                "{name} fails with made-up input {n}, {}",
+                "{name} fails with generated input {n}, {}",
                 if kept { path.display().to_string() } else { String::new() }
             );
         }
@@ -99,11 +100,11 @@ macro_rules! targets {
 
 targets! { headers bifrost segments merge switch config api engine pair forgery vhost messages rings pods gateway routes roce rdm peer }
 
-/// Tests of the tests: each deliberate mistake of the switch is noticed. The mistake is named to another process, for all tests of
-/// this one share its environment.
+/// Tests of the tests: each mutation of the switch is detected. The mutation is passed to another process, because all
+/// tests of this one share its environment.
 #[cfg(feature = "mutations")]
 #[test]
-fn every_mistake_of_the_switch_is_noticed() {
+fn every_mutation_of_the_switch_is_detected() {
     let this = std::env::current_exe().expect("this program");
     if std::env::var_os("MUTATION").is_some() {
         return;
@@ -115,7 +116,7 @@ fn every_mistake_of_the_switch_is_noticed() {
             .output()
             .expect("this program runs");
         let said = String::from_utf8_lossy(&run.stdout);
-        assert!(!run.status.success(), "{mutation:?} is not noticed: {said}");
+        assert!(!run.status.success(), "{mutation:?} is not detected: {said}");
         assert!(said.contains("test switch ... FAILED"), "{mutation:?}: {said}");
     }
 }

@@ -1,5 +1,5 @@
-//! Each deliberate mistake in vhost-user rings is noticed by the target `rings`, by an input of its corpus or by one made up; those in
-//! the log of written pages by `vhost`.
+//! The target `rings` detects each mutation of vhost-user rings, with an input of its corpus or a generated one; the
+//! target `vhost` detects those of the log of written pages.
 
 #![cfg(feature = "mutations")]
 
@@ -9,7 +9,7 @@ use bifrost_fuzz::{TARGETS, Target};
 use bifrost_port::vhost::Mutation;
 use fastrand::Rng;
 
-/// Inputs that are made up if none of the corpus will do.
+/// Number of generated inputs if no input of the corpus fails.
 const MADE_UP: u32 = 3_000;
 
 fn corpus() -> Vec<(String, Vec<u8>)> {
@@ -26,7 +26,7 @@ fn target(name: &str) -> Target {
     *TARGETS.iter().find(|t| t.name == name).expect("the target")
 }
 
-/// The first input with which the target fails. It runs in a thread of its own, whose port ends with it.
+/// The first input with which the target fails. It runs in a separate thread, whose port ends with it.
 fn first_failure(target: Target, inputs: impl Iterator<Item = (String, Vec<u8>)> + Send + 'static) -> Option<String> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let run = move || {
@@ -44,9 +44,9 @@ fn first_failure(target: Target, inputs: impl Iterator<Item = (String, Vec<u8>)>
 }
 
 #[test]
-fn every_mistake_is_noticed() {
+fn every_mutation_is_detected() {
     Mutation::switch(None);
-    assert_eq!(first_failure(target("rings"), corpus().into_iter()), None, "without a mistake it fails");
+    assert_eq!(first_failure(target("rings"), corpus().into_iter()), None, "it fails without a mutation");
     let mut missed = Vec::new();
     let all = Mutation::RINGS.map(|m| (m, "rings")).into_iter().chain(Mutation::LOG.map(|m| (m, "vhost")));
     for (mutation, name) in all {
@@ -61,10 +61,10 @@ fn every_mistake_is_noticed() {
         let began = std::time::Instant::now();
         let corpus = if name == "rings" { corpus() } else { Vec::new() };
         match first_failure(target, corpus.into_iter().chain(made_up)) {
-            Some(name) => println!("{mutation:?}: noticed with {name}, {:?}", began.elapsed()),
+            Some(name) => println!("{mutation:?}: detected with {name}, {:?}", began.elapsed()),
             None => missed.push(mutation),
         }
     }
     Mutation::switch(None);
-    assert!(missed.is_empty(), "not noticed: {missed:?}");
+    assert!(missed.is_empty(), "not detected: {missed:?}");
 }

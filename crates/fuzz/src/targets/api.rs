@@ -1,4 +1,4 @@
-//! Bodies of API requests and answers: what is read means the same when it is written again.
+//! Bodies of API requests and responses: a parsed value survives serialising and parsing.
 
 use bifrost_control::api::{Conn, FaultCleared, FaultEntry, FaultSpec, PortStatus, ReloadReport, Stats, Status};
 use serde::{Serialize, de::DeserializeOwned};

@@ -1,4 +1,4 @@
-//! A datagram to the BIFROST port: what is accepted means the same when it is sent again.
+//! A datagram to the BIFROST port: an accepted packet survives emitting and parsing.
 
 use bifrost_wire::bifrost::{Packet, bundle, parse};
 use bifrost_wire::vxlan;
@@ -17,7 +17,7 @@ fn packet(bytes: &[u8]) {
     let again = emit(&packet);
     assert_eq!(again.len(), bytes.len());
     assert_eq!(parse(&again), Ok(packet));
-    // What is sent has no reserved bits set: once is enough.
+    // Emitted packets have no reserved bits set: once is enough.
     assert_eq!(parse(&again).map(|p| emit(&p)).as_ref(), Ok(&again));
 }
 

@@ -1,4 +1,4 @@
-//! The configuration file: any text gives a configuration that cannot be wrong, or errors that name a place.
+//! The configuration file: any text gives a valid configuration, or errors with a position.
 
 use bifrost_control::{Config, ConfigDiff};
 
@@ -8,7 +8,7 @@ pub(crate) fn run(bytes: &[u8]) {
         Ok(config) => sound(&config),
         Err(errors) => {
             let said = errors.to_string();
-            assert!(said.contains("bifrostd.toml"), "an error without a place: {said}");
+            assert!(said.contains("bifrostd.toml"), "an error without a position: {said}");
         }
     }
 }

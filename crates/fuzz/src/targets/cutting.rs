@@ -1,8 +1,9 @@
-//! No way of cutting a packet into fragments, options or extension headers lets pass what would not pass whole.
+//! Fragmentation, options and extension headers cannot bypass the rules.
 //!
-//! Rules are asked by a slow model that knows whole packets alone. Packets are cut, cut badly, mixed, and sent with cold and warm
-//! caches; whatever passes is put together as receivers do that take the first or the last of overlapping bytes, from any
-//! fragment on, and must be a packet that the model lets pass. What is cut properly has to pass if the whole packet does.
+//! A slow model, which knows only whole packets, evaluates the rules. Packets are fragmented, correctly or not, mixed,
+//! and sent with cold and warm caches. Fragments that pass are reassembled like receivers that prefer the first or the
+//! last of overlapping bytes, from any fragment on; the result must be a packet that the model allows. A correctly
+//! fragmented packet must pass if the whole packet does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,9 +25,9 @@ const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
 const SECOND: u64 = 1 << 30;
 
-/// Conversations time out after that, and the model's never do.
+/// Sessions time out after this; the model's never do.
 const SHORT_S: u64 = 45;
-/// Fragments of one packet come within that, ns.
+/// Maximum time between fragments of one packet, ns.
 const TOGETHER_NS: u64 = 5_000_000_000;
 
 pub(super) fn run(input: &mut Input<'_>) {
@@ -49,7 +50,7 @@ pub(super) fn run(input: &mut Input<'_>) {
     }
 }
 
-/// Some rules of an ACL, and of groups of the two guests here.
+/// Some rules of an ACL, and of groups of the two guests.
 fn tables(input: &mut Input<'_>) -> Tables {
     let mut tables = plain_tables();
     let pattern = |input: &mut Input<'_>| {
@@ -78,20 +79,20 @@ fn tables(input: &mut Input<'_>) -> Tables {
     tables
 }
 
-/// The mistake that the environment variable `MUTATION` names.
+/// The mutation that the environment variable `MUTATION` names.
 #[cfg(feature = "mutations")]
 pub(super) fn mutation() -> Option<bifrost_avs::Mutation> {
     let name = std::env::var("MUTATION").ok()?;
     bifrost_avs::Mutation::ALL.into_iter().find(|m| format!("{m:?}") == name)
 }
 
-/// What rules look at in a whole packet.
+/// Fields of a whole packet that rules match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct What {
     src: IpAddr,
     dst: IpAddr,
     protocol: u8,
-    /// Of TCP and UDP.
+    /// For TCP and UDP.
     ports: Option<(u16, u16)>,
     icmp: Option<Icmp>,
 }
@@ -102,7 +103,7 @@ enum Icmp {
         request: bool,
         identifier: u16,
     },
-    /// An error about a packet with these ends.
+    /// An error about a packet with these endpoints.
     Error {
         src: (IpAddr, u16),
         dst: (IpAddr, u16),
@@ -111,25 +112,25 @@ enum Icmp {
     Other(u8),
 }
 
-/// A port, and a conversation as its guest sees it: its own end, the other one, and the protocol.
+/// A port, and a session as its guest sees it: local endpoint, remote endpoint, protocol.
 type Conversation = (usize, (IpAddr, u16), (IpAddr, u16), u8);
 
-/// Rules, asked slowly, and conversations without bounds.
+/// Rules, evaluated slowly, and an unlimited number of sessions.
 struct Model {
     tables: Tables,
     conversations: BTreeSet<Conversation>,
 }
 
 impl Model {
-    /// Whether a whole packet passes on its way between two of vNICs 1 to 4, of which 1 and 2 are here. A conversation that may
-    /// begin does.
+    /// Whether a whole packet may pass between two of vNICs 1 to 4, of which 1 and 2 are on this host. Starts a session
+    /// if allowed.
     fn passes(&mut self, from: u8, to: u8, what: &What) -> bool {
         let here = |n: u8| (n <= 2).then(|| usize::from(n) - 1);
         let egress = here(from).is_none_or(|port| self.passes_at(port, Direction::Egress, what));
         egress && here(to).is_none_or(|port| self.passes_at(port, Direction::Ingress, what))
     }
 
-    /// The same, and nothing begins.
+    /// The same without starting a session.
     fn would_pass(&mut self, from: u8, to: u8, what: &What) -> bool {
         let before = self.conversations.clone();
         let passes = self.passes(from, to, what);
@@ -152,12 +153,12 @@ impl Model {
             (Some(ports), _) => ports,
             (None, Some(Icmp::Echo { identifier, .. })) => (identifier, identifier),
             (None, Some(Icmp::Error { src, dst, protocol })) => {
-                // It belongs to the packet that went the other way.
+                // It belongs to the packet in the other direction.
                 let (here, there) = turned(dst, src);
                 let known = self.conversations.contains(&(port, here, there, protocol));
                 return permitted || (known && (what.src, what.dst) == (dst.0, src.0));
             }
-            // What is neither begins conversations of its own kind.
+            // Other protocols start sessions without ports.
             (None, Some(Icmp::Other(kind))) => (0xff00 | u16::from(kind), 0xff00 | u16::from(kind)),
             (None, None) => (0, 0),
         };
@@ -171,7 +172,7 @@ impl Model {
         passes
     }
 
-    /// Whether rules on a packet's way look at what later fragments do not show.
+    /// Whether rules for a packet depend on fields that later fragments do not contain.
     fn looks_at_ports(&self, from: u8, to: u8) -> bool {
         let is_full = |pattern: &Pattern| pattern.dst_ports == (0..=u16::MAX);
         [(from, Direction::Egress), (to, Direction::Ingress)].into_iter().filter(|(n, _)| *n <= 2).any(
@@ -189,7 +190,7 @@ fn matches(pattern: &Pattern, what: &What) -> bool {
         && (any || what.ports.is_some_and(|(_, dst)| pattern.dst_ports.contains(&dst)))
 }
 
-/// A whole packet: what it is, and what is behind its IP header.
+/// A whole packet: headers, and the bytes after its IP header.
 #[derive(Clone, Debug)]
 struct Packet {
     from: u8,
@@ -199,12 +200,12 @@ struct Packet {
     hop_limit: u8,
 }
 
-/// A piece of one, as its headers have it.
+/// A fragment, as in its headers.
 #[derive(Clone, Debug)]
 struct Piece {
     from: usize,
     more: bool,
-    /// In IPv6 every piece has one.
+    /// In IPv6 every fragment has one.
     protocol: u8,
     bytes: Vec<u8>,
 }
@@ -266,13 +267,13 @@ impl Packet {
         (What { icmp: Some(Icmp::Error { src, dst, protocol: self.what.protocol }), ..what }, body)
     }
 
-    /// The frame with the packet as one, behind `options` in IPv6.
+    /// The frame with the whole packet, after `options` in IPv6.
     fn whole(&self, options: &[u8]) -> Vec<u8> {
         let next = if options.is_empty() { self.what.protocol } else { DESTINATION_OPTIONS };
         self.frame(next, 0, 0, &[options, &self.body].concat())
     }
 
-    /// The frame with a piece. `options`: those of IPv6 before the fragment header.
+    /// The frame with a fragment. `options`: IPv6 options before the fragment header.
     fn piece(&self, piece: &Piece, identification: u8, options: &[u8]) -> Vec<u8> {
         let field = (piece.from / 8) as u16;
         if self.what.src.is_ipv4() {
@@ -290,7 +291,7 @@ impl Packet {
     }
 
     fn frame(&self, next: u8, identification: u8, field: u16, payload: &[u8]) -> Vec<u8> {
-        // vNIC 4 lives behind the gateway.
+        // vNIC 4 is behind the gateway.
         let dst = if self.to == 4 { GATEWAY_MAC } else { mac(self.to) };
         let src = if self.from == 4 { GATEWAY_MAC } else { mac(self.from) };
         let mut f = [dst.0, src.0].concat();
@@ -313,7 +314,7 @@ impl Packet {
         f
     }
 
-    /// Cuts it as systems do.
+    /// Fragments it as real systems do.
     fn pieces(&self, body: &[u8], input: &mut Input<'_>) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let mut from = 0;
@@ -336,7 +337,7 @@ fn address(n: u8, v6: bool) -> IpAddr {
     }
 }
 
-/// What a packet is by its payload. `None` if no receiver takes it for anything that has rules.
+/// Parses a packet by its payload. `None` if no receiver accepts it as anything that rules match.
 fn read(mut protocol: u8, mut payload: &[u8], of: What) -> Option<What> {
     while protocol == DESTINATION_OPTIONS && of.src.is_ipv6() {
         let &[next, units] = payload.first_chunk::<2>()?;
@@ -355,10 +356,10 @@ fn read(mut protocol: u8, mut payload: &[u8], of: What) -> Option<What> {
     Some(What { protocol, ports, icmp, ..of })
 }
 
-/// A receiver's pieces of one packet, as they have come.
+/// The fragments of one packet at a receiver, in order of arrival.
 type Pieces = Vec<(u64, Piece)>;
 
-/// Puts pieces together; of overlapping ones the first or the last count.
+/// Reassembles fragments; of overlapping bytes the first or the last win.
 fn reassemble(pieces: &[(u64, Piece)], first_wins: bool) -> Option<(u8, Vec<u8>)> {
     let end = pieces.iter().filter(|(_, p)| !p.more).map(|(_, p)| p.from + p.bytes.len()).max()?;
     let (mut bytes, mut protocol) = (vec![None; end], 0);
@@ -388,9 +389,9 @@ struct World {
     /// By sender, receiver, family, identification, and in IPv4 the protocol.
     received: BTreeMap<(u8, u8, bool, u8, u8), Pieces>,
     last: Option<Packet>,
-    /// Of the last packet that was cut properly.
+    /// Identification of the last correctly fragmented packet.
     identification: u8,
-    /// Whether the model knows all that the switch does, so that what it lets pass must pass.
+    /// Whether the model knows everything that the switch does, so that the switch must pass what the model allows.
     is_exact: bool,
 }
 
@@ -405,7 +406,7 @@ impl World {
         let options: &[u8] = if v6 && input.chance(40) { &[packet.what.protocol, 0, 1, 4, 0, 0, 0, 0] } else { &[] };
         match input.below(3) {
             0 => {
-                // Its flow is remembered after the second time at the latest.
+                // Its flow is cached after the second time at the latest.
                 for _ in 0..1 + input.below(3) {
                     self.send_whole(&packet, options);
                 }
@@ -419,29 +420,32 @@ impl World {
     fn send_whole(&mut self, packet: &Packet, options: &[u8]) {
         let passed = self.send(packet, &packet.whole(options));
         let may = self.model.passes(packet.from, packet.to, &packet.what);
-        assert!(may || !passed, "{packet:?} passes against the rules");
+        assert!(may || !passed, "{packet:?} passes, but the rules deny it");
         if self.is_exact && matches!(packet.what.icmp, None | Some(Icmp::Echo { .. })) {
-            assert!(passed || !may, "{packet:?} does not pass, though it may");
+            assert!(passed || !may, "{packet:?} does not pass, but the rules allow it");
         }
     }
 
-    /// Cut properly, a packet passes if it would pass whole.
+    /// A correctly fragmented packet passes if the whole packet would.
     fn send_in_order(&mut self, packet: &Packet, options: &[u8], input: &mut Input<'_>) {
         let may = self.model.would_pass(packet.from, packet.to, &packet.what);
         let pieces = packet.pieces(&packet.body, input);
-        // Bad ones have 0 and 1.
+        // Incorrect ones have 0 and 1.
         self.identification += 1;
         let identification = self.identification;
         let passed: Vec<bool> =
             pieces.iter().map(|piece| self.send_piece(packet, piece, identification, options)).collect();
         if self.is_exact && matches!(packet.what.icmp, None | Some(Icmp::Echo { .. })) && may {
-            assert!(passed.iter().all(|p| *p), "{packet:?} in pieces does not pass, though it may whole: {passed:?}");
+            assert!(
+                passed.iter().all(|p| *p),
+                "fragmented {packet:?} does not pass, but the whole one may: {passed:?}"
+            );
         }
     }
 
-    /// Pieces of two packets that differ, some of them twice, elsewhere, or with something else before them.
+    /// Fragments of two different packets; some twice, at other offsets, or with other headers before them.
     fn send_badly(&mut self, packet: &Packet, options: &[u8], input: &mut Input<'_>) {
-        // What the switch makes of it, if it refuses pieces before it judges them, the model need not know.
+        // If the switch refuses fragments before it evaluates rules, the model need not know.
         self.is_exact = false;
         let identification = input.below(2) as u8;
         let mut pieces = packet.pieces(&packet.body, input);
@@ -453,7 +457,7 @@ impl World {
             }
         }
         if packet.what.src.is_ipv6() && input.chance(40) {
-            // A header before the transport's, in the first piece.
+            // A header before the transport header, in the first fragment.
             let before = [packet.what.protocol, 0, 1, 4, 0, 0, 0, 0];
             pieces = packet.pieces(&[&before[..], &packet.body].concat(), input);
             pieces.iter_mut().for_each(|piece| piece.protocol = DESTINATION_OPTIONS);
@@ -485,14 +489,14 @@ impl World {
         if !v6 {
             piece.protocol = what.protocol;
         }
-        // What it shows is judged whether it passes or is refused at the other end.
+        // It is evaluated, whether it passes or is refused at the destination.
         let shown = if piece.from == 0 { read(piece.protocol, &piece.bytes, what) } else { None };
         let shown = shown.map(|shown| if shown.protocol == what.protocol && is_error(&what) { what } else { shown });
         let may = shown.is_none_or(|shown| self.model.passes(from, to, &in_pieces(shown, is_whole)));
         if !self.send(packet, &packet.piece(&piece, identification, options)) {
             return false;
         }
-        assert!(may, "{packet:?}: {piece:?} passes against the rules");
+        assert!(may, "{packet:?}: {piece:?} passes, but the rules deny it");
         if is_whole {
             return true;
         }
@@ -500,10 +504,10 @@ impl World {
         let pieces = self.received.entry(key).or_default();
         if self.model.looks_at_ports(from, to) && piece.from != 0 {
             let first = pieces.iter().rposition(|(_, p)| p.from == 0);
-            let Some(first) = first else { panic!("{packet:?}: {piece:?} passes without a first one") };
+            let Some(first) = first else { panic!("{packet:?}: {piece:?} passes without a first fragment") };
             assert!(
                 self.now_ns - pieces[first].0 < TOGETHER_NS,
-                "{packet:?}: {piece:?} passes long after the first one"
+                "{packet:?}: {piece:?} passes long after the first fragment"
             );
             let end = piece.from + piece.bytes.len();
             let overlaps = |p: &Piece| p.from < end && piece.from < p.from + p.bytes.len();
@@ -517,13 +521,13 @@ impl World {
                 let Some((protocol, bytes)) = reassemble(&pieces[start..], first_wins) else { continue };
                 let Some(made) = read(protocol, &bytes, what) else { continue };
                 let may = is_error(&what) || self.model.would_pass(from, to, &made);
-                assert!(may, "pieces of {packet:?} become {made:?}, which may not pass: {pieces:?}");
+                assert!(may, "fragments of {packet:?} become {made:?}, which must not pass: {pieces:?}");
             }
         }
         true
     }
 
-    /// Whether it goes to another guest.
+    /// Whether the destination is another guest.
     fn send(&mut self, packet: &Packet, frame: &[u8]) -> bool {
         let Ok(parsed) = parse(frame, frame.len()) else { return false };
         if packet.from <= 2 {
@@ -541,7 +545,7 @@ fn is_error(what: &What) -> bool {
     matches!(what.icmp, Some(Icmp::Error { .. }))
 }
 
-/// An error in pieces is about nothing.
+/// A fragmented error is about no packet.
 fn in_pieces(what: What, is_whole: bool) -> What {
     match what.icmp {
         Some(Icmp::Error { .. }) if !is_whole => What { icmp: Some(Icmp::Other(0)), ..what },

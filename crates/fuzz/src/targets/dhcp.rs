@@ -1,4 +1,5 @@
-//! A guest asks by DHCP, in messages that are nearly right: it is told of its own address or of none, and nobody else hears it.
+//! A guest sends DHCP requests that are nearly valid: it gets its own address or none, and no other guest receives the
+//! request.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -35,7 +36,7 @@ pub(super) fn run(input: &mut Input<'_>) {
         switch.advance(now_ns);
         let frame = frame(input);
         let Ok(parsed) = parse(&frame, frame.len()) else { continue };
-        // A port may show less than all of it, but never less than the headers.
+        // A port may pass less than the whole frame, but never less than the headers.
         let unseen = input.pick(&[0, 0, 0, 1, 40]).min(frame.len() - usize::from(parsed.payload));
         let head = &frame[..frame.len() - unseen];
         let action = switch.from_guest(PortId(0), head, frame.len(), Offload::default(), &parsed).action;
@@ -43,7 +44,7 @@ pub(super) fn run(input: &mut Input<'_>) {
             Action::Answer { .. } if (parsed.src_port, parsed.dst_port) == (68, 67) => answered(switch.answer()),
             Action::Answer { .. } | Action::Drop(_) => {}
             Action::Forward { .. } | Action::Deliver { .. } => {
-                assert!(!parsed.dst_mac.is_multicast(), "others hear the question");
+                assert!(!parsed.dst_mac.is_multicast(), "other guests receive the request");
             }
         }
     }
@@ -52,13 +53,13 @@ pub(super) fn run(input: &mut Input<'_>) {
 fn answered(answer: &[u8]) {
     let parsed = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));
     assert_eq!((parsed.src_mac, parsed.src_ip), (GATEWAY_MAC, IpAddr::V4(GATEWAY)));
-    assert!(parsed.dst_mac == mac(1) || parsed.dst_mac.is_broadcast(), "the answer goes to somebody else");
+    assert!(parsed.dst_mac == mac(1) || parsed.dst_mac.is_broadcast(), "the answer goes to another guest");
     assert_eq!(transport_checksum(answer, &parsed), Checksum::Valid);
     assert!(answer.len() <= 14 + 576, "larger than a client must accept");
     let message = &answer[usize::from(parsed.payload)..];
     assert_eq!((message[0], &message[28..34]), (2, &mac(1).0[..]));
     let told: [u8; 4] = std::array::from_fn(|n| message[16 + n]);
-    assert!([Ipv4Addr::UNSPECIFIED, ADDRESS].contains(&told.into()), "another one's address");
+    assert!([Ipv4Addr::UNSPECIFIED, ADDRESS].contains(&told.into()), "another guest's address");
 }
 
 fn frame(input: &mut Input<'_>) -> Vec<u8> {

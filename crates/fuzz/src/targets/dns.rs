@@ -1,5 +1,5 @@
-//! A guest asks its gateway by DNS, in messages that are nearly right: only it gets an answer, which is well-formed and says nothing of other
-//! networks.
+//! A guest sends its gateway DNS queries that are nearly valid: only that guest gets an answer, which is well-formed
+//! and contains nothing about other networks.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,7 +13,7 @@ use crate::Input;
 
 const V4: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 254)];
 const V6: [Ipv6Addr; 2] = [Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 254)];
-/// Names and addresses of a network in which the guest is not.
+/// Names and addresses of a network that the guest does not belong to.
 const SECRET: &[u8] = b"\x06secret";
 
 pub(super) fn run(input: &mut Input<'_>) {
@@ -34,13 +34,13 @@ pub(super) fn run(input: &mut Input<'_>) {
         switch.advance(now_ns);
         let (frame, asked) = frame(input);
         let Ok(parsed) = parse(&frame, frame.len()) else { continue };
-        // A port may show less than all of it, but never less than the headers.
+        // A port may pass less than the whole frame, but never less than the headers.
         let unseen = input.pick(&[0, 0, 0, 1, 40]).min(frame.len() - usize::from(parsed.payload));
         let head = &frame[..frame.len() - unseen];
         match switch.from_guest(PortId(0), head, frame.len(), Offload::default(), &parsed).action {
             Action::Answer { .. } => answered(switch.answer(), parsed.dst_ip, &asked),
             Action::Drop(_) => {}
-            Action::Forward { .. } | Action::Deliver { .. } => panic!("the question leaves the host"),
+            Action::Forward { .. } | Action::Deliver { .. } => panic!("the query leaves the host"),
         }
     }
 }
@@ -48,16 +48,16 @@ pub(super) fn run(input: &mut Input<'_>) {
 fn answered(answer: &[u8], gateway: IpAddr, asked: &[u8]) {
     let parsed = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));
     assert_eq!((parsed.src_mac, parsed.src_ip, parsed.src_port), (GATEWAY_MAC, gateway, 53));
-    assert_eq!(parsed.dst_mac, mac(1), "the answer goes to somebody else");
+    assert_eq!(parsed.dst_mac, mac(1), "the answer goes to another guest");
     assert_eq!(transport_checksum(answer, &parsed), Checksum::Valid);
     let message = &answer[usize::from(parsed.payload)..];
     assert!(message.len() <= 1232 && message[..2] == asked[..2] && message[2] & 0x80 != 0 && asked[2] & 0x80 == 0);
     if !asked.windows(SECRET.len()).any(|part| part == SECRET) {
-        assert!(!message.windows(SECRET.len()).any(|part| part == SECRET), "tells of another network");
+        assert!(!message.windows(SECRET.len()).any(|part| part == SECRET), "contains another network's data");
     }
 }
 
-/// A question, and the message in it.
+/// A query, and the DNS message in it.
 fn frame(input: &mut Input<'_>) -> (Vec<u8>, Vec<u8>) {
     let mut message = vec![input.u8(), input.u8(), 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     let labels: &[&[u8]] = &[b"web", b"DB", b"nobody", b"1", b"0", b"f", b"10"];

@@ -1,5 +1,5 @@
-//! One engine fed arbitrary datagrams and calls at arbitrary times: it does not panic, stays within its bounds, keeps the
-//! contract about handles, sends nothing malformed, and gives everything back once it is left alone.
+//! One engine with arbitrary datagrams and calls at arbitrary times: it does not panic, stays within its bounds,
+//! honours the contract about handles, sends nothing malformed, and releases everything when it becomes idle.
 
 use bifrost_rte::{
     Admission, Arrival, CcKind, Config, Control, Destination, Engine, LocalVnic, MS, Ordering, Outbound, Output,
@@ -15,7 +15,7 @@ use crate::Input;
 const VNI: u32 = 100;
 const CONNECTIONS: u32 = 8;
 const PAGES: u32 = 80;
-/// Ports 0..3 of vNICs 1..=3 are here; what peers have is up to the input.
+/// Ports 0..3 of vNICs 1..=3 are on this host; the input chooses those of peers.
 const LOCAL: usize = 3;
 
 fn mac(n: usize) -> Mac {
@@ -28,11 +28,11 @@ struct Rig {
     out: Output,
     now: Time,
     peers: Vec<PeerId>,
-    /// What the engine sent lately, for honest answers.
+    /// Packets that the engine sent recently, for valid answers.
     data: Vec<(PeerId, DataHeader)>,
     requests: Vec<(PeerId, Setup)>,
     known: Knowledge,
-    /// Calls of `on_timeout`: a bound on how often timers fire.
+    /// Calls of `on_timeout`, to bound how often timers fire.
     timeouts: u32,
 }
 
@@ -119,7 +119,7 @@ impl Rig {
                     2 => u64::from(input.u8()) * MS,
                     _ => u64::from(input.u8()) * S / 4,
                 };
-                // Late, as a busy host is, or on time.
+                // Late, as on a busy host, or on time.
                 if input.chance(128) {
                     self.now = self.now.after(wait);
                     self.engine.on_timeout(self.now, &mut self.out);
@@ -171,7 +171,7 @@ impl Rig {
             3 => self.engine.rate_limited(slot),
             _ => {
                 let handle = (owner, self.ledger.fresh());
-                // In the ledger first: placing may show it at once.
+                // In the ledger first: placing may publish it at once.
                 if self.engine.placed(self.now, slot, handle.1, &mut self.out) {
                     self.ledger.placed(handle, ());
                 }
@@ -180,7 +180,7 @@ impl Rig {
     }
 
     fn setup(&mut self, arrival: &Arrival, setup: &Setup) {
-        // Only what the parser lets through.
+        // Only packets that the parser accepts.
         let bytes = setup.emit();
         let Ok(Packet::Setup(setup)) = parse(&bytes) else { return };
         let vnic = (0..LOCAL).find(|n| mac(*n) == setup.to).map(|n| LocalVnic {
@@ -204,7 +204,7 @@ impl Rig {
         }
     }
 
-    /// An honest RESPONSE to a REQUEST that the engine sent.
+    /// A valid RESPONSE to a REQUEST that the engine sent.
     fn respond(&mut self, input: &mut Input<'_>) {
         let Some((peer, request)) = self.requests.pop() else { return };
         let arrival = Arrival { peer, vni: VNI, nic_rx: self.now, hops: 2, marked: false };
@@ -224,7 +224,7 @@ impl Rig {
         self.engine.on_setup(self.now, &arrival, &response, None, &mut self.out);
     }
 
-    /// An honest ACK of something that the engine sent.
+    /// A valid ACK of a packet that the engine sent.
     fn acknowledge(&mut self, input: &mut Input<'_>) {
         if self.data.is_empty() {
             return;
@@ -259,7 +259,7 @@ impl Rig {
 
     fn carry_out(&mut self) {
         let early = self.out.control.iter().any(|c| matches!(c.packet, Control::Ack(a) if !a.probe));
-        assert!(!early, "an ACK vouches for what is not published yet");
+        assert!(!early, "an ACK confirms a packet that is not published yet");
         self.engine.flush_acks(self.now, &mut self.out);
         check_wire(&self.out);
         self.ledger.settle(&self.out);
@@ -303,16 +303,16 @@ impl Rig {
             self.engine.on_timeout(self.now, &mut self.out);
             self.carry_out();
             self.timeouts += 1;
-            assert!(self.timeouts < 500_000, "timers fire without end");
+            assert!(self.timeouts < 500_000, "timers keep firing");
         }
         self.now = self.now.max(end);
     }
 
-    /// Nobody says anything any more.
+    /// The peers fall silent.
     fn leave_alone(&mut self) {
         self.run_until(self.now.after(200 * S));
         self.ledger.assert_empty();
-        assert_eq!(self.engine.connections(), 0, "connections that nobody uses");
+        assert_eq!(self.engine.connections(), 0, "unused connections");
         assert_eq!(self.engine.pages_used(), (0, 0));
         assert!(self.engine.path_snapshots(self.now).all(|p| p.in_flight_packets == 0), "in flight forever");
         assert!(self.engine.timers_pending() <= 64, "{} timers", self.engine.timers_pending());

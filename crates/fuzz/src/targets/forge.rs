@@ -1,4 +1,4 @@
-//! Packets that nobody honest sent, close enough to the truth to be believed.
+//! Forged packets, similar enough to valid ones to be accepted.
 
 use bifrost_rte::Time;
 use bifrost_wire::Mac;
@@ -12,13 +12,13 @@ use crate::Input;
 #[derive(Clone, Debug)]
 pub(super) struct Knowledge {
     pub(super) now: Time,
-    /// CIDs by which the victim is addressed, or was.
+    /// Current and former CIDs of the victim.
     pub(super) cids: Vec<Cid>,
-    /// CIDs by which the victim addresses others.
+    /// CIDs that the victim sends to.
     pub(super) peer_cids: Vec<Cid>,
-    /// A PSN that makes sense.
+    /// A plausible PSN.
     pub(super) psn: Psn,
-    /// vNICs that there are.
+    /// Existing vNICs.
     pub(super) vnics: Vec<Mac>,
 }
 

@@ -1,8 +1,8 @@
-//! Frames that are nearly right: a TCP, UDP or ICMP packet out of decisions, or plain bytes.
+//! Frames that are nearly valid: a TCP, UDP or ICMP packet from decisions, or plain bytes.
 
 use crate::Input;
 
-/// A frame of at most `max` bytes behind its headers.
+/// A frame with at most `max` bytes after its headers.
 pub(super) fn frame(input: &mut Input<'_>, max: usize) -> Vec<u8> {
     if input.chance(40) {
         return input.bytes(max.max(64)).to_vec();
@@ -94,7 +94,7 @@ fn transport(input: &mut Input<'_>, protocol: u8, max: usize) -> Vec<u8> {
     t
 }
 
-/// A few bytes changed, and perhaps cut short or padded.
+/// Changes a few bytes, and perhaps truncates or pads.
 fn damaged(mut f: Vec<u8>, input: &mut Input<'_>) -> Vec<u8> {
     for _ in 0..input.u8() / 86 {
         let at = usize::from(input.u8()) % f.len();

@@ -1,4 +1,4 @@
-//! A frame from the wire, through the pipeline, a pod's core, and back to the wire.
+//! A frame from the wire, through the pipeline and a pod's core, and back to the wire.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, OnceLock};
@@ -18,7 +18,7 @@ const LONGEST: usize = 2048;
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const NOW: u64 = 1 << 40;
 
-/// What the pod gets, in order.
+/// Packets that the pod gets, in order.
 #[derive(Default)]
 struct Given(Vec<Vec<u8>>);
 
@@ -63,7 +63,7 @@ pub(crate) fn run(bytes: &[u8]) {
     });
     let (tables, neighbours) = known();
     let mut core = Core::new(Arc::clone(tables), Arc::new(nat), 2, 3);
-    // Twice: the second time a session is there.
+    // Twice: the second time a session exists.
     for round in 0..2 {
         let mut given = Given::default();
         let taken = pipeline.arrive(NOW + round, NOW, frame, |_| &mut given);
@@ -79,8 +79,8 @@ pub(crate) fn run(bytes: &[u8]) {
         };
         assert!(pod.take_back(place.interface, read, |leaving| left.push(leaving.parts.concat())));
         pod.release(NOW + round, u32::MAX, |leaving| left.push(leaving.parts.concat()));
-        assert!(left.len() <= usize::from(may_leave), "what is dropped does not leave");
-        assert_eq!(pod.occupancy(), (0, 0), "no place is left behind");
+        assert!(left.len() <= usize::from(may_leave), "a dropped packet does not leave");
+        assert_eq!(pod.occupancy(), (0, 0), "no entry is left behind");
         for frame in &left {
             let parsed = bifrost_nic::parse(frame, frame.len()).unwrap_or_else(|e| panic!("{e:?}: {frame:02x?}"));
             assert_eq!(parsed.end as usize, frame.len());
@@ -89,7 +89,7 @@ pub(crate) fn run(bytes: &[u8]) {
     }
 }
 
-/// What a worker does with a packet of its ring, and whether it may leave.
+/// What a worker does with a packet of its ring; returns whether it may leave.
 fn work(core: &mut Core, context: Context<'_>, given: &[u8]) -> (Vec<u8>, bool) {
     let at = given.len() - TRAILER_LEN;
     let trailer = given[at..].first_chunk().map(|bytes| Trailer::parse(*bytes));

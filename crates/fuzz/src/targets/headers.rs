@@ -1,4 +1,4 @@
-//! Every standard header: parsers answer anything without a panic, and what they read they would write.
+//! Every standard header: parsers handle any input without a panic, and emitting reverses parsing.
 
 use std::net::Ipv6Addr;
 
@@ -56,7 +56,7 @@ fn network(bytes: &[u8]) {
     }
 }
 
-/// Fields changed in place keep a right checksum right, and a wrong one wrong.
+/// Fields changed in place keep a valid checksum valid, and a wrong one wrong.
 fn rewrite_v4(bytes: &[u8]) {
     let Some(mut header) = bytes.first_chunk::<{ ipv4::HEADER_LEN }>().copied() else { return };
     let valid = checksum::is_valid(&header);

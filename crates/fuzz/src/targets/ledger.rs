@@ -1,4 +1,4 @@
-//! Who owns which buffer: the engine's contract about handles, kept as a ledger.
+//! Ownership of buffers: a ledger that checks the engine's contract about handles.
 
 use std::collections::BTreeMap;
 
@@ -8,65 +8,65 @@ use bifrost_wire::bifrost::{Packet, parse};
 /// A port and one of its buffers.
 pub(super) type Handle = (u16, u32);
 
-/// Buffers of one host. `T`: what lies in a received one.
+/// Buffers of one host. `T`: content of a received one.
 #[derive(Debug, Default)]
 pub(super) struct Ledger<T> {
-    /// Sent by guests and held by the engine: segments that are still to come back.
+    /// Sent by guests and held by the engine: number of segments not released yet.
     sent: BTreeMap<Handle, u32>,
-    /// Placed for guests and not shown yet.
+    /// Placed for guests and not published yet.
     placed: BTreeMap<Handle, T>,
     next: u32,
 }
 
 impl<T> Ledger<T> {
-    /// A name for the next buffer.
+    /// A new handle.
     pub(super) fn fresh(&mut self) -> u32 {
         self.next += 1;
         self.next
     }
 
-    /// The engine took a guest's buffer.
+    /// The engine accepted a guest's buffer.
     pub(super) fn accepted(&mut self, handle: Handle, segments: u8) {
         let before = self.sent.insert(handle, u32::from(segments));
         assert!(before.is_none(), "{handle:?} is in use");
     }
 
-    /// The engine took a received packet.
+    /// The engine accepted a received packet.
     pub(super) fn placed(&mut self, handle: Handle, content: T) {
         assert!(self.placed.insert(handle, content).is_none(), "{handle:?} is in use");
     }
 
-    /// Everything placed and not shown.
+    /// Everything placed and not published.
     pub(super) fn waiting(&self) -> impl Iterator<Item = &T> {
         self.placed.values()
     }
 
-    /// A port goes away with its buffers.
+    /// A port is removed with its buffers.
     pub(super) fn forget(&mut self, owner: u16) {
         self.sent.retain(|h, _| h.0 != owner);
         self.placed.retain(|h, _| h.0 != owner);
     }
 
-    /// The buffer of a data packet that leaves is still held.
+    /// The buffer of a data packet being sent is still held.
     pub(super) fn check_sent(&self, data: &DataOut) {
-        assert!(self.sent.contains_key(&(data.owner, data.handle)), "sends a buffer that it has given back: {data:?}");
+        assert!(self.sent.contains_key(&(data.owner, data.handle)), "sends a buffer that it has released: {data:?}");
     }
 
-    /// What the guest sees next.
+    /// The next packet for the guest.
     pub(super) fn publish(&mut self, handle: Handle) -> T {
-        self.placed.remove(&handle).unwrap_or_else(|| panic!("shows {handle:?}, which is not placed or was shown"))
+        self.placed.remove(&handle).unwrap_or_else(|| panic!("publishes {handle:?}, which is not placed"))
     }
 
-    /// A segment of a buffer comes back.
+    /// A segment of a buffer is released.
     pub(super) fn give_back(&mut self, handle: Handle) {
-        let Some(left) = self.sent.get_mut(&handle) else { panic!("gives {handle:?} back, which it does not hold") };
+        let Some(left) = self.sent.get_mut(&handle) else { panic!("releases {handle:?}, which it does not hold") };
         *left -= 1;
         if *left == 0 {
             self.sent.remove(&handle);
         }
     }
 
-    /// Carries out what concerns buffers, in the order of the contract, for callers that need no more.
+    /// Applies outputs about buffers, in the order of the contract, for callers that need no more.
     pub(super) fn settle(&mut self, out: &Output) {
         for handle in &out.publish {
             self.publish(*handle);
@@ -82,14 +82,14 @@ impl<T> Ledger<T> {
         }
     }
 
-    /// Nothing is held any more.
+    /// Checks that nothing is held any more.
     pub(super) fn assert_empty(&self) {
-        assert!(self.sent.is_empty(), "never given back: {:?}", self.sent);
+        assert!(self.sent.is_empty(), "never released: {:?}", self.sent);
         assert!(self.placed.is_empty(), "never shown: {:?}", self.placed.keys());
     }
 }
 
-/// Whatever leaves is what the parser accepts, and means the same to it.
+/// The parser accepts every packet sent, with the same meaning.
 pub(super) fn check_wire(out: &Output) {
     for data in &out.data {
         let bytes = [&data.header.emit()[..], &[0; 14]].concat();

@@ -1,4 +1,4 @@
-//! A front-end and its guest's memory at a real vhost-user socket, and the worker behind it.
+//! A vhost-user front-end and its guest's memory on a real socket, and the worker behind it.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -18,18 +18,18 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-/// Where the guest's memory is: for the guest, for the front-end, in its file.
+/// Position of the guest's memory: for the guest, for the front-end, in its file.
 pub(super) const GUEST: u64 = 0x4000_0000;
 pub(super) const USER: u64 = 0x7f00_0000_0000;
 pub(super) const OFFSET: u64 = 0x1_0000;
 pub(super) const MEMORY: u64 = 0x4_0000;
-/// Entries of a ring, as set up in order.
+/// Entries of a ring in a valid set-up.
 pub(super) const SIZE: u16 = 16;
-/// Buffers begin here, from [`GUEST`] on.
+/// Offset of the buffers from [`GUEST`].
 pub(super) const BUFFERS: u64 = 0x8000;
 /// The feature of packed rings.
 pub(super) const PACKED: u64 = 1 << 34;
-/// How long an answer may take: much longer than on a busy machine, and finite.
+/// Timeout for a reply: much longer than needed on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) const GET_FEATURES: u32 = 1;
@@ -44,10 +44,10 @@ const SET_VRING_KICK: u32 = 12;
 const SET_VRING_CALL: u32 = 13;
 const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_VRING_ENABLE: u32 = 18;
-/// Requests that are always answered.
+/// Requests that always have a reply.
 const ANSWERED: [u32; 8] = [GET_FEATURES, SET_LOG_BASE, 11, 15, 17, 24, 31, 36];
 
-/// What the worker has of a guest.
+/// The worker's state of a guest.
 pub(super) struct Running {
     pub(super) queue: VhostQueue,
     pub(super) held: Vec<TxFrame>,
@@ -60,7 +60,7 @@ struct Worker(Arc<Mutex<Option<Running>>>);
 
 impl Worker {
     fn running(&self) -> MutexGuard<'_, Option<Running>> {
-        // A target that failed has left it locked; the next input is another one's business.
+        // A target that failed has poisoned the lock; that must not affect the next input.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -72,7 +72,7 @@ impl QueueOwner for Worker {
     }
 
     fn stop(&mut self) {
-        assert!(self.running().take().is_some(), "stopped and not started");
+        assert!(self.running().take().is_some(), "stopped, but not started");
     }
 
     fn log_writes(&mut self, log: Option<DirtyLog>) -> bool {
@@ -120,14 +120,14 @@ impl Machine {
         Machine { worker, socket, _port: port, _directory: directory }
     }
 
-    /// Calls `f` with what the worker has, if the guest runs.
+    /// Calls `f` with the worker's state, if the guest runs.
     pub(super) fn work(&self, f: impl FnOnce(&mut Running)) {
         if let Some(running) = &mut *self.worker.running() {
             f(running);
         }
     }
 
-    /// The same on a thread of its own. Whether that ended within `patience`.
+    /// The same on a separate thread. Returns whether that ended within `patience`.
     pub(super) fn aside(&self, f: impl FnOnce(&mut Running) + Send + 'static, patience: Duration) -> bool {
         let (worker, (done, waits)) = (self.worker.clone(), channel());
         std::thread::spawn(move || {
@@ -148,31 +148,31 @@ impl Machine {
     }
 }
 
-/// A connection. The other side closes it when it has heard enough.
+/// A connection. The other side closes it when it refuses a message.
 pub(super) struct FrontEnd {
     stream: UnixStream,
     /// The guest's memory.
     pub(super) file: File,
-    /// How far the set-up is.
+    /// Progress of the set-up.
     step: usize,
     kick: File,
-    /// The driver has chosen packed rings.
+    /// The driver has negotiated packed rings.
     packed: bool,
 }
 
 impl FrontEnd {
-    /// Sends a request and waits until it has been dealt with. `false`: the other side has closed the connection.
+    /// Sends a request and waits until it has been processed. `false`: the other side has closed the connection.
     pub(super) fn ask(&mut self, request: u32, flags: u32, payload: &[u8], files: &[BorrowedFd<'_>]) -> bool {
         let answered = ANSWERED.contains(&request);
         if !self.send(request, flags, payload, files) || answered && self.answer().is_none() {
             return false;
         }
-        // Messages are taken in turn, so the answer to this one tells that the other was.
+        // Messages are processed in order, so the reply to this one shows that the previous one was.
         answered && flags == 1 || self.send(GET_FEATURES, 1, &[], &[]) && self.answer_to(GET_FEATURES)
     }
 
-    /// Gives a descriptor away with a request that has no answer: it has none any more when the other side has read the request to its end.
-    /// An error: the other side has closed the connection, and here is the descriptor.
+    /// Passes a descriptor with a request that has no reply; this side keeps none once the other side has read the
+    /// whole request. On error the other side has closed the connection, and the descriptor is returned.
     pub(super) fn give(&mut self, request: u32, payload: &[u8], file: OwnedFd) -> Result<bool, OwnedFd> {
         let bytes = message(request, 9, payload);
         if !self.send_bytes(&bytes[..4], &[file.as_fd()]) {
@@ -196,13 +196,13 @@ impl FrontEnd {
         sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).is_ok()
     }
 
-    /// Sends what may be part of a message, and no more.
+    /// Sends a possibly incomplete message.
     pub(super) fn half(&mut self, bytes: &[u8]) -> bool {
         let _ = std::io::Write::write(&mut self.stream, bytes);
         false
     }
 
-    /// Skips acknowledgements up to the answer to `request`.
+    /// Skips acknowledgements up to the reply to `request`.
     fn answer_to(&mut self, request: u32) -> bool {
         loop {
             match self.answer() {
@@ -213,14 +213,14 @@ impl FrontEnd {
         }
     }
 
-    /// The request that the next answer is to; descriptors beside it are closed by the kernel.
+    /// The request that the next reply belongs to; the kernel closes descriptors sent with it.
     fn answer(&mut self) -> Option<u32> {
         let mut header = [0; 12];
         self.read(&mut header)?;
         let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        assert_eq!(word(4), 5, "an answer, version 1");
+        assert_eq!(word(4), 5, "a reply, version 1");
         let size = word(8) as usize;
-        assert!(size <= 4096, "an answer of {size} bytes");
+        assert!(size <= 4096, "a reply of {size} bytes");
         self.read(&mut vec![0; size])?;
         Some(word(0))
     }
@@ -230,13 +230,13 @@ impl FrontEnd {
             Ok(()) => Some(()),
             Err(error) => {
                 let kind = error.kind();
-                assert!(kind != std::io::ErrorKind::WouldBlock, "no answer within {PATIENCE:?}");
+                assert!(kind != std::io::ErrorKind::WouldBlock, "no reply within {PATIENCE:?}");
                 None
             }
         }
     }
 
-    /// The next message of a set-up in order; `features` are those of the device that the driver takes. `false`: closed.
+    /// The next message of a valid set-up; `features` are the device features that the driver accepts. `false`: closed.
     pub(super) fn set_up_step(&mut self, features: u64) -> bool {
         const ORDER: [u32; 15] = [
             SET_OWNER,
@@ -287,7 +287,7 @@ impl FrontEnd {
         }
     }
 
-    /// The whole set-up, or what is left of it.
+    /// The whole set-up, or the rest of it.
     pub(super) fn set_up(&mut self, features: u64) -> bool {
         while self.step < 15 {
             if !self.set_up_step(features) {
@@ -297,7 +297,7 @@ impl FrontEnd {
         true
     }
 
-    /// Writes into the guest's memory, `at` bytes from its start; behind the end nothing is written.
+    /// Writes to the guest's memory, `at` bytes from its start; nothing is written beyond the end.
     pub(super) fn write(&self, at: u64, bytes: &[u8]) {
         if at.saturating_add(bytes.len() as u64) <= MEMORY {
             let _ = self.file.write_all_at(bytes, OFFSET + at);
@@ -308,14 +308,15 @@ impl FrontEnd {
         self.file.read_exact_at(out, OFFSET + at).is_ok()
     }
 
-    /// In a packed ring, the descriptor's id is its index; what comes next lies behind it.
+    /// In a packed ring, the descriptor's id is its index; the next one follows it in memory.
     pub(super) fn descriptor(&self, ring: usize, index: u16, guest: u64, len: u32, flags: u16, next: u16) {
         let (third, fourth) = if self.packed { (index, flags | next << 5) } else { (flags, next) };
         let bits = u128::from(guest) | u128::from(len) << 64 | u128::from(third) << 96 | u128::from(fourth) << 112;
         self.write(ring_at(ring) + DESCRIPTORS + 16 * u64::from(index), &bits.to_le_bytes());
     }
 
-    /// Puts `head` into the available ring at `index` and shows it; in a packed ring, makes available what is there.
+    /// Puts `head` into the available ring at `index` and publishes it; in a packed ring, makes the descriptor there
+    /// available.
     pub(super) fn offer(&self, ring: usize, index: u16, head: u16) {
         if self.packed {
             let at = ring_at(ring) + DESCRIPTORS + 16 * u64::from(index % SIZE) + 14;
@@ -345,12 +346,12 @@ pub(super) const DESCRIPTORS: u64 = 0;
 pub(super) const AVAILABLE: u64 = 0x1000;
 pub(super) const USED: u64 = 0x2000;
 
-/// Where the tables of ring 0, receive, or 1, transmit, begin in the guest's memory.
+/// Offset of the tables of ring 0 (receive) or 1 (transmit) in the guest's memory.
 pub(super) fn ring_at(ring: usize) -> u64 {
     0x3000 * ring as u64
 }
 
-/// What lies in front of the guest's memory in its file, which is nobody's.
+/// The area before the guest's memory in its file, which nothing may write.
 pub(super) const NOBODYS: u8 = 0xa5;
 
 #[allow(clippy::expect_used)]

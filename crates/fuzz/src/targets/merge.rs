@@ -1,4 +1,4 @@
-//! Received frames merged for a guest: cut into segments again they are what came in, in order within each flow.
+//! Merging received frames for a guest: segmenting the output gives the input again, in order within each flow.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let mut frames: Vec<Vec<u8>> = Vec::new();
     while !input.is_empty() && frames.len() < 150 {
         match (frames.last(), input.below(4)) {
-            // What follows on the frame before, and so may merge with it.
+            // The next segment of the frame before, which may therefore merge with it.
             (Some(before), 1..) => frames.push(successor(before, input)),
             _ => frames.push(complete(frame(input, 300))),
         }
@@ -34,7 +34,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let mut newest: HashMap<u32, u32> = HashMap::new();
     let mut seen = vec![false; frames.len()];
     for (buffer, bytes) in &out {
-        assert!(!std::mem::replace(&mut seen[*buffer as usize], true), "frame {buffer} came out twice");
+        assert!(!std::mem::replace(&mut seen[*buffer as usize], true), "frame {buffer} was emitted twice");
         let frame = &frames[*buffer as usize];
         assert!(bytes == frame || essence(bytes) == essence(frame), "frame {buffer} was changed");
         if let Ok(parsed) = parse(bytes, bytes.len()) {
@@ -42,10 +42,11 @@ pub(crate) fn run(bytes: &[u8]) {
             assert!(before.is_none_or(|b| b < *buffer), "{buffer} overtook {before:?} of its flow");
         }
     }
-    assert!(seen.iter().all(|s| *s), "a frame was swallowed");
+    assert!(seen.iter().all(|s| *s), "a frame was lost");
 }
 
-/// A frame without what merging may change: padding, and the identification that "don't fragment" makes meaningless.
+/// A frame without the fields that merging may change: padding, and the identification, which "don't fragment" makes
+/// meaningless.
 fn essence(frame: &[u8]) -> Vec<u8> {
     let Ok(parsed) = parse(frame, frame.len()) else { return frame.to_vec() };
     let mut bytes = frame[..parsed.end as usize].to_vec();
@@ -79,7 +80,7 @@ fn successor(before: &[u8], input: &mut Input<'_>) -> Vec<u8> {
     complete(next)
 }
 
-/// With the transport checksum that it should have, where there is one.
+/// With a valid transport checksum, if the protocol has one.
 fn complete(mut frame: Vec<u8>) -> Vec<u8> {
     let Ok(parsed) = parse(&frame, frame.len()) else { return frame };
     let at = match parsed.protocol {
@@ -97,13 +98,13 @@ fn complete(mut frame: Vec<u8>) -> Vec<u8> {
         }
         _ => return frame,
     };
-    // As every sender of ours writes it: a sum of zero as all ones.
+    // As all our senders write it: a sum of zero as all ones.
     let sum = bifrost_wire::checksum::Sum::starting(pseudo).then(body).finish();
     frame[at..at + 2].copy_from_slice(&bifrost_wire::checksum::udp_nonzero(sum).to_be_bytes());
     frame
 }
 
-/// The frames that a packet for the guest stands for, with the buffers that they came in.
+/// The frames that a packet for the guest contains, with their buffers.
 fn cut(frames: &[Vec<u8>], merged: &Merged<'_>) -> Vec<(u32, Vec<u8>)> {
     let mut bytes = merged.header.to_vec();
     for part in merged.parts {
@@ -116,8 +117,8 @@ fn cut(frames: &[Vec<u8>], merged: &Merged<'_>) -> Vec<(u32, Vec<u8>)> {
     }
     let parsed = parse(&bytes, bytes.len()).unwrap_or_else(|e| panic!("merged into something malformed: {e}"));
     let offload = Offload::from_virtio(merged.virtio, &parsed, bytes.len());
-    let offload = offload.unwrap_or_else(|e| panic!("merged into something that cannot be cut: {e}"));
-    let plan = Segments::plan(&bytes, bytes.len(), offload).unwrap_or_else(|e| panic!("cannot be cut: {e}"));
+    let offload = offload.unwrap_or_else(|e| panic!("merged into something that cannot be segmented: {e}"));
+    let plan = Segments::plan(&bytes, bytes.len(), offload).unwrap_or_else(|e| panic!("cannot be segmented: {e}"));
     assert_eq!(usize::from(plan.count()), merged.parts.len());
     let pieces = (0..plan.count()).map(|i| {
         let mut out = Vec::new();

@@ -1,6 +1,6 @@
-//! A front-end that does what it likes with messages and descriptors: any message in any order with any descriptor, whose other
-//! end it keeps and uses, while a worker serves its guest. No message and no turn of the worker takes longer than a moment, no
-//! memory but the guest's is mapped, and of its descriptors none stays open.
+//! A front-end that sends any message in any order with any descriptor, and keeps and uses the other end of each
+//! descriptor, while a worker serves its guest. No message and no turn of the worker takes long, only the guest's
+//! memory is mapped, and none of the descriptors stays open.
 
 use std::fs::File;
 use std::io::Write;
@@ -33,11 +33,11 @@ const SET_VRING_ENABLE: u32 = 18;
 const SET_INFLIGHT_FD: u32 = 32;
 const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
-/// A request that wants to be answered.
+/// Flag: the request needs a reply.
 const ANSWERED: u32 = 9;
-/// How long a turn of the worker may take, on a machine that has much else to do.
+/// Timeout of a turn of the worker, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Most that a guest may have mapped, and what else a process may need meanwhile, bytes.
+/// Maximum size of a guest's mappings, and of other mappings of the process meanwhile, bytes.
 const MAX_ADDRESSES: u64 = (2 << 40) + (64 << 30);
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -61,7 +61,7 @@ struct Attacker {
     pool: Pool,
     /// Receive buffers that were offered.
     offered: u16,
-    /// Where there is more memory than the set-up's.
+    /// Start of memory beyond that of the set-up.
     mapped: u64,
 }
 
@@ -70,7 +70,7 @@ impl Attacker {
         Attacker { front: machine.connect(), pool: Pool::new(), offered: 0, mapped: GUEST }
     }
 
-    /// Does something. Who is thrown out comes again.
+    /// Takes one action. If the port closes the connection, connects again.
     fn act(&mut self, input: &mut Input<'_>, machine: &Machine) {
         let goes_on = match input.below(12) {
             0 => self.front.set_up(PLAIN),
@@ -132,7 +132,7 @@ impl Attacker {
         }
     }
 
-    /// Gives a descriptor to be notified by, or to wait for.
+    /// Passes a descriptor for notifications (kick or call).
     fn call(&mut self, input: &mut Input<'_>) -> bool {
         let message = if input.chance(64) { SET_VRING_KICK } else { SET_VRING_CALL };
         let ring = u64::from(input.u8() & 1);
@@ -140,7 +140,7 @@ impl Attacker {
         self.front.ask(message, ANSWERED, &words(&[ring]), &[file.as_fd()])
     }
 
-    /// Gives memory, or takes it away.
+    /// Adds or removes memory.
     fn map(&mut self, input: &mut Input<'_>) -> bool {
         let (kind, file) = self.pool.pick(input);
         let at = u64::from(input.u8()) << 24;
@@ -162,7 +162,7 @@ impl Attacker {
         taken
     }
 
-    /// Gives a log, or has it written, or names who is to be told.
+    /// Sets the descriptor of log events, enables logging, or sets the dirty log.
     fn log(&mut self, input: &mut Input<'_>) -> bool {
         let (kind, file) = self.pool.pick(input);
         let files = [file.as_fd()];
@@ -179,7 +179,7 @@ impl Attacker {
         }
     }
 
-    /// Gives a descriptor whose closing takes long.
+    /// Passes a descriptor whose closing takes long.
     fn linger(&mut self, input: &mut Input<'_>) -> bool {
         let Some(slow) = self.pool.lingering() else { return true };
         let message = input.pick(&[SET_VRING_CALL, SET_VRING_KICK, SET_INFLIGHT_FD, ADD_MEM_REG, 14, 21, 2, 39]);
@@ -193,7 +193,7 @@ impl Attacker {
         }
     }
 
-    /// Offers a receive buffer, in the memory of the set-up or in what was given last.
+    /// Offers a receive buffer, in the memory of the set-up or in that added last.
     fn offer(&mut self, input: &mut Input<'_>) {
         let head = input.below(usize::from(SIZE)) as u16;
         let at = input.pick(&[GUEST + BUFFERS + 0x800 * u64::from(head), self.mapped]);
@@ -202,11 +202,11 @@ impl Attacker {
         self.offered = self.offered.wrapping_add(1);
     }
 
-    /// Goes. What it sent is closed, and the next guest is served.
+    /// Disconnects. All descriptors that it sent are closed, and the next guest is served.
     fn leave(self, machine: &Machine) {
         let Attacker { front, mut pool, .. } = self;
         drop(front);
-        // What lingers ends when the other side does.
+        // A lingering socket ends when its peer does.
         pool.others.clear();
         let names = pool.names();
         let until = Instant::now() + PATIENCE;
@@ -218,7 +218,7 @@ impl Attacker {
     }
 }
 
-/// What a worker does with the guest.
+/// One step of a worker with the guest.
 fn turn(running: &mut Running) {
     let Running { queue, .. } = running;
     let mut frames = Vec::new();
@@ -237,13 +237,13 @@ fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Bytes of addresses that this process has given away.
+/// Size of this process's mappings, bytes.
 fn addresses() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     pages.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0) * 4096
 }
 
-/// How many descriptors of this process are what `names` name.
+/// Number of this process's descriptors whose names are in `names`.
 fn open(names: &[String]) -> usize {
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     entries
@@ -252,7 +252,7 @@ fn open(names: &[String]) -> usize {
         .count()
 }
 
-/// What kind of descriptor it is.
+/// Kinds of descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Memory,
@@ -275,10 +275,10 @@ impl Kind {
     }
 }
 
-/// Descriptors of all kinds, of which the front-end keeps a copy.
+/// Descriptors of all kinds; the front-end keeps a copy of each.
 struct Pool {
     files: Vec<(Kind, OwnedFd)>,
-    /// The other ends of what lingers.
+    /// The other ends of the lingering sockets.
     others: Vec<TcpStream>,
 }
 
@@ -311,7 +311,7 @@ impl Pool {
         for bytes in [4096, OFFSET + MEMORY, 1 << 46] {
             files.extend(memory(bytes, MemfdFlags::ALLOW_SEALING).map(|file| (Kind::Memory, file)));
         }
-        // Whether there are any pages does not matter: then there is nothing behind the addresses.
+        // The descriptor may have no pages: then there is nothing behind the addresses.
         files.extend(memory(4 << 20, MemfdFlags::HUGETLB).map(|file| (Kind::HugePages, file)));
         Pool { files, others: Vec::new() }
     }
@@ -342,7 +342,7 @@ impl Pool {
         }
     }
 
-    /// A TCP socket that its owner has told to linger for a minute, with bytes in it that nobody reads.
+    /// A TCP socket with a linger time of a minute, and unread bytes in it.
     fn lingering(&mut self) -> Option<OwnedFd> {
         if self.others.len() == 4 {
             return None;
@@ -356,7 +356,7 @@ impl Pool {
         Some(stream.into())
     }
 
-    /// What the kernel calls those that have a name of their own.
+    /// The kernel's names of descriptors with unique names.
     fn names(&self) -> Vec<String> {
         use std::os::fd::AsRawFd;
         let link = |fd: &OwnedFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok();
@@ -368,7 +368,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // A thread that failed while blocked goes on.
+        // Unblocks a thread that failed while blocked.
         for (kind, file) in &self.files {
             if *kind == Kind::Counter
                 && let Ok(flags) = fcntl_getfl(file)

@@ -1,4 +1,4 @@
-//! The targets, one a file.
+//! The targets, one per file.
 
 pub(crate) mod api;
 pub(crate) mod bifrost;

@@ -1,5 +1,5 @@
-//! NAT at an uplink decides about arbitrary frames of guests and of the outside: nobody leaves under an address that is not theirs, and nobody
-//! outside speaks as somebody inside.
+//! NAT at an uplink, with arbitrary frames from guests and the outside: no guest can send from an outside address that
+//! it does not own, and no outside host can send from an inside address.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use super::switch::{mac, vni};
 use crate::Input;
 
 const UPLINK: PortId = PortId(3);
-/// Ports that guests share: one of them is where frames go.
+/// Ports that guests share, one of which the frames often use.
 const BLOCK: (u16, u16) = (6378, 6379);
 
 const fn v4(net: u8, n: u8) -> IpAddr {
@@ -83,7 +83,7 @@ type End = (IpAddr, u16);
 
 pub(super) fn run(input: &mut Input<'_>) {
     let mut switch = Switch::build(&tables(), 0).unwrap_or_else(|e| panic!("{e}"));
-    // Outside ends that are in use, and whose they are; until time goes on.
+    // Outside endpoints in use, and their owners; cleared when time advances.
     let mut owners: BTreeMap<(u8, End), (PortId, End)> = BTreeMap::new();
     let mut now_s = 0;
     while !input.is_empty() {
@@ -96,12 +96,12 @@ pub(super) fn run(input: &mut Input<'_>) {
         let port = input.pick(&[PortId(0), PortId(0), PortId(1), UPLINK, UPLINK]);
         let frame = frame(input, 64);
         let Ok(parsed) = parse(&frame, frame.len()) else { continue };
-        // Its flow is remembered after the second time at the latest.
+        // Its flow is cached after the second time at the latest.
         for _ in 0..3 {
             sent(&mut switch, port, &frame, &parsed, &mut owners);
         }
-        assert!(switch.connection_counters().current <= 8, "more connections than there may be");
-        assert!(switch.nat_counters().current <= 6, "more ports than a guest may have");
+        assert!(switch.connection_counters().current <= 8, "more connections than allowed");
+        assert!(switch.nat_counters().current <= 6, "more ports than allowed per guest");
     }
 }
 
@@ -120,7 +120,7 @@ fn sent(
             let answered = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));
             if from == UPLINK && answered.is_ip() {
                 let outside = |address| SHARED.contains(&address) || FLOATING.contains(&address);
-                assert!(outside(answered.src_ip), "the outside hears {}", answered.src_ip);
+                assert!(outside(answered.src_ip), "answers the outside from {}", answered.src_ip);
             }
         }
         Action::Deliver { port: to, .. } => {
@@ -136,7 +136,7 @@ fn sent(
             if parsed.kind == L3::V4 {
                 let l3 = usize::from(parsed.l3);
                 let header = |f: &[u8]| bifrost_wire::ipv4::checksum_is_valid(&f[l3..usize::from(parsed.l4)]);
-                assert_eq!(header(&out), header(frame), "a right checksum stays right, a wrong one wrong");
+                assert_eq!(header(&out), header(frame), "a valid checksum stays valid, a wrong one wrong");
             }
             if to == UPLINK {
                 assert_eq!((after.dst_mac, after.dst_ip), (mac(5), parsed.dst_ip));
@@ -147,18 +147,18 @@ fn sent(
                     let in_block = (BLOCK.0..=BLOCK.1).contains(&after.src_port);
                     assert!(in_block || (parsed.protocol, inside.1, after.src_port) == (17, 53, 53));
                     let owner = *owners.entry((parsed.protocol, outside)).or_insert((from, inside));
-                    assert_eq!(owner, (from, inside), "a port is given twice");
+                    assert_eq!(owner, (from, inside), "a port is allocated twice");
                 }
                 return;
             }
             let guest = switch.port(to).cloned();
-            let Some(guest) = guest else { panic!("to a port that there is not") };
+            let Some(guest) = guest else { panic!("to a port that does not exist") };
             assert_eq!(after.dst_mac, guest.mac);
             assert!(guest.addresses.contains(&after.dst_ip), "{} is not the guest's", after.dst_ip);
             if from == UPLINK {
                 assert_eq!(after.src_ip, parsed.src_ip);
                 let inside = [v4(0, 1), v4(0, 2), v4(0, 254), v6(1), v6(2), v6(254)];
-                assert!(!inside.contains(&after.src_ip), "the outside speaks as {}", after.src_ip);
+                assert!(!inside.contains(&after.src_ip), "the outside sends as {}", after.src_ip);
             }
         }
         Action::Drop(_) => {}

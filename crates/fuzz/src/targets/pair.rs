@@ -1,8 +1,9 @@
-//! Two engines and an adversary who owns the network between them: drops, repeats, reorders and delays as the input says,
-//! crashes hosts, takes guests' buffers away; with forgeries it also changes and invents packets.
+//! Two engines and an adversary who controls the network between them: it drops, duplicates, reorders and delays
+//! packets as the input says, crashes hosts and removes guests' buffers; with forgeries it also changes and invents
+//! packets.
 //!
-//! Without forgeries each flow is seen in order and once within a connection's life, and nothing is released that did not
-//! arrive. In any case buffers are given back once, and everything drains when the adversary has gone.
+//! Without forgeries each flow is delivered in order and once within a connection's life, and nothing is released that
+//! did not arrive. In any case each buffer is released once, and everything drains when the adversary stops.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,7 +20,7 @@ use crate::Input;
 
 const VNI: u32 = 100;
 const OWNER: u16 = 7;
-/// Packets under way; the adversary's memory.
+/// Maximum number of packets in flight; size of the adversary's memory.
 const FLIGHTS: usize = 400;
 const PAGES: u32 = 200;
 
@@ -38,12 +39,12 @@ struct Side {
     config: Config,
     out: Output,
     ledger: Ledger<(Content, Cid)>,
-    /// What each buffer holds.
+    /// Content of each buffer.
     contents: BTreeMap<u32, Content>,
     next_seq: BTreeMap<u32, u32>,
-    /// Latest number seen of each flow, and in which life of the connection.
+    /// Latest number published of each flow, and in which life of the connection.
     seen: BTreeMap<u32, (u32, Cid)>,
-    /// Everything that the guest has seen, or that died with the host after it had arrived.
+    /// Everything that was published, or had arrived when the host crashed.
     arrived: BTreeSet<Content>,
     has_buffers: bool,
     ordering: Ordering,
@@ -53,9 +54,9 @@ struct Side {
 struct World {
     sides: [Side; 2],
     now: Time,
-    /// To whom, and what; in order of sending.
+    /// Destination and content, in sending order.
     flights: VecDeque<(usize, Flight)>,
-    /// Delivered or dropped before, for repetition.
+    /// Delivered or dropped before, for duplication.
     old: VecDeque<(usize, Flight)>,
     paths: usize,
     forged: bool,
@@ -137,7 +138,7 @@ impl Side {
     }
 }
 
-/// The mistake that the environment variable `MUTATION` names, by its position.
+/// The mutation that the environment variable `MUTATION` names, by its position.
 #[cfg(feature = "mutations")]
 fn mutation() -> Option<bifrost_rte::Mutation> {
     let name = std::env::var("MUTATION").ok()?;
@@ -177,7 +178,7 @@ impl World {
                 let copy = self.old.get(pick(self.old.len(), input)).cloned();
                 self.flights.extend(copy);
             }
-            // All that is under way one way, a path's share or everything.
+            // Everything in flight in one direction, of one path or of all.
             20 => {
                 let (to, odd) = (input.below(2), input.chance(128));
                 let mut n = 0;
@@ -233,7 +234,7 @@ impl World {
                 side.ledger.accepted((OWNER, handle), segments);
                 side.contents.insert(handle, (flow, first));
             }
-            // The guest tries again with the same packet, or it goes another way.
+            // The guest retries with the same packet, or it leaves another way.
             Admission::Blocked | Admission::Plain => return self.carry_out(index),
         }
         side.next_seq.insert(flow, first + u32::from(segments));
@@ -287,13 +288,13 @@ impl World {
         }
     }
 
-    /// Publishes, sends and releases what the engine of `index` asks for.
+    /// Publishes, sends and releases as the engine of `index` requests.
     fn carry_out(&mut self, index: usize) {
         let now = self.now;
         let mut out = std::mem::take(&mut self.sides[index].out);
         let side = &mut self.sides[index];
         let early = out.control.iter().any(|c| matches!(c.packet, Control::Ack(a) if !a.probe));
-        assert!(!early, "an ACK vouches for what is not published yet");
+        assert!(!early, "an ACK confirms a packet that is not published yet");
         for handle in &out.publish {
             let ((flow, seq), life) = side.ledger.publish(*handle);
             let before = side.seen.insert(flow, (seq, life));
@@ -326,7 +327,7 @@ impl World {
         self.check_bounds(index);
     }
 
-    /// What is released has arrived: counted for each buffer, for an output does not say which segment.
+    /// A released packet has arrived: counted per buffer, because an output does not tell the segment.
     fn check_released(&mut self, index: usize, out: &Output) {
         let handles: BTreeSet<u32> = out.release.iter().map(|r| r.1).collect();
         let waiting: BTreeSet<Content> = self.sides[1 - index].ledger.waiting().map(|w| w.0).collect();
@@ -359,7 +360,7 @@ impl World {
         side.engine.on_timeout(self.now, &mut side.out);
         self.carry_out(index);
         self.timeouts += 1;
-        assert!(self.timeouts < 300_000, "timers fire without end");
+        assert!(self.timeouts < 300_000, "timers keep firing");
     }
 
     fn run_until(&mut self, end: Time) {
@@ -372,7 +373,7 @@ impl World {
         self.now = self.now.max(end);
     }
 
-    /// A host dies with all that it holds, and is back when what it sent has left the network (PROTOCOL §4.6).
+    /// A host crashes with its state, and restarts when its packets have left the network (PROTOCOL §4.6).
     fn crash(&mut self, index: usize) {
         let side = &mut self.sides[index];
         let died: Vec<Content> = side.ledger.waiting().map(|w| w.0).collect();
@@ -380,7 +381,7 @@ impl World {
         side.ledger.forget(OWNER);
         side.out.clear();
         side.instance += 1000;
-        // CIDs begin elsewhere in each life, as the specification asks for.
+        // CIDs start elsewhere in each life, as the specification requires.
         let salt = (side.instance as u32).wrapping_mul(7919) ^ index as u32;
         side.engine = Engine::new(side.config.clone(), 0, side.instance, salt);
         side.engine.add_peer(self.paths);
@@ -408,7 +409,7 @@ impl World {
             3 => Flight::Bytes(emit(&Control::Skip(known.header(input)))),
             4 => Flight::Bytes(known.setup(input).emit().to_vec()),
             5 => Flight::Bytes(known.reset(input).emit().to_vec()),
-            // One that is under way, changed.
+            // A packet in flight, changed.
             _ => {
                 let at = usize::from(input.u8()) % self.flights.len().max(1);
                 let Some((_, flight)) = self.flights.get(at) else { return };
@@ -429,21 +430,21 @@ impl World {
         self.flights.push_front((to, flight));
     }
 
-    /// The adversary goes. Everything arrives after 50 us, all buffers come back, and the guests can talk.
+    /// The adversary stops. Everything arrives after 50 us, all buffers are released, and the guests can talk.
     fn calm(&mut self) {
         for side in &mut self.sides {
             side.has_buffers = true;
         }
         self.timeouts = 0;
-        // Longer than a peer counts as plain, and than an idle connection is remembered.
+        // Longer than a peer counts as plain, and than an idle connection lasts.
         self.settle(self.now.after(200 * S));
         for side in &self.sides {
             side.ledger.assert_empty();
             assert_eq!(side.engine.pages_used(), (0, 0));
-            assert_eq!(side.engine.connections(), 0, "connections that nobody uses");
+            assert_eq!(side.engine.connections(), 0, "unused connections");
             assert!(side.engine.path_snapshots(self.now).all(|p| p.in_flight_packets == 0), "in flight forever");
         }
-        // What two honest hosts say to each other now arrives, whatever was before.
+        // Packets between two honest hosts now arrive, whatever happened before.
         let before = [0, 1].map(|i| self.sides[i].arrived.len());
         for index in [0, 1] {
             for flow in 100..103 {
@@ -452,7 +453,7 @@ impl World {
         }
         self.settle(self.now.after(S));
         for (index, before) in before.into_iter().enumerate() {
-            assert_eq!(self.sides[index].arrived.len(), before + 3, "does not work any more");
+            assert_eq!(self.sides[index].arrived.len(), before + 3, "no longer works");
             self.sides[index].ledger.assert_empty();
         }
     }

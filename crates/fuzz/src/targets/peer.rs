@@ -1,8 +1,9 @@
-//! A whole host, message engine and NIC together, between an honest peer and a hostile one. The hostile one makes packets of
-//! any form for its own connection, and knows all keys, addresses and tags, those of the other connection, too.
+//! A whole host, message engine and NIC together, between an honest and a hostile peer. The hostile one sends packets
+//! of any form on its own connection, and knows all keys, addresses and tags, including those of the other connection.
 //!
-//! What must hold: what is between the host and the honest peer arrives whole, once and in order; memory that the hostile
-//! peer may not write stays what it was, and what it may not read is in no packet to it; buffers and packets are bounded.
+//! Invariants: messages between the host and the honest peer arrive complete, once and in order; the hostile peer
+//! cannot write memory without permission, and gets no packet with memory that it may not read; buffers and packets are
+//! bounded.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -21,15 +22,15 @@ use crate::Input;
 
 const MTU: u16 = 1024;
 const PORT: u16 = 4791;
-/// Bytes of each region, and what the hostile peer must not see: all that is not its own consists of it.
+/// Length of each region, and the secret byte: all memory that the hostile peer must not see consists of it.
 const REGION: usize = 512;
 const SECRET: u8 = 0xdd;
-/// As many of them in a row are no accident.
+/// A run of this many secret bytes is not accidental.
 const ROW: [u8; 12] = [SECRET; 12];
 /// The hostile peer's control queue pair, and the first of its lanes.
 const CONTROL: u32 = 0x70;
 const LANE: u32 = 0x60;
-/// Messages that are open on a connection, at most, in each direction.
+/// Maximum number of open messages of a connection, in each direction.
 const WINDOW: u16 = 16;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -53,30 +54,30 @@ fn address(host: u16) -> IpAddr {
 
 struct World {
     now: u64,
-    /// The host that is looked at, and its honest peer.
+    /// The host under test, and its honest peer.
     victim: Host<Nic>,
     honest: Host<Nic>,
-    /// The victim's connections with the hostile and the honest peer, and the latter's end.
+    /// The victim's connections with the hostile and the honest peer, and the honest peer's end.
     hostile: ConnectionId,
     friend: ConnectionId,
     own: ConnectionId,
-    /// What the hostile peer was told, and the numbers of its next packets.
+    /// What the hostile peer was sent, and the numbers of its next packets.
     told: Setup,
     sequences: [u32; MAX_LANES],
     /// Tags and grants, of either connection.
     tags: [Tag; 2],
     grants: Vec<Grant>,
-    /// Regions of the victim: the hostile peer may write the first, read the first two, and nothing in the others.
+    /// Regions of the victim: the hostile peer may write the first, read the first two, and not access the others.
     regions: [u64; 4],
     /// The next message of the hostile peer.
     next: u32,
-    /// Messages between the others, in either direction: begun, and arrived.
+    /// Messages between the others, in either direction: started, and arrived.
     begun: [u32; 2],
     arrived: [u32; 2],
     burst: Burst,
 }
 
-/// A host with a NIC of its own.
+/// A host with its own NIC.
 fn host(number: u16) -> Host<Nic> {
     let seed = u64::from(number);
     let nic = Config { address: address(number), port: PORT, queue_pairs: 16, regions: 512, seed };
@@ -150,7 +151,7 @@ impl World {
             2 => self.begin(1),
             3 => {
                 let data = vec![0x33; input.below(256) * 300];
-                // Too many may be open, and the connection may be closed.
+                // Too many may be open, or the connection may be closed.
                 let _ = self.victim.send(self.now, self.hostile, Class::Message, 0, data);
                 self.switch(input);
             }
@@ -164,7 +165,7 @@ impl World {
         }
     }
 
-    /// One end of a connection with both services uses the other one, perhaps.
+    /// One end of a connection with both services may switch to the other one.
     fn switch(&mut self, input: &mut Input<'_>) {
         if self.told.service == Service::Both && input.chance(128) {
             let service = if input.chance(128) { Service::Rc } else { Service::Uc };
@@ -185,7 +186,7 @@ impl World {
         }
     }
 
-    /// An access to one of the regions, in one or several units, with numbers that are right.
+    /// An access to one of the regions, in one or several units, with valid numbers.
     fn access(&mut self, input: &mut Input<'_>) {
         let class = if input.chance(128) { Class::Write } else { Class::Read };
         let key = input.pick(&self.regions) ^ if input.chance(16) { u64::from(input.u16()) << 24 } else { 0 };
@@ -216,7 +217,7 @@ impl World {
         self.carry(lane, None, None, &[&header.emit()[..], &message].concat());
     }
 
-    /// A SEND whose header may say anything.
+    /// A SEND with an arbitrary header.
     fn any_send(&mut self, input: &mut Input<'_>) {
         let kind = [SendKind::Eager, SendKind::Announce, SendKind::Repair][input.below(3)];
         let eager = kind == SendKind::Eager && !input.chance(16);
@@ -238,7 +239,7 @@ impl World {
         self.carry(lane, None, None, &[&header.emit()[..], &vec![0x55; payload]].concat());
     }
 
-    /// A WRITE to where something was granted, to either peer, or to anywhere else.
+    /// A WRITE to a granted address, of either peer, or to any other address.
     fn any_write(&mut self, input: &mut Input<'_>) {
         let known = self.grants.len();
         let grant = (known > 0).then(|| self.grants[known - 1 - input.below(known.min(8))]);
@@ -256,7 +257,7 @@ impl World {
         self.carry(lane, Some(reth), Some(immediate), &vec![0x66; len as usize]);
     }
 
-    /// The number of a message that could come now.
+    /// The number of a message that could arrive now.
     fn near(&self, input: &mut Input<'_>) -> u32 {
         match input.below(6) {
             0 => self.next.wrapping_sub(1),
@@ -365,7 +366,7 @@ impl World {
         self.victim.provider_mut().receive(self.now, &route, &packet);
     }
 
-    /// Everything that there is to do at this time.
+    /// Processes everything that is due now.
     fn pump(&mut self) {
         for _ in 0..64 {
             let mut busy = self.victim.turn(self.now);
@@ -382,7 +383,7 @@ impl World {
                     if to == address(2) {
                         assert!(
                             !payload.windows(ROW.len()).any(|row| row == ROW),
-                            "shown to a peer that may not see it"
+                            "sent to a peer that may not read it"
                         );
                     } else {
                         let host = if from == 0 { &mut self.honest } else { &mut self.victim };
@@ -400,7 +401,7 @@ impl World {
         self.grants.drain(..old);
     }
 
-    /// What has come in for the applications; whether there was something.
+    /// Handles arrivals for the applications; returns whether there were any.
     fn deliver(&mut self) -> bool {
         let mut any = false;
         while let Some(event) = self.victim.next_event() {
@@ -414,7 +415,7 @@ impl World {
                     self.victim.consumed(self.now, connection, data);
                 }
                 HostEvent::Closed { connection, .. } => {
-                    assert_ne!(connection, self.friend, "closed by a peer that is not its own");
+                    assert_ne!(connection, self.friend, "closed by another peer");
                     self.victim.close(connection, CloseReason::Protocol);
                 }
                 HostEvent::Sent { .. } => {}
@@ -438,14 +439,14 @@ impl World {
     fn check(&self) {
         for (key, byte) in self.regions.iter().zip([0x11, 0x22, SECRET, SECRET]).skip(1) {
             let memory = self.victim.memory(*key).expect("it is registered");
-            assert!(memory.iter().all(|held| *held == byte), "written by a peer that may not");
+            assert!(memory.iter().all(|held| *held == byte), "written by a peer without permission");
         }
         assert_eq!(self.victim.memory(self.regions[0]).map(<[u8]>::len), Some(REGION));
         let bound = 2 * 1024 + 2 * usize::from(WINDOW);
         assert!(self.victim.registered_buffers() <= bound, "{} buffers", self.victim.registered_buffers());
     }
 
-    /// The hostile peer is sent away: all that is between the others arrives, and nothing of it is left.
+    /// The hostile peer is disconnected: all messages between the others arrive, and no state of it is left.
     fn end(&mut self) {
         self.victim.close(self.hostile, CloseReason::Protocol);
         for _ in 0..2000 {
@@ -455,7 +456,7 @@ impl World {
             }
             self.now += 1_000_000;
         }
-        assert_eq!(self.arrived, self.begun, "messages between others are held up");
+        assert_eq!(self.arrived, self.begun, "messages between others do not arrive");
         self.check();
         self.victim.close(self.friend, CloseReason::Done);
         assert_eq!(self.victim.registered_buffers(), 0, "buffers are left behind");

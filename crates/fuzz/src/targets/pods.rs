@@ -6,24 +6,24 @@ use bifrost_plb::{Balancer, Config, DropReason, Egress, LegalCheck, Mode, NO_PAY
 
 use crate::Input;
 
-/// A place in an order queue, and how many were given out before it.
+/// An entry of an order queue: queue and number.
 type Place = (u8, u32);
 
-/// The pipeline around a balancer: what it has given to the pod, and got back.
+/// The pipeline around a balancer: packets passed to the pod, and packets returned.
 struct Pipeline {
     balancer: Balancer<u32>,
     now: u64,
-    /// Handles that the balancer has, with the place that their trailer named.
+    /// Handles that the balancer holds, with the entries that their trailers named.
     held: BTreeMap<u32, Place>,
     next: u32,
-    /// Trailers as the pod got them.
+    /// Trailers as the pod received them.
     given: Vec<Trailer>,
-    /// By place: its number in its queue, and its payload.
+    /// By entry: its number in its queue, and its payload.
     places: BTreeMap<Place, (u64, Option<u64>)>,
-    /// Places given out, by queue, and the number behind the last that left in order.
+    /// Entries allocated, by queue, and the number after the last that left in order.
     counts: [u64; 8],
     out: [u64; 8],
-    /// By slot: which payload lies there, and whether it has left.
+    /// By slot: its payload, and whether that has left.
     memory: Vec<(u64, bool)>,
     payloads: u64,
 }
@@ -88,7 +88,7 @@ impl Pipeline {
     fn leave(&mut self, out: Egress<u32>) {
         let (Egress::Send { packet, .. } | Egress::Drop { packet, .. }) = out;
         let place = self.held.remove(&packet);
-        let place = place.unwrap_or_else(|| panic!("handle {packet} comes back twice, or was never given"));
+        let place = place.unwrap_or_else(|| panic!("handle {packet} returns twice, or was never dispatched"));
         let Egress::Send { payload, order, .. } = out else { return };
         let payload = payload.map(|slot| {
             let (payload, left) = &mut self.memory[slot as usize];
@@ -96,7 +96,7 @@ impl Pipeline {
             *payload
         });
         if matches!(order, Order::InOrder) {
-            let Some(&(number, bound)) = self.places.get(&place) else { panic!("{place:?} was never given out") };
+            let Some(&(number, bound)) = self.places.get(&place) else { panic!("{place:?} was never allocated") };
             assert_eq!(payload, bound, "another payload than the one bound to {place:?}");
             let out = &mut self.out[usize::from(place.0)];
             assert!(number >= *out, "{place:?} leaves after number {out}");
@@ -115,19 +115,19 @@ impl Pipeline {
         let (places, held) = self.balancer.occupancy();
         let config = self.balancer.config();
         assert!(places <= config.queue_entries * u32::from(config.order_queues) && held <= places);
-        assert_eq!(held as usize, self.held.len(), "handles that the balancer says it has");
+        assert_eq!(held as usize, self.held.len(), "handles that the balancer reports");
     }
 
-    /// All that has a place is gone after the timeout.
+    /// All packets with an entry are gone after the timeout.
     fn quiet_down(&mut self) {
         self.now += self.balancer.config().timeout_ns + 1;
         self.release(u32::MAX);
-        assert_eq!(self.balancer.occupancy(), (0, 0), "something stays held");
+        assert_eq!(self.balancer.occupancy(), (0, 0), "packets are still held");
         assert!(self.held.is_empty() && self.balancer.deadline().is_none());
     }
 }
 
-/// A trailer of the pod's, right or wrong.
+/// A trailer from the pod, valid or not.
 fn trailer(input: &mut Input<'_>, given: &[Trailer]) -> [u8; TRAILER_LEN] {
     let recent = given.len().saturating_sub(1 + input.below(64));
     let mut t = given.get(recent).copied().unwrap_or(Trailer {
@@ -190,7 +190,7 @@ pub(crate) fn run(bytes: &[u8]) {
                         assert!(matches!(egress, Egress::Drop { reason: DropReason::Cleared, .. }));
                         pipeline.leave(egress);
                     }
-                    // Payloads that had a place may be overwritten, but not sent any more.
+                    // Payloads of released entries may be overwritten, but not sent any more.
                     pipeline.memory.iter_mut().for_each(|(_, left)| *left = true);
                 }
                 n => {
@@ -202,7 +202,7 @@ pub(crate) fn run(bytes: &[u8]) {
         pipeline.check();
     }
     pipeline.quiet_down();
-    // An honest pod afterwards, whose packets come back in reverse.
+    // Then an honest pod, whose packets return in reverse order.
     pipeline.balancer.set_mode(pipeline.now, Mode::Plb);
     pipeline.quiet_down();
     let before = *pipeline.balancer.counters();

@@ -1,8 +1,8 @@
-//! The message engine and a peer that says anything: arrivals, control datagrams, completions and time are made of the input.
+//! The message engine with an arbitrary peer: the input determines arrivals, control datagrams, completions and time.
 //!
-//! What must hold: a message is delivered once, and not before each of its bytes has a place in its buffer that was written;
-//! nothing is placed, sent or granted outside of a buffer; a buffer that was sent comes back once; and what one call asks to
-//! be done is bounded.
+//! Invariants: a message is delivered once, and only when each of its bytes has been written to its buffer; nothing is
+//! placed, sent or granted outside a buffer; a sent buffer is returned once; and the work requests of one call are
+//! bounded.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -20,9 +20,9 @@ use crate::Input;
 
 /// The peer's control queue pair.
 const CONTROL: u32 = 7;
-/// The longest message that is taken, and sent, bytes.
+/// Maximum length of a received or sent message, bytes.
 const LONGEST: u32 = 40 * UNIT;
-/// Work requests that one call may ask for: all credits of a connection, what is granted again, and control datagrams.
+/// Maximum number of work requests of one call: all credits of a connection, repeated grants, and control datagrams.
 const WORK_MAX: usize = 1024;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -43,7 +43,7 @@ pub(crate) fn run(bytes: &[u8]) {
     }
 }
 
-/// A buffer of a message that comes in.
+/// A buffer of an incoming message.
 struct Incoming {
     len: u32,
     /// By unit: whether it was placed, or could have been written.
@@ -54,7 +54,7 @@ struct Incoming {
 struct Buffers {
     next: u32,
     incoming: HashMap<u32, Incoming>,
-    /// Buffers with a grant, by the address that was told.
+    /// Buffers with a grant, by the granted address.
     granted: HashMap<u64, u32>,
 }
 
@@ -82,7 +82,7 @@ struct World {
     now: u64,
     out: Output,
     buffers: Buffers,
-    /// Messages that were sent and have not come back: by buffer, the length.
+    /// Sent messages that have not completed: length by buffer.
     sent: HashMap<u32, u32>,
     /// Tokens of work requests that have not completed.
     posted: Vec<u64>,
@@ -90,11 +90,11 @@ struct World {
     grants: HashMap<u32, u32>,
     /// Delivered and not consumed, bytes.
     unread: Vec<u32>,
-    /// Messages that were delivered: the next ones to arrive have numbers near that.
+    /// Messages that were delivered: the next ones have numbers near this.
     delivered: u32,
     /// Lengths of all messages that were sent, by number.
     lengths: Vec<u32>,
-    /// Length and next byte of messages that arrive, by number.
+    /// Length and next byte of arriving messages, by number.
     arriving: HashMap<u32, (u32, u32)>,
     closed: bool,
 }
@@ -212,7 +212,7 @@ impl World {
         let place = self.engine.on_arrival(self.now, self.id, arrival, self.now, &mut self.buffers, &mut self.out);
         let Some(place) = place else { return };
         let buffer = self.buffers.incoming.get_mut(&place.buffer.0).expect("a buffer that is being filled");
-        assert!(u64::from(place.offset) + u64::from(place.len) <= u64::from(buffer.len), "placed outside of a buffer");
+        assert!(u64::from(place.offset) + u64::from(place.len) <= u64::from(buffer.len), "placed outside a buffer");
         if place.len > 0 {
             let units = (place.offset / UNIT) as usize..=((place.offset + place.len - 1) / UNIT) as usize;
             buffer.filled[units].fill(true);
@@ -225,7 +225,7 @@ impl World {
         MessageId(self.delivered.wrapping_add(ahead).wrapping_sub(u32::from(input.chance(16))))
     }
 
-    /// A WRITE: what the NIC lets through is inside of what was granted; the immediate data may say anything.
+    /// A WRITE: the NIC passes only addresses inside a grant; the immediate data may be anything.
     fn write_arrives(&mut self, input: &mut Input<'_>) {
         let message = self.near(input);
         let (length, next) = self.arriving.get(&message.0).copied().unwrap_or((LONGEST, 0));
@@ -249,10 +249,10 @@ impl World {
         }
         let arrival = Arrival::Write { immediate, len };
         let place = self.engine.on_arrival(self.now, self.id, arrival, self.now, &mut self.buffers, &mut self.out);
-        assert_eq!(place, None, "a WRITE has its place");
+        assert_eq!(place, None, "a WRITE needs no placing");
     }
 
-    /// What the engine asks for, in the order in which it is to be done.
+    /// Executes the engine's requests in order.
     fn check(&mut self) {
         assert!(self.out.work.len() <= WORK_MAX, "{} work requests at once", self.out.work.len());
         for work in std::mem::take(&mut self.out.work) {
@@ -269,7 +269,7 @@ impl World {
                     let buffer = self.buffers.granted[&grant.address];
                     self.grants.insert(grant.message.0, buffer);
                     let len = self.buffers.incoming.get(&buffer).expect("it is being filled").len;
-                    assert_eq!(grant.length, len, "more is granted than there is");
+                    assert_eq!(grant.length, len, "more is granted than the buffer has");
                 }
                 Work::Control { .. } | Work::Repath { .. } | Work::Reset { .. } | Work::Connect { .. } => {}
             }
@@ -279,13 +279,14 @@ impl World {
                 Event::Delivered { buffer, len, .. } => {
                     let whole = self.buffers.incoming.remove(&buffer.0).expect("delivered once");
                     assert_eq!(len, whole.len);
-                    // With wrong immediate data a peer can only spoil its own messages, whose memory it may write anyway.
+                    // With wrong immediate data a peer can only corrupt its own messages, whose memory it may write
+                    // anyway.
                     let granted = self.buffers.granted.values().any(|id| *id == buffer.0);
                     assert!(granted || len == 0 || whole.filled.iter().all(|unit| *unit), "delivered with holes");
                     self.unread.push(len);
                     self.delivered += 1;
                 }
-                Event::Sent { buffer, .. } => assert!(self.sent.remove(&buffer.0).is_some(), "it came back twice"),
+                Event::Sent { buffer, .. } => assert!(self.sent.remove(&buffer.0).is_some(), "returned twice"),
                 Event::Closed { .. } => self.closed = true,
             }
         }
@@ -338,9 +339,9 @@ impl World {
     }
 
     fn inside(&self, buffer: BufferId, offset: u32, len: u32) {
-        // What was acknowledged while it waited may still be asked for; nothing of it is looked at here.
+        // Data acknowledged while it waited may still be requested; it is not checked here.
         if let Some(whole) = self.sent.get(&buffer.0) {
-            assert!(u64::from(offset) + u64::from(len) <= u64::from(*whole), "more is sent than there is");
+            assert!(u64::from(offset) + u64::from(len) <= u64::from(*whole), "more is sent than the message has");
         }
     }
 }

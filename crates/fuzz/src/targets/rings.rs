@@ -1,11 +1,12 @@
-//! The rings of a virtual machine whose other processors, or front-end, write into rings, descriptors, tables, buffers and
-//! records while the device reads them. A record is always there, within the guest's reach.
+//! The rings of a virtual machine whose other processors, or front-end, write to rings, descriptors, tables, buffers
+//! and inflight records while the device reads them. A record always exists, and the guest can write it.
 //!
-//! Who writes when is decided by the input: between two calls of the worker; with the feature `mutations` also before any of
-//! the device's accesses to guest memory; or, in some inputs, in a thread of its own, which no input can repeat exactly.
-//! What must hold: the device holds no more than there is; what a packet costs is bounded, in descriptors rather than in
-//! time, and so is what bad buffers cost their ring and what memory descriptors take; nothing panics, in any thread; a
-//! driver that plays by the rules is served afterwards.
+//! The input decides who writes when: between two calls of the worker; with the feature `mutations` also before any of
+//! the device's accesses to guest memory; or, for some inputs, in a separate thread, which is not reproducible.
+//!
+//! Invariants: the device holds no more buffers than exist; the cost of a packet is bounded, in descriptors rather than
+//! in time, and so are the cost of bad buffers to their ring and the memory that descriptors take; no thread panics; a
+//! valid driver is served afterwards.
 
 mod guest;
 
@@ -25,7 +26,7 @@ use crate::Input;
 const PLAIN: u64 = 1 << 32 | 1 << 30 | 1 << 15 | 1 << 28;
 const EVENT_INDEX: u64 = 1 << 29;
 
-/// Panics of any thread since the target was first run: one of the port's own thread must not go unnoticed.
+/// Panics of any thread since the target was first run: a panic of the port's thread must not go unnoticed.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -39,7 +40,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let guest = Arc::new(Guest::new(packed, size, input.chance(32)));
     with(|machine| {
         let mut front = machine.connect();
-        assert!(set_up(&mut front, &guest, features), "a set-up in order is refused");
+        assert!(set_up(&mut front, &guest, features), "a valid set-up is refused");
         let mut hostile = Hostile { guest: Arc::clone(&guest), refused: [0; 2] };
         let seed = u64::from(input.u32());
         match mode {
@@ -48,9 +49,9 @@ pub(crate) fn run(bytes: &[u8]) {
             2 => hostile.interfered_with(input, machine, &mut front, seed),
             _ => hostile.act_all(input, machine, &mut front),
         }
-        assert!(guest.is_front_untouched(), "something was written outside of the guest's memory");
+        assert!(guest.is_front_untouched(), "something was written outside the guest's memory");
         drop(front);
-        an_honest_guest_is_served(machine, features);
+        a_valid_guest_is_served(machine, features);
     });
     assert_eq!(PANICS.load(Ordering::Relaxed), before, "a thread has panicked");
 }
@@ -96,7 +97,7 @@ fn number(front: &mut FrontEnd, request: u32, ring: u32, value: u32) -> bool {
     front.ask(request, 9, &[ring.to_le_bytes(), value.to_le_bytes()].concat(), &[])
 }
 
-/// The ring begins once more where new ones begin.
+/// The ring starts again, as a new one does.
 fn renew(front: &mut FrontEnd, guest: &Guest, ring: u32) -> bool {
     guest.clear(ring as usize);
     number(front, 10, ring, if guest.packed { 1 << 15 } else { 0 })
@@ -104,7 +105,7 @@ fn renew(front: &mut FrontEnd, guest: &Guest, ring: u32) -> bool {
 
 struct Hostile {
     guest: Arc<Guest>,
-    /// Buffers of each ring that were refused when its device was looked at last.
+    /// Refused buffers of each ring when its device was last checked.
     refused: [u64; 2],
 }
 
@@ -116,7 +117,7 @@ impl Hostile {
         }
     }
 
-    /// The same while another thread writes what it likes, as fast as it can.
+    /// The same while another thread writes arbitrary values, as fast as it can.
     fn beside_a_thread(&mut self, input: &mut Input<'_>, machine: &Machine, front: &mut FrontEnd, seed: u64) {
         let (guest, stop) = (Arc::clone(&self.guest), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -131,7 +132,7 @@ impl Hostile {
         });
     }
 
-    /// The same while something is written before one in so many accesses of the device.
+    /// The same with a write before one in this many accesses of the device.
     #[cfg(feature = "mutations")]
     fn interfered_with(&mut self, input: &mut Input<'_>, machine: &Machine, front: &mut FrontEnd, seed: u64) {
         use bifrost_port::vhost::interfere;
@@ -152,7 +153,7 @@ impl Hostile {
         self.act_all(input, machine, front);
     }
 
-    /// Does something. `false`: the connection is over.
+    /// Takes one action. `false`: the connection has ended.
     fn act(&mut self, input: &mut Input<'_>, machine: &Machine, front: &mut FrontEnd) -> bool {
         let guest = Arc::clone(&self.guest);
         match input.below(16) {
@@ -166,7 +167,7 @@ impl Hostile {
                 (0..=input.below(32)).for_each(|_| disturb(&guest, &mut rng));
             }
             5 if input.chance(100) => {
-                // Offered and refused, or taken and given back, again and again.
+                // Offered and refused, or taken and returned, repeatedly.
                 let (ring, kind) = (input.below(2), kind(input));
                 for _ in 0..64 {
                     (0..=guest.size(ring).min(64) / 4).for_each(|_| guest.offer(ring, kind));
@@ -175,7 +176,8 @@ impl Hostile {
                 }
             }
             6 if input.chance(60) => {
-                // The same rings once more: from where they are, from the start, of another size, of what a record says.
+                // The same rings restarted: from the current position, from the start, with another size, from a
+                // record.
                 let ring = input.below(2) as u32;
                 let restarted = match input.below(5) {
                     0 => number(front, 18, ring, 0) && number(front, 18, ring, 1),
@@ -194,7 +196,7 @@ impl Hostile {
                 return restarted;
             }
             7 if input.chance(60) => {
-                // Again and again: what is read at the start is read quickly.
+                // Repeatedly, because the start is read quickly.
                 for _ in 0..20 {
                     guest.fill_record();
                     if !renew(front, &guest, input.below(2) as u32) {
@@ -208,7 +210,7 @@ impl Hostile {
         true
     }
 
-    /// What a worker does with a queue, and what it may rely on.
+    /// One step of a worker with a queue, and the guarantees that it relies on.
     fn work(&mut self, what: usize, input: &mut Input<'_>, running: &mut Running) {
         let guest = Arc::clone(&self.guest);
         let Running { queue, held, placed } = running;
@@ -218,7 +220,7 @@ impl Hostile {
             0..=7 => {
                 may_read[0] = 256 + 256;
                 let mut frame = vec![0x5a; if input.chance(60) { 1500 } else { 98 }];
-                // It may come to lie over the ring: then it is a descriptor there.
+                // The buffer may overlap the ring: then it is a descriptor there.
                 frame[54..70].copy_from_slice(&guest.next_descriptor(0));
                 if let Ok(handle) = queue.place(&frame, true) {
                     assert!(
@@ -245,7 +247,7 @@ impl Hostile {
                 let frame = held.swap_remove(input.below(held.len().min(256)));
                 let mut out = Vec::new();
                 queue.copy(frame.handle, 0, frame.len as usize, &mut out);
-                assert_eq!(out.len(), frame.len as usize, "all of it was there when it was fetched");
+                assert_eq!(out.len(), frame.len as usize, "the whole frame existed when it was fetched");
                 queue.complete(frame.handle);
             }
             13 if !placed.is_empty() => {
@@ -267,14 +269,14 @@ impl Hostile {
         self.check(queue.counters(), queue.descriptor_bytes());
     }
 
-    /// What holds at any time.
+    /// Invariants at any time.
     fn check(&self, counters: Vec<(String, u64)>, bytes: u64) {
         let sum = |start: &str, end: &str| -> u64 {
             counters.iter().filter(|(name, _)| name.starts_with(start) && name.ends_with(end)).map(|(_, n)| n).sum()
         };
-        assert_eq!(sum("broken_records_rings", ""), 0, "more was taken than there is");
+        assert_eq!(sum("broken_records_rings", ""), 0, "more buffers were taken than exist");
         let largest = u64::from(self.guest.size(0).max(self.guest.size(1)));
-        // What a ring may waste, five for each bad buffer at least, and what good ones have earned.
+        // The waste that a ring is allowed, at least five per bad buffer, plus what good buffers have earned.
         let waste = 10 * largest + 1024 + 260;
         let placed = sum("rx_packets", "") + sum("rx_discarded_frames", "") + largest;
         assert!(5 * sum("rx_bad_", "_buffers") <= waste + placed, "bad receive buffers: {counters:?}");
@@ -305,7 +307,7 @@ fn kind(input: &mut Input<'_>) -> Kind {
     }
 }
 
-/// One write of another processor, or of the front-end: mostly near what the device reads next.
+/// One write by another processor, or by the front-end: mostly near the data that the device reads next.
 fn disturb(guest: &Guest, rng: &mut Rng) {
     let ring = rng.usize(..2);
     match rng.u8(..12) {
@@ -321,8 +323,8 @@ fn disturb(guest: &Guest, rng: &mut Rng) {
     }
 }
 
-/// A driver that plays by the rules, with chains of two descriptors, more often than the ring is long.
-fn an_honest_guest_is_served(machine: &Machine, features: u64) {
+/// A valid driver, with chains of two descriptors, for several rounds of the ring.
+fn a_valid_guest_is_served(machine: &Machine, features: u64) {
     let guest = Guest::new(features & PACKED != 0, SIZES[0], false);
     let mut front = machine.connect();
     assert!(set_up(&mut front, &guest, features), "the next guest's set-up is refused");
@@ -339,10 +341,10 @@ fn an_honest_guest_is_served(machine: &Machine, features: u64) {
             let Ok(handle) = queue.place(&[7; 100], false) else { panic!("there is no room for packet {n}") };
             queue.publish(handle);
             let _ = queue.notify();
-            assert!(guest.is_used(0, n) && guest.is_used(1, n), "packet {n} is not shown");
+            assert!(guest.is_used(0, n) && guest.is_used(1, n), "packet {n} is not used");
         }
         assert_eq!(queue.vhost_counters().broken_rings, 0);
         served = true;
     });
-    assert!(served, "the next guest's rings are complete and do not run");
+    assert!(served, "the next guest's rings are set up but do not run");
 }

@@ -1,4 +1,4 @@
-//! RoCEv2 packets and messages over RDMA: parsers answer anything, what they read they would write, and a NIC writes nowhere but
+//! RoCEv2 packets and messages over RDMA: parsers handle any input, emitting reverses parsing, and a NIC writes only
 //! where its peer may.
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -9,7 +9,7 @@ use bifrost_wire::roce::{Bth, ICRC_LEN, Icrc, Packet, Transport};
 
 use crate::Input;
 
-/// Bytes of each region, and what those hold that the peer may not write.
+/// Length of each region, and the content of those that the peer may not write.
 const REGION: u32 = 256;
 const SECRET: u8 = 0xdd;
 
@@ -45,7 +45,7 @@ fn parsers(bytes: &[u8]) {
     }
 }
 
-/// A NIC with a queue pair of each service gets packets whose headers are made of the input.
+/// A NIC with a queue pair of each service receives packets with headers derived from the input.
 fn nic(bytes: &[u8]) {
     let host = |n| IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n));
     let mut nic = Nic::new(Config { address: host(1), port: 4791, queue_pairs: 4, regions: 16, seed: 1 });
@@ -118,11 +118,11 @@ fn nic(bytes: &[u8]) {
         nic.receive(step * 100, &route, &packet);
         nic.advance(step * 100);
         let mut burst = Burst::new();
-        assert!(nic.transmit(step * 100, 64, &mut burst) <= 1, "one answer to a packet");
+        assert!(nic.transmit(step * 100, 64, &mut burst) <= 1, "one answer per packet");
     }
     for region in [secret, other] {
         let held = nic.bytes(Slice { key: region.key, offset: 0, len: REGION }).expect("its memory");
-        assert!(held.iter().all(|byte| *byte == SECRET), "written by a peer that may not");
+        assert!(held.iter().all(|byte| *byte == SECRET), "written by a peer without permission");
     }
     let mut completions = Vec::new();
     assert!(nic.poll(queue, usize::MAX, &mut completions) <= 12, "one for each request");

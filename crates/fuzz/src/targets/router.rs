@@ -1,5 +1,5 @@
-//! A guest asks routers and DHCPv6 servers, in messages that are nearly right, and says what only these say: it is told of its own
-//! addresses or of none, nobody else hears it, and nobody believes it.
+//! A guest sends router solicitations and DHCPv6 requests that are nearly valid, and messages that only routers and
+//! servers may send: it gets its own addresses or none, no other guest receives its messages, and none believes them.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -23,7 +23,7 @@ const fn address(subnet: u16, n: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0, 0, subnet, 0, 0, 0, n)
 }
 
-/// Of vNIC `n`.
+/// Address of vNIC `n`.
 const fn link_local(n: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0x00ff, 0xfe00, n)
 }
@@ -36,23 +36,23 @@ pub(super) fn run(input: &mut Input<'_>) {
         switch.advance(now_ns);
         for _ in 0..2 {
             let Some(port) = switch.advertise() else { break };
-            assert_eq!(port, PortId(0), "nobody else is told");
+            assert_eq!(port, PortId(0), "no other port gets it");
             answered(switch.answer());
         }
-        assert!(switch.next_advertisement_ns().is_none_or(|next_ns| next_ns > now_ns), "one port, and told twice");
+        assert!(switch.next_advertisement_ns().is_none_or(|next_ns| next_ns > now_ns), "advertised twice to one port");
         let frame = frame(input);
         let Ok(parsed) = parse(&frame, frame.len()) else { continue };
-        // A port may show less than all of it, but never less than the headers.
+        // A port may pass less than the whole frame, but never less than the headers.
         let unseen = input.pick(&[0, 0, 0, 1, 40]).min(frame.len() - usize::from(parsed.payload));
-        // A first fragment's transport header counts as payload there.
+        // A first fragment's transport header counts as payload here.
         let unseen = if parsed.is_fragment() { 0 } else { unseen };
         let head = &frame[..frame.len() - unseen];
         match switch.from_guest(PortId(0), head, frame.len(), Offload::default(), &parsed).action {
             Action::Answer { .. } if is_question(&frame, &parsed) => answered(switch.answer()),
             Action::Answer { .. } | Action::Drop(_) => {}
             Action::Forward { .. } | Action::Deliver { .. } => {
-                assert!(!parsed.dst_mac.is_multicast(), "others hear the question");
-                assert!(!is_of_router(&frame, &parsed), "others believe that the guest is a router or server");
+                assert!(!parsed.dst_mac.is_multicast(), "other guests receive the request");
+                assert!(!is_of_router(&frame, &parsed), "the guest can pretend to be a router or server");
             }
         }
     }
@@ -78,7 +78,7 @@ fn tables(input: &mut Input<'_>) -> Tables {
     tables
 }
 
-/// Whether a packet goes to routers or servers and asks something. The switch may say more about others: that they are too large.
+/// Whether a packet is a request to routers or servers. The switch may answer other packets that are too large.
 fn is_question(frame: &[u8], parsed: &Parsed) -> bool {
     if !parsed.dst_ip.is_multicast() && parsed.dst_ip != IpAddr::V6(ROUTER) {
         return false;
@@ -87,7 +87,7 @@ fn is_question(frame: &[u8], parsed: &Parsed) -> bool {
     parsed.kind == L3::V6 && (solicitation || (parsed.protocol == UDP && parsed.dst_port == 547))
 }
 
-/// Whether a packet, or the first fragment of one, is what guests believe of routers and servers alone.
+/// Whether a packet, or the first fragment of one, is a message that only routers and servers may send.
 fn is_of_router(frame: &[u8], parsed: &Parsed) -> bool {
     if parsed.kind != L3::V6 || parsed.fragment.is_some_and(|fragment| fragment.offset != 0) {
         return false;
@@ -98,7 +98,7 @@ fn is_of_router(frame: &[u8], parsed: &Parsed) -> bool {
     of_router || (parsed.protocol == UDP && to == 546)
 }
 
-/// An answer to a question, or an advertisement that nobody has asked for.
+/// An answer to a request, or an unsolicited advertisement.
 fn answered(answer: &[u8]) {
     let parsed = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));
     assert_eq!((parsed.src_mac, parsed.src_ip), (GATEWAY_MAC, IpAddr::V6(ROUTER)));
@@ -106,7 +106,7 @@ fn answered(answer: &[u8]) {
     let IpAddr::V6(to) = parsed.dst_ip else { panic!("of IPv4") };
     let to_all = (parsed.dst_mac, to) == (Mac([0x33, 0x33, 0, 0, 0, 1]), ALL);
     let own = [ME, OWN[0], OWN[1], address(0, 1)];
-    assert!(to_all || (parsed.dst_mac == mac(1) && own.contains(&to)), "the answer goes to somebody else");
+    assert!(to_all || (parsed.dst_mac == mac(1) && own.contains(&to)), "the answer goes to another guest");
     let message = &answer[usize::from(parsed.l4)..];
     if parsed.protocol == ICMPV6 {
         assert!(icmp::v6::checksum_is_valid(message, ROUTER, to));
@@ -123,7 +123,7 @@ fn options_of_router(mut rest: &[u8]) {
     while let [kind, units, ..] = rest {
         let option = &rest[..usize::from(*units) * 8];
         if *kind == 3 {
-            assert_eq!(option[3], 0x80, "a guest makes addresses of its own");
+            assert_eq!(option[3], 0x80, "a guest may choose its own addresses");
         }
         rest = &rest[option.len()..];
     }
@@ -139,7 +139,7 @@ fn options_of_server(mut rest: &[u8]) {
             4 => options_of_server(&option[4..]),
             5 => {
                 let given = option[16..24] != [0; 8];
-                assert!(!given || OWN.iter().any(|own| own.octets() == option[..16]), "another one's address");
+                assert!(!given || OWN.iter().any(|own| own.octets() == option[..16]), "another guest's address");
             }
             _ => {}
         }

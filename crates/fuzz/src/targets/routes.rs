@@ -1,4 +1,4 @@
-//! Route files, damaged, forged or right, applied to what is there.
+//! Route files, damaged, forged or valid, applied to a set of routes.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use bifrost_tables::{ApplyError, FileKind, FileWriter, Record, RouteFile, RouteP
 
 use crate::Input;
 
-/// A file that a writer would make, out of the records that it accepts.
+/// A file that a writer would produce, from the records that it accepts.
 fn written(input: &mut Input<'_>, base: u64) -> Vec<u8> {
     let delta = input.chance(128);
     let kind = if delta { FileKind::Delta { base } } else { FileKind::Full };
@@ -28,7 +28,8 @@ fn written(input: &mut Input<'_>, base: u64) -> Vec<u8> {
     writer.finish()
 }
 
-/// Applies it. What is refused changes nothing and says where; what is accepted is in order, and can be written again.
+/// Applies a file. A refused one changes nothing and reports the position; an accepted one is in order, and can be
+/// written again.
 fn apply(set: &mut RouteSet, bytes: &[u8]) -> bool {
     let before = set.clone();
     let file = match RouteFile::new(bytes) {
@@ -43,7 +44,7 @@ fn apply(set: &mut RouteSet, bytes: &[u8]) -> bool {
             if let ApplyError::File(error) = error {
                 assert!(error.offset <= bytes.len() as u64, "{error}");
             }
-            assert!(*set == before, "a file that was refused has changed something: {error}");
+            assert!(*set == before, "a refused file has changed something: {error}");
             false
         }
         Ok(changed) => {
@@ -59,7 +60,7 @@ fn apply(set: &mut RouteSet, bytes: &[u8]) -> bool {
             let again = again.finish();
             let mut copy = RouteSet::new();
             let applied = RouteFile::new(&again).is_ok_and(|file| copy.apply(&file).is_ok());
-            assert!(applied && copy == *set, "what was applied cannot be written and read again");
+            assert!(applied && copy == *set, "applied routes cannot be written and read again");
             true
         }
     }
@@ -67,7 +68,7 @@ fn apply(set: &mut RouteSet, bytes: &[u8]) -> bool {
 
 pub(crate) fn run(bytes: &[u8]) {
     let mut set = RouteSet::new();
-    // As a file, just as they are.
+    // As a file, unchanged.
     apply(&mut set, bytes);
     let mut set = RouteSet::new();
     let mut input = Input::new(bytes);
@@ -80,7 +81,7 @@ pub(crate) fn run(bytes: &[u8]) {
                 let at = usize::from(input.u16()) % file.len();
                 let bit = 1 << input.below(8);
                 file[at] ^= bit;
-                assert!(!apply(&mut set, &file), "byte {at} is damaged, and nobody has noticed");
+                assert!(!apply(&mut set, &file), "the damage of byte {at} is not detected");
                 continue;
             }
             2 => file.extend_from_slice(input.bytes(20)),
@@ -88,7 +89,7 @@ pub(crate) fn run(bytes: &[u8]) {
         }
         apply(&mut set, &file);
     }
-    // Whatever was applied before, a right file is taken.
+    // Whatever was applied before, a valid file is accepted.
     let mut writer = FileWriter::new(FileKind::Full, 1);
     let record = Record {
         table: TableId { vni: 5, v6: false },

@@ -1,4 +1,4 @@
-//! A guest's frame with whatever it says about offloads: parsed, planned, written; and rewritten by the guest meanwhile.
+//! A guest's frame with an arbitrary virtio header: parsed, planned, written; and rewritten by the guest meanwhile.
 
 use bifrost_nic::{HEAD_LEN, Offload, Parsed, Segments, copy_of, parse, transport_checksum, verify_transport_checksum};
 use bifrost_wire::virtio_net;
@@ -10,7 +10,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
     let mut frame = frame(input, 3000);
     let whole = parse(&frame, frame.len());
-    // Nothing behind HEAD_LEN matters to the parser.
+    // The parser reads nothing after HEAD_LEN.
     let head = &frame[..frame.len().min(HEAD_LEN)];
     assert_eq!(parse(head, frame.len()), whole);
     let Ok(parsed) = whole else { return };
@@ -64,7 +64,7 @@ pub(crate) fn run(bytes: &[u8]) {
     if offload.segment.is_some() {
         assert_eq!(carried, frame[usize::from(parsed.payload)..parsed.end as usize]);
     }
-    // The guest changes its buffer under our feet: wrong frames, never a wrong access.
+    // The guest changes its buffer meanwhile: corrupted frames, but no out-of-bounds access.
     for at in 0..frame.len().min(128) {
         if input.chance(30) {
             frame[at] = input.u8();
@@ -78,7 +78,7 @@ pub(crate) fn run(bytes: &[u8]) {
     }
 }
 
-/// The same frame on a way that takes packets of `mtu` bytes: each frame fits, and none of the packet is missing.
+/// The same frame with a path MTU of `mtu` bytes: each frame fits, and no part of the packet is missing.
 fn within(head: &[u8], tail: &[u8], offload: Offload, parsed: &Parsed, mtu: u16) {
     let Ok(plan) = Segments::plan_within(head, head.len() + tail.len(), offload, mtu) else { return };
     let (l3, l4) = (usize::from(parsed.l3), usize::from(parsed.l4));

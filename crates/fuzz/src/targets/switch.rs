@@ -1,4 +1,4 @@
-//! The switch decides about arbitrary frames of guests and peers, and never lets anybody speak for somebody else.
+//! The switch with arbitrary frames from guests and peers: nobody can send as somebody else.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ pub(super) fn vni(n: u32) -> Vni {
     Vni::try_from(n).unwrap_or_default()
 }
 
-/// vNICs 1 and 2 here, 3 at peer 1, 4 at peer 2 with a network behind it; a second tenant with the same addresses.
+/// vNICs 1 and 2 on this host, 3 at peer 1, 4 at peer 2 with a network behind it; a second tenant with the same
+/// addresses.
 fn tables() -> Tables {
     let v4 = |n: u8| IpAddr::from([10, 0, 0, n]);
     let v6 = |n: u16| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n]);
@@ -51,14 +52,14 @@ fn tables() -> Tables {
         prefix: prefix.parse().unwrap_or_else(|e| panic!("{prefix}: {e}")),
         to: vni(to),
     };
-    // Tenants' rules: some ports, one protocol; few sessions, so that there is no room at times.
+    // Tenants' rules: some ports, one protocol; few sessions, so that the table is full at times.
     let tcp = Pattern { protocol: Some(6), dst_ports: 1..=1023, ..Pattern::default() };
     let name = |owner, direction| Some(Arc::new(RuleName { owner, direction, number: 1 }));
     let log = name(RuleOwner::Group("g".to_owned()), Direction::Ingress);
     let rules = vec![GroupRule { log, ..GroupRule::new(Direction::Ingress, tcp.clone()) }];
     let log = name(RuleOwner::Acl(vni(200)), Direction::Egress);
     let acl = vec![AclRule { direction: Direction::Egress, pattern: tcp, allow: false, log }];
-    // Listens where the frames go: with the client itself, its neighbor, and another host for backends.
+    // Listens where the frames go: on the client itself, its neighbour, and another host for backends.
     let balancer = |address, port, protocol, backends: [IpAddr; 3]| LoadBalancer {
         vni: vni(100),
         address,
@@ -120,7 +121,7 @@ fn tables() -> Tables {
     }
 }
 
-/// The same without rules, peerings and bounds, and of the first network alone.
+/// The same without rules, peerings and limits, and only with the first network.
 pub(super) fn plain_tables() -> Tables {
     let mut tables = tables();
     tables.vpcs.truncate(1);
@@ -157,13 +158,13 @@ pub(crate) fn run(bytes: &[u8]) {
         let (network, peer) = (input.pick(&[100, 100, 100, 200, 300]), PeerId(input.pick(&[1, 1, 2, 7])));
         let frame = frame(input, 64);
         let Ok(parsed) = parse(&frame, frame.len()) else { continue };
-        // Its flow is remembered after the second time at the latest.
+        // Its flow is cached after the second time at the latest.
         for _ in 0..3 {
             guest(&mut switch, port, &frame, &parsed);
             underlay(&mut switch, vni(network), peer, &frame, &parsed);
         }
         let current = [switch.session_counters(), switch.connection_counters()].map(|counters| counters.current);
-        assert!(current.into_iter().all(|current| current <= 8), "more sessions than there may be");
+        assert!(current.into_iter().all(|current| current <= 8), "more sessions than allowed");
         if input.u8() & 3 == 0 {
             logged(&mut switch, now_s << 30);
         }
@@ -174,12 +175,12 @@ fn logged(switch: &mut Switch, now_ns: u64) {
     let (mut records, before) = (Vec::new(), switch.flow_log_counters());
     switch.take_flow_records(2, now_ns, &mut records);
     let after = switch.flow_log_counters();
-    assert!(before.current_flows <= 8 && after.current_flows <= before.current_flows, "more flows than there may be");
+    assert!(before.current_flows <= 8 && after.current_flows <= before.current_flows, "more flows than allowed");
     assert!(after.created_records - before.created_records <= records.len() as u64 && after.lost_records == 0);
     for record in records {
         assert!(record.start_ns <= record.end_ns && record.end_ns <= now_ns);
         assert!(record.sent.packets + record.received.packets > 0 && record.local.is_ipv4() == record.remote.is_ipv4());
-        assert!(switch.port(record.port).is_some(), "of a port that there is not");
+        assert!(switch.port(record.port).is_some(), "of a port that does not exist");
     }
     let mut records = Vec::new();
     switch.take_rule_records(1, now_ns, &mut records);
@@ -202,15 +203,15 @@ fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
     };
     match action {
         Action::Forward { vni, peer, local, remote, .. } => {
-            assert_eq!(local, from.mac, "says it is another vNIC");
+            assert_eq!(local, from.mac, "pretends to be another vNIC");
             assert_eq!(vni, network_of(from.vni, rewrite.is_some(), parsed.src_ip, parsed.dst_ip), "crosses tenants");
-            assert!(switch.is_at_peer(vni, remote, peer), "goes where the vNIC does not live");
+            assert!(switch.is_at_peer(vni, remote, peer), "goes to a host without the vNIC");
             speaks_for_itself(&from, parsed);
             rewritten(frame, parsed, rewrite, remote);
         }
         Action::Deliver { port: to, .. } => {
             let to = switch.port(to).cloned();
-            let Some(to) = to else { panic!("to a port that there is not") };
+            let Some(to) = to else { panic!("to a port that does not exist") };
             let network = network_of(from.vni, rewrite.is_some(), parsed.src_ip, parsed.dst_ip);
             assert_eq!(to.vni, network, "crosses tenants");
             speaks_for_itself(&from, parsed);
@@ -219,13 +220,13 @@ fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
         Action::Answer { .. } => {
             let answer = switch.answer();
             let answered = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));
-            assert_eq!(answered.dst_mac, from.mac, "the answer goes to somebody else");
+            assert_eq!(answered.dst_mac, from.mac, "the answer goes to another guest");
         }
         Action::Drop(_) => {}
     }
 }
 
-/// The network in which `to` is for one in `vni` that has the address `from`.
+/// The network of `to`, seen from network `vni` by a sender with the address `from`.
 fn network_of(of: Vni, routed: bool, from: IpAddr, to: IpAddr) -> Vni {
     let is_across = |of: Vni, addr: IpAddr| match (of.get(), addr) {
         (100, IpAddr::V4(addr)) => addr.octets()[1] == 2,
@@ -236,7 +237,7 @@ fn network_of(of: Vni, routed: bool, from: IpAddr, to: IpAddr) -> Vni {
         return of;
     }
     let other = vni(300 - of.get());
-    assert!(is_across(other, from), "{to} has no way back to {from}");
+    assert!(is_across(other, from), "{to} has no route back to {from}");
     other
 }
 
@@ -261,7 +262,7 @@ fn rewritten(frame: &[u8], parsed: &Parsed, rewrite: Option<bifrost_avs::Rewrite
     let l3 = usize::from(parsed.l3);
     if parsed.kind == L3::V4 {
         let header = |f: &[u8]| bifrost_wire::ipv4::checksum_is_valid(&f[l3..usize::from(parsed.l4)]);
-        assert_eq!(header(&out), header(frame), "a right checksum stays right, a wrong one wrong");
+        assert_eq!(header(&out), header(frame), "a valid checksum stays valid, a wrong one wrong");
     }
     if (after.src_ip, after.dst_ip) != (parsed.src_ip, parsed.dst_ip) {
         return balanced(parsed, &after);
@@ -274,7 +275,7 @@ fn rewritten(frame: &[u8], parsed: &Parsed, rewrite: Option<bifrost_avs::Rewrite
     assert_eq!(out[ttl] + 1, frame[ttl]);
 }
 
-/// Addresses change only where a load balancer is, and only to those that have to do with it.
+/// Addresses change only for load balancers, and only to their own and their backends'.
 fn balanced(before: &Parsed, after: &Parsed) {
     let last = |addr| match addr {
         IpAddr::V4(addr) => addr.octets()[3],
@@ -301,7 +302,7 @@ fn underlay(switch: &mut Switch, vni: Vni, peer: PeerId, frame: &[u8], parsed: &
             let network = network_of(vni, parsed.src_mac == GATEWAY_MAC, parsed.dst_ip, parsed.src_ip);
             assert_eq!(told, network, "the answer crosses tenants");
             let speaker = if told == vni { parsed.dst_mac } else { GATEWAY_MAC };
-            assert_eq!((answered.src_mac, answered.src_ip), (speaker, parsed.dst_ip), "speaks for somebody else");
+            assert_eq!((answered.src_mac, answered.src_ip), (speaker, parsed.dst_ip), "answers for another vNIC");
             assert!(switch.is_at_peer(told, answered.dst_mac, peer), "the answer goes elsewhere");
         }
         Action::Forward { .. } => panic!("a peer's frame goes to another peer"),

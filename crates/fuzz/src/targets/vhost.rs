@@ -1,6 +1,6 @@
-//! A virtual machine that does what it likes, with messages and in its own memory: the port behind it neither ends nor
-//! hangs, keeps its promises to the worker, touches nothing but the guest's memory, marks what it writes there if that is logged,
-//! and serves the next machine well.
+//! A hostile virtual machine, with arbitrary messages and memory content: the port neither ends nor hangs, keeps its
+//! guarantees to the worker, accesses only the guest's memory, marks written pages if logging is on, and serves the next
+//! machine well.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,19 +32,19 @@ pub(crate) fn run(bytes: &[u8]) {
     with(|machine| {
         let mut front = machine.connect();
         let mut guest = Hostile::default();
-        // Most begin as they should, or they would not come far.
+        // Most start with a valid set-up, or they would not get far.
         if input.chance(16) || guest.begin(input, &mut front) {
             while guest.acts < 200 && !input.is_empty() && guest.act(input, machine, &mut front) {}
         }
         check_bounds(&front.file);
         drop(front);
-        an_honest_guest_is_served(machine);
+        a_valid_guest_is_served(machine);
     });
 }
 
 #[derive(Default)]
 struct Hostile {
-    /// Up to where it has offered buffers in each ring.
+    /// Number of buffers offered in each ring.
     offered: [u16; 2],
     /// What the driver has chosen.
     features: u64,
@@ -54,7 +54,7 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// Sets everything up as it should be, with some buffers for the device.
+    /// Completes a valid set-up, with some buffers for the device.
     fn begin(&mut self, input: &mut Input<'_>, front: &mut FrontEnd) -> bool {
         self.features = features(input.u8());
         let up = front.set_up(self.features);
@@ -64,7 +64,7 @@ impl Hostile {
         up
     }
 
-    /// Does something. `false`: the connection is over.
+    /// Takes one action. `false`: the connection has ended.
     fn act(&mut self, input: &mut Input<'_>, machine: &Machine, front: &mut FrontEnd) -> bool {
         self.acts += 1;
         let act = input.below(20);
@@ -146,11 +146,11 @@ impl Hostile {
         self.offered[ring] = self.offered[ring].wrapping_add(1);
     }
 
-    /// Sends a frame that may be in order, in one or two pieces.
+    /// Sends a frame that may be valid, in one or two parts.
     fn send(&mut self, input: &mut Input<'_>, front: &FrontEnd) {
         let head = self.offered[1] % SIZE;
         let at = BUFFERS + 0x8000 + 0x800 * u64::from(head);
-        // A header that asks for nothing fits any frame.
+        // A header without offloads is valid for any frame.
         let header = if input.chance(60) { 0 } else { 12 };
         front.write(at, &[0; 12]);
         front.write(at + header, input.bytes(8));
@@ -174,7 +174,7 @@ impl Hostile {
     }
 }
 
-/// What a worker does with a queue, and what it may rely on.
+/// One step of a worker with a queue, and the guarantees that it relies on.
 fn work(what: usize, input: &mut Input<'_>, running: &mut Running) {
     let Running { queue, held, placed } = running;
     match what {
@@ -196,7 +196,7 @@ fn work(what: usize, input: &mut Input<'_>, running: &mut Running) {
             let frame = held.swap_remove(input.below(held.len()));
             let mut out = Vec::new();
             queue.copy(frame.handle, 0, frame.len as usize, &mut out);
-            assert_eq!(out.len(), frame.len as usize, "all of it was there when it was fetched");
+            assert_eq!(out.len(), frame.len as usize, "the whole frame existed when it was fetched");
             queue.complete(frame.handle);
         }
         17 => {
@@ -268,7 +268,7 @@ fn descriptor(input: &mut Input<'_>, front: &FrontEnd) -> Option<File> {
     }
 }
 
-/// Takes memory away, or gives it back.
+/// Removes memory, or adds it again.
 fn cut(input: &mut Input<'_>, file: &File) {
     let _ = file.set_len(input.pick(&[0, OFFSET, OFFSET + 0x2000, OFFSET + BUFFERS, OFFSET + MEMORY]));
 }
@@ -287,17 +287,17 @@ fn length(input: &mut Input<'_>) -> u32 {
     input.pick(&[short, short, short, 16, 12, 0, 1 << 17, u32::MAX])
 }
 
-/// What is in the file in front of the guest's memory is nobody's.
+/// Checks that nothing has written the area before the guest's memory in the file.
 fn check_bounds(file: &File) {
     let len = file.metadata().map_or(0, |m| m.len()).min(OFFSET) as usize;
     let mut bytes = vec![0; len];
-    // Cut and given back, it is zero.
+    // Truncated and extended again, it is zero.
     let touched = file.read_exact_at(&mut bytes, 0).is_ok() && bytes.iter().any(|b| *b != NOBODYS && *b != 0);
-    assert!(!touched, "something was written outside of the guest's memory");
+    assert!(!touched, "something was written outside the guest's memory");
 }
 
-/// The port has forgotten everything about the one before.
-fn an_honest_guest_is_served(machine: &Machine) {
+/// The port has no state of the previous machine.
+fn a_valid_guest_is_served(machine: &Machine) {
     let mut front = machine.connect();
     assert!(front.set_up(PLAIN), "its set-up is refused");
     let frame: Vec<u8> = (0..100).collect();
@@ -319,7 +319,7 @@ fn an_honest_guest_is_served(machine: &Machine) {
         let _ = queue.notify();
         served = true;
     });
-    assert!(served, "its rings are complete and do not run");
+    assert!(served, "its rings are set up but do not run");
     for (ring, head, len) in [(0, 5, 112), (1, 3, 0)] {
         let mut used = [0; 12];
         assert!(front.read_at(ring_at(ring) + USED, &mut used));

@@ -1,4 +1,4 @@
-//! Memory with two rings, a record and buffers of all kinds in it. Everything can be written at any time, by any thread.
+//! Memory with two rings, an inflight record and buffers of all kinds. Any thread can write anything at any time.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,27 +9,27 @@ use fastrand::Rng;
 use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
-/// Where the memory is, for the guest and for the front-end, and its bytes: one huge page.
+/// Address of the memory for the guest and for the front-end, and its length: one huge page.
 pub(super) const GUEST: u64 = 0x4000_0000;
 pub(super) const USER: u64 = 0x7f00_0000_0000;
 pub(super) const MEMORY: u64 = 0x20_0000;
-/// Sizes that a ring may have.
+/// Valid sizes of a ring.
 pub(super) const SIZES: [u16; 3] = [16, 256, 1024];
-/// Bytes for the tables of a ring; the available ring and the used ring, or both event structures, lie in them.
+/// Space for the tables of a ring; it contains the available ring and the used ring, or both event structures.
 pub(super) const RING: u64 = 0x8000;
 pub(super) const AVAILABLE: u64 = 0x4000;
 const USED: u64 = 0x5000;
 /// The records of both rings.
 pub(super) const RECORD: u64 = 0x1_0000;
 pub(super) const RECORD_BYTES: u64 = 0x2_0000;
-/// Indirect tables, for each ring [`TABLES`] and one that changes.
+/// Indirect tables: for each ring [`TABLES`], and one that changes.
 pub(super) const TABLES_AT: u64 = 0x4_0000;
 pub(super) const TABLES: usize = 6;
 const TABLE: u64 = 0x4000;
 const BUFFERS: u64 = 0x10_0000;
-/// Bytes of a descriptor of a [`Kind::Chain`].
+/// Length of a descriptor of a [`Kind::Chain`], bytes.
 pub(super) const PIECE: u32 = 64;
-/// In front of the memory in its file, if the pages are ordinary ones: nobody's.
+/// The area before the memory in its file, if the pages are ordinary ones; nothing may write it.
 const FRONT: u64 = 0x1_0000;
 const NOBODYS: u8 = 0xa5;
 
@@ -39,31 +39,31 @@ const INDIRECT: u16 = 4;
 const F_AVAILABLE: u16 = 1 << 7;
 const F_USED: u16 = 1 << 15;
 
-/// What a buffer is like.
+/// Kind of a buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     Good,
-    /// So many descriptors; the last one has the right direction, or not.
+    /// This many descriptors; the last one has the right direction, or not.
     Chain(u16, bool),
     /// As many descriptors as the ring has, of the wrong direction.
     Whole,
-    /// An indirect table: good or bad, long or short, of nothing.
+    /// An indirect table: valid or invalid, long, short or empty.
     Table(usize),
-    /// A part of it lies over the ring, where the driver writes next.
+    /// A part of it overlaps the ring, where the driver writes next.
     OverRing,
-    /// Of the wrong direction.
+    /// With the wrong direction.
     Bad,
     Empty,
 }
 
 pub(super) struct Guest {
     pub(super) file: File,
-    /// Where the memory begins in the file.
+    /// Offset of the memory in the file.
     pub(super) offset: u64,
     pub(super) packed: bool,
     region: MmapRegion,
     sizes: [AtomicU16; 2],
-    /// Descriptors, in a split ring buffers, that were offered since the ring was new.
+    /// Descriptors (in a split ring, buffers) offered since the ring was new.
     offered: [AtomicU32; 2],
 }
 
@@ -75,13 +75,13 @@ fn table_at(ring: usize, table: usize) -> u64 {
     TABLES_AT + TABLE * ((TABLES + 1) * ring + table) as u64
 }
 
-/// What a buffer of this ring has to be.
+/// Direction of a buffer of this ring.
 fn direction(ring: usize) -> u16 {
     if ring == 0 { WRITE } else { 0 }
 }
 
 impl Guest {
-    /// `huge`: in huge pages, if the machine has some.
+    /// `huge`: in huge pages, if the machine has any.
     #[allow(clippy::expect_used)]
     pub(super) fn new(packed: bool, size: u16, huge: bool) -> Guest {
         let (file, offset, region) = huge.then(huge_page).flatten().unwrap_or_else(|| {
@@ -128,7 +128,7 @@ impl Guest {
         [0, USED, AVAILABLE].map(|table| USER + ring_at(ring) + table)
     }
 
-    /// Writes `at` bytes from the start of the memory; behind the end nothing is written.
+    /// Writes `at` bytes from the start of the memory; nothing is written beyond the end.
     pub(super) fn write(&self, at: u64, bytes: &[u8]) {
         if at.saturating_add(bytes.len() as u64) <= MEMORY
             && let Ok(slice) = self.region.get_slice((self.offset + at) as usize, bytes.len())
@@ -145,13 +145,13 @@ impl Guest {
         bytes
     }
 
-    /// What a new ring has.
+    /// Initial content of a ring.
     pub(super) fn clear(&self, ring: usize) {
         self.write(ring_at(ring), &[0; RING as usize]);
         self.offered[ring].store(0, Ordering::Relaxed);
     }
 
-    /// Makes a buffer available in the ring's next place, whether the driver has got that back or not.
+    /// Makes a buffer available in the ring's next slot, whether or not the device has returned that slot.
     pub(super) fn offer(&self, ring: usize, kind: Kind) {
         let (size, right) = (self.size(ring), direction(ring));
         let wrong = right ^ WRITE;
@@ -183,7 +183,7 @@ impl Guest {
         self.add(ring, n, &(0..count).map(piece).collect::<Vec<_>>());
     }
 
-    /// Writes `pieces` as descriptors from place `n` on: the first one last.
+    /// Writes `pieces` as descriptors from slot `n` on: the first one last.
     fn add(&self, ring: usize, n: u32, pieces: &[(u64, u32, u16)]) {
         let (size, count) = (u32::from(self.size(ring)), pieces.len() as u32);
         for (i, (guest, len, flags)) in pieces.iter().enumerate().rev() {
@@ -208,19 +208,19 @@ impl Guest {
         self.offered[ring].store(n.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// How a descriptor in place `n` of a packed ring says that it is available.
+    /// The flags that make a descriptor in slot `n` of a packed ring available.
     fn available(&self, n: u32, size: u32) -> u16 {
         if (n / size).is_multiple_of(2) { F_AVAILABLE } else { F_USED }
     }
 
-    /// A descriptor as the driver would write it next.
+    /// A descriptor as a valid driver would write it next.
     pub(super) fn next_descriptor(&self, ring: usize) -> [u8; 16] {
         let (size, n) = (u32::from(self.size(ring)), self.offered[ring].load(Ordering::Relaxed));
         let (id, flags) = ((n % size) as u16, direction(ring) | self.available(n, size));
         bits(self.buffer(ring, n), 2048, id, flags).to_le_bytes()
     }
 
-    /// Whether the driver has got back buffer `n` of those that an honest one has offered, of two descriptors each.
+    /// Whether the device has returned buffer `n` of those that a valid driver has offered, with two descriptors each.
     pub(super) fn is_used(&self, ring: usize, n: u32) -> bool {
         fence(Ordering::Acquire);
         if !self.packed {
@@ -232,13 +232,13 @@ impl Guest {
         (flags & F_AVAILABLE != 0) == wrap && (flags & F_USED != 0) == wrap
     }
 
-    /// Changes a few bytes of a descriptor that was offered lately or will be next.
+    /// Changes a few bytes of a descriptor that was offered recently or will be next.
     pub(super) fn write_near(&self, ring: usize, bytes: &[u8], rng: &mut Rng) {
         let field = [0, 8, 8, 12, 12, 14][rng.usize(..6)];
         self.write(self.near(ring, rng) + field, bytes);
     }
 
-    /// Makes such a descriptor available, or all of the ring.
+    /// Makes such a descriptor available, or the whole ring.
     pub(super) fn make_available(&self, ring: usize, rng: &mut Rng) {
         let size = self.size(ring);
         if self.packed {
@@ -258,7 +258,7 @@ impl Guest {
         ring_at(ring) + 16 * u64::from(n % size)
     }
 
-    /// Both records say that everything is in flight, one descriptor each.
+    /// Both records claim that everything is in flight, one descriptor each.
     pub(super) fn fill_record(&self) {
         for ring in 0..2 {
             let (at, size) = (self.record_at(ring), u64::from(self.size(ring)));
@@ -280,7 +280,7 @@ impl Guest {
         }
     }
 
-    /// Other numbers in some entries of a record: buffers were taken in another order.
+    /// Changes numbers in some entries of a record: buffers were taken in another order.
     pub(super) fn shuffle_record(&self, rng: &mut Rng) {
         let ring = rng.usize(..2);
         let size = u64::from(self.size(ring));
@@ -295,7 +295,7 @@ impl Guest {
         RECORD + ring as u64 * self.record_entry(size).next_multiple_of(64)
     }
 
-    /// Header and entries are as long in a packed ring's record, and half as long in a split one's.
+    /// Header and entries have full length in a packed ring's record, and half of it in a split one's.
     fn record_entry(&self, i: u64) -> u64 {
         (if self.packed { 32 } else { 16 }) * (i + 1)
     }
@@ -315,7 +315,7 @@ impl Guest {
         self.write(at, &bits(guest, len, third, fourth).to_le_bytes());
     }
 
-    /// Whether nothing was written in front of the memory.
+    /// Whether nothing was written before the memory.
     pub(super) fn is_front_untouched(&self) -> bool {
         let mut bytes = vec![0; self.offset as usize];
         self.offset == 0 || self.file.read_exact_at(&mut bytes, 0).is_ok() && bytes.iter().all(|b| *b == NOBODYS)
@@ -336,7 +336,7 @@ fn huge_page() -> Option<(File, u64, MmapRegion)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let file = memfd_create("fuzz", flags).ok().map(File::from);
     let made = file.and_then(|file| {
-        // A mapping alone reserves no page: without one, the first access to it would be a SIGBUS.
+        // A mapping alone reserves no page: without one, the first access would cause a SIGBUS.
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, MEMORY).ok()?;
         let region = map(&file, MEMORY)?;
         Some((file, 0, region))
