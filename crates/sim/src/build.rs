@@ -1,4 +1,4 @@
-//! From a scenario to a world at time 0.
+//! Builds a world at time 0 from a scenario.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -44,13 +44,13 @@ pub struct Guest {
     pub(crate) tcp: Option<TcpGuest>,
     /// It takes nothing out of its receive ring.
     pub(crate) stalled: bool,
-    /// It takes one frame in so long, ns; 0: all at once.
+    /// Interval at which it takes one frame, ns; 0: it takes all at once.
     pub(crate) receive_gap: u64,
-    /// When it takes the next one, if it takes its time.
+    /// When a slow guest takes the next frame.
     pub(crate) receive_at: u64,
     /// When its TCP is to be polled.
     pub(crate) poll_at: u64,
-    /// Its senders that wait for room.
+    /// Its senders that wait for room in the ring.
     pub(crate) blocked: Vec<u32>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn build(scenario: &Scenario, config: &rte::Config, rng: &mut Rng) ->
     let mut conns = Conns::default();
     let mut senders = Vec::new();
     let mut light = BTreeSet::new();
-    // Guests that talk to each other, both ways.
+    // Guests that talk to each other, in both directions.
     let mut talks: BTreeSet<(u32, u32)> = BTreeSet::new();
     for (index, workload) in (0..).zip(&scenario.workloads) {
         let pairs = pairs(workload, &guests);
@@ -94,9 +94,7 @@ pub(crate) fn build(scenario: &Scenario, config: &rte::Config, rng: &mut Rng) ->
     if let Some(both) = light.iter().find(|g| guests[**g as usize].tcp.is_some()) {
         return Err(ScenarioError::Value {
             field: "workloads".into(),
-            problem: format!(
-                "guest {both} runs a TCP and cannot take part in packets; let there be more (guests.per_host)"
-            ),
+            problem: format!("guest {both} runs a TCP and cannot take part in packets; add guests (guests.per_host)"),
         });
     }
     let hosts = hosts(scenario, config, &guests, &talks, rng);
@@ -111,7 +109,7 @@ fn guests(scenario: &Scenario) -> Vec<Guest> {
     for group in &scenario.guests {
         for host in group.hosts.iter(hosts) {
             for _ in 0..group.per_host {
-                // Numbered within the network: different networks have the same addresses.
+                // Numbered within the network: different networks use the same addresses.
                 let n = in_network.entry(group.vni).or_default();
                 *n += 1;
                 let [_, a, b, c] = n.to_be_bytes();
@@ -172,7 +170,7 @@ fn sender(
         ..
     } = workload
     else {
-        unreachable!("called for packets alone")
+        unreachable!("called only for packets")
     };
     let (a, b) = (&guests[from as usize], &guests[to as usize]);
     let vni = scenario.vnis.iter().find(|v| v.id == a.vni);
@@ -225,7 +223,7 @@ fn connections(
     };
     let mut groups: Vec<u32> = Vec::new();
     for &(client, server) in pairs {
-        // One group for each client.
+        // One group per client.
         let group = together.then(|| {
             let at = groups.iter().position(|c| *c == client).unwrap_or_else(|| {
                 groups.push(client);
@@ -259,7 +257,7 @@ fn hosts(
     for (id, guest) in (0..).zip(guests) {
         local[guest.host as usize].push(id);
     }
-    // Guests elsewhere with whom somebody here talks.
+    // Guests on other hosts that guests of this host talk to.
     let mut remote: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); count];
     for &(a, b) in talks {
         let (here, there) = (guests[a as usize].host, guests[b as usize].host);
@@ -336,7 +334,7 @@ fn hosts(
                 SimPort::new(scenario.host.tx_ring, scenario.host.rx_ring, usize::from(scenario.host.mtu) + ETHERNET);
             (Vnic { guest, vni: vni(g.vni), mac: Mac(g.mac), ordering, reliable }, port)
         });
-        // Clocks of hosts have nothing to do with each other; some are about to wrap their 64 ns ticks.
+        // Clocks of hosts are independent; some are about to wrap their 64 ns ticks.
         let clock_offset = rng.below(1 << 40);
         hosts.push(Host::new(HostParts {
             id,

@@ -1,7 +1,8 @@
-//! A look at everything that happens, for checkers that say what must not.
+//! The interface of checkers, which observe everything that happens and detect violations.
 //!
-//! The world itself checks what it can for nothing: every flow of light guests, every byte of TCP streams, every handle
-//! ([`Kind`](crate::Kind) lists it). Further checkers are given to [`World::add_checker`](crate::World::add_checker).
+//! The world itself checks what costs nothing: every flow of light guests, every byte of TCP streams, every handle
+//! ([`Kind`](crate::Kind) lists the violations). Add further checkers with
+//! [`World::add_checker`](crate::World::add_checker).
 
 use bifrost_datapath::Core;
 
@@ -12,12 +13,12 @@ use crate::port::SimPort;
 use crate::violation::Violations;
 use crate::world::World;
 
-/// What happened to a datagram.
+/// An event of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
     /// Its host sent it.
     Sent,
-    /// It was dropped; on `Packet::link`, if it had come so far.
+    /// It was dropped; on `Packet::link`, if it got that far.
     Dropped(DropReason),
     /// It is in the receiving host's socket.
     Arrived,
@@ -25,9 +26,9 @@ pub enum Wire {
     Taken,
 }
 
-/// Sees everything that happens; all methods do nothing unless they are written. Times are the world's, ns.
+/// Observes everything that happens; the default methods do nothing. Times are the world's, ns.
 pub trait Checker {
-    /// Something happened to a datagram.
+    /// An event of a datagram.
     fn wire(&mut self, at: u64, what: Wire, packet: &Packet, violations: &mut Violations) {
         let _ = (at, what, packet, violations);
     }
@@ -42,17 +43,17 @@ pub trait Checker {
         let _ = (at, guest, frame, violations);
     }
 
-    /// A guest can see a frame from now on, in the order of publication.
+    /// A frame becomes visible to a guest, in the order of publication.
     fn shown(&mut self, at: u64, guest: u32, frame: &[u8], violations: &mut Violations) {
         let _ = (at, guest, frame, violations);
     }
 
-    /// A guest's frame was dropped before it left: it has to arrive nowhere.
+    /// A guest's frame was dropped before it left: it must not arrive anywhere.
     fn refused(&mut self, guest: u32, frame: &[u8]) {
         let _ = (guest, frame);
     }
 
-    /// A host has given a fetched frame's buffer back.
+    /// A host has released a fetched frame's buffer.
     fn completed(&mut self, at: u64, guest: u32, frame: &[u8], violations: &mut Violations) {
         let _ = (at, guest, frame, violations);
     }
@@ -67,7 +68,7 @@ pub trait Checker {
         let _ = (at, action, violations);
     }
 
-    /// The run is over.
+    /// The run has ended.
     fn end(&mut self, world: &World, violations: &mut Violations) {
         let _ = (world, violations);
     }

@@ -1,7 +1,7 @@
-//! A panic at each stage of a core costs the port, or the connection, that it happened for, and nothing else.
+//! A panic at any stage of a core affects only the port, or the connection, that it happened for.
 //!
-//! Two hosts, two tenants. Tenant A's port on the first host is the victim. Tenant B talks all the time, on both hosts, between them and
-//! within the first one: all its packets arrive, once and in order, and every account balances.
+//! Two hosts, two tenants. Tenant A's port on the first host is the victim. Tenant B sends all the time, on both hosts,
+//! between them and within the first one: all its packets arrive, once and in order, and all counters balance.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,18 +22,18 @@ use crate::host::{Host, HostParts, Vnic};
 use crate::port::SimPort;
 use crate::underlay::SimUnderlay;
 
-/// Time of a turn of both hosts, and of the way between them, ns.
+/// Duration of a turn of both hosts, and one-way delay between them, ns.
 const STEP_NS: u64 = 20_000;
 /// Tenants' networks.
 const A: u32 = 100;
 const B: u32 = 200;
-/// The port on host 0 that is to suffer: others come before and behind it.
+/// The victim's port on host 0: other ports are before and after it.
 const VICTIM: u16 = 1;
 
 /// Guests: number, host, port, network.
 const GUESTS: [(u8, usize, u16, u32); 7] =
     [(4, 0, 0, B), (1, 0, 1, A), (3, 0, 2, A), (6, 0, 3, B), (5, 1, 0, B), (2, 1, 1, A), (7, 1, 2, B)];
-/// Who talks to whom, and how long the frames are.
+/// Flows (from, to) and their frame lengths.
 const FLOWS: [(u8, u8, usize); 9] = [
     (1, 2, 200),
     (2, 1, 200),
@@ -54,7 +54,7 @@ fn ip(guest: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 0, guest)
 }
 
-/// A UDP packet without a checksum, with a number in it.
+/// A numbered UDP packet without a checksum.
 fn frame(from: u8, to: u8, len: usize, number: u32, out: &mut Vec<u8>) {
     out.extend_from_slice(&mac(to).0);
     out.extend_from_slice(&mac(from).0);
@@ -72,7 +72,7 @@ fn frame(from: u8, to: u8, len: usize, number: u32, out: &mut Vec<u8>) {
     out.resize(len, number as u8);
 }
 
-/// What a guest has received: from whom, and which number.
+/// Packets that a guest received: from whom, and which number.
 fn read(frame: &[u8]) -> (u8, u32) {
     let number = u32::from_be_bytes(frame[42..46].try_into().unwrap());
     assert!(frame[46..].iter().all(|byte| *byte == number as u8), "the frame is damaged");
@@ -80,10 +80,10 @@ fn read(frame: &[u8]) -> (u8, u32) {
 }
 
 thread_local! {
-    /// Time on the wall, and the thread's own processor time, ns.
+    /// Wall-clock time, and the thread's own processor time, ns.
     static CLOCK: Cell<u64> = const { Cell::new(0) };
     static USED: Cell<u64> = const { Cell::new(0) };
-    /// How often the machine is still to be paused.
+    /// Remaining pauses of the machine.
     static PAUSES: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -198,7 +198,7 @@ impl Worlds {
         }
     }
 
-    /// Both hosts turn, and what they have sent arrives.
+    /// Both hosts run a turn, and their packets arrive.
     fn turn(&mut self) {
         self.now = (self.now + STEP_NS).max(CLOCK.get());
         for id in 0..2 {
@@ -246,7 +246,7 @@ impl Worlds {
         }
     }
 
-    /// Until nothing is on its way any more.
+    /// Runs until nothing is in flight.
     fn drain(&mut self) {
         (0..20_000).for_each(|_| self.turn());
     }
@@ -266,7 +266,7 @@ impl Worlds {
         assert!(received.iter().copied().eq(0..sent), "{why}: {flow:?}: {sent} sent, {} received", received.len());
     }
 
-    /// Nothing is held of anybody but the victim.
+    /// Only buffers of the victim may be held.
     #[track_caller]
     fn assert_nothing_held(&self, why: &str) {
         for &(guest, host, owner, _) in GUESTS.iter().filter(|g| (g.1, g.2) != (0, VICTIM)) {
@@ -274,7 +274,7 @@ impl Worlds {
         }
     }
 
-    /// Every packet is accounted for.
+    /// Every packet is counted.
     #[track_caller]
     fn assert_balanced(&self, why: &str) {
         for host in &self.hosts {
@@ -310,7 +310,7 @@ fn is_b(guest: u8) -> bool {
     guest >= 4
 }
 
-/// Tenant B's flows that the panic has nothing to do with.
+/// Tenant B's flows, which the panic must not affect.
 fn flows_of_b() -> impl Iterator<Item = (u8, u8)> {
     FLOWS.into_iter().filter(|flow| is_b(flow.0)).map(|(from, to, _)| (from, to))
 }
@@ -329,8 +329,8 @@ fn without_a_panic_everything_arrives() {
 #[test]
 fn a_panic_in_a_ports_own_stage_takes_that_port_out_of_use_and_nothing_else() {
     let stages = Stage::ALL.into_iter().filter(|stage| stage.is_of_port());
-    // After another number of turns each time, so that lists are of other lengths, and something else has been done. Once the victim
-    // is only sent something by a guest of its own host.
+    // After a different number of turns each time, so that lists have other lengths, and other work was done before.
+    // Once only a guest of the same host sends to the victim.
     let every: fn(u8) -> bool = |_| true;
     let without_2: fn(u8) -> bool = |guest| guest != 2;
     let runs =
@@ -344,7 +344,7 @@ fn a_panic_in_a_ports_own_stage_takes_that_port_out_of_use_and_nothing_else() {
         }
         worlds.inject(stage, Of::Port(VICTIM));
         worlds.run(100, 3, flows);
-        assert!(!worlds.is_due(), "{why}: it did not come to that");
+        assert!(!worlds.is_due(), "{why}: the panic did not happen");
         match &worlds.recoveries[..] {
             [Recovery::PortOut(VICTIM, fault)] => {
                 assert_eq!(fault.stage, stage, "{why}");
@@ -361,12 +361,12 @@ fn a_panic_in_a_ports_own_stage_takes_that_port_out_of_use_and_nothing_else() {
             worlds.assert_complete(flow, why);
         }
         worlds.assert_balanced(why);
-        // Everybody else has all buffers back.
+        // All others have all buffers back.
         worlds.assert_nothing_held(why);
-        // With another device the port is in use again. The one that was put aside comes back, as it was.
+        // With another device the port is in use again. The removed device is returned unchanged.
         let core = worlds.hosts[0].core.as_mut().unwrap();
         let broken = core.swap_device(VICTIM, port_again()).unwrap();
-        assert!(broken.rx_was_used(), "{why}: the device that was put aside comes back");
+        assert!(broken.rx_was_used(), "{why}: the removed device is returned");
         let before = worlds.received[&(2, 1)].len();
         worlds.run(100, 3, |_| true);
         worlds.drain();
@@ -392,7 +392,7 @@ fn a_panic_at_a_packet_of_a_connection_costs_that_connection() {
         let cid = worlds.hosts[0].core().unwrap().engine().cid_of(Pair { vni: A, local, remote }).unwrap();
         worlds.inject(stage, Of::Connection(cid));
         worlds.run(100, 3, |_| true);
-        assert!(!worlds.is_due(), "{why}: it did not come to that");
+        assert!(!worlds.is_due(), "{why}: the panic did not happen");
         assert_eq!(worlds.recoveries, [Recovery::Dropped], "{why}");
         worlds.drain();
         for flow in flows_of_b() {
@@ -402,7 +402,7 @@ fn a_panic_at_a_packet_of_a_connection_costs_that_connection() {
         let core = worlds.hosts[0].core().unwrap();
         assert_eq!(core.engine().counters().faulted_connections, 1, "{why}");
         assert_eq!(core.failed_ports(), [0u16; 0], "{why}");
-        // The pair has another one, and works.
+        // The pair gets a new one, which works.
         let before = worlds.received[&(2, 1)].len();
         worlds.run(100, 3, |_| true);
         worlds.drain();
@@ -412,7 +412,7 @@ fn a_panic_at_a_packet_of_a_connection_costs_that_connection() {
 }
 
 #[test]
-fn a_connection_that_panics_again_and_again_costs_its_port() {
+fn a_connection_that_panics_repeatedly_costs_its_port() {
     let mut worlds = Worlds::new();
     worlds.run(60, 3, |_| true);
     for _ in 0..20 {
@@ -427,12 +427,12 @@ fn a_connection_that_panics_again_and_again_costs_its_port() {
     assert!(matches!(worlds.recoveries[4], Recovery::PortOut(..)), "{:?}", worlds.recoveries);
     worlds.drain();
     for flow in flows_of_b() {
-        worlds.assert_complete(flow, "again and again");
+        worlds.assert_complete(flow, "repeated panics");
     }
 }
 
 #[test]
-fn a_panic_that_is_nobodys_loses_nothing_that_the_transport_carries() {
+fn a_panic_without_an_owner_loses_nothing_that_the_transport_carries() {
     let stages = [Stage::Loop, Stage::Arrival, Stage::Timer, Stage::Acknowledge, Stage::EmitControl, Stage::Send];
     for (stage, warm) in stages.into_iter().flat_map(|stage| [(stage, 40), (stage, 53)]) {
         let why = &format!("{} after {warm} turns", stage.name());
@@ -440,7 +440,7 @@ fn a_panic_that_is_nobodys_loses_nothing_that_the_transport_carries() {
         worlds.run(warm, 3, |_| true);
         worlds.inject(stage, Of::Anybody);
         worlds.run(100, 3, |_| true);
-        assert!(!worlds.is_due(), "{why}: it did not come to that");
+        assert!(!worlds.is_due(), "{why}: the panic did not happen");
         assert_eq!(worlds.recoveries, [Recovery::Dropped], "{why}");
         worlds.drain();
         for (from, to, _) in FLOWS {
@@ -452,7 +452,7 @@ fn a_panic_that_is_nobodys_loses_nothing_that_the_transport_carries() {
 }
 
 #[test]
-fn panics_that_are_nobodys_are_not_borne_for_ever() {
+fn panics_without_an_owner_are_not_tolerated_forever() {
     let mut worlds = Worlds::new();
     while !worlds.recoveries.contains(&Recovery::Hopeless) {
         assert!(worlds.recoveries.len() <= 12);
@@ -463,8 +463,8 @@ fn panics_that_are_nobodys_are_not_borne_for_ever() {
 }
 
 #[test]
-fn the_peer_is_as_it_was() {
-    // A peer number, for the connection that is asked for below, is the engine's first.
+fn the_peer_state_is_unchanged() {
+    // A peer number for the requested connection below is the engine's first.
     let mut worlds = Worlds::new();
     worlds.run(60, 3, |_| true);
     let before = worlds.hosts[0].core().unwrap().engine().selected_paths(PeerId(0)).len();
@@ -477,7 +477,7 @@ fn the_peer_is_as_it_was() {
     assert_eq!(engine.pages_used().0, 0, "no page is lost");
 }
 
-/// The first host watches who uses its time.
+/// The first host measures which port uses its time.
 fn watched(share_percent: u8, victim: fn(usize)) -> Worlds {
     let mut worlds = Worlds::new();
     CLOCK.set(0);
@@ -498,7 +498,7 @@ fn a_port_whose_packets_take_milliseconds_gets_its_share_of_the_worker_and_no_mo
     let slow = |packets| work(5_000_000 * packets as u64);
     let shares = [0, 10].map(|share| {
         let mut worlds = watched(share, slow);
-        // Until the worker knows.
+        // Until the worker has noticed.
         worlds.run(20, 1, |_| true);
         let (began, used) = (worlds.now, worlds.turns_ns);
         while worlds.now < began + 3_000_000_000 {
@@ -517,7 +517,7 @@ fn a_port_whose_packets_take_milliseconds_gets_its_share_of_the_worker_and_no_mo
             worlds.assert_complete(flow, "slow");
         }
         worlds.assert_balanced("slow");
-        // Once it is no longer slow it is served as before.
+        // When it is no longer slow it is served as before.
         let before = worlds.received[&(2, 1)].len();
         (0..60_000).for_each(|_| worlds.turn());
         worlds.run(200, 1, |_| true);
@@ -529,8 +529,8 @@ fn a_port_whose_packets_take_milliseconds_gets_its_share_of_the_worker_and_no_mo
 }
 
 #[test]
-fn the_scheduler_is_no_ports_fault() {
-    // Turns are long by the worker's own time, too, so that it looks closely.
+fn scheduling_delays_are_not_charged_to_ports() {
+    // Turns are long in the worker's own time, too, so that it measures closely.
     let mut worlds = watched(10, |packets| {
         work(35_000 * packets as u64);
         sleep(4_000_000);
@@ -544,8 +544,9 @@ fn the_scheduler_is_no_ports_fault() {
 }
 
 #[test]
-fn a_pause_of_the_machine_is_no_ports_fault() {
-    // Turns are long, so that the worker looks closely; now and then the hypervisor takes the processor for 25 ms, which the kernel charges to
+fn pauses_of_the_machine_are_not_charged_to_ports() {
+    // Turns are long, so that the worker measures closely; now and then the hypervisor takes the processor for 25 ms,
+    // which the kernel charges to the thread.
     // the thread.
     let mut worlds = watched(10, |packets| {
         work(35_000 * packets as u64);
@@ -568,7 +569,7 @@ fn a_pause_of_the_machine_is_no_ports_fault() {
     }
     let port = victim(&worlds);
     assert_eq!((port.slow_turns, port.rest_times), (0, 0));
-    // The same pauses without time between them are the port's.
+    // The same pauses without time between them are charged to the port.
     PAUSES.set(40);
     worlds.run(100, 100, |guest| guest <= 2);
     assert!(victim(&worlds).rest_times > 0);
@@ -576,7 +577,7 @@ fn a_pause_of_the_machine_is_no_ports_fault() {
 
 #[test]
 fn a_busy_port_is_not_slow() {
-    // Large packets, and many: turns of several milliseconds.
+    // Many large packets: turns of several milliseconds.
     let mut worlds = watched(1, |packets| work(35_000 * packets as u64));
     for _ in 0..600 {
         worlds.run(1, 100, |guest| guest <= 2);

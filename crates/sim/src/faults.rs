@@ -1,4 +1,4 @@
-//! What goes wrong, as single moments in time.
+//! Faults, as single events in time.
 
 use std::collections::BTreeSet;
 
@@ -9,31 +9,31 @@ use crate::network::Network;
 use crate::rng::Rng;
 use crate::scenario::FaultConfig;
 
-/// Something begins or ends.
+/// A fault begins or ends.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Links change.
     Links {
-        /// Which.
+        /// The links.
         links: Vec<u32>,
-        /// How; `None`: they are as they were at the beginning.
+        /// The change; `None`: back to the initial state.
         set: Option<LinkPatch>,
     },
-    /// A host's daemon dies.
+    /// A host's daemon crashes.
     Crash(u32),
     /// It restarts.
     Restart(u32),
-    /// A host gets no CPU until then, ns.
+    /// A host gets no CPU until this time, ns.
     Pause(u32, u64),
     /// A guest stops or starts taking what it receives.
     Stall(u32, bool),
-    /// A guest takes one frame in so long, ns; 0: all at once, as always.
+    /// Interval at which a guest takes one frame, ns; 0: all at once, as usual.
     Slow(u32, u64),
-    /// The daemon's own faults between a guest and its switch; `None`: they end.
+    /// Faults between a guest and its switch, by the daemon's fault injection; `None`: they end.
     Port(u32, Option<Fault>),
 }
 
-/// All moments of `faults` with their times, ns.
+/// All events of `faults` with their times, ns.
 pub(crate) fn expand(
     faults: &[FaultConfig],
     network: &Network,
@@ -66,7 +66,7 @@ pub(crate) fn expand(
             let direction = if fault.to_guest.unwrap_or(true) { Direction::Rx } else { Direction::Tx };
             let injected = Fault {
                 id,
-                // The world fills in the port's number.
+                // The world sets the port's number.
                 target: Target::Port { owner: 0 },
                 direction,
                 down: false,
@@ -121,7 +121,7 @@ fn links(fault: &FaultConfig, pattern: &str, network: &Network, rng: &mut Rng, a
     }
 }
 
-/// A number from an exponential distribution of this mean, at least 1.
+/// A random number from an exponential distribution with this mean, at least 1.
 pub(crate) fn exponential(rng: &mut Rng, mean: u64) -> u64 {
     ((-(1.0 - rng.unit()).ln() * mean as f64) as u64).max(1)
 }

@@ -1,5 +1,5 @@
-//! Light guests: TCP-shaped packets without TCP. Each carries its flow, its number and a pattern, so that for every flow
-//! loss, repetition, order and content are known exactly.
+//! Light guests: TCP-shaped packets without TCP. Each contains its flow, its number and a pattern, so that loss,
+//! duplication, order and content of every flow are known exactly.
 
 use bifrost_nic::{Checksum, parse, transport_checksum};
 use bifrost_wire::checksum;
@@ -9,22 +9,22 @@ use crate::violation::{Kind, Violations};
 
 /// Bytes of Ethernet, IPv4 and TCP headers.
 pub(crate) const HEADERS_BYTES: usize = 14 + 20 + 20;
-/// Bytes of the record at the start of each packet's payload.
+/// Length of the record at the start of each packet's payload, bytes.
 pub(crate) const RECORD_BYTES: usize = 24;
 
 const MAGIC: u32 = 0xb1f0_5701;
 
 const DELIVERED: u8 = 1;
-/// It left as plain VXLAN: it may be lost, come twice, or out of order.
+/// It left as plain VXLAN: it may be lost, duplicated, or out of order.
 const EXEMPT: u8 = 2;
 const PLACED: u8 = 4;
-/// It was in a daemon that died, which had taken it from its guest or acknowledged it: it may be lost.
+/// It was in a daemon that crashed, which had taken it from its guest or acknowledged it: it may be lost.
 const LOSABLE: u8 = 8;
-/// It was sent again on a connection that restarted (PROTOCOL §4.6): it may come twice, and after others that the
+/// It was retransmitted on a connection that restarted (PROTOCOL §4.6): it may arrive twice, and after packets that the
 /// receiver held behind it when it restarted.
 const REPEATABLE: u8 = 16;
 
-/// What a packet says about itself.
+/// The record in a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The flow.
@@ -38,7 +38,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Appends payload of `len` bytes, of which a record takes the first 24 (fewer is a panic).
+    /// Appends payload of `len` bytes, of which a record takes the first 24 (panics if `len` is smaller).
     pub fn write(&self, len: usize, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&MAGIC.to_be_bytes());
@@ -53,14 +53,14 @@ impl Record {
         rest.copy_from_slice(&pattern[..rest.len()]);
     }
 
-    /// Reads payload; `None` when it is none of ours or not as it was written.
+    /// Parses payload; `None` if it is not a light guest's or was changed.
     pub fn read(payload: &[u8]) -> Option<Record> {
         let word = |at: usize| payload.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
         let sent_at = u64::from_be_bytes(payload.get(16..24)?.try_into().ok()?);
         let record = Record { flow: word(4)?, seq: word(8)?, pair_seq: word(12)?, sent_at };
         let pattern = record.pattern();
         let (words, rest) = payload[RECORD_BYTES..].as_chunks();
-        // Without a way out in the middle, so that it is done by several words at a time.
+        // Without an early exit, so that the compiler can vectorise it.
         let wanted = u64::from_ne_bytes(pattern);
         let differs = words.iter().fold(0, |all, w| all | (u64::from_ne_bytes(*w) ^ wanted));
         (word(0)? == MAGIC && differs == 0 && *rest == pattern[..rest.len()]).then_some(record)
@@ -71,7 +71,7 @@ impl Record {
     }
 }
 
-/// The record of a frame of a light guest, without a look at the rest.
+/// The record of a light guest's frame, without verifying the rest.
 pub(crate) fn peek(frame: &[u8]) -> Option<(u32, u32)> {
     let payload = frame.get(HEADERS_BYTES..)?;
     let word = |at: usize| payload.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
@@ -94,11 +94,11 @@ pub struct Flow {
     pub lossy: bool,
     /// Order does not matter (the network's policy).
     pub unordered: bool,
-    /// Bytes of each packet in a large frame; 0: frames are single packets.
+    /// Length of each packet in a large frame, bytes; 0: frames are single packets.
     pub segment_bytes: u32,
-    /// What is known of each packet.
+    /// State of each packet.
     packets: Vec<u8>,
-    /// By which CID the receiver was addressed when each packet was last sent to it reliably; 0: never.
+    /// The receiver's CID when each packet was last sent to it reliably; 0: never.
     cids: Vec<u32>,
     /// Number of the latest delivered packet that is not exempt, plus 1.
     next: u32,
@@ -110,22 +110,22 @@ pub struct Flow {
 pub(crate) struct Pair {
     /// Packets sent.
     pub sent: u32,
-    /// The network shows them in the order of sending.
+    /// The network delivers them in the order of sending.
     pub strict: bool,
     next: u32,
 }
 
-/// What became of a packet that reached a guest.
+/// Result for a packet that reached a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receipt {
-    /// For the first time.
+    /// It arrived for the first time.
     New {
-        /// Of which workload.
+        /// Its workload.
         workload: u32,
         /// When it was sent, ns.
         sent_at: u64,
     },
-    /// Again, or nothing of ours.
+    /// A duplicate, or not a light guest's packet.
     Other,
 }
 
@@ -134,7 +134,7 @@ pub enum Receipt {
 pub struct Flows {
     flows: Vec<Flow>,
     pairs: Vec<Pair>,
-    /// Packets sent and not yet known to have arrived.
+    /// Packets sent, minus those known to have arrived.
     pub missing: u64,
     /// Packets that may be lost.
     pub exempt: u64,
@@ -182,7 +182,7 @@ impl Flows {
         self.flows[flow as usize].packets.len() as u32
     }
 
-    /// Flows of a guest may lose packets from now on.
+    /// From now on, flows of a guest may lose packets.
     pub fn set_lossy(&mut self, from: u32) {
         for flow in self.flows.iter_mut().filter(|f| f.from == from && !f.lossy) {
             flow.lossy = true;
@@ -203,20 +203,20 @@ impl Flows {
         record
     }
 
-    /// A packet left as plain VXLAN: it may be lost, repeated or out of order from now on.
+    /// A packet left as plain VXLAN: from now on it may be lost, duplicated or out of order.
     pub fn exempt(&mut self, packet: &[u8]) {
         if let Some((flow, seq)) = peek(packet) {
             self.spare(flow, seq, EXEMPT);
         }
     }
 
-    /// A daemon died with this frame of a guest in its hands: its packets may be lost.
+    /// A daemon crashed while it held this frame of a guest: its packets may be lost.
     pub fn forsake(&mut self, frame: &[u8]) {
         self.each(frame, |flows, flow, seq| flows.spare(flow, seq, LOSABLE));
     }
 
-    /// A packet left reliably, for a connection that the receiver knows by `cid`. What is sent again under another one may
-    /// come twice.
+    /// A packet left reliably, on a connection with the receiver's CID `cid`. A retransmission with another CID may
+    /// arrive twice.
     pub fn sent(&mut self, packet: &[u8], cid: u32) {
         let Some((flow, seq)) = peek(packet) else { return };
         let Some(f) = self.flows.get_mut(flow as usize) else { return };
@@ -246,7 +246,7 @@ impl Flows {
         }
     }
 
-    /// A frame was given back to the sending guest: is all of it in the receiver's memory?
+    /// A frame was released to the sending guest: checks that all of it is in the receiver's memory.
     pub fn completed(&mut self, at: u64, frame: &[u8], violations: &mut Violations) {
         self.each(frame, |flows, flow, seq| {
             let Some(f) = flows.flows.get(flow as usize) else { return };
@@ -265,9 +265,9 @@ impl Flows {
     /// A frame reached a guest.
     pub fn received(&mut self, at: u64, guest: u32, frame: &[u8], violations: &mut Violations) -> Receipt {
         let Some(record) = frame.get(HEADERS_BYTES..).and_then(Record::read) else {
-            // What came as plain VXLAN is the guest's to judge.
+            // The guest itself checks frames that came as plain VXLAN.
             if !is_visibly_wrong(frame) {
-                violations.add(at, Kind::Corrupted, || format!("guest {guest} received a frame that nobody sent so"));
+                violations.add(at, Kind::Corrupted, || format!("guest {guest} received a corrupted frame"));
             }
             return Receipt::Other;
         };
@@ -311,7 +311,7 @@ impl Flows {
         Receipt::New { workload: f.workload, sent_at: record.sent_at }
     }
 
-    /// At the end: what never arrived.
+    /// At the end: packets that never arrived.
     pub fn check_complete(&self, at: u64, violations: &mut Violations) {
         for (i, f) in self.flows.iter().enumerate().filter(|(_, f)| !f.lossy) {
             let mut lost =
@@ -338,7 +338,7 @@ impl Flows {
         self.flows.get_mut(flow as usize)?.packets.get_mut(seq as usize)
     }
 
-    /// The records of a guest's frame, which may hold several packets.
+    /// The records of a guest's frame, which may contain several packets.
     fn each(&mut self, frame: &[u8], mut what: impl FnMut(&mut Self, u32, u32)) {
         let Some((flow, _)) = peek(frame) else { return };
         let payload = &frame[HEADERS_BYTES..];
@@ -390,7 +390,7 @@ impl Addresses {
         out.extend_from_slice(&[0, 0, 0, 0, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0]);
     }
 
-    /// Ends a frame: the IPv4 header's checksum, and TCP's: whole, or only that of the pseudo header.
+    /// Completes a frame: the IPv4 header's checksum, and TCP's: complete, or only that of the pseudo header.
     pub(crate) fn finish(&self, partial: bool, frame: &mut [u8]) {
         let ip = checksum::checksum(&frame[14..34]);
         frame[24..26].copy_from_slice(&ip.to_be_bytes());
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_what_the_data_path_takes_for_tcp() {
+    fn the_data_path_parses_frames_as_tcp() {
         let record = Record { flow: 3, seq: 9, pair_seq: 11, sent_at: 12345 };
         for len in [24, 25, 100, 1460] {
             let frame = frame(record, len);
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_fault_is_noticed() {
+    fn each_kind_of_fault_is_detected() {
         type Case = (&'static str, &'static [u32], Option<Kind>);
         let cases: &[Case] = &[
             ("in order", &[0, 1, 2, 3], None),
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_left_as_plain_vxlan_may_be_lost_or_late() {
+    fn plain_vxlan_packets_may_be_lost_or_late() {
         let mut flows = Flows::default();
         let pair = flows.add_pair(false);
         let flow = flows.add(0, 1, 0, pair, false, 0);

@@ -1,4 +1,4 @@
-//! A host: the daemon's own data path over a simulated underlay and simulated vNICs.
+//! A host: the daemon's data path with a simulated underlay and simulated vNICs.
 
 use bifrost_avs as avs;
 use bifrost_datapath::{Core, CoreConfig, PeerConfig, PlainPaths, PortConfig};
@@ -8,13 +8,13 @@ use crate::packet::{BIFROST_PORT, VXLAN_PORT};
 use crate::port::SimPort;
 use crate::underlay::{SimUnderlay, address};
 
-/// No time.
+/// Time zero.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// The longest datagram in which packets leave together: the daemon's default.
+/// Maximum length of a datagram with several packets: the daemon's default.
 const BUNDLE_BYTES: u16 = 1452;
 
-/// A vNIC as its host knows it.
+/// A vNIC, as seen by its host.
 #[derive(Clone, Debug)]
 pub(crate) struct Vnic {
     /// The guest behind it.
@@ -29,10 +29,10 @@ pub(crate) struct Vnic {
 pub struct Host {
     /// Its number.
     pub(crate) id: u32,
-    /// `None` while its daemon is dead.
+    /// `None` while its daemon is down.
     pub(crate) core: Option<Core<SimPort>>,
     pub(crate) underlay: SimUnderlay,
-    /// vNICs of a dead daemon.
+    /// vNICs of a daemon that is down.
     parked: Vec<SimPort>,
     pub(crate) vnics: Vec<Vnic>,
     tables: avs::Tables,
@@ -41,11 +41,11 @@ pub struct Host {
     paths: u8,
     source_port_base: u16,
     config: Config,
-    /// Until when its last turn takes.
+    /// End of its last turn.
     pub(crate) busy_until: u64,
-    /// When its next turn is.
+    /// Time of its next turn.
     pub(crate) turn_at: u64,
-    /// It gets no CPU until then.
+    /// It gets no CPU until this time.
     pub(crate) paused_until: u64,
     /// Turns of its loop.
     pub turns: u64,
@@ -53,7 +53,7 @@ pub struct Host {
     pub busy_ns: u64,
 }
 
-/// What a host is made from.
+/// Inputs for creating a host.
 pub(crate) struct HostParts {
     pub(crate) id: u32,
     pub(crate) underlay: SimUnderlay,
@@ -90,7 +90,7 @@ impl Host {
     /// Starts the daemon. `instance`: us since the epoch.
     ///
     /// # Panics
-    /// The scenario described a switch that contradicts itself, which its checks exclude.
+    /// The scenario describes a contradictory switch, which its checks exclude.
     pub(crate) fn start(&mut self, instance: u64, salt: u32) {
         let switch = avs::Switch::build(&self.tables, 0).expect("a switch without contradictions");
         let (transport, plain_paths) = (self.config.clone(), PlainPaths::default());
@@ -123,12 +123,12 @@ impl Host {
                 vxlan_port: VXLAN_PORT,
                 plain: false,
             };
-            core.set_peer(peer, &mut self.underlay).expect("a lane can always be had");
+            core.set_peer(peer, &mut self.underlay).expect("a lane is always available");
         }
         self.core = Some(core);
     }
 
-    /// The daemon dies with everything in it; vNICs stay.
+    /// The daemon crashes with all its state; vNICs stay.
     pub(crate) fn crash(&mut self) {
         let Some(mut core) = self.core.take() else { return };
         for owner in 0..self.vnics.len() as u16 {
@@ -140,7 +140,7 @@ impl Host {
         (self.busy_until, self.turn_at) = (0, NEVER);
     }
 
-    /// A vNIC, whether the daemon lives or not.
+    /// A vNIC, whether or not the daemon runs.
     pub(crate) fn port_mut(&mut self, owner: u16) -> &mut SimPort {
         match self.core.as_mut() {
             Some(core) => core.device_mut(owner).expect("a port of every vNIC"),
@@ -148,7 +148,7 @@ impl Host {
         }
     }
 
-    /// A vNIC, whether the daemon lives or not.
+    /// A vNIC, whether or not the daemon runs.
     pub fn port(&self, owner: u16) -> &SimPort {
         match self.core.as_ref() {
             Some(core) => core.device(owner).expect("a port of every vNIC"),
@@ -161,12 +161,12 @@ impl Host {
         self.id
     }
 
-    /// The data path, unless the daemon is dead.
+    /// The data path, unless the daemon is down.
     pub fn core(&self) -> Option<&Core<SimPort>> {
         self.core.as_ref()
     }
 
-    /// The way to other hosts.
+    /// The underlay.
     pub fn underlay(&self) -> &SimUnderlay {
         &self.underlay
     }
@@ -176,7 +176,7 @@ impl Host {
         self.vnics.iter().map(|v| v.guest)
     }
 
-    /// Whether no vNIC has a buffer in the data path's hands.
+    /// Whether the data path holds no buffer of any vNIC.
     pub(crate) fn is_drained(&self) -> bool {
         (0..self.vnics.len() as u16).all(|owner| self.port(owner).outstanding() == (0, 0))
     }
@@ -212,7 +212,7 @@ mod tests {
         );
         let mut port = SimPort::new(256, 256, 65_535);
         for _ in 0..PACKETS {
-            // No Ethernet frame of any protocol that is known: the way of each ends soon.
+            // Not an Ethernet frame of a known protocol, so each is dropped early.
             assert!(port.send(Offload::default(), |bytes| bytes.resize(60_000, 0xff)));
         }
         let (vni, mac) = (Vni::new(100).unwrap(), Mac([2, 0, 0, 0, 0, 1]));
@@ -231,7 +231,7 @@ mod tests {
             if after == PACKETS {
                 break;
             }
-            assert!(core.has_more(), "the rest waits for another turn, and nothing else");
+            assert!(core.has_more(), "only the rest waits for another turn");
             assert!(turn < 2 * PACKETS, "{after} of {PACKETS}");
         }
     }

@@ -1,7 +1,7 @@
 //! A deterministic world in virtual time.
 //!
-//! Links, switches and guests are models; what runs on the hosts is the daemon's own data path
-//! ([`bifrost_datapath::Core`]) with its parser, switch and transport. A [`Scenario`] and a seed decide everything:
+//! Links, switches and guests are models. Hosts run the daemon's own data path ([`bifrost_datapath::Core`]) with its
+//! parser, switch and transport. A [`Scenario`] and a seed decide everything:
 //!
 //! ```
 //! let scenario = bifrost_sim::Scenario::parse("example", r#"

@@ -1,14 +1,15 @@
-//! One direction of a link: rate, delay, a queue, and what goes wrong on it.
+//! One direction of a link: rate, delay, a queue, and faults.
 
 use serde::{Deserialize, Serialize};
 
 use crate::rng::Rng;
 use crate::units::{Bytes, Ns, Rate};
 
-/// Bytes of a datagram on an Ethernet link besides its UDP payload: preamble, Ethernet, IPv4 and UDP headers, checksum, gap.
+/// Overhead of a datagram on an Ethernet link in addition to its UDP payload, bytes: preamble, Ethernet, IPv4 and UDP
+/// headers, checksum, gap.
 pub(crate) const OVERHEAD_BYTES: u64 = 8 + 14 + 20 + 8 + 4 + 12;
 
-/// What a link does to packets.
+/// Properties of a link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LinkConfig {
@@ -16,26 +17,26 @@ pub struct LinkConfig {
     pub rate: Rate,
     /// Propagation delay.
     pub delay: Ns,
-    /// Random further delay, evenly in 0..jitter. Order is kept.
+    /// Additional random delay, uniform in 0..jitter. Order is kept.
     pub jitter: Ns,
-    /// Bytes that may wait for the link; what does not fit is dropped.
+    /// Queue length, bytes; packets that do not fit are dropped.
     pub queue: Bytes,
-    /// Packets that are ECN-capable and find more than so much waiting are marked; 0: none are.
+    /// ECN-capable packets that find a longer queue than this are marked; 0: none are.
     pub ecn_threshold: Bytes,
-    /// Chance to be lost.
+    /// Probability of loss.
     pub loss: f64,
-    /// Chance of a flipped bit. UDP's checksum finds it, so that the receiving host drops the packet.
+    /// Probability of a flipped bit. UDP's checksum detects it, so the receiving host drops the packet.
     pub corruption: f64,
-    /// Chance to arrive twice.
+    /// Probability of duplication.
     pub duplication: f64,
-    /// Chance to be held back by `reorder_delay`, so that others overtake.
+    /// Probability of being held back by `reorder_delay`, so that others overtake.
     pub reordering: f64,
-    /// How long such a packet is held back, evenly in 0..=this.
+    /// Maximum delay of such a packet, uniform in 0..=this.
     pub reorder_delay: Ns,
-    /// Nothing passes, and what was on the way is lost.
+    /// Nothing passes, and packets in flight are lost.
     pub down: bool,
-    /// How long the link must be down until routing no longer leads over it, and up until it does again; 0: routing does
-    /// not notice.
+    /// How long the link must be down until routing avoids it, and up until routing uses it again; 0: routing does not
+    /// notice.
     pub reroute_after: Ns,
 }
 
@@ -60,7 +61,7 @@ impl Default for LinkConfig {
 
 macro_rules! patch {
     ($($(#[$doc:meta])* $field:ident: $kind:ty,)*) => {
-        /// Changes to a [`LinkConfig`]: what is named is changed, the rest stays.
+        /// Changes to a [`LinkConfig`]: fields that are not set stay.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct LinkPatch {
@@ -96,21 +97,21 @@ patch! {
     reroute_after: Ns,
 }
 
-/// Why a packet did not arrive.
+/// Why a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DropReason {
     /// The link is, or went, down.
     Down,
-    /// By chance.
+    /// Random loss.
     Loss,
     /// The queue is full.
     Queue,
-    /// A bit flipped, which the receiving host's UDP checksum found.
+    /// A flipped bit, which the receiving host's UDP checksum detected.
     Corrupted,
-    /// No way leads there.
+    /// No route to the destination.
     NoRoute,
-    /// TTL ran out.
+    /// TTL expired.
     Ttl,
     /// The host is down.
     HostDown,
@@ -134,20 +135,20 @@ impl DropReason {
     }
 }
 
-/// What a link makes of a packet.
+/// Fate of a packet on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is dropped.
     Dropped(DropReason),
     /// It arrives.
     Passes {
-        /// When.
+        /// Arrival time.
         at: u64,
         /// With a congestion mark, if it can carry one.
         marked: bool,
-        /// A bit of it flips.
+        /// One of its bits flips.
         corrupted: bool,
-        /// A second copy arrives then.
+        /// A second copy arrives at this time.
         twice: Option<u64>,
     },
 }
@@ -155,31 +156,31 @@ pub enum Fate {
 /// One direction of a link.
 #[derive(Clone, Debug)]
 pub struct Link {
-    /// What it does now.
+    /// Its current properties.
     pub config: LinkConfig,
-    /// What it did at the beginning, for the end of a fault.
+    /// Its initial properties, for the end of a fault.
     pub original: LinkConfig,
-    /// When everything that waits has left.
+    /// When its queue is empty.
     busy_until: u64,
     last_arrival: u64,
     /// When it last went down or came up.
     changed_at: u64,
     /// When it last went down, plus 1; 0: never.
     went_down: u64,
-    /// Packets taken.
+    /// Packets accepted.
     pub packets: u64,
     /// Bytes of them on the wire.
     pub bytes: u64,
     /// Packets with a congestion mark from here.
     pub marked_packets: u64,
-    /// Packets dropped here, for whatever reason.
+    /// Packets dropped here, for any reason.
     pub dropped_packets: u64,
-    /// Most bytes that ever waited.
+    /// Maximum queue length, bytes.
     pub queue_bytes_max: u64,
 }
 
 impl Link {
-    /// How long a packet that came now would wait for its turn, ns.
+    /// How long a packet that arrives now would wait in the queue, ns.
     pub(crate) fn wait_ns(&self, now: u64) -> u64 {
         self.busy_until.saturating_sub(now)
     }
@@ -201,7 +202,7 @@ impl Link {
         }
     }
 
-    /// Changes what it does from `now` on. Returns whether it went down or came up.
+    /// Changes its properties from `now` on. Returns whether it went down or came up.
     pub fn change(&mut self, now: u64, config: LinkConfig) -> bool {
         let changed = config.down != self.config.down;
         if changed {
@@ -215,17 +216,17 @@ impl Link {
         changed
     }
 
-    /// Whether it has been as it is, down or up, for long enough that routing has noticed.
+    /// Whether its state, down or up, has lasted long enough that routing has noticed.
     pub fn is_settled(&self, now: u64) -> bool {
         now.saturating_sub(self.changed_at) >= self.config.reroute_after.0
     }
 
-    /// Whether what entered at `entered` was on the way when the link went down.
+    /// Whether a packet that entered at `entered` was in flight when the link went down.
     pub fn lost_on_the_way(&self, entered: u64) -> bool {
         self.went_down > entered
     }
 
-    /// Takes a packet with `payload` bytes of UDP payload.
+    /// Accepts or drops a packet with `payload` bytes of UDP payload.
     pub fn offer(&mut self, now: u64, payload: usize, ecn_capable: bool, rng: &mut Rng) -> Fate {
         let fate = self.decide(now, payload as u64 + OVERHEAD_BYTES, ecn_capable, rng);
         match fate {
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_the_way_when_a_link_goes_down_is_lost() {
+    fn packets_in_flight_when_a_link_goes_down_are_lost() {
         let mut l = link(|_| ());
         let mut rng = Rng::new(1);
         l.offer(100, 934, false, &mut rng);

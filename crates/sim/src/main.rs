@@ -12,8 +12,8 @@ use clap::{Parser, Subcommand};
 
 /// Runs Bifrost hosts in virtual time.
 ///
-/// A scenario says what the network looks like, what guests do and what goes wrong. With the same seed it always runs
-/// the same way; what a seed decides is which packets are lost, which flow sends next, and so on.
+/// A scenario describes the network, the guests' traffic and the faults. With the same seed it always runs the same
+/// way; the seed decides which packets are lost, which flow sends next, and so on.
 #[derive(Parser)]
 #[command(version, after_help = EXAMPLES)]
 struct Arguments {
@@ -33,11 +33,11 @@ docs/SIMULATOR.md says how to write scenarios and what is modelled.";
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a scenario and report what came of it. Ends with status 1 if something happened that must not.
+    /// Run a scenario and report the results. The exit status is 1 if an invariant was violated.
     Run {
         /// The scenario: a TOML file
         scenario: PathBuf,
-        /// Decides everything that is left to chance
+        /// Seed of all random decisions
         #[arg(long, default_value_t = 1)]
         seed: u64,
         /// Report as JSON, with all links, hosts and counters
@@ -47,31 +47,31 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         trace: Option<PathBuf>,
     },
-    /// Answer a question about the transport with many runs: numbers, a plot and a JSON file (docs/STUDIES.md). Ends with
-    /// status 1 if a bar is missed.
+    /// Answer a question about the transport with many runs: numbers, a plot and a JSON file (docs/STUDIES.md). The
+    /// exit status is 1 if a bar is missed.
     Study {
-        /// Which one; "all" for all
+        /// Name of the study; "all" for all
         #[arg(required_unless_present = "list")]
         name: Option<String>,
-        /// Show which there are
+        /// List the studies
         #[arg(long)]
         list: bool,
-        /// Where NAME.svg and NAME.json go
+        /// Directory for NAME.svg and NAME.json
         #[arg(long, value_name = "DIR", default_value = "out/studies")]
         out: PathBuf,
         /// Fewer and shorter runs
         #[arg(long)]
         quick: bool,
-        /// How many seeds, of a study for which that can be chosen: rdm-upgrade
+        /// Number of seeds, for studies that support it: rdm-upgrade
         #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
         seeds: Option<u64>,
     },
-    /// Run random worlds, each made from a seed, and report what must not happen
+    /// Run random worlds, each made from a seed, and report violations
     Swarm(swarm_command::Swarm),
-    /// Let the engine make deliberate mistakes, and see which seed notices each
+    /// Enable deliberate mistakes in the engine, and find the seed that detects each
     #[cfg(feature = "mutations")]
     Mutations(swarm_command::Mutations),
-    /// Say whether a scenario can be run, and show it with everything filled in.
+    /// Check a scenario, and print it with all defaults filled in.
     Check {
         /// The scenario: a TOML file
         scenario: PathBuf,
@@ -116,7 +116,7 @@ fn run(command: Command) -> Result<ExitCode> {
     }
 }
 
-/// Writes to standard output; a reader that has seen enough is no error.
+/// Writes to standard output; a reader that closes it early is not an error.
 fn print(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot write the report"),
@@ -134,7 +134,7 @@ fn studies(name: Option<&str>, list: bool, out: &std::path::Path, quick: bool, s
     let name = name.unwrap_or("all");
     let chosen: Vec<_> = study::all().iter().filter(|s| name == "all" || s.name == name).collect();
     if chosen.is_empty() {
-        bail!("there is no study {name:?}; --list shows those that there are");
+        bail!("unknown study {name:?}; --list shows all");
     }
     let mut missed = 0;
     for study in chosen {

@@ -1,7 +1,7 @@
-//! Links, switches, and how they hang together.
+//! Links and switches, and their topology.
 //!
-//! Switches choose among equal ways by a hash of the outer addresses and ports with a salt of their own (ECMP), which is
-//! what makes a transport path a source port. In the `parallel` topology the source port is the path.
+//! Switches choose among equal-cost paths by a salted hash of the outer addresses and ports (ECMP), so a transport path
+//! is a source port. In the `parallel` topology the source port is the path.
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
@@ -11,7 +11,7 @@ use crate::packet::Packet;
 use crate::rng::{Rng, mix};
 use crate::scenario::Topology;
 
-/// Where a link leads.
+/// The end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node {
     /// A host, by number.
@@ -22,7 +22,7 @@ pub enum Node {
 
 const NONE: u32 = u32::MAX;
 
-/// A switch: what is below it is reached by one link, everything else by any of those up.
+/// A switch: hosts below it are reached by one link, all others by any of the uplinks.
 #[derive(Clone, Debug)]
 struct Switch {
     name: String,
@@ -39,22 +39,22 @@ pub struct Network {
     pub links: Vec<Link>,
     names: Vec<String>,
     to: Vec<Node>,
-    /// Links over which routing does not lead, for it knows that they are down.
+    /// Links that routing avoids because it knows that they are down.
     withdrawn: Vec<bool>,
     withdrawn_count: u32,
     switches: Vec<Switch>,
     hosts: u32,
     /// By host; in the parallel topology the first link to host 0.
     uplink: Vec<u32>,
-    /// Parallel topology: paths between each two hosts; otherwise 0.
+    /// Parallel topology: number of paths between two hosts; otherwise 0.
     parallel: u32,
     source_port_base: u16,
-    /// Packets of this sender, receiver and source port that are hashed with a further salt.
+    /// Packets of this sender, receiver and source port are hashed with an additional salt.
     rehashed: HashMap<(u32, u32, u16), u64, FixedState>,
 }
 
 impl Network {
-    /// Builds what `topology` describes. Salts of switches come from `rng`.
+    /// Builds the topology. `rng` generates the switches' salts.
     pub fn build(topology: &Topology, source_port_base: u16, rng: &mut Rng) -> Network {
         let mut net = Network {
             links: Vec::new(),
@@ -174,7 +174,7 @@ impl Network {
         }
     }
 
-    /// Hosts.
+    /// Number of hosts.
     pub fn hosts(&self) -> u32 {
         self.hosts
     }
@@ -184,12 +184,12 @@ impl Network {
         &self.names[link as usize]
     }
 
-    /// Where a link leads.
+    /// The end of a link.
     pub fn end(&self, link: u32) -> Node {
         self.to[link as usize]
     }
 
-    /// The first link on a packet's way from its host.
+    /// The first link of a packet's route.
     pub fn first_link(&self, packet: &Packet) -> Option<u32> {
         let uplink = *self.uplink.get(packet.src as usize)?;
         if self.parallel == 0 {
@@ -222,7 +222,7 @@ impl Network {
         good().nth(pick(good().count()))
     }
 
-    /// Whether, as far as routing knows, a link is on a way to a host.
+    /// Whether, as far as routing knows, a link is on a route to a host.
     fn leads(&self, link: u32, host: u32) -> bool {
         if self.withdrawn[link as usize] {
             return false;
@@ -239,7 +239,7 @@ impl Network {
         }
     }
 
-    /// Routing learns whether a link is down. All switches know of it at once.
+    /// Tells routing whether a link is down. All switches learn it at once.
     pub fn withdraw(&mut self, link: u32, down: bool) {
         let known = &mut self.withdrawn[link as usize];
         if *known != down {
@@ -259,16 +259,16 @@ impl Network {
         (to * self.hosts + from) * self.parallel + path
     }
 
-    /// From now on switches hash packets from `src` to `dst` with this source port as if it were another one, which `salt`
-    /// stands for: a sender that moves its flow to another path.
+    /// From now on switches hash packets from `src` to `dst` with this source port as if it were another one, which
+    /// `salt` represents: a sender that moves its flow to another path.
     pub(crate) fn rehash(&mut self, src: u32, dst: u32, source_port: u16, salt: u64) {
         self.rehashed.insert((src, dst, source_port), salt);
     }
 
-    /// Links on a packet's way.
+    /// The links of a packet's route.
     pub(crate) fn way(&self, packet: &Packet) -> Vec<u32> {
         let mut links: Vec<u32> = self.first_link(packet).into_iter().collect();
-        // No topology has longer ways.
+        // No topology has longer routes.
         while let Some(&last) = links.last().filter(|_| links.len() < 16) {
             let Node::Switch(switch) = self.end(last) else { break };
             let Some(next) = self.next_link(switch, packet) else { break };
@@ -301,7 +301,7 @@ mod tests {
         Packet { src, dst, source_port, dest_port: 4794, ..Packet::default() }
     }
 
-    /// Follows a packet; the links on its way.
+    /// Follows a packet and returns the links of its route.
     fn way(net: &Network, packet: &Packet) -> Vec<u32> {
         let mut links = vec![net.first_link(packet).expect("a first link")];
         for _ in 0..16 {
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn routing_goes_round_links_that_it_knows_to_be_down() {
+    fn routing_avoids_links_that_it_knows_to_be_down() {
         let link = LinkPatch::default;
         let topology = Topology::Clos3 {
             pods: 2,
@@ -347,7 +347,7 @@ mod tests {
         let ways =
             |net: &Network| -> BTreeSet<Vec<u32>> { (0..64).map(|i| way(net, &packet(0, 7, 49_152 + i))).collect() };
         assert_eq!(ways(&net).len(), 4);
-        // The last links of one way down: switches further up must not go there.
+        // The last links of one route are down: switches further up must not use it.
         let last = net.matching("agg1.0>tor1.1").next().expect("a link");
         assert!(ways(&net).iter().any(|w| w.contains(&last)));
         assert_eq!(net.name(net.reverse(last)), "tor1.1>agg1.0");
@@ -360,7 +360,7 @@ mod tests {
         let last = net.matching("tor1.1>h7").next().expect("a link");
         net.withdraw(last, true);
         let Node::Switch(tor) = net.end(net.first_link(&packet(0, 7, 0)).expect("a first link")) else { panic!() };
-        assert_eq!(net.next_link(tor, &packet(0, 7, 49_152)), None, "cut off");
+        assert_eq!(net.next_link(tor, &packet(0, 7, 49_152)), None, "partitioned");
         for link in 0..net.links.len() as u32 {
             net.withdraw(link, false);
         }

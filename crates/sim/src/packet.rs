@@ -1,4 +1,4 @@
-//! A datagram on its way between hosts.
+//! A datagram between hosts.
 
 use bifrost_wire::bifrost::{DataHeader, Packet as Bifrost, parse};
 use bifrost_wire::vxlan;
@@ -7,19 +7,19 @@ use bifrost_wire::vxlan;
 pub const BIFROST_PORT: u16 = 4794;
 /// UDP port on which hosts take plain VXLAN.
 pub const VXLAN_PORT: u16 = 4789;
-/// TTL that hosts send with.
+/// TTL of packets from hosts.
 pub(crate) const INITIAL_TTL: u8 = 64;
 
-/// Packets go from queue to queue, and are used again: a box moves as one word.
+/// Packets move from queue to queue, and are reused: a box moves as one word.
 pub(crate) type Parcel = Box<Packet>;
 
 /// Pkt Type of a bundle (PROTOCOL §3.6).
 const BUNDLE: u8 = 8;
 
-/// Most bytes of a packet that gets a small buffer: all but those with data.
+/// Maximum length of a packet that gets a small buffer: all packets without data.
 const SMALL_BYTES: usize = 256;
 
-/// Packets to be used again. Large buffers are kept apart, so that probes and ACKs do not sit in them.
+/// Packets for reuse. Large buffers are kept separately, so that probes and ACKs do not occupy them.
 #[derive(Debug, Default)]
 pub(crate) struct Spares {
     small: Vec<Parcel>,
@@ -27,13 +27,13 @@ pub(crate) struct Spares {
 }
 
 impl Spares {
-    /// A packet whose buffer is right for so many bytes; its content is anything.
+    /// A packet with a buffer suitable for this length; its content is arbitrary.
     pub(crate) fn take(&mut self, bytes: usize) -> Parcel {
         let spare = if bytes > SMALL_BYTES { self.large.pop() } else { self.small.pop() };
         spare.unwrap_or_default()
     }
 
-    /// A packet that is done with.
+    /// Returns a packet that is no longer needed.
     pub(crate) fn give(&mut self, packet: Parcel) {
         if packet.bytes.capacity() > SMALL_BYTES {
             self.large.push(packet);
@@ -60,7 +60,7 @@ pub struct Packet {
     pub ecn: u8,
     /// Outer TTL.
     pub ttl: u8,
-    /// A bit has flipped on the way: the receiving host will drop it.
+    /// A bit has flipped: the receiving host will drop it.
     pub corrupted: bool,
     /// When its host sent it, ns.
     pub sent_at: u64,
@@ -79,7 +79,7 @@ impl Packet {
         })
     }
 
-    /// Shows `see` the CIDs and frames of DATA packets, without a look at the rest.
+    /// Passes `see` the CIDs and frames of DATA packets, without parsing the rest.
     pub(crate) fn data_quick(&self, mut see: impl FnMut(u32, &[u8])) {
         let mut packet = |bytes: &[u8]| {
             if let Some(&[1, _, _, _, _, _, _, _, a, b, c, d]) = bytes.first_chunk()
@@ -100,7 +100,7 @@ impl Packet {
         }
     }
 
-    /// Packets in it: 1, or those of a bundle.
+    /// Number of packets in it: 1, or those of a bundle.
     pub(crate) fn count(&self) -> usize {
         match self.bytes.get(vxlan::HEADER_LEN..).map(|bytes| (bytes.first(), bytes)) {
             Some((Some(&BUNDLE), bytes)) if self.dest_port == BIFROST_PORT => match parse(bytes) {
@@ -111,7 +111,7 @@ impl Packet {
         }
     }
 
-    /// What the BIFROST packets in it say; `None` for what is none.
+    /// Parses the BIFROST packets in it; `None` for invalid ones.
     pub fn bifrost(&self) -> impl Iterator<Item = Option<Bifrost<'_>>> {
         let whole = (self.dest_port == BIFROST_PORT).then(|| parse(vxlan::parse(&self.bytes).ok()?.1).ok());
         let bundle = match whole {

@@ -1,7 +1,7 @@
-//! The guest side of a simulated vNIC: bounded rings, and a watch over every handle.
+//! The guest side of a simulated vNIC: bounded rings, and checks of every handle.
 //!
-//! The data path stands on one side ([`GuestPort`]), the guest on the other ([`SimPort::send`], [`SimPort::receive`]).
-//! Whatever a data path must not do with a handle is recorded as a [`Misuse`].
+//! The data path uses one side ([`GuestPort`]), the guest the other ([`SimPort::send`], [`SimPort::receive`]).
+//! Forbidden uses of a handle are recorded as a [`Misuse`].
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,15 +10,15 @@ use std::io;
 use bifrost_nic::Offload;
 use bifrost_port::{GuestPort, PlaceError, RxHandle, TxFrame, TxHandle};
 
-/// Frames longer than this come in two pieces, as from a TAP device.
+/// Longer frames come in two pieces, as from a TAP device.
 const HEAD_BYTES: usize = 2048;
-/// Misuses kept; one is a bug.
+/// Maximum number of recorded misuses; even one is a bug.
 const MAX_MISUSES: usize = 16;
 
-/// What a data path must not do with a handle.
+/// A forbidden use of a handle by the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misuse {
-    /// It read a transmit buffer that is the guest's.
+    /// It read a transmit buffer that belongs to the guest.
     TouchedAfterComplete(u32),
     /// It completed a transmit buffer that it does not hold.
     CompletedTwice(u32),
@@ -32,13 +32,13 @@ pub enum Misuse {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TxState {
-    /// The guest's.
+    /// Owned by the guest.
     Free,
     /// Offered by the guest.
     Offered,
     /// Fetched by the data path.
     Held,
-    /// Given back; the world has not looked yet.
+    /// Released; the world has not checked it yet.
     Completed,
 }
 
@@ -67,7 +67,7 @@ struct RxSlot {
 /// A simulated vNIC.
 #[derive(Debug)]
 pub struct SimPort {
-    /// Most buffers in each direction; those that were never used do not exist.
+    /// Maximum number of buffers per direction; unused ones are not allocated.
     capacity: (u32, u32),
     tx: Vec<TxSlot>,
     tx_free: Vec<u32>,
@@ -79,25 +79,25 @@ pub struct SimPort {
     visible: VecDeque<u32>,
     max_frame: usize,
     misuses: RefCell<Vec<Misuse>>,
-    /// Transmit buffers that were completed since the world last looked.
+    /// Transmit buffers completed since the world last checked.
     completed: Vec<u32>,
-    /// Of these: that were dropped, and never left.
+    /// Those of them that were dropped before they left.
     refused: Vec<u32>,
-    /// Receive buffers in which something was placed since the world last looked.
+    /// Receive buffers filled since the world last checked.
     placed: Vec<u32>,
-    /// Receive buffers that had no room for a frame.
+    /// Frames that did not fit a receive buffer.
     no_buffer: u64,
-    /// Transmit buffers that were fetched since the world last looked.
+    /// Transmit buffers fetched since the world last checked.
     fetched: Vec<u32>,
-    /// Receive buffers that became visible since the world last looked.
+    /// Receive buffers published since the world last checked.
     shown: Vec<u32>,
-    /// What a test has happen whenever something is fetched or placed: so many packets.
+    /// A test's hook for fetched or placed packets.
     #[cfg(test)]
     pub(crate) on_packets: Option<fn(usize)>,
 }
 
 impl SimPort {
-    /// A vNIC with so many buffers in each direction, for frames of at most `max_frame` bytes to the guest.
+    /// A vNIC with this many buffers per direction, for frames of at most `max_frame` bytes to the guest.
     pub fn new(tx: u32, rx: u32, max_frame: usize) -> Self {
         SimPort {
             capacity: (tx, rx),
@@ -122,7 +122,7 @@ impl SimPort {
         }
     }
 
-    /// Room for frames that the guest wants to send.
+    /// Free transmit buffers.
     pub fn room(&self) -> usize {
         self.tx_free.len() + self.capacity.0 as usize - self.tx.len()
     }
@@ -143,7 +143,7 @@ impl SimPort {
         self.rx_free.pop()
     }
 
-    /// The guest sends a frame; `write` fills the empty buffer that it is given. False when the ring is full.
+    /// The guest sends a frame; `write` fills the empty buffer that it gets. False if the ring is full.
     pub fn send(&mut self, offload: Offload, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let Some(slot) = self.free_tx_slot() else { return false };
         let s = &mut self.tx[slot as usize];
@@ -154,7 +154,7 @@ impl SimPort {
         true
     }
 
-    /// Whether the guest has sent something that is not fetched yet.
+    /// Whether the guest has sent a frame that is not fetched yet.
     pub fn is_readable(&self) -> bool {
         !self.tx_offered.is_empty()
     }
@@ -164,7 +164,7 @@ impl SimPort {
         !self.visible.is_empty()
     }
 
-    /// The guest takes the next frame that it can see; `read` gets its bytes and whether the checksum is vouched for.
+    /// The guest takes the next published frame; `read` gets its bytes and whether its checksum is known to be valid.
     pub fn receive<T>(&mut self, read: impl FnOnce(&[u8], bool) -> T) -> Option<T> {
         let slot = self.visible.pop_front()?;
         let s = &mut self.rx[slot as usize];
@@ -179,7 +179,7 @@ impl SimPort {
         self.refused.iter().map(|slot| &self.tx[*slot as usize].bytes[..])
     }
 
-    /// Frames that were completed since the last call; their buffers become the guest's now. Returns how many.
+    /// Returns the number of frames completed since the last call; their buffers now belong to the guest.
     pub(crate) fn settle(&mut self, mut completed: impl FnMut(&[u8])) -> usize {
         let count = self.completed.len();
         self.refused.clear();
@@ -192,14 +192,14 @@ impl SimPort {
         count
     }
 
-    /// Frames that were placed since the last call, in that order.
+    /// Frames placed since the last call, in order.
     pub(crate) fn take_placed(&mut self, mut placed: impl FnMut(&[u8])) {
         for slot in self.placed.drain(..) {
             placed(&self.rx[slot as usize].bytes);
         }
     }
 
-    /// Frames that were fetched since the last call. Returns how many.
+    /// Returns the number of frames fetched since the last call.
     pub(crate) fn take_fetched(&mut self, mut fetched: impl FnMut(&[u8])) -> usize {
         let count = self.fetched.len();
         for slot in self.fetched.drain(..) {
@@ -208,14 +208,14 @@ impl SimPort {
         count
     }
 
-    /// Frames that became visible since the last call, in that order; before the guest takes them.
+    /// Frames published since the last call, in order; before the guest takes them.
     pub(crate) fn take_shown(&mut self, mut shown: impl FnMut(&[u8])) {
         for slot in self.shown.drain(..) {
             shown(&self.rx[slot as usize].bytes);
         }
     }
 
-    /// What the data path did that it must not do.
+    /// The recorded misuses.
     pub(crate) fn take_misuses(&mut self) -> Vec<Misuse> {
         std::mem::take(self.misuses.get_mut())
     }
@@ -234,7 +234,7 @@ impl SimPort {
         self.rx.iter().filter(|s| matches!(s.state, RxState::Placed | RxState::Published)).map(|s| &s.bytes[..])
     }
 
-    /// The data path has died: what it held is the guest's again, what it had placed is gone.
+    /// The data path has crashed: buffers that it held belong to the guest again, placed frames are lost.
     pub(crate) fn detach(&mut self) {
         for (slot, s) in (0..).zip(&mut self.tx) {
             if matches!(s.state, TxState::Held | TxState::Completed) {
@@ -257,13 +257,13 @@ impl SimPort {
         self.shown.clear();
     }
 
-    /// Transmit buffers that the data path holds, receive buffers that it has placed and not shown.
+    /// Transmit buffers that the data path holds, and receive buffers that it has placed and not published.
     pub fn outstanding(&self) -> (usize, usize) {
         let hidden = self.rx.len() - self.rx_free.len() - self.visible.len();
         (self.tx_held as usize, hidden)
     }
 
-    /// Whether something was ever placed.
+    /// Whether a frame was ever placed.
     #[cfg(test)]
     pub(crate) fn rx_was_used(&self) -> bool {
         !self.rx.is_empty()
@@ -395,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_misuse_is_noticed() {
+    fn every_misuse_is_detected() {
         let mut port = SimPort::new(2, 2, 100);
         let send = |port: &mut SimPort| port.send(Offload::default(), |b| b.extend([1; 60]));
         assert!(send(&mut port) && send(&mut port) && !send(&mut port), "the ring has two buffers");
@@ -407,7 +407,7 @@ mod tests {
         port.complete(first);
         port.bytes(first);
         port.complete(first);
-        assert_eq!(port.room(), 0, "the world has not looked yet");
+        assert_eq!(port.room(), 0, "the world has not checked yet");
         assert_eq!(port.settle(|frame| assert_eq!(frame, [1; 60])), 1);
         assert_eq!(port.room(), 1);
         assert_eq!(port.place(&[0; 101], true), Err(PlaceError::TooLarge));

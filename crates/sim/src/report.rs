@@ -1,4 +1,4 @@
-//! What came of a run.
+//! Results of a run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,13 +10,13 @@ use crate::scenario::Scenario;
 use crate::violation::Violation;
 use crate::world::World;
 
-/// Latencies kept for each workload; of more, every n-th is kept.
+/// Maximum number of latencies stored per workload; beyond that, only every n-th is stored.
 const KEPT_LATENCIES: usize = 1 << 20;
 
-/// Hosts up to which every path between two of them is reported: their number grows with the square.
+/// Maximum number of hosts for a report of every path between two of them, because the number of paths is quadratic.
 const MOST_HOSTS_WITH_PATHS: usize = 128;
 
-/// What is counted while a world runs.
+/// Counters of a world.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics {
     /// Things that happened.
@@ -29,9 +29,9 @@ pub struct Statistics {
     drops: BTreeMap<&'static str, u64>,
     /// DATA among them.
     pub lost_data_packets: u64,
-    /// For each lost packet that came after all: from its first sending until then, ns.
+    /// For each lost packet that arrived later: time from its first sending, ns.
     pub recovery_ns: Vec<u64>,
-    /// Lost packets that never came; they may have left as plain VXLAN.
+    /// Lost packets that never arrived; they may have left as plain VXLAN.
     pub unrecovered: u64,
     workloads: Vec<WorkloadStatistics>,
     bin_ns: u64,
@@ -59,7 +59,7 @@ impl Statistics {
         *self.drops.entry(reason.name()).or_default() += 1;
     }
 
-    /// A message arrived: a packet of a light guest, or an answered request.
+    /// A message arrived: a packet of a light guest, or a request with its response.
     pub(crate) fn received(&mut self, workload: u32, at: u64, bytes: u64, latency: u64) {
         let w = &mut self.workloads[workload as usize];
         if w.messages.is_multiple_of(w.every) {
@@ -95,7 +95,7 @@ impl Statistics {
 /// A distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Distribution {
-    /// How many values.
+    /// Number of values.
     pub count: u64,
     /// Their mean, us.
     pub mean_us: f64,
@@ -114,7 +114,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Of values in ns.
+    /// From values in ns.
     pub fn of(values: &[u64]) -> Self {
         let mut sorted = values.to_vec();
         sorted.sort_unstable();
@@ -142,11 +142,11 @@ impl Distribution {
 pub struct WorkloadReport {
     /// Its name.
     pub name: String,
-    /// Packets, or requests with their answers.
+    /// Packets, or requests with their responses.
     pub messages: u64,
-    /// Bytes of them: frames, or payload.
+    /// Their size, bytes: frames, or payload.
     pub bytes: u64,
-    /// From sending to delivery; or from asking until the answer.
+    /// From sending to delivery; or from a request to its response.
     pub latency: Distribution,
     /// From the first sending to the last delivery, ns.
     pub duration_ns: u64,
@@ -160,11 +160,11 @@ pub struct WorkloadReport {
 /// One path between two hosts.
 #[derive(Clone, Debug, Serialize)]
 pub struct PathReport {
-    /// From which host.
+    /// Sending host.
     pub from: u32,
-    /// To which host.
+    /// Receiving host.
     pub to: u32,
-    /// Which path.
+    /// Index of the path.
     pub path: u16,
     /// Datagrams sent, plain VXLAN included.
     pub packets: u64,
@@ -172,7 +172,7 @@ pub struct PathReport {
     pub share: f64,
 }
 
-/// One link on which something happened.
+/// One link with losses or marks.
 #[derive(Clone, Debug, Serialize)]
 pub struct LinkReport {
     /// Its name.
@@ -183,7 +183,7 @@ pub struct LinkReport {
     pub dropped_packets: u64,
     /// Packets that it marked.
     pub marked_packets: u64,
-    /// Most bytes that ever waited.
+    /// Maximum queue length, bytes.
     pub queue_bytes_max: u64,
 }
 
@@ -196,24 +196,24 @@ pub struct HostReport {
     pub turns: u64,
     /// CPU time of them, ns.
     pub busy_ns: u64,
-    /// Everything that its daemon counted, zeros left out.
+    /// All counters of its daemon, without zeros.
     pub counters: BTreeMap<String, u64>,
 }
 
-/// Everything that came of a run.
+/// The results of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The scenario's name.
     pub scenario: String,
     /// The seed.
     pub seed: u64,
-    /// When the run was over, ns.
+    /// When the run ended, ns.
     pub ended_at_ns: u64,
-    /// Everything was done and given back.
+    /// All workloads are finished, and all buffers released.
     pub done: bool,
-    /// Two runs with the same number were the same.
+    /// Equal for two runs if and only if they were the same (up to hash collisions).
     pub event_hash: String,
-    /// Things that happened.
+    /// Number of events.
     pub events: u64,
     /// Datagrams sent by hosts.
     pub sent_packets: u64,
@@ -221,28 +221,28 @@ pub struct Report {
     pub dropped_packets: BTreeMap<&'static str, u64>,
     /// DATA among them.
     pub lost_data_packets: u64,
-    /// From the first sending of a lost packet until it came.
+    /// Time from the first sending of a lost packet until it arrived.
     pub recovery: Distribution,
-    /// Lost packets that never came to be repeated (they left as plain VXLAN, or their host died).
+    /// Lost packets that were never retransmitted (they left as plain VXLAN, or their host crashed).
     pub unrecovered_packets: u64,
-    /// Packets of light guests that left as plain VXLAN or were in a daemon that died.
+    /// Packets of light guests that left as plain VXLAN or were in a daemon that crashed.
     pub exempt_packets: u64,
     /// Workloads.
     pub workloads: Vec<WorkloadReport>,
-    /// Paths on which something was sent; none in worlds of more than 128 hosts.
+    /// Paths with traffic; none in worlds of more than 128 hosts.
     pub paths: Vec<PathReport>,
     /// Links that lost or marked something.
     pub links: Vec<LinkReport>,
     /// Hosts.
     pub hosts: Vec<HostReport>,
-    /// What must not happen, and did: how often.
+    /// Number of violations by kind.
     pub violations: u64,
-    /// The first of them.
+    /// The first violations.
     pub violation_list: Vec<Violation>,
 }
 
 impl Report {
-    /// Of a world, now.
+    /// The results of a world so far.
     pub fn of(world: &World) -> Self {
         let s = &world.statistics;
         let workloads = world.scenario.workloads.iter().zip(&s.workloads).enumerate().map(|(i, (workload, w))| {
@@ -330,15 +330,15 @@ impl fmt::Display for Distribution {
     }
 }
 
-/// Rows of a kind that are shown to people; the JSON has them all.
+/// Maximum rows of a kind in the text report; the JSON has all.
 const ROWS: usize = 16;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = if self.scenario.is_empty() { "a scenario without a name" } else { &self.scenario };
+        let name = if self.scenario.is_empty() { "unnamed scenario" } else { &self.scenario };
         writeln!(f, "{name}, seed {}, event hash {}", self.seed, self.event_hash)?;
         let ended = self.ended_at_ns as f64 / 1e6;
-        let done = if self.done { "everything done and given back" } else { "NOT everything done" };
+        let done = if self.done { "everything done and released" } else { "NOT everything done" };
         writeln!(f, "{ended:.3} ms of virtual time, {done}; {} events", self.events)?;
         for w in &self.workloads {
             writeln!(f, "\n{}", w.name)?;

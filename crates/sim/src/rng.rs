@@ -1,11 +1,11 @@
-//! The world's only source of chance.
+//! The world's only source of randomness.
 
 /// A small generator (SplitMix64): a run depends on its seed alone.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator that always gives the same numbers for the same seed.
+    /// A generator with the same sequence for the same seed.
     pub fn new(seed: u64) -> Self {
         Rng(seed)
     }
@@ -26,18 +26,18 @@ impl Rng {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True with probability `p`; draws nothing when that is certain.
+    /// True with probability `p`; uses no random number if that is certain.
     pub fn chance(&mut self, p: f64) -> bool {
         p > 0.0 && (p >= 1.0 || self.unit() < p)
     }
 
-    /// A generator of its own, so that what one part draws does not change what others draw.
+    /// A separate generator, so that random numbers of one part do not affect others.
     pub fn fork(&mut self) -> Rng {
         Rng(self.next_u64())
     }
 }
 
-/// A bijection that spreads every bit over all others.
+/// A bijection that mixes every bit into all others.
 pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

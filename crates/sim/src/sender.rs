@@ -1,4 +1,4 @@
-//! The sending half of light guests: which frame when.
+//! The sending half of light guests: frames and their times.
 
 use bifrost_nic::{Offload, Segment, SegmentKind};
 
@@ -8,47 +8,47 @@ use crate::port::SimPort;
 use crate::rng::Rng;
 use crate::scenario::Gap;
 
-/// Longest run of frames of one flow, when there are several.
+/// Longest run of frames of one flow, if there are several.
 const LONGEST_RUN: u64 = 8;
 
-/// What one guest sends to another.
+/// Traffic from one guest to another.
 #[derive(Clone, Debug)]
 pub(crate) struct Sender {
     pub(crate) from: u32,
     pub(crate) workload: u32,
     pub(crate) addresses: Addresses,
-    /// The first flow and how many there are.
+    /// The first flow, and the number of flows.
     pub(crate) flows: (u32, u32),
-    /// Packets that are still to be sent.
+    /// Packets left to send.
     pub(crate) left: u64,
-    /// Payload of a packet: smallest and largest.
+    /// Payload of a packet: minimum and maximum.
     pub(crate) size: (u32, u32),
     pub(crate) segments: u32,
     pub(crate) gap: u64,
     pub(crate) gap_kind: Gap,
     pub(crate) burst: u32,
-    /// Frames of the burst that are still to be sent.
+    /// Frames of the burst left to send.
     pub(crate) burst_left: u32,
-    /// The flow in use, and frames that it still gets.
+    /// The current flow, and the number of frames left in its run.
     pub(crate) run: (u32, u64),
-    /// It waits for room.
+    /// It waits for room in the ring.
     pub(crate) blocked: bool,
     pub(crate) rng: Rng,
 }
 
-/// What is next for a sender.
+/// The next action of a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Something at this time.
+    /// Send at this time.
     At(u64),
-    /// Whatever comes when there is room.
+    /// Send when there is room.
     Blocked,
-    /// Nothing more.
+    /// Finished.
     Done,
 }
 
 impl Sender {
-    /// Sends what is due at `now`.
+    /// Sends the frames that are due at `now`.
     pub(crate) fn send(&mut self, now: u64, port: &mut SimPort, flows: &mut Flows) -> Next {
         loop {
             if self.burst_left == 0 {
@@ -85,11 +85,12 @@ impl Sender {
         let count = u64::from(self.segments).min(self.left) as usize;
         self.left -= count as u64;
         let (low, high) = self.size;
-        // Segments of a large frame have one size.
+        // Segments of a large frame have one length.
         let size = if count > 1 || low == high { high } else { low + self.rng.below(u64::from(high - low) + 1) as u32 };
         let (mut addresses, rng) = (self.addresses, &mut self.rng);
         addresses.port.0 = addresses.port.0.wrapping_add((flow - self.flows.0) as u16);
-        // Guests leave checksums of single packets to the host or finish them themselves; of large frames they cannot.
+        // Guests leave checksums of single packets to the host or complete them themselves; for large frames they must
+        // leave them.
         let partial = count > 1 || rng.next_u64() & 1 == 0;
         let offload = Offload {
             checksum: partial.then_some((34, 16)),

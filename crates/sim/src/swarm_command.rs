@@ -11,43 +11,43 @@ use anyhow::{Context, Result, bail};
 use bifrost_sim::{Violation, rdma, swarm};
 use clap::Args;
 
-/// How often to say how far it is.
+/// Interval of progress messages.
 const PROGRESS: Duration = Duration::from_secs(10);
-/// Time for making a failing scenario smaller.
+/// Time for shrinking a failing scenario.
 const SHRINK: Duration = Duration::from_secs(20);
-/// Failing seeds after which it is enough.
+/// Number of failing seeds after which to stop.
 const MOST_FAILURES: usize = 100;
 
 #[derive(Args)]
 pub(crate) struct Swarm {
-    /// Which: FIRST..END (without END), or one
+    /// Seeds: FIRST..END (without END), or one
     #[arg(long, value_parser = seeds, default_value = "0..2000")]
     seeds: Range<u64>,
-    /// Messages between hosts with RDMA NICs instead of guests' packets
+    /// Hosts with RDMA NICs that send messages, instead of guests that send packets
     #[arg(long)]
     rdm: bool,
-    /// Threads; as many as there are processors if not given
+    /// Number of threads; default: the number of processors
     #[arg(long)]
     jobs: Option<usize>,
-    /// One JSON object at the end instead of text
+    /// Print one JSON object at the end instead of text
     #[arg(long)]
     json: bool,
-    /// Begin no further seed after so many seconds
+    /// Start no more seeds after this many seconds
     #[arg(long, value_name = "SECONDS")]
     time_limit: Option<f64>,
-    /// Put scenarios of failing seeds, made smaller, into this directory
+    /// Write shrunk scenarios of failing seeds into this directory
     #[arg(long, value_name = "DIRECTORY")]
     keep: Option<PathBuf>,
     /// Only print the scenario of the first seed
     #[arg(long)]
     show: bool,
-    /// With --rdm: run this world, as kept before, instead of those of the seeds
+    /// With --rdm: run this saved world instead of those of the seeds
     #[arg(long, value_name = "FILE", requires = "rdm")]
     world: Option<PathBuf>,
 }
 
 pub(crate) fn seeds(text: &str) -> Result<Range<u64>, String> {
-    let number = |t: &str| t.replace('_', "").parse::<u64>().map_err(|_| format!("{t:?} is no seed"));
+    let number = |t: &str| t.replace('_', "").parse::<u64>().map_err(|_| format!("{t:?} is not a seed"));
     match text.split_once("..") {
         Some((first, end)) => Ok(number(first)?..number(end)?),
         None => number(text).map(|seed| seed..seed + 1),
@@ -86,7 +86,7 @@ pub(crate) fn swarm(args: &Swarm) -> Result<ExitCode> {
     let (mut totals, mut failures) = (Totals::default(), Vec::new());
     let jobs = args.jobs.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1);
     let mut said = began;
-    // Runs report a panic as a violation; the message is in there.
+    // Runs report a panic as a violation, with its message.
     std::panic::set_hook(Box::new(|_| ()));
     let run = if args.rdm { rdma::swarm::run } else { swarm::run };
     let end = parallel(args.seeds.clone(), jobs, until, run, |seed, took, outcome| {
@@ -129,7 +129,7 @@ pub(crate) fn swarm(args: &Swarm) -> Result<ExitCode> {
             totals.longest.1
         );
         if end < args.seeds.end {
-            println!("not all: go on with  bifrost-sim swarm{} --seeds {end}..{}", flag(args), args.seeds.end);
+            println!("not finished: continue with  bifrost-sim swarm{} --seeds {end}..{}", flag(args), args.seeds.end);
         }
     }
     if let Some((seed, violation)) = failures.first() {
@@ -143,13 +143,13 @@ pub(crate) fn swarm(args: &Swarm) -> Result<ExitCode> {
 #[cfg(feature = "mutations")]
 #[derive(Args)]
 pub(crate) struct Mutations {
-    /// Mistakes of the message engine instead of the transport's
+    /// Mutations of the message engine instead of the transport's
     #[arg(long)]
     rdm: bool,
-    /// Seeds that have to notice each: FIRST..END
+    /// Seeds to try for each mutation: FIRST..END
     #[arg(long, value_parser = seeds, default_value = "0..2000")]
     seeds: Range<u64>,
-    /// Threads; as many as there are processors if not given
+    /// Number of threads; default: the number of processors
     #[arg(long)]
     jobs: Option<usize>,
     /// Only mutations whose name contains this
@@ -169,7 +169,7 @@ pub(crate) fn mutations(args: &Mutations) -> Result<ExitCode> {
     notices(args, Mutation::ALL.map(|m| (format!("{m:?}"), m)).into_iter(), look)
 }
 
-/// Looks for the first seed that notices each mistake.
+/// Finds the first seed that detects each mutation.
 #[cfg(feature = "mutations")]
 fn notices<M: Sync>(
     args: &Mutations,
@@ -186,7 +186,7 @@ fn notices<M: Sync>(
         true
     });
     let _ = std::panic::take_hook();
-    println!("| mutation | first seed that notices | how | CPU, s |\n|---|---|---|---|");
+    println!("| mutation | first seed that detects it | how | CPU, s |\n|---|---|---|---|");
     let mut unnoticed = 0;
     for ((mutation, _), found) in all.iter().zip(&notices) {
         let Some((took, notice)) = found else { continue };
@@ -217,7 +217,7 @@ fn flag(args: &Swarm) -> &'static str {
     if args.rdm { " --rdm" } else { "" }
 }
 
-/// How to see it again, and a smaller world.
+/// How to reproduce it, and a smaller world.
 fn report(args: &Swarm, seed: u64, violation: &Violation) -> Result<()> {
     eprintln!("\nreplay:  bifrost-sim swarm{} --seeds {seed}", flag(args));
     let Some(directory) = &args.keep else { return Ok(()) };
@@ -256,7 +256,8 @@ fn json(args: &Swarm, totals: &Totals, end: u64, failures: &[(u64, Violation)], 
     })
 }
 
-/// Does `work` for `items` in order, on `jobs` threads; `done` says whether to go on. Returns the first item not begun.
+/// Does `work` for `items` in order, on `jobs` threads; `done` returns whether to continue. Returns the first item not
+/// started.
 fn parallel<T: Send>(
     items: Range<u64>,
     jobs: usize,
@@ -294,7 +295,7 @@ fn parallel<T: Send>(
     next.into_inner().min(items.end)
 }
 
-/// CPU time of this thread; zero where the kernel does not say.
+/// CPU time of this thread; zero if the kernel does not report it.
 fn cpu_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let ns = text.split_whitespace().next().and_then(|word| word.parse().ok());

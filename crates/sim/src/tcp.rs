@@ -1,7 +1,7 @@
-//! Guests that run a real TCP (smoltcp), and what they say to each other.
+//! Guests that run a real TCP (smoltcp), and their connections.
 //!
-//! Every stream is a sequence of pseudo-random bytes that both ends know, so a byte that is lost, repeated or exchanged
-//! is noticed where it happens.
+//! Every stream is a pseudo-random sequence of bytes that both ends know, so a lost, duplicated or changed byte is
+//! detected where it happens.
 
 use smoltcp::iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{CongestionControl, Socket, SocketBuffer, State};
@@ -17,7 +17,7 @@ mod nic;
 
 use nic::{Nic, Queue};
 
-/// Bytes of IPv4 and TCP headers without options, which are all that packets with data have here.
+/// Length of IPv4 and TCP headers without options: data packets have no options here.
 const HEADERS: usize = 40;
 /// Segments in a large frame.
 const SEGMENTS: usize = 44;
@@ -29,7 +29,7 @@ struct End {
     conn: u32,
     socket: SocketHandle,
     is_client: bool,
-    /// Bytes of its stream that TCP has taken, and those that it is to take.
+    /// Bytes of its stream that TCP has accepted, and those to send in total.
     sent: u64,
     target: u64,
     /// Bytes received and checked.
@@ -42,7 +42,7 @@ pub(crate) struct TcpGuest {
     guest: u32,
     /// Payload of a packet on the wire.
     mss: usize,
-    /// Largest IP packet that it hands over.
+    /// Maximum length of an IP packet that it hands over.
     largest: usize,
     mac: [u8; 6],
     iface: Interface,
@@ -50,18 +50,18 @@ pub(crate) struct TcpGuest {
     queue: Queue,
     sockets: SocketSet<'static>,
     ends: Vec<End>,
-    /// When it wants to be polled next, ns.
+    /// When it must be polled next, ns.
     pub(crate) wake_at: Option<u64>,
 }
 
-/// A connection between two guests, as both see it.
+/// A connection between two guests.
 #[derive(Clone, Debug)]
 pub struct Conn {
     /// Index of its workload.
     pub workload: u32,
-    /// Who asks.
+    /// The client.
     pub client: u32,
-    /// Who answers.
+    /// The server.
     pub server: u32,
     /// Server port, unique for the pair of guests.
     pub port: u16,
@@ -69,34 +69,34 @@ pub struct Conn {
     pub start: u64,
     /// Bytes of a request.
     pub request: u64,
-    /// Bytes of an answer; 0: none, the request's arrival ends it.
+    /// Length of a response; 0: none, the arrival of the request completes it.
     pub response: u64,
     /// Requests.
     pub count: u32,
-    /// Pause between an answer and the next request, ns.
+    /// Pause between a response and the next request, ns.
     pub think: u64,
-    /// It waits for the other connections of its group before it asks again.
+    /// It waits for the other connections of its group before its next request.
     pub group: Option<u32>,
-    /// Requests asked, and done.
+    /// Requests sent, and completed.
     pub asked: u32,
-    /// Requests done.
+    /// Requests completed.
     pub done: u32,
     asked_at: u64,
     next_at: u64,
 }
 
-/// What guests said, and what came of it.
+/// The TCP traffic of all guests.
 #[derive(Clone, Debug, Default)]
 pub struct Conns {
     /// All connections.
     pub all: Vec<Conn>,
-    /// Per group: connections, and how many of them have been answered in this round.
+    /// Per group: connections, and how many of them have a response in this round.
     groups: Vec<(u32, u32)>,
-    /// Requests done since the world last looked: workload, latency in ns, bytes.
+    /// Requests completed since the world last checked: workload, latency in ns, bytes.
     pub(crate) finished: Vec<(u32, u64, u64)>,
-    /// Guests that have something to do now, for another guest did something.
+    /// Guests that must be polled now because of another guest.
     pub(crate) poke: Vec<u32>,
-    /// Connections that are not done.
+    /// Connections that are not finished.
     pub open: u32,
     group_members: Vec<Vec<u32>>,
 }
@@ -118,13 +118,13 @@ impl Conns {
         self.all.len() as u32 - 1
     }
 
-    /// The first group of a workload; groups are numbered per workload as they come.
+    /// The first group of a workload; groups are numbered per workload in order of appearance.
     pub fn first_group(&self, workload: u32) -> u32 {
         let own = self.all.iter().filter(|c| c.workload == workload).filter_map(|c| c.group).min();
         own.unwrap_or(self.groups.len() as u32)
     }
 
-    /// A request is done.
+    /// A request is completed.
     fn finish(&mut self, now: u64, index: u32) {
         let conn = &mut self.all[index as usize];
         conn.done += 1;
@@ -150,7 +150,7 @@ impl Conns {
 }
 
 impl Conn {
-    /// A connection that has not begun.
+    /// A connection that has not started.
     #[allow(clippy::too_many_arguments)]
     pub fn new(
         workload: u32,
@@ -184,7 +184,7 @@ impl Conn {
 impl TcpGuest {
     /// A guest with these addresses.
     pub(crate) fn new(guest: u32, mac: [u8; 6], ip: [u8; 4], host: &HostConfig, seed: u64) -> Self {
-        // Its MAC addresses are filled in below: smoltcp asks for one neighbour a second at most.
+        // Its neighbour cache is filled below: smoltcp sends at most one neighbour request per second.
         let mut config = Config::new(HardwareAddress::Ip);
         config.random_seed = seed;
         let mss = usize::from(host.mtu).saturating_sub(HEADERS).max(1);
@@ -202,7 +202,7 @@ impl TcpGuest {
         TcpGuest { guest, mss, largest, mac, iface, queue, sockets, ends: Vec::new(), wake_at: Some(0) }
     }
 
-    /// Gives it one end of a connection.
+    /// Adds one end of a connection.
     pub(crate) fn add(&mut self, conn: u32, is_client: bool, port: u16, buffer: usize) {
         let storage = || SocketBuffer::new(vec![0; buffer]);
         let mut socket = Socket::new(storage(), storage());
@@ -210,7 +210,7 @@ impl TcpGuest {
         socket.set_nagle_enabled(false);
         socket.set_ack_delay(Some(Duration::from_millis(1)));
         if !is_client {
-            // Fails for port 0 alone.
+            // Fails only for port 0.
             let _ = socket.listen(port);
         }
         let socket = self.sockets.add(socket);
@@ -218,7 +218,7 @@ impl TcpGuest {
         self.ends.push(End { conn, socket, is_client, sent, target, received, was_open });
     }
 
-    /// Does everything that there is to do at `now`, but takes no more than so many frames.
+    /// Does everything that is due at `now`, but takes at most this many frames.
     pub(crate) fn poll(
         &mut self,
         now: u64,
@@ -234,7 +234,7 @@ impl TcpGuest {
             let (mss, largest, mac) = (self.mss, self.largest, self.mac);
             let mut nic = Nic { port, queue: &mut self.queue, mss, largest, mac, frames };
             nic.flush();
-            // What is received may have to be answered. Each pass of the second loop takes a frame of each connection.
+            // Received frames may need a response. Each pass of the second loop takes a frame of each connection.
             let (iface, sockets) = (&mut self.iface, &mut self.sockets);
             while nic.has_room() && iface.poll_ingress_single(at, &mut nic, sockets) != PollIngressSingleResult::None {}
             while nic.has_room() && iface.poll_egress(at, &mut nic, sockets) != PollResult::None {}
@@ -252,7 +252,7 @@ impl TcpGuest {
             if t > now {
                 t
             } else if port.room() == 0 {
-                // Nothing can leave: the host wakes the guest when it gives buffers back.
+                // Nothing can leave: the host wakes the guest when it releases buffers.
                 u64::MAX
             } else {
                 now + 1000
@@ -265,7 +265,7 @@ impl TcpGuest {
         self.wake_at = sleep.into_iter().chain(ask).min().filter(|t| *t != u64::MAX);
     }
 
-    /// One end of a connection: says what there is to say, reads what has come. Returns whether something moved.
+    /// One end of a connection: sends pending data, reads received data. Returns whether anything moved.
     fn serve(
         &mut self,
         i: usize,
@@ -287,7 +287,7 @@ impl TcpGuest {
         {
             if conn.asked == 0 {
                 let remote = (IpAddress::Ipv4(Ipv4Address::from(addresses(conn.server))), conn.port);
-                // A local port of its own for each connection of this guest.
+                // A separate local port for each connection of this guest.
                 let local = 20_000 + (i as u16 % 40_000);
                 if socket.connect(self.iface.context(), remote, local).is_err() {
                     violations.add(now, Kind::Connection, || format!("connection {index} cannot be opened"));
@@ -373,7 +373,7 @@ fn fill(stream: u64, offset: u64, out: &mut [u8]) {
     }
 }
 
-/// Where `bytes` are not those of a stream from `offset` on.
+/// Position where `bytes` differ from a stream from `offset` on.
 fn differs(stream: u64, offset: u64, bytes: &[u8]) -> Option<u64> {
     let mut at = offset;
     let mut rest = bytes;

@@ -1,5 +1,5 @@
-//! A capture of all links in pcapng (draft-ietf-opsawg-pcapng), which Wireshark opens: one interface for each link that a
-//! packet was on, time stamps in nanoseconds of virtual time, a comment on what was lost.
+//! A capture of all links in pcapng (draft-ietf-opsawg-pcapng), for Wireshark: one interface for each link that a
+//! packet entered, timestamps in nanoseconds of virtual time, comments on lost packets.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! A host's way to other hosts: the daemon's `Underlay`, with packets instead of sockets.
+//! A host's underlay: the daemon's `Underlay`, with packets instead of sockets.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ pub(crate) fn host_of(address: IpAddr) -> Option<u32> {
     }
 }
 
-/// A way out.
+/// A lane to another host.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane {
     /// The other host.
@@ -44,25 +44,25 @@ pub struct Lane {
     pub bytes: u64,
 }
 
-/// A host's way to other hosts.
+/// A host's underlay.
 #[derive(Debug)]
 pub struct SimUnderlay {
     host: u32,
     lanes: Vec<Lane>,
-    /// Bytes that may wait to be received.
+    /// Receive buffer size, bytes.
     queue_bytes: u64,
     waiting: VecDeque<Parcel>,
     waiting_bytes: u64,
-    /// What is left of the last batch.
+    /// The rest of the last batch.
     batch: Vec<Parcel>,
-    /// Packets of it that were looked at, and those of them that are spent.
+    /// Packets of it that were read, and those of them that are used up.
     seen: Cell<usize>,
     gone: usize,
-    /// Packets that this turn has looked at.
+    /// Packets read in this turn.
     pub(crate) spent: Vec<Parcel>,
-    /// What was sent in this turn.
+    /// Packets sent in this turn.
     pub(crate) outbox: Vec<Parcel>,
-    /// Packets to be used again; the world lends them for a turn.
+    /// Packets for reuse; the world lends them for a turn.
     pub(crate) free: Spares,
     /// The host's clock minus the world's, ns.
     pub(crate) clock_offset: u64,
@@ -89,7 +89,7 @@ impl SimUnderlay {
         }
     }
 
-    /// A packet reaches the host; given back when there is no room.
+    /// A packet reaches the host; returned if there is no room.
     pub(crate) fn arrive(&mut self, now: u64, mut packet: Parcel) -> Result<(), Parcel> {
         let size = packet.bytes.len() as u64;
         if self.waiting_bytes + size > self.queue_bytes {
@@ -106,17 +106,17 @@ impl SimUnderlay {
         !self.waiting.is_empty()
     }
 
-    /// What the host's clock shows more than the world's, ns.
+    /// The host's clock minus the world's, ns.
     pub fn clock_offset(&self) -> u64 {
         self.clock_offset
     }
 
-    /// The ways out.
+    /// The lanes.
     pub fn lanes(&self) -> &[Lane] {
         &self.lanes
     }
 
-    /// The host restarts: what waited is gone.
+    /// The host restarts: waiting packets are lost.
     pub(crate) fn reset(&mut self, free: &mut Spares) {
         let packets = self.waiting.drain(..).chain(self.batch.drain(..)).chain(self.spent.drain(..));
         packets.chain(self.outbox.drain(..)).for_each(|packet| free.give(packet));
@@ -126,7 +126,7 @@ impl SimUnderlay {
         self.lanes.clear();
     }
 
-    /// Ends a turn: what was looked at in it is spent.
+    /// Ends a turn: packets read in it are used up.
     pub(crate) fn finish(&mut self) {
         let seen = self.seen.get() - self.gone;
         self.spent.extend(self.batch.drain(..seen));

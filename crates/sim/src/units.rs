@@ -1,4 +1,4 @@
-//! Quantities as scenarios write them: "50us", "25Gbit/s", "64KB".
+//! Quantities in scenario files: "50us", "25Gbit/s", "64KB".
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ns(pub u64);
 
-/// A rate, bits per second; 0 means "as fast as it comes".
+/// A rate, bits per second; 0 means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rate(pub u64);
 

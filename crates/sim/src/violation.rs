@@ -1,11 +1,11 @@
-//! What must not happen, and did.
+//! Violated invariants.
 
 use serde::Serialize;
 
-/// Violations kept; more are only counted.
+/// Maximum number of violations stored; more are only counted.
 const KEPT: usize = 50;
 
-/// What kind of violation.
+/// Kind of a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -15,19 +15,19 @@ pub enum Kind {
     Duplicate,
     /// A packet overtook another of its flow.
     Reordered,
-    /// Something reached a guest that nobody sent so.
+    /// A guest received a frame that nobody sent in that form.
     Corrupted,
-    /// A packet reached another guest than it was for.
+    /// A packet reached another guest than its destination.
     WrongGuest,
-    /// A transmit buffer was given back before the packet was in the receiving guest's memory.
+    /// A transmit buffer was released before the packet was in the receiving guest's memory.
     ReleasedEarly,
-    /// A handle was used as it must not be.
+    /// A handle was misused.
     Handle,
-    /// Buffers were not given back.
+    /// Buffers were not released.
     Leak,
-    /// A workload is not done although time is up.
+    /// A workload is not finished when time is up.
     NoProgress,
-    /// A host looped without time going on.
+    /// A host looped without progress of time.
     Livelock,
     /// A TCP stream has other bytes than were sent.
     Stream,
@@ -37,18 +37,18 @@ pub enum Kind {
     Other(&'static str),
 }
 
-/// One of them.
+/// A violation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
-    /// When, ns.
+    /// Time, ns.
     pub at_ns: u64,
-    /// What kind.
+    /// Kind.
     pub kind: Kind,
-    /// What exactly.
+    /// Details.
     pub detail: String,
 }
 
-/// All of a run.
+/// All violations of a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Violations {
     kept: Vec<Violation>,
@@ -64,12 +64,12 @@ impl Violations {
         }
     }
 
-    /// How many there are.
+    /// Number of violations.
     pub fn len(&self) -> u64 {
         self.count
     }
 
-    /// Whether all is well.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -79,7 +79,7 @@ impl Violations {
         self.kept.first()
     }
 
-    /// Those that were kept: the first fifty.
+    /// The stored ones: the first fifty.
     pub fn iter(&self) -> impl Iterator<Item = &Violation> {
         self.kept.iter()
     }

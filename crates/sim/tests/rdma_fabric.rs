@@ -1,4 +1,4 @@
-//! Priority flow control and what hosts cost, in small worlds of RDMA hosts.
+//! Priority flow control and costs of hosts, in small worlds of RDMA hosts.
 
 use bifrost_sim::rdma::{Counts, DcqcnConfig, Fabric, Machine, Mark, Mesh, Pause, Stack, Topology};
 
@@ -10,7 +10,7 @@ fn mesh(stack: Stack, hosts: usize, pairs: &[(usize, usize)]) -> Mesh {
     Mesh { pairs, ..Mesh::full(vec![(stack, Machine::NEW); hosts], 64 * 1024, 16) }
 }
 
-/// Bytes that each host has sent after 2 ms and after 6 ms; in between the memory of the last one may cease to work.
+/// Bytes that each host has sent after 2 ms and after 6 ms; in between the memory of the last one may fail.
 fn run(mesh: &Mesh, fabric: Fabric, topology: &Topology, dies: bool) -> (Vec<[u64; 2]>, Counts) {
     let mut world = mesh.world(fabric, topology, 1).expect("a world");
     let last = mesh.hosts.len() - 1;
@@ -31,7 +31,7 @@ fn two_leaves() -> Topology {
 }
 
 #[test]
-fn with_pauses_nothing_is_dropped_and_without_them_it_is() {
+fn nothing_is_dropped_with_pauses_but_without_them() {
     let mesh = mesh(Stack::Rc(None), 6, &[(0, 5), (1, 5), (2, 5), (3, 5)]);
     let small = Fabric { buffer_bytes: 2 << 20, ..Fabric::new(RATE, 10_000) };
     let (_, lossy) = run(&mesh, small, &two_leaves(), false);
@@ -44,7 +44,7 @@ fn with_pauses_nothing_is_dropped_and_without_them_it_is() {
 
 #[test]
 fn a_dead_host_stops_bystanders_by_its_pauses_and_only_by_them() {
-    // Hosts 0 and 1 send to the one that dies, host 2 to its neighbour, over the same links between switches.
+    // Hosts 0 and 1 send to the one that dies, host 2 to the one beside it, over the same links between switches.
     let pairs = [(0, 5), (1, 5), (2, 4)];
     let bystander = |stack, fabric| {
         let [before, after] = run(&mesh(stack, 6, &pairs), fabric, &two_leaves(), true).0[2];

@@ -1,4 +1,4 @@
-//! The swarm in small: a few of its seeds, and every scenario that once failed.
+//! A small swarm: a few seeds, and every scenario that once failed.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ fn a_scenario_is_the_same_as_a_file() {
 
 /// Each file begins with `# seed N: what went wrong`.
 #[test]
-fn what_once_failed_does_not_fail_again() {
+fn scenarios_that_once_failed_pass() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
     let mut count = 0;
     for path in std::fs::read_dir(folder).expect("regressions").map(|entry| entry.expect("entry").path()) {
@@ -58,7 +58,7 @@ fn a_few_worlds_of_messages_run_without_violations_and_the_same_each_time() {
 
 /// Each file begins with `# seed N: what went wrong`.
 #[test]
-fn what_once_failed_with_messages_does_not_fail_again() {
+fn message_worlds_that_once_failed_pass() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions-rdm");
     let mut count = 0;
     for path in std::fs::read_dir(folder).expect("regressions").map(|entry| entry.expect("entry").path()) {

@@ -1,4 +1,4 @@
-//! Whole worlds: the shipped scenarios, and what must be the same each time.
+//! Whole worlds: the shipped scenarios, and determinism.
 
 use std::cell::RefCell;
 use std::io::Write;
@@ -39,16 +39,16 @@ fn shipped_scenarios_run_without_violations_and_the_same_each_time() {
     }
 }
 
-/// A host that has no processor for a moment answers on no path: that is evidence against the host, and against no path.
+/// A host without a processor for a moment responds on no path: that is evidence against the host, not against a path.
 #[test]
-fn a_host_that_stands_still_makes_no_path_suspect() {
+fn a_paused_host_makes_no_path_suspect() {
     for length_ms in [8, 15, 25] {
         let mut text = "duration = \"6s\"\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 4\n\
             link = { rate = \"10Gbit/s\", delay = \"20us\" }\n[[guests]]\nvni = 100\nper_host = 2\n\
             [[workloads]]\nkind = \"request\"\nfrom = [0]\nto = [2]\nconnections = 6\ncount = 40_000\n\
             [[workloads]]\nkind = \"packets\"\nfrom = [1]\nto = [3]\npackets = 8_000\ngap = \"200us\"\n"
             .to_owned();
-        // Probes are sent at regular times: pauses begin at irregular ones.
+        // Probes are sent at regular times: pauses start at irregular ones.
         let mut at_us = 50_000;
         for number in 0..12u64 {
             at_us += 60_000 + number * 37_919 % 40_000;
@@ -61,15 +61,15 @@ fn a_host_that_stands_still_makes_no_path_suspect() {
         let report = Report::of(&world);
         assert!(world.violations.is_empty() && report.done, "{length_ms} ms:\n{report}");
         let text = report.to_string();
-        assert!(text.contains("rte.timeout_packets"), "{length_ms} ms: nobody noticed\n{text}");
+        assert!(text.contains("rte.timeout_packets"), "{length_ms} ms: no timeout\n{text}");
         assert!(!text.contains("rte.suspect_paths"), "{length_ms} ms:\n{text}");
     }
 }
 
-/// All links are down for three seconds, and one returns before the others: what goes on first is what the hosts have kept, long before
-/// a guest's TCP tries again.
+/// All links are down for three seconds, and one returns before the others: packets that the hosts have kept arrive
+/// first, long before a guest's TCP tries again.
 #[test]
-fn requests_go_on_at_once_after_an_outage() {
+fn requests_continue_at_once_after_an_outage() {
     let down_ms = 3_000;
     for first in 0..4 {
         let mut text = "duration = \"20s\"\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 4\n\
@@ -77,7 +77,7 @@ fn requests_go_on_at_once_after_an_outage() {
             [[workloads]]\nkind = \"request\"\nfrom = [0]\nto = [1]\nconnections = 6\ncount = 4_000\n"
             .to_owned();
         for path in 0..4 {
-            // Another moment of the probes' rhythm each time.
+            // At another phase of the probe interval each time.
             let at_us = 100_000 + first * 7_919;
             let until_us = at_us + 1000 * (down_ms + if path == first { 0 } else { 700 });
             text += &format!(
@@ -88,17 +88,17 @@ fn requests_go_on_at_once_after_an_outage() {
         let world = run(&scenario, 1 + first);
         let report = Report::of(&world);
         assert!(world.violations.is_empty() && report.done, "path {first}:\n{report}");
-        // That of the requests that were under way when the links went down.
+        // The latency of the requests that were in flight when the links went down.
         let longest_ms = report.workloads[0].latency.max_us / 1e3;
-        assert!(longest_ms > down_ms as f64, "path {first}: {longest_ms} ms: the outage hit nobody\n{report}");
+        assert!(longest_ms > down_ms as f64, "path {first}: {longest_ms} ms: the outage affected no request\n{report}");
         assert!(longest_ms < (down_ms + 50) as f64, "path {first}: {longest_ms} ms\n{report}");
     }
 }
 
-/// A bulk flow fills the queues of four paths, and requests follow it. Then three of the paths die together: what round-trip times were in
-/// the bulk flow, and which of the dead paths the transport tries first, holds no request up.
+/// A bulk flow fills the queues of four paths, and requests follow it. Then three of the paths die together: neither
+/// the round-trip times of the bulk flow nor the order in which the transport tries the dead paths delay a request.
 #[test]
-fn paths_that_die_after_a_bulk_flow_hold_nothing_up() {
+fn paths_that_die_after_a_bulk_flow_delay_nothing() {
     let mut longest_ms = 0.0f64;
     for survivor in 0..4 {
         for after_us in [300, 1_100, 5_300, 20_700] {
@@ -122,7 +122,8 @@ fn paths_that_die_after_a_bulk_flow_hold_nothing_up() {
     assert!((1.0..10.0).contains(&longest_ms), "{longest_ms} ms");
 }
 
-/// Packets that nothing repeats leave a path that dies as soon as a probe has found out, although the transport has long carried nothing.
+/// Packets without retransmission leave a dead path as soon as a probe has detected it, although the transport has
+/// carried nothing for long.
 #[test]
 fn plain_vxlan_leaves_a_path_that_dies() {
     let text = "duration = \"12s\"\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 4\n\
@@ -135,7 +136,7 @@ fn plain_vxlan_leaves_a_path_that_dies() {
     let world = run(&Scenario::parse("text", text).expect("scenario"), 1);
     let report = Report::of(&world);
     let lost = 20_000 - report.workloads[1].messages;
-    // A quarter of 2,000 packets a second, for 100 ms until the next probe and as long as it takes to be lost.
+    // A quarter of 2,000 packets per second, for 100 ms until the next probe and its timeout.
     assert!(world.violations.is_empty() && (1..100).contains(&lost), "{lost} lost\n{report}");
 }
 
@@ -164,7 +165,7 @@ fn a_trace_has_every_datagram_in_well_formed_blocks() {
     world.run();
     world.finish_trace().expect("trace");
     let plain = run(&scenario, 3);
-    assert_eq!(world.event_hash(), plain.event_hash(), "watching changes nothing");
+    assert_eq!(world.event_hash(), plain.event_hash(), "a trace changes nothing");
 
     let bytes = bytes.0.borrow();
     let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
@@ -192,7 +193,7 @@ fn a_trace_has_every_datagram_in_well_formed_blocks() {
     assert_eq!((packets, interfaces), (plain.statistics().sent_packets, 4));
 }
 
-/// What Wireshark makes of a trace, where it is installed.
+/// Wireshark parses a trace, if it is installed.
 #[test]
 fn wireshark_opens_a_trace() {
     let missing = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
@@ -225,7 +226,7 @@ fn wireshark_opens_a_trace() {
     assert!(!lost.is_empty());
 }
 
-/// A guest whose buffers are all held, and which hears nothing from elsewhere, goes on when they come back.
+/// A guest whose buffers are all held, and which receives nothing, continues when they are released.
 #[test]
 fn a_guest_with_few_buffers_is_not_forgotten() {
     let text = "duration = \"5s\"\nhost = { tx_ring = 4, rx_ring = 4 }\n[topology]\nkind = \"parallel\"\nhosts = 2\n\
@@ -234,7 +235,7 @@ fn a_guest_with_few_buffers_is_not_forgotten() {
     assert!(world.violations.is_empty(), "{}", Report::of(&world));
 }
 
-/// Hosts 0 and 1 around two spines, with everything to and from spine 1 down for good from 1 ms on.
+/// Hosts 0 and 1 around two spines; everything to and from spine 1 goes down for good at 1 ms.
 fn with_a_dead_spine(reroute_after: &str) -> World {
     let text = format!(
         "duration = \"100ms\"\nrun_to_end = true\npaths = 8\n[topology]\nkind = \"clos2\"\nleaves = 2\nspines = 2\n\
@@ -245,7 +246,7 @@ fn with_a_dead_spine(reroute_after: &str) -> World {
     run(&Scenario::parse("text", &text).expect("scenario"), 1)
 }
 
-/// What a link lost.
+/// Losses of a link.
 fn lost(world: &World, name: &str) -> u64 {
     let link = world.network().matching(name).next().expect("a link");
     world.network().links[link as usize].dropped_packets
@@ -275,12 +276,12 @@ fn a_slow_guest_gets_everything_at_its_own_pace() {
             Report::of(&world).workloads[0].duration_ns
         };
         let (fast, slow) = (duration(""), duration("[[faults]]\nstall = 1\nreceive_gap = \"50us\"\n"));
-        // 500 frames at least, 50 us each; TCP makes 343 of 500 KB.
+        // At least 500 frames, 50 us each; TCP makes 343 of 500 KB.
         assert!(fast < 10_000_000 && (15_000_000..1_000_000_000).contains(&slow), "{kind}: {fast} ns, {slow} ns");
     }
 }
 
-/// Bursts of 500 packets to a guest with 32 buffers: most find no room at first, whatever the order.
+/// Bursts of 500 packets to a guest with 32 buffers: most do not fit at first, whatever the order.
 #[test]
 fn a_ring_smaller_than_a_burst_costs_milliseconds_and_no_packet() {
     for ordering in ["flow", "strict"] {
@@ -307,15 +308,16 @@ fn a_ring_smaller_than_a_burst_costs_milliseconds_and_no_packet() {
         let scenario = Scenario::parse("small ring", &text).unwrap_or_else(|e| panic!("{e}"));
         let report = Report::of(&run(&scenario, 3));
         assert!(report.violations == 0 && report.done, "{ordering}:\n{report}");
-        assert_eq!(report.exempt_packets, 0, "{ordering}: nothing is given up");
+        assert_eq!(report.exempt_packets, 0, "{ordering}: no packet is given up");
         assert!(report.workloads[0].latency.p99_us <= 20_000.0, "{ordering}:\n{report}");
         assert!(report.sent_packets < 15_000, "{ordering}:\n{report}");
     }
 }
 
-/// One guest sends to two others, one of which takes a packet in 200 us: that one's window is closed, and nothing else waits for it.
+/// One guest sends to two others, one of which takes a packet every 200 us: its window is closed, but the other one is
+/// not delayed.
 #[test]
-fn a_closed_window_holds_up_its_own_destination_alone() {
+fn a_closed_window_delays_only_its_own_destination() {
     let text = "duration = \"20s\"\nhost = { tx_ring = 1024, rx_ring = 256 }\n[topology]\nkind = \"star\"\nhosts = 3\n\
                 [[workloads]]\nkind = \"packets\"\nfrom = [0]\nto = [1]\npackets = 4000\ngap = \"20us\"\n\
                 [[workloads]]\nkind = \"packets\"\nfrom = [0]\nto = [2]\npackets = 4000\ngap = \"10us\"\n";

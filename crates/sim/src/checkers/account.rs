@@ -1,4 +1,4 @@
-//! Every packet that was sent reliably has an end that is counted.
+//! Every packet that was sent reliably has a counted outcome.
 
 use bifrost_rte::Time;
 
@@ -14,7 +14,7 @@ pub struct Account {
     calm: Calm,
 }
 
-/// What all hosts together count, packets.
+/// Sums of all hosts' counters, packets.
 #[derive(Debug, Default)]
 struct Sums {
     sent: u64,
@@ -30,12 +30,13 @@ impl Checker for Account {
         self.calm.fault(at, action);
     }
 
-    /// A packet may have two ends: one that arrived may be given up, for its ACKs were lost. So this is a bound; what leaves as plain VXLAN
-    /// is compared with what is counted as given up by [`Conversation`](super::Conversation), packet by packet.
+    /// A packet may have two outcomes: one that arrived may also be given up, because its ACKs were lost. So this is a
+    /// bound; [`Conversation`](super::Conversation) compares packets that leave as plain VXLAN with those counted as
+    /// given up, packet by packet.
     fn end(&mut self, world: &World, violations: &mut Violations) {
         let cores: Vec<_> = world.hosts().iter().filter_map(|host| host.core()).collect();
         let faulted = cores.iter().any(|core| core.engine().counters().faulted_connections > 0);
-        // Counts that died with their daemon are missing, and so is what a panic has taken.
+        // Counters that were lost with their daemon are missing, and so is what a panic has taken.
         if self.calm.crashed || faulted {
             return;
         }
@@ -52,7 +53,7 @@ impl Checker for Account {
         }
         let ended = sums.received + sums.given_up + sums.withdrawn + sums.restarted;
         if sums.sent > ended + sums.outstanding {
-            violations.add(world.now(), Kind::Other("account"), || format!("packets without an end: {sums:?}"));
+            violations.add(world.now(), Kind::Other("account"), || format!("packets without an outcome: {sums:?}"));
         }
     }
 }

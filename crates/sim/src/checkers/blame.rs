@@ -1,4 +1,4 @@
-//! Paths are suspect only if the network or a host gave a reason for it.
+//! A path becomes suspect only if the network or a host gave a reason.
 
 use crate::checker::{Checker, Wire};
 use crate::faults::Action;
@@ -6,21 +6,21 @@ use crate::packet::Packet;
 use crate::violation::{Kind, Violations};
 use crate::world::World;
 
-/// The checker. All tenants of two hosts share the paths between them, so a path must not be left because a guest takes
-/// nothing, is slow, or damages its own packets (PROTOCOL §9.5). Worlds in which something else may look like a loss are not
-/// judged: links that lose, repeat or reorder packets, hosts that crash or pause, full queues, and round trips so long that
-/// the first timeouts are over before an answer can be there.
+/// The checker. All tenants of two hosts share the paths between them, so a guest that takes nothing, is slow, or
+/// damages its own packets must not make a path suspect (PROTOCOL §9.5). Worlds in which something else can look like a
+/// loss are not judged: links that lose, duplicate or reorder packets, hosts that crash or pause, full queues, and
+/// round trips so long that the first timeouts expire before a response can arrive.
 #[derive(Debug)]
 pub struct Blame {
-    /// Nothing but guests can be the reason.
+    /// Only guests can be the reason.
     judged: bool,
 }
 
-/// Longest delay of a link in a world that is judged, ns. A way there and back has at most twelve.
+/// Maximum link delay in a world that is judged, ns. A round trip has at most twelve links.
 const DELAY_NS: u64 = 100_000;
 
 impl Blame {
-    /// For this world.
+    /// Creates the checker for this world.
     pub fn new(world: &World) -> Self {
         let orderly = |link: &crate::link::Link| {
             let config = &link.config;

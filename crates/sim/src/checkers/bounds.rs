@@ -1,4 +1,4 @@
-//! Windows, pages, connections, timers and buffers stay within their bounds, and come back.
+//! Windows, pages, connections, timers and buffers stay within their bounds, and are released.
 
 use bifrost_datapath::Core;
 use bifrost_rte::{ConnSnapshot, State, Time};
@@ -13,15 +13,15 @@ use crate::port::SimPort;
 use crate::violation::{Kind, Violations};
 use crate::world::World;
 
-/// One turn in so many is looked at.
+/// One of this many turns is checked.
 const EVERY: u32 = 8;
-/// Most segments of one buffer: an empty window takes a whole one.
+/// Maximum number of segments of one buffer: an empty window accepts a whole one.
 const MOST_SEGMENTS: u32 = 44;
-/// Packets beyond its base that a receiver takes, and the largest window of a sender (PROTOCOL §6.2).
+/// Packets beyond its base that a receiver accepts, and the largest window of a sender (PROTOCOL §6.2).
 const WINDOW: u32 = 4096;
 /// Pages of 64 packets that such a window can touch.
 const WINDOW_PAGES: u32 = WINDOW / 64 + 1;
-/// Entries of timers for a connection or peer, superseded ones included: some 80 where packets come twice, and 20 ms late.
+/// Timer entries per connection or peer, superseded ones included: some 80 if packets arrive twice, and 20 ms late.
 const TIMERS: usize = 128;
 
 /// The checker.
@@ -31,14 +31,14 @@ pub struct Bounds {
     calm: Calm,
     clock_offsets: Vec<u64>,
     connections: Vec<ConnSnapshot>,
-    /// Connections, by host and CID, in best effort although nothing is wrong: since when.
+    /// Connections, by host and CID, in best effort although nothing is wrong: start of that state.
     fallen: HashMap<(u32, u32), u64, FixedState>,
-    /// By host: since when it has no connection.
+    /// By host: start of the time without connections.
     alone: Vec<Option<u64>>,
 }
 
 impl Bounds {
-    /// For this world.
+    /// Creates the checker for this world.
     pub fn new(world: &World) -> Self {
         Bounds {
             turns: 0,
@@ -78,7 +78,8 @@ impl Bounds {
                 State::Plain { .. } => forgotten + config.plain_retry_ns,
                 _ => forgotten,
             };
-            // A peer that hears nothing asks again and again, and each time so does this end: set-up has a bound of its own.
+            // A peer that gets no response asks repeatedly, and so does this end each time: set-up has a separate
+            // bound.
             let asking = matches!(c.state, State::Opening { .. });
             if !asking && self.calm.paused_until(host) < at.saturating_sub(LIVENESS_NS) {
                 beyond("ns of idleness of a connection", c.idle_ns, forgotten);
@@ -122,7 +123,7 @@ impl Bounds {
             let behind: u32 = own().map(|c| c.held_packets).sum();
             if hidden as u32 > behind {
                 violations.add(at, Kind::Leak, || {
-                    format!("host {host}, port {owner}: {hidden} placed buffers are not shown, {behind} behind gaps")
+                    format!("host {host}, port {owner}: {hidden} placed buffers unpublished, {behind} behind gaps")
                 });
             }
         }
@@ -149,8 +150,8 @@ impl Checker for Bounds {
             let engine = core.engine();
             let pages = engine.pages_used();
             let all_idle = self.connections.iter().all(|c| c.is_idle);
-            // The code that looks after a peer's paths finds out a moment after the last connection has gone. When a peer would have been
-            // asked again may still be noted.
+            // The code that supervises a peer's paths notices shortly after the last connection has gone. A timer for
+            // the next request to a peer may still exist.
             let never_plain =
                 engine.counters().unanswered_connections + engine.counters().rejects_received_packets == 0;
             let none = never_plain && self.alone[host.id() as usize].is_some_and(|since| at - since >= LIVENESS_NS / 4);

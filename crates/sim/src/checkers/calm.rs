@@ -1,21 +1,21 @@
-//! Whether anything goes wrong on purpose right now.
+//! Whether a fault is active right now.
 
 use crate::faults::Action;
 
-/// The faults in force.
+/// The active faults.
 #[derive(Debug, Default)]
 pub(super) struct Calm {
     faults: i64,
-    /// Since when the network, the hosts and the guests are as they were at the beginning, ns; meaningless meanwhile.
+    /// Start of the time without faults in the network, hosts and guests, ns; meaningless during faults.
     since: u64,
-    /// Until when hosts stand still, by host.
+    /// Until when each host is paused.
     paused: Vec<u64>,
-    /// A daemon has died at some time.
+    /// Whether a daemon has crashed at any time.
     pub(super) crashed: bool,
 }
 
 impl Calm {
-    /// Since when all is well; `None` if it is not.
+    /// Start of the time without faults; `None` during faults.
     pub(super) fn since(&self, now: u64) -> Option<u64> {
         let since = self.paused.iter().copied().fold(self.since, u64::max);
         (self.faults == 0 && since <= now).then_some(since)

@@ -1,4 +1,4 @@
-//! What hosts say to each other on the wire, held against the protocol.
+//! Compares the hosts' packets on the wire with the protocol.
 
 use bifrost_datapath::Core;
 use bifrost_rte::State;
@@ -22,7 +22,7 @@ const ACK_DELAY_NS: u64 = 500_000;
 /// Packets that a long turn of a host's loop handles: an ACK can be late by two of them.
 const LONG_TURN_PACKETS: u64 = 8_000;
 
-/// The receiver has taken it.
+/// The receiver has accepted it.
 const TAKEN: u8 = 1;
 /// The sender has read an ACK that names it, in this turn or an earlier one.
 const HEARD: u8 = 2;
@@ -40,16 +40,17 @@ struct Sent {
     state: u8,
 }
 
-/// One direction of a connection, from its set-up until it restarts: all that is sent to one CID.
+/// One direction of a connection, from its set-up until it restarts: all packets sent to one CID.
 #[derive(Debug, Default)]
 struct Stream {
     from: u32,
     packets: Vec<Sent>,
-    /// Everything below is acknowledged as far as the sender has read; the receiver has claimed; it was told to skip.
+    /// Every packet below these is acknowledged: as far as the sender has read; as the receiver has claimed; as it was
+    /// told to skip.
     heard: usize,
     claimed: usize,
     skipped: usize,
-    /// Turn of the receiver in which the oldest packet was placed that is not acknowledged, ns.
+    /// Turn of the receiver that placed the oldest packet not acknowledged yet, ns.
     unanswered: Option<u64>,
     /// Turn of the receiver in which it last acknowledged, by number.
     answered_in: u64,
@@ -63,7 +64,7 @@ struct HostState {
     turns: u64,
     /// Start of its current turn, ns.
     turn_at: u64,
-    /// What ACKs have named in this turn.
+    /// Packets that ACKs have named in this turn.
     heard: Vec<(Key, usize, usize)>,
     /// Connections that ended, or fell back, up to the last turn.
     ended: u64,
@@ -85,27 +86,27 @@ pub struct Conversation {
     calm: Calm,
     hosts: Vec<HostState>,
     streams: HashMap<Key, Stream, FixedState>,
-    /// Streams with an end that died.
+    /// Streams with an end that crashed.
     dead: HashSet<Key, FixedState>,
-    /// Which attempt of its owner a CID belongs to: few CIDs are in use, and are used again.
+    /// The attempt of its owner that a CID belongs to: few CIDs are in use, and they are reused.
     attempts: HashMap<Key, (u64, u32), FixedState>,
-    /// Where light packets were last sent reliably.
+    /// The stream on which each light packet was last sent reliably.
     carried: HashMap<(u32, u32), (Key, usize), FixedState>,
     /// Claims of ACKs of this turn: receiving host, stream, packets.
     claims: Vec<(Key, usize, usize)>,
     placed: Seen,
-    /// What left as plain VXLAN: who places it is not known.
+    /// Packets that left as plain VXLAN: the host that places them is not known.
     plain: Seen,
     shown: Seen,
     /// Flows: VNI, sending and receiving host.
     flows: Vec<(u32, u32, u32)>,
     macs: Vec<[u8; 6]>,
-    /// How late an ACK may be: two long turns, ns.
+    /// Maximum delay of an ACK: two long turns, ns.
     slack: u64,
 }
 
 impl Conversation {
-    /// For this world.
+    /// Creates the checker for this world.
     pub fn new(world: &World) -> Self {
         let guests = world.guests();
         let flow = |f| {
@@ -131,7 +132,7 @@ impl Conversation {
         }
     }
 
-    /// A frame on the wire belongs to its hosts and its network.
+    /// A frame on the wire must belong to its hosts and its network.
     fn check_addresses(&self, at: u64, packet: &Packet, frame: &[u8], violations: &mut Violations) {
         let Some(light) = peek(frame) else { return };
         let want = self.flows.get(light.0 as usize).copied();
@@ -139,7 +140,7 @@ impl Conversation {
         if want.is_some_and(|want| want != is) {
             violations.add(at, Kind::WrongGuest, || {
                 format!(
-                    "packet {} of flow {} is sent as (VNI, from, to) {is:?}, and belongs to {want:?}",
+                    "packet {} of flow {} is sent as (VNI, from, to) {is:?}, but belongs to {want:?}",
                     light.1, light.0
                 )
             });
@@ -163,7 +164,7 @@ impl Conversation {
         };
         if !header.retransmit {
             if index != stream.packets.len() {
-                return wrong("a new packet that is not the next one");
+                return wrong("a new packet out of sequence");
             }
             let (first_at, sends, distance, state) = (at, 1, header.distance, 0);
             stream.packets.push(Sent { frame: hash, light, first_at, sends, distance, state });
@@ -172,23 +173,23 @@ impl Conversation {
             }
             return;
         }
-        let Some(sent) = stream.packets.get_mut(index) else { return wrong("sent again and never before") };
+        let Some(sent) = stream.packets.get_mut(index) else { return wrong("retransmitted, but never sent before") };
         sent.sends = sent.sends.saturating_add(1);
         if sent.frame != hash {
-            wrong("sent again with another frame");
+            wrong("retransmitted with another frame");
         }
         if sent.distance != header.distance {
-            wrong("sent again with another flow distance");
+            wrong("retransmitted with another flow distance");
         }
         if sent.state & ACKED != 0 {
-            wrong("sent again after its acknowledgement");
+            wrong("retransmitted after its acknowledgement");
         }
     }
 
     fn plain_sent(&mut self, at: u64, packet: &Packet, frame: &[u8], violations: &mut Violations) {
         self.check_addresses(at, packet, frame, violations);
         let Some(light) = peek(frame) else { return };
-        // A copy that was kept through an outage gives nothing up that has not been.
+        // A copy that was kept through an outage gives up nothing that has not been given up.
         let again = self.plain.has(light);
         self.plain.add(frame);
         if again {
@@ -201,14 +202,14 @@ impl Conversation {
         let mut wrong = |what: &str| {
             violations.add(at, Kind::Other("given_up"), || {
                 let (sends, ms) = (sent.sends, (at - sent.first_at) as f64 / 1e6);
-                format!("packet {} of flow {}, sent {sends} times since {ms:.3} ms: {what}", light.1, light.0)
+                format!("packet {} of flow {}, sent {sends} times within {ms:.3} ms: {what}", light.1, light.0)
             });
         };
         if sent.state & ACKED != 0 {
             return wrong("as plain VXLAN after its acknowledgement");
         }
         let (tries, age) = host.give_up;
-        // The engine goes by the RTO of now; what was waited in fact may be less.
+        // The engine uses the current RTO; the actual wait may be shorter.
         if !host.surrenders && (sent.sends < tries || at - sent.first_at < age / 2) {
             wrong("given up too early");
         }
@@ -241,7 +242,7 @@ impl Conversation {
         let taken = |stream: &Stream, i: usize| stream.packets.get(i).is_some_and(|p| p.state & TAKEN != 0);
         for bit in ack.bitmap.iter().map(|bit| base + bit).filter(|_| !refuses(ack)) {
             if !taken(stream, bit) {
-                return wrong(format!("acknowledges packet {bit}, which it has not received"));
+                return wrong(format!("acknowledges packet {bit} without having received it"));
             }
         }
         let answers = matches!(ack.kind, AckKind::Cumulative | AckKind::Selective) && !ack.probe;
@@ -256,7 +257,7 @@ impl Conversation {
         }
         for i in stream.claimed..base {
             if i >= stream.skipped && !taken(stream, i) {
-                return wrong(format!("acknowledges all below {base}, and has not received {i}"));
+                return wrong(format!("acknowledges all below {base}, but has not received {i}"));
             }
         }
         if base > stream.claimed {
@@ -295,7 +296,7 @@ impl Conversation {
     }
 
     fn data_taken(&mut self, packet: &Packet, header: &DataHeader, frame: &[u8]) {
-        // Whichever stream it belongs to: a copy that comes later, in another life, was not placed.
+        // In any stream: a copy that arrives later, in another life, was not placed.
         let placed = peek(frame).filter(|light| self.placed.has(*light));
         if let Some(light) = placed {
             self.placed.remove(light);
@@ -311,7 +312,7 @@ impl Conversation {
         }
     }
 
-    /// What ACKs have claimed is published by now.
+    /// Packets named by ACKs must be published by now.
     fn check_claims(&mut self, at: u64, violations: &mut Violations) {
         for (key, from, to) in self.claims.drain(..) {
             let Some(stream) = self.streams.get(&key) else { continue };
@@ -319,7 +320,7 @@ impl Conversation {
                 let hidden = sent.state & TAKEN != 0 && sent.light.is_some_and(|light| !self.shown.has(light));
                 if hidden && i >= stream.skipped {
                     violations.add(at, Kind::Other("receiver"), || {
-                        format!("host {}, CID {:#x}: says that packet {i} is published, and it is not", key.0, key.1)
+                        format!("host {}, CID {:#x}: claims that packet {i} is published, but it is not", key.0, key.1)
                     });
                     break;
                 }
@@ -344,7 +345,7 @@ impl Conversation {
         }
     }
 
-    /// One packet of a datagram; `None`: what is none.
+    /// One packet of a datagram; `None` if it is invalid.
     fn wire_packet(
         &mut self,
         at: u64,
@@ -366,7 +367,7 @@ impl Conversation {
                 }
             }
             (Wire::Sent, None) => {
-                violations.add(at, Kind::Other("sender"), || format!("host {} sends what is no packet", packet.src));
+                violations.add(at, Kind::Other("sender"), || format!("host {} sends an invalid packet", packet.src));
             }
             _ => {}
         }
@@ -396,7 +397,7 @@ impl Checker for Conversation {
     fn shown(&mut self, at: u64, guest: u32, frame: &[u8], violations: &mut Violations) {
         self.shown.add(frame);
         if frame.get(..6) != Some(&self.macs[guest as usize]) {
-            violations.add(at, Kind::WrongGuest, || format!("guest {guest} is shown a frame for another address"));
+            violations.add(at, Kind::WrongGuest, || format!("guest {guest} gets a frame for another address"));
         }
     }
 
@@ -456,13 +457,13 @@ impl Checker for Conversation {
     }
 }
 
-/// A number that two frames share only if they are equal.
+/// A number that is equal only for equal frames.
 fn fingerprint(frame: &[u8]) -> u64 {
     let head = frame.chunks_exact(8).take(12).map(|c| u64::from_le_bytes(c.try_into().unwrap_or_default()));
     head.fold(frame.len() as u64, |hash, word| mix(hash ^ word))
 }
 
-/// Whether an ACK names what was not taken.
+/// Whether an ACK names packets that were not accepted.
 fn refuses(ack: &AckHeader) -> bool {
     matches!(ack.kind, AckKind::RateLimited | AckKind::NotTaken)
 }

@@ -1,26 +1,26 @@
-//! What must hold in every run, beside what the world itself checks ([`Flows`](crate::Flows): every packet of a flow once,
-//! in order, unchanged, at its guest; every byte of TCP; every handle).
+//! Invariants of every run, in addition to those that the world itself checks ([`Flows`](crate::Flows): every packet of
+//! a flow once, in order, unchanged, at its guest; every byte of TCP; every handle).
 //!
-//! | checker | what it holds the transport to |
+//! | checker | what it checks |
 //! |---|---|
-//! | [`Conversation`] | what the wire shows: PSNs, retransmissions, ACKs that never claim too much or come too late, giving up |
+//! | [`Conversation`] | packets on the wire: PSNs, retransmissions, ACKs that never claim too much or come too late, giving up |
 //! | [`Bounds`] | windows, pages, connections, timers within their bounds at any time; nothing left at the end |
-//! | [`Account`] | every packet that was sent reliably is counted as received, given up, or sent again by a connection that restarted |
+//! | [`Account`] | every packet that was sent reliably is counted as received, given up, or retransmitted by a connection that restarted |
 //! | [`Blame`] | no path is suspect in a network that lost nothing |
-//! | [`Patience`] | no buffer is held forever, and while the network is whole everything arrives in time |
+//! | [`Patience`] | no buffer is held forever, and without faults everything arrives in time |
 //!
-//! When a packet of a light guest's flow need not arrive, exactly (everything else is a violation):
+//! A packet of a light guest's flow may fail to arrive only in these cases (everything else is a violation):
 //!
-//! - it left as plain VXLAN: its network or pair is not carried reliably, no connection could be had, or it was given up
-//!   after three timeouts (PROTOCOL §14.1), or all paths were silent (§14.3);
-//! - a daemon died that had taken it from its guest and not given it back, or that had placed it for its guest and not
-//!   shown it (it may have said so already, §9.2);
+//! - it left as plain VXLAN: its network or pair is not carried reliably, no connection could be set up, it was given
+//!   up after three timeouts (PROTOCOL §14.1), or all paths were silent (§14.3);
+//! - a daemon crashed that had taken it from its guest and not released it, or that had placed it for its guest and not
+//!   published it (it may have acknowledged it already, §9.2);
 //! - it was lost on purpose between its guest and the switch.
 //!
-//! It may arrive twice if it left as plain VXLAN, or was sent again on a connection that restarted (§4.6), which the
-//! wire shows by another CID. Such a packet may also come after later ones of its flow: what is held behind it is published
-//! when the receiver restarts, since it was acknowledged. Otherwise order breaks only with plain VXLAN, or in a network
-//! without order.
+//! It may arrive twice if it left as plain VXLAN, or was retransmitted on a connection that restarted (§4.6), which the
+//! wire shows by another CID. Such a packet may also arrive after later ones of its flow: packets held behind it are
+//! published when the receiver restarts, because they were acknowledged. Otherwise order breaks only with plain VXLAN,
+//! or in a network without order.
 
 mod account;
 mod blame;
@@ -39,18 +39,17 @@ pub use patience::Patience;
 use crate::checker::Checker;
 use crate::world::World;
 
-/// Longest time, ns, from the moment when a whole network and all hosts are back, or a packet is fetched, until it is with
-/// its guest.
+/// Longest time, ns, from the end of all faults, or from the fetch of a packet, until it reaches its guest.
 ///
 /// The longest chain is: an RTO at its ceiling (50 ms by default, 100 ms in the swarm), doubled three times until the
 /// packet is given up (1 + 2 + 4 + 8 = 15 of them: 1.5 s); before that a suspect path that is probed every 100 ms at
-/// worst; behind a window full of others that are sent again eight in an RTO; SKIPs that back off to 1 s.
+/// worst; behind a full window whose packets are retransmitted eight per RTO; SKIPs that back off to 1 s.
 pub const LIVENESS_NS: u64 = 5_000_000_000;
 
 /// Longest time, ns, for which a guest's buffer is held whatever happens to network and peer, while its own host runs.
 ///
-/// As [`LIVENESS_NS`], but each 8 packets of a window of 4096 wait for a timeout of their own, because the peer is there
-/// and its guest takes nothing.
+/// As [`LIVENESS_NS`], but each 8 packets of a window of 4096 wait for a separate timeout, because the peer responds
+/// but its guest takes nothing.
 pub const HELD_NS: u64 = 60_000_000_000;
 
 /// Adds all checkers to a world.

@@ -1,4 +1,4 @@
-//! No buffer is held forever, and while all is well everything arrives in time.
+//! No buffer is held forever, and without faults everything arrives in time.
 
 use std::collections::VecDeque;
 
@@ -15,14 +15,14 @@ use crate::port::SimPort;
 use crate::violation::{Kind, Violations};
 use crate::world::World;
 
-/// Since when something waits.
+/// Start of a wait.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     since: u64,
     packet: (u32, u32),
 }
 
-/// The checker. Packets of light guests alone: TCP waits as long as it likes.
+/// The checker. Only for packets of light guests: TCP waits as long as it likes.
 #[derive(Debug)]
 pub struct Patience {
     calm: Calm,
@@ -30,25 +30,26 @@ pub struct Patience {
     hosts: Vec<u32>,
     /// By flow: the receiving guest's host.
     to: Vec<u32>,
-    /// By flow: the guests at its ends, as an index into `progress`.
+    /// By flow: the pair of guests, as an index into `progress`.
     pairs: Vec<usize>,
-    /// By pair of guests: when one got a packet of the other last, ns. Where little fits, packets wait for those before them.
+    /// By pair of guests: when one last received a packet of the other, ns. With little room, packets wait for those
+    /// before them.
     progress: Vec<u64>,
-    /// By host: fetched there and not given back; fetched there and not yet with the receiver; placed and not shown.
+    /// By host: fetched there and not released; fetched there and not yet at the receiver; placed and not published.
     fetched: Vec<VecDeque<Waiting>>,
     underway: Vec<VecDeque<Waiting>>,
     placed: Vec<VecDeque<Waiting>>,
     given_back: Seen,
     arrived: Seen,
     shown: Seen,
-    /// Guests that lose packets on their way to the switch.
+    /// Guests that lose packets between guest and switch.
     lossy: Vec<u32>,
     reaped: bool,
     idle_reap: u64,
 }
 
 impl Patience {
-    /// For this world.
+    /// Creates the checker for this world.
     pub fn new(world: &World) -> Self {
         let count = world.hosts().len();
         let queues = || vec![VecDeque::new(); count];
@@ -81,7 +82,7 @@ impl Patience {
     }
 }
 
-/// The oldest that has waited since `since` or longer and is not in `done`.
+/// The oldest packet that has waited since `since` or longer and is not in `done`.
 fn oldest(queue: &mut VecDeque<Waiting>, done: &Seen) -> Option<Waiting> {
     while let Some(front) = queue.front() {
         if !done.has(front.packet) {
@@ -97,7 +98,7 @@ impl Checker for Patience {
         if what == Wire::Sent
             && let Some(frame) = packet.plain()
         {
-            // What becomes of it is the network's business.
+            // From here on the network decides about it.
             self.arrived.add(frame);
         }
     }
@@ -113,7 +114,7 @@ impl Checker for Patience {
     }
 
     fn placed(&mut self, at: u64, guest: u32, frame: &[u8], _: &mut Violations) {
-        // What a corrupted frame says is no flow's.
+        // A corrupted frame belongs to no flow.
         let Some(packet) = peek(frame).filter(|packet| self.shown.knows(*packet)) else { return };
         if !self.shown.has(packet) {
             let host = self.host(guest);
@@ -151,8 +152,8 @@ impl Checker for Patience {
                 format!("host {host} has held packet {seq} of flow {flow} since {:.3} ms", w.since as f64 / 1e6)
             });
         }
-        // A sender that died, or forgot the connection, does not say what it gave up: that ends with the connection at the
-        // receiver, and with it the wait of what is behind.
+        // A sender that crashed, or forgot the connection, does not report what it gave up: the wait of packets behind
+        // ends when the receiver drops the connection.
         let most = if self.calm.crashed || self.reaped { self.idle_reap + LIVENESS_NS } else { LIVENESS_NS };
         if let (Some(w), Some(calm)) = (oldest(&mut self.underway[h], &self.arrived), calm)
             && at.saturating_sub(w.since.max(calm).max(self.last_progress(w.packet.0))) > most
@@ -160,7 +161,7 @@ impl Checker for Patience {
             self.underway[h].pop_front();
             violations.add(at, Kind::NoProgress, || {
                 let ((flow, seq), ms) = (w.packet, w.since as f64 / 1e6);
-                format!("packet {seq} of flow {flow}, fetched by host {host} at {ms:.3} ms, is not with its guest")
+                format!("packet {seq} of flow {flow}, fetched by host {host} at {ms:.3} ms, has not reached its guest")
             });
         }
         if let (Some(w), Some(calm)) = (oldest(&mut self.placed[h], &self.shown), calm)
@@ -169,7 +170,7 @@ impl Checker for Patience {
             self.placed[h].pop_front();
             violations.add(at, Kind::Other("held"), || {
                 let ((flow, seq), ms) = (w.packet, w.since as f64 / 1e6);
-                format!("host {host} has placed packet {seq} of flow {flow} at {ms:.3} ms and not shown it")
+                format!("host {host} has placed packet {seq} of flow {flow} at {ms:.3} ms and not published it")
             });
         }
     }
@@ -184,12 +185,12 @@ impl Checker for Patience {
             self.underway[host].clear();
         }
         let Action::Crash(host) = action else { return };
-        // Gone with the daemon: what it had fetched, and what it had placed.
+        // Lost with the daemon: fetched and placed packets.
         let h = *host as usize;
         self.fetched[h].clear();
         self.underway[h].clear();
         self.placed[h].clear();
-        // What was placed there and acknowledged is lost; whether it was cannot be seen from here.
+        // Packets placed there and acknowledged are lost; the sender cannot see that.
         let to = &self.to;
         for queue in &mut self.underway {
             queue.retain(|w| to.get(w.packet.0 as usize) != Some(host));

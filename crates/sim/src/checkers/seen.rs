@@ -2,7 +2,7 @@
 
 use crate::flows::peek;
 
-/// Numbers of packets are below this: what a plain frame says was not protected on its way.
+/// Upper bound of packet numbers: the content of a plain frame was not protected in flight.
 const MOST_PACKETS: u32 = 1 << 24;
 
 /// Packets by flow and number.
@@ -10,12 +10,12 @@ const MOST_PACKETS: u32 = 1 << 24;
 pub(super) struct Seen(Vec<Vec<u64>>);
 
 impl Seen {
-    /// None of these flows.
+    /// An empty set for these flows.
     pub(super) fn none_of(flows: u32) -> Seen {
         Seen(vec![Vec::new(); flows as usize])
     }
 
-    /// Adds the packet of a frame; false if it was there, `None` if it is no light guest's.
+    /// Adds the packet of a frame; false if it was there, `None` if it is not a light guest's.
     pub(super) fn add(&mut self, frame: &[u8]) -> Option<bool> {
         let (flow, seq) = peek(frame).filter(|(_, seq)| *seq < MOST_PACKETS)?;
         let words = self.0.get_mut(flow as usize)?;
@@ -28,19 +28,19 @@ impl Seen {
         Some(new)
     }
 
-    /// Whether there can be such a packet.
+    /// Whether such a packet can exist.
     pub(super) fn knows(&self, (flow, seq): (u32, u32)) -> bool {
         (flow as usize) < self.0.len() && seq < MOST_PACKETS
     }
 
-    /// Takes a packet out.
+    /// Removes a packet.
     pub(super) fn remove(&mut self, (flow, seq): (u32, u32)) {
         if let Some(word) = self.0.get_mut(flow as usize).and_then(|words| words.get_mut(seq as usize / 64)) {
             *word &= !(1 << (seq % 64));
         }
     }
 
-    /// Whether a packet is there.
+    /// Whether the set contains a packet.
     pub(super) fn has(&self, (flow, seq): (u32, u32)) -> bool {
         self.0
             .get(flow as usize)

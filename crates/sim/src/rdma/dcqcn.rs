@@ -1,23 +1,23 @@
-//! DCQCN (SIGCOMM'15, section 3): the rate of a queue pair follows marks, as NICs have it in hardware.
+//! DCQCN (SIGCOMM'15, section 3): congestion marks control the rate of a queue pair, as in NIC hardware.
 
-/// Constants of a reaction point. Rates in bits a second, times in ns.
+/// Constants of a reaction point. Rates in bits per second, times in ns.
 #[derive(Clone, Copy, Debug)]
 pub struct DcqcnConfig {
-    /// Of the link.
+    /// Rate of the link.
     pub line: f64,
-    /// Gain of the estimate of how much is marked.
+    /// Gain of the estimate of the marked share.
     pub gain: f64,
     /// Period of the rate's timer.
     pub timer_ns: u64,
-    /// Bytes that count as a period, too.
+    /// Bytes that also count as a period.
     pub bytes: u64,
-    /// Periods of fast recovery.
+    /// Number of periods of fast recovery.
     pub recovery: u32,
-    /// Added to the target in each period after it.
+    /// Additive increase of the target in each period after fast recovery.
     pub additive: f64,
-    /// Added in each after as many periods of both kinds.
+    /// Hyper increase in each period after as many periods of both kinds.
     pub hyper: f64,
-    /// The receiver's pause between two notifications to a queue pair.
+    /// Minimum interval between two notifications from the receiver to a queue pair.
     pub notify_ns: u64,
 }
 
@@ -36,7 +36,7 @@ impl DcqcnConfig {
         }
     }
 
-    /// The same with the rate's timer that NICs are delivered with (`rpg_time_reset`), which recovers more slowly.
+    /// The same with the NICs' default rate timer (`rpg_time_reset`), which recovers more slowly.
     pub const fn slow(line: f64) -> Self {
         DcqcnConfig { timer_ns: 300_000, ..Self::new(line) }
     }
@@ -65,7 +65,7 @@ impl Dcqcn {
         Dcqcn { config, rate, target, alpha: 1.0, alpha_at: 0, timer_at: 0, sent_bytes: 0, periods: (0, 0) }
     }
 
-    /// Bits a second.
+    /// Current rate, bits per second.
     pub(super) fn rate(&mut self, now: u64) -> f64 {
         if self.rate >= self.config.line {
             (self.alpha_at, self.timer_at) = (now, now);
@@ -83,7 +83,7 @@ impl Dcqcn {
         self.rate
     }
 
-    /// So much has left.
+    /// This many bytes were sent.
     pub(super) fn on_sent(&mut self, bytes: u64) {
         self.sent_bytes += bytes;
         if self.sent_bytes >= self.config.bytes {
@@ -93,7 +93,7 @@ impl Dcqcn {
         }
     }
 
-    /// The receiver has told of marks.
+    /// A notification arrived.
     pub(super) fn on_notification(&mut self, now: u64) {
         self.rate(now);
         self.target = self.rate;
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_when_told_and_recovers_in_five_periods() {
+    fn halves_after_a_notification_and_recovers_in_five_periods() {
         let mut dcqcn = Dcqcn::new(DcqcnConfig::new(40e9));
         assert_eq!(dcqcn.rate(1000), 40e9);
         dcqcn.on_notification(1000);
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(dcqcn.rate(1000 + 54_999), 20e9);
         assert_eq!(dcqcn.rate(1000 + 55_000), 30e9);
         assert_eq!(dcqcn.rate(1000 + 5 * 55_000), 39.375e9);
-        // Without marks for long, the estimate falls, and the next notification costs less.
+        // After a long time without marks, the estimate falls, and the next notification costs less.
         let before = dcqcn.rate(500 * 55_000);
         dcqcn.on_notification(500 * 55_000);
         assert!(dcqcn.rate(500 * 55_000) > before * 0.9);

@@ -1,88 +1,89 @@
-//! What the network of an [`RdmaWorld`](super::RdmaWorld) is like, and what it has counted.
+//! The network of an [`RdmaWorld`](super::RdmaWorld), and its counters.
 
 /// Links and switches.
 #[derive(Clone, Copy, Debug)]
 pub struct Fabric {
-    /// Of each host's link, bits a second.
+    /// Rate of each host's link, bits per second.
     pub rate: f64,
-    /// From host to host over one switch without queues, one way, ns.
+    /// One-way delay from host to host over one switch without queues, ns.
     pub delay_ns: u64,
-    /// Of the packets that enter their first switch, the share that is damaged and dropped.
+    /// Share of the packets that are damaged and dropped at their first switch.
     pub loss: f64,
     /// Buffer of each switch, shared by all its ports, bytes.
     pub buffer_bytes: u64,
-    /// Priority flow control, if there is any.
+    /// Priority flow control, if enabled.
     pub pause: Option<Pause>,
-    /// Marks of congestion, if there are any.
+    /// Congestion marks, if enabled.
     pub mark: Option<Mark>,
-    /// What else goes wrong on the way.
+    /// Other faults.
     pub trouble: Trouble,
 }
 
 impl Fabric {
-    /// A network of this rate and delay, with 16 MiB of buffer in each switch, that drops what does not fit.
+    /// A network of this rate and delay, with 16 MiB of buffer in each switch, that drops packets that do not fit.
     pub const fn new(rate: f64, delay_ns: u64) -> Self {
         let trouble = Trouble { duplicated: 0.0, held: 0.0, held_ns: 0, corrupted: 0.0, dead_paths: 0 };
         Fabric { rate, delay_ns, loss: 0.0, buffer_bytes: 16 << 20, pause: None, mark: None, trouble }
     }
 }
 
-/// Which switches there are.
+/// Topology of the switches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Topology {
     /// One switch.
     #[default]
     Star,
-    /// Two stages: each host is at a leaf, each leaf is connected with each spine. Flows are hashed onto spines (ECMP).
+    /// Two stages: each host is at a leaf, each leaf is connected to each spine. Flows are hashed onto spines (ECMP).
     LeafSpine {
-        /// Hosts of each leaf, which are numbered leaf by leaf.
+        /// Hosts per leaf; hosts are numbered leaf by leaf.
         leaves: Vec<u32>,
-        /// How many spines.
+        /// Number of spines.
         spines: u32,
-        /// Of each link between a leaf and a spine, bits a second.
+        /// Rate of each link between a leaf and a spine, bits per second.
         rate: f64,
-        /// Of such a link, one way, ns.
+        /// One-way delay of such a link, ns.
         delay_ns: u64,
     },
 }
 
-/// What goes wrong on the way, besides losses. Shares of the packets that enter their first switch are 0..=1.
+/// Faults other than losses. Shares of the packets at their first switch are 0..=1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Trouble {
-    /// Arrive twice.
+    /// Share that arrives twice.
     pub duplicated: f64,
-    /// Are held up, so that others overtake them.
+    /// Share that is delayed, so that others overtake.
     pub held: f64,
-    /// Those held up, and second copies, are late by up to that, ns.
+    /// Maximum delay of those, and of second copies, ns.
     pub held_ns: u64,
-    /// Have one bit flipped, which the NIC's checksum finds.
+    /// Share with one flipped bit, which the NIC's checksum detects.
     pub corrupted: f64,
-    /// Which of eight paths lose everything: bit i is path i. Addresses and UDP source port choose the path.
+    /// Paths that lose everything, out of eight: bit i is path i. Addresses and UDP source port select the path.
     pub dead_paths: u8,
 }
 
-/// Priority flow control (IEEE 802.1Qbb) of the class of data; urgent queue pairs are in another class. A switch pauses
-/// the transmitter at the other end of a link, a host or a port of another switch, when more than `off_bytes` of what came
-/// over this link are in its buffer, and lets it go on below `on_bytes`. A paused port holds up everything in its queue,
-/// wherever it goes. A host pauses its switch when its NIC's receive buffer is half full, and lets it go on at a quarter.
+/// Priority flow control (IEEE 802.1Qbb) of the data class; urgent queue pairs are in another class. A switch pauses
+/// the transmitter at the other end of a link, a host or a port of another switch, when more than `off_bytes` of the
+/// packets from this link are in its buffer, and resumes it below `on_bytes`. A paused port delays everything in its
+/// queue, whatever its destination. A host pauses its switch when its NIC's receive buffer is half full, and resumes it
+/// at a quarter.
 #[derive(Clone, Copy, Debug)]
 pub struct Pause {
-    /// Above, bytes.
+    /// Pause above this, bytes.
     pub off_bytes: u64,
-    /// Below, bytes.
+    /// Resume below this, bytes.
     pub on_bytes: u64,
-    /// Between switches, too, and not only between hosts and their leaf.
+    /// Between switches, too, not only between hosts and their leaf.
     pub between_switches: bool,
 }
 
-/// Marks of congestion (ECN; RED in the queue of each port, as DCQCN asks for).
+/// Congestion marks (ECN; RED in the queue of each port, as DCQCN requires).
 #[derive(Clone, Copy, Debug)]
 pub struct Mark {
-    /// Nothing is marked below, bytes.
+    /// No marks below this queue length, bytes.
     pub from_bytes: u64,
-    /// Everything is marked above, bytes.
+    /// All packets are marked above this queue length, bytes.
     pub to_bytes: u64,
-    /// Share that is marked just below `to_bytes`.
+    /// Marked share just below `to_bytes`.
     pub share: f64,
 }
 
@@ -100,33 +101,33 @@ impl Mark {
     }
 }
 
-/// What the fabric has counted.
+/// Counters of the fabric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets that entered their first switch.
     pub sent_packets: u64,
-    /// Those that were damaged.
+    /// Packets that were damaged.
     pub damaged_packets: u64,
-    /// Those that found no buffer in a switch.
+    /// Packets dropped because a switch had no buffer.
     pub dropped_packets: u64,
-    /// Those that found no buffer in the NIC that they were for.
+    /// Packets dropped because the receiving NIC had no buffer.
     pub overrun_packets: u64,
-    /// Those that were for no known host.
+    /// Packets to unknown hosts.
     pub stray_packets: u64,
-    /// Those whose link or path was down.
+    /// Packets whose link or path was down.
     pub link_down_packets: u64,
-    /// Those that had a bit flipped.
+    /// Packets with a flipped bit.
     pub corrupted_packets: u64,
     /// Second copies.
     pub duplicated_packets: u64,
-    /// Those that were held up.
+    /// Packets that were delayed.
     pub held_packets: u64,
-    /// Those that were marked.
+    /// Packets that were marked.
     pub marked_packets: u64,
-    /// Most bytes in the buffer of a switch.
+    /// Maximum buffer use of a switch, bytes.
     pub queue_bytes_max: u64,
-    /// Times that a transmitter was paused.
+    /// Number of pauses of transmitters.
     pub pauses: u64,
-    /// Times that a host had something to do without end while no time passed.
+    /// Times that a host was busy endlessly without progress of time.
     pub livelocks: u64,
 }

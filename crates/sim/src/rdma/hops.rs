@@ -1,32 +1,32 @@
-//! Links, the queues of switches' ports, and which way a packet goes.
+//! Links, queues of switch ports, and routing.
 
 use std::collections::VecDeque;
 
 use super::fabric::Topology;
 
-/// Where a link ends.
+/// The end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Host(u32),
     Switch(u32),
 }
 
-/// A transmitter and the wire behind it: of a host's NIC, or of a port of a switch.
+/// A transmitter and its wire: of a host's NIC, or of a switch port.
 #[derive(Debug)]
 pub(super) struct Link {
-    /// The switch whose port this is.
+    /// The switch that the port belongs to.
     pub(super) from: Option<u32>,
     pub(super) to: End,
-    /// Bits a second and ns, where they are not those of hosts' links.
+    /// Bits per second and ns, if they differ from those of hosts' links.
     own: Option<(f64, u64)>,
-    /// The other end has paused the class of data, since when, and for how long before, ns.
+    /// Whether the other end has paused the data class: since when, and the total before, ns.
     pub(super) paused: bool,
     paused_since: u64,
     paused_ns: u64,
-    /// Bytes of data that came over this link and are in the buffer at its end; whether it was told to pause.
+    /// Data bytes from this link in the buffer at its end, and whether it was paused.
     pub(super) inside_bytes: u64,
     pub(super) told: bool,
-    /// Of a switch: what waits, datagrams of control first, and what is on its way.
+    /// For a switch: waiting packets, control datagrams first, and the one being sent.
     pub(super) urgent: VecDeque<u32>,
     pub(super) waiting: VecDeque<u32>,
     pub(super) queue_bytes: u64,
@@ -61,7 +61,7 @@ impl Link {
         self.own.map_or(hosts, |own| own.1)
     }
 
-    /// Between two switches.
+    /// For links between two switches.
     pub(super) fn is_between_switches(&self) -> bool {
         self.own.is_some()
     }
@@ -71,12 +71,12 @@ impl Link {
         (self.paused, self.paused_since) = (paused, now);
     }
 
-    /// For how long data was paused, ns.
+    /// How long data was paused, ns.
     pub(super) fn paused_ns(&self, now: u64) -> u64 {
         self.paused_ns + if self.paused { now - self.paused_since } else { 0 }
     }
 
-    /// The next packet to be sent.
+    /// The next packet to send.
     pub(super) fn next(&mut self) -> Option<u32> {
         self.urgent.pop_front().or_else(|| if self.paused { None } else { self.waiting.pop_front() })
     }
@@ -86,10 +86,10 @@ impl Link {
 #[derive(Debug)]
 pub(super) struct Hops {
     pub(super) links: Vec<Link>,
-    /// Bytes in the buffer of each switch.
+    /// Buffer use of each switch, bytes.
     pub(super) buffered_bytes: Vec<u64>,
     hosts: u32,
-    /// Of each host.
+    /// The same per host.
     leaf: Vec<u32>,
     leaves: u32,
     spines: u32,

@@ -1,27 +1,28 @@
-//! What a host and its NIC cost: PCIe, the cache of queue pairs' state, and the processor.
+//! Costs of a host and its NIC: PCIe, the cache of queue pair contexts, and the processor.
 //!
-//! The NIC's own logic is `bifrost-rnic`; this says when what it does is done.
+//! `bifrost-rnic` is the NIC's logic; this module determines when its actions complete.
 
 use std::collections::VecDeque;
 
-/// A model of a host. Rates are in bits a second, times in ns. [`Machine::default`] costs nothing.
+/// A model of a host. Rates are in bits per second, times in ns. [`Machine::default`] costs nothing.
 ///
 /// Sources: the rate of PCIe 3.0 with 8 lanes and payloads of 256 bytes, and the latency of a read, are those of
-/// *Understanding PCIe performance* (SIGCOMM'18); 2 MB of state in a NIC and 375 bytes a queue pair those of eRPC (NSDI'19,
-/// section 4.3.3). Half of that is taken for the generation before. Processor time is that of this engine: 5,548
-/// instructions a chunk for both ends (docs/COST.md), two a cycle at 2.9 GHz, over four requests and completions at each end.
+/// *Understanding PCIe performance* (SIGCOMM'18); 2 MB of contexts in a NIC and 375 bytes per queue pair those of eRPC
+/// (NSDI'19, section 4.3.3). The previous generation is assumed to have half of that. Processor time is that of this
+/// engine: 5,548 instructions per chunk for both ends (docs/COST.md), two per cycle at 2.9 GHz, over four requests and
+/// completions at each end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
-    /// Payload that PCIe carries in each direction. 0: nothing is written to memory, as after a machine check.
+    /// PCIe payload rate in each direction. 0: nothing is written to memory, as after a machine check.
     pub pcie_rate: f64,
-    /// From asking for data over PCIe until it is there. The NIC reads ahead, so this delays packets and takes no rate.
+    /// Latency of a read over PCIe. The NIC reads ahead, so this delays packets and does not reduce the rate.
     pub dma_ns: u64,
-    /// States of queue pairs that the NIC holds, requester and responder counted separately; 0: all. A packet of any
-    /// other waits for its state for `dma_ns`, and so does what is behind it.
+    /// Number of contexts that the NIC caches, requester and responder counted separately; 0: unlimited. A packet of
+    /// another queue pair waits `dma_ns` for its context, and so do all packets behind it.
     pub states: u32,
     /// Memory of the NIC for packets that wait for PCIe, bytes.
     pub receive_buffer: u64,
-    /// Processor time for a request that is posted, or a completion that is polled.
+    /// Processor time per posted request or polled completion.
     pub operation_ns: u64,
 }
 
@@ -40,25 +41,25 @@ impl Default for Machine {
     }
 }
 
-/// What a model has counted.
+/// Counters of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MachineCounts {
-    /// Packets whose queue pair's state was in the NIC.
+    /// Packets whose context was in the NIC.
     pub state_hits: u64,
-    /// Packets that waited for it.
+    /// Packets that waited for their context.
     pub state_misses: u64,
     /// Processor time, ns.
     pub busy_ns: u64,
 }
 
-/// A model at work.
+/// State of a model.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) machine: Machine,
     pub(super) counts: MachineCounts,
     /// The processor is busy until then.
     pub(super) busy_until: u64,
-    /// Packets that wait for PCIe, and whether the first one is on its way.
+    /// Packets that wait for PCIe, and whether the first one is being transferred.
     pub(super) arrived: VecDeque<u32>,
     pub(super) is_writing: bool,
     pub(super) arrived_bytes: u64,
@@ -67,7 +68,7 @@ pub(super) struct Device {
     operations: u64,
 }
 
-/// Places in which the state of a queue pair can be.
+/// Slots of cached contexts.
 const WAYS: usize = 8;
 
 impl Device {
@@ -85,32 +86,32 @@ impl Device {
         }
     }
 
-    /// Whether packets go to memory at once.
+    /// Whether packets are written to memory at once.
     pub(super) fn is_ideal(&self) -> bool {
         self.machine.pcie_rate.is_infinite() && self.machine.dma_ns == 0
     }
 
-    /// A packet that leaves, of the queue pair `key`, is read from memory: when it is there, ns.
+    /// A packet to be sent for the queue pair `key` is read from memory: when it is available, ns.
     pub(super) fn read(&mut self, now: u64, len: u64, key: u64) -> u64 {
         if self.is_ideal() {
             return now;
         }
         let wait = self.look_up(key);
         let rate = self.machine.pcie_rate.max(1.0);
-        // It was asked for while others were on the wire.
+        // It was requested while others were on the wire.
         let asked = self.reads_free.max(now.saturating_sub(self.machine.dma_ns));
         self.reads_free = asked + wait + (len as f64 * 8e9 / rate) as u64;
         self.reads_free.max(now)
     }
 
-    /// How long a packet that came in takes to get into memory; `None`: it does not.
+    /// How long writing a received packet to memory takes; `None`: it is never written.
     pub(super) fn write_ns(&mut self, len: u64, key: u64) -> Option<u64> {
         let wait = self.look_up(key);
         (self.machine.pcie_rate > 0.0).then(|| wait + (len as f64 * 8e9 / self.machine.pcie_rate) as u64)
     }
 
-    /// Charges the processor for what was posted and polled; `operations` counts from the beginning, and from 0 after the NIC was
-    /// replaced.
+    /// Charges the processor for posted requests and polled completions; `operations` counts from the beginning, and
+    /// from 0 after the NIC was replaced.
     pub(super) fn charge(&mut self, now: u64, operations: u64) {
         let done = operations.checked_sub(self.operations).unwrap_or(operations);
         let cost = done * self.machine.operation_ns;
@@ -119,7 +120,7 @@ impl Device {
         self.busy_until = self.busy_until.max(now) + cost;
     }
 
-    /// Time until the state of a queue pair is in the NIC.
+    /// Time until the context of a queue pair is in the NIC.
     fn look_up(&mut self, key: u64) -> u64 {
         if self.states.is_empty() {
             return 0;
@@ -128,7 +129,7 @@ impl Device {
         let (set, tag) = (hash as usize % self.states.len(), (hash >> 33) as u32);
         let ways = &mut self.states[set];
         let at = ways.iter().position(|way| *way == tag);
-        // The one used longest ago goes.
+        // Evicts the least recently used one.
         ways[..=at.unwrap_or(WAYS - 1)].rotate_right(1);
         ways[0] = tag;
         let is_there = at.is_some();
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queue_pairs_beyond_the_cache_wait_for_their_state() {
+    fn queue_pairs_beyond_the_cache_wait_for_their_context() {
         let machine = Machine { states: 1024, ..Machine::OLD };
         for (queue_pairs, share) in [(256, 0.01), (512, 0.05), (1 << 16, 0.97)] {
             let mut device = Device::new(machine);

@@ -1,4 +1,4 @@
-//! Hosts that all send to some others, over one stack or another.
+//! Hosts that send to many others, over one of several stacks.
 
 use anyhow::{Result, bail, ensure};
 use bifrost_rnic::{Nic, Qpn};
@@ -7,7 +7,7 @@ use super::{
     DcqcnConfig, Fabric, Load, Machine, MessageNode, MessageOptions, Node, RcMesh, RdmaWorld, Topology, connect, nic,
 };
 
-/// What a host runs.
+/// Network stack of a host.
 #[derive(Clone, Copy, Debug)]
 pub enum Stack {
     /// The message engine, over UC.
@@ -16,18 +16,18 @@ pub enum Stack {
     Rc(Option<DcqcnConfig>),
 }
 
-/// Hosts, and what they send. Each has messages of `len` bytes open to random ones of its peers, `depth` at a time.
+/// Hosts and their traffic. Each has messages of `len` bytes open to random peers, `depth` at a time.
 #[derive(Clone, Debug)]
 pub struct Mesh {
-    /// Of each host.
+    /// The stack of each host.
     pub hosts: Vec<(Stack, Machine)>,
-    /// From whom to whom there are connections.
+    /// Connections: from, to.
     pub pairs: Vec<(usize, usize)>,
-    /// Bytes of a message.
+    /// Length of a message, bytes.
     pub len: u32,
-    /// Open messages of a host.
+    /// Open messages per host.
     pub depth: u32,
-    /// What a receiver lets be on its way to it, bytes (RDM §5.6); the library's default is 4 MiB.
+    /// Maximum bytes in flight to a receiver (RDM §5.6); the library's default is 4 MiB.
     pub inbound: u64,
     /// Payload of a packet, bytes.
     pub mtu: u16,
@@ -44,7 +44,7 @@ impl Mesh {
     /// A world of these hosts.
     ///
     /// # Errors
-    /// When hosts of two stacks are connected, or a NIC refuses a value.
+    /// If hosts with different stacks are connected, or a NIC refuses a value.
     pub fn world(&self, fabric: Fabric, topology: &Topology, seed: u64) -> Result<RdmaWorld<MeshHost>> {
         let mut hosts = Vec::new();
         for (index, (stack, _)) in self.hosts.iter().enumerate() {
@@ -81,9 +81,9 @@ impl Mesh {
 /// A host of a [`Mesh`].
 #[derive(Debug)]
 pub enum MeshHost {
-    /// Of the message engine.
+    /// The message engine.
     Engine(Box<MessageNode>),
-    /// Of RC.
+    /// RC.
     Rc(Box<RcMesh>),
 }
 
@@ -96,10 +96,10 @@ impl MeshHost {
         }
     }
 
-    /// Connections that have failed.
+    /// Number of failed connections.
     ///
     /// # Errors
-    /// When a message is not the one that follows.
+    /// If a message is out of sequence.
     pub fn failed(&self) -> Result<u64> {
         match self {
             MeshHost::Engine(host) => {

@@ -1,4 +1,4 @@
-//! A host whose application sends messages over the engine.
+//! A host whose application sends messages with the engine.
 
 use std::collections::HashMap;
 
@@ -13,31 +13,31 @@ use bifrost_wire::rdm::SetupKind;
 use super::Node;
 use crate::Rng;
 
-/// What the application sends on each connection that it opened.
+/// Traffic of the application on each connection that it opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Bytes of a message, at least 8.
+    /// Length of a message, bytes, at least 8.
     pub len: usize,
-    /// Messages that are open at a time.
+    /// Number of open messages.
     pub depth: u32,
-    /// When the first one is sent, ns; the second connection begins `stagger_ns` later, and so on.
+    /// When the first one is sent, ns; the second connection starts `stagger_ns` later, and so on.
     pub begin_ns: u64,
-    /// Between connections, ns.
+    /// Delay between the starts of connections, ns.
     pub stagger_ns: u64,
 }
 
-/// How connections are set up.
+/// Settings of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageOptions {
-    /// Who repeats what was lost.
+    /// The transport service.
     pub service: Service,
     /// Payload of a packet, bytes.
     pub mtu: u16,
     /// Work requests in flight on a lane.
     pub credits: u16,
-    /// ACK after as many work requests, 1..=16.
+    /// Number of work requests per ACK, 1..=16.
     pub ack_requests: u8,
-    /// The controller.
+    /// The congestion controller.
     pub swift: SwiftConfig,
     /// The length of chunks.
     pub chunking: Adaptive,
@@ -55,49 +55,49 @@ impl Default for MessageOptions {
 #[derive(Debug)]
 struct Sending {
     id: ConnectionId,
-    /// Messages that are open: which, and since when.
+    /// Open messages, and when each was sent.
     open: Vec<(MessageId, u64)>,
     next: u64,
     begin_ns: u64,
 }
 
-/// What came in on a connection.
+/// What arrived on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Messages.
+    /// Number of messages.
     pub messages: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
-/// A host that sends and receives messages. The application checks that each message is the one that follows.
+/// A host that sends and receives messages. The application checks the sequence of messages.
 #[derive(Debug)]
 pub struct MessageNode {
     host: Host<Nic>,
     load: Option<Load>,
-    /// The load's depth is that of the host, whose messages go to connections at random.
+    /// Whether the load's depth applies to the host, whose messages go to random connections.
     shares_depth: bool,
     random: Rng,
     sending: Vec<Sending>,
-    /// Connections of others to this host.
+    /// Connections that others opened to this host.
     receiving: Vec<ConnectionId>,
     received: HashMap<ConnectionId, Received>,
-    /// Messages that were not the next of their connection.
+    /// Messages out of sequence.
     wrong: u64,
     closed: u64,
     /// Bytes of messages that have arrived.
     sent_bytes: u64,
     /// From sending a message until the sender knows that it has arrived, ns.
     latencies_ns: Vec<u64>,
-    /// When messages came in, ns, if that is kept.
+    /// Arrival times of messages, ns, if recorded.
     arrivals_ns: Option<Vec<u64>>,
 }
 
 impl MessageNode {
-    /// A host without connections, of at most that many, and with `inbound` bytes that may be on their way to it.
+    /// A host without connections, for at most that many, and with at most `inbound` bytes in flight to it.
     ///
     /// # Errors
-    /// When the NIC is too small.
+    /// If the NIC is too small.
     pub fn new(nic: Nic, connections: u32, inbound: u64, seed: u64) -> Result<Self> {
         let host = Host::new(nic, HostConfig { connections, inbound, seed })?;
         Ok(MessageNode {
@@ -116,7 +116,7 @@ impl MessageNode {
         })
     }
 
-    /// From now on the application sends.
+    /// The application starts sending.
     pub fn send(&mut self, load: Load) {
         for (index, sending) in self.sending.iter_mut().enumerate() {
             sending.begin_ns = load.begin_ns + index as u64 * load.stagger_ns;
@@ -124,45 +124,47 @@ impl MessageNode {
         self.load = Some(load);
     }
 
-    /// From now on the application sends, each message on any of its connections; the load's depth is that of all together.
+    /// The application starts sending, each message on any of its connections; the load's depth is that of all
+    /// together.
     pub fn send_to_any(&mut self, load: Load) {
         self.shares_depth = true;
         self.send(load);
     }
 
-    /// The application sends nothing more.
+    /// The application stops sending.
     pub fn stop(&mut self) {
         self.load = None;
     }
 
-    /// From now on the first connection that this host opened uses `service`. How many messages it was given until now.
+    /// From now on the first connection that this host opened uses `service`. Returns the number of messages sent on it
+    /// so far.
     pub fn switch(&mut self, now_ns: u64, service: Service) -> u64 {
         let Some(sending) = self.sending.first() else { return 0 };
         self.host.switch(now_ns, sending.id, service);
         sending.next
     }
 
-    /// Messages that the application gave to the first connection.
+    /// Number of messages that the application sent on the first connection.
     pub fn given(&self) -> u64 {
         self.sending.first().map_or(0, |sending| sending.next)
     }
 
-    /// From now on it is kept when messages come in.
+    /// From now on arrival times of messages are recorded.
     pub fn keep_arrivals(&mut self) {
         self.arrivals_ns = Some(Vec::new());
     }
 
-    /// When messages came in, ns, in order.
+    /// Arrival times of messages, ns, in order.
     pub fn arrivals_ns(&self) -> &[u64] {
         self.arrivals_ns.as_deref().unwrap_or_default()
     }
 
-    /// What came in, by connection, in the order in which they were opened.
+    /// Traffic that arrived, by connection, in the order in which they were opened.
     pub fn received(&self) -> Vec<Received> {
         self.receiving.iter().map(|id| self.received.get(id).copied().unwrap_or_default()).collect()
     }
 
-    /// Bytes that came in.
+    /// Bytes that arrived.
     pub fn received_bytes(&self) -> u64 {
         self.received.values().map(|received| received.bytes).sum()
     }
@@ -172,17 +174,17 @@ impl MessageNode {
         self.sent_bytes
     }
 
-    /// Messages that were not the next of their connection, and connections that ended.
+    /// Messages out of sequence, and connections that ended.
     pub fn mistakes(&self) -> (u64, u64) {
         (self.wrong, self.closed)
     }
 
-    /// Takes the times of messages that have arrived since the last call, ns.
+    /// Returns the latencies of messages that have arrived since the last call, ns.
     pub fn take_latencies_ns(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.latencies_ns)
     }
 
-    /// What the engine has counted.
+    /// The engine's counters.
     pub fn counters(&self) -> &Counters {
         self.host.counters()
     }
@@ -271,7 +273,7 @@ impl Node for MessageNode {
 /// Opens a connection, on which `from` sends and `to` receives.
 ///
 /// # Errors
-/// When one of them has no room for it.
+/// If one of them has no room for it.
 pub fn connect(from: &mut MessageNode, to: &mut MessageNode, options: &MessageOptions) -> Result<()> {
     let mut limits = Limits::new(options.service, options.mtu);
     limits.credits = options.credits;

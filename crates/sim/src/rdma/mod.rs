@@ -1,8 +1,8 @@
 //! A second world: hosts with RDMA NICs and a network of switches, in virtual time.
 //!
-//! NICs are the software NIC itself (`bifrost-rnic`), and what runs above them is a [`Node`]: the message engine joined to
-//! its NIC ([`MessageNode`]), or a baseline ([`PlainRc`], [`RcMesh`], [`Uccl`]). Links, switches and what hosts cost are models. A seed
-//! decides everything.
+//! NICs are the software NIC itself (`bifrost-rnic`), used by a [`Node`]: the message engine with its NIC
+//! ([`MessageNode`]), or a baseline ([`PlainRc`], [`RcMesh`], [`Uccl`]). Links, switches and the costs of hosts are
+//! models. A seed decides everything.
 
 mod dcqcn;
 mod fabric;

@@ -1,4 +1,4 @@
-//! A baseline: what an application gets that writes over the reliable service (RC) of a NIC that goes back N.
+//! A baseline: an application that writes over the reliable service (RC) of a go-back-N NIC.
 
 use anyhow::{Context, Result};
 use bifrost_rnic::{
@@ -8,14 +8,14 @@ use bifrost_rnic::{
 
 use super::Node;
 
-/// One end of one connection: the first end writes, the second one is written to.
+/// One end of a connection: the first end writes to the second one.
 #[derive(Debug)]
 pub struct PlainRc {
     nic: Nic,
     queue: CqId,
     queue_pair: Qpn,
     memory: Region,
-    /// Address and key of the other end's memory, where this end writes.
+    /// Address and key of the other end's memory, which this end writes.
     to: Option<(u64, u32)>,
     len: u32,
     depth: u32,
@@ -25,17 +25,17 @@ pub struct PlainRc {
     errors: u64,
 }
 
-/// Repetitions without progress before a queue pair gives up: the most that there is (IBTA 9.9.2.4.1: 7 is a number of
-/// repetitions, too).
+/// Retries without progress before a queue pair gives up: the maximum (IBTA 9.9.2.4.1: 7 is an ordinary number of
+/// retries, too).
 const RETRIES: u8 = 7;
-/// Until the requester goes back by itself, ns: 4.096 us times 2 to the 10th.
+/// Retransmission timeout of the requester, ns: 4.096 us times 2 to the 10th.
 const TIMEOUT_NS: u64 = 4_194_304;
 
 impl PlainRc {
-    /// Two ends, connected. The first one has `depth` messages of `len` bytes open at a time.
+    /// Two connected ends. The first one has `depth` messages of `len` bytes open at a time.
     ///
     /// # Errors
-    /// When a NIC refuses a value.
+    /// If a NIC refuses a value.
     pub fn pair(nics: [Nic; 2], mtu: u16, len: u32, depth: u32) -> Result<[Self; 2]> {
         let mut ends = Vec::new();
         for mut nic in nics {
@@ -95,7 +95,7 @@ impl PlainRc {
     }
 
     fn post_receive(&mut self) -> Result<()> {
-        // What is written with immediate data uses a receive request, and none of its memory.
+        // A WRITE with immediate data consumes a receive request, but none of its memory.
         let slice = Slice { key: self.memory.key, offset: 0, len: 0 };
         Ok(self.nic.post_receive(self.queue_pair, ReceiveRequest { token: 0, slice })?)
     }

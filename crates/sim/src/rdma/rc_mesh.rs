@@ -1,5 +1,5 @@
-//! A baseline: hosts with many connections over the reliable service (RC) of NICs that go back N, with DCQCN for the rate:
-//! what an RDMA library gets that leaves reliability and congestion control to the NIC.
+//! A baseline: hosts with many connections over the reliable service (RC) of go-back-N NICs, with DCQCN: an RDMA
+//! library that leaves reliability and congestion control to the NIC.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,25 +18,25 @@ const BURST: u32 = 16 * 1024;
 /// Receive requests of each queue pair.
 const RECEIVES: u16 = 128;
 const RETRIES: u8 = 7;
-/// Until the requester goes back by itself, ns: 4.096 us times 2 to the 10th.
+/// Retransmission timeout of the requester, ns: 4.096 us times 2 to the 10th.
 const TIMEOUT_NS: u64 = 4_194_304;
 const QUEUE_KEY: u32 = 0x1234;
-/// Bytes of a notification: the sender's number of the connection.
+/// Length of a notification, bytes: the sender's number of the connection.
 const NOTIFICATION: usize = 4;
 
-/// A connection of which this host is the sender.
+/// A connection with this host as the sender.
 #[derive(Debug)]
 struct Flow {
     queue_pair: Qpn,
     to: (u64, u32),
     rate: Option<Dcqcn>,
-    /// Bytes that are not posted, of each open message that is not posted whole.
+    /// Bytes left to post, for each open message that is not completely posted.
     rest: VecDeque<u32>,
     free_ns: u64,
     failed: bool,
 }
 
-/// A connection of which this host is the receiver.
+/// A connection with this host as the receiver.
 #[derive(Debug)]
 struct Incoming {
     sender: Datagram,
@@ -56,7 +56,7 @@ pub struct RcMesh {
     open: u32,
     dcqcn: Option<DcqcnConfig>,
     flows: Vec<Flow>,
-    /// Flows that have something to post.
+    /// Flows with data to post.
     active: Vec<u32>,
     incoming: HashMap<u32, Incoming>,
     completions: Vec<Completion>,
@@ -66,10 +66,10 @@ pub struct RcMesh {
 }
 
 impl RcMesh {
-    /// A host that sends and gets messages of `len` bytes, of which `depth` are open at a time.
+    /// A host that sends and receives messages of `len` bytes, of which `depth` are open at a time.
     ///
     /// # Errors
-    /// When the NIC refuses a value.
+    /// If the NIC refuses a value.
     pub fn new(mut nic: Nic, len: u32, depth: u32, dcqcn: Option<DcqcnConfig>, seed: u64) -> Result<Self> {
         let queue = nic.create_queue()?;
         let control = nic.create_queue_pair(init(queue, Transport::Ud))?;
@@ -101,7 +101,7 @@ impl RcMesh {
     /// Opens a connection on which this host sends to another.
     ///
     /// # Errors
-    /// When a NIC refuses a value.
+    /// If a NIC refuses a value.
     pub fn connect(&mut self, to: &mut RcMesh, mtu: u16) -> Result<()> {
         let source_port = 0xc000 | (self.rng.next_u64() & 0x3fff) as u16;
         let mut ends = Vec::new();
@@ -145,7 +145,7 @@ impl RcMesh {
         self.sent_bytes
     }
 
-    /// Connections that have failed: nobody sets them up again.
+    /// Number of failed connections, which are not set up again.
     pub fn failed(&self) -> u64 {
         self.failed
     }
@@ -181,7 +181,7 @@ impl RcMesh {
         }
     }
 
-    /// Opens messages, and posts what rates allow.
+    /// Opens messages, and posts as the rates allow.
     fn emit(&mut self, now_ns: u64) {
         while self.open < self.depth && self.flows.iter().any(|flow| !flow.failed) {
             let at = self.rng.below(self.flows.len() as u64) as usize;
@@ -247,7 +247,7 @@ impl Node for RcMesh {
     }
 
     fn turn(&mut self, now_ns: u64) -> bool {
-        // Notifications lie in one slot: one at a time.
+        // Notifications use one slot: one at a time.
         let busy = self.nic.poll(self.queue, 1, &mut self.completions) > 0;
         for completion in std::mem::take(&mut self.completions) {
             self.on_completion(now_ns, &completion);

@@ -1,6 +1,7 @@
-//! A baseline after UCCL (its published defaults): software reliability over unreliable queue pairs. Chunks of 64 KB over 32
-//! queue pairs, each repeated whole when it is lost; an acknowledgement for 4 work requests; 32 duplicate acknowledgements
-//! or 500 us until a repetition; Timely (SIGCOMM'15) for the rate. Each chunk has a timer of its own here, which is kind.
+//! A baseline after UCCL (its published defaults): software reliability over unreliable queue pairs. Chunks of 64 KB
+//! over 32 queue pairs, retransmitted whole when lost; one acknowledgement per 4 work requests; retransmission after 32
+//! duplicate acknowledgements or 500 us; Timely (SIGCOMM'15) for the rate. Here each chunk has a separate timer, which
+//! favours this baseline.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -16,13 +17,13 @@ use super::Node;
 const QUEUE_PAIRS: usize = 32;
 const CHUNK: u32 = 64 * 1024;
 const ACK_EVERY: u32 = 4;
-/// An acknowledgement is sent after that time at the latest, ns.
+/// Maximum delay of an acknowledgement, ns.
 const ACK_DELAY_NS: u64 = 100_000;
 const RTO_NS: u64 = 500_000;
 const DUPLICATES: u32 = 32;
-/// Numbers behind the first missing one that an acknowledgement names.
+/// Numbers after the first missing one that an acknowledgement names.
 const NAMED: u32 = 128;
-/// Chunks in flight, at most: what acknowledgements can name.
+/// Maximum number of chunks in flight: what acknowledgements can name.
 const IN_FLIGHT: usize = NAMED as usize;
 const QUEUE_KEY: u32 = 0x1234;
 /// Receive requests of each queue pair.
@@ -34,11 +35,11 @@ struct Chunk {
     len: u32,
     sent_ns: u64,
     repeated: bool,
-    /// It waits in the queue of those that are to be repeated.
+    /// It is in the retransmission queue.
     is_lost: bool,
 }
 
-/// Timely's state. Rates in bytes a second.
+/// Timely's state. Rates in bytes per second.
 #[derive(Clone, Copy, Debug)]
 struct Timely {
     rate: f64,
@@ -72,7 +73,7 @@ impl Timely {
     }
 }
 
-/// One end of one connection: the first end sends, the second one receives.
+/// One end of a connection: the first end sends, the second one receives.
 #[derive(Debug)]
 pub struct Uccl {
     nic: Nic,
@@ -89,7 +90,7 @@ pub struct Uccl {
     open_max: u64,
     open_bytes: u64,
     next: u32,
-    /// Bytes of the message that is being cut into chunks.
+    /// Bytes of the message being split into chunks.
     rest: u32,
     chunks: BTreeMap<u32, Chunk>,
     lost: VecDeque<u32>,
@@ -109,10 +110,10 @@ pub struct Uccl {
 }
 
 impl Uccl {
-    /// Two ends, connected. The first one has `depth` messages of `len` bytes open at a time.
+    /// Two connected ends. The first one has `depth` messages of `len` bytes open at a time.
     ///
     /// # Errors
-    /// When a NIC refuses a value.
+    /// If a NIC refuses a value.
     pub fn pair(nics: [Nic; 2], mtu: u16, len: u32, depth: u32, rate: f64) -> Result<[Self; 2]> {
         let [a, b] = nics;
         let (mut a, mut b) = (Self::new(a, rate)?, Self::new(b, rate)?);
@@ -352,7 +353,7 @@ impl Node for Uccl {
 
     fn turn(&mut self, now_ns: u64) -> bool {
         self.now_ns = now_ns;
-        // Acknowledgements lie in one slot: one at a time.
+        // Acknowledgements use one slot: one at a time.
         let busy = self.nic.poll(self.queue, 1, &mut self.completions) > 0;
         for completion in std::mem::take(&mut self.completions) {
             self.on_completion(&completion);
@@ -369,7 +370,7 @@ impl Node for Uccl {
     fn next_deadline(&mut self, now_ns: u64) -> u64 {
         let open = self.chunks.values().filter(|chunk| !chunk.is_lost);
         let rto = open.map(|chunk| chunk.sent_ns + RTO_NS).min().unwrap_or(u64::MAX);
-        // What is held up by anything but the rate waits for an acknowledgement.
+        // A sender that is limited by anything but the rate waits for an acknowledgement.
         let free = if self.free_ns > now_ns { self.free_ns } else { u64::MAX };
         rto.min(free).min(self.ack_ns)
     }

@@ -12,21 +12,21 @@ use super::hops::{End, Hops};
 use super::machine::{Device, Machine, MachineCounts};
 use crate::Rng;
 
-/// Bytes around a UDP payload: Ethernet with preamble, check sequence and gap, IPv6, UDP.
+/// Overhead of a UDP payload, bytes: Ethernet with preamble, check sequence and gap, IPv6, UDP.
 pub const AROUND: usize = 38 + 40 + 8;
 
-/// Turns of a host at one time after which it is taken to have no end.
+/// Turns of a host at one time after which it is considered endless.
 const TURNS_MAX: u32 = 1 << 16;
 
 /// A host.
 pub trait Node {
     /// Its NIC.
     fn nic(&mut self) -> &mut Nic;
-    /// Looks at completions, runs timers and the application. Whether there was something to do.
+    /// Polls completions, runs timers and the application. Returns whether there was work to do.
     fn turn(&mut self, now_ns: u64) -> bool;
-    /// When it is due, ns; `u64::MAX`: when a packet comes in.
+    /// When it is due, ns; `u64::MAX`: when a packet arrives.
     fn next_deadline(&mut self, now_ns: u64) -> u64;
-    /// A packet for this queue pair came in that a switch had marked.
+    /// A packet for this queue pair arrived with a switch's congestion mark.
     fn on_mark(&mut self, now_ns: u64, queue_pair: Qpn) {
         let _ = (now_ns, queue_pair);
     }
@@ -36,13 +36,13 @@ pub trait Node {
 enum Event {
     /// A host is due.
     Turn(u32),
-    /// A packet has come to the end of its link.
+    /// A packet has reached the end of its link.
     Arrive(u32),
     /// A port of a switch has sent its packet.
     Sent(u32),
     /// The first packet in a NIC's receive buffer is in memory.
     Written(u32),
-    /// A transmitter is paused, or goes on.
+    /// A transmitter is paused or resumed.
     Pause(u32, bool),
 }
 
@@ -52,12 +52,13 @@ struct Packet {
     bytes: Vec<u8>,
     from: u32,
     to: u32,
-    /// The link over which it comes, or came into the switch that it is in.
+    /// The link of its arrival at the current switch or host.
     link: u32,
-    /// It was held up, or is a second copy: nothing else happens to it.
+    /// It was delayed, or is a second copy: no further fault applies.
     late: bool,
     marked: bool,
-    /// It is in the class of acknowledgements, which overtake and are not paused. What damages a packet later leaves that.
+    /// It is in the class of acknowledgements, which overtake data and are not paused. Later damage does not change
+    /// that.
     urgent: bool,
 }
 
@@ -68,11 +69,11 @@ struct Station<N> {
     device: Device,
     /// When the host's link is free again, ns.
     wire_free: u64,
-    /// The next turn that is in the queue of events, ns.
+    /// The next turn in the event queue, ns.
     turn_at: u64,
     /// Its link is down.
     down: bool,
-    /// Its process stands still until then, ns; its NIC does not.
+    /// Its process is paused until then, ns; its NIC is not.
     stalled_until: u64,
 }
 
@@ -81,7 +82,7 @@ struct Station<N> {
 pub struct RdmaWorld<N> {
     /// Virtual time, ns.
     pub now: u64,
-    /// What the fabric has counted.
+    /// The fabric's counters.
     pub counts: Counts,
     /// Number of events after which the world stops.
     pub most_events: u64,
@@ -153,7 +154,7 @@ impl<N: Node> RdmaWorld<N> {
         &self.stations[index].node
     }
 
-    /// A host, to be changed. It has a turn as soon as time goes on.
+    /// A host, mutable. It has a turn as soon as time advances.
     pub fn node_mut(&mut self, index: usize) -> &mut N {
         self.turn_by(index as u32, self.now);
         &mut self.stations[index].node
@@ -164,55 +165,55 @@ impl<N: Node> RdmaWorld<N> {
         self.fabric = fabric;
     }
 
-    /// The fabric as it is.
+    /// The current fabric.
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
     }
 
-    /// Takes a host's link down, or up again: what is on the way to it or from it is lost.
+    /// Takes a host's link down, or up again: packets in flight on it are lost.
     pub fn set_link(&mut self, index: usize, up: bool) {
         self.stations[index].down = !up;
     }
 
-    /// A host's process stands still until `until`, ns, while its NIC sends and receives.
+    /// Pauses a host's process until `until`, ns, while its NIC sends and receives.
     pub fn stall(&mut self, index: usize, until: u64) {
         self.stations[index].stalled_until = until;
     }
 
-    /// Gives a host a model of what it costs, before anything is sent.
+    /// Sets the cost model of a host, before anything is sent.
     pub fn set_machine(&mut self, index: usize, machine: Machine) {
         self.stations[index].device = Device::new(machine);
     }
 
-    /// Changes the rate of a host's PCIe, bits a second; at 0 its NIC gets nothing into memory.
+    /// Changes the PCIe rate of a host, bits per second; at 0 its NIC writes nothing to memory.
     pub fn set_pcie_rate(&mut self, index: usize, rate: f64) {
         self.stations[index].device.machine.pcie_rate = rate;
         self.write_next(index as u32);
     }
 
-    /// What a host's model has counted.
+    /// Counters of a host's model.
     pub fn machine_counts(&self, index: usize) -> MachineCounts {
         self.stations[index].device.counts
     }
 
-    /// For how long a host's NIC was paused, and the port of the switch towards it, ns.
+    /// How long a host's NIC was paused, and the port of the switch towards it, ns.
     pub fn paused_ns(&self, index: usize) -> (u64, u64) {
         let port = self.hops.port_to(index as u32) as usize;
         (self.hops.links[index].paused_ns(self.now), self.hops.links[port].paused_ns(self.now))
     }
 
-    /// The most bytes that waited in the port towards a host since the last call.
+    /// Maximum queue length of the port towards a host since the last call, bytes.
     pub fn take_queue_bytes_max(&mut self, index: usize) -> u64 {
         let port = self.hops.port_to(index as u32) as usize;
         std::mem::take(&mut self.hops.links[port].queue_bytes_max)
     }
 
-    /// Events so far.
+    /// Number of events so far.
     pub fn events(&self) -> u64 {
         self.scheduled
     }
 
-    /// Lets time pass until `until`, ns.
+    /// Advances time to `until`, ns.
     pub fn run_until(&mut self, until: u64) {
         while let Some(&Reverse((at, _, event))) = self.events.peek() {
             if at > until {
@@ -304,7 +305,7 @@ impl<N: Node> RdmaWorld<N> {
         }
     }
 
-    /// The NIC sends while the wire is free: what waits, waits in the NIC.
+    /// The NIC sends while the wire is free: waiting packets wait in the NIC.
     fn transmit(&mut self, index: u32) {
         loop {
             let station = &mut self.stations[index as usize];
@@ -333,7 +334,7 @@ impl<N: Node> RdmaWorld<N> {
         }
     }
 
-    /// A packet comes into a switch.
+    /// A packet arrives at a switch.
     fn enter(&mut self, switch: u32, packet: u32) {
         let Packet { route, bytes, from, to, late, link, urgent, .. } = &self.packets[packet as usize];
         let (len, from, to, urgent) = ((bytes.len() + AROUND) as u64, *from, *to, *urgent);
@@ -366,7 +367,7 @@ impl<N: Node> RdmaWorld<N> {
         if !urgent {
             self.take_in(link, len);
         }
-        // Paths are those of `dead_paths` and, where there are several spines, of ECMP.
+        // Paths are those of `dead_paths` and, with several spines, of ECMP.
         let port = self.hops.port(switch, to, path >> 3);
         let queue = &mut self.hops.links[port as usize];
         if let Some(mark) = self.fabric.mark.filter(|_| !urgent) {
@@ -384,7 +385,7 @@ impl<N: Node> RdmaWorld<N> {
         self.send_next(port);
     }
 
-    /// Data that came over a link is in the buffer at its end, and the link may have to be paused.
+    /// Data from a link is in the buffer at its end; pauses the link if necessary.
     fn take_in(&mut self, link: usize, len: u64) {
         let (link_at, pause) = (link as u32, self.fabric.pause);
         let link = &mut self.hops.links[link];
@@ -401,7 +402,7 @@ impl<N: Node> RdmaWorld<N> {
         }
     }
 
-    /// It has left the buffer, and the link may go on.
+    /// Data has left the buffer; resumes the link if necessary.
     fn let_out(&mut self, link: usize, len: u64) {
         let link_at = link as u32;
         let link = &mut self.hops.links[link];
@@ -445,7 +446,7 @@ impl<N: Node> RdmaWorld<N> {
         self.send_next(port);
     }
 
-    /// A packet comes to its host's NIC.
+    /// A packet arrives at its host's NIC.
     fn reach(&mut self, host: u32, packet: u32) {
         let station = &mut self.stations[host as usize];
         let Packet { bytes, link, urgent, .. } = &self.packets[packet as usize];
@@ -507,7 +508,7 @@ impl<N: Node> RdmaWorld<N> {
         self.turn(host);
     }
 
-    /// Duplicates, damages or holds up a packet; whether it is held up.
+    /// Duplicates, damages or delays a packet; returns whether it is delayed.
     fn meet_trouble(&mut self, packet: u32) -> bool {
         let trouble = self.fabric.trouble;
         if self.rng.chance(trouble.duplicated) {
@@ -560,17 +561,17 @@ fn path_of(route: &Route) -> u64 {
     crate::mix(ends ^ u64::from(route.source_port) << 16)
 }
 
-/// Time of a UDP payload on the wire, ns.
+/// Time that a UDP payload takes on the wire, ns.
 fn wire_ns(len: usize, rate: f64) -> u64 {
     ((len + AROUND) as f64 * 8e9 / rate) as u64
 }
 
-/// The queue pair that a packet is for (IBTA 9.2).
+/// The destination queue pair of a packet (IBTA 9.2).
 fn destination_of(payload: &[u8]) -> u64 {
     payload.get(5..8).map_or(0, |number| number.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
 }
 
-/// A packet of the datagram service: acknowledgements and credits, which the switch sends first.
+/// Whether it is a packet of the datagram service: acknowledgements and credits, which the switch sends first.
 fn is_datagram(payload: &[u8]) -> bool {
     payload
         .first()

@@ -1,4 +1,4 @@
-//! What a run is made from: a scenario, as a file says it or a program builds it.
+//! Scenarios: the input of a run, from a file or a program.
 
 mod settings;
 mod workload;
@@ -13,19 +13,19 @@ use crate::units::{Bytes, Ns};
 pub use settings::{CongestionControl, TransportSettings};
 pub use workload::{Gap, Hosts, Members, Workload};
 
-/// A run, but for its seed.
+/// The input of a run, except its seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// What it shows.
+    /// Its name.
     #[serde(default)]
     pub name: String,
-    /// When the run ends at the latest, if everything goes well and is done. What is not done by then is reported.
+    /// Maximum duration of the run, which ends earlier when everything is finished. Unfinished work is reported.
     pub duration: Ns,
-    /// How long the world goes on after everything is done, e.g. so that idle connections shrink.
+    /// How long the world continues after everything is finished, for example so that connections become idle.
     #[serde(default)]
     pub settle: Ns,
-    /// Run for all of `duration`, even when all workloads are done.
+    /// Run for all of `duration`, even when all workloads are finished.
     #[serde(default)]
     pub run_to_end: bool,
     /// Width of the bins of throughput curves; 0: none.
@@ -33,25 +33,25 @@ pub struct Scenario {
     pub bin: Ns,
     /// The physical network.
     pub topology: Topology,
-    /// Transport paths between two hosts, 1..=8. In the parallel topology there are as many as it has.
+    /// Transport paths between two hosts, 1..=8. In the parallel topology it is that topology's number.
     #[serde(default = "four")]
     pub paths: u8,
-    /// What hosts can do.
+    /// Properties of hosts.
     #[serde(default)]
     pub host: HostConfig,
-    /// Settings of the transport that are not the default's.
+    /// Settings of the transport that differ from the defaults.
     #[serde(default)]
     pub transport: TransportSettings,
-    /// Virtual networks; without any there is VNI 100 with default policy.
+    /// Virtual networks; by default VNI 100 with default policy.
     #[serde(default)]
     pub vnis: Vec<VniConfig>,
-    /// Guests, numbered in the order in which these groups make them. Without any: one on each host.
+    /// Guests, numbered in the order of these groups. By default one on each host.
     #[serde(default)]
     pub guests: Vec<GuestGroup>,
-    /// What guests do.
+    /// Traffic of guests.
     #[serde(default)]
     pub workloads: Vec<Workload>,
-    /// What goes wrong, when.
+    /// Faults.
     #[serde(default)]
     pub faults: Vec<FaultConfig>,
 }
@@ -68,12 +68,12 @@ pub enum Topology {
     Parallel {
         /// Hosts.
         hosts: u32,
-        /// Paths between each two of them, 1..=8.
+        /// Paths between each two hosts, 1..=8.
         paths: u8,
         /// All links.
         #[serde(default)]
         link: LinkPatch,
-        /// Paths that are different, in order from path 0.
+        /// Properties of individual paths, in order from path 0.
         #[serde(default)]
         path: Vec<LinkPatch>,
     },
@@ -89,7 +89,7 @@ pub enum Topology {
     Clos2 {
         /// Leaf switches.
         leaves: u32,
-        /// Spine switches, each joined to all leaves.
+        /// Spine switches, each connected to all leaves.
         spines: u32,
         /// Hosts below each leaf.
         hosts_per_leaf: u32,
@@ -107,7 +107,7 @@ pub enum Topology {
         pods: u32,
         /// Top-of-rack switches in a pod.
         tors_per_pod: u32,
-        /// Aggregation switches in a pod, each joined to all its ToRs.
+        /// Aggregation switches in a pod, each connected to all its ToRs.
         aggs_per_pod: u32,
         /// Core switches above each aggregation switch; the i-th ones of all pods share theirs.
         cores_per_agg: u32,
@@ -123,7 +123,7 @@ pub enum Topology {
 }
 
 impl Topology {
-    /// How many hosts there are.
+    /// Number of hosts.
     pub fn hosts(&self) -> u32 {
         match self {
             Topology::Parallel { hosts, .. } | Topology::Star { hosts, .. } => *hosts,
@@ -133,25 +133,25 @@ impl Topology {
     }
 }
 
-/// What hosts can do.
+/// Properties of hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostConfig {
     /// CPU time of a turn of the loop, at least 1 ns.
     pub turn_cost: Ns,
-    /// CPU time of each packet received, fetched or sent in it.
+    /// CPU time per packet received, fetched or sent in it.
     pub packet_cost: Ns,
-    /// Bytes that may wait to be received (socket buffer).
+    /// Size of the receive socket buffer, bytes.
     pub receive_queue: Bytes,
-    /// Buffers of each vNIC for what its guest sends.
+    /// Transmit buffers of each vNIC.
     pub tx_ring: u32,
-    /// Buffers of each vNIC for what its guest receives.
+    /// Receive buffers of each vNIC.
     pub rx_ring: u32,
-    /// Largest IP packet of guests, bytes.
+    /// Maximum length of guests' IP packets, bytes.
     pub mtu: u16,
-    /// Guests with a TCP hand over up to 44 segments in one large frame, which the host cuts (TSO).
+    /// Guests with a TCP send up to 44 segments in one large frame, which the host segments (TSO).
     pub tso: bool,
-    /// How long until a crashed daemon runs again, if the fault has no end of its own.
+    /// Time until a crashed daemon runs again, if the fault has no end.
     pub restart_after: Ns,
 }
 
@@ -184,11 +184,11 @@ pub struct VniConfig {
     pub ordering: Ordering,
 }
 
-/// Which packets are reliable.
+/// Which packets are carried reliably.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reliability {
-    /// TCP.
+    /// Only TCP.
     #[default]
     Tcp,
     /// All.
@@ -197,7 +197,7 @@ pub enum Reliability {
     Off,
 }
 
-/// In which order guests see packets.
+/// The order in which guests see packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ordering {
@@ -206,7 +206,7 @@ pub enum Ordering {
     Flow,
     /// Per vNIC pair.
     Strict,
-    /// As they come.
+    /// As they arrive.
     Off,
 }
 
@@ -216,10 +216,10 @@ pub enum Ordering {
 pub struct GuestGroup {
     /// Their network.
     pub vni: u32,
-    /// On which hosts; "all" or a list.
+    /// Their hosts: "all" or a list.
     #[serde(default)]
     pub hosts: Hosts,
-    /// How many on each.
+    /// Number of guests per host.
     #[serde(default = "one")]
     pub per_host: u32,
 }
@@ -228,78 +228,78 @@ fn one() -> u32 {
     1
 }
 
-/// Something goes wrong. Exactly one of `links`, `crash`, `pause`, `stall` and `port` says what.
+/// A fault. Exactly one of `links`, `crash`, `pause`, `stall` and `port` selects its kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FaultConfig {
-    /// When it begins.
+    /// Start time.
     pub at: Ns,
-    /// When it ends; never, without.
+    /// End time; never, if missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Ns>,
     /// Links by name; `*` stands for any characters. They get the `set` properties, and their own again at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub links: Option<String>,
-    /// What changes on these links.
+    /// Changes of these links.
     pub set: LinkPatch,
-    /// Only so many of the links that match, chosen by the seed. 0: all.
+    /// Only this many of the matching links, chosen by the seed. 0: all.
     pub some: u32,
-    /// The other direction of each of these links has the same fault at the same time, as when a cable breaks.
+    /// The other direction of each link has the same fault at the same time, as when a cable breaks.
     pub both_ways: bool,
-    /// From begin to end the links go down and up again, at random: so long down on average. 0: the fault is constant.
+    /// From start to end the links go down and up again, at random: mean down time. 0: the fault is constant.
     pub flap_down: Ns,
-    /// ... and so long up on average.
+    /// ... and mean up time.
     pub flap_up: Ns,
-    /// The daemon of this host dies: everything in it is lost; its guests go on. It restarts at the end.
+    /// The daemon of this host crashes and loses all its state; its guests continue. It restarts at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crash: Option<u32>,
     /// This host's daemon gets no CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause: Option<u32>,
-    /// This guest takes nothing out of its receive ring, or little: see `receive_gap`.
+    /// This guest stops receiving, or receives slowly: see `receive_gap`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stall: Option<u32>,
-    /// For `stall`: it takes one frame in so long. 0: none.
+    /// For `stall`: interval at which it takes one frame. 0: none.
     pub receive_gap: Ns,
-    /// Between this guest and its switch, by the daemon's own fault injection.
+    /// Faults between this guest and its switch, by the daemon's fault injection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u32>,
-    /// For `port`: what goes to the guest (true, the default) or comes from it (false).
+    /// For `port`: whether packets to the guest (true, the default) or from it (false) are affected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to_guest: Option<bool>,
-    /// For `port`: chance that a packet is lost.
+    /// For `port`: probability that a packet is lost.
     pub loss: f64,
-    /// For `port`: chance that one bit of a packet is flipped, which the checks of the receiving host must find.
+    /// For `port`: probability that one bit of a packet flips, which the receiving host must detect.
     pub corruption: f64,
-    /// For `port`: chance that a packet comes twice.
+    /// For `port`: probability that a packet is duplicated.
     pub duplication: f64,
 }
 
-/// Why a scenario cannot be run.
+/// Why a scenario is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// It is not what a scenario looks like.
+    /// It is not a valid scenario file.
     #[error("{path}: {source}")]
     Syntax {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Where and what.
+        /// Position and error.
         source: Box<toml::de::Error>,
     },
-    /// A value makes no sense.
+    /// A value is invalid.
     #[error("{field}: {problem}")]
     Value {
-        /// Which field.
+        /// The field.
         field: String,
-        /// What is wrong with it, and what would be right.
+        /// The error, and valid values.
         problem: String,
     },
 }
@@ -328,12 +328,12 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// As a file.
+    /// Serialises it as a file.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| format!("# cannot be written: {error}"))
     }
 
-    /// Fills in what was left out.
+    /// Fills in the defaults.
     pub fn complete(&mut self) {
         if let Topology::Parallel { paths, .. } = &self.topology {
             self.paths = *paths;
@@ -346,24 +346,24 @@ impl Scenario {
         }
     }
 
-    /// Whether it can be run.
+    /// Checks it.
     ///
     /// # Errors
-    /// The first value that makes no sense.
+    /// The first invalid value.
     pub fn check(&self) -> Result<(), ScenarioError> {
         let wrong = |field: &str, problem: String| Err(ScenarioError::Value { field: field.to_string(), problem });
         let hosts = self.topology.hosts();
         if !(1..=60_000).contains(&hosts) {
-            return wrong("topology", format!("{hosts} hosts; there can be 1 to 60000"));
+            return wrong("topology", format!("{hosts} hosts; use 1 to 60000"));
         }
         if !(1..=8).contains(&self.paths) {
-            return wrong("paths", format!("{} paths; there can be 1 to 8", self.paths));
+            return wrong("paths", format!("{} paths; use 1 to 8", self.paths));
         }
         if self.host.turn_cost.0 == 0 {
-            return wrong("host.turn_cost", "a turn takes at least 1ns, else the world could stand still".into());
+            return wrong("host.turn_cost", "use at least 1ns, or time could stand still".into());
         }
         if self.host.tx_ring == 0 || self.host.rx_ring == 0 {
-            return wrong("host", "rings have at least one buffer".into());
+            return wrong("host", "a ring needs at least one buffer".into());
         }
         if let Topology::Parallel { path, paths, .. } = &self.topology
             && path.len() > usize::from(*paths)
@@ -379,16 +379,13 @@ impl Scenario {
                 ("reordering", c.reordering),
             ] {
                 if !(0.0..=1.0).contains(&p) {
-                    return wrong(name, format!("{p} is no probability: 0.0 to 1.0"));
+                    return wrong(name, format!("{p} is not a probability: use 0.0 to 1.0"));
                 }
             }
         }
         for (i, group) in self.guests.iter().enumerate() {
             if !self.vnis.iter().any(|v| v.id == group.vni) {
-                return wrong(
-                    &format!("guests[{i}].vni"),
-                    format!("there is no VNI {}; describe it in [[vnis]]", group.vni),
-                );
+                return wrong(&format!("guests[{i}].vni"), format!("unknown VNI {}; add it to [[vnis]]", group.vni));
             }
             if let Some(host) = group.hosts.iter(hosts).find(|h| *h >= hosts) {
                 return wrong(&format!("guests[{i}].hosts"), format!("there is no host {host}; there are {hosts}"));
@@ -405,10 +402,10 @@ impl Scenario {
             let kinds = [f.links.is_some(), f.crash.is_some(), f.pause.is_some(), f.stall.is_some(), f.port.is_some()];
             let field = format!("faults[{i}]");
             if kinds.iter().filter(|k| **k).count() != 1 {
-                return wrong(&field, "exactly one of links, crash, pause, stall and port says what it is".into());
+                return wrong(&field, "set exactly one of links, crash, pause, stall and port".into());
             }
             if f.until.is_some_and(|until| until <= f.at) {
-                return wrong(&field, "it ends before it begins".into());
+                return wrong(&field, "until is before at".into());
             }
             if f.crash.or(f.pause).is_some_and(|host| host >= hosts) {
                 return wrong(&field, format!("there are hosts 0 to {}", hosts - 1));
@@ -455,7 +452,7 @@ mod tests {
     fn a_small_scenario_is_completed() {
         let s = Scenario::parse("x", SMALL).expect("scenario");
         assert_eq!((s.paths, s.vnis.len(), s.guest_count()), (4, 1, 2));
-        let again = Scenario::parse("y", &s.to_toml()).expect("what was written");
+        let again = Scenario::parse("y", &s.to_toml()).expect("valid TOML");
         assert_eq!(s, again);
     }
 
@@ -467,7 +464,7 @@ mod tests {
             ("[[faults]]\nat = \"1\"\nlinks = \"*\"\n", "like \"50us\""),
             ("[[faults]]\nlinks = \"*\"\n[faults.set]\nloss = 2.0\n", "loss: 2"),
             ("[transport]\nspray = 3\n", "spray"),
-            ("[[guests]]\nvni = 7\n", "no VNI 7"),
+            ("[[guests]]\nvni = 7\n", "unknown VNI 7"),
             ("[[workloads]]\nkind = \"packets\"\nfrom = [5]\nto = [0]\npackets = 1\n", "workloads[0].from"),
             ("[[workloads]]\nkind = \"nonsense\"\n", "nonsense"),
         ] {

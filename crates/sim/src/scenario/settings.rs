@@ -1,4 +1,4 @@
-//! Settings of the transport, by the names that `bifrost_rte::Config` gives them.
+//! Settings of the transport, with the names of `bifrost_rte::Config`.
 
 use bifrost_rte::{CcKind, Config};
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ pub enum CongestionControl {
 
 macro_rules! settings {
     (times { $($time:ident => $time_ns:ident,)* } optional_times { $($auto:ident => $auto_ns:ident,)* } numbers { $($number:ident: $kind:ty,)* }) => {
-        /// What differs from `bifrost_rte::Config::default()`.
+        /// Differences from `bifrost_rte::Config::default()`.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct TransportSettings {

@@ -1,4 +1,4 @@
-//! What guests do.
+//! Traffic of guests.
 
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -9,10 +9,10 @@ use crate::units::{Bytes, Ns};
 /// Hosts or guests by number: "all", or a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Members {
-    /// Every one.
+    /// All.
     #[default]
     All,
-    /// These.
+    /// The listed ones.
     List(Vec<u32>),
 }
 
@@ -20,7 +20,7 @@ pub enum Members {
 pub type Hosts = Members;
 
 impl Members {
-    /// The numbers, of `count` that there are.
+    /// The numbers, out of `count`.
     pub fn iter(&self, count: u32) -> impl Iterator<Item = u32> + '_ {
         let (all, list) = match self {
             Members::All => (0..count, &[][..]),
@@ -66,62 +66,63 @@ impl<'de> Deserialize<'de> for Members {
     }
 }
 
-/// How the time between two packets or requests is drawn.
+/// Distribution of the time between two packets or requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gap {
-    /// Always the same.
+    /// Constant.
     #[default]
     Fixed,
-    /// Exponentially distributed about the given mean.
+    /// Exponential with the given mean.
     Poisson,
 }
 
-/// What some guests do. `from` and `to` are guests by number; each of `from` talks to each of `to` that is another guest of
-/// the same network.
+/// Traffic of some guests. `from` and `to` are guests by number; each of `from` sends to each of `to` that is another
+/// guest of the same network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Workload {
-    /// TCP-shaped packets without TCP: each carries its flow and number, so loss, repetition and order are checked exactly.
+    /// TCP-shaped packets without TCP: each contains its flow and number, so loss, duplication and order are checked
+    /// exactly.
     Packets {
         /// Its name in reports.
         #[serde(default)]
         name: String,
-        /// Who sends.
+        /// Senders.
         from: Members,
-        /// Who receives.
+        /// Receivers.
         to: Members,
-        /// Packets of each pair, all flows together.
+        /// Packets per pair, all flows together.
         packets: u64,
-        /// Flows of each pair, taken in turns of random length.
+        /// Flows per pair, used in runs of random length.
         #[serde(default = "one")]
         flows: u32,
         /// Payload of a packet, bytes.
         #[serde(default = "kilobyte")]
         size: Bytes,
-        /// Smallest payload, when sizes are drawn evenly between the two.
+        /// Minimum payload, if lengths are uniform between the two.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         size_min: Option<Bytes>,
         /// Packets in one large frame that the host must segment, 1..=44.
         #[serde(default = "one")]
         segments: u32,
-        /// Time between two frames of a pair; 0: as fast as the ring takes them.
+        /// Time between two frames of a pair; 0: as fast as the ring accepts them.
         #[serde(default)]
         gap: Ns,
-        /// How it is drawn.
+        /// Its distribution.
         #[serde(default)]
         gap_kind: Gap,
-        /// Frames that are sent at once.
+        /// Frames sent at once.
         #[serde(default = "one")]
         burst: u32,
         /// When the first is sent.
         #[serde(default)]
         start: Ns,
-        /// A further delay of each pair, evenly in 0..=this.
+        /// Additional delay of each pair, uniform in 0..=this.
         #[serde(default)]
         start_jitter: Ns,
     },
-    /// A real TCP: each connection asks `count` times and is answered.
+    /// A real TCP: each connection sends `count` requests and gets a response to each.
     Request {
         /// Its name in reports.
         #[serde(default)]
@@ -130,22 +131,22 @@ pub enum Workload {
         from: Members,
         /// Servers.
         to: Members,
-        /// Connections of each pair.
+        /// Connections per pair.
         #[serde(default = "one")]
         connections: u32,
-        /// Requests on each connection.
+        /// Requests per connection.
         #[serde(default = "one")]
         count: u32,
         /// Size of a request.
         #[serde(default = "hundred")]
         request: Bytes,
-        /// Size of an answer.
+        /// Size of a response.
         #[serde(default = "hundred")]
         response: Bytes,
-        /// Time between an answer and the next request.
+        /// Time between a response and the next request.
         #[serde(default)]
         think: Ns,
-        /// All connections of a client ask at the same moment, once all have been answered (incast).
+        /// All connections of a client send their requests at the same time, once all have their responses (incast).
         #[serde(default)]
         together: bool,
         /// Socket buffer of each end and direction.
@@ -155,19 +156,19 @@ pub enum Workload {
         #[serde(default)]
         start: Ns,
     },
-    /// A real TCP: each connection carries so much, one way.
+    /// A real TCP: each connection carries an amount of data in one direction.
     Bulk {
         /// Its name in reports.
         #[serde(default)]
         name: String,
-        /// Who sends.
+        /// Senders.
         from: Members,
-        /// Who receives.
+        /// Receivers.
         to: Members,
-        /// Connections of each pair.
+        /// Connections per pair.
         #[serde(default = "one")]
         connections: u32,
-        /// How much on each.
+        /// Amount of data per connection.
         bytes: Bytes,
         /// Socket buffer of each end and direction.
         #[serde(default = "big_buffer")]
@@ -206,14 +207,14 @@ impl Workload {
         }
     }
 
-    /// Who begins.
+    /// Senders or clients.
     pub fn from(&self) -> &Members {
         match self {
             Workload::Packets { from, .. } | Workload::Request { from, .. } | Workload::Bulk { from, .. } => from,
         }
     }
 
-    /// With whom.
+    /// Receivers or servers.
     pub fn to(&self) -> &Members {
         match self {
             Workload::Packets { to, .. } | Workload::Request { to, .. } | Workload::Bulk { to, .. } => to,
@@ -225,7 +226,7 @@ impl Workload {
         !matches!(self, Workload::Packets { .. })
     }
 
-    /// The first field that makes no sense, and why.
+    /// The first invalid field, and the reason.
     pub(crate) fn check(&self, guests: u32, mtu: u16) -> Result<(), (&'static str, String)> {
         for (field, members) in [("from", self.from()), ("to", self.to())] {
             if let Some(guest) = members.iter(guests).find(|g| *g >= guests) {
@@ -246,7 +247,7 @@ impl Workload {
                 return Err(("segments", "1 to 44, and at most 65000 bytes together".into()));
             }
             if *flows == 0 || *burst == 0 {
-                return Err(("flows", "there is at least one flow, and one frame in a burst".into()));
+                return Err(("flows", "use at least one flow, and one frame per burst".into()));
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
-//! How many connections it saves to have one for each pair of vNICs instead of one for each 5-tuple (NSDI'26, 4.4 and 6.1.4).
+//! How many connections are saved with one per pair of vNICs instead of one per 5-tuple (NSDI'26, 4.4 and 6.1.4).
 //!
-//! The paper counts what production servers have. Here the trace is generated, so the share that is saved follows from the
-//! distribution that was chosen: what this answers is which distribution the paper's 70 % stands for.
+//! The paper counts connections of production servers. Here the trace is generated, so the saved share follows from the
+//! chosen distribution: the study shows which distribution corresponds to the paper's 70 %.
 
 use std::collections::HashSet;
 
@@ -15,22 +15,22 @@ use crate::Rng;
 
 /// vNICs of a server.
 const VNICS: u32 = 32;
-/// Tenants that they belong to; a vNIC talks to vNICs of its own.
+/// Tenants that they belong to; a vNIC talks only to vNICs of its tenant.
 const TENANTS: u64 = 8;
-/// vNICs of a tenant elsewhere.
+/// vNICs of a tenant on other servers.
 const REMOTE: u64 = 1000;
-/// How many of these a vNIC talks to: at least 1, with this exponent, and at most that many.
+/// Number of these that a vNIC talks to: at least 1, Pareto distributed with this exponent, and at most that many.
 const PEERS: (f64, u64) = (1.2, 200);
-/// Most flows of a pair.
+/// Maximum number of flows of a pair.
 const MOST_FLOWS: u64 = 10_000;
 /// Exponents of the number of flows of a pair, heaviest tail first.
 const EXPONENTS: [f64; 6] = [1.2, 1.4, 1.6, 2.0, 2.5, 3.0];
 
-/// A flow between two vNICs, as its sender's server sees it.
+/// A flow between two vNICs, as seen by its sender's server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Flow {
     vni: u32,
-    /// Source and destination, each the address of a vNIC.
+    /// Source and destination vNIC addresses.
     addresses: [u32; 2],
     protocol: u8,
     ports: [u16; 2],
@@ -39,9 +39,9 @@ struct Flow {
 /// Connections that a server's flows need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Connections {
-    /// One for each 5-tuple of each network.
+    /// One per 5-tuple of each network.
     five_tuples: usize,
-    /// One for each pair of vNICs.
+    /// One per pair of vNICs.
     vnic_pairs: usize,
 }
 
@@ -52,7 +52,7 @@ impl Connections {
         Connections { five_tuples: five_tuples.len(), vnic_pairs: vnic_pairs.len() }
     }
 
-    /// The share of connections that are not needed, percent.
+    /// The saved share of connections, percent.
     fn saved_percent(self) -> f64 {
         if self.five_tuples == 0 {
             return 0.0;
@@ -61,8 +61,8 @@ impl Connections {
     }
 }
 
-/// A whole number from 1 to `most` that is `n` or more with probability `n` to the power of `-exponent` (a Pareto distribution,
-/// rounded down).
+/// A whole number from 1 to `most` that is at least `n` with probability `n` to the power of `-exponent` (a Pareto
+/// distribution, rounded down).
 fn heavy(rng: &mut Rng, exponent: f64, most: u64) -> u64 {
     ((1.0 - rng.unit()).powf(-1.0 / exponent) as u64).clamp(1, most)
 }
@@ -74,7 +74,7 @@ fn trace(seed: u64, exponent: f64) -> Vec<Flow> {
     for vnic in 0..VNICS {
         let vni = rng.below(TENANTS) as u32;
         for _ in 0..heavy(&mut rng, PEERS.0, PEERS.1) {
-            // Some peers are drawn twice, which is one pair with the flows of both.
+            // Some peers are drawn twice: that is one pair with the flows of both.
             let peer = 1 << 24 | rng.below(REMOTE) as u32;
             for _ in 0..heavy(&mut rng, exponent, MOST_FLOWS) {
                 let protocol = if rng.chance(0.9) { 6 } else { 17 };
@@ -102,7 +102,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
         let flows_per_pair = flows as f64 / pairs as f64;
         let [low, high] = [0.05, 0.95].map(|p| percentile(&mut saved, p));
         outcome.lines.push(format!(
-            "exponent {exponent}: {flows_per_pair:.2} flows a pair; connections saved, mean of {servers} servers: {mean:.1} %, P5 {low:.1}, P95 {high:.1}"
+            "exponent {exponent}: {flows_per_pair:.2} flows per pair; connections saved, mean of {servers} servers: {mean:.1} %, P5 {low:.1}, P95 {high:.1}"
         ));
         panel = panel.line(format!("exponent {exponent}"), cumulative(&mut saved));
         by_mean.push((flows_per_pair, mean));
@@ -133,7 +133,7 @@ mod tests {
         };
         assert_eq!(of(&[]), (0, 0));
         assert_eq!(of(&flows), (1, 1));
-        // The same again; another port, protocol, address, network; the way back.
+        // The same again; another port, protocol, address, network; the reverse direction.
         let table = [
             (flows[0], (1, 1)),
             (flow(1, [1, 2], 6, [40_001, 80]), (2, 1)),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_depends_on_its_seed_alone() {
+    fn a_trace_depends_only_on_its_seed() {
         assert_eq!(trace(7, 1.4), trace(7, 1.4));
         assert_ne!(trace(7, 1.4), trace(8, 1.4));
     }

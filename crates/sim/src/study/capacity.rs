@@ -1,4 +1,4 @@
-//! Links that are the bottleneck: how much of all of them a few TCP connections get, and how long the queues are meanwhile.
+//! Links as the bottleneck: the share that a few TCP connections get of them, and the queue lengths.
 
 use anyhow::Result;
 use serde_json::json;
@@ -10,23 +10,23 @@ use super::{Bar, Outcome};
 use crate::scenario::{Members, Reliability, Topology, Workload};
 use crate::{Bytes, LinkPatch, Ns, Rate, Scenario, World};
 
-/// A full data packet on a link, and what a guest's TCP gets of it, bytes.
+/// Length of a full data packet on a link, and of a guest's TCP payload in it, bytes.
 const FRAME_BYTES: u64 = 1500 + 14 + 8 + 16 + 66;
 const PAYLOAD_BYTES: u64 = 1460;
-/// What came before is not counted.
+/// Warm-up, which is not measured.
 const WARM_UP_NS: u64 = 500_000_000;
 const BIN_NS: u64 = 10_000_000;
-/// Queues are looked at so often.
+/// Sampling interval of queues.
 const LOOK_NS: u64 = 1_000_000;
 
-/// Four links and what is wrong with them.
+/// Four links and their faults.
 struct Shape {
     name: &'static str,
     mbps: [u64; 4],
     queue_frames: u64,
     delay_us: u64,
     loss: f64,
-    /// Frames waiting from which on packets are marked; 0: none are.
+    /// Queue length from which packets are marked, frames; 0: none are.
     mark_frames: u64,
 }
 
@@ -44,9 +44,9 @@ const SHAPES: [Shape; 8] = [
     Shape { name: "4 x 500, 5 ms, 1 % lost", mbps: [500; 4], queue_frames: 400, delay_us: 2_500, loss: 0.01, ..PLAIN },
 ];
 
-/// What came of a run.
+/// Results of a run.
 struct Answer {
-    /// Of what four links carry that hold nothing but full packets.
+    /// Share of the capacity of four links for full packets.
     share: f64,
     mbps: f64,
     /// Mean over time of the longest queue, frames.
@@ -121,7 +121,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Four pairs of guests of the same two hosts, of which the first has eight connections: what each gets, Mbit/s.
+/// Four pairs of guests of the same two hosts, the first with eight connections: the rate of each, Mbit/s.
 fn tenants(base: &Scenario, duration: u64) -> Result<Vec<f64>> {
     const TENANTS: u32 = 4;
     let mut s = over(base, &PLAIN, 1, true, duration);
@@ -151,11 +151,11 @@ fn tenants(base: &Scenario, duration: u64) -> Result<Vec<f64>> {
     Ok(bytes.map(|bytes| bytes * 8e3 / (duration - WARM_UP_NS) as f64).collect())
 }
 
-/// `base` over these links, with so many connections.
+/// `base` over these links, with this many connections.
 fn over(base: &Scenario, shape: &Shape, connections: u32, reliable: bool, duration: u64) -> Scenario {
     let mut s = base.clone();
     s.duration = Ns(duration);
-    // A TCP without SACK comes to nothing where its large frames overflow the queue.
+    // A TCP without SACK makes no progress if its large frames overflow the queue.
     s.host.tso = reliable;
     s.vnis[0].reliability = if reliable { Reliability::Tcp } else { Reliability::Off };
     if let Topology::Parallel { link, path, .. } = &mut s.topology {

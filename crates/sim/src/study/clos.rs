@@ -9,7 +9,7 @@ use super::{Bar, Outcome};
 use crate::Ns;
 use crate::scenario::{FaultConfig, Topology};
 
-/// Links that flap, in a hundred.
+/// Percentage of flapping links.
 const PARTS: [u32; 3] = [0, 1, 5];
 
 pub(super) fn run(quick: bool) -> Result<Outcome> {
@@ -59,7 +59,8 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// So many of a hundred links between switches go down for 5 ms and up for 50 ms on average, while packets are sent.
+/// This percentage of the links between switches goes down for 5 ms and up for 50 ms on average, while packets are
+/// sent.
 fn flapping(scenario: &crate::Scenario, part: u32) -> FaultConfig {
     let links = match &scenario.topology {
         Topology::Clos3 { pods, tors_per_pod, aggs_per_pod, cores_per_agg, .. } => {

@@ -11,14 +11,14 @@ use super::{Bar, Outcome};
 use crate::scenario::{Members, Reliability, Workload};
 use crate::{Rng, Scenario, World};
 
-/// How traffic finds its paths.
+/// How traffic selects paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Plain VXLAN, a path for each flow by hash.
+    /// Plain VXLAN, a path per flow by hash.
     Ecmp,
-    /// Plain VXLAN, a path for each flow, looked at every second.
+    /// Plain VXLAN, a path per flow, checked every second.
     ProbeAndSwitch,
-    /// As it is.
+    /// BIFROST, unchanged.
     Bifrost,
 }
 
@@ -42,7 +42,7 @@ impl Mode {
         scenario
     }
 
-    /// Flows that are switched: those from host 0 to host 1.
+    /// Flows that the mode switches: those from host 0 to host 1.
     pub(super) fn flows(self, rng: &mut Rng) -> Vec<Switched> {
         let ports = match self {
             Mode::ProbeAndSwitch => 0..8,

@@ -1,4 +1,4 @@
-//! A path fails under a flow (NSDI'26, 6.1.1 and figure 16), seen at three resolutions.
+//! A path fails during a flow (NSDI'26, 6.1.1 and figure 16), at three resolutions.
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
@@ -13,7 +13,7 @@ use crate::{LinkPatch, Rng, Scenario, World};
 
 const BIN_NS: u64 = 10_000_000;
 
-/// What happens to the path.
+/// The fault of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     Lossy,
@@ -22,7 +22,7 @@ enum Failure {
 
 pub(super) fn run(quick: bool) -> Result<Outcome> {
     let mut base = scenario("failure", include_str!("../../studies/failure.toml"))?;
-    // Quick: all times are shorter, so rates of probing stay what they are in full.
+    // Quick: all times are shorter, so the relative probing rates stay the same.
     let (begin, end) = if quick { (2_000_000_000, 8_000_000_000) } else { (10_000_000_000, 50_000_000_000) };
     if quick {
         base.duration.0 = 10_000_000_000;
@@ -96,7 +96,7 @@ fn throughput(scenario: &Scenario, failure: Failure, mode: Mode, (begin, end): (
     world.add_checker(watch);
     let mut flows = mode.flows(&mut Rng::new(1));
     run_until(&mut world, &mut flows, begin);
-    // The way in use is the one that fails.
+    // The path in use is the one that fails.
     let busiest = world.network.matching("spine*>leaf1").max_by_key(|l| world.network.links[*l as usize].packets);
     let link = busiest.context("a way from a spine to the receiver's leaf")?;
     let patch = match failure {

@@ -1,4 +1,4 @@
-//! Packets of a group: sent on one path before the next is taken (NSDI'26, 6.1.2).
+//! Group size: packets sent on one path before the next path is chosen (NSDI'26, 6.1.2).
 
 use anyhow::Result;
 use serde_json::json;
@@ -55,7 +55,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Goodput in Gbit/s, segments that the guest repeats in %, repair P50 and P99 in us.
+/// Goodput in Gbit/s, segments that the guest retransmits in %, repair P50 and P99 in us.
 fn answer(base: &Scenario, ordering: Ordering, group: u16, seed: u64) -> Result<[f64; 4]> {
     let mut s = base.clone();
     s.vnis[0].ordering = ordering;

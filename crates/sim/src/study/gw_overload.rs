@@ -1,5 +1,5 @@
-//! A gateway pod that one tenant overloads, with and without the limiter of tenants (Albatross, SIGCOMM'25, figures 13 and 14). Limiter and
-//! balancer are the real ones; the pod's cores are a model.
+//! A gateway pod overloaded by one tenant, with and without the tenant limiter (Albatross, SIGCOMM'25, figures 13 and
+//! 14). Limiter and balancer are the real ones; the pod's cores are a model.
 
 use anyhow::{Context, Result};
 use bifrost_tables::{LimiterConfig, TenantLimiter};
@@ -12,10 +12,11 @@ use super::runs::each;
 use super::{Bar, Outcome};
 use crate::Rng;
 
-/// Rates of the tenants before and after, packets a second; the first is the dominant one (figure 13).
+/// Rates of the tenants before and after the surge, packets per second; the first tenant is the dominant one (figure
+/// 13).
 const BEFORE: [f64; 4] = [4e6, 3e6, 2e6, 1e6];
 const AFTER: [f64; 4] = [34e6, 3e6, 2e6, 1e6];
-/// The pod: 20 Mpps.
+/// The pod's capacity: 20 Mpps.
 const CORES: u16 = 20;
 const SERVICE_NS: f64 = 1000.0;
 /// Flows of a tenant.
@@ -70,7 +71,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// By bin: packets that arrived of a tenant, and that left.
+/// By bin: packets of a tenant that arrived, and that left.
 #[derive(Clone, Debug, Default)]
 struct Tenant {
     arrived: Vec<u64>,
@@ -82,14 +83,14 @@ impl Tenant {
         self.sent[BINS as usize / 2..].iter().sum::<u64>() as f64
     }
 
-    /// The share that was lost in the second half.
+    /// Share lost in the second half.
     fn lost_later(&self) -> f64 {
         let arrived = self.arrived[BINS as usize / 2..].iter().sum::<u64>() as f64;
         1.0 - self.sent_later() / arrived.max(1.0)
     }
 }
 
-/// Packets of tenants with exponential gaps: (time, tenant). Rates change at a time.
+/// Packets of tenants with exponential gaps: (time, tenant). Rates change at one point in time.
 struct Tenants {
     rng: Rng,
     before: Vec<f64>,
@@ -117,7 +118,7 @@ impl Iterator for Tenants {
     }
 }
 
-/// The paper's experiment. The surge comes in the middle.
+/// The paper's experiment, with the surge in the middle.
 fn surge(limited: bool, ns: u64) -> Result<Vec<Tenant>> {
     let mut limiter = TenantLimiter::new(LimiterConfig { seed: 3, ..LimiterConfig::default() });
     let mut pod = Pod::new(Setup { follow: Some((FLOWS, ns / BINS)), ..Setup::new(CORES, SERVICE_NS) }, 4 * FLOWS)?;
@@ -126,7 +127,7 @@ fn surge(limited: bool, ns: u64) -> Result<Vec<Tenant>> {
     for (at, tenant) in Tenants::new(&BEFORE, &AFTER, ns / 2).take_while(|(at, _)| *at < ns) {
         let bin = ((at * BINS / ns) as usize).min(BINS as usize - 1);
         tenants[tenant].arrived[bin] += 1;
-        // VNIs that share no meter.
+        // VNIs that do not share a meter.
         if limited && !limiter.admit(at, 100 + tenant as u32, 1).passes {
             continue;
         }
@@ -145,7 +146,7 @@ fn surge(limited: bool, ns: u64) -> Result<Vec<Tenant>> {
 fn collision(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
     const HEAVY: u32 = 9;
     let config = LimiterConfig { seed: 3, ..LimiterConfig::default() };
-    // The second hash is secret, so that the neighbour is found by looking who is dropped when the meters are empty.
+    // The second hash is secret. The tenant is found by checking which packets are dropped when the meters are empty.
     let shares_both = |vni: &u32| {
         let mut limiter = TenantLimiter::new(LimiterConfig { sample_drops: u32::MAX, sample_ns: u64::MAX, ..config });
         while limiter.admit(1, HEAVY, 1).passes {}
@@ -157,13 +158,13 @@ fn collision(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) 
     };
     let candidates = (1..4000).map(|n| HEAVY + n * config.color_entries);
     let innocent = candidates.into_iter().find(shares_both).context("no VNI shares both stages")?;
-    // At the paper's rates, and a thousand times slower, where samples are rarest.
+    // At the paper's rates, and at a thousandth of them, where samples are rarest.
     let mut worst: f64 = 0.0;
     for (name, scale) in [("at 34 Mpps", 1.0), ("at 34 kpps", 1e-3)] {
         let rate = |r: bifrost_tables::Rate| bifrost_tables::Rate::per_second((r.per_second as f64 * scale) as u64);
         let mut limiter =
             TenantLimiter::new(LimiterConfig { first: rate(config.first), second: rate(config.second), ..config });
-        // Somebody else was sampled just before, so that the next sample is as far away as it can be.
+        // Another tenant was sampled just before, so that the next sample is as far away as possible.
         let other = HEAVY + 1;
         let sampled = |limiter: &TenantLimiter| limiter.counters().sampled_packets > 0;
         while !sampled(&limiter) {
@@ -196,7 +197,7 @@ fn collision(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) 
     Ok(())
 }
 
-/// A million tenants beside a dominant one: memory, and whether they lose anything.
+/// A million tenants and a dominant one: memory, and whether the others lose anything.
 fn million(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
     const TENANTS: u64 = 1_000_000;
     let mut limiter = TenantLimiter::new(LimiterConfig { seed: 3, ..LimiterConfig::default() });

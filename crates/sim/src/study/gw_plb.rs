@@ -1,5 +1,5 @@
-//! A gateway pod whose packets are sprayed over its cores, against one whose flows are hashed to them (Albatross, SIGCOMM'25,
-//! figures 4, 5 and 8 to 12, table 3). The balancer is the real one; cores and caches are models.
+//! A gateway pod that sprays packets over its cores, compared with one that hashes flows to them (Albatross,
+//! SIGCOMM'25, figures 4, 5 and 8 to 12, table 3). The balancer is the real one; cores and caches are models.
 
 use anyhow::Result;
 use bifrost_tables::Meter;
@@ -15,11 +15,11 @@ use super::{Bar, Outcome};
 
 /// Concurrent flows (6).
 const FLOWS: u32 = 500_000;
-/// Of a tenant; the paper does not say.
+/// Flows per tenant; the paper does not give it.
 const FLOWS_OF_A_TENANT: u64 = 50;
 const MS: u64 = 1_000_000;
-/// When a core does something else. The paper does not say; this is set so that latencies have the shape of its figure 11: 99 % below 30 us,
-/// and then an exponential decline. A hundred times a second a core is away for 12 us on average.
+/// Interruptions of cores. The paper does not give them; these values give latencies the shape of its figure 11: 99 %
+/// below 30 us, then an exponential decline. A core is interrupted a hundred times per second for 12 us on average.
 const STALLS_NS: (f64, f64) = (10e6, 12e3);
 /// Cores of pods.
 const CORES: [u16; 4] = [3, 20, 44, 92];
@@ -48,29 +48,31 @@ fn pod(setup: Setup, load: Load, ns: u64) -> Result<Ran> {
 
 const MODES: [(&str, bool); 2] = [("PLB", true), ("RSS", false)];
 
-/// Figures 4 and 5: what sharing tables costs and saves in caches.
+/// Figures 4 and 5: effects of sharing tables on caches.
 fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
-    // The paper: 48 cores and about 200 MB of cache a processor; several GB of tables; entries of hundreds of bytes, several a packet.
+    // The paper: 48 cores and about 200 MB of cache per processor; several GB of tables; entries of hundreds of bytes,
+    // several per packet.
     let machine = |cores: u64| Machine {
         private_bytes: 2 << 20,
         shared_bytes: (105 << 20) * cores.div_ceil(48),
         latency_ns: [5.0, 30.0, 110.0],
         overlap: 4.0,
     };
-    // One of a flow's 16 lines is its session of translation, which all cores share and nearly never write (`gateway/src/shared.rs`).
+    // One of a flow's 16 lines is its NAT session, which all cores share and hardly ever write
+    // (`gateway/src/shared.rs`).
     let tables = |flows| Tables {
         flows,
         flow_lines: 16,
         common_lines: 8,
         common_total: 1 << 20,
         packet_lines: 8,
-        // A ring of 1,024 packets, and as many that are on their way back.
+        // A ring of 1,024 packets, and as many in the pipeline.
         pool_lines: 16 << 10,
         tenants: flows / FLOWS_OF_A_TENANT,
         private_bytes: size_of::<Meter>() as u64,
     };
     let cores: &[u64] = if quick { &[1, 20] } else { &[1, 3, 20, 44, 92] };
-    // From tables that fit into private caches to those of 3 million flows.
+    // From tables that fit private caches to those of 3 million flows.
     let flows: &[u64] = if quick { &[500_000] } else { &[5_000, 50_000, 500_000, 3_000_000] };
     let pairs: Vec<(u64, u64)> = flows.iter().flat_map(|f| cores.iter().map(move |c| (*f, *c))).collect();
     let runs: Vec<_> = pairs.iter().flat_map(|pair| MODES.map(|(_, spray)| (*pair, spray))).collect();
@@ -78,7 +80,8 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
         let packets = if quick { 600_000 } else { 1_200_000 };
         Ok(replay(&machine(*cores), &tables(*flows), *cores, *spray, packets))
     })?;
-    // What a packet takes without memory is so long that RSS has the rate of table 3 with as many cores and flows as there.
+    // The computing time per packet is chosen so that RSS reaches the rate of table 3 with the same number of cores and
+    // flows.
     let like_paper = (u64::from(FLOWS), if quick { 20 } else { 44 });
     let measured = runs.iter().zip(&replayed).find(|(run, _)| **run == (like_paper, false));
     let compute_ns = internet() - measured.map_or(0.0, |(_, replayed)| replayed.waits_ns);
@@ -176,7 +179,7 @@ fn heavy_hitter(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value
     Ok(())
 }
 
-/// Bursts of single flows: each half a core for 5 ms on average, and one goes on for so large a part of the time.
+/// Bursts of single flows: each half a core for 5 ms on average, active for this share of the time.
 fn bursts(service_ns: f64, share: f64) -> Bursts {
     let length_ns = 5e6;
     Bursts { pause_ns: length_ns * (1.0 - share) / share, length_ns, gap_ns: 2.0 * service_ns }
@@ -224,7 +227,7 @@ fn tail(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Re
     Ok(())
 }
 
-/// Figure 10: how unequal the cores' loads are, over time.
+/// Figure 10: imbalance of the cores' loads over time.
 fn balance(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
     let service = internet();
     let cores = 44u16;
@@ -262,7 +265,7 @@ fn deviation(values: &[f64]) -> f64 {
     (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n).sqrt()
 }
 
-/// Figure 11: latencies and disorder of pods at low load, whose cores are away now and then.
+/// Figure 11: latencies and reordering of pods at low load with interrupted cores.
 fn production(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
     let service = internet();
     let pods = [("A", 0.20), ("B", 0.17), ("C", 0.06), ("D", 0.05)];
@@ -297,7 +300,7 @@ fn production(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>)
     Ok(())
 }
 
-/// Figure 12: what the drop flag saves.
+/// Figure 12: effect of the drop flag.
 fn drop_flag(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
     let service = internet();
     let shares: &[f64] = if quick { &[1e-4] } else { &[1e-6, 1e-5, 1e-4, 1e-3] };
@@ -330,13 +333,13 @@ fn drop_flag(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) 
     Ok(())
 }
 
-/// Table 3, and how it grows with cores.
+/// Table 3, and scaling with cores.
 fn scaling(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
     let cores: &[u16] = if quick { &[3, 20] } else { &CORES };
     let runs: Vec<(usize, u16)> = (0..SERVICES.len()).flat_map(|s| cores.iter().map(move |c| (s, *c))).collect();
     let answers = each(&runs, |(service, cores)| {
         let service = SERVICES[*service].mean_ns();
-        // More than the cores can do: what they do is their rate.
+        // More load than the cores can process: what they process is their rate.
         let pps = f64::from(*cores) * 1e9 / service * 1.05;
         let ns = (if quick { 100_000.0 } else { 1_500_000.0 }) / pps * 1e9;
         let ran = pod(Setup::new(*cores, service), Load::new(17, FLOWS, pps), ns as u64)?;

@@ -1,7 +1,7 @@
-//! Studies: questions about the transport, each answered by many worlds, a plot and a line of numbers.
+//! Studies: questions about the transport, each answered by many simulated worlds, a plot and a line of numbers.
 //!
-//! A study is a scenario file (`crates/sim/studies/`) and a module here that varies it. docs/STUDIES.md says what came of
-//! each, and which default follows.
+//! A study is a scenario file (`crates/sim/studies/`) and a module here that varies it. docs/STUDIES.md has the
+//! results, and the defaults that follow from them.
 
 mod aggregation;
 mod blocking;
@@ -44,10 +44,10 @@ use plot::Panel;
 pub struct Study {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it asks.
+    /// The question.
     pub question: &'static str,
     run: fn(quick: bool) -> Result<Outcome>,
-    /// The same with that many seeds, where that can be chosen.
+    /// The same with this number of seeds, if it can be chosen.
     with_seeds: Option<fn(quick: bool, seeds: u64) -> Result<Outcome>>,
 }
 
@@ -57,14 +57,14 @@ impl Study {
     }
 }
 
-/// Something that must hold.
+/// A bar: a limit that must hold.
 #[derive(Clone, Debug)]
 pub struct Bar {
-    /// What is measured, with its unit.
+    /// The measured quantity, with its unit.
     pub name: String,
-    /// What was measured.
+    /// The measured value.
     pub value: f64,
-    /// The largest value that is good enough.
+    /// The limit.
     pub limit: f64,
 }
 
@@ -152,16 +152,17 @@ pub fn all() -> &'static [Study] {
     STUDIES
 }
 
-/// Runs a study, with that many seeds if it can be chosen; writes NAME.svg and NAME.json into `out`. Returns its bars.
+/// Runs a study, with this number of seeds if it can be chosen; writes NAME.svg and NAME.json into `out`. Returns its
+/// bars.
 ///
 /// # Errors
-/// Something cannot be written, or a scenario does not fit the study.
+/// An output file cannot be written, or a scenario does not fit the study.
 pub fn run(study: &Study, out: &Path, quick: bool, seeds: Option<u64>) -> Result<Vec<Bar>> {
     std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let outcome = match (seeds, study.with_seeds) {
         (None, _) => (study.run)(quick)?,
         (Some(seeds), Some(run)) => run(quick, seeds)?,
-        (Some(_), None) => bail!("study {} has seeds of its own: leave --seeds out", study.name),
+        (Some(_), None) => bail!("study {} has fixed seeds: omit --seeds", study.name),
     };
     for line in &outcome.lines {
         println!("{}: {line}", study.name);

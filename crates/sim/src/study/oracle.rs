@@ -1,5 +1,5 @@
-//! Swift as its paper's pseudo-code has it (SIGCOMM'20, algorithm 1), written down plainly: something to compare the engine's
-//! Swift with. It shares nothing with it.
+//! Swift exactly as in its paper's pseudo-code (SIGCOMM'20, algorithm 1), for comparison with the engine's Swift. The
+//! two share no code.
 
 /// Constants; delays in ns, windows in packets.
 #[derive(Clone, Copy, Debug)]

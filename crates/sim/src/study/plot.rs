@@ -9,7 +9,7 @@ use plotters::prelude::*;
 /// One panel.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Panel {
-    /// Above it.
+    /// Title.
     pub(super) title: String,
     /// Titles of both axes.
     pub(super) axes: (String, String),
@@ -27,13 +27,13 @@ impl Panel {
         Panel { title: title.into(), axes: (x.into(), y.into()), ..Panel::default() }
     }
 
-    /// Chooses logarithmic axes.
+    /// Sets logarithmic axes.
     pub(super) fn log(mut self, x: bool, y: bool) -> Self {
         self.log = (x, y);
         self
     }
 
-    /// x is one of these.
+    /// Makes x a category with these labels.
     pub(super) fn over(mut self, categories: impl IntoIterator<Item = impl ToString>) -> Self {
         self.categories = categories.into_iter().map(|c| c.to_string()).collect();
         self
@@ -48,7 +48,7 @@ impl Panel {
 
 const WIDTH: u32 = 560;
 const HEIGHT: u32 = 360;
-/// Names of lines beside each other.
+/// Names of adjacent lines.
 const LEGEND_COLUMNS: usize = 2;
 const COLORS: [RGBColor; 8] = [
     RGBColor(0x1b, 0x9e, 0x77),
@@ -75,7 +75,7 @@ pub(super) fn draw(path: &Path, panels: &[Panel]) -> Result<()> {
     root.present().map_err(|e| failed(&e))
 }
 
-/// The range of an axis: of these values, on a scale that is logarithmic or not; may it be away from zero?
+/// The range of an axis for these values; whether the scale is logarithmic, and whether the range may exclude zero.
 fn range(values: impl Iterator<Item = f64> + Clone, log: bool, away: bool) -> (f64, f64) {
     let values = values.filter(|v| v.is_finite() && (!log || *v > 0.0));
     let high = values.clone().fold(f64::NEG_INFINITY, f64::max);
@@ -83,13 +83,13 @@ fn range(values: impl Iterator<Item = f64> + Clone, log: bool, away: bool) -> (f
     match (low.is_finite(), log) {
         (false, _) => (0.0, 1.0),
         (true, true) => (low.log10().floor(), high.log10().ceil().max(low.log10().floor() + 1.0)),
-        // A part of time that is far from its beginning.
+        // A time range far from zero.
         (true, false) if low > high * 0.5 && high > low && away => (low, high),
         (true, false) => (0.0f64.min(low), if high > 0.0 { high * 1.05 } else { 1.0 }),
     }
 }
 
-/// A number in as few digits as tell it.
+/// A number with as few digits as necessary.
 fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
@@ -180,7 +180,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("bifrost-sim-plot-{}.svg", std::process::id()));
         draw(&path, &panels).expect("a plot");
         let text = std::fs::read_to_string(&path).expect("the plot");
-        std::fs::remove_file(&path).expect("it was there");
+        std::fs::remove_file(&path).expect("the plot exists");
         assert!(text.starts_with("<svg") && text.contains("a line") && text.contains("zero"));
     }
 }

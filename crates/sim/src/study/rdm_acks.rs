@@ -1,4 +1,4 @@
-//! Small messages when each is acknowledged at once, or several together (paper: figures 4a and 16).
+//! Small messages with one ACK each, or one for several (paper: figures 4a and 16).
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -10,16 +10,16 @@ use crate::rdma::{Fabric, Load, Machine, MessageNode, MessageOptions, RdmaWorld,
 
 const RATE: f64 = 50e9;
 const DELAY_NS: u64 = 25_000;
-/// Work requests for which there is one ACK.
+/// Work requests per ACK.
 const TRIGGERS: [u8; 5] = [1, 2, 4, 8, 16];
-/// Connections in each direction, and messages that are open on each.
+/// Connections per direction, and open messages on each.
 const CONNECTIONS: usize = 8;
 const DEPTH: u32 = 32;
-/// As in the paper, bytes.
+/// Message length as in the paper, bytes.
 const LEN: usize = 128;
 
 struct Answer {
-    /// Millions a second and direction.
+    /// Millions per second and direction.
     rate: f64,
     /// From sending until the sender knows that the message has arrived, us.
     p50_us: f64,
@@ -61,7 +61,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Two hosts that send to each other as much as their processors can.
+/// Two hosts that send to each other as much as their processors allow.
 fn measure(trigger: u8, (warm, end): (u64, u64)) -> Result<Answer> {
     let options = MessageOptions { ack_requests: trigger, ..MessageOptions::default() };
     let connections = 2 * CONNECTIONS as u32;

@@ -1,4 +1,4 @@
-//! NICs of two generations in one network, everybody sends to everybody (paper: section 4.5, figure 10).
+//! NICs of two generations in one network, all-to-all traffic (paper: section 4.5, figure 10).
 
 use anyhow::Result;
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! Thousands of RDMA connections into one link of 50 Gbit/s whose switch has 16 MB of buffer and no priority flow control
-//! (paper: figure 9).
+//! Thousands of RDMA connections into one link of 50 Gbit/s; the switch has 16 MB of buffer and no priority flow
+//! control (paper: figure 9).
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
@@ -11,13 +11,13 @@ use crate::rdma::{AROUND, Fabric, Load, MessageNode, MessageOptions, RdmaWorld, 
 
 const RATE: f64 = 50e9;
 const MTU: u16 = 1024;
-/// Bytes of RoCE around the payload of a WRITE: BTH and ICRC. RETH and immediate data are in one packet of a chunk.
+/// Overhead of RoCE per WRITE packet, bytes: BTH and ICRC. RETH and immediate data are in one packet of a chunk.
 const HEADERS: f64 = 16.0;
-/// What a receiver lets be on its way to it, bytes: three round trips of the link.
+/// Maximum bytes in flight to a receiver: three round trips of the link.
 const INBOUND: u64 = 1 << 20;
 const BINS: u64 = 40;
 
-/// Senders, and connections of each.
+/// Senders, and connections per sender.
 const SHAPES: [(usize, usize); 2] = [(90, 64), (6000, 1)];
 
 pub(super) fn run(quick: bool) -> Result<Outcome> {
@@ -53,16 +53,16 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
 }
 
 struct Answer {
-    /// Of what payload the link can carry.
+    /// Share of the payload that the link can carry.
     share: f64,
-    /// Of the packets, after the start and from the first one on.
+    /// Share of packets dropped: after the start, and from the first packet on.
     dropped: f64,
     dropped_at_all: f64,
     jain: f64,
     queue_kb: f64,
     p50_ms: f64,
     p99_ms: f64,
-    /// Time, ms; goodput, Gbit/s; most bytes in the switch, KB.
+    /// Time, ms; goodput, Gbit/s; maximum queue in the switch, KB.
     bins: Vec<(f64, f64, f64)>,
 }
 

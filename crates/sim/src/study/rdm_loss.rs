@@ -1,5 +1,5 @@
-//! One RDMA connection over 25 Gbit/s and a round trip of 50 us that loses packets at random: the engine, RC that goes back
-//! N, and whole chunks as UCCL repeats them (paper: figure 7).
+//! One RDMA connection over 25 Gbit/s with a round trip of 50 us and random losses: the engine, go-back-N RC, and whole
+//! chunks as UCCL retransmits them (paper: figure 7).
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -11,9 +11,9 @@ use crate::rdma::{Counts, Fabric, Load, MessageNode, MessageOptions, Node, Plain
 
 const RATE: f64 = 25e9;
 const MTU: u16 = 1024;
-/// What a receiver lets be on its way to it, bytes.
+/// Maximum bytes in flight to a receiver.
 const INBOUND: u64 = 4 << 20;
-/// Share of the packets that is lost: none, 1/4096, 1/1024, 1/256.
+/// Share of packets lost: none, 1/4096, 1/1024, 1/256.
 const LOSSES: [(&str, f64); 4] =
     [("0", 0.0), ("1/4096", 1.0 / 4096.0), ("1/1024", 1.0 / 1024.0), ("1/256", 1.0 / 256.0)];
 
@@ -80,7 +80,7 @@ fn fabric(loss: f64) -> Fabric {
 
 /// Gbit/s of payload between `warm` and `end`, ns.
 fn goodput(stack: Stack, len: u32, loss: f64, seed: u64, warm: u64, end: u64) -> Result<f64> {
-    // As many open messages as fill the link twice.
+    // Enough open messages to fill the link twice.
     let depth = (1_048_576 / len).clamp(8, 256);
     let nics = || [nic(0, seed, 64), nic(1, seed, 64)];
     let bytes = match stack {
@@ -92,7 +92,11 @@ fn goodput(stack: Stack, len: u32, loss: f64, seed: u64, warm: u64, end: u64) ->
             a.send(Load { len: len as usize, depth, begin_ns: 0, stagger_ns: 0 });
             let (bytes, world) = between(vec![a, b], loss, seed, warm, end, MessageNode::received_bytes);
             for side in 0..2 {
-                ensure!(world.node(side).mistakes() == (0, 0), "messages are wrong: {:?}", world.node(side).mistakes());
+                ensure!(
+                    world.node(side).mistakes() == (0, 0),
+                    "messages are out of sequence: {:?}",
+                    world.node(side).mistakes()
+                );
             }
             bytes
         }
@@ -108,7 +112,7 @@ fn goodput(stack: Stack, len: u32, loss: f64, seed: u64, warm: u64, end: u64) ->
     Ok(bytes as f64 * 8.0 / (end - warm) as f64)
 }
 
-/// Bytes that the second host gets between `warm` and `end`.
+/// Bytes that the second host receives between `warm` and `end`.
 fn between<N: Node>(
     nodes: Vec<N>,
     loss: f64,

@@ -1,17 +1,17 @@
-//! What studies of many RDMA hosts share: stacks by name, and goodput in bins of time.
+//! Shared by studies with many RDMA hosts: stacks by name, and goodput in bins of time.
 
 use anyhow::{Result, ensure};
 
 use crate::rdma::{Counts, DcqcnConfig, Fabric, Mark, Mesh, MeshHost, Pause, RdmaWorld, Stack, Topology};
 
-/// A stack and what it asks of the network.
+/// A stack and the network configuration that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Setup {
     /// The engine, in a network that drops.
     Engine,
     /// The engine, with priority flow control.
     EnginePaused,
-    /// RC with DCQCN and priority flow control: what it is made for.
+    /// RC with DCQCN and priority flow control, its intended environment.
     RcPaused,
     /// RC with DCQCN in a network that drops.
     Rc,
@@ -35,7 +35,7 @@ impl Setup {
         if self.is_engine() { Stack::Engine } else { Stack::Rc(Some(dcqcn)) }
     }
 
-    /// Thresholds leave room for what is on the way when a transmitter is paused: two delays of its link.
+    /// Thresholds leave room for packets in flight when a transmitter is paused: two delays of its link.
     pub(super) fn fabric(self, rate: f64, delay_ns: u64, between_switches: bool) -> Fabric {
         let pause = Pause { off_bytes: 256 << 10, on_bytes: 128 << 10, between_switches };
         Fabric {
@@ -50,14 +50,14 @@ impl Setup {
 pub(super) struct Run {
     pub(super) bins: Vec<Vec<u64>>,
     pub(super) bin_ns: u64,
-    /// Of the network.
+    /// Counters of the network.
     pub(super) counts: Counts,
-    /// Connections that have failed.
+    /// Number of failed connections.
     pub(super) failed: u64,
 }
 
 impl Run {
-    /// Gbit/s of a host on average of these, in each bin.
+    /// Mean rate of these hosts in each bin, Gbit/s.
     pub(super) fn gbps(&self, hosts: impl Iterator<Item = usize> + Clone) -> Vec<f64> {
         let count = hosts.clone().count().max(1) as f64;
         let sum = |bin: &Vec<u64>| hosts.clone().map(|host| bin[host]).sum::<u64>();
@@ -65,7 +65,7 @@ impl Run {
         self.bins.windows(2).map(|pair| bits(pair) / self.bin_ns as f64 / count).collect()
     }
 
-    /// Gbit/s of a host on average of these, over all bins.
+    /// Mean rate of these hosts over all bins, Gbit/s.
     pub(super) fn mean_gbps(&self, hosts: impl Iterator<Item = usize> + Clone) -> f64 {
         let all = self.gbps(hosts);
         all.iter().sum::<f64>() / all.len().max(1) as f64
@@ -90,7 +90,7 @@ pub(super) fn run(
         world.run_until(warm + bin * bin_ns);
         all.push(sent(&world));
     }
-    ensure!(world.counts.livelocks == 0, "a host has something to do without end");
+    ensure!(world.counts.livelocks == 0, "a host is busy without end");
     let failed = (0..mesh.hosts.len()).map(|host| world.node(host).failed()).sum::<Result<u64>>()?;
     Ok(Run { bins: all, bin_ns, counts: world.counts, failed })
 }

@@ -1,5 +1,5 @@
-//! RDMA with and without priority flow control (PFC) in a fabric of leaves and spines: what hosts carry, and what those
-//! suffer that have nothing to do with an incast or with a host whose memory takes nothing any more (paper: section 2.2.1).
+//! RDMA with and without priority flow control (PFC) in a leaf-spine fabric: the hosts' goodput, and the damage to
+//! bystanders of an incast or of a host whose memory accepts nothing any more (paper: section 2.2.1).
 
 use anyhow::Result;
 use serde_json::json;
@@ -16,23 +16,23 @@ const DELAY_NS: u64 = 25_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
-    /// The bystanders alone.
+    /// Only the bystanders.
     Calm,
-    /// Some hosts of all leaves send to one.
+    /// Some hosts of all leaves send to one host.
     Incast,
-    /// They do, and after a while its NIC gets nothing into memory, so that it pauses its switch forever.
+    /// The same, and after a while that host's NIC writes nothing to memory, so it pauses its switch forever.
     Dead,
 }
 
 const CASES: [(Case, &str); 3] =
     [(Case::Calm, "alone"), (Case::Incast, "beside incast"), (Case::Dead, "beside a dead host")];
 
-/// Hosts of a leaf. Those with the lowest numbers send to the last host of all; the others are bystanders, who send to each
+/// Hosts of a leaf. Those with the lowest numbers send to the last host; the others are bystanders, which send to each
 /// other.
 struct Shape {
     leaves: usize,
     hosts: usize,
-    /// Of each leaf, but for the last one.
+    /// For each leaf except the last one.
     senders: usize,
     len: u32,
 }
@@ -63,7 +63,7 @@ impl Shape {
             mesh.pairs.extend(self.senders().map(|host| (host, self.target())));
         }
         let leaves = vec![self.hosts as u32; self.leaves];
-        // As much between switches as to hosts.
+        // The same capacity between switches as to hosts.
         let rate = RATE * self.hosts as f64 / 2.0;
         let topology = Topology::LeafSpine { leaves, spines: 2, rate, delay_ns: 1_000 };
         run_mesh(&mesh, setup.fabric(RATE, DELAY_NS, true), &topology, seed, times, |world| {

@@ -1,4 +1,4 @@
-//! Two pods of unequal size, everybody sends to everybody (paper: figure 8). Priority flow control ends at the pod.
+//! Two pods of unequal size, all-to-all traffic (paper: figure 8). Priority flow control ends at the pod.
 
 use anyhow::Result;
 use serde_json::json;
@@ -66,7 +66,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
 fn mesh(setup: Setup, pods: [u32; 2], times: (u64, u64, u64)) -> Result<Run> {
     let hosts = vec![(setup.stack(DcqcnConfig::new(RATE)), Machine::OLD); (pods[0] + pods[1]) as usize];
     let mesh = Mesh::full(hosts, LEN, DEPTH);
-    // Between the pods there is what the small one can send.
+    // The capacity between the pods is what the small one can send.
     let rate = RATE * f64::from(pods[0]) / 2.0;
     let topology = Topology::LeafSpine { leaves: pods.to_vec(), spines: 2, rate, delay_ns: 1_000 };
     run_mesh(&mesh, setup.fabric(RATE, DELAY_NS, false), &topology, 1, times, |_| ())

@@ -1,5 +1,5 @@
-//! An RDMA connection with both services changes from one to the other under load, while packets are lost (paper: section 5.4,
-//! figure 12): whether messages are lost, repeated or reordered, and for how long none comes.
+//! An RDMA connection with both services changes between them under load, while packets are lost (paper: section 5.4,
+//! figure 12): whether messages are lost, duplicated or reordered, and how long none arrives.
 
 use anyhow::{Result, ensure};
 use bifrost_endpoint::Service;
@@ -16,11 +16,11 @@ const RATE: f64 = 25e9;
 /// From host to host, ns; the round trip is twice that.
 const DELAY_NS: u64 = 25_000;
 const RTT_NS: u64 = 2 * DELAY_NS;
-/// Share of the packets that is lost.
+/// Share of packets lost.
 const LOSSES: [(&str, f64); 2] = [("none", 0.0), ("1/256", 1.0 / 256.0)];
 const INBOUND: u64 = 4 << 20;
 const WARM_NS: u64 = 5_000_000;
-/// After the last message was sent everything arrives within that time, ns.
+/// Time after the last message was sent within which everything arrives, ns.
 const DRAIN_NS: u64 = 200_000_000;
 
 /// Messages of units in SENDs, and of chunks in WRITEs.
@@ -29,27 +29,27 @@ const LENS: [(u32, u32); 2] = [(8 * 1024, 96), (64 * 1024, 16)];
 /// What changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stack {
-    /// UC and RC in turn.
+    /// UC and RC alternately.
     Both,
-    /// Nothing: a connection of one service, looked at when the others change.
+    /// Nothing: a connection of one service, measured when the others change.
     One(Service),
 }
 
 const STACKS: [(Stack, &str); 3] =
     [(Stack::Both, "UC and RC in turn"), (Stack::One(Service::Uc), "UC alone"), (Stack::One(Service::Rc), "RC alone")];
 
-/// A change, or a time at which the others change.
+/// A change, or the time of the others' changes.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     to: Service,
-    /// The longest time without a message, from the change on until one comes that was sent after it, ns.
+    /// Longest time without a message, from the change until the arrival of a message sent after it, ns.
     pause_ns: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Run {
     changes: Vec<Change>,
-    /// Messages that were not the next, and those that never came.
+    /// Messages out of sequence, and messages that never arrived.
     wrong: u64,
     missing: u64,
     gbps: f64,
@@ -112,7 +112,8 @@ pub(super) fn run_seeds(quick: bool, seeds: u64) -> Result<Outcome> {
             }
             outcome.panels.push(panel);
             let [both, others @ ..] = &pauses[..] else { continue };
-            // At a loss of 1/256 the stacks alone stand still for longer than that now and then: what a change adds is what counts.
+            // At a loss of 1/256 single services stall for longer than that now and then: what matters is what a change
+            // adds.
             let alone = others.iter().map(|pause| pause.0).fold(0.0, f64::max);
             outcome.bars.push(match loss {
                 0 => Bar { name: format!("{name}: longest pause of a change, round trips"), value: both.1, limit: 2.0 },
@@ -128,14 +129,14 @@ pub(super) fn run_seeds(quick: bool, seeds: u64) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// When a connection changes, and until when it is looked at.
+/// Times of changes, and the end of the measurement.
 struct Plan {
     apart_ns: (u64, u64),
     end_ns: u64,
 }
 
 impl Plan {
-    /// When the connections of a seed change, ns.
+    /// Times of changes for a seed, ns.
     fn changes(&self, seed: u64) -> Vec<u64> {
         let mut rng = Rng::new(mix(seed ^ 0x0075_7067));
         let mut at = WARM_NS;

@@ -1,4 +1,4 @@
-//! How long a lost packet takes to arrive, and what a dead path costs a flow: bars that hold.
+//! Delivery times of lost packets, and the cost of a dead path to a flow, with bars.
 
 use anyhow::Result;
 use serde_json::json;
@@ -13,7 +13,7 @@ use crate::{LinkPatch, Ns, World};
 /// Round trip of the fabric, ns.
 const RTT_NS: f64 = 100_000.0;
 
-/// Ways to send: name, gap in ns, how it is drawn, packets at once, part of the packets.
+/// Sending patterns: name, gap in ns, its distribution, packets at once, divisor of the number of packets.
 pub(super) const WAYS: [(&str, u64, Gap, u32, u64); 4] = [
     ("many: every 2 us", 2_000, Gap::Poisson, 1, 1),
     ("some: every 50 us", 50_000, Gap::Poisson, 1, 1),
@@ -54,7 +54,7 @@ fn lost_packets(
         if let Topology::Parallel { link, .. } = &mut s.topology {
             link.loss = Some(*loss);
         }
-        // Lonely packets take little time to simulate, and few of them are lost.
+        // Single packets take little time to simulate, and few of them are lost.
         send(&mut s, *way, if quick && *way < 3 { 2 } else { 1 });
         let (world, _) = whole(&s, *seed)?;
         Ok(world.statistics().recovery_ns.iter().map(|ns| *ns as f64 / RTT_NS).collect::<Vec<f64>>())
@@ -99,7 +99,7 @@ fn dead_paths(
     data: &mut serde_json::Map<String, serde_json::Value>,
 ) -> Result<()> {
     let seeds = if quick { 4 } else { 50 };
-    // One, two or three of four paths die for good, in one direction or both.
+    // One, two or three of four paths fail permanently, in one direction or both.
     let runs: Vec<(usize, u32, bool, u64)> = (0..WAYS.len())
         .flat_map(|w| [1, 2, 3].into_iter().map(move |n| (w, n)))
         .flat_map(|(w, n)| [false, true].into_iter().map(move |b| (w, n, b)))
@@ -131,14 +131,14 @@ fn dead_paths(
     Ok(())
 }
 
-/// How long each flow was interrupted when so many of four paths died for good, in one direction or both, ms.
+/// Outage of each flow when this many of four paths fail permanently, in one direction or both, ms.
 pub(super) fn outages(base: &Scenario, way: usize, dead: u32, both: bool, seed: u64) -> Result<Vec<f64>> {
     let mut s = base.clone();
     send(&mut s, way, if way == 0 { 4 } else { 50 });
     for path in 0..dead {
         for direction in if both { &["h0>h1", "h1>h0"][..] } else { &["h0>h1"] } {
             s.faults.push(FaultConfig {
-                // At another moment of a group for each seed.
+                // At another position in a group for each seed.
                 at: Ns(20_000_000 + seed * 37_000),
                 links: Some(format!("{direction}/{}", (seed + u64::from(path)) % 4)),
                 set: LinkPatch { down: Some(true), ..LinkPatch::default() },
@@ -151,7 +151,7 @@ pub(super) fn outages(base: &Scenario, way: usize, dead: u32, both: bool, seed: 
     world.add_checker(watch);
     world.run();
     anyhow::ensure!(world.violations.is_empty(), "{}", crate::Report::of(&world));
-    // What a packet takes without any fault is no outage.
+    // The delay of a packet without a fault is not an outage.
     let usual = RTT_NS / 2.0;
     Ok(longest.borrow().values().map(|ns| (*ns as f64 - usual).max(0.0) / 1e6).collect())
 }

@@ -1,4 +1,4 @@
-//! The RTO's floor: how late repairs are, and how often something is repeated that was not lost.
+//! The RTO's floor: delay of repairs, and frequency of spurious retransmissions.
 
 use anyhow::Result;
 use serde_json::json;
@@ -11,7 +11,7 @@ use crate::faults::exponential;
 use crate::scenario::{FaultConfig, Scenario};
 use crate::{Ns, Rng};
 
-/// How quiet hosts are: no pauses, or pauses of 1 ms on average, every 20 ms on average.
+/// Pauses of hosts: none, or 1 ms on average, every 20 ms on average.
 const HOSTS: [(&str, u64); 2] = [("quiet hosts", 0), ("hosts that pause", 20_000_000)];
 
 pub(super) fn run(quick: bool) -> Result<Outcome> {
@@ -72,7 +72,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// What a floor costs when it is the RTO alone that finds out: three of four paths die.
+/// The cost of a floor when only the RTO detects a failure: three of four paths fail.
 fn dead_paths(
     floors: &[Option<u64>],
     labels: &[String],
@@ -115,7 +115,7 @@ fn dead_paths(
     Ok(())
 }
 
-/// Both hosts stand still now and then.
+/// Both hosts pause now and then.
 fn pauses(scenario: &mut Scenario, every: u64, seed: u64) {
     if every == 0 {
         return;

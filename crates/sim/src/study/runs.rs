@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use crate::{Report, Scenario, World};
 
-/// `work` on every item, on all CPUs; results in the order of the items.
+/// Runs `work` on every item, on all CPUs; results in the order of the items.
 pub(super) fn each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
@@ -34,7 +34,7 @@ pub(super) fn scenario(name: &str, text: &str) -> Result<Scenario> {
     Ok(Scenario::parse(name, text)?)
 }
 
-/// A whole run in which nothing happened that must not.
+/// A whole run without violations.
 pub(super) fn whole(scenario: &Scenario, seed: u64) -> Result<(World, Report)> {
     let mut world = World::new(scenario, seed)?;
     world.run();
@@ -43,14 +43,14 @@ pub(super) fn whole(scenario: &Scenario, seed: u64) -> Result<(World, Report)> {
     Ok((world, report))
 }
 
-/// The value below which a part `p` of `values` lies (nearest rank); 0 if there are none.
+/// The quantile `p` of `values` (nearest rank); 0 if there are none.
 pub(super) fn percentile(values: &mut [f64], p: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let rank = ((values.len() as f64 * p).ceil() as usize).clamp(1, values.len().max(1));
     values.get(rank - 1).copied().unwrap_or(0.0)
 }
 
-/// The distribution of `values` as a line: value against the part that lies at or below it.
+/// The distribution of `values` as a line: value against the share at or below it.
 pub(super) fn cumulative(values: &mut [f64]) -> Vec<(f64, f64)> {
     values.sort_by(f64::total_cmp);
     let n = values.len();
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_come_in_the_order_of_the_items() {
+    fn results_are_in_the_order_of_the_items() {
         let items: Vec<u32> = (0..100).collect();
         assert_eq!(each(&items, |n| Ok(n * 2)).expect("results"), (0..100).map(|n| n * 2).collect::<Vec<u32>>());
         assert!(each(&items, |n| if *n == 7 { anyhow::bail!("7") } else { Ok(()) }).is_err());

@@ -1,4 +1,4 @@
-//! The engine's Swift beside a plain version of the paper's pseudo-code: the same delays, then the same bottleneck.
+//! The engine's Swift compared with the paper's pseudo-code: with the same delays, then with the same bottleneck.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -44,7 +44,8 @@ impl Controller for Ours {
     }
 
     fn on_loss(&mut self, now: u64, rtt: u64) {
-        // What a queue has dropped, the window has grown for: above the target it is cut in any case.
+        // Packets dropped by the queue are due to the window's growth: above the target delay it is reduced in any
+        // case.
         let loss = Loss {
             sent: Time(now),
             rtt_ns: rtt,
@@ -121,7 +122,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
 
 type Data = serde_json::Map<String, serde_json::Value>;
 
-/// Both hear of the same delays: up, down, noise, and a jump.
+/// Both get the same delays: up, down, noise, and a jump.
 fn same_delays(outcome: &mut Outcome, data: &mut Data) {
     const NOISE: u64 = 100_000;
     let mut both = KINDS.map(|(kind, _)| controller(kind, 128, NOISE));
@@ -166,7 +167,7 @@ struct Shared {
 /// Flows that share a bottleneck of 100 Gbit/s.
 fn same_bottleneck(quick: bool, outcome: &mut Outcome, data: &mut Data) -> Result<()> {
     let flows: &[usize] = if quick { &[1, 10, 100] } else { &[1, 3, 10, 30, 100, 300, 1000, 3000] };
-    // As in the paper's testbed, and for hosts with a millisecond of scheduling noise (the default).
+    // The paper's testbed, and hosts with a millisecond of scheduling noise (the default).
     let noises = [(25_000, "target 25 us over base"), (1_000_000, "target 1 ms over base (default)")];
     let runs: Vec<(Kind, u64, usize)> = KINDS
         .iter()
@@ -204,7 +205,7 @@ fn same_bottleneck(quick: bool, outcome: &mut Outcome, data: &mut Data) -> Resul
     Ok(())
 }
 
-/// Packets lost by chance, as on a bad link: what is left of the throughput of one flow.
+/// Random losses, as on a bad link: the remaining throughput of one flow.
 fn random_loss(quick: bool, outcome: &mut Outcome, data: &mut Data) -> Result<()> {
     let losses: &[f64] = if quick { &[0.0, 0.01] } else { &[0.0, 0.0001, 0.001, 0.003, 0.01, 0.03] };
     let runs: Vec<(Kind, f64)> = KINDS.iter().flat_map(|(k, _)| losses.iter().map(move |l| (*k, *l))).collect();
@@ -223,11 +224,11 @@ fn random_loss(quick: bool, outcome: &mut Outcome, data: &mut Data) -> Result<()
     Ok(())
 }
 
-/// `n` flows of one controller each over one queue, for `time` ns; the first half does not count.
+/// `n` flows with one controller each, over one queue, for `time` ns; the first half is not measured.
 fn bottleneck(kind: Kind, noise: u64, n: usize, time: u64, loss: f64) -> Shared {
     /// 1500 bytes at 100 Gbit/s.
     const PACKET_NS: u64 = 120;
-    /// What the queue takes: 16 MB.
+    /// Size of the queue: 16 MB.
     const QUEUE_NS: u64 = 1_300_000;
     struct Flow {
         cc: Box<dyn Controller>,

@@ -1,18 +1,18 @@
-//! What other networks do with a flow: ECMP leaves it where its hash puts it; probe-and-switch looks at its path with
-//! probes every second, and moves it when another is better. Both carry plain VXLAN: the simulated hosts' reliability is off.
+//! Path selection of other networks: ECMP leaves a flow where its hash puts it; probe-and-switch probes its path every
+//! second, and moves it when another is better. Both carry plain VXLAN: the simulated hosts' reliability is off.
 
 use crate::{Packet, Rng, VXLAN_PORT, World};
 
-/// Probes that one look takes.
+/// Probes per path and check.
 const PROBES: u32 = 10;
-/// Other paths that a look tries.
+/// Other paths tried per check.
 const CANDIDATES: u32 = 4;
-/// A path is left for one whose score is less than this part of its own.
+/// A flow moves to a path whose score is less than this part of its current path's.
 const BETTER: f64 = 0.5;
-/// What a lost probe counts, ns.
+/// Delay that counts for a lost probe, ns.
 const LOST_NS: f64 = 100e6;
 
-/// A flow as the network knows it, and when its path is looked at next.
+/// A flow as seen by the network, and the time of its next check.
 #[derive(Clone, Debug)]
 pub(super) struct Switched {
     src: u32,
@@ -25,13 +25,13 @@ pub(super) struct Switched {
 }
 
 impl Switched {
-    /// A flow between two hosts, whose path is looked at every `interval`, ns, at moments of its own.
+    /// A flow between two hosts, whose path is checked every `interval`, ns, with a random phase.
     pub(super) fn new((src, dst, source_port): (u32, u32, u16), interval: u64, rng: &mut Rng) -> Self {
         let mut rng = rng.fork();
         Switched { src, dst, source_port, salt: 0, next: rng.below(interval), interval, rng }
     }
 
-    /// Sends probes on its path and on others, and moves if one of them is much better.
+    /// Probes its path and others, and moves if one of them is much better.
     pub(super) fn look(&mut self, world: &mut World) {
         let now = world.now();
         self.next = now + self.interval;
@@ -49,7 +49,7 @@ impl Switched {
         }
     }
 
-    /// Mean delay of probes as if the flow had this salt, ns; lost ones count as a long time.
+    /// Mean delay of probes if the flow had this salt, ns; lost ones count as a long time.
     fn score(&mut self, world: &mut World, salt: u64) -> f64 {
         let now = world.now();
         world.network.rehash(self.src, self.dst, self.source_port, salt);
@@ -73,7 +73,7 @@ impl Switched {
     }
 }
 
-/// Runs until `until`; every flow's path is looked at when it is due.
+/// Runs until `until`; every flow's path is checked when it is due.
 pub(super) fn run_until(world: &mut World, flows: &mut [Switched], until: u64) {
     while let Some(flow) = flows.iter_mut().min_by_key(|f| f.next).filter(|f| f.next < until) {
         world.run_until(flow.next);

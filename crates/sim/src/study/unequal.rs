@@ -1,4 +1,4 @@
-//! Paths of unequal delay and rate: which are used, how much, and what it costs in latency.
+//! Paths of unequal delay and rate: their shares of the traffic, and the cost in latency.
 
 use anyhow::Result;
 use serde_json::json;
@@ -9,7 +9,7 @@ use super::{Bar, Outcome};
 use crate::Ns;
 use crate::scenario::{Topology, Workload};
 
-/// How much is offered: as much as fits; about 5 Gbit/s.
+/// Offered load: as much as fits; about 5 Gbit/s.
 const LOADS: [(&str, u64); 2] = [("saturated", 0), ("5 Gbit/s", 2_300)];
 
 pub(super) fn run(quick: bool) -> Result<Outcome> {

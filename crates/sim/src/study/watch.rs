@@ -1,4 +1,4 @@
-//! What guests see while a world runs, for studies.
+//! Records what guests see during a run, for studies.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -7,14 +7,14 @@ use std::rc::Rc;
 use crate::flows::HEADERS_BYTES;
 use crate::{Checker, Record, Violations};
 
-/// What the TCP of guests made of the network.
+/// Statistics of guests' TCP.
 #[derive(Debug, Default)]
 pub(super) struct TcpSeen {
     /// New bytes that reached guest `to` in each bin.
     pub(super) bins: Vec<u64>,
-    /// Segments that guests sent a second time.
+    /// Segments that guests retransmitted.
     pub(super) repeated: u64,
-    /// Segments that came behind a later one.
+    /// Segments that arrived after a later one.
     pub(super) reordered: u64,
     sent: HashMap<(u32, u64), u32>,
     seen: HashMap<(u32, u64), u32>,
@@ -28,7 +28,7 @@ pub(super) struct TcpWatch {
 }
 
 impl TcpWatch {
-    /// A watch over what guest `to` gets, in bins of `bin_ns`.
+    /// A watch of the traffic to guest `to`, in bins of `bin_ns`.
     pub(super) fn new(to: u32, bin_ns: u64) -> (Box<Self>, Rc<RefCell<TcpSeen>>) {
         let state = Rc::new(RefCell::new(TcpSeen::default()));
         (Box::new(TcpWatch { to, bin_ns, state: state.clone() }), state)
@@ -52,7 +52,7 @@ fn segment(frame: &[u8]) -> Option<(u64, u32, u32)> {
     (length > 0).then_some((source << 32 | ports, sequence.wrapping_add(length), length))
 }
 
-/// How far `end` is beyond the highest end of its flow, which it becomes; `None` if it is not.
+/// How far `end` is beyond the highest end of its flow, which it becomes; `None` if it is not beyond.
 fn advance(ends: &mut HashMap<(u32, u64), u32>, key: (u32, u64), end: u32, length: u32) -> Option<u32> {
     let highest = ends.entry(key).or_insert(end.wrapping_sub(length));
     let ahead = end.wrapping_sub(*highest);
@@ -90,13 +90,13 @@ impl Checker for TcpWatch {
     }
 }
 
-/// For each flow of light guests: the longest that a packet took, ns.
+/// For each flow of light guests: the maximum delay of a packet, ns.
 pub(super) struct Longest {
     longest: Rc<RefCell<HashMap<u32, u64>>>,
 }
 
 impl Longest {
-    /// A watch over all flows.
+    /// A watch of all flows.
     pub(super) fn new() -> (Box<Self>, Rc<RefCell<HashMap<u32, u64>>>) {
         let longest = Rc::new(RefCell::new(HashMap::new()));
         (Box::new(Longest { longest: longest.clone() }), longest)

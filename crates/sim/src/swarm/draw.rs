@@ -1,4 +1,5 @@
-//! A random scenario. What a seed means may change whenever this file does; what is to be kept is kept as a scenario file.
+//! A random scenario. The meaning of a seed may change whenever this file does; to keep a world, keep its scenario
+//! file.
 
 use super::workloads::{guests, workloads};
 use crate::link::LinkPatch;
@@ -8,19 +9,19 @@ use crate::scenario::{
 };
 use crate::units::{Bytes, Ns, Rate};
 
-/// Links on the longest route, that of a Clos network of three tiers.
+/// Links on the longest route: that of a three-tier Clos network.
 const LONGEST_ROUTE: u64 = 6;
 
-/// A process does not start within this time.
+/// Minimum start time of a process.
 const LONG_NS: u64 = 5_000_000;
 
-/// Chance, in words.
+/// Random choices.
 pub(crate) trait Draw {
     /// True once in `n` times.
     fn one_in(&mut self, n: u64) -> bool;
     /// A number in `low..=high`.
     fn range(&mut self, low: u64, high: u64) -> u64;
-    /// A number in `low..=high`, its magnitude evenly.
+    /// A number in `low..=high`, uniform in magnitude.
     fn scale(&mut self, low: u64, high: u64) -> u64;
     /// One of these.
     fn pick<T: Copy>(&mut self, of: &[T]) -> T;
@@ -49,7 +50,7 @@ impl Draw for Rng {
 pub fn scenario(seed: u64) -> Scenario {
     let mut rng = Rng::new(seed ^ 0x5eed_5a44_0000_0000);
     let rng = &mut rng;
-    // Most worlds are small; a few are larger, or quiet, so that what happens without any fault is seen, too.
+    // Most worlds are small; a few are larger, or without faults.
     let large = rng.one_in(40);
     let quiet = rng.one_in(12);
     let topology = topology(rng, large, quiet);
@@ -74,16 +75,17 @@ pub fn scenario(seed: u64) -> Scenario {
     if s.topology.has_dead_path()
         || s.topology.worst(|l| l.loss.into_iter().chain(l.corruption).reduce(f64::max)) > 0.01
     {
-        // What is not carried reliably may never have another way; or a guest's TCP waits for minutes between two attempts.
+        // Packets that are not carried reliably may have no other path for long; or a guest's TCP waits for minutes
+        // between two attempts.
         s.transport.max_connections = None;
-        // The same if set-up ends before an answer can be there: plain VXLAN is then all there is.
+        // The same if set-up times out before a response can arrive: then there is only plain VXLAN.
         s.transport.setup_tries = None;
         s.vnis.retain(|v| v.reliability != Reliability::Off);
         if s.vnis.is_empty() {
             s.vnis.push(VniConfig { id: 100, reliability: Reliability::Tcp, ordering: Ordering::Flow });
         }
     }
-    // Delays that have nothing to do with load close windows to a packet in a hundred round trips: the allowance is for them.
+    // Delays that are not caused by load close windows to a packet per hundred round trips: hence the allowance.
     let ns = |ns: Option<Ns>| ns.map_or(0.0, |ns| ns.0 as f64);
     let jitter = s.topology.worst(|l| Some(ns(l.jitter) + ns(l.reordering.and(l.reorder_delay)))) as u64;
     let noise = s.transport.swift_noise.unwrap_or(Ns(1_000_000));
@@ -92,7 +94,7 @@ pub fn scenario(seed: u64) -> Scenario {
     }
     let members = guests(rng, &mut s);
     let least_delay = s.topology.worst(|l| l.delay.map(|d| d.0 as f64)) as u64;
-    // How long guests are busy at least: some faults fall into this time.
+    // Minimum time for which guests are busy: some faults fall into it.
     let span = rng.scale(1_000_000, 100_000_000);
     s.workloads = workloads(rng, &members, span, large, s.host.mtu);
     if !quiet {
@@ -101,7 +103,8 @@ pub fn scenario(seed: u64) -> Scenario {
             s.faults.push(stragglers(rng, span));
         }
         restart_after_the_last_packet(&mut s);
-        // The shortest delay is believed: for about a second a network that was faster for a while looks congested.
+        // The controller uses the shortest delay: for about a second a network that was faster for a while looks
+        // congested.
         for delay in s.faults.iter_mut().filter_map(|f| f.set.delay.as_mut()) {
             delay.0 = delay.0.max(least_delay);
         }
@@ -115,7 +118,7 @@ impl Topology {
         matches!(self, Topology::Parallel { path, .. } if path.iter().any(|p| p.down == Some(true)))
     }
 
-    /// The most of something on the way from one host to another, links added up.
+    /// Maximum of a property over the links of a route between two hosts, added up.
     fn worst(&self, of: impl Fn(&LinkPatch) -> Option<f64>) -> f64 {
         let of = |l: &LinkPatch| of(l).unwrap_or(0.0);
         match self {
@@ -127,7 +130,7 @@ impl Topology {
     }
 }
 
-/// So long that idle connections are forgotten, and the checkers know it.
+/// Long enough that idle connections are dropped; the checkers know it.
 fn settle(transport: &TransportSettings) -> Ns {
     let reap = transport.idle_reap.unwrap_or(Ns::s(60)).0;
     let shrink = transport.idle_shrink.unwrap_or(Ns::s(1)).0;
@@ -215,7 +218,7 @@ fn few(rng: &mut Rng, down: bool) -> LinkPatch {
     l
 }
 
-/// Small chances are as frequent as large ones; three digits, so that a scenario file says the same.
+/// Small probabilities are as frequent as large ones; three digits, so that a scenario file has the same value.
 fn chance(rng: &mut Rng, most: f64) -> f64 {
     rng.scale(100, (most * 1e6) as u64) as f64 / 1e6
 }
@@ -265,7 +268,7 @@ fn vnis(rng: &mut Rng) -> Vec<VniConfig> {
 
 fn transport(rng: &mut Rng) -> TransportSettings {
     let mut t = TransportSettings::default();
-    // Each is usually left as it is.
+    // Each setting is usually left at its default.
     macro_rules! now_and_then {
         ($($name:ident = $value:expr;)*) => { $(if rng.one_in(6) { t.$name = Some($value); })* };
     }
@@ -311,7 +314,7 @@ fn transport(rng: &mut Rng) -> TransportSettings {
         // Just before the wrap, or before the sign changes.
         t.first_psn = Some((rng.pick(&[0, 1 << 31]) as u32).wrapping_sub(rng.scale(1, 2_000) as u32));
     }
-    // Takes no random number: older seeds keep their worlds otherwise.
+    // Uses no random number: older seeds keep their worlds otherwise.
     if let Some(Ns(retry)) = t.plain_retry.filter(|retry| retry.0.is_multiple_of(4)) {
         t.give_up_after = Some(Ns(5_000_000 + retry % 200_000_000));
     }
@@ -323,8 +326,8 @@ fn faults(rng: &mut Rng, s: &Scenario, span: u64) -> Vec<FaultConfig> {
     (0..count).map(|_| fault(rng, s, span)).collect()
 }
 
-/// Where a network holds packets for long, no daemon is back before its former ones have left it (PROTOCOL §4.6). Others are: what they
-/// sent in a former life must find no owner.
+/// If a network holds packets for long, no daemon restarts before its earlier packets have left it (PROTOCOL §4.6). In
+/// other worlds daemons do restart: packets of their former life must find no owner.
 fn restart_after_the_last_packet(s: &mut Scenario) {
     let ns = |ns: Option<Ns>| ns.map_or(0, |ns| ns.0);
     let links = s.topology.worst(|l| Some((ns(l.delay) + ns(l.jitter) + ns(l.reorder_delay)) as f64)) as u64;
@@ -340,7 +343,7 @@ fn restart_after_the_last_packet(s: &mut Scenario) {
     }
 }
 
-/// Packets that come when a whole window has passed them.
+/// Packets that arrive after a whole window has passed them.
 fn stragglers(rng: &mut Rng, span: u64) -> FaultConfig {
     let set = LinkPatch {
         reordering: Some(chance(rng, 0.05)),
@@ -355,7 +358,7 @@ fn stragglers(rng: &mut Rng, span: u64) -> FaultConfig {
 fn fault(rng: &mut Rng, s: &Scenario, span: u64) -> FaultConfig {
     let hosts = u64::from(s.topology.hosts());
     let at = rng.below(span * 3 / 2);
-    // Mostly about as long as things take; now and then so long that everybody gives up and forgets.
+    // Mostly about as long as normal operations take; now and then so long that all peers give up and forget.
     let long = if rng.one_in(10) { rng.scale(100_000_000, 90_000_000_000) } else { rng.scale(10_000, 200_000_000) };
     let mut f = FaultConfig { at: Ns(at), until: Some(Ns(at + long.max(1))), ..FaultConfig::default() };
     let down = LinkPatch { down: Some(true), ..LinkPatch::default() };
@@ -366,9 +369,9 @@ fn fault(rng: &mut Rng, s: &Scenario, span: u64) -> FaultConfig {
             f.some = rng.range(1, 8) as u32;
             f.both_ways = rng.one_in(2);
         }
-        // All at once.
+        // All links at once.
         2 | 3 => (f.links, f.set) = (Some("*".into()), down),
-        // One direction: what a host sends, or what it receives.
+        // One direction: packets that a host sends, or that it receives.
         4 => {
             let host = rng.below(hosts);
             f.links = Some(if rng.one_in(2) { format!("h{host}>*") } else { format!("*>h{host}*") });
@@ -378,7 +381,7 @@ fn fault(rng: &mut Rng, s: &Scenario, span: u64) -> FaultConfig {
             f.links = Some("*".into());
             f.some = rng.range(0, 6) as u32;
             (f.flap_down, f.flap_up) = (Ns(rng.scale(10_000, 10_000_000)), Ns(rng.scale(100_000, 20_000_000)));
-            // So that there are not thousands of moments.
+            // To avoid thousands of events.
             f.until = Some(Ns(at + long.min(20 * (f.flap_down.0 + f.flap_up.0))));
         }
         // Losses, delays, queues.

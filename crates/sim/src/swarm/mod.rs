@@ -1,7 +1,7 @@
-//! The swarm: from a seed, a random world; in it everything must hold that always must.
+//! The swarm: random worlds from seeds, in which all invariants must hold.
 //!
-//! [`scenario`] draws the world, [`run`] runs it with all [checkers](crate::checkers), [`shrink`] makes a failing one
-//! smaller. The idea is TigerBeetle's and FoundationDB's: what nobody thought of is found by trying.
+//! [`scenario`] draws the world, [`run`] runs it with all [checkers](crate::checkers), [`shrink`] reduces a failing
+//! one. As in TigerBeetle and FoundationDB, random testing finds cases that nobody thought of.
 
 mod draw;
 #[cfg(feature = "mutations")]

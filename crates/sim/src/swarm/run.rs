@@ -8,21 +8,21 @@ use crate::scenario::Scenario;
 use crate::violation::{Kind, Violation};
 use crate::world::World;
 
-/// Events after which a run is taken to be endless; the largest have less than two million.
+/// Number of events after which a run is considered endless; the largest have less than two million.
 const MOST_EVENTS: u64 = 20_000_000;
-/// Virtual time between two looks at that, ns.
+/// Virtual time between two checks of that, ns.
 const LOOK_NS: u64 = 100_000_000;
 
-/// What came of a run.
+/// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What must not happen, and did first; `None`: all is well.
+    /// The first violation; `None`: all is well.
     pub violation: Option<Violation>,
-    /// What happened, as one number.
+    /// A hash of all events.
     pub hash: u64,
-    /// Events.
+    /// Number of events.
     pub events: u64,
-    /// Guests' packets: sent, and sent of which the transport need not deliver all.
+    /// Guests' packets: sent, and those of them that the transport need not deliver.
     pub packets: (u64, u64),
 }
 
@@ -31,13 +31,13 @@ pub fn run(seed: u64) -> Outcome {
     run_scenario(&scenario(seed), seed, |_| ())
 }
 
-/// Runs a scenario up to its first violation. A panic is one.
+/// Runs a scenario up to its first violation. A panic counts as a violation.
 pub fn run_scenario(scenario: &Scenario, seed: u64, adjust: impl FnOnce(&mut bifrost_rte::Config)) -> Outcome {
     let mut at = 0;
     let result = catch_unwind(AssertUnwindSafe(|| {
         let mut world = match World::with(scenario, seed, adjust) {
             Ok(world) => world,
-            Err(error) => return failed(0, format!("the scenario makes no sense: {error}")),
+            Err(error) => return failed(0, format!("the scenario is invalid: {error}")),
         };
         checkers::watch(&mut world);
         world.stop_at_violation();

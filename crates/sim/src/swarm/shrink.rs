@@ -1,4 +1,4 @@
-//! Makes a failing scenario smaller.
+//! Shrinks a failing scenario.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use crate::link::LinkPatch;
 use crate::scenario::{Scenario, Topology, TransportSettings, Workload};
 use crate::violation::Kind;
 
-/// The smallest scenario found within `time` that violates in the same way with this seed.
+/// The smallest scenario found within `time` that violates the same invariant with this seed.
 pub fn shrink(scenario: &Scenario, seed: u64, kind: Kind, time: Duration) -> Scenario {
     let until = Instant::now() + time;
     let fails = |s: &Scenario| run_scenario(s, seed, |_| ()).violation.is_some_and(|v| v.kind == kind);
@@ -29,7 +29,7 @@ pub fn shrink(scenario: &Scenario, seed: u64, kind: Kind, time: Duration) -> Sce
     }
 }
 
-/// Smaller scenarios, the boldest steps first.
+/// Smaller scenarios, the largest reductions first.
 fn candidates(s: &Scenario) -> Vec<Scenario> {
     let mut all = Vec::new();
     let mut with = |change: &dyn Fn(&mut Scenario)| {
@@ -76,7 +76,7 @@ fn candidates(s: &Scenario) -> Vec<Scenario> {
     all
 }
 
-/// Everything that says how links are.
+/// All link properties of a scenario.
 fn links(s: &mut Scenario) -> Vec<&mut LinkPatch> {
     let mut all = Vec::new();
     match &mut s.topology {

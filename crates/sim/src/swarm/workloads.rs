@@ -1,4 +1,4 @@
-//! Random guests, and what they do.
+//! Random guests, and their traffic.
 
 use super::draw::Draw;
 use crate::rng::Rng;
@@ -7,10 +7,10 @@ use crate::units::{Bytes, Ns};
 
 /// Bytes of IPv4 and TCP headers.
 const HEADERS: u16 = 40;
-/// Smallest payload of a light guest.
+/// Minimum payload of a light guest.
 const SMALLEST: u64 = 24;
 
-/// A guest as this file needs it.
+/// The properties of a guest that this file needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
     guest: u32,
@@ -40,7 +40,7 @@ pub(super) fn guests(rng: &mut Rng, s: &mut Scenario) -> Vec<Member> {
     all
 }
 
-/// What they do in about `span` ns.
+/// Their traffic in about `span` ns.
 pub(super) fn workloads(rng: &mut Rng, members: &[Member], span: u64, large: bool, mtu: u16) -> Vec<Workload> {
     let count = rng.pick(&[1, 1, 2, 2, 3, 4]);
     let mut all = Vec::new();
@@ -112,7 +112,7 @@ fn packets(rng: &mut Rng, (from, to): (Members, Members), packets: u64, span: u6
         size: Bytes(size),
         size_min: (segments == 1 && rng.one_in(2)).then(|| Bytes(rng.range(SMALLEST, size))),
         segments,
-        // As fast as it goes, or over the whole time.
+        // As fast as possible, or over the whole time.
         gap: Ns(if rng.one_in(4) { 0 } else { span / frames }),
         gap_kind: rng.pick(&[Gap::Fixed, Gap::Poisson]),
         burst,

@@ -1,8 +1,8 @@
-//! A guest's vNIC as smoltcp sees it: its ring, and a queue in front of it as guests' kernels have one.
+//! A guest's vNIC for smoltcp: its ring, and a transmit queue before it, as in guests' kernels.
 //!
-//! smoltcp forgets a fast retransmission when the device has no room for it, and has no timer running then: the connection
-//! stands still forever. So a frame that it may make is never refused. It may make frames only while the ring has room and the
-//! queue is empty; the queue gets at most what one pass over the connections brings.
+//! smoltcp forgets a fast retransmission if the device has no room for it, and then has no timer running: the
+//! connection stalls forever. So a frame that smoltcp may create is never refused. It may create frames only while the
+//! ring has room and the queue is empty; the queue gets at most the frames of one pass over the connections.
 
 use std::collections::VecDeque;
 
@@ -28,15 +28,15 @@ pub(super) struct Nic<'a> {
     pub(super) queue: &'a mut Queue,
     /// Payload of a packet on the wire.
     pub(super) mss: usize,
-    /// Largest IP packet that the guest hands over.
+    /// Maximum length of an IP packet that the guest hands over.
     pub(super) largest: usize,
     pub(super) mac: [u8; 6],
-    /// Frames that may be received.
+    /// Number of frames that may be received.
     pub(super) frames: usize,
 }
 
 impl Nic<'_> {
-    /// Moves what waits into the ring, as far as there is room.
+    /// Moves waiting frames into the ring, as far as there is room.
     pub(super) fn flush(&mut self) {
         while self.port.room() > 0
             && let Some((offload, frame)) = self.queue.pop_front()
@@ -45,7 +45,7 @@ impl Nic<'_> {
         }
     }
 
-    /// Whether frames may be made.
+    /// Whether frames may be created.
     pub(super) fn has_room(&self) -> bool {
         self.queue.is_empty() && self.port.room() > 0
     }
@@ -88,7 +88,7 @@ impl Device for Nic<'_> {
     }
 }
 
-/// A frame for smoltcp.
+/// A received frame for smoltcp.
 pub(super) struct Received(Vec<u8>);
 
 impl RxToken for Received {
@@ -97,7 +97,7 @@ impl RxToken for Received {
     }
 }
 
-/// The right to make a frame.
+/// Permission to create a frame.
 pub(super) struct Sending<'a> {
     port: &'a mut SimPort,
     queue: &'a mut Queue,
@@ -125,7 +125,7 @@ impl Sending<'_> {
 
 impl TxToken for Sending<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        // The checksum is left to the host, as of what it has to cut.
+        // The checksum is left to the host, as for frames to be segmented.
         let payload = len.saturating_sub(HEADERS);
         let mss = self.mss as u16;
         let segment = (payload > self.mss).then_some(Segment { mss, kind: SegmentKind::TcpV4 });

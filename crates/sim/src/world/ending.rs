@@ -1,11 +1,11 @@
-//! When a run is over, and what is looked at then.
+//! The end of a run, and its final checks.
 
 use super::World;
 use crate::host::Host;
 use crate::violation::Kind;
 
 impl World {
-    /// When the run is over if nothing changes.
+    /// When the run ends if nothing changes.
     pub(super) fn end(&self) -> u64 {
         let most = self.scenario.duration.0;
         match self.done_at {
@@ -23,7 +23,7 @@ impl World {
         }
     }
 
-    /// Why the run is not done, in words.
+    /// Why the run is not finished, as text.
     pub(crate) fn undone(&self) -> String {
         let held: Vec<_> = self.hosts.iter().filter(|h| !h.is_drained()).map(Host::id).collect();
         format!(
@@ -55,7 +55,9 @@ impl World {
                     let (tx, rx) = host.port(owner).outstanding();
                     if (tx, rx) != (0, 0) {
                         self.violations.add(at, Kind::Leak, || {
-                            format!("guest {guest}: {tx} transmit buffers held and {rx} receive buffers not shown at the end")
+                            format!(
+                                "guest {guest}: {tx} transmit buffers held, {rx} receive buffers unpublished at the end"
+                            )
                         });
                     }
                 }

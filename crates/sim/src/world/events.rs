@@ -1,24 +1,24 @@
-//! What is going to happen, in order.
+//! Future events, in order.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::packet::Parcel;
 
-/// Something that is going to happen.
+/// A future event.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A packet reaches the end of its link.
     Arrive(Parcel),
-    /// A host's loop turns.
+    /// A host's loop runs a turn.
     Turn(u32),
     /// A light guest sends.
     Send(u32),
-    /// A TCP guest looks around.
+    /// A TCP guest is polled.
     Poll(u32),
     /// A fault begins or ends.
     Fault(u32),
-    /// Routing looks at a link that went down or came up.
+    /// Routing checks a link that went down or came up.
     Route(u32),
 }
 
@@ -29,28 +29,28 @@ struct Entry {
     event: Event,
 }
 
-/// A slice of time is 2^13 ns: longer than most links, so that most of what is said is for this slice or the next.
+/// A slice of time is 2^13 ns: longer than most links, so that most new events are in this slice or the next.
 const SLICE_SHIFT: u32 = 13;
 
-/// Everything that is going to happen. What is to happen at the same moment happens in the order in which it was said.
+/// All future events. Events at the same time happen in the order in which they were added.
 ///
-/// Only what happens soon is sorted: in a large world a million senders wait for their time, and a heap of them all would
-/// miss the caches at each step.
+/// Only near events are sorted: in a large world a million senders wait, and a heap of them all would miss the caches
+/// at each step.
 #[derive(Debug, Default)]
 pub(super) struct Events {
-    /// Everything before the end of this slice of time.
+    /// Everything before the end of this slice.
     soon: BinaryHeap<Reverse<Entry>>,
     /// The first slice that is not in `soon`.
     next_slice: u64,
     /// By slice.
     later: BTreeMap<u64, Vec<Entry>>,
-    /// An empty vector, to be used again.
+    /// An empty vector for reuse.
     spare: Vec<Entry>,
     order: u64,
 }
 
 impl Events {
-    /// Something is going to happen.
+    /// Adds an event.
     pub(super) fn add(&mut self, at: u64, event: Event) {
         self.order += 1;
         let entry = Entry { at, order: self.order, event };
@@ -62,7 +62,7 @@ impl Events {
         }
     }
 
-    /// When the next thing happens.
+    /// Time of the next event.
     pub(super) fn next_at(&mut self) -> Option<u64> {
         if self.soon.is_empty()
             && let Some((slice, mut entries)) = self.later.pop_first()
@@ -74,7 +74,7 @@ impl Events {
         self.soon.peek().map(|Reverse(entry)| entry.at)
     }
 
-    /// The next thing, of which [`next_at`](Self::next_at) has just spoken.
+    /// The next event, whose time [`next_at`](Self::next_at) has just returned.
     pub(super) fn pop(&mut self) -> Option<Event> {
         self.soon.pop().map(|Reverse(entry)| entry.event)
     }
@@ -103,7 +103,7 @@ mod tests {
     use crate::rng::Rng;
 
     #[test]
-    fn everything_happens_in_order() {
+    fn events_are_ordered() {
         let (mut events, mut rng, mut now, mut said) = (Events::default(), Rng::new(1), 0, 0u32);
         let mut waiting: Vec<(u64, u32)> = Vec::new();
         for _ in 0..20_000 {

@@ -1,4 +1,4 @@
-//! What goes wrong, when it does.
+//! Faults.
 
 use bifrost_datapath::fault::{Direction, Fault, Target};
 
@@ -55,7 +55,7 @@ impl World {
         }
     }
 
-    /// A guest takes what it can see, if it does now.
+    /// A guest takes its visible frames, if it does now.
     fn look_again(&mut self, now: u64, guest: u32) {
         let g = &self.guests[guest as usize];
         if !g.stalled {
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    /// Routing has noticed by now, unless the link has changed once more.
+    /// Routing notices a link's state, unless the link has changed since.
     pub(super) fn route(&mut self, now: u64, link: u32) {
         let l = &self.network.links[link as usize];
         if l.is_settled(now) {
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// A daemon dies. What it holds for guests and of guests may be lost, and nothing else.
+    /// A daemon crashes. Only packets that it holds for or of guests may be lost.
     fn crash(&mut self, id: u32) {
         let here = &self.hosts[id as usize];
         if here.core.is_none() {
@@ -107,7 +107,7 @@ impl World {
         let Some(core) = self.hosts[host as usize].core.as_mut() else { return };
         match fault {
             Some(fault) => {
-                // What is lost before the transport has seen it is lost.
+                // Packets lost before they reach the transport are lost.
                 if fault.direction == Direction::Tx {
                     self.flows.set_lossy(guest);
                 }

@@ -1,4 +1,4 @@
-//! Guests: what they send, and when they look around.
+//! Guests: what they send, and when they are polled.
 
 use super::World;
 use super::events::Event;
@@ -27,7 +27,7 @@ impl World {
         self.kick(now, host, owner);
     }
 
-    /// A guest has put something into its ring.
+    /// A guest has put frames into its ring.
     fn kick(&mut self, now: u64, host: u32, owner: u16) {
         let h = &mut self.hosts[host as usize];
         if let Some(core) = h.core.as_mut()
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// A TCP guest looks around, or a slow one takes a frame.
+    /// A TCP guest is polled, or a slow one takes a frame.
     pub(super) fn poll(&mut self, now: u64, id: u32) {
         let guest = &mut self.guests[id as usize];
         guest.poll_at = NEVER;
@@ -55,7 +55,7 @@ impl World {
         if guest.stalled {
             return;
         }
-        // Frames that it takes now.
+        // Number of frames that it takes now.
         let frames = match guest.receive_gap {
             0 => usize::MAX,
             _ if now < guest.receive_at => 0,
@@ -98,7 +98,7 @@ impl World {
     }
 }
 
-/// A light guest takes the next frame that it can see. Returns whether there was one.
+/// A light guest takes the next visible frame. Returns whether there was one.
 pub(super) fn receive(
     port: &mut SimPort,
     at: u64,

@@ -1,4 +1,4 @@
-//! A packet's way over links and switches.
+//! A packet's route over links and switches.
 
 use super::World;
 use super::events::Event;
@@ -97,7 +97,7 @@ impl World {
         for (header, _) in packet.data().filter(|_| reason != DropReason::HostDown) {
             self.statistics.lost_data_packets += 1;
             let key = (packet.dst, header.cid.0, header.psn.0);
-            // The loss of a repetition counts from the first one on, if that was lost, too.
+            // If the first transmission was lost, too, recovery is measured from there.
             if !header.retransmit {
                 self.losses.entry(key).or_insert(packet.sent_at);
             }
@@ -106,7 +106,7 @@ impl World {
     }
 }
 
-/// A number that depends on where a packet goes and on its headers.
+/// A hash of a packet's destination and headers.
 fn fingerprint(packet: &Packet) -> u64 {
     let head = packet.bytes.chunks_exact(8).take(8);
     let words = head.map(|c| u64::from_le_bytes(c.try_into().unwrap_or_default()));

@@ -1,4 +1,4 @@
-//! The world: everything there is, and the order in which things happen to it. Read [`World::run_until`] first.
+//! The world: all its parts, and the order of events. Read [`World::run_until`] first.
 
 mod ending;
 mod events;
@@ -27,7 +27,7 @@ use crate::trace::Trace;
 use crate::violation::{Kind, Violations};
 use events::{Event, Events};
 
-/// Events at one moment after which time is taken to stand still.
+/// Maximum number of events at one time, after which the world is considered stuck.
 const MOST_EVENTS_AT_ONCE: u64 = 5_000_000;
 
 /// A world in virtual time. The scenario and the seed decide everything that happens in it.
@@ -48,9 +48,9 @@ pub struct World {
     faults: Vec<Action>,
     faults_left: u32,
     pub(crate) statistics: Statistics,
-    /// First sending of DATA that was lost, by receiving host, CID and PSN.
+    /// First sending of lost DATA, by receiving host, CID and PSN.
     losses: HashMap<(u32, u32, u32), u64, FixedState>,
-    /// What must not happen, and did.
+    /// Violations.
     pub violations: Violations,
     checkers: Vec<Box<dyn Checker>>,
     trace: Option<Trace>,
@@ -65,15 +65,15 @@ impl World {
     /// The world of `scenario` at time 0.
     ///
     /// # Errors
-    /// The scenario makes no sense.
+    /// The scenario is invalid.
     pub fn new(scenario: &Scenario, seed: u64) -> Result<Self, ScenarioError> {
         Self::with(scenario, seed, |_| ())
     }
 
-    /// As [`new`](Self::new), with a last change to the transport's settings.
+    /// As [`new`](Self::new), with a final change to the transport's settings.
     ///
     /// # Errors
-    /// The scenario makes no sense.
+    /// The scenario is invalid.
     pub fn with(scenario: &Scenario, seed: u64, adjust: impl FnOnce(&mut rte::Config)) -> Result<Self, ScenarioError> {
         let mut scenario = scenario.clone();
         scenario.complete();
@@ -128,7 +128,7 @@ impl World {
         Ok(world)
     }
 
-    /// Adds a look at everything that happens from now on.
+    /// Adds a checker for everything from now on.
     pub fn add_checker(&mut self, checker: Box<dyn Checker>) {
         self.checkers.push(checker);
     }
@@ -151,12 +151,12 @@ impl World {
         self.trace.take().map_or(Ok(()), Trace::finish)
     }
 
-    /// Runs until everything is done and given back, or the scenario's time is up.
+    /// Runs until everything is finished and released, or the scenario's time is up.
     pub fn run(&mut self) {
         self.run_until(u64::MAX);
     }
 
-    /// Runs until `until`, ns, or until the run is over. Returns whether it is over.
+    /// Runs until `until`, ns, or until the run ends. Returns whether it has ended.
     pub fn run_until(&mut self, until: u64) -> bool {
         let mut at_once = 0;
         while !self.finished {
@@ -227,7 +227,7 @@ impl World {
         self.now
     }
 
-    /// What happened, as one number: two runs with the same one were the same.
+    /// A hash of all events: equal for two runs only if they were the same.
     pub fn event_hash(&self) -> u64 {
         self.hash
     }
@@ -257,17 +257,17 @@ impl World {
         &self.conns
     }
 
-    /// When everything was done and given back, ns.
+    /// When everything was finished and released, ns.
     pub fn done_at(&self) -> Option<u64> {
         self.done_at
     }
 
-    /// What was counted.
+    /// The counters.
     pub fn statistics(&self) -> &Statistics {
         &self.statistics
     }
 
-    /// The scenario, with everything filled in.
+    /// The scenario, with all defaults filled in.
     pub fn scenario(&self) -> &Scenario {
         &self.scenario
     }

@@ -1,4 +1,4 @@
-//! Hosts: when their loops turn, and what comes of a turn.
+//! Turns of hosts: when they happen, and their effects.
 
 use bifrost_rte::Time;
 
@@ -9,7 +9,7 @@ use crate::checker::Wire;
 use crate::host::NEVER;
 use crate::violation::Kind;
 
-/// When daemons start for the first time, us since the epoch.
+/// Start time of daemons, us since the epoch.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 
 impl World {
@@ -20,7 +20,7 @@ impl World {
         self.wake(self.now, id);
     }
 
-    /// A host has something to do.
+    /// A host has work to do.
     pub(super) fn wake(&mut self, at: u64, id: u32) {
         let host = &mut self.hosts[id as usize];
         let at = at.max(host.busy_until).max(host.paused_until);
@@ -30,7 +30,7 @@ impl World {
         }
     }
 
-    /// One turn of a host's loop, and everything that comes of it.
+    /// One turn of a host's loop, with its effects.
     pub(super) fn turn(&mut self, now: u64, id: u32) {
         let host = &mut self.hosts[id as usize];
         host.turn_at = NEVER;
@@ -85,7 +85,7 @@ impl World {
         self.next_turn(done, id, busy);
     }
 
-    /// Which of the lost packets have come after all.
+    /// Finds lost packets that have arrived after all.
     fn receive_losses(&mut self, at: u64, id: u32) {
         let spent = &mut self.hosts[id as usize].underlay.spent;
         if !self.losses.is_empty() || !self.checkers.is_empty() {
@@ -103,7 +103,7 @@ impl World {
         spent.drain(..).for_each(|packet| self.free.give(packet));
     }
 
-    /// What a turn sent goes out at its end.
+    /// Packets sent in a turn leave at its end.
     fn emit(&mut self, at: u64, id: u32) {
         let mut outbox = std::mem::take(&mut self.hosts[id as usize].underlay.outbox);
         for mut packet in outbox.drain(..) {
@@ -121,7 +121,7 @@ impl World {
         self.hosts[id as usize].underlay.outbox = outbox;
     }
 
-    /// Guests get their buffers back, and what was published.
+    /// Guests get released buffers and published frames.
     pub(super) fn serve_guests(&mut self, at: u64, id: u32) {
         let host = &mut self.hosts[id as usize];
         let Some(core) = host.core.as_mut() else { return };
@@ -169,7 +169,7 @@ impl World {
         }
     }
 
-    /// When a host's loop turns next: what epoll and its timeout would say.
+    /// When a host's loop runs next, as determined by epoll and its timeout.
     fn next_turn(&mut self, done: u64, id: u32, busy: bool) {
         let host = &mut self.hosts[id as usize];
         let Some(core) = host.core.as_mut() else { return };

@@ -1,4 +1,4 @@
-//! A host whose application sends what is planned, and checks all that it gets.
+//! A host whose application sends the planned messages, and checks all that it receives.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -14,22 +14,22 @@ use super::draw::{ConnectionPlan, Description, Sends};
 use crate::rdma::Node;
 use crate::violation::{Kind, Violations};
 
-/// Changes of an end's service, at most.
+/// Maximum number of changes of an end's service.
 const SWITCHES_MAX: u32 = 1000;
 
 /// One end of a connection.
 #[derive(Debug)]
 struct End {
     id: ConnectionId,
-    /// The connection's number in the world, and which end this is.
+    /// The connection's number in the world, and the index of this end.
     number: u32,
     way: u32,
     sends: Sends,
-    /// Lengths of what the other end sends.
+    /// Lengths of the other end's messages.
     expects: Vec<u32>,
     order: Order,
     credits: u32,
-    /// It changes its service so often, ns, if at all; and when it is to do so next.
+    /// Interval between changes of its service, ns, if any; and when the next one is due.
     switch_every_ns: u64,
     switch_at_ns: u64,
     switches: u32,
@@ -37,7 +37,7 @@ struct End {
     open: HashMap<MessageId, usize>,
     reported: usize,
     got: Vec<bool>,
-    /// Messages that came in.
+    /// Messages that arrived.
     received: usize,
     closed: bool,
 }
@@ -47,12 +47,12 @@ impl End {
         self.closed || (self.reported == self.sends.lens.len() && self.received == self.expects.len())
     }
 
-    /// Whether it changes its service again: not without end when the peer is gone.
+    /// Whether it changes its service again: not endlessly when the peer is gone.
     fn switches(&self) -> bool {
         self.switch_every_ns > 0 && self.switches < SWITCHES_MAX && !self.is_done()
     }
 
-    /// Whether something is to be sent, or the other end owes an answer.
+    /// Whether a message is left to send, or the other end owes a response.
     fn waits(&self) -> bool {
         !self.closed && self.reported < self.sends.lens.len()
     }
@@ -75,9 +75,9 @@ pub(super) struct Application {
     by_id: HashMap<ConnectionId, usize>,
     keep_ns: u64,
     kept: VecDeque<Kept>,
-    /// What must not happen, and did.
+    /// Violations.
     pub(super) violations: Violations,
-    /// What happened, as one number.
+    /// A hash of all events.
     pub(super) hash: u64,
     pub(super) closed: u64,
 }
@@ -98,18 +98,18 @@ impl Application {
         })
     }
 
-    /// Everything is sent, reported and received, but on connections that have ended.
+    /// Everything is sent, reported and received, except on connections that have ended.
     pub(super) fn is_done(&self) -> bool {
         self.kept.is_empty() && self.ends.iter().all(End::is_done)
     }
 
-    /// As [`Self::is_done`], if the peer of some connections is gone.
+    /// As [`Self::is_done`], if the peers of some connections are gone.
     pub(super) fn is_done_without(&self, gone: impl Fn(u32) -> bool) -> bool {
         let done = |end: &End| if gone(end.number) { !end.waits() } else { end.is_done() };
         self.kept.is_empty() && self.ends.iter().all(done)
     }
 
-    /// What is not done, in words.
+    /// What is not finished, as text.
     pub(super) fn undone(&self) -> String {
         let end = |end: &End| {
             format!(
@@ -134,7 +134,7 @@ impl Application {
         self.host.provider().counters()
     }
 
-    /// Buffers that are registered for messages.
+    /// Number of buffers registered for messages.
     pub(super) fn registered_buffers(&self) -> usize {
         self.host.registered_buffers()
     }
@@ -152,7 +152,7 @@ impl Application {
                     Ok(message) => drop(end.open.insert(message, end.sent)),
                     Err((SendError::Full, _)) => break,
                     Err((error, _)) => {
-                        self.violations.add(now_ns, Kind::Connection, || format!("message is not taken: {error}"));
+                        self.violations.add(now_ns, Kind::Connection, || format!("message is not accepted: {error}"));
                         break;
                     }
                 }
@@ -211,10 +211,10 @@ impl Application {
             return violation(Kind::Corrupted, "was never sent");
         };
         if std::mem::replace(&mut end.got[index], true) {
-            return violation(Kind::Duplicate, "comes again");
+            return violation(Kind::Duplicate, "arrives again");
         }
         if end.order == Order::Sent && index != end.received {
-            violation(Kind::Reordered, "is not the next");
+            violation(Kind::Reordered, "is out of sequence");
         }
         end.received += 1;
         if data.len() != len as usize || class_is != class(index) {
@@ -224,7 +224,7 @@ impl Application {
         }
     }
 
-    /// Gives back what was kept long enough.
+    /// Releases messages that were kept long enough.
     fn release(&mut self, now_ns: u64) -> bool {
         let mut any = false;
         while self.kept.front().is_some_and(|kept| kept.until_ns <= now_ns) {
@@ -239,7 +239,7 @@ impl Application {
         any
     }
 
-    /// Ends with something to do change their services, if it is time.
+    /// Ends with pending work change their services when it is time.
     fn switch(&mut self, now_ns: u64) -> bool {
         let mut any = false;
         for end in &mut self.ends {
@@ -250,7 +250,7 @@ impl Application {
             end.switch_at_ns = now_ns + end.switch_every_ns;
             let other = if self.host.service_in_use(end.id) == Some(Service::Uc) { Service::Rc } else { Service::Uc };
             if !self.host.switch(now_ns, end.id, other) {
-                self.violations.add(now_ns, Kind::Connection, || "it has not both services".to_owned());
+                self.violations.add(now_ns, Kind::Connection, || "it does not have both services".to_owned());
             }
             any = true;
         }
@@ -281,7 +281,7 @@ impl Node for Application {
     fn next_deadline(&mut self, now_ns: u64) -> u64 {
         let next = |end: &End| {
             let due = end.sends.begin_ns + end.sends.every_ns * end.sent as u64;
-            // What is due and was not taken waits for a report.
+            // A message that is due but was not accepted waits for a report.
             (end.sent < end.sends.lens.len() && !end.closed && due > now_ns).then_some(due)
         };
         let sends = self.ends.iter().filter_map(next).min().unwrap_or(u64::MAX);

@@ -1,4 +1,4 @@
-//! A random world of hosts with RDMA NICs. What a seed means may change whenever this file does.
+//! A random world of hosts with RDMA NICs. The meaning of a seed may change whenever this file does.
 
 use std::path::Path;
 
@@ -9,64 +9,64 @@ use serde::{Deserialize, Serialize};
 use crate::rng::Rng;
 use crate::swarm::Draw;
 
-/// A world: network, connections, what is sent, what goes wrong.
+/// A world: network, connections, traffic, faults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Description {
-    /// Hosts.
+    /// Number of hosts.
     pub hosts: u32,
-    /// Of each link, bits a second.
+    /// Rate of each link, bits per second.
     pub rate: f64,
-    /// From host to host, one way, ns.
+    /// One-way delay from host to host, ns.
     pub delay_ns: u64,
     /// Buffer of the switch, bytes.
     pub buffer_bytes: u64,
-    /// Priority flow control: one sender's bytes in the switch above which it is paused.
+    /// Priority flow control: bytes of one sender in the switch above which it is paused.
     pub pause_bytes: Option<u64>,
     /// Share of packets lost.
     pub loss: f64,
-    /// Share that arrives twice.
+    /// Share that is duplicated.
     pub duplicated: f64,
-    /// Share that is held up.
+    /// Share that is delayed.
     pub held: f64,
-    /// For up to that, ns.
+    /// Maximum delay of those, ns.
     pub held_ns: u64,
     /// Share with a flipped bit.
     pub corrupted: f64,
-    /// Bytes that a host lets be on their way to it.
+    /// Maximum bytes in flight to a host.
     pub inbound: u64,
-    /// An application keeps what it got for that long, ns.
+    /// How long an application keeps a received message, ns.
     pub keep_ns: u64,
-    /// The controller's first window, bytes.
+    /// The controller's initial window, bytes.
     pub first_window: u32,
     /// Connections.
     pub connections: Vec<ConnectionPlan>,
-    /// What goes wrong.
+    /// Faults.
     pub faults: Vec<Fault>,
 }
 
-/// A connection, and what both ends send on it.
+/// A connection, and the traffic of both ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConnectionPlan {
     /// The host that opens it.
     pub from: u32,
     /// The other one.
     pub to: u32,
-    /// RC rather than UC.
+    /// RC instead of UC.
     pub reliable: bool,
-    /// Both, and each end changes to the other so often, ns; 0: never, and one of them only.
+    /// Both services; each end changes to the other after this interval, ns; 0: never, and only one is used.
     #[serde(default)]
     pub switch_every_ns: u64,
     /// Payload of a packet, bytes.
     pub mtu: u16,
     /// Messages are delivered when complete, rather than in order.
     pub when_complete: bool,
-    /// Work requests open on a lane.
+    /// Work requests in flight per lane.
     pub credits: u16,
-    /// Messages taken ahead of the application.
+    /// Messages accepted before the application takes them.
     pub window: u16,
-    /// Bytes of long messages taken ahead of the application.
+    /// Bytes of long messages accepted before the application takes them.
     pub budget: u64,
-    /// What the opening end sends, and what the other one does.
+    /// Traffic of the opening end, and of the other one.
     pub sends: [Sends; 2],
 }
 
@@ -75,45 +75,45 @@ pub struct ConnectionPlan {
 pub struct Sends {
     /// When the first is sent, ns.
     pub begin_ns: u64,
-    /// From one to the next, ns.
+    /// Interval between messages, ns.
     pub every_ns: u64,
-    /// Bytes of each.
+    /// Length of each, bytes.
     pub lens: Vec<u32>,
 }
 
-/// Something that goes wrong for a while.
+/// A temporary fault.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
-    /// When, ns.
+    /// Start, ns.
     pub at_ns: u64,
-    /// For how long, ns.
+    /// Duration, ns.
     pub for_ns: u64,
-    /// What.
+    /// Kind.
     pub what: Trouble,
 }
 
-/// What goes wrong.
+/// Kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trouble {
     /// A host's link is down.
     LinkDown(u32),
-    /// A host's process stands still.
+    /// A host's process is paused.
     Stall(u32),
     /// Some of eight paths are dead.
     DeadPaths(u8),
-    /// More is lost: that share.
+    /// Additional losses: this share.
     Loss(f64),
-    /// Queue pair number `.1` of those that a host has connected, counted around, goes into error.
+    /// Queue pair number `.1` of those that a host has connected, modulo their number, goes into error.
     KillQueuePair(u32, u32),
     /// All queue pairs of a host go into error.
     ResetNic(u32),
-    /// A host is never heard of again.
+    /// A host is gone forever.
     Gone(u32),
 }
 
 impl Trouble {
-    /// The host that it happens to.
+    /// The affected host.
     fn host(self) -> Option<u32> {
         match self {
             Self::LinkDown(host) | Self::Stall(host) | Self::ResetNic(host) | Self::Gone(host) => Some(host),
@@ -124,7 +124,7 @@ impl Trouble {
 }
 
 impl ConnectionPlan {
-    /// What carries it.
+    /// The transport service.
     pub fn service(&self) -> Service {
         match (self.switch_every_ns, self.reliable) {
             (1.., _) => Service::Both,
@@ -134,11 +134,11 @@ impl ConnectionPlan {
     }
 }
 
-/// RDM §6.5 doubles timeouts up to that, ns.
+/// RDM §6.5: maximum timeout after doubling, ns.
 const LONGEST_TIMEOUT_NS: f64 = 1e8;
 
 impl Description {
-    /// When the last fault is over and the last message has been sent, ns.
+    /// When the last fault has ended and the last message was sent, ns.
     pub fn over_ns(&self) -> u64 {
         let faults = self.faults.iter().map(|fault| fault.at_ns + fault.for_ns);
         let sends = self.connections.iter().flat_map(|connection| &connection.sends);
@@ -152,7 +152,7 @@ impl Description {
         sends.flat_map(|sends| &sends.lens).map(|len| u64::from(*len)).sum()
     }
 
-    /// What losses that last may take, ns: with few credits, a timeout for each time that a unit is lost.
+    /// Maximum delay by persistent losses, ns: with few credits, a timeout for each loss of a unit.
     pub fn repetitions_ns(&self) -> u64 {
         let lost = (self.loss + self.corrupted).min(0.9);
         let plan = |plan: &ConnectionPlan| {
@@ -163,7 +163,7 @@ impl Description {
         self.connections.iter().map(plan).sum::<f64>() as u64
     }
 
-    /// Nothing goes wrong but for full buffers.
+    /// Whether there are no faults except full buffers.
     pub fn is_quiet(&self) -> bool {
         self.faults.is_empty() && self.loss + self.duplicated + self.held + self.corrupted == 0.0
     }
@@ -172,7 +172,7 @@ impl Description {
 /// Reads a world from a TOML file.
 ///
 /// # Errors
-/// When the file cannot be read, or is not a world.
+/// If the file cannot be read, or is not a world.
 pub fn load(path: &Path) -> Result<Description> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let description: Description =
@@ -191,7 +191,7 @@ pub fn load(path: &Path) -> Result<Description> {
 pub fn describe(seed: u64) -> Description {
     let mut rng = Rng::new(seed ^ 0x5eed_4d3a_0000_0000);
     let rng = &mut rng;
-    // Some worlds are quiet, so that what happens without any fault is seen, too.
+    // Some worlds have no faults.
     let quiet = rng.one_in(10);
     let hosts = if rng.one_in(4) { rng.range(3, 8) } else { 2 } as u32;
     let delay_ns = rng.scale(1_000, 1_000_000);
@@ -210,7 +210,7 @@ pub fn describe(seed: u64) -> Description {
         held_ns: rng.scale(1_000, 4 * delay_ns),
         corrupted,
         inbound: rng.scale(64 << 10, 4 << 20),
-        // Longer than a peer may be silent, now and then: waiting for an application is not silence.
+        // Now and then longer than a peer may be silent: waiting for an application is not silence.
         keep_ns: match rng.below(60) {
             0 => rng.range(3_200_000_000, 5_000_000_000),
             1..30 => 0,
@@ -223,7 +223,7 @@ pub fn describe(seed: u64) -> Description {
     let span = rng.scale(10_000, 50_000_000);
     let incast = rng.one_in(3);
     let count = if hosts == 2 { rng.range(1, 2) } else { rng.range(2, 12) };
-    // Of all that is sent: few worlds send much.
+    // Relative to all traffic: few worlds send much.
     let mut bytes = rng.scale(1 << 10, 6 << 20);
     for _ in 0..count {
         let to = if incast { 0 } else { rng.below(u64::from(hosts)) as u32 };
@@ -233,8 +233,8 @@ pub fn describe(seed: u64) -> Description {
     if !quiet {
         description.faults = faults(rng, hosts, span);
     }
-    // With numbers of its own, so that everything else is what it is without. Where all is UC, queue pairs are looked at more
-    // closely: that stays.
+    // With separate random numbers, so that the rest of the world is the same without it. All-UC worlds already test
+    // queue pairs more closely: they stay.
     let mut rng = Rng::new(seed ^ 0x5eed_b074_0000_0000);
     for plan in &mut description.connections {
         if plan.reliable && rng.one_in(2) {
@@ -269,14 +269,14 @@ fn sends(rng: &mut Rng, span: u64, bytes: &mut u64) -> Sends {
     for _ in 0..count {
         let len = length(rng);
         *bytes = bytes.saturating_sub(u64::from(len));
-        // What is left is for short ones.
+        // The rest of the bytes is for short messages.
         lens.push(if *bytes == 0 { len % 512 } else { len });
     }
     let every_ns = if rng.one_in(2) { 0 } else { span / count };
     Sends { begin_ns: rng.below(span / 2 + 1), every_ns, lens }
 }
 
-/// Bytes of a message: around the boundaries of packets, units and short messages more often than elsewhere.
+/// Length of a message, bytes: often at the boundaries of packets, units and short messages.
 fn length(rng: &mut Rng) -> u32 {
     const BOUNDARIES: [u32; 8] = [1, 256, 1024, 4096, 8192, 32 << 10, 64 << 10, 256 << 10];
     match rng.below(5) {

@@ -1,8 +1,8 @@
-//! The swarm of hosts with RDMA NICs: from a seed, a random world; in it everything must hold that always must.
+//! The swarm of hosts with RDMA NICs: random worlds from seeds, in which all invariants must hold.
 //!
-//! [`describe`] draws the world, [`run`] runs it. The application holds the engine to its promises:
-//! each message once, whole, in the order that was agreed, and not changed afterwards; no more work requests open than
-//! the peer has credits; nothing refused among honest peers. Every world must end, and be quiet then.
+//! [`describe`] draws the world, [`run`] runs it. The application checks the engine's guarantees: each message arrives
+//! once, complete, in the agreed order, and unchanged afterwards; no more work requests are open than the peer has
+//! credits; nothing is refused among honest peers. Every world must end, and be quiet then.
 
 mod application;
 mod draw;

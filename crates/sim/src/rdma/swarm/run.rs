@@ -1,4 +1,4 @@
-//! Runs a world, and looks at it.
+//! Runs a world, and checks its invariants.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,13 +11,13 @@ use crate::rdma::{Fabric, Node as _, Pause, RdmaWorld, nic};
 use crate::swarm::Outcome;
 use crate::violation::{Kind, Violation};
 
-/// Virtual time between two looks, ns.
+/// Virtual time between two checks, ns.
 const LOOK_NS: u64 = 20_000_000;
-/// After all faults, and after as long as the bytes may take, everything is done within that time, ns.
+/// Time, ns, within which everything must be finished after all faults and the time that the bytes need.
 const PATIENCE_NS: u64 = 15_000_000_000;
-/// A world with more events than this, beyond those that its packets need, is taken to be endless.
+/// A world with more events than this, beyond those that its packets need, is considered endless.
 const MOST_EVENTS: u64 = 5_000_000;
-/// When all is done, the world goes on for this long, ns; it must then have at most [`CALM_EVENTS`] events.
+/// When everything is finished, the world runs for this long, ns; it must then have at most [`CALM_EVENTS`] events.
 const CALM_NS: u64 = 2_000_000_000;
 const CALM_EVENTS: u64 = 4_000;
 
@@ -26,12 +26,12 @@ pub fn run(seed: u64) -> Outcome {
     run_world(&describe(seed), seed, &|_| ())
 }
 
-/// Runs a world up to its first violation. A panic is one.
+/// Runs a world up to its first violation. A panic counts as a violation.
 pub fn run_world(description: &Description, seed: u64, adjust: &dyn Fn(&mut ConnectionConfig)) -> Outcome {
     let result = catch_unwind(AssertUnwindSafe(|| {
         let mut watch = match Watch::new(description, seed, adjust) {
             Ok(watch) => watch,
-            Err(error) => return failed(format!("the world makes no sense: {error:#}")),
+            Err(error) => return failed(format!("the world is invalid: {error:#}")),
         };
         let violation = watch.run();
         let counts = watch.world.counts;
@@ -63,12 +63,12 @@ struct Watch<'a> {
     description: &'a Description,
     world: RdmaWorld<Application>,
     changes: Vec<Change>,
-    /// Faults that last: how many of a kind are there at a time.
+    /// Number of active faults of each kind that lasts.
     down: Vec<u32>,
     paths: [u32; 8],
     losses: Vec<f64>,
     gone: Option<u32>,
-    /// Queue pairs that were put into error, of each host.
+    /// Queue pairs of each host that were put into error.
     killed: Vec<u64>,
 }
 
@@ -141,7 +141,7 @@ impl<'a> Watch<'a> {
         self.world.run_until(self.world.now + CALM_NS);
         let after = self.world.events() - before;
         if after > CALM_EVENTS {
-            return Some(self.violation(Kind::Livelock, format!("{after} events when all was done")));
+            return Some(self.violation(Kind::Livelock, format!("{after} events after everything was finished")));
         }
         self.first_violation().or_else(|| self.check_end())
     }
@@ -222,7 +222,7 @@ impl<'a> Watch<'a> {
         self.each().all(|(_, node)| node.is_done_without(lost))
     }
 
-    /// Nothing goes wrong, and no queue lasts longer than timeouts.
+    /// Whether there are no faults, and no queue lasts longer than timeouts.
     fn is_easy(&self) -> bool {
         self.description.is_quiet() && self.description.bytes() as f64 * 8e9 / self.description.rate < 1e6
     }
@@ -235,7 +235,7 @@ impl<'a> Watch<'a> {
         self.each().find_map(|(_, node)| node.violations.first().cloned())
     }
 
-    /// What must hold when all is done.
+    /// Invariants when everything is finished.
     fn check_end(&self) -> Option<Violation> {
         let counts = self.world.counts;
         let reliable = self.description.connections.iter().any(|plan| plan.service() != Service::Uc);
@@ -251,7 +251,7 @@ impl<'a> Watch<'a> {
                     return Some(self.violation(Kind::Leak, format!("host {index}: buffers are still registered")));
                 }
                 if counters.refused > 0 {
-                    return wrong(&format!("honest peers are refused: {counters:?}"));
+                    return wrong(&format!("packets of honest peers are refused: {counters:?}"));
                 }
                 if counters.no_room > 0 {
                     return wrong(&format!("a message beyond the limit: {counters:?}"));
@@ -259,13 +259,13 @@ impl<'a> Watch<'a> {
             }
             // RC gives up by itself, too.
             if !reliable && nic.queue_pairs_in_error != self.killed[index] {
-                return wrong(&format!("queue pairs in error that nobody put there: {nic:?}"));
+                return wrong(&format!("queue pairs in error without a fault: {nic:?}"));
             }
-            // After a switch the end of what was sent before is sent again.
+            // After a switch the end of the data sent before is retransmitted.
             let repeated = if switches { 0 } else { counters.repeated_units };
             let lost = counters.lost_requests + counters.timeouts + repeated + counters.lane_flips;
             if self.is_easy() && counts.dropped_packets == 0 && lost > 0 {
-                return wrong(&format!("losses where nothing was lost: {counters:?}"));
+                return wrong(&format!("losses reported although nothing was lost: {counters:?}"));
             }
         }
         None

@@ -1,4 +1,4 @@
-//! Makes a failing world smaller.
+//! Shrinks a failing world.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use super::draw::Description;
 use super::run::run_world;
 use crate::violation::Kind;
 
-/// The smallest world found within `time` that goes wrong in the same way with this seed.
+/// The smallest world found within `time` that fails in the same way with this seed.
 pub fn shrink(description: &Description, seed: u64, kind: Kind, time: Duration) -> Description {
     let until = Instant::now() + time;
     let fails = |d: &Description| run_world(d, seed, &|_| ()).violation.is_some_and(|v| v.kind == kind);
@@ -20,7 +20,7 @@ pub fn shrink(description: &Description, seed: u64, kind: Kind, time: Duration) 
     }
 }
 
-/// Smaller worlds, the boldest steps first.
+/// Smaller worlds, the largest reductions first.
 fn candidates(description: &Description) -> Vec<Description> {
     let mut all = Vec::new();
     let mut with = |change: &dyn Fn(&mut Description)| {

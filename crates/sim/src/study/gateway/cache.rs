@@ -1,4 +1,5 @@
-//! What caches make of a pod's look-ups: two private levels would differ little, so a core has one, and all share another.
+//! Caches during a pod's lookups. Two private levels would differ little from one, so each core has one, and all share
+//! another.
 
 use crate::Rng;
 use crate::rng::mix;
@@ -6,10 +7,10 @@ use crate::rng::mix;
 /// Bytes of a line.
 const LINE: u64 = 64;
 
-/// Sets of lines, each replaced by the least recently used.
+/// Sets of lines with least recently used replacement.
 #[derive(Clone, Debug)]
 struct Cache {
-    /// By set, the most recent first; 0: nothing.
+    /// By set, the most recent first; 0: empty.
     lines: Vec<u64>,
     ways: usize,
     sets: u64,
@@ -21,7 +22,7 @@ impl Cache {
         Cache { lines: vec![0; sets as usize * ways], ways, sets }
     }
 
-    /// Whether the line was there. It is afterwards.
+    /// Accesses a line. Returns whether it was cached; it is cached afterwards.
     fn access(&mut self, line: u64) -> bool {
         let set = (mix(line) % self.sets) as usize * self.ways;
         let set = &mut self.lines[set..set + self.ways];
@@ -32,7 +33,7 @@ impl Cache {
         found.is_some()
     }
 
-    /// The line is there no more.
+    /// Removes a line.
     fn invalidate(&mut self, line: u64) {
         let set = (mix(line) % self.sets) as usize * self.ways;
         let set = &mut self.lines[set..set + self.ways];
@@ -46,75 +47,77 @@ impl Cache {
 /// A processor.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Machine {
-    /// Of each core, bytes.
+    /// Private cache of each core, bytes.
     pub(in super::super) private_bytes: u64,
-    /// Of all, bytes.
+    /// Shared cache, bytes.
     pub(in super::super) shared_bytes: u64,
-    /// How long an access takes that the private cache, the shared one, or memory answers, ns.
+    /// Latency of the private cache, the shared cache, and memory, ns.
     pub(in super::super) latency_ns: [f64; 3],
-    /// Accesses that a core waits for at the same time.
+    /// Number of accesses that a core overlaps.
     pub(in super::super) overlap: f64,
 }
 
-/// What the tables look like to a packet.
+/// Tables, as accessed by a packet.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Tables {
-    /// Concurrent flows, each with entries of its own.
+    /// Concurrent flows, each with its own entries.
     pub(in super::super) flows: u64,
-    /// Lines of entries that a packet reads and all packets of its flow.
+    /// Lines of flow entries that a packet reads.
     pub(in super::super) flow_lines: u64,
-    /// Lines that a packet reads of what all flows share: the upper levels of tables.
+    /// Lines that a packet reads of data that all flows share: the upper levels of tables.
     pub(in super::super) common_lines: u64,
-    /// Lines of that.
+    /// Total lines of that data.
     pub(in super::super) common_total: u64,
-    /// Lines that are the packet's own: its buffer and descriptors, of a pool of each core. The device writes them into the shared cache (DDIO).
+    /// Lines of the packet itself: buffer and descriptors, from a pool of each core. The device writes them into the
+    /// shared cache (DDIO).
     pub(in super::super) packet_lines: u64,
     /// Lines of that pool.
     pub(in super::super) pool_lines: u64,
-    /// Tenants whose flows they are.
+    /// Number of tenants.
     pub(in super::super) tenants: u64,
-    /// Bytes that a packet writes of what each core keeps of a tenant for itself: its share of the tenant's rate. Those of tenants lie side by side.
+    /// Bytes that a packet writes of a core's per-tenant data: its share of the tenant's rate. Data of tenants is
+    /// adjacent.
     pub(in super::super) private_bytes: u64,
 }
 
-/// What a packet's accesses are for.
+/// Purpose of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Stream {
     /// Entries of the flow.
     Flow,
-    /// What all flows share.
+    /// Data that all flows share.
     Common,
     /// Buffer and descriptors.
     Packet,
-    /// What the core keeps of the tenant.
+    /// The core's per-tenant data.
     Private,
 }
 
 impl Stream {
-    /// All of them, in the order of [`Replayed::by_stream`].
+    /// All, in the order of [`Replayed::by_stream`].
     pub(in super::super) const ALL: [Stream; 4] = [Stream::Flow, Stream::Common, Stream::Packet, Stream::Private];
 }
 
-/// What came of it.
+/// Results.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Replayed {
-    /// How long a packet waits for memory, ns.
+    /// Time that a packet waits for memory, ns.
     pub(in super::super) waits_ns: f64,
-    /// Of the accesses that reached the shared cache, how many it answered.
+    /// Hit rate of the shared cache.
     pub(in super::super) shared_hits: f64,
-    /// Of all accesses, how many the private cache answered.
+    /// Hit rate of the private cache.
     pub(in super::super) private_hits: f64,
-    /// By stream: accesses a packet that the private cache, the shared one, and memory answered.
+    /// By stream: accesses per packet that hit the private cache, the shared one, and memory.
     pub(in super::super) by_stream: [[f64; 3]; Stream::ALL.len()],
 }
 
-/// Replays the accesses of a pod: packets of random flows go to cores in turn (`spray`), or by flow.
+/// Replays the accesses of a pod: packets of random flows go to cores round robin (`spray`), or by flow.
 pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, spray: bool, packets: u64) -> Replayed {
     let mut rng = Rng::new(7);
     let mut private = vec![Cache::new(machine.private_bytes, 16); cores as usize];
     let mut shared = Cache::new(machine.shared_bytes, 16);
     let mut answered = [[0u64; 3]; Stream::ALL.len()];
-    // Two thirds only fill the caches.
+    // The first two thirds only fill the caches.
     let warm = packets * 2 / 3;
     let mut pools = vec![0u64; cores as usize];
     for n in 0..packets {
@@ -133,7 +136,8 @@ pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, s
         };
         (0..tables.flow_lines).for_each(|i| read(Stream::Flow, 1 << 60 | (flow * tables.flow_lines + i), &mut shared));
         for level in 0..tables.common_lines {
-            // Upper levels are small and their lower ones large: half of the accesses each to a sixteenth of the rest.
+            // Upper levels are small and lower ones large: each half of the accesses goes to a sixteenth of the
+            // remaining lines.
             let total = (tables.common_total >> (4 * (tables.common_lines - 1 - level).min(15))).max(1);
             read(Stream::Common, 2 << 60 | level << 40 | (mix(flow ^ level << 32) % total), &mut shared);
         }
@@ -170,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_recently_used_line_goes() {
+    fn the_least_recently_used_line_is_evicted() {
         let mut cache = Cache::new(64 * 4, 4);
         assert!([1, 2, 3, 4].iter().all(|l| !cache.access(*l)));
         assert!(cache.access(1));
@@ -180,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn small_tables_are_for_the_private_cache_and_large_ones_for_none() {
+    fn small_tables_fit_the_private_cache_and_large_ones_no_cache() {
         let machine =
             Machine { private_bytes: 1 << 16, shared_bytes: 1 << 20, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
         let tables = |flows| Tables {
@@ -193,7 +197,7 @@ mod tests {
             tenants: 0,
             private_bytes: 0,
         };
-        // 64 flows on each of four cores fit into a private cache, 256 on each do not.
+        // 64 flows per core on four cores fit a private cache, 256 per core do not.
         let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(512), 4, spray, 200_000));
         assert!(hash.private_hits > 0.95 && spray.private_hits < 0.8, "{hash:?} {spray:?}");
         assert!(hash.waits_ns * 1.4 < spray.waits_ns, "{hash:?} {spray:?}");
@@ -205,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_wrote_is_in_the_shared_cache_and_what_a_core_keeps_is_there_for_each_core() {
+    fn device_writes_hit_the_shared_cache_and_per_core_data_is_there_for_each_core() {
         let machine =
             Machine { private_bytes: 1 << 20, shared_bytes: 1 << 22, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
         let tables = Tables {
@@ -221,7 +225,8 @@ mod tests {
         };
         let of = |stream: Stream, spray| replay(&machine, &tables, 8, spray, 400_000).by_stream[stream as usize];
         assert_eq!(of(Stream::Packet, true), [0.0, 3.0, 0.0], "though the pool fits into a private cache");
-        // One megabyte of entries is in the shared cache. By packet each core keeps a megabyte, of all tenants; by flow an eighth of it.
+        // One megabyte of entries is in the shared cache. By packet each core has a megabyte for all tenants; by flow
+        // an eighth of it.
         let [spray, hash] = [true, false].map(|spray| of(Stream::Private, spray)[2]);
         assert!(hash < 0.05 && spray > 0.5, "{hash} {spray}");
         assert!(of(Stream::Flow, true)[2] < of(Stream::Private, true)[2] / 2.0);

@@ -1,40 +1,40 @@
-//! What arrives at a gateway: very many flows, a heavy one, and bursts of single flows.
+//! Load of a gateway: a large number of flows, a heavy one, and bursts of single flows.
 
 use crate::Rng;
 
 /// A packet that arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Arrival {
-    /// When, ns.
+    /// Time of arrival, ns.
     pub(in super::super) at: u64,
-    /// Of which flow.
+    /// Its flow.
     pub(in super::super) flow: u32,
 }
 
-/// Packets of flows that are alike, with exponential gaps; beside it a flow that sends regularly; and, one after the other, flows that send
-/// a burst.
+/// Packets of many equal flows, with exponential gaps; a flow that sends at constant intervals; and flows that send a
+/// burst, one after the other.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Load {
     rng: Rng,
     flows: u32,
-    /// Gaps, ns; infinite: none.
+    /// Mean gap, ns; infinite: none.
     background_gap: f64,
     heavy_gap: f64,
     bursts: Option<Bursts>,
     next_background: f64,
     next_heavy: f64,
-    /// The burst that is going on: its flow, its end, its next packet.
+    /// The current burst: its flow, its end, its next packet.
     burst: (u32, f64, f64),
 }
 
 /// Bursts of single flows.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Bursts {
-    /// From the end of one to the beginning of the next, ns on average.
+    /// Mean time from the end of one to the start of the next, ns.
     pub(in super::super) pause_ns: f64,
-    /// How long one lasts, ns on average.
+    /// Mean duration, ns.
     pub(in super::super) length_ns: f64,
-    /// Between its packets, ns.
+    /// Interval of its packets, ns.
     pub(in super::super) gap_ns: f64,
 }
 
@@ -42,7 +42,7 @@ pub(in super::super) struct Bursts {
 pub(in super::super) const HEAVY: u32 = 0;
 
 impl Load {
-    /// `background_pps` of `flows` flows.
+    /// Background load: `background_pps` of `flows` flows.
     pub(in super::super) fn new(seed: u64, flows: u32, background_pps: f64) -> Self {
         let gap = if background_pps > 0.0 { 1e9 / background_pps } else { f64::INFINITY };
         let mut load = Load {
@@ -59,7 +59,7 @@ impl Load {
         load
     }
 
-    /// With a heavy flow.
+    /// Adds a heavy flow.
     pub(in super::super) fn heavy(mut self, pps: f64) -> Self {
         if pps > 0.0 {
             (self.heavy_gap, self.next_heavy) = (1e9 / pps, 0.0);
@@ -67,7 +67,7 @@ impl Load {
         self
     }
 
-    /// With bursts.
+    /// Adds bursts.
     pub(in super::super) fn bursts(mut self, bursts: Bursts) -> Self {
         self.bursts = Some(bursts);
         self.begin_burst(0.0, bursts);
@@ -109,7 +109,7 @@ impl Iterator for Load {
     }
 }
 
-/// A time of that mean.
+/// A random time with that mean.
 pub(in super::super) fn exponential(rng: &mut Rng, mean: f64) -> f64 {
     -(1.0 - rng.unit()).ln() * mean
 }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_as_stated_and_time_goes_on() {
+    fn rates_are_as_configured_and_time_advances() {
         let bursts = Bursts { pause_ns: 1e6, length_ns: 1e6, gap_ns: 1e3 };
         let load = Load::new(1, 1000, 2e6).heavy(1e6).bursts(bursts);
         let all: Vec<Arrival> = load.take_while(|a| a.at < 200_000_000).collect();

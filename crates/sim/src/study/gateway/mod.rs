@@ -1,4 +1,4 @@
-//! Models around the gateway's real parts: cores of a pod in virtual time, and caches.
+//! Models around the gateway's real components: cores of a pod in virtual time, and caches.
 
 pub(super) mod cache;
 pub(super) mod load;
@@ -8,7 +8,7 @@ pub(super) mod pod;
 pub(super) struct Service {
     /// Its name there.
     pub(super) name: &'static str,
-    /// Packets a second of 88 data cores (Albatross, SIGCOMM'25, table 3).
+    /// Rate of 88 data cores, packets per second (Albatross, SIGCOMM'25, table 3).
     pub(super) paper_pps: f64,
 }
 
@@ -16,7 +16,7 @@ pub(super) struct Service {
 const PAPER_CORES: f64 = 88.0;
 
 impl Service {
-    /// What a packet takes of a core, ns, on average.
+    /// Mean processing time per packet, ns.
     pub(super) fn mean_ns(&self) -> f64 {
         1e9 * PAPER_CORES / self.paper_pps
     }

@@ -1,4 +1,4 @@
-//! A pod of a gateway in virtual time: the real balancer, and cores with rings in front that take their time.
+//! A pod of a gateway in virtual time: the real balancer, and model cores with rings.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -10,7 +10,7 @@ use super::load::{Arrival, exponential};
 use crate::Rng;
 use crate::rng::mix;
 
-/// How a pod is built and what its packets take.
+/// Configuration of a pod, and its processing times.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Setup {
     /// Cores, order queues, timeout.
@@ -19,19 +19,19 @@ pub(in super::super) struct Setup {
     pub(in super::super) spray: bool,
     /// Entries of the ring in front of each core.
     pub(in super::super) ring: usize,
-    /// What a packet takes of a core, ns on average. Four fifths of it are the same for all, a fifth is exponential.
+    /// Mean processing time per packet, ns. Four fifths of it are constant, one fifth is exponential.
     pub(in super::super) service_ns: f64,
-    /// Times when a core does something else: the time between two, and how long one lasts, ns on average.
+    /// Interruptions of cores: mean interval and duration, ns.
     pub(in super::super) stalls_ns: Option<(f64, f64)>,
-    /// The share of packets that the pod drops, and whether it says so.
+    /// Share of packets that the pod drops, and whether it sets the drop flag.
     pub(in super::super) drops: (f64, bool),
-    /// What the pipeline takes on both ways together, ns (table 4 of the paper).
+    /// Latency of the pipeline, both directions together, ns (table 4 of the paper).
     pub(in super::super) nic_ns: u64,
-    /// Width of the bins in which the cores' busy time is counted, ns; 0: not at all.
+    /// Width of the bins for the cores' busy time, ns; 0: none.
     pub(in super::super) bin_ns: u64,
-    /// Counts what is sent by group of that many flows, in bins of that width of their arrival, ns.
+    /// Group size and bin width, ns, for counting sent packets by group of flows and time of arrival.
     pub(in super::super) follow: Option<(u32, u64)>,
-    /// Decides what is left to chance.
+    /// Seed of random decisions.
     pub(in super::super) seed: u64,
 }
 
@@ -55,9 +55,9 @@ impl Setup {
 
 #[derive(Clone, Debug)]
 struct Core {
-    /// When it has done all that is in its ring.
+    /// When its ring will be empty.
     free_at: u64,
-    /// When each packet in its ring is done.
+    /// Completion time of each packet in its ring.
     ring: VecDeque<u64>,
     next_stall: f64,
     busy_ns: Vec<u64>,
@@ -69,11 +69,11 @@ struct Packet {
     number: u32,
     at: u64,
     trailer: [u8; TRAILER_LEN],
-    /// The pod drops it: and says so, or not.
+    /// Whether the pod drops it, and whether with the drop flag.
     dropped: Option<bool>,
 }
 
-/// What came of the packets.
+/// Results.
 #[derive(Clone, Debug, Default)]
 pub(in super::super) struct Outcome {
     /// Packets that arrived.
@@ -88,34 +88,34 @@ pub(in super::super) struct Outcome {
     pub(in super::super) sent: u64,
     /// Sent after a later one of the same flow.
     pub(in super::super) disordered: u64,
-    /// Sent after their place was given up: possibly, but not always, after a later one of the same flow.
+    /// Sent after their entry timed out: possibly, but not always, after a later one of the same flow.
     pub(in super::super) late: u64,
     /// Sent, by flow (the first ones).
     pub(in super::super) sent_of_flow: Vec<u64>,
-    /// Sent, by group of flows and bin of arrival, if that was asked for.
+    /// Sent, by group of flows and bin of arrival, if requested.
     pub(in super::super) sent_by_bin: Vec<Vec<u64>>,
-    /// From arrival to leaving, ns, of every packet; none if groups are followed.
+    /// Latency from arrival to leaving, ns, of every packet; empty if groups are counted.
     pub(in super::super) latency_ns: Vec<u32>,
-    /// Places given up while others waited behind.
+    /// Timeouts while other packets waited behind.
     pub(in super::super) blocking: u64,
     /// By bin and core, share of the time that it was busy.
     pub(in super::super) busy: Vec<Vec<f64>>,
-    /// When the last packet was done, ns.
+    /// When the last packet was completed, ns.
     pub(in super::super) ended_at: u64,
 }
 
 impl Outcome {
-    /// Packets that were lost, of those that arrived.
+    /// Share of the arrived packets that were lost.
     pub(in super::super) fn loss(&self) -> f64 {
         (self.lost_ring + self.lost_queue) as f64 / self.arrived.max(1) as f64
     }
 
-    /// Packets that left late or after a later one of their flow, of those that left.
+    /// Share of the sent packets that were late or after a later one of their flow.
     pub(in super::super) fn disorder(&self) -> f64 {
         self.late.max(self.disordered) as f64 / self.sent.max(1) as f64
     }
 
-    /// The latency below which a part `p` lies, us.
+    /// The latency at quantile `p`, us.
     pub(in super::super) fn percentile_us(&mut self, p: f64) -> f64 {
         let n = self.latency_ns.len();
         if n == 0 {
@@ -131,7 +131,7 @@ pub(in super::super) struct Pod {
     setup: Setup,
     balancer: Balancer<u32>,
     cores: Vec<Core>,
-    /// Packets that a core will have done, by time.
+    /// Packets in the cores, by completion time.
     done: BinaryHeap<Reverse<(u64, u64, u32)>>,
     packets: Vec<Packet>,
     free: Vec<u32>,
@@ -143,7 +143,7 @@ pub(in super::super) struct Pod {
 }
 
 impl Pod {
-    /// With nothing in it.
+    /// An empty pod.
     pub(in super::super) fn new(setup: Setup, flows: u32) -> Result<Self> {
         let mut rng = Rng::new(setup.seed);
         let mut core = || Core {
@@ -167,13 +167,13 @@ impl Pod {
         })
     }
 
-    /// All that arrives before `until`, and the end of it.
+    /// Processes all arrivals before `until`, and drains.
     pub(in super::super) fn run(mut self, load: impl Iterator<Item = Arrival>, until: u64) -> Outcome {
         load.take_while(|arrival| arrival.at < until).for_each(|arrival| self.arrive(arrival));
         self.finish()
     }
 
-    /// A packet arrives; before it, all that happens until then.
+    /// A packet arrives, after all earlier events.
     pub(in super::super) fn arrive(&mut self, Arrival { at, flow }: Arrival) {
         self.advance(at);
         self.outcome.arrived += 1;
@@ -194,7 +194,7 @@ impl Pod {
         while core.ring.pop_front_if(|done| *done <= at).is_some() {}
         if core.ring.len() >= self.setup.ring {
             self.outcome.lost_ring += 1;
-            // The pipeline knows that it did not reach the pod.
+            // The pipeline knows that the packet did not reach the pod.
             let gone = Trailer { drop: true, ..dispatch.trailer };
             self.balancer.returned(gone.emit(), u32::MAX);
             return;
@@ -235,7 +235,7 @@ impl Pod {
         self.order += 1;
     }
 
-    /// Cores finish packets and places are given up, until `until`.
+    /// Cores complete packets and entries time out, until `until`.
     fn advance(&mut self, until: u64) {
         loop {
             let done = self.done.peek().map(|Reverse((at, ..))| *at);
@@ -282,7 +282,7 @@ impl Pod {
     }
 
     fn leave(&mut self, now: u64, egress: Egress<u32>) {
-        // The balancer drops nothing of an honest pod.
+        // The balancer drops no packet of an honest pod.
         let (packet, late) = match egress {
             Egress::Send { packet, order, .. } => (packet, order == Order::Late),
             Egress::Drop { packet, .. } => (packet, false),
@@ -313,7 +313,7 @@ impl Pod {
         bins[bin] += 1;
     }
 
-    /// Waits until everything is out.
+    /// Waits until all packets have left.
     pub(in super::super) fn finish(mut self) -> Outcome {
         self.advance(u64::MAX);
         self.outcome.blocking = self.balancer.counters().timed_out_blocking_packets;
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_drops_block_and_told_ones_do_not() {
+    fn silent_drops_block_and_flagged_ones_do_not() {
         let load = Load::new(1, 1000, 500_000.0);
         let silent = Setup { drops: (0.01, false), ..Setup::new(3, 1_000.0) };
         let [silent, told] =
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_depends_on_its_seed_alone() {
+    fn a_run_depends_only_on_its_seed() {
         let setup = Setup { stalls_ns: Some((1e6, 20e3)), ..Setup::new(3, 1_000.0) };
         let [a, b] = [0; 2].map(|_| run(setup, Load::new(1, 1000, 500_000.0), 10_000_000));
         assert_eq!((a.latency_ns, a.sent), (b.latency_ns, b.sent));
