@@ -195,7 +195,7 @@ fn the_command_line_teaches() {
             &of_the_switch,
             &more,
             &of_the_gateway,
-            &["rdm-loss"]
+            &["rdm-loss", "rdm-upgrade", "rdm-sort", "rdm-block"]
         ]
         .concat()
     );

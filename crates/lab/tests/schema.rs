@@ -9,8 +9,8 @@ use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, cni, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
     gw_elastic, gw_hosts, gw_order, gw_overload, gw_services, iperf, isolation, lossless, nat, nginx, outage,
-    path_failure, rdm_loss, redis_loss, route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall,
-    switch_rate, tunnel::Switch, vectors, vhost_rate,
+    path_failure, rdm_block, rdm_loss, rdm_sort, rdm_upgrade, redis_loss, route_refresh, slicing, soak, sockperf,
+    stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -196,6 +196,50 @@ fn all() -> Vec<Value> {
         latency_ms_p99: Some(0.3),
         latency_ms_p99_9: Some(0.6),
         latency_ms_max: None,
+    };
+    let rdm_upgrade = rdm_upgrade::Row {
+        mode: rdm_loss::Transport::Messages,
+        loss_percent: 100.0 / 256.0,
+        repetition: 0,
+        calls: 24_000,
+        lost_calls: 0,
+        out_of_order_calls: 0,
+        dropped_packets: 1,
+        changes_s: vec![4.1, 8.1],
+        window_s: 1.0,
+        windows_gbit_per_s: vec![1.05; 12],
+        windows_p50_ms: vec![0.4; 12],
+        windows_p99_ms: vec![1.0; 12],
+        windows_max_ms: vec![3.0; 12],
+        jitter_before_percent: 0.0,
+        jitter_percent: 0.1,
+    };
+    let rdm_sort = rdm_sort::Row {
+        mode: rdm_loss::Transport::Cubic,
+        loss_percent: 0.0,
+        repetition: 0,
+        mappers: 8,
+        records: 640_000,
+        correct: true,
+        run_s: 0.5,
+        run_s_max: 0.6,
+        block_s: 0.4,
+        dropped_packets: 0,
+    };
+    let rdm_block = rdm_block::Row {
+        mode: rdm_loss::Transport::Rc,
+        loss_percent: 0.0,
+        operation_bytes: 4096,
+        repetition: 0,
+        operations_per_s: 10_000.0,
+        gbit_per_s: 0.3,
+        read_ms_p50: 0.1,
+        read_ms_p99: 0.3,
+        read_ms_p99_9: 0.6,
+        write_ms_p50: 0.2,
+        write_ms_p99: 0.5,
+        write_ms_p99_9: 0.9,
+        dropped_packets: 0,
     };
     let vhost_rate = vhost_rate::Row {
         mode: vhost_rate::Switch::DpdkVhost,
@@ -507,6 +551,9 @@ fn all() -> Vec<Value> {
         results("slicing", slicing),
         results("vhost-rate", vhost_rate),
         results("rdm-loss", rdm_loss),
+        results("rdm-upgrade", rdm_upgrade),
+        results("rdm-sort", rdm_sort),
+        results("rdm-block", rdm_block),
         results("switch-overall", switch_overall),
         results("switch-rate", switch_rate),
         results("flow-records", flow_records),

@@ -1,74 +1,36 @@
 //! `rdm-loss`: messages over RoCEv2 in software, and TCP, between two hosts that lose packets: bulk, and calls of 32 KiB.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
+pub use crate::experiments::rdm_hosts::Transport;
+use crate::experiments::rdm_hosts::{self, Bench, MTU, OFTEN, finish, number};
 use crate::frame::Experiment;
 use crate::lab::Lab;
-use crate::netns::Namespace;
 use crate::options::Mode;
 use crate::plot::{self, Panel, Series};
-use crate::process::{Program, cpu_seconds_of_group};
+use crate::process::cpu_seconds_of_group;
 use crate::programs::iperf3::{self, Load};
 use crate::report::Table;
 use crate::results::from_values;
 use crate::stats::{Spread, cell, distinct_values, paired_ratio};
-use crate::{inject, interrupt, turns};
+use crate::{interrupt, turns};
 
-/// What every link carries: RoCEv2's largest packets, of 4096 bytes, and TCP's segments of as much.
-const MTU: u32 = 4200;
-const PAYLOAD: u32 = 4096;
-/// Loss of one packet in 1024 and in 256, percent.
+/// Loss of one packet in 1024, percent.
 const RARE: f64 = 100.0 / 1024.0;
-const OFTEN: f64 = 100.0 / 256.0;
 /// Bytes of a message in bulk, and of a request and of its response.
 const MESSAGE: u32 = 1 << 20;
 const CALL: u32 = 32 * 1024;
-/// Where the server of `bifrost-perf` listens for TCP: the port behind that of set-up.
-const TCP_PORT: &str = ":18516";
-/// How long calls may take in all.
-const PATIENCE: Duration = Duration::from_secs(300);
-
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct RdmLoss;
-
-/// What carries bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Transport {
-    /// Messages of `bifrost-endpoint`.
-    Messages,
-    /// TCP with cubic.
-    Cubic,
-    /// TCP with BBR.
-    Bbr,
-}
-
-impl Transport {
-    const ALL: [Transport; 3] = [Transport::Messages, Transport::Cubic, Transport::Bbr];
-
-    fn is_tcp(self) -> bool {
-        self != Transport::Messages
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Transport::Messages => "messages",
-            Transport::Cubic => "cubic",
-            Transport::Bbr => "bbr",
-        })
-    }
-}
 
 /// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,13 +97,6 @@ impl fmt::Display for Row {
             None => Ok(()),
         }
     }
-}
-
-/// Two hosts, and a server on the second.
-struct Bench {
-    server: Program,
-    // Behind the program: it ends before they go.
-    hosts: [Namespace; 2],
 }
 
 impl Experiment for RdmLoss {
@@ -289,59 +244,15 @@ fn spread(
     Spread::of(rows.iter().filter(|row| is(row, mode, loss, workload)).filter_map(field))
 }
 
-fn address(host: usize) -> Ipv4Addr {
-    Ipv4Addr::new(10, 0, 0, host as u8 + 1)
-}
-
 fn begin(lab: &Lab, transport: Transport, repetition: u32) -> Result<Bench> {
-    let program = lab.binaries.perf()?;
-    let id = lab.run.part()?.id().to_owned();
-    let mut hosts = [Namespace::create(format!("{id}-a"))?, Namespace::create(format!("{id}-b"))?];
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    if !lab.options.share_processors && processors > 1 {
-        hosts.iter_mut().enumerate().for_each(|(at, host)| host.pin(at));
-    }
-    let [a, b] = &hosts;
-    a.ip_batch(&format!("link add e0 mtu {MTU} type veth peer name e0 mtu {MTU} netns {}\n", b.name()))?;
-    for (at, host) in hosts.iter().enumerate() {
-        host.write_sysctls(&[("net/ipv6/conf/all/disable_ipv6", "0"), ("net/ipv6/conf/e0/disable_ipv6", "0")])?;
-        let (own, other) = (at + 1, 2 - at);
-        // No address is asked for: a lost question would be a pause that has nothing to do with the transports.
-        host.ip_batch(&format!(
-            "link set e0 address 02:00:00:00:00:0{own} up\naddr add 10.0.0.{own}/24 dev e0\naddr add fd00:d::{own}/64 dev e0 nodad\n\
-             neigh replace 10.0.0.{other} lladdr 02:00:00:00:00:0{other} nud permanent dev e0\n\
-             neigh replace fd00:d::{other} lladdr 02:00:00:00:00:0{other} nud permanent dev e0\n"
-        ))?;
-        // Without them nftables would see, and drop, what the kernel cuts into packets only later.
-        let off = ["-K", "e0", "tso", "off", "gso", "off", "gro", "off", "tx-udp-segmentation", "off"];
-        host.run("ethtool", &off, "")?;
-        if transport.is_tcp() {
-            host.ip_batch(&format!(
-                "route replace 10.0.0.0/24 dev e0 congctl {transport}\nroute replace fd00:d::/64 dev e0 congctl {transport}\n"
-            ))?;
-        }
-    }
-    let mut command = b.command(program);
-    command.args(["server", "-b", "fd00:d::2", "-m", &PAYLOAD.to_string()]);
-    let mut server =
-        Program::start(command, "bifrost-perf", &lab.logs(&format!("{transport}-{repetition}")).join("server"))?;
-    let mut tries = 0;
-    while !b.run("ss", &["-Hltn"], "")?.contains(TCP_PORT) {
-        server.check_alive()?;
-        interrupt::sleep(Duration::from_millis(20))?;
-        tries += 1;
-        if tries > 250 {
-            bail!("bifrost-perf does not listen: {}", server.output()?);
-        }
-    }
-    Ok(Bench { server, hosts })
+    let hosts = rdm_hosts::create(lab, transport.congestion().as_deref())?;
+    let log = lab.logs(&format!("{transport}-{repetition}")).join("server");
+    Bench::start(lab, hosts, &[], &log)
 }
 
 fn measure(lab: &Lab, bench: &mut Bench, transport: Transport, point: Point, repetition: u32) -> Result<Row> {
     let Point { loss_percent, workload } = point;
-    for host in &bench.hosts {
-        inject::namespace_loss(host, "e0", loss_percent)?;
-    }
+    rdm_hosts::lose(&bench.hosts, loss_percent)?;
     let logs = lab.logs(&format!("{transport}-{repetition}"));
     let name = format!("{}-{loss_percent:.3}", if workload == Workload::Bulk { "bulk" } else { "calls" });
     let mut row = Row {
@@ -365,7 +276,7 @@ fn measure(lab: &Lab, bench: &mut Bench, transport: Transport, point: Point, rep
         Workload::Calls => calls(lab, bench, &mut row, &logs, &name)?,
     }
     bench.server.check_alive()?;
-    row.dropped_packets = bench.hosts.iter().map(inject::namespace_drops).sum::<Result<u64>>()?;
+    row.dropped_packets = rdm_hosts::dropped(&bench.hosts)?;
     Ok(row)
 }
 
@@ -373,14 +284,14 @@ fn bulk(lab: &Lab, bench: &Bench, row: &mut Row, logs: &Path, name: &str) -> Res
     let seconds = lab.seconds(5.0, 3.0).ceil();
     let [a, b] = &bench.hosts;
     let cpu = if row.mode.is_tcp() {
-        let at = SocketAddrV4::new(address(1), iperf3::PORT);
+        let at = SocketAddrV4::new(rdm_hosts::SERVER_V4, iperf3::PORT);
         let running = iperf3::Running::start_in((a, b), at, Load::one_flow(seconds), &[], logs, name)?;
         let cpu = processor_time(running.pids(), seconds)?;
         (row.gbit_per_s, row.duration_s) = (running.finish()?.gbit_per_s, seconds);
         cpu
     } else {
-        let words = ["bw", "fd00:d::2", "-s", &MESSAGE.to_string(), "-D", &seconds.to_string()];
-        let client = client(lab, bench, &words, logs, name)?;
+        let words = ["bw", rdm_hosts::SERVER, "-s", &MESSAGE.to_string(), "-D", &seconds.to_string()];
+        let client = bench.client(lab, &words, logs, name)?;
         let cpu = processor_time([client.pid(), bench.server.pid()], seconds)?;
         let report = finish(client)?;
         (row.gbit_per_s, row.duration_s) = (number(&report, "/gbit_per_s")?, number(&report, "/seconds")?);
@@ -400,11 +311,11 @@ fn calls(lab: &Lab, bench: &Bench, row: &mut Row, logs: &Path, name: &str) -> Re
         (true, true) => "1500",
     };
     let size = CALL.to_string();
-    let mut words = vec!["lat", "fd00:d::2", "-s", &size, "-n", count];
+    let mut words = vec!["lat", rdm_hosts::SERVER, "-s", &size, "-n", count];
     if row.mode.is_tcp() {
         words.push("--tcp");
     }
-    let report = finish(client(lab, bench, &words, logs, name)?)?;
+    let report = finish(bench.client(lab, &words, logs, name)?)?;
     let ms = |key: &str| number(&report, &format!("/latency_us/{key}")).map(|us| Some(us / 1e3));
     let calls = number(&report, "/messages")?;
     row.duration_s = number(&report, "/seconds")?;
@@ -424,20 +335,6 @@ fn processor_time(groups: [u32; 2], seconds: f64) -> Result<[f64; 2]> {
     interrupt::sleep(Duration::from_secs_f64(seconds - 2.0 * edge))?;
     let (after, took) = (sample()?, began.elapsed().as_secs_f64());
     Ok([0, 1].map(|at| (after[at] - before[at]) / took))
-}
-
-fn client(lab: &Lab, bench: &Bench, words: &[&str], logs: &Path, name: &str) -> Result<Program> {
-    let mut command = bench.hosts[0].command(lab.binaries.perf()?);
-    command.args(words).args(["-b", "fd00:d::1", "-m", &PAYLOAD.to_string(), "--json"]);
-    Program::start(command, "bifrost-perf", &logs.join(format!("{name}.json")))
-}
-
-fn finish(client: Program) -> Result<Value> {
-    serde_json::from_str(&client.finish(PATIENCE)?).context("bifrost-perf printed no JSON")
-}
-
-fn number(report: &Value, pointer: &str) -> Result<f64> {
-    report.pointer(pointer).and_then(Value::as_f64).with_context(|| format!("no {pointer} in a report of bifrost-perf"))
 }
 
 #[cfg(test)]
