@@ -67,6 +67,8 @@ struct World {
     /// Tags and grants, of either connection.
     tags: [Tag; 2],
     grants: Vec<Grant>,
+    /// After how many packets of the honest peer the hostile one writes where the latest grant is, with its key.
+    theft: Option<usize>,
     /// Regions of the victim: the hostile peer may write the first, read the first two, and not access the others.
     regions: [u64; 4],
     /// The next message of the hostile peer.
@@ -136,6 +138,7 @@ impl World {
             tags: [told.tag, welcome.tag],
             told,
             grants: Vec::new(),
+            theft: None,
             regions,
             next: 0,
             begun: [0; 2],
@@ -158,6 +161,7 @@ impl World {
             4 | 5 => self.access(input),
             6 => self.any_send(input),
             7 => self.any_write(input),
+            8 => self.theft = Some(input.below(24)),
             _ => {
                 let control = self.control(input);
                 self.say(&control);
@@ -255,6 +259,15 @@ impl World {
         let immediate = Immediate::new(MessageId(message), offset as u32 / UNIT * UNIT, input.chance(128)).bits();
         let lane = input.below(self.told.service.lanes());
         self.carry(lane, Some(reth), Some(immediate), &vec![0x66; len as usize]);
+    }
+
+    /// A WRITE to where the latest grant is, whichever peer it is for, while a message is arriving there.
+    fn steal(&mut self) {
+        self.theft = None;
+        if let Some(&Grant { address, key, length, .. }) = self.grants.last() {
+            let length = length.min(u32::from(MTU));
+            self.carry(0, Some(Reth { address, key, length }), None, &vec![0x66; length as usize]);
+        }
     }
 
     /// The number of a message that could arrive now.
@@ -375,20 +388,25 @@ impl World {
                 let host = if from == 0 { &mut self.victim } else { &mut self.honest };
                 self.burst.clear();
                 busy |= host.provider_mut().transmit(self.now, 256, &mut self.burst) > 0;
-                for packet in self.burst.packets() {
-                    let (payload, to) = (self.burst.payload(packet), packet.route.destination);
+                let packets = self.burst.packets().iter();
+                let packets: Vec<_> = packets.map(|p| (p.route, self.burst.payload(p).to_vec())).collect();
+                for (route, payload) in &packets {
                     if from == 0 {
                         self.grants.extend(grant(payload));
                     }
-                    if to == address(2) {
+                    if route.destination == address(2) {
                         assert!(
                             !payload.windows(ROW.len()).any(|row| row == ROW),
                             "sent to a peer that may not read it"
                         );
                     } else {
                         let host = if from == 0 { &mut self.honest } else { &mut self.victim };
-                        host.provider_mut().receive(self.now, &packet.route, payload);
+                        host.provider_mut().receive(self.now, route, payload);
                     }
+                    if from == 1 && self.theft.is_some_and(|left| left == 0) {
+                        self.steal();
+                    }
+                    self.theft = self.theft.map(|left| left.saturating_sub(from));
                 }
             }
             busy |= self.deliver();
@@ -409,7 +427,7 @@ impl World {
             match event {
                 HostEvent::Message { connection, data, .. } => {
                     if connection == self.friend {
-                        assert_eq!(data, secret(self.arrived[1]), "from the honest peer");
+                        assert!(data == secret(self.arrived[1]), "a message of the honest peer arrived changed");
                         self.arrived[1] += 1;
                     }
                     self.victim.consumed(self.now, connection, data);
