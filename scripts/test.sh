@@ -89,7 +89,7 @@ in_etcd() {
     BIFROST_ETCD=$etcd cargo test --locked --workspace "$@"
 }
 step "the store in etcd: members and networks that fail" in_etcd --test etcd -- --ignored --test-threads 2
-step "relays in etcd: relays, hosts and members that fail" in_etcd --test fleet -- --ignored
+step "relays in etcd: relays, hosts and members that fail" in_etcd --test fleet -- matrix --ignored
 # Those that need cnitool, Podman and containerd.
 in_runtimes() {
     if ! tools=$(scripts/install-cni.sh); then

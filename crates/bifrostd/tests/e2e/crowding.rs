@@ -87,8 +87,13 @@ fn flood(lab: &Lab) -> Flood {
     let datagram = raw::vxlan(200, &raw::ethernet(y, x, 0x0800, &packet));
     let [from, to] = [0, 1].map(|host: usize| lab.hosts[host].addresses[0]);
     let flood = Flood::start(&lab.hosts[0].net, SocketAddr::new(from, 0), SocketAddr::new(to, 4789), &datagram);
-    while lab.hosts[1].drops("y", "overload") == 0 {
+    let overload = || lab.hosts[1].drops("y", "overload");
+    let drops_more_than = |before| {
         std::thread::sleep(Duration::from_millis(100));
+        overload() > before
+    };
+    // Twice at one rate: a worker that stands still for once is overloaded for once.
+    while !(drops_more_than(overload()) && drops_more_than(overload())) {
         assert!(flood.increase(), "the worker keeps up with everything");
     }
     flood.increase();
