@@ -61,7 +61,6 @@ pub(crate) struct Peer {
     pub(crate) share_armed: Time,
     /// Paths that the selection has found to lose too much, not yet counted.
     pub(crate) newly_suspect: u64,
-    lateness: Lateness,
 }
 
 impl Peer {
@@ -101,7 +100,6 @@ impl Peer {
             waiting: VecDeque::new(),
             share_armed: Time::NEVER,
             newly_suspect: 0,
-            lateness: Lateness::default(),
         };
         peer.select(config, Time(0));
         peer
@@ -205,52 +203,6 @@ impl Peer {
         self.update_rtt();
     }
 
-    /// Whether much is lost on all paths that are sprayed over, as far as they have delivered anything: what they share is full. Not so
-    /// where what is found lost often is late instead.
-    pub(crate) fn loses_everywhere(&self) -> bool {
-        if self.is_often_late() {
-            return false;
-        }
-        let paths = || self.selected().iter().map(|path| &self.paths[path.index()]);
-        let loses = |path: &Path| path.lost_share() > HEAVY_LOSS;
-        paths().any(loses) && paths().all(|path| loses(path) || path.delivered_packets() < NO_PROOF_PACKETS)
-    }
-
-    /// Whether what is found lost often is late instead.
-    pub(crate) fn is_often_late(&self) -> bool {
-        self.lateness.prevails()
-    }
-
-    /// A packet was found lost.
-    pub(crate) fn on_loss_found(&mut self) {
-        self.lateness.on_loss();
-    }
-
-    /// Packets that were found lost have arrived after all, on `path` as far as is known, which knows it already. When that turns out
-    /// to be frequent, all other paths take back what they did because of such losses.
-    #[cold]
-    pub(crate) fn on_late(&mut self, now: Time, path: PathId, packets: u64) {
-        if !(0..packets).fold(false, |is_news, _| self.lateness.on_late() || is_news) {
-            return;
-        }
-        for (i, each) in self.paths.iter_mut().enumerate() {
-            if i != path.index() {
-                each.congestion(|cc| cc.on_spurious(now));
-            }
-        }
-    }
-
-    /// Whether there are open paths besides those that are sprayed over.
-    pub(crate) fn has_spare(&self) -> bool {
-        let is_spare = |i: usize| self.selected().iter().all(|path| path.index() != i);
-        self.choosable().any(|i| self.paths[i].is_open && is_spare(i))
-    }
-
-    /// Whether the windows of all paths that are sprayed over are below one packet.
-    pub(crate) fn is_throttled(&self) -> bool {
-        self.selected().iter().all(|path| self.paths[path.index()].window() < 1.0)
-    }
-
     /// A path that is none of `not` (bit i is path i), for a packet that left at `sent` and was lost: one that delivers, as far as is
     /// known; of those one that is sprayed over, and has delivered since `sent` or lately, and then one with room and little in flight. One
     /// of `not` if these alone deliver, or no other may be chosen. Where none is known to deliver, the usable come before the suspect, and
@@ -289,11 +241,7 @@ impl Peer {
         if leads {
             self.probe_conn = Some(index);
         }
-        let is_news = !self.probe_timer_armed;
-        if is_news {
-            self.probe_timer_armed = true;
-        }
-        is_news
+        !std::mem::replace(&mut self.probe_timer_armed, true)
     }
 
     /// Connection `index` ends or restarts. The answers to probes that travelled on it may never come, and their paths are
@@ -318,19 +266,11 @@ impl Peer {
 
     /// A path was measured, or others were selected.
     pub(crate) fn update_rtt(&mut self) {
-        let (mut rtt, mut answer) = ((0, 0), 0);
-        for path in self.selected().iter().filter_map(|id| self.paths.get(id.index())) {
-            rtt = rtt.max((path.total.smoothed_ns(), path.total.variance_ns()));
-            if path.fabric.is_known() {
-                answer = answer.max(answer_ns(&path.fabric));
-            }
-        }
-        // What is not known is 0.
-        let (rtt, answer) = ((rtt.0 > 0).then_some(rtt), (answer > 0).then_some(answer));
-        if (rtt, answer) != (self.rtt, self.answer_ns) {
-            (self.rtt, self.answer_ns) = (rtt, answer);
-            self.update_timing();
-        }
+        let totals = self.selected().iter().map(|p| &self.paths[p.index()].total);
+        self.rtt = totals.filter(|r| r.is_known()).map(|r| (r.smoothed_ns(), r.variance_ns())).max();
+        let fabrics = self.selected().iter().map(|p| &self.paths[p.index()].fabric).filter(|r| r.is_known());
+        self.answer_ns = fabrics.map(answer_ns).max();
+        self.update_timing();
     }
 
     /// Time until the fastest path would have answered a packet that asks for an ACK at once, ns.
@@ -412,37 +352,6 @@ impl Hold {
     }
 }
 
-/// Weight of one loss in the share of those that were late.
-const LATE_WEIGHT: f32 = 1.0 / 64.0;
-/// Share of late packets among those that were found lost from which losses prove nothing of queues: where packets overtake each other.
-/// A queue that all paths share keeps them in order.
-const OFTEN_LATE: f32 = 0.25;
-
-/// How often packets that were found lost were late instead. Both counts forget a 64th with each loss that is found.
-#[derive(Clone, Copy, Debug, Default)]
-struct Lateness {
-    lost: f32,
-    late: f32,
-}
-
-impl Lateness {
-    fn on_loss(&mut self) {
-        self.lost += 1.0 - self.lost * LATE_WEIGHT;
-        self.late -= self.late * LATE_WEIGHT;
-    }
-
-    /// Whether it prevails from now on.
-    fn on_late(&mut self) -> bool {
-        let before = self.prevails();
-        self.late = (self.late + 1.0).min(self.lost);
-        self.prevails() && !before
-    }
-
-    fn prevails(&self) -> bool {
-        self.late > self.lost * OFTEN_LATE
-    }
-}
-
 /// Which path a connection's packets take: groups, round robin (NSDI'26, 4.1).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spray {
@@ -459,21 +368,23 @@ impl Spray {
         }
     }
 
-    /// A path for the next `packets` packets, and how many of them it takes, which leave now; `None` when congestion control closes
-    /// all.
+    /// A path for the next `packets` packets, and how many of them it takes; `None` when congestion control closes all.
     #[inline(always)]
-    pub(crate) fn take(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<(PathId, u16)> {
+    pub(crate) fn choose(
+        &mut self,
+        peer: &mut Peer,
+        config: &Config,
+        now: Time,
+        packets: u16,
+    ) -> Option<(PathId, u16)> {
         if self.left > 0 {
-            let path = &mut peer.paths[self.path.index()];
+            let path = &peer.paths[self.path.index()];
             if path.is_open && path.fits(packets) {
                 self.left = self.left.saturating_sub(packets);
-                path.on_sent(now, u32::from(packets));
                 return Some((self.path, packets));
             }
         }
-        let (path, taken) = self.next_group(peer, config, now, packets)?;
-        peer.paths[path.index()].on_sent(now, u32::from(taken));
-        Some((path, taken))
+        self.next_group(peer, config, now, packets)
     }
 
     #[cold]
@@ -505,16 +416,6 @@ impl Spray {
     }
 }
 
-/// Share of lost packets that no link loses by itself while others of the same peer lose as much.
-const HEAVY_LOSS: f32 = 0.25;
-/// A path that has delivered fewer packets, and lost none as far as is known, proves nothing: the losses of a first window are not all
-/// found at once.
-const NO_PROOF_PACKETS: u64 = 100;
-
-/// Where a queue was full, windows grow gently below this, packets. They pause for ten round trips at most.
-const GENTLE_WINDOW: f32 = 8.0;
-const SMALLEST_WINDOW: f32 = 0.1;
-
 /// First window of a path, packets: what a short queue of a slow link takes. It doubles each round trip.
 const FIRST_WINDOW: u16 = 32;
 
@@ -522,7 +423,7 @@ fn swift_config(config: &Config) -> SwiftConfig {
     // Each of k paths starts with its share of the connection's first window, or less.
     let share = (config.initial_window / u16::from(config.spray_paths.max(1))).clamp(1, FIRST_WINDOW);
     let swift = SwiftConfig::new(share, config.max_window, config.swift_noise_ns);
-    let swift = SwiftConfig { doubles: true, gentle_window: GENTLE_WINDOW, min_window: SMALLEST_WINDOW, ..swift };
+    let swift = SwiftConfig { doubles: true, ..swift };
     match config.heavy_loss_percent {
         0 => swift,
         percent => SwiftConfig { heavy_loss: f32::from(percent) / 100.0, ..swift },

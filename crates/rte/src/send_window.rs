@@ -28,14 +28,13 @@ pub(crate) struct Record {
 }
 
 /// Neighbours in the list of a path and the flow distance, in 4 bytes: 12 bits for each neighbour as PSN modulo the
-/// window, and 8 for the distance. What the list's head has before it means nothing. Behind its tail is the next number: as a rule
-/// that is the packet that leaves next on the path, and then there is nothing to write.
+/// window, and 8 for the distance. What the list's head has before it and its tail behind it means nothing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Links(u32);
 
 impl Links {
-    fn new(prev: u16, own: u16, distance: u8) -> Self {
-        Links(u32::from(prev) << 20 | u32::from(behind(own)) << 8 | u32::from(distance))
+    fn new(prev: u16, distance: u8) -> Self {
+        Links(u32::from(prev) << 20 | u32::from(distance))
     }
 
     fn prev(self) -> u16 {
@@ -86,11 +85,6 @@ impl Record {
         self.flags & RETRANSMITTED != 0
     }
 
-    fn count_timeout(&mut self, timeout: bool) {
-        let rtos = (self.rtos() + u8::from(timeout)).min(7);
-        self.flags = self.flags & !RTO_MASK | rtos << RTO_SHIFT;
-    }
-
     /// Whether copies are under way on several paths.
     pub(crate) fn is_copied(&self) -> bool {
         self.flags & COPIED != 0
@@ -105,20 +99,18 @@ pub(crate) struct SendPage {
     /// Outstanding, but in flight on no path: the peer has received it and not taken it, or it waits here until the peer
     /// has room.
     landed: u64,
-    /// In flight on no path and in no list, until it is sent again. Means nothing of what is done.
-    waits: u64,
     records: [Record; PAGE as usize],
 }
 
 impl Default for SendPage {
     fn default() -> Self {
-        SendPage { done: 0, landed: 0, waits: 0, records: [Record::default(); PAGE as usize] }
+        SendPage { done: 0, landed: 0, records: [Record::default(); PAGE as usize] }
     }
 }
 
 impl Page for SendPage {
     fn reset(&mut self) {
-        (self.done, self.landed, self.waits) = (0, 0, 0);
+        (self.done, self.landed) = (0, 0);
     }
 }
 
@@ -135,39 +127,6 @@ struct PathList {
 
 const EMPTY_LIST: PathList = PathList { head: NONE, tail: NONE, next_order: 0, acked_order: 0, progressed: false };
 
-impl PathList {
-    /// What has this place in the order has arrived on the path.
-    #[inline]
-    fn acknowledge(&mut self, order: u16) {
-        let past = order.wrapping_add(1);
-        if (past.wrapping_sub(self.acked_order) as i16) > 0 {
-            self.acked_order = past;
-            self.progressed = true;
-        }
-    }
-}
-
-/// Packets with consecutive numbers that left on one path, one right after the other, each once: the oldest on their path.
-#[derive(Debug)]
-pub(crate) struct Run<'a> {
-    pub(crate) path: PathId,
-    /// When the last of them left.
-    pub(crate) newest: Tick,
-    /// Of each packet; at least one.
-    pub(crate) records: &'a [Record],
-}
-
-/// What [`SendWindow::finish_run`] has found from a number on.
-#[derive(Debug)]
-pub(crate) enum Next<'a> {
-    /// So many packets were done before, or are not in the window.
-    Done(u32),
-    /// Packets that are done now.
-    Run(Run<'a>),
-    /// An outstanding packet that is no part of a run.
-    Other,
-}
-
 /// One direction's send window.
 #[derive(Debug)]
 pub(crate) struct SendWindow {
@@ -176,8 +135,6 @@ pub(crate) struct SendWindow {
     outstanding: u16,
     /// Of these: in flight on no path.
     landed: u16,
-    /// No packet before this one waits to be sent again; `None`: none does.
-    repairs_from: Option<Psn>,
     pages: Pages,
     paths: [PathList; PathId::MAX],
 }
@@ -189,7 +146,6 @@ impl SendWindow {
             next: first,
             outstanding: 0,
             landed: 0,
-            repairs_from: None,
             pages: Pages::default(),
             paths: [EMPTY_LIST; PathId::MAX],
         }
@@ -237,14 +193,8 @@ impl SendWindow {
         let psn = self.next;
         let (id, i) = self.pages.find_or_make(pool, psn.0, self.una.0)?;
         let (order, prev) = self.append(pool, psn, path);
-        pool.page_mut(id).records[i] = Record {
-            handle,
-            sent,
-            links: Links::new(prev, index_of(psn), distance),
-            order,
-            segment,
-            flags: path.index() as u8,
-        };
+        pool.page_mut(id).records[i] =
+            Record { handle, sent, links: Links::new(prev, distance), order, segment, flags: path.index() as u8 };
         self.next = psn.next();
         self.outstanding += 1;
         Some(psn)
@@ -292,45 +242,14 @@ impl SendWindow {
         self.unlink(pool, psn, &record);
         self.outstanding -= 1;
         if progress(&record) {
-            self.paths[record.path().index()].acknowledge(record.order);
+            let list = &mut self.paths[record.path().index()];
+            let past = record.order.wrapping_add(1);
+            if (past.wrapping_sub(list.acked_order) as i16) > 0 {
+                list.acked_order = past;
+                list.progressed = true;
+            }
         }
         Some((record, in_flight))
-    }
-
-    /// Looks at the packets `psn` and up to `most` from there on, and marks as acknowledged those that make up a [`Run`], many at the
-    /// price of one. Others are for [`finish`](Self::finish).
-    #[inline]
-    pub(crate) fn finish_run<'a>(&mut self, pool: &'a mut Pool<SendPage>, psn: Psn, most: u32) -> Next<'a> {
-        let Some((id, i)) = self.locate(psn) else { return Next::Done(1) };
-        let page = pool.page_mut(id);
-        let most = most.min(self.next.distance_from(psn) as u32);
-        let done = (page.done >> i).trailing_ones();
-        if done > 0 {
-            return Next::Done(done.min(most));
-        }
-        let first = page.records[i];
-        let list = &mut self.paths[first.path().index()];
-        if list.head != index_of(psn) || first.flags & !PATH_MASK != 0 {
-            return Next::Other;
-        }
-        let in_flight = ((page.done | page.landed) >> i).trailing_zeros().min(PAGE - i as u32);
-        let records = &page.records[i..][..most.min(in_flight) as usize];
-        // A packet continues the run if the one before it on its path is the one before it in number.
-        let follows = |(before, record): &(u16, &Record)| record.flags == first.flags && record.links.prev() == *before;
-        let count = 1 + (index_of(psn)..).zip(records.iter().skip(1)).take_while(follows).count();
-        let Some((records, last)) = records.get(..count).and_then(|run| Some((run, run.last()?))) else {
-            return Next::Other;
-        };
-        let tail = index_of(psn.add(count as u32 - 1));
-        if list.tail == tail {
-            (list.head, list.tail) = (NONE, NONE);
-        } else {
-            list.head = last.links.next();
-        }
-        list.acknowledge(last.order);
-        self.outstanding -= count as u16;
-        page.done |= u64::MAX >> (PAGE - count as u32) << i;
-        Next::Run(Run { path: first.path(), newest: last.sent, records })
     }
 
     /// Sends an outstanding packet again, or puts that off: it goes to the end of `path`'s list. Returns its record as it was
@@ -348,80 +267,15 @@ impl SendWindow {
         let (id, i) = self.locate(psn)?;
         let (order, prev) = self.append(pool, psn, path);
         let page = pool.page_mut(id);
-        page.waits &= !(1 << i);
         self.landed = self.landed - (page.landed >> i & 1) as u16 + u16::from(why.postponed);
         page.landed = page.landed & !(1 << i) | u64::from(why.postponed) << i;
         let slot = &mut page.records[i];
         slot.sent = sent;
         slot.order = order;
         slot.links.set_prev(prev);
-        slot.links.set_next(behind(index_of(psn)));
-        slot.count_timeout(why.timeout);
-        slot.flags = path.index() as u8 | slot.flags & RTO_MASK | RETRANSMITTED | if why.copied { COPIED } else { 0 };
+        let rtos = if why.timeout { (record.rtos() + 1).min(7) } else { record.rtos() };
+        slot.flags = path.index() as u8 | rtos << RTO_SHIFT | RETRANSMITTED | if why.copied { COPIED } else { 0 };
         Some(record)
-    }
-
-    /// An outstanding packet waits to be sent again, and is in flight no more; `timeout`: its RTO has expired. Returns its record, `None`
-    /// if it was not in flight.
-    pub(crate) fn put_off(&mut self, pool: &mut Pool<SendPage>, psn: Psn, timeout: bool) -> Option<Record> {
-        let (id, i) = self.locate(psn).filter(|_| !self.waits(pool, psn))?;
-        let landed = self.land(pool, psn);
-        let record = pool.page(id).records[i];
-        self.unlink(pool, psn, &record);
-        let page = pool.page_mut(id);
-        page.waits |= 1 << i;
-        let slot = &mut page.records[i];
-        // Its own neighbour on both sides: when it is acknowledged, taking it out of a list in which it is not changes nothing.
-        slot.links.set_prev(index_of(psn));
-        slot.links.set_next(index_of(psn));
-        slot.count_timeout(timeout);
-        self.repairs_from = self.repairs_from.filter(|from| from.is_before(psn)).or(Some(psn));
-        landed
-    }
-
-    /// Whether a packet waits to be sent again.
-    pub(crate) fn waits(&self, pool: &Pool<SendPage>, psn: Psn) -> bool {
-        self.locate(psn).is_some_and(|(id, i)| (pool.page(id).waits & !pool.page(id).done) >> i & 1 == 1)
-    }
-
-    /// A packet waits no more: it is given up.
-    pub(crate) fn stop_waiting(&self, pool: &mut Pool<SendPage>, psn: Psn) {
-        if let Some((id, i)) = self.locate(psn) {
-            pool.page_mut(id).waits &= !(1 << i);
-        }
-    }
-
-    /// Finds a packet that has been acknowledged while it waited to be sent again, once. Returns the path on which it left last.
-    #[cold]
-    pub(crate) fn take_waited(&self, pool: &mut Pool<SendPage>) -> Option<PathId> {
-        let mut psn = self.una;
-        while let Some((id, i)) = self.locate(psn) {
-            let page = pool.page_mut(id);
-            let waited = page.waits & page.done;
-            if waited != 0 {
-                page.waits &= !(waited & waited.wrapping_neg());
-                return Some(page.records[waited.trailing_zeros() as usize].path());
-            }
-            psn = psn.add(PAGE - i as u32);
-        }
-        None
-    }
-
-    /// The packet with the lowest PSN of those that wait to be sent again.
-    pub(crate) fn first_repair(&mut self, pool: &Pool<SendPage>) -> Option<Psn> {
-        let from = self.repairs_from?;
-        let mut psn = if from.is_before(self.una) { self.una } else { from };
-        while let Some((id, i)) = self.locate(psn) {
-            let page = pool.page(id);
-            let waits = (page.waits & !page.done) >> i;
-            if waits > 0 {
-                self.repairs_from = Some(psn.add(waits.trailing_zeros()));
-                return self.repairs_from;
-            }
-            psn = psn.add(PAGE - i as u32);
-        }
-        self.repairs_from = None;
-        None
     }
 
     /// The outstanding packet of `path` that left first.
@@ -436,7 +290,7 @@ impl SendWindow {
 
     /// The outstanding packet with the lowest PSN.
     pub(crate) fn lowest(&self, pool: &Pool<SendPage>) -> Option<(Psn, Record)> {
-        self.record(pool, self.una).filter(|_| !self.waits(pool, self.una)).map(|record| (self.una, record))
+        self.record(pool, self.una).map(|record| (self.una, record))
     }
 
     /// Whether a packet that left later on `path` than its oldest, which is `record`, is known to have arrived.
@@ -516,9 +370,7 @@ impl SendWindow {
         list.tail = own;
         if prev == NONE {
             list.head = own;
-        } else if behind(prev) != own
-            && let Some(links) = self.links(pool, prev)
-        {
+        } else if let Some(links) = self.links(pool, prev) {
             links.set_next(own);
         }
         (order, prev)
@@ -541,15 +393,12 @@ impl SendWindow {
     fn unlink_behind_head(&mut self, pool: &mut Pool<SendPage>, own: u16, record: &Record) {
         let (prev, next) = (record.links.prev(), record.links.next());
         let list = &mut self.paths[record.path().index()];
-        let is_tail = list.tail == own;
-        if is_tail {
+        if list.tail == own {
             list.tail = prev;
+            return;
         }
         if let Some(links) = self.links(pool, prev) {
-            links.set_next(if is_tail { behind(prev) } else { next });
-        }
-        if is_tail {
-            return;
+            links.set_next(next);
         }
         if let Some(links) = self.links(pool, next) {
             links.set_prev(prev);
@@ -559,12 +408,6 @@ impl SendWindow {
 
 fn index_of(psn: Psn) -> u16 {
     (psn.0 % SEND_WINDOW) as u16
-}
-
-/// The index of the number after that of `index`.
-#[inline(always)]
-fn behind(index: u16) -> u16 {
-    (index + 1) % SEND_WINDOW as u16
 }
 
 /// Why a packet is sent again.

@@ -81,12 +81,6 @@ impl Engine {
                 if !active.pending.is_empty() {
                     conn.armed = conn.armed.min(now.after(MS));
                 }
-                if active.send.first_repair(&self.send_pool).is_some()
-                    && let Some(peer) = self.peers.get_mut(usize::from(conn.peer.0)).and_then(Option::as_mut)
-                {
-                    active.queued = true;
-                    peer.waiting.push_back(index);
-                }
             }
             if conn.active.as_ref().is_some_and(|active| active.ack.queued) {
                 self.ack_ready.push(index);

@@ -6,7 +6,6 @@ mod connect;
 mod mend;
 mod receive;
 mod recover;
-mod repair;
 mod send;
 mod set_aside;
 mod share;
@@ -260,15 +259,9 @@ impl Engine {
         if cid.worker() != self.worker {
             return None;
         }
-        let place = self.place_of(cid);
+        let place = (cid.index() ^ self.salt) & ((1 << PLACE_BITS) - 1);
         let own = |c: &Conn| c.local_cid == cid || mutated!(self.config, StaleCidAccepted);
         self.conn(place).filter(|c| own(c)).map(|_| place)
-    }
-
-    /// The place that a CID of this engine names, taken or not.
-    #[inline(always)]
-    fn place_of(&self, cid: Cid) -> u32 {
-        (cid.index() ^ self.salt) & ((1 << PLACE_BITS) - 1)
     }
 
     fn cid_at(&mut self, place: u32) -> Cid {

@@ -9,7 +9,7 @@
 use bifrost_wire::bifrost::{PathId, Psn};
 
 use super::Engine;
-use super::repair::Again;
+use super::send::Again;
 use crate::config::MAX_RTOS;
 use crate::conn::{Active, Conn, LossState, Skip, State};
 use crate::mutation::mutated;
@@ -49,7 +49,7 @@ impl Engine {
                     true => Again::Dropped,
                     false => Again::Lost,
                 };
-                self.repair(now, index, psn, again, out);
+                self.resend(now, index, psn, again, out);
             }
             let active = self.conn(index).and_then(|c| c.active.as_ref());
             let oldest = active.and_then(|a| a.send.oldest_on(&self.send_pool, path));
@@ -94,7 +94,7 @@ impl Engine {
                         true => Again::Refused,
                         false => Again::Timeout,
                     };
-                    self.repair(now, index, psn, again, out);
+                    self.resend(now, index, psn, again, out);
                 }
             }
             if expired && let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
@@ -236,12 +236,6 @@ impl Engine {
             return false;
         };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return false };
-        if !timeout && active.room == u16::MAX {
-            peer.on_loss_found();
-        }
-        let (everywhere, often_late) = (peer.loses_everywhere(), peer.is_often_late());
-        // Whether other paths lose as much, only trying them tells.
-        let blameless = everywhere && !peer.has_spare();
         let Some(path) = peer.paths.get_mut(record.path().index()) else { return false };
         active.spray.leave(record.path());
         if active.room < u16::MAX && !mutated!(self.config, RefusalsIgnored) {
@@ -253,15 +247,9 @@ impl Engine {
         let sent_ago = age(now, record);
         if timeout {
             path.congestion(|cc| cc.on_timeout(now, rtt));
-            if blameless {
-                return false;
-            }
-        } else {
-            let stands = path.on_congestion_loss(now, sent_ago, everywhere);
-            self.counters.congestion_lost_packets += u64::from(stands || everywhere);
-            if stands || blameless {
-                return true;
-            }
+        } else if path.on_congestion_loss(now, sent_ago) {
+            self.counters.congestion_lost_packets += 1;
+            return true;
         }
         // Time alone proves nothing against a path: the peer may be asleep, or slow to look at what has come. If others
         // have delivered what left a good while after this path began to lose, or a later packet of this very path has
@@ -273,7 +261,7 @@ impl Engine {
             path.next_probe = now;
             return false;
         }
-        if path.on_loss(now, sent_ago, why == Why::SamePath && !often_late) {
+        if path.on_loss(now, sent_ago, why == Why::SamePath) {
             self.counters.suspect_paths += 1;
             peer.invalidate();
             peer.refresh(&self.config, now);
@@ -356,7 +344,7 @@ impl Engine {
         active.loss.heard = now;
         self.counters.tail_probe_packets += 1;
         self.close(now, index, psn, &record, timing, out);
-        self.repair(now, index, psn, Again::Probe, out);
+        self.resend(now, index, psn, Again::Probe, out);
     }
 
     /// Rule (d), third time: the packet leaves once more as plain VXLAN, and the receiver is told to go on without it.
@@ -405,7 +393,6 @@ impl Engine {
         let conn = self.conns[index as usize].as_mut()?;
         let active = conn.active.as_mut()?;
         let peer = self.peers[usize::from(conn.peer.0)].as_mut()?;
-        active.send.stop_waiting(&mut self.send_pool, psn);
         let (record, in_flight) = active.send.finish(&mut self.send_pool, psn, |_| false)?;
         peer.paths[record.path().index()].on_done(u32::from(in_flight));
         active.send.advance(&mut self.send_pool);

@@ -80,14 +80,7 @@ impl Engine {
 
     /// Sends at most `most` packets of what waits of a connection. Returns why it stopped, and how many it were.
     fn send_waiting(&mut self, now: Time, index: u32, most: u16, out: &mut Output) -> (Stop, u16) {
-        let (repaired, closed) = self.send_repairs(now, index, most, out);
-        if closed {
-            return (Stop::Paths, repaired);
-        }
-        let mut left = most - repaired;
-        if left == 0 {
-            return (Stop::Turn, most);
-        }
+        let mut left = most;
         loop {
             let active = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut());
             let Some(mut item) = active.and_then(|a| a.pending.pop_front()) else { return (Stop::Done, most - left) };
@@ -104,7 +97,7 @@ impl Engine {
     }
 
     /// A connection with packets that wait cannot send: it joins those that wait for the same paths, or waits for itself.
-    pub(super) fn stopped(&mut self, now: Time, index: u32, stop: Stop) {
+    fn stopped(&mut self, now: Time, index: u32, stop: Stop) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let id = conn.peer;
         let (Some(active), Some(peer)) = (conn.active.as_mut(), self.peers[usize::from(id.0)].as_mut()) else { return };

@@ -1,13 +1,13 @@
 //! Many senders and one receiver: what congestion control does once transfers last, and what the first window does before that.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use serde_json::json;
 
 use super::plot::Panel;
-use super::runs::{each, scenario};
+use super::runs::{each, scenario, whole};
 use super::{Bar, Outcome};
+use crate::Ns;
 use crate::scenario::{CongestionControl, Members, Scenario, Topology, TransportSettings, Workload};
-use crate::{Ns, Report, World};
 
 /// A way to send: its name, and what it sets.
 struct Way {
@@ -23,10 +23,6 @@ const LONG: [Way; 4] = [
     Way { name: "none", set: |t| t.congestion_control = Some(CongestionControl::None) },
 ];
 
-/// From the start of the first sender until the first window of the last one is answered, ns: they start within 100 us, and its
-/// packets may have waited for a full queue of 4 MB at 25 Gbit/s.
-const FIRST_ROUND_NS: u64 = 100_000 + 1_280_000 + 20_000;
-
 /// Of bursts that fit into the first window.
 const BURST: [Way; 4] = [
     Way { name: "first window 512", set: |t| t.initial_window = Some(512) },
@@ -38,8 +34,6 @@ const BURST: [Way; 4] = [
 struct Answer {
     goodput: f64,
     lost: f64,
-    /// After the first round trip.
-    lost_later: f64,
     p50: f64,
     p99: f64,
     last: f64,
@@ -92,9 +86,9 @@ fn compare(
         }
         for (n, a) in &own {
             outcome.lines.push(format!(
-                "{what}, {n}:1, {}: {:.2} Gbit/s, {:.3} % dropped ({:.3} % after the first round trip), delivery p50 {:.2} ms p99 {:.2} ms, last at {:.2} ms, \
+                "{what}, {n}:1, {}: {:.2} Gbit/s, {:.3} % dropped, delivery p50 {:.2} ms p99 {:.2} ms, last at {:.2} ms, \
                  longest queue {:.0} KB",
-                way.name, a.goodput, a.lost, a.lost_later, a.p50, a.p99, a.last, a.queue
+                way.name, a.goodput, a.lost, a.p50, a.p99, a.last, a.queue
             ));
             if *n == 10 && w == 0 {
                 outcome.bars.push(Bar {
@@ -102,23 +96,9 @@ fn compare(
                     value: a.lost,
                     limit: 15.0,
                 });
-                outcome.bars.push(Bar {
-                    name: format!("{what}, 10:1, {}: dropped after the first round trip, %", way.name),
-                    value: a.lost_later,
-                    limit: 1.0,
-                });
-            }
-            // A burst that overflows the queue is repaired soon: 9.4 ms at the link's rate.
-            if *n == 100 && w == 0 && what.starts_with("bursts") {
-                outcome.bars.push(Bar {
-                    name: format!("{what}, 100:1: the last packet, ms"),
-                    value: a.last,
-                    limit: 15.0,
-                });
             }
             data.push(json!({ "what": what, "senders": n, "way": way.name, "goodput_gbps": a.goodput,
-                "dropped_percent": a.lost,
-                "dropped_later_percent": a.lost_later, "p50_ms": a.p50, "p99_ms": a.p99, "last_ms": a.last, "queue_kb": a.queue }));
+                "dropped_percent": a.lost, "p50_ms": a.p50, "p99_ms": a.p99, "last_ms": a.last, "queue_kb": a.queue }));
         }
     }
     outcome.panels.extend(panels);
@@ -130,29 +110,17 @@ fn answer(base: &Scenario, senders: u32, count: u64) -> Result<Answer> {
     if let Topology::Star { hosts, .. } = &mut s.topology {
         *hosts = senders + 1;
     }
-    let mut start = 0;
-    if let Workload::Packets { from, packets, start: at, .. } = &mut s.workloads[0] {
+    if let Workload::Packets { from, packets, .. } = &mut s.workloads[0] {
         *from = Members::List((1..=senders).collect());
         *packets = count;
-        start = at.0;
     }
-    let mut world = World::new(&s, 1)?;
-    let counted = |world: &World| {
-        let statistics = world.statistics();
-        (statistics.drops().values().sum::<u64>(), statistics.sent_packets)
-    };
-    world.run_until(start + FIRST_ROUND_NS);
-    let (early, early_sent) = counted(&world);
-    world.run();
-    let report = Report::of(&world);
-    ensure!(report.violations == 0, "{report}");
+    let (world, report) = whole(&s, 1)?;
     let w = &report.workloads[0];
-    let (dropped, sent) = counted(&world);
+    let dropped: u64 = report.dropped_packets.values().sum();
     let queue = world.network().matching("s0>h0").map(|l| world.network().links[l as usize].queue_bytes_max).max();
     Ok(Answer {
         goodput: w.throughput_gbps,
-        lost: dropped as f64 / sent as f64 * 100.0,
-        lost_later: (dropped - early) as f64 / (sent - early_sent).max(1) as f64 * 100.0,
+        lost: dropped as f64 / report.sent_packets as f64 * 100.0,
         p50: w.latency.p50_us / 1e3,
         p99: w.latency.p99_us / 1e3,
         last: w.duration_ns as f64 / 1e6,

@@ -52,7 +52,6 @@ impl Controller for Ours {
             base_delay_ns: BASE_NS,
             queue_ns: rtt - rtt.min(BASE_NS),
             congestion: false,
-            everywhere: false,
         };
         self.0.on_loss(Time(now), &loss);
     }

@@ -3,9 +3,9 @@
 use anyhow::Result;
 use serde_json::json;
 
+use super::Outcome;
 use super::plot::Panel;
 use super::runs::{each, scenario, whole};
-use super::{Bar, Outcome};
 use crate::Ns;
 use crate::scenario::{Topology, Workload};
 
@@ -63,15 +63,6 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
             ));
             data.push(json!({ "load": load, "spray_paths": k, "gbps": w.throughput_gbps, "p50_us": w.latency.p50_us,
                 "p99_us": w.latency.p99_us, "dropped": dropped, "shares_percent": all }));
-            // A path whose own queue overflows is not left for worse ones.
-            if l == 0 && k == 1 {
-                let best = rates.iter().copied().fold(0.0, f64::max);
-                outcome.bars.push(Bar {
-                    name: format!("{load}, one path: of the rate of the best one unused, %"),
-                    value: (1.0 - w.throughput_gbps / best) * 100.0,
-                    limit: 20.0,
-                });
-            }
             if l == 0 && [1, 4, 8].contains(&k) {
                 shares = shares.line(format!("{k} paths"), all.into_iter().enumerate().map(|(i, s)| (i as f64, s)));
             }

@@ -50,8 +50,6 @@ pub struct Loss {
     pub queue_ns: u64,
     /// The path delivers, and its queue stands: the queue has dropped the packet. Otherwise the link has damaged it.
     pub congestion: bool,
-    /// All paths lose much: what they share is full, whatever the delay says.
-    pub everywhere: bool,
 }
 
 /// A congestion controller of one path. Windows count packets and may be below 1.
@@ -60,8 +58,6 @@ pub trait CongestionControl: std::fmt::Debug + Send {
     fn on_ack(&mut self, now: Time, sample: &AckSample);
     /// A packet was found lost and is sent again (at most one reaction per RTT).
     fn on_loss(&mut self, now: Time, loss: &Loss);
-    /// The share of the last packets that was lost, 0..=1.
-    fn lost(&self) -> f32;
     /// A packet that was found lost has arrived after all: what was done because of it was wrong.
     fn on_spurious(&mut self, now: Time);
     /// A retransmission timeout.

@@ -10,9 +10,6 @@ pub struct Unlimited;
 impl CongestionControl for Unlimited {
     fn on_ack(&mut self, _now: Time, _sample: &AckSample) {}
     fn on_loss(&mut self, _now: Time, _loss: &Loss) {}
-    fn lost(&self) -> f32 {
-        0.0
-    }
     fn on_spurious(&mut self, _now: Time) {}
     fn on_timeout(&mut self, _now: Time, _rtt_ns: u64) {}
     fn restart(&mut self) {}

@@ -26,9 +26,6 @@ use crate::time::Time;
 pub struct SwiftConfig {
     /// Additive increase per RTT, packets.
     pub additive: f32,
-    /// Where a queue was full lately, and its delay is not below a quarter of that now, windows below this grow by an eighth of themselves
-    /// in a round trip if it is 8, and so on, so that many small ones together grow no faster than large ones do. 1 is the paper's.
-    pub gentle_window: f32,
     /// Multiplicative decrease factor.
     pub beta: f32,
     /// Largest decrease at once.
@@ -62,7 +59,6 @@ impl SwiftConfig {
     pub fn new(initial_window: u16, max_window: u16, noise_ns: u64) -> Self {
         SwiftConfig {
             additive: 1.0,
-            gentle_window: 1.0,
             beta: 0.8,
             max_decrease: 0.5,
             noise_ns,
@@ -112,13 +108,8 @@ pub struct Swift {
     /// Learnt with the smallest window, ns: what the way takes at least; 0: nothing.
     longer_way_ns: u64,
     floor: Floor,
-    /// Share of the last packets that was lost: a mean over [`LOSS_PACKETS`], at first over fewer.
+    /// Share of the last packets that was lost: a mean over [`LOSS_PACKETS`].
     lost: f32,
-    /// Over how many.
-    judged: f32,
-    /// The longest delay at which all paths lost much, ns, and when the last of them did; 0: not lately.
-    full_ns: u64,
-    full_at: Time,
 }
 
 /// What has been seen since a round trip began.
@@ -147,22 +138,11 @@ struct Floor {
 /// Samples with the smallest window that say how long the way is.
 const FLOOR_SAMPLES: u8 = 4;
 
-/// Packets over which the share of lost ones is averaged, and how many a new path is granted that were not lost: it is judged
-/// within its first window, and not by its first loss.
-const LOSS_PACKETS: f32 = 32.0;
-const GRANTED_PACKETS: f32 = 8.0;
-
-/// What is left of a window when all paths lose much.
-const OVERFLOW_KEEPS: f32 = 0.25;
+/// Packets over which the share of lost ones is averaged.
+const LOSS_PACKETS: f32 = 64.0;
 
 /// Rounds without a sign of a queue after which the window doubles again.
 const CALM_ROUNDS: u8 = 8;
-
-/// How long it is remembered at which delay a queue was full, ns.
-const FULL_NS: u64 = 1_000_000_000;
-
-/// The queue that is kept up at least, ns, however short a full one is.
-const LEAST_QUEUE_NS: u64 = 30_000;
 
 /// Endpoint delays up to this are no reason for a longer queue, ns.
 const ON_TIME_NS: u64 = 50_000;
@@ -194,9 +174,6 @@ impl Swift {
             longer_way_ns: 0,
             floor: Floor::default(),
             lost: 0.0,
-            judged: GRANTED_PACKETS,
-            full_ns: 0,
-            full_at: Time(0),
             config,
         }
     }
@@ -262,56 +239,6 @@ impl Swift {
         self.clamp();
     }
 
-    /// A packet is known to be delivered or lost.
-    fn judge(&mut self, packets: f32) {
-        self.judged = (self.judged + packets).min(LOSS_PACKETS);
-    }
-
-    /// Packets were delivered: the share of lost ones falls.
-    #[inline(never)]
-    fn on_delivered(&mut self, packets: f32) {
-        self.judge(packets);
-        self.lost -= self.lost * (packets / self.judged).min(1.0);
-    }
-
-    /// What is shared by all paths has no room: the window falls to a packet, and to a quarter of what it is each time that this is too
-    /// much. The queue is full at the delay of now.
-    fn overflow(&mut self, now: Time, loss: &Loss) {
-        self.full_ns = self.full_ns.max(loss.base_delay_ns + loss.queue_ns);
-        self.full_at = now;
-        // What left before the last cut does not know of it.
-        if self.last_fabric_decrease < loss.sent {
-            self.last_fabric_decrease = now;
-            self.before_loss = Some(self.before_loss.unwrap_or(0.0).max(self.fabric));
-            self.fabric = (self.fabric * OVERFLOW_KEEPS).min(1.0);
-            self.end_doubling();
-            self.clamp();
-        }
-    }
-
-    /// Half way from a base delay to that of the full queue, ns, if one was full lately. A sender that has never seen the queue
-    /// empty would take most of it for the way.
-    fn below_full_ns(&self, base_delay_ns: u64) -> u64 {
-        match self.full_ns {
-            0 => u64::MAX,
-            full => base_delay_ns + (full.saturating_sub(base_delay_ns) / 2).max(LEAST_QUEUE_NS),
-        }
-    }
-
-    /// What is left of a window above the target: the less the nearer the delay is to that of a full queue, if one was full lately.
-    fn kept_below_full(&self, delay_ns: u64, target_ns: u64) -> f32 {
-        match self.full_ns.checked_sub(target_ns) {
-            None | Some(0) => 1.0,
-            Some(way) => 1.0 - self.config.max_decrease * (((delay_ns - target_ns) as f32 / way as f32).min(1.0)),
-        }
-    }
-
-    /// Windows below this grow gently.
-    fn gentle_window(&self, sample: &AckSample) -> f32 {
-        let is_full = self.full_ns > 0 && sample.standing_delay_ns >= self.full_ns / 4;
-        if is_full { self.config.gentle_window } else { 1.0 }
-    }
-
     /// Whether the window is used, that is, at least half of it was in flight (RFC 7661).
     fn is_used(&self, sample: &AckSample) -> bool {
         sample.in_flight as f32 >= self.window() / 2.0
@@ -324,8 +251,7 @@ impl Swift {
         if self.doubling && sample.fabric_delay_ns.is_some() {
             self.fabric += f32::from(self.unmeasured);
         } else if !self.above_target {
-            let packets = f32::from(sample.packets);
-            self.fabric += self.config.additive * packets / self.fabric.max(self.gentle_window(sample));
+            self.fabric = grown(self.fabric, self.config.additive, f32::from(sample.packets));
         }
         if sample.fabric_delay_ns.is_some() {
             self.unmeasured = 0;
@@ -360,9 +286,6 @@ impl Swift {
         self.round.since = now;
         self.round.calm = if ended.busy { 0 } else { ended.calm.saturating_add(1) };
         self.doubling |= self.config.doubles && self.round.calm >= CALM_ROUNDS;
-        if self.full_ns > 0 && now.since(self.full_at) > FULL_NS {
-            self.full_ns = 0;
-        }
         if now.since(self.last_fabric_decrease) > UNDO_ROUNDS * sample.rtt_ns {
             self.before_loss = None;
         }
@@ -382,9 +305,8 @@ impl Swift {
 impl CongestionControl for Swift {
     fn on_ack(&mut self, now: Time, sample: &AckSample) {
         self.timeouts = 0;
-        // As a rule nothing was lost lately, and there is nothing to average.
-        if self.lost > 0.0 || self.judged < LOSS_PACKETS {
-            self.on_delivered(f32::from(sample.packets));
+        if self.lost > 0.0 {
+            self.lost -= self.lost * (f32::from(sample.packets) / LOSS_PACKETS).min(1.0);
         }
         let mut queue_ns = 0;
         let mut margin = u64::MAX;
@@ -393,24 +315,22 @@ impl CongestionControl for Swift {
             self.longer_way_ns = self.longer_way_ns.min(delay);
             let base = sample.base_delay_ns.max(self.longer_way_ns);
             margin = self.margin_ns(base);
-            let full = self.below_full_ns(base);
             // The target is at least this; the rest of it is not worth its price for each ACK.
-            let target = match delay >= (base + margin).min(full) {
-                true => self.target_ns(base, margin, sample.hops).min(full),
+            let target = match delay >= base + margin {
+                true => self.target_ns(base, margin, sample.hops),
                 false => u64::MAX,
             };
             self.above_target = delay >= target;
             self.on_floor(now, delay, sample.rtt_ns);
             queue_ns = delay.saturating_sub(base);
             // While the window doubles, a round trip is too long to wait for certainty.
-            if self.doubling && latest.saturating_sub(base) >= self.config.noise_ns / 4 {
+            if self.doubling && latest.saturating_sub(base) >= margin / 2 {
                 self.end_doubling();
             }
             if self.above_target && self.may_cut(now, sample.rtt_ns) {
                 self.last_fabric_decrease = now;
                 self.before_loss = None;
-                self.fabric =
-                    self.decrease(self.fabric, delay, target).min(self.fabric * self.kept_below_full(delay, target));
+                self.fabric = self.decrease(self.fabric, delay, target);
                 self.end_doubling();
             }
         }
@@ -433,11 +353,7 @@ impl CongestionControl for Swift {
     }
 
     fn on_loss(&mut self, now: Time, loss: &Loss) {
-        self.judge(1.0);
-        self.lost += (1.0 - self.lost) / self.judged;
-        if loss.everywhere {
-            return self.overflow(now, loss);
-        }
+        self.lost += (1.0 - self.lost) / LOSS_PACKETS;
         let heavy = self.lost > self.config.heavy_loss;
         // What left before the last cut does not know of it.
         let news = self.last_fabric_decrease < loss.sent || self.last_fabric_decrease == Time(0);
@@ -451,17 +367,10 @@ impl CongestionControl for Swift {
     }
 
     fn on_spurious(&mut self, _now: Time) {
-        // Where packets are merely late, what is counted as lost proves nothing.
-        self.lost = 0.0;
-        self.full_ns = 0;
         if let Some(before) = self.before_loss.take() {
             self.fabric = self.fabric.max(before);
             self.clamp();
         }
-    }
-
-    fn lost(&self) -> f32 {
-        self.lost
     }
 
     fn on_timeout(&mut self, now: Time, rtt_ns: u64) {
@@ -479,7 +388,6 @@ impl CongestionControl for Swift {
 
     fn restart(&mut self) {
         *self = Swift::new(Arc::clone(&self.config));
-        self.fabric = self.fabric.min(1.0);
     }
 
     fn window(&self) -> f32 {
@@ -492,4 +400,211 @@ impl CongestionControl for Swift {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::time::{MS, US};
+
+    fn sample(delay_ns: u64) -> AckSample {
+        AckSample {
+            packets: 10,
+            marked_packets: 0,
+            fabric_delay_ns: Some(delay_ns),
+            standing_delay_ns: delay_ns,
+            endpoint_delay_ns: Some(10 * US),
+            base_delay_ns: 50 * US,
+            rtt_ns: 100 * US,
+            hops: 2,
+            in_flight: u32::MAX,
+        }
+    }
+
+    /// A loss on a path without a queue, of what left just now.
+    fn damage(now_ns: u64) -> Loss {
+        let (rtt_ns, base_delay_ns) = (100 * US, 50 * US);
+        Loss { sent: Time(now_ns), rtt_ns, base_delay_ns, queue_ns: 0, congestion: false }
+    }
+
+    fn swift() -> Swift {
+        Swift::new(SwiftConfig::new(128, 4096, MS / 10))
+    }
+
+    #[test]
+    fn grows_below_target_by_one_packet_a_window() {
+        let mut s = swift();
+        for i in 0..13 {
+            s.on_ack(Time(i * 100 * US), &sample(60 * US));
+        }
+        assert!((s.window() - 129.0).abs() < 0.1, "{}", s.window());
+    }
+
+    #[test]
+    fn an_unused_window_does_not_grow() {
+        let mut s = swift();
+        s.on_ack(Time(MS), &AckSample { in_flight: 63, ..sample(60 * US) });
+        assert_eq!(s.window(), 128.0);
+    }
+
+    #[test]
+    fn shrinks_above_target_once_an_rtt() {
+        let mut s = swift();
+        let now = Time(10 * MS);
+        s.on_ack(now, &sample(10 * MS));
+        assert_eq!(s.window(), 64.0, "the largest decrease is one half");
+        s.on_ack(now.after(50 * US), &sample(10 * MS));
+        assert_eq!(s.window(), 64.0, "not twice within an RTT");
+        s.on_ack(now.after(150 * US), &sample(10 * MS));
+        assert_eq!(s.window(), 32.0);
+    }
+
+    /// So many samples, one a round trip or as the window's pace has it.
+    fn samples(s: &mut Swift, now: &mut Time, count: u32, mut delay_ns: impl FnMut(u32) -> u64) {
+        for i in 0..count {
+            let delay_ns = delay_ns(i);
+            *now = now.after(((delay_ns as f32 / s.window().min(1.0)) as u64).min(100 * MS));
+            s.on_ack(*now, &AckSample { packets: s.window().max(1.0) as u16, rtt_ns: delay_ns, ..sample(delay_ns) });
+        }
+    }
+
+    #[test]
+    fn a_way_that_becomes_longer_is_found_out() {
+        let (mut s, mut now) = (swift(), Time(0));
+        samples(&mut s, &mut now, 10, |_| 60 * US);
+        let changed = now;
+        let mut closed_for = None;
+        for _ in 0..100 {
+            samples(&mut s, &mut now, 1, |_| 5 * MS);
+            if s.window() >= 10.0 && now.since(changed) > 200 * MS {
+                closed_for = closed_for.or(Some(now.since(changed) / MS));
+            }
+        }
+        // Though the smallest delay that is reported is still the old one.
+        assert!(closed_for.is_some_and(|ms| ms < 1500), "{closed_for:?} ms");
+        assert!(s.window() > 10.0, "{}", s.window());
+        // A queue on that way is one as before, and so it is when the way is short again.
+        samples(&mut s, &mut now, 3, |_| 8 * MS);
+        assert!(s.above_target);
+        samples(&mut s, &mut now, 1, |_| 60 * US);
+        samples(&mut s, &mut now, 1, |_| 5 * MS);
+        assert!(s.above_target);
+    }
+
+    #[test]
+    fn a_queue_that_many_share_is_no_longer_way() {
+        let (mut s, mut now) = (swift(), Time(0));
+        // At the floor, half of the time below the target.
+        samples(&mut s, &mut now, 1000, |i| if i % 3 == 0 { 60 * US } else { 20 * MS });
+        assert_eq!(s.longer_way_ns, 0);
+    }
+
+    #[test]
+    fn what_was_sent_with_a_larger_window_says_nothing_about_the_way() {
+        let mut s = swift();
+        s.on_ack(Time(0), &sample(60 * US));
+        // A queue that is built up at once is drained for twenty milliseconds, and acknowledged all the while.
+        for i in 1..400 {
+            s.on_ack(Time(i * 50 * US), &sample(2 * MS));
+        }
+        assert_eq!((s.window(), s.longer_way_ns), (0.01, 0));
+    }
+
+    #[test]
+    fn heavy_loss_is_congestion_where_that_is_wanted() {
+        // One packet in `every` is lost, below the target.
+        let window = |heavy_loss: f32, every: u64| {
+            let mut s = Swift::new(SwiftConfig { heavy_loss, ..SwiftConfig::new(128, 4096, MS / 10) });
+            for i in 1..=200 {
+                s.on_ack(Time(i * MS), &AckSample { packets: 1, ..sample(60 * US) });
+                if i % every == 0 {
+                    s.on_loss(Time(i * MS), &damage(i * MS));
+                }
+            }
+            s.window()
+        };
+        assert!(window(0.1, 30) > 128.0, "3 % is a bad link");
+        assert!(window(0.1, 5) < 8.0, "20 % is a full queue");
+        assert!(window(1.0, 5) > 128.0);
+    }
+
+    #[test]
+    fn random_loss_without_delay_costs_nothing() {
+        let mut s = swift();
+        s.on_ack(Time(MS), &sample(60 * US));
+        let before = s.window();
+        s.on_loss(Time(2 * MS), &damage(2 * MS));
+        s.on_timeout(Time(3 * MS), 100 * US);
+        assert_eq!(s.window(), before);
+        s.on_ack(Time(10 * MS), &sample(10 * MS));
+        let congested = s.window();
+        s.on_loss(Time(20 * MS), &Loss { queue_ns: 9 * MS, congestion: true, ..damage(20 * MS) });
+        assert_eq!(s.window(), congested / 2.0);
+    }
+
+    #[test]
+    fn a_queue_s_loss_cuts_what_the_queue_asks_for_and_is_taken_back_if_the_packet_was_late() {
+        let mut s = swift();
+        let before = s.window();
+        let loss = |ms: u64, queue_ns| Loss { base_delay_ns: 900 * US, queue_ns, congestion: true, ..damage(ms * MS) };
+        s.on_loss(Time(2 * MS), &loss(2, 100 * US));
+        assert!((s.window() / before - 0.92).abs() < 0.001, "{}", s.window());
+        s.on_spurious(Time(2 * MS));
+        assert_eq!(s.window(), before);
+        s.on_loss(Time(4 * MS), &loss(4, 9 * MS));
+        assert_eq!(s.window(), before / 2.0);
+        // It left before the cut, and does not know of it.
+        s.on_loss(Time(6 * MS), &Loss { sent: Time(3 * MS), ..loss(6, 9 * MS) });
+        assert_eq!(s.window(), before / 2.0);
+    }
+
+    #[test]
+    fn marks_cut_by_their_share_and_close_no_path_without_a_queue() {
+        let mut s = swift();
+        let marks = |s: &mut Swift, rounds: u64, marked: u16, delay_ns| {
+            let from = s.round.since.0;
+            for i in 1..=rounds {
+                let packets = s.window().max(1.0) as u16;
+                let marked_packets = (packets * marked).div_ceil(10);
+                let sample = AckSample { packets, marked_packets, ..sample(delay_ns) };
+                s.on_ack(Time(from + i * MS), &sample);
+            }
+        };
+        marks(&mut s, 100, 1, 60 * US);
+        // Where a tenth is marked, a twentieth is cut each round trip, of about as much as it grows.
+        assert!((3.0..30.0).contains(&s.window()), "{}", s.window());
+        marks(&mut s, 500, 10, 60 * US);
+        assert!((1.0..5.0).contains(&s.window()), "{}: a queue is not measured", s.window());
+        marks(&mut s, 10, 10, 500 * US);
+        assert!(s.window() < 1.0, "{}: it is", s.window());
+    }
+
+    #[test]
+    fn a_window_doubles_until_a_queue_shows_and_again_when_none_has_for_a_while() {
+        let config = SwiftConfig { doubles: true, ..SwiftConfig::new(10, 4096, MS) };
+        let mut s = Swift::new(config);
+        let mut now = Time(0);
+        let mut round = |s: &mut Swift, delay_ns| {
+            now = now.after(100 * US);
+            s.on_ack(now, &AckSample { packets: s.window() as u16, ..sample(delay_ns) });
+        };
+        (0..3).for_each(|_| round(&mut s, 60 * US));
+        assert_eq!(s.window(), 80.0);
+        round(&mut s, 400 * US);
+        assert!(s.window() < 82.0, "{}", s.window());
+        (0..CALM_ROUNDS).for_each(|_| round(&mut s, 60 * US));
+        let before = s.window();
+        (0..3).for_each(|_| round(&mut s, 60 * US));
+        assert!(s.window() > 4.0 * before, "{before}, {}", s.window());
+    }
+
+    #[test]
+    fn the_target_gives_small_windows_more_room() {
+        let mut s = swift();
+        let large = s.fabric_target_ns(50 * US, 0);
+        s.fabric = 1.0;
+        assert!(s.fabric_target_ns(50 * US, 0) > large);
+        s.fabric = 0.01;
+        assert_eq!(s.fabric_target_ns(50 * US, 0), 50 * US + 2 * (MS / 10));
+        // And longer paths more than short ones, within bounds.
+        let margins = [10 * US, 200 * US, 10 * MS].map(|base| SwiftConfig::new(1, 1, MS).margin_ns(base, 0));
+        assert_eq!(margins, [500 * US, 800 * US, MS]);
+    }
+}

@@ -1,7 +1,6 @@
 //! How long repairs take: round trips of 100 us, and everything that can be lost.
 
 use super::*;
-use crate::PathState;
 use crate::engine::tests::pair::Misdeed;
 
 /// Repairs of all packets that took longer than one way, ns.
@@ -258,76 +257,4 @@ fn a_packet_is_kept_for_as_long_as_is_set() {
         let kept = kept_for_ms(living_paths, Some(ms * MS));
         assert!((ms..2 * ms + 1).contains(&kept), "{kept} ms, not {ms}");
     }
-}
-
-/// Where most of what all paths carry is lost, their common queue is full: repairs wait for their turn.
-#[test]
-fn what_all_paths_lose_is_not_sent_again_at_once() {
-    let mut w = world(730, 4);
-    w.all_links(|l| l.delay_ns = 50 * US);
-    stream(&mut w, 0, 500, 8, 20 * US);
-    let before = *w.sides[0].engine.counters();
-    w.links[0].iter_mut().for_each(|l| l.loss = 0.7);
-    for i in 0..400 {
-        w.offer(0, i % 8, 1);
-    }
-    w.run_for(20 * MS);
-    let engine = &w.sides[0].engine;
-    let c = engine.counters();
-    let repairs = c.retransmitted_packets + c.copied_packets - before.retransmitted_packets - before.copied_packets;
-    assert!(c.deferred_packets > before.deferred_packets, "none waits");
-    assert!(repairs < 1_000, "{repairs} in 200 round trips");
-    assert!(engine.path_snapshots(w.now).all(|p| p.state == PathState::Usable), "a full queue is no dead path");
-    assert!(engine.path_snapshots(w.now).all(|p| p.window_packets < 4.0), "windows close");
-    w.all_links(|l| l.loss = 0.0);
-    w.run_for(500 * MS);
-    w.assert_complete(0);
-}
-
-/// The paths in use share a link that loses half of their packets; others do not.
-#[test]
-fn paths_that_lose_together_are_left_for_others() {
-    let mut w = world(731, 8);
-    w.all_links(|l| l.delay_ns = 100 * US);
-    w.links[0][..4].iter_mut().for_each(|l| l.delay_ns = 50 * US);
-    stream(&mut w, 0, 5_000, 8, 20 * US);
-    let selected = |w: &World| w.sides[0].engine.selected_paths(PeerId(0)).iter().map(|p| p.get()).max();
-    assert_eq!(selected(&w), Some(3));
-    w.links[0][..4].iter_mut().for_each(|l| l.loss = 0.5);
-    for i in 0..1_000 {
-        w.offer(0, i % 8, 1);
-        w.run_for(20 * US);
-    }
-    let paths = w.sides[0].engine.selected_paths(PeerId(0));
-    assert!(paths.iter().all(|path| path.get() >= 4), "{paths:?}");
-    w.run_for(500 * MS);
-    w.assert_complete(0);
-}
-
-/// Where packets overtake each other on all paths, most of what is found lost is late: that is no queue's doing.
-#[test]
-fn what_is_late_on_all_paths_closes_no_windows() {
-    let (mut cut, mut deferred) = (0, 0);
-    for seed in 740..744 {
-        let mut w = world(seed, 4);
-        w.reorder_within_path = true;
-        w.all_links(|l| (l.delay_ns, l.jitter_ns, l.loss) = (10 * US, 60 * US, 0.03));
-        let mut early = 0;
-        for i in 0..1_000 {
-            if i == 100 {
-                early = w.sides[0].engine.counters().congestion_lost_packets;
-            }
-            (0..16).for_each(|flow| w.offer(0, flow, 1));
-            w.run_for(20 * US);
-        }
-        w.run_for(10 * MS);
-        w.assert_complete(0);
-        let counters = w.sides[0].engine.counters();
-        assert!(counters.spurious_packets > 5_000, "this shows nothing");
-        assert_eq!(counters.given_up_packets, 0);
-        cut += counters.congestion_lost_packets - early;
-        deferred += counters.deferred_packets;
-    }
-    // Without a measure of lateness both are thousands.
-    assert!(cut < 500 && deferred < 500, "{cut} losses cut windows, {deferred} repairs waited");
 }
