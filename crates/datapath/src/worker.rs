@@ -10,7 +10,7 @@ use bifrost_avs::Switch;
 use bifrost_port::clock::{monotonic_ns, thread_ns};
 use bifrost_port::panics::{self, Panic};
 use bifrost_port::vhost::Unplugged;
-use bifrost_port::{PolledPort, PolledUnderlay, slice};
+use bifrost_port::{PolledPort, PolledUnderlay};
 use bifrost_rte::Time;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 
@@ -24,9 +24,6 @@ use crate::pulse::Pulse;
 use crate::snapshot::Totals;
 use crate::watchdog::WatchdogConfig;
 use crate::yielding::Yielding;
-
-/// What a worker runs for before other threads of its processor have their turn, ns: as little as Linux allows.
-const SLICE_NS: u64 = 100_000;
 
 /// Tokens of the epoll set: ports by number, then these.
 const UNDERLAY_TOKEN: u64 = 1 << 32;
@@ -105,8 +102,6 @@ impl<U: PolledUnderlay> Worker<U> {
 
     /// Works until it is told to stop.
     pub(crate) fn run(mut self) {
-        // Guests' threads that share the processor are woken by it, and it yields to them. What that costs is in docs/COST.md.
-        let _ = slice::set_slice(SLICE_NS);
         // Timers of microseconds: the default slack of 50 us would be most of an ACK delay.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         while !self.stopping {

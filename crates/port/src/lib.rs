@@ -16,7 +16,6 @@ pub mod panics;
 mod pool;
 mod prefetch;
 pub mod raw;
-pub mod slice;
 pub mod tap;
 pub mod udp;
 pub mod underlay;
