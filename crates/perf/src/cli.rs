@@ -111,7 +111,7 @@ struct UpgradeArgs {
     /// Seconds.
     #[arg(short = 'D', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     duration: u32,
-    /// Throughput is that of windows of so many ms.
+    /// Length of the windows in which throughput is measured, ms.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(100..=60_000))]
     window_ms: u32,
     /// One JSON object instead of text.

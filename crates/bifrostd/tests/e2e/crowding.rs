@@ -92,7 +92,7 @@ fn flood(lab: &Lab) -> Flood {
         std::thread::sleep(Duration::from_millis(100));
         overload() > before
     };
-    // Twice at one rate: a worker that stands still for once is overloaded for once.
+    // Two intervals at one rate: a single pause of the worker also causes drops, but only once.
     while !(drops_more_than(overload()) && drops_more_than(overload())) {
         assert!(flood.increase(), "the worker keeps up with everything");
     }

@@ -101,7 +101,7 @@ impl History {
 }
 
 impl Curves {
-    /// Of a pod that was not there for so many samples.
+    /// A pod that did not exist during the first `samples` samples.
     fn empty(samples: usize) -> Curves {
         let none = || VecDeque::from(vec![None; samples]);
         Curves { arrived_pps: none(), limited_pps: none(), dropped_pps: none(), busiest_percent: none() }
@@ -159,7 +159,7 @@ mod tests {
         all.iter().map(|(name, value)| ((*name).into(), *value)).collect()
     }
 
-    /// A pod that has had so many packets, of which a tenth were limited, and whose two cores have worked so many ms.
+    /// A pod that has received `packets` packets, a tenth of them limited, and whose two cores were busy for `busy_ms`.
     fn server(name: &str, packets: u64, busy_ms: [u64; 2]) -> (Pipeline, BTreeMap<String, GatewayPod>) {
         let pod = PipelinePod {
             name: name.to_owned(),

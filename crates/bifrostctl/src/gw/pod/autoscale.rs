@@ -42,7 +42,7 @@ pub(super) struct AutoscaleArgs {
     /// Between two looks
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=3600))]
     interval: u16,
-    /// End after so many looks; by default never
+    /// Number of samples after which the command ends; by default it never ends
     #[arg(long, value_name = "N")]
     looks: Option<u64>,
     /// Only say what would be done
