@@ -8,7 +8,7 @@ use crate::model::Model;
 use crate::spec::Spec;
 
 impl Model {
-    /// A summary of all objects. It takes time in proportion to their number, some 0.2 µs for each.
+    /// A summary of all objects. It takes time in proportion to their number.
     pub fn overview(&self) -> Overview {
         let mut overview = Overview::default();
         // By project and name; an object of a VPC that does not exist counts nowhere but in `objects`.

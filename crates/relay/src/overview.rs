@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::fleet::Fleet;
 
-/// How old a summary may be while objects change. Making one takes 20 ms for 100,000 ports, during which the relay does nothing else.
+/// How old a summary may be while objects change. The relay waits while one is made, which takes time in proportion to all objects.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// The latest summary.
