@@ -7,8 +7,8 @@ use serde::Serialize;
 
 /// How many samples are kept: of an hour, at one in five seconds.
 const KEPT: usize = 720;
-/// The most pods that have a history.
-const MAX_PODS: usize = 64;
+/// The most pods that are asked, and have a history.
+pub(super) const MAX_PODS: usize = 64;
 
 /// Samples of all pods, oldest first.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use bifrost_control::Client;
 use bifrost_control::api::{GatewayPod, Pipeline};
 use serde::Serialize;
 
-use super::history::{History, View as Hour};
+use super::history::{History, MAX_PODS, View as Hour};
 
 /// The programs of this server.
 #[derive(Debug)]
@@ -61,13 +61,22 @@ impl Server {
             Err(error) => (Pipeline::default(), Some(error.to_string())),
         };
         let (mut pods, mut pod_errors) = (BTreeMap::new(), BTreeMap::new());
-        for pod in &pipeline.pods {
-            let socket = self.pods.join(&pod.name).join("gw.sock");
-            match Client::new(socket).and_then(|client| client.gateway_pod()) {
-                Ok(said) => drop(pods.insert(pod.name.clone(), said)),
-                Err(error) => drop(pod_errors.insert(pod.name.clone(), error.to_string())),
+        // All at once: a pod that accepts a connection and says nothing delays no other.
+        std::thread::scope(|scope| {
+            let ask = |name: &String| {
+                let socket = self.pods.join(name).join("gw.sock");
+                Client::new(socket).and_then(|client| client.gateway_pod())
+            };
+            let names = pipeline.pods.iter().take(MAX_PODS).map(|pod| &pod.name);
+            let asked: Vec<_> = names.map(|name| (name, scope.spawn(move || ask(name)))).collect();
+            for (name, answer) in asked {
+                match answer.join() {
+                    Ok(Ok(said)) => drop(pods.insert(name.clone(), said)),
+                    Ok(Err(error)) => drop(pod_errors.insert(name.clone(), error.to_string())),
+                    Err(_) => drop(pod_errors.insert(name.clone(), "asking it failed; see the log".to_owned())),
+                }
             }
-        }
+        });
         let history = match error {
             None => self.history.lock().unwrap_or_else(PoisonError::into_inner).add(time_ms, &pipeline, &pods),
             Some(_) => self.view().history,
