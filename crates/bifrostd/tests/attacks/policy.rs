@@ -8,7 +8,7 @@ use bifrost_lab::programs::packet_socket::{OFFLOAD_LEN, PacketSocket};
 
 use crate::common::front_end::{FrontEnd, Kind};
 use crate::common::packets::{End, ICMPV6, Listener, MORE, TCP, UDP, fragment_header, icmp, ipv4, ipv6, tcp, udp};
-use crate::common::tenants::{Attachment, Pace, Tenants, Threads};
+use crate::common::tenants::{Attachment, Pace, Tenants, Threads, repeat_here};
 use crate::common::{Lab, raw};
 
 const X: u8 = 1;
@@ -77,14 +77,6 @@ fn flood(tenants: &Tenants, attachment: Attachment, frames: Vec<Vec<u8>>, stop: 
         Attachment::Tap => vec![tenants.lab.net("x").spawn(run)],
         Attachment::Machine => vec![std::thread::spawn(run)],
     }
-}
-
-fn repeat_here(stop: &AtomicBool, mut step: impl FnMut() -> u64) -> u64 {
-    let mut done = 0;
-    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-        done += step();
-    }
-    done
 }
 
 /// A TCP segment to a port in many ways to cut and wrap it.

@@ -10,7 +10,7 @@ use bifrost_lab::programs::packet_socket::{OFFLOAD_LEN, PacketSocket};
 
 use crate::common::front_end::{FrontEnd, Kind};
 use crate::common::packets::{End, Listener, TCP, UDP, ipv4, tcp, udp};
-use crate::common::tenants::{Attachment, Pace, Tenants, Threads, repeat};
+use crate::common::tenants::{Attachment, Pace, Tenants, Threads, repeat, repeat_here};
 use crate::common::{Lab, eventually};
 
 /// Conversations that a port may have.
@@ -34,14 +34,13 @@ fn questions(tenants: &Tenants, stop: &Arc<AtomicBool>) -> Threads {
     let stop = Arc::clone(stop);
     let (x, y) = (End::attacker(X), End::attacker(Y));
     let thread = tenants.lab.net("y").spawn(move || {
-        let (socket, mut pace, mut port, mut sent) = (PacketSocket::open("eth0").unwrap(), Pace::new(3000.0), 1u16, 0);
-        while !stop.load(Ordering::Relaxed) {
+        let (socket, mut pace, mut port) = (PacketSocket::open("eth0").unwrap(), Pace::new(3000.0), 1u16);
+        repeat_here(&stop, || {
             pace.wait();
             port = port.wrapping_add(1).max(1);
             let question = ipv4(y, x, UDP, 1, 0, &udp(y, x, false, (port, 53), b"what is the address?"));
-            sent += u64::from(socket.send(&[0; OFFLOAD_LEN], &question).is_ok());
-        }
-        sent
+            u64::from(socket.send(&[0; OFFLOAD_LEN], &question).is_ok())
+        })
     });
     vec![thread]
 }
@@ -151,15 +150,17 @@ fn connections_left_half_closed_make_room() {
         let stop = Arc::clone(stop);
         let thread = tenants.lab.net("y").spawn(move || {
             let (mut kept, mut pace) = (Vec::new(), Pace::new(150.0));
-            while !stop.load(Ordering::Relaxed) {
+            let connected = repeat_here(&stop, || {
                 pace.wait();
                 let to = SocketAddr::from(([10, 9, 0, 1], 80));
-                if let Ok(stream) = TcpStream::connect_timeout(&to, Duration::from_millis(500)) {
+                let stream = TcpStream::connect_timeout(&to, Duration::from_millis(500));
+                if let Ok(stream) = &stream {
                     let _ = stream.shutdown(Shutdown::Write);
-                    kept.push(stream);
                 }
-            }
-            let connected = kept.len() as u64;
+                let connected = stream.is_ok();
+                kept.extend(stream);
+                u64::from(connected)
+            });
             // A client that vanishes says nothing: these are closed when the namespace has gone.
             std::mem::forget(kept);
             connected
