@@ -30,7 +30,7 @@ const BAR: f64 = 2.0;
 /// Pairs of a measurement alone and one beside the attack, after which P99.9 of all of a kind is compared. A longer look decides when
 /// the one before says no; it leaves nothing out that those before it saw. A virtual machine's processors stand still for a millisecond
 /// or more about once in a measurement, so P99.9 of few measurements is that of how often, and for how long, they did.
-const LOOKS: [usize; 3] = [4, 24, 96];
+const LOOKS: [usize; 4] = [4, 8, 24, 96];
 
 /// How the attacker is attached to the first host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
