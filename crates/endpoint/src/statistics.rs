@@ -57,8 +57,8 @@ const fn counted(name: &'static str, value: u64, what: &'static str, advice: &'s
     Statistic { name, value, what, advice }
 }
 
-const PATHS: &str = "look for losses on the path that the connection had; it has another one now";
-const HOSTILE: &str = "the peer is not ours, or of another version, or hostile";
+const PATHS: &str = "look for losses on the path of the failed queue pair; the connection uses another one now";
+const HOSTILE: &str = "the peer does not run this library, runs another version, or is hostile";
 
 /// A counter without a line here does not compile.
 fn of_engine(counters: &Counters) -> Vec<Statistic> {
@@ -95,49 +95,49 @@ fn of_engine(counters: &Counters) -> Vec<Statistic> {
         counted(
             "repair_requests",
             repair_requests,
-            "SENDs that repeat a lost unit",
-            "the network loses packets; the share of them is measured for each connection",
+            "SENDs that retransmit a unit",
+            "the network loses packets; each connection measures its loss rate",
         ),
-        counted("lost_requests", lost_requests, "Work requests that were taken to be lost", "as for `repair_requests`"),
+        counted("lost_requests", lost_requests, "Work requests considered lost", "as for `repair_requests`"),
         counted(
             "spurious_losses",
             spurious_losses,
-            "Work requests that were taken to be lost and were not",
-            "raise `patience`: this host or its peers are busy for longer than is expected",
+            "Work requests considered lost that were not",
+            "raise `patience`: this host or its peers are busy for longer than expected",
         ),
         counted("repeated_units", repeated_units, "Units that arrived again", "as for `spurious_losses`, at the peers"),
         counted("sent_acks", sent_acks, "ACKs sent", ""),
         counted("received_acks", received_acks, "ACKs received", ""),
-        counted("sent_grants", sent_grants, "Grants sent: long messages that were let in", ""),
+        counted("sent_grants", sent_grants, "Grants sent for long messages", ""),
         counted("sent_probes", sent_probes, "Probes sent while waiting for a grant or a limit", ""),
         counted(
             "timeouts",
             timeouts,
-            "Timers that ran out with something in flight",
-            "the last packets of something were lost, or a peer's worker is not polled often enough",
+            "Timeouts with something in flight",
+            "the last packets of a message were lost, or a peer's worker is not polled often enough",
         ),
         counted("switches", switches, "Changes between UC and RC that the application asked for", ""),
-        counted("lane_flips", lane_flips, "Changes of the queue pair in use because it failed", PATHS),
+        counted("lane_flips", lane_flips, "Queue pairs replaced because they failed", PATHS),
         counted(
             "lane_errors",
             lane_errors,
-            "Queue pairs left because they were in error",
-            "RC: the NIC gave up repeating. A link is down, or the peer has ended",
+            "Queue pairs replaced because they were in error",
+            "RC: the NIC gave up retransmitting. A link is down, or the peer has ended",
         ),
-        counted("lane_timeouts", lane_timeouts, "Queue pairs left because three timers ran out in a row", PATHS),
+        counted("lane_timeouts", lane_timeouts, "Queue pairs replaced after three consecutive timeouts", PATHS),
         counted(
             "lane_silences",
             lane_silences,
-            "Queue pairs of RC left because they delivered nothing while others did",
+            "RC queue pairs replaced because they delivered nothing while others did",
             PATHS,
         ),
         counted("lane_repairs", lane_repairs, "Queue pairs that were repaired", ""),
-        counted("refused_requests", refused, "SENDs, WRITEs and control datagrams that break the protocol", HOSTILE),
+        counted("refused_requests", refused, "SENDs, WRITEs and control datagrams that violate the protocol", HOSTILE),
         counted(
             "no_room_requests",
             no_room,
-            "SENDs for which there was no memory, or no room in the window",
-            "the peer does not keep to the window",
+            "SENDs without memory or beyond the window",
+            "the peer violates the window",
         ),
     ]
 }
@@ -145,15 +145,15 @@ fn of_engine(counters: &Counters) -> Vec<Statistic> {
 fn of_access(counters: &AccessCounters) -> Vec<Statistic> {
     let AccessCounters { writes, written_bytes, reads, read_bytes, refused } = *counters;
     vec![
-        counted("peer_writes", writes, "Writes of peers to regions", ""),
+        counted("peer_writes", writes, "Peers' writes to regions", ""),
         counted("peer_written_bytes", written_bytes, "Bytes that peers wrote to regions", ""),
-        counted("peer_reads", reads, "Reads of regions by peers", ""),
+        counted("peer_reads", reads, "Peers' reads of regions", ""),
         counted("peer_read_bytes", read_bytes, "Bytes that peers read from regions", ""),
         counted(
             "peer_refused_accesses",
             refused,
-            "Accesses of peers to regions that were refused",
-            "the peer has an old key, or not this right, or leaves the region: its error says which",
+            "Peers' accesses to regions that were refused",
+            "the peer uses an old key, lacks the permission, or exceeds the region: its error says which",
         ),
     ]
 }
@@ -187,53 +187,48 @@ fn of_nic(counters: &bifrost_verbs::Counters) -> Vec<Statistic> {
         counted("nic_posted_requests", posted_requests, "Requests posted to the software NIC", ""),
         counted("nic_polled_completions", polled_completions, "Completions polled", ""),
         counted("nic_sent_packets", sent_packets, "Packets sent", ""),
-        counted("nic_repeated_packets", repeated_packets, "Packets of RC sent again", LOSSES),
+        counted("nic_repeated_packets", repeated_packets, "RC packets retransmitted", LOSSES),
         counted("nic_received_packets", received_packets, "Packets received and used", ""),
         counted(
             "nic_bad_icrc_packets",
             bad_icrc_packets,
             "Packets with a wrong ICRC",
-            "something on the way changes packets, or they are forged",
+            "packets are corrupted or forged",
         ),
-        counted("nic_malformed_packets", malformed_packets, "Datagrams that are no packet", HOSTILE),
+        counted("nic_malformed_packets", malformed_packets, "Datagrams that are not valid packets", HOSTILE),
         counted(
             "nic_unknown_queue_pair_packets",
             unknown_queue_pair_packets,
-            "Packets for no queue pair that is ready",
-            "a few are late ones of a connection that has ended",
+            "Packets without a ready queue pair",
+            "a few are normal: late packets of a connection that has ended",
         ),
         counted("nic_foreign_packets", foreign_packets, "Packets from another address than the peer's", HOSTILE),
-        counted("nic_bad_queue_key_packets", bad_queue_key_packets, "Datagrams with another key", HOSTILE),
-        counted("nic_torn_packets", torn_packets, "Packets of UC messages that had lost one before", LOSSES),
+        counted("nic_bad_queue_key_packets", bad_queue_key_packets, "Datagrams with a wrong Q_Key", HOSTILE),
+        counted("nic_torn_packets", torn_packets, "Packets of UC messages after a lost one", LOSSES),
         counted("nic_torn_messages", torn_messages, "UC messages that lost a packet", LOSSES),
         counted(
             "nic_no_receive_request_messages",
             no_receive_request_messages,
-            "Messages that found no receive request",
-            "the peer does not keep to its credits",
+            "Messages without a receive request",
+            "the peer violates its credits",
         ),
         counted("nic_too_long_messages", too_long_messages, "Messages longer than their receive request", HOSTILE),
         counted(
             "nic_access_denied_messages",
             access_denied_messages,
             "Messages with a wrong key, address or length",
-            "a few are late WRITEs for a message that was delivered",
+            "a few are normal: late WRITEs for a delivered message",
         ),
         counted(
             "nic_out_of_place_packets",
             out_of_place_packets,
-            "Packets that do not continue their message",
+            "Packets out of sequence within their message",
             HOSTILE,
         ),
-        counted(
-            "nic_repeated_received_packets",
-            repeated_received_packets,
-            "Packets of RC that had arrived before",
-            "",
-        ),
-        counted("nic_gap_packets", gap_packets, "Packets of RC behind a gap", LOSSES),
-        counted("nic_stray_acknowledgements", stray_acknowledgements, "Acknowledgements of nothing that is open", ""),
-        counted("nic_timeouts", timeouts, "Timers of RC that ran out", LOSSES),
+        counted("nic_repeated_received_packets", repeated_received_packets, "RC packets that had arrived before", ""),
+        counted("nic_gap_packets", gap_packets, "RC packets after a gap", LOSSES),
+        counted("nic_stray_acknowledgements", stray_acknowledgements, "Acknowledgements without an open request", ""),
+        counted("nic_timeouts", timeouts, "RC timeouts", LOSSES),
         counted(
             "nic_queue_pairs_in_error",
             queue_pairs_in_error,
@@ -251,14 +246,14 @@ fn of_socket(counters: &SoftCounters) -> Vec<Statistic> {
         counted(
             "socket_no_room_runs",
             no_room_runs,
-            "Runs of packets that the kernel had no room for",
+            "Runs of packets for which the socket buffer was full",
             "raise `net.core.wmem_max`",
         ),
         counted(
             "socket_unsent_runs",
             unsent_runs,
             "Runs of packets that could not be sent for another reason",
-            "is there a route to the peer, and does the path take packets of this MTU?",
+            "check that there is a route to the peer and that the path MTU is large enough",
         ),
     ]
 }
@@ -273,7 +268,7 @@ fn of_verbs(counters: &RdmaCoreCounters) -> Vec<Statistic> {
         events,
     } = *counters;
     vec![
-        counted("verbs_batches", batches, "Times that the RDMA NIC was told of requests", ""),
+        counted("verbs_batches", batches, "Doorbells: batches posted to the RDMA NIC", ""),
         counted("verbs_posted_requests", posted_requests, "Requests posted to the RDMA NIC", ""),
         counted("verbs_polled_completions", polled_completions, "Completions polled from the RDMA NIC", ""),
         counted(
@@ -288,7 +283,12 @@ fn of_verbs(counters: &RdmaCoreCounters) -> Vec<Statistic> {
             "Queue pairs of the RDMA NIC that went into error",
             "as for `lane_errors`",
         ),
-        counted("verbs_events", events, "Reports of the RDMA NIC", "a port may have gone down: `rdma link`"),
+        counted(
+            "verbs_events",
+            events,
+            "Asynchronous events of the RDMA NIC",
+            "a port may have gone down: `rdma link`",
+        ),
     ]
 }
 
