@@ -1,8 +1,8 @@
-//! From the kernel's receive times (CLOCK_REALTIME) to the monotonic clock that timers and RTTs run on.
+//! Converts the kernel's receive timestamps (CLOCK_REALTIME) to the monotonic clock that timers and RTTs use.
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// Distance between the two clocks at one moment. Sample it once per batch: CLOCK_REALTIME may be stepped at any time.
+/// Offset between the two clocks at one moment. Sample it once per batch: CLOCK_REALTIME may be stepped at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RealtimeOffset {
     monotonic_ns: u64,
@@ -20,8 +20,8 @@ impl RealtimeOffset {
         Self { monotonic_ns, realtime_ns }
     }
 
-    /// When a datagram arrived, on the monotonic clock, ns. Never later than the sample; the sample's own time when
-    /// the kernel gave none (0), or when it lies more than a second back (the clock was stepped in between).
+    /// Arrival time of a datagram, monotonic clock, ns. Never later than the sample; the sample's own time if the
+    /// kernel gave none (0), or if it is more than a second old (the clock was stepped in between).
     pub const fn to_monotonic(self, rx_time_ns: u64) -> u64 {
         const SANE_NS: u64 = 1_000_000_000;
         match self.realtime_ns.checked_sub(rx_time_ns) {
@@ -36,12 +36,12 @@ pub fn monotonic_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Monotonic))
 }
 
-/// The processor's time stamp counter, which runs at a constant rate whatever the processor's clock does; 0 on other architectures than x86-64.
-/// Differences count only between readings of one thread.
+/// The time stamp counter, which runs at a constant rate whatever the processor's clock frequency; 0 on architectures
+/// other than x86-64. Only differences between readings of one thread are meaningful.
 #[inline]
 pub fn cycles() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction reads a register, and every x86-64 has it.
+    // SAFETY: the instruction reads a register that every x86-64 processor has.
     unsafe {
         core::arch::x86_64::_rdtsc()
     }
@@ -49,7 +49,7 @@ pub fn cycles() -> u64 {
     0
 }
 
-/// Processor time of the calling thread, ns: a system call.
+/// Processor time of the calling thread, ns. A system call.
 pub fn thread_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
 }
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn cycles_go_on_with_time() {
-        // The processor may be taken away between two readings, so cycles are those of a longer time.
+        // The thread may be preempted between two readings, so the cycles cover a longer time.
         let before = cycles();
         let since = monotonic_ns();
         while monotonic_ns() - since < 1_000_000 {}

@@ -1,4 +1,4 @@
-//! The devices that have the underlay addresses.
+//! The devices that own the underlay addresses.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,25 +11,26 @@ use rtnetlink::packet_route::link::LinkAttribute;
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its number.
+    /// Its interface index.
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// Its MAC address; zeros if it has none of 6 bytes.
+    /// Its MAC address; zeros if it does not have 6 bytes.
     pub mac: [u8; 6],
     /// The largest IP packet, bytes.
     pub mtu: u32,
-    /// Receive queues that it has room for; fewer may be in use. At least 1.
+    /// Maximum number of receive queues; fewer may be in use. At least 1.
     pub queues: u32,
 }
 
-/// The devices of the addresses `local` of this network namespace, each once; or the first address that no device has.
+/// The devices that own the addresses `local` in this network namespace, each once; or the first address without a
+/// device.
 ///
 /// # Errors
 /// The kernel does not answer over netlink.
 pub fn find(local: &[IpAddr]) -> io::Result<Result<Vec<Device>, IpAddr>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    // A thread of its own in the same namespace: the caller may be inside a runtime.
+    // A separate thread in the same namespace: the caller may be inside a runtime.
     std::thread::scope(|scope| {
         let work = scope.spawn(|| {
             runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! The guest side of a port: fetch, complete, place, publish.
+//! The guest's side of a port: fetch and complete, place and publish.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,12 +8,12 @@ use bifrost_nic::Offload;
 
 use crate::vhost::DirtyLog;
 
-/// Names a packet that the guest wants to send. The port keeps its bytes until [`GuestPort::complete`].
+/// Handle of a packet that the guest sends. The port holds its bytes until [`GuestPort::complete`].
 /// Always below [`GuestPort::tx_capacity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TxHandle(pub u32);
 
-/// Names a received packet that was placed for the guest and is not yet visible to it.
+/// Handle of a received packet that is placed for the guest but not visible to it yet.
 /// Always below [`GuestPort::rx_capacity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RxHandle(pub u32);
@@ -23,126 +23,127 @@ pub struct RxHandle(pub u32);
 pub struct TxFrame {
     /// Names the packet until it is completed.
     pub handle: TxHandle,
-    /// Bytes of the Ethernet frame, without any virtio header.
+    /// Length of the Ethernet frame, bytes, without any virtio header.
     pub len: u32,
-    /// What the guest left to be done: checksum, segmentation.
+    /// Offloads that the guest requests: checksum, segmentation.
     pub offload: Offload,
 }
 
-/// Why a received packet could not be placed.
+/// Why a received packet cannot be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaceError {
-    /// The guest (or the port's pool) has no free receive buffer; the packet is not acknowledged and comes again.
+    /// The guest (or the port's pool) has no free receive buffer. The packet is not acknowledged; the sender
+    /// retransmits it.
     NoBuffer,
-    /// The frame is larger than a receive buffer can be.
+    /// The frame is larger than any receive buffer.
     TooLarge,
 }
 
 /// A port towards a guest.
 ///
-/// The order of calls for received packets: [`place`](Self::place) on arrival, in arrival order;
-/// [`publish`](Self::publish) in the order in which the guest shall see them; [`notify`](Self::notify) once per batch.
+/// Order of calls for received packets: [`place`](Self::place) in arrival order; [`publish`](Self::publish) in the
+/// order in which the guest must see them; [`notify`](Self::notify) once per batch.
 pub trait GuestPort {
-    /// Fetches up to `max` packets into `out` (appending). Returns whether more may be waiting.
+    /// Fetches up to `max` packets and appends them to `out`. Returns whether more may be waiting.
     fn fetch(&mut self, max: usize, out: &mut Vec<TxFrame>) -> io::Result<bool>;
-    /// The first bytes of a fetched packet: a head that holds at least all headers, and a tail that a port may have. Both
-    /// belong to the port: the guest cannot change them any more.
+    /// The first bytes of a fetched packet: a head with at least all headers, and a tail if the port has one. Both
+    /// belong to the port: the guest can no longer change them.
     fn bytes(&self, handle: TxHandle) -> (&[u8], &[u8]);
-    /// Appends bytes `from..to` of a fetched packet to `out`, as far as there are any. What is behind the head may lie in
-    /// the guest's memory, and be different each time.
+    /// Appends bytes `from..to` of a fetched packet to `out`, as far as they exist. Bytes behind the head may be in
+    /// guest memory, and may differ on each call.
     fn copy(&self, handle: TxHandle, from: usize, to: usize, out: &mut Vec<u8>) {
         let (head, tail) = self.bytes(handle);
         bifrost_nic::copy_of(head, tail, from, to, out);
     }
-    /// The packet may have to leave more than once. A port that cannot rely on what it would read later keeps a copy now.
+    /// The packet may have to be sent again. A port that cannot rely on rereading guest memory keeps a copy now.
     fn keep(&mut self, _handle: TxHandle) {}
-    /// Appends a fetched packet as the guest's side has handed it over, for [`put_in_front`](Self::put_in_front) of the same kind of port in
-    /// another process. Returns false if the port cannot.
+    /// Appends a fetched packet as the guest handed it over, for [`put_in_front`](Self::put_in_front) of a port of the
+    /// same kind in another process. Returns false if the port does not support this.
     fn raw(&self, _handle: TxHandle, _out: &mut Vec<u8>) -> bool {
         false
     }
-    /// Has [`fetch`](Self::fetch) bring this packet before everything that the guest has sent since, and behind those that were put there before. Returns
-    /// false if the port cannot, or holds as many as it may.
+    /// Makes [`fetch`](Self::fetch) return this packet before all newer packets of the guest, and after packets put in
+    /// front earlier. Returns false if the port does not support this, or holds its maximum.
     fn put_in_front(&mut self, _packet: Vec<u8>) -> bool {
         false
     }
-    /// Makes sure that all bytes of a fetched packet belong to the port: from now on [`bytes`](Self::bytes) returns the whole
-    /// packet and [`copy`](Self::copy) the same bytes each time. What was verified once then stays true.
+    /// Copies all bytes of a fetched packet into the port: from now on [`bytes`](Self::bytes) returns the whole packet,
+    /// and [`copy`](Self::copy) the same bytes each time. Checks of its contents stay valid.
     fn freeze(&mut self, _handle: TxHandle) {}
-    /// Whether a packet that is to leave once more is still what it was. `false`: the guest has used its buffer for something
-    /// else meanwhile, and nothing of it may leave.
+    /// Whether a packet about to be sent again is unchanged. `false`: the guest has reused its buffer, and none of it
+    /// may be sent.
     fn is_intact(&mut self, _handle: TxHandle) -> bool {
         true
     }
-    /// Drops a fetched packet of which nothing has left; its buffer goes back to the guest.
+    /// Drops a fetched packet that has not been sent, not even in part; its buffer returns to the guest.
     fn refuse(&mut self, handle: TxHandle) {
         self.complete(handle);
     }
-    /// Gives a fetched packet's buffer back to the guest (delayed release: only once acknowledged).
+    /// Returns a fetched packet's buffer to the guest (delayed release: only once acknowledged).
     fn complete(&mut self, handle: TxHandle);
     /// Ends a batch of completions: the guest sees them now, with one notification.
     fn flush(&mut self) {}
-    /// Packets wait for who knows how long. If others cannot be fetched meanwhile because buffers go back in the order in which they were
-    /// taken, the port keeps the oldest packets itself, and gives their buffers back.
+    /// Fetched packets may wait for an unknown time. If buffers return in the order in which they were fetched and this
+    /// blocks further fetches, the port copies the oldest packets and returns their buffers.
     fn relieve(&mut self) {}
     /// Copies a received frame into the next free receive buffer without showing it to the guest.
     /// `checksum_valid`: the transport checksum has been verified.
     fn place(&mut self, frame: &[u8], checksum_valid: bool) -> Result<RxHandle, PlaceError>;
     /// Makes a placed packet visible next; the port may merge it with packets published just before.
     fn publish(&mut self, handle: RxHandle);
-    /// Throws a placed packet away unseen.
+    /// Drops a placed packet; the guest never sees it.
     fn discard(&mut self, handle: RxHandle);
     /// Ends a batch of publications: everything published becomes visible now, with one notification.
     fn notify(&mut self) -> io::Result<()>;
-    /// Ends the port after a fault in it. Its state may be inconsistent from now on: nothing more is read from or written to the guest,
-    /// not even when it is dropped, and what it holds does not go back. A port that has somebody at its other end tells them.
+    /// Ends the port after a fault in it. Its state may be inconsistent: from now on it neither reads nor writes guest
+    /// memory, not even when dropped, and returns no buffers. A port with a peer (a front-end) tells the peer.
     fn abandon(&mut self) {}
-    /// From now on marks each page of the guest's memory that it writes in `log`; `None`: no more. For ports whose guest can be
-    /// moved while it runs.
+    /// From now on marks each page of guest memory that it writes in `log`; `None` stops logging. For ports whose guest
+    /// can migrate while it runs.
     fn log_writes(&mut self, _log: Option<DirtyLog>) {}
     /// How many transmit packets can be held at once.
     fn tx_capacity(&self) -> u32;
     /// How many received packets can be placed and not yet visible at once.
     fn rx_capacity(&self) -> u32;
-    /// How many packets one connection may have on their way to the guest, if its buffers bound that.
+    /// Maximum packets in flight to the guest per connection, if the guest's buffers limit that.
     fn receive_window(&self) -> u32 {
         u32::MAX
     }
     /// Free transmit buffers left before `fetch` stops.
     fn tx_free(&self) -> u32;
-    /// The longest packet that needs no large buffer, bytes of the frame.
+    /// Longest frame that needs no large buffer, bytes.
     fn tx_small_bytes(&self) -> u32 {
         u32::MAX
     }
-    /// How many more packets longer than that can be fetched.
+    /// How many more longer packets can be fetched.
     fn tx_free_large(&self) -> u32 {
         self.tx_free()
     }
-    /// Whether published packets wait because the guest's queue took no more: notify again soon.
+    /// Whether published packets are waiting because the guest's queue was full: notify again soon.
     fn has_postponed(&self) -> bool {
         false
     }
-    /// What the port counts itself, by name, units last; zero ones may be left out. Not for the hot path.
+    /// The port's own counters by name, units last; zero ones may be left out. Not for the hot path.
     fn counters(&self) -> Vec<(String, u64)> {
         Vec::new()
     }
-    /// Who knows what the kernel counts of the device: asking it takes long, so that is for another thread.
+    /// Access to the kernel's counters of the device. Reading them is slow, so another thread does it.
     fn kernel_counters(&self) -> Option<Arc<dyn KernelCounters>> {
         None
     }
 }
 
-/// What the kernel counts of a device.
+/// The kernel's counters of a device.
 pub trait KernelCounters: std::fmt::Debug + Send + Sync {
-    /// The counters by name, units last; none once the device is gone. System calls, some of them long.
+    /// The counters by name, units last; empty once the device is gone. System calls, some of them slow.
     fn read(&self) -> Vec<(&'static str, u64)>;
 }
 
 /// A guest port that a thread can wait for.
 pub trait PolledPort: GuestPort {
-    /// What to wait on for transmit packets.
+    /// Descriptor to wait on for transmit packets.
     fn fd(&self) -> BorrowedFd<'_>;
-    /// Whether the descriptor stays readable, and only its becoming so once more tells of packets.
+    /// Whether the descriptor stays readable, so that only edges signal new packets.
     fn is_edge_triggered(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! The underlay of a host, of whichever kind it is configured.
+//! A host's underlay, of either kind.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ pub enum HostUnderlay {
 }
 
 impl HostUnderlay {
-    /// What happened at the UDP sockets.
+    /// Counters of the UDP sockets.
     pub fn udp_counters(&self) -> &UdpCounters {
         match self {
             Self::Udp(udp) => udp.counters(),
@@ -25,7 +25,7 @@ impl HostUnderlay {
         }
     }
 
-    /// What happened at the AF_XDP sockets, if that is what it is.
+    /// Counters of the AF_XDP sockets, if it has any.
     pub fn afxdp_counters(&self) -> Option<AfxdpCounters> {
         match self {
             Self::Udp(_) => None,

@@ -1,30 +1,30 @@
-//! Memory for large tables, on pages of 2 MiB where the kernel has them (transparent huge pages, `madvise(2)`).
+//! Memory for large tables, on pages of 2 MiB where the kernel supports them (transparent huge pages, `madvise(2)`).
 //!
-//! With a million conversations hardly any packet's record, session or place in an index is in a cache. On pages of 4 KiB the
-//! processor would not even know where in memory they are: for each it would first have to read the page table, which is not in a
-//! cache either. Programs make [`LargePages`] their `#[global_allocator]`.
+//! With a million flows, hardly any packet's record, session or index entry is cached. With 4 KiB pages each access
+//! would also miss the TLB, and the page table walk the caches. Programs make [`LargePages`] their
+//! `#[global_allocator]`.
 
-// The allocator is a trait of `unsafe` methods; these pass everything on to the system's.
+// The allocator is a trait of `unsafe` methods; these forward all calls to the system's.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
 use rustix::mm::{Advice, madvise};
 
-/// Allocations from this size on, bytes: two large pages, so that at least one is in it whole.
+/// Minimum size of an allocation, bytes: two large pages, so that it contains at least one whole.
 const LARGE: usize = 4 << 20;
-/// What `madvise` takes: whole pages, bytes.
+/// Granularity of `madvise`, bytes.
 const PAGE: usize = 4096;
 
-/// The system's allocator; the kernel is told to use large pages for what is large.
+/// The system's allocator, which advises the kernel to use large pages for large allocations.
 #[derive(Debug)]
 pub struct LargePages;
 
-// SAFETY: every call is passed on to `System` unchanged; advice changes nothing of what memory holds.
+// SAFETY: every call is forwarded to `System` unchanged; the advice does not change the contents of memory.
 unsafe impl GlobalAlloc for LargePages {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise is that of this method.
+        // SAFETY: the caller's contract is that of this method.
         advised(unsafe { System.alloc(layout) }, layout.size())
     }
 
@@ -59,8 +59,8 @@ fn advised(at: *mut u8, size: usize) -> *mut u8 {
 fn advise(at: *mut u8, size: usize) {
     let before = at.align_offset(PAGE);
     let whole = (size - before) / PAGE * PAGE;
-    // SAFETY: these pages are within memory that was just allocated, and this advice leaves their content as it is. A kernel without
-    // large pages refuses; then they are small ones, as before.
+    // SAFETY: these pages are inside memory that was just allocated, and this advice preserves their contents. A kernel
+    // without large pages refuses it; then the pages stay small.
     let _ = unsafe { madvise(at.wrapping_add(before).cast(), whole, Advice::LinuxHugepage) };
 }
 
@@ -74,7 +74,7 @@ mod tests {
     #[global_allocator]
     static ALLOCATOR: LargePages = LargePages;
 
-    /// The flags of the mapping that `at` is in, by `/proc/self/smaps`.
+    /// The flags of the mapping that contains `at`, from `/proc/self/smaps`.
     fn flags(at: *const u8) -> String {
         let text = fs::read_to_string("/proc/self/smaps").unwrap();
         let mut inside = false;

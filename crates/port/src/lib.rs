@@ -1,8 +1,8 @@
-//! Where packets enter and leave a host.
+//! Ports: where packets enter and leave a host.
 //!
-//! Two small traits separate the data path from the kind of port: [`GuestPort`] towards a guest (TAP, vhost-user)
-//! and [`Underlay`] towards the physical network. Buffers are named by handles; only the port that owns a buffer
-//! opens it.
+//! Two small traits separate the data path from the kind of port: [`GuestPort`] towards a guest (TAP, vhost-user) and
+//! [`Underlay`] towards the physical network. Buffers are named by handles; only the port that owns a buffer accesses
+//! it.
 
 pub mod afxdp;
 mod bpf;

@@ -1,7 +1,7 @@
 //! Panics that end one piece of work instead of the process.
 //!
-//! [`contain`] runs the work and returns the panic as a value. [`install`] makes the panic hook keep the message and the place of a
-//! contained panic for the one who contains it; all other panics are reported as before.
+//! [`contain`] runs the work and returns the panic as a value. [`install`] makes the panic hook save message and
+//! location of a contained panic for its caller; all other panics are reported as before.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -9,10 +9,10 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-/// Longest message that is kept, bytes: it may quote what a guest has sent.
+/// Longest message kept, bytes: it may quote guest data.
 const MAX_MESSAGE: usize = 512;
 
-/// What is known about a panic.
+/// Details of a panic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Panic {
     /// Its message.
@@ -29,7 +29,7 @@ impl fmt::Display for Panic {
 }
 
 thread_local! {
-    /// The thread is inside of [`contain`].
+    /// Whether the thread is inside [`contain`].
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
     /// The last contained panic of the thread, until it is returned.
     static LAST: RefCell<Option<Panic>> = const { RefCell::new(None) };
@@ -37,7 +37,7 @@ thread_local! {
 
 /// Runs `work`. A panic in it unwinds to here and is returned.
 ///
-/// The caller answers for what `work` has left half done: nothing of it may be used before it is repaired or replaced.
+/// The caller must discard, repair or replace any state that `work` left half-modified.
 ///
 /// # Errors
 /// `work` panicked.
@@ -51,7 +51,7 @@ pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
     })
 }
 
-/// Has contained panics reported by the one who contains them, not by the default hook. May be called several times.
+/// Makes [`contain`]'s callers report contained panics, not the default hook. May be called several times.
 pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -62,7 +62,7 @@ pub fn install() {
             }
             let location = info.location().map(ToString::to_string).unwrap_or_default();
             let panic = Panic { message: message_of(info.payload()), location };
-            // A panic inside of the hook would end the process.
+            // A panic inside the hook would end the process.
             LAST.with(|last| last.try_borrow_mut().map(|mut last| *last = Some(panic)).unwrap_or_default());
         }));
     });
@@ -91,7 +91,7 @@ mod tests {
         let panic = contain(|| assert!(number > 5, "{number} is too few")).expect_err("it panics");
         assert_eq!(panic.message, "3 is too few");
         assert!(panic.location.contains("panics.rs:"), "{panic:?}");
-        assert_eq!(contain(|| ()), Ok(()), "the thread goes on");
+        assert_eq!(contain(|| ()), Ok(()), "the thread continues");
     }
 
     #[test]

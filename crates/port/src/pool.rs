@@ -1,15 +1,15 @@
 //! Fixed-size buffers in one allocation, named by number.
 
-/// A pool whose free buffers are handed out last in, first out: the buffer used last is the one still in cache, and
-/// memory is touched only as far as the pool has ever been used.
+/// A pool that hands out free buffers last in, first out: the buffer used last is still cached, and memory is touched
+/// only up to the pool's peak use.
 #[derive(Debug)]
 pub(crate) struct Pool {
     slab: Vec<u8>,
     buffer_bytes: usize,
     capacity: u32,
-    /// Those that were taken and given back.
+    /// Free buffers that were in use before.
     free: Vec<u32>,
-    /// By buffer, of those that were ever taken.
+    /// Whether each buffer is in use, for buffers ever taken.
     taken: Vec<bool>,
 }
 
@@ -25,7 +25,7 @@ impl Pool {
         }
     }
 
-    /// Takes a buffer; its contents are whatever was there before.
+    /// Takes a buffer; its contents are unspecified.
     pub(crate) fn take(&mut self) -> Option<u32> {
         if let Some(buffer) = self.free.pop() {
             self.taken[buffer as usize] = true;
@@ -38,7 +38,7 @@ impl Pool {
         })
     }
 
-    /// Gives a buffer back. Whether it had been taken: giving back twice does nothing.
+    /// Returns a buffer to the pool. Returns whether it was taken: a second return does nothing.
     pub(crate) fn put(&mut self, buffer: u32) -> bool {
         let was_taken = self.is_taken(buffer);
         if was_taken {
@@ -86,7 +86,7 @@ mod tests {
             pool.bytes_mut(b).fill(b as u8 + 1);
         }
         assert_eq!(pool.bytes(1), [2; 8]);
-        assert!(pool.put(1) && !pool.put(1) && !pool.put(7), "giving back twice, or what is not ours");
+        assert!(pool.put(1) && !pool.put(1) && !pool.put(7), "a double return, or an unknown buffer");
         assert!(pool.put(0));
         assert_eq!((pool.free(), pool.take(), pool.take(), pool.take()), (2, Some(0), Some(1), None));
     }

@@ -1,16 +1,17 @@
-//! Hints to the processor about memory that somebody else writes, too: by address, for what lies there is not a value of ours.
+//! Prefetch hints for memory that is shared with other writers: by address, because it holds no Rust values.
 
-/// Bytes that a processor fetches at once.
+/// Length of a cache line, bytes.
 pub(crate) const LINE: usize = 64;
 
-/// Has the processor fetch a line that is to be written into its cache, if it can be told to.
+/// Prefetches a line for writing, if the processor supports it.
 #[inline]
 pub(crate) fn prefetch_to_write(at: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint: it changes nothing, and an address that is not mapped does no harm. Processors that do not know it take
-    // it for no operation.
+    // SAFETY: a hint: it changes nothing, and an unmapped address is harmless. Processors without the instruction
+    // execute it as a no-op.
     unsafe {
-        // The intrinsic becomes one for reading unless all of the program is for processors that know this one.
+        // The intrinsic becomes a prefetch for reading unless the whole program is compiled for processors with this
+        // instruction.
         std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags));
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
@@ -21,7 +22,7 @@ pub(crate) fn prefetch_to_write(at: *const u8) {
 #[inline]
 pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint: it reads nothing, and an address that is not mapped does no harm.
+    // SAFETY: a hint: it reads nothing, and an unmapped address is harmless.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());

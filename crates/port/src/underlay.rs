@@ -1,14 +1,14 @@
-//! The underlay side of a port: lanes to peers, batches of datagrams.
+//! The underlay's side of a port: lanes to peers, batches of datagrams.
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-/// A registered way out: one local address and UDP source port, one destination address and port.
+/// A registered lane: one local address and UDP source port, one destination address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LaneId(pub u16);
 
-/// Which of the host's two well-known UDP ports a datagram came in on.
+/// The well-known UDP port that received a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// The BIFROST port.
@@ -17,44 +17,45 @@ pub enum Service {
     Vxlan,
 }
 
-/// One received datagram: UDP payload and what the kernel says about it.
+/// One received datagram: UDP payload and the kernel's metadata.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
     /// UDP payload, starting with the VXLAN header.
     pub payload: &'a [u8],
     /// Outer source.
     pub source: SocketAddr,
-    /// Which port it came in on.
+    /// The port that received it.
     pub service: Service,
     /// Outer ECN codepoint (RFC 3168: 0..=3).
     pub ecn: u8,
     /// Outer TTL or hop limit as received.
     pub ttl: u8,
-    /// When it reached this host, monotonic clock, ns; as close to the wire as can be had.
+    /// Arrival time at this host, monotonic clock, ns; as close to the wire as possible.
     pub rx_time_ns: u64,
 }
 
 /// A port towards the physical network.
 pub trait Underlay {
-    /// Registers a way out.
+    /// Registers a lane.
     fn lane(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<LaneId>;
     /// Receives one batch; returns the number of datagrams, 0 when none is waiting.
     fn recv(&mut self) -> io::Result<usize>;
     /// When the last batch was received, monotonic clock, ns. Not earlier than any of its datagrams' `rx_time_ns`.
     fn received_at_ns(&self) -> u64;
-    /// Datagram `index` of the last batch, until the next one is received; `index` below what `recv` returned, each once and in order.
+    /// Datagram `index` of the last batch, until the next one is received; `index` below what `recv` returned, each
+    /// once and in order.
     fn datagram(&self, index: usize) -> Datagram<'_>;
-    /// Sends everything in `batch` and empties it. Datagrams that the kernel does not take are counted and dropped.
+    /// Sends everything in `batch` and empties it. Datagrams that the kernel does not accept are counted and dropped.
     fn send(&mut self, batch: &mut TxBatch);
 }
 
 /// An underlay that a thread can wait for.
 pub trait PolledUnderlay: Underlay {
-    /// What to wait on for datagrams.
+    /// Descriptor to wait on for datagrams.
     fn fds(&self) -> Vec<BorrowedFd<'_>>;
 }
 
-/// Datagrams on their way out, in order of sending per lane.
+/// Outgoing datagrams, in sending order per lane.
 #[derive(Debug, Default)]
 pub struct TxBatch {
     bytes: Vec<u8>,
@@ -70,7 +71,7 @@ struct Entry {
 }
 
 impl TxBatch {
-    /// Appends one datagram for `lane`; `write` appends its UDP payload to the buffer that it is given.
+    /// Appends one datagram for `lane`; `write` appends its UDP payload to the given buffer.
     pub fn push(&mut self, lane: LaneId, ecn: u8, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.bytes.len();
         write(&mut self.bytes);
@@ -78,15 +79,15 @@ impl TxBatch {
         self.entries.push(Entry { lane, start: start as u32, len: len as u32, ecn });
     }
 
-    /// Makes the datagram that was added last another one: `write` is given the buffer that ends with its UDP payload, and where
-    /// that begins. No datagram, no change.
+    /// Rewrites the last datagram: `write` gets the buffer that ends with its UDP payload, and the payload's offset.
+    /// Does nothing if there is no datagram.
     pub fn extend_last(&mut self, write: impl FnOnce(&mut Vec<u8>, usize)) {
         let Some(entry) = self.entries.last_mut() else { return };
         write(&mut self.bytes, entry.start as usize);
         entry.len = self.bytes.len() as u32 - entry.start;
     }
 
-    /// Takes the datagrams from `first` on back out, in order: lane, ECN codepoint, UDP payload.
+    /// Removes and returns the datagrams from `first` on, in order: lane, ECN codepoint, UDP payload.
     pub fn take_from(&mut self, first: usize) -> Vec<(LaneId, u8, Vec<u8>)> {
         let end = first.min(self.entries.len());
         let taken = self.entries[end..].iter();
@@ -97,13 +98,13 @@ impl TxBatch {
         taken
     }
 
-    /// Takes the datagram that was added last back out; returns its UDP payload.
+    /// Removes the last datagram; returns its UDP payload.
     pub fn pop(&mut self) -> Option<Vec<u8>> {
         let entry = self.entries.pop()?;
         Some(self.bytes.split_off(entry.start as usize))
     }
 
-    /// UDP payload of the datagram that was added last.
+    /// UDP payload of the last datagram.
     pub fn last(&self) -> Option<&[u8]> {
         self.entries.last().map(|e| &self.bytes[e.start as usize..(e.start + e.len) as usize])
     }
@@ -134,8 +135,9 @@ impl TxBatch {
         &self.bytes[e.start as usize..(e.start + e.len) as usize]
     }
 
-    /// Removes what an interrupted [`push`](Self::push) or [`extend_last`](Self::extend_last) has left behind the last datagram.
-    /// `inserted`: bytes of that datagram's UDP payload that the interrupted call had inserted; they are taken out again.
+    /// Removes what an interrupted [`push`](Self::push) or [`extend_last`](Self::extend_last) left behind the last
+    /// datagram. `inserted`: bytes of that datagram's UDP payload that the interrupted call inserted; they are removed
+    /// again.
     pub fn cut_unfinished(&mut self, inserted: std::ops::Range<usize>) {
         let Some(last) = self.entries.last() else { return self.bytes.clear() };
         let (start, len) = (last.start as usize, last.len as usize);
@@ -145,7 +147,7 @@ impl TxBatch {
         self.bytes.truncate(start + len);
     }
 
-    /// Forgets everything.
+    /// Removes all datagrams.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.entries.clear();

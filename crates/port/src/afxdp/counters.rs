@@ -1,33 +1,33 @@
-//! What the AF_XDP underlay counts, beside what its UDP sockets do.
+//! Counters of the AF_XDP underlay, apart from those of its UDP sockets.
 
-/// Counters of one [`AfxdpUnderlay`](super::AfxdpUnderlay), since it was opened. What goes through its UDP sockets is counted
-/// there, as [`UdpCounters`](crate::udp::UdpCounters).
+/// Counters of one [`AfxdpUnderlay`](super::AfxdpUnderlay) since it was opened. Traffic through its UDP sockets is
+/// counted in [`UdpCounters`](crate::udp::UdpCounters).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AfxdpCounters {
-    /// Datagrams handed up.
+    /// Datagrams delivered to the worker.
     pub rx_datagrams: u64,
     /// UDP payload bytes delivered to the worker.
     pub rx_bytes: u64,
-    /// Datagrams whose outer headers were parsed here, as the XDP program could not leave a note.
+    /// Datagrams whose outer headers were parsed in user space because the XDP program could not write its note.
     pub rx_parsed_datagrams: u64,
-    /// Datagrams that came through the UDP sockets: fragments, options, extension headers, queues without a socket.
+    /// Datagrams received through the UDP sockets: fragments, IP options, extension headers, queues without a socket.
     pub rx_fallback_datagrams: u64,
-    /// Frames dropped: not what the program lets through.
+    /// Frames dropped: not of a kind that the XDP program redirects.
     pub rx_malformed_frames: u64,
     /// Frames dropped: wrong outer IPv4 or UDP checksum.
     pub rx_bad_checksum_frames: u64,
-    /// Frames dropped by the kernel: no room in the receive ring, or no frame to receive into.
+    /// Frames dropped by the kernel: the receive ring was full, or the fill ring empty.
     pub rx_dropped_frames: u64,
-    /// Datagrams given to the kernel in frames.
+    /// Datagrams handed to the kernel in frames.
     pub tx_datagrams: u64,
-    /// UDP payload bytes given to the kernel in frames.
+    /// UDP payload bytes handed to the kernel in frames.
     pub tx_bytes: u64,
     /// System calls made to send frames.
     pub tx_system_calls: u64,
-    /// Datagrams given to the UDP sockets: no neighbour known yet, another device, too large; one now and then has the kernel
-    /// ask again whether a neighbour is there.
+    /// Datagrams handed to the UDP sockets: next hop not resolved yet, another device, or too large. Now and then one
+    /// takes this path so that the kernel probes a neighbour again.
     pub tx_fallback_datagrams: u64,
-    /// Datagrams dropped: all frames are on their way.
+    /// Datagrams dropped: all TX frames are in flight.
     pub tx_no_frame_datagrams: u64,
 }
 

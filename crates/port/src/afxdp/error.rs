@@ -1,4 +1,4 @@
-//! Why the AF_XDP underlay could not be opened, and what to do about it.
+//! Errors of opening the AF_XDP underlay, and how to fix them.
 
 use std::io;
 use std::net::IpAddr;
@@ -8,13 +8,13 @@ use crate::udp::UdpError;
 /// Why an [`AfxdpUnderlay`](super::AfxdpUnderlay) could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum AfxdpError {
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     #[error("underlay: {0}")]
     Config(String),
-    /// The UDP sockets beside it could not be opened.
+    /// The UDP sockets of the underlay could not be opened.
     #[error(transparent)]
     Udp(#[from] UdpError),
-    /// No device has an address.
+    /// No device has this local address.
     #[error("no interface has the address {0}; add it or correct underlay.addresses")]
     NoDevice(IpAddr),
     /// The XDP program cannot be loaded or attached.
@@ -22,7 +22,7 @@ pub enum AfxdpError {
     Attach {
         /// The device.
         device: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A socket cannot be opened.
@@ -32,21 +32,21 @@ pub enum AfxdpError {
         device: String,
         /// Its receive queue.
         queue: u32,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel does not tell about its devices, or a thread cannot be started.
+    /// The kernel does not list its devices, or a thread cannot be started.
     #[error("cannot ask the kernel for the devices of the underlay: {0}")]
     Netlink(io::Error),
 }
 
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => "it takes CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF",
+        Some(libc::EPERM | libc::EACCES) => "it needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF",
         Some(libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT) => "this kernel has no AF_XDP sockets (CONFIG_XDP_SOCKETS)",
-        Some(libc::EBUSY) => "another program has it already",
+        Some(libc::EBUSY) => "another program uses it",
         Some(libc::ENOBUFS | libc::ENOMEM) => "memory must be locked for it; raise the limit (LimitMEMLOCK)",
-        Some(libc::EOPNOTSUPP) => "the device cannot do that; try underlay.xdp_mode = \"generic\"",
+        Some(libc::EOPNOTSUPP) => "the device does not support this; try underlay.xdp_mode = \"generic\"",
         Some(libc::ERANGE | libc::E2BIG) => "the device's MTU is too large for XDP in its driver",
         _ => "underlay.port = \"udp\" works on any device",
     }

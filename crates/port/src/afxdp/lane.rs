@@ -1,4 +1,4 @@
-//! Outer headers for one destination, written once and completed for each datagram.
+//! Outer headers of one destination: built once, completed for each datagram.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use bifrost_wire::checksum;
 use super::next_hop::NextHop;
 use super::parse::{IPV4_PAYLOAD, IPV6_PAYLOAD};
 
-/// Initial TTL and hop limit, as at the UDP sockets: receivers count hops from it.
+/// Initial TTL and hop limit, as on the UDP sockets: receivers count hops from it.
 const INITIAL_TTL: u8 = 64;
 
 /// A lane of the underlay.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    /// Where its frames go next.
+    /// The next hop of its frames.
     pub(crate) hop: Arc<NextHop>,
     headers: Headers,
 }
@@ -24,7 +24,7 @@ impl Lane {
         Self { hop, headers: Headers::new(local, remote) }
     }
 
-    /// Bytes of the headers, Ethernet's included.
+    /// Length of the headers, bytes, Ethernet included.
     pub(crate) fn header_bytes(&self) -> usize {
         self.headers.len
     }
@@ -47,14 +47,14 @@ pub(crate) struct Macs {
 struct Headers {
     bytes: [u8; IPV6_PAYLOAD],
     len: usize,
-    /// Sum of the UDP pseudo header and the ports, without the length, which counts twice.
+    /// Sum of the UDP pseudo-header and the ports, without the length, which enters twice.
     udp_sum: u32,
     /// Sum of the IPv4 header, without its length and ECN.
     ip_sum: u32,
 }
 
 impl Headers {
-    /// Both ends are of one family.
+    /// `local` and `remote` must be of one family.
     fn new(local: SocketAddr, remote: SocketAddr) -> Self {
         let mut bytes = [0; IPV6_PAYLOAD];
         let (len, pseudo) = match (local.ip(), remote.ip()) {
@@ -80,8 +80,8 @@ impl Headers {
         Self { bytes, len, udp_sum, ip_sum: checksum::sum(&bytes[14..34]) }
     }
 
-    /// Writes the whole frame to the start of `frame`, checksums included; returns its length. Nothing if it does not fit there,
-    /// or into what IP can say.
+    /// Writes the whole frame to the start of `frame`, checksums included, and returns its length. `None` if it does
+    /// not fit there or exceeds the IP length field.
     fn write(&self, macs: Macs, ecn: u8, payload: &[u8], frame: &mut [u8]) -> Option<usize> {
         let udp_bytes = u16::try_from(payload.len() + 8).ok()?;
         let total = udp_bytes.checked_add(20)?;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is written is what the parsers read: this room's, and that of whole packets, which knows checksums.
+        /// The parsers read back what was written: this module's, and `bifrost_nic`'s, which verifies checksums.
         #[test]
         fn headers_are_what_the_parsers_read(
             v6: bool, port in 1024u16.., ecn in 0u8..4, payload in proptest::collection::vec(any::<u8>(), 0..1600), flip: usize,
@@ -153,7 +153,7 @@ mod tests {
                 other[14 + flip % 20] ^= 1 << (flip % 8);
                 prop_assert!(!outer.is_intact(&other), "the header's own checksum");
             }
-            // One bit of the UDP part that changes is noticed.
+            // A flipped bit in the UDP part is detected.
             let at = outer.payload - 8 + flip % (frame.len() - outer.payload + 8);
             frame[at] ^= 1 << (flip % 8);
             let none = !v6 && frame[outer.payload - 2..outer.payload] == [0, 0];
@@ -169,6 +169,6 @@ mod tests {
         assert_eq!(headers.write(macs, 0, &[0; 100], &mut [0; 141]), None);
         assert_eq!(headers.write(macs, 0, &[0; 100], &mut [0; 142]), Some(142));
         assert_eq!(headers.write(macs, 0, &[], &mut [0; 10]), None);
-        assert_eq!(headers.write(macs, 0, &vec![0; 65_508], &mut vec![0; 70_000]), None, "longer than IP can say");
+        assert_eq!(headers.write(macs, 0, &vec![0; 65_508], &mut vec![0; 70_000]), None, "exceeds the IP length field");
     }
 }

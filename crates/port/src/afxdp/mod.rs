@@ -1,14 +1,15 @@
-//! The underlay over AF_XDP sockets: frames between the device and our memory, past the kernel's IP stack.
+//! The underlay over AF_XDP sockets: frames pass between the device and our memory, bypassing the kernel's IP stack.
 //!
-//! An XDP program on each device that has an underlay address takes the simple datagrams of the two ports and gives each to a
-//! socket of the worker that owns it (`program.rs`). What it leaves to the kernel (fragments, options, extension headers, padding,
-//! queues without a socket), and what we cannot send ourselves yet for want of a neighbour's MAC address, goes through the UDP
-//! sockets of [`crate::udp`], which are open beside it. Both ways are counted.
+//! An XDP program on each device with an underlay address redirects plain datagrams on the two ports to a socket of the
+//! worker that owns them (`program.rs`). All other traffic uses the UDP sockets of [`crate::udp`], which stay open as a
+//! fallback: frames that the program passes to the kernel (fragments, IP options, extension headers, padding, queues
+//! without a socket), and datagrams whose next hop has no MAC address yet. Both paths are counted.
 //!
-//! Frames are copied between the kernel's buffers and ours, once in each direction. There is no segmentation or coalescing here:
-//! each datagram is a frame. Receive times are those of the batch, not of the device.
+//! Frames are copied between the kernel's buffers and ours, once per direction. There is no segmentation or coalescing:
+//! each datagram is a frame. Receive timestamps are those of the batch, not of the device.
 //!
-//! Needs Linux 5.9 and CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. When the process ends, however it does, nothing stays attached.
+//! Needs Linux 5.9 and CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF. Nothing stays attached after the process ends, even if
+//! it is killed.
 
 mod counters;
 mod error;
@@ -41,35 +42,35 @@ use program::{NOTE_BYTES, Steering};
 pub(crate) use socket::{NoFrame, QueueConfig, Received, XdpSocket};
 use umem::Frame;
 
-/// Datagrams in a batch at most.
+/// Maximum datagrams per batch.
 const BATCH: usize = 256;
-/// Every so many batches the UDP sockets are looked at first, so that frames alone cannot keep them waiting.
+/// Every this many batches, the UDP sockets are polled first, so that frames cannot starve them.
 const FALLBACK_TURN: u32 = 8;
 
-/// The largest MTU of the underlay's links, bytes: a frame and the kernel's own room have to fit into a page.
+/// Largest MTU of the underlay's links, bytes: a frame and the kernel's headroom must fit into a page.
 pub const MAX_MTU: u16 = 3800;
 
 /// Where the XDP program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum XdpMode {
-    /// In the driver if that can, otherwise behind it.
+    /// In the driver if it supports XDP, otherwise generic.
     #[default]
     Auto,
-    /// In the driver, or not at all.
+    /// In the driver, or fail.
     Native,
-    /// Behind the driver, which any device can do.
+    /// Generic: after the driver, on any device.
     Generic,
 }
 
 /// How to open an [`AfxdpUnderlay`].
 #[derive(Clone, Debug)]
 pub struct AfxdpConfig {
-    /// The UDP sockets beside it, with addresses, ports and workers. Its offloads (`gso`, `gro`) are not used.
+    /// The UDP sockets, with addresses, ports and workers. Their offloads (`gso`, `gro`) are not used.
     pub udp: UdpConfig,
     /// Where the XDP program runs.
     pub mode: XdpMode,
-    /// Frames to receive into for each queue of a device, and to send from for each worker; a power of two, 64 to 32768;
-    /// default 2048. Each takes 2 KiB, or 4 KiB if `mtu` is above 1778.
+    /// RX frames per device queue, and TX frames per worker: a power of two, 64 to 32768; default 2048. Each takes 2
+    /// KiB, or 4 KiB if `mtu` is above 1778.
     pub frames: u32,
     /// MTU of the links, bytes, at most [`MAX_MTU`]; default 1600.
     pub mtu: u16,
@@ -81,7 +82,7 @@ impl Default for AfxdpConfig {
     }
 }
 
-/// The underlay side of one worker, over AF_XDP sockets with UDP sockets beside them.
+/// The underlay of one worker, over AF_XDP sockets with UDP sockets as a fallback.
 pub struct AfxdpUnderlay {
     /// One for each queue of each device.
     sockets: Vec<XdpSocket>,
@@ -89,28 +90,28 @@ pub struct AfxdpUnderlay {
     exits: Vec<Exit>,
     lanes: Vec<Lane>,
     fallback: UdpUnderlay,
-    /// Datagrams of a batch that leave through `fallback`.
+    /// Datagrams of a batch that are sent through `fallback`.
     aside: TxBatch,
-    /// The last batch, if it came in frames.
+    /// The last batch, if it was received in frames.
     arrived: Vec<Arrived>,
     /// Whether the last batch came through `fallback`.
     fell_back: bool,
-    /// By socket: frames to be given back.
+    /// By socket: frames to return to the kernel.
     spent: Vec<Vec<Frame>>,
-    /// Which socket goes first.
+    /// The socket to poll first.
     turn: u32,
     received_at_ns: u64,
     ports: Ports,
     counters: AfxdpCounters,
     resolver: Arc<Resolver>,
-    /// Attached as long as one worker has it.
+    /// Stays attached while a worker holds it.
     _steering: Arc<Vec<Steering>>,
 }
 
-/// How this worker sends through a device.
+/// A worker's TX side of a device.
 #[derive(Debug)]
 struct Exit {
-    /// Position among the sockets.
+    /// Index among the sockets.
     socket: usize,
     mac: [u8; 6],
     /// The longest frame, bytes.
@@ -128,28 +129,28 @@ impl AfxdpUnderlay {
     /// Opens the underlays of all `config.udp.workers` workers, in order; `config.udp.worker` is ignored.
     ///
     /// # Errors
-    /// The configuration makes no sense, or something cannot be opened; nothing is left behind then.
+    /// The configuration is invalid, or something cannot be opened; nothing stays open then.
     pub fn open_all(config: &AfxdpConfig) -> Result<Vec<Self>, AfxdpError> {
         open::open_all(config)
     }
 
-    /// What happened since this was opened, the kernel's drops included, which takes a system call for each queue.
+    /// Counters since it was opened. Includes the kernel's drops, which takes a system call per queue.
     pub fn counters(&self) -> AfxdpCounters {
         let rx_dropped_frames = self.sockets.iter().map(XdpSocket::dropped).sum();
         AfxdpCounters { rx_dropped_frames, ..self.counters }
     }
 
-    /// What happened at the UDP sockets beside it.
+    /// Counters of the UDP sockets.
     pub fn udp_counters(&self) -> &UdpCounters {
         self.fallback.counters()
     }
 
-    /// Whether what goes to `lane` can leave in frames now, past the kernel.
+    /// Whether datagrams for `lane` can be sent in frames now, bypassing the kernel's IP stack.
     pub fn is_resolved(&self, lane: LaneId) -> bool {
         self.lanes.get(usize::from(lane.0)).is_some_and(|lane| lane.hop.resolved().is_some())
     }
 
-    /// Gives the kernel the frames of the last batch.
+    /// Returns the frames of the last batch to the kernel.
     fn give_back(&mut self) {
         for Arrived { socket, received, .. } in self.arrived.drain(..) {
             self.spent[socket].push(received.frame);
@@ -190,7 +191,7 @@ impl AfxdpUnderlay {
     }
 }
 
-/// What is needed of a frame's outer headers; nothing, and that counted, if it is not for us to see.
+/// The required fields of a frame's outer headers. `None`, and counted, if the frame is not a valid datagram for us.
 fn look(socket: &XdpSocket, received: &mut Received, ports: Ports, counters: &mut AfxdpCounters) -> Option<Outer> {
     let umem = &socket.queue.umem;
     let mut noted = None;
@@ -198,7 +199,7 @@ fn look(socket: &XdpSocket, received: &mut Received, ports: Ports, counters: &mu
         let note = umem.bytes(&received.frame, before, NOTE_BYTES).first_chunk().copied();
         noted =
             note.and_then(|note| Outer::from_note(&note, umem.bytes(&received.frame, received.start, received.len)));
-        // A note is good for one frame: the next one in this chunk may come without.
+        // A note is valid for one frame: the next frame in this chunk may have none.
         if let Some(magic) = umem.bytes_mut(&mut received.frame).get_mut(before..before + 4) {
             magic.fill(0);
         }
@@ -221,7 +222,7 @@ fn look(socket: &XdpSocket, received: &mut Received, ports: Ports, counters: &mu
 
 impl Underlay for AfxdpUnderlay {
     fn lane(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<LaneId> {
-        // Numbered alike on both sides.
+        // Lane numbers are the same in both.
         let id = self.fallback.lane(local, remote)?;
         if usize::from(id.0) == self.lanes.len() {
             self.lanes.push(Lane::new(local, remote, self.resolver.next_hop(local, remote)));
@@ -233,7 +234,7 @@ impl Underlay for AfxdpUnderlay {
         self.give_back();
         self.fell_back = false;
         self.turn = self.turn.wrapping_add(1);
-        // What the kernel did not take last time.
+        // Frames that the kernel did not take last time.
         for exit in &self.exits {
             self.counters.tx_system_calls += self.sockets[exit.socket].flush();
         }
@@ -312,7 +313,7 @@ impl Underlay for AfxdpUnderlay {
 }
 
 impl PolledUnderlay for AfxdpUnderlay {
-    /// The AF_XDP sockets, and what the UDP sockets have.
+    /// The AF_XDP sockets, and the receive sockets of the UDP fallback.
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         self.sockets.iter().map(AsFd::as_fd).chain(self.fallback.fds()).collect()
     }

@@ -1,8 +1,9 @@
-//! Where a frame goes next: the device and the MAC address that the kernel would choose, asked of its tables now and then by
-//! a thread of our own, so that the data path only reads a word.
+//! Next hops: the device and the MAC address that the kernel would choose. A thread polls the kernel's tables, so that
+//! the data path only reads a word.
 //!
-//! What is not known goes through the UDP sockets, which makes the kernel find it out. It does not see what we send past it; so
-//! when it begins to doubt a neighbour, one datagram goes through the sockets, too, and it asks that neighbour.
+//! Datagrams to unresolved next hops use the UDP sockets, which makes the kernel resolve them. The kernel does not see
+//! frames that bypass it. When its neighbour entry becomes stale, one datagram goes through the sockets so that the
+//! kernel probes the neighbour.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,19 +21,20 @@ use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage,
 
 use crate::panics;
 
-/// How often the kernel's tables are looked at while everything is known: so old may be what is used.
+/// Poll interval while all next hops are resolved: the maximum age of the data in use.
 const SETTLED: Duration = Duration::from_secs(2);
-/// How soon again while something is missing; doubles up to [`SETTLED`].
+/// First poll interval while a next hop is unresolved; doubles up to [`SETTLED`].
 const MISSING: Duration = Duration::from_millis(50);
-/// For one look at the tables; then it is given up until the next.
+/// Time limit of one poll.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The word that the data path reads: these two, the device's number, and the MAC address in the low 48 bits.
+/// Bits of the word that the data path reads: these two flags, the device's index, and the MAC address in the low 48
+/// bits.
 const KNOWN: u64 = 1 << 63;
 const ASK: u64 = 1 << 62;
 const DEVICE_SHIFT: u32 = 48;
 
-/// Where frames of one lane go next.
+/// The next hop of one lane.
 #[derive(Debug)]
 pub(crate) struct NextHop {
     local: SocketAddr,
@@ -40,16 +42,16 @@ pub(crate) struct NextHop {
     state: AtomicU64,
 }
 
-/// A known next hop.
+/// A resolved next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resolved {
-    /// Position of the device among those that the resolver was given.
+    /// Index of the device in the resolver's list.
     pub(crate) device: usize,
     pub(crate) mac: [u8; 6],
 }
 
 impl NextHop {
-    /// The address and device, if known and the kernel does not need a datagram to confirm it.
+    /// The address and device, if resolved and if the kernel does not need a datagram to confirm it.
     pub(crate) fn resolved(&self) -> Option<Resolved> {
         let state = self.state.load(Ordering::Relaxed);
         if state & (KNOWN | ASK) != KNOWN {
@@ -78,7 +80,7 @@ pub(crate) struct Resolver {
 
 #[derive(Debug)]
 struct Shared {
-    /// Device numbers, in the order of [`Resolved::device`].
+    /// Interface indexes, in the order of [`Resolved::device`].
     devices: Vec<u32>,
     state: Mutex<State>,
     changed: Condvar,
@@ -92,14 +94,14 @@ struct State {
 }
 
 impl Resolver {
-    /// Starts the thread. Only ways through `devices`, at most 255, are known.
+    /// Starts the thread. It resolves routes through `devices` only, at most 255.
     pub(crate) fn start(devices: Vec<u32>) -> io::Result<Self> {
         let shared = Arc::new(Shared { devices, state: Mutex::default(), changed: Condvar::new() });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let of_thread = Arc::clone(&shared);
         let run = move || {
             while let Err(panic) = panics::contain(|| of_thread.run(&runtime)) {
-                tracing::error!(%panic, "looking after next hops has failed; it begins again");
+                tracing::error!(%panic, "the next-hop resolver failed; restarting it");
                 std::thread::sleep(MISSING);
             }
         };
@@ -107,7 +109,7 @@ impl Resolver {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// A next hop, not known yet, that is looked after as long as somebody has it.
+    /// A next hop, unresolved at first; kept up to date while a caller holds it.
     pub(crate) fn next_hop(&self, local: SocketAddr, remote: SocketAddr) -> Arc<NextHop> {
         let mut state = self.shared.state();
         let same = |hop: &Arc<NextHop>| (hop.local, hop.remote) == (local, remote);
@@ -156,9 +158,9 @@ impl Shared {
             let look = async { tokio::time::timeout(PATIENCE, look(&hops, &self.devices)).await };
             let complete = match runtime.block_on(look) {
                 Ok(Ok(complete)) => complete,
-                // What is known stays.
+                // Resolved next hops stay.
                 Ok(Err(error)) => {
-                    tracing::debug!("the kernel's tables cannot be read: {error}");
+                    tracing::debug!("cannot read the kernel's tables: {error}");
                     false
                 }
                 Err(_) => false,
@@ -168,7 +170,7 @@ impl Shared {
     }
 }
 
-/// Brings `hops` up to date; returns whether all are known.
+/// Updates `hops`; returns whether all are resolved.
 async fn look(hops: &[Arc<NextHop>], devices: &[u32]) -> io::Result<bool> {
     if hops.is_empty() {
         return Ok(true);
@@ -179,7 +181,7 @@ async fn look(hops: &[Arc<NextHop>], devices: &[u32]) -> io::Result<bool> {
     let mut complete = true;
     if let Ok(neighbours) = &result {
         for hop in hops {
-            // No route is no way.
+            // No route: unresolved.
             let route = route(&handle, hop).await.ok().flatten();
             let way = route.and_then(|(device, next)| {
                 let number = devices.iter().position(|d| *d == device)?;
@@ -194,7 +196,7 @@ async fn look(hops: &[Arc<NextHop>], devices: &[u32]) -> io::Result<bool> {
     result.map(|_| complete)
 }
 
-/// Neighbours by device and address: MAC address, and whether the kernel doubts it.
+/// Neighbours by device and address: MAC address, and whether the entry is stale.
 async fn neighbours(handle: &Handle) -> io::Result<HashMap<(u32, IpAddr), ([u8; 6], bool)>> {
     let mut known = HashMap::new();
     let mut messages = std::pin::pin!(handle.neighbours().get().execute());
@@ -224,7 +226,7 @@ async fn neighbours(handle: &Handle) -> io::Result<HashMap<(u32, IpAddr), ([u8; 
     Ok(known)
 }
 
-/// The device and the neighbour through which the kernel would send.
+/// The device and the next-hop address that the kernel would use.
 async fn route(handle: &Handle, hop: &NextHop) -> io::Result<Option<(u32, IpAddr)>> {
     let mut message = RouteMessage::default();
     let (family, bits) = if hop.remote.is_ipv4() { (AddressFamily::Inet, 32) } else { (AddressFamily::Inet6, 128) };
@@ -234,7 +236,7 @@ async fn route(handle: &Handle, hop: &NextHop) -> io::Result<Option<(u32, IpAddr
     message.attributes = vec![
         RouteAttribute::Destination(hop.remote.ip().into()),
         RouteAttribute::Source(hop.local.ip().into()),
-        // Where there are several ways, ports decide.
+        // With multipath routes the ports decide.
         RouteAttribute::IpProto(libc::IPPROTO_UDP as u8),
         RouteAttribute::Sport(hop.local.port()),
         RouteAttribute::Dport(hop.remote.port()),
@@ -268,7 +270,7 @@ mod tests {
         hop.set(Some((7, mac, false)));
         assert_eq!(hop.resolved(), Some(Resolved { device: 7, mac }));
         hop.set(Some((7, mac, true)));
-        assert_eq!(hop.resolved(), None, "this one goes through the kernel");
+        assert_eq!(hop.resolved(), None, "this datagram goes through the kernel");
         assert_eq!(hop.resolved(), Some(Resolved { device: 7, mac }));
         hop.set(None);
         assert_eq!(hop.resolved(), None);

@@ -1,4 +1,4 @@
-//! Opening: devices, programs, sockets.
+//! Opens devices, programs and sockets.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -15,13 +15,13 @@ use crate::device::{self, Device};
 use crate::udp::{UdpConfig, UdpUnderlay};
 use crate::underlay::TxBatch;
 
-/// Queues of a device that get sockets; the others are the kernel's, and come through the UDP sockets.
+/// Maximum queues of a device that get AF_XDP sockets; the kernel serves the others, through the UDP sockets.
 const MAX_QUEUES: u32 = 64;
-/// What the kernel keeps in front of a received frame, bytes (`XDP_PACKET_HEADROOM`).
+/// Headroom that the kernel keeps in front of a received frame, bytes (`XDP_PACKET_HEADROOM`).
 const KERNEL_HEADROOM: usize = 256;
-/// An Ethernet header, bytes.
+/// Length of an Ethernet header, bytes.
 const ETHERNET: usize = 14;
-/// How long to wait for a device that somebody has who has just ended: the kernel cleans up behind it a little later.
+/// How long to wait for a device held by a process that has just ended: the kernel cleans up asynchronously.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) fn open_all(config: &AfxdpConfig) -> Result<Vec<AfxdpUnderlay>, AfxdpError> {
@@ -32,7 +32,7 @@ pub(super) fn open_all(config: &AfxdpConfig) -> Result<Vec<AfxdpUnderlay>, Afxdp
     let devices = device::find(&udp.local).map_err(AfxdpError::Netlink)?.map_err(AfxdpError::NoDevice)?;
     let chunk_bytes = if KERNEL_HEADROOM + ETHERNET + usize::from(config.mtu) <= 2048 { 2048 } else { 4096 };
     let mut steering = Vec::new();
-    // By worker: sockets, and by device the one to send through.
+    // By worker: sockets, and by device the index of the TX socket.
     let mut sockets: Vec<Vec<XdpSocket>> = (0..workers).map(|_| Vec::new()).collect();
     let mut exits: Vec<Vec<Exit>> = (0..workers).map(|_| Vec::new()).collect();
     for device in &devices {
@@ -115,13 +115,13 @@ fn attach(config: &AfxdpConfig, device: &Device, chunk_bytes: usize) -> Result<S
 
 /// The sockets of a device, by queue and worker.
 ///
-/// How many of its queues are in use is found from the last one down: those that are not cannot be bound.
+/// Finds the number of queues in use from the last one down: unused queues cannot be bound.
 fn open_queues(config: &AfxdpConfig, device: &Device, chunk_bytes: usize) -> Result<Vec<Vec<XdpSocket>>, AfxdpError> {
     let workers = config.udp.workers;
     let (mut found, mut queues) = (Vec::new(), device.queues.min(MAX_QUEUES));
     for queue in (0..queues).rev() {
         let of_queue = QueueConfig { device: device.index, queue, chunk_bytes, frames: config.frames };
-        // Worker n sends through queue n, and so on round.
+        // Worker n sends through queue n modulo the number of queues.
         let senders: Vec<u16> = (0..workers).filter(|w| u32::from(*w) % queues == queue).collect();
         match retry(|| XdpSocket::open_all(of_queue, workers, &senders)) {
             Ok(sockets) => found.push(sockets),
@@ -133,7 +133,7 @@ fn open_queues(config: &AfxdpConfig, device: &Device, chunk_bytes: usize) -> Res
     Ok(found)
 }
 
-/// Tries again for a while as long as somebody else has it.
+/// Retries for a while if the resource is busy.
 fn retry<T>(mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let until = Instant::now() + PATIENCE;
     loop {

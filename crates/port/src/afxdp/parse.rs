@@ -1,4 +1,5 @@
-//! Received frames: what the XDP program takes, parsed again when it could not leave a note, and the outer UDP checksum.
+//! Received frames: parsed in user space when the XDP program could not write a note, and the check of the outer UDP
+//! checksum.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,9 +8,9 @@ use bifrost_wire::checksum;
 use super::program::{NOTE_BIFROST, NOTE_BYTES, NOTE_MAGIC, NOTE_VXLAN};
 use crate::underlay::Service;
 
-/// Where the UDP payload begins after Ethernet, IPv4 without options and UDP, bytes.
+/// Offset of the UDP payload after Ethernet, IPv4 without options and UDP, bytes.
 pub(crate) const IPV4_PAYLOAD: usize = 14 + 20 + 8;
-/// Where the UDP payload begins after Ethernet, IPv6 without extension headers and UDP, bytes.
+/// Offset of the UDP payload after Ethernet, IPv6 without extension headers and UDP, bytes.
 pub(crate) const IPV6_PAYLOAD: usize = 14 + 40 + 8;
 
 const PROTOCOL_UDP: u8 = 17;
@@ -21,21 +22,22 @@ pub(crate) struct Ports {
     pub(crate) vxlan: u16,
 }
 
-/// What is needed of a frame's outer headers.
+/// The required fields of a frame's outer headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outer {
-    /// Where the UDP payload begins; it ends with the frame.
+    /// Offset of the UDP payload, which ends with the frame.
     pub(crate) payload: usize,
     pub(crate) service: Service,
     pub(crate) source: SocketAddr,
     pub(crate) ecn: u8,
     pub(crate) ttl: u8,
-    /// When the program saw it, monotonic clock, ns; [`u64::MAX`]: nobody noted that.
+    /// When the program saw it, monotonic clock, ns; [`u64::MAX`] if unknown.
     pub(crate) time_ns: u64,
 }
 
 impl Outer {
-    /// What the program's note in front of the frame says; nothing if there is none, or it cannot be true of this frame.
+    /// The contents of the program's note in front of the frame; `None` if there is no note, or if it contradicts the
+    /// frame.
     pub(crate) fn from_note(note: &[u8; NOTE_BYTES], frame: &[u8]) -> Option<Self> {
         let (words, _) = note.as_chunks::<4>();
         let word = |i: usize| words.get(i).copied().map(u32::from_ne_bytes);
@@ -54,8 +56,8 @@ impl Outer {
         outer.map(|outer| Outer { time_ns, ..outer })
     }
 
-    /// The same from the frame alone, by the rules of the program; nothing if it does not keep to them. Whether the destination
-    /// is an address of ours is not asked.
+    /// The same from the frame alone, by the rules of the program; `None` if the frame does not follow them. Does not
+    /// check whether the destination is a local address.
     pub(crate) fn parse(frame: &[u8], ports: Ports) -> Option<Self> {
         let half = |at: usize| frame.get(at..)?.first_chunk().copied().map(u16::from_be_bytes);
         let (payload, udp_bytes) = match half(12)? {
@@ -98,8 +100,8 @@ impl Outer {
         Some(Self { payload, service, source, ecn: traffic_class & 3, ttl, time_ns: u64::MAX })
     }
 
-    /// Whether the checksums of the frame's IPv4 header and of UDP are right. There may be none of UDP over IPv4 (RFC 768), or
-    /// one that is not finished (see `is_unfinished`).
+    /// Whether the checksums of the IPv4 header and of UDP are correct. UDP over IPv4 may have none (RFC 768), or an
+    /// unfinished one (see `is_unfinished`).
     pub(crate) fn is_intact(&self, frame: &[u8]) -> bool {
         if self.payload == IPV4_PAYLOAD && !frame.get(14..34).is_some_and(checksum::is_valid) {
             return false;
@@ -113,14 +115,14 @@ impl Outer {
         }
     }
 
-    /// Whether the UDP checksum is the sum of the pseudo header only: a datagram that never was on a wire, for the sender shares
-    /// this machine, and a device was to do the rest. The kernel believes such ones, too.
+    /// Whether the UDP checksum covers the pseudo-header only. Such a datagram was never on a wire: the sender is on
+    /// this machine and left the checksum to a device. The kernel accepts these, too.
     #[cfg(test)]
     pub(crate) fn is_unfinished(&self, frame: &[u8]) -> bool {
         self.sums(frame).is_some_and(|(stored, pseudo, _)| checksum::fold(pseudo) == stored)
     }
 
-    /// The UDP checksum, the partial sum of the pseudo header, and the UDP header with payload.
+    /// The UDP checksum, the pseudo-header's partial sum, and the UDP header with payload.
     fn sums<'f>(&self, frame: &'f [u8]) -> Option<(u16, u32, &'f [u8])> {
         let udp = frame.get(self.payload - 8..)?;
         let stored = u16::from_be_bytes(*udp.get(6..)?.first_chunk()?);

@@ -1,8 +1,9 @@
-//! The XDP program: which frames go to an AF_XDP socket, and to which worker's.
+//! The XDP program: which frames go to AF_XDP sockets, and to which worker's.
 //!
-//! It takes what is surely ours and simple: Ethernet without tags, IPv4 without options or IPv6 without extension headers, not
-//! a fragment, no padding, UDP to one of our addresses and one of our two ports. All else goes on to the kernel. In front of
-//! what it takes it writes a [`Note`], so that nobody has to parse the outer headers again.
+//! It redirects plain frames that are certainly ours: Ethernet without tags, IPv4 without options or IPv6 without
+//! extension headers, not a fragment, no padding, UDP to a local address and one of our two ports. It passes all other
+//! frames to the kernel. In front of each redirected frame it writes a [`Note`], so that user space need not parse the
+//! outer headers again.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,10 +13,10 @@ use super::parse::{IPV4_PAYLOAD, IPV6_PAYLOAD};
 use crate::bpf::{self, Assembler, Instruction, Jump, ProgramKind, Register, Size, xdp};
 use crate::steer::{FOLD_MULTIPLIER, FOLD_SHIFT};
 
-/// Bytes of a note, directly in front of the frame.
+/// Length of a note, bytes; it is directly in front of the frame.
 pub(crate) const NOTE_BYTES: usize = 24;
-/// First word of a note, native byte order like the others: then come the worker, the offset of the UDP payload, the service, and in two
-/// words the time, monotonic clock, ns.
+/// First word of a note. Then come the worker, the offset of the UDP payload, the service, and in two words the time
+/// (monotonic clock, ns). All words are in native byte order.
 pub(crate) const NOTE_MAGIC: u32 = 0xb1f2_0457;
 /// Service in a note: the BIFROST port.
 pub(crate) const NOTE_BIFROST: u32 = 0;
@@ -26,7 +27,7 @@ pub(crate) const NOTE_VXLAN: u32 = 1;
 const REQUEST: u32 = 3;
 const RESET: u32 = 6;
 
-/// What the program takes.
+/// What the program redirects.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     /// Our underlay addresses.
@@ -35,11 +36,12 @@ pub(crate) struct Wanted {
     pub(crate) vxlan_port: u16,
     /// At least 1.
     pub(crate) workers: u16,
-    /// Longer frames are left to the kernel, bytes.
+    /// Longer frames are passed to the kernel, bytes.
     pub(crate) longest_frame: u32,
 }
 
-/// Loads the program. It redirects to socket `queue * workers + worker` of `sockets`, and passes what finds none there.
+/// Loads the program. It redirects to socket `queue * workers + worker` of `sockets`, and passes frames without a
+/// socket.
 pub(crate) fn load(wanted: &Wanted, sockets: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     bpf::load_program(ProgramKind::Xdp, &assemble(wanted, sockets), "bifrost_xdp")
 }
@@ -48,16 +50,16 @@ const R0: Register = Register(0);
 const R1: Register = Register(1);
 const R2: Register = Register(2);
 const R3: Register = Register(3);
-/// The worker, as long as nothing is called.
+/// The worker, until the first call.
 const WORKER: Register = Register(5);
 const CONTEXT: Register = Register(6);
-/// The frame; after the choice the receive queue.
+/// The frame; after the worker is chosen, the receive queue.
 const FRAME: Register = Register(7);
 const END: Register = Register(8);
-/// The UDP payload; after the choice the worker.
+/// The UDP payload; after the worker is chosen, the worker.
 const PAYLOAD: Register = Register(9);
 const STACK: Register = Register(10);
-// Where the stack keeps what becomes the note.
+// Stack offsets of the note's words.
 const OFFSET_SLOT: i16 = -4;
 const SERVICE_SLOT: i16 = -8;
 const TIME_SLOT: i16 = -16;
@@ -67,7 +69,7 @@ fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
     let [pass, v6, v4_ours, v6_ours, udp] = std::array::from_fn(|_| a.label());
     let [bifrost, by_cid, vxlan, fold, chosen, redirect] = std::array::from_fn(|_| a.label());
     let workers = u32::from(wanted.workers);
-    // Leaves unless the frame has `bytes` bytes from `from` on.
+    // Passes the frame unless it has `bytes` bytes after `from`.
     let need = |a: &mut Assembler, from: Register, bytes: usize, otherwise| {
         a.copy(R0, from);
         a.add(R0, bytes as i32);
@@ -79,7 +81,7 @@ fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
     a.load(Size::Word, END, CONTEXT, xdp::DATA_END);
     need(&mut a, FRAME, IPV4_PAYLOAD, pass);
     a.load_big_endian(Size::Half, R1, FRAME, 12);
-    // The verifier refuses code that is never reached: a family without addresses has none.
+    // The verifier rejects unreachable code: generate none for a family without addresses.
     let has = |v4| wanted.local.iter().any(|address| address.is_ipv4() == v4);
     if has(false) {
         a.jump_if(R1, Jump::Equal, 0x86dd, v6);
@@ -101,7 +103,7 @@ fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
         }
         a.jump(pass);
         a.place(v4_ours);
-        // From here on R1 is the length of the UDP datagram and R2 that of the frame, as IP has them.
+        // From here on R1 is the length of the UDP datagram and R2 that of the frame, by the IP header.
         a.load_big_endian(Size::Half, R1, FRAME, 16);
         a.copy(R2, R1);
         a.add(R2, 14);
@@ -135,7 +137,7 @@ fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
         a.jump(pass);
         a.place(v6_ours);
         a.load(Size::Half, R1, FRAME, 60);
-        a.jump_if(R1, Jump::Equal, 0, pass); // no checksum: the kernel lets plain VXLAN pass alone
+        a.jump_if(R1, Jump::Equal, 0, pass); // no checksum: the kernel accepts that for plain VXLAN only
         a.load_big_endian(Size::Half, R1, FRAME, 18);
         a.copy(R2, R1);
         a.add(R2, 54);
@@ -144,8 +146,8 @@ fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
         a.store_constant(Size::Word, STACK, OFFSET_SLOT, IPV6_PAYLOAD as u32);
     }
 
-    // The frame is as long as IP says, and UDP says the same. Only pointers into the same frame may be compared, and only by
-    // order, without a further capability.
+    // The frame length must match the IP length, and the UDP length the IP payload. Without further capabilities only
+    // pointers into the same frame may be compared, and only by order.
     a.place(udp);
     a.jump_if(R2, Jump::Greater, wanted.longest_frame, pass);
     a.copy(R0, FRAME);
@@ -196,7 +198,7 @@ fn assemble(wanted: &Wanted, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
     a.modulo(R1, workers);
     a.copy(WORKER, R1);
 
-    // The note; a driver that has no room for it does without.
+    // The note; skipped if the driver has no headroom for it.
     a.place(chosen);
     a.copy(PAYLOAD, WORKER);
     a.load(Size::Word, FRAME, CONTEXT, xdp::RX_QUEUE_INDEX);

@@ -1,4 +1,4 @@
-//! The program, accepted by the kernel's verifier and run by the kernel, against the parser and the steering rule.
+//! The program, as verified and run by the kernel, compared with the parser and the steering rule.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -27,7 +27,7 @@ fn wanted(workers: u16, local: &[&str]) -> Wanted {
     Wanted { local, bifrost_port: PORTS.bifrost, vxlan_port: PORTS.vxlan, workers, longest_frame: LONGEST }
 }
 
-/// A datagram to one of the ports, mostly; with the sender's own code around it.
+/// A datagram, usually to one of the ports, with headers written by independent code.
 fn frame(rng: &mut Rng, lanes: &[Lane]) -> Vec<u8> {
     let mut payload: Vec<u8> = (0..rng.usize(0..80)).map(|_| rng.u8(..)).collect();
     if rng.u8(..) < 10 {
@@ -47,7 +47,7 @@ fn frame(rng: &mut Rng, lanes: &[Lane]) -> Vec<u8> {
     let lane = &lanes[rng.usize(..lanes.len())];
     let len = lane.write(macs, rng.u8(0..4), &payload, &mut bytes).expect("it fits");
     bytes.truncate(len);
-    // Something wrong with the headers, or the length.
+    // Corrupts the headers or the length.
     match rng.u8(0..8) {
         0 => {
             let at = rng.usize(12..lane.header_bytes().min(len));
@@ -91,24 +91,24 @@ fn the_program_takes_what_the_parser_takes_and_chooses_as_the_rule_does() {
     for (workers, local) in [(1, &both[..]), (2, &both), (2, &v4), (2, &v6), (3, &both), (5, &both), (32, &both)] {
         let wanted = wanted(workers, local);
         let sockets = create_socket_map(u32::from(workers)).expect("a map of sockets (root)");
-        let program = load(&wanted, sockets.as_fd()).unwrap_or_else(|e| panic!("the verifier refuses it: {e}"));
+        let program = load(&wanted, sockets.as_fd()).unwrap_or_else(|e| panic!("the verifier rejects it: {e}"));
         let (mut taken, mut passed, mut chosen) = (0, 0, vec![0; usize::from(workers)]);
         for _ in 0..4000 {
             let frame = frame(&mut rng, &lanes);
             let before = monotonic_ns();
             let run = test_run(program.as_fd(), &frame).expect("a run");
-            // There is no socket in the map: what is taken comes back with a note.
+            // The map has no socket: redirected frames return with a note.
             assert_eq!(run.verdict, XDP_PASS);
             let outer = Outer::parse(&frame, PORTS)
                 .filter(|o| is_local(&frame, o, &wanted.local) && frame.len() <= LONGEST as usize);
             let Some(outer) = outer else {
-                assert_eq!(run.data, frame, "taken, and should not be");
+                assert_eq!(run.data, frame, "redirected, but should pass");
                 passed += 1;
                 continue;
             };
             let (note, rest) = run.data.split_first_chunk::<NOTE_BYTES>().expect("a note");
-            assert_eq!(rest, frame, "changed, or not taken");
-            let noted = Outer::from_note(note, &frame).expect("a note that can be true");
+            assert_eq!(rest, frame, "changed, or not redirected");
+            let noted = Outer::from_note(note, &frame).expect("a valid note");
             assert!((before..=monotonic_ns()).contains(&noted.time_ns), "{noted:?}");
             assert_eq!(Outer { time_ns: u64::MAX, ..noted }, outer);
             let word = |at: usize| u32::from_ne_bytes(note[at..at + 4].try_into().expect("a word"));
@@ -121,7 +121,7 @@ fn the_program_takes_what_the_parser_takes_and_chooses_as_the_rule_does() {
             taken += 1;
             chosen[usize::from(worker)] += 1;
         }
-        assert!(taken > 300 && passed > 500, "{taken} taken, {passed} passed: this shows little");
+        assert!(taken > 300 && passed > 500, "{taken} redirected, {passed} passed: too few");
         assert!(chosen.iter().all(|&n| n > 0), "{chosen:?}");
     }
 }

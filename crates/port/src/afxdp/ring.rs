@@ -1,4 +1,4 @@
-//! The rings between us and the kernel: one side writes, the other reads, and two counters say how far each has come.
+//! Rings shared with the kernel: one side produces, the other consumes, and each has an index.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::xdp::XdpRingOffset;
 
-/// The kernel sleeps and wants to be told of new entries.
+/// The kernel sleeps and needs a wakeup for new entries.
 const NEED_WAKEUP: u32 = 1;
 
-/// A ring, mapped.
+/// A mapped ring.
 #[derive(Debug)]
 struct Ring<T> {
     mapping: NonNull<u8>,
@@ -23,30 +23,30 @@ struct Ring<T> {
     mask: u32,
 }
 
-/// A ring that we write.
+/// A ring with us as the producer.
 #[derive(Debug)]
 pub(crate) struct Producer<T> {
     ring: Ring<T>,
-    /// How far we have come; the kernel knows of it since the last [`publish`](Self::publish).
+    /// Our index; published to the kernel by [`publish`](Self::publish).
     next: u32,
-    /// How far the kernel had come when we last looked.
+    /// The kernel's index when last read.
     consumed: u32,
 }
 
-/// A ring that we read.
+/// A ring with us as the consumer.
 #[derive(Debug)]
 pub(crate) struct Consumer<T> {
     ring: Ring<T>,
     next: u32,
-    /// How far the kernel had come when we last looked.
+    /// The kernel's index when last read.
     produced: u32,
 }
 
-// SAFETY: the mapping belongs to the ring alone; its counters are atomic, and its entries are touched by one side at a time.
+// SAFETY: the ring alone owns the mapping; its indexes are atomic, and only one side at a time accesses an entry.
 unsafe impl<T: Send> Send for Ring<T> {}
 
 impl<T: Copy> Ring<T> {
-    /// Maps the ring of `entries` (a power of two) that `socket` has at `page_offset`.
+    /// Maps the ring of `entries` (a power of two) of `socket` at `page_offset`.
     fn map(socket: BorrowedFd<'_>, page_offset: u64, entries: u32, layout: &XdpRingOffset) -> io::Result<Self> {
         if !entries.is_power_of_two() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -57,7 +57,7 @@ impl<T: Copy> Ring<T> {
             || !inside(layout.consumer, 4)
             || !(layout.desc as usize).is_multiple_of(align_of::<T>())
         {
-            return Err(io::Error::other("the kernel describes a ring that cannot be"));
+            return Err(io::Error::other("the kernel describes an impossible ring"));
         }
         // SAFETY: a new mapping at an address of the kernel's choice.
         let mapping = unsafe {
@@ -71,7 +71,7 @@ impl<T: Copy> Ring<T> {
             )
         }?;
         let mapping = NonNull::new(mapping.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: inside the mapping of `len` bytes, as checked above or, of the entries, by the definition of `len`.
+        // SAFETY: inside the mapping of `len` bytes: checked above, or for the entries by the definition of `len`.
         let at = |offset: u64| unsafe { mapping.add(offset as usize) };
         Ok(Self {
             mapping,
@@ -102,7 +102,7 @@ impl<T: Copy> Ring<T> {
 
 impl<T> Drop for Ring<T> {
     fn drop(&mut self) {
-        // SAFETY: this mapping is ours, and what borrows from it borrows `self`.
+        // SAFETY: this mapping is ours, and borrows from it borrow `self`.
         let _ = unsafe { munmap(self.mapping.as_ptr().cast(), self.len) };
     }
 }
@@ -126,24 +126,24 @@ impl<T: Copy> Producer<T> {
                 return false;
             }
         }
-        // SAFETY: the mask keeps the index inside the entries, and the kernel, which is done with this one, does not look at it
+        // SAFETY: the mask keeps the index inside the entries; the kernel is done with this one and does not read it
         // before it is published.
         unsafe { self.ring.entries.add((self.next & self.ring.mask) as usize).write(entry) };
         self.next = self.next.wrapping_add(1);
         true
     }
 
-    /// Shows the kernel what was added.
+    /// Publishes the added entries to the kernel.
     pub(crate) fn publish(&mut self) {
         self.ring.producer().store(self.next, Ordering::Release);
     }
 
-    /// Entries that the kernel has not taken yet.
+    /// Entries that the kernel has not consumed yet.
     pub(crate) fn waiting(&self) -> u32 {
         self.next.wrapping_sub(self.ring.consumer().load(Ordering::Acquire))
     }
 
-    /// Whether the kernel wants to be told.
+    /// Whether the kernel needs a wakeup.
     pub(crate) fn needs_wakeup(&self) -> bool {
         self.ring.flags() & NEED_WAKEUP != 0
     }
@@ -168,14 +168,14 @@ impl<T: Copy> Consumer<T> {
                 return None;
             }
         }
-        // SAFETY: the mask keeps the index inside the entries; the kernel has written this one before it moved its counter, and
-        // leaves it alone until ours has passed it.
+        // SAFETY: the mask keeps the index inside the entries; the kernel wrote this one before it advanced its index,
+        // and leaves it alone until ours has passed it.
         let entry = unsafe { self.ring.entries.add((self.next & self.ring.mask) as usize).read() };
         self.next = self.next.wrapping_add(1);
         Some(entry)
     }
 
-    /// Gives the kernel the room of what was taken.
+    /// Returns the consumed entries to the kernel.
     pub(crate) fn release(&mut self) {
         self.ring.consumer().store(self.next, Ordering::Release);
     }

@@ -1,7 +1,7 @@
-//! AF_XDP sockets: for each receive queue of a device one for each worker, over the same memory.
+//! AF_XDP sockets: one per receive queue and worker, over shared memory.
 //!
-//! The kernel has one fill ring and one completion ring for a queue, however many sockets there are; so workers share these two,
-//! behind a lock that is taken once a batch.
+//! The kernel has one fill ring and one completion ring per queue, however many sockets share it. The workers share
+//! these two under a lock, which is taken once per batch.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,9 +16,9 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use super::ring::{Consumer, Producer};
 use super::umem::{Frame, Umem};
 
-/// What a kernel takes of a transmit ring in one call, unless it is told otherwise.
+/// How many TX entries the kernel takes in one call by default.
 const DEFAULT_BUDGET: u32 = 32;
-/// linux/if_xdp.h, since Linux 6.17: how much it takes.
+/// Sets that number; linux/if_xdp.h, since Linux 6.17.
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 
 /// One receive queue of a device, shared by the workers.
@@ -26,7 +26,7 @@ const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 pub(crate) struct Queue {
     pub(crate) umem: Umem,
     shared: Mutex<Shared>,
-    /// Frames to receive into: those of lower numbers. The others belong to the senders, `frames` to each.
+    /// RX frames: those with lower numbers. The others are TX frames, `frames` per sender.
     frames: u32,
 }
 
@@ -34,14 +34,14 @@ pub(crate) struct Queue {
 struct Shared {
     fill: Producer<u64>,
     completion: Consumer<u64>,
-    /// Frames that have left, for each sender, until it asks.
+    /// Transmitted frames by sender, until the sender collects them.
     sent: Vec<Vec<Frame>>,
 }
 
 /// One worker's socket on one queue.
 #[derive(Debug)]
 pub(crate) struct XdpSocket {
-    // Rings go before the socket, and the socket before the memory.
+    // Drop order: rings before the socket, the socket before the memory.
     receive: Consumer<XdpDesc>,
     send: Option<Sender>,
     fd: OwnedFd,
@@ -51,35 +51,35 @@ pub(crate) struct XdpSocket {
 #[derive(Debug)]
 struct Sender {
     ring: Producer<XdpDesc>,
-    /// Which of the queue's senders this is.
+    /// Index among the queue's senders.
     number: usize,
     free: Vec<Frame>,
-    /// Entries may be left that the kernel has not taken.
+    /// The TX ring may hold entries that the kernel has not taken.
     unsent: bool,
 }
 
-/// A frame that came in.
+/// A received frame.
 #[derive(Debug)]
 pub(crate) struct Received {
     pub(crate) frame: Frame,
-    /// Where in its chunk it begins.
+    /// Its offset in the chunk.
     pub(crate) start: usize,
     pub(crate) len: usize,
 }
 
-/// What sockets of a queue have in common.
+/// Parameters that the sockets of a queue share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueConfig {
-    /// Device number.
+    /// Interface index.
     pub(crate) device: u32,
     pub(crate) queue: u32,
     pub(crate) chunk_bytes: usize,
-    /// Frames to receive into, and to send from for each sender; a power of two.
+    /// RX frames, and TX frames per sender; a power of two.
     pub(crate) frames: u32,
 }
 
 impl XdpSocket {
-    /// Opens the sockets of one queue for all workers; those in `senders` can send through it.
+    /// Opens the sockets of one queue for all workers; the workers in `senders` can send through it.
     pub(crate) fn open_all(config: QueueConfig, workers: u16, senders: &[u16]) -> io::Result<Vec<Self>> {
         let mut sockets: Vec<Self> = Vec::with_capacity(usize::from(workers));
         for worker in 0..workers {
@@ -119,7 +119,7 @@ impl XdpSocket {
         for _ in 0..senders {
             sent.push(all.split_off(all.len() - frames as usize));
         }
-        // The last ones were split off first: now sender n has the chunks that its number says.
+        // The last ones were split off first: sender n now has the chunks of its number.
         sent.reverse();
         for frame in all {
             fill.push(umem.offset_of(&frame));
@@ -140,19 +140,19 @@ impl XdpSocket {
         Ok(Self { receive, send, fd, queue: Arc::clone(&first.queue) })
     }
 
-    /// The next frame that came in.
+    /// The next received frame.
     pub(crate) fn receive(&mut self) -> Option<Received> {
         let descriptor = self.receive.pop()?;
         let (frame, start) = self.queue.umem.take_back(descriptor.addr)?;
         Some(Received { frame, start, len: descriptor.len as usize })
     }
 
-    /// Gives the kernel frames to receive into, and the room in the ring that they came through.
+    /// Gives RX frames to the kernel, and releases the consumed entries of the RX ring.
     pub(crate) fn give_back(&mut self, frames: impl Iterator<Item = Frame>) {
         self.receive.release();
         let mut shared = self.queue.shared();
         for frame in frames {
-            // There is room for all that were ever lent.
+            // The ring has room for all frames ever lent.
             shared.fill.push(self.queue.umem.offset_of(&frame));
         }
         shared.fill.publish();
@@ -163,13 +163,13 @@ impl XdpSocket {
         }
     }
 
-    /// Whether it can send.
+    /// Whether this worker can send through it.
     pub(crate) fn sends(&self) -> bool {
         self.send.is_some()
     }
 
-    /// Adds a frame to be sent, which `write` writes into a chunk; it returns the length, or nothing if there is to be none.
-    /// Returns whether there is one. [`flush`](Self::flush) may change that no frame is free.
+    /// Queues a frame that `write` writes into a chunk; `write` returns the length, or `None` to send nothing. Returns
+    /// whether a frame was free. [`flush`](Self::flush) may free frames.
     pub(crate) fn send(&mut self, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> Result<bool, NoFrame> {
         let Some(sender) = &mut self.send else { return Err(NoFrame) };
         if sender.free.is_empty() {
@@ -181,7 +181,7 @@ impl XdpSocket {
         let descriptor =
             len.map(|len| XdpDesc { addr: umem.offset_of(&frame), len: len as u32, options: XdpDescOptions::empty() });
         match descriptor {
-            // A ring has as many entries as there are frames.
+            // A ring has as many entries as there are TX frames.
             Some(descriptor) if sender.ring.push(descriptor) => {
                 sender.unsent = true;
                 Ok(true)
@@ -193,7 +193,8 @@ impl XdpSocket {
         }
     }
 
-    /// Has the kernel send what is in the ring; returns the system calls that this took. What it does not take now stays there.
+    /// Makes the kernel send the queued frames; returns the number of system calls. Frames that it does not take stay
+    /// queued.
     pub(crate) fn flush(&mut self) -> u64 {
         let Some(sender) = &mut self.send else { return 0 };
         if !sender.unsent {
@@ -201,7 +202,7 @@ impl XdpSocket {
         }
         sender.ring.publish();
         let mut calls = 0;
-        // Each call takes a part; one that takes nothing is the last.
+        // Each call takes a part; stop when one takes nothing.
         let mut waiting = sender.ring.waiting();
         while waiting > 0 && sender.ring.needs_wakeup() {
             calls += 1;
@@ -216,7 +217,7 @@ impl XdpSocket {
         calls
     }
 
-    /// Frames that the kernel had to drop: no room in the ring, and for other reasons.
+    /// Frames dropped by the kernel, because the ring was full or for other reasons.
     pub(crate) fn dropped(&self) -> u64 {
         sockopt::xdp_statistics(&self.fd).map_or(0, |s| s.rx_dropped + s.rx_ring_full.unwrap_or(0))
     }
@@ -228,12 +229,12 @@ impl AsFd for XdpSocket {
     }
 }
 
-/// No frame is free to send.
+/// No TX frame is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoFrame;
 
 impl Queue {
-    /// Moves a sender's frames that have left to `free`.
+    /// Moves a sender's transmitted frames to `free`.
     fn take_sent(&self, sender: usize, free: &mut Vec<Frame>) {
         let mut shared = self.shared();
         let Shared { completion, sent, .. } = &mut *shared;
@@ -260,7 +261,7 @@ fn socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)?)
 }
 
-/// The rings of one socket, each of `entries`.
+/// The rings of one socket, `entries` each.
 fn rings(fd: &OwnedFd, entries: u32, sender: Option<usize>) -> io::Result<(Consumer<XdpDesc>, Option<Sender>)> {
     sockopt::set_xdp_rx_ring_size(fd, entries)?;
     if sender.is_some() {
@@ -270,7 +271,7 @@ fn rings(fd: &OwnedFd, entries: u32, sender: Option<usize>) -> io::Result<(Consu
     let receive = Consumer::map(fd.as_fd(), XDP_PGOFF_RX_RING, entries, &layout.rx)?;
     let Some(number) = sender else { return Ok((receive, None)) };
     let ring = Producer::map(fd.as_fd(), XDP_PGOFF_TX_RING, entries, &layout.tx)?;
-    // All frames at once may be on their way, each in a packet of the kernel's.
+    // All frames may be in flight at once, each in an skb.
     let bytes = i32::try_from(entries * 4096).unwrap_or(i32::MAX);
     let _ = crate::udp::set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes);
     if entries > DEFAULT_BUDGET {

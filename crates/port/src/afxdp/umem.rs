@@ -1,16 +1,17 @@
-//! The memory that frames are in, shared with the kernel, and the names of its parts.
+//! The frame memory (UMEM) shared with the kernel, and handles for its chunks.
 
 use std::io;
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// One chunk of a [`Umem`], and the right to use it: there is only one name for each chunk, which is here or lent to the kernel.
+/// One chunk of a [`Umem`] and the right to access it. Each chunk has exactly one handle, held here or lent to the
+/// kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Frame(u32);
 
 impl Frame {
-    /// Number of the chunk.
+    /// Index of the chunk.
     pub(crate) fn number(&self) -> u32 {
         self.0
     }
@@ -24,13 +25,13 @@ pub(crate) struct Umem {
     chunks: u32,
 }
 
-// SAFETY: plain memory; who may touch which part of it is said by `Frame`s, of which there is one for each chunk.
+// SAFETY: plain memory; access is governed by `Frame` handles, of which each chunk has exactly one.
 unsafe impl Send for Umem {}
 // SAFETY: as above.
 unsafe impl Sync for Umem {}
 
 impl Umem {
-    /// Maps memory and names all of it.
+    /// Maps memory and makes the handles for all chunks.
     pub(crate) fn new(chunk_bytes: usize, chunks: u32) -> io::Result<(Self, Vec<Frame>)> {
         let len = chunk_bytes * chunks as usize;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -46,40 +47,41 @@ impl Umem {
         Ok((Self { base, chunk_bytes, chunks }, (0..chunks).map(Frame).collect()))
     }
 
-    /// Where it begins, for the kernel.
+    /// Start address, for the kernel.
     pub(crate) fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
-    /// Bytes in all.
+    /// Total bytes.
     pub(crate) fn len(&self) -> usize {
         self.chunk_bytes * self.chunks as usize
     }
 
-    /// Bytes of one chunk.
+    /// Bytes per chunk.
     pub(crate) fn chunk_bytes(&self) -> usize {
         self.chunk_bytes
     }
 
-    /// What the kernel calls the start of a frame.
+    /// The kernel's address of the start of a frame.
     pub(crate) fn offset_of(&self, frame: &Frame) -> u64 {
         u64::from(frame.0) * self.chunk_bytes as u64
     }
 
-    /// The frame at an offset that the kernel gives back, and where in it; nothing if there is none. The kernel gives back what
-    /// it was lent, once.
+    /// The frame at an address that the kernel returned, and the offset in its chunk; `None` if out of range. The
+    /// kernel returns each lent frame once.
     pub(crate) fn take_back(&self, offset: u64) -> Option<(Frame, usize)> {
         let number = u32::try_from(offset / self.chunk_bytes as u64).ok().filter(|&n| n < self.chunks)?;
         Some((Frame(number), (offset % self.chunk_bytes as u64) as usize))
     }
 
-    /// Bytes `start..start + len` of a frame; empty if it has none such.
+    /// Bytes `start..start + len` of a frame; empty if out of range.
     pub(crate) fn bytes(&self, frame: &Frame, start: usize, len: usize) -> &[u8] {
         if frame.0 >= self.chunks || start.checked_add(len).is_none_or(|end| end > self.chunk_bytes) {
             return &[];
         }
-        // SAFETY: inside the mapping, as just checked, which lives as long as `self`, and initialised by the kernel. Nobody
-        // writes there while `frame` is borrowed, since the holder of a chunk's only name may, and the kernel does not have it.
+        // SAFETY: inside the mapping, as just checked, which lives as long as `self`, and initialised by the kernel.
+        // Nothing writes there while `frame` is borrowed: only the holder of the handle may, and the kernel does not
+        // have it.
         unsafe {
             let at = self.base.as_ptr().add(frame.0 as usize * self.chunk_bytes + start);
             std::slice::from_raw_parts(at, len)
@@ -91,7 +93,7 @@ impl Umem {
         if frame.0 >= self.chunks {
             return &mut [];
         }
-        // SAFETY: as in `bytes`; and nobody reads, for `frame` is borrowed exclusively.
+        // SAFETY: as in `bytes`; and nothing reads, because `frame` is borrowed exclusively.
         unsafe {
             let at = self.base.as_ptr().add(frame.0 as usize * self.chunk_bytes);
             std::slice::from_raw_parts_mut(at, self.chunk_bytes)
@@ -101,7 +103,8 @@ impl Umem {
 
 impl Drop for Umem {
     fn drop(&mut self) {
-        // SAFETY: this mapping is ours, and what borrows from it borrows `self`. The kernel has its own hold of the pages.
+        // SAFETY: this mapping is ours, and borrows from it borrow `self`. The kernel holds its own references to the
+        // pages.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len()) };
     }
 }

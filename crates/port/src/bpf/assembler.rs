@@ -1,14 +1,15 @@
-//! Instructions by name, and jumps to labels.
+//! An eBPF assembler: instructions by name, jumps to labels.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::Instruction;
 
-/// A register. 0 holds results, 1 to 5 arguments (lost in calls), 6 to 9 survive calls, 10 is the end of the stack.
+/// A register. 0 holds results, 1 to 5 arguments (clobbered by calls), 6 to 9 are callee-saved, 10 is the frame
+/// pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Register(pub(crate) u8);
 
-/// How much a load or store moves.
+/// Width of a load or store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
     Byte = 0x10,
@@ -17,7 +18,7 @@ pub(crate) enum Size {
     Double = 0x18,
 }
 
-/// When a jump is taken: left operand against right one, both unsigned.
+/// Jump condition: left operand compared with the right one, both unsigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Jump {
     Equal = 0x10,
@@ -27,11 +28,11 @@ pub(crate) enum Jump {
     Less = 0xa0,
 }
 
-/// A place in the program that jumps lead to.
+/// A jump target in the program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label(usize);
 
-/// A program in the making.
+/// A program under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     code: Vec<Instruction>,
@@ -59,7 +60,7 @@ const TO_BIG_ENDIAN: u8 = 0xdc;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 const LOAD_DOUBLE: u8 = 0x18;
-/// Source "register" of a [`LOAD_DOUBLE`] whose value is a map's descriptor.
+/// Source "register" of a [`LOAD_DOUBLE`] whose value is a map's file descriptor.
 const MAP_DESCRIPTOR: u8 = 1;
 
 impl Assembler {
@@ -100,7 +101,7 @@ impl Assembler {
         self.push(STORE_IMMEDIATE | size as u8, to.0, offset, value.cast_signed());
     }
 
-    /// `to` = `from`, 64 bits, pointers as well.
+    /// `to` = `from`, 64 bits; also for pointers.
     pub(crate) fn copy(&mut self, to: Register, from: Register) {
         self.push(ALU_64 | MOVE | FROM_REGISTER, to.0 | from.0 << 4, 0, 0);
     }
@@ -145,30 +146,30 @@ impl Assembler {
         self.push(ALU_32 | MODULO, to.0, 0, value.cast_signed());
     }
 
-    /// `to` = the swapped bytes of its low 32 bits where the machine is little-endian: host order of what was loaded as is.
+    /// `to` = its low 32 bits, byte-swapped on little-endian machines: converts a value loaded as is to host order.
     pub(crate) fn big_endian_word(&mut self, to: Register) {
         self.push(TO_BIG_ENDIAN, to.0, 0, 32);
     }
 
-    /// Jumps always.
+    /// Unconditional jump.
     pub(crate) fn jump(&mut self, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.push(JUMP_64, 0, 0, 0);
     }
 
-    /// Jumps by the low 32 bits of `left` and a constant.
+    /// Jumps by comparing the low 32 bits of `left` with a constant.
     pub(crate) fn jump_if(&mut self, left: Register, when: Jump, right: u32, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.push(JUMP_32 | when as u8, left.0, 0, right.cast_signed());
     }
 
-    /// Jumps by two registers, 64 bits, pointers as well.
+    /// Jumps by comparing two registers, 64 bits; also for pointers.
     pub(crate) fn jump_if_register(&mut self, left: Register, when: Jump, right: Register, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.push(JUMP_64 | when as u8 | FROM_REGISTER, left.0 | right.0 << 4, 0, 0);
     }
 
-    /// `to` = a map.
+    /// `to` = a map reference.
     pub(crate) fn load_map(&mut self, to: Register, map: BorrowedFd<'_>) {
         self.push(LOAD_DOUBLE, to.0 | MAP_DESCRIPTOR << 4, 0, map.as_raw_fd());
         self.push(0, 0, 0, 0);
@@ -179,7 +180,7 @@ impl Assembler {
         self.push(CALL, 0, 0, helper);
     }
 
-    /// Ends the program; register 0 is its result.
+    /// Exits the program; register 0 is its result.
     pub(crate) fn exit(&mut self) {
         self.push(EXIT, 0, 0, 0);
     }
@@ -187,7 +188,7 @@ impl Assembler {
     /// The program, with its jumps resolved.
     ///
     /// # Panics
-    /// A label was never placed, or is too far away: a mistake in the program, which its tests find.
+    /// A label was never placed, or is too far away: a mistake in the program that its tests find.
     pub(crate) fn finish(mut self) -> Vec<Instruction> {
         for (at, label) in self.jumps {
             let place = self.places[label.0].expect("every label is placed");

@@ -1,5 +1,4 @@
-//! eBPF without a compiler: programs put together instruction by instruction, and the `bpf` system call. The kernel's verifier
-//! is the judge of every program.
+//! eBPF without a compiler: an assembler, and the `bpf` system call. The kernel's verifier checks every program.
 
 mod assembler;
 mod sys;
@@ -10,12 +9,12 @@ pub(crate) use assembler::{Assembler, Jump, Label, Register, Size};
 pub(crate) use sys::test_run;
 pub(crate) use sys::{XdpLink, XdpMode, attach_xdp, create_socket_map, load_program, set_socket};
 
-/// What a program is for.
+/// Program types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProgramKind {
-    /// Sees packets of a socket, or of a TAP device that asks for a queue.
+    /// Runs on packets of a socket, or chooses the queue of a TAP device.
     SocketFilter,
-    /// Sees frames before the kernel makes packets of them.
+    /// Runs on frames before the kernel allocates an skb.
     Xdp,
 }
 

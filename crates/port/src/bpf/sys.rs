@@ -1,4 +1,4 @@
-//! The `bpf` system call: programs, maps of sockets, links that attach to devices.
+//! The `bpf` system call: programs, socket maps, links that attach programs to devices.
 
 use std::io;
 use std::mem::size_of_val;
@@ -20,7 +20,7 @@ const BPF_XDP: u32 = 37;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
-/// What the verifier may say, bytes; the reason stands at the end.
+/// Size of the verifier's log, bytes; the reason is at its end.
 const LOG_BYTES: usize = 1 << 16;
 
 /// Where an XDP program runs.
@@ -28,7 +28,7 @@ const LOG_BYTES: usize = 1 << 16;
 pub(crate) enum XdpMode {
     /// In the driver.
     Native,
-    /// Behind it, on packets; any device can.
+    /// Generic: after the driver, on any device.
     Generic,
 }
 
@@ -47,7 +47,7 @@ struct LoadProgram {
     name: [u8; 16],
 }
 
-/// The part that makes a map.
+/// The part that creates a map.
 #[repr(C)]
 struct CreateMap {
     map_type: u32,
@@ -76,7 +76,7 @@ struct CreateLink {
     flags: u32,
 }
 
-/// Loads a program. What the verifier says of one that it refuses is in the error.
+/// Loads a program. If the verifier rejects it, the error contains the verifier's log.
 pub(crate) fn load_program(kind: ProgramKind, instructions: &[Instruction], name: &str) -> io::Result<OwnedFd> {
     let mut attributes = LoadProgram {
         program_type: match kind {
@@ -116,7 +116,7 @@ pub(crate) fn load_program(kind: ProgramKind, instructions: &[Instruction], name
     }
 }
 
-/// Makes a map of AF_XDP sockets (`BPF_MAP_TYPE_XSKMAP`), numbered from 0.
+/// Creates a map of AF_XDP sockets (`BPF_MAP_TYPE_XSKMAP`), indexed from 0.
 pub(crate) fn create_socket_map(entries: u32) -> io::Result<OwnedFd> {
     let attributes =
         CreateMap { map_type: BPF_MAP_TYPE_XSKMAP, key_size: 4, value_size: 4, max_entries: entries, flags: 0 };
@@ -124,7 +124,7 @@ pub(crate) fn create_socket_map(entries: u32) -> io::Result<OwnedFd> {
     unsafe { descriptor(BPF_MAP_CREATE, &attributes) }
 }
 
-/// Puts a socket into a map; it leaves the map when it is closed.
+/// Adds a socket to a map; closing the socket removes it.
 pub(crate) fn set_socket(map: BorrowedFd<'_>, index: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
     let descriptor = socket.as_raw_fd() as u32;
     let attributes = UpdateElement {
@@ -138,14 +138,14 @@ pub(crate) fn set_socket(map: BorrowedFd<'_>, index: u32, socket: BorrowedFd<'_>
     unsafe { call(BPF_MAP_UPDATE_ELEM, &attributes) }.map(drop)
 }
 
-/// An XDP program that is attached to a device, until this is dropped or the process ends, however it does.
+/// An XDP program attached to a device until this is dropped or the process ends, even if it is killed.
 #[derive(Debug)]
 pub(crate) struct XdpLink(OwnedFd);
 
-/// Attaches an XDP program to a device, in the first of `modes` that the device can do. Linux 5.9 or later.
+/// Attaches an XDP program to a device, in the first of `modes` that the device supports. Linux 5.9 or later.
 ///
 /// # Errors
-/// That of the last of `modes`.
+/// The error of the last of `modes`.
 pub(crate) fn attach_xdp(program: BorrowedFd<'_>, device: u32, modes: &[XdpMode]) -> io::Result<(XdpLink, XdpMode)> {
     let mut result = Err(io::ErrorKind::InvalidInput.into());
     for &mode in modes {
@@ -169,8 +169,9 @@ fn attach_in(program: BorrowedFd<'_>, device: u32, mode: XdpMode) -> io::Result<
 
 impl Drop for XdpLink {
     fn drop(&mut self) {
-        // To close the descriptor is not enough: a child process that another thread has forked, and that has not reached its
-        // `execve` yet, still has a copy, and keeps the program attached. Fails only if the device is gone, and the link with it.
+        // Closing the descriptor is not enough: a child that another thread has forked and that has not called `execve`
+        // yet holds a copy, which keeps the program attached. Detaching fails only if the device is gone, and the link
+        // with it.
         let link = self.0.as_raw_fd() as u32;
         // SAFETY: the attributes are the link's descriptor, without pointers.
         let _ = unsafe { call(BPF_LINK_DETACH, &link) };
@@ -178,28 +179,29 @@ impl Drop for XdpLink {
 }
 
 /// # Safety
-/// `attributes` are those of a `command` that returns a descriptor; what they point at is valid for it.
+/// `attributes` must be those of a `command` that returns a descriptor; pointers in them must be valid for it.
 unsafe fn descriptor<T>(command: libc::c_long, attributes: &T) -> io::Result<OwnedFd> {
     // SAFETY: as the caller promises.
     let fd = unsafe { call(command, attributes) }?;
-    // SAFETY: the call just made this descriptor, and nobody else knows it.
+    // SAFETY: the call just made this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// # Safety
-/// `attributes` are those of `command`; what they point at is valid for it.
+/// `attributes` must be those of `command`; pointers in them must be valid for it.
 unsafe fn call<T>(command: libc::c_long, attributes: &T) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads `attributes`, of the stated size, which live through the call; the rest as the caller promises.
+    // SAFETY: the kernel reads `attributes`, of the stated size, which live through the call; the caller promises the
+    // rest.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of_val(attributes)) };
     libc::c_int::try_from(result).ok().filter(|&n| n >= 0).ok_or_else(io::Error::last_os_error)
 }
 
-/// What a program did with a frame in a test.
+/// The result of a program's test run.
 #[cfg(test)]
 #[derive(Debug)]
 pub(crate) struct TestRun {
-    /// Its result.
+    /// Its return value.
     pub(crate) verdict: u32,
     /// The frame afterwards, with the metadata in front of it.
     pub(crate) data: Vec<u8>,
@@ -231,8 +233,8 @@ pub(crate) fn test_run(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<Test
         repeat: 1,
         duration: 0,
     };
-    // SAFETY: the kernel reads `size_in` bytes of `frame`, writes `size_out` bytes at most to `data`, and its results into
-    // `attributes`, which is borrowed for writing here; all live through the call.
+    // SAFETY: the kernel reads `size_in` bytes of `frame`, writes at most `size_out` bytes to `data`, and its results
+    // into `attributes`, which is borrowed mutably here; all live through the call.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut attributes, std::mem::size_of::<Run>()) };
     if result < 0 {
@@ -257,7 +259,7 @@ mod tests {
             let mut assembler = Assembler::default();
             assembler.set(Register(0), xdp::PASS);
             assembler.exit();
-            let program = load_program(ProgramKind::Xdp, &assembler.finish(), "test").expect("the verifier takes it");
+            let program = load_program(ProgramKind::Xdp, &assembler.finish(), "test").expect("the verifier accepts it");
             // Device 1 of every network namespace is its loopback device.
             let attach = || attach_in(program.as_fd(), 1, XdpMode::Generic);
             let link = attach().expect("attached");
@@ -267,6 +269,6 @@ mod tests {
             attach().expect("free again");
         })
         .join()
-        .expect("the test has passed");
+        .expect("the test passed");
     }
 }

@@ -1,14 +1,14 @@
-//! What the XDP programs have in common: constants of linux/bpf.h, and how they write in front of a frame.
+//! Shared parts of the XDP programs: constants of linux/bpf.h, and writing in front of a frame.
 
 use super::{Assembler, Jump, Label, Register, Size};
 
-/// Result of a program: the frame goes on to the kernel.
+/// Result of a program: pass the frame to the kernel.
 pub(crate) const PASS: i32 = 2;
 /// Helper: the time, ns on the monotonic clock.
 pub(crate) const KTIME_GET_NS: i32 = 5;
-/// Helper: gives the frame to a socket of a map.
+/// Helper: redirects the frame to a socket of a map.
 pub(crate) const REDIRECT_MAP: i32 = 51;
-/// Helper: changes how many bytes in front of the frame are the program's.
+/// Helper: adjusts the metadata area in front of the frame.
 const ADJUST_META: i32 = 54;
 
 // Offsets in `struct xdp_md`.
@@ -22,8 +22,8 @@ const R1: Register = Register(1);
 const R2: Register = Register(2);
 const R3: Register = Register(3);
 
-/// Makes room for `bytes` bytes directly in front of the frame; R1 then points at them. Jumps to `otherwise` if the driver has
-/// no room. Overwrites R0 to R5; pointers into the frame are no longer valid.
+/// Reserves `bytes` bytes directly in front of the frame; R1 then points at them. Jumps to `otherwise` if the driver
+/// has no headroom. Clobbers R0 to R5; pointers into the frame become invalid.
 pub(crate) fn make_room(a: &mut Assembler, context: Register, bytes: usize, otherwise: Label) {
     a.copy(R1, context);
     a.set(R2, -(bytes as i32));
@@ -36,8 +36,8 @@ pub(crate) fn make_room(a: &mut Assembler, context: Register, bytes: usize, othe
     a.jump_if_register(R3, Jump::Greater, R2, otherwise);
 }
 
-/// Copies a double word of the stack to `to` bytes behind R1, by way of R3. In halves, because the kernel aligns what is in
-/// front of a frame to 4 bytes.
+/// Copies a double word from the stack to R1 + `to`, using R3. In halves, because the kernel aligns metadata to 4 bytes
+/// only.
 pub(crate) fn copy_double(a: &mut Assembler, stack: Register, slot: i16, to: i16) {
     for half in [0, 4] {
         a.load(Size::Word, R3, stack, slot + half);

@@ -1,4 +1,4 @@
-//! The client's end: it owns the memory, and forwards packets where they lie.
+//! The client: it owns the memory, and forwards packets in place.
 
 use std::fs::File;
 use std::io;
@@ -15,22 +15,22 @@ use super::socket::Channel;
 use crate::prefetch::{LINE, prefetch_to_write};
 use crate::vhost::mapping::Mapping;
 
-/// How a client sets its interface up.
+/// Configuration of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// Where the server listens.
+    /// Path of the server's socket.
     pub path: PathBuf,
-    /// The client's name, which the server is told.
+    /// The client's name, which it sends to the server.
     pub name: String,
-    /// The interface's number.
+    /// The interface ID.
     pub id: u32,
-    /// Queues: each has a ring in each direction.
+    /// Queues: each has a ring per direction.
     pub queues: u16,
-    /// Entries of a ring, as a power of two: at most 14.
+    /// Ring size as a power of two: at most 14.
     pub log2_entries: u8,
-    /// Bytes in front of each received packet.
+    /// Headroom in front of each received packet, bytes.
     pub headroom: usize,
-    /// Bytes of the longest packet.
+    /// Longest packet, bytes.
     pub longest: usize,
 }
 
@@ -45,7 +45,7 @@ impl Client {
     /// Connects to a server.
     ///
     /// # Errors
-    /// Nobody listens, or the server wants something else.
+    /// No server listens, or the server requires different parameters.
     pub fn connect(config: &ClientConfig) -> Result<Self, MemifError> {
         let channel = Channel::connect(&config.path)?;
         let limits = match channel.expect()?.0 {
@@ -54,7 +54,7 @@ impl Client {
             {
                 limits
             }
-            other => return Err(MemifError::Unexpected(format!("no greeting of version 2.0: {other:?}"))),
+            other => return Err(MemifError::Unexpected(format!("expected a hello of version 2.0, got {other:?}"))),
         };
         let most = u32::from(limits.s2c_ring.min(limits.c2s_ring)) + 1;
         if u32::from(config.queues) > most || config.log2_entries > limits.log2_entries.min(14) {
@@ -69,7 +69,7 @@ impl Client {
         };
         let acknowledged = |reply: Message| match reply {
             Message::Ack => Ok(()),
-            other => Err(MemifError::Unexpected(format!("no acknowledgment: {other:?}"))),
+            other => Err(MemifError::Unexpected(format!("expected an acknowledgment, got {other:?}"))),
         };
         let name = config.name.clone();
         acknowledged(step(&Message::Init { version: VERSION, id: config.id, name: name.clone() }, None)?)?;
@@ -92,23 +92,23 @@ impl Client {
         }
         match step(&Message::Connect { name }, None)? {
             Message::Connected { .. } => {}
-            other => return Err(MemifError::Unexpected(format!("not connected: {other:?}"))),
+            other => return Err(MemifError::Unexpected(format!("expected a connected message, got {other:?}"))),
         }
         channel.wait_forever()?;
         Ok(Client { channel, queues })
     }
 
-    /// Takes the queues, to be used by threads of their own.
+    /// Takes the queues, for use by other threads.
     pub fn take_queues(&mut self) -> Vec<Queue> {
         std::mem::take(&mut self.queues)
     }
 
-    /// Waits until the server goes, and says how.
+    /// Waits until the server disconnects, and returns its reason.
     pub fn wait(&self) -> String {
         match self.channel.receive() {
-            Ok(None) => "the server has closed the interface".to_owned(),
-            Ok(Some((Message::Disconnect { text, .. }, _))) => format!("the server has sent us away: {text}"),
-            Ok(Some((other, _))) => format!("a message out of turn: {other:?}"),
+            Ok(None) => "the server closed the interface".to_owned(),
+            Ok(Some((Message::Disconnect { text, .. }, _))) => format!("the server disconnected: {text}"),
+            Ok(Some((other, _))) => format!("unexpected message: {other:?}"),
             Err(error) => error.to_string(),
         }
     }
@@ -120,7 +120,7 @@ impl Client {
     }
 }
 
-/// Where rings and buffers lie: first all rings, then the buffers of each.
+/// Layout of the memory: first all rings, then the buffers of each.
 struct Layout {
     queues: usize,
     log2_entries: u8,
@@ -164,24 +164,24 @@ impl Layout {
     }
 }
 
-/// A queue: what comes from the server leaves to it, in the same buffer.
+/// A queue: it sends packets to the server in the buffers in which they were received.
 #[derive(Debug)]
 pub struct Queue {
     memory: Memory,
     receive: Ring,
     send: Ring,
-    /// Where the buffer of each slot begins.
+    /// Offset of each slot's buffer.
     receive_buffers: Box<[u32]>,
     send_buffers: Box<[u32]>,
     headroom: usize,
     buffer: usize,
-    /// The next packet to be received, and how far the server had come.
+    /// The next packet to receive, and the server's index when last read.
     next: u16,
     arrived: u16,
-    /// The next slot to send from; it is the server's to take from the last published one on.
+    /// The next slot to send from; the server may take slots below `published`.
     sent: u16,
     published: u16,
-    /// How far the server has taken.
+    /// The server's index of consumed slots.
     taken: u16,
     from_server: OwnedFd,
     to_server: OwnedFd,
@@ -192,9 +192,9 @@ pub struct Queue {
 pub struct Received<'a> {
     /// Its whole buffer.
     pub buffer: &'a mut [u8],
-    /// Where in it the packet is.
+    /// Offset of the packet in it.
     pub start: usize,
-    /// Bytes of it.
+    /// Length of the packet, bytes.
     pub len: usize,
 }
 
@@ -203,7 +203,7 @@ impl Queue {
         let entries = 1u16 << layout.log2_entries;
         let ring = |c2s| {
             let ring = Ring::new(memory.clone(), layout.ring(number, c2s), layout.log2_entries);
-            let ring = ring.ok_or_else(|| io::Error::other("a ring outside of its memory"))?;
+            let ring = ring.ok_or_else(|| io::Error::other("a ring outside its memory"))?;
             ring.initialise();
             Ok::<Ring, io::Error>(ring)
         };
@@ -232,7 +232,7 @@ impl Queue {
         for slot in 0..entries {
             queue.offer(slot);
         }
-        // All buffers are the server's.
+        // The server owns all buffers.
         queue.receive.set_head(entries);
         Ok(queue)
     }
@@ -245,7 +245,7 @@ impl Queue {
         self.receive.set_descriptor(slot, Descriptor { flags: 0, region: 0, len, offset });
     }
 
-    /// Packets that have come, and can leave again.
+    /// Received packets that can be sent back at once.
     #[inline]
     pub fn available(&mut self) -> u16 {
         self.arrived = self.receive.tail();
@@ -260,7 +260,8 @@ impl Queue {
         entries.saturating_sub(self.sent.wrapping_sub(self.taken))
     }
 
-    /// The next packet. It has to be [sent](Self::send_received) back before the next one can be had. There must be one [`available`](Self::available).
+    /// The next packet. It must be [sent](Self::send_received) back before the next call. At least one must be
+    /// [`available`](Self::available).
     #[inline]
     pub fn received(&mut self) -> Option<Received<'_>> {
         if self.next == self.arrived {
@@ -272,7 +273,8 @@ impl Queue {
         Some(Received { buffer, start, len })
     }
 
-    /// The packet behind the next `ahead` ones, without taking it; `None` if fewer are [`available`](Self::available).
+    /// The packet after the next `ahead` ones, without consuming it; `None` if fewer are
+    /// [`available`](Self::available).
     #[inline]
     pub fn waiting(&mut self, ahead: u16) -> Option<&[u8]> {
         if ahead >= self.arrived.wrapping_sub(self.next) {
@@ -285,26 +287,27 @@ impl Queue {
         self.bytes(self.receive_buffers[index]).get(start..start + len)
     }
 
-    /// Has the descriptors of the next `count` packets come into the processor's caches, those that they came with and those that they will leave with.
+    /// Prefetches the descriptors of the next `count` packets for writing, in both rings.
     ///
-    /// The server wrote what is fetched here and by [`fetch_packet`](Self::fetch_packet), or has read it. It is fetched to be written: were it fetched to be
-    /// read, each first write would wait for the other processor once more, and all writes behind it, for they take effect in order.
+    /// The server wrote or read the lines that this and [`fetch_packet`](Self::fetch_packet) prefetch. They are
+    /// prefetched for writing: after a prefetch for reading, the first write to each line would wait for the other
+    /// processor again, and stores behind it wait, too, because they become visible in order.
     #[inline]
     pub fn fetch_descriptors(&self, count: u16) {
         self.receive.fetch_ahead(self.next, count);
         self.send.fetch_ahead(self.sent, count);
     }
 
-    /// Has the first `head` bytes and the last one of the packet behind the next `ahead` ones come into the processor's caches, to be written. Does nothing if
-    /// fewer are [`available`](Self::available).
+    /// Prefetches the first `head` bytes and the last byte of the packet after the next `ahead` ones, for writing. Does
+    /// nothing if fewer are [`available`](Self::available).
     #[inline]
     pub fn fetch_packet(&mut self, ahead: u16, head: usize) {
         let Some(packet) = self.waiting(ahead) else { return };
         packet.iter().step_by(LINE).take(head.div_ceil(LINE)).chain(packet.last()).for_each(|at| prefetch_to_write(at));
     }
 
-    /// Sends `len` bytes from `start` on of the buffer that [`received`](Self::received) gave: the buffer changes its place with that of the slot that it
-    /// is sent from.
+    /// Sends `len` bytes from `start` on of the buffer that [`received`](Self::received) returned: the buffer is
+    /// swapped with that of the slot that it is sent from.
     #[inline]
     pub fn send_received(&mut self, start: usize, len: usize) {
         let mask = self.send.entries() - 1;
@@ -315,7 +318,7 @@ impl Queue {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// Sends a packet of one's own, which `write` writes; it returns the length. There must be [`room`](Self::room).
+    /// Sends a packet that `write` writes; `write` returns the length. There must be [`room`](Self::room).
     pub fn send(&mut self, write: impl FnOnce(&mut [u8]) -> usize) {
         let index = usize::from(self.sent & (self.send.entries() - 1));
         let len = write(self.bytes(self.send_buffers[index])).min(self.buffer);
@@ -330,7 +333,7 @@ impl Queue {
         self.sent = self.sent.wrapping_add(1);
     }
 
-    /// Shows the server what was sent, and the buffers that are empty again.
+    /// Publishes sent packets and empty buffers to the server.
     #[inline]
     pub fn publish(&mut self) {
         self.receive.set_head(self.next.wrapping_add(self.receive.entries()));
@@ -344,7 +347,7 @@ impl Queue {
         }
     }
 
-    /// Whether to be woken by [`event`](Self::event). After `true` the queue must be looked at once more.
+    /// Whether to request wakeups on [`event`](Self::event). After `true` the queue must be checked once more.
     pub fn want_interrupts(&self, wanted: bool) {
         self.receive.want_interrupts(wanted);
     }
@@ -359,7 +362,7 @@ impl Queue {
         let _ = rustix::io::read(&self.from_server, &mut [0; 8]);
     }
 
-    /// The descriptor's number, for a table of descriptors.
+    /// The descriptor number, for descriptor tables.
     pub fn event_number(&self) -> i32 {
         self.from_server.as_raw_fd()
     }
@@ -376,8 +379,9 @@ impl Queue {
 
     fn bytes(&mut self, at: u32) -> &mut [u8] {
         let Some(start) = self.memory.at(at as usize, self.buffer) else { return &mut [] };
-        // SAFETY: inside the mapping, as just checked. The buffer is in this queue alone (`Layout::buffers`), and at one place in it; the server, which
-        // this end trusts, leaves alone what is not lent to it; `&mut self` keeps everybody else out while the slice lives.
+        // SAFETY: inside the mapping, as just checked. The buffer belongs to this queue alone (`Layout::buffers`) and
+        // to one slot of it; the server, which this end trusts, does not touch buffers not lent to it; `&mut self`
+        // excludes all other access while the slice lives.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.buffer) }
     }
 }

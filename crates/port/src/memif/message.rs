@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Bytes of a message.
+/// Length of a message, bytes.
 pub(super) const LEN: usize = 128;
 /// Version 2.0.
 pub(super) const VERSION: u16 = 2 << 8;
@@ -24,7 +24,7 @@ pub(super) enum Message {
     Disconnect { code: u32, text: String },
 }
 
-/// What a server offers: the largest numbers.
+/// The limits that a server offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
     pub(super) region: u16,
@@ -41,17 +41,17 @@ pub(super) struct AddRing {
     pub(super) region: u16,
     pub(super) offset: u32,
     pub(super) log2_entries: u8,
-    /// Bytes in front of each packet that belong to nobody here; only 0 is supported.
+    /// Private bytes in front of each packet; only 0 is supported.
     pub(super) private: u16,
 }
 
-/// A message that cannot be understood.
+/// A message that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ProtocolError {
     /// Not 128 bytes.
-    #[error("a message of {0} bytes; memif's have {LEN}")]
+    #[error("a message of {0} bytes; memif messages have {LEN}")]
     Length(usize),
-    /// A type that is not known.
+    /// Unknown type.
     #[error("a message of type {0}, which version 2.0 does not have")]
     Type(u16),
     /// An interface that does not carry Ethernet frames.
@@ -59,7 +59,7 @@ pub enum ProtocolError {
     Mode(u8),
 }
 
-/// Reads fields one after the other.
+/// Reads consecutive fields.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -88,7 +88,7 @@ impl Fields<'_> {
     }
 }
 
-/// Writes fields one after the other.
+/// Writes consecutive fields.
 struct Writer {
     bytes: [u8; LEN],
     at: usize,
@@ -109,7 +109,7 @@ impl Writer {
 
     fn text<const N: usize>(self, text: &str) -> Self {
         let mut field = [0; N];
-        // The last byte ends the text.
+        // The last byte terminates the text.
         let len = text.len().min(N - 1);
         field[..len].copy_from_slice(&text.as_bytes()[..len]);
         self.put(&field)
@@ -117,7 +117,7 @@ impl Writer {
 }
 
 impl Message {
-    /// Reads a message.
+    /// Parses a message.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, ProtocolError> {
         if bytes.len() != LEN {
             return Err(ProtocolError::Length(bytes.len()));
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn layout() {
-        // As libmemif writes it: type, flags, index, region, offset, log2 of the size, private bytes; packed.
+        // As libmemif encodes it: type, flags, index, region, offset, log2 of the size, private bytes; packed.
         let ring = AddRing { c2s: true, index: 2, region: 3, offset: 0x1020_3040, log2_entries: 10, private: 0 };
         let mut expected = vec![5, 0, 1, 0, 2, 0, 3, 0, 0x40, 0x30, 0x20, 0x10, 10, 0, 0];
         expected.resize(LEN, 0);
@@ -230,7 +230,7 @@ mod tests {
         let mut init = Message::Init { version: VERSION, id: 0, name: String::new() }.emit();
         init[8] = 1;
         assert_eq!(Message::parse(&init), Err(ProtocolError::Mode(1)));
-        // Text without an end, and not UTF-8.
+        // Text without a terminator, and not UTF-8.
         let mut name = [0xff; LEN];
         name[..2].copy_from_slice(&6u16.to_ne_bytes());
         assert!(matches!(Message::parse(&name), Ok(Message::Connect { .. })));

@@ -15,22 +15,22 @@ use std::sync::atomic::{AtomicU16, Ordering, fence};
 use crate::prefetch::{LINE, prefetch_to_write};
 use crate::vhost::mapping::Mapping;
 
-/// Bytes in front of the descriptors.
+/// Bytes before the descriptors.
 pub(super) const HEADER_LEN: usize = 128;
-/// Bytes of a descriptor.
+/// Length of a descriptor, bytes.
 pub(super) const DESCRIPTOR_LEN: usize = 16;
 /// First word of a ring.
 pub(super) const COOKIE: u32 = 0x03e3_1f20;
-/// Flag of a ring: its consumer polls and wants no interrupts.
+/// Ring flag: the consumer polls and wants no interrupts.
 const NO_INTERRUPTS: u16 = 1;
 const FLAGS: usize = 4;
 const HEAD: usize = 6;
 const TAIL: usize = 64;
 
-/// Flag of a descriptor: the packet goes on in the next one.
+/// Descriptor flag: the packet continues in the next one.
 pub(super) const NEXT: u16 = 1;
 
-/// A piece of a packet.
+/// A fragment of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Descriptor {
     pub(super) flags: u16,
@@ -39,7 +39,7 @@ pub(super) struct Descriptor {
     pub(super) offset: u32,
 }
 
-/// Shared memory that somebody else may write at any time. What is read is a copy; offsets are checked.
+/// Shared memory that another process may write at any time. Reads copy; offsets are checked.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     mapping: Arc<Mapping>,
@@ -55,12 +55,12 @@ impl Memory {
         (region.as_ptr().wrapping_add(at), region.size() - at)
     }
 
-    /// Whether the file was cut and something is lost.
+    /// Whether the file was truncated and some of the memory is lost.
     pub(super) fn is_lost(&self) -> bool {
         self.mapping.is_lost()
     }
 
-    /// Where `len` bytes at `offset` are; nothing if they are not all inside.
+    /// The address of `len` bytes at `offset`; `None` if they are not all inside.
     pub(super) fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         let (base, size) = self.base();
         let fits = offset.checked_add(len).is_some_and(|end| end <= size);
@@ -71,23 +71,24 @@ impl Memory {
     #[must_use]
     pub(super) fn read(&self, offset: usize, to: &mut [u8]) -> bool {
         let Some(from) = self.at(offset, to.len()) else { return false };
-        // SAFETY: `len` bytes inside the mapping, which lives as long as `self`; `to` is ours alone. Somebody else may write there
-        // meanwhile: the copy is then any bytes, which is all that is promised, as of the copies of vm-memory.
+        // SAFETY: `len` bytes inside the mapping, which lives as long as `self`; `to` is ours alone. The other process
+        // may write there at the same time: the copy then has arbitrary contents, which is all that is promised, as for
+        // the copies of vm-memory.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }
 
-    /// Copies bytes in. False if there is no room for all.
+    /// Copies bytes in. False if they do not all fit.
     #[must_use]
     pub(super) fn write(&self, offset: usize, from: &[u8]) -> bool {
         let Some(to) = self.at(offset, from.len()) else { return false };
-        // SAFETY: as above, the other way round.
+        // SAFETY: as above, in the other direction.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) };
         true
     }
 }
 
-/// A ring at its place.
+/// A ring at a fixed offset.
 #[derive(Debug)]
 pub(super) struct Ring {
     memory: Memory,
@@ -96,7 +97,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// The ring of 2^`log2_entries` entries at `offset`; nothing if it is not all inside the memory, or not aligned.
+    /// The ring of 2^`log2_entries` entries at `offset`; `None` if it is not aligned or not all inside the memory.
     pub(super) fn new(memory: Memory, offset: usize, log2_entries: u8) -> Option<Self> {
         let entries = 1u16.checked_shl(log2_entries.into()).filter(|n| *n <= 1 << 14)?;
         memory.at(offset, bytes(log2_entries)).filter(|at| at.as_ptr().addr().is_multiple_of(4))?;
@@ -107,7 +108,7 @@ impl Ring {
         self.entries
     }
 
-    /// Writes the cookie and zero counters.
+    /// Writes the cookie and zeroes the indexes.
     pub(super) fn initialise(&self) {
         let _ = self.memory.write(self.offset, &COOKIE.to_ne_bytes());
         for word in [FLAGS, HEAD, TAIL] {
@@ -122,8 +123,8 @@ impl Ring {
 
     fn word(&self, at: usize) -> &AtomicU16 {
         let (base, _) = self.memory.base();
-        // SAFETY: inside the ring, which `new` found inside the mapping, which lives as long as `self`; aligned to 2, as the ring is to 4. Both sides
-        // use atomic accesses; one that does not harms the value alone.
+        // SAFETY: inside the ring, which `new` found inside the mapping, which lives as long as `self`; aligned to 2,
+        // as the ring is to 4. Both sides use atomic accesses; a peer that does not can only corrupt the value.
         unsafe { AtomicU16::from_ptr(base.wrapping_add(self.offset + at).cast()) }
     }
 
@@ -143,7 +144,8 @@ impl Ring {
         self.word(TAIL).store(tail, Ordering::Release);
     }
 
-    /// The consumer says whether it wants to be told of new packets. After saying so it must look at the ring once more.
+    /// The consumer sets whether it wants interrupts for new packets. After enabling them it must check the ring once
+    /// more.
     pub(super) fn want_interrupts(&self, wanted: bool) {
         self.word(FLAGS).store(if wanted { 0 } else { NO_INTERRUPTS }, Ordering::Relaxed);
         if wanted {
@@ -151,17 +153,17 @@ impl Ring {
         }
     }
 
-    /// Whether the consumer is to be told of what was just published.
+    /// Whether the consumer wants an interrupt for what was just published.
     pub(super) fn wants_interrupts(&self) -> bool {
         fence(Ordering::SeqCst);
         self.word(FLAGS).load(Ordering::Relaxed) & NO_INTERRUPTS == 0
     }
 
-    /// Has `count` descriptors from `slot` on come into the processor's caches, to be written.
+    /// Prefetches `count` descriptors from `slot` on, for writing.
     pub(super) fn fetch_ahead(&self, slot: u16, count: u16) {
         let (base, _) = self.memory.base();
         let in_a_line = LINE / DESCRIPTOR_LEN;
-        // The last one may be in a line that no step meets.
+        // The last one may be in a line that no step touches.
         let slots = (0..count).step_by(in_a_line).chain(count.checked_sub(1));
         slots.for_each(|n| prefetch_to_write(base.wrapping_add(self.descriptor_at(slot.wrapping_add(n)))));
     }

@@ -1,4 +1,4 @@
-//! The server's end, for clients that may be malicious.
+//! The server, for clients that may be malicious.
 
 use std::fs;
 use std::io;
@@ -18,42 +18,42 @@ use crate::vhost::counter;
 use crate::vhost::helper::{Foreign, Helper};
 use crate::vhost::mapping::Mapping;
 
-/// Regions of a client, and bytes of all of them.
+/// Limits of a client's regions: their number, and their total bytes.
 const MAX_REGIONS: u16 = 16;
 const MAX_BYTES: u64 = 1 << 32;
-/// The largest ring, as a power of two.
+/// Largest ring size, as a power of two.
 const MAX_LOG2_ENTRIES: u8 = 14;
-/// Descriptors of one packet that are read.
+/// Maximum descriptors per packet.
 const MAX_PIECES: usize = 8;
 
-/// What a server expects.
+/// Configuration of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// Where it listens. A socket that is left there is replaced.
+    /// Path of the socket. A stale socket is replaced.
     pub path: PathBuf,
-    /// Its name, which the client is told.
+    /// Its name, which it sends to the client.
     pub name: String,
-    /// The interface's number: clients must ask for it.
+    /// The interface ID, which clients must request.
     pub id: u32,
-    /// Rings in each direction: a client must have as many.
+    /// Rings per direction; a client must have the same number.
     pub rings: u16,
 }
 
-/// Listens for one interface's client.
+/// Listens for the client of one interface.
 #[derive(Debug)]
 pub struct Server {
     config: ServerConfig,
     listener: OwnedFd,
     helper: Helper,
     closed: AtomicBool,
-    /// The connection of the client that is there, or was the last one.
+    /// The connection of the current or last client.
     connection: Mutex<Option<OwnedFd>>,
 }
 
-/// A client that is there: until [`wait`](Self::wait) returns.
+/// A connected client, until [`wait`](Self::wait) returns.
 #[derive(Debug)]
 pub struct Attached {
-    /// What the client calls itself.
+    /// The client's name.
     pub client: String,
     /// Rings to the client, by number.
     pub to_client: Vec<ToClient>,
@@ -62,11 +62,11 @@ pub struct Attached {
     channel: Channel,
 }
 
-/// A packet that the ring's buffer is too small for.
+/// A packet that is too long for the ring's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong;
 
-/// Why a packet of a client cannot be read: its descriptors name memory that is not there, are too many, or too long.
+/// Why a client's packet cannot be read: its descriptors are too many, too long, or outside the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadPacket;
 
@@ -74,12 +74,12 @@ impl Server {
     /// Listens.
     ///
     /// # Errors
-    /// The socket's; something that is not a socket is at its place.
+    /// An error of the socket; or the path exists but is not a socket.
     pub fn bind(config: ServerConfig) -> io::Result<Self> {
         match fs::symlink_metadata(&config.path) {
             Ok(found) if found.file_type().is_socket() => fs::remove_file(&config.path)?,
             Ok(_) => {
-                let text = format!("{} exists and is not a socket", config.path.display());
+                let text = format!("{} exists but is not a socket", config.path.display());
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
             }
             Err(_) => {}
@@ -97,16 +97,16 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.config.path
     }
 
-    /// Ends it, from any thread: no client gets in any more, and the one that is there is disconnected.
+    /// Closes it, from any thread: no further client is accepted, and the current one is disconnected.
     pub fn close(&self) {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         self.closed.store(true, Ordering::Release);
-        // Both calls wake who waits; what is not connected has nobody waiting.
+        // Both calls wake blocked threads; an unconnected socket has none.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(connection) = &*connection {
             let _ = rustix::net::shutdown(connection, rustix::net::Shutdown::Both);
@@ -121,7 +121,8 @@ impl Server {
     /// Waits for the next client, and sets its interface up.
     ///
     /// # Errors
-    /// The client did not follow the protocol, or wants something else than is offered; it has been told. Or the server was closed.
+    /// The client violated the protocol or requires different parameters (the client was told), or the server was
+    /// closed.
     pub fn accept(&self) -> Result<Attached, MemifError> {
         let fd = loop {
             match rustix::net::accept_with(&self.listener, rustix::net::SocketFlags::CLOEXEC) {
@@ -189,10 +190,10 @@ impl Server {
         let refuse = |text: String| Err(MemifError::Unexpected(text));
         match message {
             Message::Init { version, .. } if version != VERSION => {
-                refuse(format!("protocol version {:#x}; only 2.0 is known", version))
+                refuse(format!("protocol version {:#x}; only 2.0 is supported", version))
             }
             Message::Init { id, .. } if id != self.config.id => {
-                refuse(format!("interface {id} was asked for; here is interface {}", self.config.id))
+                refuse(format!("interface {id} was requested; this is interface {}", self.config.id))
             }
             Message::Init { name, .. } => {
                 parts.client = name;
@@ -200,7 +201,7 @@ impl Server {
             }
             Message::AddRegion { index, bytes } => {
                 if usize::from(index) != parts.regions.len() || index >= MAX_REGIONS {
-                    return refuse(format!("region {index} out of turn; there are {}", parts.regions.len()));
+                    return refuse(format!("region {index} out of order; there are {}", parts.regions.len()));
                 }
                 parts.bytes = parts.bytes.saturating_add(bytes);
                 if bytes == 0 || parts.bytes > MAX_BYTES {
@@ -225,14 +226,13 @@ impl Server {
                 let s2c = parts.to_client.iter().enumerate().find_map(|(n, r)| missing(n, r.is_some()));
                 let c2s = parts.from_client.iter().enumerate().find_map(|(n, r)| missing(n, r.is_some()));
                 match s2c.or(c2s) {
-                    Some(number) => refuse(format!(
-                        "ring {number} is missing in one direction; {} are needed in each",
-                        self.config.rings
-                    )),
+                    Some(number) => {
+                        refuse(format!("ring {number} is missing in one direction; each needs {}", self.config.rings))
+                    }
                     None => Ok(Message::Connected { name: self.config.name.clone() }),
                 }
             }
-            other => refuse(format!("out of turn: {other:?}")),
+            other => refuse(format!("unexpected message: {other:?}")),
         }
     }
 }
@@ -262,14 +262,14 @@ impl Parts {
         let event = fd.and_then(Foreign::into_counter);
         let event = event.ok_or_else(|| MemifError::Unexpected("a ring without an event counter".to_owned()))?;
         let Some(memory) = self.regions.get(usize::from(region)) else {
-            return refuse(format!("a ring in region {region}, which is not there"));
+            return refuse(format!("a ring in region {region}, which does not exist"));
         };
         let ring = Ring::new(memory.clone(), offset as usize, log2_entries).filter(Ring::has_cookie);
         let ring = ring.ok_or_else(|| MemifError::Memory(format!("no ring at {offset:#x} of region {region}")))?;
         let regions = self.regions.clone();
         let rings = if c2s { self.from_client.len() } else { self.to_client.len() };
         if usize::from(index) >= rings {
-            return refuse(format!("ring {index}; there are {rings} in each direction"));
+            return refuse(format!("ring {index}; there are {rings} per direction"));
         }
         let index = usize::from(index);
         let taken = if c2s { self.from_client[index].is_some() } else { self.to_client[index].is_some() };
@@ -288,23 +288,23 @@ impl Parts {
 }
 
 impl Attached {
-    /// Waits until the client goes, and says how.
+    /// Waits until the client disconnects, and returns its reason.
     pub fn wait(&self) -> String {
         match self.channel.receive() {
             Ok(None) => "closed".to_owned(),
             Ok(Some((Message::Disconnect { text, .. }, _))) => format!("left: {}", text.escape_debug()),
-            Ok(Some((other, _))) => format!("sent a message out of turn: {other:?}"),
+            Ok(Some((other, _))) => format!("unexpected message: {other:?}"),
             Err(error) => error.to_string(),
         }
     }
 
-    /// Takes the rings, to be used elsewhere.
+    /// Takes the rings, for use by other threads.
     pub fn take_rings(&mut self) -> (Vec<ToClient>, Vec<FromClient>) {
         (std::mem::take(&mut self.to_client), std::mem::take(&mut self.from_client))
     }
 }
 
-/// A ring to the client: the server fills its buffers.
+/// A ring to the client: the server fills the client's buffers.
 #[derive(Debug)]
 pub struct ToClient {
     ring: Ring,
@@ -312,13 +312,13 @@ pub struct ToClient {
     event: OwnedFd,
     /// The next buffer.
     next: u16,
-    /// How far the client had come when it was last looked at.
+    /// The client's index when last read.
     seen: u16,
     published: u16,
 }
 
 impl ToClient {
-    /// Empty buffers. A client that claims more than the ring has offers none.
+    /// Empty buffers. 0 if a client claims more than the ring has.
     #[inline]
     pub fn room(&mut self) -> u16 {
         let room = self.seen.wrapping_sub(self.next);
@@ -330,10 +330,10 @@ impl ToClient {
         if room <= self.ring.entries() { room } else { 0 }
     }
 
-    /// Writes a packet, in parts, into the next buffer; there must be [`room`](Self::room).
+    /// Writes a packet, given in parts, into the next buffer; there must be [`room`](Self::room).
     ///
     /// # Errors
-    /// It does not fit; nothing has changed.
+    /// It does not fit; nothing has changed then.
     #[inline]
     pub fn push(&mut self, parts: &[&[u8]]) -> Result<(), TooLong> {
         let buffer = self.ring.descriptor(self.next);
@@ -354,7 +354,7 @@ impl ToClient {
         Ok(())
     }
 
-    /// Shows the client what was written, and wakes it if it wants that. Returns whether it was woken.
+    /// Publishes the written packets, and wakes the client if it wants that. Returns whether it was woken.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.next == self.published {
@@ -362,7 +362,7 @@ impl ToClient {
         }
         self.published = self.next;
         self.ring.set_tail(self.next);
-        // Never blocks, whatever the counter's state.
+        // Never blocks, whatever the event counter's state.
         self.ring.wants_interrupts() && counter::add(self.event.as_fd()).is_ok()
     }
 
@@ -383,15 +383,16 @@ pub struct FromClient {
 }
 
 impl FromClient {
-    /// Copies the next packet to `out`; its length. Nothing if there is none. [`release`](Self::release) gives its buffer back.
+    /// Copies the next packet to `out` and returns its length; `None` if the ring is empty. [`release`](Self::release)
+    /// returns its buffer.
     ///
     /// # Errors
-    /// It cannot be read; it has been passed over.
+    /// It cannot be read; it has been skipped.
     #[inline]
     pub fn pop(&mut self, out: &mut [u8]) -> Option<Result<usize, BadPacket>> {
         if self.next == self.seen {
             let head = self.ring.head();
-            // A client that claims more than the ring has is not believed.
+            // Ignore a client that claims more than the ring has.
             if head.wrapping_sub(self.next) <= self.ring.entries() {
                 self.seen = head;
             }
@@ -421,18 +422,18 @@ impl FromClient {
         Some(Err(BadPacket))
     }
 
-    /// Gives the client the buffers of what was taken.
+    /// Returns the buffers of consumed packets to the client.
     #[inline]
     pub fn release(&mut self) {
         self.ring.set_tail(self.next);
     }
 
-    /// Whether to be woken by [`event`](Self::event). After `true` the ring must be looked at once more.
+    /// Whether to request wakeups on [`event`](Self::event). After `true` the ring must be checked once more.
     pub fn want_interrupts(&self, wanted: bool) {
         self.ring.want_interrupts(wanted);
     }
 
-    /// Becomes readable when the client wakes us; to be watched for edges, for reading it may block.
+    /// Becomes readable when the client wakes us. Watch it edge-triggered: reading it may block.
     pub fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }

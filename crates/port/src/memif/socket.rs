@@ -1,4 +1,4 @@
-//! The control channel: a Unix socket of sequenced packets, with descriptors beside them.
+//! The control channel: a Unix socket of type SOCK_SEQPACKET that also passes descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,7 +14,7 @@ use rustix::net::{
 use super::MemifError;
 use super::message::{LEN, Message};
 
-/// How long a step of the handshake may take.
+/// Time limit of a handshake step.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// One connection.
@@ -34,7 +34,7 @@ impl Channel {
         Ok(Channel(fd))
     }
 
-    /// Without a bound on the time that a message may take.
+    /// Removes the time limit on messages.
     pub(super) fn wait_forever(&self) -> io::Result<()> {
         Ok(sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, None)?)
     }
@@ -50,7 +50,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message, with its descriptor; nothing if the other end has closed.
+    /// The next message, with its descriptor; `None` if the other end has closed.
     pub(super) fn receive(&self) -> Result<Option<(Message, Option<OwnedFd>)>, MemifError> {
         let mut bytes = [0; LEN + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -81,7 +81,7 @@ impl Channel {
                 Err(MemifError::Disconnected(format!("{} (code {code})", text.escape_debug())))
             }
             Some(received) => Ok(received),
-            None => Err(MemifError::Disconnected("end of the connection".to_owned())),
+            None => Err(MemifError::Disconnected("connection closed".to_owned())),
         }
     }
 }

@@ -48,7 +48,7 @@ fn packets_go_there_and_back_in_their_buffers() {
             server.to_client[1].push(&[&round.to_ne_bytes(), b" ", &n.to_ne_bytes()]).unwrap();
         }
         assert!(server.to_client[1].publish(), "the client wants to be woken");
-        assert!(!server.to_client[1].publish(), "there is nothing new");
+        assert!(!server.to_client[1].publish(), "nothing new");
         let queue = &mut queues[1];
         assert_eq!(u32::from(queue.available()), count);
         for _ in 0..count {
@@ -69,7 +69,7 @@ fn packets_go_there_and_back_in_their_buffers() {
         assert_eq!(server.from_client[1].pop(&mut out), None);
         server.from_client[1].release();
     }
-    assert_eq!(queues[0].available(), 0, "the other queue has seen nothing");
+    assert_eq!(queues[0].available(), 0, "the other queue is empty");
     client.close();
     assert_eq!(server.wait(), "left: stopped");
 }
@@ -92,7 +92,7 @@ fn full_rings_have_no_room() {
         });
     }
     assert_eq!(queues[0].room(), 0);
-    assert_eq!(queues[0].available(), 0, "what has come cannot leave");
+    assert_eq!(queues[0].available(), 0, "received packets cannot be sent");
     queues[0].publish();
     let mut out = [0; 64];
     assert_eq!(server.from_client[0].pop(&mut out), Some(Ok(1)));
@@ -105,14 +105,14 @@ fn full_rings_have_no_room() {
 fn the_server_goes() {
     let (server, client) = pair();
     drop(server);
-    assert_eq!(client.wait(), "the server has closed the interface");
+    assert_eq!(client.wait(), "the server closed the interface");
 }
 
 #[test]
 fn only_what_is_offered() {
     type Change = fn(&mut ClientConfig);
     let cases: [(&str, Change); 3] = [
-        ("interface 9 was asked for", |c| c.id = 9),
+        ("interface 9 was requested", |c| c.id = 9),
         ("ring 1 is missing", |c| c.queues = 1),
         ("offers 2 queues", |c| c.queues = 3),
     ];
@@ -128,7 +128,7 @@ fn only_what_is_offered() {
     }
 }
 
-/// A client that says what it wants.
+/// A client that sends arbitrary messages.
 fn converse(messages: Vec<(Message, Option<std::fs::File>)>) -> MemifError {
     let dir = tempfile::tempdir().unwrap();
     let (config, _) = configs(&dir);
@@ -161,7 +161,7 @@ fn hostile_handshakes() {
     let no_event = AddRing { c2s: true, index: 0, region: 0, offset: 0, log2_entries: 4, private: 0 };
     for (name, messages, text) in [
         ("old version", vec![(Message::Init { version: 1, id: 7, name: String::new() }, None)], "version"),
-        ("region out of turn", vec![init(), region(1, 4096)], "out of turn"),
+        ("region out of order", vec![init(), region(1, 4096)], "out of order"),
         ("empty region", vec![init(), region(0, 0)], "0 bytes"),
         ("too large", vec![init(), region(0, 1 << 33)], "at most"),
         ("longer than its file", vec![init(), region(0, 8192)], "shorter"),
@@ -175,7 +175,7 @@ fn hostile_handshakes() {
             vec![init(), (Message::AddRegion { index: 0, bytes: 64 }, None)],
             "missing or not a memory file",
         ),
-        ("no such region", vec![init(), region(0, 4096), ring(1, 0, 4)], "not there"),
+        ("no such region", vec![init(), region(0, 4096), ring(1, 0, 4)], "does not exist"),
         ("beyond the region", vec![init(), region(0, 4096), ring(0, 4000, 4)], "no ring at"),
         ("not aligned", vec![init(), region(0, 4096), ring(0, 2, 4)], "no ring at"),
         ("a large ring", vec![init(), region(0, 4096), ring(0, 0, 15)], "no ring at"),
@@ -183,7 +183,7 @@ fn hostile_handshakes() {
         ("no cookie", vec![init(), region(0, 4096), ring(0, 0, 4)], "no ring at"),
         ("no event", vec![init(), region(0, 4096), (Message::AddRing(no_event), null())], "event counter"),
         ("no rings", vec![init(), region(0, 4096), (Message::Connect { name: String::new() }, None)], "missing"),
-        ("out of turn", vec![(Message::Ack, None)], "out of turn"),
+        ("unexpected", vec![(Message::Ack, None)], "unexpected message"),
     ] {
         let error = converse(messages).to_string();
         assert!(error.contains(text), "{name}: {error}");
@@ -211,7 +211,8 @@ fn a_socket_that_is_left_is_replaced_and_nothing_else() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// A client writes anything into its rings: the server reads inside of its own buffer and the client's memory, and ends.
+    /// A client writes random data into its rings: the server reads only its own buffer and the client's memory, and
+    /// terminates.
     #[test]
     fn hostile_rings(
         writes in proptest::collection::vec((any::<u16>(), any::<u16>(), any::<u32>(), any::<u32>()), 1..24),

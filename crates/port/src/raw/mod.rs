@@ -1,7 +1,9 @@
-//! Whole Ethernet frames from and to a network device that is ours alone: past the kernel's stack, tags and all.
+//! Raw Ethernet frames, VLAN tags included, from and to a network device that we own exclusively, bypassing the
+//! kernel's stack.
 //!
-//! [`RawDevice`] takes every frame that arrives, over AF_XDP sockets or, where there are none or frames are too long for them, an AF_PACKET socket. The
-//! kernel sees the frames of an AF_PACKET device, too: give such a device no addresses.
+//! [`RawDevice`] receives every frame, over AF_XDP sockets, or over an AF_PACKET socket where AF_XDP is missing or
+//! frames are too long for it. The kernel also sees the frames of an AF_PACKET device: assign no addresses to such a
+//! device.
 
 mod packet;
 mod program;
@@ -19,21 +21,21 @@ use thiserror::Error;
 use packet::PacketDevice;
 use xdp::XdpDevice;
 
-/// A time of arrival that is longer ago is not believed, ns.
+/// Older arrival timestamps are ignored, ns.
 const OLDEST_NS: u64 = 1_000_000_000;
 
-/// Frames in a batch at most.
+/// Maximum frames per batch.
 pub const RAW_BATCH: usize = 64;
 
-/// How frames are had.
+/// How frames are received and sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RawMode {
-    /// AF_XDP if that can be had, otherwise AF_PACKET.
+    /// AF_XDP if available, otherwise AF_PACKET.
     #[default]
     Auto,
     /// AF_XDP in the driver.
     XdpNative,
-    /// AF_XDP behind the driver, which any device can do.
+    /// Generic AF_XDP: after the driver, on any device.
     XdpGeneric,
     /// AF_PACKET.
     Packet,
@@ -44,21 +46,21 @@ pub enum RawMode {
 pub struct RawConfig {
     /// The device's name.
     pub device: String,
-    /// How frames are had.
+    /// How frames are received and sent.
     pub mode: RawMode,
-    /// Bytes of the longest frame, tags included: 64 to 9216.
+    /// Longest frame, bytes, tags included: 64 to 9216.
     pub longest: usize,
-    /// Frames that are held for receiving, and for sending: a power of two, 64 to 16384.
+    /// Frame buffers for receiving, and for sending: a power of two, 64 to 16384.
     pub frames: u32,
 }
 
-/// Why a device could not be opened.
+/// Why a device cannot be opened.
 #[derive(Debug, Error)]
 pub enum RawError {
-    /// There is none of that name.
+    /// No device has this name.
     #[error("no network device {0:?}")]
     NoDevice(String),
-    /// Settings that make no sense.
+    /// Invalid settings.
     #[error("{0}")]
     Config(String),
     /// The kernel refused.
@@ -66,33 +68,34 @@ pub enum RawError {
     Open {
         /// The device.
         device: String,
-        /// What was tried.
+        /// The failed step.
         what: &'static str,
-        /// Why it failed.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// What happened at a device.
+/// Counters of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawCounters {
     /// Frames received.
     pub rx_frames: u64,
-    /// Bytes of them.
+    /// Bytes in these.
     pub rx_bytes: u64,
-    /// Frames dropped because they are longer than allowed.
+    /// Frames dropped: longer than allowed.
     pub rx_too_long_frames: u64,
-    /// Frames dropped because their checksums are left for a device to be finished: the other end is on this machine, and must finish them itself.
+    /// Frames dropped: unfinished checksums. The sender is on this machine and left them to a device; it must compute
+    /// them itself.
     pub rx_open_checksum_frames: u64,
-    /// Frames that the kernel dropped for want of room.
+    /// Frames dropped by the kernel: no room.
     pub rx_dropped_frames: u64,
     /// Frames sent.
     pub tx_frames: u64,
-    /// Bytes of them.
+    /// Bytes in these.
     pub tx_bytes: u64,
     /// Frames not sent: longer than allowed.
     pub tx_too_long_frames: u64,
-    /// Frames not sent: no room, or the kernel refused.
+    /// Frames not sent: no room, or the kernel refused them.
     pub tx_dropped_frames: u64,
 }
 
@@ -127,10 +130,10 @@ impl RawDevice {
     /// Opens a device. Needs CAP_NET_RAW, and CAP_NET_ADMIN and CAP_BPF for AF_XDP.
     ///
     /// # Errors
-    /// There is no such device, or the kernel refuses.
+    /// The device does not exist, or the kernel refuses.
     pub fn open(config: &RawConfig) -> Result<Self, RawError> {
         if !(64..=9216).contains(&config.longest) {
-            return Err(RawError::Config(format!("frames of {} bytes; 64 to 9216 can be had", config.longest)));
+            return Err(RawError::Config(format!("frames of {} bytes; give 64 to 9216", config.longest)));
         }
         if !config.frames.is_power_of_two() || !(64..=16_384).contains(&config.frames) {
             return Err(RawError::Config(format!("{} frames; give a power of two, 64 to 16384", config.frames)));
@@ -144,7 +147,7 @@ impl RawDevice {
             }
             RawMode::Auto => match XdpDevice::open(config, index) {
                 Ok(device) => return Ok(RawDevice::Xdp(device)),
-                Err(error) => tracing::info!(%error, "no AF_XDP; AF_PACKET instead"),
+                Err(error) => tracing::info!(%error, "AF_XDP is not available; using AF_PACKET"),
             },
             RawMode::XdpNative | RawMode::XdpGeneric if !fits => {
                 let text = format!("AF_XDP takes frames of at most {} bytes, not {}", xdp::LONGEST, config.longest);
@@ -155,7 +158,7 @@ impl RawDevice {
         PacketDevice::open(config, index).map(RawDevice::Packet)
     }
 
-    /// How frames are had: "xdp-native", "xdp-generic" or "packet".
+    /// The mode in use: "xdp-native", "xdp-generic" or "packet".
     pub fn mode(&self) -> &'static str {
         match self {
             RawDevice::Xdp(device) if device.is_native() => "xdp-native",
@@ -164,7 +167,7 @@ impl RawDevice {
         }
     }
 
-    /// Receives up to [`RAW_BATCH`] frames without waiting; those of the last batch are gone.
+    /// Receives up to [`RAW_BATCH`] frames without waiting; invalidates the last batch.
     ///
     /// # Errors
     /// The device is gone, or down.
@@ -185,8 +188,9 @@ impl RawDevice {
         }
     }
 
-    /// When a frame of the last batch arrived at the device, on the monotonic clock, ns, as far as the kernel says so; never later
-    /// than `now`, and at most a second before it. How long it then waited for this thread does not count.
+    /// Arrival time of a frame of the last batch at the device, monotonic clock, ns, as precise as the kernel reports
+    /// it. Never later than `now`, and at most a second before it. Excludes the time that the frame then waited for
+    /// this thread.
     #[inline]
     pub fn arrived_at(&self, index: usize, now: u64) -> u64 {
         let at = match self {
@@ -199,7 +203,7 @@ impl RawDevice {
         }
     }
 
-    /// Sends a frame, in parts, with the next [`flush`](Self::flush) or before.
+    /// Queues a frame, given in parts, for the next [`flush`](Self::flush) at the latest.
     #[inline]
     pub fn send(&mut self, parts: &[&[u8]]) {
         match self {
@@ -208,7 +212,7 @@ impl RawDevice {
         }
     }
 
-    /// Has the kernel send.
+    /// Makes the kernel send the queued frames.
     #[inline]
     pub fn flush(&mut self) {
         match self {
@@ -217,7 +221,7 @@ impl RawDevice {
         }
     }
 
-    /// To wait for.
+    /// Descriptor to wait on.
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
         match self {
             RawDevice::Xdp(device) => device.fds(),
@@ -225,7 +229,7 @@ impl RawDevice {
         }
     }
 
-    /// What happened since this was opened, which takes a system call for each queue.
+    /// Counters since it was opened. Takes a system call per queue.
     pub fn counters(&mut self) -> RawCounters {
         match self {
             RawDevice::Xdp(device) => device.counters(),
@@ -234,10 +238,10 @@ impl RawDevice {
     }
 }
 
-/// The number of a device.
+/// The interface index of a device.
 fn index_of(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
-    // SAFETY: a string that ends with 0, and lives through the call.
+    // SAFETY: a NUL-terminated string that lives through the call.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     (index != 0).then_some(index)
 }

@@ -18,10 +18,10 @@ const TP_STATUS_CSUMNOTREADY: u32 = 1 << 3;
 const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 
-/// Bytes of a VLAN tag, which the kernel takes out of a frame and hands over beside it, and where it belongs.
+/// Length of a VLAN tag, which the kernel removes from a frame and reports separately, and its offset in the frame.
 const TAG: usize = 4;
 const TAG_AT: usize = 12;
-/// Room for one `tpacket_auxdata` and one `timespec`, as words: the kernel wants them aligned.
+/// Room for one `tpacket_auxdata` and one `timespec`, in words: the kernel requires alignment.
 const CONTROL_WORDS: usize = 10;
 
 #[repr(C)]
@@ -43,11 +43,11 @@ pub struct PacketDevice {
     /// Bytes of a buffer: room for a tag, and for a frame that is a byte too long.
     buffer: usize,
     rx: Box<[u8]>,
-    /// Where in `rx` each frame of the batch is, its length, and when it arrived.
+    /// Offset in `rx` of each frame of the batch, its length, and its arrival time.
     arrived: Vec<(usize, usize, u64)>,
     controls: Box<[[u64; CONTROL_WORDS]]>,
     tx: Box<[u8]>,
-    /// Lengths of the frames that wait to be sent.
+    /// Lengths of the frames queued for sending.
     waiting: Vec<usize>,
     counters: RawCounters,
 }
@@ -103,7 +103,7 @@ impl PacketDevice {
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::last_os_error();
             return match error.raw_os_error() {
-                // A device that is down may come up again; its frames do not come until then.
+                // A device that is down may come up again; until then it delivers no frames.
                 Some(libc::EAGAIN | libc::EINTR | libc::ENETDOWN) => Ok(0),
                 _ => Err(error),
             };
@@ -181,7 +181,8 @@ impl PacketDevice {
         let mut done = 0;
         while done < self.waiting.len() {
             let rest = &mut headers[done..self.waiting.len()];
-            // SAFETY: each header has one piece, of a frame that lives through the call; the kernel writes the lengths that it sent.
+            // SAFETY: each header has one piece, of a frame that lives through the call; the kernel writes the lengths
+            // that it sent.
             let sent = unsafe {
                 let count = rest.len() as libc::c_uint;
                 libc::sendmmsg(self.fd.as_raw_fd(), rest.as_mut_ptr(), count, libc::MSG_DONTWAIT as _)
@@ -192,7 +193,7 @@ impl PacketDevice {
                     self.counters.tx_bytes += self.waiting[done..done + sent].iter().map(|l| *l as u64).sum::<u64>();
                     done += sent;
                 }
-                // The frame that the kernel refused is dropped; the others may go.
+                // Drop the frame that the kernel refused; the others may still be sent.
                 _ => {
                     self.counters.tx_dropped_frames += 1;
                     done += 1;
@@ -207,7 +208,7 @@ impl PacketDevice {
     }
 
     pub(super) fn counters(&mut self) -> RawCounters {
-        // Packets and drops since it was last asked.
+        // Packets and drops since the last call.
         let mut statistics = [0u32; 2];
         let mut len = size_of::<[u32; 2]>() as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes to `statistics`.
@@ -233,14 +234,15 @@ fn open(config: &RawConfig, device: u32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call just made this descriptor, and nobody else knows it.
+    // SAFETY: the call just made this descriptor, and nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     set_int(&fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)?;
     set_int(&fd, libc::SOL_PACKET, PACKET_AUXDATA, 1)?;
     set_int(&fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
-    // Without a queueing discipline frames leave in order and at once; a kernel that cannot do that uses the device's.
+    // Bypassing the queueing discipline, frames leave at once and in order; a kernel without this option uses the
+    // device's.
     let _ = set_int(&fd, libc::SOL_PACKET, PACKET_QDISC_BYPASS, 1);
-    // What the kernel charges for a frame.
+    // What the kernel accounts for a frame.
     let bytes = i32::try_from(config.frames as usize * (config.longest + 1024)).unwrap_or(i32::MAX);
     let _ = set_int(&fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes);
     let _ = set_int(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes);
@@ -270,10 +272,11 @@ fn open(config: &RawConfig, device: u32) -> io::Result<OwnedFd> {
     if result == 0 { Ok(fd) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What the kernel says beside a frame, and when it arrived: CLOCK_REALTIME, ns; 0 if it does not say.
+/// The kernel's auxiliary data of a frame, and its arrival time: CLOCK_REALTIME, ns; 0 if unknown.
 fn notes(header: &libc::msghdr) -> (Option<Auxdata>, u64) {
     let (mut auxdata, mut time) = (None, 0);
-    // SAFETY: the kernel filled the control buffer of this header, which is still there. What is read of a message is inside it, as its length says.
+    // SAFETY: the kernel filled the control buffer of this header, which still exists. Reads of a message stay inside
+    // it, by its length.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(header);
         while let Some(message) = next.as_ref() {

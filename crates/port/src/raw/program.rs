@@ -1,21 +1,21 @@
-//! The XDP program: every frame goes to the socket of its queue, or to the kernel if there is none. In front of the frame it
-//! writes when the frame arrived.
+//! The XDP program: it redirects every frame to the socket of its queue, or passes it to the kernel if there is none.
+//! In front of the frame it writes the arrival time.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use crate::bpf::{self, Assembler, Instruction, ProgramKind, Register, Size, XdpMode, xdp};
 
-/// Bytes of what the program writes directly in front of a frame: [`STAMP_MAGIC`], and in two words the time of arrival, on the
-/// monotonic clock, ns; in native byte order.
+/// Length of what the program writes directly in front of a frame, bytes: [`STAMP_MAGIC`], and in two words the arrival
+/// time (monotonic clock, ns), in native byte order.
 pub(super) const STAMP_BYTES: usize = 12;
-/// Tells the program's words from others that a chunk may hold.
+/// Distinguishes the program's words from stale contents of a chunk.
 pub(super) const STAMP_MAGIC: u32 = 0xb1f2_a771;
 
-/// Where the program keeps the time, from the end of its stack.
+/// Stack offset of the time.
 const TIME_SLOT: i16 = -8;
 
-/// A program that is attached as long as this lives, and its map of sockets by queue.
+/// A program that stays attached while this lives, and its map of sockets by queue.
 #[derive(Debug)]
 pub(super) struct Redirect {
     pub(super) sockets: OwnedFd,
@@ -24,7 +24,7 @@ pub(super) struct Redirect {
 }
 
 impl Redirect {
-    /// Attaches the program in the first of `modes` that the device can do.
+    /// Attaches the program in the first of `modes` that the device supports.
     pub(super) fn attach(device: u32, queues: u32, modes: &[XdpMode]) -> io::Result<Self> {
         let sockets = bpf::create_socket_map(queues)?;
         let program = bpf::load_program(ProgramKind::Xdp, &assemble(&sockets), "bifrost_raw")?;
@@ -41,7 +41,7 @@ fn assemble(sockets: &OwnedFd) -> Vec<Instruction> {
     a.copy(context, first);
     a.call(xdp::KTIME_GET_NS);
     a.store(Size::Double, stack, TIME_SLOT, result);
-    // Without room in front of the frame there is no time of arrival.
+    // Without headroom in front of the frame there is no timestamp.
     xdp::make_room(&mut a, context, STAMP_BYTES, redirect);
     a.store_constant(Size::Word, first, 0, STAMP_MAGIC);
     xdp::copy_double(&mut a, stack, TIME_SLOT, 4);
@@ -54,7 +54,8 @@ fn assemble(sockets: &OwnedFd) -> Vec<Instruction> {
     a.finish()
 }
 
-/// The time in the bytes in front of a frame, ns on the monotonic clock; `None` if the program did not write them.
+/// The arrival time from the bytes in front of a frame, ns on the monotonic clock; `None` if the program did not write
+/// them.
 pub(super) fn stamp(bytes: &[u8]) -> Option<u64> {
     let (magic, time) = bytes.split_first_chunk()?;
     (u32::from_ne_bytes(*magic) == STAMP_MAGIC).then_some(u64::from_ne_bytes(*time.first_chunk()?))

@@ -1,4 +1,4 @@
-//! Two devices that face each other, in a network namespace of this thread's.
+//! Two connected devices in a network namespace of this thread.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::clock::monotonic_ns;
 
-/// Runs in a thread with a network namespace of its own, which ends with it.
+/// Runs in a thread with its own network namespace, which ends with it.
 fn in_namespace(test: impl FnOnce() + Send + 'static) {
     std::thread::spawn(|| {
         // SAFETY: no pointers; this thread alone changes its network namespace, and opens no other descriptor before.
@@ -42,7 +42,7 @@ fn frame(number: u32, tagged: bool, len: usize) -> Vec<u8> {
     frame
 }
 
-/// What arrives of our own kind; the kernel sends frames, too.
+/// Receives our own frames; the kernel sends frames, too.
 fn receive(device: &mut RawDevice, count: usize) -> Vec<Vec<u8>> {
     let until = Instant::now() + Duration::from_secs(5);
     let mut all = Vec::new();
@@ -54,8 +54,8 @@ fn receive(device: &mut RawDevice, count: usize) -> Vec<Vec<u8>> {
     all
 }
 
-/// The kernel turns timestamps on some time after the first socket of the machine asks for them. Until then it reports
-/// when a frame was read.
+/// The kernel enables timestamps some time after the machine's first socket requests them. Until then it reports when a
+/// frame was read.
 fn wait_for_stamps(from: &mut RawDevice, to: &mut RawDevice) {
     let until = Instant::now() + Duration::from_secs(5);
     loop {
@@ -67,7 +67,7 @@ fn wait_for_stamps(from: &mut RawDevice, to: &mut RawDevice) {
         if count > 0 && to.arrived_at(count - 1, now) + 2_000_000 <= now {
             return;
         }
-        assert!(Instant::now() < until, "no frame has a time of arrival");
+        assert!(Instant::now() < until, "no frame has an arrival time");
     }
 }
 
@@ -117,7 +117,7 @@ fn frames_are_as_old_as_they_have_waited() {
             assert_eq!(times.len(), 3, "{mode:?}");
             assert!(began <= times[0] && times[2] <= now - 20_000_000, "{mode:?}: {began} {times:?} {now}");
             assert!(times[1] - times[0] >= 20_000_000 && times[2] - times[1] >= 20_000_000, "{mode:?}: {times:?}");
-            // A clock that was stepped, and a frame that is not there.
+            // A stepped clock, and a frame that does not exist.
             assert_eq!(b.arrived_at(0, times[0] + OLDEST_NS + 1), times[0] + OLDEST_NS + 1);
             assert_eq!((b.arrived_at(0, 7), b.arrived_at(RAW_BATCH, now)), (7, now));
         });

@@ -8,11 +8,11 @@ use super::{RAW_BATCH, RawConfig, RawCounters, RawError, RawMode, open_error};
 use crate::afxdp::{NoFrame, QueueConfig, Received, XdpSocket};
 use crate::bpf::{self, XdpMode};
 
-/// Chunks are of 4 KiB, of which the kernel wants 256 bytes.
+/// Chunks have 4 KiB; the kernel reserves 256 bytes.
 const CHUNK: usize = 4096;
-/// Bytes of the longest frame.
+/// Longest frame, bytes.
 pub(super) const LONGEST: usize = CHUNK - 256;
-/// Queues of a device that are used.
+/// Maximum queues used per device.
 const MAX_QUEUES: u32 = 64;
 
 /// A frame of the batch.
@@ -20,7 +20,7 @@ const MAX_QUEUES: u32 = 64;
 struct Arrived {
     queue: usize,
     received: Received,
-    /// When it arrived, ns; 0: unknown.
+    /// Arrival time, ns; 0: unknown.
     at: u64,
 }
 
@@ -30,7 +30,7 @@ pub struct XdpDevice {
     /// By queue.
     sockets: Vec<XdpSocket>,
     arrived: Vec<Arrived>,
-    /// Which queue goes first, and which one sends.
+    /// The queue to poll first, and the queue to send through.
     turn: usize,
     longest: usize,
     counters: RawCounters,
@@ -79,7 +79,7 @@ impl XdpDevice {
                 let mine = self.arrived.extract_if(.., |a| a.queue == queue);
                 socket.give_back(mine.map(|a| a.received.frame));
             }
-            // What the kernel did not take last time.
+            // Frames that the kernel did not take last time.
             socket.flush();
         }
         self.turn = (self.turn + 1) % self.sockets.len();
@@ -120,7 +120,7 @@ impl XdpDevice {
             self.counters.tx_too_long_frames += 1;
             return;
         }
-        // A queue keeps the order of what it is given; flows need one queue, and so all frames have one.
+        // A queue preserves order; flows need one queue, so all frames use the same.
         let socket = &mut self.sockets[0];
         let write = |frame: &mut [u8]| {
             let mut at = 0;
@@ -158,7 +158,8 @@ impl XdpDevice {
     }
 }
 
-/// What the program wrote in front of a frame. It is good for this frame only: the next one in the chunk may come without.
+/// Reads the program's timestamp in front of the frame. It is valid for this frame only: the next one in the chunk may
+/// have none.
 fn arrived_at(socket: &XdpSocket, received: &mut Received) -> u64 {
     let Some(before) = received.start.checked_sub(STAMP_BYTES) else { return 0 };
     let umem = &socket.queue.umem;
@@ -169,7 +170,7 @@ fn arrived_at(socket: &XdpSocket, received: &mut Received) -> u64 {
     at.unwrap_or(0)
 }
 
-/// Receive queues of a device; 1 if the kernel does not say.
+/// Receive queues of a device; 1 if the kernel does not report them.
 fn queues(device: &str) -> u32 {
     let count = |dir: io::Result<std::fs::ReadDir>| {
         dir.map(|dir| dir.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("rx-")).count() as u32)

@@ -1,4 +1,4 @@
-//! Queues that outlive the process that opened them, because another one holds them, too.
+//! Adopts queues that outlive the process that opened them because another process also holds them.
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -8,12 +8,12 @@ use super::netns::{NamespaceId, namespace, own, within, within_opened};
 use super::persist::renew;
 use super::{TapConfig, TapError, TapQueue, complete, queue, sys};
 
-/// Takes over queues, in worker order, of a device that was made for `former`, maybe in another process. What differs in `config` is changed,
-/// and missing queues are opened; everything else stays as it is: addresses, routes, the packets that wait in its queues, and the name if it is
-/// the guest that has changed that.
+/// Takes over the queues, in worker order, of a device created for `former`, possibly in another process. Applies the
+/// differences in `config` and opens missing queues; everything else is preserved: addresses, routes, queued packets,
+/// and the name if the guest has changed it.
 ///
 /// # Errors
-/// See [`TapError`]. The device is still there; [`remove`] it, or another one of its name cannot be made.
+/// See [`TapError`]. The device still exists then; [`remove`] it before creating another of the same name.
 pub fn adopt(config: &TapConfig, former: &TapConfig, mut queues: Vec<OwnedFd>) -> Result<Vec<TapQueue>, TapError> {
     config.check()?;
     let foreign = |problem: String| TapError::Foreign { device: config.device.clone(), problem };
@@ -39,7 +39,7 @@ pub fn adopt(config: &TapConfig, former: &TapConfig, mut queues: Vec<OwnedFd>) -
         let prepared = sys::set_virtio_header(fd.as_fd(), queue::VIRTIO).and_then(|()| sys::set_offload(fd.as_fd()));
         prepared.map_err(|error| foreign(error.to_string()))?;
     }
-    let Some(name) = name else { return Err(foreign("there is none".to_string())) };
+    let Some(name) = name else { return Err(foreign("it does not exist".to_string())) };
     let (queues, (statistics, id)) = within(config.netns.as_deref(), || {
         let renewed = renew(config, former, &name, &mut queues)?;
         Ok((queues, renewed))
@@ -47,10 +47,11 @@ pub fn adopt(config: &TapConfig, former: &TapConfig, mut queues: Vec<OwnedFd>) -
     complete(config, queues, statistics, id)
 }
 
-/// Removes the device that `queue` belongs to, although others may hold queues of it. One that is gone is no error.
+/// Removes the device of `queue`, even if other processes hold queues of it. A device that is already gone is not an
+/// error.
 ///
 /// # Errors
-/// The kernel refuses; the device is still there.
+/// The kernel refuses; the device still exists then.
 pub fn remove(queue: BorrowedFd<'_>) -> Result<(), TapError> {
     let Ok((device, _)) = sys::attached(queue) else { return Ok(()) };
     let namespace = match sys::network_namespace(queue) {

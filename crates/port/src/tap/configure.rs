@@ -1,6 +1,6 @@
 //! Addresses, MTU and routes of a new device, over netlink in the calling thread's namespace.
 //!
-//! By netlink and not by ioctls: those cannot set IPv6 addresses without duplicate detection, nor on-link routes.
+//! Netlink, because ioctls can neither skip duplicate address detection for IPv6 nor set on-link routes.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,17 +20,17 @@ pub(crate) fn configure(config: &TapConfig) -> Result<(), TapError> {
     over_netlink(&config.device, async |handle| apply(config, &handle).await)
 }
 
-/// A TAP device as the kernel describes it.
+/// A TAP device as the kernel reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) name: String,
-    /// Whether it can have more than one queue.
+    /// Whether it is a multi-queue device.
     pub(crate) multi_queue: bool,
-    /// Queues that processes have open; known if it can have more than one.
+    /// Queues that processes have open; known for multi-queue devices only.
     pub(crate) queues: u32,
 }
 
-/// The TAP device with this index; `None`: there is none, or it is no TAP device.
+/// The TAP device with this index; `None` if it does not exist or is not a TAP device.
 pub(crate) fn look(index: u32) -> Result<Option<Link>, TapError> {
     over_netlink(&format!("with index {index}"), async |handle| {
         match handle.link().get().match_index(index).execute().try_next().await {
@@ -43,7 +43,7 @@ pub(crate) fn look(index: u32) -> Result<Option<Link>, TapError> {
     })
 }
 
-/// Changes of a device that was made for `former` what is otherwise in `config`.
+/// Applies the differences between `former` and `config` to a device created for `former`.
 pub(crate) fn update(device: &str, former: &TapConfig, config: &TapConfig) -> Result<(), TapError> {
     let has_ipv6 = |config: &TapConfig| config.addresses.iter().any(|(address, _)| address.is_ipv6());
     let link = |config: &TapConfig| (config.mac, config.mtu, config.tx_queue_packets);
@@ -66,7 +66,7 @@ pub(crate) fn update(device: &str, former: &TapConfig, config: &TapConfig) -> Re
             tolerate(deleted, &[libc::ESRCH]).map_err(|e| (format!("remove default route via {gateway}"), e))?;
         }
         if addresses {
-            // Those that go first: with the first one of a subnet the kernel may remove the others.
+            // Removals first: with the first address of a subnet the kernel may remove the others.
             for (address, prefix) in former.addresses.iter().filter(|address| !config.addresses.contains(address)) {
                 let message = add_address(&handle, index, *address, *prefix).message_mut().clone();
                 let deleted = handle.address().del(message).execute().await;
@@ -78,7 +78,7 @@ pub(crate) fn update(device: &str, former: &TapConfig, config: &TapConfig) -> Re
                 tolerate(added, &[libc::EEXIST]).map_err(|e| (format!("add address {address}/{prefix}"), e))?;
             }
         }
-        // Routes may have gone with addresses. One that the guest has put in the place of this one stays.
+        // Routes may have been removed with addresses. A route with which the guest replaced this one stays.
         if let Some(gateway) = config.default_gateway {
             let added = handle.route().add(default_route(gateway, index)).execute().await;
             tolerate(added, &[libc::EEXIST]).map_err(|e| (format!("add default route via {gateway}"), e))?;
@@ -87,7 +87,7 @@ pub(crate) fn update(device: &str, former: &TapConfig, config: &TapConfig) -> Re
     })
 }
 
-/// Removes a device, although processes have its queues open.
+/// Removes a device, even if processes have its queues open.
 pub(crate) fn delete(device: &str) -> Result<(), TapError> {
     over_netlink(device, async |handle| {
         let index = index(device).map_err(|e| ("find its index".to_string(), e))?;
@@ -143,13 +143,13 @@ async fn set_link(config: &TapConfig, handle: &Handle, index: u32) -> Result<(),
 fn add_address(handle: &Handle, index: u32, address: IpAddr, prefix: u8) -> AddressAddRequest {
     let mut request = handle.address().add(index, address, prefix);
     if address.is_ipv6() {
-        // The control plane gives addresses out once; detection would only delay their use by a second.
+        // The control plane assigns addresses uniquely; detection would only delay their use by a second.
         request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
     }
     request
 }
 
-/// On-link: a guest with a /32 reaches its gateway as well.
+/// On-link, so that a guest with a /32 reaches its gateway, too.
 fn default_route(gateway: IpAddr, index: u32) -> RouteMessage {
     match gateway {
         IpAddr::V4(v4) => RouteMessageBuilder::<Ipv4Addr>::new().gateway(v4).output_interface(index).onlink().build(),
@@ -157,7 +157,7 @@ fn default_route(gateway: IpAddr, index: u32) -> RouteMessage {
     }
 }
 
-/// What the kernel says of a TAP device; nothing of any other.
+/// The kernel's attributes of a TAP device; `None` for other devices.
 fn tap(message: &LinkMessage) -> Option<Link> {
     // linux/if_link.h, linux/if_tun.h
     const IFLA_TUN_TYPE: u16 = 3;
@@ -179,7 +179,7 @@ fn tap(message: &LinkMessage) -> Option<Link> {
         LinkInfo::Data(InfoData::Tun(data)) => Some(data),
         _ => None,
     })?;
-    // A byte or four of them; counts of queues are below 256.
+    // One or four bytes of them; queue counts are below 256.
     let value = |kind: u16| {
         data.iter().find(|info| info.kind() == kind).map_or(0, |info: &InfoTun| {
             let mut bytes = vec![0; info.value_len()];
@@ -196,7 +196,7 @@ fn tap(message: &LinkMessage) -> Option<Link> {
     })
 }
 
-/// What is done is done, or was before.
+/// Treats these errors as success: the change was already made.
 fn tolerate(result: Result<(), rtnetlink::Error>, errors: &[libc::c_int]) -> Result<(), io::Error> {
     match result.map_err(reason) {
         Err(error) if error.raw_os_error().is_some_and(|number| errors.contains(&number)) => Ok(()),
@@ -204,8 +204,8 @@ fn tolerate(result: Result<(), rtnetlink::Error>, errors: &[libc::c_int]) -> Res
     }
 }
 
-/// Keeps the guest's kernel from routing by advertisements, and from IPv6 at all when it has no IPv6 address: such
-/// packets would only meet anti-spoofing. Best effort; a kernel without IPv6 has no such files.
+/// Keeps the guest's kernel from accepting router advertisements, and from using IPv6 at all without an IPv6 address:
+/// anti-spoofing would drop such packets. Best effort; a kernel without IPv6 has no such files.
 fn quiet_ipv6(config: &TapConfig) {
     let directory = std::path::Path::new("/proc/sys/net/ipv6/conf").join(&config.device);
     let _ = std::fs::write(directory.join("accept_ra"), "0");

@@ -1,4 +1,4 @@
-//! What a TAP queue counts.
+//! Counters of a TAP queue.
 
 use bifrost_nic::Malformed;
 
@@ -9,25 +9,25 @@ pub struct TapCounters {
     pub tx_packets: u64,
     /// Bytes of these, Ethernet header included.
     pub tx_bytes: u64,
-    /// Packets among them that took a 64 KiB buffer.
+    /// Packets in these that needed a 64 KiB buffer.
     pub tx_large_packets: u64,
-    /// Fetches that stopped because all buffers hold packets that are not yet completed.
+    /// Fetches that stopped because all buffers held uncompleted packets.
     pub tx_no_buffer_pauses: u64,
     /// Packets dropped because their virtio header does not fit the frame, by [`Malformed::index`].
     pub tx_malformed_packets: [u64; Malformed::ALL.len()],
     /// Frames made visible to the guest.
     pub rx_frames: u64,
-    /// Bytes of these as they came in, Ethernet headers included.
+    /// Bytes of these as received, Ethernet headers included.
     pub rx_bytes: u64,
     /// Packets written to the guest: frames after merging.
     pub rx_packets: u64,
-    /// Frames that could not be placed because all buffers are in use.
+    /// Frames that could not be placed: all buffers in use.
     pub rx_no_buffer_frames: u64,
-    /// Frames that could not be placed because they exceed the guest's MTU.
+    /// Frames that could not be placed: longer than the guest's MTU.
     pub rx_too_large_frames: u64,
-    /// Frames placed and then thrown away by the data path.
+    /// Frames placed, then discarded by the data path.
     pub rx_discarded_frames: u64,
-    /// Packets that the kernel did not take at once (EAGAIN, ENOBUFS, ENOMEM) and that are written later.
+    /// Packets that the kernel did not accept at once (EAGAIN, ENOBUFS, ENOMEM); they are written later.
     pub rx_deferred_packets: u64,
     /// Frames dropped because the guest's interface is down or gone (EIO, EBADFD).
     pub rx_device_down_frames: u64,

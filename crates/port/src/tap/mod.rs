@@ -1,8 +1,9 @@
 //! A TAP device in a container's network namespace, one [`TapQueue`] per worker.
 //!
-//! The guest's kernel hands over packets with partial checksums and unsegmented (virtio headers say so), and takes merged
-//! packets. The device exists as long as one of its queues is open in some process, unless it is [persistent](set_persistent): the next daemon
-//! [adopts](adopt()) queues that another process has held, and [takes up](reattach()) a device that has none.
+//! The guest's kernel hands over packets with partial checksums and unsegmented (virtio headers say so), and accepts
+//! merged packets. The device exists while a process has one of its queues open, unless it is
+//! [persistent](set_persistent). The next daemon [adopts](adopt()) queues that another process holds, and
+//! [reattaches](reattach()) to a device without queues.
 
 mod adopt;
 mod configure;
@@ -28,7 +29,7 @@ pub use persist::{DeviceId, identify, reattach, remove_device, set_persistent};
 pub use queue::{PoolSizes, TapQueue};
 use statistics::DeviceStatistics;
 
-/// Bytes of an Ethernet header with one VLAN tag.
+/// Length of an Ethernet header with one VLAN tag, bytes.
 const ETHERNET: usize = 18;
 
 /// How to create a TAP device.
@@ -36,8 +37,8 @@ const ETHERNET: usize = 18;
 pub struct TapConfig {
     /// Interface name, 1..=15 bytes.
     pub device: String,
-    /// Network namespace in which the guest sees the device: a name under /run/netns, or a path (it has a slash).
-    /// `None`: the daemon's own.
+    /// Network namespace in which the guest sees the device: a name under /run/netns, or a path (with a slash). `None`:
+    /// the daemon's own.
     pub netns: Option<String>,
     /// The guest's MAC address.
     pub mac: [u8; 6],
@@ -49,16 +50,16 @@ pub struct TapConfig {
     pub default_gateway: Option<IpAddr>,
     /// Queues, 1..=32: one per worker.
     pub queues: u16,
-    /// Packets that the kernel keeps per queue until they are fetched; default 4096.
+    /// Queue length in the kernel, packets per queue, until they are fetched; default 4096.
     pub tx_queue_packets: u32,
     /// Buffers of each queue.
     pub pools: PoolSizes,
 }
 
-/// Why a TAP device could not be created.
+/// Why a TAP device cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     #[error("TAP device {device:?}: {problem}")]
     Config {
         /// Interface name.
@@ -75,42 +76,42 @@ pub enum TapError {
         path: PathBuf,
     },
     /// The namespace exists but cannot be entered.
-    #[error("cannot enter network namespace {path}: {source}; it takes CAP_SYS_ADMIN, and the file of a namespace")]
+    #[error("cannot enter network namespace {path}: {source}; it needs CAP_SYS_ADMIN and a namespace file")]
     Enter {
         /// The namespace's file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The TAP driver cannot be opened.
     #[error("cannot open {}: {source}; load the tun module, or give the daemon this device node", sys::TUN_DEVICE)]
     NoDriver {
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel made no such device.
+    /// The kernel did not create the device.
     #[error("cannot create TAP device {device} {place}: {source}; {hint}")]
     Create {
         /// Interface name.
         device: String,
-        /// In which namespace.
+        /// The namespace, for the message.
         place: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
         /// What to do.
         hint: &'static str,
     },
-    /// The device was made but could not be configured.
+    /// The device was created but could not be configured.
     #[error("TAP device {device}: cannot {step}: {source}")]
     Configure {
         /// Interface name.
         device: String,
-        /// What was to be done.
+        /// The failed step.
         step: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The queues that were to be adopted are not those of the device that is configured.
+    /// The queues to adopt do not belong to the configured device.
     #[error("TAP device {device}: cannot take over its queues: {problem}")]
     Foreign {
         /// Interface name.
@@ -118,7 +119,7 @@ pub enum TapError {
         /// How they differ.
         problem: String,
     },
-    /// No thread could be started to work in the namespace.
+    /// Cannot start a thread to work in the namespace.
     #[error("cannot start a thread to enter a network namespace: {0}")]
     Thread(io::Error),
 }
@@ -126,20 +127,20 @@ pub enum TapError {
 /// Creates a TAP device, configures it, brings it up, and returns its queues in worker order.
 ///
 /// # Errors
-/// See [`TapError`]. Nothing remains of a device that could not be completed.
+/// See [`TapError`]. A partly created device is removed.
 pub fn create(config: &TapConfig) -> Result<Vec<TapQueue>, TapError> {
     config.check()?;
     let (queues, statistics, id) = netns::within(config.netns.as_deref(), || {
         let open = |queue| open_queue(config, &config.device, queue == 0);
         let queues: Vec<OwnedFd> = (0..config.queues).map(open).collect::<Result<_, _>>()?;
         configure::configure(config)?;
-        // A counter that cannot be read must not keep a port from working.
+        // A port works without counters.
         Ok((queues, DeviceStatistics::open(&config.device).ok(), DeviceId::of(&config.device).ok()))
     })?;
     complete(config, queues, statistics, id)
 }
 
-/// Has the guest's packets spread over the queues of a configured device.
+/// Distributes the guest's packets over the queues of a configured device.
 fn complete(
     config: &TapConfig,
     queues: Vec<OwnedFd>,
@@ -149,7 +150,7 @@ fn complete(
     if let [first, _, ..] = queues.as_slice() {
         steering::attach(first.as_fd()).map_err(|source| TapError::Configure {
             device: config.device.clone(),
-            step: "attach the program that chooses its queue (it takes CAP_BPF and CAP_NET_ADMIN)".into(),
+            step: "attach the program that chooses its queue (this needs CAP_BPF and CAP_NET_ADMIN)".into(),
             source,
         })?;
     }
@@ -162,7 +163,7 @@ fn complete(
     Ok(queues)
 }
 
-/// Opens a queue of the device `name`: the first one of a new device, or one more.
+/// Opens a queue of the device `name`: the first queue of a new device, or a further one.
 fn open_queue(config: &TapConfig, name: &str, first: bool) -> Result<OwnedFd, TapError> {
     let failed = |source: io::Error| TapError::Create {
         device: config.device.clone(),
@@ -171,7 +172,7 @@ fn open_queue(config: &TapConfig, name: &str, first: bool) -> Result<OwnedFd, Ta
             Some(libc::EBUSY | libc::EEXIST) => {
                 "an interface of this name exists; choose another or remove it (ip link del)"
             }
-            Some(libc::EPERM) => "it takes CAP_NET_ADMIN in that namespace",
+            Some(libc::EPERM) => "it needs CAP_NET_ADMIN in that namespace",
             _ => "check port.device and port.queues",
         },
         source,
@@ -205,13 +206,13 @@ impl TapConfig {
         let problem = if self.device.is_empty() || self.device.len() > 15 || !self.device.bytes().all(printable) {
             "an interface name has 1 to 15 printable characters, none of them '/', ':' or '%'".to_string()
         } else if matches!(self.device.as_str(), "." | "..") {
-            "this cannot be an interface's name".to_string()
+            "this is not a valid interface name".to_string()
         } else if !(68..=65_521).contains(&self.mtu) {
-            format!("MTU {}; it can be 68 to 65521", self.mtu)
+            format!("MTU {}; give 68 to 65521", self.mtu)
         } else if !(1..=32).contains(&self.queues) {
-            format!("{} queues; there can be 1 to 32", self.queues)
+            format!("{} queues; give 1 to 32", self.queues)
         } else if self.mac[0] & 1 != 0 || self.mac == [0; 6] {
-            "its MAC address is no station's (group bit set, or all zeros)".to_string()
+            "its MAC address is not a unicast address (group bit set, or all zeros)".to_string()
         } else if let Some((a, p)) = self.addresses.iter().find(|(a, p)| *p > if a.is_ipv4() { 32 } else { 128 }) {
             format!("address {a}/{p}: the prefix is too long")
         } else if self.pools.heads == 0 || self.pools.spills == 0 || self.pools.slots == 0 {

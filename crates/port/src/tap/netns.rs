@@ -12,17 +12,18 @@ use super::TapError;
 /// Where `ip netns` keeps named namespaces.
 const NAMED: &str = "/run/netns";
 
-/// Which namespace a name stood for when it was asked: one of the same name that is made later is another one.
+/// Identifies a namespace: a later one of the same name has another identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceId {
     device: u64,
     inode: u64,
 }
 
-/// The network namespace `netns` (a name under /run/netns, or a path when it has a slash); `None` if there is none.
+/// Identifies the network namespace `netns` (a name under /run/netns, or a path with a slash); `None` if it does not
+/// exist.
 ///
 /// # Errors
-/// Its file cannot be looked at.
+/// Its file cannot be read.
 pub fn namespace(netns: &str) -> io::Result<Option<NamespaceId>> {
     match std::fs::metadata(path_of(netns)) {
         Ok(file) => Ok(Some(NamespaceId::of(&file))),
@@ -31,9 +32,9 @@ pub fn namespace(netns: &str) -> io::Result<Option<NamespaceId>> {
     }
 }
 
-/// Runs `work` on a short-lived thread inside network namespace `netns` (a name, or a path when it has a slash); without
-/// one, on a thread in our own. A thread of its own, since a namespace is a thread's property and no other work may
-/// happen to run there.
+/// Runs `work` on a short-lived thread inside network namespace `netns` (a name, or a path with a slash), or inside our
+/// own without one. It is a separate thread because a namespace is a property of a thread, and no other work may run
+/// there.
 pub(crate) fn within<T: Send>(
     netns: Option<&str>,
     work: impl FnOnce() -> Result<T, TapError> + Send,
@@ -42,7 +43,7 @@ pub(crate) fn within<T: Send>(
     within_opened(namespace, work)
 }
 
-/// The same for a namespace that is open, with a name for messages; `None`: our own.
+/// The same for an open namespace, with a name for messages; `None`: our own.
 pub(crate) fn within_opened<T: Send>(
     namespace: Option<(File, PathBuf)>,
     work: impl FnOnce() -> Result<T, TapError> + Send,
@@ -65,7 +66,7 @@ pub(crate) fn within_opened<T: Send>(
 /// The calling thread's namespace.
 ///
 /// # Errors
-/// There is no /proc.
+/// /proc is not mounted.
 pub(crate) fn own() -> io::Result<NamespaceId> {
     std::fs::metadata("/proc/thread-self/ns/net").map(|file| NamespaceId::of(&file))
 }

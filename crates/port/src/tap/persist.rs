@@ -1,6 +1,7 @@
 //! Devices that outlive all processes that had their queues open (`TUNSETPERSIST`).
 //!
-//! While no process has a queue, the kernel takes the carrier away and drops what the guest sends; index, addresses and routes stay.
+//! While no process has a queue open, the kernel removes the carrier and drops the guest's packets; index, addresses
+//! and routes stay.
 
 use std::fs::File;
 use std::io;
@@ -11,30 +12,31 @@ use super::configure::{self, Link, index};
 use super::statistics::DeviceStatistics;
 use super::{TapConfig, TapError, TapQueue, complete, netns, open_queue, sys};
 
-/// How often a device is looked at that a process still uses.
+/// Poll interval for a device that a process still uses.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Which device it is: until the host boots again, no other one has the same, unless a guest has removed ours and has asked for
-/// its index for one of its own.
+/// Identity of a device, unique until the host reboots, unless a guest deletes our device and requests its index for
+/// one of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceId {
-    /// The cookie of its network namespace (`SO_NETNS_COOKIE`), which the kernel gives out once. Inode numbers come again.
+    /// The cookie of its network namespace (`SO_NETNS_COOKIE`), which the kernel never reuses. Inode numbers are
+    /// reused.
     pub namespace: u64,
-    /// Its index there, which stays when its name changes.
+    /// Its interface index there, which survives renames.
     pub index: u32,
 }
 
 impl DeviceId {
-    /// A device of the calling thread's namespace, by its name.
+    /// A device in the calling thread's namespace, by name.
     pub(crate) fn of(device: &str) -> io::Result<DeviceId> {
         Ok(DeviceId { namespace: sys::namespace_cookie()?, index: index(device)? })
     }
 }
 
-/// Which device this is a queue of.
+/// The device that this queue belongs to.
 ///
 /// # Errors
-/// Of none, or of one that is gone.
+/// The queue is not attached, or its device is gone.
 pub fn identify(queue: BorrowedFd<'_>) -> io::Result<DeviceId> {
     let (device, _) = sys::attached(queue)?;
     let namespace = File::from(sys::network_namespace(queue)?);
@@ -42,7 +44,7 @@ pub fn identify(queue: BorrowedFd<'_>) -> io::Result<DeviceId> {
     id.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
-/// Has the device of this queue outlive its queues, or go with the last one.
+/// Sets whether the device of this queue persists when its last queue is closed.
 ///
 /// # Errors
 /// The device is gone.
@@ -50,12 +52,12 @@ pub fn set_persistent(queue: BorrowedFd<'_>, persistent: bool) -> io::Result<()>
     sys::set_persistent(queue, persistent)
 }
 
-/// Takes up a device that was made for `former` and has no queues any more. What differs in `config` is changed, and nothing else:
-/// what the guest has changed itself stays, its name for the device, too. `None`: the device is gone, or elsewhere.
-/// Another process may have its queues until `deadline`: one that was killed takes a moment to end.
+/// Reattaches to a device that was created for `former` and has no queues any more. Applies the differences in `config`
+/// and nothing else: the guest's own changes stay, its name for the device, too. `None`: the device is gone, or in
+/// another namespace. Another process may hold its queues until `deadline`: a killed process takes a moment to end.
 ///
 /// # Errors
-/// [`TapError::Foreign`]: the device is there, and cannot be what `config` says, or it has queues of another process.
+/// [`TapError::Foreign`]: the device exists but cannot become what `config` says, or another process has its queues.
 /// Others: see [`TapError`].
 pub fn reattach(
     config: &TapConfig,
@@ -68,14 +70,16 @@ pub fn reattach(
     let attached = in_namespace(config.netns.as_deref(), id, || {
         let Some(link) = unused(config, id, deadline)? else { return Ok(None) };
         if link.multi_queue != (config.queues > 1) {
-            return Err(foreign("devices of one queue and of several cannot become each other".to_string()));
+            return Err(foreign(
+                "a single-queue device cannot become a multi-queue device, or the reverse".to_string(),
+            ));
         }
         let mut queues = Vec::new();
         for _ in 0..config.queues {
             queues.push(open_unused(config, &link.name, deadline)?);
-            // Had it just got another name, this would be a new device, or another one.
+            // If the device was just renamed, this name would create a new device, or open another one.
             if index(&link.name).ok() != Some(id.index) {
-                return Err(foreign("its name changes".to_string()));
+                return Err(foreign("its name is changing".to_string()));
             }
         }
         configure::update(&link.name, former, config)?;
@@ -84,7 +88,7 @@ pub fn reattach(
     attached.map(|(queues, statistics)| complete(config, queues, statistics, Some(id))).transpose()
 }
 
-/// Removes a device of namespace `netns`, even if a process has its queues open. Returns whether it was there.
+/// Removes a device in namespace `netns`, even if a process has its queues open. Returns whether it existed.
 ///
 /// # Errors
 /// The namespace cannot be entered, or the kernel refuses.
@@ -96,7 +100,7 @@ pub fn remove_device(netns: Option<&str>, id: DeviceId) -> Result<bool, TapError
     Ok(removed.is_some())
 }
 
-/// Works in the namespace if it is still the same one.
+/// Runs `work` in the namespace if it is still the same one.
 fn in_namespace<T: Send>(
     netns: Option<&str>,
     id: DeviceId,
@@ -112,7 +116,7 @@ fn in_namespace<T: Send>(
     }
 }
 
-/// The device once no process has a queue of it. Of devices with one queue the kernel does not tell.
+/// The device once no process has a queue of it. The kernel does not report queues of single-queue devices.
 fn unused(config: &TapConfig, id: DeviceId, deadline: Instant) -> Result<Option<Link>, TapError> {
     loop {
         let link = configure::look(id.index)?;
@@ -124,7 +128,7 @@ fn unused(config: &TapConfig, id: DeviceId, deadline: Instant) -> Result<Option<
     }
 }
 
-/// A queue of the device `name`, once no process has the only one.
+/// A queue of the device `name`, once no process holds its only one.
 fn open_unused(config: &TapConfig, name: &str, deadline: Instant) -> Result<OwnedFd, TapError> {
     loop {
         match open_queue(config, name, false) {
@@ -142,7 +146,7 @@ fn in_use(config: &TapConfig) -> TapError {
     TapError::Foreign { device: config.device.clone(), problem: "another process has them open".to_string() }
 }
 
-/// Makes an adopted device what `config` says, and gives it the queues that it lacks.
+/// Reconfigures an adopted device to `config`, and opens missing queues.
 pub(super) fn renew(
     config: &TapConfig,
     former: &TapConfig,
@@ -154,7 +158,7 @@ pub(super) fn renew(
         queues.push(open_queue(config, name, false)?);
         let added = queues.last().map(|queue| sys::attached(queue.as_fd()));
         if DeviceId::of(name).ok() != id || !matches!(added, Some(Ok(_))) {
-            let problem = "its name changes".to_string();
+            let problem = "its name is changing".to_string();
             return Err(TapError::Foreign { device: config.device.clone(), problem });
         }
     }

@@ -14,53 +14,55 @@ use super::{DeviceId, TapCounters};
 use crate::guest::{GuestPort, KernelCounters, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 use crate::pool::Pool;
 
-/// Bytes of a head buffer: virtio header and the first part of the frame. Most frames fit it whole.
+/// Length of a head buffer, bytes: virtio header and start of the frame. Most frames fit in it.
 const HEAD_BYTES: usize = 2048;
-/// Bytes of a spill buffer; head and spill together hold the largest frame.
+/// Length of a spill buffer, bytes; head and spill together hold the largest frame.
 const SPILL_BYTES: usize = 65_536;
-/// The virtio header's size on our devices: the short form, which leaves the IP header 8-byte aligned in a head buffer.
+/// Length of the virtio header on our devices: the short form, which keeps the IP header 8-byte aligned in a head
+/// buffer.
 pub(crate) const VIRTIO: usize = virtio_net::SHORT_LEN;
 const NONE: u32 = u32::MAX;
 
-/// How many buffers a queue has. Memory is used only once touched.
+/// Buffers of a queue. Untouched buffers use no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolSizes {
-    /// Packets from the guest that can be held at once (2 KiB each); default 16,384: half of them may wait for a window (the first packets of
-    /// thousands of connections do), a connection may have 4096 on their way.
+    /// Packets from the guest that can be held at once (2 KiB each); default 16,384. Half of them may wait for a
+    /// window, as the first packets of thousands of connections do; a connection may have 4096 in flight.
     pub heads: u32,
-    /// Large packets among them (64 KiB each more), plus one that is always ready to be read into; default 256.
+    /// How many of them may be large (64 KiB more each), not counting a spare that is always ready for reading; default
+    /// 256.
     pub spills: u32,
-    /// Frames for the guest that can be placed and not yet visible (one MTU each); default 4096.
+    /// Frames for the guest that can be placed but not visible yet (one MTU each); default 4096.
     pub slots: u32,
 }
 
 /// One queue of a TAP device.
 ///
-/// What the guest sends is read straight into buffers that keep it until [`complete`](GuestPort::complete); what it
-/// receives is copied once, by [`place`](GuestPort::place), and merged without copying.
+/// Packets from the guest are read straight into buffers that hold them until [`complete`](GuestPort::complete).
+/// Packets for the guest are copied once, by [`place`](GuestPort::place), and merged without copying.
 #[derive(Debug)]
 pub struct TapQueue {
     fd: OwnedFd,
     heads: Pool,
     spills: Pool,
-    /// The spill buffer that the next read may run over into.
+    /// The spill buffer for the next read.
     spare: Option<u32>,
-    /// By head buffer, as far as they were ever used.
+    /// By head buffer, for buffers ever used.
     sent: Vec<Sent>,
-    /// What another process has fetched from the device, and is fetched first; with virtio headers.
+    /// Packets that another process fetched from the device; fetched first; with virtio headers.
     in_front: VecDeque<Vec<u8>>,
     slots: Pool,
     placed: Vec<Placed>,
     merger: Merger,
     writer: Writer,
     counters: TapCounters,
-    /// Of the whole device; on its first queue only.
+    /// Statistics of the whole device; on its first queue only.
     pub(super) statistics: Option<Arc<DeviceStatistics>>,
     /// On its first queue only.
     pub(super) device: Option<DeviceId>,
 }
 
-/// A packet from the guest in head buffer and, when it is large, spill buffer.
+/// A packet from the guest in a head buffer and, if it is large, a spill buffer.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     len: u32,
@@ -76,8 +78,8 @@ struct Placed {
 }
 
 impl TapQueue {
-    /// Wraps a TAP queue that has non-blocking mode, `IFF_VNET_HDR` and 10-byte little-endian virtio headers.
-    /// Frames for the guest may have `max_frame` bytes.
+    /// Wraps a TAP queue with non-blocking mode, `IFF_VNET_HDR` and 10-byte little-endian virtio headers. Frames for
+    /// the guest may have `max_frame` bytes.
     pub(crate) fn new(fd: OwnedFd, sizes: PoolSizes, max_frame: usize) -> Self {
         let mut spills = Pool::new(sizes.spills.max(1), SPILL_BYTES);
         Self {
@@ -97,12 +99,12 @@ impl TapQueue {
         }
     }
 
-    /// What happened since the queue was created.
+    /// Counters since the queue was created.
     pub fn tap_counters(&self) -> &TapCounters {
         &self.counters
     }
 
-    /// Which device it belongs to; known to the device's first queue alone, unless the kernel did not tell.
+    /// Its device; known to the device's first queue only, unless the kernel did not report it.
     pub fn device(&self) -> Option<DeviceId> {
         self.device
     }
@@ -130,10 +132,10 @@ impl TapQueue {
 
 impl GuestPort for TapQueue {
     /// One system call per packet. Stops early, and returns false, when no buffer is free: while
-    /// [`tx_free`](Self::tx_free) is 0 there is no use in waiting on [`fd`](PolledPort::fd).
+    /// [`tx_free`](Self::tx_free) is 0, waiting on [`fd`](PolledPort::fd) is useless.
     ///
     /// # Errors
-    /// The device is gone (EBADFD): someone deleted it inside the namespace.
+    /// The device is gone (EBADFD): it was deleted inside the namespace.
     fn fetch(&mut self, max: usize, out: &mut Vec<TxFrame>) -> io::Result<bool> {
         for _ in 0..max {
             self.spare = self.spare.or_else(|| self.spills.take());
@@ -221,7 +223,7 @@ impl GuestPort for TapQueue {
         Ok(RxHandle(slot))
     }
 
-    /// Frames that end a packet are written here, so that the guest works on them while more is published.
+    /// Frames that complete a packet are written here, so that the guest can process them while more are published.
     fn publish(&mut self, handle: RxHandle) {
         let slot = handle.0;
         if !self.slots.is_taken(slot) || self.placed[slot as usize].published {
@@ -230,7 +232,8 @@ impl GuestPort for TapQueue {
         let Self { fd, slots, placed, merger, writer, counters, .. } = self;
         let frame = &mut placed[slot as usize];
         frame.published = true;
-        // The merger reads a frame while finished packets, which hold other frames, are written and their buffers freed.
+        // The merger reads a frame while finished packets, which hold other frames, are written and their buffers
+        // freed.
         let (len, valid) = (frame.len as usize, frame.checksum_valid);
         let mut done = std::mem::take(&mut writer.done);
         merger.push(slot, &slots.bytes(slot)[..len], valid, &mut |packet| {
@@ -287,7 +290,7 @@ impl GuestPort for TapQueue {
         own.chain([held]).filter(|c| c.1 > 0).collect()
     }
 
-    /// Known to the device's first queue alone: the kernel counts for all of them.
+    /// On the device's first queue only: the kernel counts for the whole device.
     fn kernel_counters(&self) -> Option<Arc<dyn KernelCounters>> {
         self.statistics.clone().map(|statistics| statistics as Arc<dyn KernelCounters>)
     }
@@ -305,8 +308,8 @@ impl Default for PoolSizes {
     }
 }
 
-/// What the virtio header in front of a frame of `len` bytes asks for. A frame for which nothing is left to do is not
-/// looked at: the data path parses it anyway.
+/// The offloads that the virtio header of a frame of `len` bytes requests. Frames without offloads are not parsed here:
+/// the data path parses them anyway.
 fn offload(head: &[u8], frame: &[u8], len: usize) -> Result<Offload, Malformed> {
     let virtio = virtio_net::Header::parse_short(head).unwrap_or_default();
     if virtio.flags & virtio_net::F_NEEDS_CSUM == 0 && virtio.gso_type == virtio_net::GSO_NONE {

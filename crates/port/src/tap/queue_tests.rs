@@ -1,4 +1,4 @@
-//! The queue over a pair of packet sockets, which read and write like a TAP device.
+//! The queue over a pair of packet sockets, which behave like a TAP device.
 
 use std::io::IoSlice;
 
@@ -138,7 +138,7 @@ fn what_the_kernel_cannot_take_comes_later_in_order() {
     let (mut queue, guest) = queue();
     rustix::net::sockopt::set_socket_send_buffer_size(&queue.fd, 8192).expect("buffer");
     let mut sent = 0u32;
-    // More than the socket takes: the rest waits in its slots.
+    // More than the socket's buffer: the rest waits in its slots.
     while queue.tap_counters().rx_deferred_packets < 5 {
         let placed = queue.place(&[sent as u8; 1000], false).expect("place");
         queue.publish(placed);
@@ -148,7 +148,7 @@ fn what_the_kernel_cannot_take_comes_later_in_order() {
     assert!(queue.slots.free() < 64);
     let mut got = Vec::new();
     while got.len() < sent as usize {
-        let (_, frame) = receive(&guest).expect("the guest drains, the queue goes on");
+        let (_, frame) = receive(&guest).expect("the guest drains the socket, and the queue continues");
         got.push(frame[0]);
         queue.notify().expect("notify");
     }
@@ -159,7 +159,7 @@ fn what_the_kernel_cannot_take_comes_later_in_order() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever a guest writes, fetching neither panics nor loses a buffer, and what comes out is what went in.
+    /// For any guest input, fetching neither panics nor loses a buffer, and the output equals the input.
     #[test]
     fn hostile_guests(
         packets in prop::collection::vec(
@@ -185,7 +185,7 @@ proptest! {
         }
     }
 
-    /// Whatever is placed and however it is published, every slot comes back and every byte of payload arrives.
+    /// For any sequence of place and publish, every slot is returned and every payload byte arrives.
     #[test]
     fn slots_come_back(steps in prop::collection::vec((0u32..4, 1usize..1400, any::<bool>(), 0u8..10), 1..60)) {
         let (mut queue, guest) = queue();
@@ -251,13 +251,13 @@ fn another_queue_goes_on_with_what_one_holds_before_what_waits_in_the_device() {
         assert_eq!([head, tail].concat(), tcp(n, len));
         assert_eq!(frame.offload, if n == 9 { Offload::default() } else { out[0].offload });
     }
-    // Bounds: of one packet, and of all.
+    // Bounds: per packet, and total.
     assert!(!second.put_in_front(vec![0; HEAD_BYTES + SPILL_BYTES + 1]));
     for _ in 0..SIZES.heads {
         assert!(second.put_in_front(vec![0; VIRTIO]));
     }
     assert!(!second.put_in_front(vec![0; VIRTIO]));
-    // One without a whole header is no packet, and does no harm.
+    // A packet without a whole header is dropped, and does no harm.
     let (mut third, _guest) = queue();
     assert!(third.put_in_front(Vec::new()) && third.put_in_front(vec![1; 5]));
     third.fetch(64, &mut Vec::new()).expect("fetch");

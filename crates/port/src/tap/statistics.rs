@@ -1,4 +1,4 @@
-//! The kernel's own counters of a device in another namespace.
+//! The kernel's counters of a device in another namespace.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::guest::KernelCounters;
 
-/// An open table of the namespace's devices; it stays that namespace's, whichever thread reads it.
+/// The namespace's device table, opened once; it stays that namespace's, whichever thread reads it.
 #[derive(Debug)]
 pub(crate) struct DeviceStatistics {
     table: File,
@@ -19,7 +19,7 @@ impl DeviceStatistics {
         Ok(Self { table: File::open("/proc/thread-self/net/dev")?, device: device.into() })
     }
 
-    /// Packets that the guest sent and that were dropped because nobody fetched them in time.
+    /// Packets from the guest that were dropped because they were not fetched in time.
     pub(crate) fn transmit_drops(&self) -> io::Result<u64> {
         let mut text = Vec::new();
         let mut buffer = [0; 4096];
@@ -36,14 +36,15 @@ impl DeviceStatistics {
 }
 
 impl KernelCounters for DeviceStatistics {
-    /// Packets that the guest sent on any queue of the device and that the kernel dropped because they were not fetched in time.
+    /// Packets from the guest, on any queue of the device, that the kernel dropped because they were not fetched in
+    /// time.
     fn read(&self) -> Vec<(&'static str, u64)> {
         let dropped = self.transmit_drops().ok().filter(|packets| *packets > 0);
         dropped.map(|packets| ("tx_overrun_packets", packets)).into_iter().collect()
     }
 }
 
-/// `NAME: 8 columns of reception, 8 of transmission`, of which the fourth each counts drops.
+/// `NAME: 8 columns of reception, 8 of transmission`; the fourth of each counts drops.
 fn transmit_drops(table: &str, device: &str) -> Option<u64> {
     let columns = table.lines().find_map(|line| line.trim_start().strip_prefix(device)?.strip_prefix(':'))?;
     columns.split_whitespace().nth(11)?.parse().ok()

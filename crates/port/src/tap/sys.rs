@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-/// Where the TAP driver listens.
+/// Path of the TAP driver.
 pub(crate) const TUN_DEVICE: &str = "/dev/net/tun";
 
 // linux/if_tun.h. Request numbers hold for x86-64 and arm64.
@@ -24,7 +24,7 @@ const TUN_F_TSO_ECN: libc::c_ulong = 0x08;
 const TUN_F_USO: libc::c_ulong = 0x20 | 0x40;
 /// Since Linux 5.14.
 const SO_NETNS_COOKIE: libc::c_int = 71;
-/// Fail instead of joining a device that exists.
+/// Fail instead of joining an existing device.
 const IFF_TUN_EXCL: libc::c_int = 0x8000;
 
 /// Opens the TAP driver in the calling thread's network namespace.
@@ -34,7 +34,7 @@ pub(crate) fn open_tun() -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Makes `fd` the first queue of a new TAP device, or a further queue of it. The device goes with its last queue.
+/// Makes `fd` the first queue of a new TAP device, or a further queue of it. The device disappears with its last queue.
 /// `name` has at most 15 bytes.
 pub(crate) fn attach(fd: BorrowedFd<'_>, name: &str, first: bool, multi_queue: bool) -> io::Result<()> {
     let mut flags = kind(multi_queue);
@@ -54,10 +54,10 @@ pub(crate) fn kind(multi_queue: bool) -> libc::c_int {
     libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | if multi_queue { libc::IFF_MULTI_QUEUE } else { 0 }
 }
 
-/// Name and flags of the device that `fd` is an active queue of, as far as [`kind`] has these flags.
+/// Name and flags of the device of which `fd` is an active queue, limited to the flags of [`kind`].
 ///
 /// # Errors
-/// `EBADFD`: of none, or of one that is gone. `ENOTTY`: it is no queue at all.
+/// `EBADFD`: the queue is detached, or its device is gone. `ENOTTY`: it is not a TAP queue.
 pub(crate) fn attached(fd: BorrowedFd<'_>) -> io::Result<(String, libc::c_int)> {
     // SAFETY: a C struct of bytes and integers, for which all zeros is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -69,16 +69,16 @@ pub(crate) fn attached(fd: BorrowedFd<'_>) -> io::Result<(String, libc::c_int)> 
     Ok((name, flags & (kind(true) | libc::IFF_TUN)))
 }
 
-/// The network namespace in which the device of this queue is.
+/// The network namespace of this queue's device.
 pub(crate) fn network_namespace(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     // SAFETY: no argument.
     let namespace = unsafe { libc::ioctl(fd.as_raw_fd(), TUNGETDEVNETNS as _) };
     check(namespace)?;
-    // SAFETY: the call just made this descriptor, and nobody else knows it.
+    // SAFETY: the call just made this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(namespace) })
 }
 
-/// Whether the device of this queue stays when its last queue is closed.
+/// Whether the device of this queue persists when its last queue is closed.
 pub(crate) fn set_persistent(fd: BorrowedFd<'_>, persistent: bool) -> io::Result<()> {
     // SAFETY: the argument is a number.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETPERSIST as _, libc::c_ulong::from(persistent)) })
@@ -103,7 +103,8 @@ pub(crate) fn set_virtio_header(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<
     check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETVNETLE as _, &one) })
 }
 
-/// Lets the guest leave checksums and segmentation to us: TCP always, UDP where the kernel can (since Linux 6.2).
+/// Lets the guest leave checksums and segmentation to us: TCP always, UDP where the kernel supports it (since Linux
+/// 6.2).
 pub(crate) fn set_offload(fd: BorrowedFd<'_>) -> io::Result<()> {
     let tcp = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
     // SAFETY: the argument is a number.
@@ -114,7 +115,7 @@ pub(crate) fn set_offload(fd: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD as _, tcp) })
 }
 
-/// Lets a program choose the queue of each packet that the guest sends.
+/// Lets a program choose the queue of each packet from the guest.
 pub(crate) fn set_steering(fd: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let program = program.as_raw_fd();
     // SAFETY: TUNSETSTEERINGEBPF reads one int.

@@ -11,15 +11,15 @@ use rustix::io::Errno;
 use super::TapCounters;
 use crate::pool::Pool;
 
-/// Most pieces of a packet: virtio header, new headers, frames.
+/// Maximum pieces of a packet: virtio header, new headers, frames.
 const PIECES: usize = 2 + Merger::MAX_PARTS;
 
-/// Writes merged packets, and keeps those that the kernel cannot take just now.
+/// Writes merged packets, and keeps those that the kernel does not accept yet.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
     /// Packets to be written before all others, oldest first. Bounded by the slots that they hold.
     waiting: VecDeque<Waiting>,
-    /// Scratch: slots that are free again.
+    /// Scratch: slots that became free.
     pub(crate) done: Vec<u32>,
 }
 
@@ -31,7 +31,7 @@ struct Waiting {
 }
 
 impl Writer {
-    /// Writes a packet, or keeps it for [`Self::retry`]. Slots that are no longer needed are added to `done`.
+    /// Writes a packet, or keeps it for [`Self::retry`]. Appends slots that are no longer needed to `done`.
     pub(crate) fn write(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -44,7 +44,7 @@ impl Writer {
             done.extend(packet.parts.iter().map(|p| p.buffer));
             return;
         }
-        // Out of memory somewhere below us: rare enough to allocate here.
+        // The kernel is out of memory or the queue is full: rare enough to allocate here.
         counters.rx_deferred_packets += 1;
         self.waiting.push_back(Waiting {
             virtio: packet.virtio,
@@ -58,7 +58,7 @@ impl Writer {
         !self.waiting.is_empty()
     }
 
-    /// Writes what was kept, as far as the kernel takes it.
+    /// Writes kept packets as far as the kernel accepts them.
     pub(crate) fn retry(&mut self, fd: BorrowedFd<'_>, slots: &Pool, counters: &mut TapCounters, done: &mut Vec<u32>) {
         while let Some(packet) = self.waiting.front() {
             if !write(fd, slots, packet.virtio, &packet.header, &packet.parts, counters) {
@@ -70,7 +70,7 @@ impl Writer {
     }
 }
 
-/// One packet, one system call. Returns whether the packet is done with: false only when it is worth trying again.
+/// One packet, one system call. Returns whether the packet is done: false only if a retry may succeed.
 fn write(
     fd: BorrowedFd<'_>,
     slots: &Pool,
@@ -92,7 +92,7 @@ fn write(
             Ok(_) => {
                 counters.rx_packets += 1;
                 counters.rx_frames += frames;
-                // A merged packet has one set of headers; each frame came with its own.
+                // A merged packet has one set of headers; each of its frames was received with its own.
                 counters.rx_bytes += parts.iter().map(|p| u64::from(p.offset + p.len)).sum::<u64>();
                 return true;
             }

@@ -1,12 +1,12 @@
-//! What the UDP underlay counts.
+//! Counters of the UDP underlay.
 
 /// Counters of one [`UdpUnderlay`](super::UdpUnderlay), since it was opened.
 ///
-/// A *message* is what one header of `recvmmsg`/`sendmmsg` carries: one datagram, or a run of datagrams of one lane that
-/// the kernel segments or has coalesced.
+/// A *message* is what one header of `recvmmsg`/`sendmmsg` carries: one datagram, or a run of datagrams of one lane
+/// that the kernel segments or has coalesced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpCounters {
-    /// Datagrams handed up.
+    /// Datagrams delivered to the worker.
     pub rx_datagrams: u64,
     /// UDP payload bytes delivered to the worker.
     pub rx_bytes: u64,
@@ -21,27 +21,27 @@ pub struct UdpCounters {
     pub rx_truncated_messages: u64,
     /// Messages dropped because their source address could not be read.
     pub rx_bad_source_messages: u64,
-    /// Receive calls that failed (an ICMP error reported late, or a kernel out of memory).
+    /// Receive calls that failed (a late ICMP error, or the kernel out of memory).
     pub rx_failed_calls: u64,
-    /// Datagrams taken by the kernel.
+    /// Datagrams accepted by the kernel.
     pub tx_datagrams: u64,
     /// UDP payload bytes accepted by the kernel.
     pub tx_bytes: u64,
-    /// Messages taken by the kernel.
+    /// Messages accepted by the kernel.
     pub tx_messages: u64,
     /// System calls made to send.
     pub tx_system_calls: u64,
-    /// Messages of several datagrams that the kernel refused to segment; their datagrams were then sent one by one.
+    /// Messages of several datagrams that the kernel did not segment; their datagrams were then sent one by one.
     pub tx_gso_refused_messages: u64,
     /// Datagrams dropped: send buffer or queue full (EAGAIN, ENOBUFS, ENOMEM).
     pub tx_no_buffer_datagrams: u64,
     /// Datagrams dropped: larger than the link's MTU (EMSGSIZE). They are never fragmented.
     pub tx_too_big_datagrams: u64,
-    /// Datagrams dropped: no route, or the network says unreachable (ENETUNREACH, EHOSTUNREACH, ENETDOWN).
+    /// Datagrams dropped: no route, or destination unreachable (ENETUNREACH, EHOSTUNREACH, ENETDOWN).
     pub tx_unreachable_datagrams: u64,
-    /// Datagrams dropped: the peer's host has nobody on that port (ECONNREFUSED).
+    /// Datagrams dropped: the peer's port is closed (ECONNREFUSED).
     pub tx_refused_datagrams: u64,
-    /// Datagrams dropped for any other error.
+    /// Datagrams dropped: any other error.
     pub tx_other_error_datagrams: u64,
     /// Datagrams dropped: their lane was never registered.
     pub tx_unknown_lane_datagrams: u64,

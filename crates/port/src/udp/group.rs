@@ -1,15 +1,15 @@
-//! Which datagrams of a batch leave in one message: UDP segmentation offload, worked out without any I/O.
+//! Groups a batch's datagrams into messages for UDP segmentation offload; no I/O.
 
 use crate::underlay::LaneId;
 
-/// Most datagrams in one message: the kernel's `UDP_MAX_SEGMENTS` (64 until Linux 6.8, 128 since).
+/// Maximum datagrams per message: the kernel's `UDP_MAX_SEGMENTS` (64 until Linux 6.8, 128 since).
 pub(crate) const MAX_SEGMENTS: u16 = 64;
-/// Most UDP payload bytes in one message: below what IPv4's 16-bit length allows with any options.
+/// Maximum UDP payload per message, bytes: below IPv4's 16-bit length with any options.
 pub(crate) const MAX_MESSAGE_BYTES: u32 = 65_000;
 
 const NONE: u32 = u32::MAX;
 
-/// Datagrams of one lane that leave together: all `segment` bytes long except the last, which may be shorter.
+/// Datagrams of one lane that are sent together: all `segment` bytes long except the last, which may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) lane: LaneId,
@@ -26,15 +26,15 @@ pub(crate) struct Message {
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     messages: Vec<Message>,
-    /// For each datagram, the next one of its message.
+    /// By datagram: the next one of its message.
     next: Vec<u32>,
-    /// For each lane, the message that its next datagram may join.
+    /// By lane: the message that its next datagram may join.
     open: Vec<u32>,
 }
 
 impl Groups {
-    /// Groups `datagrams`, given in order as lane, ECN codepoint, length in bytes. Datagrams of one lane keep their
-    /// order; lanes overtake each other freely. Constant time per datagram.
+    /// Groups `datagrams`, given in order as lane, ECN codepoint, length in bytes. Order is preserved within a lane,
+    /// but not between lanes. Constant time per datagram.
     pub(crate) fn build(&mut self, datagrams: impl Iterator<Item = (LaneId, u8, u32)>, lanes: usize) {
         self.messages.clear();
         self.next.clear();
@@ -65,7 +65,7 @@ impl Groups {
         &self.messages
     }
 
-    /// The positions of a message's datagrams in the batch, in order.
+    /// The indexes of a message's datagrams in the batch, in order.
     pub(crate) fn members(&self, message: &Message) -> impl Iterator<Item = usize> {
         std::iter::successors(Some(message.first), |&i| Some(self.next[i as usize]).filter(|&n| n != NONE))
             .map(|i| i as usize)
@@ -108,7 +108,7 @@ mod tests {
         groups
     }
 
-    /// What the kernel makes of a message: cut at every `segment` bytes.
+    /// How the kernel segments a message: every `segment` bytes.
     fn split(bytes: u32, segment: u32) -> Vec<u32> {
         let mut left = bytes;
         let mut out = Vec::new();
@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// The obvious way: per lane, extend the last message while the rules allow.
+    /// The simple algorithm: per lane, extend the last message while the rules allow it.
     fn naive(datagrams: &[Sent], lane: u16) -> Vec<Vec<u32>> {
         let mut out: Vec<(u8, Vec<u32>)> = Vec::new();
         for &(_, ecn, len) in datagrams.iter().filter(|d| d.0 == lane) {

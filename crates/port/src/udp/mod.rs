@@ -1,6 +1,6 @@
 //! The underlay over ordinary UDP sockets, with segmentation and coalescing done by the kernel.
 //!
-//! Per local address there are two receive sockets (BIFROST port and VXLAN port), and per path source port one transmit
+//! Each local address has two receive sockets (BIFROST port and VXLAN port), and each path source port one transmit
 //! socket. A batch costs one system call per ready receive socket and one per source port that sends.
 //!
 //! With several workers, the receive sockets of a port form a reuseport group whose BPF program computes
@@ -30,51 +30,51 @@ use transmit::Transmitter;
 pub struct UdpConfig {
     /// Local underlay addresses, 1..=8.
     pub local: Vec<IpAddr>,
-    /// Port on which BIFROST comes in; default 4794.
+    /// Port for incoming BIFROST packets; default 4794.
     pub bifrost_port: u16,
-    /// Port on which plain VXLAN comes in; default 4789.
+    /// Port for incoming plain VXLAN packets; default 4789.
     pub vxlan_port: u16,
-    /// Which worker this is, below `workers`.
+    /// This worker's number, below `workers`.
     pub worker: u16,
     /// How many workers share the ports, 1..=32.
     pub workers: u16,
-    /// Use UDP segmentation offload where the kernel has it.
+    /// Use UDP segmentation offload where the kernel supports it.
     pub gso: bool,
-    /// Have the kernel coalesce datagrams that come in, where it can.
+    /// Let the kernel coalesce incoming datagrams, where it supports that.
     pub gro: bool,
-    /// Size of each receive socket's buffer, bytes; default 8 MiB. Above `net.core.rmem_max` it takes CAP_NET_ADMIN.
+    /// Size of each receive socket's buffer, bytes; default 8 MiB. Above `net.core.rmem_max` it needs CAP_NET_ADMIN.
     pub receive_buffer_bytes: usize,
-    /// Size of each transmit socket's buffer, bytes; default 4 MiB. Above `net.core.wmem_max` it takes CAP_NET_ADMIN.
+    /// Size of each transmit socket's buffer, bytes; default 4 MiB. Above `net.core.wmem_max` it needs CAP_NET_ADMIN.
     pub send_buffer_bytes: usize,
-    /// Messages per receive batch, 1..=1024; default 16. Each has a buffer of 64 KiB, which uses memory once touched.
+    /// Messages per receive batch, 1..=1024; default 16. Each has a 64 KiB buffer, which uses memory once touched.
     pub receive_messages: usize,
 }
 
-/// Why an underlay or a lane could not be opened.
+/// Why an underlay or a lane cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum UdpError {
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     #[error("underlay: {0}")]
     Config(String),
     /// The local address and port cannot be bound.
     #[error("cannot bind UDP {address}: {source}; {hint}")]
     Bind {
-        /// What was to be bound.
+        /// The address and port.
         address: SocketAddr,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
         /// What to do.
         hint: &'static str,
     },
-    /// A socket was made but could not be set up.
+    /// A socket was created but could not be set up.
     #[error("cannot set up the UDP socket on {address}: {source}; Linux 5.0 or later is needed")]
     Option {
         /// The socket's address.
         address: SocketAddr,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Anything else.
+    /// Any other error.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -82,13 +82,13 @@ pub enum UdpError {
 /// The sockets of one worker.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    /// Those that datagrams come to, in the order of opening.
+    /// Receive sockets, in the order of opening.
     pub receive: Vec<OwnedFd>,
-    /// Those that they leave from.
+    /// Transmit sockets.
     pub transmit: Vec<OwnedFd>,
 }
 
-/// The underlay side of one worker, over UDP sockets.
+/// The underlay of one worker, over UDP sockets.
 pub struct UdpUnderlay {
     config: UdpConfig,
     receiver: Receiver,
@@ -97,7 +97,7 @@ pub struct UdpUnderlay {
 }
 
 impl UdpUnderlay {
-    /// Opens the receive sockets of one worker. With several workers, worker 0 comes first and the others in order.
+    /// Opens the receive sockets of one worker. With several workers, open worker 0 first and the others in order.
     pub fn open(config: UdpConfig) -> Result<Self, UdpError> {
         config.check()?;
         let open = |(address, service)| Ok((socket::receive(&config, address, service)?, service));
@@ -106,24 +106,24 @@ impl UdpUnderlay {
         Ok(Self { config, receiver, transmitter: Transmitter::default(), counters: UdpCounters::default() })
     }
 
-    /// Takes over the [sockets](Self::sockets) of another process's worker of the same number, which was opened with the same addresses, ports and number
-    /// of workers. Datagrams that wait in them stay there; as long as both processes receive, each gets some.
+    /// Takes over the [sockets](Self::sockets) of another process's worker with the same number, opened with the same
+    /// addresses, ports and number of workers. Queued datagrams stay; while both processes receive, each gets some.
     ///
     /// # Errors
-    /// They are others than `config` asks for.
+    /// The sockets do not match `config`.
     pub fn adopt(config: UdpConfig, Sockets { receive, transmit }: Sockets) -> Result<Self, UdpError> {
         config.check()?;
         let foreign = |what: String| UdpError::Config(format!("the sockets that were handed over: {what}"));
         let wanted: Vec<(IpAddr, Service)> = config.bindings().collect();
         if wanted.len() != receive.len() {
-            return Err(foreign(format!("{} to receive from, instead of {}", receive.len(), wanted.len())));
+            return Err(foreign(format!("{} receive sockets instead of {}", receive.len(), wanted.len())));
         }
         let mut sockets = Vec::with_capacity(wanted.len());
         for (fd, (address, service)) in receive.into_iter().zip(wanted) {
             let wanted = SocketAddr::new(address, config.port(service));
             let (socket, bound) = socket::adopt(fd)?;
             if bound != wanted {
-                return Err(foreign(format!("one is bound to {bound}, instead of {wanted}")));
+                return Err(foreign(format!("one is bound to {bound} instead of {wanted}")));
             }
             sockets.push((socket, service));
         }
@@ -133,10 +133,10 @@ impl UdpUnderlay {
         Ok(Self { config, receiver, transmitter, counters: UdpCounters::default() })
     }
 
-    /// Copies of the descriptors of its sockets, for [`adopt`](Self::adopt) in another process.
+    /// Duplicates of its socket descriptors, for [`adopt`](Self::adopt) in another process.
     ///
     /// # Errors
-    /// The process has no more descriptors.
+    /// The process is out of descriptors.
     pub fn sockets(&self) -> io::Result<Sockets> {
         Ok(Sockets { receive: self.receiver.sockets()?, transmit: self.transmitter.sockets()? })
     }
@@ -146,12 +146,12 @@ impl UdpUnderlay {
         (0..config.workers.max(1)).map(|worker| Self::open(UdpConfig { worker, ..config.clone() })).collect()
     }
 
-    /// What happened since this was opened.
+    /// Counters since it was opened.
     pub fn counters(&self) -> &UdpCounters {
         &self.counters
     }
 
-    /// [`Underlay::lane`] with its full error: registers a way out, or returns the lane that exists already.
+    /// [`Underlay::lane`] with its full error: registers a lane, or returns the existing one.
     pub fn open_lane(&mut self, local: SocketAddr, remote: SocketAddr) -> Result<LaneId, UdpError> {
         if local.is_ipv4() != remote.is_ipv4() {
             return Err(UdpError::Config(format!("no path from {local} to {remote}: one is IPv4, the other IPv6")));
@@ -221,8 +221,9 @@ impl Default for UdpConfig {
 }
 
 impl UdpConfig {
-    /// Where the receive sockets are bound, in order. One socket for all addresses of a family: its queue keeps the order in which packets of
-    /// different paths came, which a socket per address would not, and the transport would take that for delay or loss on a path.
+    /// The bind addresses of the receive sockets, in order. One socket for all addresses of a family: its queue
+    /// preserves the arrival order across paths, which sockets per address would not, and the transport would see delay
+    /// or loss on a path.
     fn bindings(&self) -> impl Iterator<Item = (IpAddr, Service)> + use<> {
         let of_family = |any: IpAddr| {
             let mut family = self.local.iter().copied().filter(|a| a.is_ipv4() == any.is_ipv4());
@@ -245,7 +246,7 @@ impl UdpConfig {
         let problem = if self.local.is_empty() || self.local.len() > 8 {
             format!("{} local addresses; give 1 to 8", self.local.len())
         } else if self.workers == 0 || self.workers > 32 || self.worker >= self.workers {
-            format!("worker {} of {}; there can be 1 to 32, numbered from 0", self.worker, self.workers)
+            format!("worker {} of {}; give 1 to 32 workers, numbered from 0", self.worker, self.workers)
         } else if self.bifrost_port == self.vxlan_port {
             format!("BIFROST and plain VXLAN cannot share port {}; give them two ports", self.vxlan_port)
         } else if !(1..=1024).contains(&self.receive_messages) {
@@ -260,9 +261,9 @@ impl UdpConfig {
 impl UdpError {
     fn bind(address: SocketAddr, source: &io::Error) -> Self {
         let hint = match source.raw_os_error() {
-            Some(libc::EADDRINUSE) => "another program (a second bifrostd, or a kernel VXLAN device) has this port",
+            Some(libc::EADDRINUSE) => "another program (a second bifrostd, or a kernel VXLAN device) uses this port",
             Some(libc::EADDRNOTAVAIL) => "no interface has this address; add it or correct underlay.addresses",
-            Some(libc::EACCES) => "ports below 1024 take CAP_NET_BIND_SERVICE",
+            Some(libc::EACCES) => "ports below 1024 need CAP_NET_BIND_SERVICE",
             Some(libc::EMFILE | libc::ENFILE) => "too many open files; raise the limit (LimitNOFILE)",
             _ => "check underlay.addresses and the ports",
         };

@@ -1,7 +1,7 @@
-//! Classic BPF programs for UDP sockets: choice of the worker, and refusal of everything.
+//! Classic BPF programs for UDP sockets: choosing the worker, and rejecting all packets.
 //!
-//! A reuseport program sees the datagram from its UDP payload on, and returns the index of a socket in the group, which
-//! is the order in which the sockets were bound. A load beyond the end ends the program with 0: worker 0.
+//! A reuseport program sees the datagram from its UDP payload on, and returns the index of a socket in the group, by
+//! bind order. A load beyond the end ends the program with 0: worker 0.
 
 use std::net::IpAddr;
 
@@ -46,12 +46,12 @@ pub(crate) fn vxlan(workers: u16) -> Vec<sock_filter> {
     pair(10, 16, u32::from(workers)).to_vec()
 }
 
-/// Socket filter that takes no packet at all.
+/// Socket filter that rejects every packet.
 pub(crate) fn refuse_all() -> [sock_filter; 1] {
     [op(RETURN_CONSTANT, 0)]
 }
 
-/// Socket filter that takes packets to `local` addresses of one family only.
+/// Socket filter that accepts packets to `local` addresses of one family only.
 pub(crate) fn only_to(local: &[IpAddr], ipv4: bool) -> Vec<sock_filter> {
     let mut program = Vec::new();
     for address in local.iter().filter(|a| a.is_ipv4() == ipv4) {
@@ -62,7 +62,7 @@ pub(crate) fn only_to(local: &[IpAddr], ipv4: bool) -> Vec<sock_filter> {
         };
         let count = words.len() as u8;
         for (i, word) in words.into_iter().enumerate() {
-            // `SKF_NET_OFF` counts from the IP header; a mismatch skips what is left of this address and its verdict.
+            // `SKF_NET_OFF` counts from the IP header; a mismatch skips the rest of this address and its verdict.
             program.push(op(LOAD_WORD, (libc::SKF_NET_OFF as u32).wrapping_add(start + 4 * i as u32)));
             program.push(jump(JUMP_EQUAL, word, 0, 2 * (count - 1 - i as u8) + 1));
         }

@@ -1,4 +1,4 @@
-//! Receiving: one batch from all sockets, coalesced runs cut into datagrams again.
+//! Receiving: one batch from all sockets; coalesced runs are split into datagrams again.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,19 +13,19 @@ use super::UdpCounters;
 use crate::clock::RealtimeOffset;
 use crate::underlay::{Datagram, Service};
 
-/// Most sockets looked at in one batch; the rest wait for the next.
+/// Maximum sockets polled per batch; the rest wait for the next.
 const MAX_READY: usize = 32;
 
-/// The receive sockets of an underlay and the batch that was received last.
+/// The receive sockets of an underlay and the last batch received.
 pub(crate) struct Receiver {
     sockets: Vec<Source>,
     epoll: OwnedFd,
-    /// Indexes of the sockets that have something.
+    /// Indexes of the readable sockets.
     ready: Vec<u32>,
     buffers: ReceiveBuffers,
     messages: Vec<Received>,
     datagrams: Vec<Part>,
-    /// Which of the ready sockets goes first, so that a busy one does not starve the others.
+    /// Which of the ready sockets to read first, so that a busy one does not starve the others.
     turn: usize,
     /// The clocks, read after the batch.
     clock: RealtimeOffset,
@@ -34,12 +34,12 @@ pub(crate) struct Receiver {
 struct Source {
     socket: Socket,
     service: Service,
-    /// The kernel's count of datagrams dropped at this socket, as last seen. `None`: what it was when another process handed it over is not
-    /// known.
+    /// The kernel's count of datagrams dropped at this socket, as last seen. `None`: unknown, because another process
+    /// handed the socket over.
     dropped: Option<u32>,
 }
 
-/// What a message's datagrams have in common.
+/// Properties shared by a message's datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Received {
     buffer: u32,
@@ -60,7 +60,7 @@ struct Part {
 }
 
 impl Receiver {
-    /// `dropped`: what the kernel has dropped at each socket so far.
+    /// `dropped`: the kernel's drops at each socket so far.
     pub(crate) fn new(sockets: Vec<(Socket, Service)>, messages: usize, dropped: Option<u32>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (i, (socket, _)) in sockets.iter().enumerate() {
@@ -78,7 +78,7 @@ impl Receiver {
         })
     }
 
-    /// Copies of the descriptors of its sockets.
+    /// Duplicates of its socket descriptors.
     pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         self.sockets.iter().map(|source| source.socket.as_fd().try_clone_to_owned()).collect()
     }

@@ -1,4 +1,4 @@
-//! How the underlay's sockets are made.
+//! Creates the underlay's sockets.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ use crate::underlay::Service;
 /// Initial TTL and hop limit: receivers count hops from it.
 pub(crate) const INITIAL_TTL: u8 = 64;
 
-/// `IP_PMTUDISC_PROBE`: set DF, and do not believe ICMP about the path MTU. The same value for IPv6.
+/// `IP_PMTUDISC_PROBE`: set DF, and ignore the path MTU in ICMP. The same value for IPv6.
 const PMTUDISC_PROBE: i32 = 3;
 
 /// A socket on one of the two well-known ports, for all local addresses of the family of `local`.
@@ -22,7 +22,7 @@ pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Re
     let address = SocketAddr::new(local, config.port(service));
     let shared = config.workers > 1;
     if shared && config.worker == 0 {
-        // Sharing the port with other workers would also share it with another daemon: find that one first.
+        // Sharing the port with other workers would also share it with another daemon: detect that first.
         bind(address, false).map_err(|e| UdpError::bind(address, &e))?;
     }
     let socket = bind(address, shared).map_err(|e| UdpError::bind(address, &e))?;
@@ -35,7 +35,7 @@ pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Re
             set_program(&socket, libc::SO_ATTACH_REUSEPORT_CBPF, &steering)?;
         }
         set_program(&socket, libc::SO_ATTACH_FILTER, &program::only_to(&config.local, local.is_ipv4()))?;
-        // Without it (before Linux 5.0) datagrams come one by one.
+        // Without it (before Linux 5.0) datagrams arrive one by one.
         if config.gro {
             let _ = set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
         }
@@ -49,7 +49,8 @@ pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Re
             IpAddr::V6(_) => {
                 set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
                 set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
-                // Plain VXLAN may come without a checksum (RFC 7348, section 5; RFC 6935), which the kernel would not let pass.
+                // Plain VXLAN may have no checksum (RFC 7348, section 5; RFC 6935), which the kernel would reject by
+                // default.
                 if service == Service::Vxlan {
                     set_int(&socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
                 }
@@ -66,8 +67,7 @@ pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Re
 
 /// A transmit socket bound to a path's source port, and whether the kernel segments on it.
 ///
-/// Nobody sends to these ports, so they take nothing in: a filter refuses every datagram before it uses memory, and
-/// there is nothing to drain.
+/// These ports receive no traffic: a filter rejects every datagram before it uses memory, so there is nothing to drain.
 pub(crate) fn transmit(config: &UdpConfig, local: SocketAddr) -> Result<(Socket, bool), UdpError> {
     let socket = bind(local, config.workers > 1).map_err(|e| UdpError::bind(local, &e))?;
     let setup = || {
@@ -95,7 +95,7 @@ pub(crate) fn segments(config: &UdpConfig, socket: Socket) -> (Socket, bool) {
     (socket, segments)
 }
 
-/// A UDP socket that another process has opened, and where it is bound.
+/// A UDP socket opened by another process, and its bound address.
 pub(crate) fn adopt(fd: OwnedFd) -> Result<(Socket, SocketAddr), UdpError> {
     let socket = Socket::from(fd);
     if socket.r#type()? != Type::DGRAM {

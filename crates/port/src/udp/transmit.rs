@@ -1,4 +1,4 @@
-//! Sending: a batch becomes few messages, the messages of one source port one system call.
+//! Sending: a batch becomes few messages, and the messages of one source port one system call.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,18 +11,18 @@ use super::UdpCounters;
 use super::group::{Groups, Message};
 use crate::underlay::{LaneId, TxBatch};
 
-/// Messages in one system call at most.
+/// Maximum messages per system call.
 const MESSAGES_PER_CALL: usize = 64;
 
 /// The transmit sockets of an underlay and the lanes through them.
 #[derive(Default)]
 pub(crate) struct Transmitter {
     sockets: Vec<Exit>,
-    /// Sockets of another process that no lane uses yet.
+    /// Sockets from another process that no lane uses yet.
     handed: Vec<(Socket, SocketAddr)>,
     lanes: Vec<Lane>,
     groups: Groups,
-    /// Messages of the socket at hand, as positions in `groups`.
+    /// Messages of the current socket, as indexes into `groups`.
     pending: Vec<u32>,
     headers: SendHeaders,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Transmitter {
 struct Exit {
     local: SocketAddr,
     socket: Socket,
-    /// Whether the kernel segments on this socket, as far as is known.
+    /// Whether the kernel segments on this socket, as far as known.
     segments: bool,
 }
 
@@ -40,32 +40,32 @@ struct Lane {
     to: SockAddr,
 }
 
-/// What to do about a message that the kernel refused.
+/// What to do with a message that the kernel refused.
 enum Refusal {
     /// Send its datagrams one by one.
     Unsegmented,
-    /// Drop it and all that follows on this socket.
+    /// Drop it and all later ones of this socket.
     Full,
     /// Drop it.
     Drop,
-    /// Try again.
+    /// Retry.
     Again,
 }
 
 impl Transmitter {
-    /// Uses sockets of another process, which are bound to these addresses, before any is opened.
+    /// Uses sockets from another process, bound to these addresses, before opening any.
     pub(crate) fn of_handed(handed: Vec<(Socket, SocketAddr)>) -> Self {
         Self { handed, ..Self::default() }
     }
 
-    /// Copies of the descriptors of its sockets.
+    /// Duplicates of its socket descriptors.
     pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         let own = self.sockets.iter().map(|exit| &exit.socket);
         own.chain(self.handed.iter().map(|(socket, _)| socket)).map(|s| s.as_fd().try_clone_to_owned()).collect()
     }
 
-    /// The lane from `local` to `remote`, made if it is new; `open` makes a socket for a local address not seen before, of the one that was
-    /// handed over for it if there is one.
+    /// The lane from `local` to `remote`, created if it is new. For a new local address, `open` makes the socket, from
+    /// the one that was handed over for it if there is one.
     pub(crate) fn lane<E: From<io::Error>>(
         &mut self,
         local: SocketAddr,
@@ -137,7 +137,7 @@ impl Transmitter {
             let run = pending[at..].iter().take(MESSAGES_PER_CALL).map(|&i| &messages[i as usize]);
             let run = run.take_while(|m| m.count == 1 || exit.segments).map(|m| {
                 let lane = &lanes[usize::from(m.lane.0)];
-                // A segment size fits 16 bits whenever there are several datagrams (group::MAX_MESSAGE_BYTES).
+                // A segment size fits 16 bits if there are several datagrams (group::MAX_MESSAGE_BYTES).
                 let segment = if m.count > 1 { Some(m.segment as u16) } else { None };
                 (Outgoing { to: &lane.to, segment, ecn: m.ecn }, groups.members(m).map(|i| batch.payload(i)))
             });
@@ -148,15 +148,15 @@ impl Transmitter {
                         let m = &messages[i as usize];
                         sent_message(counters, u64::from(m.count), u64::from(m.bytes));
                     }
-                    // Zero is impossible for a non-empty call; moving on regardless keeps the loop finite.
+                    // Zero is impossible for a non-empty call; advancing anyway keeps the loop finite.
                     at += sent.max(1);
                 }
                 Err(e) => match judge(&e, next.count > 1) {
                     Refusal::Again => {}
                     Refusal::Unsegmented => {
                         counters.tx_gso_refused_messages += 1;
-                        // The first two are about this message (segments above the MTU, of which the last may still
-                        // fit); the others about the device.
+                        // The first two concern this message (segments above the MTU; the last one may still fit), the
+                        // others the device.
                         exit.segments &= matches!(e.raw_os_error(), Some(libc::EMSGSIZE | libc::EINVAL));
                         if send_singly(exit, lanes, groups, next, headers, batch, counters) {
                             drop_rest(&pending[at + 1..], messages, counters);
@@ -178,7 +178,7 @@ impl Transmitter {
     }
 }
 
-/// Sends the datagrams of one message without segmentation. Returns whether the socket's buffer was found full.
+/// Sends the datagrams of one message without segmentation. Returns whether the socket's buffer was full.
 fn send_singly(
     exit: &Exit,
     lanes: &[Lane],
