@@ -1,10 +1,10 @@
-//! Copies of the descriptors of chains in flight: as many as the ring has in all, so that no chain takes memory of its own.
+//! Copies of the descriptors of chains in flight. Sized for the whole ring, so that no chain allocates memory.
 
 use super::chain::Descriptor;
 use super::index::{Index, Size, Table};
 use super::mutation::mutated;
 
-/// Descriptors in lists; the free ones are a list, too.
+/// Descriptors in linked lists; the free ones form a list, too.
 #[derive(Debug)]
 pub(super) struct Arena {
     entries: Table<Entry>,
@@ -17,10 +17,10 @@ struct Entry {
     next: Option<Index>,
 }
 
-/// Descriptors of one chain, in order.
+/// The descriptors of one chain, in order.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct List {
-    /// First and last.
+    /// First and last entry.
     ends: Option<(Index, Index)>,
 }
 
@@ -34,7 +34,7 @@ impl Arena {
         Arena { entries, free }
     }
 
-    /// Appends a descriptor. `false`: there are as many in flight as the ring has.
+    /// Appends a descriptor. `false` if as many are in flight as the ring has.
     pub(super) fn push(&mut self, list: &mut List, descriptor: Descriptor) -> bool {
         let Some(index) = self.free else { return false };
         self.free = self.entries[index].next;
@@ -49,7 +49,7 @@ impl Arena {
         true
     }
 
-    /// Takes back the entries of a list that is not used any more.
+    /// Frees the entries of a list.
     #[inline]
     pub(super) fn free(&mut self, list: List) {
         if let Some((first, last)) = list.ends
@@ -66,7 +66,7 @@ impl Arena {
             .map(|index| self.entries[index].descriptor)
     }
 
-    /// Bytes that it takes.
+    /// Memory used, bytes.
     pub(super) fn bytes(&self) -> usize {
         self.entries.bytes()
     }

@@ -1,4 +1,4 @@
-//! The back-end against a front-end of another make, over a real socket.
+//! The back-end against an independent front-end implementation, over a real socket.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
@@ -40,7 +40,7 @@ impl QueueOwner for Bench {
     }
 
     fn stop(&mut self) {
-        // The test drops the queue when it likes; the back-end waits for that.
+        // The test decides when to drop the queue; the back-end waits for that.
         let _ = self.taken_back.recv_timeout(Duration::from_secs(10));
     }
 }
@@ -57,7 +57,7 @@ impl Worker {
 
     fn drop(&self, queue: VhostQueue) {
         drop(queue);
-        self.take_back.send(()).expect("the back-end lives");
+        self.take_back.send(()).expect("the back-end is running");
     }
 }
 
@@ -93,7 +93,7 @@ pub(super) fn set_up_with(front: &mut Frontend, features: u64) {
     front.set_protocol_features(protocol).expect("protocol features");
 }
 
-/// Gives memory and rings; they start at `base`.
+/// Passes memory and rings; the rings start at `base`.
 pub(super) fn give(front: &mut Frontend, guest: &Guest, base: [u16; 2]) {
     let region = VhostUserMemoryRegionInfo {
         guest_phys_addr: GUEST,
@@ -153,15 +153,15 @@ fn a_guest_starts_stops_and_starts_again_where_it_was() {
     worker.drop(queue);
     assert_eq!(front.get_vring_base(0).expect("receive ring"), 0);
     assert_eq!(front.get_vring_base(1).expect("transmit ring"), 2);
-    assert!(guest.tx.reap().is_some() && guest.tx.reap().is_some(), "before the answer, all is the guest's again");
+    assert!(guest.tx.reap().is_some() && guest.tx.reap().is_some(), "all buffers are returned before the reply");
 
     guest.send(Header::default(), &[3; 100], &[], false);
     give(&mut front, &guest, [0, 2]);
-    // Each message that completes the rings may start them; the last one is what counts.
+    // Each message that completes the rings may start them; only the last start counts.
     let mut queue = worker.next();
     assert_eq!(sent(&mut queue), [[3; 100]]);
 
-    // Gone without a word.
+    // Closed without GET_VRING_BASE.
     worker.take_back.send(()).expect("lives");
     drop(front);
     drop(queue);
@@ -224,7 +224,7 @@ fn a_restarted_daemon_finds_what_was_in_flight() {
         let mut queue = worker.next();
         let want: Vec<_> = (0..=life).map(|i| vec![10 + i; 100]).collect();
         assert_eq!(sent(&mut queue), want, "life {life}");
-        // Killed: nothing is given back.
+        // Killed: no buffer is returned.
         std::mem::forget(queue);
         worker.take_back.send(()).expect("lives");
         drop(port);
@@ -249,14 +249,15 @@ fn a_front_end_that_keeps_no_record_is_recorded_here() {
         for i in 0..3 {
             guest.send(Header::default(), &[10 * life + i; 100], &[], false);
         }
-        // All that a front-end knows after its back-end has gone.
+        // The ring indexes are all that a front-end knows after its back-end has gone.
         let used = [&guest.rx, &guest.tx].map(|side| side.read16(side.used + 2));
         give(&mut front, &guest, used);
         let mut queue = worker.next();
         let mut out = Vec::new();
         queue.fetch(64, &mut out).expect("fetch");
         let got: Vec<u8> = out.iter().map(|f| queue.bytes(f.handle).0[0]).collect();
-        // Two of each life have gone back, and are not seen again; buffers go back in order, so these are the first.
+        // Two buffers of each life were returned and do not appear again; buffers return in order, so these are the
+        // first.
         let all = (0..=life).flat_map(|l| [10 * l, 10 * l + 1, 10 * l + 2]);
         assert_eq!(got, all.skip(2 * usize::from(life)).collect::<Vec<_>>(), "life {life}");
         if life == 0 {
@@ -275,13 +276,13 @@ fn a_front_end_that_keeps_no_record_is_recorded_here() {
         worker.take_back.send(()).expect("lives");
         std::fs::hard_link(&record, &kept).expect("the record");
         drop(port);
-        assert!(!record.exists(), "an orderly end leaves nothing");
+        assert!(!record.exists(), "an orderly shutdown removes the record");
         assert_eq!(guest.receive().map(|r| r.1), Some(vec![10 * life + 1; 90]));
         assert!(guest.receive().is_none());
     }
 }
 
-/// QEMU's network devices: no record, and after a restart the places where the packed rings began.
+/// QEMU's network devices: no inflight record, and after a restart the initial positions of the packed rings.
 #[test]
 fn packed_rings_go_on_where_the_record_kept_here_says() {
     let directory = tempfile::tempdir().expect("directory");
@@ -290,7 +291,7 @@ fn packed_rings_go_on_where_the_record_kept_here_says() {
     let mut guest = Guest::new(Kind { packed: true, ..KIND });
     guest.fill(&[2048; 12]);
     for life in 0..12u8 {
-        // Every third daemon ends in order; the others are killed, and remove nothing.
+        // Every third daemon shuts down in order; the others are killed, and remove nothing.
         let in_order = life % 3 == 2;
         let (owner, worker) = bench();
         let config = VhostConfig { record: Some(record.clone()), ..config(&socket, Mode::Server) };
@@ -303,7 +304,8 @@ fn packed_rings_go_on_where_the_record_kept_here_says() {
         let mut out = Vec::new();
         queue.fetch(64, &mut out).expect("fetch");
         let got: Vec<u8> = out.iter().map(|f| queue.bytes(f.handle).0[0]).collect();
-        // The first of each three lives leaves its packet behind; buffers go back in order, whichever is done first.
+        // The first of each three lives leaves its packet in flight; buffers return in order, whichever completes
+        // first.
         assert_eq!(got, if life % 3 == 1 { vec![life - 1, life] } else { vec![life] }, "life {life}");
         if life % 3 > 0 {
             let mut reaped = Vec::new();
@@ -324,7 +326,7 @@ fn packed_rings_go_on_where_the_record_kept_here_says() {
             worker.drop(queue);
             taking.join().expect("it ends");
             while let Some((_, frame)) = guest.receive() {
-                assert!(frame.is_empty(), "what comes back unused is empty");
+                assert!(frame.is_empty(), "an unused buffer returns empty");
                 guest.fill(&[2048]);
             }
         } else {
@@ -332,7 +334,7 @@ fn packed_rings_go_on_where_the_record_kept_here_says() {
             worker.take_back.send(()).expect("lives");
             drop(port);
         }
-        assert!(record.exists(), "the next daemon needs it, whatever becomes of this one");
+        assert!(record.exists(), "the next daemon needs it, even after an orderly shutdown");
     }
     let (owner, worker) = bench();
     let config = VhostConfig { record: Some(record.clone()), ..config(&socket, Mode::Server) };
@@ -341,10 +343,10 @@ fn packed_rings_go_on_where_the_record_kept_here_says() {
     set_up_with(&mut front, FEATURES | PACKED);
     give(&mut front, &guest, [WRAP; 2]);
     worker.drop(worker.next());
-    // Both indexes and wrap counters; the guest's descriptors are all back.
+    // Both indexes and wrap counters; all of the guest's descriptors are returned.
     let end = front.get_vring_base(1).expect("transmit ring");
     assert_eq!(end, u32::from(guest.tx.place(guest.tx.next_used)) * 0x1_0001);
-    assert!(!record.exists(), "now the front-end knows");
+    assert!(!record.exists(), "now the front-end knows the indexes");
     drop(port);
 }
 
@@ -389,10 +391,10 @@ fn nonsense_ends_the_connection_and_nothing_else() {
             f.set_mem_table(&[region]).is_err() || f.get_features().is_err()
         },
         |f| {
-            // Readable forever, and no event counter.
+            // Always readable, and not an eventfd.
             use std::os::fd::FromRawFd;
             let zero = std::os::fd::IntoRawFd::into_raw_fd(std::fs::File::open("/dev/zero").expect("zeros"));
-            // SAFETY: the descriptor was just opened and is given away.
+            // SAFETY: the descriptor was just opened and is not used elsewhere.
             let fake = unsafe { EventFd::from_raw_fd(zero) };
             f.set_vring_kick(0, &fake).is_err() || f.get_features().is_err()
         },
@@ -423,7 +425,7 @@ fn a_socket_that_is_in_use_is_left_alone() {
     let open = |path: &Path| VhostPort::open(config(path, Mode::Server), bench().0);
     assert!(matches!(open(&socket), Err(VhostError::Path { .. })));
     drop(listener);
-    drop(open(&socket).expect("nobody listens any more"));
+    drop(open(&socket).expect("no process listens any more"));
     std::fs::write(&socket, "").expect("a file");
     assert!(matches!(open(&socket), Err(VhostError::Path { .. })));
     assert!(matches!(open(&directory.path().join("no/such")), Err(VhostError::Listen { .. })));
@@ -450,7 +452,7 @@ fn a_driver_enables_and_disables_queue_pairs() {
             guest.send(Header::default(), &[10 * n + pair as u8; 100], &[], false);
         }
     };
-    // One pair runs while the other one is still made.
+    // One pair runs while the other is still being set up.
     give(&mut front, &pairs[0], [0, 0]);
     let mut queue = worker.next();
     send(&mut pairs, 1);
@@ -465,7 +467,7 @@ fn a_driver_enables_and_disables_queue_pairs() {
     assert_eq!(both, [[20; 100], [21; 100]]);
     assert!(record.exists() && super::record::path(&record, 1).exists());
 
-    // Without the second pair the first one goes on where it was.
+    // Without the second pair, the first continues at its position.
     worker.drop(queue);
     front.set_vring_enable(2, false).expect("disable");
     let mut queue = worker.next();
@@ -476,13 +478,13 @@ fn a_driver_enables_and_disables_queue_pairs() {
     let mut queue = worker.next();
     assert_eq!(sent(&mut queue), [[31; 100]]);
 
-    // They stop one after the other, as QEMU does it.
+    // The rings stop one after the other, as with QEMU.
     worker.drop(queue);
     for (index, base) in [(0, 0), (1, 3), (2, 0), (3, 3)] {
         assert_eq!(front.get_vring_base(index).expect("stops"), base, "ring {index}");
     }
     for guest in &mut pairs {
-        assert_eq!(std::iter::from_fn(|| guest.tx.reap()).count(), 3, "all is the guest's again");
+        assert_eq!(std::iter::from_fn(|| guest.tx.reap()).count(), 3, "all buffers are returned");
     }
     assert_eq!(front.get_queue_num().expect("queues"), 3, "pairs, as all network front-ends understand it");
     let mut front = {
@@ -490,7 +492,7 @@ fn a_driver_enables_and_disables_queue_pairs() {
         Frontend::connect(&socket, 8).expect("connect")
     };
     set_up_with(&mut front, FEATURES | 1 << 22);
-    assert!(front.set_vring_num(6, 16).is_err(), "there are six rings");
+    assert!(front.set_vring_num(6, 16).is_err(), "the device has six rings");
     drop(port);
     assert!(!record.exists() && !super::record::path(&record, 1).exists());
 }

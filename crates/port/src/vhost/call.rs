@@ -1,4 +1,4 @@
-//! What tells a driver of used buffers, and cannot hold up who tells it.
+//! Notifies a driver of used buffers without ever blocking the worker.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,36 +14,36 @@ use super::counter;
 use super::helper::{Foreign, Helper};
 use super::mutation::mutated;
 
-/// Longest time that a notification may take a worker. It wakes all who wait for the descriptor, and a front-end can make that
-/// hundreds of thousands.
+/// Longest time that a notification may take on a worker. It wakes all threads that wait on the descriptor, and a
+/// front-end can make these hundreds of thousands.
 const SLOW: Duration = Duration::from_micros(200);
 
-/// What tells the driver of used buffers; the front-end may replace it at any time.
+/// Notifies the driver of used buffers; the front-end may replace the descriptor at any time.
 #[derive(Debug, Default)]
 pub(crate) struct Call {
     helper: Helper,
     to: Mutex<Option<Arc<Told>>>,
 }
 
-/// Who is told.
+/// The descriptor to notify.
 #[derive(Debug)]
 pub(super) enum Target {
     Counter(OwnedFd),
-    /// User-mode Linux has a pair of sockets where others have an event counter.
+    /// User-mode Linux uses a socket pair instead of an eventfd.
     Stream(Foreign),
 }
 
 #[derive(Debug)]
 struct Told {
     target: Target,
-    /// The helper has yet to tell it.
+    /// A notification by the helper is pending.
     pending: AtomicBool,
-    /// The last notification took long; whether the processor's or only the clock's time is to be seen.
+    /// The last notification took long by the clock; the next one also measures processor time.
     suspected: AtomicBool,
 }
 
 impl Target {
-    /// `None`: neither an event counter nor a Unix stream socket. Calls on others may block.
+    /// `None` if it is neither an eventfd nor a Unix stream socket. Notifying others may block.
     pub(super) fn of(fd: Foreign) -> Option<Target> {
         if fd.is_stream() { Some(Target::Stream(fd)) } else { fd.into_counter().map(Target::Counter) }
     }
@@ -54,8 +54,8 @@ impl Call {
         Call { helper: helper.clone(), to: Mutex::default() }
     }
 
-    /// Replaces who is told. [`notify_soon`](Self::notify_soon) has to follow: something may have been shown while there was
-    /// nobody to tell, or just now.
+    /// Replaces the target. Call [`notify_soon`](Self::notify_soon) afterwards: buffers may have been shown while there
+    /// was no target, or during the replacement.
     pub(super) fn set(&self, target: Option<Target>) {
         let told = |target| Told { target, pending: AtomicBool::default(), suspected: AtomicBool::default() };
         let now = target.map(|target| Arc::new(told(target)));
@@ -63,7 +63,7 @@ impl Call {
         drop(before);
     }
 
-    /// Has the helper notify.
+    /// Makes the helper notify.
     pub(super) fn notify_soon(&self) {
         let told = self.lock().clone();
         if let Some(told) = &told {
@@ -71,12 +71,12 @@ impl Call {
         }
     }
 
-    /// Never blocks. What cannot be told because it is full has been told already.
+    /// Never blocks. If the target is full, an earlier notification is still pending, and this one is not needed.
     pub(crate) fn notify(&self) {
         let to = match self.to.try_lock() {
             Ok(to) => to,
             Err(TryLockError::Poisoned(to)) => to.into_inner(),
-            // It is being replaced; the thread that does that notifies after this.
+            // It is being replaced; the replacing thread notifies afterwards.
             Err(TryLockError::WouldBlock) => return,
         };
         let Some(told) = &*to else { return };
@@ -88,13 +88,13 @@ impl Call {
             Ok(false) => {
                 if self.helper.take_over_notifying() {
                     tracing::warn!(
-                        "notifying a guest takes longer than {SLOW:?}: from now on a thread of its own does it"
+                        "notifying a guest takes longer than {SLOW:?}; from now on a separate thread does it"
                     );
                 }
             }
             Err(error) => {
                 if self.helper.take_over_notifying() {
-                    tracing::warn!(%error, "a guest cannot be notified without blocking: a thread of its own does it");
+                    tracing::warn!(%error, "notifying a guest may block; a separate thread does it");
                 }
                 self.hand_over(told);
             }
@@ -117,8 +117,8 @@ impl Call {
 }
 
 impl Told {
-    /// Returns whether that took no longer than it may. Whether the thread itself was busy, and not only interrupted, is looked
-    /// at if the time before was too long: the system call for that is not for every time.
+    /// Returns whether that was fast enough. If the previous one was too slow, this one also measures whether the
+    /// thread itself was busy or only preempted; that system call is too expensive for every notification.
     fn tell_in_time(&self) -> io::Result<bool> {
         let busy = self.suspected.load(Ordering::Relaxed).then(processor_time);
         let start = Instant::now();
@@ -130,7 +130,7 @@ impl Told {
         Ok(!(slow && busy.is_some_and(|before| processor_time() - before > SLOW)))
     }
 
-    /// Without blocking.
+    /// Does not block.
     fn tell(&self) -> io::Result<()> {
         match &self.target {
             Target::Counter(fd) if mutated!(CallBlocks) => {
@@ -149,7 +149,7 @@ impl Told {
         }
     }
 
-    /// On the helper, where blocking harms nobody else.
+    /// On the helper thread, which may block.
     fn tell_somehow(&self) {
         if let (Target::Counter(fd), Err(_)) = (&self.target, self.tell()) {
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
@@ -157,7 +157,7 @@ impl Told {
     }
 }
 
-/// What this thread has had of a processor.
+/// Processor time of this thread.
 fn processor_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
@@ -177,12 +177,12 @@ mod tests {
     fn call(fd: OwnedFd) -> Arc<Call> {
         let helper = Helper::default();
         let call = Arc::new(Call::new(&helper));
-        call.set(Some(Target::of(Foreign::new(fd, &helper)).expect("something to notify")));
+        call.set(Some(Target::of(Foreign::new(fd, &helper)).expect("a target")));
         call.notify_soon();
         call
     }
 
-    /// Whether `n` notifications end, by a thread of their own as they may not.
+    /// Whether `n` notifications end. They run on a separate thread, because they might not.
     fn ends(call: &Arc<Call>, n: u32) -> bool {
         let (call, (done, waits)) = (Arc::clone(call), channel());
         std::thread::spawn(move || {
@@ -199,11 +199,11 @@ mod tests {
 
     #[test]
     fn a_call_that_its_front_end_makes_blocking_and_fills_blocks_nobody() {
-        let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an event counter");
+        let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
         let theirs = counter.try_clone().expect("another descriptor");
         let call = call(counter);
         make_blocking(&theirs);
-        // It may have been told once already.
+        // An earlier notification may be pending.
         rustix::io::write(&theirs, &(u64::MAX - 8).to_ne_bytes()).expect("room");
         assert!(ends(&call, 100), "a worker is blocked forever");
     }
@@ -216,10 +216,10 @@ mod tests {
         make_blocking(&shared);
         assert!(ends(&call, 100_000), "a worker is blocked forever");
         let mut bytes = [0; 8];
-        std::io::Read::read_exact(&mut &theirs, &mut bytes).expect("it was told");
+        std::io::Read::read_exact(&mut &theirs, &mut bytes).expect("it was notified");
         assert_eq!(bytes, 1u64.to_ne_bytes());
         drop(theirs);
-        assert!(ends(&call, 10), "nor one that is closed");
+        assert!(ends(&call, 10), "blocked by a closed socket");
     }
 
     #[test]
@@ -236,20 +236,20 @@ mod tests {
 
     #[test]
     fn each_notification_arrives() {
-        let counter = eventfd(0, EventfdFlags::CLOEXEC).expect("an event counter");
+        let counter = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
         let theirs = counter.try_clone().expect("another descriptor");
         let read = || {
             let mut count = [0; 8];
-            rustix::io::read(&theirs, &mut count).expect("it was told");
+            rustix::io::read(&theirs, &mut count).expect("it was notified");
             u64::from_ne_bytes(count)
         };
         let call = call(counter);
-        assert_eq!(read(), 1, "a new one is told at once");
+        assert_eq!(read(), 1, "a new target is notified at once");
         for _ in 0..5 {
             call.notify();
         }
         assert_eq!(read(), 5);
-        // By the helper, too.
+        // Also by the helper.
         assert!(call.helper.take_over_notifying());
         call.notify();
         assert!(read() >= 1);
@@ -259,13 +259,13 @@ mod tests {
 
     #[test]
     fn a_crowd_that_waits_for_a_call_is_the_helpers_to_wake() {
-        let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an event counter");
+        let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
         let theirs = counter.try_clone().expect("another descriptor");
         let call = call(counter);
         let crowd = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll");
         let mut waiting = Vec::new();
         while !call.helper.notifies() {
-            assert!(waiting.len() < 15_000, "a worker wakes 15,000 that wait");
+            assert!(waiting.len() < 15_000, "a worker wakes 15,000 waiting threads");
             for _ in 0..1000 {
                 let fd = theirs.try_clone().expect("another descriptor");
                 epoll::add(&crowd, &fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN).expect("watched");

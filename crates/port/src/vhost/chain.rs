@@ -1,20 +1,21 @@
-//! Descriptors, and the pieces of memory that a chain of them stands for.
+//! Descriptors, and the memory pieces that a chain of them describes.
 
 use super::memory::Memory;
 use super::mutation::mutated;
 use super::ring::{BadChain, Piece, Walk, Want};
 
-/// Most descriptors of a buffer, whatever the ring's size. Virtio has the ring's size as the bound (1.3, sections 2.7.5.3.1
-/// and 2.8.8); drivers for network cards stay far below: Linux has up to 47, FreeBSD 64, DPDK 33 for 64 KiB.
+/// Maximum descriptors per buffer, for any ring size. Virtio's limit is the ring's size (1.3, sections 2.7.5.3.1 and
+/// 2.8.8); network drivers use far fewer: Linux up to 47, FreeBSD 64, DPDK 33 for 64 KiB.
 pub(super) const MAX_PIECES: u32 = 256;
 
-/// Bytes of a descriptor: address u64, length u32, then flags and next u16 in a split ring, id and flags in a packed one.
+/// Length of a descriptor, bytes: address u64, length u32, then flags and next u16 in a split ring, id and flags in a
+/// packed one.
 pub(super) const DESCRIPTOR: usize = 16;
 pub(super) const F_NEXT: u16 = 1;
 pub(super) const F_WRITE: u16 = 2;
 pub(super) const F_INDIRECT: u16 = 4;
 
-/// A descriptor, as far as both formats have the same.
+/// The fields of a descriptor that both formats share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Descriptor {
     pub(super) guest: u64,
@@ -23,7 +24,7 @@ pub(super) struct Descriptor {
 }
 
 impl Descriptor {
-    /// Entries of the indirect table that this describes.
+    /// Number of entries of the indirect table that this describes.
     #[inline]
     pub(super) fn table_entries(self) -> Result<u32, BadChain> {
         let entries = self.len / DESCRIPTOR as u32;
@@ -31,7 +32,7 @@ impl Descriptor {
         if fits { Ok(entries) } else { Err(BadChain::Indirect) }
     }
 
-    /// Entry `index` of the indirect table that this describes, as it is in memory.
+    /// Entry `index` of the indirect table that this describes, in memory format.
     #[inline]
     pub(super) fn table_entry(self, memory: &Memory, index: u16) -> Option<u128> {
         let at = self.guest.checked_add(u64::from(index) * DESCRIPTOR as u64)?;
@@ -40,13 +41,13 @@ impl Descriptor {
     }
 }
 
-/// Most descriptors of a chain.
+/// Maximum descriptors per chain.
 #[inline]
 pub(super) fn max_pieces() -> u32 {
     if mutated!(ChainsNotBounded) { 1024 } else { MAX_PIECES }
 }
 
-/// Collects the pieces of one buffer, and checks what they must all have in common.
+/// Collects the pieces of one buffer, and checks their common properties.
 pub(super) struct Pieces<'a> {
     memory: &'a Memory,
     want: Want,
@@ -62,8 +63,8 @@ impl<'a> Pieces<'a> {
         Pieces { memory, want, out, total: 0, count: 0 }
     }
 
-    /// Adds what a descriptor describes; it must not be a table. Returns whether that is all that is wanted: what comes
-    /// behind is neither read nor used.
+    /// Adds a descriptor's memory; the descriptor must not be a table. Returns whether the buffer has enough bytes:
+    /// later descriptors are neither read nor used.
     #[inline]
     pub(super) fn add(&mut self, at: Descriptor) -> Result<bool, BadChain> {
         self.count += 1;
@@ -86,7 +87,7 @@ impl<'a> Pieces<'a> {
         Ok(self.total >= self.want.enough)
     }
 
-    /// All pieces were added, or one could not be.
+    /// The result, after all pieces were added or one was rejected.
     #[inline]
     pub(super) fn end(self, outcome: Result<(), BadChain>) -> Walk {
         Walk { descriptors: self.count.max(1), bytes: outcome.map(|()| self.total) }

@@ -1,15 +1,16 @@
-//! How often a device may come back after a fault.
+//! Limits how often a device may restart after a fault.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// So many faults in [`WINDOW`] cost no waiting.
+/// Maximum faults within [`WINDOW`] without a delay.
 const FREE: usize = 3;
 /// See [`FREE`].
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// The faults of a device. A front-end may connect again at once after three of them in a minute, and then has to wait until the first of
-/// these is a minute old: a guest that can bring a fault about does not keep the daemon busy with it.
+/// The faults of a device. A front-end may reconnect at once after up to three faults in a minute. Then it has to wait
+/// until the first of these is a minute old, so that a guest that can cause a fault cannot keep the daemon busy with
+/// it.
 #[derive(Debug, Default)]
 pub(super) struct Comeback {
     /// Oldest first.
@@ -17,7 +18,7 @@ pub(super) struct Comeback {
 }
 
 impl Comeback {
-    /// There was another fault.
+    /// Records a fault.
     pub(super) fn fault(&mut self, now: Instant) {
         if self.faults.len() > FREE {
             self.faults.pop_front();

@@ -1,4 +1,4 @@
-//! What a vhost-user port and its queues count.
+//! Counters of a vhost-user port and its queues.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use bifrost_nic::Malformed;
 
 use super::ring::{BadChain, Broken};
 
-/// What a port's front-ends have done since it was opened.
+/// Counters of a port's front-ends since it was opened.
 #[derive(Debug, Default)]
 pub(super) struct FrontEndCounters {
     pub(super) connections: AtomicU64,
@@ -15,7 +15,7 @@ pub(super) struct FrontEndCounters {
 }
 
 impl FrontEndCounters {
-    /// By name.
+    /// Counters by name.
     pub(super) fn values(&self) -> [(&'static str, u64); 3] {
         [("connections", &self.connections), ("messages", &self.messages), ("refused_messages", &self.refused_messages)]
             .map(|(name, value)| (name, value.load(Ordering::Relaxed)))
@@ -26,7 +26,7 @@ impl FrontEndCounters {
 /// receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VhostCounters {
-    /// Descriptors read of buffers that the guest sends, those of refused ones included.
+    /// Descriptors read of the guest's TX buffers, including refused ones.
     pub tx_descriptors: u64,
     /// Packets fetched from the guest; a packet to be segmented counts once.
     pub tx_packets: u64,
@@ -34,39 +34,39 @@ pub struct VhostCounters {
     pub tx_bytes: u64,
     /// Packets dropped because their virtio header does not fit the frame, by [`Malformed::index`].
     pub tx_malformed_packets: [u64; Malformed::ALL.len()],
-    /// Packets dropped because they have no room for a virtio header, or memory went away.
+    /// Packets dropped because they are too short for a virtio header, or memory was lost.
     pub tx_bad_buffer_packets: u64,
-    /// Packets dropped because of their descriptors, by reason.
+    /// Packets dropped because of bad descriptors, by reason.
     pub(crate) tx_bad_chain_packets: [u64; BadChain::NAMES.len()],
-    /// Packets whose buffer the guest had used for something else before it got it back.
+    /// Packets whose buffer the guest reused while it was in flight.
     pub tx_reused_buffer_packets: u64,
-    /// Packets that were moved out of a ring whose buffers go back in order, because others waited behind them.
+    /// Packets moved out of a ring with in-order buffers, because others were waiting behind them.
     pub tx_moved_packets: u64,
     /// Notifications of completed transmissions.
     pub tx_notifications: u64,
-    /// Descriptors read of buffers for the guest to receive in, those of refused ones included.
+    /// Descriptors read of the guest's RX buffers, including refused ones.
     pub rx_descriptors: u64,
     /// Packets made visible to the guest.
     pub rx_packets: u64,
     /// Bytes of these.
     pub rx_bytes: u64,
-    /// Frames that were merged, in these.
+    /// Merged frames in these.
     pub rx_merged_frames: u64,
     /// Frames that had to wait for the guest's buffers when they were to be shown.
     pub rx_deferred_frames: u64,
-    /// Receive buffers that they took.
+    /// RX buffers that they used.
     pub rx_buffers: u64,
     /// Notifications of received packets.
     pub rx_notifications: u64,
-    /// Frames that could not be placed because the guest has no empty buffers in its ring.
+    /// Frames that could not be placed: no empty buffer in the guest's ring.
     pub rx_no_buffer_frames: u64,
-    /// Frames that could not be placed because they exceed the guest's MTU or its buffers.
+    /// Frames that could not be placed: longer than the guest's MTU or its buffers.
     pub rx_too_large_frames: u64,
-    /// Frames placed and then thrown away by the data path.
+    /// Frames placed, then discarded by the data path.
     pub rx_discarded_frames: u64,
-    /// Receive buffers given back empty because of their descriptors, by reason.
+    /// RX buffers returned empty because of bad descriptors, by reason.
     pub(crate) rx_bad_chain_buffers: [u64; BadChain::NAMES.len()],
-    /// Rings taken out of use because the driver broke their rules.
+    /// Rings taken out of use because the driver violated the ring format.
     pub broken_rings: u64,
     /// The same by reason.
     pub(crate) broken_for_rings: [u64; Broken::NAMES.len()],
@@ -84,15 +84,15 @@ impl Broken {
 }
 
 impl VhostCounters {
-    /// A ring is out of use.
+    /// Counts a ring taken out of use.
     pub(crate) fn broken(&mut self, reason: Broken) {
         self.broken_rings += 1;
         self.broken_for_rings[reason as usize] += 1;
     }
 
-    /// Adds what another queue pair of the same device has counted.
+    /// Adds the counters of another queue pair of the same device.
     pub(crate) fn add(&mut self, other: &VhostCounters) {
-        // All fields are named, so that none is forgotten.
+        // Names all fields, so that none is forgotten.
         let VhostCounters {
             tx_descriptors,
             rx_descriptors,

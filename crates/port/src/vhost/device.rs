@@ -1,5 +1,5 @@
-//! The device as the front-end's messages make it: features, memory, rings. Runs on the port's own thread; rings that are
-//! complete are handed over as a [`VhostQueue`].
+//! The device state set by the front-end's messages: features, memory, rings. Runs on the port's own thread; complete
+//! rings are handed over as a [`VhostQueue`].
 
 mod logging;
 
@@ -26,7 +26,7 @@ use crate::panics::{self, Panic};
 
 /// Rings of a queue pair: receive, transmit.
 const PAIR: usize = 2;
-/// Bytes of an Ethernet header with one VLAN tag.
+/// Length of an Ethernet header with one VLAN tag, bytes.
 const ETHERNET: usize = 18;
 
 /// Requests (vhost-user, "Front-end message types").
@@ -58,13 +58,13 @@ const GET_MAX_MEM_SLOTS: u32 = 36;
 const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
 
-/// In a ring's flags: what is written to its used ring is logged at the address that comes with it.
+/// Ring flag: log writes to the used ring at the given address.
 const RING_LOGS: u32 = 1;
 
-/// In the number of a ring whose descriptor is passed: there is none.
+/// In the ring number of a message that passes a descriptor: there is no descriptor.
 const NO_FILE: u64 = 1 << 8;
 
-/// What a start of the rings counts among messages: it takes them from a worker and gives it others.
+/// Cost of starting the rings, in messages: a worker has to hand them over and get new ones.
 const START: u32 = 20;
 
 const NO_MEMORY: &str = "its file is not shared memory: a memfd, or on tmpfs or hugetlbfs";
@@ -73,9 +73,9 @@ type Outcome<T = ()> = Result<T, &'static str>;
 
 /// The answer to a message.
 enum Answer {
-    /// Whether it succeeded, if the front-end wants to know.
+    /// Success; sent only if the front-end requests a reply.
     Done,
-    /// What it asked for.
+    /// The requested data.
     Payload(Vec<u8>),
     /// The same with a descriptor.
     WithFile(Vec<u8>, File),
@@ -89,38 +89,39 @@ pub(super) struct VhostDevice {
     features: Features,
     protocol: u64,
     memory: Arc<Memory>,
-    /// Of pair `n`, receive and transmit are `2n` and `2n + 1`.
+    /// Pair `n` has rings `2n` (receive) and `2n + 1` (transmit).
     rings: Vec<RingState>,
     inflight: Option<Arc<Memory>>,
     /// The front-end's log of written pages.
     log: Option<DirtyLog>,
-    /// Who is told of new pages in it.
+    /// Notified of new pages in it.
     log_call: Arc<Call>,
-    /// Who is connected, if that can be said.
+    /// The connected front-end, if it can be identified.
     front_end: Option<FrontEnd>,
-    /// Its socket, for a queue that has to end the connection.
+    /// Its socket, for a queue that must close the connection.
     socket: Option<Arc<Foreign>>,
-    /// For requests of ours. There are none, but its end would tell the front-end that this side is gone.
+    /// Channel for requests of the back-end. None are sent; closing it would tell the front-end that the back-end is
+    /// gone.
     requests: Option<Foreign>,
-    /// Where the pairs that run, from the first one on, will leave their ends.
+    /// Where the running pairs, from the first one on, will report their ring ends.
     running: Vec<Arc<Ends>>,
-    /// What the front-end has cost since that was last asked, in messages.
+    /// Cost that the front-end caused since it was last taken, in messages.
     cost: u32,
 }
 
-/// What is known of a ring so far.
+/// The known state of a ring.
 #[derive(Default)]
 struct RingState {
     size: u16,
-    /// Addresses of descriptors, used ring and available ring in the front-end.
+    /// Front-end addresses of descriptors, used ring and available ring.
     tables: Option<[u64; 3]>,
-    /// The used ring's address in the log, if it was given.
+    /// The used ring's address in the log, if given.
     used_in_log: Option<u64>,
     base: u16,
     kick: Option<Arc<OwnedFd>>,
     call: Arc<Call>,
     enabled: bool,
-    /// It has run since this front-end connected, which knows where it ended.
+    /// It has run since this front-end connected, which therefore knows its end.
     has_run: bool,
 }
 
@@ -145,18 +146,18 @@ impl VhostDevice {
         }
     }
 
-    /// What the front-end has cost since this was last asked, in messages.
+    /// Returns and resets the cost that the front-end caused, in messages.
     pub(super) fn take_cost(&mut self) -> u32 {
         std::mem::take(&mut self.cost)
     }
 
-    /// A front-end has connected.
+    /// Handles a new connection.
     pub(super) fn meet(&mut self, socket: &Arc<Foreign>) {
         self.front_end = FrontEnd::of(socket);
         self.socket = Some(Arc::clone(socket));
     }
 
-    /// The front-end is gone: all it gave is given up.
+    /// Handles a disconnected front-end: releases everything that it passed.
     pub(super) fn reset(&mut self) {
         self.stop();
         (self.features, self.protocol) = (Features::default(), 0);
@@ -167,14 +168,14 @@ impl VhostDevice {
         self.log_call.set(None);
     }
 
-    /// Whether a fault in a queue has ended the connection.
+    /// Whether a fault in a queue ended the connection.
     pub(super) fn has_faulted(&self) -> bool {
         self.running.iter().any(|ends| ends.has_faulted())
     }
 
-    /// A new device after a panic in a message: of this one, only what no message changes is used again.
+    /// A new device after a panic in a message handler. Reuses only the parts that no message changes.
     pub(super) fn rebuild(self, panic: &Panic) -> Self {
-        // Both only ask the worker; what the panic has interrupted is not theirs.
+        // Both only talk to the worker, whose state the panic did not interrupt.
         if let Err(second) = panics::contain(|| self.owner.stop()) {
             tracing::error!(port = self.config.name, panic = %second, "a guest's queue cannot be taken back");
         }
@@ -184,21 +185,21 @@ impl VhostDevice {
         VhostDevice::new(self.config, self.owner, self.helper)
     }
 
-    /// Whether the next daemon needs the record that is kept here, even if this one ends in order: the places in packed rings
-    /// are nowhere else.
+    /// Whether the next daemon needs our record even after an orderly shutdown: the positions in packed rings are
+    /// stored nowhere else.
     pub(super) fn needs_record(&self) -> bool {
         !self.running.is_empty() && self.features.packed() && self.inflight.is_none()
     }
 
-    /// Waits for a message and answers it. A failed one is answered, too, where that can be, and ends the conversation:
-    /// what its sender believes and what is here would no longer agree.
+    /// Waits for a message and answers it. A failed message is answered, too, if possible, and ends the connection: the
+    /// front-end's view and ours may no longer agree.
     pub(super) fn serve(&mut self, socket: &impl AsFd) -> Result<(), Failure> {
         let message = messages::receive(socket, &self.helper)?;
         self.cost += 1;
         let (request, needs_reply) = (message.request, message.needs_reply);
         let acknowledge = |code: u64| messages::reply(socket, request, &code.to_le_bytes(), None);
         let outcome = self.handle(message);
-        // What agrees on answers may ask for one itself.
+        // The message that negotiates replies may request one itself.
         let wants_to_know = needs_reply && self.protocol & features::REPLY_ACK != 0;
         match outcome {
             Ok(Answer::Payload(payload)) => messages::reply(socket, request, &payload, None),
@@ -238,7 +239,7 @@ impl VhostDevice {
             SET_MEM_TABLE => self.set_memory(&mut fields, message.files)?,
             ADD_MEM_REG => {
                 fields.u64()?;
-                let file = message.file()?.ok_or("there is no file for its memory")?;
+                let file = message.file()?.ok_or("the file descriptor of the memory is missing")?;
                 self.add_memory(&mut fields, file)?;
             }
             REM_MEM_REG => {
@@ -247,14 +248,15 @@ impl VhostDevice {
             }
             SET_LOG_BASE => {
                 self.set_log_base(&mut fields, message.file()?)?;
-                // Always answered. The specification does not say with what: QEMU takes anything, rust-vmm wants the same back.
+                // Always answered. The specification does not define the payload: QEMU accepts any, rust-vmm expects
+                // the request's.
                 return Ok(Answer::Payload(payload.get(..16).unwrap_or_default().to_vec()));
             }
             SET_LOG_FD => {
                 self.log_call.set(message.file()?.map(target).transpose()?);
                 self.log_call.notify_soon();
             }
-            // The address is the port's own, which is known.
+            // The port's own address is configured; ignore the given one.
             SEND_RARP => {
                 fields.u64()?;
                 self.owner.arrived();
@@ -267,7 +269,7 @@ impl VhostDevice {
                 self.change(ring, |ring| ring.size = size)?;
             }
             SET_VRING_BASE => {
-                // Of packed rings, the upper half is where used descriptors go. Ours stop when that is the same place.
+                // For packed rings, the upper half is the used position. Ours only stop with both positions equal.
                 let (ring, base) = (fields.u32()?, fields.u32()?);
                 if self.ring_mut(ring)?.has_run {
                     self.stop_in_order();
@@ -278,7 +280,7 @@ impl VhostDevice {
                 let (index, flags) = (fields.u32()?, fields.u32()?);
                 let tables = [fields.u64()?, fields.u64()?, fields.u64()?];
                 let in_log = if flags & RING_LOGS != 0 { Some(fields.u64()?) } else { None };
-                // The same as its own address: nothing to change for it.
+                // Equal to its own guest address: no change.
                 let in_log = in_log.filter(|at| self.memory.guest_address(tables[1]) != Some(*at));
                 let ring = self.ring_mut(index)?;
                 if (ring.tables, ring.used_in_log) != (Some(tables), in_log) {
@@ -293,9 +295,9 @@ impl VhostDevice {
             }
             SET_VRING_KICK => {
                 let index = fields.u64()?;
-                // Without one we would have to look all the time.
-                let kick = message.file()?.ok_or("a ring without a kick is not served")?;
-                let kick = Arc::new(kick.into_counter().ok_or("its descriptor is no event counter")?);
+                // Without a kick descriptor the ring would have to be polled.
+                let kick = message.file()?.ok_or("a ring without a kick descriptor is not supported")?;
+                let kick = Arc::new(kick.into_counter().ok_or("its descriptor is not an eventfd")?);
                 let enabled = !self.features.protocol();
                 self.change(index as u32 & 0xff, |ring| {
                     ring.kick = Some(kick);
@@ -310,7 +312,7 @@ impl VhostDevice {
                 ring.call.set(target);
                 ring.call.notify_soon();
             }
-            // The ring stops, and all that it held is the guest's again before the answer goes out.
+            // The ring stops, and all buffers that it held are returned to the guest before the reply.
             GET_VRING_BASE => {
                 let index = fields.u32()?;
                 self.stop_in_order();
@@ -319,14 +321,15 @@ impl VhostDevice {
                 ring.kick = None;
                 let base = u32::from(ring.base) | if packed { u32::from(ring.base) << 16 } else { 0 };
                 let answer = [index.to_le_bytes(), base.to_le_bytes()];
-                // Of the other pairs, those that can go on without this one do.
+                // The other pairs continue if they can run without this one.
                 self.start()?;
                 return Ok(Answer::Payload(answer.concat()));
             }
             GET_CONFIG => {
                 let (offset, size) = (fields.u32()? as usize, fields.u32()? as usize);
                 let space = features::config_space(&self.config);
-                let part = space.get(offset..offset.saturating_add(size)).ok_or("the configuration has 256 bytes")?;
+                let part =
+                    space.get(offset..offset.saturating_add(size)).ok_or("the configuration space has 256 bytes")?;
                 let mut answer = payload.get(..12).ok_or("it is too short")?.to_vec();
                 answer.extend_from_slice(part);
                 return Ok(Answer::Payload(answer));
@@ -334,10 +337,10 @@ impl VhostDevice {
             GET_INFLIGHT_FD => return self.new_record(&mut fields),
             SET_INFLIGHT_FD => {
                 let (size, offset) = (fields.u64()?, fields.u64()?);
-                let file = message.file()?.ok_or("there is no file for the record")?;
+                let file = message.file()?.ok_or("the file descriptor of the record is missing")?;
                 let file = file.into_memory().ok_or(NO_MEMORY)?;
                 self.stop();
-                // However long it is said to be, no more of it is used.
+                // Use no more of it than the rings need, whatever its stated size.
                 let most = packed_inflight::bytes(MAX_SIZE).max(inflight::bytes(MAX_SIZE)) * self.rings.len();
                 let size = size.min(most as u64);
                 let mut memory = Memory::default();
@@ -347,18 +350,18 @@ impl VhostDevice {
                 self.inflight = Some(Arc::new(memory));
                 self.start()?;
             }
-            _ => return Err("it is not known here, and was not offered"),
+            _ => return Err("unknown request, not offered"),
         }
         Ok(Answer::Done)
     }
 
     fn set_features(&mut self, features: u64) -> Outcome {
         if features & !Features::offered(&self.config).0 != 0 {
-            return Err("features that were not offered");
+            return Err("it acknowledges features that were not offered");
         }
         let features = Features(features);
         if !features.version_1() {
-            return Err("a driver older than virtio 1 is not served");
+            return Err("a driver older than virtio 1 is not supported");
         }
         if features.without_logging() != self.features.without_logging() {
             self.stop();
@@ -371,14 +374,14 @@ impl VhostDevice {
         Ok(())
     }
 
-    /// A table may have room for more regions than it names.
+    /// A table may have room for more regions than it uses.
     fn set_memory(&mut self, fields: &mut Fields<'_>, files: Vec<Foreign>) -> Outcome {
         let (count, _padding) = (fields.u32()? as usize, fields.u32()?);
         if count != files.len() {
-            return Err("it has not as many files as memory regions");
+            return Err("the numbers of file descriptors and memory regions differ");
         }
         self.stop();
-        // Before there is more: there is room for one table of a large guest.
+        // Drop the old table first: only one table of a large guest fits.
         self.memory = Arc::default();
         let mut memory = Memory::default();
         for file in files {
@@ -404,7 +407,7 @@ impl VhostDevice {
     fn remove_memory(&mut self, fields: &mut Fields<'_>) -> Outcome {
         let (guest, size, user) = (fields.u64()?, fields.u64()?, fields.u64()?);
         let mut memory = (*self.memory).clone();
-        if memory.remove(guest, user, size).ok_or("there is no such memory region")? == 0 {
+        if memory.remove(guest, user, size).ok_or("no such memory region")? == 0 {
             self.stop();
         }
         self.memory = Arc::new(memory);
@@ -419,10 +422,10 @@ impl VhostDevice {
     }
 
     fn ring_mut(&mut self, index: u32) -> Outcome<&mut RingState> {
-        self.rings.get_mut(index as usize).ok_or("the port has fewer rings: two for each of its queues")
+        self.rings.get_mut(index as usize).ok_or("no such ring: the port has two per queue pair")
     }
 
-    /// Changes a ring; one that runs is restarted.
+    /// Changes a ring; a running ring is restarted.
     fn change(&mut self, index: u32, change: impl FnOnce(&mut RingState)) -> Outcome {
         self.ring_mut(index)?;
         if (index as usize) < self.running.len() * PAIR {
@@ -432,13 +435,13 @@ impl VhostDevice {
         self.start()
     }
 
-    /// Pairs of which nothing is missing, from the first one on.
+    /// Complete pairs, from the first one on.
     fn ready_pairs(&self) -> usize {
         let ready = |ring: &RingState| ring.enabled && ring.size > 0 && ring.tables.is_some() && ring.kick.is_some();
         self.rings.chunks(PAIR).take_while(|pair| pair.iter().all(ready)).count()
     }
 
-    /// Hands the queue over if nothing is missing any more, and again if it has got more pairs.
+    /// Hands the queue over once it is complete, and again when more pairs are complete.
     fn start(&mut self) -> Outcome {
         let pairs = self.ready_pairs();
         if pairs == self.running.len() || self.memory.regions() == 0 {
@@ -455,7 +458,7 @@ impl VhostDevice {
         }
         let queue = match queues.len() {
             1 => queues.remove(0),
-            _ => Box::new(Pairs::new(queues).map_err(|_| "no descriptor for its kicks")?),
+            _ => Box::new(Pairs::new(queues).map_err(|_| "out of file descriptors")?),
         };
         self.running = running;
         self.rings.iter_mut().take(pairs * PAIR).for_each(|ring| ring.has_run = true);
@@ -463,7 +466,7 @@ impl VhostDevice {
             port = self.config.name,
             features = format_args!("{:#x}", self.features.0),
             pairs,
-            "a guest has started"
+            "a guest started"
         );
         self.owner.start(queue);
         Ok(())
@@ -472,8 +475,8 @@ impl VhostDevice {
     fn open(&self, pair: usize, ends: Arc<Ends>) -> Outcome<VhostQueue> {
         let packed = self.features.packed();
         let first = pair * PAIR;
-        let kick = self.rings[first + 1].kick.clone().ok_or("a ring without a kick is not served")?;
-        // The front-end's record has room for all rings; of ours, each pair has its own.
+        let kick = self.rings[first + 1].kick.clone().ok_or("a ring without a kick descriptor is not supported")?;
+        // The front-end's record has room for all rings; with our own records, each pair has its own.
         let theirs = self.inflight.clone().map(|memory| (memory, first, self.record_bytes(0..self.rings.len())));
         let ours = self.own_record(pair).map(|memory| (memory, 0, self.record_bytes(pair_of(first))));
         // A record of our own cannot know what the front-end did with a split transmit ring meanwhile.
@@ -486,8 +489,8 @@ impl VhostDevice {
             receive: self.ring(first, area(0))?,
             transmit: self.ring(first + 1, area(1).filter(|_| !unrecorded))?,
             kick,
-            // Told that its back-end has gone, QEMU gives back what it finds in a packed ring from its own position on, by the
-            // descriptors there: they must not be those of buffers that have gone back before others.
+            // When its back-end is gone, QEMU returns the buffers that it finds in a packed ring from its own position
+            // on, by the descriptors there. These must not belong to buffers that were returned before others.
             in_order: unrecorded || packed,
             slicing: self.config.slicing,
             mergeable: self.features.mergeable(),
@@ -497,10 +500,10 @@ impl VhostDevice {
             log: self.log(),
             ends,
         });
-        queue.ok_or("a ring that is not in the guest's memory")
+        queue.ok_or("a ring is not in the guest's memory")
     }
 
-    /// The record of a pair that is kept here because the front-end keeps none.
+    /// The record of a pair, kept here if the front-end keeps none.
     fn own_record(&self, pair: usize) -> Option<Arc<Memory>> {
         if self.inflight.is_some() {
             return None;
@@ -512,12 +515,12 @@ impl VhostDevice {
             .collect();
         let opened = record::open(&path, front_end, &rings, PAIR * self.record_bytes(pair_of(pair * PAIR)));
         let failed = |error: &std::io::Error| {
-            tracing::warn!(port = self.config.name, %error, "no record: its guest would not survive a crash of this daemon");
+            tracing::warn!(port = self.config.name, %error, "no inflight record: the guest would not survive a crash of this daemon");
         };
         opened.inspect_err(failed).ok()
     }
 
-    /// Bytes of each ring's record, in one that is shared by `rings`: the longest one's.
+    /// Bytes per ring in a record shared by `rings`: those of the longest format.
     fn record_bytes(&self, rings: Range<usize>) -> usize {
         self.record_bytes_of(self.rings[rings].iter().map(|ring| ring.size).max().unwrap_or(0))
     }
@@ -526,7 +529,7 @@ impl VhostDevice {
         if self.features.packed() { packed_inflight::bytes(size) } else { inflight::bytes(size) }
     }
 
-    /// A file to note in what is in flight; the front-end keeps it while the daemon restarts.
+    /// A file for the record of buffers in flight; the front-end keeps it while the daemon restarts.
     fn new_record(&self, fields: &mut Fields<'_>) -> Outcome<Answer> {
         let (_size, _offset, queues, ring) = (fields.u64()?, fields.u64()?, fields.u16()?, fields.u16()?);
         let size = (self.rings.len() * self.record_bytes_of(ring)) as u64;
@@ -535,18 +538,18 @@ impl VhostDevice {
         file.set_len(size).map_err(|_| "no memory for its record")?;
         let mut answer = [size.to_le_bytes(), 0u64.to_le_bytes()].concat();
         answer.extend([queues.to_le_bytes(), ring.to_le_bytes()].concat());
-        // As long as the C structure.
+        // Length of the C structure.
         answer.extend([0; 4]);
         Ok(Answer::WithFile(answer, file))
     }
 
-    /// What a ring is made from; `record`: that, and at which of its bytes the ring's part begins.
+    /// Parameters of a ring; `record`: the record, and the offset of the ring's part in it.
     fn ring(&self, index: usize, record: Option<(&Arc<Memory>, usize)>) -> Outcome<RingSpec> {
         let ring = &self.rings[index];
         let [descriptors, used, available] = ring.tables.unwrap_or_default();
         let record = record.map(|(memory, at)| Memory::area(memory, at as u64, self.record_bytes_of(ring.size), 8));
         let record = match record {
-            Some(area) => Some(area.ok_or("a record that is too short for its ring")?),
+            Some(area) => Some(area.ok_or("the record is too short for the ring")?),
             None => None,
         };
         Ok(RingSpec {
@@ -563,7 +566,7 @@ impl VhostDevice {
         })
     }
 
-    /// Stops rings whose ends the front-end knows or decides on: a record of ours has nothing to add.
+    /// Stops rings whose ends the front-end knows or sets: our own record is not needed then.
     fn stop_in_order(&mut self) {
         self.stop();
         if let Some(path) = &self.config.record {
@@ -571,7 +574,7 @@ impl VhostDevice {
         }
     }
 
-    /// Takes the queue back; where its rings ended is where they will go on.
+    /// Takes the queue back; the rings will continue where they ended.
     fn stop(&mut self) {
         if self.running.is_empty() {
             return;
@@ -581,16 +584,16 @@ impl VhostDevice {
         for (pair, ends) in self.rings.chunks_mut(PAIR).zip(self.running.drain(..)) {
             (pair[0].base, pair[1].base) = (load(&ends.receive), load(&ends.transmit));
         }
-        tracing::info!(port = self.config.name, "a guest has stopped");
+        tracing::info!(port = self.config.name, "a guest stopped");
     }
 }
 
-/// Who is told by a descriptor.
+/// The target of a notification descriptor.
 fn target(file: Foreign) -> Outcome<Target> {
-    Target::of(file).ok_or("its descriptor is neither an event counter nor a socket")
+    Target::of(file).ok_or("its descriptor is neither an eventfd nor a socket")
 }
 
-/// The next region that a message describes.
+/// The next region in a message.
 fn region(fields: &mut Fields<'_>, file: Foreign) -> Outcome<RegionSpec> {
     let file = file.into_memory().ok_or(NO_MEMORY)?;
     let (guest, size, user, offset) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);

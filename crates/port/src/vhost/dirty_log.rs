@@ -1,8 +1,8 @@
-//! The log of pages that this process writes in a guest's memory, for a front-end that moves the guest to another host
-//! (vhost-user, "Migration"): one bit for each 4 KiB of guest addresses, in memory that the front-end has shared.
+//! Dirty-page log: the pages that this process writes in a guest's memory, for a front-end that migrates the guest to
+//! another host (vhost-user, "Migration"). One bit per 4 KiB of guest addresses, in memory shared by the front-end.
 //!
-//! The front-end reads and clears bits at any time, and copies the pages that they name. So a bit is set after the write
-//! that it stands for, with an atomic operation that nothing before it passes.
+//! The front-end reads and clears bits at any time, and copies the marked pages. So a bit is set after the write that
+//! it stands for, with a release operation.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use super::call::Call;
 use super::memory::{Area, Memory, MemoryError, RegionSpec};
 use super::mutation::mutated;
 
-/// Bytes of guest addresses that one bit stands for (vhost-user: `VHOST_LOG_PAGE`).
+/// Bytes of guest addresses per bit (vhost-user: `VHOST_LOG_PAGE`).
 pub const LOG_PAGE: u64 = 4096;
-/// Bytes of guest addresses that one byte of a log stands for.
+/// Bytes of guest addresses per byte of the log.
 const LOG_BYTE: u64 = 8 * LOG_PAGE;
-/// Largest log, bytes: for guest addresses of 48 bits.
+/// Maximum size of a log, bytes: for 48-bit guest addresses.
 pub(super) const MAX_BYTES: u64 = 8 << 30;
 
-/// A front-end's log. Copies are the same log.
+/// A front-end's log. Clones share the same log.
 #[derive(Clone, Debug)]
 pub struct DirtyLog(Arc<Log>);
 
@@ -27,7 +27,7 @@ struct Log {
     bits: Area,
     /// At least 1.
     bytes: u64,
-    /// Who is told that there is something new, if anybody is.
+    /// Notified of new marks, if there is a target.
     call: Arc<Call>,
 }
 
@@ -40,12 +40,12 @@ impl DirtyLog {
         let mut memory = Memory::default();
         memory.add(RegionSpec { guest: 0, user: 0, size: bytes, offset, file })?;
         let bits = Memory::area(&Arc::new(memory), 0, bytes as usize, 1);
-        let bits = bits.ok_or(MemoryError::Region { guest: 0, size: bytes, problem: "it is not one area" })?;
+        let bits = bits.ok_or(MemoryError::Region { guest: 0, size: bytes, problem: "it is not contiguous" })?;
         Ok(DirtyLog(Arc::new(Log { bits, bytes, call: Arc::clone(call) })))
     }
 
-    /// Marks the pages of `len` bytes at `guest`, which were written before. Those behind the end of the log are left out: the
-    /// front-end asked for no more.
+    /// Marks the pages of `len` bytes at `guest`, which were written before. Pages beyond the end of the log are
+    /// skipped: the front-end did not request them.
     #[inline]
     pub(super) fn mark(&self, guest: u64, len: u64) {
         if len == 0 || mutated!(NothingMarked) {
@@ -60,12 +60,12 @@ impl DirtyLog {
         }
     }
 
-    /// Tells the front-end that pages were marked, if it has asked for that. Never blocks.
+    /// Notifies the front-end of new marks, if it requested that. Never blocks.
     pub(super) fn tell(&self) {
         self.0.call.notify();
     }
 
-    /// Whether it has a bit for each page of `memory`.
+    /// Whether it covers all of `memory`.
     pub(super) fn covers(bytes: u64, memory: &Memory) -> bool {
         bytes.checked_mul(LOG_BYTE).is_none_or(|end| memory.end() <= end)
     }

@@ -1,4 +1,4 @@
-//! Every page that a queue changes is marked, whatever it does.
+//! Every page that a queue changes is marked, for any sequence of operations.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -34,7 +34,7 @@ impl Shared {
         Shared::new((GUEST + MEMORY) / LOG_BYTE, 0)
     }
 
-    /// The marked pages. They are not marked any more then, as when a front-end asks.
+    /// Takes the marked pages and clears the marks, like a front-end.
     fn take(&self) -> BTreeSet<u64> {
         let mut bits = vec![0; self.file.metadata().expect("its size").len() as usize];
         self.file.read_exact_at(&mut bits, 0).expect("its bits");
@@ -59,7 +59,7 @@ fn the_pages_of_an_area_are_marked_and_no_others() {
         (7 * 4096, 4097, 7..9),
         (5 * 4096, 14 * 4096, 5..19),
         (0, 3 * LOG_BYTE, 0..24),
-        // Behind the end.
+        // Beyond the end.
         (23 * 4096, u64::MAX, 23..24),
         (24 * 4096, 4096, 0..0),
         (u64::MAX - 1, 4096, 0..0),
@@ -100,12 +100,12 @@ fn a_front_end_that_asked_for_it_is_told_of_marked_pages() {
     guest.fill(&[2048]);
     let handle = queue.place(&[1; 100], false).expect("room");
     queue.publish(handle);
-    assert!(rustix::io::read(&told, &mut [0; 8]).is_err(), "there is nothing that it could see");
+    assert!(rustix::io::read(&told, &mut [0; 8]).is_err(), "no visible mark");
     queue.notify().expect("notify");
     assert!(rustix::io::read(&told, &mut [0; 8]).is_ok());
 }
 
-/// The guest's memory, but for the records of what is in flight, which are the front-end's here.
+/// The guest's memory, except for the inflight records, which are the front-end's here.
 fn contents(guest: &Guest) -> Vec<u8> {
     let mut bytes = vec![0; MEMORY as usize];
     assert!(guest.memory.read(GUEST, &mut bytes));
@@ -152,14 +152,14 @@ impl Device {
 
 #[test]
 fn every_page_that_differs_after_random_traffic_is_marked() {
-    // 16 MiB are compared once in a while.
+    // 16 MiB are compared only now and then.
     const ROUNDS: u64 = if cfg!(miri) { 1 } else { 12 };
     let (mut marked, mut differing) = (0, 0);
     for seed in 0..ROUNDS {
         let mut rng = Rng::with_seed(seed);
         let kind = Kind {
             packed: seed % 2 != 0,
-            // One that lies in several pages, too.
+            // Also buffers that span several pages.
             size: [16, 64, 1024][rng.usize(..3)],
             event_idx: rng.bool(),
             mergeable: rng.u8(..4) != 0,
@@ -172,7 +172,7 @@ fn every_page_that_differs_after_random_traffic_is_marked() {
             queue.log_writes(Some(shared.log.clone()));
         }
         for _ in 0..8 {
-            // The driver's turn, then the device's: only its writes are looked at.
+            // The driver's turn, then the device's: only the device's writes are checked.
             for _ in 0..rng.usize(..40) {
                 let sizes = [rng.u32(60..300), 2048, rng.u32(1..12_000)];
                 guest.fill(&sizes[..rng.usize(..=3)]);
@@ -185,13 +185,13 @@ fn every_page_that_differs_after_random_traffic_is_marked() {
                 device.act(&mut rng);
             }
             if rng.u8(..6) == 0 {
-                // The end of the rings gives everything back, and writes for that.
+                // Stopping the rings returns all buffers, which writes to them.
                 (device.held, device.placed) = (Vec::new(), Vec::new());
                 drop(device.queue.take());
                 let (receive, transmit) = guest.ends.get();
                 device.queue = Some(guest.logged_queue_from(receive as u16, transmit as u16, shared.log.clone()));
             }
-            // Used entries are marked when they are shown: nobody reads them before.
+            // Used entries are marked when they are shown: they are not read before.
             if let Some(queue) = &mut device.queue {
                 queue.flush();
                 queue.notify().expect("notify");
@@ -214,9 +214,9 @@ fn every_page_that_differs_after_random_traffic_is_marked() {
             let _ = queue.place(&[1; 60], false).map(|handle| queue.publish(handle));
             queue.notify().expect("notify");
         }
-        assert_eq!(shared.take(), BTreeSet::new(), "seed {seed}: nothing is logged any more");
+        assert_eq!(shared.take(), BTreeSet::new(), "seed {seed}: logging stopped");
     }
     println!("{marked} pages are marked, {differing} differ");
-    // Flags of rings are marked when they may have changed; otherwise it is what was written.
+    // Ring flags are marked when they may have changed; otherwise marks equal writes.
     assert!(differing > 10 * ROUNDS as usize && marked < 3 * differing, "{marked} marked, {differing} differ");
 }

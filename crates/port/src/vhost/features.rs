@@ -1,4 +1,4 @@
-//! What is offered to a guest (virtio 1.3, sections 5.1.3 and 6; vhost-user, "Protocol features").
+//! The features offered to a guest (virtio 1.3, sections 5.1.3 and 6; vhost-user, "Protocol features").
 
 use super::VhostConfig;
 
@@ -14,7 +14,7 @@ const NET_HOST_ECN: u32 = 13;
 const NET_MRG_RXBUF: u32 = 15;
 const NET_STATUS: u32 = 16;
 const NET_MQ: u32 = 22;
-/// Not the driver's: the front-end takes it while it wants to know which pages are written.
+/// Not a driver feature: the front-end sets it to have written pages logged.
 const LOG_ALL: u32 = 26;
 const RING_INDIRECT_DESC: u32 = 28;
 const RING_EVENT_IDX: u32 = 29;
@@ -23,7 +23,7 @@ const VERSION_1: u32 = 32;
 const RING_PACKED: u32 = 34;
 const NET_HOST_USO: u32 = 56;
 
-/// What the guest's driver may choose from, whatever the configuration. There is no control queue: a front-end that has one
+/// Features offered to the guest's driver, for any configuration. There is no control queue: a front-end with one
 /// serves it itself.
 const ALWAYS: Features = Features(
     1 << NET_CSUM
@@ -48,7 +48,7 @@ const ALWAYS: Features = Features(
 pub(super) struct Features(pub(super) u64);
 
 impl Features {
-    /// What the guest's driver may choose from.
+    /// The features offered to the guest's driver.
     pub(super) fn offered(config: &VhostConfig) -> Features {
         let merged = u64::from(config.merged) * (1 << NET_GUEST_TSO4 | 1 << NET_GUEST_TSO6);
         Features(ALWAYS.0 | merged | u64::from(config.packed) << RING_PACKED | u64::from(config.queues > 1) << NET_MQ)
@@ -74,22 +74,22 @@ impl Features {
         self.has(NET_GUEST_CSUM)
     }
 
-    /// The guest takes TCP segments that were merged, of both kinds of IP.
+    /// Whether the guest accepts merged TCP segments, for both IPv4 and IPv6.
     pub(super) fn merged(self) -> bool {
         self.has(NET_GUEST_TSO4) && self.has(NET_GUEST_TSO6)
     }
 
-    /// Whether what is written to the guest's memory is logged.
+    /// Whether writes to the guest's memory are logged.
     pub(super) fn logs(self) -> bool {
         self.has(LOG_ALL)
     }
 
-    /// The same but for logging.
+    /// The same without logging.
     pub(super) fn without_logging(self) -> Features {
         Features(self.0 & !(1 << LOG_ALL))
     }
 
-    /// Whether rings are enabled by message, and not by their kick.
+    /// Whether rings are enabled by message, not by their kick descriptor.
     pub(super) fn protocol(self) -> bool {
         self.has(PROTOCOL_FEATURES)
     }
@@ -100,11 +100,11 @@ impl Features {
 }
 
 const MQ: u64 = 1;
-/// Protocol feature: the log of written pages is shared memory, and giving it is answered.
+/// Protocol feature: the log of written pages is in shared memory, and setting it is acknowledged.
 pub(super) const LOG_SHMFD: u64 = 1 << 1;
-/// Protocol feature: the front-end tells when a guest has moved here, so that its network can be told.
+/// Protocol feature: the front-end announces a migrated guest, so that its network can be updated.
 const RARP: u64 = 1 << 2;
-/// Protocol feature: the front-end may ask whether a message has succeeded.
+/// Protocol feature: the front-end may request an acknowledgment of each message.
 pub(super) const REPLY_ACK: u64 = 1 << 3;
 const BACKEND_REQ: u64 = 1 << 5;
 const CONFIG: u64 = 1 << 9;
@@ -112,11 +112,11 @@ const INFLIGHT_SHMFD: u64 = 1 << 12;
 const RESET_DEVICE: u64 = 1 << 13;
 const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 
-/// What the front-end may make use of.
+/// The protocol features offered to the front-end.
 pub(super) const PROTOCOL: u64 =
     MQ | LOG_SHMFD | RARP | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | RESET_DEVICE | CONFIGURE_MEM_SLOTS;
 
-/// `struct virtio_net_config`: MAC address, status, queue pairs, MTU; zeros behind.
+/// `struct virtio_net_config`: MAC address, status, queue pairs, MTU; then zeros.
 pub(super) fn config_space(config: &VhostConfig) -> [u8; 256] {
     const LINK_UP: u16 = 1;
     let mut space = [0; 256];

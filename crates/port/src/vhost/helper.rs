@@ -1,9 +1,11 @@
-//! Descriptors that a front-end has sent, and the thread that makes the system calls on them that may block.
+//! Descriptors received from a front-end, and the thread for system calls on them that may block.
 //!
-//! A front-end may send a descriptor of any kind and keeps the same open file, so it may change the file's status flags at any
-//! time: `O_NONBLOCK` promises nothing. Even `close` may block: on a TCP socket with `SO_LINGER`, on a file of a FUSE file
-//! system that the front-end serves itself, and on a Unix socket in whose queue such descriptors lie. So does `fstat` on FUSE.
-//! Therefore a descriptor stays [`Foreign`] until its kind is known by a call that cannot block, only two kinds ever
+//! A front-end may send a descriptor of any kind and keeps the same open file, so it may change the file's status flags
+//! at any time: `O_NONBLOCK` guarantees nothing. Even `close` may block: on a TCP socket with `SO_LINGER`, on a file of
+//! a FUSE file system that the front-end serves itself, and on a Unix socket with such descriptors in its queue. So may
+//! `fstat` on FUSE. Therefore a descriptor stays [`Foreign`] until a call that cannot block has verified its kind. Only
+//! two kinds are ever converted; all others are closed on the port's own [`Helper`] thread, for which no other thread
+//! waits.
 //! become something else, and all others are closed on the port's own [`Helper`] thread, for which nobody waits.
 
 use std::fs::File;
@@ -17,13 +19,13 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use super::mutation::mutated;
 use crate::panics;
 
-/// The thread's stack, bytes: it does nothing deep.
+/// Stack size of the thread, bytes: its call depth is small.
 const STACK: usize = 128 << 10;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A port's thread for system calls that may block. It starts with the first job, and ends after the last one once all handles
-/// are gone.
+/// A port's thread for system calls that may block. It starts with the first job, and ends after the last one once all
+/// handles are dropped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Helper(Arc<Inner>);
 
@@ -35,13 +37,13 @@ struct Inner {
 }
 
 impl Helper {
-    /// Has `job` done after all others.
+    /// Queues `job` after all others.
     pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
         let mut jobs = self.0.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         if jobs.is_none() {
             match start(&self.0.waiting) {
                 Ok(sender) => *jobs = Some(sender),
-                // A descriptor that stays open does less harm than one whose closing blocks.
+                // A leaked descriptor does less harm than one whose closing blocks.
                 Err(error) => {
                     tracing::error!(%error, "no thread for a vhost-user port: a descriptor stays open");
                     std::mem::forget(job);
@@ -56,17 +58,17 @@ impl Helper {
         }
     }
 
-    /// Jobs that are not done yet.
+    /// Number of pending jobs.
     pub(super) fn waiting(&self) -> usize {
         self.0.waiting.load(Ordering::Relaxed)
     }
 
-    /// Whether notifying this port's guest is the thread's job, because it took a worker too long.
+    /// Whether this thread notifies the port's guest, because that took a worker too long.
     pub(super) fn notifies(&self) -> bool {
         self.0.notifies.load(Ordering::Relaxed)
     }
 
-    /// From now on notifying this port's guest is the thread's job. Returns whether it was not before.
+    /// From now on this thread notifies the port's guest. Returns whether this is new.
     pub(super) fn take_over_notifying(&self) -> bool {
         !self.0.notifies.swap(true, Ordering::Relaxed)
     }
@@ -78,7 +80,7 @@ fn start(waiting: &Arc<AtomicUsize>) -> std::io::Result<Sender<Job>> {
     std::thread::Builder::new().name("vhost-helper".into()).stack_size(STACK).spawn(move || {
         for job in jobs {
             if let Err(panic) = panics::contain(job) {
-                tracing::error!(%panic, "a panic in a job of a vhost-user port; the others go on");
+                tracing::error!(%panic, "a job of a vhost-user port panicked; the others continue");
             }
             waiting.fetch_sub(1, Ordering::Relaxed);
         }
@@ -86,10 +88,10 @@ fn start(waiting: &Arc<AtomicUsize>) -> std::io::Result<Sender<Job>> {
     Ok(sender)
 }
 
-/// A descriptor of any kind, whose front-end has the same open file. Dropping it never blocks.
+/// A descriptor of any kind whose open file the front-end shares. Dropping it never blocks.
 #[derive(Debug)]
 pub(crate) struct Foreign {
-    /// There until it is dropped or becomes something else.
+    /// `Some` until it is dropped or converted.
     fd: Option<OwnedFd>,
     helper: Helper,
 }
@@ -99,13 +101,13 @@ impl Foreign {
         Foreign { fd: Some(fd.into()), helper: helper.clone() }
     }
 
-    /// The event counter that it is. It may be watched and closed by any thread; reading and writing may block.
+    /// Converts it to an eventfd. Any thread may watch and close it; reading and writing may block.
     pub(crate) fn into_counter(mut self) -> Option<OwnedFd> {
         self.fd.take_if(|fd| is_counter(fd))
     }
 
-    /// The file that it is, if that is memory: a memfd, or a file on tmpfs or hugetlbfs. Accesses to its pages wait for no
-    /// other process and no disk, and none of its calls does.
+    /// Converts it to a file if it is memory: a memfd, or a file on tmpfs or hugetlbfs. Accesses to its pages, and
+    /// calls on it, do not wait for another process or a disk.
     pub(crate) fn into_memory(mut self) -> Option<File> {
         self.fd.take_if(|fd| is_memory(fd) || mutated!(AnyFileMapped)).map(File::from)
     }
@@ -117,10 +119,10 @@ impl Foreign {
         })
     }
 
-    /// The descriptor. It is there as long as this.
+    /// The descriptor, valid while this exists.
     #[allow(clippy::expect_used)]
     fn fd(&self) -> &OwnedFd {
-        self.fd.as_ref().expect("only dropping and becoming something else take it")
+        self.fd.as_ref().expect("only drop and conversion take it")
     }
 }
 
@@ -132,7 +134,7 @@ impl AsFd for Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // Closing an event counter or memory does not block.
+        // Closing an eventfd or memory does not block.
         let may_block = |fd: &OwnedFd| !mutated!(ClosedInPlace) && !is_counter(fd) && !is_memory(fd);
         if let Some(fd) = self.fd.take().filter(may_block) {
             self.helper.run(move || drop(fd));
@@ -140,13 +142,14 @@ impl Drop for Foreign {
     }
 }
 
-/// The name of a file cannot look like this: it would begin with a slash.
+/// A file's name cannot look like this: it would start with a slash.
 fn is_counter(fd: &OwnedFd) -> bool {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     std::fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventfd]")
 }
 
-/// The kernel knows seals for files of shared memory only (`fcntl(2)`, `F_GET_SEALS`), and asks no file system.
+/// The kernel supports seals only on files of shared memory (`fcntl(2)`, `F_GET_SEALS`), and does not call a file
+/// system for them.
 fn is_memory(fd: &OwnedFd) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok()
 }
@@ -160,7 +163,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A TCP socket that its owner has told to linger, with bytes in it that nobody reads: closing it takes `seconds`.
+    /// A TCP socket with `SO_LINGER` and unread bytes: closing it takes `seconds`.
     pub(in super::super) fn lingering(seconds: u64) -> (OwnedFd, std::net::TcpStream) {
         use std::io::Write;
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
@@ -181,7 +184,7 @@ pub(super) mod tests {
         let (datagram, _) = std::os::unix::net::UnixDatagram::pair().expect("sockets");
         let (reader, writer) = std::io::pipe().expect("a pipe");
         let named = directory.path().join("anon_inode:[eventfd]");
-        let event = || eventfd(0, EventfdFlags::CLOEXEC).expect("an event counter");
+        let event = || eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
         let memfd = || memfd_create("anon_inode:[eventfd]", MemfdFlags::CLOEXEC).expect("a memfd");
         let shm = || tempfile::tempfile_in("/dev/shm").expect("a file on tmpfs").into();
         let epoll = || rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).expect("an epoll");
@@ -225,9 +228,9 @@ pub(super) mod tests {
         let (one, other) = std::os::unix::net::UnixStream::pair().expect("sockets");
         drop(Foreign::new(one, &helper));
         assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-        assert_eq!(helper.waiting(), 2, "the first one blocks the thread, and nothing else");
+        assert_eq!(helper.waiting(), 2, "the first one blocks only the helper thread");
         drop(helper);
-        // All is closed in the end, although the last handle is gone.
+        // All are closed in the end, although the last handle is dropped.
         other.set_read_timeout(Some(Duration::from_secs(20))).expect("an option");
         assert_eq!(std::io::Read::read(&mut &other, &mut [0]).expect("no timeout"), 0);
     }

@@ -1,5 +1,5 @@
-//! A driver or front-end that writes what it likes, also while it is being read: what each packet may cost, in descriptors
-//! and memory, and what the device may hold.
+//! A driver or front-end that writes arbitrary data, also during reads: limits on the cost of each packet, in
+//! descriptors and memory, and on what the device holds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,10 +21,10 @@ use super::*;
 use crate::guest::{GuestPort, PlaceError};
 
 const PACKED: Kind = Kind { packed: true, size: 16, event_idx: true, mergeable: true };
-/// Buffers, and a table of descriptors.
+/// Guest addresses of buffers, and of a descriptor table.
 const AT: u64 = GUEST + (4 << 20);
 const TABLE: u64 = GUEST + (5 << 20);
-/// One packet may look at one chain more than its work allows.
+/// Maximum work of one packet: its limit plus one chain.
 const MOST: u64 = (PACKET_WORK + MAX_PIECES) as u64;
 
 /// Writes an indirect table of `count` pieces of `len` bytes; `last` are the flags of the last one.
@@ -44,7 +44,7 @@ fn broken(queue: &VhostQueue, reason: Broken) -> u64 {
 #[test]
 fn what_is_used_and_not_shown_is_still_the_devices() {
     for record in [false, true] {
-        // Another processor of the guest makes a slot available again that it has not got back.
+        // Another CPU of the guest makes a slot available that it does not own.
         let mut guest = Guest::new(PACKED);
         guest.rx.inflight = record;
         let mut queue = guest.queue();
@@ -64,7 +64,7 @@ fn what_is_used_and_not_shown_is_still_the_devices() {
         assert_eq!(ring.pop(), Err(Broken::AvailableIndex));
         ring.show();
         guest.tx.descriptor(0, AT, 60, 1, F_USED);
-        assert_eq!(ring.pop().map(|head| head.map(Index::get)), Ok(Some(1)), "now it is the driver's");
+        assert_eq!(ring.pop().map(|head| head.map(Index::get)), Ok(Some(1)), "now the driver owns it");
     }
     // The same in a split ring, where the index says so.
     let mut guest = Guest::new(Kind { packed: false, ..PACKED });
@@ -86,9 +86,9 @@ fn what_the_device_itself_writes_over_a_ring_makes_nothing_available() {
         let mut guest = Guest::new(Kind { size, ..PACKED });
         guest.rx.inflight = true;
         let mut queue = guest.queue();
-        // All descriptors but one are a buffer of the wrong direction.
+        // All descriptors but one are buffers of the wrong direction.
         guest.rx.add_packed(0, &vec![(AT, 60); usize::from(size) - 1], 0);
-        // In the last one, bytes 54 to 70 of the frame come to lie on descriptor 0 of the ring.
+        // In the last one, bytes 54 to 70 of the frame overwrite descriptor 0 of the ring.
         for (i, (to, len)) in [(AT, 66u32), (guest.rx.descriptors, 16), (AT + 4096, 2048)].into_iter().enumerate() {
             let bits = u128::from(to) | u128::from(len) << 64 | u128::from(F_WRITE) << 112;
             assert!(guest.memory.write(TABLE + 16 * i as u64, &bits.to_le_bytes()));
@@ -97,7 +97,7 @@ fn what_the_device_itself_writes_over_a_ring_makes_nothing_available() {
         let mut frame = vec![7u8; 98];
         let descriptor = u128::from(AT) | 2048 << 64 | 2 << 96 | u128::from(F_WRITE | F_USED) << 112;
         frame[54..70].copy_from_slice(&descriptor.to_le_bytes());
-        // Those of 256 are more than one packet looks at.
+        // A ring of 256 has more than one packet's limit.
         let placed: Vec<bool> = (0..3).map(|_| queue.place(&frame, true).is_ok()).collect();
         assert_eq!(placed.iter().filter(|placed| **placed).count(), 1, "ring of {size}: {placed:?}");
         assert_eq!(broken(&queue, Broken::AvailableIndex), 1, "ring of {size}");
@@ -105,7 +105,7 @@ fn what_the_device_itself_writes_over_a_ring_makes_nothing_available() {
     }
 }
 
-/// Two processors of the guest and the device, at the same descriptors.
+/// Two CPUs of the guest and the device access the same descriptors.
 #[test]
 fn a_driver_that_changes_descriptors_while_they_are_taken_breaks_its_ring_alone() {
     for record in [false, true] {
@@ -163,7 +163,7 @@ fn numbers_of_a_record_are_read_once() {
     );
 }
 
-/// Writes a record that says that every descriptor is in flight.
+/// Writes a record that claims that every descriptor is in flight.
 fn write_record(memory: &Memory, packed: bool, size: u64, record: u64, number: impl Fn(u64) -> u64) {
     let (header, stride) = if packed { (32, 32) } else { (16, 16) };
     let write = |at: u64, value: u64| assert!(memory.write(record + at, &value.to_le_bytes()));
@@ -200,7 +200,7 @@ fn a_front_end_may_change_its_record_while_it_is_read() {
         let base = if kind.packed { WRAP } else { 0 };
         let number = |i| i;
         write_record(&guest.memory, kind.packed, 1024, record, number);
-        assert_eq!(open(&guest, guest.rx.spec(base)), Some(1024), "it is believed");
+        assert_eq!(open(&guest, guest.rx.spec(base)), Some(1024), "it is accepted");
         let (stop, memory) = (AtomicBool::new(false), Arc::clone(&guest.memory));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -242,9 +242,9 @@ fn a_record_of_a_ring_of_another_size_and_one_at_the_end_of_numbers_are_survived
         write_record(&guest.memory, kind.packed, 16, record, |i| u64::MAX - 1 - i);
         let base = if kind.packed { WRAP } else { 0 };
         let mut queue = guest.queue_from(base, base);
-        assert_eq!(fetch(&mut queue).len(), 0, "none of these buffers is good");
+        assert_eq!(fetch(&mut queue).len(), 0, "all of these buffers are bad");
         queue.flush();
-        // Numbers go on after the last one.
+        // Numbering continues after the last one.
         for _ in 0..3 {
             guest.send(Header::default(), &frame(60, 1), &[], false).expect("room");
             fetch(&mut queue).iter().for_each(|frame| queue.complete(frame.handle));
@@ -270,12 +270,12 @@ fn bad_receive_buffers_cost_a_packet_little_and_then_the_ring() {
                     let read = queue.vhost_counters().rx_descriptors;
                     assert!(read - before <= MOST, "{kind:?}, {pieces} pieces: {} in one packet", read - before);
                     (packets, before) = (packets + 1, read);
-                    assert!(packets < 1000, "{kind:?}, {pieces} pieces: it goes on forever");
+                    assert!(packets < 1000, "{kind:?}, {pieces} pieces: endless loop");
                 }
                 assert_eq!(broken(&queue, Broken::BadBuffers), 1);
                 assert!(before <= 10 * u64::from(size) + 6 * u64::from(MAX_PIECES), "{before} of a ring of {size}");
                 assert_eq!(queue.place(&[1; 60], false), Err(PlaceError::NoBuffer));
-                assert_eq!(queue.vhost_counters().rx_descriptors, before, "nothing is looked at any more");
+                assert_eq!(queue.vhost_counters().rx_descriptors, before, "no more descriptors are read");
             }
         }
     }
@@ -304,7 +304,7 @@ fn a_ring_that_has_bad_buffers_now_and_then_stays_in_use() {
 #[test]
 fn a_packet_looks_at_as_many_descriptors_as_it_needs() {
     for kind in BOTH {
-        // Good buffers of 256 pieces: of a byte each, and of more than the packet has.
+        // Good buffers of 256 pieces: of one byte each, and larger than the packet.
         for (len, most) in [(1, 72), (36, 2), (4096, 1)] {
             let mut guest = Guest::new(kind);
             let mut queue = guest.queue();
@@ -316,7 +316,7 @@ fn a_packet_looks_at_as_many_descriptors_as_it_needs() {
             queue.notify().expect("notify");
             assert_eq!(guest.rx.reap(), Some((0, 72)));
         }
-        // A jumbo frame and buffers of a byte each: what it cannot have without end, it does not get.
+        // A jumbo frame and one-byte buffers: the packet's limit applies.
         let mut guest = Guest::new(Kind { size: 4096, ..kind });
         let mut queue = guest.queue();
         guest.fill(&[12]);
@@ -384,7 +384,7 @@ fn chains_of_more_descriptors_than_a_buffer_may_have_are_refused() {
                 let cuts = vec![1; pieces as usize - 1];
                 guest.send(Header::default(), &frame(1000, 1), &cuts, indirect).expect("room");
                 assert_eq!(fetch(&mut queue).len(), usize::from(good), "{kind:?}, {pieces} pieces");
-                // What is behind a chain in a packed ring, and whose it is, only its end tells.
+                // Only the end of a chain in a packed ring gives the next position and its owner.
                 let is_broken = kind.packed && !indirect && !good;
                 assert_eq!(broken(&queue, Broken::ChainLength), u64::from(is_broken));
                 let bad = queue.vhost_counters().tx_bad_chain_packets[BadChain::Pieces as usize];
@@ -402,7 +402,7 @@ fn descriptors_take_memory_by_the_ring_and_not_by_the_chain() {
                 let mut guest = Guest::new(Kind { size, ..kind });
                 let mut queue = guest.queue();
                 let pieces = if indirect { MAX_PIECES as usize } else { usize::from(size) };
-                // Each id once, with the longest chain that there can be; then all short.
+                // Each id once, with the longest possible chain; then all short.
                 for _ in 0..u32::from(size) * 2 {
                     guest.send(Header::default(), &frame(1000, 1), &vec![1; pieces - 1], indirect).expect("room");
                     fetch(&mut queue).iter().for_each(|frame| queue.complete(frame.handle));
@@ -413,7 +413,7 @@ fn descriptors_take_memory_by_the_ring_and_not_by_the_chain() {
                 assert!(bytes <= 1280 * u64::from(size) + 8192, "{kind:?}, {size}: {bytes} bytes");
             }
         }
-        // Held all at once: all but some are short.
+        // All held at once: all but some are short.
         let mut guest = Guest::new(Kind { size: 256, ..kind });
         let mut queue = guest.queue();
         write_table(&guest, 256, 1, 0, 0);

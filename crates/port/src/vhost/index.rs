@@ -1,14 +1,14 @@
-//! Numbers below the size of a ring: slots, descriptors, buffer ids, records.
+//! Indexes into a ring and its tables: slots, descriptors, buffer ids, records.
 //!
-//! They come from memory that the guest or its front-end can write. [`Index`] is the only type that ring code indexes with,
-//! and a comparison with the ring's [`Size`] is the only way to make one from such a number.
+//! They come from memory that the guest or its front-end can write. [`Index`] is the only type that ring code indexes
+//! with, and checking a number against the ring's [`Size`] is the only way to make one from such a number.
 
 use std::ops;
 
-/// Largest ring (virtio 1.3, sections 2.7 and 2.8.10.1).
+/// Maximum ring size (virtio 1.3, sections 2.7 and 2.8.10.1).
 pub(crate) const MAX_SIZE: u16 = 32_768;
 
-/// Descriptors of a ring: 1 to [`MAX_SIZE`].
+/// Number of descriptors of a ring: 1 to [`MAX_SIZE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(u16);
 
@@ -16,12 +16,12 @@ pub(crate) struct Size(u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Index(u16);
 
-/// One `T` for each [`Index`] of a ring.
+/// One `T` per [`Index`] of a ring.
 #[derive(Clone, Debug)]
 pub(crate) struct Table<T>(Box<[T]>);
 
 impl Size {
-    /// `None`: no ring has this size.
+    /// `None`: not a valid ring size.
     pub(crate) fn new(descriptors: u16) -> Option<Size> {
         (1..=MAX_SIZE).contains(&descriptors).then_some(Size(descriptors))
     }
@@ -31,13 +31,13 @@ impl Size {
         self.0
     }
 
-    /// `number` as an index, if the ring has that many.
+    /// `number` as an index, if it is below the size.
     #[inline]
     pub(crate) fn check(self, number: u16) -> Option<Index> {
         (number < self.0).then_some(Index(number))
     }
 
-    /// The same for a handle of the data path.
+    /// The same for a data path handle.
     #[inline]
     pub(crate) fn check_handle(self, handle: u32) -> Option<Index> {
         (handle < u32::from(self.0)).then_some(Index(handle as u16))
@@ -52,14 +52,14 @@ impl Size {
         Table(vec![value; usize::from(self.0)].into())
     }
 
-    /// The index `count` further, and whether the end of the ring lies between. `count`: at most the ring's size.
+    /// The index `count` positions after `from`, and whether it wrapped. `count`: at most the ring's size.
     #[inline]
     pub(super) fn forward(self, from: Index, count: u16) -> (Index, bool) {
         let (to, size) = (u32::from(from.0) + u32::from(count), u32::from(self.0));
         if to < size { (Index(to as u16), false) } else { (Index(((to - size) % size) as u16), true) }
     }
 
-    /// The index `count` before `from`, and whether the end of the ring lies between. `count`: at most the ring's size.
+    /// The index `count` positions before `from`, and whether it wrapped. `count`: at most the ring's size.
     #[inline]
     pub(super) fn back(self, from: Index, count: u16) -> (Index, bool) {
         let (to, wrapped) = self.forward(from, self.0.saturating_sub(count));
@@ -68,7 +68,7 @@ impl Size {
 }
 
 impl Index {
-    /// Every ring has it.
+    /// The first index, which every ring has.
     pub(crate) const ZERO: Index = Index(0);
 
     #[inline]
@@ -76,7 +76,7 @@ impl Index {
         self.0
     }
 
-    /// Where the entry is in a table of entries of `len` bytes each.
+    /// Offset of the entry in a table of entries of `len` bytes.
     #[inline]
     pub(crate) fn at(self, len: usize) -> usize {
         len * usize::from(self.0)
@@ -84,7 +84,7 @@ impl Index {
 }
 
 impl<T> Table<T> {
-    /// Bytes of the table itself.
+    /// Memory used by the table itself, bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.0)
     }
@@ -94,7 +94,7 @@ impl<T> Table<T> {
     }
 }
 
-/// Panics only if the index is one of a larger ring: tables are private to a ring, as its indexes are.
+/// Panics only for an index of a larger ring: tables are private to a ring, as are its indexes.
 impl<T> ops::Index<Index> for Table<T> {
     type Output = T;
 
@@ -122,7 +122,7 @@ mod tests {
             let ring = Size::new(size).expect("a size");
             assert_eq!(ring.check(size - 1).map(Index::get), Some(size - 1));
             assert_eq!([ring.check(size), ring.check(u16::MAX), ring.check_handle(u32::from(size))], [None; 3]);
-            assert_eq!(ring.check_handle(1 << 16), None, "handles are not cut");
+            assert_eq!(ring.check_handle(1 << 16), None, "handles are not truncated");
             for from in [0, size / 2, size - 1].into_iter().filter_map(|n| ring.check(n)) {
                 for count in [0, 1, size / 2, size - 1, size] {
                     let (to, wrapped) = ring.forward(from, count);

@@ -1,5 +1,5 @@
-//! The record of what is in flight, in memory that the front-end keeps while the daemon restarts (vhost-user,
-//! "Inflight I/O tracking", split virtqueues). What the guest has handed over and not got back is found in it.
+//! The record of buffers in flight, in memory that the front-end keeps while the daemon restarts (vhost-user, "Inflight
+//! I/O tracking", split virtqueues). It contains the buffers that the guest handed over and did not get back.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -7,9 +7,10 @@ use super::index::{Index, Size};
 use super::memory::Area;
 use super::mutation::mutated;
 
-/// Bytes in front of the descriptors' records: features u64, version, number, last batch's head, used index u16 each.
+/// Length of the header before the descriptors' records, bytes: features u64; version, number, last batch's head, used
+/// index u16 each.
 const HEADER: usize = 16;
-/// Bytes of a record: in flight u8, padding, next in batch u16, counter u64.
+/// Length of a record, bytes: in flight u8, padding, next in batch u16, counter u64.
 const RECORD: usize = 16;
 const VERSION: u16 = 1;
 const AT_VERSION: usize = 8;
@@ -22,19 +23,19 @@ const AT_USED: usize = 14;
 pub(crate) struct Inflight {
     area: Area,
     size: Size,
-    /// Numbers buffers in the order in which they were taken.
+    /// Sequence number of the next buffer, in the order of taking.
     counter: u64,
-    /// Used buffers of this batch.
+    /// Used buffers of the current batch.
     batch: Vec<Index>,
 }
 
-/// Bytes of the record of a ring.
+/// Length of a ring's record, bytes.
 pub(crate) fn bytes(size: u16) -> usize {
     (HEADER + RECORD * usize::from(size)).next_multiple_of(64)
 }
 
-/// The buffers of a record in the order of their numbers, and the number that follows. Each number is read once, before
-/// anything is decided: the front-end can change it meanwhile.
+/// The buffers of a record by sequence number, and the next number. Each number is read once, before any decision: the
+/// front-end can change it meanwhile.
 pub(super) fn in_order(buffers: impl Iterator<Item = Index>, number: impl Fn(Index) -> u64) -> (Vec<Index>, u64) {
     let mut numbered: Vec<(u64, Index)> = buffers.map(|buffer| (number(buffer), buffer)).collect();
     if mutated!(RecordSortedInPlace) {
@@ -52,15 +53,15 @@ impl Inflight {
         Inflight { area, size, counter: 0, batch: Vec::new() }
     }
 
-    /// What an earlier life has left, in the order in which it was taken; the driver has got back all before `used`.
+    /// Buffers in flight of a previous life, in the order of taking; the driver got back all before `used`.
     pub(crate) fn recover(&mut self, used: u16) -> Vec<Index> {
         if self.get(AT_VERSION) != VERSION || self.get(AT_NUMBER) != self.size.get() {
             return self.renew(used);
         }
-        // It may have ended after it had shown a batch and before it had noted that.
+        // The previous life may have ended after it showed a batch and before it recorded that.
         let shown = used.wrapping_sub(self.get(AT_USED));
         if shown > self.size.get() {
-            // The ring has restarted since.
+            // The ring was restarted since.
             return self.renew(used);
         }
         let mut head = self.get(AT_BATCH);
@@ -77,7 +78,7 @@ impl Inflight {
         heads
     }
 
-    /// Nothing is in flight.
+    /// Clears all marks.
     fn renew(&mut self, used: u16) -> Vec<Index> {
         self.size.indexes().for_each(|head| self.mark(head, false));
         self.set(AT_NUMBER, self.size.get());
@@ -86,34 +87,34 @@ impl Inflight {
         Vec::new()
     }
 
-    /// A buffer is taken.
+    /// Records that a buffer was taken.
     pub(crate) fn take(&mut self, head: Index) {
         self.area.store(at(head) + 8, self.counter, Ordering::Relaxed);
         self.counter = self.counter.wrapping_add(1);
         self.mark(head, true);
     }
 
-    /// A buffer was not taken after all.
+    /// Undoes taking a buffer.
     pub(crate) fn untake(&mut self, head: Index) {
         self.mark(head, false);
     }
 
-    /// A buffer is used, and shown with the next batch.
+    /// Records a used buffer, to be shown with the next batch.
     pub(crate) fn put(&mut self, head: Index) {
         self.batch.push(head);
     }
 
-    /// The batch is about to be shown.
+    /// Records that the batch is about to be shown.
     pub(crate) fn before_show(&mut self) {
         for &head in &self.batch {
             self.area.store(at(head) + 6, self.get(AT_BATCH), Ordering::Relaxed);
             self.set(AT_BATCH, head.get());
         }
-        // A kill comes between instructions: what counts is their order as this processor executes them.
+        // A kill happens between instructions: only the program order on this CPU matters.
         fence(Ordering::SeqCst);
     }
 
-    /// The batch was shown; the used index is `used` now.
+    /// Records that the batch was shown; the used index is `used` now.
     pub(crate) fn after_show(&mut self, used: u16) {
         fence(Ordering::SeqCst);
         for &head in &self.batch {
@@ -137,7 +138,7 @@ impl Inflight {
     }
 }
 
-/// Where a buffer's record is.
+/// Offset of a buffer's record.
 fn at(head: Index) -> usize {
     HEADER + head.at(RECORD)
 }

@@ -1,16 +1,16 @@
-//! Panics in message handlers, for tests. Only in debug builds: no operator can bring them about.
+//! Injected panics in message handlers, for tests. Only in debug builds: no configuration enables them.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Whose next message panics.
+/// The port whose next message handler panics.
 static NEXT: Mutex<Option<String>> = Mutex::new(None);
 
-/// Has the handler of the next message panic that a front-end of port `name` sends.
+/// Makes the handler of the next message to port `name` panic.
 pub fn panic_at_next_message(name: &str) {
     *NEXT.lock().unwrap_or_else(PoisonError::into_inner) = Some(name.to_owned());
 }
 
-/// A message has come.
+/// Called for each message.
 pub(super) fn fire(name: &str) {
     let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
     if next.as_deref() == Some(name) {

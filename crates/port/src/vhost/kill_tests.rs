@@ -1,4 +1,4 @@
-//! What a daemon that is killed leaves in the rings, against a model of what the driver knows.
+//! The rings after a daemon is killed, against a model of what the driver knows.
 
 use bifrost_wire::virtio_net::Header;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use super::split::Split;
 use super::tests::{BOTH, KIND, frame};
 use crate::guest::{GuestPort, PlaceError, TxFrame};
 
-/// What the driver, the transport and the clock may do.
+/// Possible steps of the driver, the transport and the clock.
 #[derive(Clone, Debug)]
 enum Step {
     Send { len: usize, cuts: Vec<usize>, indirect: bool },
@@ -57,7 +57,7 @@ fn after_a_kill_nothing_in_flight_is_lost_or_repeated() {
             queue.complete(got[i].handle);
         }
         queue.flush();
-        // Completed, but not shown before the end.
+        // Completed, but not shown before the kill.
         queue.complete(got[0].handle);
         guest.fill(&[2048; 8]);
         let placed: Vec<_> = (0..5u8).map(|i| queue.place(&frame(90, i), false).expect("room")).collect();
@@ -70,13 +70,13 @@ fn after_a_kill_nothing_in_flight_is_lost_or_repeated() {
         assert_eq!([guest.tx.reap(), guest.tx.reap(), guest.tx.reap()], [Some((4, 0)), Some((1, 0)), None]);
         guest.send(Header::default(), &frame(100, 6), &[], false);
 
-        // A front-end that knows nothing else continues at the used index.
+        // A front-end without other knowledge continues at the used index.
         let mut queue = guest.queue();
         let again: Vec<_> = fetch(&mut queue).iter().map(|f| bytes(&queue, f)).collect();
         assert_eq!(again, [0, 2, 3, 5, 6].map(|i| frame(100, i)));
         assert_eq!([guest.receive(), guest.receive()].map(|r| r.map(|r| r.1)), [3, 1].map(|i| Some(frame(90, i))));
         for i in 10..16u8 {
-            let placed = queue.place(&frame(90, i), false).expect("three from before and three that were never taken");
+            let placed = queue.place(&frame(90, i), false).expect("three old buffers and three never taken");
             queue.publish(placed);
         }
         assert_eq!(queue.place(&frame(90, 1), false), Err(PlaceError::NoBuffer));
@@ -108,7 +108,7 @@ fn a_kill_between_showing_and_noting_repeats_nothing() {
     }
     assert!(guest.memory.read(record, &mut before));
     queue.flush();
-    // As if it had not come to noting: the batch is linked, the marks are as before.
+    // As if killed before recording: the batch is linked, the marks are as before.
     for head in 0..16u64 {
         assert!(guest.memory.write(record + 16 + 16 * head, &before[16 + 16 * head as usize..][..1]));
     }
@@ -121,7 +121,7 @@ fn a_kill_between_showing_and_noting_repeats_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Every packet arrives once, whole, in the order in which it was published; every buffer comes back once.
+    /// Every packet arrives once, whole, in publish order; every buffer is returned once.
     #[test]
     fn nothing_is_lost_or_repeated(
         steps in prop::collection::vec(step(), 1..200),
@@ -198,14 +198,14 @@ proptest! {
                     prop_assert!(guest.receive().is_none());
                 }
                 Step::Restart => {
-                    // As between GET_VRING_BASE and the next start: all that was held is the guest's again.
+                    // As between GET_VRING_BASE and the next start: all held buffers are returned.
                     drop(queue);
                     while guest.tx.reap().is_some() {}
                     fetched.clear();
                     for frame in published.drain(..) {
                         prop_assert_eq!(guest.receive().map(|g| g.1), Some(frame));
                     }
-                    // Whatever else comes back is empty.
+                    // All other returned buffers are empty.
                     while let Some(got) = guest.receive() {
                         prop_assert!(got.1.is_empty());
                     }
@@ -225,7 +225,8 @@ proptest! {
         prop_assert_eq!(sent.len(), guest.tx.chains.len());
     }
 
-    /// Random descriptors: we find the pieces that the virtio-queue crate finds, or refuse; and we never leave memory.
+    /// Random descriptors: we find the same pieces as the virtio-queue crate, or refuse; and never access outside
+    /// memory.
     #[test]
     fn chains_are_what_another_implementation_sees(
         descriptors in prop::collection::vec((0..40u64, 0..5000u32, 0..8u16, 0..20u16), 16),
@@ -283,7 +284,7 @@ proptest! {
                 let inside = theirs.iter().all(|p| guest.memory.contains(p.guest, u64::from(p.len)));
                 prop_assert!(!inside || !ended || writable);
             }
-            // The oracle ends such chains early, or goes on where we do not.
+            // The oracle ends such chains early, or continues where we do not.
             Err(BadChain::Link | BadChain::Indirect | BadChain::Length | BadChain::Pieces) => {}
         }
     }

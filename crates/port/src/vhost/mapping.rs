@@ -1,9 +1,9 @@
-//! Mappings of a front-end's memory that survive their loss.
+//! Mappings of a front-end's memory that survive losing the memory.
 //!
-//! A process that shares memory can shorten its file or empty it at any time; the next access to what is gone raises SIGBUS, which
-//! would end the process and with it the network of every other guest. While there are mappings a handler of that signal is
-//! installed: if the address is in one of them, all of it is replaced by empty memory, and the mapping is marked as lost. Any other
-//! SIGBUS goes to the previous handler.
+//! A process that shares memory can truncate its file or punch holes in it at any time; the next access to the lost
+//! part raises SIGBUS, which would end this process and with it the network of every other guest. While there are
+//! mappings, a SIGBUS handler is installed: if the address is inside one of them, it replaces the whole mapping by
+//! empty memory and marks it as lost. Any other SIGBUS goes to the previous handler.
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;
@@ -18,16 +18,16 @@ use vm_memory::{FileOffset, MmapRegion};
 
 use super::mutation::mutated;
 
-/// Most mappings at a time, of all guests together.
+/// Maximum number of mappings at a time, of all guests together.
 const SLOTS: usize = 32_768;
-/// Largest mapping, bytes.
+/// Maximum size of a mapping, bytes.
 pub(super) const MAX_BYTES: u64 = 1 << 41;
-/// Most bytes that are mapped at a time, for all guests together: a process has 128 TiB of addresses.
+/// Maximum total size of mappings at a time, bytes, of all guests together: a process has 128 TiB of address space.
 const MAX_MAPPED: u64 = 96 << 40;
-/// What `statfs` says of hugetlbfs (`linux/magic.h`).
+/// `statfs` type of hugetlbfs (`linux/magic.h`).
 const HUGETLBFS: u32 = 0x9584_58f6;
 
-/// Where a mapping is. The handler reads this, so it is nothing but atomics; free while `start` is 0.
+/// Address range of a mapping. The signal handler reads it, so it consists of atomics only; free while `start` is 0.
 struct Slot {
     start: AtomicUsize,
     len: AtomicUsize,
@@ -37,30 +37,30 @@ struct Slot {
 static TABLE: [Slot; SLOTS] =
     [const { Slot { start: AtomicUsize::new(0), len: AtomicUsize::new(0), lost: AtomicBool::new(false) } }; SLOTS];
 
-/// A slot without an address: it is being filled in, or emptied.
+/// `start` of a slot in transition: being filled or emptied.
 const CLAIMED: usize = 1;
 
-/// Bytes that are mapped.
+/// Bytes mapped.
 static MAPPED: AtomicU64 = AtomicU64::new(0);
 
-/// What takes the place of lost memory: a file without a page, of which each slot has a part of its own. Mapping it needs no
-/// memory, however large the mapping and whatever the kernel's policy of overcommitment.
+/// Replacement for lost memory: a file without pages, with a range per slot. Mapping it needs no memory, whatever the
+/// mapping's size and the kernel's overcommit policy.
 static EMPTY: AtomicI32 = AtomicI32::new(-1);
 
-/// A part of a file in memory.
+/// A mapped part of a file.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    /// Unmapped first: a slot that is free may be another mapping's.
+    /// Dropped (unmapped) before `place`: a free slot may be reused by another mapping.
     region: MmapRegion,
     place: Place,
     at: usize,
 }
 
 impl Mapping {
-    /// Maps `bytes` of `file` from `offset` on, and what is around them in their first and last page.
+    /// Maps `bytes` of `file` from `offset` on, extended to whole pages.
     ///
     /// # Errors
-    /// The kernel's, or there are too many or too large mappings already.
+    /// The kernel's error; or the mappings are too many or too large.
     pub(crate) fn new(file: File, offset: u64, bytes: u64) -> io::Result<Mapping> {
         install()?;
         let (start, len) = whole_pages(&file, offset, bytes)?;
@@ -74,22 +74,22 @@ impl Mapping {
         Ok(Mapping { region, place, at: (offset - start) as usize })
     }
 
-    /// All that is mapped.
+    /// The whole mapping.
     pub(crate) fn region(&self) -> &MmapRegion {
         &self.region
     }
 
-    /// Where in [`region`](Self::region) that is what was to be mapped.
+    /// Offset of the requested part in [`region`](Self::region).
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// Bytes that are mapped.
+    /// Length of the mapping, bytes.
     pub(super) fn len(&self) -> u64 {
         self.place.len
     }
 
-    /// Whether its file has become too short, and some access noticed. What it held is gone.
+    /// Whether an access has found that the file is too short. The memory's contents are lost.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.place.slot().lost.load(Ordering::Relaxed)
@@ -98,12 +98,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Before the addresses can become somebody else's.
+        // Before the addresses can be reused.
         self.place.slot().start.store(CLAIMED, Ordering::Release);
     }
 }
 
-/// The pages of a file that have some of `bytes` bytes at `offset`. The kernel maps, replaces and unmaps huge pages only whole.
+/// The page-aligned range of a file that covers `bytes` bytes at `offset`. The kernel maps, replaces and unmaps huge
+/// pages only as a whole.
 fn whole_pages(file: &File, offset: u64, bytes: u64) -> io::Result<(u64, u64)> {
     let system = fstatfs(file)?;
     let page = if system.f_type as u32 == HUGETLBFS { system.f_bsize as u64 } else { page_bytes() };
@@ -118,11 +119,11 @@ fn whole_pages(file: &File, offset: u64, bytes: u64) -> io::Result<(u64, u64)> {
 }
 
 fn page_bytes() -> u64 {
-    // SAFETY: it asks for a number, and that one is known everywhere.
+    // SAFETY: it only queries a number that every system defines.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
-/// A slot of the table that is taken, and its bytes.
+/// A claimed slot of the table, and its mapping's length.
 #[derive(Debug)]
 struct Place {
     index: usize,
@@ -133,7 +134,7 @@ impl Place {
     fn claim(len: u64) -> io::Result<Place> {
         let fits = |mapped: u64| mapped.checked_add(len).filter(|sum| *sum <= MAX_MAPPED);
         if MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
-            return Err(io::Error::other("96 TiB are mapped already, by all guests together"));
+            return Err(io::Error::other("all guests together already map 96 TiB"));
         }
         let is_free = |slot: &Slot| {
             slot.start.load(Ordering::Relaxed) == 0
@@ -143,7 +144,7 @@ impl Place {
             Some(index) => Ok(Place { index, len }),
             None => {
                 MAPPED.fetch_sub(len, Ordering::Relaxed);
-                Err(io::Error::other("there are 32768 mappings already, by all guests together"))
+                Err(io::Error::other("all guests together already have 32768 mappings"))
             }
         }
     }
@@ -165,7 +166,7 @@ impl Drop for Place {
         if self.slot().lost.swap(false, Ordering::Relaxed)
             && let Some(empty) = empty()
         {
-            // What was written there is not for the next one.
+            // Free the pages written there, so that the next owner does not see them.
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let _ = fallocate(empty, hole, offset_of(self.index) as u64, MAX_BYTES);
         }
@@ -174,12 +175,12 @@ impl Drop for Place {
     }
 }
 
-/// The part of a slot in the empty file.
+/// A slot's range in the empty file.
 fn offset_of(index: usize) -> i64 {
     index as i64 * MAX_BYTES as i64
 }
 
-/// The empty file, once there is a handler.
+/// The empty file; created once.
 fn empty() -> Option<&'static OwnedFd> {
     static FILE: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let make = || {
@@ -191,15 +192,15 @@ fn empty() -> Option<&'static OwnedFd> {
     FILE.get_or_init(make).as_ref()
 }
 
-/// What was installed before.
+/// The previously installed handler.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 fn install() -> io::Result<()> {
     static DONE: OnceLock<Option<i32>> = OnceLock::new();
     empty().ok_or_else(|| io::Error::other("no file that could replace memory"))?;
     let failed = DONE.get_or_init(|| {
-        // SAFETY: both structures are plain data for which zeros are valid; the handler does nothing that a signal
-        // handler may not do. What was there before is known before the handler can be entered.
+        // SAFETY: both structures are plain data for which zeros are valid; the handler only does what a signal handler
+        // may do. The previous handler is stored before ours can run.
         unsafe {
             let mut before: libc::sigaction = std::mem::zeroed();
             if libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut before) == 0 {
@@ -234,9 +235,9 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
             (libc::MAP_SHARED, EMPTY.load(Ordering::Acquire))
         };
         let (flags, offset) = (flags | libc::MAP_FIXED | libc::MAP_NORESERVE, offset_of(index));
-        // SAFETY: the addresses are those of a mapping that is in use, for the access that failed is one to it. They are whole
-        // pages, huge ones, too. It belongs to `Mapping` alone, which gives out no references, only volatile and atomic
-        // accesses; they go on, on empty memory.
+        // SAFETY: the addresses are those of a mapping in use, because the failed access was to it. They are whole
+        // pages, also for huge pages. `Mapping` alone owns it and gives out no references, only volatile and atomic
+        // accesses; these continue on the empty memory.
         let mapped = unsafe { libc::mmap(start as *mut c_void, len, protection, flags, file, offset) };
         if mapped != libc::MAP_FAILED {
             return;
@@ -245,19 +246,19 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
     pass_on(signal, info, context);
 }
 
-/// Passes the signal to the previous handler; if there was none, the process ends with it, as it should.
+/// Passes the signal to the previous handler; without one, the signal ends the process as by default.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.get();
     let handler = previous.map_or(libc::SIG_DFL, |action| action.sa_sigaction);
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-        // SAFETY: back to the default action; the access is tried again on return, and fails for good.
+        // SAFETY: back to the default action; on return the access is retried and raises the signal again.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     } else if previous.is_some_and(|action| action.sa_flags & libc::SA_SIGINFO != 0) {
-        // SAFETY: with this flag the kernel was given a function of these arguments.
+        // SAFETY: with this flag the kernel was given a function with these arguments.
         let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = unsafe { std::mem::transmute(handler) };
         handler(signal, info, context);
     } else {
-        // SAFETY: without it, a function of this one.
+        // SAFETY: without the flag, a function with this argument.
         let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(handler) };
         handler(signal);
     }
@@ -296,15 +297,15 @@ mod tests {
         write(&mapping, 1 << 19, 8);
         write(&other, 0, 9);
         file.set_len(4096).expect("shorter");
-        assert_eq!((word(&mapping, 0), mapping.is_lost()), (7, false), "what is left is left");
+        assert_eq!((word(&mapping, 0), mapping.is_lost()), (7, false), "the remaining memory is intact");
         assert_eq!((word(&mapping, 1 << 19), mapping.is_lost()), (0, true));
-        assert_eq!(word(&mapping, 0), 0, "all of it is gone");
+        assert_eq!(word(&mapping, 0), 0, "the whole mapping is replaced");
         write(&mapping, 1 << 19, 5);
         assert_eq!(word(&mapping, 1 << 19), 5);
         assert_eq!((word(&other, 0), other.is_lost()), (9, false));
         let place = mapping.place.index;
         drop(mapping);
-        // The next owner of the slot finds nothing there, should it lose its memory as well.
+        // The next owner of the slot must not see it, if it loses its memory as well.
         file.set_len(1 << 20).expect("longer");
         let mut mappings = Vec::new();
         let again = loop {
@@ -343,10 +344,10 @@ mod tests {
         }
         assert!(map(&memory(4096), 0, 0).is_err(), "nothing to map");
         let taken = TABLE.iter().filter(|slot| slot.start.load(Ordering::Relaxed) != 0).count();
-        assert!(taken < 1000, "{taken} slots are taken for the mappings of the other tests");
+        assert!(taken < 1000, "{taken} slots are taken by the other tests' mappings");
     }
 
-    /// A file of huge pages; `None`: this kernel has none.
+    /// A file of huge pages; `None`: not supported by this kernel.
     fn huge(pages: u64) -> Option<(File, u64)> {
         let file = File::from(memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB).ok()?);
         let page = fstatfs(&file).expect("its file system").f_bsize as u64;
@@ -359,7 +360,7 @@ mod tests {
         let Some((file, page)) = huge(3) else {
             return eprintln!("SKIPPED: this kernel has no huge pages");
         };
-        // Not one is reserved for it, so the first access finds none unless the machine has some to spare.
+        // None is reserved, so the first access fails unless the machine has a spare one.
         for (offset, bytes) in [(0, page + 4096), (4096, 4096), (page - 4096, 8192), (page, 2 * page)] {
             let mapping = map(&file, offset, bytes).expect("a mapping");
             assert!(mapping.len().is_multiple_of(page) && mapping.len() >= bytes, "{offset:#x} {bytes:#x}");
@@ -385,7 +386,7 @@ mod tests {
         if had == before {
             return eprintln!("SKIPPED: no huge pages can be reserved here (that needs root)");
         }
-        let (file, page) = huge(2).expect("there are some");
+        let (file, page) = huge(2).expect("huge pages exist");
         let mapping = map(&file, 0, page + 4096).expect("a mapping");
         write(&mapping, page as usize, 7);
         let was_there = (word(&mapping, page as usize), mapping.is_lost());

@@ -1,4 +1,4 @@
-//! A guest's memory as the front-end has shared it.
+//! A guest's memory, shared by the front-end.
 
 use std::fs::File;
 use std::io;
@@ -16,23 +16,23 @@ use crate::prefetch::{LINE, prefetch, prefetch_to_write};
 /// One region of a guest's memory (vhost-user, "memory region description").
 #[derive(Debug)]
 pub struct RegionSpec {
-    /// Its address as the guest knows it.
+    /// Guest address.
     pub guest: u64,
-    /// Its address in the front-end's process.
+    /// Address in the front-end's process.
     pub user: u64,
-    /// Bytes.
+    /// Size, bytes.
     pub size: u64,
-    /// Where it starts in `file`, bytes.
+    /// Offset in `file`, bytes.
     pub offset: u64,
-    /// What to map: memory (a memfd, or a file on tmpfs or hugetlbfs), or each access may wait for a disk.
+    /// The memory: a memfd, or a file on tmpfs or hugetlbfs. With others, each access may wait for a disk.
     pub file: File,
 }
 
-/// A guest's memory. Every access checks that it lies inside; nothing of it is ever borrowed, for the guest may write to
-/// it at any time.
+/// A guest's memory. Every access is bounds-checked; nothing of it is ever borrowed, because the guest may write to it
+/// at any time.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
-    /// By guest address.
+    /// Sorted by guest address.
     regions: Vec<Region>,
 }
 
@@ -41,9 +41,9 @@ struct Region {
     guest: u64,
     user: u64,
     size: u64,
-    /// Where it starts in its file.
+    /// Offset in its file.
     offset: u64,
-    /// Where it starts in the mapping.
+    /// Offset in the mapping.
     at: u64,
     /// Device and inode.
     file: (u64, u64),
@@ -55,10 +55,10 @@ struct Region {
 /// Why memory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The numbers contradict themselves or each other.
+    /// The values are inconsistent.
     #[error("memory region at guest address {guest:#x}, {size:#x} bytes: {problem}")]
     Region {
-        /// The region's address as the guest knows it.
+        /// The region's guest address.
         guest: u64,
         /// Its size, bytes.
         size: u64,
@@ -68,43 +68,43 @@ pub enum MemoryError {
     /// The file cannot be mapped.
     #[error("memory region at guest address {guest:#x}: cannot map it: {source}")]
     Map {
-        /// The region's address as the guest knows it.
+        /// The region's guest address.
         guest: u64,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl Memory {
-    /// Most regions.
+    /// Maximum number of regions.
     pub const MAX_REGIONS: usize = 64;
-    /// Most bytes that all regions together take of the process's addresses.
+    /// Maximum address space of all regions together, bytes.
     pub const MAX_BYTES: u64 = mapping::MAX_BYTES;
 
     /// Adds a region.
     ///
     /// # Errors
-    /// It overlaps another one, cannot be mapped, or is too much; nothing has changed then.
+    /// It overlaps another region, cannot be mapped, or exceeds a limit; nothing has changed then.
     pub fn add(&mut self, spec: RegionSpec) -> Result<(), MemoryError> {
         let RegionSpec { guest, user, size, offset, file } = spec;
         let bad = |problem| MemoryError::Region { guest, size, problem };
         let map = |source| MemoryError::Map { guest, source };
         if size == 0 || guest.checked_add(size).is_none() || user.checked_add(size).is_none() {
-            return Err(bad("its end is not an address"));
+            return Err(bad("its end is not a valid address"));
         }
         if self.regions.len() == Self::MAX_REGIONS {
-            return Err(bad("there are 64 regions already"));
+            return Err(bad("the guest already has 64 regions"));
         }
         if self.regions.iter().any(|r| guest < r.guest + r.size && r.guest < guest + size) {
             return Err(bad("it overlaps another region"));
         }
-        let end = offset.checked_add(size).ok_or_else(|| bad("its end in the file is not a number"))?;
+        let end = offset.checked_add(size).ok_or_else(|| bad("its end in the file overflows"))?;
         if self.bytes().saturating_add(size) > Self::MAX_BYTES {
-            return Err(bad("a guest has 2 TiB of memory at most"));
+            return Err(bad("a guest can have at most 2 TiB of memory"));
         }
         let metadata = file.metadata().map_err(map)?;
         if metadata.len() < end {
-            return Err(bad("the file is shorter"));
+            return Err(bad("the file is too short"));
         }
         let mapping = Mapping::new(file, offset, size).map_err(map)?;
         let index = self.regions.partition_point(|r| r.guest < guest);
@@ -113,8 +113,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Counts that a region which is there was added once more; whether it is. QEMU 7.2 adds and removes each one once for
-    /// every queue pair.
+    /// Counts another addition of an existing region; returns whether it exists. QEMU 7.2 adds and removes each region
+    /// once per queue pair.
     pub fn add_again(&mut self, spec: &RegionSpec) -> bool {
         let place = (spec.guest, spec.user, spec.size, spec.offset);
         let Some(there) = self.regions.iter_mut().find(|r| (r.guest, r.user, r.size, r.offset) == place) else {
@@ -125,8 +125,8 @@ impl Memory {
         is_same
     }
 
-    /// Removes the region that is at these addresses, as often as it was added. Returns how many times more it is there;
-    /// `None`: there was none.
+    /// Undoes one addition of the region at these addresses. Returns how many additions remain; `None` if it does not
+    /// exist.
     pub fn remove(&mut self, guest: u64, user: u64, size: u64) -> Option<u32> {
         let at = self.regions.iter().position(|r| (r.guest, r.user, r.size) == (guest, user, size))?;
         self.regions[at].times -= 1;
@@ -137,17 +137,17 @@ impl Memory {
         Some(left)
     }
 
-    /// Regions.
+    /// Number of regions.
     pub fn regions(&self) -> usize {
         self.regions.len()
     }
 
-    /// The first guest address behind all of it; 0 if there is none.
+    /// The first guest address after all regions; 0 if there is none.
     pub(super) fn end(&self) -> u64 {
         self.regions.last().map_or(0, |r| r.guest + r.size)
     }
 
-    /// The guest address of what is at `user` in the front-end's process.
+    /// The guest address for `user` in the front-end's process.
     pub(super) fn guest_address(&self, user: u64) -> Option<u64> {
         self.regions.iter().find_map(|r| user.checked_sub(r.user).filter(|at| *at < r.size).map(|at| r.guest + at))
     }
@@ -157,30 +157,30 @@ impl Memory {
         self.regions.iter().for_each(|r| log.mark(r.guest, r.size));
     }
 
-    /// Bytes that are mapped for its regions.
+    /// Bytes mapped for its regions.
     fn bytes(&self) -> u64 {
         self.regions.iter().map(|r| r.mapping.len()).sum()
     }
 
-    /// Has the processor fetch the first lines of a buffer at `guest` into its cache, `to_write` away from all others.
+    /// Prefetches the first lines of a buffer at `guest`, for writing if `to_write`.
     #[inline]
     pub(crate) fn prefetch(&self, guest: u64, to_write: bool) {
         let Some((region, _)) = self.find(guest) else { return };
         let start = region.at + (guest - region.guest);
-        // The address alone is made use of.
+        // Only the address is used.
         let at = region.mapping.region().as_ptr().wrapping_add(start as usize);
         for line in [at, at.wrapping_add(LINE)] {
             if to_write { prefetch_to_write(line) } else { prefetch(line) }
         }
     }
 
-    /// Whether some of it was found to have gone, because its file is shorter now.
+    /// Whether an access has found that some of it is lost, because its file was truncated.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.regions.iter().any(|r| r.mapping.is_lost())
     }
 
-    /// Whether all of `len` bytes at `guest` are memory.
+    /// Whether all of the `len` bytes at `guest` are memory.
     pub(crate) fn contains(&self, guest: u64, len: u64) -> bool {
         let (mut guest, mut left) = (guest, len);
         while left > 0 {
@@ -194,7 +194,7 @@ impl Memory {
         true
     }
 
-    /// Reads what is at `guest`; whether all of it is memory. Otherwise what is left keeps its value.
+    /// Reads at `guest`; returns whether all of it is memory. Otherwise the rest of `out` is unchanged.
     pub(crate) fn read(&self, guest: u64, out: &mut [u8]) -> bool {
         let mut done = 0;
         self.each(guest, out.len(), |slice| {
@@ -203,24 +203,24 @@ impl Memory {
         })
     }
 
-    /// Appends `len` bytes from `guest` on; whether all of it is memory. Otherwise it appends what there is.
+    /// Appends `len` bytes from `guest` on; returns whether all of it is memory. Otherwise it appends the part that is.
     pub(crate) fn append(&self, guest: u64, len: usize, out: &mut Vec<u8>) -> bool {
         out.reserve(len);
         self.each(guest, len, |slice| {
             let (from, bytes) = (slice.ptr_guard(), slice.len());
-            // `each` gives no more than `len` bytes in all.
+            // `each` passes at most `len` bytes in total.
             let Some(to) = out.spare_capacity_mut().get_mut(..bytes) else { return };
-            // SAFETY: `from` is valid for `bytes` bytes while the guard lives, `to` is as long and belongs to `out` alone.
-            // The guest may write at the same time; then the bytes are any mixture, which everything that reads them
-            // takes for possible anyway.
+            // SAFETY: `from` is valid for `bytes` bytes while the guard lives; `to` is as long and belongs to `out`
+            // alone. The guest may write at the same time; then the bytes are an arbitrary mixture, which all readers
+            // must expect anyway.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr().cast(), bytes) };
             let len = out.len() + bytes;
-            // SAFETY: these bytes have just been written, within the capacity.
+            // SAFETY: these bytes were just written, within the capacity.
             unsafe { out.set_len(len) };
         })
     }
 
-    /// Writes to `guest`; whether all of it is memory. Otherwise it writes what it can.
+    /// Writes to `guest`; returns whether all of it is memory. Otherwise it writes the part that is.
     pub(crate) fn write(&self, guest: u64, bytes: &[u8]) -> bool {
         let mut done = 0;
         self.each(guest, bytes.len(), |slice| {
@@ -237,13 +237,13 @@ impl Memory {
             .position(|r| user.checked_sub(r.user).is_some_and(|at| at < r.size && len as u64 <= r.size - at))?;
         let r = &memory.regions[region];
         let start = r.at + (user - r.user);
-        // A region that a message made may promise more than its mapping has.
+        // The region in a message may be larger than its mapping.
         let slice = r.mapping.region().get_slice(start as usize, len).ok()?;
         let base = slice.ptr_guard_mut().as_ptr();
         start.is_multiple_of(align).then(|| Area { _memory: Arc::clone(memory), base, len })
     }
 
-    /// The region of an address, and how many bytes it has from there on.
+    /// The region of an address, and its remaining bytes from there on.
     #[inline]
     fn find(&self, guest: u64) -> Option<(&Region, u64)> {
         self.regions.iter().find_map(|r| {
@@ -252,7 +252,7 @@ impl Memory {
         })
     }
 
-    /// Calls `f` with all of an area, piece by piece. Whether all of it is memory.
+    /// Calls `f` for each contiguous part of an area. Returns whether all of it is memory.
     #[inline]
     fn each(&self, guest: u64, len: usize, mut f: impl FnMut(VolatileSlice<'_>)) -> bool {
         access!();
@@ -270,22 +270,22 @@ impl Memory {
     }
 }
 
-/// A part of a guest's memory that is used as a structure: a ring, or the record of what is in flight.
+/// A part of a guest's memory with a structure: a ring, or the inflight record.
 #[derive(Clone, Debug)]
 pub(crate) struct Area {
-    /// What keeps the mapping.
+    /// Keeps the mapping alive.
     _memory: Arc<Memory>,
     base: *mut u8,
     len: usize,
 }
 
-// SAFETY: what it points to belongs to no thread: it stays mapped as long as `_memory`, and is accessed by atomics only.
+// SAFETY: its target is not tied to a thread: it stays mapped while `_memory` lives, and is accessed only by atomics.
 unsafe impl Send for Area {}
 // SAFETY: as above.
 unsafe impl Sync for Area {}
 
 impl Area {
-    /// An atomic load. Outside of the area, and where it is not aligned, everything is 0; no caller goes there.
+    /// An atomic load. Returns 0 outside of the area or if unaligned, which no caller does.
     #[inline]
     pub(crate) fn load<T: vm_memory::AtomicAccess + Default>(&self, at: usize, order: Ordering) -> T {
         self.atomic::<T>(at).map(|a| a.load(order).into()).unwrap_or_default()
@@ -299,7 +299,7 @@ impl Area {
         }
     }
 
-    /// Sets bits of a byte, atomically; whatever was written before is written when they are seen.
+    /// Sets bits of a byte atomically, with release ordering.
     #[inline]
     pub(super) fn set_bits(&self, at: usize, bits: u8) {
         if let Some(byte) = self.atomic::<u8>(at) {
@@ -307,7 +307,7 @@ impl Area {
         }
     }
 
-    /// Has the processor fetch what is at `at` into its cache.
+    /// Prefetches the line at `at`.
     #[inline]
     pub(crate) fn prefetch(&self, at: usize) {
         prefetch(self.base.wrapping_add(at));
@@ -318,9 +318,9 @@ impl Area {
         access!();
         let inside = at.checked_add(size_of::<T::A>()).is_some_and(|end| end <= self.len);
         let pointer = self.base.wrapping_add(at).cast::<T::A>();
-        // SAFETY: it is aligned and all of it lies inside the area, which was found to be mapped when it was made and stays so
-        // with `_memory`, for longer than the reference. Every value is one of an integer. All of this process accesses it
-        // by atomics; what the guest does at the same time is as if by another thread's.
+        // SAFETY: it is aligned and inside the area, which was found to be mapped when it was made and stays mapped
+        // with `_memory`, longer than the reference. Every bit pattern is a valid integer. This process accesses it
+        // only by atomics; concurrent guest writes act like those of another thread.
         (inside && pointer.is_aligned()).then(|| unsafe { &*pointer })
     }
 }
@@ -351,7 +351,7 @@ mod tests {
             ("overlaps at its start", 0x1fff, 1, 0),
             ("inside", 0x1400, 1, 0),
             ("around", 0, 0x4000, 0),
-            ("behind the file", 0x8000, 0x4000, 1),
+            ("beyond the file", 0x8000, 0x4000, 1),
             ("end overflows", u64::MAX, 2, 0),
             ("offset overflows", 0x8000, 2, u64::MAX),
         ] {
@@ -360,8 +360,8 @@ mod tests {
         }
         let huge = file(Memory::MAX_BYTES + 0x1000);
         let whole = spec(0x8000, 0, Memory::MAX_BYTES, 0, huge.try_clone().expect("file"));
-        assert!(memory.add(whole).is_err(), "more than a guest has, with what there is");
-        // What lies in front of it in the file is not mapped.
+        assert!(memory.add(whole).is_err(), "more than a guest can have, with the existing regions");
+        // The part of the file before it is not mapped.
         for i in 1..40 {
             let offset = Memory::MAX_BYTES - 0x1000 * i;
             memory.add(spec(0x10_000 * i, 0, 0x1000, offset, huge.try_clone().expect("file"))).expect("a page");
@@ -380,7 +380,7 @@ mod tests {
     fn a_region_that_is_added_once_for_each_queue_pair_is_there_until_it_is_removed_as_often() {
         let (mut memory, shared) = (Memory::default(), file(0x1000));
         let again = || spec(0x1000, 0x5000, 0x1000, 0, shared.try_clone().expect("file"));
-        assert!(!memory.add_again(&again()), "not yet there");
+        assert!(!memory.add_again(&again()), "does not exist yet");
         memory.add(again()).expect("fits");
         assert!(memory.add_again(&again()));
         assert!(!memory.add_again(&spec(0x1000, 0x5000, 0x1000, 0, file(0x1000))), "another file");
@@ -403,7 +403,7 @@ mod tests {
         assert!(!memory.contains(u64::MAX, 2));
         appended.clear();
         assert!(!memory.append(0x3000 - 10, 64, &mut appended));
-        assert_eq!(appended.len(), 10, "only what there is");
+        assert_eq!(appended.len(), 10, "only the existing part");
         assert!(!memory.write(u64::MAX - 3, &bytes) && !memory.read(0x3000, &mut read));
     }
 
@@ -438,7 +438,7 @@ mod tests {
         assert!(memory.read(0x2010, &mut bytes) && bytes == [0; 2]);
         assert!(memory.read(0x201e, &mut bytes) && bytes == [0; 2], "half outside");
         assert_eq!(area.load::<u32>(2, Ordering::Acquire), 0, "not aligned");
-        // Hints go anywhere.
+        // Prefetches accept any address.
         for at in [0, 0x1000, 0x2fff, u64::MAX] {
             memory.prefetch(at, at % 2 == 0);
         }

@@ -1,4 +1,4 @@
-//! Front-ends that mean harm: what they send, at a real socket.
+//! Malicious front-ends: their messages, over a real socket.
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -25,10 +25,10 @@ const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const SET_INFLIGHT_FD: u32 = 32;
 const ADD_MEM_REG: u32 = 37;
-/// A request, version 1, with and without the wish for an answer.
+/// Request flags: version 1, without and with a requested reply.
 const PLAIN: u32 = 1;
 const ANSWERED: u32 = 9;
-/// What takes no longer than a moment. Descriptors linger for longer.
+/// Limit for operations that must be fast. Lingering descriptors take longer.
 const MOMENT: Duration = Duration::from_secs(4);
 const LONG: u64 = 15;
 
@@ -79,24 +79,24 @@ impl FrontEnd {
         sendmsg(&self.0, &[IoSlice::new(&[header, payload].concat())], &mut control, flags).is_ok()
     }
 
-    /// Whether the message is taken, and not refused.
+    /// Whether the message is accepted.
     pub(super) fn ask(&mut self, request: u32, words: &[u64], files: &[BorrowedFd<'_>]) -> bool {
         self.send(request, ANSWERED, words, files) && self.answer() == Some(0)
     }
 
-    /// The number that is the answer; `None`: the other side has hung up.
+    /// The number in the reply; `None`: the port has closed the connection.
     fn answer(&mut self) -> Option<u64> {
         let mut answer = [0; 20];
         match self.0.read_exact(&mut answer) {
             Ok(()) => Some(u64::from_le_bytes(std::array::from_fn(|i| answer[12 + i]))),
             Err(error) => {
-                assert_ne!(error.kind(), std::io::ErrorKind::WouldBlock, "no answer within {MOMENT:?}");
+                assert_ne!(error.kind(), std::io::ErrorKind::WouldBlock, "no reply within {MOMENT:?}");
                 None
             }
         }
     }
 
-    /// Answers are agreed on.
+    /// Negotiates replies.
     pub(super) fn begin(&mut self) {
         assert!(self.send(SET_FEATURES, PLAIN, &[1 << 32 | 1 << 30], &[]));
         assert!(self.send(SET_PROTOCOL_FEATURES, PLAIN, &[1 << 3], &[]));
@@ -110,17 +110,17 @@ fn memory(bytes: u64) -> OwnedFd {
 }
 
 fn event() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC).expect("an event counter")
+    eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")
 }
 
-/// A port, and whether it serves front-ends and ends within a moment after `attack`.
+/// Checks that a port serves front-ends, and ends quickly, after `attack`.
 fn survives(name: &str, attack: impl FnOnce(&Path) -> Vec<OwnedFd>) {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("vm.sock");
     let port = VhostPort::open(config(&socket), Box::new(Nobody)).expect("a port");
     let kept = attack(&socket);
     let start = Instant::now();
-    // The connected front-end has to go first.
+    // The connected front-end must disconnect first.
     let mut front = FrontEnd::connect(&socket);
     assert!(front.send(GET_FEATURES, PLAIN, &[], &[]));
     assert!(front.answer().is_some(), "{name}: the next front-end is not served");
@@ -152,7 +152,7 @@ fn descriptors_that_take_long_to_close_hold_up_nobody() {
             vec![other.into()]
         });
     }
-    // Within what looks like something that is needed.
+    // Inside a descriptor of a supported kind.
     survives("a socket with one in its queue", |socket| {
         let mut front = FrontEnd::connect(socket);
         front.begin();
@@ -165,7 +165,7 @@ fn descriptors_that_take_long_to_close_hold_up_nobody() {
     });
     survives("a message that is never read", |socket| {
         let mut front = FrontEnd::connect(socket);
-        assert!(front.send(GET_FEATURES, 0xffff, &[], &[]), "ends the conversation");
+        assert!(front.send(GET_FEATURES, 0xffff, &[], &[]), "closes the connection");
         let (slow, other) = lingering(LONG);
         let _ = front.send(GET_FEATURES, PLAIN, &[], &[slow.as_fd()]);
         drop((slow, front));
@@ -201,7 +201,7 @@ fn half_messages_and_unread_answers_hold_up_nobody() {
     let socket = directory.path().join("vm.sock");
     let port = VhostPort::open(config(&socket), Box::new(Nobody)).expect("a port");
     let mut front = FrontEnd::connect(&socket);
-    // Until the thread waits for room for its answers, and then this side for room for its questions.
+    // Until the port waits for room for its replies, and then this side for room for its requests.
     while front.send(GET_FEATURES, PLAIN, &[], &[]) {}
     std::thread::sleep(Duration::from_millis(50));
     while front.send(GET_FEATURES, PLAIN, &[], &[]) {}
@@ -258,7 +258,7 @@ fn only_memory_that_waits_for_nobody_is_mapped() {
         ("memfd", memory(1 << 20), true),
         ("tmpfs", shm.into(), true),
         ("sealed", sealed, false),
-        ("to be read only", reader, false),
+        ("read-only", reader, false),
         ("on a disk", disk.into(), false),
         ("pipe", pipe.into(), false),
         ("device", null.into(), false),
@@ -279,7 +279,7 @@ fn only_memory_that_waits_for_nobody_is_mapped() {
     drop(port);
 }
 
-/// Bytes of addresses that this process has given away.
+/// Address space used by this process, bytes.
 fn addresses() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").expect("a report");
     pages.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).expect("a number") * 4096
@@ -298,21 +298,18 @@ fn pages_far_behind_in_a_file_take_no_more_than_pages() {
         let region = [0, n << 20, 4096, n << 20, (1 << 46) + (n << 12)];
         assert!(front.ask(ADD_MEM_REG, &region, &[file.as_fd()]), "region {n}");
     }
-    // Other tests map memory, too, but no such amounts.
+    // Other tests map memory, too, but less.
     let grown = addresses().saturating_sub(before);
     assert!(grown < 1 << 40, "{grown:#x} bytes of addresses for 64 pages");
-    assert!(!front.ask(ADD_MEM_REG, &[0, 64 << 20, 4096, 64 << 20, 0], &[file.as_fd()]), "there are 64 regions");
+    assert!(!front.ask(ADD_MEM_REG, &[0, 64 << 20, 4096, 64 << 20, 0], &[file.as_fd()]), "more than 64 regions");
     let mut front = FrontEnd::connect(&socket);
     front.begin();
     assert!(!front.ask(ADD_MEM_REG, &[0, 0, (2 << 40) + 4096, 0, 0], &[file.as_fd()]), "too much");
     let mut front = FrontEnd::connect(&socket);
     front.begin();
     assert!(front.ask(ADD_MEM_REG, &[0, 0, 1 << 40, 0, 0], &[file.as_fd()]), "much");
-    assert!(
-        !front.ask(ADD_MEM_REG, &[0, 1 << 42, (1 << 40) + 4096, 1 << 42, 0], &[file.as_fd()]),
-        "too much with that"
-    );
-    // A table replaces the one before, and does not come on top.
+    assert!(!front.ask(ADD_MEM_REG, &[0, 1 << 42, (1 << 40) + 4096, 1 << 42, 0], &[file.as_fd()]), "too much in total");
+    // A table replaces the previous one; sizes do not add up.
     let mut front = FrontEnd::connect(&socket);
     front.begin();
     for _ in 0..3 {
@@ -340,7 +337,7 @@ fn descriptors_are_counted() {
     assert!(ask(SET_VRING_CALL, &[1 << 8], &[]), "none");
     assert!(!ask(SET_VRING_CALL, &[0], &events[..2]));
     assert!(!ask(SET_VRING_KICK, &[0], &events[..2]));
-    assert!(!ask(SET_VRING_KICK, &[1 << 8], &[]), "not without one");
+    assert!(!ask(SET_VRING_KICK, &[1 << 8], &[]), "a kick descriptor is required");
     assert!(!ask(SET_VRING_CALL, &[200], &events[..1]), "no such ring");
     assert!(!ask(SET_MEM_TABLE, &[1, 0, 4096, 0, 0], &[file.as_fd(), file.as_fd()]));
     assert!(!ask(SET_MEM_TABLE, &[2, 0, 4096, 0, 0], &[file.as_fd()]));
@@ -348,7 +345,7 @@ fn descriptors_are_counted() {
     assert!(!ask(ADD_MEM_REG, &[0, 0, 4096, 0, 0], &[]));
     assert!(!ask(SET_VRING_NUM, &[16 << 32], &events));
     events.clear();
-    // Over and over again the same file, or the same descriptor, is one each.
+    // The same file or descriptor, repeated, counts as one.
     let mut front = FrontEnd::connect(&socket);
     front.begin();
     for _ in 0..200 {
@@ -364,7 +361,7 @@ fn descriptors_are_counted() {
         .flatten()
         .filter_map(|entry| is_it(entry).then_some(()))
         .count();
-    assert_eq!(open, 2, "this one and the port's");
+    assert_eq!(open, 2, "ours and the port's");
     drop(port);
 }
 
@@ -380,7 +377,7 @@ fn a_front_end_that_talks_without_end_waits() {
     for _ in 0..5096 {
         assert!(front.ask(SET_VRING_NUM, &[16 << 32], &[]));
     }
-    assert!(start.elapsed() > Duration::from_millis(400), "1000 more than may come at once took {:?}", start.elapsed());
+    assert!(start.elapsed() > Duration::from_millis(400), "1000 messages beyond the burst took {:?}", start.elapsed());
     let start = Instant::now();
     drop(port);
     assert!(start.elapsed() < MOMENT, "it took {:?}", start.elapsed());

@@ -1,6 +1,6 @@
-//! vhost-user messages: a header, a payload, file descriptors beside (vhost-user, "Message Specification").
+//! vhost-user messages: a header, a payload, and file descriptors (vhost-user, "Message Specification").
 //!
-//! Read here and not by the `vhost` crate: see `docs/DECISIONS.md`.
+//! Why not the `vhost` crate: see `docs/DECISIONS.md`.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -14,43 +14,43 @@ use rustix::net::{
 
 use super::helper::{Foreign, Helper};
 
-/// Longest payload, bytes.
+/// Maximum payload, bytes.
 const MAX_PAYLOAD: usize = 4096;
-/// Most descriptors beside a message: one for each memory region.
+/// Maximum descriptors per message: one for each memory region.
 const MAX_FILES: usize = 64;
-/// Most descriptors that the kernel passes at once (`SCM_MAX_FD`). With room for fewer it would close the others itself, here and
-/// now, which may block.
+/// Maximum descriptors that the kernel passes at once (`SCM_MAX_FD`). With room for fewer it would close the others
+/// itself, on this thread, which may block.
 const MAX_PASSED: usize = 253;
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 
-/// What a front-end asks.
+/// A request of the front-end.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) request: u32,
-    /// It waits for an answer even to what has none, if `REPLY_ACK` was agreed on.
+    /// It waits for a reply even to requests that have none, if `REPLY_ACK` was negotiated.
     pub(super) needs_reply: bool,
     pub(super) payload: Vec<u8>,
     pub(super) files: Vec<Foreign>,
 }
 
 impl Message {
-    /// The one descriptor that came with it, if one did.
+    /// The one descriptor of the message, if any.
     pub(super) fn file(&mut self) -> Result<Option<Foreign>, &'static str> {
         if self.files.len() > 1 { Err("it has more than one descriptor") } else { Ok(self.files.pop()) }
     }
 }
 
-/// Why a conversation ends.
+/// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error("it has closed the socket")]
     Closed,
     #[error("reading or writing failed: {0}")]
     Io(#[from] io::Error),
-    #[error("message {request} makes no sense: {problem}")]
+    #[error("message {request} is invalid: {problem}")]
     Message { request: u32, problem: &'static str },
 }
 
@@ -63,7 +63,7 @@ pub(super) fn receive(socket: &impl AsFd, helper: &Helper) -> Result<Message, Fa
     let (request, flags, size) = (word(0), word(4), word(8) as usize);
     let wrong = |problem| Err(Failure::Message { request, problem });
     if flags & VERSION_MASK != VERSION || flags & REPLY != 0 {
-        return wrong("its flags are no request's");
+        return wrong("its flags are not those of a request");
     }
     if size > MAX_PAYLOAD {
         return wrong("it is longer than 4096 bytes");
@@ -73,7 +73,7 @@ pub(super) fn receive(socket: &impl AsFd, helper: &Helper) -> Result<Message, Fa
     Ok(Message { request, needs_reply: flags & NEED_REPLY != 0, payload, files })
 }
 
-/// Answers.
+/// Sends a reply.
 pub(super) fn reply(socket: &impl AsFd, request: u32, payload: &[u8], file: Option<&File>) -> Result<(), Failure> {
     let mut bytes = Vec::with_capacity(12 + payload.len());
     for word in [request, VERSION | REPLY, payload.len() as u32] {
@@ -86,7 +86,7 @@ pub(super) fn reply(socket: &impl AsFd, request: u32, payload: &[u8], file: Opti
     if let Some(fds) = &fds {
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
-    // Small: it goes out whole, or the front-end does not read.
+    // Small enough to be sent whole, unless the front-end does not read.
     let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL).map_err(io::Error::from)?;
     if sent == bytes.len() { Ok(()) } else { Err(Failure::Io(io::ErrorKind::WriteZero.into())) }
 }
@@ -115,14 +115,15 @@ fn read_exact(
             return Err(Failure::Closed);
         }
         if files.len() > MAX_FILES {
-            return Err(Failure::Message { request: 0, problem: "more than 64 descriptors came with it" });
+            return Err(Failure::Message { request: 0, problem: "it has more than 64 descriptors" });
         }
         buffer = &mut buffer[got..];
     }
     Ok(())
 }
 
-/// Reads a payload's fields in turn; all of them are little-endian on the machines that share memory with one.
+/// Reads consecutive fields of a payload; all are little-endian, as on all machines that share memory with a guest
+/// here.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl Fields<'_> {

@@ -1,4 +1,5 @@
-//! A guest that moves to another port, as QEMU does it: the log is begun while the rings run, and they end and begin again.
+//! A guest that migrates to another port, as QEMU does it: the log starts while the rings run, and they stop and start
+//! again.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -19,17 +20,17 @@ use super::*;
 
 /// `VHOST_F_LOG_ALL`.
 const LOG_ALL: u64 = 1 << 26;
-/// Bytes of the log of the guest's memory, and where they are in their file.
+/// Size of the log of the guest's memory, bytes, and its offset in its file.
 const BYTES: u64 = (GUEST + MEMORY) / 8 / LOG_PAGE;
 const OFFSET: u64 = 4096;
 
-/// A worker that has a queue between its turns.
+/// A worker that holds a queue between its turns.
 #[derive(Clone)]
 struct Worker(Arc<State>);
 
 struct State {
     queue: Mutex<Option<VhostQueue>>,
-    /// Whether it can have the queue log while it runs.
+    /// Whether it can switch logging while the queue runs.
     logs: bool,
     starts: AtomicU32,
     arrivals: AtomicU32,
@@ -61,9 +62,9 @@ impl Worker {
         Worker(Arc::new(State { queue: Mutex::default(), logs, starts, arrivals }))
     }
 
-    /// A turn.
+    /// One turn.
     fn work<T>(&self, turn: impl FnOnce(&mut VhostQueue) -> T) -> T {
-        turn(self.0.queue.lock().expect("nobody panics").as_mut().expect("a guest that runs"))
+        turn(self.0.queue.lock().expect("nobody panics").as_mut().expect("a running guest"))
     }
 
     fn deliver(&self, fill: u8) {
@@ -95,7 +96,7 @@ impl Log {
         Some(VhostUserDirtyLogRegion { mmap_size, mmap_offset: OFFSET, mmap_handle: self.file.as_raw_fd() })
     }
 
-    /// Copies marked pages to `to`, and clears their marks. Returns how many there were.
+    /// Copies marked pages to `to`, and clears their marks. Returns their number.
     fn copy_marked(&self, from: &Guest, to: &Guest) -> usize {
         let mut bits = vec![0; BYTES as usize];
         self.file.read_exact_at(&mut bits, OFFSET).expect("its bits");
@@ -117,7 +118,7 @@ fn contents(guest: &Guest) -> Vec<u8> {
     bytes
 }
 
-/// What the driver writes its front-end knows without a log.
+/// The front-end knows the driver's writes without a log.
 fn drive<T>(guest: &mut Guest, there: &Guest, turn: impl FnOnce(&mut Guest) -> T) -> T {
     let before = contents(guest);
     let outcome = turn(guest);
@@ -134,7 +135,7 @@ fn connect(port: &Path, features: u64) -> Frontend {
     front
 }
 
-/// The rings' addresses again, with where they are logged.
+/// Sets the rings' addresses again, with their addresses in the log.
 fn addresses(front: &mut Frontend, guest: &Guest, log: impl Fn(u64) -> Option<u64>) -> bool {
     [&guest.rx, &guest.tx].into_iter().enumerate().all(|(index, side)| {
         let user = |at: u64| at - GUEST + USER;
@@ -167,18 +168,18 @@ fn a_guest_that_moves_finds_all_that_was_written() {
         guest.fill(&[2048; 14]);
         workers[0].deliver(1);
 
-        // The log, while a packet is with the device.
+        // Start the log while a packet is in flight.
         let log = Log::new();
         front.set_log_base(0, log.region(BYTES)).expect("a log");
         workers[0].deliver(2);
-        assert_eq!(log.copy_marked(&guest, &there), 0, "it was not asked for yet");
+        assert_eq!(log.copy_marked(&guest, &there), 0, "logging is not enabled yet");
         guest.send(Header::default(), &[3; 300], &[], false).expect("room");
         let held = workers[0].work(mock::fetch);
         let before = workers[0].starts();
         front.set_features(features | 1 << 30 | LOG_ALL).expect("features");
         assert!(addresses(&mut front, &guest, Some));
-        assert_eq!(workers[0].starts() - before, u32::from(!logs), "the rings go on if they can");
-        // All of the memory is copied first, and then what is marked, while it changes.
+        assert_eq!(workers[0].starts() - before, u32::from(!logs), "the rings keep running if possible");
+        // All memory is copied first, then marked pages while they change.
         log.copy_marked(&guest, &there);
         assert!(there.memory.write(GUEST, &contents(&guest)));
         if logs {
@@ -202,9 +203,9 @@ fn a_guest_that_moves_finds_all_that_was_written() {
         assert!(log.copy_marked(&guest, &there) > 0);
         assert!(contents(&guest) == contents(&there), "nothing is written after that");
         let ends = if packed { [guest.rx.place(6), guest.tx.place(2)] } else { [6, 2] };
-        assert_eq!(bases, ends, "what was shown was taken, and nothing else");
+        assert_eq!(bases, ends, "exactly the shown buffers were taken");
 
-        // It goes on there, and says so.
+        // It continues on the other host, and announces that.
         let mut guest = guest.moved_to(there);
         let mut front = connect(&paths[1], features);
         give(&mut front, &guest, bases);
@@ -214,7 +215,7 @@ fn a_guest_that_moves_finds_all_that_was_written() {
         assert_eq!(workers[1].work(|queue| mock::bytes(queue, &fetched[0])), [10; 300]);
         let received: Vec<u8> = std::iter::from_fn(|| guest.receive()).map(|(_, frame)| frame[0]).collect();
         assert_eq!(received, [1, 2, 4, 5, 6, 7, 9]);
-        assert!(guest.tx.reap().is_some() && guest.tx.reap().is_none(), "the one that was with the other device");
+        assert!(guest.tx.reap().is_some() && guest.tx.reap().is_none(), "the packet in flight at the other device");
         drop(ports);
     }
 }
@@ -248,7 +249,7 @@ fn logs_are_what_they_have_to_be() {
     ] {
         assert!(!try_log(bytes, offset, file), "{bytes:#x} bytes at {offset:#x}");
     }
-    // An address that leads nowhere marks nothing, and is not added to.
+    // An address outside the log marks nothing, and does not overflow.
     for (at, is_taken) in [(u64::MAX, false), (u64::MAX - (1 << 20), true), (1 << 47, true), (0, true)] {
         let mut front = connect(&path, FEATURES);
         give(&mut front, &guest, [0, 0]);
@@ -260,7 +261,7 @@ fn logs_are_what_they_have_to_be() {
     drop(port);
 }
 
-/// QEMU gives the log last when a guest's driver starts while it moves.
+/// QEMU sets the log last when a guest's driver starts during the migration.
 #[test]
 fn what_was_written_before_the_log_was_there_is_anywhere() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -273,7 +274,7 @@ fn what_was_written_before_the_log_was_there_is_anywhere() {
     let log = Log::new();
     front.set_log_base(0, log.region(BYTES)).expect("a log");
     assert_eq!(log.copy_marked(&guest, &guest), (MEMORY / LOG_PAGE) as usize);
-    // A larger one takes its place: no more than what is written.
+    // A larger log replaces it: it has only new writes.
     let next = Log::new();
     front.set_log_base(0, next.region(BYTES)).expect("a log");
     worker.work(mock::fetch);

@@ -1,4 +1,4 @@
-//! The driver's side, for tests: a guest that does as it is told, right or wrong.
+//! The driver's side, for tests: a guest that follows or breaks the rules on command.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -18,19 +18,19 @@ use super::ring::{RingSpec, WRAP};
 use super::{inflight, packed_inflight};
 use crate::guest::{GuestPort, TxFrame};
 
-/// Where the guest's memory starts for the guest, and for its front-end.
+/// Start of the guest's memory: guest address and front-end address.
 pub(super) const GUEST: u64 = 0x4000_0000;
 pub(super) const USER: u64 = 0x7f00_0000_0000;
-/// Bytes of memory.
+/// Size of the memory, bytes.
 pub(super) const MEMORY: u64 = 16 << 20;
 pub(super) const F_NEXT: u16 = 1;
 pub(super) const F_WRITE: u16 = 2;
 pub(super) const F_INDIRECT: u16 = 4;
-/// In packed rings.
+/// Flags of packed rings.
 pub(super) const F_AVAILABLE: u16 = 1 << 7;
 pub(super) const F_USED: u16 = 1 << 15;
 
-/// What a driver is to be like.
+/// Properties of a driver.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
     pub(super) packed: bool,
@@ -47,12 +47,12 @@ pub(super) struct Guest {
     pub(super) rx: Side,
     pub(super) tx: Side,
     pub(super) ends: Arc<Ends>,
-    /// Whether the device has to give transmit buffers back in order.
+    /// Whether the device has to return transmit buffers in order.
     pub(super) in_order: bool,
     pub(super) merged: bool,
     /// Whether the device leaves all but the heads of packets in memory.
     pub(super) slicing: bool,
-    /// Where buffers are, and the next free byte for one.
+    /// Start of the buffers, and the next free byte.
     buffers: Range<u64>,
     free: u64,
 }
@@ -63,23 +63,23 @@ pub(super) struct Side {
     packed: bool,
     pub(super) size: u16,
     event_idx: bool,
-    /// Guest addresses; of a packed ring, the driver's and the device's event suppression structures are the last two.
+    /// Guest addresses; in a packed ring, the last two are the driver's and the device's event suppression structures.
     pub(super) descriptors: u64,
     pub(super) available: u64,
     pub(super) used: u64,
-    /// Entries since the ring was new; of a packed ring, descriptors.
+    /// Number of entries since the ring was new; for a packed ring, of descriptors.
     pub(super) next_available: u16,
     pub(super) next_used: u16,
     free: VecDeque<u16>,
-    /// Descriptors of each buffer that the device has.
+    /// Descriptors of each buffer that the device holds.
     pub(super) chains: HashMap<u16, Vec<u16>>,
-    /// Where these are.
+    /// Addresses of these.
     pieces: HashMap<u16, Vec<(u64, u32)>>,
-    /// Descriptors of all buffers that were ever offered.
+    /// Descriptors of all buffers ever offered.
     offered: Vec<u16>,
     pub(super) call: OwnedFd,
     notify: Arc<Call>,
-    /// Whether the device is to note what is in flight.
+    /// Whether the device records buffers in flight.
     pub(super) inflight: bool,
 }
 
@@ -131,14 +131,14 @@ impl Guest {
         }
     }
 
-    /// The guest in the memory of another one, where all of its own was copied.
+    /// The same guest in another memory to which all of its own was copied.
     pub(super) fn moved_to(self, there: Guest) -> Guest {
         let memory = there.memory;
         let of = |side: Side| Side { memory: Arc::clone(&memory), ..side };
         Guest { file: there.file, rx: of(self.rx), tx: of(self.tx), memory: Arc::clone(&memory), ..self }
     }
 
-    /// The device, from where the rings are.
+    /// Opens the device from the current ring positions.
     pub(super) fn queue(&self) -> VhostQueue {
         self.queue_from(self.rx.base(), self.tx.base())
     }
@@ -147,7 +147,7 @@ impl Guest {
         self.open(receive, transmit, None)
     }
 
-    /// The same of a guest whose memory is logged.
+    /// The same with logging.
     pub(super) fn logged_queue_from(&self, receive: u16, transmit: u16, log: DirtyLog) -> VhostQueue {
         self.open(receive, transmit, Some(log))
     }
@@ -171,7 +171,7 @@ impl Guest {
         .expect("rings are in memory")
     }
 
-    /// The device ends as one that is killed: nothing that it still does is to be seen in rings and records.
+    /// Kills the device: nothing that it does later is visible in rings and records.
     pub(super) fn kill(&self, queue: VhostQueue) {
         let areas =
             [&self.rx, &self.tx].map(|side| [side.descriptors, side.available, side.used, side.used + (1 << 19)]);
@@ -188,7 +188,7 @@ impl Guest {
         }
     }
 
-    /// Memory for a buffer; old buffers are overwritten sooner or later.
+    /// Allocates a buffer; old buffers are overwritten sooner or later.
     pub(super) fn allocate(&mut self, len: u64) -> u64 {
         if self.free + len > self.buffers.end {
             self.free = self.buffers.start;
@@ -198,7 +198,7 @@ impl Guest {
         at
     }
 
-    /// Sends a frame in pieces of these sizes; the rest is one more. Returns its head.
+    /// Sends a frame in pieces of these sizes, with the rest in one more. Returns its head.
     pub(super) fn send(&mut self, header: Header, frame: &[u8], cuts: &[usize], indirect: bool) -> Option<u16> {
         let bytes = [&header.emit()[..], frame].concat();
         let mut pieces = Vec::new();
@@ -220,7 +220,8 @@ impl Guest {
         if indirect {
             let table = self.allocate(16 * chain.len() as u64);
             for (i, (at, len)) in chain.iter().enumerate() {
-                // A packed ring's tables have ids and flags, without meaning here; a split one's flags and successors.
+                // Tables of packed rings have ids and flags without meaning; those of split rings have flags and
+                // successors.
                 let more = if i + 1 < chain.len() { F_NEXT } else { 0 };
                 let (third, fourth) = if self.kind.packed { (0xbeef, F_NEXT) } else { (more, i as u16 + 1) };
                 write_descriptor(&self.memory, table + 16 * i as u64, *at, *len, third, fourth);
@@ -230,7 +231,7 @@ impl Guest {
         self.tx.add(&chain, 0)
     }
 
-    /// Adds receive buffers of these sizes until the ring is full; returns how many.
+    /// Adds receive buffers of these sizes until the ring is full; returns their number.
     pub(super) fn fill(&mut self, sizes: &[u32]) -> usize {
         let mut count = 0;
         for size in sizes {
@@ -244,7 +245,7 @@ impl Guest {
         count
     }
 
-    /// Takes one whole received packet, as Linux does: the header's buffers, one after the other.
+    /// Reads one whole received packet, as Linux does: the header's buffers in order.
     pub(super) fn receive(&mut self) -> Option<(Header, Vec<u8>)> {
         let first = self.rx.reap_bytes()?;
         if first.is_empty() {
@@ -259,14 +260,14 @@ impl Guest {
     }
 }
 
-/// All packets that the driver has sent.
+/// All packets that the driver sent.
 pub(super) fn fetch(port: &mut impl GuestPort) -> Vec<TxFrame> {
     let mut out = Vec::new();
     while port.fetch(64, &mut out).expect("fetch") {}
     out
 }
 
-/// A packet as the port has it.
+/// A packet's contents at the port.
 pub(super) fn bytes(port: &impl GuestPort, frame: &TxFrame) -> Vec<u8> {
     let mut out = Vec::new();
     port.copy(frame.handle, 0, frame.len as usize, &mut out);
@@ -300,14 +301,15 @@ impl Side {
         }
     }
 
-    /// The record lies in the guest's memory here, which is as good as any other.
+    /// The record is in guest memory here, which works as well.
     fn record(&self) -> Area {
         let user = self.used + (1 << 19) - GUEST + USER;
         let bytes = if self.packed { packed_inflight::bytes(self.size) } else { inflight::bytes(self.size) };
         Memory::area(&self.memory, user, bytes, 8).expect("memory")
     }
 
-    /// Up to where the device has shown used buffers of a split ring, or the driver has seen those of a packed one.
+    /// Position up to which the device has shown used buffers of a split ring, or the driver has read those of a packed
+    /// one.
     fn base(&self) -> u16 {
         if self.packed { self.place(self.next_used) } else { self.read16(self.used + 2) }
     }
@@ -317,7 +319,7 @@ impl Side {
         (n % self.size) | if (n / self.size).is_multiple_of(2) { WRAP } else { 0 }
     }
 
-    /// Buffers that are offered and not taken by a device that has stopped at `end`.
+    /// Buffers that were offered but not taken by a device that stopped at `end`.
     pub(super) fn untaken(&self, end: u16) -> usize {
         if !self.packed {
             return usize::from(self.next_available.wrapping_sub(end));
@@ -380,7 +382,7 @@ impl Side {
         Some(head)
     }
 
-    /// Makes a buffer available in the next slots of a packed ring: its first descriptor last.
+    /// Makes a buffer available in the next slots of a packed ring, its first descriptor last.
     pub(super) fn add_packed(&mut self, id: u16, pieces: &[(u64, u32)], flags: u16) {
         for (i, (at, len)) in pieces.iter().enumerate().rev() {
             let (slot, flag) = self.available_at(self.next_available.wrapping_add(i as u16));
@@ -391,7 +393,7 @@ impl Side {
         self.offered.push(pieces.len() as u16);
     }
 
-    /// The slot of a packed ring's descriptor `n`, and how a flag says that it is available.
+    /// The slot of a packed ring's descriptor `n`, and its flags for available.
     pub(super) fn available_at(&self, n: u16) -> (u16, u16) {
         let place = self.place(n);
         (place & !WRAP, if place & WRAP == 0 { F_USED } else { F_AVAILABLE })
@@ -401,19 +403,19 @@ impl Side {
         write_descriptor(&self.memory, self.descriptors + 16 * u64::from(index), at, len, flags, next);
     }
 
-    /// Puts a head into the available ring, whatever it is.
+    /// Puts any head into the available ring.
     pub(super) fn offer(&mut self, head: u16) {
         self.write16(self.available + 4 + 2 * u64::from(self.next_available % self.size), head);
         self.next_available = self.next_available.wrapping_add(1);
         self.write16(self.available + 2, self.next_available);
     }
 
-    /// Asks not to be notified.
+    /// Disables notifications.
     pub(super) fn silence(&self) {
         self.write16(if self.packed { self.available + 2 } else { self.available }, 1);
     }
 
-    /// Asks to be notified of the next used buffer.
+    /// Requests a notification of the next used buffer.
     pub(super) fn arm(&self) {
         if self.packed {
             self.write16(self.available, self.place(self.next_used));
@@ -423,7 +425,7 @@ impl Side {
         self.write16(self.available, 0);
     }
 
-    /// Whether the device wants to be told of buffers added since `old`.
+    /// Whether the device requests a kick for buffers added since `old`.
     pub(super) fn kick_wanted(&self, old: u16) -> bool {
         if self.packed {
             let (event, flags) = (self.read16(self.used), self.read16(self.used + 2));
@@ -438,7 +440,7 @@ impl Side {
         }
     }
 
-    /// Takes a used buffer back: its head and the bytes written.
+    /// Reads a used buffer: its head and the bytes written.
     pub(super) fn reap(&mut self) -> Option<(u16, u32)> {
         if self.packed {
             return self.reap_packed();
@@ -452,7 +454,7 @@ impl Side {
         self.next_used = self.next_used.wrapping_add(1);
         let head = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]) as u16;
         let len = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
-        let descriptors = self.chains.remove(&head).expect("a used buffer was the device's");
+        let descriptors = self.chains.remove(&head).expect("the device held the used buffer");
         self.free.extend(descriptors);
         Some((head, len))
     }
@@ -468,13 +470,13 @@ impl Side {
             return None;
         }
         assert_eq!(flags & F_WRITE != 0, len > 0, "whether something was written");
-        let descriptors = self.chains.remove(&head).expect("a used buffer was the device's");
+        let descriptors = self.chains.remove(&head).expect("the device held the used buffer");
         self.next_used = self.next_used.wrapping_add(descriptors.len() as u16);
         self.free.extend(descriptors);
         Some((head, len))
     }
 
-    /// Takes a used buffer back with what was written to it.
+    /// Reads a used buffer with its contents.
     fn reap_bytes(&mut self) -> Option<Vec<u8>> {
         let (head, len) = self.reap()?;
         let mut out = Vec::new();
@@ -485,7 +487,7 @@ impl Side {
         Some(out)
     }
 
-    /// Notifications since the last question.
+    /// Notifications since the last call.
     pub(super) fn calls(&self) -> u64 {
         let mut count = [0; 8];
         rustix::io::read(&self.call, &mut count).map_or(0, |_| u64::from_ne_bytes(count))

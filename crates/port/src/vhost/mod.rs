@@ -1,11 +1,12 @@
 //! A virtio network device in a guest's own memory, as the back-end of a vhost-user front-end (QEMU, Cloud Hypervisor,
 //! user-mode Linux, DPDK).
 //!
-//! [`VhostPort`] serves a socket on a thread of its own; `device` understands the messages. Once a guest's rings are
-//! complete it hands a [`VhostQueue`] to its [`QueueOwner`], which gives it to a worker; when they are not any more it
-//! takes it back. What a front-end has sent as a descriptor is `helper`'s, what is written to one `call`'s: nothing that
-//! a front-end does with the other end of one holds up anybody else. `queue` is one queue pair, `pairs` several. `ring` says what a ring does, `split` and `packed` have the rules of the two formats, `receive` and
-//! `transmit` what they mean for packets; `memory` checks every access.
+//! [`VhostPort`] serves a socket on its own thread; `device` handles the messages. Once a guest's rings are complete,
+//! it hands a [`VhostQueue`] to its [`QueueOwner`], which gives it to a worker; when they no longer are, it takes it
+//! back. `helper` holds the descriptors that a front-end sends, `call` notifies through them: nothing that a front-end
+//! does with the other end of a descriptor delays anyone else. `queue` is one queue pair, `pairs` several. `ring` is
+//! the interface of a ring; `split` and `packed` implement the two formats, `receive` and `transmit` the handling of
+//! packets; `memory` checks every access.
 
 mod arena;
 #[cfg(test)]
@@ -76,64 +77,64 @@ pub use queue::{GuestQueue, VhostQueue};
 pub use server::{VhostError, VhostPort};
 pub use unplugged::Unplugged;
 
-/// Most queue pairs of a device.
+/// Maximum queue pairs of a device.
 pub const MAX_QUEUES: u16 = 16;
 
-/// How to make a vhost-user port.
+/// Configuration of a vhost-user port.
 #[derive(Clone, Debug)]
 pub struct VhostConfig {
-    /// Its name, for messages.
+    /// Its name, for log messages.
     pub name: String,
     /// The socket's path.
     pub socket: PathBuf,
-    /// Who listens there.
+    /// Which side listens.
     pub mode: Mode,
     /// The guest's MAC address.
     pub mac: [u8; 6],
     /// The guest's MTU, bytes.
     pub mtu: u16,
-    /// Queue pairs that its driver may use, 1 to [`MAX_QUEUES`].
+    /// Queue pairs that the driver may use, 1 to [`MAX_QUEUES`].
     pub queues: u16,
-    /// Whether its driver may choose packed rings.
+    /// Whether the driver may choose packed rings.
     pub packed: bool,
-    /// Whether of what the guest sends only the head is copied when it is fetched (SIGCOMM'24, section 5.2); otherwise all
-    /// of it is, and a driver may use its buffers before it has got them back.
+    /// Header-payload slicing: only the head of a packet is copied when it is fetched (SIGCOMM'24, section 5.2).
+    /// Without it, the whole packet is, and a driver may reuse buffers that are in flight.
     pub slicing: bool,
-    /// Whether TCP segments are merged for a driver that takes large packets.
+    /// Whether TCP segments are merged for a driver that accepts large packets.
     pub merged: bool,
-    /// Where to note what is in flight for a front-end that does not keep that itself; `None`: nowhere, and a guest of
-    /// such a front-end does not survive that this process is killed.
+    /// File for the inflight record, for front-ends that keep none; `None`: no record, and a guest of such a front-end
+    /// does not survive a kill of this process.
     pub record: Option<PathBuf>,
-    /// Messages a second that a front-end may send in the long run; 4096 may come at once. What comes faster waits. 0: as
-    /// fast as it likes.
+    /// Messages per second that a front-end may send on average, with a burst of 4096; faster ones are delayed. 0: no
+    /// limit.
     pub message_rate: u32,
 }
 
-/// A [`VhostConfig::message_rate`] that no front-end needs, and that keeps neither a processor nor a worker busy.
+/// A [`VhostConfig::message_rate`] above the needs of any front-end that keeps neither a processor nor a worker busy.
 pub const MESSAGE_RATE: u32 = 1000;
 
-/// Who makes the socket.
+/// Which side creates the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// This side does; front-ends connect.
+    /// This side; front-ends connect.
     Server,
-    /// The front-end does; this side connects, again and again.
+    /// The front-end; this side connects, with retries.
     Client,
 }
 
-/// What runs the queues of a port. Both are called from the port's own thread.
+/// Runs the queues of a port. All methods are called from the port's own thread.
 pub trait QueueOwner: Send {
-    /// A guest has started: from now on its queues are to be worked on.
+    /// A guest has started: run its queues from now on.
     fn start(&mut self, queue: VhostQueue);
-    /// The guest stops: the queue that was started must have been dropped when this returns.
+    /// The guest stops: the started queue must be dropped before this returns.
     fn stop(&mut self);
-    /// Has the queue that was started [log](crate::GuestPort::log_writes) what it writes from when this returns, or no more.
-    /// `false`: that cannot be; the queue is then stopped, and another one started.
+    /// Makes the started queue [log](crate::GuestPort::log_writes) all writes after this returns, or stop logging.
+    /// `false`: not possible; the queue is then stopped, and another one started.
     fn log_writes(&mut self, _log: Option<DirtyLog>) -> bool {
         false
     }
-    /// The guest has come from another host and runs here now.
+    /// The guest has migrated here and runs now.
     fn arrived(&mut self) {}
-    /// A message of the front-end made its handler panic; the device was [stopped](Self::stop), and starts from nothing.
+    /// The handler of a front-end's message panicked; the device was [stopped](Self::stop), and starts from scratch.
     fn fault(&mut self, _panic: &Panic) {}
 }

@@ -1,12 +1,12 @@
-//! Packets that have left a transmit ring before they were done with.
+//! Packets that left a transmit ring before they were completed.
 //!
-//! Buffers of some rings have to go back in the order in which they were taken. One packet that waits there would hold up those behind it, for
-//! any destination. So when such a ring runs short, its oldest packets are moved here, and their buffers go back. A packet keeps its handle,
-//! which is therefore no number of a buffer in these rings.
+//! Some rings must return buffers in the order in which they were taken, so one waiting packet would block those behind
+//! it, for any destination. When such a ring runs short of buffers, its oldest packets are moved here, and their
+//! buffers return. A packet keeps its handle, which is therefore not a buffer number in these rings.
 
 use super::index::{Index, Size, Table};
 
-/// A packet that is kept here in whole.
+/// A packet stored here completely.
 #[derive(Debug, Default)]
 pub(super) struct Own {
     pub(super) head: Vec<u8>,
@@ -18,20 +18,20 @@ pub(super) struct Own {
 enum Place {
     Free,
     Ring(Index),
-    /// Which of `owns`.
+    /// Index in `owns`.
     Own(u32),
 }
 
-/// Where the packets of one ring are, by handle: twice as many as the ring has buffers.
+/// Where the packets of one ring are, by handle. There are twice as many handles as buffers in the ring.
 #[derive(Debug)]
 pub(super) struct Moved {
     places: Vec<Place>,
-    /// By buffer: the handle of the packet that is in it.
+    /// By buffer: the handle of its packet.
     names: Table<u32>,
     free: Vec<u32>,
-    /// Packets that were moved, and what they leave behind: a head keeps its memory for the next packet.
+    /// Moved packets, and free entries: a free entry keeps the head's memory for the next packet.
     owns: Vec<Own>,
-    /// Which of these have no packet.
+    /// Free entries of `owns`.
     empty: Vec<u32>,
     most: usize,
 }
@@ -44,7 +44,8 @@ impl Moved {
         Moved { names: size.table(0), free, places, owns: Vec::new(), empty: Vec::new(), most }
     }
 
-    /// A handle for the packet of a buffer. There is always one: no more than one for each buffer, and as many for those that were moved.
+    /// A handle for the packet of a buffer. It always exists: there are at most as many packets in buffers, and as many
+    /// moved ones, as buffers.
     pub(super) fn name(&mut self, slot: Index) -> Option<u32> {
         let handle = self.free.pop()?;
         self.places[handle as usize] = Place::Ring(slot);
@@ -52,7 +53,7 @@ impl Moved {
         Some(handle)
     }
 
-    /// The buffer of a packet that is in the ring.
+    /// The buffer of a packet in the ring.
     pub(super) fn slot(&self, handle: u32) -> Option<Index> {
         match self.places.get(handle as usize) {
             Some(Place::Ring(slot)) => Some(*slot),
@@ -68,17 +69,17 @@ impl Moved {
         }
     }
 
-    /// The handle of the packet that is in a buffer.
+    /// The handle of the packet in a buffer.
     pub(super) fn name_of(&self, slot: Index) -> u32 {
         self.names[slot]
     }
 
-    /// Whether there is room for one more packet.
+    /// Whether another packet can be moved here.
     pub(super) fn has_room(&self) -> bool {
         self.owns.len() - self.empty.len() < self.most
     }
 
-    /// A packet is in no buffer any more.
+    /// Moves a packet out of its buffer.
     pub(super) fn put(&mut self, handle: u32, head: &[u8], rest: Vec<u8>) {
         let Some(place) = self.places.get_mut(handle as usize) else { return };
         let at = self.empty.pop().unwrap_or_else(|| {
@@ -91,7 +92,8 @@ impl Moved {
         own.rest = rest;
     }
 
-    /// A packet is done with. Returns what the bytes behind its head were in, if it was moved.
+    /// Frees a completed packet's handle. If the packet was moved, returns the memory that held the bytes behind its
+    /// head.
     pub(super) fn free(&mut self, handle: u32) -> Option<Vec<u8>> {
         let place = self.places.get_mut(handle as usize)?;
         let was = std::mem::replace(place, Place::Free);
@@ -105,17 +107,17 @@ impl Moved {
         Some(std::mem::take(&mut own.rest))
     }
 
-    /// All handles that there can be.
+    /// Number of handles.
     pub(super) fn handles(&self) -> u32 {
         self.places.len() as u32
     }
 
-    /// Handles that are free.
+    /// Number of free handles.
     pub(super) fn free_handles(&self) -> u32 {
         self.free.len() as u32
     }
 
-    /// Bytes of packets that are kept here.
+    /// Bytes of packets stored here.
     pub(super) fn bytes(&self) -> u64 {
         self.owns.iter().map(|own| (own.head.len() + own.rest.len()) as u64).sum()
     }

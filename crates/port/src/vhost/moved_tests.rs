@@ -1,4 +1,4 @@
-//! Rings whose buffers go back in order, and packets that leave them.
+//! Rings that return buffers in order, and packets moved out of them.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ fn guest(packed: bool) -> Guest {
     guest
 }
 
-/// Each frame is made of one byte, and of this many.
+/// Each frame repeats one byte this many times.
 fn frame(n: u32) -> Vec<u8> {
     vec![n as u8; 60 + (n as usize * 977) % 3000]
 }
@@ -30,7 +30,7 @@ fn what_waits_holds_up_nobody_behind_it() {
         }
         let waiting = fetch(&mut port);
         assert_eq!(waiting.len(), usize::from(SIZE));
-        // Those behind the first are done with, and wait for it.
+        // Those behind the first are completed, and wait for it.
         for other in &waiting[1..8] {
             port.complete(other.handle);
         }
@@ -40,14 +40,14 @@ fn what_waits_holds_up_nobody_behind_it() {
 
         port.relieve();
         let back = std::iter::from_fn(|| guest.tx.reap()).count();
-        assert_eq!(back, usize::from(SIZE / 2) + 7, "half of the ring, and what was behind the first");
+        assert_eq!(back, usize::from(SIZE / 2) + 7, "half of the ring, and the completed ones behind the first");
         for (n, frame_at) in (0..).zip(&waiting) {
             if !(1..8).contains(&n) {
                 assert!(port.is_intact(frame_at.handle));
                 assert_eq!(bytes(&port, frame_at), frame(n), "packed: {packed}, packet {n}");
             }
         }
-        // Their places are for others, which have other names.
+        // Their buffers are reused under new handles.
         let mut others = Vec::new();
         for n in 100..100 + back as u32 {
             guest.send(Header::default(), &frame(n), &[], false).expect("room");
@@ -99,7 +99,7 @@ fn as_many_packets_as_the_ring_has_are_moved_and_no_more() {
     }
     assert_eq!(held.len(), 2 * usize::from(SIZE), "in the ring, and moved");
     assert_eq!(port.vhost_counters().tx_moved_packets, u64::from(SIZE));
-    // The oldest are done with: there is room again.
+    // The oldest are completed: there is room again.
     for handle in held.drain(..10) {
         port.complete(handle);
     }
@@ -107,7 +107,7 @@ fn as_many_packets_as_the_ring_has_are_moved_and_no_more() {
     assert_eq!(std::iter::from_fn(|| guest.tx.reap()).count(), 10);
 }
 
-/// Anything at all, in any order: each packet is what it was for as long as it is held, and each buffer comes back once.
+/// Random operations: each packet is unchanged while it is held, and each buffer is returned once.
 #[test]
 fn packets_are_the_same_in_the_ring_and_out_of_it() {
     let mut rng = fastrand::Rng::with_seed(7);

@@ -1,8 +1,8 @@
-//! Deliberate mistakes and a place to interfere, to show that tests notice what a hostile guest could do. Both exist with
-//! the feature `mutations` only, which nothing that carries traffic may turn on; otherwise [`mutated!`] is `false` and
-//! [`access!`] nothing at compile time.
+//! Mutations (deliberate mistakes) and an interference hook, to show that tests detect what a hostile guest could
+//! exploit. Both exist only with the feature `mutations`, which must not be enabled in anything that carries traffic;
+//! otherwise [`mutated!`] is `false` and [`access!`] nothing at compile time.
 
-/// Whether a deliberate mistake is switched on: `mutated!(UnshownNotCounted)`.
+/// Whether a mutation is enabled: `mutated!(UnshownNotCounted)`.
 #[cfg(feature = "mutations")]
 macro_rules! mutated {
     ($name:ident) => {
@@ -10,7 +10,7 @@ macro_rules! mutated {
     };
 }
 
-/// Without mutations nothing is mutated.
+/// Without the feature, no mutation is enabled.
 #[cfg(not(feature = "mutations"))]
 macro_rules! mutated {
     ($name:ident) => {
@@ -18,7 +18,7 @@ macro_rules! mutated {
     };
 }
 
-/// Guest memory is about to be accessed.
+/// Marks an imminent access to guest memory.
 macro_rules! access {
     () => {
         #[cfg(feature = "mutations")]
@@ -34,45 +34,48 @@ mod switch {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU8, Ordering};
 
-    /// One deliberate mistake. Each comment says what is wrong, and how it shows.
+    /// One mutation. Each comment states the mistake, and its symptom.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[repr(u8)]
     pub enum Mutation {
-        /// Buffers that were used and not yet shown count as free. Shows: a ring holds more than it has, and the records
-        /// of a packed ring run out.
+        /// Used buffers that are not yet shown count as free. Symptom: more buffers in flight than the ring has, and
+        /// the records of a packed ring run out.
         UnshownNotCounted = 1,
-        /// Records are sorted by numbers that are read while they are compared. Shows: a panic in the sort when the
+        /// Records are sorted by numbers that are read during the comparison. Symptom: a panic in the sort when the
         /// front-end changes them meanwhile.
         RecordSortedInPlace,
-        /// A packet looks at as many receive buffers, and a turn at as many descriptors, as the guest offers. Shows:
-        /// descriptors read for each packet.
+        /// A packet reads as many receive buffers, and a turn as many descriptors, as the guest offers. Symptom:
+        /// descriptors read per packet.
         WorkNotBounded,
-        /// A chain may have as many descriptors as its ring or table. Shows: as `WorkNotBounded`.
+        /// A chain may have as many descriptors as its ring or table. Symptom: as `WorkNotBounded`.
         ChainsNotBounded,
-        /// A ring may offer bad buffers forever. Shows: descriptors read for nothing.
+        /// A ring may offer bad buffers without limit. Symptom: descriptors read for nothing.
         BadBuffersForgiven,
-        /// What held the pieces of a long chain is kept with its slot. Shows: memory.
+        /// The memory for the pieces of a long chain stays with its slot. Symptom: memory.
         PiecesKept,
-        /// Descriptors of a chain in a packed ring are not given back. Shows: an honest guest finds its ring broken.
+        /// Descriptors of a chain in a packed ring are not returned. Symptom: an honest guest's ring is taken out of
+        /// use.
         DescriptorsLeak,
-        /// Files are mapped from their start, wherever the region is. Shows: addresses.
+        /// Files are mapped from their start, whatever the region's offset. Symptom: address space.
         MappedFromStart,
-        /// Mappings of huge pages end within one. Shows: SIGBUS ends the process when the file is cut.
+        /// Mappings of huge pages end inside one. Symptom: SIGBUS ends the process when the file is truncated.
         HugePagesCut,
-        /// Calls are written to, as if nobody else had the open file. Shows: a worker that blocks.
+        /// Call descriptors are written to as if no other process shared the open file. Symptom: a worker that blocks.
         CallBlocks,
-        /// A front-end's descriptors are closed by the thread that drops them. Shows: a port that does not answer or end.
+        /// A front-end's descriptors are closed by the thread that drops them. Symptom: a port that does not answer or
+        /// end.
         ClosedInPlace,
-        /// Any file is mapped as memory. Shows: files on a disk, or a FUSE file system, are.
+        /// Any file is mapped as memory. Symptom: files on a disk, or a FUSE file system, are accepted.
         AnyFileMapped,
-        /// No page is marked in a front-end's log. Shows: a page that differs after a guest has moved.
+        /// No page is marked in a front-end's log. Symptom: a page that differs after a migration.
         NothingMarked,
-        /// Any file at the record's path is written to, and where it links to. Shows: other files lose their content.
+        /// Any file at the record's path, or that it links to, is overwritten. Symptom: other files lose their
+        /// contents.
         RecordNotChecked,
     }
 
     impl Mutation {
-        /// Every mutation of the rings.
+        /// The mutations of the rings.
         pub const RINGS: [Mutation; 7] = [
             Mutation::UnshownNotCounted,
             Mutation::RecordSortedInPlace,
@@ -83,7 +86,7 @@ mod switch {
             Mutation::DescriptorsLeak,
         ];
 
-        /// Every mutation of what deals with the front-end: messages, descriptors and mappings.
+        /// The mutations of messages, descriptors and mappings.
         pub const BACK_END: [Mutation; 6] = [
             Mutation::MappedFromStart,
             Mutation::HugePagesCut,
@@ -93,11 +96,11 @@ mod switch {
             Mutation::RecordNotChecked,
         ];
 
-        /// Every mutation of the log of written pages.
+        /// The mutations of the log of written pages.
         pub const LOG: [Mutation; 1] = [Mutation::NothingMarked];
 
-        /// Switches one on in the whole process, or all off. Until then the one that the environment variable `MUTATION`
-        /// names is on.
+        /// Enables one in the whole process, or none. Before the first call, the one in the environment variable
+        /// `MUTATION` is enabled.
         pub fn switch(to: Option<Mutation>) {
             on().store(to.map_or(0, |mutation| mutation as u8), Ordering::Relaxed);
         }
@@ -124,12 +127,12 @@ mod switch {
         static INTERFERENCE: RefCell<Option<Interference>> = const { RefCell::new(None) };
     }
 
-    /// What this thread calls before each of its accesses to guest memory: what another processor may do at that moment.
+    /// Sets what this thread calls before each of its accesses to guest memory: what another CPU may do at that moment.
     pub fn interfere(with: Option<Interference>) {
         INTERFERENCE.with(|there| *there.borrow_mut() = with);
     }
 
-    /// Accesses by the interference itself find it borrowed.
+    /// Accesses by the hook itself find it borrowed, and skip it.
     #[inline]
     pub(crate) fn before_access() {
         INTERFERENCE.with(|there| {

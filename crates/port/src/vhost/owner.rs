@@ -1,4 +1,4 @@
-//! What runs the queues, for as long as the port is there.
+//! The owner of a port's queues.
 
 use std::fmt::{self, Debug, Formatter};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use super::dirty_log::DirtyLog;
 use super::queue::VhostQueue;
 use crate::panics::Panic;
 
-/// A [`QueueOwner`] that is shared by the port's thread and the port, which may have to go while the thread does not end.
+/// A [`QueueOwner`] shared by the port's thread and the port, which may be dropped while the thread hangs.
 #[derive(Clone)]
 pub(super) struct Owner(Arc<Mutex<State>>);
 
@@ -40,27 +40,27 @@ impl Owner {
         }
     }
 
-    /// Whether the queue that runs logs from now on what it writes, or no more.
+    /// Makes the running queue start or stop logging its writes; returns whether that was possible.
     pub(super) fn log_writes(&self, log: Option<DirtyLog>) -> bool {
         self.state().owner.as_mut().is_some_and(|owner| owner.log_writes(log))
     }
 
-    /// The guest has come from another host.
+    /// The guest has migrated here.
     pub(super) fn arrived(&self) {
         if let Some(owner) = &mut self.state().owner {
             owner.arrived();
         }
     }
 
-    /// A panic was contained.
+    /// Reports a contained panic.
     pub(super) fn fault(&self, panic: &Panic) {
         if let Some(owner) = &mut self.state().owner {
             owner.fault(panic);
         }
     }
 
-    /// Takes the queue back, if there is one, for good: the owner hears nothing any more. `ended`: so has the port's thread;
-    /// otherwise it may be the owner that it waits for, and then that is not waited for here.
+    /// Takes the queue back, if there is one, and drops the owner. `ended`: the port's thread has ended; otherwise it
+    /// may be waiting for the owner, in which case this does nothing.
     pub(super) fn retire(&self, ended: bool) {
         if ended || self.0.try_lock().is_ok() {
             self.stop();

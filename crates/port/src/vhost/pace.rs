@@ -1,26 +1,26 @@
-//! How fast a front-end may keep its port's thread, and through it a worker, busy.
+//! Limits how fast a front-end may keep its port's thread, and through it a worker, busy.
 
 use std::time::{Duration, Instant};
 
-/// What may come at once, in messages: more than a front-end with 16 queue pairs and 64 memory regions sends when it starts.
+/// Burst size, in messages: more than a front-end with 16 queue pairs and 64 memory regions sends when it starts.
 const BURST: u32 = 4096;
 
-/// A token bucket that lets everything pass, and says how long to wait afterwards.
+/// A token bucket that admits everything, and returns how long to wait afterwards.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Between two messages in the long run.
+    /// Interval between messages at the average rate.
     interval: Duration,
-    /// When all that has come would have been in its time.
+    /// When everything admitted so far would have been due at the average rate.
     due: Instant,
 }
 
 impl Pace {
-    /// `rate`: messages a second in the long run; 0: any number.
+    /// `rate`: average messages per second; 0: no limit.
     pub(super) fn new(rate: u32, now: Instant) -> Pace {
         Pace { interval: Duration::from_secs(1).checked_div(rate).unwrap_or_default(), due: now }
     }
 
-    /// Something as dear as `messages` messages has come. Returns how long to wait before the next one is looked at.
+    /// Admits work that costs `messages` messages. Returns how long to wait before the next one.
     pub(super) fn spend(&mut self, messages: u32, now: Instant) -> Duration {
         self.due = self.due.max(now) + self.interval * messages;
         (self.due - now).saturating_sub(self.interval * BURST)
@@ -45,7 +45,7 @@ mod tests {
         assert_eq!(now - start, Duration::from_secs(2));
         assert_eq!(pace.spend(50, now), Duration::from_millis(50));
         now += Duration::from_secs(3600);
-        assert_eq!(pace.spend(BURST, now), Duration::ZERO, "and no more is saved");
+        assert_eq!(pace.spend(BURST, now), Duration::ZERO, "no more credit accumulates");
         assert_eq!(pace.spend(1, now), Duration::from_millis(1));
         let mut free = Pace::new(0, now);
         assert!((0..10_000_000).all(|_| free.spend(50, now).is_zero()));

@@ -1,13 +1,12 @@
-//! A packed virtqueue, the device's side (virtio 1.3, section 2.8): one ring of descriptors in which the driver's available
-//! buffers and the device's used ones follow each other, told apart by two flags and by how often the ring has wrapped.
+//! A packed virtqueue, the device's side (virtio 1.3, section 2.8): one ring of descriptors with the driver's available
+//! buffers and the device's used ones, distinguished by two flags and a wrap counter.
 //!
-//! Used descriptors overwrite the ring's entries in any order of buffers, so what a buffer consists of is kept here by its
-//! id from the moment it is taken. Ids are the driver's choice; here they must be below the ring's size, as they are
-//! with every driver known.
+//! Used descriptors overwrite ring entries in any order of buffers, so the descriptors of a taken buffer are kept here
+//! by its id. The driver chooses the ids; here they must be below the ring's size, as with all known drivers.
 //!
-//! A descriptor is the device's from the moment it is taken until the driver has been shown that it is used. The driver, or
-//! what the device itself writes into a buffer that lies over the ring, can make it look available before that;
-//! [`Packed::room`] says how many can be.
+//! The device owns a descriptor from when it is taken until the driver was shown that it is used. The driver, or a
+//! buffer that overlaps the ring and that the device itself writes, can make it look available before that;
+//! [`Packed::room`] limits how many can be.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -25,18 +24,18 @@ use super::ring::{BadChain, Broken, Piece, Ring, RingSpec, WRAP, Walk, Want};
 const F_AVAILABLE: u16 = 1 << 7;
 const F_USED: u16 = 1 << 15;
 
-/// In the descriptor's second half: id and flags.
+/// Bit offsets in the descriptor's second half: id and flags.
 const AT_ID: u32 = 32;
 const AT_FLAGS: u32 = 48;
 
-/// Event suppression structure (virtio 1.3, section 2.8.10): bytes, and what its flags say.
+/// Event suppression structure (virtio 1.3, section 2.8.10): its length, bytes, and its flags.
 const EVENT: usize = 4;
 const ENABLE: u32 = 0;
 const DISABLE: u32 = 1;
-/// Notify when the descriptor named in the other half is reached.
+/// Notify when the descriptor in the other half is reached.
 const AT_POSITION: u32 = 2;
 
-/// A place in the ring, and the wrap counter there.
+/// A position in the ring: a slot and the wrap counter there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) slot: Index,
@@ -44,23 +43,23 @@ pub(super) struct Position {
 }
 
 impl Position {
-    /// Where a new ring begins.
+    /// The start of a new ring.
     pub(super) const START: Position = Position { slot: Index::ZERO, wrap: true };
 
-    /// `count` descriptors further, at most once around.
+    /// `count` descriptors later, at most once around.
     #[inline]
     pub(super) fn after(self, count: u16, size: Size) -> Position {
         let (slot, wrapped) = size.forward(self.slot, count);
         Position { slot, wrap: self.wrap != wrapped }
     }
 
-    /// `count` descriptors before, at most once around.
+    /// `count` descriptors earlier, at most once around.
     fn before(self, count: u16, size: Size) -> Position {
         let (slot, wrapped) = size.back(self.slot, count);
         Position { slot, wrap: self.wrap != wrapped }
     }
 
-    /// Whether a descriptor here with these flags is a used one.
+    /// Whether these flags of a descriptor at this position mean used.
     pub(super) fn is_used(self, flags: u16) -> bool {
         (flags & F_AVAILABLE != 0) == self.wrap && (flags & F_USED != 0) == self.wrap
     }
@@ -70,7 +69,7 @@ impl Position {
         (flags & F_AVAILABLE != 0) == self.wrap && (flags & F_USED != 0) != self.wrap
     }
 
-    /// As a front-end and the event suppression structures have it.
+    /// The format of front-ends and of the event suppression structures.
     #[inline]
     fn to_bits(self) -> u16 {
         self.slot.get() | if self.wrap { WRAP } else { 0 }
@@ -81,12 +80,12 @@ impl Position {
     }
 }
 
-/// A buffer that was taken and has not been given back; none if `count` is 0.
+/// A buffer that was taken and not returned; none if `count` is 0.
 #[derive(Clone, Debug, Default)]
 struct Taken {
     /// Descriptors in the ring.
     count: u16,
-    /// Where the last of them is, if it was taken in this life.
+    /// Slot of its last descriptor, if it was taken in this life.
     last: Option<Index>,
     first: Descriptor,
     /// The other descriptors.
@@ -98,14 +97,14 @@ struct Taken {
 pub(crate) struct Packed {
     memory: Arc<Memory>,
     ring: Area,
-    /// When the driver wants to be notified.
+    /// When to notify the driver.
     driver_event: Area,
-    /// When the device does.
+    /// When the driver should notify the device.
     device_event: Area,
     call: Arc<Call>,
     inflight: Option<PackedInflight>,
     log: Option<DirtyLog>,
-    /// Where the ring and the device's event suppression structure are in the log.
+    /// Addresses of the ring and of the device's event suppression structure in the log.
     ring_in_log: u64,
     event_in_log: u64,
     recovered: Vec<Index>,
@@ -113,28 +112,28 @@ pub(crate) struct Packed {
     event_idx: bool,
     /// The next descriptor to take.
     available: Position,
-    /// Where the next used descriptor goes.
+    /// Position of the next used descriptor.
     used: Position,
-    /// Up to where the driver sees used descriptors.
+    /// Position up to which the driver sees used descriptors.
     shown: Position,
-    /// The used descriptor at `shown`, which is written last: the driver goes by its flags.
+    /// The used descriptor at `shown`, which is written last: the driver checks its flags first.
     unshown: Option<u64>,
-    /// Descriptors of all buffers that were taken and not given back.
+    /// Descriptors of all buffers taken and not returned.
     held: u16,
-    /// Descriptors of the used buffers between `shown` and `used`. They are not the driver's yet.
+    /// Descriptors of the used buffers between `shown` and `used`, which the driver does not own yet.
     unshown_count: u16,
     /// By id.
     buffers: Table<Taken>,
-    /// Descriptors of these behind the first ones.
+    /// Their descriptors except the first ones.
     rest: Arena,
     /// By slot: the buffer whose last descriptor was taken there.
     takers: Table<Option<Index>>,
-    /// The driver is asked for notifications.
+    /// Whether the driver is asked for notifications.
     kicks: bool,
 }
 
 impl Packed {
-    /// A descriptor of the ring and its id. Acquire: what it stands for is read after its flags.
+    /// A descriptor of the ring and its id. Acquire: the buffer is read after the flags.
     #[inline]
     fn read(&self, slot: Index) -> (Descriptor, u16) {
         let at = slot.at(DESCRIPTOR);
@@ -143,16 +142,17 @@ impl Packed {
         (Descriptor { guest, len: rest as u32, flags: (rest >> AT_FLAGS) as u16 }, (rest >> AT_ID) as u16)
     }
 
-    /// Descriptors that the driver can have made available: those that the device has not.
+    /// Maximum number of descriptors that the driver can make available: those not owned by the device.
     #[inline]
     fn room(&self) -> u16 {
         let unshown = if mutated!(UnshownNotCounted) { 0 } else { self.unshown_count };
         self.size.get() - self.held - unshown
     }
 
-    /// The driver's flags of unfinished buffers back where a batch was being written that was never shown, and where a
-    /// front-end gave back, out of turn, what was not yet taken: that comes as an empty buffer, and goes back in its turn.
-    /// Such may lie anywhere, behind what is yet to be taken, too; used descriptors of the former lap have the other wrap counter.
+    /// Restores the driver's flags of unfinished buffers: those of a batch that was written but never shown, and those
+    /// that a front-end returned out of turn before they were taken. The latter then arrive as empty buffers, and
+    /// return in their turn. They may be anywhere, also behind the available ones; used descriptors of the previous lap
+    /// have the other wrap counter.
     fn scrub(&self) {
         let mut at = self.used;
         for _ in 0..self.size.get() {
@@ -165,7 +165,7 @@ impl Packed {
         }
     }
 
-    /// Descriptors from `old` up to `used` may have been written.
+    /// Marks the descriptors from `old` up to `used`, which may have been written.
     #[cold]
     fn mark_used(&self, old: Position) {
         let Some(log) = &self.log else { return };
@@ -180,7 +180,7 @@ impl Packed {
         log.tell();
     }
 
-    /// The device's event suppression structure was written.
+    /// Marks the device's event suppression structure.
     #[cold]
     fn mark_event(&self) {
         if let Some(log) = &self.log {
@@ -188,7 +188,7 @@ impl Packed {
         }
     }
 
-    /// Whether the driver has asked to be notified of what was shown from `old` on.
+    /// Whether the driver requests a notification of what was shown from `old` on.
     #[inline]
     fn is_notification_wanted(&self, old: Position) -> bool {
         let event = u32::from_le(self.driver_event.load(0, Ordering::Relaxed));
@@ -210,7 +210,7 @@ impl Packed {
         self.available.is_available(self.read(self.available.slot).0.flags)
     }
 
-    /// Adds all pieces of a buffer that was taken, as far as they are wanted.
+    /// Adds the pieces of a taken buffer, as far as they are needed.
     #[inline]
     fn walk(&self, buffer: &Taken, pieces: &mut Pieces<'_>) -> Result<(), BadChain> {
         if buffer.first.flags & F_INDIRECT == 0 {
@@ -227,7 +227,7 @@ impl Packed {
         if buffer.count > 1 {
             return Err(BadChain::Indirect);
         }
-        // All entries, one after the other; of their flags, only these two mean something.
+        // All entries in order; only these two of their flags have a meaning.
         for i in 0..buffer.first.table_entries()? {
             let bits = buffer.first.table_entry(&self.memory, i as u16).ok_or(BadChain::Address)?;
             let flags = (bits >> (64 + AT_FLAGS)) as u16 & (F_WRITE | F_INDIRECT);
@@ -245,7 +245,7 @@ impl Ring for Packed {
         let mut base = Position::from_bits(spec.base, size)?;
         let area = |user, len, align| Memory::area(memory, user, len, align);
         let ring = area(spec.descriptors, DESCRIPTOR * usize::from(size.get()), 16)?;
-        // User-mode Linux gives no wrap counter; nothing is in its ring when it does.
+        // User-mode Linux does not set the wrap counter; its ring is empty then.
         if spec.base == 0 && (0..DESCRIPTOR / 8).all(|i| ring.load::<u64>(8 * i, Ordering::Relaxed) == 0) {
             base = Position::START;
         }
@@ -281,7 +281,7 @@ impl Ring for Packed {
             recovered,
             size,
             event_idx: spec.event_idx,
-            // Each that was taken came back, or is in flight.
+            // Each taken buffer was returned, or is in flight.
             available: used.after(held, size),
             used,
             shown: used,
@@ -323,7 +323,7 @@ impl Ring for Packed {
 
     fn last_taken(&self) -> Option<Index> {
         let slot = self.available.before(1, self.size).slot;
-        // No used descriptor has overwritten it: there are fewer of them than descriptors that came back.
+        // No used descriptor has overwritten it: there are fewer of them than returned descriptors.
         self.takers[slot].filter(|id| self.buffers[*id].count > 0 && self.buffers[*id].last == Some(slot))
     }
 
@@ -351,7 +351,7 @@ impl Ring for Packed {
             return Err(Broken::AvailableIndex);
         }
         let (mut count, mut last, mut flags, mut rest) = (1, self.available.slot, first.flags, List::default());
-        // The driver makes the first descriptor available last. The chain's last one has its id.
+        // The driver makes the first descriptor available last. The chain's last one has the id.
         while flags & F_NEXT != 0 {
             if count == room {
                 return Err(Broken::AvailableIndex);
@@ -407,7 +407,7 @@ impl Ring for Packed {
         } else {
             self.ring.store(self.used.slot.at(DESCRIPTOR) + 8, bits.to_le(), Ordering::Relaxed);
         }
-        // As many are skipped as the buffer had.
+        // Skip as many descriptors as the buffer had.
         self.used = self.used.after(count, self.size);
         self.held -= count;
         self.unshown_count += count;
@@ -426,7 +426,7 @@ impl Ring for Packed {
         if let Some(inflight) = &mut self.inflight {
             inflight.before_show(self.used);
         }
-        // Release: a reader that sees the batch's first descriptor used sees the others, and what was written to the buffers.
+        // Release: a reader that sees the batch's first descriptor used sees the others, and the buffers' contents.
         self.ring.store(self.shown.slot.at(DESCRIPTOR) + 8, bits.to_le(), Ordering::Release);
         if let Some(inflight) = &mut self.inflight {
             inflight.after_show();
@@ -436,7 +436,7 @@ impl Ring for Packed {
         if self.log.is_some() {
             self.mark_used(old);
         }
-        // The driver asks for notifications and then looks at the ring; here it is the other way round.
+        // The driver enables notifications and then checks the ring; the order here is the reverse.
         fence(Ordering::SeqCst);
         let wanted = self.is_notification_wanted(old);
         if wanted {
@@ -461,7 +461,7 @@ impl Ring for Packed {
     }
 
     fn ask_for_silence(&mut self) {
-        // With event indexes, the one asked for last is enough: it lies behind, and nothing moves it.
+        // With event indexes the last request is enough: that position is behind, and nothing moves it.
         if self.kicks && !self.event_idx {
             self.device_event.store(0, (DISABLE << 16).to_le(), Ordering::Relaxed);
             self.mark_event();

@@ -1,5 +1,6 @@
-//! The record of what is in flight in a packed ring (vhost-user, "Inflight I/O tracking", packed virtqueues). Used
-//! descriptors overwrite the ring's, and neither index is in memory that outlives a daemon: all of that is in the record.
+//! The record of buffers in flight of a packed ring (vhost-user, "Inflight I/O tracking", packed virtqueues). Used
+//! descriptors overwrite those in the ring, and neither index is in memory that outlives a daemon, so the record
+//! contains all of these.
 
 use std::sync::atomic::Ordering;
 
@@ -9,19 +10,20 @@ use super::inflight::in_order;
 use super::memory::Area;
 use super::packed::Position;
 
-/// Bytes in front of the descriptors' records: features u64; version, number, free head and the one before u16 each; used
-/// index and the one before u16 each, their wrap counters u8 each; padding.
+/// Length of the header before the descriptors' records, bytes: features u64; version, number, free head and the
+/// previous one u16 each; used index and the previous one u16 each, their wrap counters u8 each; padding.
 const HEADER: usize = 32;
 const AT_LIST: usize = 8;
 const AT_USED: usize = 16;
 const VERSION: u16 = 1;
-/// Bytes of a record: in flight u8, padding, next u16, last u16, number u16, counter u64, id u16, flags u16, length u32,
-/// address u64. A buffer has one for each descriptor, a list; in flight, last, number and counter are the first one's.
+/// Length of a record, bytes: in flight u8, padding, next u16, last u16, number u16, counter u64, id u16, flags u16,
+/// length u32, address u64. A buffer has a list with one record per descriptor; in flight, last, number and counter are
+/// in the first one.
 const RECORD: usize = 32;
 const AT_COUNTER: usize = 8;
 const AT_DESCRIPTOR: usize = 16;
 const AT_ADDRESS: usize = 24;
-/// Ends the list of free records.
+/// End of the list of free records.
 const NONE: u16 = u16::MAX;
 
 /// The record of one ring.
@@ -29,29 +31,29 @@ const NONE: u16 = u16::MAX;
 pub(crate) struct PackedInflight {
     area: Area,
     size: Size,
-    /// Numbers buffers in the order in which they were taken.
+    /// Sequence number of the next buffer, in the order of taking.
     counter: u64,
     used: Position,
-    /// By record: the next one of its list; as in the record itself, which the front-end could change.
+    /// By record: the next one of its list. A copy of the record's field, which the front-end could change.
     next: Table<Option<Index>>,
-    /// The list of free records.
+    /// Head of the list of free records.
     free: Option<Index>,
     /// By id: the first and last record of a buffer in flight.
     lists: Table<(Index, Index)>,
-    /// First and last records of the used buffers of this batch. By id they would not be safe: a driver may offer an id again
-    /// before it was shown that it is used.
+    /// First and last records of the used buffers of this batch. Lookup by id would be unsafe: a driver may offer an id
+    /// again before it was shown that the buffer is used.
     batch: Vec<(Index, Index)>,
 }
 
-/// What an earlier life has left.
+/// State of a previous life.
 pub(super) struct Found {
-    /// Where its next used descriptor goes.
+    /// Position of its next used descriptor.
     pub(super) used: Position,
-    /// Buffers in flight, by id, in the order in which they were taken; none of them without descriptors.
+    /// Buffers in flight by id, in the order of taking; each has at least one descriptor.
     pub(super) buffers: Vec<(Index, Vec<Descriptor>)>,
 }
 
-/// A buffer in flight, as a record has it.
+/// A buffer in flight, according to its record.
 struct Flying {
     id: Index,
     /// Its records, at least one.
@@ -60,7 +62,7 @@ struct Flying {
     chain: Vec<Descriptor>,
 }
 
-/// Bytes of the record of a ring.
+/// Length of a ring's record, bytes.
 pub(crate) fn bytes(size: u16) -> usize {
     (HEADER + RECORD * usize::from(size)).next_multiple_of(64)
 }
@@ -80,7 +82,8 @@ impl PackedInflight {
         }
     }
 
-    /// What an earlier life has left, if the record is one of this ring; otherwise it is a new one that begins at `base`.
+    /// Recovers the state of a previous life if the record belongs to this ring; otherwise starts a new record at
+    /// `base`.
     pub(super) fn recover(&mut self, ring: &Area, base: Position) -> Option<Found> {
         let found = self.read(ring);
         let mut is_free = self.size.table(true);
@@ -108,8 +111,8 @@ impl PackedInflight {
         Some(Found { used, buffers: buffers.into_iter().map(|b| (b.id, b.chain)).collect() })
     }
 
-    /// Where used descriptors go on, and of each buffer in flight its id, records and descriptors. `None`: nothing that
-    /// this daemon could have written.
+    /// The position of the next used descriptor, and the id, records and descriptors of each buffer in flight. `None`
+    /// if this daemon cannot have written it.
     fn read(&mut self, ring: &Area) -> Option<(Position, Vec<Flying>)> {
         let [version, number, free, old_free] = self.halves(AT_LIST);
         let [used, old_used, wraps, _] = self.halves(AT_USED);
@@ -118,13 +121,14 @@ impl PackedInflight {
         }
         let new = Position { slot: self.size.check(used)?, wrap: wraps & 0xff != 0 };
         let old = Position { slot: self.size.check(old_used)?, wrap: wraps >> 8 != 0 };
-        // What lies behind was a driver's once, unless the ring has restarted.
+        // The slot before was written by a driver once, unless the ring was restarted.
         let (behind, _) = self.size.back(old.slot, 1);
         if old != Position::START && descriptor(ring, behind) == (0, 0) {
             return None;
         }
         let mut used = old;
-        // The batch's first descriptor was its last to be written. Only the used flag tells: the buffer may be back already.
+        // The batch's first descriptor was written last. Only the used flag is reliable: the driver may already have
+        // offered the slot again.
         let flags = (descriptor(ring, old.slot).1 >> 48) as u16;
         if new != old && (flags >> 15 != 0) == old.wrap {
             used = new;
@@ -144,7 +148,7 @@ impl PackedInflight {
         for (place, buffer) in buffers.iter().flatten().enumerate() {
             of_id[buffer.id] = Some(place);
         }
-        // A front-end may have given buffers back on its own; the driver sees what is next in the ring.
+        // A front-end may have returned buffers on its own; the driver reads the ring in order.
         let mut left = buffers.len();
         for _ in 0..self.size.get() {
             let rest = descriptor(ring, used.slot).1;
@@ -158,7 +162,8 @@ impl PackedInflight {
                     left -= 1;
                     buffer.list.len() as u16
                 }
-                // Nobody here had taken it. Its descriptor is gone: with an indirect table, as Linux has it, it was one.
+                // We had not taken it, and its descriptor is overwritten. With an indirect table, as Linux uses, it had
+                // one.
                 None if left == 0 => 1,
                 None => break,
             };
@@ -167,7 +172,7 @@ impl PackedInflight {
         Some((used, buffers.into_iter().flatten().collect()))
     }
 
-    /// Buffers that are marked as being in flight, in the order in which they were taken.
+    /// Buffers marked as in flight, in the order of taking.
     fn buffers(&mut self) -> Option<Vec<Flying>> {
         let is_flying = |record: &Index| self.area.load::<u8>(at(*record), Ordering::Relaxed) == 1;
         let number = |record: Index| self.area.load(at(record) + AT_COUNTER, Ordering::Relaxed);
@@ -197,7 +202,7 @@ impl PackedInflight {
         Some(buffers)
     }
 
-    /// A buffer of `count` descriptors is taken. `None`: it is not, there are not as many records left.
+    /// Records that a buffer of `count` descriptors was taken. `None`: too few free records, nothing was taken.
     #[inline]
     pub(super) fn take(&mut self, id: Index, count: u16, chain: impl Iterator<Item = Descriptor>) -> Option<()> {
         let head = self.free?;
@@ -219,7 +224,7 @@ impl PackedInflight {
         Some(())
     }
 
-    /// A buffer was not taken after all.
+    /// Undoes taking a buffer.
     pub(super) fn untake(&mut self, id: Index) {
         let (head, last) = self.lists[id];
         self.mark(head, false);
@@ -228,12 +233,12 @@ impl PackedInflight {
         self.write_free(self.free);
     }
 
-    /// A buffer is used, and shown with the next batch.
+    /// Records a used buffer, to be shown with the next batch.
     pub(super) fn put(&mut self, id: Index) {
         self.batch.push(self.lists[id]);
     }
 
-    /// The batch is about to be shown; the used index will be `used`.
+    /// Records that the batch is about to be shown; the used index will be `used`.
     pub(super) fn before_show(&mut self, used: Position) {
         let old = self.free;
         for i in 0..self.batch.len() {
@@ -246,7 +251,8 @@ impl PackedInflight {
         self.used = used;
     }
 
-    /// The batch was shown. All stores here are releases: a kill comes between instructions, and what counts is their order.
+    /// Records that the batch was shown. All stores are releases: a kill happens between instructions, so their order
+    /// matters.
     pub(super) fn after_show(&mut self) {
         while let Some((head, _)) = self.batch.pop() {
             self.mark(head, false);
@@ -278,31 +284,31 @@ impl PackedInflight {
         self.write_both_used(used, used);
     }
 
-    /// In one store: index and wrap counter are of no use without each other.
+    /// In one store: index and wrap counter are only valid together.
     fn write_both_used(&self, new: Position, old: Position) {
         let wraps = u64::from(new.wrap) | u64::from(old.wrap) << 8;
         let [new, old] = [new, old].map(|position| u64::from(position.slot.get()));
         self.area.store(AT_USED, new | old << 16 | wraps << 32, Ordering::Release);
     }
 
-    /// Of a record's first eight bytes: in flight, next, last, number.
+    /// Fields in a record's first eight bytes: in flight, next, last, number.
     fn halves(&self, at: usize) -> [u16; 4] {
         let bits: u64 = self.area.load(at, Ordering::Acquire);
         [0, 16, 32, 48].map(|shift| (bits >> shift) as u16)
     }
 }
 
-/// A link of a list, as it is in a record.
+/// A list link in a record's format.
 fn bits(next: Option<Index>) -> u16 {
     next.map_or(NONE, Index::get)
 }
 
-/// Where a descriptor's record is.
+/// Offset of a descriptor's record.
 fn at(record: Index) -> usize {
     HEADER + record.at(RECORD)
 }
 
-/// The two halves of a descriptor of the ring.
+/// The two halves of a descriptor in the ring.
 fn descriptor(ring: &Area, slot: Index) -> (u64, u64) {
     let at = slot.at(DESCRIPTOR);
     let load = |at| u64::from_le(ring.load(at, Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! Packed rings: what is different from split ones. What is the same is in `tests`, for both.
+//! Packed rings: their differences from split ones. `tests` has the common tests for both.
 
 use std::collections::VecDeque;
 
@@ -13,10 +13,10 @@ use super::*;
 use crate::guest::{PlaceError, TxFrame};
 
 const KIND: Kind = Kind { packed: true, size: 16, event_idx: true, mergeable: true };
-/// Where the mock has the transmit ring's record.
+/// Address of the transmit ring's record in the mock.
 const RECORD: u64 = GUEST + (2 << 20) + (1 << 20) + (1 << 19);
 
-/// A name, what is wrong, the pieces of a buffer, and their flags.
+/// A name, the error, the pieces of a buffer, and their flags.
 type Case = (&'static str, BadChain, &'static [(u64, u32)], u16);
 type Misdeed = fn(&mut Guest, &mut VhostQueue);
 
@@ -24,7 +24,7 @@ fn fetched(queue: &mut VhostQueue) -> Vec<u8> {
     fetch(queue).iter().map(|f| queue.bytes(f.handle).0[0]).collect()
 }
 
-/// Sends `frame` bytes of this value in so many pieces.
+/// Sends `frame` bytes of this value in this many pieces.
 fn send(guest: &mut Guest, value: u8, pieces: usize) -> Option<u16> {
     guest.send(Header::default(), &[value; 100], &vec![20; pieces - 1], false)
 }
@@ -101,7 +101,7 @@ fn a_driver_that_breaks_the_ring_loses_it() {
         assert_eq!(queue.vhost_counters().broken_rings, 1, "{name}");
         guest.tx.add_packed(9, &piece, 0);
         assert!(fetch(&mut queue).is_empty(), "{name}");
-        // The other direction goes on.
+        // The other direction continues.
         guest.fill(&[2048]);
         assert!(queue.place(&[1; 60], false).is_ok(), "{name}");
     }
@@ -126,7 +126,7 @@ fn the_driver_is_notified_when_the_descriptor_that_it_named_is_reached() {
             for _ in 0..count {
                 send(&mut guest, 1, 2).expect("room");
             }
-            // Each has two descriptors; only the first of them can be reached, the other one is passed.
+            // Each has two descriptors; an event on the first one is reached, on the second one it is passed.
             let event = guest.tx.place(guest.tx.next_used + ahead as u16);
             guest.tx.write16(guest.tx.available, event);
             guest.tx.write16(guest.tx.available + 2, 2);
@@ -161,17 +161,18 @@ fn rings_must_be_in_memory() {
     }
     let ring = Packed::open(&guest.memory, guest.rx.spec(WRAP)).expect("a ring");
     assert_eq!(ring.base(), WRAP);
-    // A front-end that knows nothing of wrap counters: only a new ring can have begun there.
+    // A front-end without wrap counters: only a new ring can start there.
     let ring = Packed::open(&guest.memory, guest.rx.spec(0)).expect("a ring");
     assert_eq!(ring.base(), WRAP);
     guest.rx.descriptor(0, GUEST, 1, 0, 0);
     let ring = Packed::open(&guest.memory, guest.rx.spec(0)).expect("a ring");
-    assert_eq!(ring.base(), 0, "it has been around once");
+    assert_eq!(ring.base(), 0, "it has wrapped once");
 }
 
 #[test]
 fn a_kill_between_showing_and_noting_repeats_nothing() {
-    // How far it came: not to the descriptor that shows the batch, to it, or to half of the notes behind it.
+    // Progress at the kill: before the descriptor that shows the batch, after it, or halfway through the record updates
+    // after it.
     for progress in 0..3 {
         let mut guest = Guest::new(KIND);
         guest.tx.inflight = true;
@@ -190,7 +191,7 @@ fn a_kill_between_showing_and_noting_repeats_nothing() {
             queue.complete(got[i].handle);
         }
         queue.flush();
-        // The record as it was, but for the new list and index.
+        // The old record, except for the new list and index.
         let restore = |at: usize, len: usize| assert!(guest.memory.write(RECORD + at as u64, &record[at..at + len]));
         restore(18, 2);
         restore(21, 1);
@@ -212,7 +213,7 @@ fn a_kill_between_showing_and_noting_repeats_nothing() {
             let again = fetch(&mut queue);
             assert_eq!(again.iter().map(|f| queue.bytes(f.handle).0[0]).collect::<Vec<_>>(), [2, 3, 4]);
             assert_eq!(guest.tx.reap(), None);
-            // What of the batch was in the ring already does not follow what is shown now.
+            // The part of the batch already written to the ring is not adjacent to what is shown now.
             queue.complete(again[0].handle);
             queue.flush();
             assert!(guest.tx.reap().is_some() && guest.tx.reap().is_none());
@@ -240,8 +241,8 @@ fn a_kill_between_showing_and_noting_repeats_nothing() {
     assert_eq!(fetched(&mut guest.queue()), (1..16).collect::<Vec<_>>());
 }
 
-/// A driver may use an id again before it can know that its buffer came back. The record has no more and no fewer free
-/// entries afterwards, and entries of a buffer in flight stay its own.
+/// A driver may reuse an id before it can know that its buffer was returned. Afterwards the record has the right number
+/// of free entries, and the entries of buffers in flight are unchanged.
 #[test]
 fn an_id_that_is_used_again_before_its_buffer_was_shown_takes_no_records() {
     let mut guest = Guest::new(KIND);
@@ -254,7 +255,7 @@ fn an_id_that_is_used_again_before_its_buffer_was_shown_takes_no_records() {
     assert_eq!(ring.pop(), Ok(Some(first)));
     ring.show();
     guest.tx.add_packed(1, &[(GUEST, 60); 15], 0);
-    assert_eq!(ring.pop().map(|id| id.map(Index::get)), Ok(Some(1)), "there is a record for each descriptor");
+    assert_eq!(ring.pop().map(|id| id.map(Index::get)), Ok(Some(1)), "a record per descriptor");
 
     let mut rng = fastrand::Rng::with_seed(7);
     for _ in 0..50 {
@@ -283,7 +284,7 @@ fn an_id_that_is_used_again_before_its_buffer_was_shown_takes_no_records() {
                 _ => {}
             }
         }
-        // Another life finds the buffers that were not shown to be used, once each.
+        // The next life finds each buffer that was not shown as used exactly once.
         if unshown == 0 {
             let mut found = Packed::open(&guest.memory, guest.tx.spec(0)).expect("a ring").take_recovered();
             found.sort_unstable_by_key(|id| id.get());
@@ -293,7 +294,7 @@ fn an_id_that_is_used_again_before_its_buffer_was_shown_takes_no_records() {
     }
 }
 
-/// QEMU does that with its own idea of where the ring is, when it hears that its back-end has gone.
+/// QEMU does that with its own ring position when its back-end disconnects.
 #[test]
 fn buffers_that_the_front_end_has_given_back_itself_are_not_given_back_twice() {
     let mut guest = Guest::new(KIND);
@@ -312,11 +313,12 @@ fn buffers_that_the_front_end_has_given_back_itself_are_not_given_back_twice() {
     assert!(guest.tx.reap().is_some() && guest.tx.reap().is_some() && guest.tx.chains.is_empty());
 }
 
-/// It begins where it stopped once, which need not be where the ring is now, with what nobody here has ever taken.
+/// It starts at an old stop position, which may differ from the ring's current one, and returns buffers that we have
+/// never taken.
 #[test]
 fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_over() {
     const USED: u16 = 1 << 7 | 1 << 15;
-    // In flight at the kill, and made available after it, before what the front-end takes.
+    // In flight at the kill, and made available after it, before those that the front-end takes.
     for (in_flight, waiting) in [(0, 0), (2, 0), (0, 1), (2, 3)] {
         let mut guest = Guest::new(KIND);
         guest.tx.inflight = true;
@@ -329,7 +331,7 @@ fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_o
         for value in 21..21 + waiting {
             send(&mut guest, value, 1).expect("room");
         }
-        // Two packets that it takes, drops and gives back where they are, and one behind.
+        // Two packets that it takes, drops and returns in place, and one behind.
         for value in [11, 12] {
             let slot = guest.tx.next_available;
             let id = send(&mut guest, value, 1).expect("room");
@@ -338,7 +340,7 @@ fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_o
         send(&mut guest, 13, 1).expect("room");
         let back = std::iter::from_fn(|| guest.tx.reap()).count();
         let in_turn = in_flight + waiting == 0;
-        assert_eq!(back, if in_turn { 2 } else { 0 }, "the driver goes by the ring's order");
+        assert_eq!(back, if in_turn { 2 } else { 0 }, "the driver reads the ring in order");
         let mut queue = guest.queue();
         let got = fetch(&mut queue);
         let values: Vec<u8> = got.iter().map(|f| queue.bytes(f.handle).0[0]).collect();
@@ -352,7 +354,7 @@ fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_o
         );
         got.iter().for_each(|f| queue.complete(f.handle));
         queue.flush();
-        // Each once: the mock knows which buffers the device has.
+        // Each once: the mock tracks the buffers that the device holds.
         while guest.tx.reap().is_some() {}
         assert!(guest.tx.chains.is_empty());
         send(&mut guest, 14, 2).expect("room");
@@ -360,7 +362,7 @@ fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_o
     }
 }
 
-/// A ring that restarted meanwhile is not where the record says.
+/// A ring that was restarted meanwhile is not at the record's position.
 #[test]
 fn a_record_of_an_earlier_ring_is_not_believed() {
     let mut guest = Guest::new(KIND);
@@ -384,7 +386,7 @@ fn a_record_of_an_earlier_ring_is_not_believed() {
     assert_eq!(guest.tx.reap(), Some((0, 0)));
 }
 
-/// What happens to a transmit ring whose daemon is killed now and then.
+/// A transmit ring whose daemon is killed at random.
 #[derive(Clone, Debug)]
 enum Step {
     Send(usize),
@@ -409,7 +411,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// After each kill, what was not shown is fetched again, in order, and nothing else.
+    /// After each kill, exactly the buffers not shown are fetched again, in order.
     #[test]
     fn kills_lose_and_repeat_nothing(
         steps in prop::collection::vec(step(), 1..200),
@@ -420,7 +422,7 @@ proptest! {
         let mut guest = Guest::new(Kind { packed, size, ..KIND });
         guest.tx.inflight = true;
         let mut queue = guest.queue();
-        // All that was sent and not shown, in order; of these, so many were fetched by this life.
+        // All sent and not shown, in order; this many of them were fetched by this life.
         let (mut all, mut seed) = (VecDeque::<u8>::new(), 0u8);
         let (mut held, mut unshown) = (Vec::<(TxFrame, u8)>::new(), Vec::new());
         let mut fresh: VecDeque<u8> = VecDeque::new();
@@ -441,7 +443,7 @@ proptest! {
                         prop_assert_eq!(bytes(&queue, &frame), vec![want.unwrap_or(0); 100]);
                         held.push((frame, want.unwrap_or(0)));
                     }
-                    // Whatever was completed is shown with what is refused.
+                    // Completed buffers are shown together with refused ones.
                     for value in unshown.drain(..) {
                         all.retain(|v| *v != value);
                     }
@@ -475,7 +477,7 @@ proptest! {
         prop_assert_eq!(guest.tx.chains.len(), guest.tx.untaken(transmit));
     }
 
-    /// A front-end may hand over any record: no harm is done.
+    /// A front-end may pass any record: it does no harm.
     #[test]
     fn any_record_is_survived(
         changes in prop::collection::vec((0..32 + 32 * 16u64, any::<u8>()), 0..40),

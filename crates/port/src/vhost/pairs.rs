@@ -1,7 +1,7 @@
 //! Several queue pairs of one device as one guest port.
 //!
-//! One worker serves all of them. Packets for the guest go to the pair on which it last sent packets of the same conversation
-//! (virtio 1.3, section 5.1.6.5.6.1), so that each of its processors finds its own.
+//! One worker serves all of them. A packet for the guest goes to the pair on which the guest last sent packets of the
+//! same flow (virtio 1.3, section 5.1.6.5.6.1), so that each guest CPU gets its own flows.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,20 +14,20 @@ use super::dirty_log::DirtyLog;
 use super::queue::{self, GuestQueue, VhostQueue};
 use crate::guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 
-/// Conversations, by hash, whose pair is remembered.
+/// Number of flows, by hash, whose pair is remembered.
 const CONVERSATIONS: usize = 4096;
 
 /// The pairs that the driver has enabled: at least two.
 ///
-/// A handle is that of the pair's queue with the pair's number above it.
+/// A handle is the handle of the pair's queue, with the pair's number in the bits above.
 #[derive(Debug)]
 pub(crate) struct Pairs {
     queues: Vec<VhostQueue>,
-    /// Bits of a handle that are the queue's own.
+    /// Bits of the queue's handle.
     shift: u32,
-    /// The pair of each conversation.
+    /// The pair of each flow.
     steering: Box<[u8; CONVERSATIONS]>,
-    /// Who is asked first.
+    /// The pair to poll first.
     turn: usize,
     /// Readable when any of the kicks is.
     kicks: OwnedFd,
@@ -35,7 +35,7 @@ pub(crate) struct Pairs {
 
 impl Pairs {
     /// # Errors
-    /// No descriptor could be had.
+    /// No file descriptor was available.
     pub(crate) fn new(queues: Vec<VhostQueue>) -> io::Result<Pairs> {
         let kicks = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (pair, queue) in queues.iter().enumerate() {
@@ -43,7 +43,7 @@ impl Pairs {
             epoll::add(&kicks, queue.fd(), data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         }
         let largest = queues.iter().map(|q| q.tx_capacity().max(q.rx_capacity())).max().unwrap_or(1);
-        // Until the guest has sent, conversations are spread.
+        // Until the guest has sent, flows are spread over the pairs.
         let steering = Box::new(std::array::from_fn(|slot| (slot % queues.len()) as u8));
         Ok(Pairs { shift: largest.next_power_of_two().trailing_zeros(), steering, turn: 0, kicks, queues })
     }
@@ -57,7 +57,7 @@ impl Pairs {
     }
 }
 
-/// The slot of a frame's conversation, the same for both directions. Frames that nobody understands share one.
+/// The slot of a frame's flow, the same for both directions. Frames that cannot be parsed share one.
 fn slot(head: &[u8], len: usize) -> usize {
     let Ok(parsed) = parse(head, len) else { return 0 };
     let there = parsed.flow_key();
@@ -179,7 +179,7 @@ impl GuestPort for Pairs {
         (self.queues.len() as u32) << self.shift
     }
 
-    /// That of the smallest: all packets of a connection may be for one pair.
+    /// The minimum over the pairs: all packets of a connection may go to one pair.
     fn receive_window(&self) -> u32 {
         self.queues.iter().map(|queue| queue.receive_window()).min().unwrap_or(1)
     }
@@ -202,7 +202,7 @@ impl PolledPort for Pairs {
         self.kicks.as_fd()
     }
 
-    /// As each of the kicks: nobody reads it.
+    /// As for the kicks: it is never read.
     fn is_edge_triggered(&self) -> bool {
         true
     }

@@ -75,7 +75,7 @@ fn answers_come_to_the_pair_that_asked_in_order() {
     for pair in &mut guest {
         pair.fill(&[2048; 8]);
     }
-    // It moves to the other pair, and its answers with it.
+    // The flow moves to the other pair, and its replies with it.
     for asking in [1, 0, 1] {
         guest[asking].send(Header::default(), &frame((1, 1000), (2, 53), 0), &[], false).expect("room");
         let got = mock::fetch(&mut port);

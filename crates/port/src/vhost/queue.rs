@@ -18,7 +18,7 @@ use super::staging::Staging;
 use super::transmit::{Buffers, Transmit};
 use crate::guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 
-/// What makes a queue pair.
+/// Parameters of a queue pair.
 #[derive(Debug)]
 pub(crate) struct QueueSpec {
     pub(crate) memory: Arc<Memory>,
@@ -26,37 +26,37 @@ pub(crate) struct QueueSpec {
     pub(crate) packed: bool,
     pub(crate) receive: RingSpec,
     pub(crate) transmit: RingSpec,
-    /// The guest writes to it when it has added packets.
+    /// Eventfd that the guest writes after it has added packets.
     pub(crate) kick: Arc<OwnedFd>,
-    /// Transmit buffers go back in the order in which they were taken.
+    /// Whether transmit buffers must be returned in the order in which they were taken.
     pub(crate) in_order: bool,
-    /// Whether all but the head of a packet that is fetched stays in the guest's memory.
+    /// Whether all but the head of a fetched packet stays in the guest's memory.
     pub(crate) slicing: bool,
     pub(crate) mergeable: bool,
     pub(crate) guest_checksum: bool,
-    /// The guest takes merged segments.
+    /// Whether the guest accepts merged segments.
     pub(crate) merged: bool,
     /// Longest frame for the guest, bytes.
     pub(crate) max_frame: usize,
-    /// Where pages that are written are marked.
+    /// Log for written pages.
     pub(crate) log: Option<DirtyLog>,
-    /// Where to leave the ends.
+    /// Where to report the ring ends.
     pub(crate) ends: Arc<Ends>,
 }
 
-/// Up to where the rings of a queue pair were worked off, once it has stopped.
+/// Ring positions of a stopped queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
     pub(crate) receive: AtomicU32,
     pub(crate) transmit: AtomicU32,
-    /// The queue was abandoned after a fault in it.
+    /// Whether the queue was abandoned after a fault in it.
     faulted: AtomicBool,
-    /// The front-end, to be told of that.
+    /// The front-end, to be disconnected on a fault.
     front_end: Option<Arc<Foreign>>,
 }
 
 impl Ends {
-    /// Of a queue whose front-end is at the other end of a socket.
+    /// For a queue whose front-end is connected by this socket.
     pub(crate) fn with(front_end: Option<Arc<Foreign>>) -> Self {
         Ends { front_end, ..Ends::default() }
     }
@@ -68,7 +68,7 @@ impl Ends {
 
     fn fault(&self) {
         self.faulted.store(true, Ordering::Release);
-        // Does not block. The port's thread finds the connection ended, and the front-end may connect again.
+        // Does not block. The port's thread sees the closed connection, and the front-end may reconnect.
         if let Some(front_end) = &self.front_end {
             let _ = rustix::net::shutdown(front_end, rustix::net::Shutdown::Both);
         }
@@ -77,26 +77,26 @@ impl Ends {
 
 /// A guest's virtio network device, in the guest's own memory: one queue pair, or all that the driver uses.
 ///
-/// What the guest sends stays where it is until [`complete`](GuestPort::complete); what it receives is written there once,
-/// by [`place`](GuestPort::place). When it is dropped, everything that it holds goes back to the guest.
+/// Packets from the guest stay in place until [`complete`](GuestPort::complete); packets for the guest are written
+/// there once, by [`place`](GuestPort::place). Dropping it returns all buffers to the guest.
 pub trait GuestQueue: PolledPort + Send + Debug {
-    /// What happened since the queue was started.
+    /// Counters since the queue was started.
     fn vhost_counters(&self) -> VhostCounters;
-    /// Bytes of packets that are kept outside of the guest's memory.
+    /// Bytes of packets kept outside of the guest's memory.
     fn kept_bytes(&self) -> u64;
-    /// Bytes of this process that hold descriptors of the guest's buffers.
+    /// Memory of this process for descriptors of the guest's buffers, bytes.
     fn descriptor_bytes(&self) -> u64;
 }
 
-/// One or more queue pairs, whatever the format of their rings.
+/// One or more queue pairs, with rings of either format.
 pub type VhostQueue = Box<dyn GuestQueue>;
 
-/// Makes a queue pair. `None`: a ring that is none, or not in memory.
+/// Opens a queue pair. `None`: a ring is invalid, or not in memory.
 pub(crate) fn open(spec: QueueSpec) -> Option<VhostQueue> {
     if spec.packed { Some(Box::new(Queue::<Packed>::new(spec)?)) } else { Some(Box::new(Queue::<Split>::new(spec)?)) }
 }
 
-/// What a queue counts, by name.
+/// A queue's counters by name.
 pub(crate) fn named(queue: &impl GuestQueue) -> Vec<(String, u64)> {
     let kept = [("tx_kept_bytes".to_string(), queue.kept_bytes())];
     queue.vhost_counters().iter().chain(kept).filter(|c| c.1 > 0).collect()
@@ -106,7 +106,7 @@ pub(crate) fn named(queue: &impl GuestQueue) -> Vec<(String, u64)> {
 #[derive(Debug)]
 struct Queue<R: Ring> {
     receive: Receive<R>,
-    /// Where frames wait for the others that they are merged with, if the guest takes that.
+    /// Frames that wait to be merged with others, if the guest supports that.
     staging: Option<Staging>,
     transmit: Transmit<R>,
     kick: Arc<OwnedFd>,
@@ -118,7 +118,7 @@ struct Queue<R: Ring> {
 impl<R: Ring> Queue<R> {
     fn new(spec: QueueSpec) -> Option<Self> {
         let mut receive = R::open(&spec.memory, spec.receive)?;
-        // The sender retries; it need not be notified that there is room.
+        // The sender retries; a notification of new room is not needed.
         receive.ask_for_silence();
         let merges = spec.merged && spec.mergeable && spec.guest_checksum;
         let buffers = receive.size().get();
@@ -133,14 +133,14 @@ impl<R: Ring> Queue<R> {
         })
     }
 
-    /// Tells the operator, once, that the receive ring is out of use.
+    /// Logs once that the receive ring is out of use.
     fn tell_broken(&self, before: Option<Broken>) {
         if let (None, Some(broken)) = (before, self.receive.broken()) {
             tracing::warn!(%broken, "a guest's receive ring is out of use until its driver restarts it");
         }
     }
 
-    /// Ends both rings if the memory that they are in was found to have gone.
+    /// Takes both rings out of use if the memory that contains them is lost.
     fn check_memory(&mut self) {
         if self.broken != Some(Broken::Memory) && self.transmit.ring.memory().is_lost() {
             tracing::warn!(broken = %Broken::Memory, "a guest's rings are out of use until its front-end reconnects");
@@ -190,7 +190,7 @@ impl<R: Ring> GuestPort for Queue<R> {
             return Ok(false);
         }
         let fetched = self.transmit.fetch(max, out, &mut self.counters);
-        // Refused packets do not wait for others to be completed.
+        // Refused packets do not wait for others to complete.
         if self.transmit.ring.has_unshown() {
             self.flush();
         }
@@ -224,9 +224,9 @@ impl<R: Ring> GuestPort for Queue<R> {
         match self.transmit.buffers() {
             now if now == before => {}
             Buffers::Kept => {
-                tracing::warn!("a guest has used a buffer again that it had not got back: copies are kept")
+                tracing::warn!("a guest reused an in-flight TX buffer; packets are copied from now on")
             }
-            _ => tracing::debug!("a guest leaves its buffers alone: no copies are kept any more"),
+            _ => tracing::debug!("a guest does not reuse in-flight TX buffers; packets are no longer copied"),
         }
         intact
     }
@@ -307,8 +307,8 @@ impl<R: Ring> GuestPort for Queue<R> {
         self.staging.as_ref().map_or(buffers, Staging::capacity)
     }
 
-    /// Half of the ring: the other half is with the guest, which has yet to offer it again. A packet that finds no buffer
-    /// looks lost to its sender.
+    /// Half of the ring: the other half may be with the guest, which has yet to offer it again. To its sender, a packet
+    /// that finds no buffer looks lost.
     fn receive_window(&self) -> u32 {
         (self.rx_capacity() / 2).max(1)
     }
@@ -327,7 +327,7 @@ impl<R: Ring> PolledPort for Queue<R> {
         self.kick.as_fd()
     }
 
-    /// The kick is an event counter that is never read.
+    /// The kick is an eventfd that is never read.
     fn is_edge_triggered(&self) -> bool {
         true
     }

@@ -1,4 +1,4 @@
-//! What a guest receives: placed in its memory at once, in arrival order, and shown in another one ("in-place guest
+//! Packets for the guest: placed in its memory at once, in arrival order, and shown in another order ("in-place guest
 //! reordering", NSDI'26, section 4.2).
 
 use bifrost_wire::virtio_net;
@@ -13,10 +13,10 @@ use super::ring::{BadChain, Broken, Piece, Ring, Want};
 use super::transmit::HEADER;
 use crate::guest::{PlaceError, RxHandle};
 
-/// Longest receive buffer that is made use of.
+/// Maximum bytes used of a receive buffer.
 const LIMIT: u32 = 1 << 20;
 
-/// A packet that is not one frame as it came: its virtio header, and its bytes in pieces.
+/// A packet that is not a single frame as received: its virtio header, and its bytes in pieces.
 #[derive(Debug)]
 pub(super) struct Source<'a> {
     virtio: virtio_net::Header,
@@ -24,17 +24,17 @@ pub(super) struct Source<'a> {
     len: usize,
 }
 
-/// What the virtio header says.
+/// Contents of the virtio header.
 #[derive(Clone, Copy)]
 enum Head {
-    /// Of one frame as it came: nothing but whether its checksum was verified.
+    /// For a single frame as received: only whether its checksum was verified.
     Frame {
         verified: bool,
     },
     Of(virtio_net::Header),
 }
 
-/// What is written into buffers.
+/// A source of bytes for receive buffers.
 trait Bytes {
     fn len(&self) -> usize;
     /// Writes bytes `from..to` to the guest's memory.
@@ -83,33 +83,33 @@ pub(crate) struct Receive<R> {
     pub(crate) ring: R,
     /// `VIRTIO_NET_F_MRG_RXBUF`: a packet may take several buffers.
     mergeable: bool,
-    /// `VIRTIO_NET_F_GUEST_CSUM`: the guest takes our word for checksums.
+    /// `VIRTIO_NET_F_GUEST_CSUM`: the guest trusts our checksum verification.
     guest_checksum: bool,
     /// Longest frame, bytes.
     max_frame: usize,
-    /// The headers of frames in one buffer, as bytes: without and with a verified checksum. Put together again, their bytes
-    /// would be read back while they are on their way to memory, behind all that was written before.
+    /// Encoded headers of frames in one buffer: without and with a verified checksum. Building them each time would
+    /// read the bytes back while their stores are still in the store buffer, behind all earlier ones.
     headers: [[u8; HEADER]; 2],
     buffers: Table<Buffer>,
-    /// Buffers that were taken and are not in use, oldest last.
+    /// Taken, unused buffers, oldest last.
     spare: Vec<Index>,
-    /// Scratch: buffers and pieces of the packet that is being placed, and the pieces of its first buffer that have the header.
+    /// Scratch: buffers and pieces of the packet being placed, and the pieces of its first buffer that hold the header.
     taken: Vec<Index>,
     pieces: Vec<Piece>,
     header: Vec<Piece>,
     credit: Credit,
     broken: Option<Broken>,
-    /// Where pages that are written are marked.
+    /// Log for written pages.
     log: Option<DirtyLog>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Buffer {
-    /// The driver has it, or it waits in its ring.
+    /// Owned by the driver, or waiting in its ring.
     Drivers,
-    /// It was taken and is empty.
+    /// Taken and empty.
     Spare,
-    /// It has `len` bytes of a packet that goes on in buffer `next`; `first`: it starts there.
+    /// Holds `len` bytes of a packet that continues in buffer `next`; `first`: the packet starts here.
     Placed { len: u32, next: Option<Index>, first: bool },
 }
 
@@ -119,7 +119,7 @@ impl<R: Ring> Receive<R> {
         let size = ring.size();
         let mut buffers = size.table(Buffer::Drivers);
         let mut spare = Vec::with_capacity(usize::from(size.get()));
-        // What was placed there was not acknowledged, and comes again.
+        // Packets placed there were not acknowledged, and will be retransmitted.
         for head in ring.take_recovered().into_iter().rev() {
             buffers[head] = Buffer::Spare;
             spare.push(head);
@@ -142,7 +142,7 @@ impl<R: Ring> Receive<R> {
         }
     }
 
-    /// From now on, marks what is written in `log`, or nothing.
+    /// From now on, marks written pages in `log`; `None` stops that.
     pub(crate) fn set_log(&mut self, log: Option<DirtyLog>) {
         self.ring.set_log(log.clone());
         self.log = log;
@@ -162,7 +162,7 @@ impl<R: Ring> Receive<R> {
         self.place_bytes(frame, Head::Frame { verified: checksum_valid && self.guest_checksum }, counters)
     }
 
-    /// Writes a packet that was put together into the next free buffers.
+    /// Writes a merged packet into the next free buffers.
     pub(super) fn place_from(
         &mut self,
         source: &Source<'_>,
@@ -182,7 +182,7 @@ impl<R: Ring> Receive<R> {
         let (mut work, mut refused) = (0, false);
         while written < total {
             if work >= PACKET_WORK && !mutated!(WorkNotBounded) {
-                // Buffers that cannot be used have gone back; too many small ones are never enough.
+                // Bad buffers were returned; too many small ones never suffice.
                 let error = if refused { PlaceError::NoBuffer } else { PlaceError::TooLarge };
                 return Err(self.give_up(error, counters));
             }
@@ -195,7 +195,7 @@ impl<R: Ring> Receive<R> {
             let room = match walk.bytes {
                 Ok(room) => room as usize,
                 Err(bad) => {
-                    // It goes back at once, empty, which drivers count as an error.
+                    // Returned at once, empty, which drivers count as an error.
                     refused = true;
                     self.return_bad(head, bad, cost, counters);
                     continue;
@@ -223,7 +223,7 @@ impl<R: Ring> Receive<R> {
             return Err(self.give_up(PlaceError::NoBuffer, counters));
         }
         if self.log.is_some() {
-            // Once more: it was written after the others.
+            // Again: the header was written after the other pieces.
             self.mark(if self.taken.len() > 1 { &self.header } else { &self.pieces }, HEADER);
         }
         self.taken.clear();
@@ -251,7 +251,7 @@ impl<R: Ring> Receive<R> {
         counters.rx_bytes += bytes.saturating_sub(HEADER as u64);
     }
 
-    /// Throws a packet away; its buffers are the next ones to be filled.
+    /// Discards a packet; its buffers are filled next.
     pub(crate) fn discard(&mut self, handle: RxHandle, counters: &mut VhostCounters) {
         let mut at = self.first(handle);
         counters.rx_discarded_frames += u64::from(at.is_some());
@@ -264,7 +264,7 @@ impl<R: Ring> Receive<R> {
         self.give_back();
     }
 
-    /// The end of the ring: what was taken and not shown goes back, untaken as far as that can be said, empty otherwise.
+    /// Ends the ring: taken buffers that were not shown are untaken as far as possible; the others are returned empty.
     pub(crate) fn give_back_all(&mut self) {
         for _ in 0..self.ring.size().get() {
             let Some(head) = self.ring.last_taken() else { break };
@@ -286,18 +286,18 @@ impl<R: Ring> Receive<R> {
         self.broken
     }
 
-    /// Nothing more is placed. Whether something was until now.
+    /// Stops placing. Returns whether it was possible until now.
     pub(crate) fn end(&mut self, broken: Broken) -> bool {
         self.spare.clear();
         self.broken.replace(broken).is_none()
     }
 
-    /// Bytes of this process that hold descriptors.
+    /// Memory of this process for descriptors, bytes.
     pub(crate) fn descriptor_bytes(&self) -> usize {
         size_of::<Piece>() * (self.pieces.capacity() + self.header.capacity()) + self.ring.descriptor_bytes()
     }
 
-    /// The first buffer of a packet that was placed, if there is one of that name.
+    /// The first buffer of a placed packet, if the handle is valid.
     fn first(&self, handle: RxHandle) -> Option<Index> {
         let head = self.ring.size().check_handle(handle.0)?;
         matches!(self.buffers[head], Buffer::Placed { first: true, .. }).then_some(head)
@@ -330,7 +330,7 @@ impl<R: Ring> Receive<R> {
         }
     }
 
-    /// A frame is not placed.
+    /// Fails to place a frame.
     fn give_up(&mut self, error: PlaceError, counters: &mut VhostCounters) -> PlaceError {
         self.give_back();
         match error {
@@ -340,7 +340,7 @@ impl<R: Ring> Receive<R> {
         error
     }
 
-    /// The buffers of the packet that was being placed are empty again.
+    /// Makes the buffers of the packet being placed empty again.
     fn give_back(&mut self) {
         while let Some(head) = self.taken.pop() {
             self.buffers[head] = Buffer::Spare;
@@ -348,7 +348,7 @@ impl<R: Ring> Receive<R> {
         }
     }
 
-    /// A buffer that cost `work` cannot be used.
+    /// Returns a bad buffer that cost `work`.
     fn return_bad(&mut self, head: Index, bad: BadChain, work: u32, counters: &mut VhostCounters) {
         self.buffers[head] = Buffer::Drivers;
         self.ring.push_used(head, 0);
@@ -358,7 +358,7 @@ impl<R: Ring> Receive<R> {
         }
     }
 
-    /// Notes where the header goes, before the pieces of the next buffer take the place of those of the first one.
+    /// Saves the header's pieces, before those of the next buffer overwrite them.
     fn note_header(&mut self) {
         self.header.clear();
         let mut bytes = 0;
@@ -371,7 +371,8 @@ impl<R: Ring> Receive<R> {
         }
     }
 
-    /// Writes bytes `from..from + len` of header and frame to the pieces; the header is written last, when it is known.
+    /// Writes bytes `from..from + len` of header and frame to the pieces; skips the header, which is written last, once
+    /// it is known.
     #[inline]
     fn fill<B: Bytes + ?Sized>(&self, from: usize, len: usize, frame: &B) {
         let (mut at, end) = (from, from + len);
@@ -396,7 +397,7 @@ impl<R: Ring> Receive<R> {
         }
     }
 
-    /// Names each buffer's successor.
+    /// Links each buffer to its successor.
     fn link(&mut self) {
         for pair in self.taken.windows(2) {
             if let Buffer::Placed { next, .. } = &mut self.buffers[pair[0]] {
@@ -405,7 +406,7 @@ impl<R: Ring> Receive<R> {
         }
     }
 
-    /// The header lies in the first buffer: its pieces were noted if others came after.
+    /// The header is in the first buffer: its pieces were saved if others followed.
     fn write_header(&mut self, virtio: Head) -> bool {
         let several = self.taken.len() > 1;
         let virtio = match (virtio, &self.pieces[..]) {

@@ -1,7 +1,8 @@
-//! The record of receive buffers in flight for front-ends that keep none themselves (QEMU's network devices): a file beside
-//! the socket for each queue pair. It outlives a daemon that was killed, as the guest does, and the next one goes on from it.
+//! The record of receive buffers in flight for front-ends that keep none themselves (QEMU's network devices): a file
+//! beside the socket for each queue pair. It outlives a killed daemon, as the guest does, and the next daemon continues
+//! from it.
 //!
-//! A record belongs to one run of one front-end and to its rings where they are now; any other finds it empty.
+//! A record belongs to one run of one front-end and to its rings at their current addresses; for any other it is empty.
 
 use std::fs::File;
 use std::io;
@@ -17,30 +18,30 @@ use super::memory::{Memory, RegionSpec};
 use super::mutation::mutated;
 use super::socket::Entry;
 
-/// Bytes in front of the rings' records: whose they are.
+/// Length of the header before the rings' records, bytes: it identifies their owner.
 const HEADER: usize = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"bfrec  1");
 
-/// A process, by number and start time: numbers come again.
+/// A process, by PID and start time: PIDs are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FrontEnd {
     pid: u32,
-    /// Since the machine started, in the kernel's ticks.
+    /// Since boot, in the kernel's clock ticks.
     started: u64,
 }
 
 impl FrontEnd {
-    /// The process at the other end; `None` if the kernel does not say.
+    /// The process at the other end; `None` if the kernel does not report it.
     pub(super) fn of(socket: &impl AsFd) -> Option<FrontEnd> {
         let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid.as_raw_nonzero().get() as u32;
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name, in parentheses, may contain anything; the start time is the twentieth field behind it.
+        // The name, in parentheses, may contain anything; the start time is the twentieth field after it.
         let (_, fields) = stat.rsplit_once(") ")?;
         Some(FrontEnd { pid, started: fields.split(' ').nth(19)?.parse().ok()? })
     }
 }
 
-/// The record of one queue pair of a device: that of the first one is at `path`.
+/// Path of a queue pair's record; that of the first one is `path`.
 pub(super) fn path(path: &Path, pair: usize) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     if pair > 0 {
@@ -49,18 +50,18 @@ pub(super) fn path(path: &Path, pair: usize) -> PathBuf {
     name.into()
 }
 
-/// Removes the records of all pairs that a device may have.
+/// Removes the records of all possible pairs of a device.
 pub(super) fn remove(of: &Path, pairs: u16) {
     for pair in 0..usize::from(pairs) {
         let _ = Entry::of(&path(of, pair)).map(|entry| entry.remove());
     }
 }
 
-/// Opens the record at `path` for the rings that `rings` describe, `bytes` long: as an earlier daemon has left it if it
-/// is theirs, new otherwise.
+/// Opens the record at `path` for the rings described by `rings`, `bytes` long: as an earlier daemon left it if it
+/// belongs to them, new otherwise.
 ///
-/// Its directory may be one that somebody else can write. So nothing is written to a file that is there unless it is a record of
-/// this daemon's for just these rings; any other is removed, and a new one made.
+/// Other users may be able to write its directory. So an existing file is written only if it is a record of this daemon
+/// for exactly these rings; any other is removed, and a new one created.
 pub(super) fn open(path: &Path, front_end: FrontEnd, rings: &[u64], bytes: usize) -> io::Result<Arc<Memory>> {
     let mut header: Vec<u8> = Vec::with_capacity(HEADER);
     for word in [MAGIC, u64::from(front_end.pid), front_end.started, rings.len() as u64].iter().chain(rings) {
@@ -83,14 +84,14 @@ pub(super) fn open(path: &Path, front_end: FrontEnd, rings: &[u64], bytes: usize
     let mode = Mode::RUSR | Mode::WUSR;
     let file = File::from(entry.open(OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, mode)?);
     file.set_len((HEADER + bytes) as u64)?;
-    // Last: a header says that all behind it is as it should be.
+    // Last: a header means that everything after it is valid.
     file.write_all_at(&header, 0)?;
     map(file, bytes)
 }
 
-/// The record that is there, if it begins with `header` and nobody else can have written it.
+/// The existing record, if it begins with `header` and no other user can have written it.
 fn existing(entry: &Entry, header: &[u8], bytes: usize) -> Option<File> {
-    // Nothing waits for what is not a file.
+    // Non-blocking, in case it is not a regular file.
     let file = File::from(entry.open(OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty()).ok()?);
     let metadata = file.metadata().ok()?;
     let is_ours = metadata.is_file()
@@ -140,7 +141,7 @@ mod tests {
             assert_eq!(std::fs::read(&precious).expect("there"), b"precious", "{name}");
             assert!(std::fs::symlink_metadata(&path).expect("a record").is_file(), "{name}");
         }
-        // A record that others can write is not one.
+        // A record that others can write is rejected.
         let memory = open().expect("a record");
         Memory::area(&memory, 0, 64, 8).expect("its area").store(0, 7u64, Ordering::Release);
         let first =
@@ -169,7 +170,7 @@ mod tests {
         };
         assert_eq!(value(me, &[1, 2], 128), 0);
         assert_eq!(value(me, &[1, 2], 128), 7, "as it was left");
-        assert_eq!(value(FrontEnd { started: me.started + 1, ..me }, &[1, 2], 128), 0, "the number came again");
+        assert_eq!(value(FrontEnd { started: me.started + 1, ..me }, &[1, 2], 128), 0, "the PID was reused");
         assert_eq!(value(me, &[1, 3], 128), 0, "rings elsewhere");
         assert_eq!(value(me, &[1, 3], 192), 0, "larger rings");
         assert_eq!(value(me, &[1, 3], 192), 7);

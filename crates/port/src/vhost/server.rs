@@ -1,4 +1,4 @@
-//! A vhost-user port and the thread that answers on its socket.
+//! A vhost-user port and the thread that serves its socket.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,13 +22,13 @@ use super::socket::{self, Listening};
 use super::{Mode, QueueOwner, VhostConfig, record};
 use crate::panics;
 
-/// How long to wait before the front-end's socket is tried again.
+/// Retry interval for the front-end's socket.
 const RETRY: Duration = Duration::from_millis(200);
-/// How long the thread may take to end. It takes longer only if a system call of its own does not return.
+/// How long the thread may take to end. It takes longer only if one of its system calls hangs.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What a connection counts among messages.
+/// Cost of a connection, in messages.
 const CONNECTION: u32 = 50;
-/// Descriptors of a port that may wait to be closed. With more, no front-end is served.
+/// Maximum descriptors of a port that wait to be closed. Above it, no further front-end is served.
 const MAX_CLOSING: usize = 512;
 
 /// A vhost-user port that serves its socket until it is dropped.
@@ -36,12 +36,12 @@ const MAX_CLOSING: usize = 512;
 pub struct VhostPort {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// The socket, if it was made here.
+    /// The socket, if this side created it.
     socket: Option<Listening>,
     record: Option<(PathBuf, u16)>,
 }
 
-/// What the thread and its port share.
+/// State shared by the thread and its port.
 #[derive(Debug)]
 struct Shared {
     wake: OwnedFd,
@@ -55,18 +55,18 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     stopping: bool,
-    /// The thread does nothing any more.
+    /// Whether the thread has ended.
     ended: bool,
-    /// The next daemon needs the record.
+    /// Whether the next daemon needs the record.
     keeps_record: bool,
     /// The connection being served.
     connection: Option<Arc<Foreign>>,
 }
 
-/// Why a vhost-user port could not be opened.
+/// Why a vhost-user port cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum VhostError {
-    /// Something else is there.
+    /// Something else is at the path.
     #[error("vhost-user socket {path}: {problem}")]
     Path {
         /// As configured.
@@ -74,21 +74,21 @@ pub enum VhostError {
         /// What is wrong.
         problem: &'static str,
     },
-    /// The kernel made no such socket.
+    /// The kernel did not create the socket.
     #[error("vhost-user socket {path}: cannot listen: {source}; its directory must exist and be writable")]
     Listen {
         /// As configured.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// No thread or descriptor could be had.
+    /// No thread or file descriptor was available.
     #[error("cannot start the thread of a vhost-user port: {0}")]
     Thread(#[from] io::Error),
 }
 
 impl VhostPort {
-    /// Opens the socket, or starts looking for it, and serves the front-ends at its other end, one after the other.
+    /// Opens the socket, or starts connecting to it, and serves front-ends one after the other.
     ///
     /// # Errors
     /// See [`VhostError`].
@@ -109,7 +109,7 @@ impl VhostPort {
             ended: Condvar::new(),
         });
         let theirs = Arc::clone(&shared);
-        // Connections that wait to be accepted are closed with it, and what they have sent.
+        // Closing it also closes connections that wait to be accepted, and their data.
         let listener = listener.map(|listener| Foreign::new(listener, &shared.helper));
         let thread = std::thread::Builder::new().name("vhost-user".into()).spawn(move || {
             let _end = End(&theirs);
@@ -121,7 +121,7 @@ impl VhostPort {
         Ok(VhostPort { shared, thread: Some(thread), socket, record })
     }
 
-    /// What its front-ends have done since it was opened, by name; `waiting_descriptors` have yet to be closed.
+    /// Counters of its front-ends since it was opened, by name; `waiting_descriptors` are yet to be closed.
     pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let waiting = ("waiting_descriptors", self.shared.helper.waiting() as u64);
         self.shared.counters.values().into_iter().chain([waiting])
@@ -147,7 +147,7 @@ impl Drop for VhostPort {
         drop(state);
         match self.thread.take() {
             Some(thread) if ended => drop(thread.join()),
-            _ => tracing::error!("the thread of a vhost-user port hangs in a system call, and is left behind"),
+            _ => tracing::error!("the thread of a vhost-user port hangs in a system call and is abandoned"),
         }
         self.shared.owner.retire(ended);
         if let Some(socket) = &self.socket {
@@ -159,7 +159,7 @@ impl Drop for VhostPort {
     }
 }
 
-/// Tells that the thread has ended, whatever ends it.
+/// Signals the end of the thread, on any exit path.
 struct End<'a>(&'a Shared);
 
 impl Drop for End<'_> {
@@ -185,7 +185,7 @@ impl Shared {
                 Ok(Some(stream)) => Arc::new(Foreign::new(stream, &self.helper)),
                 Ok(None) => break,
                 Err(panic) => {
-                    tracing::error!(port = config.name, %panic, "waiting for a front-end has failed; it is tried again");
+                    tracing::error!(port = config.name, %panic, "waiting for a front-end failed; retrying");
                     comeback.fault(Instant::now());
                     continue;
                 }
@@ -198,7 +198,7 @@ impl Shared {
                 state.connection = Some(Arc::clone(&stream));
             }
             self.counters.connections.fetch_add(1, Ordering::Relaxed);
-            tracing::info!(port = config.name, "a vhost-user front-end has connected");
+            tracing::info!(port = config.name, "a vhost-user front-end connected");
             let end = panics::contain(|| {
                 device.meet(&stream);
                 loop {
@@ -218,12 +218,12 @@ impl Shared {
             let faulted = end.is_err() || device.has_faulted();
             match &end {
                 Ok(_) if faulted => {
-                    tracing::error!(port = config.name, "the front-end is disconnected after a fault in its queue");
+                    tracing::error!(port = config.name, "disconnecting the front-end after a fault in its queue");
                 }
-                Ok(Failure::Closed) => tracing::info!(port = config.name, "the front-end has gone"),
-                Ok(error) => tracing::warn!(port = config.name, %error, "the front-end is disconnected"),
+                Ok(Failure::Closed) => tracing::info!(port = config.name, "the front-end disconnected"),
+                Ok(error) => tracing::warn!(port = config.name, %error, "disconnecting the front-end"),
                 Err(panic) => {
-                    tracing::error!(port = config.name, %panic, "a panic at a message: the front-end is disconnected")
+                    tracing::error!(port = config.name, %panic, "a message handler panicked; disconnecting the front-end")
                 }
             }
             {
@@ -238,8 +238,8 @@ impl Shared {
             if let Err(panic) = reset {
                 device = device.rebuild(&panic);
             }
-            // Only now: a front-end that learns of the end must not find the old device. That its descriptors are closed may take
-            // a while.
+            // Only now: a front-end that sees the disconnection must not find the old device. Closing its descriptors
+            // may take a while.
             let _ = shutdown(&stream, Shutdown::Both);
             drop(stream);
             let mut wait = pace.spend(device.take_cost() + CONNECTION, Instant::now());
@@ -249,7 +249,7 @@ impl Shared {
         }
     }
 
-    /// Waits for that moment, or for the end.
+    /// Waits until then, or until the port stops.
     fn wait_until(&self, at: Option<Instant>) {
         while let Some(left) = at.and_then(|at| at.checked_duration_since(Instant::now()))
             && !left.is_zero()
@@ -257,7 +257,7 @@ impl Shared {
         {}
     }
 
-    /// Waits that long; `false`: the port is to end.
+    /// Waits this long; `false`: the port stops.
     fn wait(&self, time: Duration) -> bool {
         if !time.is_zero() {
             let time = Timespec::try_from(time).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
@@ -266,7 +266,7 @@ impl Shared {
         !self.state().stopping
     }
 
-    /// The next front-end that connects; `None` at the end.
+    /// The next front-end that connects; `None` when the port stops.
     fn accept(&self, listener: &Foreign) -> Option<OwnedFd> {
         loop {
             let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
@@ -280,7 +280,7 @@ impl Shared {
         }
     }
 
-    /// A connection to a front-end that listens; `None` at the end.
+    /// A connection to a listening front-end; `None` when the port stops.
     fn connect(&self, path: &Path) -> Option<OwnedFd> {
         loop {
             if self.state().stopping {

@@ -1,4 +1,5 @@
-//! Where front-ends and ports meet: the socket as a path in the file system, whose directory somebody else may be able to write.
+//! The socket between front-ends and ports: a path in the file system, whose directory other users may be able to
+//! write.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -13,10 +14,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use super::VhostError;
 
-/// Who may connect: the owner and the group. Without this the umask decides, and a careful one leaves the group nothing.
+/// The owner and the group may connect. Without this the umask decides, and a strict one excludes the group.
 const SOCKET_MODE: u32 = 0o660;
 
-/// A name in a directory, whatever becomes of the path to it.
+/// A name in a directory that stays valid if the path to the directory changes.
 #[derive(Debug)]
 pub(super) struct Entry {
     directory: OwnedFd,
@@ -25,7 +26,7 @@ pub(super) struct Entry {
 
 impl Entry {
     /// # Errors
-    /// There is no such directory, or the path does not name an entry of one.
+    /// The directory does not exist, or the path does not name an entry of one.
     pub(super) fn of(path: &Path) -> io::Result<Entry> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -33,23 +34,23 @@ impl Entry {
         Ok(Entry { directory: open(parent, flags, Mode::empty())?, name })
     }
 
-    /// What is there; a symbolic link is not followed.
+    /// Metadata of the entry; a symbolic link is not followed.
     pub(super) fn stat(&self) -> Result<Stat, Errno> {
         statat(&self.directory, self.name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Opens what is there, and nothing that it links to.
+    /// Opens the entry; a symbolic link is not followed.
     pub(super) fn open(&self, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         openat(&self.directory, self.name.as_os_str(), flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode)
     }
 
-    /// Removes what is there.
+    /// Removes the entry.
     pub(super) fn remove(&self) -> Result<(), Errno> {
         unlinkat(&self.directory, self.name.as_os_str(), AtFlags::empty())
     }
 }
 
-/// A socket that listens, and its entry in the file system.
+/// A listening socket, and its entry in the file system.
 #[derive(Debug)]
 pub(super) struct Listening {
     entry: Entry,
@@ -58,7 +59,7 @@ pub(super) struct Listening {
 }
 
 impl Listening {
-    /// Removes the socket, if it is still the one that was made.
+    /// Removes the socket, if the entry is still the one created.
     pub(super) fn remove(&self) {
         if self.entry.stat().is_ok_and(|there| (there.st_dev, there.st_ino) == self.identity) {
             let _ = self.entry.remove();
@@ -66,22 +67,22 @@ impl Listening {
     }
 }
 
-/// Connections that may wait to be accepted. They are served at a pace: a front-end that makes thousands and leaves them would
-/// otherwise keep its own port out of use for minutes afterwards.
+/// Maximum connections waiting to be accepted. They are served at a limited rate: a front-end that makes thousands and
+/// leaves them would otherwise block its own port for minutes.
 const WAITING: i32 = 16;
 
-/// Makes the socket, in the place of one that nobody serves any more.
+/// Creates the socket; replaces a stale one.
 pub(super) fn listen(path: &Path) -> Result<(UnixListener, Listening), VhostError> {
     let bad = |problem| VhostError::Path { path: path.to_owned(), problem };
     let failed = |source| VhostError::Listen { path: path.to_owned(), source };
     let entry = Entry::of(path).map_err(failed)?;
     if let Ok(there) = entry.stat() {
         if !is_socket(&there) {
-            return Err(bad("something that is not a socket is there; remove it or correct port.socket"));
+            return Err(bad("the path exists but is not a socket; remove it or correct port.socket"));
         }
-        // A socket with a full queue listens, too.
+        // A socket with a full queue is in use, too.
         if matches!(call(path.as_os_str()), Ok(_) | Err(Errno::AGAIN)) {
-            return Err(bad("somebody else listens there; stop it or correct port.socket"));
+            return Err(bad("another process listens there; stop it or correct port.socket"));
         }
         entry.remove().map_err(|error| failed(error.into()))?;
     }
@@ -92,7 +93,7 @@ pub(super) fn listen(path: &Path) -> Result<(UnixListener, Listening), VhostErro
     Ok((listener, Listening { entry, identity }))
 }
 
-/// Gives the new socket its mode: the socket, and nothing that has taken its place meanwhile.
+/// Sets the mode of the new socket, but not of another file that has replaced it meanwhile.
 fn restrict(entry: &Entry) -> Result<(u64, u64), Errno> {
     let there = entry.open(OFlags::PATH, Mode::empty())?;
     let stat = fstat(&there)?;
@@ -103,17 +104,17 @@ fn restrict(entry: &Entry) -> Result<(u64, u64), Errno> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// Connects to a front-end that listens at `path`. Does not block: the queue of a socket that never accepts stays full.
+/// Connects to a front-end that listens at `path`. Does not block if the queue of the socket is full.
 ///
 /// # Errors
-/// Nobody listens there, the queue is full (`EAGAIN`), or it is not a socket.
+/// No process listens there, the queue is full (`EAGAIN`), or it is not a socket.
 pub(super) fn dial(path: &Path) -> Result<OwnedFd, Errno> {
     let there = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     if !is_socket(&fstat(&there)?) {
         return Err(Errno::NOTSOCK);
     }
     let stream = call(OsStr::from_bytes(format!("/proc/self/fd/{}", there.as_raw_fd()).as_bytes()))?;
-    // Its own: nobody else has this open file.
+    // Not shared: no other process has this open file.
     let flags = rustix::fs::fcntl_getfl(stream.as_fd())?;
     rustix::fs::fcntl_setfl(stream.as_fd(), flags - OFlags::NONBLOCK)?;
     Ok(stream)
@@ -137,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// Fills the queue of a socket that accepts nobody.
+    /// Fills the queue of a socket that never accepts.
     fn fill(path: &Path) -> Vec<OwnedFd> {
         std::iter::from_fn(|| call(path.as_os_str()).ok()).collect()
     }
@@ -149,7 +150,7 @@ mod tests {
         let _listener = UnixListener::bind(&path).expect("a listener");
         let _queue = fill(&path);
         assert_eq!(dial(&path).err(), Some(Errno::AGAIN));
-        assert!(matches!(listen(&path), Err(VhostError::Path { .. })), "somebody is there");
+        assert!(matches!(listen(&path), Err(VhostError::Path { .. })), "another process listens");
     }
 
     #[test]
@@ -172,7 +173,7 @@ mod tests {
         let (path, secret) = (directory.path().join("vm.sock"), directory.path().join("secret"));
         std::fs::write(&secret, "").expect("a file");
         std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).expect("its mode");
-        // As if the directory's owner had been quicker than this side.
+        // As if the directory's owner had replaced it first.
         let entry = Entry::of(&path).expect("a directory");
         std::os::unix::fs::symlink(&secret, &path).expect("a link");
         assert!(restrict(&entry).is_err());

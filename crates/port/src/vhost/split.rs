@@ -12,15 +12,15 @@ use super::memory::{Area, Memory};
 use super::mutation::mutated;
 use super::ring::{BadChain, Broken, Piece, Ring, RingSpec, Walk, Want};
 
-/// How many buffers ahead descriptors are fetched into the cache, and what they point to.
+/// How many buffers ahead to prefetch descriptors, and buffers.
 const DESCRIPTORS_AHEAD: u16 = 12;
 const BUFFERS_AHEAD: u16 = 6;
-/// In the descriptor's second half: flags and next.
+/// Bit offsets in the descriptor's second half: flags and next.
 const AT_FLAGS: u32 = 32;
 const AT_NEXT: u32 = 48;
-/// In the available ring: the driver wants no notifications.
+/// Flag of the available ring: the driver wants no notifications.
 const NO_INTERRUPT: u16 = 1;
-/// In the used ring: the device wants none.
+/// Flag of the used ring: the device wants none.
 const NO_NOTIFY: u16 = 1;
 
 /// The device's side of a split ring.
@@ -33,29 +33,29 @@ pub(crate) struct Split {
     call: Arc<Call>,
     inflight: Option<Inflight>,
     log: Option<DirtyLog>,
-    /// Where the used ring is in the log.
+    /// Address of the used ring in the log.
     used_in_log: u64,
-    /// What an earlier life of this daemon had taken, in that order.
+    /// Buffers taken by an earlier life of this daemon, in the order of taking.
     recovered: Vec<Index>,
     size: Size,
     event_idx: bool,
     /// The next available entry to take.
     next_available: u16,
-    /// Up to where available entries are known to be.
+    /// Index up to which available entries are known.
     seen_available: u16,
-    /// Where the next used entry goes.
+    /// Index of the next used entry.
     next_used: u16,
-    /// Up to where the driver sees used entries.
+    /// Index up to which the driver sees used entries.
     shown_used: u16,
-    /// How far the available index would be ahead of the used one if the driver had everything.
+    /// By how much the available index is ahead of the used one when the device holds no buffers.
     ahead: u16,
-    /// The driver is asked for notifications.
+    /// Whether the driver is asked for notifications.
     kicks: bool,
 }
 
 impl Split {
-    /// Has the processor fetch what the next calls will want: the driver's processor wrote it last, and waiting for it, one
-    /// line after the other, would take longer than all else.
+    /// Prefetches what the next calls need: another CPU wrote it last, and waiting for one line after the other would
+    /// take longer than everything else.
     #[inline]
     fn warm_up(&self) {
         let left = self.seen_available.wrapping_sub(self.next_available);
@@ -70,12 +70,12 @@ impl Split {
         }
     }
 
-    /// Whether there is something to take, by the driver's index.
+    /// Checks the driver's index for buffers to take.
     fn look(&mut self) -> Result<bool, Broken> {
-        // Acquire: the entries and descriptors that this index stands for are read after it.
+        // Acquire: the entries and descriptors up to this index are read after it.
         let index = u16::from_le(self.available.load(2, Ordering::Acquire));
         let there = index.wrapping_sub(self.next_available);
-        // Buffers that the device has, whether it has used them or not, cannot be offered.
+        // Buffers that the device holds, used or not, cannot be offered.
         let taken = self.next_available.wrapping_sub(self.shown_used).wrapping_sub(self.ahead);
         let taken = if mutated!(UnshownNotCounted) { 0 } else { taken };
         if u32::from(there) + u32::from(taken) > u32::from(self.size.get()) {
@@ -90,7 +90,7 @@ impl Split {
         u16::from_le(self.available.load(4 + 2 * usize::from(index & (self.size.get() - 1)), Ordering::Relaxed))
     }
 
-    /// Adds all pieces of a buffer, as far as they are wanted.
+    /// Adds the pieces of a buffer, as far as they are needed.
     #[inline]
     fn walk(&self, head: Index, pieces: &mut Pieces<'_>) -> Result<(), BadChain> {
         let first = self.descriptor(head.get()).ok_or(BadChain::Link)?;
@@ -125,7 +125,7 @@ impl Split {
         Err(BadChain::Link)
     }
 
-    /// Used entries `old..new` and the index behind them were written.
+    /// Marks the used entries `old..new` and the index, which were written.
     #[cold]
     fn mark_used(&self, old: u16, new: u16) {
         let Some(log) = &self.log else { return };
@@ -139,7 +139,7 @@ impl Split {
         log.tell();
     }
 
-    /// Flags, index, or the available event were written.
+    /// Marks the flags, index, or available event, which were written.
     #[cold]
     fn mark_control(&self) {
         if let Some(log) = &self.log {
@@ -157,7 +157,7 @@ impl Split {
     }
 }
 
-/// A descriptor and its successor, by the two halves of it.
+/// Decodes a descriptor and its successor from its two halves.
 #[inline]
 fn halves(guest: u64, rest: u64) -> (Descriptor, u16) {
     (Descriptor { guest, len: rest as u32, flags: (rest >> AT_FLAGS) as u16 }, (rest >> AT_NEXT) as u16)
@@ -175,7 +175,7 @@ impl Ring for Split {
         let mut inflight = spec.record.map(|area| Inflight::new(area, size));
         let recovered = inflight.as_mut().map(|i| i.recover(next_used)).unwrap_or_default();
         let in_flight = recovered.len() as u16;
-        // Buffers are taken in the ring's order: each that was taken came back, or is in flight.
+        // Buffers are taken in the ring's order: each taken one was returned, or is in flight.
         let base = if recovered.is_empty() { spec.base } else { next_used.wrapping_add(in_flight) };
         let used_in_log = spec.used_in_log.or_else(|| memory.guest_address(spec.used))?;
         used_in_log.checked_add(6 + 8 * n as u64)?;
@@ -276,7 +276,7 @@ impl Ring for Split {
         if let Some(inflight) = &mut self.inflight {
             inflight.before_show();
         }
-        // Release: a reader that sees the index sees the entries, and what was written to the buffers.
+        // Release: a reader that sees the index sees the entries, and the buffers' contents.
         self.used.store(2, new.to_le(), Ordering::Release);
         if let Some(inflight) = &mut self.inflight {
             inflight.after_show(new);
@@ -285,7 +285,7 @@ impl Ring for Split {
         if self.log.is_some() {
             self.mark_used(old, new);
         }
-        // The driver asks for notifications and then looks at the index; here it is the other way round.
+        // The driver enables notifications and then checks the index; the order here is the reverse.
         fence(Ordering::SeqCst);
         let wanted = if self.event_idx {
             let event = u16::from_le(self.available.load(4 + 2 * usize::from(self.size.get()), Ordering::Relaxed));
@@ -314,7 +314,7 @@ impl Ring for Split {
     }
 
     fn ask_for_silence(&mut self) {
-        // With event indexes, the one asked for last is enough: it lies behind, and nothing moves it.
+        // With event indexes the last request is enough: that position is behind, and nothing moves it.
         if self.kicks && !self.event_idx {
             self.used.store(0, NO_NOTIFY.to_le(), Ordering::Relaxed);
             self.mark_control();

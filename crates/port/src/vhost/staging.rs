@@ -1,8 +1,8 @@
 //! Receiving for a guest that takes merged segments (`VIRTIO_NET_F_GUEST_TSO4` and `6`, with mergeable buffers).
 //!
-//! Which segments become one packet is known when they are shown, and a packet's payload lies in its buffers without gaps. So frames for
-//! such a guest are placed here, as for a TAP device, and written to its memory when they are shown: one copy more, and a guest whose
-//! kernel works on one packet where there were up to 64.
+//! Only when segments are shown is it known which of them form one packet, and a packet's payload must be contiguous in
+//! its buffers. So frames for such a guest are placed here, as for a TAP device, and written to its memory when they
+//! are shown. This costs one more copy, but the guest's kernel handles one packet instead of up to 64.
 
 use std::collections::VecDeque;
 
@@ -14,19 +14,19 @@ use super::ring::Ring;
 use crate::guest::{PlaceError, RxHandle};
 use crate::pool::Pool;
 
-/// Most frames that are placed and not shown.
+/// Maximum number of frames placed and not shown.
 const MOST_SLOTS: u32 = 4096;
 
-/// Frames between arrival and the guest's memory. A handle is the number of a frame's slot.
+/// Frames that arrived and are not in the guest's memory yet. A handle is a slot number.
 #[derive(Debug)]
 pub(super) struct Staging {
     slots: Pool,
-    /// By slot, as far as they were ever used.
+    /// By slot, for slots ever used.
     placed: Vec<Placed>,
     merger: Merger,
     /// Frames for which the guest had no buffers when they were to be shown, oldest first. They are shown one by one.
     waiting: VecDeque<u32>,
-    /// Scratch: slots that are free again.
+    /// Scratch: slots that became free.
     done: Vec<u32>,
     max_frame: usize,
 }
@@ -39,7 +39,7 @@ struct Placed {
 }
 
 impl Staging {
-    /// For a ring of so many buffers and frames of at most `max_frame` bytes.
+    /// For a ring of this many buffers and frames of at most `max_frame` bytes.
     pub(super) fn new(buffers: u16, max_frame: usize) -> Self {
         Staging {
             slots: Pool::new(u32::from(buffers).min(MOST_SLOTS), max_frame.next_multiple_of(64)),
@@ -51,7 +51,7 @@ impl Staging {
         }
     }
 
-    /// Keeps a frame.
+    /// Stores a frame.
     pub(super) fn place(
         &mut self,
         frame: &[u8],
@@ -74,7 +74,7 @@ impl Staging {
         Ok(RxHandle(slot))
     }
 
-    /// Shows a frame next: with those before it, if they are one packet.
+    /// Shows a frame next, merged with earlier ones if they form one packet.
     pub(super) fn publish<R: Ring>(
         &mut self,
         handle: RxHandle,
@@ -95,7 +95,7 @@ impl Staging {
         self.free();
     }
 
-    /// The end of a batch: nothing waits for others any more, and what waited for buffers is tried again.
+    /// Ends a batch: shows all merged packets, and retries frames that wait for buffers.
     pub(super) fn flush<R: Ring>(&mut self, receive: &mut Receive<R>, counters: &mut VhostCounters) {
         let Self { slots, placed, merger, waiting, done, .. } = self;
         while let Some(&slot) = waiting.front() {
@@ -103,7 +103,7 @@ impl Staging {
             match receive.place(&slots.bytes(slot)[..len as usize], checksum_valid, counters) {
                 Ok(handle) => receive.publish(handle, counters),
                 Err(PlaceError::NoBuffer) => break,
-                // Counted; the guest has no buffer that it fits into.
+                // Counted; it does not fit into the guest's buffers.
                 Err(PlaceError::TooLarge) => {}
             }
             done.push(slot);
@@ -113,7 +113,7 @@ impl Staging {
         self.free();
     }
 
-    /// Throws a frame away.
+    /// Discards a frame.
     pub(super) fn discard(&mut self, handle: RxHandle, counters: &mut VhostCounters) {
         let published = self.placed.get(handle.0 as usize).is_some_and(|placed| placed.published);
         if !published && self.slots.put(handle.0) {
@@ -121,12 +121,12 @@ impl Staging {
         }
     }
 
-    /// Whether packets wait for the guest's buffers.
+    /// Whether frames wait for the guest's buffers.
     pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Frames that can be placed and not shown.
+    /// Maximum number of frames placed and not shown.
     pub(super) fn capacity(&self) -> u32 {
         self.slots.capacity()
     }
@@ -138,7 +138,7 @@ impl Staging {
     }
 }
 
-/// Writes a packet to the guest's memory, or keeps its frames until there are buffers, behind those that wait for the same.
+/// Writes a packet to the guest's memory, or queues its frames until there are buffers, behind those that wait already.
 fn show<R: Ring>(
     packet: &Merged<'_>,
     slots: &Pool,
@@ -151,12 +151,12 @@ fn show<R: Ring>(
     if waiting.is_empty() && write(packet, slots, receive, counters) {
         return done.extend(names);
     }
-    // Its ring may never have room for all of a large packet at once.
+    // Its ring may never have room for a whole large packet.
     counters.rx_deferred_frames += packet.parts.len() as u64;
     waiting.extend(names);
 }
 
-/// Whether a packet is in the guest's memory.
+/// Whether the packet was written to the guest's memory.
 fn write<R: Ring>(packet: &Merged<'_>, slots: &Pool, receive: &mut Receive<R>, counters: &mut VhostCounters) -> bool {
     let mut pieces = [&[][..]; 1 + Merger::MAX_PARTS];
     pieces[0] = packet.header;

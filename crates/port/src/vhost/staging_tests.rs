@@ -13,7 +13,7 @@ fn guest(packed: bool, mergeable: bool) -> Guest {
     guest
 }
 
-/// A TCP frame of a flow, with verified checksums: `len` bytes from `seq` on.
+/// A TCP frame of a flow with a verified checksum: `len` bytes from `seq` on.
 fn segment(flow: u8, seq: u32, len: usize) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x08, 0x00];
     let ip = frame.len();
@@ -27,7 +27,7 @@ fn segment(flow: u8, seq: u32, len: usize) -> Vec<u8> {
     frame.extend((0..len).map(|i| (seq as usize + i) as u8));
     let parsed = parse(&frame, frame.len()).expect("a frame");
     let offload = Offload { checksum: Some((parsed.l4, 16)), ..Offload::default() };
-    // The field has the sum of the pseudo header, as a guest leaves it.
+    // The field has the sum of the pseudo-header, as set by a guest.
     let l4 = frame.len() - usize::from(parsed.l4);
     let words = [0x0a00u32, u32::from(flow), 0x0a00, 2, 6, l4 as u32];
     let sum: u32 = words.iter().sum();
@@ -38,7 +38,7 @@ fn segment(flow: u8, seq: u32, len: usize) -> Vec<u8> {
     out
 }
 
-/// "Don't fragment" makes identifications meaningless, and segmentation counts them up.
+/// With "don't fragment", identifications have no meaning, and segmentation increments them.
 fn without_id(mut frame: Vec<u8>) -> Vec<u8> {
     let sum =
         u32::from(u16::from_be_bytes([frame[24], frame[25]])) + u32::from(u16::from_be_bytes([frame[18], frame[19]]));
@@ -47,7 +47,7 @@ fn without_id(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// The frames that a received packet stands for.
+/// The frames that a received packet represents.
 fn cut((header, bytes): &(Header, Vec<u8>)) -> Vec<Vec<u8>> {
     if header.gso_type == virtio_net::GSO_NONE {
         return vec![without_id(bytes.clone())];
@@ -153,7 +153,7 @@ fn what_finds_no_buffers_waits_and_what_is_too_much_is_refused() {
     assert!(port.place(&frames[0], true).is_ok());
 }
 
-/// A ring that never has room for a large packet gets its frames one by one.
+/// A ring without room for a large packet gets its frames one by one.
 #[test]
 fn rings_that_are_too_small_for_a_large_packet_get_single_frames() {
     let mut guest = guest(false, true);

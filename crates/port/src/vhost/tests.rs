@@ -1,4 +1,4 @@
-//! The queue against a driver that plays by the rules, and one that does not.
+//! The queue against a driver that follows the rules, and one that does not.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,21 +11,21 @@ use super::split::Split;
 use super::*;
 use crate::guest::{GuestPort, PlaceError, TxFrame};
 
-/// A descriptor: its number, address, length, flags, successor.
+/// A descriptor: its index, address, length, flags, successor.
 type Described = (u16, u64, u32, u16, u16);
 type Misdeed = fn(&mut Guest);
 
 pub(super) const KIND: Kind = Kind { packed: false, size: 16, event_idx: true, mergeable: true };
 pub(super) const BOTH: [Kind; 2] = [KIND, Kind { packed: true, ..KIND }];
 
-/// The same for packets that may leave more than once.
+/// The same for packets that may be sent more than once.
 fn fetch_to_repeat(queue: &mut VhostQueue) -> Vec<TxFrame> {
     let frames = fetch(queue);
     frames.iter().for_each(|frame| queue.keep(frame.handle));
     frames
 }
 
-/// Bytes of packets that the queue has copies of, beyond their heads.
+/// Bytes of packets copied by the queue, beyond their heads.
 fn kept(queue: &VhostQueue) -> u64 {
     queue.counters().into_iter().find(|(name, _)| name == "tx_kept_bytes").map_or(0, |(_, bytes)| bytes)
 }
@@ -69,7 +69,7 @@ fn sent_frames_stay_with_the_device_until_completed_and_go_back_in_that_order() 
         );
         assert_eq!((guest.tx.calls(), queue.tx_free()), (1, 15));
         drop(queue);
-        assert_eq!(guest.tx.reap(), Some((heads[1], 0)), "the end of a queue gives everything back");
+        assert_eq!(guest.tx.reap(), Some((heads[1], 0)), "dropping a queue returns everything");
     }
 }
 
@@ -81,12 +81,12 @@ fn what_was_decided_about_headers_stays_true_when_the_guest_changes_them() {
         let original = frame(1000, 1);
         guest.send(Header::default(), &original, &[], false);
         let got = fetch(&mut queue);
-        assert!(queue.is_intact(got[0].handle), "as far as that can be said");
+        assert!(queue.is_intact(got[0].handle), "as far as known");
         queue.complete(got[0].handle);
-        assert_eq!(kept(&queue), 0, "it was not to leave again");
+        assert_eq!(kept(&queue), 0, "no resend was expected");
         guest.send(Header::default(), &original, &[], false);
         let got = fetch_to_repeat(&mut queue);
-        assert_eq!(kept(&queue), 744, "nothing is proven yet");
+        assert_eq!(kept(&queue), 744, "not proven yet");
         assert!(queue.is_intact(got[0].handle));
         queue.complete(got[0].handle);
         // From now on packets stay in the guest's memory.
@@ -118,14 +118,14 @@ fn a_guest_that_uses_buffers_early_has_its_packets_kept() {
             let (at, second) = send(&mut guest, &mut queue);
             let (_, third) = send(&mut guest, &mut queue);
             assert!(guest.memory.write(at, &[0xee; 3012]));
-            // What was kept can leave again; what was not is gone.
+            // Copied packets can be sent again; the others are lost.
             assert_eq!(queue.is_intact(second.handle), !proven_first);
             if !proven_first {
                 assert_eq!(bytes(&queue, &second), original);
             }
             assert_eq!(queue.vhost_counters().tx_reused_buffer_packets, 1);
-            assert!(queue.is_intact(third.handle), "others are what they were");
-            // From now on copies count.
+            assert!(queue.is_intact(third.handle), "others are unchanged");
+            // From now on packets are copied.
             let (at, fourth) = send(&mut guest, &mut queue);
             assert!(guest.memory.write(at, &[0xee; 3012]));
             assert!(queue.is_intact(fourth.handle));
@@ -162,8 +162,8 @@ fn what_is_frozen_stays_what_it_was_whatever_the_guest_writes() {
                 assert!(guest.memory.write(at, &overwritten));
                 assert_eq!(bytes(&queue, &got), original, "{len}");
                 let (head, rest) = queue.bytes(got.handle);
-                assert_eq!([head, rest].concat(), original, "{len}: all of it is the port's");
-                // A guest that uses its buffers early is found out, and the packet can leave again all the same.
+                assert_eq!([head, rest].concat(), original, "{len}: the port has all of it");
+                // A guest that reuses in-flight buffers is detected, and the packet can be sent again all the same.
                 assert!(queue.is_intact(got.handle));
                 assert_eq!(bytes(&queue, &got), original, "{len}");
                 queue.complete(got.handle);
@@ -181,7 +181,7 @@ fn without_slicing_what_leaves_is_what_was_there_when_it_was_fetched() {
             guest.slicing = slicing;
             let mut queue = guest.queue();
             let mut reused = 0;
-            // What is kept of one packet is in a buffer that had another one, longer or shorter.
+            // A packet's copy is in memory that held another one's, longer or shorter.
             for (seed, len) in [3000, 60, 60_000, 300, 256, 9000].into_iter().enumerate() {
                 let original = frame(len, seed as u8);
                 let at = guest.allocate(0);
@@ -194,7 +194,7 @@ fn without_slicing_what_leaves_is_what_was_there_when_it_was_fetched() {
                 let (head, rest) = original.split_at(len - behind);
                 let rest = if slicing { &overwritten[..behind] } else { rest };
                 assert_eq!(bytes(&queue, &got), [head, rest].concat(), "{len}");
-                assert_eq!(queue.is_intact(got.handle), !slicing, "{len}: may it leave once more?");
+                assert_eq!(queue.is_intact(got.handle), !slicing, "{len}: can it be sent again?");
                 reused += u64::from(slicing);
                 assert_eq!(queue.vhost_counters().tx_reused_buffer_packets, reused);
                 queue.complete(got.handle);
@@ -228,7 +228,7 @@ fn frames_appear_in_the_order_of_publication_with_one_notification() {
         queue.notify().expect("notify");
         assert_eq!(guest.rx.calls(), 0);
         drop(queue);
-        // The buffer of the one that never was shown, and those never taken: all but the first two are still in the ring.
+        // The buffer that was never shown, and those never taken: all but the first two are still in the ring.
         assert_eq!(guest.ends.get().0 as u16 & !WRAP, 4);
         assert_eq!((guest.rx.reap(), guest.rx.reap()), (Some((2, 0)), None));
     }
@@ -276,7 +276,7 @@ fn kicks_are_asked_for_when_the_ring_is_empty() {
             assert!(queue.fetch(1, &mut out).expect("fetch"), "more may be waiting");
             let old = guest.tx.next_available;
             guest.send(Header::default(), &[1; 60], &[], false);
-            assert!(!guest.tx.kick_wanted(old), "the device comes again by itself");
+            assert!(!guest.tx.kick_wanted(old), "the device polls again by itself");
         }
     }
 }
@@ -296,11 +296,11 @@ fn large_frames_take_several_buffers_that_appear_together() {
         // Two buffers are left: 8000 bytes.
         assert_eq!(queue.place(&frame(8500, 1), false), Err(PlaceError::NoBuffer));
         assert_eq!(queue.place(&frame(9019, 1), false), Err(PlaceError::TooLarge));
-        let placed = queue.place(&large, false).expect("what could not be placed left its buffers");
+        let placed = queue.place(&large, false).expect("the failed frame released its buffers");
         queue.discard(placed);
         queue.discard(placed);
         queue.publish(placed);
-        let placed = queue.place(&large, false).expect("what was discarded left its buffers");
+        let placed = queue.place(&large, false).expect("the discarded frame released its buffers");
         queue.publish(placed);
         queue.notify().expect("notify");
         assert_eq!(guest.receive().map(|r| r.1), Some(large));
@@ -332,7 +332,7 @@ fn a_virtio_header_that_does_not_fit_its_frame_is_refused() {
         guest.send(bad, &frame(100, 1), &[], false);
         guest.tx.add(&[(GUEST + (4 << 20), 11)], 0);
         assert!(fetch(&mut queue).is_empty());
-        assert!(guest.tx.reap().is_some() && guest.tx.reap().is_some(), "refused buffers go back at once");
+        assert!(guest.tx.reap().is_some() && guest.tx.reap().is_some(), "refused buffers return at once");
         assert_eq!(queue.vhost_counters().tx_bad_buffer_packets, 1);
         assert_eq!(queue.vhost_counters().tx_malformed_packets.iter().sum::<u64>(), 1);
     }
@@ -405,8 +405,8 @@ fn bad_receive_buffers_go_back_empty_and_the_next_one_is_taken() {
 #[test]
 fn a_driver_that_breaks_the_ring_loses_it() {
     let broken: [(&str, Misdeed); 4] = [
-        ("index from nowhere", |g| g.tx.write16(g.tx.available + 2, 17)),
-        ("index that goes back", |g| g.tx.write16(g.tx.available + 2, u16::MAX)),
+        ("index out of range", |g| g.tx.write16(g.tx.available + 2, 17)),
+        ("index that decreases", |g| g.tx.write16(g.tx.available + 2, u16::MAX)),
         ("no such descriptor", |g| g.tx.offer(16)),
         ("one buffer twice", |g| {
             g.tx.descriptor(0, GUEST, 60, 0, 0);
@@ -422,7 +422,7 @@ fn a_driver_that_breaks_the_ring_loses_it() {
         assert_eq!(queue.vhost_counters().broken_rings, 1, "{name}");
         guest.send(Header::default(), &[1; 60], &[], false);
         assert!(fetch(&mut queue).is_empty(), "{name}");
-        // The other direction goes on.
+        // The other direction continues.
         guest.fill(&[2048]);
         assert!(queue.place(&[1; 60], false).is_ok(), "{name}");
     }
@@ -453,7 +453,7 @@ fn a_guest_whose_memory_is_taken_away_loses_its_rings_and_nothing_else_happens()
             guest.file.set_len(cut).expect("shorter");
             let mut out = Vec::new();
             queue.copy(got[0].handle, 0, 1000, &mut out);
-            assert_eq!(out.len(), 1000, "{what}: some bytes are as good as others");
+            assert_eq!(out.len(), 1000, "{what}: lost memory reads as other bytes");
             let _ = queue.place(&[1; 60], false);
             queue.publish(placed);
             queue.complete(got[1].handle);

@@ -1,10 +1,11 @@
-//! What a guest sends: its buffers stay where they are, in its memory, until they are completed (delayed release).
+//! Packets from the guest: their buffers stay in its memory until they are completed (delayed release).
 //!
-//! That needs a driver that does not touch a buffer before it has got it back. Until the first repetition has shown that, all
-//! bytes of packets that may be repeated are kept here, too; one that turns out to use its buffers early has all of them kept for good (NSDI'26, section 7.1).
+//! That requires a driver that does not touch a buffer in flight. Until the first retransmission has shown that, all
+//! bytes of packets that may be sent again are copied here, too. If a driver turns out to reuse buffers early, its
+//! packets are copied permanently (NSDI'26, section 7.1).
 //!
-//! That only the head of a packet is copied when it is fetched is Triton's header-payload slicing (SIGCOMM'24, section 5.2).
-//! Without slicing, all of it is kept here from then on.
+//! Copying only the head of a packet when it is fetched is Triton's header-payload slicing (SIGCOMM'24, section 5.2).
+//! Without slicing, the whole packet is copied when it is fetched.
 
 use std::collections::VecDeque;
 
@@ -20,35 +21,36 @@ use super::mutation::mutated;
 use super::ring::{BadChain, Broken, Piece, Ring, Walk, Want};
 use crate::guest::{TxFrame, TxHandle};
 
-/// Bytes in front of every frame (virtio 1.3, section 5.1.6).
+/// Length of the header before every frame, bytes (virtio 1.3, section 5.1.6).
 pub(crate) const HEADER: usize = virtio_net::LEN;
-/// Bytes of a packet that are copied when it is fetched: both headers.
+/// Bytes of a packet copied when it is fetched: both headers.
 const STRIDE: usize = HEADER + HEAD_LEN;
-/// Largest spare copy that is kept while packets stay in place, bytes: those that are frozen all the same are one frame each.
+/// Maximum size of a spare buffer kept while packets stay in place, bytes: packets frozen nevertheless are single
+/// frames.
 const SPARE_BYTES: usize = 16 << 10;
 
-/// Pieces for which a slot keeps its room from one packet to the next. More are for long packets, of which one sixteenth of
-/// the ring may be held at a time.
+/// Number of pieces for which a slot keeps memory between packets. Only long packets need more; one sixteenth of the
+/// ring may hold such packets at a time.
 const KEPT_PIECES: usize = 64;
 
-/// Packets that leave a ring at a time.
+/// Maximum packets moved out of a ring at a time.
 const MOVED_AT_ONCE: u16 = 64;
 
 /// Whether a guest's buffers can be read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Buffers {
-    /// Nothing was sent again so far: packets are kept here.
+    /// No retransmission so far: packets are copied.
     Unproven,
-    /// They were as they had been: packets stay where they are.
+    /// They were unchanged: packets stay in place.
     InPlace,
-    /// They were not, or that is not to be relied on: packets are kept here, for good.
+    /// They had changed, or slicing is off: packets are copied permanently.
     Kept,
 }
 
-/// The transmit queue of one queue pair. A handle is the number of the packet's buffer, or what `moved` says.
+/// The transmit queue of one queue pair. A handle is the number of the packet's buffer, or one given out by `moved`.
 ///
-/// Of a held packet it keeps the first [`HEAD_LEN`] bytes, which what was decided about it depends on, and where the rest
-/// is. The guest may write to the rest at any time.
+/// Of a held packet it keeps the first [`HEAD_LEN`] bytes, on which all decisions depend, and the location of the rest.
+/// The guest may write to the rest at any time.
 #[derive(Debug)]
 pub(crate) struct Transmit<R> {
     pub(crate) ring: R,
@@ -56,30 +58,30 @@ pub(crate) struct Transmit<R> {
     heads: Table<[u8; STRIDE]>,
     packets: Table<Packet>,
     buffers: Buffers,
-    /// Whether all but the head of a packet stays where it is when it is fetched.
+    /// Whether all but the head of a packet stays in place when it is fetched.
     slicing: bool,
-    /// What had the rest of packets, emptied: as many as were kept at once, and no large ones once they stay in place.
+    /// Spare buffers for packet copies: as many as were in use at once, and no large ones once packets stay in place.
     spare: Vec<Vec<u8>>,
-    /// What is compared.
+    /// For comparisons.
     scratch: Vec<u8>,
     held: u16,
-    /// Packets of these with more than [`KEPT_PIECES`].
+    /// Held packets with more than [`KEPT_PIECES`].
     long: u16,
     /// Work of this turn.
     work: u32,
     credit: Credit,
-    /// What an earlier life of this daemon had fetched and not completed: sent once more, first.
+    /// Packets that an earlier life of this daemon fetched and did not complete: sent again, first.
     again: VecDeque<Index>,
-    /// If buffers have to go back in the order in which they were taken. A front-end
-    /// without a record of what is in flight takes all from the used index on for it when its back-end has gone, and
-    /// QEMU then gives some of it back itself.
+    /// Set if buffers have to be returned in the order in which they were taken. A front-end without an inflight record
+    /// takes all buffers from the used index on as in flight when its back-end has gone, and QEMU then returns some of
+    /// them itself.
     in_order: Option<InOrder>,
 }
 
-/// Of a ring whose buffers go back in the order in which they were taken.
+/// State for a ring that returns buffers in the order in which they were taken.
 #[derive(Debug)]
 struct InOrder {
-    /// Those that have not, oldest first.
+    /// Taken buffers that have not been returned, oldest first.
     order: VecDeque<Index>,
     moved: Moved,
 }
@@ -88,12 +90,12 @@ struct InOrder {
 struct Packet {
     /// All bytes in the guest's memory, virtio header included.
     pieces: Vec<Piece>,
-    /// Bytes of the frame.
+    /// Length of the frame, bytes.
     len: u32,
-    /// The bytes behind the head, if they are kept here.
+    /// The bytes behind the head, if copied here.
     rest: Option<Vec<u8>>,
     held: bool,
-    /// Done with, and waiting for earlier ones to go back.
+    /// Completed, and waiting for earlier ones to be returned.
     done: bool,
 }
 
@@ -118,7 +120,7 @@ impl<R: Ring> Transmit<R> {
         }
     }
 
-    /// Fetches up to `max` packets. Returns whether more may be waiting; if not, the guest kicks when there are.
+    /// Fetches up to `max` packets. Returns whether more may be waiting; if not, the guest kicks for new ones.
     pub(crate) fn fetch(
         &mut self,
         max: usize,
@@ -147,7 +149,7 @@ impl<R: Ring> Transmit<R> {
         Ok(true)
     }
 
-    /// Looks at one buffer; bad ones go back at once.
+    /// Reads one buffer's descriptors; bad buffers return at once.
     fn take(&mut self, head: Index, counters: &mut VhostCounters) -> Result<Option<TxFrame>, Broken> {
         let packet = &mut self.packets[head];
         if packet.held || packet.done {
@@ -178,7 +180,7 @@ impl<R: Ring> Transmit<R> {
         };
         packet.len = len;
         packet.rest = None;
-        // The frame's first bytes are copied now and never read again: what is decided about them stays true.
+        // The frame's first bytes are copied now and never read again: decisions about them stay valid.
         let bytes = &mut self.heads[head][..HEADER + (len as usize).min(HEAD_LEN)];
         if !gather(self.ring.memory(), &packet.pieces, 0, bytes) {
             return Ok(self.refuse(head, &mut counters.tx_bad_buffer_packets));
@@ -186,7 +188,7 @@ impl<R: Ring> Transmit<R> {
         let Some((virtio, bytes)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
         let mut frame = TxFrame { handle: TxHandle(u32::from(head.get())), len, offload: Offload::default() };
         let virtio = virtio_net::Header::parse(virtio).unwrap_or_default();
-        // A frame for which nothing is left to do is not looked at: the data path parses it anyway.
+        // A frame without offloads is not parsed here: the data path parses it anyway.
         if virtio.flags & virtio_net::F_NEEDS_CSUM != 0 || virtio.gso_type != virtio_net::GSO_NONE {
             match parse(bytes, len as usize).and_then(|parsed| Offload::from_virtio(virtio, &parsed, len as usize)) {
                 Ok(offload) => frame.offload = offload,
@@ -230,7 +232,7 @@ impl<R: Ring> Transmit<R> {
         }
     }
 
-    /// A packet that is held, and its slot.
+    /// A held packet, and its slot.
     fn held(&self, handle: TxHandle) -> Option<(Index, &Packet)> {
         let slot = match &self.in_order {
             Some(in_order) => in_order.moved.slot(handle.0)?,
@@ -239,7 +241,7 @@ impl<R: Ring> Transmit<R> {
         Some((slot, &self.packets[slot])).filter(|(_, packet)| packet.held)
     }
 
-    /// A packet that has left the ring.
+    /// A packet that was moved out of the ring.
     fn own(&self, handle: TxHandle) -> Option<&Own> {
         self.in_order.as_ref()?.moved.own(handle.0)
     }
@@ -251,7 +253,7 @@ impl<R: Ring> Transmit<R> {
         }
     }
 
-    /// The bytes behind the head, if they are kept here.
+    /// The bytes behind the head, if copied here.
     pub(crate) fn rest(&self, handle: TxHandle) -> &[u8] {
         match self.held(handle) {
             Some((_, packet)) => packet.rest.as_deref().unwrap_or_default(),
@@ -277,14 +279,15 @@ impl<R: Ring> Transmit<R> {
         append(self.ring.memory(), &packet.pieces, from, to, out);
     }
 
-    /// The packet may be sent more than once: unless the driver has shown that it leaves buffers alone, all of it is kept.
+    /// The packet may be sent more than once: copies all of it, unless the driver has shown that it does not reuse
+    /// buffers early.
     pub(crate) fn keep(&mut self, handle: TxHandle) {
         if self.buffers != Buffers::InPlace {
             self.freeze(handle);
         }
     }
 
-    /// Keeps a copy of all of the packet: from now on it is what it is now, whatever the guest writes.
+    /// Copies the whole packet: from now on the guest cannot change it.
     pub(crate) fn freeze(&mut self, handle: TxHandle) {
         let Some(slot) = self.held(handle).filter(|(_, packet)| packet.rest.is_none()).map(|(slot, _)| slot) else {
             return;
@@ -295,19 +298,19 @@ impl<R: Ring> Transmit<R> {
         let mut rest = if behind > 0 { self.spare.pop().unwrap_or_default() } else { Vec::new() };
         rest.reserve(behind);
         append(self.ring.memory(), &packet.pieces, HEADER + len - behind, HEADER + len, &mut rest);
-        // All pieces were found to be memory. Were that not so any more, zeros would be kept.
+        // All pieces were found to be memory. If that is no longer true, zeros are kept.
         rest.resize(behind, 0);
         packet.rest = Some(rest);
     }
 
-    /// Bytes of packets that are kept here.
+    /// Bytes of packets copied here.
     pub(crate) fn kept_bytes(&self) -> u64 {
         let in_ring: u64 = self.packets.iter().filter_map(|p| p.rest.as_ref()).map(|rest| rest.len() as u64).sum();
         in_ring + self.in_order.as_ref().map_or(0, |in_order| in_order.moved.bytes())
     }
 
-    /// Makes room in a ring that is short of it, and whose buffers go back in order: packets that are not done with leave it, oldest first.
-    /// Afterwards, others do not wait for them.
+    /// Makes room in a ring that runs short and returns buffers in order: moves uncompleted packets out, oldest first,
+    /// so that others no longer wait for them.
     pub(crate) fn relieve(&mut self, counters: &mut VhostCounters) {
         let size = self.ring.size().get();
         let Some(in_order) = &self.in_order else { return };
@@ -332,7 +335,7 @@ impl<R: Ring> Transmit<R> {
         }
     }
 
-    /// A packet is not in its buffer any more.
+    /// Frees a packet's buffer.
     fn leave(&mut self, slot: Index) {
         let packet = &mut self.packets[slot];
         packet.held = false;
@@ -345,8 +348,8 @@ impl<R: Ring> Transmit<R> {
         self.buffers
     }
 
-    /// Compares what a packet was with what its buffer has now: all of it if it is kept here, its head otherwise. A
-    /// packet whose rest may be another one's is not intact.
+    /// Compares a packet's copy with its buffer: all of it if it is copied here, its head otherwise. If only the head
+    /// is known and has changed, the packet is not intact.
     pub(crate) fn is_intact(&mut self, handle: TxHandle, counters: &mut VhostCounters) -> bool {
         let Some(slot) = self.held(handle).map(|(slot, _)| slot) else { return true };
         let packet = &self.packets[slot];
@@ -374,7 +377,7 @@ impl<R: Ring> Transmit<R> {
         same || rest.is_some()
     }
 
-    /// Gives a buffer back, at the next [`Ring::show`].
+    /// Returns a buffer with the next [`Ring::show`].
     pub(crate) fn complete(&mut self, handle: TxHandle) {
         let slot = self.held(handle).map(|(slot, _)| slot);
         let moved = self.in_order.as_mut().and_then(|in_order| in_order.moved.free(handle.0));
@@ -388,7 +391,7 @@ impl<R: Ring> Transmit<R> {
         self.leave(slot);
     }
 
-    /// What bytes were kept in is there for the next packet.
+    /// Keeps the memory of a copy for the next packet.
     fn spare(&mut self, mut rest: Vec<u8>) {
         if rest.capacity() > 0 && (self.buffers != Buffers::InPlace || rest.capacity() <= SPARE_BYTES) {
             rest.clear();
@@ -396,7 +399,7 @@ impl<R: Ring> Transmit<R> {
         }
     }
 
-    /// Gives all buffers back: the end of the ring.
+    /// Returns all buffers: the ring ends.
     pub(crate) fn complete_all(&mut self) {
         for handle in 0..self.capacity() {
             self.complete(TxHandle(handle));
@@ -407,7 +410,7 @@ impl<R: Ring> Transmit<R> {
         self.ring.show();
     }
 
-    /// Packets that can be held at once.
+    /// Maximum packets held at once.
     pub(crate) fn capacity(&self) -> u32 {
         self.in_order.as_ref().map_or(u32::from(self.ring.size().get()), |in_order| in_order.moved.handles())
     }
@@ -417,14 +420,14 @@ impl<R: Ring> Transmit<R> {
         self.in_order.as_ref().map_or(in_ring, |in_order| in_order.moved.free_handles())
     }
 
-    /// Bytes of this process that hold descriptors.
+    /// Memory of this process for descriptors, bytes.
     pub(crate) fn descriptor_bytes(&self) -> usize {
         let pieces: usize = self.packets.iter().map(|packet| packet.pieces.capacity()).sum();
         size_of::<Piece>() * pieces + self.ring.descriptor_bytes()
     }
 }
 
-/// Appends bytes `from..to` of a buffer to `out`, as far as there are any.
+/// Appends bytes `from..to` of a buffer to `out`, as far as they exist.
 fn append(memory: &Memory, pieces: &[Piece], mut from: usize, to: usize, out: &mut Vec<u8>) {
     let mut start = 0;
     for piece in pieces {
@@ -441,7 +444,7 @@ fn append(memory: &Memory, pieces: &[Piece], mut from: usize, to: usize, out: &m
     }
 }
 
-/// Reads from byte `from` of a buffer on; whether all of `out` was there.
+/// Reads from byte `from` of a buffer on; returns whether all of `out` was filled.
 fn gather(memory: &Memory, pieces: &[Piece], from: usize, out: &mut [u8]) -> bool {
     let (mut from, mut done) = (from, 0);
     for piece in pieces {
@@ -497,7 +500,7 @@ mod tests {
             let handle = fetch(&mut transmit, 5000);
             assert!(transmit.is_intact(handle, &mut counters));
             transmit.complete(handle);
-            assert_eq!(transmit.spare.len(), usize::from(!slicing), "what is in place needs none");
+            assert_eq!(transmit.spare.len(), usize::from(!slicing), "packets in place need none");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A port whose guest is not there.
+//! A port without a guest.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,7 +7,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::guest::{GuestPort, PlaceError, PolledPort, RxHandle, TxFrame, TxHandle};
 
-/// Stands in for a queue until a guest starts: nothing comes from it, and nothing can be placed.
+/// Stands in for a queue until a guest starts: fetches nothing, and cannot place packets.
 #[derive(Debug)]
 pub struct Unplugged {
     never: OwnedFd,
@@ -15,10 +15,10 @@ pub struct Unplugged {
 }
 
 impl Unplugged {
-    /// One that has dropped nothing yet.
+    /// A new one, with zero counters.
     ///
     /// # Errors
-    /// No descriptor could be had.
+    /// No file descriptor was available.
     pub fn new() -> io::Result<Unplugged> {
         Ok(Unplugged { never: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?, dropped: 0 })
     }
