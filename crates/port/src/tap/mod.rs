@@ -76,7 +76,7 @@ pub enum TapError {
         path: PathBuf,
     },
     /// The namespace exists but cannot be entered.
-    #[error("cannot enter network namespace {path}: {source}; it needs CAP_SYS_ADMIN and a namespace file")]
+    #[error("cannot enter network namespace {path}: {source}; it needs CAP_SYS_ADMIN and the file of a namespace")]
     Enter {
         /// The namespace's file.
         path: PathBuf,
