@@ -1,7 +1,7 @@
-//! The two ports back to back, without a switch or a transport between them: what the ports alone can carry.
+//! The two ports back to back, without a switch or a transport: the throughput of the ports alone.
 //!
-//! `relay GUEST_NETNS HOST_NETNS NUMBER LOCAL REMOTE` gives the guest `eth0` with 10.77.0.NUMBER/24, and carries its frames
-//! in UDP between LOCAL and REMOTE, over four source ports. Start one per host; stop with Ctrl-C.
+//! `relay GUEST_NETNS HOST_NETNS NUMBER LOCAL REMOTE` gives the guest `eth0` with 10.77.0.NUMBER/24, and forwards its
+//! frames in UDP between LOCAL and REMOTE, over four source ports. Start one per host; stop with Ctrl-C.
 
 use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
@@ -14,9 +14,9 @@ use bifrost_port::{GuestPort, PolledPort, PolledUnderlay, TxBatch, Underlay};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// VXLAN and BIFROST headers, left empty.
+/// Empty VXLAN and BIFROST headers.
 const HEADERS: usize = 24;
-/// Packets per path before the next one is taken.
+/// Packets per path before switching to the next one.
 const GROUP: usize = 50;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     #[cfg(target_arch = "x86_64")]
-    fn cycles_go_on_with_time() {
+    fn cycles_advance_with_time() {
         // The thread may be preempted between two readings, so the cycles cover a longer time.
         let before = cycles();
         let since = monotonic_ns();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_is_of_now() {
+    fn a_sample_is_current() {
         let before = monotonic_ns();
         let sample = RealtimeOffset::sample();
         assert!(sample.to_monotonic(0) >= before && sample.to_monotonic(0) <= monotonic_ns());

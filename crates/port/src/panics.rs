@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_contained_panic_is_a_value_with_message_and_place() {
+    fn a_contained_panic_is_a_value_with_message_and_location() {
         install();
         install();
         assert_eq!(contain(|| 7), Ok(7));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_work_is_contained_by_the_innermost() {
+    fn the_innermost_contain_gets_the_panic() {
         install();
         let outer = contain(|| {
             let inner = contain(|| panic!("inner")).map_err(|p| p.message);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_cut_between_characters() {
+    fn long_messages_are_truncated_between_characters() {
         let panic = contain(|| std::panic::panic_any("ü".repeat(MAX_MESSAGE))).map_err(|p| p.message.len());
         assert_eq!(panic, Err::<(), _>(MAX_MESSAGE));
         let panic = contain(|| std::panic::panic_any(7u32)).map_err(|p| p.message);

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_are_distinct_and_come_back_warm() {
+    fn buffers_are_distinct_and_reused_last_in_first_out() {
         let mut pool = Pool::new(3, 8);
         let all: Vec<u32> = std::iter::from_fn(|| pool.take()).collect();
         assert_eq!(all, [0, 1, 2]);

@@ -11,7 +11,7 @@ use support::Namespace;
 
 mod support;
 
-/// Two namespaces, joined by a pair of devices `x` with two queues each.
+/// Two namespaces, connected by a veth pair with a device `x` with two queues in each.
 struct Pair {
     a: Namespace,
     b: Namespace,
@@ -33,7 +33,7 @@ impl Pair {
     }
 }
 
-/// Runs something on a thread inside a namespace.
+/// Runs work on a thread inside a namespace.
 fn within<T: Send>(namespace: &Namespace, work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let inside = || {
@@ -55,7 +55,7 @@ fn ends(v6: bool, from: usize, port: u16) -> (SocketAddr, SocketAddr) {
     (SocketAddr::new(address(from), 50_000), SocketAddr::new(address(1 - from), port))
 }
 
-/// A BIFROST packet of a connection of `worker`, with a number in it.
+/// A BIFROST packet of a connection of `worker` that contains a number.
 fn data(worker: u8, number: u32, len: usize) -> Vec<u8> {
     let mut payload = vec![number as u8; len.max(24)];
     payload[8] = 1;
@@ -71,7 +71,8 @@ fn send(underlay: &mut impl Underlay, lane: LaneId, payloads: impl Iterator<Item
     assert!(batch.is_empty());
 }
 
-/// What arrives: payload, source, ECN, TTL and whether it came to the BIFROST port, until there are `count` or nothing comes.
+/// Received datagrams (payload, source, ECN, TTL and whether they came to the BIFROST port) until there are `count` or
+/// none arrive.
 type Got = (Vec<u8>, SocketAddr, u8, u8, bool);
 
 fn collect(underlay: &mut impl Underlay, count: usize) -> Vec<Got> {
@@ -87,17 +88,17 @@ fn collect(underlay: &mut impl Underlay, count: usize) -> Vec<Got> {
     got
 }
 
-/// Sends through the kernel until the way past it is known.
+/// Sends through the kernel until the next hop is resolved.
 fn resolve(underlay: &mut AfxdpUnderlay, peer: &mut impl Underlay, lane: LaneId) {
     let started = Instant::now();
     while !underlay.is_resolved(lane) {
-        assert!(started.elapsed() < Duration::from_secs(20), "the neighbour is never known");
+        assert!(started.elapsed() < Duration::from_secs(20), "the neighbour is never resolved");
         send(underlay, lane, std::iter::once(data(0, 0, 24)));
         collect(peer, 1);
     }
 }
 
-/// One worker on each side, frames in both directions, over both families.
+/// One worker on each side, frames in both directions, IPv4 and IPv6.
 fn both_ways(mode: XdpMode) {
     let pair = Pair::new();
     let open = |namespace, side| {
@@ -113,10 +114,13 @@ fn both_ways(mode: XdpMode) {
         let (local_b, remote_b) = ends(v6, 1, 4789);
         let back = within(&pair.b, || b.lane(local_b, remote_b)).expect("lane");
         resolve(&mut a, &mut b, there);
-        assert!(a.counters().tx_fallback_datagrams > 0, "nobody had spoken yet, so the kernel knew no neighbour");
+        assert!(
+            a.counters().tx_fallback_datagrams > 0,
+            "the first datagrams use the kernel: the neighbour is unresolved"
+        );
         resolve(&mut b, &mut a, back);
         let (before_a, before_b) = (a.counters(), b.counters());
-        // More than there are frames, in batches that fit.
+        // More than there are TX frames, in batches that fit.
         for batch in 0..6u32 {
             let lengths = |n: u32| 24 + (n as usize * 97) % 1400;
             send(&mut a, there, (0..100).map(|n| data(0, batch * 100 + n, lengths(n))));
@@ -132,7 +136,7 @@ fn both_ways(mode: XdpMode) {
             assert!(got.iter().all(|(_, source, _, _, bifrost)| *source == local_b && !bifrost));
         }
         for (before, after) in [(before_a, a.counters()), (before_b, b.counters())] {
-            // One or two may go through the kernel to have it look for a neighbour that it doubts.
+            // One or two may use the kernel, so that it probes a stale neighbour.
             assert!(after.tx_datagrams - before.tx_datagrams >= 590, "{after:?}");
             assert!(after.rx_datagrams - before.rx_datagrams >= 590, "{after:?}");
             assert_eq!(after.rx_parsed_datagrams, 0, "notes are read");
@@ -146,19 +150,19 @@ fn both_ways(mode: XdpMode) {
 }
 
 #[test]
-fn frames_both_ways_in_the_driver() {
+fn frames_in_both_directions_native() {
     both_ways(XdpMode::Native);
 }
 
 #[test]
-fn frames_both_ways_behind_the_driver() {
+fn frames_in_both_directions_generic() {
     both_ways(XdpMode::Generic);
 }
 
-/// Three workers on two queues: each gets what is its, from a sender with UDP sockets, whichever queue it comes through; and
-/// each sends.
+/// Three workers on two queues: each receives its own datagrams from a sender with UDP sockets, whichever queue they
+/// arrive on; and each sends.
 #[test]
-fn each_worker_gets_its_own() {
+fn each_worker_gets_its_own_datagrams() {
     let pair = Pair::new();
     let mut workers = within(&pair.b, || AfxdpUnderlay::open_all(&config(1, 3, XdpMode::Auto))).expect("open");
     let udp = UdpConfig { local: config(0, 1, XdpMode::Auto).udp.local, ..UdpConfig::default() };
@@ -181,7 +185,7 @@ fn each_worker_gets_its_own() {
         let counters = worker.counters();
         assert_eq!((counters.rx_datagrams, counters.rx_fallback_datagrams), (32, 0), "{counters:?}");
     }
-    // Runs that the kernel is to cut are cut before they come here.
+    // The kernel segments runs before they arrive.
     send(&mut sender, LaneId(0), (0..64).map(|n| data(1, n, 1200)));
     assert_eq!(collect(&mut workers[1], 64).len(), 64);
     let mut port = 51_000;
@@ -200,7 +204,7 @@ fn each_worker_gets_its_own() {
 }
 
 #[test]
-fn what_is_not_simple_comes_through_the_kernel() {
+fn complex_datagrams_arrive_through_the_kernel() {
     let pair = Pair::new();
     let mut b = within(&pair.b, || AfxdpUnderlay::open_all(&config(1, 1, XdpMode::Auto))).expect("open").remove(0);
     let (local, remote) = ends(false, 0, 4794);
@@ -211,7 +215,7 @@ fn what_is_not_simple_comes_through_the_kernel() {
     assert_eq!((got[0].0.clone(), got[0].1), (data(0, 1, 4000), local));
     let counters = b.counters();
     assert_eq!((counters.rx_datagrams, counters.rx_fallback_datagrams), (0, 1));
-    // One that is larger than the link's MTU is counted where the kernel refuses it.
+    // A datagram larger than the link's MTU is counted where the kernel refuses it.
     let (local, remote) = ends(false, 1, 4794);
     let lane = within(&pair.b, || b.lane(local, remote)).expect("lane");
     send(&mut b, lane, std::iter::once(data(0, 2, 1700)));
@@ -230,7 +234,7 @@ fn errors_say_what_to_do() {
     assert!(open(AfxdpConfig { mtu: 9000, ..base.clone() }).contains("at most 3800"));
     let nowhere = UdpConfig { local: vec!["10.77.0.1".parse().expect("an address")], ..UdpConfig::default() };
     assert!(open(AfxdpConfig { udp: nowhere, ..base.clone() }).contains("underlay.addresses"));
-    // Only one program fits a device.
+    // A device accepts only one program.
     let other = UdpConfig { bifrost_port: 14_794, vxlan_port: 14_789, ..base.udp.clone() };
     let _first = within(&pair.a, || AfxdpUnderlay::open_all(&base)).expect("open");
     let error = within(&pair.a, || AfxdpUnderlay::open_all(&AfxdpConfig { udp: other, ..base.clone() }).err());

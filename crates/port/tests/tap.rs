@@ -1,4 +1,4 @@
-//! TAP devices in network namespaces of their own, with real TCP and UDP through them. Needs root and /dev/net/tun.
+//! TAP devices in their own network namespaces, with real TCP and UDP through them. Needs root and /dev/net/tun.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -27,8 +27,8 @@ fn config(ns: &Namespace, n: u8) -> TapConfig {
     }
 }
 
-/// Moves packets from one guest to the other as the data path would: segmented and with complete checksums in between.
-/// Returns whether anything moved.
+/// Moves packets from one guest to the other like the data path: segmented and with complete checksums in between.
+/// Returns whether any packet moved.
 fn copy(from: &mut TapQueue, to: &mut TapQueue, frames: &mut Vec<TxFrame>, scratch: &mut Vec<u8>) -> bool {
     frames.clear();
     from.fetch(64, frames).expect("fetch");
@@ -39,7 +39,7 @@ fn copy(from: &mut TapQueue, to: &mut TapQueue, frames: &mut Vec<TxFrame>, scrat
         for i in 0..segments.count() {
             scratch.clear();
             segments.write(i, |a, b, out| from.copy(frame.handle, a, b, out), scratch);
-            let placed = to.place(scratch, true).expect("room, as everything is published at once");
+            let placed = to.place(scratch, true).expect("room, because everything is published at once");
             to.publish(placed);
         }
         from.complete(frame.handle);
@@ -75,7 +75,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// Sends `data` over TCP from `b` to `a` and back again.
+/// Sends `data` over TCP from `b` to `a` and back.
 fn tcp_echo(a: &Namespace, b: &Namespace, server: SocketAddr, data: &[u8]) {
     let listener = std::thread::scope(|s| {
         s.spawn(|| {
@@ -100,7 +100,7 @@ fn tcp_echo(a: &Namespace, b: &Namespace, server: SocketAddr, data: &[u8]) {
             stream.write_all(data).expect("client writes");
             let mut got = vec![0; data.len()];
             stream.read_exact(&mut got).expect("client reads");
-            assert!(got == data, "the bytes that came back differ");
+            assert!(got == data, "the returned bytes differ");
         });
     });
 }
@@ -121,7 +121,7 @@ fn segments_both_ways(mtu: u16, server: IpAddr) {
 }
 
 #[test]
-fn tcp_crosses_in_large_packets_both_ways() {
+fn tcp_crosses_in_large_packets_in_both_directions() {
     segments_both_ways(1500, IpAddr::from([10, 77, 0, 1]));
 }
 
@@ -152,14 +152,14 @@ fn udp_crosses_whole_and_fragmented() {
             let mut got = vec![0; 65_536];
             let (n, from) = y.recv_from(&mut got).unwrap_or_else(|e| panic!("{len} bytes: {e}"));
             assert_eq!(from.ip(), IpAddr::from([10, 77, 0, 1]));
-            assert!(got[..n] == sent, "{len} bytes came as {n}, or changed");
+            assert!(got[..n] == sent, "{len} bytes arrived as {n}, or changed");
         }
     });
     assert!(left.tap_counters().tx_packets >= 7 && right.tap_counters().rx_packets >= 7);
 }
 
 #[test]
-fn the_device_is_as_configured_and_goes_with_its_queues() {
+fn the_device_is_as_configured_and_disappears_with_its_queues() {
     let ns = Namespace::new();
     let queues = tap::create(&TapConfig { mtu: 1400, queues: 3, ..config(&ns, 9) }).expect("create");
     assert_eq!(queues.len(), 3);
@@ -192,7 +192,7 @@ fn a_guest_with_one_host_address_reaches_its_gateway() {
 }
 
 #[test]
-fn what_cannot_be_created_says_why() {
+fn creation_errors_state_the_cause() {
     let ns = Namespace::new();
     let good = config(&ns, 1);
     let _holder = tap::create(&good).expect("create");
@@ -225,7 +225,7 @@ fn what_cannot_be_created_says_why() {
 }
 
 #[test]
-fn each_pair_of_vnics_keeps_to_the_queue_of_its_worker() {
+fn each_vnic_pair_stays_on_its_workers_queue() {
     let ns = Namespace::new();
     let mut queues = tap::create(&TapConfig { queues: 2, ..config(&ns, 1) }).expect("create");
     for n in 10..60u8 {
@@ -235,7 +235,7 @@ fn each_pair_of_vnics_keeps_to_the_queue_of_its_worker() {
         scope.spawn(|| {
             ns.enter();
             for round in 0..2 {
-                // A socket each: the kernel keeps a queue per socket as long as it thinks fit.
+                // A socket each: the kernel may keep one queue per socket.
                 let socket = UdpSocket::bind("10.77.0.1:0").expect("bind");
                 for n in 10..60u8 {
                     socket.send_to(&[n, round], (IpAddr::from([10, 77, 0, n]), 9)).expect("send");
@@ -260,7 +260,7 @@ fn each_pair_of_vnics_keeps_to_the_queue_of_its_worker() {
 }
 
 #[test]
-fn packets_that_nobody_fetches_are_counted() {
+fn unfetched_packets_are_counted() {
     let ns = Namespace::new();
     let queues = tap::create(&TapConfig { tx_queue_packets: 16, queues: 2, ..config(&ns, 1) }).expect("create");
     ns.ip("neigh add 10.77.0.2 lladdr 02:00:00:00:00:02 dev eth0");
@@ -277,11 +277,11 @@ fn packets_that_nobody_fetches_are_counted() {
         });
     });
     assert!(overrun(&queues[0]).expect("counted") >= 80, "{:?}", overrun(&queues[0]));
-    assert_eq!(overrun(&queues[1]), None, "the device's, so once only");
+    assert_eq!(overrun(&queues[1]), None, "counted per device, so once only");
 }
 
 #[test]
-fn a_device_that_is_down_or_gone_is_counted_not_fatal() {
+fn a_device_down_or_gone_is_counted_not_fatal() {
     let ns = Namespace::new();
     let mut queue = tap::create(&config(&ns, 1)).expect("create").remove(0);
     let deliver = |queue: &mut TapQueue| {
@@ -300,11 +300,11 @@ fn a_device_that_is_down_or_gone_is_counted_not_fatal() {
     ns.ip("link del eth0");
     deliver(&mut queue);
     assert_eq!(queue.tap_counters().rx_device_down_frames, 2, "{:?}", queue.tap_counters());
-    assert!(queue.fetch(1, &mut Vec::new()).is_err(), "the data path learns that the device is gone");
+    assert!(queue.fetch(1, &mut Vec::new()).is_err(), "fetching fails once the device is gone");
 }
 
 #[test]
-fn a_guest_that_sends_faster_than_it_is_acknowledged_is_held_back() {
+fn a_guest_is_limited_by_the_rate_of_acknowledgements() {
     let ns = Namespace::new();
     let pools = PoolSizes { heads: 8, spills: 2, slots: 2 };
     let mut queue = tap::create(&TapConfig { pools, ..config(&ns, 1) }).expect("create").remove(0);
@@ -343,19 +343,19 @@ fn a_guest_that_sends_faster_than_it_is_acknowledged_is_held_back() {
     assert!(queue.place(&[0; 60], false).is_ok());
 }
 
-/// Descriptors of all queues, as another process would hold them.
+/// Descriptors of all queues, as if held by another process.
 fn held(queues: &[TapQueue]) -> Vec<OwnedFd> {
     queues.iter().map(|queue| queue.fd().try_clone_to_owned().expect("dup")).collect()
 }
 
 #[test]
-fn queues_that_somebody_holds_are_adopted_with_what_waits_in_them() {
+fn held_queues_are_adopted_with_queued_packets() {
     let ns = Namespace::new();
     for queues in [1, 2] {
         let config = TapConfig { queues, ..config(&ns, 1) };
         let first = tap::create(&config).expect("create");
         ns.ip("neigh replace 10.77.0.2 lladdr 02:00:00:00:00:02 dev eth0");
-        // What nobody configured stays, too.
+        // Settings that we did not configure stay, too.
         ns.ip("route add 10.78.0.0/16 via 10.77.0.9");
         let index = ns.ip("-o link show eth0").split(':').next().expect("index").to_owned();
         let fds = held(&first);
@@ -379,10 +379,10 @@ fn queues_that_somebody_holds_are_adopted_with_what_waits_in_them() {
         assert!(ns.ip("-o link show eth0").starts_with(&format!("{index}:")));
         assert!(ns.ip("route").contains("10.78.0.0/16 via 10.77.0.9"));
         drop(adopted);
-        assert!(ns.ip("link").contains("eth0"), "somebody holds its queues");
+        assert!(ns.ip("link").contains("eth0"), "another process holds its queues");
         tap::remove(fds[0].as_fd()).expect("remove");
         assert!(!ns.ip("link").contains("eth0"));
-        // It is gone already.
+        // It is already gone.
         tap::remove(fds[0].as_fd()).expect("remove");
         assert!(matches!(tap::adopt(&config, &config, fds), Err(TapError::Foreign { .. })));
     }
@@ -419,10 +419,10 @@ fn index(ns: &Namespace, device: &str) -> String {
     ns.ip(&format!("-o link show {device}")).split(' ').next().expect("index").to_owned()
 }
 
-/// Makes a device that nobody has any more.
+/// Creates a device and closes its queues.
 fn abandoned(config: &TapConfig) -> DeviceId {
     let queues = tap::create(config).expect("create");
-    let id = queues[0].device().expect("the kernel says which");
+    let id = queues[0].device().expect("the kernel reports the device");
     assert_eq!(tap::identify(queues[0].fd()).expect("identify"), id);
     tap::set_persistent(queues[0].fd(), true).expect("persistent");
     id
@@ -433,7 +433,7 @@ fn soon() -> Instant {
 }
 
 #[test]
-fn a_persistent_device_is_taken_up_with_what_nobody_configured() {
+fn a_persistent_device_is_reattached_with_the_guests_own_settings() {
     let ns = Namespace::new();
     for queues in [1, 3] {
         let config = TapConfig { queues, ..config(&ns, 1) };
@@ -447,10 +447,10 @@ fn a_persistent_device_is_taken_up_with_what_nobody_configured() {
             scope.spawn(|| {
                 ns.enter();
                 let socket = UdpSocket::bind("10.77.0.1:0").expect("bind");
-                assert!(socket.send_to(&[1; 100], "10.77.0.2:9").is_ok(), "the guest is not told");
+                assert!(socket.send_to(&[1; 100], "10.77.0.2:9").is_ok(), "the guest gets no error");
             });
         });
-        let mut again = tap::reattach(&config, &config, id, soon()).expect("reattach").expect("it is there");
+        let mut again = tap::reattach(&config, &config, id, soon()).expect("reattach").expect("the device exists");
         assert_eq!((again.len(), again[0].device()), (usize::from(queues), Some(id)));
         assert_eq!(index(&ns, "eth0"), before);
         let link = ns.ip("-o link show eth0");
@@ -479,7 +479,7 @@ fn a_persistent_device_is_taken_up_with_what_nobody_configured() {
 }
 
 #[test]
-fn a_device_becomes_what_is_configured_now() {
+fn a_reattached_device_gets_the_current_configuration() {
     let ns = Namespace::new();
     let former = TapConfig { queues: 2, ..config(&ns, 1) };
     let id = abandoned(&former);
@@ -494,7 +494,7 @@ fn a_device_becomes_what_is_configured_now() {
     };
     for device in [&config, &former, &config] {
         let before = if *device == former { &config } else { &former };
-        let queues = tap::reattach(device, before, id, soon()).expect("reattach").expect("it is there");
+        let queues = tap::reattach(device, before, id, soon()).expect("reattach").expect("the device exists");
         assert_eq!(queues.len(), usize::from(device.queues));
         let addresses = ns.ip("-o addr show eth0");
         let all: Vec<_> = device.addresses.iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect();
@@ -514,21 +514,21 @@ fn a_device_becomes_what_is_configured_now() {
 }
 
 #[test]
-fn only_the_very_device_is_taken_up() {
+fn only_the_identical_device_is_reattached() {
     let (ns, other) = (Namespace::new(), Namespace::new());
     let config = config(&ns, 1);
     let id = abandoned(&config);
     let reattach = |config: &TapConfig, id| tap::reattach(config, config, id, soon());
-    // Its guest gives it another name, or makes one of its name.
+    // Its guest renames it, or creates another one of its name.
     ns.ip("link set eth0 down");
     ns.ip("link set eth0 name mine");
     ns.ip("link add eth0 type veth peer name peer");
-    let queues = reattach(&config, id).expect("reattach").expect("it is there");
+    let queues = reattach(&config, id).expect("reattach").expect("the device exists");
     assert_eq!(sys_name(&queues[0]), "mine");
-    // While somebody uses it.
+    // While another process uses it.
     let busy = reattach(&config, id);
     assert!(matches!(&busy, Err(error @ TapError::Foreign { .. }) if error.to_string().contains("another process")));
-    // One that only just ends is waited for.
+    // Waits for a process that is just ending.
     let later = std::thread::scope(|scope| {
         scope.spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
@@ -536,7 +536,7 @@ fn only_the_very_device_is_taken_up() {
         });
         tap::reattach(&config, &config, id, Instant::now() + Duration::from_secs(10))
     });
-    drop(later.expect("reattach").expect("it is there"));
+    drop(later.expect("reattach").expect("the device exists"));
     let several = TapConfig { queues: 2, ..config.clone() };
     let other_several = TapConfig { device: "eth2".into(), ..several.clone() };
     let of_several = abandoned(&other_several);
@@ -559,15 +559,15 @@ fn only_the_very_device_is_taken_up() {
         assert!(reattach(&config, id).expect("reattach").is_none(), "{netns:?} {id:?}");
         assert!(!tap::remove_device(netns.as_deref(), id).expect("remove"), "{netns:?} {id:?}");
     }
-    // Its guest takes it elsewhere.
+    // Its guest moves it to another namespace.
     ns.ip(&format!("link set mine netns {}", other.0));
     assert!(reattach(&config, id).expect("reattach").is_none());
     assert!(ns.ip("link").contains("eth0"), "the guest's own device is left alone");
 }
 
-/// A namespace of the same name is another one, although the kernel gives inode numbers again.
+/// A new namespace of the same name has another identity, although the kernel reuses inode numbers.
 #[test]
-fn a_namespace_that_is_made_again_is_another_one() {
+fn a_recreated_namespace_has_another_identity() {
     let ns = Namespace::new();
     let config = config(&ns, 1);
     let id = abandoned(&config);
@@ -582,7 +582,7 @@ fn number(ns: &Namespace, device: &str) -> u32 {
     index(ns, device).trim_end_matches(':').parse().expect("a number")
 }
 
-/// What the kernel calls the device of a queue.
+/// The name of a queue's device in the kernel.
 fn sys_name(queue: &TapQueue) -> String {
     let id = tap::identify(queue.fd()).expect("identify");
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", queue.fd().as_raw_fd())).expect("fdinfo");

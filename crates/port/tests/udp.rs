@@ -12,7 +12,7 @@ use support::Namespace;
 
 mod support;
 
-/// A loopback address that no other test, and no other run at the same time, uses.
+/// A loopback address that no other test, and no concurrent run, uses.
 fn address() -> IpAddr {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let n = (std::process::id() << 6) + NEXT.fetch_add(1, Ordering::Relaxed);
@@ -23,7 +23,8 @@ fn config(local: IpAddr) -> UdpConfig {
     UdpConfig { local: vec![local], ..UdpConfig::default() }
 }
 
-/// Two local addresses share one queue, so the order of arrival survives; a third address of the host gets nothing.
+/// Two local addresses share one queue, which preserves the arrival order; a third address of the host receives
+/// nothing.
 #[test]
 fn several_addresses_keep_the_order_of_arrival() {
     let (a, b, c, stranger) = (address(), address(), address(), address());
@@ -41,7 +42,7 @@ fn several_addresses_keep_the_order_of_arrival() {
     assert_eq!(got, (0..200).collect::<Vec<_>>());
 }
 
-/// Over IPv6, too, a tunnel's packets may have no UDP checksum; the transport's must have one.
+/// Over IPv6, a tunnel's packets may have no UDP checksum; the transport's must have one.
 #[test]
 fn plain_vxlan_needs_no_checksum() {
     let ports = UdpConfig { bifrost_port: 24_896, vxlan_port: 24_897, ..UdpConfig::default() };
@@ -56,7 +57,7 @@ fn plain_vxlan_needs_no_checksum() {
     assert_eq!(got.iter().map(|got| got.service).collect::<Vec<_>>(), [Service::Vxlan]);
 }
 
-/// What arrived, until `count` datagrams did or nothing came for half a second.
+/// The datagrams received until there are `count`, or none for half a second.
 fn collect(underlay: &mut UdpUnderlay, count: usize) -> Vec<Got> {
     let mut out = Vec::new();
     let mut last = Instant::now();
@@ -198,7 +199,7 @@ fn one_source_port_serves_many_peers_in_one_call() {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_counted_and_the_rest_goes_on() {
+fn refused_datagrams_are_counted_and_the_others_sent() {
     let (a, b) = (address(), address());
     let mut sender = UdpUnderlay::open(config(a)).expect("open");
     let mut receiver = UdpUnderlay::open(config(b)).expect("open");
@@ -222,7 +223,7 @@ fn what_the_kernel_refuses_is_counted_and_the_rest_goes_on() {
 }
 
 #[test]
-fn nothing_is_fragmented_and_what_fits_still_goes() {
+fn oversized_datagrams_are_not_fragmented_and_smaller_ones_sent() {
     let ns = Namespace::new();
     ns.ip("link set lo mtu 1600");
     std::thread::scope(|scope| {
@@ -257,7 +258,7 @@ fn a_full_receive_buffer_is_counted() {
     let lane = sender.lane(SocketAddr::new(a, 50_500), SocketAddr::new(b, 4794)).expect("lane");
     let mut batch = TxBatch::default();
     for i in 0..200u16 {
-        // Ever larger, so that no two make one message.
+        // Increasing sizes, so that no two form one message.
         batch.push(lane, 0, |out| out.extend(vec![0; 1000 + usize::from(i)]));
     }
     sender.send(&mut batch);
@@ -271,7 +272,7 @@ fn a_full_receive_buffer_is_counted() {
 }
 
 #[test]
-fn transmit_sockets_take_nothing_in() {
+fn transmit_sockets_receive_nothing() {
     let a = address();
     let mut underlay = UdpUnderlay::open(config(a)).expect("open");
     underlay.lane(SocketAddr::new(a, 50_600), SocketAddr::new(a, 4794)).expect("lane");
@@ -284,7 +285,7 @@ fn transmit_sockets_take_nothing_in() {
     let table = std::fs::read_to_string("/proc/net/udp").expect("/proc/net/udp");
     let line = table.lines().find(|l| l.contains(&key)).expect("the transmit socket is listed");
     let queues = line.split_whitespace().nth(4).expect("queue column");
-    assert!(queues.ends_with(":00000000"), "nothing waits in {line}");
+    assert!(queues.ends_with(":00000000"), "queued: {line}");
     assert_eq!(underlay.recv().expect("recv"), 0);
 }
 
@@ -367,9 +368,9 @@ fn bad_configurations_say_what_to_do() {
     assert!(clash.to_string().contains("source_port_base"), "{clash}");
 }
 
-/// Another process's worker goes on with the sockets of one: what waits in them, and the ports that it sends from.
+/// Another process's worker adopts the sockets of one: queued datagrams, and the source ports.
 #[test]
-fn sockets_are_taken_over_with_what_waits_in_them() {
+fn sockets_are_adopted_with_queued_datagrams() {
     let (a, b) = (address(), address());
     let ports = UdpConfig { bifrost_port: 24_996, vxlan_port: 24_997, ..UdpConfig::default() };
     let own = UdpConfig { local: vec![a], ..ports.clone() };
@@ -380,13 +381,13 @@ fn sockets_are_taken_over_with_what_waits_in_them() {
     lane(&mut first, 25_100);
     peer.send_to(b"before", (a, 24_996)).expect("send");
     let mut second = UdpUnderlay::adopt(own.clone(), first.sockets().expect("copies")).expect("adopt");
-    // As long as both are open, both may be asked.
+    // While both are open, either may receive.
     drop(first);
     peer.send_to(b"after", (a, 24_997)).expect("send");
     let got = collect(&mut second, 2);
     let of = |service| got.iter().find(|got| got.service == service).map(|got| &got.payload[..]);
     assert_eq!((of(Service::Bifrost), of(Service::Vxlan)), (Some(&b"before"[..]), Some(&b"after"[..])));
-    // The same port again, which nobody else could bind to, and another one.
+    // The same port again, which no other socket could bind, and another one.
     for port in [25_100, 25_101] {
         let lane = lane(&mut second, port);
         let mut batch = TxBatch::default();
@@ -397,7 +398,7 @@ fn sockets_are_taken_over_with_what_waits_in_them() {
         let (len, from) = peer.recv_from(&mut buffer).expect("sent");
         assert_eq!((&buffer[..len], from), (&b"hello"[..], SocketAddr::new(a, port)));
     }
-    // Others are refused.
+    // Other sockets are refused.
     let sockets = || second.sockets().expect("copies");
     let other = UdpConfig { local: vec![b], ..own.clone() };
     assert!(matches!(UdpUnderlay::adopt(other, sockets()), Err(UdpError::Config(_))));

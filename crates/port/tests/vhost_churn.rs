@@ -1,5 +1,5 @@
-//! A front-end that comes and goes at any moment, with a driver that writes anything: nothing may stay behind. Alone in its
-//! process, for it counts the process's descriptors and mappings.
+//! A front-end that connects and disconnects at any time, with a driver that writes anything: no resource may leak. A
+//! separate test program, because it counts the process's descriptors and mappings.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -24,7 +24,7 @@ const RING: u16 = 64;
 /// VERSION_1, packed rings, event index, indirect descriptors, mergeable buffers, protocol features.
 const FEATURES: u64 = 1 << 32 | 1 << 34 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 15;
 
-/// What a worker holds of a queue.
+/// A worker's state for a queue.
 #[derive(Default)]
 struct Worker {
     queue: Option<VhostQueue>,
@@ -37,24 +37,24 @@ struct Owner(Arc<Mutex<Worker>>);
 
 impl QueueOwner for Owner {
     fn start(&mut self, queue: VhostQueue) {
-        let mut worker = self.0.lock().expect("no test has failed");
+        let mut worker = self.0.lock().expect("no test failed");
         assert!(worker.queue.is_none(), "two queues of one guest");
         worker.queue = Some(queue);
         worker.started += 1;
     }
 
     fn stop(&mut self) {
-        let mut worker = self.0.lock().expect("no test has failed");
+        let mut worker = self.0.lock().expect("no test failed");
         assert!(worker.queue.take().is_some(), "a queue that was not started");
         (worker.fetched, worker.placed) = (Vec::new(), Vec::new());
     }
 }
 
 impl Worker {
-    /// A turn of the data path, as far as the port sees one.
+    /// A turn of the data path, as the port sees it.
     fn turn(&mut self, random: &mut Rng) {
         let Some(queue) = &mut self.queue else { return };
-        queue.fetch(16, &mut self.fetched).expect("a ring is broken, never the port");
+        queue.fetch(16, &mut self.fetched).expect("only a ring breaks, never the port");
         let mut bytes = Vec::new();
         for frame in &self.fetched {
             if random.u64(..4) > 0 {
@@ -86,7 +86,7 @@ impl Worker {
 struct Machine {
     front: Frontend,
     memory: File,
-    /// The driver has chosen packed rings.
+    /// Whether the driver has chosen packed rings.
     packed: bool,
 }
 
@@ -98,7 +98,7 @@ impl Machine {
         Machine { front: Frontend::connect(socket, 2).expect("the socket takes the next one"), memory, packed: false }
     }
 
-    /// The back-end may have hung up for what was said before: errors are no surprise.
+    /// The back-end may have closed the connection after an earlier message: errors are expected.
     fn step(&mut self, step: u64, random: &mut Rng) -> Result<(), Box<dyn std::error::Error>> {
         let front = &mut self.front;
         match step {
@@ -146,7 +146,7 @@ impl Machine {
                 let (inflight, file) = front.get_inflight_fd(&VhostUserInflight::new(0, 0, 2, RING))?;
                 front.set_inflight_fd(&inflight, file.as_raw_fd())?;
             }
-            // Away: the rings stop, one after the other.
+            // Disconnected: the rings stop one after the other.
             10 => {
                 front.get_vring_base(0)?;
                 front.get_vring_base(1)?;
@@ -154,9 +154,9 @@ impl Machine {
             11 => front.set_vring_enable(random.u64(..2) as usize, random.u64(..2) > 0)?,
             12 => front.reset_owner()?,
             13 => front.set_vring_call(random.u64(..2) as usize, &EventFd::new(libc::EFD_NONBLOCK)?)?,
-            // A driver that describes buffers, more or less.
+            // A driver that describes buffers, mostly correctly.
             14..=16 => self.fill(random)?,
-            // One that writes anything anywhere in its rings.
+            // A driver that writes anything anywhere in its rings.
             _ => {
                 for _ in 0..random.u64(..40) {
                     self.memory.write_all_at(&random.u64(..).to_le_bytes()[..2], random.u64(..0x16000))?;
@@ -171,7 +171,7 @@ impl Machine {
             let at = ring * 0x10000;
             for i in 0..u64::from(RING) {
                 let guest = GUEST + 0x40000 + i * 0x800 * (1 + random.u64(..2));
-                // Received into, or sent; now and then the other way round, or with a successor.
+                // For receiving or sending; now and then the reverse, or with a successor.
                 let flags = (u16::from(ring == 0) << 1) ^ (u16::from(random.u64(..20) == 0) << random.u64(..3));
                 let next = random.u64(..70) as u16;
                 // Packed: mostly its own id, and available in the first round.
@@ -199,7 +199,7 @@ fn belongings() -> (usize, usize, usize) {
 }
 
 #[test]
-fn a_thousand_front_ends_that_come_and_go_leave_nothing() {
+fn a_thousand_front_ends_leak_nothing() {
     let directory = tempfile::tempdir().expect("a directory");
     let (socket, record) = (directory.path().join("vm.sock"), directory.path().join("record"));
     let worker = Arc::new(Mutex::new(Worker::default()));
@@ -221,7 +221,7 @@ fn a_thousand_front_ends_that_come_and_go_leave_nothing() {
     let mut before = None;
     for sequence in 0..SEQUENCES {
         let mut machine = Machine::connect(&socket);
-        // As a front-end does it, up to some point, with other things between.
+        // The sequence of a front-end, up to some point, with other messages between.
         let whole = random.u64(..4) > 0;
         let mut order: Vec<u64> = (0..9).collect();
         order.truncate(if whole { 9 } else { random.u64(..9) as usize });
@@ -241,7 +241,7 @@ fn a_thousand_front_ends_that_come_and_go_leave_nothing() {
             assert!(Instant::now() < deadline, "sequence {sequence}: the connection does not end");
             std::thread::sleep(Duration::from_micros(200));
         }
-        // The first ones set up what is there for good.
+        // The first ones create permanent state.
         if sequence == 20 {
             std::thread::sleep(Duration::from_millis(100));
             before = Some(belongings());
@@ -253,7 +253,7 @@ fn a_thousand_front_ends_that_come_and_go_leave_nothing() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let started = worker.lock().expect("no panic").started;
-    assert!(started > SEQUENCES / 3, "{started} guests have started at all");
+    assert!(started > SEQUENCES / 3, "only {started} guests started");
     drop(port);
-    assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 0, "files");
+    assert_eq!(std::fs::read_dir(directory.path()).expect("the directory exists").count(), 0, "files");
 }

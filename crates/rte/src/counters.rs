@@ -1,4 +1,4 @@
-//! What happened, by reason. Units are in the names.
+//! Counters by reason, with units in their names.
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
@@ -18,13 +18,13 @@ macro_rules! counters {
 counters! {
     /// Data packets sent for the first time.
     sent_packets,
-    /// Data packets sent again, for whatever reason.
+    /// Data packets retransmitted, for any reason.
     retransmitted_packets,
-    /// Losses found because a later packet of the same path arrived.
+    /// Losses detected because a later packet on the same path arrived.
     lost_same_path_packets,
-    /// Losses found by time after a later packet of another path arrived (RFC 8985).
+    /// Losses detected by time after a later packet on another path arrived (RFC 8985).
     lost_by_time_packets,
-    /// Losses that a path's queue is to blame for: it stood, and the path delivered meanwhile.
+    /// Losses attributed to a path's queue: it stood, and the path delivered meanwhile.
     congestion_lost_packets,
     /// Tail probes sent.
     tail_probe_packets,
@@ -34,27 +34,29 @@ counters! {
     copied_packets,
     /// Retransmissions that turned out to be unnecessary.
     spurious_packets,
-    /// Packets that arrived and were not taken by the peer: for lack of room, for a rate limit, or because they were damaged.
+    /// Packets that arrived but that the peer did not take: no room, a rate limit, or damage.
     refused_packets,
-    /// Retransmissions put off because the peer has no room.
+    /// Retransmissions deferred because the peer has no room.
     deferred_packets,
-    /// Packets that were sent and are given up, after repeated timeouts or with their connection, and sent as plain VXLAN once more.
+    /// Packets sent and then given up, after repeated timeouts or with their connection, and sent once more as plain
+    /// VXLAN.
     given_up_packets,
-    /// Packets that were out when their connection was set up again: they are sent once more, and count as sent once more.
+    /// Packets in flight when their connection was set up again: they are sent again, and counted as sent again.
     restarted_packets,
-    /// Packets given up because what they were to consist of was gone when they were to leave.
+    /// Packets given up because their contents were gone before transmission.
     withdrawn_packets,
-    /// Packets sent as plain VXLAN because no connection could carry them; never sent otherwise in the life of their connection.
+    /// Packets sent as plain VXLAN because no connection could carry them; not sent otherwise in the life of their
+    /// connection.
     plain_packets,
     /// Data packets accepted.
     received_packets,
-    /// Data packets that were present already.
+    /// Data packets that were already present.
     duplicate_packets,
-    /// Data packets whose PSN lies outside the window.
+    /// Data packets with a PSN outside the window.
     outside_window_packets,
-    /// Data packets that had no place (guest without buffers, injected loss); they come again.
+    /// Data packets that could not be placed (guest without buffers, injected loss); they are retransmitted.
     no_guest_buffer_packets,
-    /// Data packets whose content was damaged although the datagram was not; they come again.
+    /// Data packets with damaged contents in an intact datagram; they are retransmitted.
     damaged_packets,
     /// Data packets refused because the page pool is exhausted.
     no_page_packets,
@@ -66,11 +68,11 @@ counters! {
     rate_limited_packets,
     /// ACKs sent.
     acks_sent_packets,
-    /// ACKs received and used.
+    /// ACKs received and processed.
     acks_received_packets,
     /// ACKs for packets that were never sent.
     ack_invalid_packets,
-    /// Packets with a CID that nobody owns.
+    /// Packets with an unknown CID.
     unknown_cid_packets,
     /// Packets from another peer than the connection's.
     wrong_peer_packets,
@@ -82,23 +84,23 @@ counters! {
     unknown_path_packets,
     /// RESETs sent.
     resets_sent_packets,
-    /// RESETs not sent because of their rate limit.
+    /// RESETs suppressed by the rate limit.
     resets_suppressed_packets,
-    /// RESETs that named a connection here.
+    /// RESETs that matched a connection.
     resets_received_packets,
-    /// RESETs, RESPONSEs and REJECTs that fit nothing here.
+    /// RESETs, RESPONSEs and REJECTs that matched nothing.
     stray_setup_packets,
-    /// REQUESTs older than what is known of the peer.
+    /// REQUESTs older than the last one accepted from the peer.
     stale_setup_packets,
     /// REQUESTs sent.
     requests_sent_packets,
-    /// REJECTs sent because no version fits.
+    /// REJECTs sent: no common version.
     rejected_version_packets,
-    /// REJECTs sent for a vNIC that is not here.
+    /// REJECTs sent: the vNIC is not on this host.
     rejected_vnic_packets,
-    /// REJECTs sent for lack of room.
+    /// REJECTs sent: no resources.
     rejected_resources_packets,
-    /// REJECTs sent because of policy.
+    /// REJECTs sent: policy.
     rejected_policy_packets,
     /// REJECTs received.
     rejects_received_packets,
@@ -106,19 +108,19 @@ counters! {
     opened_connections,
     /// Connections that were restarted (peer restarted or forgot).
     restarted_connections,
-    /// Connections forgotten for idleness.
+    /// Connections forgotten after idling.
     reaped_connections,
-    /// Connections dropped because a panic came while they, or their port, were worked on.
+    /// Connections dropped after a panic while they, or their port, were being processed.
     faulted_connections,
-    /// Set-ups that nobody answered.
+    /// Set-ups without an answer.
     unanswered_connections,
     /// Connections that fell back to best effort.
     best_effort_connections,
-    /// Connections that came back from best effort.
+    /// Connections that recovered from best effort.
     recovered_connections,
     /// SKIPs sent.
     skips_sent_packets,
-    /// SKIPs received and used.
+    /// SKIPs received and processed.
     skips_received_packets,
     /// Probes sent.
     probes_sent_packets,
@@ -126,7 +128,7 @@ counters! {
     probes_lost_packets,
     /// Paths that became suspect.
     suspect_paths,
-    /// Paths that were taken back.
+    /// Paths that became usable again.
     recovered_paths,
     /// Send attempts that found the window closed.
     blocked_packets,

@@ -1,11 +1,11 @@
-//! Whose deadlines the engine keeps.
+//! The owners of the engine's deadlines.
 
-/// Whose deadline.
+/// Owner of a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     Conn(u32),
     Peer(u16),
-    /// A path of this peer opens by time.
+    /// A path of this peer opens for pacing.
     Share(u16),
 }
 

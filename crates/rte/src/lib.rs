@@ -1,10 +1,10 @@
 //! The BIFROST reliable transport engine (NSDI'26, sections 4 and 5; docs/PROTOCOL.md).
 //!
-//! The engine works on packet metadata only: a handle to a buffer that it never opens, a number of segments, a flow.
-//! It does no I/O, reads no clock, starts no thread: `now` is an argument, and everything it wants done is an entry of
-//! [`Output`]. So the same code runs in the daemon, in a simulator and under a fuzzer.
+//! The engine works on packet metadata only: a handle of a buffer that it never accesses, a number of segments, a flow.
+//! It does no I/O, reads no clock, starts no thread: `now` is an argument, and every action is an entry of [`Output`].
+//! So the same code runs in the daemon, in a simulator and under a fuzzer.
 //!
-//! The order of calls, for one batch:
+//! Order of calls for one batch:
 //!
 //! 1. for every datagram: [`Engine::on_data`] (then place the packet and report [`Engine::placed`]),
 //!    [`Engine::on_ack`], [`Engine::on_setup`], …;

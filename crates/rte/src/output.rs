@@ -1,4 +1,4 @@
-//! What the engine asks its caller to do. Handles are opaque here: only ports open buffers.
+//! The actions that the engine requests from its caller. Handles are opaque here: only ports access buffers.
 
 use bifrost_wire::bifrost::{AckHeader, DataHeader, PathId, Reset, Setup};
 
@@ -9,7 +9,7 @@ pub struct PeerId(pub u16);
 /// A data packet to send: one segment of a buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct DataOut {
-    /// To whom.
+    /// The destination peer.
     pub peer: PeerId,
     /// Network identifier for the VXLAN header.
     pub vni: u32,
@@ -17,13 +17,13 @@ pub struct DataOut {
     pub owner: u16,
     /// The buffer.
     pub handle: u32,
-    /// Which segment of it.
+    /// Index of the segment in the buffer.
     pub segment: u8,
     /// The header; its `path` names the lane.
     pub header: DataHeader,
 }
 
-/// A packet without a guest's frame.
+/// The contents of a packet without a guest's frame.
 #[derive(Clone, Copy, Debug)]
 pub enum Control {
     /// An acknowledgement.
@@ -34,27 +34,27 @@ pub enum Control {
     Skip(DataHeader),
     /// Connection set-up.
     Setup(Setup),
-    /// The CID is not known here.
+    /// Reports an unknown CID.
     Reset(Reset),
 }
 
 /// A control packet to send.
 #[derive(Clone, Copy, Debug)]
 pub struct ControlOut {
-    /// To whom.
+    /// The destination peer.
     pub peer: PeerId,
     /// Network identifier for the VXLAN header.
     pub vni: u32,
-    /// On which path.
+    /// The path.
     pub path: PathId,
-    /// What.
+    /// The contents.
     pub packet: Control,
 }
 
-/// One segment of a buffer that leaves as plain VXLAN; the engine keeps no record of it any more.
+/// One segment of a buffer to send as plain VXLAN; the engine no longer tracks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainOut {
-    /// To whom.
+    /// The destination peer.
     pub peer: PeerId,
     /// Network identifier.
     pub vni: u32,
@@ -62,11 +62,11 @@ pub struct PlainOut {
     pub owner: u16,
     /// The buffer.
     pub handle: u32,
-    /// Which segment of it.
+    /// Index of the segment in the buffer.
     pub segment: u8,
 }
 
-/// Everything that calls of the engine asked for. The caller carries it out in this order: publish and notify, then
+/// All actions requested by calls of the engine. The caller executes them in this order: publish and notify, then
 /// [`flush_acks`](crate::Engine::flush_acks), then data, plain and control packets, then releases; then clears it.
 #[derive(Debug, Default)]
 pub struct Output {
@@ -78,12 +78,12 @@ pub struct Output {
     pub control: Vec<ControlOut>,
     /// Segments to send as plain VXLAN and release.
     pub plain: Vec<PlainOut>,
-    /// Segments that are acknowledged: (owner, handle), once for each segment of the buffer.
+    /// Acknowledged segments: (owner, handle), once for each segment of the buffer.
     pub release: Vec<(u16, u32)>,
 }
 
 impl Output {
-    /// Forgets everything, keeps the memory.
+    /// Clears all actions, keeps the memory.
     pub fn clear(&mut self) {
         self.publish.clear();
         self.data.clear();
@@ -92,7 +92,7 @@ impl Output {
         self.release.clear();
     }
 
-    /// Whether there is nothing to do.
+    /// Whether there are no actions.
     pub fn is_empty(&self) -> bool {
         self.publish.is_empty()
             && self.data.is_empty()

@@ -1,4 +1,4 @@
-//! One path to a peer: its delay, its losses, and whether it is used (NSDI'26, 4.1).
+//! One path to a peer: its delay, its losses, and its state (NSDI'26, 4.1).
 
 use bifrost_wire::bifrost::Tick;
 
@@ -11,47 +11,48 @@ use bifrost_transport::time::{MS, Time, US};
 pub enum PathState {
     /// May carry data.
     Usable,
-    /// Lost or slowed; carries probes until enough of them return.
+    /// Lossy or slow; carries only probes until enough of them return.
     Suspect,
 }
 
-/// How far a path is to be trusted.
+/// How much a path is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Trust {
     /// Suspect, and the latest probe has not returned.
     Silent,
     /// Suspect, and the latest probe has returned.
     Answers,
-    /// Not suspect yet, but the answer to what left on it is overdue.
+    /// Not suspect yet, but the answer to a packet sent on it is overdue.
     Quiet,
     /// In use.
     Usable,
 }
 
-/// Consecutive losses, without an arrival between, after which a path is suspect.
+/// Consecutive losses, without an arrival between them, that make a path suspect.
 const SUSPECT_LOSSES: u16 = 4;
-/// Loss rate above which a path is suspect if others do better. The estimate of a path that loses 1 % exceeds 3 % by chance once in
-/// about 4,500 packets, and 4 % once in about 74,000.
+/// Loss rate that makes a path suspect if others do better. The estimate of a path that loses 1 % exceeds 3 % by chance
+/// once in about 4,500 packets, and 4 % once in about 74,000.
 pub(crate) const SUSPECT_LOSS: f32 = 0.04;
 /// Weight of one packet in the loss rate.
 const LOSS_WEIGHT: f32 = 1.0 / 128.0;
-/// Weight of a probe that is lost: probes are rare, but a single one proves nothing, so this stays below [`SUSPECT_LOSS`].
+/// Weight of a lost probe: probes are rare, but a single one proves nothing, so this stays below [`SUSPECT_LOSS`].
 const PROBE_LOSS_WEIGHT: f32 = 1.0 / 32.0;
-/// A path that is silent for a shorter time may have had no processor: a software host's scheduler makes noise of that size.
+/// A path silent for less time may be due to the peer not being scheduled: software hosts have scheduling noise of this
+/// size.
 const SILENCE_MIN_NS: u64 = MS;
-/// Probes in a row that take a suspect path back, at first and at most.
+/// Consecutive probes that make a suspect path usable again, initially and at most.
 const CLEAN_PROBES_MIN: u16 = 4;
 const CLEAN_PROBES_MAX: u16 = 64;
-/// Probe interval of a suspect path at first.
+/// Initial probe interval of a suspect path.
 const SUSPECT_PROBE_NS: u64 = 2 * MS;
-/// Probes of a long trial are at most so many times as far apart: the longest trial takes half a second.
+/// Maximum factor of the probe interval during a long trial: the longest trial takes half a second.
 const TRIAL_SLOWDOWN: u64 = 4;
-/// After so many unanswered probes in a row the interval doubles, and again after as many more, so often at most: of a host
-/// that is gone all paths are probed for a minute.
+/// After this many unanswered probes in a row the interval doubles, and again after as many more, at most this often:
+/// all paths of a host that is gone are probed for a minute.
 const UNANSWERED_PROBES: u16 = 8;
 const UNANSWERED_DOUBLINGS: u16 = 4;
 
-/// A probe is lost when its answer takes longer than its path's round trips do, within these bounds.
+/// A probe is lost if its answer takes longer than its path's round trips, within these bounds.
 const PROBE_TIMEOUT_MIN_NS: u64 = 4 * MS;
 const PROBE_TIMEOUT_MAX_NS: u64 = 100 * MS;
 /// Before the first answer: a path of 44 ms or less is measured before four probes in a row are lost.
@@ -60,16 +61,16 @@ const UNMEASURED_DOUBLINGS: u16 = 2;
 /// Half-life of the count of recently sent packets, ns.
 const RECENT_NS: u64 = 250 * MS;
 
-/// What a queue adds at least to a path's delay where one stands: twice the smallest delay, within these bounds.
+/// Minimum delay that a standing queue adds to a path: twice the smallest delay, within these bounds.
 const QUEUE_MIN_NS: u64 = 125 * US;
 const QUEUE_MAX_NS: u64 = 500 * US;
-/// A queue for which no path is left.
+/// A queue below which a path is not abandoned.
 const QUEUE_ACCEPTED_NS: u64 = 4 * MS;
 
-/// What an ACK says of a path.
+/// What an ACK reports about a path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acked {
-    /// Packets that were sent once on it.
+    /// Packets that were sent once, on this path.
     pub(crate) packets: u16,
     /// Of these: with a congestion mark.
     pub(crate) marked: u16,
@@ -84,34 +85,34 @@ pub(crate) struct Acked {
 #[derive(Debug)]
 pub(crate) struct Path {
     pub(crate) state: PathState,
-    /// Network delay without endpoints: what paths are compared by.
+    /// Network delay without endpoints, by which paths are compared.
     pub(crate) fabric: Rtt,
-    /// The smallest of its delays of the last round trip.
+    /// The smallest network delay of the last round trip.
     standing: Standing,
-    /// The whole way including the peer's ACK delay: what timers follow.
+    /// The full round trip including the peer's ACK delay, used by timers.
     pub(crate) total: Rtt,
-    /// How old the newest packet was that was acknowledged last, ns.
+    /// Age of the newest packet that was acknowledged last, ns.
     pub(crate) latest_ns: u64,
     pub(crate) loss: f32,
     pub(crate) in_flight: u32,
     cc: Box<dyn CongestionControl>,
-    /// What the controller said last.
+    /// The controller's latest window.
     window: f32,
     /// The same in whole packets, rounded up; 0 for a window below one, which opens by time.
     window_packets: u32,
     pub(crate) last_sent: Time,
     pub(crate) last_arrival: Time,
     pub(crate) pace_until: Time,
-    /// Usable, and no answer is overdue: what is sent first may take it.
+    /// Usable, and no answer is overdue: packets sent for the first time may use it.
     pub(crate) is_open: bool,
-    /// There is something that an arrival ends: losses in a row, or an answer that is waited for.
+    /// There is state that an arrival clears: losses in a row, or an awaited answer.
     is_troubled: bool,
-    /// When the first packet left that has not been answered in time, or that asks for an answer because others have not.
+    /// When the first packet left that is overdue, or that requests an answer because others are.
     asked: Option<Tick>,
     losses_in_a_row: u16,
-    /// When the first packet left that was lost since the last arrival, whether the path is to blame or not.
+    /// When the first packet left that was lost since the last arrival, whether or not the path is at fault.
     lost_since: Option<Tick>,
-    /// It was left for its queue.
+    /// Not selected because of its queue.
     pub(crate) is_left: bool,
     /// When the loss rate last rose.
     late_at: Time,
@@ -124,7 +125,7 @@ pub(crate) struct Path {
     /// Probes in a row.
     unanswered: u16,
     pub(crate) tx_packets: u64,
-    /// The average of recently sent packets at `recent_at`, without those since `recent_from` of them had left altogether.
+    /// The average of recently sent packets at `recent_at`; excludes those sent since, counted from `recent_from`.
     recent_packets: f64,
     recent_at: Time,
     recent_from: u64,
@@ -172,13 +173,13 @@ impl Path {
         }
     }
 
-    /// Expected time until a packet sent now is delivered: its delay, and what its losses cost. ns. Of the queue that stood when the
-    /// path was measured last, `allowed_ns` do not count: congestion control keeps up a queue of its own.
+    /// Expected delivery time of a packet sent now, ns: the delay, plus the cost of losses. `allowed_ns` of the queue
+    /// measured last do not count: congestion control maintains a queue itself.
     fn cost_ns(&self, allowed_ns: u64) -> u64 {
         let queue = self.standing.ns().saturating_sub(self.fabric.min_ns());
         let rtt = self.fabric.min_ns() + queue.saturating_sub(allowed_ns);
         if self.loss < 0.001 {
-            // Noise of the estimate, and no reason to choose.
+            // Noise of the estimate; not a reason to choose.
             return rtt;
         }
         let recovery = (3 * self.total.smoothed_ns().max(rtt)).max(300 * US) as f32;
@@ -186,17 +187,17 @@ impl Path {
         rtt + (recovery * loss / (1.0 - loss)) as u64
     }
 
-    /// What paths are chosen by, ns.
+    /// The cost by which paths are selected, ns.
     pub(crate) fn preference_ns(&self) -> u64 {
         self.cost_ns(4 * self.stands_ns())
     }
 
-    /// What a path is not used for at all, ns: no queue that drains in milliseconds.
+    /// The cost by which a path is excluded, ns: ignores queues that drain in milliseconds.
     pub(crate) fn reluctance_ns(&self) -> u64 {
         self.cost_ns(QUEUE_ACCEPTED_NS)
     }
 
-    /// The path is usable and was not chosen: it is measured again as soon as the queue that it had may be gone.
+    /// The path is usable but was not selected: measures it again as soon as its queue may have drained.
     pub(crate) fn leave(&mut self, now: Time) {
         let queue = self.standing.ns().saturating_sub(self.fabric.min_ns());
         self.is_left = queue >= 4 * self.stands_ns();
@@ -205,13 +206,14 @@ impl Path {
         }
     }
 
-    /// Whether congestion control lets so many packets out by a window of at least one; others may have room, too.
+    /// Whether congestion control allows this many packets, with a window of at least one; otherwise there may be room,
+    /// too.
     #[inline(always)]
     pub(crate) fn fits(&self, packets: u16) -> bool {
         self.in_flight + u32::from(packets) <= self.window_packets
     }
 
-    /// Packets that congestion control lets out now.
+    /// Packets that congestion control allows now.
     #[inline(always)]
     pub(crate) fn room(&self, now: Time) -> u32 {
         if self.window_packets == 0 {
@@ -221,36 +223,36 @@ impl Path {
         }
     }
 
-    /// Whether congestion control lets another packet out.
+    /// Whether congestion control allows another packet.
     #[inline]
     pub(crate) fn has_room(&self, now: Time) -> bool {
         self.room(now) > 0
     }
 
-    /// When a window below one packet opens by time, if that is what the path waits for.
+    /// When pacing of a window below one packet allows the next one, if the path waits for that.
     pub(crate) fn opens_at(&self) -> Option<Time> {
         (self.window_packets == 0 && self.in_flight == 0).then_some(self.pace_until)
     }
 
-    /// A packet has measured the network: takes its delay, and returns it if it is plausible.
+    /// Processes a packet's network delay; returns it if it is plausible.
     pub(crate) fn measured(&mut self, now: Time, fabric_ns: i64) -> Option<u64> {
         let fabric = self.fabric.sample(now, fabric_ns)?;
         self.standing.sample(now, fabric, self.total.smoothed_ns());
         Some(fabric)
     }
 
-    /// What a queue has added to the delay of the packets that were measured last, ns.
+    /// Delay that the queue added to the packets measured last, ns.
     fn queue_ns(&self) -> u64 {
         self.standing.latest_ns().saturating_sub(self.fabric.min_ns())
     }
 
-    /// What a queue adds to the delay at least where one stands, ns.
+    /// Minimum delay that counts as a standing queue, ns.
     fn stands_ns(&self) -> u64 {
         (2 * self.fabric.min_ns()).clamp(QUEUE_MIN_NS, QUEUE_MAX_NS)
     }
 
-    /// Whether a queue stands on the path, and it delivers: then the queue has dropped what is lost. A path that is silent may
-    /// be dead, whatever it had before.
+    /// Whether a queue stands on the path and the path delivers: then the queue has dropped lost packets. A silent path
+    /// may be dead, whatever its queue was.
     fn is_congested(&self, now: Time) -> bool {
         self.queue_ns() >= self.stands_ns() && now.since(self.last_arrival) < self.silence_ns()
     }
@@ -260,15 +262,15 @@ impl Path {
         self.window
     }
 
-    /// Number of the congestion control on the wire.
+    /// The congestion control's number on the wire.
     pub(crate) fn wire_type(&self) -> u8 {
         self.cc.wire_type()
     }
 
-    /// `packets` were acknowledged, of which `marked` carry a congestion mark. `fabric_ns` and `endpoint_ns`: the delays, if the
-    /// ACK has measured this path.
+    /// `packets` were acknowledged, `marked` of them with a congestion mark. `fabric_ns` and `endpoint_ns`: the delays,
+    /// if the ACK has measured this path.
     pub(crate) fn on_acked(&mut self, now: Time, acked: &Acked) {
-        // Decayed in steps: the exponential is not worth its price for each packet.
+        // Decayed in steps: an exponential per packet is too expensive.
         if now.since(self.recent_at) >= RECENT_NS {
             self.recent_packets = self.recent_packets(now);
             (self.recent_at, self.recent_from) = (now, self.tx_packets);
@@ -287,7 +289,7 @@ impl Path {
         self.congestion(|cc| cc.on_ack(now, &sample));
     }
 
-    /// Tells congestion control of a packet that was found lost. Returns whether a queue has dropped it.
+    /// Informs congestion control of a lost packet. Returns whether a queue dropped it.
     pub(crate) fn on_congestion_loss(&mut self, now: Time, sent_ago_ns: u64) -> bool {
         let congestion = self.is_congested(now);
         let loss = Loss {
@@ -301,14 +303,14 @@ impl Path {
         congestion
     }
 
-    /// Tells congestion control what happened.
+    /// Informs congestion control of an event.
     pub(crate) fn congestion(&mut self, tell: impl FnOnce(&mut dyn CongestionControl)) {
         tell(&mut *self.cc);
         self.window = self.cc.window();
         self.window_packets = whole_packets(self.window);
     }
 
-    /// `packets` leave on the path.
+    /// `packets` are sent on the path.
     #[inline(always)]
     pub(crate) fn on_sent(&mut self, now: Time, packets: u32) {
         self.in_flight += packets;
@@ -320,18 +322,18 @@ impl Path {
         }
     }
 
-    /// Packets sent lately: an average that forgets by half in each [`RECENT_NS`].
+    /// Recently sent packets: an average with half-life [`RECENT_NS`].
     pub(crate) fn recent_packets(&self, now: Time) -> f64 {
         let halvings = (now.since(self.recent_at) / RECENT_NS).min(60);
         (self.recent_packets + (self.tx_packets - self.recent_from) as f64) / (1u64 << halvings) as f64
     }
 
-    /// `packets` left the path's flight, delivered or not.
+    /// `packets` are no longer in flight on the path, delivered or not.
     pub(crate) fn on_done(&mut self, packets: u32) {
         self.in_flight = self.in_flight.saturating_sub(packets);
     }
 
-    /// `packets` that were sent once on this path have arrived.
+    /// `packets` that were sent once, on this path, have arrived.
     pub(crate) fn on_arrivals(&mut self, now: Time, packets: u16) {
         self.last_arrival = now;
         if self.is_troubled {
@@ -347,7 +349,7 @@ impl Path {
         (self.asked, self.lost_since, self.losses_in_a_row) = (None, None, 0);
     }
 
-    /// A packet that left at `sent` is known to have arrived on this path, though the ACK tells no more of it.
+    /// A packet that left at `sent` is known to have arrived on this path, without further information.
     #[cold]
     pub(crate) fn hear(&mut self, now: Time, sent: Tick) {
         self.last_arrival = now;
@@ -357,29 +359,31 @@ impl Path {
         }
     }
 
-    /// A packet leaves that asks for an answer, because others are overdue.
+    /// A packet is sent that requests an answer, because others are overdue.
     pub(crate) fn ask(&mut self, now: Time) {
         self.is_troubled = true;
         self.asked.get_or_insert(now.tick());
     }
 
-    /// Whether something has arrived that was acknowledged since `sent`, or lately: a path with nothing under way is silent, and has no queue.
+    /// Whether a packet sent since `sent` was acknowledged, or any lately: a path with nothing in flight is silent, and
+    /// has no queue.
     pub(crate) fn is_heard(&self, now: Time, sent: Time) -> bool {
         self.last_arrival >= sent || now.since(self.last_arrival) < SILENCE_MIN_NS
     }
 
-    /// Whether an answer has been asked for, and has not come.
+    /// Whether an answer was requested and has not arrived.
     pub(crate) fn is_asked(&self) -> bool {
         self.asked.is_some()
     }
 
-    /// Whether the answer to what was asked for is overdue after `wait_ns`.
+    /// Whether the requested answer is overdue after `wait_ns`.
     pub(crate) fn is_overdue(&self, now: Time, wait_ns: u64) -> bool {
         self.asked.is_some_and(|asked| now.tick().since(asked) >= wait_ns as i64)
     }
 
-    /// The answer to a packet that left `sent_ago_ns` ago is overdue: the path carries nothing new until it is heard again. Returns
-    /// whether that is news. Not so if something has arrived that was acknowledged since: then the packet alone is lost.
+    /// The answer to a packet that left `sent_ago_ns` ago is overdue: the path carries nothing new until it is heard
+    /// again. Returns whether this is new. Does nothing if an acknowledgement has arrived since: then only the packet
+    /// is lost.
     pub(crate) fn close(&mut self, now: Time, sent_ago_ns: u64) -> bool {
         if now.since(self.last_arrival) < sent_ago_ns {
             return false;
@@ -393,23 +397,23 @@ impl Path {
         is_news
     }
 
-    /// When the first packet left that was lost since the last arrival, given that one was lost that left at `sent`.
+    /// When the first packet lost since the last arrival left, given that a lost one left at `sent`.
     pub(crate) fn lost_since(&mut self, sent: Tick) -> Tick {
         self.is_troubled = true;
         *self.lost_since.get_or_insert(sent)
     }
 
-    /// A packet was lost on this path, and not by its queue; `overtaken`: one that left later has arrived. Returns whether the path
-    /// became suspect by it.
+    /// A packet was lost on this path, and not by its queue; `overtaken`: a packet that left later has arrived. Returns
+    /// whether the path became suspect.
     pub(crate) fn on_loss(&mut self, now: Time, sent_ago_ns: u64, overtaken: bool) -> bool {
-        // What only time has decided may be late, a whole queue of it at once: while the path has not been silent for long, that is one
-        // packet in a round trip.
+        // A loss decided by time may be a late packet, and a whole queue may be late at once: until the path has been
+        // silent for long, count one packet per round trip.
         let silent = now.since(self.last_arrival) >= self.silence_ns();
         if overtaken || silent || now.since(self.late_at) >= self.total.smoothed_ns() {
             self.loss += (1.0 - self.loss) * LOSS_WEIGHT;
             self.late_at = now;
         }
-        // Losses of one burst count only if nothing that left later has arrived.
+        // Losses of one burst count only if no packet that left later has arrived.
         if now.since(self.last_arrival) >= sent_ago_ns {
             if self.losses_in_a_row == 0 {
                 self.losses_since = now;
@@ -417,12 +421,12 @@ impl Path {
             self.losses_in_a_row = self.losses_in_a_row.saturating_add(1);
             self.is_troubled = true;
         }
-        // One burst may be late as a whole; a dead path goes on losing.
+        // One burst may be late as a whole; a dead path keeps losing.
         let lasting = now.since(self.losses_since) >= self.total.smoothed_ns().max(200 * US);
         self.losses_in_a_row >= SUSPECT_LOSSES && lasting && self.suspect(now)
     }
 
-    /// Stops using the path until probes return. Returns whether that is news.
+    /// Stops using the path until probes return. Returns whether this is new.
     pub(crate) fn suspect(&mut self, now: Time) -> bool {
         if self.state == PathState::Suspect {
             return false;
@@ -445,7 +449,8 @@ impl Path {
         }
     }
 
-    /// The peer, all paths to which had failed, is heard on this one: a probe that has gone unanswered for long is not waited for any more.
+    /// The peer, all of whose paths had failed, is heard on this one: a probe that is long unanswered is not waited for
+    /// any more.
     pub(crate) fn hear_again(&mut self, now: Time) {
         if self.state == PathState::Suspect
             && self.probe.is_none_or(|(_, sent)| now.since(sent) >= self.probe_timeout_ns())
@@ -455,7 +460,7 @@ impl Path {
         }
     }
 
-    /// A probe goes out.
+    /// A probe is sent.
     pub(crate) fn on_probe_sent(&mut self, now: Time, interval_ns: u64) {
         self.probe = Some((now.tick(), now));
         self.probes_sent += 1;
@@ -468,12 +473,13 @@ impl Path {
         });
     }
 
-    /// Between probes of a suspect path that returns them: the more often it has failed, the longer its trial, and the rarer its probes.
+    /// Probe interval of a suspect path that returns them: the more often it has failed, the longer its trial, and the
+    /// rarer its probes.
     fn trial_interval_ns(&self) -> u64 {
         SUSPECT_PROBE_NS * u64::from(self.clean_needed / CLEAN_PROBES_MIN).min(TRIAL_SLOWDOWN)
     }
 
-    /// A probe returned. Returns whether the path is usable again by it.
+    /// A probe returned. Returns whether the path became usable again.
     pub(crate) fn on_probe_returned(&mut self, now: Time) -> bool {
         self.probe = None;
         self.unanswered = 0;
@@ -484,7 +490,7 @@ impl Path {
         self.loss -= self.loss / 16.0;
         self.clean_probes += 1;
         if self.clean_probes < self.clean_needed {
-            // It had been left alone for long.
+            // It was unused for long.
             self.next_probe = self.next_probe.min(now.after(self.trial_interval_ns()));
             return false;
         }
@@ -496,7 +502,7 @@ impl Path {
         true
     }
 
-    /// A probe did not return. Returns whether the path became suspect by it.
+    /// A probe did not return. Returns whether the path became suspect.
     pub(crate) fn on_probe_lost(&mut self, now: Time) -> bool {
         self.probe = None;
         self.probes_lost += 1;
@@ -512,12 +518,12 @@ impl Path {
         self.losses_in_a_row >= SUSPECT_LOSSES && self.suspect(now)
     }
 
-    /// Silence after which what is on its way is more likely lost than late, ns.
+    /// Silence after which packets in flight are more likely lost than late, ns.
     fn silence_ns(&self) -> u64 {
         (2 * self.total.smoothed_ns() + 4 * self.total.variance_ns()).max(SILENCE_MIN_NS)
     }
 
-    /// How long a probe may take, ns. How long the way is nobody knows before the first answer: what is waited for it doubles.
+    /// Probe timeout, ns. The delay is unknown before the first answer, so the timeout doubles until then.
     pub(crate) fn probe_timeout_ns(&self) -> u64 {
         if !self.total.is_known() {
             return PROBE_TIMEOUT_MIN_NS << self.unanswered.min(UNMEASURED_DOUBLINGS);
@@ -526,7 +532,7 @@ impl Path {
         wait.clamp(PROBE_TIMEOUT_MIN_NS, PROBE_TIMEOUT_MAX_NS)
     }
 
-    /// Long good behaviour forgives earlier failures.
+    /// A long time without failures resets earlier ones.
     pub(crate) fn forgive(&mut self) {
         self.clean_needed = (self.clean_needed / 2).max(CLEAN_PROBES_MIN);
     }
@@ -624,7 +630,7 @@ mod tests {
         }
         assert!(now >= Time(40 * MS), "{now:?}: no time for an answer");
         path.total.sample(now, 100 * US as i64);
-        assert!(path.probe_timeout_ns() < 5 * MS, "one that is known is given up sooner");
+        assert!(path.probe_timeout_ns() < 5 * MS, "the timeout of a measured path is shorter");
     }
 
     #[test]
@@ -637,7 +643,7 @@ mod tests {
             path.loss
         };
         assert!(after(6, false) < SUSPECT_LOSS, "late");
-        assert!(after(6, true) > SUSPECT_LOSS, "what left later has arrived");
+        assert!(after(6, true) > SUSPECT_LOSS, "a later packet has arrived");
         assert!(after(12, false) > SUSPECT_LOSS, "silent");
     }
 }

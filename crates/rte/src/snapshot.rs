@@ -1,4 +1,4 @@
-//! What an operator sees of connections and paths.
+//! Operator's view of connections and paths.
 
 use bifrost_wire::bifrost::{Cid, PathId};
 
@@ -21,35 +21,35 @@ pub struct ConnSnapshot {
     pub local_cid: Cid,
     /// CID by which the peer is addressed.
     pub peer_cid: Cid,
-    /// Where it stands.
+    /// Its state.
     pub state: State,
     /// Protocol version.
     pub version: u8,
-    /// Packets that left and are not acknowledged.
+    /// Packets sent and not acknowledged.
     pub in_flight_packets: u32,
-    /// Of these: on no path any more, because the peer has received and not taken them, or has no room for them yet.
+    /// Of these: on no path any more, because the peer received and did not take them, or has no room for them yet.
     pub landed_packets: u32,
     /// Send window.
     pub window_packets: u32,
-    /// How much of it the peer seems to have room for: less than all after it has received packets and not taken them.
+    /// How much of it the peer seems to have room for: less than all after it did not take packets that it received.
     pub room_packets: u32,
-    /// Packets that wait for the connection to open.
+    /// Packets waiting for the connection to open.
     pub pending_packets: u32,
     /// Received packets held back from the guest.
     pub held_packets: u32,
-    /// Packets sent the first time.
+    /// Packets sent for the first time.
     pub tx_packets: u64,
     /// Data packets received, duplicates included.
     pub rx_packets: u64,
-    /// Packets sent again.
+    /// Packets retransmitted.
     pub retransmitted_packets: u64,
     /// Packets received more than once.
     pub duplicate_packets: u64,
     /// Packets given up after repeated timeouts.
     pub given_up_packets: u64,
-    /// Time since the last packet either way, ns.
+    /// Time since the last packet in either direction, ns.
     pub idle_ns: u64,
-    /// It holds the minimum of memory.
+    /// It has shrunk to its minimum memory.
     pub is_idle: bool,
     /// Retransmission timeout, ns; 0 while it is idle.
     pub rto_ns: u64,
@@ -60,13 +60,13 @@ pub struct ConnSnapshot {
 pub struct PathSnapshot {
     /// The peer host.
     pub peer: PeerId,
-    /// Which path.
+    /// The path's ID.
     pub path: PathId,
     /// Whether it may carry data.
     pub state: PathState,
-    /// Whether it is among the paths that are sprayed over.
+    /// Whether it is among the paths sprayed over.
     pub selected: bool,
-    /// The operator has taken it out of use.
+    /// Whether the operator has drained it.
     pub drained: bool,
     /// Smoothed delay of the network, ns.
     pub srtt_ns: u64,
@@ -82,11 +82,11 @@ pub struct PathSnapshot {
     pub window_packets: f32,
     /// Packets in flight.
     pub in_flight_packets: u32,
-    /// Nothing has come back on it for a second although packets or probes went out.
+    /// Nothing has arrived on it for a second although packets or probes were sent.
     pub is_silent: bool,
     /// Packets sent.
     pub tx_packets: u64,
-    /// Packets sent lately: an average that forgets within about a second.
+    /// Recently sent packets: an average over about a second.
     pub recent_packets: f64,
     /// Packets found lost.
     pub lost_packets: u64,
@@ -97,7 +97,7 @@ pub struct PathSnapshot {
 }
 
 impl PathSnapshot {
-    /// Of a path to a host that the transport does not know.
+    /// For a path to a host unknown to the transport.
     pub fn unmeasured(path: PathId) -> Self {
         PathSnapshot {
             peer: PeerId(u16::MAX),
@@ -128,7 +128,7 @@ impl Engine {
         (0..self.places()).filter_map(move |place| self.connection_snapshot(now, place))
     }
 
-    /// The connection at one of [`places`](Self::places), as of `now`. While it exists it stays at its place.
+    /// The connection at one of [`places`](Self::places), as of `now`. It stays at its place while it exists.
     pub fn connection_snapshot(&self, now: Time, place: u32) -> Option<ConnSnapshot> {
         let c = self.conn(place)?;
         let active = c.active.as_ref();
@@ -162,7 +162,7 @@ impl Engine {
         self.peer_slots().flat_map(move |(id, _)| self.path_snapshots_to(now, id))
     }
 
-    /// The paths to one peer, as of `now`; none if there is no such peer.
+    /// The paths to one peer, as of `now`; none if the peer is unknown.
     pub fn path_snapshots_to(&self, now: Time, id: PeerId) -> impl Iterator<Item = PathSnapshot> {
         self.peer(id).into_iter().flat_map(move |peer| {
             peer.paths.iter().enumerate().map(move |(i, p)| {

@@ -1,47 +1,48 @@
-//! RTO and its relatives: how long the loss timers wait (RFC 8985; NSDI'26, 4.3).
+//! RTO and other timeouts of loss detection (RFC 8985; NSDI'26, 4.3).
 
 use crate::config::{COUNTED_RTOS, Config, GIVE_UP_PATHS};
 use bifrost_transport::time::US;
 
-/// How the loss timers stand: all ns.
+/// Timeouts of loss detection, ns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) rto: u64,
-    /// Until the answer to a packet is overdue; `hold` of it is the peer's, unless the packet asks for its ACK at once.
+    /// Until the answer to a packet is overdue. `hold` of it is the peer's ACK delay, unless the packet requests an
+    /// immediate ACK.
     pub(crate) tail_probe: u64,
     pub(crate) hold: u64,
     pub(crate) rack: u64,
 }
 
-/// What is measured of a peer: all ns.
+/// Measurements of a peer, ns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     pub(crate) rtt: u64,
     pub(crate) variance: u64,
-    /// Longest time until the ACK of a packet that asks for it at once, if known.
+    /// Longest time until the ACK of a packet that requests it at once, if known.
     pub(crate) answer: Option<u64>,
-    /// Longest time that the peer holds ACKs back.
+    /// Longest time that the peer delays ACKs.
     pub(crate) hold: u64,
 }
 
-/// What bounds the RTO: all ns.
+/// Limits of the RTO, ns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     initial: u64,
     floor: Option<u64>,
-    /// The floor that adapts is never below this.
+    /// Minimum of the adaptive floor.
     least: u64,
     ceiling: u64,
 }
 
 impl Limits {
     pub(crate) fn new(config: &Config) -> Self {
-        // As many RTOs as can be counted reach the give-up time: no packet is given up before it.
+        // As many RTOs as can be counted must reach the give-up time: no packet is given up before it.
         let countable = |living_paths| config.give_up_ns(living_paths).div_ceil(COUNTED_RTOS);
         Limits {
             initial: config.initial_rto_ns,
             floor: config.rto_floor_ns.map(|floor| floor.max(countable(1))),
-            // Half a millisecond: a software host's scheduler makes noise of that size.
+            // Half a millisecond: software hosts have scheduling noise of this size.
             least: (500 * US).max(countable(GIVE_UP_PATHS)).min(config.initial_rto_ns),
             ceiling: config.rto_ceiling_ns,
         }
@@ -49,7 +50,7 @@ impl Limits {
 }
 
 impl Timing {
-    /// Before anything is measured.
+    /// Before any measurement.
     pub(crate) fn unknown(limits: Limits) -> Self {
         Timing { rto: limits.initial, tail_probe: limits.initial, hold: 0, rack: limits.initial }
     }
@@ -62,7 +63,7 @@ impl Timing {
         Timing { rto, tail_probe, hold: hold.min(tail_probe), rack: rtt + (rtt / 4).max(variance).max(20 * US) }
     }
 
-    /// The same for a connection that waits longer because it has been wrong.
+    /// The same for a connection that waits longer after spurious retransmissions.
     pub(crate) fn with_patience(self, patience: u64) -> Self {
         let Timing { rto, tail_probe, hold, rack } = self;
         Timing { rto: rto + patience, tail_probe: tail_probe + patience, hold, rack: rack + patience }
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
     use bifrost_transport::time::MS;
 
-    /// Whatever the settings: the last RTO that can be counted ends after the give-up time.
+    /// With any settings, the last RTO that can be counted ends after the give-up time.
     #[test]
     fn countable_rtos_reach_the_give_up_time() {
         for (floor, ceiling, give_up_rtos, initial) in
@@ -90,7 +91,7 @@ mod tests {
             let measured = Measured { rtt: 20 * US, variance: US, answer: None, hold: 0 };
             let timing = Timing::of(measured, Limits::new(&config));
             let longest = timing.rto * COUNTED_RTOS;
-            // A floor that is set is kept, and may end the packet sooner where several paths deliver.
+            // A configured floor is kept, and may end the packet sooner with several paths that deliver.
             let living_paths = if floor.is_none() { GIVE_UP_PATHS } else { 1 };
             assert!(longest >= config.give_up_ns(living_paths), "{config:?}: {longest}");
         }

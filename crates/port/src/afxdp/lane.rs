@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_not_written() {
+    fn oversized_frames_are_not_written() {
         let (local, remote) = ends(false, 50_000);
         let headers = Headers::new(local, remote);
         let macs = Macs { destination: [0; 6], source: [0; 6] };

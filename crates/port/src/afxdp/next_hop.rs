@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_doubted_neighbour_is_asked_for_once() {
+    fn a_stale_neighbour_is_probed_once() {
         let address = SocketAddr::from(([192, 0, 2, 1], 1));
         let hop = NextHop { local: address, remote: address, state: AtomicU64::new(0) };
         assert_eq!(hop.resolved(), None);

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_that_cannot_be_true_is_not_believed() {
+    fn an_invalid_note_is_ignored() {
         let ports = Ports { bifrost: 4794, vxlan: 4789 };
         let frame = vec![0; 100];
         let note = |magic: u32, offset: u32, service: u32| {

@@ -70,7 +70,7 @@ fn is_local(frame: &[u8], outer: &Outer, local: &[IpAddr]) -> bool {
 }
 
 #[test]
-fn the_program_takes_what_the_parser_takes_and_chooses_as_the_rule_does() {
+fn the_program_agrees_with_the_parser_and_the_steering_rule() {
     let resolver = Resolver::start(Vec::new()).expect("a thread");
     let lane = |from: &str, to: &str, port: u16| {
         let (from, to) = (SocketAddr::new(address(from), 50_000), SocketAddr::new(address(to), port));
@@ -127,7 +127,7 @@ fn the_program_takes_what_the_parser_takes_and_chooses_as_the_rule_does() {
 }
 
 #[test]
-fn what_the_verifier_says_is_in_the_error() {
+fn the_error_contains_the_verifiers_log() {
     let mut a = crate::bpf::Assembler::default();
     a.exit();
     let error = crate::bpf::load_program(crate::bpf::ProgramKind::Xdp, &a.finish(), "no_result");

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_apart_and_nothing_is_beyond_them() {
+    fn frames_do_not_overlap_and_are_bounded() {
         let (umem, mut frames) = Umem::new(2048, 3).expect("memory");
         for frame in &mut frames {
             let number = frame.number() as u8 + 1;

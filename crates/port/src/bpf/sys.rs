@@ -252,7 +252,7 @@ mod tests {
     use crate::bpf::{Assembler, Register, xdp};
 
     #[test]
-    fn a_program_is_detached_although_its_link_has_another_descriptor() {
+    fn a_program_is_detached_despite_a_duplicate_of_its_link() {
         std::thread::spawn(|| {
             // SAFETY: no pointers; this thread alone changes its network namespace.
             assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "needs root");

@@ -36,7 +36,7 @@ fn pair() -> (Attached, Client) {
 }
 
 #[test]
-fn packets_go_there_and_back_in_their_buffers() {
+fn packets_return_in_their_buffers() {
     let (mut server, mut client) = pair();
     assert_eq!(server.client, "client");
     let mut queues = client.take_queues();
@@ -109,7 +109,7 @@ fn the_server_goes() {
 }
 
 #[test]
-fn only_what_is_offered() {
+fn unsupported_parameters_are_refused() {
     type Change = fn(&mut ClientConfig);
     let cases: [(&str, Change); 3] = [
         ("interface 9 was requested", |c| c.id = 9),
@@ -197,7 +197,7 @@ fn memory(bytes: u64) -> std::fs::File {
 }
 
 #[test]
-fn a_socket_that_is_left_is_replaced_and_nothing_else() {
+fn only_a_stale_socket_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let (config, _) = configs(&dir);
     let first = Server::bind(config.clone()).unwrap();

@@ -72,7 +72,7 @@ fn wait_for_stamps(from: &mut RawDevice, to: &mut RawDevice) {
 }
 
 #[test]
-fn frames_go_over_in_order_with_their_tags() {
+fn frames_arrive_in_order_with_their_tags() {
     for (left, right) in [
         (RawMode::Packet, RawMode::Packet),
         (RawMode::Packet, RawMode::XdpGeneric),
@@ -99,7 +99,7 @@ fn frames_go_over_in_order_with_their_tags() {
 }
 
 #[test]
-fn frames_are_as_old_as_they_have_waited() {
+fn arrival_times_include_the_wait() {
     for mode in [RawMode::Packet, RawMode::XdpGeneric, RawMode::Auto] {
         in_namespace(move || {
             let (mut a, mut b) = (open("left0", mode), open("right0", mode));

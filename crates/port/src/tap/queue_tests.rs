@@ -43,7 +43,7 @@ fn tcp(seq: u32, payload: usize) -> Vec<u8> {
 }
 
 #[test]
-fn frames_keep_their_bytes_until_completed_wherever_they_lie() {
+fn frames_keep_their_bytes_until_completed() {
     let (mut queue, guest) = queue();
     let lengths = [60, HEAD_BYTES - VIRTIO - 1, HEAD_BYTES - VIRTIO, HEAD_BYTES - VIRTIO + 1, 60_000, 1514];
     let frames: Vec<Vec<u8>> = (1u8..).zip(lengths).map(|(n, len)| vec![n; len]).collect();
@@ -67,7 +67,7 @@ fn frames_keep_their_bytes_until_completed_wherever_they_lie() {
 }
 
 #[test]
-fn fetching_stops_without_spill_buffers_and_goes_on() {
+fn fetching_stops_without_spill_buffers_and_resumes() {
     let (mut queue, guest) = queue();
     for n in 0..4u8 {
         send(&guest, Header::default(), &[n; 3000]);
@@ -134,7 +134,7 @@ fn consecutive_segments_become_one_write() {
 }
 
 #[test]
-fn what_the_kernel_cannot_take_comes_later_in_order() {
+fn packets_refused_by_the_kernel_are_retried_in_order() {
     let (mut queue, guest) = queue();
     rustix::net::sockopt::set_socket_send_buffer_size(&queue.fd, 8192).expect("buffer");
     let mut sent = 0u32;
@@ -222,7 +222,7 @@ proptest! {
 }
 
 #[test]
-fn another_queue_goes_on_with_what_one_holds_before_what_waits_in_the_device() {
+fn handed_over_packets_are_fetched_before_those_in_the_device() {
     let (mut first, guest) = queue();
     let header = Header { flags: virtio_net::F_NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..Header::default() };
     let lengths = [0, HEAD_BYTES, 3000];

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_right_column_of_the_right_line() {
+    fn drops_are_read_from_the_devices_line() {
         let table = "Inter-|   Receive  |  Transmit\n face |bytes ...\n  eth01: 0 0 0 0 0 0 0 0 0 0 0 7 0 0 0 0\n  \
                      eth0: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n";
         assert_eq!(transmit_drops(table, "eth0"), Some(12));

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn interleaved_lanes_are_gathered() {
+    fn interleaved_lanes_are_grouped() {
         let g = build(&[(0, 0, 100), (1, 0, 90), (0, 0, 100), (1, 0, 91), (0, 0, 40), (0, 0, 100), (0, 1, 100)]);
         let got: Vec<_> = g.messages().iter().map(|m| (m.lane.0, m.ecn, g.members(m).collect::<Vec<_>>())).collect();
         assert_eq!(got, [(0, 0, vec![0, 2, 4]), (1, 0, vec![1]), (1, 0, vec![3]), (0, 0, vec![5]), (0, 1, vec![6])]);

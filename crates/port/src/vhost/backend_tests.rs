@@ -133,7 +133,7 @@ fn sent(queue: &mut VhostQueue) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_guest_starts_stops_and_starts_again_where_it_was() {
+fn a_guest_stops_and_resumes_at_its_position() {
     let directory = tempfile::tempdir().expect("directory");
     let socket = directory.path().join("vm.sock");
     let (owner, worker) = bench();
@@ -177,7 +177,7 @@ fn a_guest_starts_stops_and_starts_again_where_it_was() {
 }
 
 #[test]
-fn what_stays_in_the_guest_is_the_ports_to_say() {
+fn the_port_configures_slicing() {
     let directory = tempfile::tempdir().expect("directory");
     for (slicing, last) in [(true, 9), (false, 1)] {
         let socket = directory.path().join(format!("{slicing}.sock"));
@@ -200,7 +200,7 @@ fn what_stays_in_the_guest_is_the_ports_to_say() {
 }
 
 #[test]
-fn a_restarted_daemon_finds_what_was_in_flight() {
+fn a_restarted_daemon_recovers_buffers_in_flight() {
     let directory = tempfile::tempdir().expect("directory");
     let socket = directory.path().join("vm.sock");
     let mut guest = Guest::new(KIND);
@@ -232,7 +232,7 @@ fn a_restarted_daemon_finds_what_was_in_flight() {
 }
 
 #[test]
-fn a_front_end_that_keeps_no_record_is_recorded_here() {
+fn the_port_keeps_the_record_if_the_front_end_does_not() {
     let directory = tempfile::tempdir().expect("directory");
     let socket = directory.path().join("vm.sock");
     let (record, kept) = (directory.path().join("record"), directory.path().join("kept"));
@@ -284,7 +284,7 @@ fn a_front_end_that_keeps_no_record_is_recorded_here() {
 
 /// QEMU's network devices: no inflight record, and after a restart the initial positions of the packed rings.
 #[test]
-fn packed_rings_go_on_where_the_record_kept_here_says() {
+fn packed_rings_continue_from_our_record() {
     let directory = tempfile::tempdir().expect("directory");
     let socket = directory.path().join("vm.sock");
     let record = directory.path().join("record");
@@ -351,7 +351,7 @@ fn packed_rings_go_on_where_the_record_kept_here_says() {
 }
 
 #[test]
-fn a_client_port_connects_again_and_again() {
+fn a_client_port_reconnects() {
     let directory = tempfile::tempdir().expect("directory");
     let socket = directory.path().join("vm.sock");
     let (owner, worker) = bench();
@@ -369,7 +369,7 @@ fn a_client_port_connects_again_and_again() {
 }
 
 #[test]
-fn nonsense_ends_the_connection_and_nothing_else() {
+fn invalid_messages_only_end_the_connection() {
     let directory = tempfile::tempdir().expect("directory");
     let socket = directory.path().join("vm.sock");
     let (owner, _worker) = bench();
@@ -409,7 +409,7 @@ fn nonsense_ends_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn owner_and_group_may_connect_and_nobody_else() {
+fn only_owner_and_group_may_connect() {
     let directory = tempfile::tempdir().expect("directory");
     let socket = directory.path().join("vm.sock");
     let port = VhostPort::open(config(&socket, Mode::Server), bench().0).expect("port");
@@ -418,7 +418,7 @@ fn owner_and_group_may_connect_and_nobody_else() {
 }
 
 #[test]
-fn a_socket_that_is_in_use_is_left_alone() {
+fn a_socket_in_use_is_left_alone() {
     let directory = tempfile::tempdir().expect("directory");
     let socket = directory.path().join("vm.sock");
     let listener = std::os::unix::net::UnixListener::bind(&socket).expect("listen");

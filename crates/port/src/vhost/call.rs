@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_its_front_end_makes_blocking_and_fills_blocks_nobody() {
+    fn a_full_blocking_eventfd_blocks_nobody() {
         let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
         let theirs = counter.try_clone().expect("another descriptor");
         let call = call(counter);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_full_blocks_nobody() {
+    fn a_full_socket_blocks_nobody() {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let shared = OwnedFd::from(ours.try_clone().expect("another descriptor"));
         let call = call(ours.into());
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_that_waits_for_a_call_is_the_helpers_to_wake() {
+    fn the_helper_wakes_large_crowds_of_waiters() {
         let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
         let theirs = counter.try_clone().expect("another descriptor");
         let call = call(counter);

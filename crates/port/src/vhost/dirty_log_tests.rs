@@ -87,7 +87,7 @@ fn a_log_has_a_bit_for_each_page_of_the_memory() {
 }
 
 #[test]
-fn a_front_end_that_asked_for_it_is_told_of_marked_pages() {
+fn a_front_end_is_notified_of_marked_pages_if_requested() {
     let told = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("an eventfd");
     let call = Arc::new(Call::default());
     call.set(Some(Target::Counter(told.try_clone().expect("another descriptor"))));

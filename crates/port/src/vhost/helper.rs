@@ -177,7 +177,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_counters_and_memory_become_something() {
+    fn only_eventfds_and_memory_are_converted() {
         let helper = Helper::default();
         let directory = tempfile::tempdir().expect("a directory");
         let (one, other) = std::os::unix::net::UnixStream::pair().expect("sockets");
@@ -220,7 +220,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn dropping_waits_for_nobody() {
+    fn dropping_never_blocks() {
         let helper = Helper::default();
         let start = Instant::now();
         let (slow, _other) = lingering(2);

@@ -42,7 +42,7 @@ fn broken(queue: &VhostQueue, reason: Broken) -> u64 {
 }
 
 #[test]
-fn what_is_used_and_not_shown_is_still_the_devices() {
+fn the_device_owns_used_buffers_until_they_are_shown() {
     for record in [false, true] {
         // Another CPU of the guest makes a slot available that it does not own.
         let mut guest = Guest::new(PACKED);
@@ -81,7 +81,7 @@ fn what_is_used_and_not_shown_is_still_the_devices() {
 }
 
 #[test]
-fn what_the_device_itself_writes_over_a_ring_makes_nothing_available() {
+fn device_writes_over_a_ring_make_nothing_available() {
     for size in [16, 256] {
         let mut guest = Guest::new(Kind { size, ..PACKED });
         guest.rx.inflight = true;
@@ -107,7 +107,7 @@ fn what_the_device_itself_writes_over_a_ring_makes_nothing_available() {
 
 /// Two CPUs of the guest and the device access the same descriptors.
 #[test]
-fn a_driver_that_changes_descriptors_while_they_are_taken_breaks_its_ring_alone() {
+fn changing_descriptors_during_reads_only_breaks_the_drivers_ring() {
     for record in [false, true] {
         let mut guest = Guest::new(PACKED);
         guest.tx.inflight = record;
@@ -139,7 +139,7 @@ fn a_driver_that_changes_descriptors_while_they_are_taken_breaks_its_ring_alone(
 }
 
 #[test]
-fn numbers_of_a_record_are_read_once() {
+fn record_numbers_are_read_once() {
     let size = Size::new(1024).expect("a size");
     let mut seed = 1u64;
     let reads = std::cell::Cell::new(0);
@@ -192,7 +192,7 @@ fn open(guest: &Guest, spec: RingSpec) -> Option<usize> {
 }
 
 #[test]
-fn a_front_end_may_change_its_record_while_it_is_read() {
+fn a_front_end_may_change_its_record_during_reads() {
     for kind in BOTH {
         let mut guest = Guest::new(Kind { size: 1024, ..kind });
         guest.rx.inflight = true;
@@ -224,7 +224,7 @@ fn a_front_end_may_change_its_record_while_it_is_read() {
 }
 
 #[test]
-fn a_record_of_a_ring_of_another_size_and_one_at_the_end_of_numbers_are_survived() {
+fn records_of_another_ring_size_or_with_wrapping_numbers_are_handled() {
     for kind in BOTH {
         for (first, then) in [(16, 8), (8, 16), (16, 1), (1, 16)] {
             let mut guest = Guest::new(Kind { size: first, ..kind });
@@ -282,7 +282,7 @@ fn bad_receive_buffers_cost_a_packet_little_and_then_the_ring() {
 }
 
 #[test]
-fn a_ring_that_has_bad_buffers_now_and_then_stays_in_use() {
+fn a_ring_with_occasional_bad_buffers_stays_in_use() {
     for kind in BOTH {
         let mut guest = Guest::new(kind);
         let mut queue = guest.queue();
@@ -302,7 +302,7 @@ fn a_ring_that_has_bad_buffers_now_and_then_stays_in_use() {
 }
 
 #[test]
-fn a_packet_looks_at_as_many_descriptors_as_it_needs() {
+fn a_packet_reads_only_the_descriptors_that_it_needs() {
     for kind in BOTH {
         // Good buffers of 256 pieces: of one byte each, and larger than the packet.
         for (len, most) in [(1, 72), (36, 2), (4096, 1)] {
@@ -334,7 +334,7 @@ fn a_packet_looks_at_as_many_descriptors_as_it_needs() {
 }
 
 #[test]
-fn a_header_in_several_pieces_and_buffers_is_written_where_it_belongs() {
+fn a_header_across_pieces_and_buffers_is_written_correctly() {
     for kind in BOTH {
         let mut guest = Guest::new(kind);
         let mut queue = guest.queue();
@@ -350,7 +350,7 @@ fn a_header_in_several_pieces_and_buffers_is_written_where_it_belongs() {
 }
 
 #[test]
-fn a_turn_fetches_as_much_as_it_may_and_then_the_ring_is_out_of_use() {
+fn a_turn_is_limited_and_then_the_ring_is_taken_out_of_use() {
     for kind in BOTH {
         for (pieces, last) in [(256, 0), (256, F_WRITE), (100, F_WRITE), (1, F_WRITE), (1024, 0)] {
             let mut guest = Guest::new(Kind { size: 1024, ..kind });
@@ -375,7 +375,7 @@ fn a_turn_fetches_as_much_as_it_may_and_then_the_ring_is_out_of_use() {
 }
 
 #[test]
-fn chains_of_more_descriptors_than_a_buffer_may_have_are_refused() {
+fn chains_with_too_many_descriptors_are_refused() {
     for (pieces, good) in [(MAX_PIECES, true), (MAX_PIECES + 1, false)] {
         for kind in BOTH {
             for indirect in [false, true] {
@@ -395,7 +395,7 @@ fn chains_of_more_descriptors_than_a_buffer_may_have_are_refused() {
 }
 
 #[test]
-fn descriptors_take_memory_by_the_ring_and_not_by_the_chain() {
+fn descriptor_memory_is_bounded_by_the_ring_not_the_chain() {
     for kind in BOTH {
         for size in [16u16, 256] {
             for indirect in [false, true] {

@@ -91,7 +91,7 @@ fn after_a_kill_nothing_in_flight_is_lost_or_repeated() {
 }
 
 #[test]
-fn a_kill_between_showing_and_noting_repeats_nothing() {
+fn a_kill_between_showing_and_recording_repeats_nothing() {
     let mut guest = Guest::new(KIND);
     guest.tx.inflight = true;
     let mut queue = guest.queue();

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_is_empty_memory_from_then_on() {
+    fn a_truncated_file_becomes_empty_memory() {
         let (file, other) = (memory(1 << 20), memory(4096));
         let mapping = map(&file, 0, 1 << 20).expect("a mapping");
         let other = map(&other, 0, 4096).expect("a mapping");
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_pages_that_are_used_are_mapped() {
+    fn only_used_pages_are_mapped() {
         let file = memory(1 << 46);
         let start = (1 << 45) + 0x1800;
         let mapping = map(&file, start, 0x1000).expect("a mapping");
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_that_cannot_be_had_are_empty_memory() {
+    fn unavailable_huge_pages_become_empty_memory() {
         let Some((file, page)) = huge(3) else {
             return eprintln!("SKIPPED: this kernel has no huge pages");
         };
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_that_are_cut_are_empty_memory() {
+    fn truncated_huge_pages_become_empty_memory() {
         const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
         let read = || std::fs::read_to_string(RESERVED).ok().and_then(|n| n.trim().parse::<u64>().ok());
         let Some(before) = read() else { return eprintln!("SKIPPED: this kernel has no huge pages") };

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_is_added_once_for_each_queue_pair_is_there_until_it_is_removed_as_often() {
+    fn a_region_added_per_queue_pair_stays_until_removed_as_often() {
         let (mut memory, shared) = (Memory::default(), file(0x1000));
         let again = || spec(0x1000, 0x5000, 0x1000, 0, shared.try_clone().expect("file"));
         assert!(!memory.add_again(&again()), "does not exist yet");
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn accesses_go_over_adjacent_regions_and_never_outside() {
+    fn accesses_cross_adjacent_regions_and_stay_inside() {
         let mut memory = Memory::default();
         memory.add(spec(0x2000, 0x9000, 0x1000, 0, file(0x1000))).expect("second");
         memory.add(spec(0x1000, 0x5000, 0x1000, 0x800, file(0x1800))).expect("first");

@@ -130,7 +130,7 @@ fn survives(name: &str, attack: impl FnOnce(&Path) -> Vec<OwnedFd>) {
 }
 
 #[test]
-fn descriptors_that_take_long_to_close_hold_up_nobody() {
+fn descriptors_slow_to_close_block_nobody() {
     let ring = [0u64];
     let region = [1, 0, 4096, 0, 0];
     let messages: [(u32, &[u64]); 7] = [
@@ -174,7 +174,7 @@ fn descriptors_that_take_long_to_close_hold_up_nobody() {
 }
 
 #[test]
-fn a_connection_that_waits_does_not_hold_up_the_ports_end() {
+fn a_waiting_connection_does_not_delay_dropping_the_port() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("vm.sock");
     let port = VhostPort::open(config(&socket), Box::new(Nobody)).expect("a port");
@@ -190,7 +190,7 @@ fn a_connection_that_waits_does_not_hold_up_the_ports_end() {
 }
 
 #[test]
-fn half_messages_and_unread_answers_hold_up_nobody() {
+fn half_messages_and_unread_replies_block_nobody() {
     survives("half a message", |socket| {
         let front = FrontEnd::connect(socket);
         std::io::Write::write_all(&mut &front.0, &[1, 0, 0, 0, 1]).expect("room");
@@ -211,7 +211,7 @@ fn half_messages_and_unread_answers_hold_up_nobody() {
 }
 
 #[test]
-fn few_connections_wait_beside_the_one_that_is_served() {
+fn few_connections_wait_besides_the_one_being_served() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("vm.sock");
     let _port = VhostPort::open(config(&socket), Box::new(Nobody)).expect("a port");
@@ -220,7 +220,7 @@ fn few_connections_wait_beside_the_one_that_is_served() {
 }
 
 #[test]
-fn a_front_end_that_accepts_nobody_holds_up_nobody() {
+fn a_front_end_that_never_accepts_blocks_nobody() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("vm.sock");
     let _listener = UnixListener::bind(&socket).expect("a listener");
@@ -236,7 +236,7 @@ fn a_front_end_that_accepts_nobody_holds_up_nobody() {
 }
 
 #[test]
-fn only_memory_that_waits_for_nobody_is_mapped() {
+fn only_memory_that_never_blocks_is_mapped() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("vm.sock");
     let port = VhostPort::open(config(&socket), Box::new(Nobody)).expect("a port");
@@ -286,7 +286,7 @@ fn addresses() -> u64 {
 }
 
 #[test]
-fn pages_far_behind_in_a_file_take_no_more_than_pages() {
+fn pages_at_a_large_file_offset_use_little_address_space() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("vm.sock");
     let port = VhostPort::open(config(&socket), Box::new(Nobody)).expect("a port");
@@ -366,7 +366,7 @@ fn descriptors_are_counted() {
 }
 
 #[test]
-fn a_front_end_that_talks_without_end_waits() {
+fn a_front_end_that_floods_messages_is_delayed() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("vm.sock");
     let paced = VhostConfig { message_rate: 2000, ..config(&socket) };

@@ -153,7 +153,7 @@ fn addresses(front: &mut Frontend, guest: &Guest, log: impl Fn(u64) -> Option<u6
 }
 
 #[test]
-fn a_guest_that_moves_finds_all_that_was_written() {
+fn a_migrated_guest_has_all_writes() {
     let directory = tempfile::tempdir().expect("a directory");
     let paths = ["here.sock", "there.sock"].map(|name| directory.path().join(name));
     for (packed, logs) in [(false, true), (false, false), (true, true), (true, false)] {
@@ -221,7 +221,7 @@ fn a_guest_that_moves_finds_all_that_was_written() {
 }
 
 #[test]
-fn logs_are_what_they_have_to_be() {
+fn invalid_logs_are_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("vm.sock");
     let worker = Worker::new(true);
@@ -263,7 +263,7 @@ fn logs_are_what_they_have_to_be() {
 
 /// QEMU sets the log last when a guest's driver starts during the migration.
 #[test]
-fn what_was_written_before_the_log_was_there_is_anywhere() {
+fn writes_before_the_log_was_set_mark_all_pages() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("vm.sock");
     let worker = Worker::new(true);
@@ -287,7 +287,7 @@ fn what_was_written_before_the_log_was_there_is_anywhere() {
 }
 
 #[test]
-fn the_port_is_told_of_a_guest_that_has_come() {
+fn the_port_is_notified_of_a_migrated_guest() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("vm.sock");
     let worker = Worker::new(true);

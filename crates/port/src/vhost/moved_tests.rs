@@ -21,7 +21,7 @@ fn frame(n: u32) -> Vec<u8> {
 }
 
 #[test]
-fn what_waits_holds_up_nobody_behind_it() {
+fn a_waiting_packet_does_not_block_those_behind_it() {
     for packed in [false, true] {
         let mut guest = guest(packed);
         let mut port = guest.queue();
@@ -84,7 +84,7 @@ fn a_ring_with_room_keeps_its_packets() {
 }
 
 #[test]
-fn as_many_packets_as_the_ring_has_are_moved_and_no_more() {
+fn at_most_one_ring_of_packets_is_moved() {
     let mut guest = guest(false);
     let mut port = guest.queue();
     let mut held: VecDeque<TxHandle> = VecDeque::new();
@@ -109,7 +109,7 @@ fn as_many_packets_as_the_ring_has_are_moved_and_no_more() {
 
 /// Random operations: each packet is unchanged while it is held, and each buffer is returned once.
 #[test]
-fn packets_are_the_same_in_the_ring_and_out_of_it() {
+fn moved_packets_are_unchanged() {
     let mut rng = fastrand::Rng::with_seed(7);
     for round in 0..40 {
         let mut guest = guest(round % 2 == 0);

@@ -30,7 +30,7 @@ fn send(guest: &mut Guest, value: u8, pieces: usize) -> Option<u16> {
 }
 
 #[test]
-fn bad_buffers_are_given_back_and_the_next_one_is_taken() {
+fn bad_buffers_are_returned_and_the_next_one_is_taken() {
     const END: u64 = GUEST + MEMORY;
     const AT: u64 = GUEST + (4 << 20);
     const TABLE: u64 = GUEST + (5 << 20);
@@ -65,7 +65,7 @@ fn bad_buffers_are_given_back_and_the_next_one_is_taken() {
 }
 
 #[test]
-fn a_driver_that_breaks_the_ring_loses_it() {
+fn a_ring_with_a_format_violation_is_taken_out_of_use() {
     let at = GUEST + (4 << 20);
     let piece = [(at, 60)];
     let broken: [(&str, Misdeed); 5] = [
@@ -115,7 +115,7 @@ fn a_driver_that_breaks_the_ring_loses_it() {
 }
 
 #[test]
-fn the_driver_is_notified_when_the_descriptor_that_it_named_is_reached() {
+fn the_driver_is_notified_at_the_descriptor_that_it_requested() {
     for size in [10, 16] {
         let mut guest = Guest::new(Kind { size, ..KIND });
         let mut queue = guest.queue();
@@ -170,7 +170,7 @@ fn rings_must_be_in_memory() {
 }
 
 #[test]
-fn a_kill_between_showing_and_noting_repeats_nothing() {
+fn a_kill_between_showing_and_recording_repeats_nothing() {
     // Progress at the kill: before the descriptor that shows the batch, after it, or halfway through the record updates
     // after it.
     for progress in 0..3 {
@@ -244,7 +244,7 @@ fn a_kill_between_showing_and_noting_repeats_nothing() {
 /// A driver may reuse an id before it can know that its buffer was returned. Afterwards the record has the right number
 /// of free entries, and the entries of buffers in flight are unchanged.
 #[test]
-fn an_id_that_is_used_again_before_its_buffer_was_shown_takes_no_records() {
+fn an_id_reused_before_its_buffer_was_shown_leaks_no_records() {
     let mut guest = Guest::new(KIND);
     guest.tx.inflight = true;
     let mut ring = Packed::open(&guest.memory, guest.tx.spec(0)).expect("a ring");
@@ -296,7 +296,7 @@ fn an_id_that_is_used_again_before_its_buffer_was_shown_takes_no_records() {
 
 /// QEMU does that with its own ring position when its back-end disconnects.
 #[test]
-fn buffers_that_the_front_end_has_given_back_itself_are_not_given_back_twice() {
+fn buffers_returned_by_the_front_end_are_not_returned_twice() {
     let mut guest = Guest::new(KIND);
     guest.tx.inflight = true;
     let mut queue = guest.queue();
@@ -316,7 +316,7 @@ fn buffers_that_the_front_end_has_given_back_itself_are_not_given_back_twice() {
 /// It starts at an old stop position, which may differ from the ring's current one, and returns buffers that we have
 /// never taken.
 #[test]
-fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_over() {
+fn buffers_returned_by_the_front_end_before_they_were_taken_are_skipped() {
     const USED: u16 = 1 << 7 | 1 << 15;
     // In flight at the kill, and made available after it, before those that the front-end takes.
     for (in_flight, waiting) in [(0, 0), (2, 0), (0, 1), (2, 3)] {
@@ -364,7 +364,7 @@ fn buffers_that_the_front_end_has_given_back_before_they_were_taken_are_passed_o
 
 /// A ring that was restarted meanwhile is not at the record's position.
 #[test]
-fn a_record_of_an_earlier_ring_is_not_believed() {
+fn a_record_of_an_earlier_ring_is_ignored() {
     let mut guest = Guest::new(KIND);
     guest.tx.inflight = true;
     let mut queue = guest.queue();

@@ -35,7 +35,7 @@ fn frame(from: (u8, u16), to: (u8, u16), payload: u8) -> Vec<u8> {
 }
 
 #[test]
-fn what_each_pair_sends_goes_back_to_it() {
+fn each_pair_gets_its_buffers_back() {
     let mut guest = guest();
     let mut port = port(&guest);
     assert_eq!((port.tx_capacity(), port.tx_free(), port.receive_window()), (32, 24, 4));
@@ -69,7 +69,7 @@ fn what_each_pair_sends_goes_back_to_it() {
 }
 
 #[test]
-fn answers_come_to_the_pair_that_asked_in_order() {
+fn replies_go_to_the_requesting_pair_in_order() {
     let mut guest = guest();
     let mut port = port(&guest);
     for pair in &mut guest {
@@ -93,7 +93,7 @@ fn answers_come_to_the_pair_that_asked_in_order() {
 }
 
 #[test]
-fn conversations_that_the_guest_did_not_begin_are_spread_and_each_stays_on_one_pair() {
+fn flows_not_started_by_the_guest_are_spread_and_each_stays_on_one_pair() {
     let mut guest = guest();
     let mut port = port(&guest);
     for pair in &mut guest {
@@ -117,7 +117,7 @@ fn conversations_that_the_guest_did_not_begin_are_spread_and_each_stays_on_one_p
 }
 
 #[test]
-fn each_kick_wakes_although_nobody_reads_them() {
+fn each_kick_wakes_although_kicks_are_never_read() {
     let guest = guest();
     let queues: Vec<_> = guest.iter().map(Guest::queue).collect();
     let kicks: Vec<_> = queues.iter().map(|q| q.fd().try_clone_to_owned().expect("another descriptor")).collect();

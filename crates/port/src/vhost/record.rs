@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_have_put_in_its_place_is_left_alone() {
+    fn foreign_files_at_the_records_path_are_left_alone() {
         let directory = tempfile::tempdir().expect("a directory");
         let (path, precious) = (directory.path().join("record"), directory.path().join("precious"));
         let me = FrontEnd { pid: 1, started: 2 };

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_accepts_nobody_holds_up_nobody() {
+    fn a_socket_that_never_accepts_blocks_nobody() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("vm.sock");
         let _listener = UnixListener::bind(&path).expect("a listener");
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_nowhere() {
+    fn symbolic_links_are_not_followed() {
         let directory = tempfile::tempdir().expect("a directory");
         let (path, link) = (directory.path().join("vm.sock"), directory.path().join("link"));
         let listener = UnixListener::bind(&path).expect("a listener");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_made_is_removed() {
+    fn only_our_own_socket_is_removed() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("vm.sock");
         let (_listener, listening) = listen(&path).expect("a socket");

@@ -94,7 +94,7 @@ fn segments_of_a_flow_arrive_as_one_packet_over_several_buffers() {
 }
 
 #[test]
-fn flows_stay_apart_and_in_order() {
+fn flows_are_not_mixed_and_stay_in_order() {
     let mut rng = fastrand::Rng::with_seed(3);
     for round in 0..50 {
         let mut guest = guest(round % 2 == 0, true);
@@ -135,7 +135,7 @@ fn flows_stay_apart_and_in_order() {
 }
 
 #[test]
-fn what_finds_no_buffers_waits_and_what_is_too_much_is_refused() {
+fn frames_without_buffers_wait_and_excess_frames_are_refused() {
     let mut guest = guest(false, true);
     let mut port = guest.queue();
     let frames: Vec<_> = (0..64).map(|n| segment(1, n * 100, 100)).collect();
@@ -155,7 +155,7 @@ fn what_finds_no_buffers_waits_and_what_is_too_much_is_refused() {
 
 /// A ring without room for a large packet gets its frames one by one.
 #[test]
-fn rings_that_are_too_small_for_a_large_packet_get_single_frames() {
+fn rings_too_small_for_a_large_packet_get_single_frames() {
     let mut guest = guest(false, true);
     guest.fill(&[40; 64]);
     let mut port = guest.queue();
@@ -174,7 +174,7 @@ fn rings_that_are_too_small_for_a_large_packet_get_single_frames() {
 }
 
 #[test]
-fn a_driver_without_mergeable_buffers_is_served_as_before() {
+fn a_driver_without_mergeable_buffers_gets_unmerged_frames() {
     let mut guest = guest(false, false);
     guest.fill(&[2048; 64]);
     let mut port = guest.queue();
@@ -187,7 +187,7 @@ fn a_driver_without_mergeable_buffers_is_served_as_before() {
 }
 
 #[test]
-fn what_is_not_shown_is_thrown_away_once() {
+fn unshown_frames_are_discarded_once() {
     let mut guest = guest(false, true);
     guest.fill(&[2048; 64]);
     let mut port = guest.queue();

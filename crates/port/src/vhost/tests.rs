@@ -35,7 +35,7 @@ pub(super) fn frame(len: usize, seed: u8) -> Vec<u8> {
 }
 
 #[test]
-fn sent_frames_stay_with_the_device_until_completed_and_go_back_in_that_order() {
+fn tx_buffers_return_in_the_order_of_completion() {
     for kind in BOTH {
         let mut guest = Guest::new(kind);
         let mut queue = guest.queue();
@@ -74,7 +74,7 @@ fn sent_frames_stay_with_the_device_until_completed_and_go_back_in_that_order() 
 }
 
 #[test]
-fn what_was_decided_about_headers_stays_true_when_the_guest_changes_them() {
+fn header_checks_stay_valid_when_the_guest_changes_headers() {
     for kind in BOTH {
         let mut guest = Guest::new(kind);
         let mut queue = guest.queue();
@@ -100,7 +100,7 @@ fn what_was_decided_about_headers_stays_true_when_the_guest_changes_them() {
 }
 
 #[test]
-fn a_guest_that_uses_buffers_early_has_its_packets_kept() {
+fn packets_of_a_guest_that_reuses_buffers_early_are_copied() {
     for kind in BOTH {
         for proven_first in [false, true] {
             let mut guest = Guest::new(kind);
@@ -142,7 +142,7 @@ fn a_guest_that_uses_buffers_early_has_its_packets_kept() {
 }
 
 #[test]
-fn what_is_frozen_stays_what_it_was_whatever_the_guest_writes() {
+fn frozen_packets_do_not_change_with_guest_memory() {
     for kind in BOTH {
         for proven in [false, true] {
             let mut guest = Guest::new(kind);
@@ -174,7 +174,7 @@ fn what_is_frozen_stays_what_it_was_whatever_the_guest_writes() {
 }
 
 #[test]
-fn without_slicing_what_leaves_is_what_was_there_when_it_was_fetched() {
+fn without_slicing_packets_are_sent_as_fetched() {
     for kind in BOTH {
         for slicing in [true, false] {
             let mut guest = Guest::new(kind);
@@ -206,7 +206,7 @@ fn without_slicing_what_leaves_is_what_was_there_when_it_was_fetched() {
 }
 
 #[test]
-fn frames_appear_in_the_order_of_publication_with_one_notification() {
+fn frames_appear_in_publish_order_with_one_notification() {
     for kind in BOTH {
         let mut guest = Guest::new(kind);
         let mut queue = guest.queue();
@@ -235,7 +235,7 @@ fn frames_appear_in_the_order_of_publication_with_one_notification() {
 }
 
 #[test]
-fn a_driver_that_wants_no_notifications_gets_none() {
+fn a_driver_without_notifications_gets_none() {
     for kind in BOTH {
         for event_idx in [false, true] {
             let mut guest = Guest::new(Kind { event_idx, ..kind });
@@ -263,7 +263,7 @@ fn a_driver_that_wants_no_notifications_gets_none() {
 }
 
 #[test]
-fn kicks_are_asked_for_when_the_ring_is_empty() {
+fn kicks_are_requested_when_the_ring_is_empty() {
     for kind in BOTH {
         for event_idx in [false, true] {
             let mut guest = Guest::new(Kind { event_idx, ..kind });
@@ -282,7 +282,7 @@ fn kicks_are_asked_for_when_the_ring_is_empty() {
 }
 
 #[test]
-fn large_frames_take_several_buffers_that_appear_together() {
+fn large_frames_use_several_buffers_shown_together() {
     for kind in BOTH {
         let mut guest = Guest::new(kind);
         let mut queue = guest.queue();
@@ -339,7 +339,7 @@ fn a_virtio_header_that_does_not_fit_its_frame_is_refused() {
 }
 
 #[test]
-fn bad_buffers_are_given_back_and_the_next_one_is_taken() {
+fn bad_buffers_are_returned_and_the_next_one_is_taken() {
     let end = GUEST + MEMORY;
     let at = GUEST + (4 << 20);
     let table = GUEST + (5 << 20);
@@ -387,7 +387,7 @@ fn bad_buffers_are_given_back_and_the_next_one_is_taken() {
 }
 
 #[test]
-fn bad_receive_buffers_go_back_empty_and_the_next_one_is_taken() {
+fn bad_receive_buffers_return_empty_and_the_next_one_is_taken() {
     for kind in BOTH {
         let mut guest = Guest::new(kind);
         let mut queue = guest.queue();
@@ -403,7 +403,7 @@ fn bad_receive_buffers_go_back_empty_and_the_next_one_is_taken() {
 }
 
 #[test]
-fn a_driver_that_breaks_the_ring_loses_it() {
+fn a_ring_with_a_format_violation_is_taken_out_of_use() {
     let broken: [(&str, Misdeed); 4] = [
         ("index out of range", |g| g.tx.write16(g.tx.available + 2, 17)),
         ("index that decreases", |g| g.tx.write16(g.tx.available + 2, u16::MAX)),
@@ -436,7 +436,7 @@ fn a_driver_that_breaks_the_ring_loses_it() {
 }
 
 #[test]
-fn a_guest_whose_memory_is_taken_away_loses_its_rings_and_nothing_else_happens() {
+fn lost_guest_memory_only_takes_its_rings_out_of_use() {
     for kind in BOTH {
         for (cut, what) in [(0, "everything"), (4 << 20, "all buffers"), (1 << 20, "half of the receive ring's tables")]
         {
@@ -473,7 +473,7 @@ fn a_guest_whose_memory_is_taken_away_loses_its_rings_and_nothing_else_happens()
 
 /// A driver that adds bad buffers as fast as they are refused.
 #[test]
-fn bad_buffers_without_end_do_not_keep_the_device() {
+fn endless_bad_buffers_do_not_block_the_device() {
     let mut guest = Guest::new(KIND);
     let mut queue = guest.queue();
     guest.rx.descriptor(0, GUEST, 100, 0, 0);

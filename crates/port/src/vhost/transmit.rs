@@ -474,7 +474,7 @@ mod tests {
     use crate::vhost::split::Split;
 
     #[test]
-    fn what_keeps_packets_is_used_again_until_they_stay_in_place() {
+    fn copy_buffers_are_reused_until_packets_stay_in_place() {
         for slicing in [false, true] {
             let mut guest = Guest::new(Kind { packed: false, size: 16, event_idx: true, mergeable: true });
             let ring = Split::open(&guest.memory, guest.tx.spec(0)).expect("a ring");

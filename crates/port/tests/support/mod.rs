@@ -1,11 +1,11 @@
-//! What the tests share.
+//! Shared by the tests.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A network namespace that goes when dropped.
+/// A network namespace that is removed when dropped.
 pub(crate) struct Namespace(pub(crate) String);
 
 impl Namespace {
@@ -18,14 +18,14 @@ impl Namespace {
         Self(name)
     }
 
-    /// Ends it, and makes another one of its name.
+    /// Removes it, and creates another one of its name.
     #[allow(dead_code, reason = "not every test needs it")]
     pub(crate) fn again(&self) {
         ip(&["netns", "del", &self.0]);
         ip(&["netns", "add", &self.0]);
     }
 
-    /// Moves the calling thread into the namespace, for good.
+    /// Moves the calling thread into the namespace permanently.
     pub(crate) fn enter(&self) {
         let file = std::fs::File::open(format!("/run/netns/{}", self.0)).expect("namespace file");
         move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network)).expect("setns");

@@ -9,7 +9,7 @@ use crate::output::{Control, ControlOut, Output, PeerId};
 use bifrost_transport::time::{S, Time, US};
 
 impl Engine {
-    /// A REQUEST, RESPONSE or REJECT arrived. `vnic`: the local vNIC that it names, if this host has it in that VNI.
+    /// Handles a REQUEST, RESPONSE or REJECT. `vnic`: the local vNIC that it names, if this host has it in that VNI.
     pub fn on_setup(&mut self, now: Time, arrival: &Arrival, setup: &Setup, vnic: Option<LocalVnic>, out: &mut Output) {
         if !self.peers.get(usize::from(arrival.peer.0)).is_some_and(Option::is_some) {
             self.counters.wrong_peer_packets += 1;
@@ -22,12 +22,12 @@ impl Engine {
         }
     }
 
-    /// Whether a connection of this engine addresses `peer` by `cid`: a RESET that names it is for this engine.
+    /// Whether a connection of this engine addresses `peer` by `cid`: a RESET with it is for this engine.
     pub fn addresses_peer_by(&self, peer: PeerId, cid: Cid) -> bool {
         self.by_peer_cid.contains_key(&(peer, cid))
     }
 
-    /// The peer does not know a CID that it was addressed by: its side of the connection is gone.
+    /// The peer does not know a CID by which it was addressed: its side of the connection is gone.
     pub fn on_reset(&mut self, now: Time, arrival: &Arrival, reset: &Reset, out: &mut Output) {
         let found = self.by_peer_cid.get(&(arrival.peer, reset.unknown)).copied();
         let usable = found.filter(|&i| {
@@ -43,14 +43,16 @@ impl Engine {
         self.reopen(now, index, false, out);
     }
 
-    /// Whether no connection carries the probes of a peer's paths, and [`observe`](Self::observe) may set one up for that.
+    /// Whether no connection carries the probes of a peer's paths, so that [`observe`](Self::observe) may set one up
+    /// for that.
     #[inline]
     pub fn lacks_observer(&self, now: Time, peer: PeerId) -> bool {
         self.peer(peer).is_some_and(|peer| peer.probe_conn.is_none() && now >= peer.observe_at)
     }
 
-    /// Sets up the connection of a pair that carries nothing reliably, for its probes: so plain VXLAN, too, leaves a path that dies.
-    /// Nothing waits for it. Tries once in [`plain_retry_ns`](crate::Config::plain_retry_ns), whatever becomes of it.
+    /// Sets up the connection of a pair without reliable traffic, for its probes, so that plain VXLAN also avoids a
+    /// dead path. Nothing waits for it. Tries once per [`plain_retry_ns`](crate::Config::plain_retry_ns), whatever the
+    /// outcome.
     #[cold]
     pub fn observe(&mut self, now: Time, to: &Destination, out: &mut Output) {
         let retry = self.config.plain_retry_ns;
@@ -69,7 +71,7 @@ impl Engine {
         }
     }
 
-    /// Makes a connection for a pair and sends the first REQUEST.
+    /// Creates the connection of a pair and sends the first REQUEST.
     pub(super) fn open(&mut self, now: Time, pair: Pair, to: &Destination, out: &mut Output) -> Option<u32> {
         let state = State::Opening { tries: 0, turn: self.attempt(to.peer), next: now, background: false };
         let index = self.create(now, pair, to.owner, to.peer, to.ordering, state)?;
@@ -89,7 +91,7 @@ impl Engine {
         self.request(now, index, out);
     }
 
-    /// The peer has taken a REQUEST that seemed unanswered: it is repeated as it was, and traffic does not wait.
+    /// The peer has accepted a REQUEST that seemed unanswered: resends it unchanged; traffic does not wait.
     pub(super) fn ask_again(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(turn) = self.conn(index).map(|c| c.peer).map(|peer| self.attempt(peer)) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
@@ -117,7 +119,7 @@ impl Engine {
         }
     }
 
-    /// A peer that may only just be starting is asked again soon, one that never answers ever more rarely.
+    /// A peer that may be starting is retried soon, one that never answers with growing intervals.
     fn plain_interval(&mut self, peer: PeerId) -> u64 {
         let Some(peer) = self.peers[usize::from(peer.0)].as_mut() else { return self.config.plain_retry_ns };
         peer.unanswered = peer.unanswered.saturating_add(1);
@@ -128,7 +130,7 @@ impl Engine {
         let initial = self.config.initial_rto_ns;
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let State::Opening { tries, turn, background, .. } = conn.state else { return };
-        // Too early costs one small packet; too late, everything that waits for the connection.
+        // Too early costs one small packet; too late delays everything that waits for the connection.
         let next = now.after((initial / 4) << tries.min(16));
         conn.state = State::Opening { tries: tries.saturating_add(1), turn, next, background };
         let kind = SetupKind::Request { oldest: Version::OLDEST.number() };
@@ -138,7 +140,7 @@ impl Engine {
         self.arm(index, next);
     }
 
-    /// `turn` chooses the path, so that repetitions take different ones.
+    /// `turn` selects the path, so that retransmissions use different ones.
     fn emit_setup(&self, index: u32, kind: SetupKind, version: u8, turn: u32, out: &mut Output) {
         let Some(conn) = self.conn(index) else { return };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
@@ -219,18 +221,20 @@ impl Engine {
                         self.counters.stale_setup_packets += 1;
                         return;
                     }
-                    // Both sides restart at once. The CID that the own REQUEST tells must stay, or each would end up
-                    // addressing the other by one that is gone, forever. Nothing has come for it.
+                    // Both sides restart at once. The CID in our REQUEST must stay, or each side would address the
+                    // other forever by a CID that is gone. No packet has arrived for it.
                     Some(known) if opening && !heard && known.0 == setup.instance => {}
                     Some(_) => {
                         self.counters.restarted_connections += 1;
-                        // Packets of the old life may still be under way to the old CID.
+                        // Packets of the old life may still be in flight to the old CID.
                         self.start_over(index, out);
                     }
-                    // A former life of it has answered the REQUEST, which seems unanswered: what that sent may still come.
+                    // A former life of the peer has answered the seemingly unanswered REQUEST: packets that it sent
+                    // then may still arrive.
                     None if heard => self.start_over(index, out),
-                    // It may have known this side by the CID of an unanswered REQUEST, sent to it, and forgotten it since. Not
-                    // sooner: REQUESTs that cross after both sides have lost patience would each name a CID that is gone.
+                    // The peer may have known this side by the CID of an unanswered REQUEST, sent packets to it, and
+                    // forgotten it since. Not sooner: REQUESTs that cross after both sides have timed out would each
+                    // name a CID that is gone.
                     None if self.conn(index).is_some_and(|c| long_plain(&c.state, now)) => self.start_over(index, out),
                     None => {}
                 }
@@ -240,7 +244,7 @@ impl Engine {
         if let Some(conn) = self.conns[index as usize].as_mut() {
             conn.owner = vnic.owner;
             conn.ordering = vnic.ordering;
-            // In a simultaneous set-up the side with the smaller MAC counts as the one that asked.
+            // In a simultaneous set-up the side with the smaller MAC counts as the initiator.
             conn.responder = !opening || conn.pair.remote.as_u64() < conn.pair.local.as_u64();
         }
         self.establish(now, index, setup, version);
@@ -257,7 +261,7 @@ impl Engine {
         self.emit_setup(index, SetupKind::Response, version, turn.into(), out);
     }
 
-    /// With which path an attempt begins: not always with the same one, which may be the one that is down.
+    /// The first path of an attempt: not always the same one, which may be down.
     fn attempt(&mut self, peer: PeerId) -> u8 {
         let Some(peer) = self.peers[usize::from(peer.0)].as_mut() else { return 0 };
         let turn = peer.attempts;
@@ -274,7 +278,7 @@ impl Engine {
             return;
         }
         let version = Version::try_from(setup.version).ok().filter(|v| v.number() <= self.config.version_max);
-        // Late is better than never: the peer counts the connection as open since it has answered.
+        // Accept it although it is late: the peer treats the connection as open since it answered.
         let asked = self.conn(index).is_some_and(|c| matches!(c.state, State::Opening { .. } | State::Plain { .. }));
         let (Some(version), true, false) = (version, asked, setup.local.is_none()) else {
             self.counters.stray_setup_packets += 1;
@@ -328,8 +332,8 @@ impl Engine {
         self.arm_idle(index, now.after(self.config.idle_shrink_ns));
     }
 
-    /// Both PSN spaces restart under a new CID. What is in flight waits to be sent again; what is held for the guest
-    /// is shown, for it was acknowledged.
+    /// Restarts both PSN spaces under a new CID. Packets in flight are queued to be sent again; packets held for the
+    /// guest are shown, because they were acknowledged.
     fn start_over(&mut self, index: u32, out: &mut Output) {
         let first = self.config.first_psn();
         let peer = self.conn(index).map(|c| usize::from(c.peer.0));
@@ -367,14 +371,14 @@ impl Engine {
         if let Some(conn) = self.conns[index as usize].as_mut() {
             conn.local_cid = cid;
             conn.heard = false;
-            // A peer that has heard of this CID accepts no REQUEST with an older one any more.
+            // A peer that knows this CID accepts no REQUEST with an older one any more.
             conn.generation = self.generation;
             conn.send_next = first;
             conn.recv_base = first;
         }
     }
 
-    /// The pair's traffic goes as plain VXLAN until `until`, what waits first of all.
+    /// The pair's traffic is sent as plain VXLAN until `until`, starting with the waiting packets.
     fn become_plain(&mut self, now: Time, index: u32, until: Time, out: &mut Output) {
         self.surrender(index, out);
         let first = self.config.first_psn();
@@ -418,7 +422,7 @@ fn seconds(now: Time) -> u32 {
     (now.0 / S) as u32
 }
 
-/// Whether the last REQUEST was sent a second ago at least.
+/// Whether the last REQUEST was sent at least a second ago.
 fn long_plain(state: &State, now: Time) -> bool {
     matches!(state, State::Plain { since_s, .. } if seconds(now).wrapping_sub(*since_s) > 1)
 }

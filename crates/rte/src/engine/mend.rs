@@ -1,7 +1,7 @@
-//! After a panic: removes the connection that was being worked on, and rebuilds all that is derived from the others.
+//! Recovery after a panic: removes the connection being processed, and rebuilds all state derived from the others.
 //!
-//! A panic unwinds out of the middle of a call. The connection at work may then be inconsistent, and so may every index over
-//! connections; other connections are not, for a call works on one at a time.
+//! A panic unwinds from the middle of a call. The connection being processed may then be inconsistent, and so may every
+//! index over connections. Other connections are consistent, because a call processes one at a time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,16 +12,17 @@ use crate::deadline::{Key, Timers};
 use crate::output::Output;
 use bifrost_transport::time::{MS, Time};
 
-/// No connection is being worked on.
+/// No connection is being processed.
 pub(super) const NOBODY: u32 = u32::MAX;
 
 impl Engine {
-    /// Makes the engine usable after a panic in one of its calls, or in what its caller did with their results. Drops the connection that
-    /// timers or acknowledgements were at, the one that `cid` names, and all of port `owner`. Peers learn of it by a RESET, or set up
-    /// a connection of their own. Returns the port of the connection that was at work, if there was one.
+    /// Makes the engine usable after a panic in one of its calls, or while its caller handled their results. Drops the
+    /// connection being processed by timers or acknowledgements, the one named by `cid`, and all of port `owner`. Peers
+    /// learn of it by a RESET, or set up a connection themselves. Returns the port of the connection that was being
+    /// processed, if there was one.
     ///
-    /// What a dropped connection holds leaves as plain VXLAN or is shown, unless it belongs to `owner`: that is forgotten, in `out`, too.
-    /// Takes time in proportion to all connections.
+    /// Packets held by a dropped connection are sent as plain VXLAN or shown, unless it belongs to `owner`: these are
+    /// discarded, also in `out`. Takes time proportional to the number of connections.
     pub fn mend(&mut self, now: Time, owner: Option<u16>, cid: Option<Cid>, out: &mut Output) -> Option<u16> {
         let at_work = std::mem::replace(&mut self.at_work, NOBODY);
         let at_work = cid.and_then(|cid| self.lookup(cid)).unwrap_or(at_work);
@@ -47,8 +48,9 @@ impl Engine {
             return;
         }
         let Some(conn) = self.conns[index as usize].take() else { return };
-        // Its pages are lost to the pool, which is bounded; what its paths have in flight is not known any more. Too few for a moment is
-        // better than a window that never opens again: the counts are exact once everything else has been acknowledged.
+        // Its pages are lost to the pool, which is bounded; its packets in flight per path are unknown. A count that is
+        // briefly too low is better than a window that never opens again; it is exact once everything else has been
+        // acknowledged.
         if let Some(peer) = self.peers.get_mut(usize::from(conn.peer.0)).and_then(Option::as_mut) {
             peer.paths.iter_mut().for_each(|path| path.in_flight = 0);
         }
@@ -75,7 +77,7 @@ impl Engine {
         for index in 0..count {
             let Some(conn) = self.conns[index as usize].as_mut() else { continue };
             conn.twin = None;
-            // A connection with packets that wait joins the others again when its timer comes.
+            // A connection with waiting packets rejoins the others when its timer expires.
             if let Some(active) = conn.active.as_mut() {
                 active.queued = false;
                 if !active.pending.is_empty() {

@@ -1,10 +1,11 @@
 //! Loss detection and recovery (PROTOCOL.md, loss rules; NSDI'26, 4.3 and 7.4).
 //!
-//! (a) A packet is lost when one that left later on the same path has arrived. (b) Across paths time decides: it is lost
-//! when one that left later on any path has arrived and a round trip plus a reordering window has passed (RFC 8985).
-//! (c) When nothing that left later has arrived, and its answer is overdue, a tail probe asks. (d) Then the RTO, doubling for each
-//! packet; after three and the give-up time the packet is surrendered to best effort, and the receiver is told to go on. A packet that
-//! the peer has received and not taken is kept longer, for as long as the peer takes others.
+//! (a) A packet is lost when one that left later on the same path has arrived. (b) Across paths time decides: it is
+//! lost when one that left later on any path has arrived and a round trip plus a reordering window has passed (RFC
+//! 8985). (c) When nothing that left later has arrived, and the answer is overdue, a tail probe is sent. (d) Then the
+//! RTO applies, doubling per packet. After three RTOs and the give-up time, the packet is sent as best effort, and the
+//! receiver is told to continue without it. A packet that the peer received but did not take is kept while the peer
+//! takes others.
 
 use bifrost_wire::bifrost::{PathId, Psn};
 
@@ -20,13 +21,13 @@ use crate::send_window::{Record, Resend};
 use crate::timing::Timing;
 use bifrost_transport::time::{MS, Time, US};
 
-/// Packets that one expiry of the RTO sends again.
+/// Maximum packets retransmitted per expiry of the RTO.
 const TIMEOUT_BURST: usize = 8;
-/// Tail probes without an acknowledgement between.
+/// Maximum tail probes without an acknowledgement between them.
 const TAIL_PROBES: u8 = 4;
 
 impl Engine {
-    /// Looks for losses by rules (a) and (b) and sends them again.
+    /// Detects losses by rules (a) and (b) and retransmits the packets.
     pub(super) fn detect_losses(&mut self, now: Time, index: u32, out: &mut Output) {
         let in_flight = |active: &Active| active.send.outstanding() > 0;
         if !self.conn(index).and_then(|c| c.active.as_deref()).is_some_and(in_flight) {
@@ -34,7 +35,7 @@ impl Engine {
         }
         let Some(timing) = self.timing(now, index) else { return };
         let mut first = 0;
-        // Bounded: every pass takes the head off a path's list; sent again on the same path, it ends the search there.
+        // Bounded: every pass takes the head of a path's list; a retransmission on the same path ends the search there.
         while let Some((path, psn, record, why)) = self.find_loss(now, index, first, timing) {
             match why {
                 Why::SamePath => self.counters.lost_same_path_packets += 1,
@@ -57,13 +58,14 @@ impl Engine {
         }
     }
 
-    /// Timers (b), (c), (d) of one connection.
+    /// Handles timers (b), (c), (d) of one connection.
     pub(super) fn loss_timeout(&mut self, now: Time, index: u32, out: &mut Output) {
         self.detect_losses(now, index, out);
         let Some(timing) = self.timing(now, index) else { return };
         let heard = self.conn(index).and_then(|c| c.active.as_ref()).map_or(now, |a| a.loss.heard);
         if now.since(heard) >= timing.rto {
-            // Silence: a few of the oldest go out again. Once one of them is acknowledged, rule (b) finds the others.
+            // Silence: a few of the oldest are retransmitted. Once one of them is acknowledged, rule (b) finds the
+            // others.
             let mut expired = false;
             for _ in 0..TIMEOUT_BURST {
                 let Some((psn, record)) = self.most_overdue(now, index, timing) else { break };
@@ -72,12 +74,12 @@ impl Engine {
                 let give_up_ns = self.config.give_up_ns(self.living_paths(index));
                 self.close(now, index, psn, &record, timing, out);
                 self.blame(now, index, psn, &record, Why::Timeout);
-                // RTO, 2 RTO, 4 RTO: what was waited altogether.
+                // RTO, 2 RTO, 4 RTO: the total wait.
                 let altogether = timing.rto.saturating_mul((2 << record.rtos()) - 1);
                 let rtos = record.rtos() + 1;
                 let refused_for = self.refused_for_ns(now, index, psn);
                 let is_enough = rtos >= self.config.give_up_rtos;
-                // Where the peer has received the packet, RTOs end here, and are not counted any more.
+                // If the peer has received the packet, its RTOs end here, and are not counted any more.
                 let is_at_ceiling = is_enough && timing.rto << rtos > self.config.rto_ceiling_ns;
                 let is_due = is_enough && altogether >= give_up_ns || rtos > MAX_RTOS;
                 let give_up = match refused_for {
@@ -110,15 +112,15 @@ impl Engine {
         peer.map_or(0, |peer| peer.paths.iter().filter(|path| path.is_open).count())
     }
 
-    /// If the peer has received what was sent last of a packet and not taken it, or has no room for it yet: how long it has taken
-    /// nothing, ns. Such a peer is alive, and may take the packet later.
+    /// If the peer received the packet's latest transmission but did not take it, or has no room for it yet: how long
+    /// the peer has taken nothing, ns. Such a peer is alive, and may take the packet later.
     fn refused_for_ns(&self, now: Time, index: u32, psn: Psn) -> Option<u64> {
         let active = self.conn(index)?.active.as_deref()?;
         (!active.send.is_in_flight(&self.send_pool, psn)).then(|| now.since(active.loss.last_progress))
     }
 
-    /// The outstanding packet whose RTO, doubled for each it has seen, expired first; before all others the one with the
-    /// lowest PSN, which a receiver can take although it has no room for more that must wait.
+    /// The outstanding packet whose RTO, doubled per timeout, expired first. If the one with the lowest PSN is overdue
+    /// it comes first, because a receiver can take it even without room for packets that must wait.
     fn most_overdue(&self, now: Time, index: u32, timing: Timing) -> Option<(Psn, Record)> {
         let active = self.conn(index)?.active.as_ref()?;
         let overdue = |record: &Record| age(now, record).checked_sub(timing.rto << record.rtos());
@@ -128,7 +130,7 @@ impl Engine {
         lowest.or_else(longest)
     }
 
-    /// Arms the timer for whatever can happen next to what is in flight.
+    /// Arms the timer for the next possible event of the packets in flight.
     pub(super) fn rearm_loss(&mut self, now: Time, index: u32) {
         let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
         if active.send.outstanding() == 0 && (!active.blocked || active.queued) {
@@ -161,8 +163,8 @@ impl Engine {
                 }
             }
         }
-        // A connection that is blocked by something else than the paths, and has nothing out that would bring it back: look
-        // again in about a round trip.
+        // A connection that is blocked by something other than the paths, and has nothing in flight that would resume
+        // it: check again in about a round trip.
         if active.blocked && !active.queued && active.send.outstanding() == 0 {
             at = at.min(now.after(timing.rack.max(50 * US)));
         }
@@ -170,14 +172,14 @@ impl Engine {
             return;
         }
         active.loss.deadline = at;
-        // While measured times fall, deadlines come nearer with every ACK: what is hardly later is early enough.
+        // While measured times fall, deadlines move earlier with every ACK: a timer that is only slightly late is kept.
         let soon_enough = at.after(at.since(now) / 16);
         if at != Time::NEVER && conn.armed > soon_enough {
             self.arm(index, at);
         }
     }
 
-    /// How long the timers of a connection wait.
+    /// Durations of a connection's timers.
     fn timing(&self, now: Time, index: u32) -> Option<Timing> {
         let conn = self.conn(index)?;
         let patience = conn.active.as_ref()?.loss.patience_ns(now);
@@ -190,7 +192,7 @@ impl Engine {
         self.timing(now, index).map_or(0, |t| t.rto)
     }
 
-    /// A loss on a path from number `first` on.
+    /// A loss on a path numbered `first` or above.
     fn find_loss(&self, now: Time, index: u32, first: usize, timing: Timing) -> Option<(PathId, Psn, Record, Why)> {
         let conn = self.conn(index)?;
         let active = conn.active.as_deref()?;
@@ -207,8 +209,8 @@ impl Engine {
         })
     }
 
-    /// Whether the peer has no room for a lost packet anyway. It then counts as sent, so that its turn comes as if it had been
-    /// lost once more, but takes no room on its path meanwhile.
+    /// Defers a lost packet if the peer has no room for it anyway; returns whether it did. The packet then counts as
+    /// sent, so that its turn comes as if it were lost again, but uses no room on its path meanwhile.
     fn postpone(&mut self, now: Time, index: u32, psn: Psn, record: &Record) -> bool {
         let Some(conn) = self.conns[index as usize].as_mut() else { return false };
         let Some(active) = conn.active.as_mut() else { return false };
@@ -225,10 +227,10 @@ impl Engine {
         true
     }
 
-    /// A packet's path has lost it. What all connections share is judged by what no single guest can bring about: not by packets
-    /// that have arrived and were not taken, nor by a connection of which the peer has lately not taken all. The ACK that names
-    /// those may be late or lost, and a peer of an older version cannot name them; probes tell whether the path is to blame. Returns
-    /// whether a queue has dropped the packet.
+    /// Attributes a loss to the packet's path. Shared state must not depend on anything that a single guest can cause:
+    /// packets that arrived and were not taken do not count, nor does a connection whose packets the peer has recently
+    /// not all taken. The ACK that reports those may be late or lost, and a peer with an older version cannot report
+    /// them; probes tell whether the path is at fault. Returns whether a queue dropped the packet.
     fn blame(&mut self, now: Time, index: u32, psn: Psn, record: &Record, why: Why) -> bool {
         let timeout = why == Why::Timeout;
         let Some(conn) = self.conns[index as usize].as_mut() else { return false };
@@ -251,9 +253,9 @@ impl Engine {
             self.counters.congestion_lost_packets += 1;
             return true;
         }
-        // Time alone proves nothing against a path: the peer may be asleep, or slow to look at what has come. If others
-        // have delivered what left a good while after this path began to lose, or a later packet of this very path has
-        // arrived, it does. Else a probe will tell.
+        // Time alone proves nothing against a path: the peer may be asleep, or slow to process arrivals. It is proof if
+        // other paths have delivered packets that left well after this path began to lose, or if a later packet of this
+        // path has arrived. Otherwise a probe decides.
         let first = path.lost_since(record.sent);
         let newest = active.loss.newest_acked.map_or(0, |t| t.since(first));
         let proven = why == Why::SamePath || newest >= (rtt as i64).max(200 * US as i64);
@@ -269,8 +271,8 @@ impl Engine {
         false
     }
 
-    /// The answer to a packet is overdue. Its path carries nothing new until it is heard again, and a probe asks it; so it is with paths
-    /// that were asked before and have not answered. Not so if the peer has received the packet and not taken it.
+    /// The answer to a packet is overdue. Its path, and paths that were asked before and have not answered, carry
+    /// nothing new until they are heard again, and are probed. Not if the peer received the packet and did not take it.
     fn close(&mut self, now: Time, index: u32, psn: Psn, record: &Record, timing: Timing, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_ref() else { return };
         let in_flight = |a: &Active| a.room == u16::MAX && a.send.is_in_flight(&self.send_pool, psn);
@@ -285,7 +287,7 @@ impl Engine {
         self.probe_closed(now, index, out);
     }
 
-    /// Closes the paths whose oldest packet is late while others have arrived that left after it.
+    /// Closes the paths whose oldest packet is late while packets that left after it have arrived.
     #[cold]
     fn close_late(&mut self, now: Time, index: u32, timing: Timing, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_ref() else { return };
@@ -306,7 +308,7 @@ impl Engine {
         self.probe_closed(now, index, out);
     }
 
-    /// Asks the paths that have just been closed.
+    /// Probes the paths that have just been closed.
     fn probe_closed(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_ref() else { return };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
@@ -318,9 +320,9 @@ impl Engine {
         }
     }
 
-    /// Rule (c): nothing that left later has arrived, and the answer to the oldest packet is overdue. It goes out again and
-    /// asks for an ACK, which by rule (b) shows what else is missing. Where that is not answered either, it goes out on paths that have
-    /// not been asked yet, until all have.
+    /// Rule (c): nothing that left later has arrived, and the answer to the oldest packet is overdue. It is
+    /// retransmitted and requests an ACK, which shows by rule (b) what else is missing. If that is not answered either,
+    /// it is sent on paths that have not been asked yet, until all have.
     fn tail_probe(&mut self, now: Time, index: u32, mut timing: Timing, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
@@ -347,7 +349,7 @@ impl Engine {
         self.resend(now, index, psn, Again::Probe, out);
     }
 
-    /// Rule (d), third time: the packet leaves once more as plain VXLAN, and the receiver is told to go on without it.
+    /// Rule (d), third time: sends the packet once more as plain VXLAN, and tells the receiver to continue without it.
     fn give_up(&mut self, now: Time, index: u32, psn: Psn, out: &mut Output) {
         let is_refused = self.refused_for_ns(now, index, psn).is_some();
         let Some(record) = self.abandon(now, index, psn) else { return };
@@ -363,16 +365,17 @@ impl Engine {
             segment: record.segment,
         });
         let last_arrival = peer.paths.iter().map(|p| p.last_arrival).max().unwrap_or_default();
-        // What arrived after the packet had left for the last time shows that paths deliver, although little is sent meanwhile. A refusal is
-        // an answer, even if it was the last one and is old.
+        // Arrivals after the packet's last transmission show that paths deliver, although little is sent meanwhile. A
+        // refusal is an answer, even if it was the last one and is old.
         let silence_ns = self.config.best_effort_after_ns.max(age(now, &record));
         if !is_refused && now.since(last_arrival) >= silence_ns {
             self.fall_back(now, index, out);
         }
     }
 
-    /// A packet that was to leave cannot: its content is gone. It is given up at once, no path is blamed, and the receiver is
-    /// told to go on without it. Returns whether the caller is to release its segment; not so if that has been done.
+    /// A packet cannot be sent because its contents are gone. It is given up at once, no path is blamed, and the
+    /// receiver is told to continue without it. Returns whether the caller must release its segment, unless that was
+    /// already done.
     pub fn withdraw(&mut self, now: Time, data: &DataOut) -> bool {
         let Some(index) = self.by_peer_cid.get(&(data.peer, data.header.cid)).copied() else { return false };
         let psn = data.header.psn;
@@ -388,7 +391,7 @@ impl Engine {
         self.abandon(now, index, psn).is_some()
     }
 
-    /// A packet is outstanding no more, and the receiver is told soon to go on without it.
+    /// Ends tracking of a packet; the receiver is soon told to continue without it.
     fn abandon(&mut self, now: Time, index: u32, psn: Psn) -> Option<Record> {
         let conn = self.conns[index as usize].as_mut()?;
         let active = conn.active.as_mut()?;
@@ -423,7 +426,7 @@ impl Engine {
         self.touch(now, index);
     }
 
-    /// Tells the receiver where to go on, again and again until it says so.
+    /// Tells the receiver where to continue, repeatedly until it confirms.
     pub(super) fn skip_timeout(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(timing) = self.timing(now, index) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
@@ -437,7 +440,7 @@ impl Engine {
             return;
         }
         skip.next = now.after((timing.rto << skip.tries.min(6)).min(1000 * MS));
-        // Each on another path. A count that stood still would stay on one, which may stay down.
+        // Use another path each time. A constant count would stay on one, which may be down.
         skip.tries = skip.tries.wrapping_add(1).max(1);
         let peer = self.peers[usize::from(conn.peer.0)].as_ref();
         let path = peer.map_or(PathId::default(), |p| p.path_of_turn(skip.tries - 1));
@@ -453,17 +456,18 @@ impl Engine {
 }
 
 impl Timing {
-    /// Age at which a packet on `path` is lost if one that left later on another path has arrived, ns. Packets of one path arrive
-    /// in order: while its queue grows, those behind the one that was acknowledged last take longer than that one.
+    /// Age at which a packet on `path` is lost if one that left later on another path has arrived, ns. Packets of one
+    /// path arrive in order: while its queue grows, packets behind the one acknowledged last take longer than that one.
     fn rack_on(&self, peer: &Peer, path: PathId) -> u64 {
         match peer.paths.get(path.index()) {
             Some(path) if path.total.is_known() => self.rack.max(path.latest_ns + path.latest_ns / 4),
-            // How long the way is nobody knows yet.
+            // The path's delay is unknown yet.
             _ => self.rack.saturating_mul(3),
         }
     }
 
-    /// Age at which an answer is overdue when a tail probe is out, ns: what it asked may be dead, and what is known of such paths old.
+    /// Age at which an answer is overdue while a tail probe is in flight, ns: the path that it used may be dead, and
+    /// the measurements of such paths old.
     #[cold]
     fn after_probe(&self, peer: &Peer) -> u64 {
         self.tail_probe.min(self.hold.saturating_add(peer.quickest_answer_ns()))
@@ -474,14 +478,14 @@ impl Timing {
         if record.is_retransmitted() { self.tail_probe - self.hold } else { self.tail_probe }
     }
 
-    /// When a tail probe may leave at the earliest: while acknowledgements come in, those that are held back may follow,
-    /// and the last probe's answer is waited for.
+    /// Earliest time of a tail probe: after recent acknowledgements, delayed ones may follow, and the last probe's
+    /// answer is waited for.
     fn may_probe(&self, loss: &LossState) -> Time {
         loss.last_progress.after(self.hold).max(loss.probed_at.after(self.tail_probe - self.hold))
     }
 }
 
-/// Whether a further tail probe may leave without an acknowledgement between: one that asks further paths.
+/// Whether another tail probe may be sent without an acknowledgement since the last: one that uses further paths.
 #[cold]
 fn may_ask_again(active: &Active, peer: &Peer) -> bool {
     let is_left = active.loss.probes < TAIL_PROBES && active.room == u16::MAX && active.send.landed() == 0;

@@ -1,7 +1,8 @@
-//! Before another process goes on with this engine's guests and sockets: what connections hold goes back to where it can be taken from.
+//! Prepares the handover of this engine's guests and sockets to another process: returns what connections hold to where
+//! it can be taken from.
 //!
-//! Connections themselves are not handed over. Their peers learn from a RESET or a REQUEST that they begin again (PROTOCOL §4.6), and send what was
-//! not acknowledged once more.
+//! Connections are not handed over. Their peers learn from a RESET or a REQUEST that they restart (PROTOCOL §4.6), and
+//! retransmit what was not acknowledged.
 
 use super::Engine;
 use crate::conn::State;
@@ -9,13 +10,14 @@ use crate::output::Output;
 use bifrost_transport::time::Time;
 
 impl Engine {
-    /// Packets that are sent and not acknowledged, or wait to be sent.
+    /// Packets sent and not acknowledged, or waiting to be sent.
     pub fn unfinished_packets(&self) -> u64 {
         let active = self.conns.iter().flatten().filter_map(|conn| conn.active.as_ref());
         active.map(|active| u64::from(active.send.outstanding()) + active.waiting() as u64).sum()
     }
 
-    /// Has the next [`flush_acks`](Self::flush_acks) tell peers of all that has arrived, however recently: what is acknowledged does not come again.
+    /// Makes the next [`flush_acks`](Self::flush_acks) acknowledge everything that has arrived, even just now:
+    /// acknowledged packets are not retransmitted.
     pub fn acknowledge_all(&mut self) {
         for index in 0..self.conns.len() as u32 {
             let owes = |active: &crate::conn::Active| active.ack.deadline != Time::NEVER || active.ack.packets > 0;
@@ -25,9 +27,9 @@ impl Engine {
         }
     }
 
-    /// Every connection with traffic starts over: what is held for guests is to be shown, as it was acknowledged, and what is not
-    /// acknowledged waits to be sent again ([`waiting_buffers`](Self::waiting_buffers)). If nobody else goes on with it, carrying out `out` has
-    /// the peers do the same.
+    /// Restarts every connection with traffic. Packets held for guests are shown, because they were acknowledged;
+    /// unacknowledged packets wait to be sent again ([`waiting_buffers`](Self::waiting_buffers)). If no other process
+    /// takes over, processing `out` makes the peers restart, too.
     pub fn start_all_over(&mut self, now: Time, out: &mut Output) {
         for index in 0..self.conns.len() as u32 {
             let Some(conn) = self.conn(index) else { continue };
@@ -38,7 +40,7 @@ impl Engine {
         }
     }
 
-    /// What waits to be sent, connection by connection, in order: port and buffer, which may come several times.
+    /// Segments that wait to be sent, by connection, in order: port and buffer, which may occur several times.
     pub fn waiting_buffers(&self) -> impl Iterator<Item = (u16, u32)> {
         let active = self.conns.iter().flatten().filter_map(|conn| Some((conn.owner, conn.active.as_ref()?)));
         active.flat_map(|(owner, active)| active.pending.iter().map(move |pending| (owner, pending.handle)))

@@ -1,6 +1,6 @@
-//! What waits to be sent, and how connections share the paths of a peer: by deficit round robin (Shreedhar and Varghese,
-//! SIGCOMM'95), in packets. Acknowledgements of one connection open paths for all; without turns, the one with most in flight
-//! would hear most acknowledgements, and get all the room.
+//! Waiting packets, and how connections share the paths of a peer: by deficit round robin (Shreedhar and Varghese,
+//! SIGCOMM'95), in packets. Acknowledgements of one connection open paths for all; without turns, the connection with
+//! most packets in flight would get most acknowledgements, and so all the room.
 
 use super::Engine;
 use super::send::Admission;
@@ -9,26 +9,26 @@ use crate::deadline::Key;
 use crate::output::{Output, PeerId};
 use bifrost_transport::time::Time;
 
-/// Packets that a connection sends in its turn.
+/// Packets that a connection sends per turn.
 const QUANTUM: u16 = 16;
-/// Segments of an open connection that wait; one buffer more, and its guest is held up.
+/// Maximum waiting segments of an open connection; with one more buffer its guest is blocked.
 const WAITING: usize = 64;
 
-/// Why no more of a buffer leaves.
+/// Why sending of a buffer stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// All of it has left.
+    /// All of it was sent.
     Done,
-    /// The connection's own window is closed, or pages are short.
+    /// The connection's own window is closed, or pages are exhausted.
     Connection,
-    /// Congestion control closes all paths.
+    /// Congestion control has closed all paths.
     Paths,
     /// It is another connection's turn.
     Turn,
 }
 
 impl Engine {
-    /// A buffer waits behind others, of its connection or of others to the same peer, unless too many do.
+    /// Queues a buffer behind others, of its connection or of others to the same peer, unless too many wait already.
     #[inline(never)]
     pub(super) fn wait(&mut self, now: Time, index: u32, item: Pending, out: &mut Output) -> Admission {
         self.flush_pending(now, index, out);
@@ -46,7 +46,7 @@ impl Engine {
         Admission::Accepted
     }
 
-    /// The rest of a buffer of which some has left waits.
+    /// Queues the rest of a partly sent buffer.
     #[cold]
     pub(super) fn keep_rest(&mut self, now: Time, index: u32, item: Pending, stop: Stop) {
         if let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
@@ -55,7 +55,8 @@ impl Engine {
         self.stopped(now, index, stop);
     }
 
-    /// Sends what waits of an open connection, as far as the windows allow and others do not wait for the same.
+    /// Sends waiting packets of an open connection, as far as the windows allow and no other connection waits for the
+    /// same paths.
     #[inline]
     pub(super) fn flush_pending(&mut self, now: Time, index: u32, out: &mut Output) {
         let waits = |conn: &Conn| conn.active.as_ref().is_some_and(|a| !a.pending.is_empty() && !a.queued);
@@ -78,7 +79,7 @@ impl Engine {
         self.stopped(now, index, stop);
     }
 
-    /// Sends at most `most` packets of what waits of a connection. Returns why it stopped, and how many it were.
+    /// Sends at most `most` waiting packets of a connection. Returns why it stopped, and how many were sent.
     fn send_waiting(&mut self, now: Time, index: u32, most: u16, out: &mut Output) -> (Stop, u16) {
         let mut left = most;
         loop {
@@ -96,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// A connection with packets that wait cannot send: it joins those that wait for the same paths, or waits for itself.
+    /// A connection with waiting packets cannot send: it joins those that wait for the same paths, or waits by itself.
     fn stopped(&mut self, now: Time, index: u32, stop: Stop) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let id = conn.peer;
@@ -113,14 +114,14 @@ impl Engine {
         }
     }
 
-    /// Nothing of its own may be out whose ACK or timer would bring a blocked connection back.
+    /// The connection may have nothing in flight whose ACK or timer would resume it.
     fn come_back(&mut self, now: Time, index: u32) {
         if self.conn(index).and_then(|c| c.active.as_ref()).is_some_and(|a| a.send.outstanding() == 0) {
             self.rearm_loss(now, index);
         }
     }
 
-    /// Gives the room on a peer's paths to the connections that wait for it, each in its turn.
+    /// Shares the room on a peer's paths among the waiting connections, in turns.
     #[inline]
     pub(super) fn share(&mut self, now: Time, id: PeerId, out: &mut Output) {
         if self.peers[usize::from(id.0)].as_ref().is_some_and(|peer| !peer.waiting.is_empty()) {
@@ -130,7 +131,7 @@ impl Engine {
 
     #[inline(never)]
     fn take_turns(&mut self, now: Time, id: PeerId, out: &mut Output) {
-        // Each pass sends, or has one connection fewer wait.
+        // Each pass sends packets, or removes a waiting connection.
         loop {
             let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
             let Some(&index) = peer.waiting.front() else { return };
@@ -169,7 +170,7 @@ impl Engine {
         self.open_by_time(now, id);
     }
 
-    /// Windows below one packet open by time: a timer sees to those for which connections wait.
+    /// Paces windows below one packet: arms a timer for paths for which connections wait.
     fn open_by_time(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
         let opens = peer.selected().iter().filter_map(|p| peer.paths[p.index()].opens_at()).min();
@@ -179,7 +180,7 @@ impl Engine {
         }
     }
 
-    /// The time has come at which a path opens.
+    /// The pacing time of a path has come.
     pub(super) fn share_timeout(&mut self, now: Time, at: Time, id: u16, out: &mut Output) {
         let Some(peer) = self.peers.get_mut(usize::from(id)).and_then(Option::as_mut) else { return };
         if peer.share_armed == at {

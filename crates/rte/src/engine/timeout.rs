@@ -1,4 +1,4 @@
-//! Timers: what is due for connections and for peers' paths.
+//! Timers: due work of connections and of peers' paths.
 
 use bifrost_wire::bifrost::{AckHeader, PathId, Psn};
 
@@ -11,13 +11,13 @@ use crate::path::Path;
 use crate::peer::Peer;
 use bifrost_transport::time::{MS, S, Time};
 
-/// A peer without traffic for so long is not probed.
+/// A peer without traffic for this long is not probed.
 const PROBE_WHILE_ACTIVE_NS: u64 = S;
-/// How often a peer's probes are looked at.
+/// Interval at which a peer's probes are checked.
 const PROBE_TICK_NS: u64 = 2 * MS;
 
 impl Engine {
-    /// Does everything that is due at `now`.
+    /// Does all work that is due at `now`.
     pub fn on_timeout(&mut self, now: Time, out: &mut Output) {
         while let Some((at, key)) = self.timers.pop_due(now) {
             match key {
@@ -57,7 +57,7 @@ impl Engine {
                 self.ack_soon(index);
             }
             if self.conn(index).is_some_and(|c| c.is_open()) {
-                // A caller that is held back says so again; one that has gone away does not keep the timer going.
+                // A blocked caller asks again; one that is gone does not keep the timer running.
                 if let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
                     active.blocked = false;
                 }
@@ -73,7 +73,7 @@ impl Engine {
                 }
                 self.rearm_loss(now, index);
             }
-            // After what may be due earlier: what is armed later needs no entry of its own.
+            // After anything due earlier: a deadline armed later needs no own entry.
             if ack > now && ack != Time::NEVER {
                 self.arm(index, ack);
             }
@@ -85,10 +85,11 @@ impl Engine {
         }
         let quiet = conn.active.as_ref().is_none_or(|a| a.is_quiet());
         let idle = now.since(conn.last_activity);
-        // What carries the probes of a peer stays as long as plain VXLAN goes there.
+        // The connection that carries a peer's probes stays while plain VXLAN is sent there.
         let probes = |p: &Peer| p.probe_conn == Some(index) && now.since(p.last_active) < self.config.idle_reap_ns;
         let is_needed = quiet && self.peers[usize::from(conn.peer.0)].as_ref().is_some_and(probes);
-        // Else quiet or not: a peer that died leaves gaps behind which packets wait, and SKIPs that nobody answers.
+        // Otherwise regardless of traffic: a peer that died leaves gaps with packets waiting behind them, and
+        // unanswered SKIPs.
         if idle >= self.config.idle_reap_ns && !is_needed {
             self.counters.reaped_connections += 1;
             self.remove(index, out);
@@ -111,9 +112,9 @@ impl Engine {
         self.share(now, PeerId(id), out);
         let Some(peer) = self.peers.get_mut(usize::from(id)).and_then(Option::as_mut) else { return };
         self.counters.suspect_paths += std::mem::take(&mut peer.newly_suspect);
-        // Traffic over plain VXLAN while all paths fail keeps the probes going, for that is how the peer comes back.
-        // So does a connection in best effort until it is forgotten: its receiver may hold packets behind a gap, and waits
-        // to hear where to go on.
+        // Plain VXLAN traffic while all paths fail keeps the probes running, because that is how the peer recovers. So
+        // does a connection in best effort until it is forgotten: its receiver may hold packets behind a gap, and waits
+        // to be told where to continue.
         let observed = if peer.has_fallen { self.config.idle_reap_ns } else { 0 }.max(PROBE_WHILE_ACTIVE_NS);
         if now.since(peer.last_active) > observed {
             peer.has_fallen = false;
@@ -131,7 +132,7 @@ impl Engine {
         let mut changed = false;
         let last_arrival = peer.paths.iter().map(|path| path.last_arrival).max().unwrap_or(Time(0));
         for (i, path) in peer.paths.iter_mut().enumerate() {
-            // While all paths are silent, the peer may have no processor: its answer is waited for longer.
+            // While all paths are silent, the peer may not be scheduled: allow more time for its answer.
             let is_heard = |sent| last_arrival.since(sent) >= path.total.smoothed_ns() || !path.total.is_known();
             if let Some((_, sent)) = path.probe
                 && now.since(sent) >= path.probe_timeout_ns()
@@ -142,8 +143,8 @@ impl Engine {
                 self.counters.suspect_paths += u64::from(path.on_probe_lost(now));
                 changed |= path.trust() != trust;
             }
-            // Idle, on trial, closed, left for its queue, silent although packets went out on it, or never measured, because ACKs happened
-            // to echo packets of other paths.
+            // Idle, on trial, closed, left for its queue, silent although packets were sent on it, or never measured,
+            // because ACKs happened to echo packets of other paths.
             let silent = path.in_flight > 0 && now.since(path.last_arrival) >= PROBE_TICK_NS;
             let idle = now.since(path.last_sent) >= interval;
             let wanted = !path.is_open || path.is_asked() || idle || silent || path.is_left || !path.total.is_known();
@@ -153,16 +154,16 @@ impl Engine {
             }
         }
         if changed {
-            // Plain VXLAN goes by the selection, too, and makes none.
+            // Plain VXLAN uses the selection, too, but does not make one.
             peer.select(&self.config, now);
         }
-        // Looked at often only while something is out or on trial.
+        // Checked often only while something is in flight or on trial.
         let is_watched = |path: &Path| path.probe.is_some() || !path.is_open || path.is_asked() || path.is_left;
         let wait = if peer.paths.iter().any(is_watched) { PROBE_TICK_NS } else { (interval / 4).max(PROBE_TICK_NS) };
         self.timers.push(now.after(wait), Key::Peer(id));
     }
 
-    /// Sends a probe on a path, by the identity of a connection.
+    /// Sends a probe on a path, using a connection's identity.
     pub(super) fn probe(now: Time, conn: &Conn, path: &mut Path, id: PathId, interval_ns: u64, out: &mut Output) {
         path.on_probe_sent(now, interval_ns);
         let mut header = Self::bare_header(conn, id, Psn(0), now);
@@ -171,7 +172,7 @@ impl Engine {
         out.control.push(ControlOut { peer: conn.peer, vni: conn.pair.vni, path: id, packet });
     }
 
-    /// The answer to a probe.
+    /// Handles the answer to a probe.
     pub(super) fn probe_returned(&mut self, now: Time, index: u32, ack: &AckHeader) {
         let Some(conn) = self.conns[index as usize].as_ref() else { return };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };

@@ -4,7 +4,7 @@ use super::*;
 const SEEDS: u64 = if cfg!(miri) { 2 } else { 60 };
 const COUNT: u32 = if cfg!(miri) { 30 } else { 600 };
 
-/// The rule as it is written in PROTOCOL.md, without any cleverness: after every arrival, publish whatever may be.
+/// The rule of PROTOCOL.md in its simplest form: after every arrival, publish everything that may be published.
 struct Oracle {
     ordering: Ordering,
     base: u32,
@@ -56,7 +56,7 @@ fn random(seed: &mut u64) -> u64 {
     *seed
 }
 
-/// Against the oracle: the same set of packets becomes visible after every single arrival.
+/// Compares with the oracle: the same set of packets becomes visible after every arrival.
 #[test]
 fn publishes_just_what_the_rule_allows() {
     for start in [0u32, u32::MAX - COUNT / 2] {
@@ -103,7 +103,7 @@ fn publishes_just_what_the_rule_allows() {
                     }
                 }
                 assert_eq!(window.held(), 0);
-                assert_eq!(pool.used(), 0, "pages are back");
+                assert_eq!(pool.used(), 0, "pages are freed");
             }
         }
     }

@@ -19,7 +19,7 @@ fn what_left_later_on_the_same_path_overtakes() {
     assert!(w.finish(&mut pool, psns[4], |_| true).is_some());
     assert_eq!(overtaken(&w, &pool, path(0)).map(|(p, _)| p), Some(psns[0]));
     assert!(overtaken(&w, &pool, path(1)).is_none());
-    // Sent again on path 1, it is behind everything there.
+    // Retransmitted on path 1, it is behind everything there.
     let before = w.resend(&mut pool, psns[0], path(1), Tick(20), Resend::default()).expect("outstanding");
     assert_eq!(before.handle, 0);
     assert_eq!(overtaken(&w, &pool, path(0)).map(|(p, _)| p), Some(psns[2]));
@@ -29,7 +29,7 @@ fn what_left_later_on_the_same_path_overtakes() {
     assert_eq!(overtaken(&w, &pool, path(1)).map(|(p, _)| p), Some(psns[1]));
     assert!(w.finish(&mut pool, psns[1], |_| false).is_some());
     w.advance(&mut pool);
-    assert_eq!(w.una(), psns[0], "the retransmission is still out");
+    assert_eq!(w.una(), psns[0], "the retransmission is still in flight");
     assert!(w.finish(&mut pool, psns[1], |_| true).is_none(), "only once");
 }
 
@@ -73,7 +73,7 @@ fn lists_stay_whole_under_random_use() {
         }
         assert_eq!(usize::from(w.outstanding()), out.len());
         for p in 0..4u8 {
-            // `out` is in order of sending, so the first of each path is the head of its list.
+            // `out` is in sending order, so the first of each path is the head of its list.
             let expected = out.iter().find(|o| o.1 == p).map(|o| o.0);
             assert_eq!(w.oldest_on(&pool, path(p)).map(|(psn, _)| psn), expected, "step {step}");
         }

@@ -1,4 +1,5 @@
-//! A pair of guests that shares paths with an honest pair and spoils its own packets only: the honest pair must not notice.
+//! A pair of guests that shares paths with an honest pair and spoils only its own packets: the honest pair must not
+//! notice.
 
 use bifrost_wire::bifrost::DataHeader;
 
@@ -8,7 +9,7 @@ use crate::{Mutation, PathState};
 
 type Spoil = fn(&mut Rng, &DataHeader, &RogueView) -> Misdeed;
 
-/// What an honest pair got.
+/// Results of an honest pair.
 #[derive(Debug)]
 struct Service {
     packets: usize,
@@ -20,11 +21,11 @@ struct Service {
 const WARM_UP_MS: u32 = 20;
 const RUN_MS: u32 = 400;
 
-/// How paths differ: by so much from one to the next, and in themselves, ns.
+/// Delay differences between paths, and within each, ns.
 type Spread = (u64, u64);
-/// Just so that one is the best.
+/// Just enough that one path is the best.
 const ALIKE: Spread = (US, 0);
-/// So that ACKs overtake each other.
+/// So that ACKs are reordered.
 const UNEQUAL: Spread = (15 * US, 10 * US);
 
 /// An honest pair's stream for [`RUN_MS`], beside a rogue that offers `rogue` packets every 10 us.
@@ -55,8 +56,8 @@ fn service(spread: Spread, spoil: Option<Spoil>, rogue: u32, mutation: Option<Mu
     let given_up =
         w.sides[0].engine.connection_snapshots(w.now).find(|c| c.owner == 7).map_or(0, |c| c.given_up_packets);
     let service = Service { packets: seen.len(), p99_ns: percentile(&latencies, 0.99), suspect_ms, given_up };
-    assert_eq!(w.rogue.spoilt > 100, spoil.is_some(), "{} packets were spoilt", w.rogue.spoilt);
-    // However it went, nothing of the rogue's is held forever, nor left in the paths' accounts.
+    assert_eq!(w.rogue.spoilt > 100, spoil.is_some(), "{} packets were spoiled", w.rogue.spoilt);
+    // In all cases, nothing of the rogue's is held forever, or left in the paths' accounts.
     w.rogue.misdeed = None;
     w.run_for(500 * MS);
     w.assert_complete(0);
@@ -65,14 +66,14 @@ fn service(spread: Spread, spoil: Option<Spoil>, rogue: u32, mutation: Option<Mu
     service
 }
 
-/// The honest pair's throughput and P99 stay within a tenth of what it has alone.
+/// The honest pair's throughput and P99 must stay within a tenth of its results alone.
 fn nobody_else_notices(what: &str, spoil: Spoil, rogue: u32, mutation: Option<Mutation>) {
     for spread in [ALIKE, UNEQUAL] {
         let alone = service(spread, None, 0, None);
         let beside = service(spread, Some(spoil), rogue, mutation);
         assert!(beside.packets * 10 >= alone.packets * 9, "{what}: {beside:?}, alone {alone:?}");
         assert!(beside.p99_ns * 10 <= alone.p99_ns * 11, "{what}: {beside:?}, alone {alone:?}");
-        assert_eq!((beside.suspect_ms, beside.given_up), (0, 0), "{what}: a path was left: {beside:?}");
+        assert_eq!((beside.suspect_ms, beside.given_up), (0, 0), "{what}: a path was abandoned: {beside:?}");
     }
 }
 
@@ -102,13 +103,13 @@ fn a_guest_that_takes_little_or_nothing_harms_nobody_else() {
     nobody_else_notices("takes nothing", |_, _, _| Misdeed::NoBuffer, 1, None);
     nobody_else_notices("takes half", |rng, _, _| share(rng, 0.5, Misdeed::NoBuffer), 1, None);
     nobody_else_notices("takes nine in ten", |rng, _, _| share(rng, 0.1, Misdeed::NoBuffer), 1, None);
-    // In turns of five milliseconds, in step with the best path.
+    // In turns of five milliseconds, synchronised with the best path.
     let turns: Spoil = |_, h, view| {
         let closed = (view.now.0 / (5 * MS)).is_multiple_of(2) && h.path == view.best;
         if closed { Misdeed::NoBuffer } else { Misdeed::None }
     };
     nobody_else_notices("takes in turns", turns, 1, None);
-    // A guest that fills its windows with what its peer does not take.
+    // A guest that fills its windows with packets that its peer does not take.
     nobody_else_notices("takes nothing of a flood", |_, _, _| Misdeed::NoBuffer, 4, None);
 }
 

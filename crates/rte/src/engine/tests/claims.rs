@@ -1,5 +1,4 @@
-//! A peer that claims what is not its own, or more than there is: each claim is refused under its reason, and costs no more than
-//! it brought.
+//! A peer that makes false claims: each claim is refused under its reason, and costs no more than its own packets.
 
 use bifrost_wire::bifrost::{AckHeader, AckKind, Bitmap, Cid, DataHeader, PathId, Psn, Reset, Tick, Version};
 
@@ -34,7 +33,7 @@ fn full() -> Bitmap {
     Bitmap::from_words(&[u32::MAX; 8]).expect("eight")
 }
 
-/// A world with an open connection, and packets in flight from side 0 that nobody has answered yet.
+/// A world with an open connection, and unanswered packets in flight from side 0.
 fn in_flight(packets: u32) -> (World, Cid, Cid) {
     let mut w = world(31, 4);
     stream(&mut w, 0, 200, 5, 10 * US);
@@ -59,13 +58,13 @@ fn acks_of_what_was_never_sent_release_nothing() {
     let engine = &mut w.sides[0].engine;
     let mut out = Output::default();
     let arrival = from(PeerId(0), VNI, now);
-    // Beyond the next PSN, and half of all numbers away.
+    // Beyond the next PSN, and half of the number space away.
     for base in [211u32, 300, 4_306, 1 << 31, u32::MAX - 300] {
         for kind in [AckKind::Cumulative, AckKind::Selective, AckKind::RateLimited, AckKind::NotTaken] {
             engine.on_ack(now, &arrival, &ack(own, Psn(base), kind, full(), now), &mut out);
         }
     }
-    // Bits behind the last one sent say nothing; before it, they name what was sent.
+    // Bits beyond the last sent packet are ignored; bits before it count.
     engine.on_ack(now, &arrival, &ack(own, Psn(209), AckKind::Selective, full(), now), &mut out);
     assert_eq!(out.release.len(), 1, "209 alone was sent");
     assert!(engine.counters().ack_invalid_packets >= 3);
@@ -87,7 +86,7 @@ fn a_peer_reaches_only_its_own_connections() {
         };
         let before = state(engine);
         let mut out = Output::default();
-        // From another peer's address; from the right one, in another network.
+        // From another peer's address; and from the right address in another network.
         for arrival in [from(other, VNI, now), from(PeerId(0), VNI + 1, now)] {
             let counted = |c: &Counters| c.wrong_peer_packets + c.wrong_vni_packets + c.stray_setup_packets;
             let known = counted(engine.counters());
@@ -120,7 +119,7 @@ fn a_skip_goes_no_farther_than_the_window_and_shows_what_is_held() {
         engine.on_skip(now, &arrival, &data(Psn(beyond), theirs, now), &mut out);
     }
     assert_eq!(engine.counters().outside_window_packets, 3);
-    // One that is held is shown when the SKIP passes it, and only then.
+    // A held packet is shown exactly when the SKIP passes it.
     let Verdict::Place { slot, .. } = engine.on_data(now, &arrival, &data(Psn(4_000), theirs, now), &mut out) else {
         panic!("inside the window")
     };
@@ -130,7 +129,7 @@ fn a_skip_goes_no_farther_than_the_window_and_shows_what_is_held() {
     assert_eq!((engine.counters().skips_received_packets, engine.pages_used().1), (1, 0));
 }
 
-/// What one batch of DATA with these numbers is answered by: ACKs, and bytes of them.
+/// The answers to one batch of DATA with these numbers: ACKs, and their bytes.
 fn answers(w: &mut World, cid: Cid, psns: &[u32], take: bool) -> (usize, usize) {
     let now = w.now;
     let engine = &mut w.sides[1].engine;
@@ -157,7 +156,7 @@ fn answers(w: &mut World, cid: Cid, psns: &[u32], take: bool) -> (usize, usize) 
 #[test]
 fn a_packet_is_answered_by_one_ack_at_most() {
     let (mut w, _, theirs) = in_flight(0);
-    // Far ahead, then all of it again and again; what was taken is in each block, and base never moves.
+    // Far ahead, then all of it repeatedly; each block contains packets taken before, and base never moves.
     let base = 200;
     let far: Vec<u32> = (1..16).map(|block| base + 256 * block + 255).collect();
     for psns in [&[base + 4095][..], &[base + 4095], &far, &far, &far[..1], &[base + 4095, base + 300]] {
@@ -165,7 +164,7 @@ fn a_packet_is_answered_by_one_ack_at_most() {
         assert!((1..=psns.len()).contains(&acks), "{acks} ACKs for {} packets", psns.len());
         assert!(bytes <= psns.len() * 64 && bytes <= psns.len() * 64 * LEAST_DATA / 30, "{bytes} bytes");
     }
-    // What is not taken, near, far, and behind the window.
+    // Packets not taken: near, far, and beyond the window.
     for psns in [&[base][..], &[base + 1, base + 3], &[base + 4096], &[base, base + 600, base + 8_000], &[base + 700]] {
         let (acks, _) = answers(&mut w, theirs, psns, false);
         assert!((1..=psns.len()).contains(&acks), "{acks} ACKs for {} packets that were not taken", psns.len());
@@ -189,7 +188,7 @@ fn the_time_of_a_lying_peer_is_bounded() {
     assert!(engine.path_snapshots(now).all(|p| p.srtt_ns <= 10 * S && p.total_rtt_ns <= 10 * S));
     let rto = engine.connection_snapshots(now).next().expect("open").rto_ns;
     assert!(rto <= engine.config().rto_ceiling_ns + 30 * S, "{rto}");
-    // Its packets are repaired all the same, and what is true wins in the end.
+    // Its packets are repaired all the same, and correct ACKs prevail in the end.
     w.run_for(S);
     stream(&mut w, 0, 4_000, 5, 100 * US);
     w.run_for(S);
@@ -202,7 +201,7 @@ fn the_time_of_a_lying_peer_is_bounded() {
 fn a_peer_whose_guest_comes_and_goes_makes_no_path_suspect() {
     let mut w = world(33, 4);
     stream(&mut w, 0, 200, 5, 10 * US);
-    // Its port is taken away and given back, again and again, while probes are out.
+    // Its port is removed and added repeatedly while probes are in flight.
     for _ in 0..200 {
         let mut out = Output::default();
         w.sides[1].engine.remove_owner(7, &mut out);

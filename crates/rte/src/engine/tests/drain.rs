@@ -1,4 +1,4 @@
-//! Paths that the operator takes out of use.
+//! Paths drained by the operator.
 
 use super::pair::World;
 use super::{stream, world};
@@ -20,7 +20,7 @@ fn sent(w: &mut World, run: impl FnOnce(&mut World)) -> Vec<u64> {
 fn a_drained_path_carries_nothing_from_that_moment_on() {
     for path in 0..4 {
         let mut w = world(200 + path, 4);
-        // Losses, so that what is sent again, and its copies, have to choose as well.
+        // With losses, so that retransmissions and their copies must choose paths as well.
         w.all_links(|l| l.loss = 0.02);
         stream(&mut w, 0, 2_000, 20, 10 * US);
         for i in 0..333 {
@@ -37,8 +37,8 @@ fn a_drained_path_carries_nothing_from_that_moment_on() {
         let drained = &snapshots[path as usize];
         assert!(drained.drained && !drained.selected && drained.state == PathState::Usable);
         assert_eq!((drained.in_flight_packets, snapshots.iter().filter(|p| p.drained).count()), (0, 1));
-        assert!(drained.probes_sent > drained.probes_lost, "it is still known how it does: {drained:?}");
-        // Restored, it carries its share again.
+        assert!(drained.probes_sent > drained.probes_lost, "it is still measured: {drained:?}");
+        // After it is restored, it carries its share again.
         drain(&mut w, 0, 0);
         let carried = sent(&mut w, |w| stream(w, 0, 10_000, 20, 10 * US));
         assert!(carried[path as usize] > 1_000, "{carried:?}");
@@ -64,7 +64,7 @@ fn the_best_of_what_is_not_drained_takes_its_place() {
     assert_eq!(selected(&w), [1, 2], "at once, and without traffic");
     drain(&mut w, 0, 0b0111);
     assert_eq!(selected(&w), [3]);
-    // The only one left loses packets: they go out there again, and nowhere else.
+    // The only remaining path loses packets: they are retransmitted there, and nowhere else.
     w.links[0][3].loss = 0.2;
     let carried = sent(&mut w, |w| stream(w, 0, 2_000, 20, 20 * US));
     assert!(carried[..3].iter().all(|n| *n == 0) && carried[3] > 2_000, "{carried:?}");
@@ -83,7 +83,7 @@ fn with_all_paths_drained_traffic_goes_on_as_if_none_were() {
 
 #[test]
 fn a_connection_is_set_up_and_refused_on_what_is_left() {
-    // The other paths are unplugged, as they may be once they are drained on both sides.
+    // The other paths are unplugged, which is allowed once they are drained on both sides.
     for left in 0..4 {
         let mut w = world(230, 4);
         let others = 0b1111 & !(1 << left);
@@ -93,7 +93,7 @@ fn a_connection_is_set_up_and_refused_on_what_is_left() {
         }
         w.offer(0, 1, 1);
         w.run_for(MS);
-        assert_eq!(w.sides[0].engine.state_of(World::pair(0)), Some(State::Open), "no try is lost");
+        assert_eq!(w.sides[0].engine.state_of(World::pair(0)), Some(State::Open), "no attempt is lost");
         stream(&mut w, 0, 1_000, 5, 10 * US);
         w.assert_complete(0);
         let mut w = world(231, 4);

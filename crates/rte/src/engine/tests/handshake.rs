@@ -1,5 +1,5 @@
-//! Every order in which a network can deliver and lose the first packets of a connection, up to a depth: whatever
-//! happens, the two sides agree in the end, and what was offered arrives.
+//! Every order in which a network can deliver and lose the first packets of a connection, up to a depth: in all cases
+//! the two sides agree in the end, and all offered packets arrive.
 
 use std::collections::VecDeque;
 
@@ -10,20 +10,20 @@ use super::*;
 use crate::US;
 use crate::output::Control;
 
-/// Packets beyond the oldest that may overtake it.
+/// How many packets may overtake the oldest one.
 const REORDER: usize = 2;
-/// How often time may pass while packets are under way: more, and a side concludes that nobody answers.
+/// How often time may pass while packets are in flight: with more, a side concludes that the peer does not answer.
 const WAITS: u32 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
     /// Neither knows the other; both want to send.
     Cold,
-    /// One asks.
+    /// One sends a REQUEST.
     OneSided,
     /// Both have a connection, and each is told that the other has forgotten it.
     BothReset,
-    /// One of two with a connection dies.
+    /// One of two connected sides dies.
     OneRestarts,
     /// Both die.
     BothRestart,
@@ -34,16 +34,16 @@ enum Flight {
     Control(Control),
 }
 
-/// Two engines and the packets between them; the order of everything is decided from outside.
+/// Two engines and the packets between them; the test determines the order of all events.
 struct Line {
     engines: [Engine; 2],
     out: Output,
     now: Time,
     flights: VecDeque<(usize, Flight)>,
-    /// Names of packets that each guest has seen.
+    /// Identities of packets that each guest has seen.
     seen: [Vec<u32>; 2],
     released: [usize; 2],
-    /// Names of packets that went around the transport, given up after 28 ms.
+    /// Identities of packets sent as plain VXLAN, given up after 28 ms.
     plain: [Vec<u32>; 2],
     waits: u32,
 }
@@ -120,7 +120,7 @@ impl Line {
         self.carry_out(to);
     }
 
-    /// To the next deadline of either side.
+    /// Advances to the next deadline of either side.
     fn wait(&mut self) {
         self.waits += 1;
         let due = |side: usize| Some((self.engines[side].next_timeout()?, side));
@@ -131,7 +131,7 @@ impl Line {
         }
     }
 
-    /// Everything arrives after 50 us, for so long.
+    /// Delivers everything after 50 us, for this long.
     fn calm(&mut self, nanos: u64) {
         let end = self.now.after(nanos);
         while self.now < end {
@@ -149,7 +149,7 @@ impl Line {
         }
     }
 
-    /// The two sides as they are when the network begins to be difficult; returns what must arrive at each.
+    /// The two sides before the network becomes unreliable; returns what must arrive at each.
     fn start(start: Start) -> (Self, [Vec<u32>; 2]) {
         let mut line = Line::new();
         if !matches!(start, Start::Cold | Start::OneSided) {
@@ -183,10 +183,10 @@ impl Line {
     }
 }
 
-/// What can happen next; the first is the tamest.
+/// The possible next events; the first is the default.
 fn choices(line: &Line) -> usize {
     let deliveries = line.flights.len().min(1 + REORDER);
-    // One of them, losing the oldest, or time.
+    // Deliver one of them, lose the oldest, or let time pass.
     deliveries + usize::from(deliveries > 0) + usize::from(line.waits < WAITS || deliveries == 0)
 }
 
@@ -199,7 +199,7 @@ fn step(line: &mut Line, choice: usize) {
     }
 }
 
-/// Plays one line of choices to its end; returns how many choices there were at each step.
+/// Plays one sequence of choices to its end; returns the number of choices at each step.
 fn play(start: Start, path: &[usize]) -> Vec<usize> {
     let (mut line, offered) = Line::start(start);
     let mut counts = Vec::new();
@@ -209,11 +209,11 @@ fn play(start: Start, path: &[usize]) -> Vec<usize> {
     }
     line.calm(100 * MS);
     let told = format!("{start:?} {path:?}");
-    // Nobody gives up before the time is over; what is given up has been lost at least three times.
+    // Nothing is given up before the time is over; a packet that is given up was lost at least three times.
     let patient = path.iter().filter(|choice| **choice > 0).count() < 3;
     assert!(!patient || line.plain == [vec![], vec![]], "{told}: {:?} given up", line.plain);
     let ends = [0, 1].map(|side| line.engines[side].connection_snapshots(line.now).next());
-    // Five losses in a row can be five REQUESTs, after which a peer counts as plain.
+    // Five losses in a row can be five REQUESTs, after which a peer becomes plain.
     let unanswered = line.engines.iter().any(|e| e.counters().unanswered_connections > 0);
     if !unanswered || patient {
         let [Some(a), Some(b)] = ends else { panic!("{told}: no connection: {ends:?}") };
@@ -233,7 +233,7 @@ fn play(start: Start, path: &[usize]) -> Vec<usize> {
     counts
 }
 
-/// Depth first through all choices, playing each line from its start; returns how many lines there are.
+/// Depth first through all choices, playing each sequence from its start; returns the number of sequences.
 fn explore(start: Start, depth: usize) -> usize {
     let mut path = vec![0; depth];
     let mut lines = 0;
@@ -256,14 +256,15 @@ fn two_sides_agree_whatever_happens_to_the_first_packets() {
     }
 }
 
-/// A daemon that is back at once: what its former life sent, to the same CID, must not count as of the new one (PROTOCOL 4.4).
+/// A daemon that restarts at once: packets of its former life to the same CID must not count for the new one (PROTOCOL
+/// 4.4).
 #[test]
 fn a_request_after_data_gets_a_cid_that_no_former_life_has_heard_of() {
     for heard in [false, true] {
         let mut line = Line::new();
         line.offer(0, 1);
         let told = line.engines[0].cid_of(World::pair(0)).expect("opening");
-        // The peer takes the REQUEST and has something to send; its RESPONSE is lost.
+        // The peer accepts the REQUEST and has data to send; its RESPONSE is lost.
         line.deliver(0);
         line.offer(1, 2);
         line.flights.retain(|(_, flight)| heard && matches!(flight, Flight::Data(..)));
@@ -278,7 +279,7 @@ fn a_request_after_data_gets_a_cid_that_no_former_life_has_heard_of() {
     }
 }
 
-/// The same for more, in minutes: `make prove`.
+/// The same at a greater depth, in minutes: `make prove`.
 #[test]
 #[ignore = "minutes"]
 fn two_sides_agree_in_full() {

@@ -1,4 +1,4 @@
-//! A peer that says anything: nothing panics, memory stays bounded, and no other peer's connection notices.
+//! A peer that sends anything: no panic, bounded memory, and no effect on other peers' connections.
 
 use bifrost_wire::Mac;
 use bifrost_wire::bifrost::{
@@ -12,7 +12,7 @@ use crate::engine::{Arrival, Destination, LocalVnic, Outbound, Verdict};
 use crate::output::{Output, PeerId};
 use crate::{MS, Ordering, US};
 
-/// Numbers that are near an edge as often as not.
+/// Numbers that are often near a boundary.
 fn odd(rng: &mut Rng, near: u32) -> u32 {
     match rng.below(6) {
         0 => rng.next() as u32,
@@ -69,7 +69,7 @@ impl Attacker {
                         _ => {
                             self.placed = self.placed.wrapping_add(1);
                             engine.placed(now, slot, self.placed, out);
-                            // Twice for one slot: a caller's mistake must not corrupt anything either.
+                            // Twice for one slot: a caller's mistake must not corrupt state either.
                             engine.placed(now, slot, self.placed, out);
                         }
                     }
@@ -139,10 +139,10 @@ impl Attacker {
             };
             engine.transmit(now, &to, Outbound { handle: 1 << 30, segments: 1 + rng.below(60) as u8, flow: 1 }, out);
         }
-        // It knows its own connections' CIDs, for set-up tells them.
+        // It knows its own connections' CIDs, from set-up.
         self.known.clear();
         self.known.extend(engine.connection_snapshots(now).filter(|c| c.peer == self.peer).map(|c| c.local_cid));
-        // What the attack caused for its own vNICs goes nowhere; the honest pair's output never lands in here.
+        // Output that the attack caused for its own vNICs is discarded; it never contains the honest pair's.
         assert!(out.publish.iter().all(|p| p.0 == 8), "an attack made the honest guest see something");
         assert!(out.release.iter().all(|p| p.0 == 8), "an attack released the honest guest's buffer");
         assert!(out.data.iter().all(|d| d.owner == 8 && d.peer == self.peer));
@@ -187,6 +187,6 @@ fn a_hostile_peer_disturbs_nobody_else() {
         let honest = Pair { vni: VNI, local: mac(1), remote: mac(0) };
         assert!(engine.state_of(honest).is_some());
     }
-    // No shadow-boxing: the attack got past the first checks in every way.
+    // The attack must have passed the first checks in every respect.
     assert!(reached.iter().all(|n| *n > 100), "{reached:?}");
 }

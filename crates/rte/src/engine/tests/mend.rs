@@ -5,7 +5,7 @@ use crate::deadline::Timers;
 use crate::output::Output;
 use bifrost_transport::pool::Pool;
 
-/// As if a panic had come while everything that is derived from connections was being changed.
+/// Simulates a panic while all state derived from connections was being changed.
 fn forget_all_that_is_derived(engine: &mut Engine) {
     engine.ack_ready.clear();
     engine.by_pair.clear();
@@ -53,13 +53,13 @@ fn a_connection_that_cannot_even_be_removed_is_abandoned() {
     let engine = &mut w.sides[0].engine;
     let cid = engine.cid_of(World::pair(0));
     assert!(engine.peers[0].as_ref().is_some_and(|peer| peer.paths.iter().any(|path| path.in_flight > 0)));
-    // The pages of its window are not there.
+    // The pages of its window are missing.
     engine.send_pool = Pool::new(engine.config.max_pages);
     let mut out = Output::default();
     assert!(engine.mend(w.now, None, cid, &mut out).is_some());
     assert_eq!((engine.connections(), engine.counters().faulted_connections), (0, 1));
     assert!(engine.peers[0].as_ref().is_some_and(|peer| peer.paths.iter().all(|path| path.in_flight == 0)));
-    // The next packet finds no connection, and asks for another one.
+    // The next packet finds no connection, and requests a new one.
     w.offer(0, 2, 1);
     w.run_for(100 * MS);
     assert_eq!(w.sides[0].engine.state_of(World::pair(0)), Some(State::Open));

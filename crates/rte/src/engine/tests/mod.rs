@@ -113,7 +113,7 @@ fn version_1_publishes_in_strict_order() {
     w.assert_complete(0);
     let order: Vec<_> = w.sides[1].guest.seen.windows(2).map(|p| (p[0].2, p[1].2)).collect();
     assert!(order.iter().all(|(a, b)| a <= b));
-    // With one PSN space and distance 0 everywhere the guest sees exactly the order of sending.
+    // With one PSN space and distance 0 everywhere the guest sees exactly the sending order.
     let seen: Vec<_> = w.sides[1].guest.seen.iter().map(|&(f, s, _)| s * 10 + f).collect();
     assert!(seen.windows(2).all(|p| p[0] < p[1]), "strict order");
 }
@@ -162,7 +162,7 @@ fn a_whole_group_lost_on_a_dying_path_is_repaired_at_once() {
         w.links[0][path].down = true;
         w.links[1][path].down = true;
         let before = w.sides[1].guest.seen.len();
-        // One request of each of 200 clients, and then they all wait for their answers.
+        // One request from each of 200 clients, which then wait for their answers.
         for client in 0..200 {
             w.offer(0, client, 1);
         }
@@ -198,7 +198,7 @@ fn all_paths_down_falls_back_and_comes_back() {
         w.run_for(MS);
     }
     assert_eq!(w.sides[0].engine.state_of(World::pair(0)), Some(State::BestEffort));
-    assert!(w.sides[0].guest.plain > 0, "traffic goes on as plain VXLAN");
+    assert!(w.sides[0].guest.plain > 0, "traffic continues as plain VXLAN");
     w.all_links(|l| l.down = false);
     let plain = w.sides[0].guest.plain;
     for i in 0..200 {
@@ -210,11 +210,11 @@ fn all_paths_down_falls_back_and_comes_back() {
     let seen = w.sides[1].guest.seen.len();
     w.offer(0, 1, 1);
     w.run_for(5 * MS);
-    assert_eq!(w.sides[1].guest.seen.len(), seen + 1, "reliable delivery goes on past the gap");
+    assert_eq!(w.sides[1].guest.seen.len(), seen + 1, "reliable delivery continues after the gap");
     w.assert_accounted();
 }
 
-/// Several packets are out when all paths fail; each is counted as given up, not only the one whose time it was.
+/// Several packets are in flight when all paths fail; each is counted as given up, not only the expired one.
 #[test]
 fn what_an_outage_takes_is_counted() {
     let mut w = world(91, 4);
@@ -263,13 +263,13 @@ fn a_silent_peer_gets_plain_vxlan_and_is_asked_again() {
     w.all_links(|l| l.down = true);
     w.offer(0, 1, 1);
     w.run_for(200 * MS);
-    assert_eq!(w.sides[0].guest.plain, 1, "what waited leaves as plain VXLAN");
+    assert_eq!(w.sides[0].guest.plain, 1, "waiting packets are sent as plain VXLAN");
     assert!(matches!(w.sides[0].engine.state_of(World::pair(0)), Some(State::Plain { .. })));
     assert_eq!(w.sides[0].engine.counters().requests_sent_packets, 7);
     w.all_links(|l| l.down = false);
     w.run_for(31 * S);
     w.offer(0, 1, 1);
-    assert_eq!(w.sides[0].guest.plain, 2, "asking again holds nothing up");
+    assert_eq!(w.sides[0].guest.plain, 2, "another attempt delays nothing");
     w.run_for(10 * MS);
     w.offer(0, 1, 1);
     w.run_for(10 * MS);
@@ -295,7 +295,7 @@ fn an_answer_after_the_last_try_still_opens_the_connection() {
 #[test]
 fn who_alone_counts_a_connection_as_open_is_asked_again() {
     let mut w = world(16, 2);
-    // Nothing comes back: the peer is open, this side is not.
+    // No answer returns: the peer is open, this side is not.
     w.links[1].iter_mut().for_each(|l| l.down = true);
     w.offer(0, 1, 1);
     w.run_for(200 * MS);
@@ -372,7 +372,7 @@ fn a_peer_that_restarts_is_recognised_and_nothing_held_is_lost() {
         let mut w = world(12, 4);
         stream(&mut w, 0, 1_000, 5, 10 * US);
         if crash == 1 {
-            // The receiver forgets everything: the sender's next packet meets a RESET.
+            // The receiver forgets everything: the sender's next packet triggers a RESET.
             w.restart(1, 5000, 4);
             let before = w.sides[1].guest.seen.len();
             for i in 0..100 {
@@ -380,10 +380,10 @@ fn a_peer_that_restarts_is_recognised_and_nothing_held_is_lost() {
                 w.run_for(10 * US);
             }
             w.run_for(100 * MS);
-            assert_eq!(w.sides[1].guest.seen.len(), before + 100, "what the sender held arrived");
+            assert_eq!(w.sides[1].guest.seen.len(), before + 100, "the sender's held packets arrived");
             assert!(w.sides[0].engine.counters().resets_received_packets >= 1);
         } else {
-            // The sender restarts while the receiver still has its old life.
+            // The sender restarts while the receiver still has its former life.
             w.restart(0, 5000, 4);
             let before = w.sides[1].guest.seen.len();
             for i in 0..100 {
@@ -522,11 +522,11 @@ fn a_closed_window_is_not_looked_at_all_the_time() {
     for _ in 0..100 {
         w.offer(0, 1, 1);
     }
-    // Tail probes and timeouts fire meanwhile, and find the window as closed as before.
+    // Tail probes and timeouts fire meanwhile, and find the window still closed.
     w.run_for(5 * MS);
     let engine = &w.sides[0].engine;
     let wait = engine.next_timeout().map_or(0, |at| at.since(w.now));
-    assert!(wait > 20 * US, "wakes up after {wait} ns, with nothing to do");
+    assert!(wait > 20 * US, "wakes up after {wait} ns without work");
     assert!(engine.timers_pending() < 32, "{} timers", engine.timers_pending());
     w.run_for(S);
     w.assert_complete(0);
@@ -646,7 +646,7 @@ fn what_waits_behind_a_given_up_packet_is_not_overtaken_by_its_own_flow() {
     w.offer(0, 1, 1);
     w.offer(0, 1, 1);
     w.offer(0, 2, 1);
-    // Nor does the SKIP that would tell to go on.
+    // Nor does the SKIP that would tell it to continue.
     w.lose_skips = true;
     w.run_for(300 * MS);
     assert_eq!(w.sides[0].engine.counters().given_up_packets, 1);
@@ -665,7 +665,7 @@ fn both_sides_that_start_anew_at_once_find_each_other() {
     let mut w = world(25, 4);
     stream(&mut w, 0, 100, 5, 10 * US);
     stream(&mut w, 1, 100, 5, 10 * US);
-    // Each is told that the other does not know it any more.
+    // Each is told that the other no longer knows it.
     let now = w.now;
     let cids = [0, 1].map(|side| w.sides[side].engine.cid_of(World::pair(side)).expect("open"));
     for side in [0, 1] {
@@ -711,7 +711,7 @@ fn what_is_sent_again_after_a_restart_is_not_overtaken_by_its_own_flow() {
         let mut last = [None; 5];
         for (i, &(flow, seq, _)) in w.sides[1].guest.seen.iter().enumerate() {
             let before = last[flow as usize].replace(seq);
-            // Once, after the restart, it may begin again with what was not acknowledged; 28 of each flow there are.
+            // Once, after the restart, it may resume with the unacknowledged packets; there are 28 of each flow.
             let again = before == Some(27) || before.is_some_and(|b| b < 28 && seq <= b && seq >= 20);
             assert!(before < Some(seq) || again, "seed {seed}: {i}: flow {flow}: {seq} after {before:?}");
         }
@@ -719,7 +719,7 @@ fn what_is_sent_again_after_a_restart_is_not_overtaken_by_its_own_flow() {
     }
 }
 
-/// Whatever is repeated until it is answered goes round all paths, also when only one is sprayed over.
+/// Anything repeated until it is answered rotates over all paths, even if only one is sprayed over.
 #[test]
 fn a_dead_path_does_not_keep_a_connection_from_being_set_up() {
     for dead in 0..4 {

@@ -1,4 +1,4 @@
-//! Tests of the tests: every deliberate mistake is noticed by a scenario that the engine as it is passes.
+//! Tests of the tests: every mutation is detected by a scenario that the correct engine passes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,7 +6,7 @@ use super::pair::{VNI, World, data};
 use super::*;
 use crate::{Mutation, PathState};
 
-/// A world in which both engines make the mistake.
+/// A world in which both engines have the mutation.
 fn world(seed: u64, mutation: Option<Mutation>) -> World {
     let config = Config { mutation, first_psn: u32::MAX - 700, max_pages: 512, ..Config::default() };
     World::new(seed, 4, [config.clone(), config])
@@ -19,13 +19,13 @@ fn stream(w: &mut World, count: u32) {
     }
 }
 
-/// Everything arrived reliably, and nothing is left anywhere.
+/// Everything arrived reliably, and no state is left.
 fn assert_drained(w: &mut World) {
     w.run_for(500 * MS);
     w.assert_complete(0);
     for side in &w.sides {
-        assert_eq!(side.guest.plain, 0, "packets went around the transport");
-        assert_eq!(side.engine.pages_used(), (0, 0), "pages are back");
+        assert_eq!(side.guest.plain, 0, "packets were sent as plain VXLAN");
+        assert_eq!(side.engine.pages_used(), (0, 0), "pages are freed");
         assert!(side.engine.path_snapshots(w.now).all(|p| p.in_flight_packets == 0), "paths are empty");
     }
 }
@@ -47,7 +47,7 @@ fn losses(mutation: Option<Mutation>) {
     assert_drained(&mut w);
 }
 
-/// So many that a packet and the one before it in its flow are often lost together.
+/// Enough that a packet and its flow predecessor are often lost together.
 fn heavy_losses(mutation: Option<Mutation>) {
     let mut w = world(13, mutation);
     w.all_links(|l| (l.loss, l.jitter_ns) = (0.2, 80 * US));
@@ -62,7 +62,7 @@ fn duplicates(mutation: Option<Mutation>) {
     assert_drained(&mut w);
 }
 
-/// The peer's answers are lost for less time than it takes to give up.
+/// The peer's answers are lost for less than the give-up time.
 fn silence(mutation: Option<Mutation>) {
     let mut w = world(4, mutation);
     stream(&mut w, 500);
@@ -81,7 +81,7 @@ fn silence(mutation: Option<Mutation>) {
     assert_drained(&mut w);
 }
 
-/// A packet is lost so often that no tail probe is left for it, but for less time than it takes to give up.
+/// A packet is lost so often that its tail probes are used up, but for less than the give-up time.
 fn lost_again_and_again(mutation: Option<Mutation>) {
     let mut w = world(13, mutation);
     stream(&mut w, 200);
@@ -104,7 +104,7 @@ fn guest_without_buffers(mutation: Option<Mutation>) {
     assert_drained(&mut w);
 }
 
-/// A packet that no path takes is given up; the receiver shows what it holds behind it, and goes on.
+/// A packet that no path delivers is given up; the receiver shows the packets held behind it, and continues.
 fn giving_up(mutation: Option<Mutation>) {
     let mut w = world(6, mutation);
     stream(&mut w, 200);
@@ -152,7 +152,7 @@ fn nobody_answers(mutation: Option<Mutation>) {
     w.assert_empty();
 }
 
-/// The sender dies while the receiver holds packets behind a gap and others are still under way.
+/// The sender dies while the receiver holds packets behind a gap and others are still in flight.
 fn sender_restarts(mutation: Option<Mutation>) {
     let mut w = world(9, mutation);
     w.sides[1].ordering = Ordering::Strict;
@@ -164,7 +164,7 @@ fn sender_restarts(mutation: Option<Mutation>) {
     for i in 0..200 {
         w.offer(0, i % 10, 1);
     }
-    // Shorter than it takes to send again what is late.
+    // Shorter than retransmitting late packets takes.
     w.run_for(110 * US);
     assert!(w.sides[1].guest.seen.len() < seen + 200, "some are held");
     w.restart(0, 5_000, 4);
@@ -177,7 +177,7 @@ fn sender_restarts(mutation: Option<Mutation>) {
     w.run_for(100 * MS);
     let new: Vec<u32> = w.sides[1].guest.seen.iter().filter(|s| s.0 == 100).map(|s| s.1).collect();
     assert_eq!(new, (old..old + 400).collect::<Vec<_>>(), "the new life is complete and in order");
-    assert!(w.sides[1].guest.holds_nothing(), "what was held for the guest was shown");
+    assert!(w.sides[1].guest.holds_nothing(), "packets held for the guest were shown");
     assert_eq!(w.sides[1].engine.pages_used().1, 0);
 }
 
@@ -204,7 +204,7 @@ fn small_window(mutation: Option<Mutation>) {
     assert_drained(&mut w);
 }
 
-/// What nobody honest sends.
+/// Packets that an honest peer never sends.
 fn outside_the_window(mutation: Option<Mutation>) {
     let mut w = world(12, mutation);
     stream(&mut w, 10);
@@ -223,7 +223,7 @@ fn outside_the_window(mutation: Option<Mutation>) {
 
 type Scenario = fn(Option<Mutation>);
 
-/// Which scenario is meant to notice what.
+/// Which scenario detects which mutation.
 const NOTICED: [(Mutation, Scenario); Mutation::ALL.len()] = [
     (Mutation::AckBeforePublication, losses),
     (Mutation::AckUnplaced, guest_without_buffers),

@@ -1,4 +1,4 @@
-//! Two engines and the links between them, in virtual time: one seed replays everything.
+//! Two engines and the links between them, in virtual time: a seed reproduces everything.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
@@ -32,7 +32,7 @@ impl Rng {
     }
 }
 
-/// A packet that nothing is special about.
+/// An ordinary packet.
 pub(super) fn data(psn: Psn, cid: Cid, now: Time) -> DataHeader {
     DataHeader {
         version: Version::LATEST,
@@ -95,7 +95,7 @@ impl Ord for Flight {
     }
 }
 
-/// What a side's guest sent and saw.
+/// What a side's guest sent and received.
 #[derive(Debug, Default)]
 pub(super) struct Guest {
     /// Handle -> (flow, first sequence number in the flow, segments not yet released).
@@ -109,19 +109,19 @@ pub(super) struct Guest {
     /// Placed handles: handle -> (flow, sequence).
     placed: HashMap<u32, (u32, u32)>,
     next_placed: u32,
-    /// Segments that left as plain VXLAN.
+    /// Segments sent as plain VXLAN.
     pub(super) plain: u64,
-    /// Offered packets that a closed window keeps back.
+    /// Offered packets held back by a closed window.
     pub(super) backlog: std::collections::VecDeque<(u32, u8)>,
 }
 
 impl Guest {
-    /// The sequence number that the next packet of `flow` gets.
+    /// The next sequence number of `flow`.
     pub(super) fn next_seq(&self, flow: u32) -> u32 {
         self.next_seq.get(&flow).copied().unwrap_or_default()
     }
 
-    /// Its port goes away with what was placed.
+    /// Its port is removed with the placed packets.
     pub(super) fn forget_placed(&mut self) {
         self.placed.clear();
     }
@@ -131,7 +131,7 @@ impl Guest {
         self.held.len()
     }
 
-    /// Whether everything that was placed has been shown.
+    /// Whether all placed packets have been shown.
     pub(super) fn holds_nothing(&self) -> bool {
         self.placed.is_empty()
     }
@@ -156,10 +156,10 @@ pub(super) struct World {
     pub(super) rng: Rng,
     /// Latest arrival per direction and path, so that a path keeps its order.
     last: [Vec<Time>; 2],
-    /// Lets paths reorder within themselves.
+    /// Allows paths to reorder packets.
     pub(super) reorder_within_path: bool,
     pub(super) dropped: u64,
-    /// `data_sent[from][path]`: data packets, those sent again and their copies included.
+    /// `data_sent[from][path]`: data packets, including retransmissions and their copies.
     pub(super) data_sent: [Vec<u64>; 2],
     /// Data with this PSN is lost on every path.
     pub(super) doomed: Option<Psn>,
@@ -170,11 +170,11 @@ pub(super) struct World {
     pub(super) isolate_owner: Option<u16>,
 }
 
-/// A second pair of guests on the same hosts: traffic from side 0 to side 1 over the same paths, whose packets its own guests
-/// spoil. Nothing is checked of it but that its buffers come back.
+/// A second pair of guests on the same hosts: traffic from side 0 to side 1 over the same paths, whose guests spoil
+/// their own packets. The only check on it is that its buffers are released.
 #[derive(Debug, Default)]
 pub(super) struct Rogue {
-    /// What becomes of a data packet that has arrived.
+    /// The fate of an arrived data packet.
     pub(super) misdeed: Option<fn(&mut Rng, &DataHeader, &RogueView) -> Misdeed>,
     pub(super) view: RogueView,
     /// Handle -> segments not yet released.
@@ -182,11 +182,11 @@ pub(super) struct Rogue {
     next_handle: u32,
     placed: u32,
     backlog: std::collections::VecDeque<u8>,
-    /// Packets of its own that were spoilt.
+    /// Its own packets that were spoiled.
     pub(super) spoilt: u64,
 }
 
-/// What a rogue goes by.
+/// Inputs of a rogue's decision.
 #[derive(Debug, Default)]
 pub(super) struct RogueView {
     pub(super) now: Time,
@@ -194,16 +194,16 @@ pub(super) struct RogueView {
     pub(super) best: PathId,
 }
 
-/// What a guest does to a packet of its own.
+/// What a guest does to one of its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misdeed {
     /// Nothing.
     None,
-    /// Its content was changed between the checksum and the wire.
+    /// Changes its contents between the checksum and the wire.
     Damage,
     /// The receiving guest has no buffer for it.
     NoBuffer,
-    /// The receiving guest gets no more, by its own limit.
+    /// The receiving guest's own rate limit drops it.
     Limit,
 }
 
@@ -223,7 +223,7 @@ impl Rogue {
         }
     }
 
-    /// Buffers that have not come back.
+    /// Buffers that were not released.
     pub(super) fn held(&self) -> usize {
         self.held.len()
     }
@@ -304,7 +304,7 @@ impl World {
         self.carry_out(0);
     }
 
-    /// A packet of side `from` leaves as plain VXLAN, past the engine.
+    /// A packet of side `from` is sent as plain VXLAN, bypassing the engine.
     pub(super) fn send_plain(&mut self, from: usize) {
         let now = self.now;
         let Side { engine, out, ordering, .. } = &mut self.sides[from];
@@ -350,7 +350,7 @@ impl World {
         self.carry_out(from);
     }
 
-    /// Carries out what a call of the engine of `side` asked for.
+    /// Executes the output of a call of the engine of `side`.
     pub(super) fn send(&mut self, side: usize, out: Output) {
         self.sides[side].out = out;
         self.carry_out(side);
@@ -369,11 +369,11 @@ impl World {
         for &(owner, handle) in &out.publish {
             assert_eq!(owner, 7);
             let guest = &mut self.sides[from].guest;
-            let (flow, seq) = guest.placed.remove(&handle).expect("published once, and only what was placed");
+            let (flow, seq) = guest.placed.remove(&handle).expect("published once, and only if placed");
             guest.seen.push((flow, seq, now));
         }
         let early = out.control.iter().any(|c| matches!(c.packet, Control::Ack(a) if !a.probe));
-        assert!(!early, "an ACK vouches for what is not published yet");
+        assert!(!early, "an ACK covers unpublished packets");
         self.sides[from].engine.flush_acks(now, &mut out);
         for d in &out.data {
             let rogues = d.owner == ROGUE && self.rogue.held.contains_key(&d.handle);
@@ -405,7 +405,7 @@ impl World {
         let plain: Vec<_> = out.plain.iter().map(|p| (p.owner, p.handle)).collect();
         guest.plain += plain.len() as u64;
         for &(owner, handle) in out.release.iter().chain(&plain) {
-            assert_eq!(owner, 7, "released to somebody else");
+            assert_eq!(owner, 7, "released to another owner");
             let left = &mut guest.held.get_mut(&handle).expect("released once per segment").2;
             *left -= 1;
             if *left == 0 {
@@ -486,7 +486,7 @@ impl World {
             guest.held.get(&handle).map(|&(flow, first, _)| (flow, first + u32::from(segment)))
         };
         let identity = match &flight.packet {
-            // A copy may arrive after the buffer was released; then it is a duplicate and nobody reads it.
+            // A copy may arrive after the buffer was released; then it is a duplicate, and its contents are not used.
             Packet::Data(_, handle, segment) => from_held(self, *handle, *segment),
             _ => None,
         };
@@ -539,8 +539,8 @@ impl World {
         }
     }
 
-    /// Every packet that `from` offered has been seen by the other guest exactly once, per flow in order, and all
-    /// buffers and pages are back.
+    /// The other guest has seen every packet that `from` offered exactly once, in order per flow, and all buffers and
+    /// pages are released.
     pub(super) fn assert_complete(&self, from: usize) {
         let sender = &self.sides[from].guest;
         let receiver = &self.sides[1 - from].guest;
@@ -556,7 +556,7 @@ impl World {
         assert!(receiver.placed.is_empty(), "{} packets never shown", receiver.placed.len());
     }
 
-    /// Of what each side has sent reliably, nothing is without an end that is counted: received, given up, or sent again by a connection that
+    /// Every packet that a side sent reliably ends in a counter: received, given up, or sent again by a connection that
     /// restarted.
     pub(super) fn assert_accounted(&self) {
         for from in 0..2 {
@@ -566,7 +566,7 @@ impl World {
         }
     }
 
-    /// No side's guest or engine holds anything that a packet needed.
+    /// No guest or engine holds any packet state.
     pub(super) fn assert_empty(&self) {
         for side in &self.sides {
             assert!(side.guest.backlog.is_empty(), "{} packets still wait", side.guest.backlog.len());
@@ -585,8 +585,8 @@ impl World {
         all
     }
 
-    /// Side `side` crashes and starts again, with a newer instance and nothing remembered but its guest's memory of
-    /// what it saw. Its guest's unsent packets stay.
+    /// Side `side` crashes and restarts with a newer instance; only its guest remembers what it saw. Its guest's unsent
+    /// packets stay.
     pub(super) fn restart(&mut self, index: usize, instance: u64, paths: usize) {
         let config = self.sides[index].engine.config().clone();
         let salt = self.rng.next() as u32;

@@ -1,14 +1,14 @@
-//! How long repairs take: round trips of 100 us, and everything that can be lost.
+//! Duration of repairs: round trips of 100 us, with all kinds of losses.
 
 use super::*;
 use crate::engine::tests::pair::Misdeed;
 
-/// Repairs of all packets that took longer than one way, ns.
+/// Repairs of all packets that took longer than the one-way delay, ns.
 fn repairs(loss: f64, gap_ns: u64, burst: u32, packets: u32) -> Vec<u64> {
     let mut all = Vec::new();
     for seed in 0..16 {
         let mut w = world(700 + seed, 4);
-        // What is known of the peer comes first.
+        // Measure the peer first.
         w.all_links(|l| l.delay_ns = 50 * US);
         for _ in 0..50 {
             w.offer(0, 0, 1);
@@ -73,7 +73,7 @@ fn a_peer_that_holds_its_acks_back_is_not_probed_in_vain() {
 
 #[test]
 fn a_steady_stream_that_waits_for_the_ack_timer_is_not_probed_in_vain() {
-    // The newest packet that an ACK answers has hardly waited; the oldest for the whole ACK delay.
+    // The newest packet that an ACK covers has hardly waited; the oldest for the whole ACK delay.
     for (delay, gap) in [(2 * US, 9 * US), (4 * US, 3 * US), (50 * US, 20 * US)] {
         let mut w = world(712, 4);
         w.all_links(|l| l.delay_ns = delay);
@@ -101,7 +101,7 @@ fn a_peer_without_room_is_not_flooded() {
     }
     w.run_for(5 * MS);
     let wasted = w.sides[1].engine.counters().no_guest_buffer_packets;
-    assert!((1..=3_000).contains(&wasted), "{wasted} packets for nothing");
+    assert!((1..=3_000).contains(&wasted), "{wasted} unnecessary packets");
     w.sides[1].has_buffers = true;
     w.run_for(100 * MS);
     w.assert_complete(0);
@@ -127,7 +127,7 @@ fn a_peer_that_takes_packets_now_and_then_is_given_time() {
 
 #[test]
 fn a_peer_that_takes_nothing_is_given_up_in_bounded_time() {
-    // With a long way its RTO does not double three times before it ends, and what is set is longer than that doubles.
+    // With a long delay its RTO does not double three times before it ends; a set time longer than that doubles.
     for (delay_ns, give_up_after_ns) in [(50 * US, None), (10 * MS, None), (50 * US, Some(400 * MS))] {
         let config = Config { give_up_after_ns, ..Config::default() };
         let mut w = World::new(715, 4, [config.clone(), config]);
@@ -137,12 +137,13 @@ fn a_peer_that_takes_nothing_is_given_up_in_bounded_time() {
         w.run_for(28 * MS);
         assert_eq!(w.sides[0].engine.counters().given_up_packets, 0, "a guest that pauses loses nothing");
         w.run_for(1_200 * MS);
-        assert_eq!((w.sides[0].engine.counters().given_up_packets, w.rogue.held()), (8, 0), "{delay_ns} ns each way");
+        assert_eq!((w.sides[0].engine.counters().given_up_packets, w.rogue.held()), (8, 0), "{delay_ns} ns one way");
     }
 }
 
-/// A bulk flow has made round trips long, requests follow it, one in a millisecond, and from the `outage`-th on all paths but `survivors` are
-/// dead. Returns the world, and how much data had left on each path of side 0 when they died.
+/// A bulk flow has lengthened round trips; requests follow it, one per millisecond, and from the `outage`-th on all
+/// paths except `survivors` are dead. Returns the world, and how much data had been sent on each path of side 0 when
+/// they died.
 fn after_a_bulk_flow(survivors: &[usize], outage: u32) -> (World, Vec<u64>) {
     let mut w = world(716, 4);
     w.all_links(|l| (l.delay_ns, l.jitter_ns) = (300 * US, 500 * US));
@@ -169,7 +170,7 @@ fn paths_that_die_together_hold_nothing_up() {
     for survivor in 0..4 {
         for outage in [3, 20, 47] {
             let (w, _) = after_a_bulk_flow(&[survivor], outage);
-            // Of the requests: they follow the 500 packets that this flow had in the bulk flow.
+            // Of the requests: they follow the flow's 500 packets in the bulk flow.
             let sent = &w.sides[0].guest.sent_at;
             let requests = w.sides[1].guest.seen.iter().filter(|(flow, seq, _)| *flow == 0 && *seq >= 500);
             let longest = requests.map(|(flow, seq, at)| at.since(sent[&(*flow, *seq)])).max().unwrap_or_default();
@@ -185,7 +186,7 @@ fn a_path_that_is_silent_while_another_delivers_loses_its_turn() {
     for dead in 0..4 {
         let survivors: Vec<usize> = (0..4).filter(|path| *path != dead).collect();
         let (w, before) = after_a_bulk_flow(&survivors, 1);
-        // The requests before the answer to the first was overdue; none if a probe was lost before.
+        // The requests before the first answer was overdue; none if a probe was lost before.
         let wasted = w.data_sent[0][dead] - before[dead];
         assert!(wasted <= 4, "path {dead} is dead: {wasted} packets");
         all += wasted;
@@ -195,7 +196,7 @@ fn a_path_that_is_silent_while_another_delivers_loses_its_turn() {
 
 #[test]
 fn plain_vxlan_keeps_its_paths_observed() {
-    // Both send; one alone, whose peer forgets the connection after a minute; and one that never sent anything reliably.
+    // Both send; one alone, whose peer forgets the connection after a minute; and one that never sent reliable traffic.
     for (reliably, senders) in [(500, 2), (500, 1), (0, 1)] {
         let mut w = world(719, 4);
         stream(&mut w, 0, reliably, 5, 10 * US);
@@ -224,7 +225,7 @@ fn a_peer_that_refuses_is_not_asked_for_each_plain_packet() {
     assert!((1..=4).contains(&counters.rejects_received_packets), "{} in a minute", counters.rejects_received_packets);
 }
 
-/// How long a packet that nothing lets through is kept, ms, while some of four paths deliver everything else.
+/// How long a packet that never arrives is kept, ms, while some of four paths deliver everything else.
 fn kept_for_ms(living_paths: usize, give_up_after_ns: Option<u64>) -> u64 {
     let config = Config { give_up_after_ns, ..Config::default() };
     let mut w = World::new(720, 4, [config.clone(), config]);
@@ -235,7 +236,7 @@ fn kept_for_ms(living_paths: usize, give_up_after_ns: Option<u64>) -> u64 {
     w.offer(0, 1, 1);
     let mut ms = 0;
     while w.sides[0].engine.counters().given_up_packets == 0 {
-        assert!(ms < 2_000, "it is kept for good");
+        assert!(ms < 2_000, "it is kept forever");
         w.run_for(MS);
         ms += 1;
     }
@@ -245,7 +246,7 @@ fn kept_for_ms(living_paths: usize, give_up_after_ns: Option<u64>) -> u64 {
 #[test]
 fn the_more_paths_deliver_the_longer_a_packet_is_kept() {
     let kept = [0, 1, 2, 4].map(|living_paths| kept_for_ms(living_paths, None));
-    // RTOs double: what is due at 28, 56 and 112 ms happens within twice that.
+    // RTOs double: a deadline at 28, 56 or 112 ms is met within twice that.
     for (kept, at_least) in kept.into_iter().zip([28, 28, 56, 112]) {
         assert!((at_least..2 * at_least).contains(&kept), "{kept} ms, not {at_least}");
     }

@@ -1,4 +1,4 @@
-//! An engine stops in the middle of traffic, for another process to go on, or for itself to go on if that fails.
+//! An engine stops in the middle of traffic, for another process to continue, or to continue itself if that fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,8 +31,8 @@ fn what_is_set_aside_is_all_that_was_not_acknowledged_and_nothing_held_is_hidden
         let w = interrupted(400 + seed);
         let engine = &w.sides[0].engine;
         let buffers: Vec<u32> = engine.waiting_buffers().map(|(_, handle)| handle).collect();
-        assert_eq!(engine.unfinished_packets(), buffers.len() as u64, "of one segment each");
-        assert!(w.sides[0].guest.holds_nothing(), "what was acknowledged must be seen");
+        assert_eq!(engine.unfinished_packets(), buffers.len() as u64, "one segment each");
+        assert!(w.sides[0].guest.holds_nothing(), "acknowledged packets must be seen");
         let distinct: BTreeSet<u32> = buffers.iter().copied().collect();
         assert_eq!(
             distinct.len(),
@@ -48,7 +48,7 @@ fn what_is_set_aside_is_all_that_was_not_acknowledged_and_nothing_held_is_hidden
 fn who_has_set_everything_aside_can_go_on() {
     for seed in 0..20 {
         let mut w = interrupted(500 + seed);
-        // The other process has taken some time to fail.
+        // The other process took some time to fail.
         w.run_for(3 * MS);
         for i in 0..100 {
             w.offer(0, i % 5, 1);
