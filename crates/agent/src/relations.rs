@@ -56,7 +56,10 @@ pub(crate) fn needs(object: &Object) -> Vec<Id> {
             route.security_groups.iter().for_each(|name| named(Kind::SecurityGroup, name));
         }
         Object::Peering(peering) => named(Kind::Vpc, &peering.to_vni.to_string()),
-        Object::LoadBalancer(balancer) => balancer.check.iter().for_each(|check| named(Kind::Port, &check.from)),
+        Object::LoadBalancer(balancer) => {
+            let from = balancer.check.as_ref().and_then(|check| check.from.as_deref());
+            from.into_iter().for_each(|from| named(Kind::Port, from));
+        }
         Object::Uplink(uplink) => named(Kind::Port, &uplink.port),
         Object::Nat(source) => named(Kind::Uplink, &source.uplink),
         Object::FloatingIp(floating) => named(Kind::Uplink, &floating.uplink),

@@ -29,14 +29,20 @@ use crate::trim::trim;
 /// Faults in force at a time.
 const MAX_FAULTS: usize = 256;
 
-fn backend_status(health: &Health, balancer: &LoadBalancer, backend: &config::Backend) -> BackendStatus {
+/// `is_asked`: whether this host asks the balancer's backends.
+fn backend_status(
+    health: &Health,
+    balancer: &LoadBalancer,
+    is_asked: bool,
+    backend: &config::Backend,
+) -> BackendStatus {
     let config::Backend { address, port, weight } = *backend;
     let known = health.get(&(balancer.name.clone(), SocketAddr::new(address, port)));
-    let health = match (weight, &balancer.check, known) {
+    let health = match (weight, is_asked, known) {
         (0, ..) => BackendHealth::Draining,
-        (_, None, _) => BackendHealth::Unchecked,
-        (_, Some(_), Some(false)) => BackendHealth::Down,
-        (_, Some(_), _) => BackendHealth::Up,
+        (_, false, _) => BackendHealth::Unchecked,
+        (_, true, Some(false)) => BackendHealth::Down,
+        (_, true, _) => BackendHealth::Up,
     };
     BackendStatus { address, port, weight, health }
 }
@@ -102,6 +108,11 @@ impl Backend for Daemon {
 
     fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError> {
         let state = self.state();
+        let is_asked = |b: &LoadBalancer| state.config.ports.iter().any(|port| b.asks_from(port));
+        let backends = |b: &LoadBalancer| {
+            let is_asked = is_asked(b);
+            b.backends.iter().map(|backend| backend_status(&state.health, b, is_asked, backend)).collect()
+        };
         let status = |b: &LoadBalancer| LoadBalancerStatus {
             name: b.name.clone(),
             vni: b.vni.value(),
@@ -109,7 +120,7 @@ impl Backend for Daemon {
             port: b.port,
             protocol: if b.protocol == BalancedProtocol::Tcp { "tcp" } else { "udp" }.to_owned(),
             affinity: if b.affinity == Affinity::Client { "client" } else { "connection" }.to_owned(),
-            backends: b.backends.iter().map(|backend| backend_status(&state.health, b, backend)).collect(),
+            backends: backends(b),
         };
         Ok(state.config.load_balancers.iter().map(status).collect())
     }

@@ -1,9 +1,9 @@
 //! Which backends of load balancers work: each host asks for itself, over the way that its guests would take.
 //!
-//! A question is an ordinary TCP connection from the network namespace of a port (`[load_balancer.check] from`), so what is asked about is all of it:
+//! A question is an ordinary TCP connection from the network namespace of a port (`[load_balancer.check] from`, or one of the VPC), so what is asked about is all of it:
 //! route, transport, rules, backend. A backend whose answers change its state takes no new connections, or takes them again; those that it has stay.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bifrost_control::config::{Config, HealthCheck};
+use bifrost_control::config::{Config, HealthCheck, LoadBalancer, Vni};
 use bifrost_port::panics;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -22,6 +22,8 @@ use crate::daemon::Daemon;
 const TICK: Duration = Duration::from_millis(50);
 /// How long to wait after a panic, which may come again.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
+/// Namespaces of a VPC that are tried for a question.
+const MAX_NAMESPACES: usize = 16;
 /// Questions that are asked at a time; others wait for their turn.
 const MAX_ASKING: usize = 64;
 /// Bytes of an HTTP answer that are read for its status line.
@@ -29,6 +31,9 @@ const STATUS_LINE: usize = 64;
 
 /// A backend of a load balancer: its name, and where the backend is.
 pub(crate) type Target = (String, SocketAddr);
+
+/// How to ask a backend, and the network namespaces to ask from: the first one that is there.
+type Question = (HealthCheck, Arc<[PathBuf]>);
 
 /// What is known of backends. One that is not in here has not been asked often enough, and is taken to work.
 pub(crate) type Health = BTreeMap<Target, bool>;
@@ -60,8 +65,8 @@ struct Asked {
     is_asking: bool,
 }
 
-/// Answers that have come, from threads that ask.
-type Answers = Arc<Mutex<Vec<(Target, bool)>>>;
+/// Answers that have come, from threads that ask. None: there was nowhere to ask from, which says nothing of the backend.
+type Answers = Arc<Mutex<Vec<(Target, Option<bool>)>>>;
 
 /// Asks until the daemon ends. After a panic it begins again.
 pub(crate) fn follow_for_ever(daemon: &Daemon) {
@@ -95,6 +100,7 @@ fn follow(daemon: &Daemon) {
             // Of a backend that has gone meanwhile, or is asked otherwise, it says nothing.
             let Some(asked) = asked.get_mut(&target) else { continue };
             asked.is_asking = false;
+            let Some(good) = good else { continue };
             let works = daemon.state().health.get(&target).copied().unwrap_or(true);
             if let Some(works) = asked.streak.after(good, works, &asked.check) {
                 changes.insert(target, works);
@@ -111,12 +117,12 @@ fn follow(daemon: &Daemon) {
         let now = Instant::now();
         let due = asked.iter_mut().filter(|(_, asked)| !asked.is_asking && asked.next <= now);
         for (target, asked) in due.take(MAX_ASKING.saturating_sub(asking)) {
-            let Some((_, netns)) = wanted.get(target) else { continue };
-            let (to, check, netns) = (target.clone(), asked.check.clone(), netns.clone());
+            let Some((_, namespaces)) = wanted.get(target) else { continue };
+            let (to, check, namespaces) = (target.clone(), asked.check.clone(), Arc::clone(namespaces));
             let answers = Arc::clone(&answers);
             let ask = move || {
                 // A panic is no answer, and the next question is asked all the same.
-                let good = panics::contain(|| question(&netns, to.1, &check)).unwrap_or(false);
+                let good = panics::contain(|| question(&namespaces, to.1, &check)).unwrap_or(Some(false));
                 answers.lock().unwrap_or_else(PoisonError::into_inner).push((to, good));
             };
             // A thread: it goes to another network namespace, and waits there.
@@ -129,8 +135,8 @@ fn follow(daemon: &Daemon) {
     }
 }
 
-/// The backends to be asked, how, and from which network namespace; `None` once the daemon ends.
-fn wanted(daemon: &Daemon) -> Option<BTreeMap<Target, (HealthCheck, PathBuf)>> {
+/// The backends to be asked, and how; `None` once the daemon ends.
+fn wanted(daemon: &Daemon) -> Option<BTreeMap<Target, Question>> {
     let state = daemon.state();
     if state.workers.is_empty() {
         return None;
@@ -138,28 +144,48 @@ fn wanted(daemon: &Daemon) -> Option<BTreeMap<Target, (HealthCheck, PathBuf)>> {
     Some(targets(&state.config))
 }
 
-fn targets(config: &Config) -> BTreeMap<Target, (HealthCheck, PathBuf)> {
+fn targets(config: &Config) -> BTreeMap<Target, Question> {
     let mut all = BTreeMap::new();
+    // Load balancers of a VPC that name no port ask from the same ones.
+    let mut of_vpc: HashMap<Vni, Arc<[PathBuf]>> = HashMap::new();
     for balancer in &config.load_balancers {
         let Some(check) = &balancer.check else { continue };
-        let Some(netns) = config.port(&check.from).and_then(|port| port.netns.clone()) else { continue };
+        let namespaces = match &check.from {
+            Some(_) => namespaces(config, balancer),
+            None => Arc::clone(of_vpc.entry(balancer.vni).or_insert_with(|| namespaces(config, balancer))),
+        };
+        if namespaces.is_empty() {
+            continue;
+        }
         for backend in balancer.backends.iter().filter(|backend| backend.weight > 0) {
             let target = (balancer.name.clone(), SocketAddr::new(backend.address, backend.port));
-            all.insert(target, (check.clone(), netns.clone()));
+            all.insert(target, (check.clone(), Arc::clone(&namespaces)));
         }
     }
     all
 }
 
-/// Whether a backend answers.
-fn question(netns: &Path, backend: SocketAddr, check: &HealthCheck) -> bool {
-    let to = SocketAddr::new(backend.ip(), check.port.unwrap_or(backend.port()));
-    ask(netns, to, check).is_ok()
+/// Where a load balancer's backends may be asked from, in the order of the ports' names.
+fn namespaces(config: &Config, balancer: &LoadBalancer) -> Arc<[PathBuf]> {
+    let mut ports: Vec<_> = config.ports.iter().filter(|port| balancer.asks_from(port)).collect();
+    ports.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    ports.into_iter().filter_map(|port| port.netns.clone()).take(MAX_NAMESPACES).collect()
 }
 
-fn ask(netns: &Path, to: SocketAddr, check: &HealthCheck) -> std::io::Result<()> {
+/// Whether a backend answers; `None`: there is no namespace to ask from.
+fn question(namespaces: &[PathBuf], backend: SocketAddr, check: &HealthCheck) -> Option<bool> {
+    namespaces.iter().find_map(|netns| enter(netns).ok())?;
+    let to = SocketAddr::new(backend.ip(), check.port.unwrap_or(backend.port()));
+    Some(ask(to, check).is_ok())
+}
+
+/// Moves this thread into a network namespace.
+fn enter(netns: &Path) -> std::io::Result<()> {
     let namespace = std::fs::File::open(netns)?;
-    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+    Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
+}
+
+fn ask(to: SocketAddr, check: &HealthCheck) -> std::io::Result<()> {
     let deadline = Instant::now() + check.timeout;
     let mut stream = TcpStream::connect_timeout(&to, check.timeout)?;
     let Some(path) = &check.http_path else { return Ok(()) };
@@ -195,7 +221,7 @@ mod tests {
     fn check() -> HealthCheck {
         HealthCheck {
             http_path: None,
-            from: String::new(),
+            from: None,
             port: None,
             interval: Duration::from_secs(1),
             timeout: Duration::from_secs(1),
@@ -216,6 +242,39 @@ mod tests {
             works
         });
         assert_eq!(states, [true, true, true, true, true, false, false, false, true, true]);
+    }
+
+    #[test]
+    fn checks_without_a_port_ask_from_those_of_the_vpc() {
+        let port = |name: &str, vni: u32, mac: u32, rest: &str| {
+            format!(
+                "[[port]]\nname = \"{name}\"\nvni = {vni}\nmac = \"02:00:00:00:00:0{mac}\"\naddresses = [\"10.0.0.{mac}/24\"]\n{rest}\n"
+            )
+        };
+        let config = |from: &str| {
+            let ports = [
+                port("z", 1, 1, "netns = \"z\""),
+                port("a", 1, 2, "device = \"a\""),
+                port("b", 1, 3, "netns = \"b\""),
+                port("c", 2, 4, "netns = \"c\""),
+            ];
+            let text = format!(
+                "[host]\nname = \"h\"\n[underlay]\naddresses = [\"192.0.2.1\"]\n[[vpc]]\nvni = 1\ngateway = [\"10.0.0.254\"]\n{}\
+                 [[load_balancer]]\nname = \"lb\"\nvni = 1\naddress = \"10.0.0.100\"\nport = 80\n\
+                 backend = [{{ address = \"10.0.0.1\" }}]\ncheck = {{ {from} }}\n",
+                ports.concat()
+            );
+            Config::parse(&text, "test").unwrap()
+        };
+        let from = |text: &str| {
+            let config = config(text);
+            let asked = targets(&config).into_values().next().unwrap().1;
+            asked.iter().map(|netns| netns.display().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(from(""), ["/run/netns/b", "/run/netns/z"], "of this VPC, with a namespace, by name");
+        assert_eq!(from("from = \"z\""), ["/run/netns/z"]);
+        let missing = [PathBuf::from("/run/netns/there-is-none")];
+        assert_eq!(question(&missing, ([127, 0, 0, 1], 1).into(), &check()), None, "that says nothing of a backend");
     }
 
     #[test]

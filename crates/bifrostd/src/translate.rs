@@ -100,7 +100,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
         let member = move |name| Some(avs::Member { vni: vni(r.vni)?, group: group(config, name)?, prefix: r.prefix });
         r.security_groups.iter().filter_map(move |name| member(name))
     });
-    let load_balancers = config.load_balancers.iter().filter_map(|b| load_balancer(b, health)).collect();
+    let load_balancers = config.load_balancers.iter().filter_map(|b| load_balancer(config, b, health)).collect();
     let config::Sessions { total, per_port, flow_records, vectors } = config.sessions;
     avs::Tables {
         vpcs: vpcs.collect(),
@@ -123,10 +123,12 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
     }
 }
 
-fn load_balancer(balancer: &config::LoadBalancer, health: &Health) -> Option<avs::LoadBalancer> {
+fn load_balancer(config: &Config, balancer: &config::LoadBalancer, health: &Health) -> Option<avs::LoadBalancer> {
+    // What was known while this host asked says nothing once it no longer does.
+    let is_asked = config.ports.iter().any(|port| balancer.asks_from(port));
     let backend = |b: &config::Backend| {
         let target = (balancer.name.clone(), SocketAddr::new(b.address, b.port));
-        let works = balancer.check.is_none() || health.get(&target).copied().unwrap_or(true);
+        let works = !is_asked || health.get(&target).copied().unwrap_or(true);
         avs::Backend { address: b.address, port: b.port, weight: if works { b.weight } else { 0 } }
     };
     Some(avs::LoadBalancer {

@@ -15,6 +15,10 @@ use crate::model::Model;
 use crate::span::{ItemId, Topic};
 use crate::spec::{PortSpec, SecurityGroupSpec, Spec, remote};
 
+mod services;
+
+pub(crate) use services::backend_address;
+
 /// What an object adds to what hosts of a topic have.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Contribution {
@@ -65,6 +69,7 @@ pub(crate) fn contributions(model: &Model, key: &Key) -> Vec<Contribution> {
             let [a, b] = spec.vpcs.each_ref().map(|name| key.sibling(Kind::Vpc, name));
             [way(model, key, &a, &b), way(model, key, &b, &a)].concat()
         }
+        Spec::LoadBalancer(spec) => Vec::from_iter(services::load_balancer(model, key, spec)),
     }
 }
 

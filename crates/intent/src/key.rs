@@ -35,11 +35,13 @@ pub enum Kind {
     Port,
     /// A connection between two VPCs.
     Peering,
+    /// An address and port of a VPC in front of several guests.
+    LoadBalancer,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Host,
         Kind::Project,
         Kind::Vpc,
@@ -48,6 +50,7 @@ impl Kind {
         Kind::SecurityGroup,
         Kind::Port,
         Kind::Peering,
+        Kind::LoadBalancer,
     ];
 
     /// As keys, files and the API name it.
@@ -61,6 +64,7 @@ impl Kind {
             Kind::SecurityGroup => "security_group",
             Kind::Port => "port",
             Kind::Peering => "peering",
+            Kind::LoadBalancer => "load_balancer",
         }
     }
 

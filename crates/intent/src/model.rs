@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::key::{Key, Kind};
-use crate::spec::{PortSpec, Spec, SubnetSpec};
+use crate::spec::{LoadBalancerSpec, PortSpec, Spec, SubnetSpec};
 
 /// An object as the store has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +60,7 @@ pub(crate) enum Index {
     Vni(u32),
     /// A host of that underlay address.
     Underlay(IpAddr),
-    /// A port or a router of a VPC with that address.
+    /// A port, load balancer or router of a VPC with that address.
     Address(Key, IpAddr),
     /// A port of a VPC with that MAC address.
     Mac(Key, Mac),
@@ -132,7 +132,7 @@ pub struct Model {
     /// Their keys, in order: a map in order would compare texts at each look-up.
     keys: BTreeSet<Key>,
     index: BTreeMap<Index, Found>,
-    /// The highest address that each subnet has given to a port: freed addresses are used again only when there are no later ones.
+    /// The highest address that each subnet has given to a port or load balancer: freed addresses are used again only when there are no later ones.
     cursors: HashMap<Key, IpAddr>,
     /// How many objects of each kind a project has, in the order of [`Kind::ALL`].
     counts: HashMap<Box<str>, [u64; Kind::ALL.len()]>,
@@ -182,7 +182,7 @@ impl Model {
         }
         self.put(key.clone(), stored);
         if key.kind() == Kind::Subnet && before.is_none() {
-            self.enter_ports_again(&key);
+            self.enter_users_again(&key);
         }
         before
     }
@@ -194,7 +194,7 @@ impl Model {
             self.count_less(key);
         }
         if key.kind() == Kind::Subnet {
-            self.enter_ports_again(key);
+            self.enter_users_again(key);
         }
         Some(before)
     }
@@ -216,7 +216,7 @@ impl Model {
         range.filter_map(|(index, _)| if let Index::Address(_, address) = index { Some(*address) } else { None })
     }
 
-    /// The highest address that a subnet has given to a port.
+    /// The highest address that a subnet has given.
     pub(crate) fn cursor(&self, subnet: &Key) -> Option<IpAddr> {
         self.cursors.get(subnet).copied()
     }
@@ -235,6 +235,13 @@ impl Model {
         }
     }
 
+    pub(crate) fn load_balancer(&self, key: &Key) -> Option<&LoadBalancerSpec> {
+        match self.get(key).map(|stored| &stored.spec) {
+            Some(Spec::LoadBalancer(spec)) => Some(spec),
+            _ => None,
+        }
+    }
+
     /// The VNI of a VPC that has one.
     pub(crate) fn vni(&self, vpc: &Key) -> Option<u32> {
         match self.get(vpc).map(|stored| &stored.spec) {
@@ -245,7 +252,12 @@ impl Model {
 
     /// The VPC of a port: that of its first subnet.
     pub(crate) fn vpc_of(&self, key: &Key, spec: &PortSpec) -> Option<Key> {
-        let subnet = self.subnet(&key.sibling(Kind::Subnet, spec.subnets.first()?))?;
+        self.vpc_of_subnet(key, spec.subnets.first()?)
+    }
+
+    /// The VPC of a subnet that an object names.
+    pub(crate) fn vpc_of_subnet(&self, key: &Key, subnet: &str) -> Option<Key> {
+        let subnet = self.subnet(&key.sibling(Kind::Subnet, subnet))?;
         Some(key.sibling(Kind::Vpc, &subnet.vpc))
     }
 
@@ -265,8 +277,12 @@ impl Model {
                 None => drop(self.index.insert(index.clone(), Found::One(key.clone()))),
             }
         }
-        if let Spec::Port(spec) = &stored.spec {
-            self.advance_cursors(&key, spec);
+        match &stored.spec {
+            Spec::Port(spec) => self.advance_cursors(&key, &spec.subnets, &spec.addresses),
+            Spec::LoadBalancer(spec) => {
+                self.advance_cursors(&key, std::slice::from_ref(&spec.subnet), spec.address.as_slice())
+            }
+            _ => {}
         }
         self.objects.insert(key, Object { stored, entered });
     }
@@ -284,12 +300,12 @@ impl Model {
         Some(object.stored)
     }
 
-    /// The addresses of ports are entered by their VPC, which their subnet names.
-    fn enter_ports_again(&mut self, subnet: &Key) {
-        let ports: Vec<Key> = self.referrers(subnet).filter(|key| key.kind() == Kind::Port).cloned().collect();
-        for port in ports {
-            if let Some(stored) = self.take(&port) {
-                self.put(port, stored);
+    /// Addresses are entered by their VPC, which the subnet of a port or load balancer names.
+    fn enter_users_again(&mut self, subnet: &Key) {
+        let users: Vec<Key> = self.referrers(subnet).cloned().collect();
+        for user in users {
+            if let Some(stored) = self.take(&user) {
+                self.put(user, stored);
             }
         }
     }
@@ -314,6 +330,10 @@ impl Model {
                 }
                 all.extend(port.attachment().map(|to| Index::Attachment(port.host.clone(), to)));
             }
+            Spec::LoadBalancer(balancer) => {
+                let vpc = self.vpc_of_subnet(key, &balancer.subnet).map(shared);
+                all.extend(vpc.zip(balancer.address).map(|(vpc, address)| Index::Address(vpc, address)));
+            }
             Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) | Spec::Peering(_) => {}
         }
         all.sort_unstable();
@@ -321,11 +341,11 @@ impl Model {
         all.into_boxed_slice()
     }
 
-    fn advance_cursors(&mut self, key: &Key, port: &PortSpec) {
-        for name in &port.subnets {
+    fn advance_cursors(&mut self, key: &Key, subnets: &[String], addresses: &[IpAddr]) {
+        for name in subnets {
             let subnet = key.sibling(Kind::Subnet, name);
             let Some(prefix) = self.subnet(&subnet).map(|subnet| subnet.prefix) else { continue };
-            let highest = port.addresses.iter().copied().filter(|address| prefix.contains(address)).max();
+            let highest = addresses.iter().copied().filter(|address| prefix.contains(address)).max();
             let Some(highest) = highest else { continue };
             let cursor = self.cursors.entry(subnet).or_insert(highest);
             *cursor = highest.max(*cursor);

@@ -15,6 +15,8 @@ use crate::model::{Index, Model, Stored};
 use crate::quota;
 use crate::spec::{MAX_ADDRESSES, MAX_GROUPS, MAX_ROUTED, PortSpec, Spec};
 
+mod services;
+
 /// The most changes of a batch.
 pub const MAX_CHANGES: usize = 500;
 /// The most objects in a store.
@@ -159,7 +161,7 @@ impl Trial<'_> {
             }
         }
         // What is referred to comes first; addresses that are named come before those that are chosen.
-        sets.sort_by_key(|(key, spec)| (key.kind(), leaves_open(spec)));
+        sets.sort_by_key(|(key, spec)| (turn(key.kind()), leaves_open(spec)));
         deletions.sort_by_key(|key| std::cmp::Reverse(*key));
         for key in deletions {
             let before = self.model.remove(key);
@@ -218,6 +220,10 @@ impl Trial<'_> {
                 let old = if let Some(Spec::Port(before)) = before { Some(&**before) } else { None };
                 self.fill_in_port(key, spec, old);
             }
+            (Spec::LoadBalancer(spec), before) => {
+                let old = if let Some(Spec::LoadBalancer(before)) = before { Some(&**before) } else { None };
+                self.fill_in_balancer(key, spec, old);
+            }
             _ => {}
         }
     }
@@ -235,11 +241,10 @@ impl Trial<'_> {
             for (i, name) in spec.subnets.iter().take(MAX_ADDRESSES).enumerate() {
                 let subnet = key.sibling(Kind::Subnet, name);
                 let Some(prefix) = self.model.subnet(&subnet).map(|subnet| subnet.prefix) else { return };
-                match allocate::port_address(self.model, &vpc, &subnet, prefix) {
+                match allocate::free_address(self.model, &vpc, &subnet, prefix) {
                     Some(address) => spec.addresses.push(address),
                     None => {
-                        let what = format!("no address of {prefix} is free; delete ports, or add a subnet");
-                        self.conflict(key, &format!("subnets[{i}]"), what);
+                        self.conflict(key, &format!("subnets[{i}]"), no_address(prefix));
                     }
                 }
             }
@@ -269,6 +274,9 @@ impl Trial<'_> {
                 self.conflict(key, "subnets", what);
             }
             (Spec::Peering(before), Spec::Peering(now)) if before.vpcs != now.vpcs => self.conflict(key, "vpcs", what),
+            (Spec::LoadBalancer(before), Spec::LoadBalancer(now)) if before.subnet != now.subnet => {
+                self.conflict(key, "subnet", what);
+            }
             _ => {}
         }
     }
@@ -289,6 +297,7 @@ impl Trial<'_> {
                 }
             }
         }
+        self.check_users_of_ports();
         if self.problems.is_empty() {
             self.check_on_hosts();
         }
@@ -328,6 +337,7 @@ impl Trial<'_> {
             }
             Spec::Subnet(_) => self.check_subnet(key),
             Spec::Port(spec) => self.check_port(key, spec),
+            Spec::LoadBalancer(spec) => self.check_balancer(key, spec),
             Spec::Peering(spec) => self.check_peering(key, &spec.vpcs),
             Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) => {}
         }
@@ -440,7 +450,12 @@ impl Trial<'_> {
             for item in compile::contributions(self.model, &key) {
                 let Err(errors) = Object::parse(item.id.kind, &item.spec, 1) else { continue };
                 for error in errors {
-                    self.wrong(&key, &error.field, error.message);
+                    // It is the list of an object of many hosts.
+                    let field = match error.field.strip_prefix("backend[") {
+                        Some(rest) => format!("backends[{rest}"),
+                        None => error.field,
+                    };
+                    self.wrong(&key, &field, error.message);
                 }
                 // The other items of the object have the same fields.
                 break;
@@ -513,8 +528,18 @@ fn leaves_open(spec: &Spec) -> bool {
     match spec {
         Spec::Vpc(spec) => spec.vni.is_none(),
         Spec::Port(spec) => spec.addresses.is_empty(),
+        Spec::LoadBalancer(spec) => spec.address.is_none(),
         _ => false,
     }
+}
+
+/// When an object of a kind is taken over: what is given out of the same addresses has the same turn.
+fn turn(kind: Kind) -> Kind {
+    if kind == Kind::LoadBalancer { Kind::Port } else { kind }
+}
+
+fn no_address(prefix: ipnet::IpNet) -> String {
+    format!("no address of {prefix} is free; delete ports, or add a subnet")
 }
 
 fn overlap(a: ipnet::IpNet, b: ipnet::IpNet) -> bool {

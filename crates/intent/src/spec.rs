@@ -13,6 +13,10 @@ use serde_json::{Map, Value};
 
 use crate::key::{Key, Kind};
 
+mod services;
+
+pub use services::{BackendSpec, LoadBalancerSpec, MAX_BACKENDS};
+
 /// The most addresses of a host, and of a port.
 pub const MAX_ADDRESSES: usize = 8;
 /// The most security groups of a port.
@@ -32,6 +36,7 @@ pub enum Spec {
     SecurityGroup(SecurityGroupSpec),
     Port(Box<PortSpec>),
     Peering(PeeringSpec),
+    LoadBalancer(Box<LoadBalancerSpec>),
 }
 
 /// A host that runs `bifrostd` and an agent.
@@ -96,6 +101,8 @@ pub struct Quota {
     pub ports: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peerings: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub load_balancers: Option<u64>,
 }
 
 impl Quota {
@@ -109,6 +116,7 @@ impl Quota {
             Kind::SecurityGroup => self.security_groups,
             Kind::Port => self.ports,
             Kind::Peering => self.peerings,
+            Kind::LoadBalancer => self.load_balancers,
         }
     }
 
@@ -123,6 +131,7 @@ impl Quota {
             Kind::SecurityGroup => "security_groups",
             Kind::Port => "ports",
             Kind::Peering => "peerings",
+            Kind::LoadBalancer => "load_balancers",
         }
     }
 
@@ -226,6 +235,7 @@ impl Spec {
             Kind::SecurityGroup => Spec::SecurityGroup(read(value)?),
             Kind::Port => Spec::Port(Box::new(read(value)?)),
             Kind::Peering => Spec::Peering(read(value)?),
+            Kind::LoadBalancer => Spec::LoadBalancer(Box::new(read(value)?)),
         })
     }
 
@@ -240,6 +250,7 @@ impl Spec {
             Spec::SecurityGroup(spec) => serde_json::to_value(spec),
             Spec::Port(spec) => serde_json::to_value(spec),
             Spec::Peering(spec) => serde_json::to_value(spec),
+            Spec::LoadBalancer(spec) => serde_json::to_value(spec),
         };
         // Maps with texts as keys, which JSON has.
         value.unwrap_or(Value::Null)
@@ -256,6 +267,7 @@ impl Spec {
             Spec::SecurityGroup(_) => Kind::SecurityGroup,
             Spec::Port(_) => Kind::Port,
             Spec::Peering(_) => Kind::Peering,
+            Spec::LoadBalancer(_) => Kind::LoadBalancer,
         }
     }
 
@@ -282,6 +294,12 @@ impl Spec {
             Spec::Peering(spec) => {
                 let vpcs = spec.vpcs.iter().enumerate();
                 vpcs.map(|(i, name)| sibling(format!("vpcs[{i}]"), Kind::Vpc, name)).collect()
+            }
+            Spec::LoadBalancer(spec) => {
+                let guests =
+                    spec.backends.iter().enumerate().filter_map(|(i, backend)| Some((i, backend.guest.as_ref()?)));
+                let guests = guests.map(|(i, name)| sibling(format!("backends[{i}].guest"), Kind::Port, name));
+                std::iter::once(sibling("subnet".into(), Kind::Subnet, &spec.subnet)).chain(guests).collect()
             }
         }
     }

@@ -18,7 +18,7 @@ use crate::objects::value_of;
 use crate::output::Output;
 
 pub(crate) const EXAMPLES: &str = "\
-Objects have keys: host/NAME, project/NAME, and KIND/PROJECT/NAME with the kinds vpc, subnet, address_set, security_group, port and peering.
+Objects have keys: host/NAME, project/NAME, and KIND/PROJECT/NAME with the kinds vpc, subnet, address_set, security_group, port, peering and load_balancer.
 Values are written as in bifrostd's configuration file; a list is written with commas.
 
 Examples: two hosts, a network, and a port of a container on each
@@ -27,6 +27,8 @@ Examples: two hosts, a network, and a port of a container on each
   bifrostctl fleet add vpc/demo/net && bifrostctl fleet add subnet/demo/a vpc=net prefix=10.0.0.0/24
   bifrostctl fleet add port/demo/web subnets=a host=h1 netns=web
   bifrostctl fleet add port/demo/db subnets=a host=h2 netns=db --wait 10
+
+  bifrostctl fleet add load_balancer/demo/lb subnet=a port=80 'backends=[{guest=\"web\",port=8080}]'
 
   bifrostctl fleet apply -f network.yaml --wait 10     the objects of the file are to be as it says
   bifrostctl fleet diff -f network.yaml                what that would change

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::section::{Section, Sink};
-use super::{Config, PortKind, Vni};
+use super::{Config, Port, PortKind, Vni};
 
 /// Most load balancers.
 pub(super) const MAX_BALANCERS: usize = 4096;
@@ -69,8 +69,9 @@ pub enum Affinity {
 pub struct HealthCheck {
     /// The path to ask for, with HTTP; none: a TCP connection is enough.
     pub http_path: Option<String>,
-    /// Name of the TAP port from which to ask: what its guest could reach is what counts.
-    pub from: String,
+    /// Name of the TAP port from which to ask: what its guest could reach is what counts. None: any of the VPC
+    /// from which it is possible.
+    pub from: Option<String>,
     /// The port to connect to; none: the backend's.
     pub port: Option<u16>,
     /// Time between two questions.
@@ -122,7 +123,7 @@ fn health_check(mut s: Section<'_, '_>) -> HealthCheck {
             s.error("path", format!("{path:?} is no path: / and at most {MAX_PATH} printable characters"));
         }
     }
-    let from = s.required("from");
+    let from = s.optional("from");
     let port = s.optional_int("port", 1..=65535).map(|port| port as u16);
     let interval = s.int("interval_ms", 100..=600_000, 2000);
     let timeout = s.int("timeout_ms", 10..=60_000, interval.min(1000));
@@ -137,6 +138,23 @@ fn health_check(mut s: Section<'_, '_>) -> HealthCheck {
     };
     s.finish();
     check
+}
+
+impl LoadBalancer {
+    /// Whether its host asks from a port whether the backends work: it is the port that the check names, or without a name one of the
+    /// VPC from which that is possible.
+    pub fn asks_from(&self, port: &Port) -> bool {
+        let Some(check) = &self.check else { return false };
+        match check.from.as_deref() {
+            Some(name) => port.name == name,
+            None => port.vni == self.vni && can_ask(port),
+        }
+    }
+}
+
+/// Whether questions can come from a port: there is a network namespace to ask from.
+fn can_ask(port: &Port) -> bool {
+    port.kind == PortKind::Tap && port.netns.is_some()
 }
 
 /// What must hold between load balancers and the rest.
@@ -189,19 +207,19 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
                 sink.error(&field, format!("{} port {} is described twice", backend.address, backend.port));
             }
         }
-        if let Some(check) = &balancer.check {
+        if let Some(from) = balancer.check.as_ref().and_then(|check| check.from.as_deref()) {
             let field = format!("load_balancer[{i}].check.from");
-            let port = config.ports.iter().find(|port| port.name == check.from);
+            let port = config.port(from);
             if sink.failed(&field) || sink.failed_within("port") {
                 continue;
             }
             match port {
-                None => sink.error(&field, format!("no port named {:?}", check.from)),
+                None => sink.error(&field, format!("no port named {from:?}")),
                 Some(port) if port.vni != vni => {
-                    sink.error(&field, format!("port {:?} is in VNI {}, not {vni}", check.from, port.vni));
+                    sink.error(&field, format!("port {from:?} is in VNI {}, not {vni}", port.vni));
                 }
-                Some(port) if port.kind != PortKind::Tap || port.netns.is_none() => {
-                    sink.error(&field, format!("port {:?} is no TAP device in a network namespace", check.from));
+                Some(port) if !can_ask(port) => {
+                    sink.error(&field, format!("port {from:?} is no TAP device in a network namespace"));
                 }
                 Some(_) => {}
             }

@@ -251,7 +251,7 @@ fn health_check(check: &HealthCheck) -> Value {
     if let Some(path) = &check.http_path {
         keys.set("kind", "http").text("path", path);
     }
-    keys.text("from", &check.from).some("port", check.port);
+    keys.some("from", check.from.as_deref()).some("port", check.port);
     keys.set("interval_ms", check.interval.as_millis() as u64).set("timeout_ms", check.timeout.as_millis() as u64);
     keys.unless(2, "rise", check.rise).unless(3, "fall", check.fall);
     keys.done()

@@ -206,6 +206,10 @@ fn affected(model: &Model, changed: &[(Key, Option<Stored>)]) -> BTreeSet<Key> {
         let is_same = match (before.as_ref().map(|stored| &stored.spec), now.map(|stored| &stored.spec)) {
             (Some(Spec::Vpc(before)), Some(Spec::Vpc(now))) => before.vni == now.vni,
             (Some(before @ Spec::Subnet(_)), Some(now)) => before == now,
+            // Load balancers have the addresses of their guests.
+            (Some(Spec::Port(before)), Some(Spec::Port(now))) => {
+                (&before.addresses, &before.subnets) == (&now.addresses, &now.subnets)
+            }
             (before, now) => before.is_some() == now.is_some(),
         };
         if !is_same {
@@ -219,8 +223,9 @@ fn affected(model: &Model, changed: &[(Key, Option<Stored>)]) -> BTreeSet<Key> {
 fn add_referrers(model: &Model, key: &Key, all: &mut BTreeSet<Key>) {
     for referrer in model.referrers(key) {
         all.insert(referrer.clone());
-        // Of a VPC: its subnets' ports. Others are not looked through: what names a group does not depend on what the group names.
-        if matches!(key.kind(), Kind::Vpc) {
+        // Of a VPC: its subnets, their ports, and what names these. Others are not looked through: what names a group does not depend on
+        // what the group names.
+        if matches!(key.kind(), Kind::Vpc | Kind::Subnet) {
             add_referrers(model, referrer, all);
         }
     }

@@ -90,7 +90,7 @@ impl Placement {
                     self.named.retain(|_, named| !named.is_empty());
                 }
             }
-            Kind::Host | Kind::Project | Kind::Vpc | Kind::Subnet | Kind::AddressSet => {}
+            Kind::Host | Kind::Project | Kind::Vpc | Kind::Subnet | Kind::AddressSet | Kind::LoadBalancer => {}
         }
     }
 
@@ -104,6 +104,7 @@ impl Placement {
         let mut vpcs = BTreeSet::new();
         for vpc in counted(&self.vpcs_of_host, host) {
             vpcs.insert(vpc);
+            topics.insert(Topic::Inside(vpc.clone()));
             for (peering, other) in self.peerings.get(vpc).into_iter().flatten() {
                 topics.insert(Topic::Peering(peering.clone()));
                 vpcs.insert(other);

@@ -69,8 +69,8 @@ impl World {
     }
 }
 
-/// What a host needs, from the definition: of each VPC with a port here, and of those connected with one of these, the settings,
-/// the hosts, and a route to each port elsewhere; the ways of the connections; whole groups of its ports with their sets, and the
+/// What a host needs, from the definition: of each VPC with a port here its load balancers; of these, and of those connected with one of
+/// these, the settings, the hosts, and a route to each port elsewhere; the ways of the connections; whole groups of its ports with their sets, and the
 /// names of all other groups that a route or a rule here names.
 fn needed(model: &Model, host: &str) -> BTreeMap<ItemId, Value> {
     let ports: Vec<&Key> = model.iter().map(|(key, _)| key).filter(|key| key.kind() == Kind::Port).collect();
@@ -114,6 +114,7 @@ fn needed(model: &Model, host: &str) -> BTreeMap<ItemId, Value> {
                 Topic::Host(name) => name == host,
                 Topic::Peer(name) => name != host && hosts.contains(name.as_str()),
                 Topic::Vpc(vpc) => seen.contains(vpc) && c.except.as_deref() != Some(host),
+                Topic::Inside(vpc) => local.contains(vpc),
                 Topic::Peering(peering) => peerings.contains(peering),
                 Topic::Group(group) => whole.contains(group),
                 Topic::GroupName(group) => names.contains(group) && !whole.contains(group),
@@ -239,6 +240,42 @@ fn hosts_get_what_concerns_them() {
     assert!(world.hosts.values().all(HostChanges::is_empty), "{:?}", world.hosts);
 }
 
+#[test]
+fn load_balancers_are_where_their_clients_are() {
+    let mut world = base();
+    let balancer = |guests: &[&str]| {
+        let backends: Vec<_> = guests.iter().map(|guest| json!({"guest": guest, "port": 8080})).collect();
+        json!({"subnet": "red-a", "port": 80, "backends": backends, "check": {"interval_ms": 500}})
+    };
+    world
+        .make(vec![
+            set("port/demo/a", port("red-a", 1, &[], "a")),
+            set("port/demo/b", port("red-a", 2, &[], "b")),
+            set("port/demo/c", port("blue-a", 3, &[], "c")),
+            set("peering/demo/rb", json!({"vpcs": ["red", "blue"]})),
+            set("load_balancer/demo/web", balancer(&["a"])),
+        ])
+        .unwrap();
+    let has = |world: &World, host: &str| world.ids(host).contains(&"load_balancer demo.web".to_owned());
+    assert_eq!(
+        [has(&world, "h1"), has(&world, "h2"), has(&world, "h3")],
+        [true, true, false],
+        "a peered VPC has none of it"
+    );
+    let expected = |backends: &Value| json!({"name": "demo.web", "vni": 4096, "address": "10.1.0.4", "port": 80, "backend": backends, "check": {"interval_ms": 500}});
+    let spec = |world: &World| world.spec("h2", HostKind::LoadBalancer, "demo.web");
+    assert_eq!(spec(&world), expected(&json!([{"address": "10.1.0.2", "port": 8080}])));
+    // A backend's address changes, and its host.
+    let moved = json!({"subnets": ["red-a"], "host": "h3", "netns": "a", "addresses": ["10.1.0.6"]});
+    world.make(vec![set("port/demo/a", moved)]).unwrap();
+    assert_eq!(spec(&world), expected(&json!([{"address": "10.1.0.6", "port": 8080}])));
+    assert_eq!([has(&world, "h1"), has(&world, "h2"), has(&world, "h3")], [false, true, true]);
+    let why = world.spans.why(&world.model, &"load_balancer/demo/web".parse().unwrap());
+    assert_eq!(why.into_iter().map(|(host, _)| host.to_string()).collect::<Vec<_>>(), ["h2", "h3"]);
+    world.make(vec![delete("load_balancer/demo/web")]).unwrap();
+    assert!(!has(&world, "h2") && !has(&world, "h3"));
+}
+
 /// A change of random objects.
 fn change() -> impl Strategy<Value = Change> {
     let name = |names: &'static [&'static str]| prop::sample::select(names);
@@ -266,6 +303,11 @@ fn change() -> impl Strategy<Value = Change> {
         1 => Just(delete("address_set/demo/office")),
         2 => name(&["red", "green"]).prop_map(|to| set(&format!("peering/demo/b-{to}"), json!({"vpcs": ["blue", to]}))),
         1 => name(&["red", "green"]).prop_map(|to| delete(&format!("peering/demo/b-{to}"))),
+        4 => (0..3u32, name(&["red-a", "red-6", "blue-a"]), prop::collection::btree_set(0..8u32, 1..3)).prop_map(|(n, subnet, guests)| {
+            let backends: Vec<_> = guests.into_iter().map(|n| json!({"guest": format!("p{n}"), "port": 8080})).collect();
+            set(&format!("load_balancer/demo/l{n}"), json!({"subnet": subnet, "port": 80, "backends": backends}))
+        }),
+        1 => (0..3u32).prop_map(|n| delete(&format!("load_balancer/demo/l{n}"))),
         1 => (1..4u32, name(&["auto", "plain"])).prop_map(|(n, transport)| {
             set(&format!("host/h{n}"), json!({"addresses": [format!("192.0.2.{n}")], "transport": transport}))
         }),
@@ -325,6 +367,9 @@ proptest! {
                             port.mac = Some(format!("02:00:00:00:00:{n:02x}").parse().unwrap());
                         }
                         Spec::Vpc(vpc) => vpc.vni = Some(5000 + n as u32),
+                        Spec::LoadBalancer(balancer) => {
+                            balancer.address = Some(format!("10.1.0.{}", n % 7).parse().unwrap());
+                        }
                         _ => {}
                     }
                     let stored = crate::Stored { spec, generation: 1, committed_ms: n as u64 };

@@ -15,6 +15,8 @@ pub(crate) enum Topic {
     Peer(String),
     /// A VPC: its settings, and where its ports are.
     Vpc(Key),
+    /// What only hosts with a port of a VPC need: its load balancers.
+    Inside(Key),
     /// The ways of a peering.
     Peering(Key),
     /// A security group with its rules, for hosts that have a port of it.

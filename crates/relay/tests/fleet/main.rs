@@ -18,6 +18,7 @@ mod raw {
         !(((folded & 0xffff) + (folded >> 16)) as u16)
     }
 }
+mod services;
 #[path = "../../../bifrostd/tests/common/traffic.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod traffic;

@@ -1,0 +1,102 @@
+//! Checks of load balancers.
+
+use std::collections::BTreeSet;
+
+use super::{Trial, no_address};
+use crate::allocate;
+use crate::compile::backend_address;
+use crate::key::{Key, Kind};
+use crate::model::Index;
+use crate::spec::{LoadBalancerSpec, MAX_BACKENDS};
+
+impl Trial<'_> {
+    /// Its address stays, or is chosen.
+    pub(super) fn fill_in_balancer(
+        &mut self,
+        key: &Key,
+        spec: &mut LoadBalancerSpec,
+        before: Option<&LoadBalancerSpec>,
+    ) {
+        spec.address = spec.address.or(before.and_then(|before| before.address));
+        let subnet = key.sibling(Kind::Subnet, &spec.subnet);
+        // The check of references tells what is missing.
+        let Some(prefix) = self.model.subnet(&subnet).map(|subnet| subnet.prefix) else { return };
+        let Some(vpc) = self.model.vpc_of_subnet(key, &spec.subnet) else { return };
+        if spec.address.is_none() {
+            spec.address = allocate::free_address(self.model, &vpc, &subnet, prefix);
+            if spec.address.is_none() {
+                self.conflict(key, "subnet", no_address(prefix));
+            }
+        }
+    }
+
+    pub(super) fn check_balancer(&mut self, key: &Key, spec: &LoadBalancerSpec) {
+        self.check_reserved(key, &spec.settings, &["name", "vni", "backend"]);
+        if spec.settings.get("check").and_then(|check| check.get("from")).is_some() {
+            self.wrong(key, "check.from", "each host asks from a port of the VPC that it has; remove it".into());
+        }
+        self.check_count(key, "backends", spec.backends.len(), 1, MAX_BACKENDS);
+        let prefix = self.model.subnet(&key.sibling(Kind::Subnet, &spec.subnet)).map(|subnet| subnet.prefix);
+        // Told before: something does not exist, or no address is free.
+        let Some((prefix, vpc)) = prefix.zip(self.model.vpc_of_subnet(key, &spec.subnet)) else { return };
+        let Some(address) = spec.address else { return };
+        match prefix.contains(&address) {
+            false => self.wrong(key, "address", format!("{address} is not in {prefix}")),
+            true => self.check_host_address(key, "address", prefix, address),
+        }
+        let others: Vec<Key> = self.model.found(&Index::Address(vpc.clone(), address)).cloned().collect();
+        for other in others.iter().filter(|other| *other != key) {
+            match self.model.load_balancer(other) {
+                None => self.conflict(key, "address", format!("{address} is in use by {other}")),
+                Some(other_spec) if other_spec.listener() == spec.listener() => {
+                    let (protocol, port) = spec.listener();
+                    let what = format!("{protocol} port {port} of {address} is in use by {other}");
+                    self.conflict(key, "port", what);
+                }
+                Some(_) => {}
+            }
+        }
+        let mut known = BTreeSet::new();
+        for (i, backend) in spec.backends.iter().enumerate() {
+            let field = format!("backends[{i}]");
+            if backend.guest.is_some() == backend.address.is_some() {
+                self.wrong(key, &field, "name a guest, which is a port of the project, or an address".into());
+                continue;
+            }
+            let Some(to) = backend_address(self.model, key, &vpc, address, backend) else {
+                self.check_guest(key, &field, &vpc, address.is_ipv4(), backend.guest.as_deref().unwrap_or_default());
+                continue;
+            };
+            if to.is_ipv4() != address.is_ipv4() {
+                self.wrong(key, &field, format!("{to} is of another family than {address}"));
+            } else if to == address {
+                self.wrong(key, &field, format!("{to} is the load balancer's own address; name a guest"));
+            } else if !known.insert((to, backend.port.map_or(spec.listener().1, u64::from))) {
+                self.wrong(key, &field, format!("{to} is named twice with one port; keep one, with a weight"));
+            }
+        }
+    }
+
+    /// What is wrong with a guest that cannot be a backend; one that does not exist is told elsewhere.
+    fn check_guest(&mut self, key: &Key, field: &str, vpc: &Key, is_ipv4: bool, name: &str) {
+        let guest = key.sibling(Kind::Port, name);
+        let Some(of) = self.model.port(&guest).map(|port| self.model.vpc_of(&guest, port)) else { return };
+        let what = match of {
+            Some(of) if of != *vpc => format!("{guest} is of {of}, not of {vpc}"),
+            _ => format!("{guest} has no {} address", if is_ipv4 { "IPv4" } else { "IPv6" }),
+        };
+        self.conflict(key, &format!("{field}.guest"), what);
+    }
+
+    /// What names a port that changes, and does not change itself: a guest's addresses are those of the backends that name it.
+    pub(super) fn check_users_of_ports(&mut self) {
+        let changed: BTreeSet<&Key> = self.before.iter().map(|(key, _)| key).collect();
+        let ports = changed.iter().filter(|key| key.kind() == Kind::Port);
+        let users = ports.flat_map(|port| self.model.referrers(port)).filter(|user| !changed.contains(user));
+        for user in users.cloned().collect::<BTreeSet<Key>>() {
+            if let Some(spec) = self.model.load_balancer(&user).cloned() {
+                self.check_balancer(&user, &spec);
+            }
+        }
+    }
+}

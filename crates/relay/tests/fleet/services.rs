@@ -1,0 +1,86 @@
+//! Services of a network, created in one place, carry traffic on several hosts.
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use crate::eventually;
+use crate::netns::Net;
+use crate::world::World;
+
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Says its name to everybody who connects, as long as the process lives.
+fn serve(net: &Net, at: &str, name: &'static str) {
+    let at = at.to_owned();
+    let listener = net.enter(move || TcpListener::bind(at).unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let _ = stream.write_all(name.as_bytes());
+        }
+    });
+}
+
+/// What a server says, if there is one.
+fn ask(net: &Net, at: &str) -> Option<String> {
+    let at: SocketAddr = at.parse().unwrap();
+    net.enter(move || {
+        let mut stream = TcpStream::connect_timeout(&at, PATIENCE).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).ok()?;
+        Some(said)
+    })
+}
+
+/// Those who answer several connections.
+fn answers(net: &Net, at: &str) -> BTreeSet<String> {
+    (0..12).filter_map(|_| ask(net, at)).collect()
+}
+
+/// Guests of two hosts reach the backends, which are on both, by one address; what fails gets no more connections, nor what is drained.
+#[test]
+fn a_load_balancer_works_on_all_hosts() {
+    let mut world = World::new(2);
+    world.run_all();
+    let [a, b, web1, web2] = ["a", "b", "web1", "web2"].map(|role| world.guest(role));
+    let port = |name: &str, host: u32, net: &Net| {
+        format!("- {{key: port/demo/{name}, subnets: [a], host: h{host}, netns: {}}}\n", net.name())
+    };
+    world.apply(&format!(
+        "- {{key: host/h1, addresses: [192.0.2.1]}}\n- {{key: host/h2, addresses: [192.0.2.2]}}\n- key: vpc/demo/net\n\
+         - {{key: subnet/demo/a, vpc: net, prefix: 10.0.0.0/24}}\n{}{}{}{}",
+        port("a", 1, &a),
+        port("b", 2, &b),
+        port("web1", 1, &web1),
+        port("web2", 2, &web2),
+    ));
+    let address = |name: &str| {
+        let object = world.fleet_json(&format!("get port/demo/{name}"));
+        object[0]["spec"]["addresses"][0].as_str().unwrap().to_owned()
+    };
+    serve(&web1, &format!("{}:8080", address("web1")), "one");
+    serve(&web2, &format!("{}:8080", address("web2")), "two");
+    world.fleet(
+        "add load_balancer/demo/web subnet=a address=10.0.0.100 port=80 \
+         backends=[{guest=\"web1\",port=8080},{guest=\"web2\",port=8080}] \
+         check={interval_ms=100,timeout_ms=500,rise=1,fall=2} --wait 20",
+    );
+    let both = BTreeSet::from(["one".to_owned(), "two".to_owned()]);
+    for client in [&a, &b] {
+        assert_eq!(answers(client, "10.0.0.100:80"), both, "{}", world.logs());
+    }
+    // Each host finds out by itself that a backend does not answer.
+    web2.ip("link set eth0 down\n");
+    let one = BTreeSet::from(["one".to_owned()]);
+    for client in [&a, &b] {
+        eventually(20.0, "only the one that works gets connections", || answers(client, "10.0.0.100:80") == one);
+    }
+    let why = world.fleet_json("why load_balancer/demo/web");
+    assert_eq!(why["hosts"].as_array().unwrap().len(), 2, "{why}");
+    world.fleet("delete load_balancer/demo/web --wait 20");
+    assert_eq!(ask(&a, "10.0.0.100:80"), None);
+    assert!(world.hosts().iter().all(|host| !host.objects().iter().any(|object| object.contains("load_balancer"))));
+}
