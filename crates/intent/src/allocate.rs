@@ -1,5 +1,6 @@
 //! What the author of an object left open: VNIs, addresses, MAC addresses.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bifrost_wire::Mac;
@@ -11,6 +12,8 @@ use crate::model::{Index, Model};
 /// The first VNI that is given; those below are for whom asks for one.
 const FIRST_VNI: u32 = 4096;
 const LAST_VNI: u32 = (1 << 24) - 1;
+/// How many addresses of a pool are tried.
+const MAX_TRIED: usize = 1 << 16;
 
 /// The lowest free VNI from [`FIRST_VNI`] on.
 pub(crate) fn vni(model: &Model) -> Option<u32> {
@@ -55,7 +58,22 @@ pub(crate) fn free_address(model: &Model, vpc: &Key, subnet: &Key, prefix: IpNet
 
 /// A locally administered MAC address that no other port of the VPC has. For IPv4 it follows from the address alone.
 pub(crate) fn mac(model: &Model, vpc: &Key, address: IpAddr) -> Mac {
-    let bytes = match address {
+    let Mac(bytes) = mac_of(address);
+    let mut number = bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    loop {
+        let [_, _, bytes @ ..] = number.to_be_bytes();
+        let mac = Mac(bytes);
+        if model.found(&Index::Mac(vpc.clone(), mac)).next().is_none() {
+            return mac;
+        }
+        // Within the locally administered unicast addresses that begin with 02.
+        number = number & !0xff_ffff_ffff | number.wrapping_add(1) & 0xff_ffff_ffff;
+    }
+}
+
+/// A locally administered MAC address that follows from an address.
+pub(crate) fn mac_of(address: IpAddr) -> Mac {
+    Mac(match address {
         IpAddr::V4(address) => {
             let [a, b, c, d] = address.octets();
             [0x02, 0x00, a, b, c, d]
@@ -68,17 +86,19 @@ pub(crate) fn mac(model: &Model, vpc: &Key, address: IpAddr) -> Mac {
             let [_, _, _, a, b, c, d, e] = (hash ^ hash >> 40).to_be_bytes();
             [0x02, 0x80 | a, b, c, d, e]
         }
-    };
-    let mut number = bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
-    loop {
-        let [_, _, bytes @ ..] = number.to_be_bytes();
-        let mac = Mac(bytes);
-        if model.found(&Index::Mac(vpc.clone(), mac)).next().is_none() {
-            return mac;
-        }
-        // Within the locally administered unicast addresses that begin with 02.
-        number = number & !0xff_ffff_ffff | number.wrapping_add(1) & 0xff_ffff_ffff;
-    }
+    })
+}
+
+/// A free address outside, of those that a pool has. None: there is none among the first ones.
+pub(crate) fn outside_address(model: &Model, pool: &BTreeSet<IpNet>) -> Option<IpAddr> {
+    let all = pool.iter().flat_map(|prefix| {
+        // Of one or two addresses each can be a host's.
+        let whole = || (number(prefix.network()), number(prefix.broadcast()));
+        let (first, last) = hosts(*prefix).unwrap_or_else(whole);
+        (first..=last).map(|n| address(*prefix, n))
+    });
+    let is_free = |address: &IpAddr| model.found(&Index::Outside(*address)).next().is_none();
+    all.take(MAX_TRIED).find(is_free)
 }
 
 /// The first and last address of a prefix that a host can have: of IPv4 neither network nor broadcast, of IPv6 not the first,

@@ -15,8 +15,10 @@ use crate::model::Model;
 use crate::span::{ItemId, Topic};
 use crate::spec::{PortSpec, SecurityGroupSpec, Spec, remote};
 
+mod nat;
 mod services;
 
+pub(crate) use nat::{has_router, inside_address};
 pub(crate) use services::backend_address;
 
 /// What an object adds to what hosts of a topic have.
@@ -39,7 +41,8 @@ pub(crate) fn contributions(model: &Model, key: &Key) -> Vec<Contribution> {
             if spec.transport != crate::spec::HostTransport::Auto {
                 item["transport"] = spec.transport.name().into();
             }
-            vec![one(Topic::Peer(key.name().to_owned()), HostKind::Peer, key.name(), item)]
+            let peer = one(Topic::Peer(key.name().to_owned()), HostKind::Peer, key.name(), item);
+            std::iter::once(peer).chain(nat::uplink(key, spec)).collect()
         }
         Spec::Vpc(spec) => {
             let Some(vni) = spec.vni else { return Vec::new() };
@@ -70,6 +73,8 @@ pub(crate) fn contributions(model: &Model, key: &Key) -> Vec<Contribution> {
             [way(model, key, &a, &b), way(model, key, &b, &a)].concat()
         }
         Spec::LoadBalancer(spec) => Vec::from_iter(services::load_balancer(model, key, spec)),
+        Spec::NatGateway(spec) => nat::gateway(model, key, spec),
+        Spec::FloatingIp(spec) => Vec::from_iter(nat::floating_ip(model, key, spec)),
     }
 }
 

@@ -37,11 +37,15 @@ pub enum Kind {
     Peering,
     /// An address and port of a VPC in front of several guests.
     LoadBalancer,
+    /// How the guests of a VPC reach the outside: addresses that they share, of which each host has a part.
+    NatGateway,
+    /// An outside address of one guest.
+    FloatingIp,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 11] = [
         Kind::Host,
         Kind::Project,
         Kind::Vpc,
@@ -51,6 +55,8 @@ impl Kind {
         Kind::Port,
         Kind::Peering,
         Kind::LoadBalancer,
+        Kind::NatGateway,
+        Kind::FloatingIp,
     ];
 
     /// As keys, files and the API name it.
@@ -65,6 +71,8 @@ impl Kind {
             Kind::Port => "port",
             Kind::Peering => "peering",
             Kind::LoadBalancer => "load_balancer",
+            Kind::NatGateway => "nat_gateway",
+            Kind::FloatingIp => "floating_ip",
         }
     }
 

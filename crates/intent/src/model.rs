@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::key::{Key, Kind};
-use crate::spec::{LoadBalancerSpec, PortSpec, Spec, SubnetSpec};
+use crate::spec::{LoadBalancerSpec, NatGatewaySpec, PortSpec, Spec, SubnetSpec, UplinkSpec};
 
 /// An object as the store has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +66,14 @@ pub(crate) enum Index {
     Mac(Key, Mac),
     /// A port of a VPC behind whose guest that prefix is.
     Routed(Key, IpNet),
+    /// A NAT gateway of a VPC.
+    Gateway(Key),
+    /// A NAT gateway of which a host has a block.
+    Allotted(String),
+    /// What has an address outside: an uplink, a NAT gateway, a guest.
+    Outside(IpAddr),
+    /// A host where that VNI stands for the outside.
+    OutsideVni(u32),
     /// A port whose guest is attached there: a host, and what is attached to on it.
     Attachment(String, String),
     /// What refers to that object.
@@ -242,6 +250,21 @@ impl Model {
         }
     }
 
+    pub(crate) fn nat_gateway(&self, key: &Key) -> Option<&NatGatewaySpec> {
+        match self.get(key).map(|stored| &stored.spec) {
+            Some(Spec::NatGateway(spec)) => Some(spec),
+            _ => None,
+        }
+    }
+
+    /// The uplink of a host that has one.
+    pub(crate) fn uplink(&self, host: &str) -> Option<&UplinkSpec> {
+        match self.get(&Key::unchecked_host(host)).map(|stored| &stored.spec) {
+            Some(Spec::Host(spec)) => spec.uplink.as_ref(),
+            _ => None,
+        }
+    }
+
     /// The VNI of a VPC that has one.
     pub(crate) fn vni(&self, vpc: &Key) -> Option<u32> {
         match self.get(vpc).map(|stored| &stored.spec) {
@@ -316,7 +339,14 @@ impl Model {
         let references = spec.references(key).into_iter();
         let mut all: Vec<Index> = references.map(|(_, to)| Index::Referrer(shared(to))).collect();
         match spec {
-            Spec::Host(host) => all.extend(host.addresses.iter().map(|address| Index::Underlay(*address))),
+            Spec::Host(host) => {
+                all.extend(host.addresses.iter().map(|address| Index::Underlay(*address)));
+                if let Some(uplink) = &host.uplink {
+                    all.push(Index::OutsideVni(uplink.vni()));
+                    all.extend(uplink.addresses.iter().map(|address| Index::Outside(address.addr())));
+                    all.extend(uplink.attachment().map(|to| Index::Attachment(key.name().to_owned(), to)));
+                }
+            }
             Spec::Vpc(vpc) => all.extend(vpc.vni.map(Index::Vni)),
             Spec::Subnet(subnet) => {
                 let vpc = key.sibling(Kind::Vpc, &subnet.vpc);
@@ -334,6 +364,15 @@ impl Model {
                 let vpc = self.vpc_of_subnet(key, &balancer.subnet).map(shared);
                 all.extend(vpc.zip(balancer.address).map(|(vpc, address)| Index::Address(vpc, address)));
             }
+            Spec::NatGateway(gateway) => {
+                let vpc = shared(key.sibling(Kind::Vpc, &gateway.vpc));
+                // It is the way to everything that has no other one.
+                all.extend(gateway.default_route().map(|prefix| Index::routed(&vpc, prefix)));
+                all.push(Index::Gateway(vpc));
+                all.extend(gateway.addresses.iter().map(|address| Index::Outside(*address)));
+                all.extend(gateway.blocks.keys().map(|host| Index::Allotted(host.clone())));
+            }
+            Spec::FloatingIp(floating) => all.extend(floating.address.map(Index::Outside)),
             Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) | Spec::Peering(_) => {}
         }
         all.sort_unstable();

@@ -15,6 +15,7 @@ use crate::model::{Index, Model, Stored};
 use crate::quota;
 use crate::spec::{MAX_ADDRESSES, MAX_GROUPS, MAX_ROUTED, PortSpec, Spec};
 
+mod nat;
 mod services;
 
 /// The most changes of a batch.
@@ -170,6 +171,7 @@ impl Trial<'_> {
         for (key, spec) in sets {
             self.set(key, spec);
         }
+        self.allot_blocks();
     }
 
     fn check_generation(&mut self, change: &Change) {
@@ -219,6 +221,13 @@ impl Trial<'_> {
             (Spec::Port(spec), before) => {
                 let old = if let Some(Spec::Port(before)) = before { Some(&**before) } else { None };
                 self.fill_in_port(key, spec, old);
+            }
+            (Spec::NatGateway(spec), Some(Spec::NatGateway(before))) if spec.blocks.is_empty() => {
+                spec.blocks = before.blocks.clone();
+            }
+            (Spec::FloatingIp(spec), before) => {
+                let old = if let Some(Spec::FloatingIp(before)) = before { before.address } else { None };
+                self.fill_in_floating(key, spec, old);
             }
             (Spec::LoadBalancer(spec), before) => {
                 let old = if let Some(Spec::LoadBalancer(before)) = before { Some(&**before) } else { None };
@@ -277,6 +286,9 @@ impl Trial<'_> {
             (Spec::LoadBalancer(before), Spec::LoadBalancer(now)) if before.subnet != now.subnet => {
                 self.conflict(key, "subnet", what);
             }
+            (Spec::NatGateway(before), Spec::NatGateway(now)) if before.vpc != now.vpc => {
+                self.conflict(key, "vpc", what);
+            }
             _ => {}
         }
     }
@@ -328,16 +340,22 @@ impl Trial<'_> {
                 for (i, address) in spec.addresses.iter().enumerate() {
                     self.check_only(key, &format!("addresses[{i}]"), &Index::Underlay(*address), *address);
                 }
+                if let Some(uplink) = &spec.uplink {
+                    self.check_uplink(key, uplink);
+                }
             }
             Spec::Vpc(spec) => {
                 self.check_reserved(key, &spec.settings, &["gateway"]);
                 if let Some(vni) = spec.vni {
                     self.check_only(key, "vni", &Index::Vni(vni), vni);
+                    self.check_only(key, "vni", &Index::OutsideVni(vni), vni);
                 }
             }
             Spec::Subnet(_) => self.check_subnet(key),
             Spec::Port(spec) => self.check_port(key, spec),
             Spec::LoadBalancer(spec) => self.check_balancer(key, spec),
+            Spec::NatGateway(spec) => self.check_gateway(key, spec),
+            Spec::FloatingIp(spec) => self.check_floating(key, spec),
             Spec::Peering(spec) => self.check_peering(key, &spec.vpcs),
             Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) => {}
         }
@@ -518,7 +536,9 @@ impl Trial<'_> {
         if !problems.is_empty() {
             return Err(PlanError(problems));
         }
-        let unchanged = (batch.changes.len() - writes.len()) as u64;
+        // NAT gateways that get blocks are not of the batch.
+        let written: BTreeSet<&Key> = writes.iter().map(|(key, _)| key).collect();
+        let unchanged = batch.changes.iter().filter(|change| !written.contains(&change.key)).count() as u64;
         Ok(Plan { writes, unchanged })
     }
 }
@@ -529,6 +549,7 @@ fn leaves_open(spec: &Spec) -> bool {
         Spec::Vpc(spec) => spec.vni.is_none(),
         Spec::Port(spec) => spec.addresses.is_empty(),
         Spec::LoadBalancer(spec) => spec.address.is_none(),
+        Spec::FloatingIp(spec) => spec.address.is_none(),
         _ => false,
     }
 }

@@ -15,7 +15,9 @@ use crate::key::{Key, Kind};
 
 mod services;
 
-pub use services::{BackendSpec, LoadBalancerSpec, MAX_BACKENDS};
+pub use services::{
+    BackendSpec, Block, FloatingIpSpec, LoadBalancerSpec, MAX_BACKENDS, MAX_POOL, NatGatewaySpec, UplinkSpec,
+};
 
 /// The most addresses of a host, and of a port.
 pub const MAX_ADDRESSES: usize = 8;
@@ -37,6 +39,8 @@ pub enum Spec {
     Port(Box<PortSpec>),
     Peering(PeeringSpec),
     LoadBalancer(Box<LoadBalancerSpec>),
+    NatGateway(Box<NatGatewaySpec>),
+    FloatingIp(FloatingIpSpec),
 }
 
 /// A host that runs `bifrostd` and an agent.
@@ -48,6 +52,9 @@ pub struct HostSpec {
     /// How other hosts talk to it.
     #[serde(default, skip_serializing_if = "HostTransport::is_auto")]
     pub transport: HostTransport,
+    /// The way of its guests to the outside. Absent: there is none, and no NAT.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<UplinkSpec>,
 }
 
 /// How other hosts talk to a host.
@@ -103,6 +110,10 @@ pub struct Quota {
     pub peerings: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load_balancers: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nat_gateways: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub floating_ips: Option<u64>,
 }
 
 impl Quota {
@@ -117,6 +128,8 @@ impl Quota {
             Kind::Port => self.ports,
             Kind::Peering => self.peerings,
             Kind::LoadBalancer => self.load_balancers,
+            Kind::NatGateway => self.nat_gateways,
+            Kind::FloatingIp => self.floating_ips,
         }
     }
 
@@ -132,6 +145,8 @@ impl Quota {
             Kind::Port => "ports",
             Kind::Peering => "peerings",
             Kind::LoadBalancer => "load_balancers",
+            Kind::NatGateway => "nat_gateways",
+            Kind::FloatingIp => "floating_ips",
         }
     }
 
@@ -236,6 +251,8 @@ impl Spec {
             Kind::Port => Spec::Port(Box::new(read(value)?)),
             Kind::Peering => Spec::Peering(read(value)?),
             Kind::LoadBalancer => Spec::LoadBalancer(Box::new(read(value)?)),
+            Kind::NatGateway => Spec::NatGateway(Box::new(read(value)?)),
+            Kind::FloatingIp => Spec::FloatingIp(read(value)?),
         })
     }
 
@@ -251,6 +268,8 @@ impl Spec {
             Spec::Port(spec) => serde_json::to_value(spec),
             Spec::Peering(spec) => serde_json::to_value(spec),
             Spec::LoadBalancer(spec) => serde_json::to_value(spec),
+            Spec::NatGateway(spec) => serde_json::to_value(spec),
+            Spec::FloatingIp(spec) => serde_json::to_value(spec),
         };
         // Maps with texts as keys, which JSON has.
         value.unwrap_or(Value::Null)
@@ -268,6 +287,8 @@ impl Spec {
             Spec::Port(_) => Kind::Port,
             Spec::Peering(_) => Kind::Peering,
             Spec::LoadBalancer(_) => Kind::LoadBalancer,
+            Spec::NatGateway(_) => Kind::NatGateway,
+            Spec::FloatingIp(_) => Kind::FloatingIp,
         }
     }
 
@@ -301,6 +322,12 @@ impl Spec {
                 let guests = guests.map(|(i, name)| sibling(format!("backends[{i}].guest"), Kind::Port, name));
                 std::iter::once(sibling("subnet".into(), Kind::Subnet, &spec.subnet)).chain(guests).collect()
             }
+            Spec::NatGateway(spec) => vec![sibling("vpc".into(), Kind::Vpc, &spec.vpc)],
+            Spec::FloatingIp(spec) => {
+                let guest = sibling("guest".into(), Kind::Port, &spec.guest);
+                let pool = spec.pool.iter().map(|pool| sibling("pool".into(), Kind::AddressSet, pool));
+                std::iter::once(guest).chain(pool).collect()
+            }
         }
     }
 }
@@ -317,18 +344,23 @@ impl PortSpec {
 
     /// What its guest is attached to: an interface of a namespace, or a socket. None: what it says is no such thing.
     pub(crate) fn attachment(&self) -> Option<String> {
-        let text = |key: &str| self.settings.get(key).and_then(Value::as_str);
         if !self.is_container() {
-            return text("socket").map(str::to_owned);
+            return self.settings.get("socket").and_then(Value::as_str).map(str::to_owned);
         }
-        let netns = match text("netns") {
-            None => return text("device").map(|device| format!("interface {device}")),
-            Some(path) if path.starts_with('/') => path.to_owned(),
-            // As `bifrostd` reads it.
-            Some(name) => format!("/run/netns/{name}"),
-        };
-        Some(format!("interface {} in {netns}", text("device").unwrap_or(PortSpec::DEVICE)))
+        interface(&self.settings)
     }
+}
+
+/// The interface that a container's port with these settings has.
+fn interface(settings: &Map<String, Value>) -> Option<String> {
+    let text = |key: &str| settings.get(key).and_then(Value::as_str);
+    let netns = match text("netns") {
+        None => return text("device").map(|device| format!("interface {device}")),
+        Some(path) if path.starts_with('/') => path.to_owned(),
+        // As `bifrostd` reads it.
+        Some(name) => format!("/run/netns/{name}"),
+    };
+    Some(format!("interface {} in {netns}", text("device").unwrap_or(PortSpec::DEVICE)))
 }
 
 impl SecurityGroupSpec {

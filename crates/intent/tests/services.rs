@@ -1,4 +1,4 @@
-//! Load balancers: what is refused, and what is chosen.
+//! Load balancers and NAT: what is refused, and what is chosen.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -165,4 +165,171 @@ fn what_load_balancers_use_stays_right() {
     let expected = "there are 1, and would be 2 load_balancers, which is more than 1";
     assert_refused(&mut model, vec![set("load_balancer/demo/y", balancer(json!({})))], expected);
     make(&mut model, vec![delete("port/demo/web1"), delete("load_balancer/demo/x")]);
+}
+
+/// The same with an uplink of the host.
+fn with_uplink() -> Model {
+    let mut model = base();
+    make(&mut model, vec![set("host/h1", host(1))]);
+    model
+}
+
+fn host(n: u32) -> Value {
+    let uplink = json!({"addresses": [format!("203.0.113.{n}/24")], "device": "wan"});
+    json!({"addresses": [format!("192.0.2.{n}")], "uplink": uplink})
+}
+
+#[test]
+fn nat_that_is_not_right_is_refused() {
+    let mut model = with_uplink();
+    make(&mut model, vec![set("nat_gateway/demo/one", json!({"vpc": "net", "addresses": ["198.51.100.1"]}))]);
+    let floating = json!({"guest": "web1", "address": "198.51.100.50"});
+    make(&mut model, vec![set("floating_ip/demo/one", floating)]);
+    let gateway = |more: Value| {
+        let mut spec = json!({"vpc": "other", "addresses": ["198.51.100.2"]});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ("nat_gateway/demo/x", spec)
+    };
+    let floating = |more: Value| {
+        let mut spec = json!({"guest": "web2", "address": "198.51.100.51"});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ("floating_ip/demo/x", spec)
+    };
+    let uplink = |more: Value| {
+        let mut spec = host(2);
+        spec["uplink"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ("host/h2", spec)
+    };
+    let cases = [
+        (gateway(json!({"vpc": "none"})), "nat_gateway/demo/x: vpc: there is no vpc/demo/none; add it"),
+        (gateway(json!({"vpc": "net"})), "nat_gateway/demo/x: vpc: vpc/demo/net is in use by nat_gateway/demo/one"),
+        (gateway(json!({"addresses": []})), "nat_gateway/demo/x: addresses: 0 given; there are 1 to 256"),
+        (
+            gateway(json!({"addresses": ["198.51.100.2", "2001:db8::1"]})),
+            "addresses[1]: 2001:db8::1 is of another family than 198.51.100.2; name one family",
+        ),
+        (gateway(json!({"addresses": ["198.51.100.2", "198.51.100.2"]})), "addresses[1]: 198.51.100.2 is named twice"),
+        (gateway(json!({"addresses": ["198.51.100.1"]})), "198.51.100.1 is in use by nat_gateway/demo/one"),
+        (gateway(json!({"addresses": ["198.51.100.50"]})), "198.51.100.50 is in use by floating_ip/demo/one"),
+        (gateway(json!({"addresses": ["203.0.113.1"]})), "203.0.113.1 is in use by host/h1"),
+        (gateway(json!({"addresses": ["127.0.0.1"]})), "addresses[0]: 127.0.0.1 cannot be an address outside"),
+        (
+            gateway(json!({"addresses": ["2001:db8::1"]})),
+            "vpc/demo/other has no IPv6 subnet, whose router is the way out",
+        ),
+        (gateway(json!({"ports_per_host": 63})), "nat_gateway/demo/x: ports_per_host: 63 is not in 64..=64512"),
+        (gateway(json!({"ports_per_host": 100, "ports_per_guest": 101})), "ports_per_guest: 101 is not in 1..=100"),
+        (floating(json!({"guest": "no"})), "floating_ip/demo/x: guest: there is no port/demo/no"),
+        (
+            floating(json!({"guest": "web1"})),
+            "10.0.0.2 of port/demo/web1 has the outside address of floating_ip/demo/one",
+        ),
+        (floating(json!({"address": "198.51.100.1"})), "address: 198.51.100.1 is in use by nat_gateway/demo/one"),
+        (floating(json!({"address": null})), "address: missing: name an address, or a pool, which is an address set"),
+        (floating(json!({"address": null, "pool": "no"})), "pool: there is no address_set/demo/no"),
+        (floating(json!({"guest": "far", "address": "2001:db8::7"})), "guest: port/demo/far has no IPv6 address"),
+        (floating(json!({"inside": "10.0.0.2"})), "inside: 10.0.0.2 is not an IPv4 address of port/demo/web2"),
+        (uplink(json!({"vni": 4096})), "host/h2: uplink.vni: 4096 is in use by vpc/demo/net"),
+        (uplink(json!({"addresses": ["203.0.113.1/24"]})), "uplink.addresses[0]: 203.0.113.1 is in use by host/h1"),
+        (uplink(json!({"security_groups": []})), "host/h2: uplink.security_groups: an uplink has none; remove it"),
+        (("vpc/demo/x", json!({"vni": 4095})), "vpc/demo/x: vni: 4095 is in use by host/h1"),
+        (
+            ("port/demo/x", json!({"subnets": ["a"], "host": "h1", "netns": "x", "routed": ["0.0.0.0/0"]})),
+            "port/demo/x: routed[0]: 0.0.0.0/0 is in use by nat_gateway/demo/one",
+        ),
+        (
+            ("port/demo/x", json!({"subnets": ["a"], "host": "h1", "device": "wan"})),
+            "device: interface wan of host h1 is in use by host/h1",
+        ),
+    ];
+    // The guest has what it needs only as long as its host has.
+    make(&mut model, vec![set("host/h3", json!({"addresses": ["192.0.2.3"]}))]);
+    let moved = json!({"subnets": ["a"], "host": "h3", "netns": "web1"});
+    assert_refused(
+        &mut model,
+        vec![set("port/demo/web1", moved)],
+        "floating_ip/demo/one: guest: h3 of port/demo/web1 has no uplink",
+    );
+    for ((key, spec), expected) in cases {
+        // JSON's null is no value.
+        assert_refused(&mut model, vec![set(key, spec)], expected);
+    }
+}
+
+#[test]
+fn hosts_get_blocks_and_keep_them() {
+    let mut model = with_uplink();
+    let gateway = |addresses: &[&str], ports: u32| {
+        set("nat_gateway/demo/out", json!({"vpc": "net", "addresses": addresses, "ports_per_host": ports}))
+    };
+    let port = |n: u32, host: u32| {
+        set(&format!("port/demo/g{n}"), json!({"subnets": ["a"], "host": format!("h{host}"), "netns": format!("g{n}")}))
+    };
+    make(&mut model, vec![gateway(&["198.51.100.1"], 30_000), set("host/h2", host(2)), set("host/h3", host(3))]);
+    let blocks = |model: &Model| spec(model, "nat_gateway/demo/out")["blocks"].clone();
+    let block = |n: u32| {
+        let first = 1024 + n % 2 * 30_000;
+        json!({"address": format!("198.51.100.{}", 1 + n / 2), "ports": [first, first + 29_999]})
+    };
+    assert_eq!(blocks(&model), json!({"h1": block(0)}), "only its guests need it");
+    let plan = plan(&mut model, vec![port(2, 2), port(3, 2)]).unwrap();
+    let keys: Vec<String> = plan.writes.iter().map(|(key, _)| key.to_string()).collect();
+    assert_eq!(keys, ["port/demo/g2", "port/demo/g3", "nat_gateway/demo/out"], "one more than was asked for");
+    assert_eq!((plan.unchanged, plan.writes[2].1.as_ref().unwrap().generation), (0, 2));
+    make(&mut model, vec![port(2, 2), port(3, 2)]);
+    assert_eq!(blocks(&model), json!({"h1": block(0), "h2": block(1)}));
+    let expected = "nat_gateway/demo/out: addresses: there are ports for 2 hosts, and none for h3; name more addresses";
+    assert_refused(&mut model, vec![port(4, 3)], expected);
+    // A host whose guests have gone gives its block to those that need it, not before.
+    make(&mut model, vec![delete("port/demo/g2"), delete("port/demo/g3")]);
+    assert_eq!(blocks(&model), json!({"h1": block(0), "h2": block(1)}));
+    make(&mut model, vec![port(4, 3)]);
+    assert_eq!(blocks(&model), json!({"h1": block(0), "h3": block(1)}));
+    // More addresses: what was given stays. Without blocks in the change, too.
+    make(&mut model, vec![gateway(&["198.51.100.1", "198.51.100.2"], 30_000), port(5, 2)]);
+    assert_eq!(blocks(&model), json!({"h1": block(0), "h2": block(2), "h3": block(1)}));
+    let unchanged = gateway(&["198.51.100.1", "198.51.100.2"], 30_000);
+    assert_eq!(self::plan(&mut model, vec![unchanged]).unwrap(), Plan { writes: vec![], unchanged: 1 });
+    // Blocks of another size are other ones.
+    make(&mut model, vec![gateway(&["198.51.100.2"], 20_000)]);
+    let ports =
+        |model: &Model| blocks(model).as_object().unwrap().values().map(|b| b["ports"].clone()).collect::<Vec<_>>();
+    assert_eq!(ports(&model), [json!([1024, 21_023]), json!([21_024, 41_023]), json!([41_024, 61_023])]);
+    // A host gets an uplink after its guests.
+    make(
+        &mut model,
+        vec![gateway(&["198.51.100.2"], 10_000), set("host/h4", json!({"addresses": ["192.0.2.4"]})), port(6, 4)],
+    );
+    assert!(blocks(&model).get("h4").is_none());
+    make(&mut model, vec![set("host/h4", host(4))]);
+    assert_eq!(blocks(&model)["h4"]["ports"], json!([31_024, 41_023]));
+}
+
+#[test]
+fn floating_addresses_come_from_pools() {
+    let mut model = with_uplink();
+    let floating = |guest: &str| json!({"guest": guest, "pool": "public"});
+    make(
+        &mut model,
+        vec![
+            set("address_set/demo/public", json!({"addresses": ["198.51.100.0/30", "198.51.100.77/32"]})),
+            set("floating_ip/demo/one", floating("web1")),
+            set("floating_ip/demo/two", floating("web2")),
+        ],
+    );
+    assert_eq!(spec(&model, "floating_ip/demo/one")["address"], "198.51.100.1");
+    assert_eq!(spec(&model, "floating_ip/demo/two")["address"], "198.51.100.2");
+    make(&mut model, vec![set("floating_ip/demo/far", floating("far"))]);
+    assert_eq!(spec(&model, "floating_ip/demo/far")["address"], "198.51.100.77");
+    make(&mut model, vec![delete("floating_ip/demo/far")]);
+    make(&mut model, vec![set("floating_ip/demo/far", json!({"guest": "far", "address": "198.51.100.77"}))]);
+    let more = json!({"subnets": ["a"], "host": "h1", "netns": "more"});
+    let expected =
+        "floating_ip/demo/more: pool: no address of address_set/demo/public is free; add some, or name an address";
+    assert_refused(
+        &mut model,
+        vec![set("port/demo/more", more), set("floating_ip/demo/more", floating("more"))],
+        expected,
+    );
+    assert_refused(&mut model, vec![delete("port/demo/web1")], "port/demo/web1: is in use by floating_ip/demo/one");
 }

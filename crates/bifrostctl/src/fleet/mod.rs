@@ -18,7 +18,8 @@ use crate::objects::value_of;
 use crate::output::Output;
 
 pub(crate) const EXAMPLES: &str = "\
-Objects have keys: host/NAME, project/NAME, and KIND/PROJECT/NAME with the kinds vpc, subnet, address_set, security_group, port, peering and load_balancer.
+Objects have keys: host/NAME, project/NAME, and KIND/PROJECT/NAME with the kinds vpc, subnet, address_set, security_group, port, peering,
+load_balancer, nat_gateway and floating_ip.
 Values are written as in bifrostd's configuration file; a list is written with commas.
 
 Examples: two hosts, a network, and a port of a container on each

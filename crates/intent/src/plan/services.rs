@@ -7,7 +7,7 @@ use crate::allocate;
 use crate::compile::backend_address;
 use crate::key::{Key, Kind};
 use crate::model::Index;
-use crate::spec::{LoadBalancerSpec, MAX_BACKENDS};
+use crate::spec::{LoadBalancerSpec, MAX_BACKENDS, Spec};
 
 impl Trial<'_> {
     /// Its address stays, or is chosen.
@@ -94,8 +94,10 @@ impl Trial<'_> {
         let ports = changed.iter().filter(|key| key.kind() == Kind::Port);
         let users = ports.flat_map(|port| self.model.referrers(port)).filter(|user| !changed.contains(user));
         for user in users.cloned().collect::<BTreeSet<Key>>() {
-            if let Some(spec) = self.model.load_balancer(&user).cloned() {
-                self.check_balancer(&user, &spec);
+            match self.model.get(&user).map(|stored| stored.spec.clone()) {
+                Some(Spec::LoadBalancer(spec)) => self.check_balancer(&user, &spec),
+                Some(Spec::FloatingIp(spec)) => self.check_floating(&user, &spec),
+                _ => {}
             }
         }
     }

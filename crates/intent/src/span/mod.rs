@@ -17,7 +17,7 @@ use bifrost_control::config::Kind as HostKind;
 
 use crate::compile::{Contribution, contributions};
 use crate::key::{Key, Kind};
-use crate::model::{Model, Stored};
+use crate::model::{Index, Model, Stored};
 use crate::spec::Spec;
 use placement::{Dirty, May, Placement};
 pub(crate) use topic::Topic;
@@ -193,12 +193,13 @@ fn affected(model: &Model, changed: &[(Key, Option<Stored>)]) -> BTreeSet<Key> {
     for (key, before) in changed {
         all.insert(key.clone());
         let now = model.get(key);
-        // Gateways and ways between VPCs follow from subnets.
+        // Gateways, ways between VPCs and to the outside follow from subnets.
         let specs = [before.as_ref().map(|stored| &stored.spec), now.map(|stored| &stored.spec)];
         for spec in specs.into_iter().flatten() {
             if let Spec::Subnet(spec) = spec {
                 let vpc = key.sibling(Kind::Vpc, &spec.vpc);
-                all.extend(model.referrers(&vpc).filter(|key| key.kind() == Kind::Peering).cloned());
+                let follows = |key: &&Key| matches!(key.kind(), Kind::Peering | Kind::NatGateway);
+                all.extend(model.referrers(&vpc).filter(follows).cloned());
                 all.insert(vpc);
             }
         }
@@ -206,14 +207,19 @@ fn affected(model: &Model, changed: &[(Key, Option<Stored>)]) -> BTreeSet<Key> {
         let is_same = match (before.as_ref().map(|stored| &stored.spec), now.map(|stored| &stored.spec)) {
             (Some(Spec::Vpc(before)), Some(Spec::Vpc(now))) => before.vni == now.vni,
             (Some(before @ Spec::Subnet(_)), Some(now)) => before == now,
-            // Load balancers have the addresses of their guests.
+            // Load balancers have the addresses of their guests; outside addresses of guests are where these are.
             (Some(Spec::Port(before)), Some(Spec::Port(now))) => {
-                (&before.addresses, &before.subnets) == (&now.addresses, &now.subnets)
+                (&before.addresses, &before.subnets, &before.host, before.mac.is_some())
+                    == (&now.addresses, &now.subnets, &now.host, now.mac.is_some())
             }
+            (Some(Spec::Host(before)), Some(Spec::Host(now))) => before.uplink.is_some() == now.uplink.is_some(),
             (before, now) => before.is_some() == now.is_some(),
         };
         if !is_same {
             add_referrers(model, key, &mut all);
+            if key.kind() == Kind::Host {
+                all.extend(model.found(&Index::Allotted(key.name().to_owned())).cloned());
+            }
         }
     }
     all
@@ -223,9 +229,9 @@ fn affected(model: &Model, changed: &[(Key, Option<Stored>)]) -> BTreeSet<Key> {
 fn add_referrers(model: &Model, key: &Key, all: &mut BTreeSet<Key>) {
     for referrer in model.referrers(key) {
         all.insert(referrer.clone());
-        // Of a VPC: its subnets, their ports, and what names these. Others are not looked through: what names a group does not depend on
+        // Of a VPC its subnets, of these and of hosts the ports, and what names these. Others are not looked through: what names a group does not depend on
         // what the group names.
-        if matches!(key.kind(), Kind::Vpc | Kind::Subnet) {
+        if matches!(key.kind(), Kind::Vpc | Kind::Subnet | Kind::Host) {
             add_referrers(model, referrer, all);
         }
     }

@@ -66,6 +66,8 @@ pub(super) struct Placement {
     named: HashMap<Key, BTreeSet<Key>>,
     /// The peerings of a VPC, each with the other VPC.
     peerings: HashMap<Key, BTreeSet<(Key, Key)>>,
+    /// The NAT gateways of a VPC.
+    gateways: HashMap<Key, BTreeSet<Key>>,
 }
 
 impl Placement {
@@ -90,7 +92,9 @@ impl Placement {
                     self.named.retain(|_, named| !named.is_empty());
                 }
             }
-            Kind::Host | Kind::Project | Kind::Vpc | Kind::Subnet | Kind::AddressSet | Kind::LoadBalancer => {}
+            Kind::NatGateway => self.take_gateway(model, key, dirty),
+            Kind::Host | Kind::Project | Kind::Vpc | Kind::Subnet | Kind::AddressSet => {}
+            Kind::LoadBalancer | Kind::FloatingIp => {}
         }
     }
 
@@ -105,6 +109,8 @@ impl Placement {
         for vpc in counted(&self.vpcs_of_host, host) {
             vpcs.insert(vpc);
             topics.insert(Topic::Inside(vpc.clone()));
+            let gateways = self.gateways.get(vpc).into_iter().flatten();
+            topics.extend(gateways.map(|gateway| Topic::Nat(gateway.clone(), host.to_string())));
             for (peering, other) in self.peerings.get(vpc).into_iter().flatten() {
                 topics.insert(Topic::Peering(peering.clone()));
                 vpcs.insert(other);
@@ -219,6 +225,25 @@ impl Placement {
             if self.peerings.entry(vpc.clone()).or_default().insert((key.clone(), other)) {
                 touched.insert(vpc);
             }
+        }
+        for vpc in touched {
+            counted(&self.hosts_of_vpc, &vpc).for_each(|host| dirty.all(host));
+        }
+    }
+
+    fn take_gateway(&mut self, model: &Model, key: &Key, dirty: &mut Dirty) {
+        let vpc = model.nat_gateway(key).map(|spec| key.sibling(Kind::Vpc, &spec.vpc));
+        let mut touched = Vec::new();
+        for (of, gateways) in &mut self.gateways {
+            if Some(of) != vpc.as_ref() && gateways.remove(key) {
+                touched.push(of.clone());
+            }
+        }
+        self.gateways.retain(|_, gateways| !gateways.is_empty());
+        if let Some(vpc) = vpc
+            && self.gateways.entry(vpc.clone()).or_default().insert(key.clone())
+        {
+            touched.push(vpc);
         }
         for vpc in touched {
             counted(&self.hosts_of_vpc, &vpc).for_each(|host| dirty.all(host));

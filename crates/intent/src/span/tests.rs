@@ -69,7 +69,7 @@ impl World {
     }
 }
 
-/// What a host needs, from the definition: of each VPC with a port here its load balancers; of these, and of those connected with one of
+/// What a host needs, from the definition: of each VPC with a port here its load balancers and its NAT; of these, and of those connected with one of
 /// these, the settings, the hosts, and a route to each port elsewhere; the ways of the connections; whole groups of its ports with their sets, and the
 /// names of all other groups that a route or a rule here names.
 fn needed(model: &Model, host: &str) -> BTreeMap<ItemId, Value> {
@@ -115,6 +115,10 @@ fn needed(model: &Model, host: &str) -> BTreeMap<ItemId, Value> {
                 Topic::Peer(name) => name != host && hosts.contains(name.as_str()),
                 Topic::Vpc(vpc) => seen.contains(vpc) && c.except.as_deref() != Some(host),
                 Topic::Inside(vpc) => local.contains(vpc),
+                Topic::Nat(gateway, name) => {
+                    let spec = model.nat_gateway(gateway).unwrap();
+                    name == host && local.contains(&gateway.sibling(Kind::Vpc, &spec.vpc))
+                }
                 Topic::Peering(peering) => peerings.contains(peering),
                 Topic::Group(group) => whole.contains(group),
                 Topic::GroupName(group) => names.contains(group) && !whole.contains(group),
@@ -276,6 +280,55 @@ fn load_balancers_are_where_their_clients_are() {
     assert!(!has(&world, "h2") && !has(&world, "h3"));
 }
 
+#[test]
+fn each_host_translates_with_its_own_ports() {
+    let mut world = base();
+    let host = |n: u32| {
+        json!({"addresses": [format!("192.0.2.{n}")],
+               "uplink": {"addresses": [format!("203.0.113.{n}/24")], "device": "wan"}})
+    };
+    world
+        .make(vec![
+            set("host/h1", host(1)),
+            set("host/h2", host(2)),
+            set("port/demo/a", port("red-a", 1, &[], "a")),
+            set("port/demo/c", port("red-a", 3, &[], "c")),
+            set(
+                "nat_gateway/demo/out",
+                json!({"vpc": "red", "addresses": ["198.51.100.1"], "ports_per_host": 1000, "ports_per_guest": 100}),
+            ),
+        ])
+        .unwrap();
+    let nat = |ports: [u16; 2]| json!({"vni": 4096, "uplink": "fleet-uplink", "addresses": ["198.51.100.1"], "ports": ports, "ports_per_guest": 100});
+    assert_eq!(world.spec("h1", HostKind::Nat, "4096"), nat([1024, 2023]));
+    assert_eq!(
+        world.spec("h1", HostKind::Port, "fleet-uplink"),
+        json!({"name": "fleet-uplink", "vni": 4095, "mac": "02:00:c0:00:02:01", "addresses": ["203.0.113.1/24"], "device": "wan"})
+    );
+    assert!(!world.ids("h3").contains(&"nat 4096".to_owned()), "it has no uplink");
+    // Another host gets its first guest, and with it the next block.
+    world.make(vec![set("port/demo/b", port("red-a", 2, &[], "b"))]).unwrap();
+    assert_eq!(world.spec("h2", HostKind::Nat, "4096"), nat([2024, 3023]));
+    world.make(vec![set("floating_ip/demo/b", json!({"guest": "b", "address": "198.51.100.9"}))]).unwrap();
+    let floating = json!({"vni": 4096, "uplink": "fleet-uplink", "address": "198.51.100.9", "inside": "10.1.0.4"});
+    assert_eq!(world.spec("h2", HostKind::FloatingIp, "fleet-uplink/198.51.100.9"), floating);
+    // The guest moves, and its outside address with it.
+    world.make(vec![set("port/demo/b", port("red-a", 1, &[], "b"))]).unwrap();
+    assert_eq!(world.spec("h1", HostKind::FloatingIp, "fleet-uplink/198.51.100.9"), floating);
+    assert_eq!(world.ids("h2"), Vec::<String>::new());
+    world.make(vec![set("port/demo/b2", port("red-a", 2, &[], "b"))]).unwrap();
+    assert_eq!(world.spec("h2", HostKind::Nat, "4096"), nat([2024, 3023]), "it has kept its block");
+    world.make(vec![set("host/h2", json!({"addresses": ["192.0.2.2"]}))]).unwrap();
+    assert!(!world.ids("h2").iter().any(|id| id.contains("uplink") || id.starts_with("nat")), "{:?}", world.ids("h2"));
+    world.make(vec![set("host/h2", host(2)), set("host/h3", host(3))]).unwrap();
+    assert_eq!(world.spec("h2", HostKind::Nat, "4096"), nat([2024, 3023]));
+    assert_eq!(world.spec("h3", HostKind::Nat, "4096"), nat([3024, 4023]));
+    world.make(vec![delete("nat_gateway/demo/out"), delete("floating_ip/demo/b")]).unwrap();
+    assert!(
+        world.hosts.values().all(|has| has.keys().all(|id| !matches!(id.kind, HostKind::Nat | HostKind::FloatingIp)))
+    );
+}
+
 /// A change of random objects.
 fn change() -> impl Strategy<Value = Change> {
     let name = |names: &'static [&'static str]| prop::sample::select(names);
@@ -308,9 +361,24 @@ fn change() -> impl Strategy<Value = Change> {
             set(&format!("load_balancer/demo/l{n}"), json!({"subnet": subnet, "port": 80, "backends": backends}))
         }),
         1 => (0..3u32).prop_map(|n| delete(&format!("load_balancer/demo/l{n}"))),
-        1 => (1..4u32, name(&["auto", "plain"])).prop_map(|(n, transport)| {
-            set(&format!("host/h{n}"), json!({"addresses": [format!("192.0.2.{n}")], "transport": transport}))
+        2 => (1..4u32, name(&["auto", "plain"]), any::<bool>()).prop_map(|(n, transport, has_uplink)| {
+            let mut spec = json!({"addresses": [format!("192.0.2.{n}")], "transport": transport});
+            if has_uplink {
+                spec["uplink"] = json!({"addresses": [format!("203.0.113.{n}/24")], "device": "wan"});
+            }
+            set(&format!("host/h{n}"), spec)
         }),
+        2 => (name(&["red", "blue", "green"]), 1..4u32, 1..3u32).prop_map(|(vpc, addresses, parts)| {
+            let first = vpc.len() * 10;
+            let addresses: Vec<_> = (0..addresses).map(|n| format!("198.51.100.{}", first as u32 + n)).collect();
+            set(&format!("nat_gateway/demo/{vpc}"), json!({"vpc": vpc, "addresses": addresses, "ports_per_host": 60_000 / parts}))
+        }),
+        1 => name(&["red", "blue", "green"]).prop_map(|vpc| delete(&format!("nat_gateway/demo/{vpc}"))),
+        2 => (0..3u32, 0..8u32).prop_map(|(n, guest)| {
+            let spec = json!({"guest": format!("p{guest}"), "address": format!("198.51.100.{}", 100 + n)});
+            set(&format!("floating_ip/demo/f{n}"), spec)
+        }),
+        1 => (0..3u32).prop_map(|n| delete(&format!("floating_ip/demo/f{n}"))),
     ]
 }
 
@@ -367,6 +435,10 @@ proptest! {
                             port.mac = Some(format!("02:00:00:00:00:{n:02x}").parse().unwrap());
                         }
                         Spec::Vpc(vpc) => vpc.vni = Some(5000 + n as u32),
+                        Spec::NatGateway(gateway) => {
+                            let block = gateway.all_blocks().next().unwrap();
+                            gateway.blocks = (1..=n % 4).map(|host| (format!("h{host}"), block)).collect();
+                        }
                         Spec::LoadBalancer(balancer) => {
                             balancer.address = Some(format!("10.1.0.{}", n % 7).parse().unwrap());
                         }

@@ -17,6 +17,8 @@ pub(crate) enum Topic {
     Vpc(Key),
     /// What only hosts with a port of a VPC need: its load balancers.
     Inside(Key),
+    /// What a NAT gateway has on a host.
+    Nat(Key, String),
     /// The ways of a peering.
     Peering(Key),
     /// A security group with its rules, for hosts that have a port of it.

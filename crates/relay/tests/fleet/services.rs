@@ -11,33 +11,35 @@ use crate::world::World;
 
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Says its name to everybody who connects, as long as the process lives.
+/// Says its name to everybody who connects, and who that is, as long as the process lives.
 fn serve(net: &Net, at: &str, name: &'static str) {
     let at = at.to_owned();
     let listener = net.enter(move || TcpListener::bind(at).unwrap());
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };
-            let _ = stream.write_all(name.as_bytes());
+            let Ok(client) = stream.peer_addr() else { continue };
+            let _ = stream.write_all(format!("{name} {client}").as_bytes());
         }
     });
 }
 
-/// What a server says, if there is one.
-fn ask(net: &Net, at: &str) -> Option<String> {
+/// What a server says, if there is one: its name, and whom it takes the client for.
+fn ask(net: &Net, at: &str) -> Option<(String, SocketAddr)> {
     let at: SocketAddr = at.parse().unwrap();
     net.enter(move || {
         let mut stream = TcpStream::connect_timeout(&at, PATIENCE).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut said = String::new();
         stream.read_to_string(&mut said).ok()?;
-        Some(said)
+        let (name, client) = said.split_once(' ')?;
+        Some((name.to_owned(), client.parse().ok()?))
     })
 }
 
 /// Those who answer several connections.
 fn answers(net: &Net, at: &str) -> BTreeSet<String> {
-    (0..12).filter_map(|_| ask(net, at)).collect()
+    (0..12).filter_map(|_| ask(net, at)).map(|(name, _)| name).collect()
 }
 
 /// Guests of two hosts reach the backends, which are on both, by one address; what fails gets no more connections, nor what is drained.
@@ -83,4 +85,56 @@ fn a_load_balancer_works_on_all_hosts() {
     world.fleet("delete load_balancer/demo/web --wait 20");
     assert_eq!(ask(&a, "10.0.0.100:80"), None);
     assert!(world.hosts().iter().all(|host| !host.objects().iter().any(|object| object.contains("load_balancer"))));
+}
+
+/// Guests of two hosts reach the outside by one address, each host with ports of its own; and a guest is reached by an address that goes
+/// with it to another host.
+#[test]
+fn a_nat_gateway_works_on_all_hosts() {
+    let mut world = World::new(2);
+    world.run_all();
+    let [a, b, moved] = ["a", "b", "moved"].map(|role| world.guest(role));
+    // The outside, as each host sees it: its kernel is that of a server.
+    let outside = ["out1", "out2"].map(|role| world.guest(role));
+    let host = |n: usize| {
+        let uplink = format!("{{addresses: [203.0.113.{n}/24], netns: {}}}", outside[n - 1].name());
+        format!("- {{key: host/h{n}, addresses: [192.0.2.{n}], uplink: {uplink}}}\n")
+    };
+    let port = |name: &str, host: u32, net: &Net| {
+        format!("- {{key: port/demo/{name}, subnets: [a], host: h{host}, netns: {}}}\n", net.name())
+    };
+    world.apply(&format!(
+        "{}{}- key: vpc/demo/net\n- {{key: subnet/demo/a, vpc: net, prefix: 10.0.0.0/24}}\n{}{}\
+         - {{key: nat_gateway/demo/out, vpc: net, addresses: [203.0.113.10], ports_per_host: 1000}}\n\
+         - {{key: floating_ip/demo/b, guest: b, address: 203.0.113.20}}\n",
+        host(1),
+        host(2),
+        port("a", 1, &a),
+        port("b", 2, &b),
+    ));
+    for (net, name) in outside.iter().zip(["one", "two"]) {
+        net.ip("addr add 198.51.100.7/32 dev lo\n");
+        serve(net, "198.51.100.7:80", name);
+    }
+    let blocks = world.fleet_json("get nat_gateway/demo/out")[0]["spec"]["blocks"].clone();
+    assert_eq!(blocks["h1"]["ports"], serde_json::json!([1024, 2023]), "{blocks}");
+    assert_eq!(blocks["h2"]["ports"], serde_json::json!([2024, 3023]), "{blocks}");
+    let (name, seen) = ask(&a, "198.51.100.7:80").unwrap_or_else(|| panic!("{}", world.logs()));
+    assert_eq!((&*name, seen.ip().to_string()), ("one", "203.0.113.10".into()));
+    assert!((1024..2024).contains(&seen.port()), "{seen}");
+    let (name, seen) = ask(&b, "198.51.100.7:80").unwrap_or_else(|| panic!("{}", world.logs()));
+    assert_eq!((&*name, seen.ip().to_string()), ("two", "203.0.113.20".into()), "it has an address of its own");
+
+    serve(&b, "10.0.0.3:80", "b");
+    assert_eq!(ask(&outside[1], "203.0.113.20:80").map(|(name, _)| name), Some("b".into()), "{}", world.logs());
+    // Without its own address it shares that of the gateway, with the ports of its host.
+    world.fleet("delete floating_ip/demo/b --wait 20");
+    let (_, seen) = ask(&b, "198.51.100.7:80").unwrap_or_else(|| panic!("{}", world.logs()));
+    assert!(seen.ip().to_string() == "203.0.113.10" && (2024..3024).contains(&seen.port()), "{seen}");
+    world.fleet("add floating_ip/demo/b guest=b address=203.0.113.20");
+    world.fleet(&format!("set port/demo/b host=h1 netns={} --wait 20", moved.name()));
+    serve(&moved, "10.0.0.3:80", "moved");
+    assert_eq!(ask(&outside[0], "203.0.113.20:80").map(|(name, _)| name), Some("moved".into()), "{}", world.logs());
+    world.fleet("delete floating_ip/demo/b nat_gateway/demo/out --wait 20");
+    assert_eq!(ask(&a, "198.51.100.7:80"), None);
 }
