@@ -4,6 +4,7 @@
 //! refers to something that does not exist contributes nothing, and a rule that names a group that does not exist is left out: rules
 //! only ever allow.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use bifrost_control::config::Kind as HostKind;
@@ -54,7 +55,8 @@ pub(crate) fn contributions(model: &Model, key: &Key) -> Vec<Contribution> {
             }
             vec![one(Topic::Vpc(key.clone()), HostKind::Vpc, &vni.to_string(), Value::Object(item))]
         }
-        Spec::Project(_) | Spec::Subnet(_) => Vec::new(),
+        // The routes of a table are those of their ports.
+        Spec::Project(_) | Spec::Subnet(_) | Spec::RouteTable(_) => Vec::new(),
         Spec::AddressSet(spec) => {
             let name = key.on_host();
             let item = json!({"name": name, "addresses": spec.addresses});
@@ -74,6 +76,7 @@ pub(crate) fn contributions(model: &Model, key: &Key) -> Vec<Contribution> {
         }
         Spec::LoadBalancer(spec) => Vec::from_iter(services::load_balancer(model, key, spec)),
         Spec::NatGateway(spec) => nat::gateway(model, key, spec),
+        Spec::Mirror(spec) => services::mirror(model, key, spec),
         Spec::FloatingIp(spec) => Vec::from_iter(nat::floating_ip(model, key, spec)),
     }
 }
@@ -130,10 +133,11 @@ fn port(model: &Model, key: &Key, spec: &PortSpec) -> Vec<Contribution> {
     item.insert("mac".into(), json!(mac));
     item.insert("addresses".into(), json!(addresses));
     list(&mut item, "security_groups", json!(groups));
-    list(&mut item, "routed", json!(spec.routed));
+    let routed = routed(model, key, &vpc, spec);
+    list(&mut item, "routed", json!(routed));
     let mut all = vec![one(Topic::Host(spec.host.clone()), HostKind::Port, &name, Value::Object(item))];
 
-    let to_host = spec.addresses.iter().map(|address| IpNet::from(*address)).chain(spec.routed.iter().copied());
+    let to_host = spec.addresses.iter().map(|address| IpNet::from(*address)).chain(routed);
     for prefix in to_host {
         let mut route = Map::new();
         route.insert("vni".into(), json!(vni));
@@ -144,6 +148,21 @@ fn port(model: &Model, key: &Key, spec: &PortSpec) -> Vec<Contribution> {
         let route = one(Topic::Vpc(vpc.clone()), HostKind::Route, &format!("{vni}/{prefix}"), Value::Object(route));
         all.push(Contribution { except: Some(spec.host.clone()), ..route });
     }
+    all
+}
+
+/// The prefixes behind a port: what it says itself, and what tables of its VPC say.
+pub(crate) fn routed(model: &Model, key: &Key, vpc: &Key, spec: &PortSpec) -> Vec<IpNet> {
+    let mut all = spec.routed.clone();
+    for table in model.referrers(key) {
+        if let Some(Spec::RouteTable(table)) = model.get(table).map(|stored| &stored.spec)
+            && table.vpc == vpc.name()
+        {
+            all.extend(table.routes.iter().filter(|route| route.guest == key.name()).map(|route| route.prefix));
+        }
+    }
+    let mut seen = BTreeSet::new();
+    all.retain(|prefix| seen.insert(*prefix));
     all
 }
 

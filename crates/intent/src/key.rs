@@ -41,11 +41,15 @@ pub enum Kind {
     NatGateway,
     /// An outside address of one guest.
     FloatingIp,
+    /// Ways of a VPC to networks behind its guests.
+    RouteTable,
+    /// Copies of guests' packets for somebody to look at.
+    Mirror,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 11] = [
+    pub const ALL: [Kind; 13] = [
         Kind::Host,
         Kind::Project,
         Kind::Vpc,
@@ -57,6 +61,8 @@ impl Kind {
         Kind::LoadBalancer,
         Kind::NatGateway,
         Kind::FloatingIp,
+        Kind::RouteTable,
+        Kind::Mirror,
     ];
 
     /// As keys, files and the API name it.
@@ -73,6 +79,8 @@ impl Kind {
             Kind::LoadBalancer => "load_balancer",
             Kind::NatGateway => "nat_gateway",
             Kind::FloatingIp => "floating_ip",
+            Kind::RouteTable => "route_table",
+            Kind::Mirror => "mirror",
         }
     }
 

@@ -64,7 +64,7 @@ pub(crate) enum Index {
     Address(Key, IpAddr),
     /// A port of a VPC with that MAC address.
     Mac(Key, Mac),
-    /// A port of a VPC behind whose guest that prefix is.
+    /// A port of a VPC behind whose guest that prefix is, or a table that says so.
     Routed(Key, IpNet),
     /// A NAT gateway of a VPC.
     Gateway(Key),
@@ -372,8 +372,12 @@ impl Model {
                 all.extend(gateway.addresses.iter().map(|address| Index::Outside(*address)));
                 all.extend(gateway.blocks.keys().map(|host| Index::Allotted(host.clone())));
             }
+            Spec::RouteTable(table) => {
+                let vpc = shared(key.sibling(Kind::Vpc, &table.vpc));
+                all.extend(table.routes.iter().map(|route| Index::routed(&vpc, route.prefix)));
+            }
             Spec::FloatingIp(floating) => all.extend(floating.address.map(Index::Outside)),
-            Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) | Spec::Peering(_) => {}
+            Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) | Spec::Peering(_) | Spec::Mirror(_) => {}
         }
         all.sort_unstable();
         all.dedup();

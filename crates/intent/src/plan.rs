@@ -289,6 +289,9 @@ impl Trial<'_> {
             (Spec::NatGateway(before), Spec::NatGateway(now)) if before.vpc != now.vpc => {
                 self.conflict(key, "vpc", what);
             }
+            (Spec::RouteTable(before), Spec::RouteTable(now)) if before.vpc != now.vpc => {
+                self.conflict(key, "vpc", what);
+            }
             _ => {}
         }
     }
@@ -356,6 +359,8 @@ impl Trial<'_> {
             Spec::LoadBalancer(spec) => self.check_balancer(key, spec),
             Spec::NatGateway(spec) => self.check_gateway(key, spec),
             Spec::FloatingIp(spec) => self.check_floating(key, spec),
+            Spec::RouteTable(spec) => self.check_routes(key, spec),
+            Spec::Mirror(spec) => self.check_mirror(key, spec),
             Spec::Peering(spec) => self.check_peering(key, &spec.vpcs),
             Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) => {}
         }

@@ -16,7 +16,8 @@ use crate::key::{Key, Kind};
 mod services;
 
 pub use services::{
-    BackendSpec, Block, FloatingIpSpec, LoadBalancerSpec, MAX_BACKENDS, MAX_POOL, NatGatewaySpec, UplinkSpec,
+    BackendSpec, Block, FloatingIpSpec, LoadBalancerSpec, MAX_BACKENDS, MAX_MIRRORED, MAX_POOL, MAX_ROUTES, MirrorSpec,
+    NatGatewaySpec, RouteTableSpec, RouteToSpec, UplinkSpec,
 };
 
 /// The most addresses of a host, and of a port.
@@ -41,6 +42,8 @@ pub enum Spec {
     LoadBalancer(Box<LoadBalancerSpec>),
     NatGateway(Box<NatGatewaySpec>),
     FloatingIp(FloatingIpSpec),
+    RouteTable(RouteTableSpec),
+    Mirror(Box<MirrorSpec>),
 }
 
 /// A host that runs `bifrostd` and an agent.
@@ -114,6 +117,10 @@ pub struct Quota {
     pub nat_gateways: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub floating_ips: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub route_tables: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirrors: Option<u64>,
 }
 
 impl Quota {
@@ -130,6 +137,8 @@ impl Quota {
             Kind::LoadBalancer => self.load_balancers,
             Kind::NatGateway => self.nat_gateways,
             Kind::FloatingIp => self.floating_ips,
+            Kind::RouteTable => self.route_tables,
+            Kind::Mirror => self.mirrors,
         }
     }
 
@@ -147,6 +156,8 @@ impl Quota {
             Kind::LoadBalancer => "load_balancers",
             Kind::NatGateway => "nat_gateways",
             Kind::FloatingIp => "floating_ips",
+            Kind::RouteTable => "route_tables",
+            Kind::Mirror => "mirrors",
         }
     }
 
@@ -253,6 +264,8 @@ impl Spec {
             Kind::LoadBalancer => Spec::LoadBalancer(Box::new(read(value)?)),
             Kind::NatGateway => Spec::NatGateway(Box::new(read(value)?)),
             Kind::FloatingIp => Spec::FloatingIp(read(value)?),
+            Kind::RouteTable => Spec::RouteTable(read(value)?),
+            Kind::Mirror => Spec::Mirror(Box::new(read(value)?)),
         })
     }
 
@@ -270,6 +283,8 @@ impl Spec {
             Spec::LoadBalancer(spec) => serde_json::to_value(spec),
             Spec::NatGateway(spec) => serde_json::to_value(spec),
             Spec::FloatingIp(spec) => serde_json::to_value(spec),
+            Spec::RouteTable(spec) => serde_json::to_value(spec),
+            Spec::Mirror(spec) => serde_json::to_value(spec),
         };
         // Maps with texts as keys, which JSON has.
         value.unwrap_or(Value::Null)
@@ -289,6 +304,8 @@ impl Spec {
             Spec::LoadBalancer(_) => Kind::LoadBalancer,
             Spec::NatGateway(_) => Kind::NatGateway,
             Spec::FloatingIp(_) => Kind::FloatingIp,
+            Spec::RouteTable(_) => Kind::RouteTable,
+            Spec::Mirror(_) => Kind::Mirror,
         }
     }
 
@@ -327,6 +344,17 @@ impl Spec {
                 let guest = sibling("guest".into(), Kind::Port, &spec.guest);
                 let pool = spec.pool.iter().map(|pool| sibling("pool".into(), Kind::AddressSet, pool));
                 std::iter::once(guest).chain(pool).collect()
+            }
+            Spec::RouteTable(spec) => {
+                let routes = spec.routes.iter().enumerate();
+                let guests = routes.map(|(i, route)| sibling(format!("routes[{i}].guest"), Kind::Port, &route.guest));
+                std::iter::once(sibling("vpc".into(), Kind::Vpc, &spec.vpc)).chain(guests).collect()
+            }
+            Spec::Mirror(spec) => {
+                let guests = spec.guests.iter().enumerate();
+                let guests = guests.map(|(i, name)| sibling(format!("guests[{i}]"), Kind::Port, name));
+                let vpc = spec.vpc.iter().map(|vpc| sibling("vpc".into(), Kind::Vpc, vpc));
+                vpc.chain(guests).collect()
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Load balancers and NAT: what is refused, and what is chosen.
+//! Load balancers, NAT, route tables and mirrors: what is refused, and what is chosen.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -332,4 +332,72 @@ fn floating_addresses_come_from_pools() {
         expected,
     );
     assert_refused(&mut model, vec![delete("port/demo/web1")], "port/demo/web1: is in use by floating_ip/demo/one");
+}
+
+#[test]
+fn tables_and_mirrors_that_are_not_right_are_refused() {
+    let mut model = base();
+    let routes = |routes: Value| ("route_table/demo/x", json!({"vpc": "net", "routes": routes}));
+    let mirror = |more: Value| {
+        let mut spec = json!({"target": "192.0.2.9:4789", "target_vni": 7});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ("mirror/demo/x", spec)
+    };
+    let many: Vec<Value> = (0..65).map(|n| json!({"prefix": format!("172.16.{n}.0/24"), "guest": "web2"})).collect();
+    let taken = json!({"subnets": ["a"], "host": "h1", "netns": "web1", "routed": ["172.30.0.0/16"]});
+    make(&mut model, vec![set("port/demo/web1", taken)]);
+    let cases = [
+        (
+            routes(json!([{"prefix": "172.16.0.1/16", "guest": "web1"}])),
+            "172.16.0.1/16 has host bits set; write 172.16.0.0/16",
+        ),
+        (
+            routes(json!([{"prefix": "172.16.0.0/16", "guest": "web1"}, {"prefix": "172.16.0.0/16", "guest": "web2"}])),
+            "route_table/demo/x: routes[1].prefix: 172.16.0.0/16 is named twice; keep one",
+        ),
+        (
+            routes(json!([{"prefix": "172.30.0.0/16", "guest": "web2"}])),
+            "route_table/demo/x: routes[0].prefix: 172.30.0.0/16 is in use by port/demo/web1",
+        ),
+        (routes(json!([{"prefix": "10.0.0.1/32", "guest": "web1"}])), "10.0.0.1/32 is in use by subnet/demo/a"),
+        (routes(json!([{"prefix": "172.16.0.0/16", "guest": "no"}])), "routes[0].guest: there is no port/demo/no"),
+        (
+            routes(json!([{"prefix": "172.16.0.0/16", "guest": "far"}])),
+            "routes[0].guest: port/demo/far is of vpc/demo/other, not of vpc/demo/net",
+        ),
+        (
+            routes(json!([{"prefix": "fd05::/64", "guest": "web1"}])),
+            "routes[0].guest: port/demo/web1 has no IPv6 address",
+        ),
+        (routes(json!(many)), "port/demo/web2 would have more than 64 prefixes; take another guest"),
+        (("route_table/demo/x", json!({"vpc": "no"})), "route_table/demo/x: vpc: there is no vpc/demo/no"),
+        (mirror(json!({})), "mirror/demo/x: name a vpc, or guests, which are ports of the project"),
+        (mirror(json!({"vpc": "net", "guests": ["web1"]})), "mirror/demo/x: name a vpc, or guests"),
+        (mirror(json!({"guests": ["web1", "web1"]})), "mirror/demo/x: guests: one is named twice; keep it once"),
+        (mirror(json!({"guests": ["no"]})), "mirror/demo/x: guests[0]: there is no port/demo/no"),
+        (
+            mirror(json!({"vpc": "net", "ports": ["web1"]})),
+            "mirror/demo/x: ports: follows from other objects; remove it",
+        ),
+        (mirror(json!({"vpc": "net", "target": "here"})), "mirror/demo/x: target: \"here\" is no address with a port"),
+        (mirror(json!({"vpc": "net", "colour": 1})), "mirror/demo/x: colour: unknown key"),
+    ];
+    for ((key, spec), expected) in cases {
+        assert_refused(&mut model, vec![set(key, spec)], expected);
+    }
+    let table = |guest: &str| set("route_table/demo/x", routes(json!([{"prefix": "172.16.0.0/16", "guest": guest}])).1);
+    make(&mut model, vec![table("web1"), set("mirror/demo/x", mirror(json!({"guests": ["web1"]})).1)]);
+    let expected = "port/demo/web1: is in use by route_table/demo/x and 1 more; change or delete them first";
+    assert_refused(&mut model, vec![delete("port/demo/web1")], expected);
+    // The port says what the table says already.
+    let routed = json!({"subnets": ["a"], "host": "h1", "netns": "web1", "routed": ["172.16.0.0/16"]});
+    let expected = "port/demo/web1: routed[0]: 172.16.0.0/16 is in use by route_table/demo/x";
+    assert_refused(&mut model, vec![set("port/demo/web1", routed)], expected);
+    let quota = json!({"quota": {"route_tables": 1, "mirrors": 1}});
+    make(&mut model, vec![set("project/demo", quota), table("web2")]);
+    assert_refused(
+        &mut model,
+        vec![set("mirror/demo/y", mirror(json!({"vpc": "net"})).1)],
+        "quota.mirrors: there are 1",
+    );
 }

@@ -19,7 +19,7 @@ use crate::output::Output;
 
 pub(crate) const EXAMPLES: &str = "\
 Objects have keys: host/NAME, project/NAME, and KIND/PROJECT/NAME with the kinds vpc, subnet, address_set, security_group, port, peering,
-load_balancer, nat_gateway and floating_ip.
+load_balancer, nat_gateway, floating_ip, route_table and mirror.
 Values are written as in bifrostd's configuration file; a list is written with commas.
 
 Examples: two hosts, a network, and a port of a container on each
@@ -47,7 +47,7 @@ A file is YAML or JSON: documents, each an object or a list of them, with its ke
   prefix: 10.0.0.0/24";
 
 /// Lists, besides those of a host's objects.
-const LISTS: [&str; 2] = ["subnets", "vpcs"];
+const LISTS: [&str; 3] = ["subnets", "vpcs", "guests"];
 /// How long the relay may take for an answer, beyond what it was asked to wait.
 const ANSWER: Duration = Duration::from_secs(30);
 

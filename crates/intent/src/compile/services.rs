@@ -1,15 +1,16 @@
-//! Load balancers as hosts take them.
+//! Load balancers and mirrors as hosts take them.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use bifrost_control::config::Kind as HostKind;
 use serde_json::{Map, Value, json};
 
-use super::{Contribution, one};
+use super::{Contribution, one, placed_in};
 use crate::key::{Key, Kind};
 use crate::model::Model;
 use crate::span::Topic;
-use crate::spec::{BackendSpec, LoadBalancerSpec};
+use crate::spec::{BackendSpec, LoadBalancerSpec, MirrorSpec};
 
 /// What hosts with ports of the VPC get. None: it has no address that the VPC's router is beside, or no backend that exists.
 pub(super) fn load_balancer(model: &Model, key: &Key, spec: &LoadBalancerSpec) -> Option<Contribution> {
@@ -54,4 +55,33 @@ pub(crate) fn backend_address(
         return None;
     }
     port.addresses.iter().copied().find(|of_guest| of_guest.is_ipv4() == address.is_ipv4())
+}
+
+/// For all hosts with ports of the VPC; or for each host with some of the guests, those.
+pub(super) fn mirror(model: &Model, key: &Key, spec: &MirrorSpec) -> Vec<Contribution> {
+    let name = key.on_host();
+    let item = |of: &str, list: Value| {
+        let mut item = spec.settings.clone();
+        item.insert("name".into(), json!(name));
+        item.insert(of.into(), list);
+        Value::Object(item)
+    };
+    if let Some(vpc) = &spec.vpc {
+        let vpc = key.sibling(Kind::Vpc, vpc);
+        let vni = model.vni(&vpc);
+        let all = vni.map(|vni| one(Topic::Inside(vpc), HostKind::Mirror, &name, item("vpcs", json!([vni]))));
+        return Vec::from_iter(all);
+    }
+    let mut hosts: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for guest in spec.guests.iter().map(|name| key.sibling(Kind::Port, name)) {
+        if let Some(port) = model.port(&guest)
+            && placed_in(model, &guest, port).is_some()
+        {
+            hosts.entry(&port.host).or_default().push(guest.on_host());
+        }
+    }
+    let of_host = |(host, guests): (&str, Vec<String>)| {
+        one(Topic::Host(host.to_owned()), HostKind::Mirror, &name, item("ports", json!(guests)))
+    };
+    hosts.into_iter().map(of_host).collect()
 }

@@ -1,13 +1,18 @@
-//! Checks of load balancers.
+//! Checks of load balancers, route tables and mirrors.
 
 use std::collections::BTreeSet;
 
 use super::{Trial, no_address};
 use crate::allocate;
-use crate::compile::backend_address;
+use crate::compile::{self, backend_address};
 use crate::key::{Key, Kind};
 use crate::model::Index;
-use crate::spec::{LoadBalancerSpec, MAX_BACKENDS, Spec};
+use crate::spec::{
+    LoadBalancerSpec, MAX_BACKENDS, MAX_MIRRORED, MAX_ROUTES, MirrorSpec, RouteTableSpec, RouteToSpec, Spec,
+};
+
+/// The most prefixes behind a guest that `bifrostd` takes.
+const MAX_ROUTED_IN_ALL: usize = 64;
 
 impl Trial<'_> {
     /// Its address stays, or is chosen.
@@ -88,6 +93,45 @@ impl Trial<'_> {
         self.conflict(key, &format!("{field}.guest"), what);
     }
 
+    pub(super) fn check_routes(&mut self, key: &Key, spec: &RouteTableSpec) {
+        self.check_count(key, "routes", spec.routes.len(), 0, MAX_ROUTES);
+        let vpc = key.sibling(Kind::Vpc, &spec.vpc);
+        let mut known = BTreeSet::new();
+        for (i, RouteToSpec { prefix, guest: name }) in spec.routes.iter().enumerate() {
+            let field = |field: &str| format!("routes[{i}].{field}");
+            if *prefix != prefix.trunc() {
+                self.wrong(key, &field("prefix"), format!("{prefix} has host bits set; write {}", prefix.trunc()));
+            }
+            if !known.insert(prefix) {
+                self.wrong(key, &field("prefix"), format!("{prefix} is named twice; keep one"));
+            }
+            self.check_only(key, &field("prefix"), &Index::routed(&vpc, *prefix), *prefix);
+            let guest = key.sibling(Kind::Port, name);
+            let Some(port) = self.model.port(&guest) else { continue };
+            if let Some(of) = self.model.vpc_of(&guest, port).filter(|of| *of != vpc) {
+                self.conflict(key, &field("guest"), format!("{guest} is of {of}, not of {vpc}"));
+            } else if !port.addresses.iter().any(|address| address.is_ipv4() == prefix.addr().is_ipv4()) {
+                let family = if prefix.addr().is_ipv4() { "IPv4" } else { "IPv6" };
+                self.conflict(key, &field("guest"), format!("{guest} has no {family} address"));
+            } else if compile::routed(self.model, &guest, &vpc, port).len() > MAX_ROUTED_IN_ALL {
+                let what = format!("{guest} would have more than {MAX_ROUTED_IN_ALL} prefixes; take another guest");
+                self.conflict(key, &field("guest"), what);
+            }
+        }
+    }
+
+    pub(super) fn check_mirror(&mut self, key: &Key, spec: &MirrorSpec) {
+        self.check_reserved(key, &spec.settings, &["name", "vpcs", "ports"]);
+        if spec.vpc.is_some() != spec.guests.is_empty() {
+            self.wrong(key, "", "name a vpc, or guests, which are ports of the project".into());
+        }
+        self.check_count(key, "guests", spec.guests.len(), 0, MAX_MIRRORED);
+        let distinct: BTreeSet<&String> = spec.guests.iter().collect();
+        if distinct.len() != spec.guests.len() {
+            self.wrong(key, "guests", "one is named twice; keep it once".into());
+        }
+    }
+
     /// What names a port that changes, and does not change itself: a guest's addresses are those of the backends that name it.
     pub(super) fn check_users_of_ports(&mut self) {
         let changed: BTreeSet<&Key> = self.before.iter().map(|(key, _)| key).collect();
@@ -97,6 +141,7 @@ impl Trial<'_> {
             match self.model.get(&user).map(|stored| stored.spec.clone()) {
                 Some(Spec::LoadBalancer(spec)) => self.check_balancer(&user, &spec),
                 Some(Spec::FloatingIp(spec)) => self.check_floating(&user, &spec),
+                Some(Spec::RouteTable(spec)) => self.check_routes(&user, &spec),
                 _ => {}
             }
         }

@@ -130,7 +130,14 @@ impl Spans {
 
     /// The hosts that have items of an object, and why; in order.
     pub fn why(&self, model: &Model, key: &Key) -> Vec<(Arc<str>, Reason)> {
-        let Some(contributed) = self.contributed.get(key) else { return Vec::new() };
+        // What a table says is with its ports.
+        let by: BTreeSet<Key> = match model.get(key).map(|stored| &stored.spec) {
+            Some(Spec::RouteTable(spec)) => {
+                spec.routes.iter().map(|route| key.sibling(Kind::Port, &route.guest)).collect()
+            }
+            _ => [key.clone()].into(),
+        };
+        let contributed = by.iter().filter_map(|by| self.contributed.get(by)).flatten();
         let own = match model.get(key).map(|stored| &stored.spec) {
             Some(Spec::Port(spec)) => Some(spec.host.as_str()),
             Some(Spec::Host(_)) => Some(key.name()),
@@ -196,6 +203,11 @@ fn affected(model: &Model, changed: &[(Key, Option<Stored>)]) -> BTreeSet<Key> {
         // Gateways, ways between VPCs and to the outside follow from subnets.
         let specs = [before.as_ref().map(|stored| &stored.spec), now.map(|stored| &stored.spec)];
         for spec in specs.into_iter().flatten() {
+            // The routes of a table are those of its ports.
+            if let Spec::RouteTable(spec) = spec {
+                let guests = spec.routes.iter().map(|route| key.sibling(Kind::Port, &route.guest));
+                all.extend(guests.filter(|guest| model.get(guest).is_some()));
+            }
             if let Spec::Subnet(spec) = spec {
                 let vpc = key.sibling(Kind::Vpc, &spec.vpc);
                 let follows = |key: &&Key| matches!(key.kind(), Kind::Peering | Kind::NatGateway);

@@ -94,7 +94,7 @@ impl Placement {
             }
             Kind::NatGateway => self.take_gateway(model, key, dirty),
             Kind::Host | Kind::Project | Kind::Vpc | Kind::Subnet | Kind::AddressSet => {}
-            Kind::LoadBalancer | Kind::FloatingIp => {}
+            Kind::LoadBalancer | Kind::FloatingIp | Kind::RouteTable | Kind::Mirror => {}
         }
     }
 

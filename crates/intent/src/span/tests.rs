@@ -329,6 +329,38 @@ fn each_host_translates_with_its_own_ports() {
     );
 }
 
+#[test]
+fn tables_and_mirrors_are_where_their_guests_are() {
+    let mut world = base();
+    world
+        .make(vec![
+            set("port/demo/a", port("red-a", 1, &[], "a")),
+            set("port/demo/b", port("red-a", 2, &[], "b")),
+            set("port/demo/c", port("blue-a", 3, &[], "c")),
+            set("route_table/demo/vpn", json!({"vpc": "red", "routes": [{"prefix": "172.16.0.0/16", "guest": "a"}]})),
+            set("mirror/demo/all", json!({"vpc": "red", "target": "192.0.2.9:4789", "target_vni": 7})),
+            set("mirror/demo/some", json!({"guests": ["b", "c"], "target": "192.0.2.9:4789", "target_vni": 8})),
+        ])
+        .unwrap();
+    assert_eq!(world.spec("h1", HostKind::Port, "demo.a")["routed"], json!(["172.16.0.0/16"]));
+    assert_eq!(world.spec("h2", HostKind::Route, "4096/172.16.0.0/16")["peer"], "h1");
+    let key: Key = "route_table/demo/vpn".parse().unwrap();
+    let why = world.spans.why(&world.model, &key);
+    assert_eq!(why.into_iter().map(|(host, _)| host.to_string()).collect::<Vec<_>>(), ["h1", "h2"]);
+    assert_eq!(world.spec("h1", HostKind::Mirror, "demo.all")["vpcs"], json!([4096]));
+    assert_eq!(world.spec("h2", HostKind::Mirror, "demo.some")["ports"], json!(["demo.b"]));
+    assert_eq!(world.spec("h3", HostKind::Mirror, "demo.some")["ports"], json!(["demo.c"]));
+    // Another guest routes; another host mirrors.
+    let table = json!({"vpc": "red", "routes": [{"prefix": "172.16.0.0/16", "guest": "b"}]});
+    world.make(vec![set("route_table/demo/vpn", table), set("port/demo/c", port("blue-a", 2, &[], "c"))]).unwrap();
+    assert_eq!(world.spec("h1", HostKind::Route, "4096/172.16.0.0/16")["peer"], "h2");
+    assert_eq!(world.spec("h1", HostKind::Port, "demo.a").get("routed"), None);
+    assert_eq!(world.spec("h2", HostKind::Mirror, "demo.some")["ports"], json!(["demo.b", "demo.c"]));
+    assert!(world.ids("h3").is_empty());
+    world.make(vec![delete("route_table/demo/vpn"), delete("mirror/demo/all"), delete("mirror/demo/some")]).unwrap();
+    assert_eq!(world.ids("h1"), ["peer h2", "vpc 4096", "port demo.a", "route 4096/10.1.0.3/32"]);
+}
+
 /// A change of random objects.
 fn change() -> impl Strategy<Value = Change> {
     let name = |names: &'static [&'static str]| prop::sample::select(names);
@@ -379,6 +411,21 @@ fn change() -> impl Strategy<Value = Change> {
             set(&format!("floating_ip/demo/f{n}"), spec)
         }),
         1 => (0..3u32).prop_map(|n| delete(&format!("floating_ip/demo/f{n}"))),
+        2 => (name(&["red", "blue"]), prop::collection::btree_map(0..4u32, 0..8u32, 0..3)).prop_map(|(vpc, routes)| {
+            let route = |(n, guest)| json!({"prefix": format!("172.16.{n}.0/24"), "guest": format!("p{guest}")});
+            let routes: Vec<_> = routes.into_iter().map(route).collect();
+            set(&format!("route_table/demo/{vpc}"), json!({"vpc": vpc, "routes": routes}))
+        }),
+        1 => name(&["red", "blue"]).prop_map(|vpc| delete(&format!("route_table/demo/{vpc}"))),
+        2 => (0..2u32, prop::option::of(name(&["red", "green"])), prop::collection::btree_set(0..8u32, 1..4)).prop_map(|(n, vpc, guests)| {
+            let mut spec = json!({"target": "192.0.2.9:4789", "target_vni": 7});
+            match vpc {
+                Some(vpc) => spec["vpc"] = json!(vpc),
+                None => spec["guests"] = json!(guests.into_iter().map(|n| format!("p{n}")).collect::<Vec<_>>()),
+            }
+            set(&format!("mirror/demo/m{n}"), spec)
+        }),
+        1 => (0..2u32).prop_map(|n| delete(&format!("mirror/demo/m{n}"))),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! What load balancers, uplinks and NAT say.
+//! What load balancers, uplinks, NAT, route tables and mirrors say.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,6 +10,10 @@ use serde_json::{Map, Value};
 
 /// The most backends of a load balancer.
 pub const MAX_BACKENDS: usize = 256;
+/// The most routes of a table.
+pub const MAX_ROUTES: usize = 256;
+/// The most guests of a mirror.
+pub const MAX_MIRRORED: usize = 256;
 /// The most addresses of a NAT gateway.
 pub const MAX_POOL: usize = 256;
 
@@ -116,6 +120,41 @@ pub struct FloatingIpSpec {
     /// Which of the guest's addresses. Absent: the first of the family.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<IpAddr>,
+}
+
+/// Ways of a VPC to networks behind its guests, beside what ports say themselves (`routed`).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouteTableSpec {
+    /// The VPC's name. It may have several tables, and does not change.
+    pub vpc: String,
+    /// At most [`MAX_ROUTES`]. The longest prefix counts, of all tables and ports; each is there once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<RouteToSpec>,
+}
+
+/// A network behind a guest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouteToSpec {
+    /// Which addresses; no host bits are set.
+    pub prefix: IpNet,
+    /// The name of a port of the VPC. Its guest routes.
+    pub guest: String,
+}
+
+/// Copies of the packets of a VPC, or of some guests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MirrorSpec {
+    /// The VPC's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vpc: Option<String>,
+    /// In place of that, names of ports of the project, at most [`MAX_MIRRORED`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guests: Vec<String>,
+    /// All other keys of `[[mirror]]`: `target`, `target_vni`, `direction`, `protocol`, `prefixes`, `l4_ports`, `one_in`, `truncate`.
+    #[serde(flatten)]
+    pub settings: Map<String, Value>,
 }
 
 impl UplinkSpec {
