@@ -8,12 +8,30 @@ use serde_json::Value;
 
 use crate::key::{Key, Kind};
 
+/// The API's description: OpenAPI 3.1, whose schemas are JSON Schema 2020-12.
+pub const OPENAPI: &str = include_str!("openapi.json");
 /// The most objects of one answer.
 pub const MAX_LISTED: usize = 1000;
 /// The longest time that a request waits, milliseconds.
 pub const MAX_WAIT_MS: u64 = 60_000;
 /// The largest body of a request, bytes.
 pub const MAX_BODY: usize = 4 << 20;
+
+/// The JSON Schema of a part of the API, such as `Document`: a document of a file for `bifrostctl fleet apply`.
+///
+/// # Errors
+/// There is no such part.
+pub fn schema(part: &str) -> Result<Value, serde_json::Error> {
+    let mut all: Value = serde_json::from_str(OPENAPI)?;
+    if all["components"]["schemas"].get(part).is_none() {
+        return Err(serde::de::Error::custom(format!("there is no schema of {part:?}")));
+    }
+    Ok(serde_json::json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$ref": format!("#/components/schemas/{part}"),
+        "components": all["components"].take(),
+    }))
+}
 
 /// How `POST /v1/apply` is to be carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

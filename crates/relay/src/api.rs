@@ -5,10 +5,11 @@
 //! | `GET /v1/status` | [`Status`] |
 //! | `POST /v1/apply` with a [`Batch`]; `?dry_run=true` changes nothing | [`Applied`](bifrost_intent::api::Applied) |
 //! | `GET /v1/objects` with an [`ObjectsQuery`] | [`Objects`](bifrost_intent::api::Objects) |
-//! | `GET /v1/hosts` | a list of [`HostStatus`](bifrost_intent::api::HostStatus) |
+//! | `GET /v1/hosts` | a list of [`HostStatus`] |
 //! | `GET /v1/overview` | [`Overview`](bifrost_intent::api::Overview) |
 //! | `GET /v1/wait` with a [`WaitQuery`] | [`Waited`] |
 //! | `GET /v1/why` with a [`WhyQuery`] | [`Why`](bifrost_intent::api::Why) |
+//! | `GET /v1/openapi.json` | the description of all of this, OpenAPI 3.1 |
 //! | `GET /metrics` | counters and gauges in the text format of Prometheus |
 //!
 //! Errors are those of `bifrostd`'s API: `{"error": {"what", "where", "hint"}}`.
@@ -25,7 +26,7 @@ use axum::routing::{get, post};
 use bifrost_control::api::ApiError;
 use bifrost_control::server::Peer;
 use bifrost_intent::Batch;
-use bifrost_intent::api::{ApplyQuery, MAX_WAIT_MS, ObjectsQuery, Status, WaitQuery, Waited, WhyQuery};
+use bifrost_intent::api::{ApplyQuery, MAX_WAIT_MS, OPENAPI, ObjectsQuery, Status, WaitQuery, Waited, WhyQuery};
 
 use crate::metrics;
 use crate::relay::{Relay, SubmitError, now_ms};
@@ -53,6 +54,7 @@ pub(crate) fn reading(relay: Shared) -> Router {
         .route("/v1/hosts", get(|State(relay): State<Shared>| async move { Json(relay.with(|fleet| fleet.hosts())) }))
         .route("/v1/overview", get(overview))
         .route("/v1/why", get(why))
+        .route("/v1/openapi.json", get(|| async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }))
         .fallback(unknown)
         .with_state(relay)
 }
@@ -147,7 +149,7 @@ async fn counted(State(relay): State<Shared>) -> Result<Response, ApiError> {
 }
 
 async fn unknown(uri: Uri) -> ApiError {
-    let hint = "/v1/ has status, apply, objects, hosts, overview, wait and why";
+    let hint = "/v1/ has status, apply, objects, hosts, overview, wait, why and openapi.json";
     ApiError::not_found("no such resource").at(uri.path()).hint(hint)
 }
 

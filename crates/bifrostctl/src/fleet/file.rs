@@ -73,6 +73,26 @@ mod tests {
         assert_eq!(parse("").unwrap(), []);
     }
 
+    /// What the documentation and the help show is what the schema says.
+    #[test]
+    fn examples_are_as_the_schema_says() {
+        let validator = jsonschema::validator_for(&bifrost_intent::api::schema("Document").unwrap()).unwrap();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations/fleet.md");
+        let guide = std::fs::read_to_string(path).unwrap();
+        let blocks = guide.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+        let help = super::super::FILE_HELP.split("\n\n").nth(1).unwrap();
+        let mut documents = 0;
+        for text in blocks.chain([help]) {
+            for document in serde_saphyr::from_multiple::<Value>(text).unwrap() {
+                let wrong: Vec<String> = validator.iter_errors(&document).map(|e| e.to_string()).collect();
+                assert!(wrong.is_empty(), "{document}: {wrong:?}");
+                documents += 1;
+            }
+            parse(text).unwrap();
+        }
+        assert!(documents >= 5, "{documents}");
+    }
+
     #[test]
     fn what_is_no_object_is_told() {
         for (text, expected) in [

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use bifrost_control::Client;
 use bifrost_control::client::ClientError;
-use bifrost_intent::api::{Applied, HostStatus, MAX_WAIT_MS, ObjectEntry, Objects, ObjectsQuery, Status, Waited, Why};
+use bifrost_intent::api::{
+    Applied, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectEntry, Objects, ObjectsQuery, Status, Waited, Why, schema,
+};
 use bifrost_intent::{Batch, Change, Key, Kind, MAX_CHANGES, Op};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
@@ -109,6 +111,12 @@ enum FleetCommand {
     },
     /// Hosts: whether their agents are connected, what is in force there, and what is refused
     Hosts,
+    /// The JSON Schema of files for `apply`, for editors and checks; it asks no relay
+    Schema {
+        /// The relay's whole API, as OpenAPI 3.1
+        #[arg(long)]
+        api: bool,
+    },
     /// Which hosts need an object, why, and whether they have it
     Why {
         /// Its key
@@ -138,6 +146,11 @@ struct How {
 pub(crate) fn run(args: FleetArgs, out: Output) -> Result<(), Failure> {
     let relay = Relay(Client::new(&args.relay)?);
     match args.command {
+        FleetCommand::Schema { api } => {
+            let schema = if api { serde_json::from_str(OPENAPI) } else { schema("Document") };
+            let schema: Value = schema.map_err(|e| usage("schema", e.to_string()))?;
+            out.print(&schema, |schema| format!("{schema:#}"))
+        }
         FleetCommand::Status => out.print(&relay.get::<Status>("/v1/status", ANSWER)?, view::status),
         FleetCommand::Hosts => out.print(&relay.get::<Vec<HostStatus>>("/v1/hosts", ANSWER)?, |v| view::hosts(v)),
         FleetCommand::Get { what, project } => {

@@ -82,6 +82,16 @@ fn a_load_balancer_works_on_all_hosts() {
     }
     let why = world.fleet_json("why load_balancer/demo/web");
     assert_eq!(why["hosts"].as_array().unwrap().len(), 2, "{why}");
+    // What the relay says of its API is what it answers to.
+    let api = world.get("/v1/openapi.json");
+    for (path, methods) in api["paths"].as_object().unwrap() {
+        let needs = |p: &serde_json::Value| p["required"] == true;
+        if let Some(get) =
+            methods.get("get").filter(|get| !get["parameters"].as_array().into_iter().flatten().any(needs))
+        {
+            assert!(!world.get(path).is_null(), "{get}");
+        }
+    }
     world.fleet("delete load_balancer/demo/web --wait 20");
     assert_eq!(ask(&a, "10.0.0.100:80"), None);
     assert!(world.hosts().iter().all(|host| !host.objects().iter().any(|object| object.contains("load_balancer"))));

@@ -239,6 +239,11 @@ impl World {
         result.unwrap_or_else(|error| panic!("{command}: {error}\n{}", self.logs()))
     }
 
+    /// What the first relay answers.
+    pub(crate) fn get(&self, target: &str) -> Value {
+        Client::new(&self.relays[0].tool.socket).unwrap().get(target, Duration::from_secs(20)).unwrap()
+    }
+
     pub(crate) fn fleet_json(&self, command: &str) -> Value {
         serde_json::from_str(&self.fleet(&format!("--json {command}"))).unwrap()
     }
