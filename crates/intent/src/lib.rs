@@ -27,4 +27,4 @@ pub use key::{Key, Kind};
 pub use model::{Model, Stored};
 pub use plan::{Batch, Change, MAX_CHANGES, MAX_OBJECTS, Op, Plan, PlanError, Problem};
 pub use span::{HostChanges, Item, ItemId, Reason, Spans};
-pub use spec::{Quota, Spec};
+pub use spec::{Quota, Spec, UPLINK};

@@ -17,7 +17,7 @@ mod services;
 
 pub use services::{
     BackendSpec, Block, FloatingIpSpec, LoadBalancerSpec, MAX_BACKENDS, MAX_MIRRORED, MAX_POOL, MAX_ROUTES, MirrorSpec,
-    NatGatewaySpec, RouteTableSpec, RouteToSpec, UplinkSpec,
+    NatGatewaySpec, RouteTableSpec, RouteToSpec, UPLINK, UplinkSpec,
 };
 
 /// The most addresses of a host, and of a port.

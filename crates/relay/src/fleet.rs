@@ -314,9 +314,11 @@ impl Fleet {
     /// Where an object has come to.
     pub(crate) fn why(&self, key: &Key) -> Option<Why> {
         let stored = self.model.get(key)?;
+        let items: BTreeSet<(&str, &str)> =
+            self.spans.items_of(key).map(|item| (item.kind.name(), &*item.key)).collect();
         let of_host = |(name, reason): (Arc<str>, Reason)| {
             let host = self.host(&name);
-            let about = |problem: &&HostProblem| problem.key == key.on_host() || problem.key == key.name();
+            let about = |problem: &&HostProblem| items.contains(&(&*problem.kind, &*problem.key));
             let state = match host.problems.iter().find(about) {
                 Some(problem) => format!("refused: {}", problem.what),
                 None if !host.connected => "unknown: the host's agent is not connected".to_owned(),

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use bifrost_control::Client;
 use bifrost_control::client::ClientError;
 use bifrost_intent::api::{
-    Applied, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectEntry, Objects, ObjectsQuery, Status, Waited, Why, schema,
+    Applied, ChangedObject, HostProblem, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectEntry, Objects, ObjectsQuery, Status,
+    Waited, Why, schema,
 };
-use bifrost_intent::{Batch, Change, Key, Kind, MAX_CHANGES, Op};
+use bifrost_intent::{Batch, Change, Key, Kind, MAX_CHANGES, Op, UPLINK};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
@@ -271,9 +272,9 @@ impl Relay {
 
 /// Tells the first of what hosts refuse, if something is of what was changed.
 fn refused(applied: &Applied, refusing: &[HostStatus]) -> Result<(), Failure> {
-    let is_changed = |key: &str| applied.changed.iter().any(|c| c.key.on_host() == key || c.key.name() == key);
+    let is_changed = |problem: &HostProblem| applied.changed.iter().any(|changed| is_of(changed, problem));
     let all = refusing.iter().flat_map(|host| host.problems.iter().map(move |problem| (host, problem)));
-    let mut ours = all.filter(|(_, problem)| is_changed(&problem.key));
+    let mut ours = all.filter(|(_, problem)| is_changed(problem));
     let Some((host, problem)) = ours.next() else { return Ok(()) };
     let more = match ours.count() {
         0 => String::new(),
@@ -282,6 +283,22 @@ fn refused(applied: &Applied, refusing: &[HostStatus]) -> Result<(), Failure> {
     let what = format!("made, but refused on {}: {}{more}", host.name, problem.what);
     let hint = "correct it with `bifrostctl fleet set`, or remove what is in its way; hosts try again by themselves";
     Err(Failure::Usage { what, location: format!("{} {}", problem.kind, problem.key), hint })
+}
+
+/// Whether a host's problem is one of an object that was changed.
+fn is_of(changed: &ChangedObject, problem: &HostProblem) -> bool {
+    let says = |name: &str| changed.spec.as_ref().and_then(|spec| spec.get(name));
+    match (changed.key.kind(), &*problem.kind) {
+        (Kind::Vpc, "vpc") => says("vni").is_some_and(|vni| vni.to_string() == problem.key),
+        // Of a VPC, and a host has few.
+        (Kind::NatGateway, "nat") => true,
+        (Kind::FloatingIp, "floating_ip") => {
+            let address = says("address").and_then(Value::as_str).unwrap_or_default();
+            problem.key.split_once('/').is_some_and(|(_, outside)| outside == address)
+        }
+        (Kind::Host, "uplink" | "port") => problem.key == UPLINK,
+        _ => changed.key.on_host() == problem.key || changed.key.name() == problem.key,
+    }
 }
 
 /// As many changes as a batch takes. What one batch refers to is in it or in an earlier one: sorted by kind.
@@ -337,4 +354,30 @@ fn of_relay(error: ClientError) -> Failure {
 fn usage(location: &str, what: String) -> Failure {
     let hint = "keys are host/NAME, project/NAME and KIND/PROJECT/NAME; see `bifrostctl fleet --help`";
     Failure::Usage { what, location: location.to_owned(), hint }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_of_hosts_are_of_the_object_that_was_changed() {
+        let changed =
+            |key: &str, spec: Value| ChangedObject { key: key.parse().unwrap(), generation: 1, spec: Some(spec) };
+        let problem = |kind: &str, key: &str| HostProblem { kind: kind.into(), key: key.into(), what: String::new() };
+        for (key, spec, kind, of_host, expected) in [
+            ("port/demo/web", json!({}), "port", "demo.web", true),
+            ("port/demo/web", json!({}), "port", "demo.db", false),
+            ("host/h1", json!({}), "peer", "h1", true),
+            ("host/h1", json!({}), "port", UPLINK, true),
+            ("vpc/demo/net", json!({"vni": 4096}), "vpc", "4096", true),
+            ("vpc/demo/net", json!({"vni": 4096}), "vpc", "409", false),
+            ("nat_gateway/demo/out", json!({}), "nat", "4096", true),
+            ("floating_ip/demo/f", json!({"address": "192.0.2.1"}), "floating_ip", "fleet-uplink/192.0.2.1", true),
+            ("floating_ip/demo/f", json!({"address": "192.0.2.1"}), "floating_ip", "fleet-uplink/192.0.2.11", false),
+            ("load_balancer/demo/web", json!({}), "load_balancer", "demo.web", true),
+        ] {
+            assert_eq!(is_of(&changed(key, spec), &problem(kind, of_host)), expected, "{key}: {kind} {of_host}");
+        }
+    }
 }

@@ -10,12 +10,12 @@ use crate::allocate;
 use crate::key::{Key, Kind};
 use crate::model::Model;
 use crate::span::Topic;
-use crate::spec::{FloatingIpSpec, HostSpec, NatGatewaySpec, UplinkSpec};
+use crate::spec::{FloatingIpSpec, HostSpec, NatGatewaySpec, UPLINK};
 
 /// The port of a host's uplink, alone in a VPC of its own.
 pub(super) fn uplink(key: &Key, host: &HostSpec) -> Vec<Contribution> {
     let Some((uplink, first)) = host.uplink.as_ref().zip(host.addresses.first()) else { return Vec::new() };
-    let (vni, name) = (uplink.vni(), UplinkSpec::NAME);
+    let (vni, name) = (uplink.vni(), UPLINK);
     let mut port = uplink.settings.clone();
     port.insert("name".into(), json!(name));
     port.insert("vni".into(), json!(vni));
@@ -37,8 +37,7 @@ pub(super) fn gateway(model: &Model, key: &Key, spec: &NatGatewaySpec) -> Vec<Co
         model.uplink(host).is_some() && spec.has_block(block) && has_router(model, &vpc, block.address)
     });
     let item = |(host, block): (&String, &crate::spec::Block)| {
-        let mut item =
-            json!({"vni": vni, "uplink": UplinkSpec::NAME, "addresses": [block.address], "ports": block.ports});
+        let mut item = json!({"vni": vni, "uplink": UPLINK, "addresses": [block.address], "ports": block.ports});
         if let Some(ports) = spec.ports_per_guest {
             item["ports_per_guest"] = ports.into();
         }
@@ -57,7 +56,7 @@ pub(super) fn floating_ip(model: &Model, key: &Key, spec: &FloatingIpSpec) -> Op
     let inside = inside_address(model, key, spec)?;
     let subnets = port.subnets.iter().filter_map(|name| model.subnet(&key.sibling(Kind::Subnet, name)));
     subnets.filter_map(|subnet| subnet.gateway).find(|gateway| gateway.is_ipv4() == address.is_ipv4())?;
-    let (vni, uplink) = (model.vni(&vpc)?, UplinkSpec::NAME);
+    let (vni, uplink) = (model.vni(&vpc)?, UPLINK);
     let item = json!({"vni": vni, "uplink": uplink, "address": address, "inside": inside});
     let id = format!("{uplink}/{address}");
     Some(one(Topic::Host(port.host.clone()), HostKind::FloatingIp, &id, item))

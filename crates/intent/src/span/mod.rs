@@ -128,6 +128,11 @@ impl Spans {
         self.topics.of_host(host).map(|(id, item)| (id.clone(), Some(item.clone()))).collect()
     }
 
+    /// The items of an object, whichever host has them.
+    pub fn items_of(&self, key: &Key) -> impl Iterator<Item = &ItemId> {
+        self.contributed.get(key).into_iter().flatten().map(|(_, id)| id)
+    }
+
     /// The hosts that have items of an object, and why; in order.
     pub fn why(&self, model: &Model, key: &Key) -> Vec<(Arc<str>, Reason)> {
         // What a table says is with its ports.

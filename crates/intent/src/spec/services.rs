@@ -8,6 +8,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+/// What hosts call the port of their uplink; no object of a project has a name without a dot there.
+pub const UPLINK: &str = "fleet-uplink";
 /// The most backends of a load balancer.
 pub const MAX_BACKENDS: usize = 256;
 /// The most routes of a table.
@@ -158,8 +160,6 @@ pub struct MirrorSpec {
 }
 
 impl UplinkSpec {
-    /// What its port is called on the host; no object of a project has a name without a dot there.
-    pub(crate) const NAME: &str = "fleet-uplink";
     const VNI: u32 = 4095;
 
     pub(crate) fn vni(&self) -> u32 {
