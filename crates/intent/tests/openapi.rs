@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use bifrost_intent::api::{
-    Applied, ChangedObject, HostCounts, HostProblem, HostStatus, OPENAPI, ObjectEntry, Objects, Status, Waited, Why,
-    WhyHost, schema,
+    Applied, ChangedObject, HostCounts, HostProblem, HostStatus, OPENAPI, ObjectEntry, Objects, Overview, Status,
+    SubnetOverview, VpcOverview, Waited, Why, WhyHost, schema,
 };
 use bifrost_intent::{Batch, Change, Key, Kind, Model, Op};
 use serde_json::{Value, json};
@@ -183,6 +183,17 @@ fn answers_are_as_described() {
         Status { hosts: HostCounts::default(), unreadable: vec![("a".into(), "b".into())], ..Status::default() };
     let waited = Waited { waiting: vec![host.clone()], refusing: vec![host.clone()] };
     let why = Why { object: entry, hosts: vec![WhyHost { host: "h".into(), reason: "r".into(), state: "s".into() }] };
+    let subnets = vec![SubnetOverview { name: "a".into(), prefix: "10.0.0.0/24".parse().unwrap(), ports: 1 }];
+    let hosts = [("h1".to_owned(), 1)].into();
+    let vpc = VpcOverview {
+        key: "vpc/demo/net".parse().unwrap(),
+        vni: None,
+        ports: 1,
+        hosts,
+        subnets,
+        peers: vec!["b".into()],
+    };
+    let overview = Overview { revision: 1, objects: [(Kind::Vpc, 1)].into(), vpcs: vec![vpc] };
     let api: Value = serde_json::from_str(OPENAPI).unwrap();
     for (part, value) in [
         ("Applied", json!(applied)),
@@ -191,6 +202,7 @@ fn answers_are_as_described() {
         ("Status", json!(status)),
         ("Waited", json!(waited)),
         ("Why", json!(why)),
+        ("Overview", json!(overview)),
     ] {
         assert_right(part, &value);
         let described = keys(&api["components"]["schemas"], part);

@@ -23,13 +23,16 @@ use axum::extract::{Extension, Query, State, rejection::QueryRejection};
 use axum::http::{Uri, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
-use bifrost_control::api::ApiError;
+use bifrost_control::api::{ApiError, ErrorKind};
 use bifrost_control::server::Peer;
 use bifrost_intent::Batch;
-use bifrost_intent::api::{ApplyQuery, MAX_WAIT_MS, OPENAPI, ObjectsQuery, Status, WaitQuery, Waited, WhyQuery};
+use bifrost_intent::api::{
+    ApplyQuery, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectsQuery, Status, WaitQuery, Waited, WhyQuery,
+};
 
 use crate::metrics;
 use crate::relay::{Relay, SubmitError, now_ms};
+use crate::roles::{self, Access};
 
 /// The most unreadable records that are told.
 const MAX_TOLD: usize = 100;
@@ -39,19 +42,19 @@ const GATHER: Duration = Duration::from_millis(2);
 type Shared = Arc<Relay>;
 type Answer<T> = Result<Json<T>, ApiError>;
 
-/// The whole API.
-pub(crate) fn router(relay: Shared) -> Router {
+/// The whole API, for those who have roles.
+pub(crate) fn router(relay: Shared, roles: roles::Shared) -> Router {
     let changing =
         Router::new().route("/v1/apply", post(apply)).route("/v1/wait", get(wait)).route("/metrics", get(counted));
-    changing.with_state(Arc::clone(&relay)).merge(reading(relay))
+    changing.with_state(Arc::clone(&relay)).merge(reading(relay)).layer(Extension(roles))
 }
 
-/// The part that only reads, and answers at once.
+/// The part that only reads, and answers at once. Around it is a layer that says who has roles.
 pub(crate) fn reading(relay: Shared) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/objects", get(objects))
-        .route("/v1/hosts", get(|State(relay): State<Shared>| async move { Json(relay.with(|fleet| fleet.hosts())) }))
+        .route("/v1/hosts", get(hosts))
         .route("/v1/overview", get(overview))
         .route("/v1/why", get(why))
         .route("/v1/openapi.json", get(|| async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }))
@@ -59,7 +62,7 @@ pub(crate) fn reading(relay: Shared) -> Router {
         .with_state(relay)
 }
 
-async fn status(State(relay): State<Shared>) -> Json<Status> {
+async fn status(State(relay): State<Shared>, access: Access) -> Json<Status> {
     let position = *relay.position().borrow();
     Json(relay.with(|fleet| Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -68,12 +71,21 @@ async fn status(State(relay): State<Shared>) -> Json<Status> {
         revision: position.revision,
         objects: fleet.len() as u64,
         hosts: fleet.host_counts(false),
-        unreadable: fleet.unreadable().take(MAX_TOLD).map(|(key, why)| (key.clone(), why.clone())).collect(),
+        unreadable: match access.sees_everything() {
+            true => fleet.unreadable().take(MAX_TOLD).map(|(key, why)| (key.clone(), why.clone())).collect(),
+            false => Vec::new(),
+        },
     }))
+}
+
+async fn hosts(State(relay): State<Shared>, access: Access) -> Json<Vec<HostStatus>> {
+    let hosts = relay.with(|fleet| fleet.hosts());
+    Json(hosts.into_iter().map(|host| access.host(host)).collect())
 }
 
 async fn apply(
     State(relay): State<Shared>,
+    access: Access,
     Extension(peer): Extension<Peer>,
     query: Result<Query<ApplyQuery>, QueryRejection>,
     body: Bytes,
@@ -87,7 +99,9 @@ async fn apply(
         }
         ApiError::bad_request(e.to_string()).at("body of POST /v1/apply").hint(hint)
     })?;
-    let result = if query.dry_run {
+    let result = if let Err(why) = access.may_change(&batch) {
+        Err(tokio::task::block_in_place(|| relay.forbid(&batch, peer, why, query.dry_run)))
+    } else if query.dry_run {
         relay.try_out(&batch)
     } else {
         // On a task of its own: this one ends when the connection does.
@@ -99,23 +113,32 @@ async fn apply(
             ApiError::conflict(problems.to_string())
         }
         SubmitError::Plan(problems) => ApiError::bad_request(problems.to_string()),
+        SubmitError::Forbidden(why) => ApiError::new(ErrorKind::Forbidden, why),
         other => ApiError::unavailable(other.to_string()),
     })
 }
 
 async fn objects(
     State(relay): State<Shared>,
+    access: Access,
     query: Result<Query<ObjectsQuery>, QueryRejection>,
 ) -> Answer<bifrost_intent::api::Objects> {
     let Query(query) = query.map_err(|e| bad_query("GET /v1/objects", &e))?;
-    Ok(Json(relay.with(|fleet| fleet.objects(&query))))
+    Ok(Json(relay.with(|fleet| fleet.objects(&query, |key| access.sees(key)))))
 }
 
-async fn overview(State(relay): State<Shared>) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], relay.overview()).into_response()
+async fn overview(State(relay): State<Shared>, access: Access) -> Result<Response, ApiError> {
+    if !access.sees_everything() {
+        return Err(ApiError::new(ErrorKind::Forbidden, "it shows all projects: needs the role viewer of \"*\""));
+    }
+    Ok(([(header::CONTENT_TYPE, "application/json")], relay.overview()).into_response())
 }
 
-async fn wait(State(relay): State<Shared>, query: Result<Query<WaitQuery>, QueryRejection>) -> Answer<Waited> {
+async fn wait(
+    State(relay): State<Shared>,
+    access: Access,
+    query: Result<Query<WaitQuery>, QueryRejection>,
+) -> Answer<Waited> {
     let Query(query) = query.map_err(|e| bad_query("GET /v1/wait", &e))?;
     let until = tokio::time::Instant::now() + Duration::from_millis(query.timeout_ms.min(MAX_WAIT_MS));
     let mut progress = relay.progress();
@@ -129,17 +152,22 @@ async fn wait(State(relay): State<Shared>, query: Result<Query<WaitQuery>, Query
         tokio::time::sleep(GATHER).await;
     }
     Ok(Json(relay.with(|fleet| Waited {
-        waiting: waiting.iter().map(|host| fleet.host(host)).collect(),
-        refusing: fleet.refusing(query.since.unwrap_or(query.revision)),
+        waiting: waiting.iter().map(|host| access.host(fleet.host(host))).collect(),
+        refusing: {
+            let refusing = fleet.refusing(query.since.unwrap_or(query.revision)).into_iter();
+            refusing.map(|host| access.host(host)).filter(|host| !host.problems.is_empty()).collect()
+        },
     })))
 }
 
 async fn why(
     State(relay): State<Shared>,
+    access: Access,
     query: Result<Query<WhyQuery>, QueryRejection>,
 ) -> Answer<bifrost_intent::api::Why> {
     let Query(query) = query.map_err(|e| bad_query("GET /v1/why", &e))?;
-    let found = relay.with(|fleet| fleet.why(&query.key));
+    // What one may not see is not there.
+    let found = relay.with(|fleet| fleet.why(&query.key)).filter(|_| access.sees(&query.key));
     found.map(Json).ok_or_else(|| ApiError::not_found("there is no such object").at(query.key.to_string()))
 }
 

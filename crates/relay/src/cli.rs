@@ -4,15 +4,17 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bifrost_relay_api::limits::PORT;
 use bifrost_relay_api::tls::{Files, Material};
 use bifrost_store::{EtcdOptions, EtcdTls, EtcdUser, Store};
 use clap::Parser;
 
 use crate::audit::Audit;
+use crate::roles::Roles;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,7 +40,7 @@ pub(crate) struct Cli {
     /// The address that agents connect to
     #[arg(long, value_name = "ADDRESS:PORT", env = "BIFROST_RELAY_LISTEN", default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)))]
     pub(crate) listen: SocketAddr,
-    /// The Unix socket of the API, for `bifrostctl fleet`; all who may open it may change everything
+    /// The Unix socket of the API, for `bifrostctl fleet`; without --roles all who may open it may change everything
     #[arg(long, value_name = "PATH", env = "BIFROST_RELAY_SOCKET", default_value = "/run/bifrost/relay.sock")]
     pub(crate) socket: PathBuf,
     /// Where to serve metrics for Prometheus (GET /metrics), such as 127.0.0.1:9790; anyone who reaches it may read
@@ -48,6 +50,9 @@ pub(crate) struct Cli {
     /// reaches it may read
     #[arg(long, value_name = "ADDRESS:PORT", env = "BIFROST_RELAY_CONSOLE")]
     pub(crate) console: Option<SocketAddr>,
+    /// A file (TOML) that says which users and groups may look at, or change, which projects
+    #[arg(long, value_name = "FILE", env = "BIFROST_RELAY_ROLES")]
+    roles: Option<PathBuf>,
     /// A file that gets a line of JSON for each change that is made or refused: who, what, when
     #[arg(long, value_name = "FILE", env = "BIFROST_RELAY_AUDIT")]
     audit: Option<PathBuf>,
@@ -102,6 +107,13 @@ impl Cli {
         let audit = Audit::open(path, relay, self.audit_required);
         let audit = audit.with_context(|| format!("--audit: {} cannot be opened for appending", path.display()))?;
         Ok(Some(audit))
+    }
+
+    /// Reads who may do what, if that is said.
+    pub(crate) fn open_roles(&self) -> Result<Option<Arc<Roles>>> {
+        let Some(path) = &self.roles else { return Ok(None) };
+        let roles = Roles::open(path).map_err(|error| anyhow!("--roles: {}: {error}", path.display()))?;
+        Ok(Some(Arc::new(roles)))
     }
 
     /// Opens the store.

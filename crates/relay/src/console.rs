@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use axum::extract::Extension;
 use bifrost_control::server::web;
 use tokio::net::TcpListener;
 
-use crate::api;
 use crate::relay::Relay;
+use crate::{api, roles};
 
 /// Listens.
 ///
@@ -24,5 +25,7 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
 /// Answers until it is dropped.
 pub(crate) async fn run(listener: TcpListener, relay: Arc<Relay>) {
     let page = web::page(include_str!("console/index.html"), include_str!("console/console.js"));
-    web::run(listener, page.merge(api::reading(relay))).await;
+    // Who reaches the address may see everything.
+    let reading = api::reading(relay).layer(Extension::<roles::Shared>(None));
+    web::run(listener, page.merge(reading)).await;
 }

@@ -289,13 +289,14 @@ impl Fleet {
         self.unreadable.iter()
     }
 
-    /// Objects, page by page.
-    pub(crate) fn objects(&self, query: &ObjectsQuery) -> Objects {
+    /// Objects that may be seen, page by page.
+    pub(crate) fn objects(&self, query: &ObjectsQuery, sees: impl Fn(&Key) -> bool) -> Objects {
         let limit = query.limit.unwrap_or(MAX_LISTED).clamp(1, MAX_LISTED);
         let wanted = |key: &&Key| {
             query.kind.is_none_or(|kind| key.kind() == kind)
                 && query.project.as_ref().is_none_or(|project| key.project() == project)
                 && query.key.as_ref().is_none_or(|wanted| *key == wanted)
+                && sees(key)
         };
         let all: Box<dyn Iterator<Item = (&Key, &Stored)>> = match query.from.as_ref().or(query.key.as_ref()) {
             Some(from) => Box::new(self.model.iter_from(from)),

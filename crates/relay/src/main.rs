@@ -15,6 +15,7 @@ mod peers;
 mod publish;
 mod quiet;
 mod relay;
+mod roles;
 #[cfg(test)]
 mod tests;
 
@@ -66,6 +67,7 @@ async fn run(cli: Cli) -> Result<()> {
     let tls = cli.tls()?;
     let name = cli.name();
     let audit = cli.open_audit(&name)?;
+    let roles = cli.open_roles()?;
     let store = cli.open_store().await?;
     let relay = Relay::new(name, cli.store.to_string(), store, audit);
     let following = tokio::spawn(Arc::clone(&relay).follow());
@@ -106,7 +108,7 @@ async fn run(cli: Cli) -> Result<()> {
 
     let (stop_api, api_stopped) = oneshot::channel();
     let socket = cli.socket.clone();
-    let api = tokio::spawn(serve_router(socket.clone(), api::router(Arc::clone(&relay)), MAX_BODY, api_stopped));
+    let api = tokio::spawn(serve_router(socket.clone(), api::router(Arc::clone(&relay), roles), MAX_BODY, api_stopped));
     tracing::info!(socket = %socket.display(), agents = %cli.listen, store = %cli.store, "ready");
     // Without a service manager that wants to know, this does nothing.
     sd_notify::notify(&[NotifyState::Ready]).context("telling systemd")?;

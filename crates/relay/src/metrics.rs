@@ -38,6 +38,7 @@ pub(crate) fn text(relay: &Relay) -> Result<String, fmt::Error> {
     let counts = &relay.counts;
     counter("batches_made", "Batches of changes that were made", &counts.commits);
     counter("batches_refused", "Batches of changes that were refused", &counts.refused);
+    counter("batches_forbidden", "Batches that those who asked may not make. See --roles", &counts.forbidden);
     counter("conflicts", "Commits that were planned again, because another relay was first", &counts.conflicts);
     counter("store_losses", "How often the store was lost", &counts.store_losses);
     let mut counter = |name: &str, help: &str, value: u64| registry.register(name, help, ConstCounter::new(value));

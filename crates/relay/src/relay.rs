@@ -55,6 +55,7 @@ pub(crate) struct Counts {
     pub(crate) commits: AtomicU64,
     pub(crate) conflicts: AtomicU64,
     pub(crate) refused: AtomicU64,
+    pub(crate) forbidden: AtomicU64,
     pub(crate) store_losses: AtomicU64,
 }
 
@@ -83,6 +84,8 @@ pub(crate) enum SubmitError {
         "the store did not say whether the change was made ({0}); look, and try again: to make a change twice does no harm"
     )]
     Unknown(String),
+    #[error("{0}")]
+    Forbidden(String),
     #[error("the audit log cannot be written: {0}; without it this relay changes nothing (--audit-required)")]
     Audit(String),
 }
@@ -244,6 +247,16 @@ impl Relay {
         let counted = if result.is_ok() { &self.counts.commits } else { &self.counts.refused };
         counted.fetch_add(1, Ordering::Relaxed);
         result
+    }
+
+    /// Refuses a batch that those who ask may not make; with a line in the log, unless they only try it. It may wait for a disk.
+    pub(crate) fn forbid(&self, batch: &Batch, peer: Peer, why: String, is_tried: bool) -> SubmitError {
+        self.counts.forbidden.fetch_add(1, Ordering::Relaxed);
+        let result = Err(SubmitError::Forbidden(why.clone()));
+        if let Some(audit) = self.audit.as_ref().filter(|_| !is_tried) {
+            audit.end(&Request::new(batch, peer), &[], &result, now_ms());
+        }
+        SubmitError::Forbidden(why)
     }
 
     async fn submit_in_turn(&self, batch: &Batch, peer: Peer) -> Result<Applied, SubmitError> {

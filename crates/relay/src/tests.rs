@@ -350,12 +350,15 @@ fn lists_come_in_pages() {
     let mut query = ObjectsQuery { kind: Some(bifrost_intent::Kind::Port), limit: Some(20), ..ObjectsQuery::default() };
     let mut sizes = Vec::new();
     loop {
-        let page = world.fleet.objects(&query);
+        let page = world.fleet.objects(&query, |_| true);
         sizes.push(page.objects.len());
         let Some(next) = page.next else { break };
         query.from = Some(next);
     }
     assert_eq!(sizes, [20, 20, 10]);
     let of = |project: &str| ObjectsQuery { project: Some(project.into()), ..ObjectsQuery::default() };
-    assert_eq!((world.fleet.objects(&of("demo")).objects.len(), world.fleet.objects(&of("x")).objects.len()), (52, 0));
+    let count = |project: &str| world.fleet.objects(&of(project), |_| true).objects.len();
+    assert_eq!((count("demo"), count("x")), (52, 0));
+    let ports = |key: &bifrost_intent::Key| key.name().ends_with('7');
+    assert_eq!(world.fleet.objects(&of("demo"), ports).objects.len(), 5, "of those that may be seen");
 }

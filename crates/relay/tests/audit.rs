@@ -164,3 +164,54 @@ fn without_a_log_nothing_is_changed_if_that_is_wanted() {
     let relay = Relay::start("wanted", Some("/dev/full"), &[]);
     assert_eq!((relay.apply(json!([set("vpc/demo/a", json!({}))])).0, relay.objects()), (200, 1));
 }
+
+/// Of a project one sees and changes what one's role says; what is refused is logged and counted.
+#[test]
+fn roles_are_kept() {
+    let roles = std::env::temp_dir().join(format!("bifrost-audit-e2e-roles-{}", std::process::id()));
+    let grant = |uid: u32, role: &str| format!("[[grant]]\nuid = {uid}\nproject = \"demo\"\nrole = \"{role}\"\n");
+    std::fs::write(&roles, grant(2001, "viewer") + &grant(2002, "editor")).unwrap();
+    let relay = Relay::start("role", None, &["--roles", &roles.display().to_string()]);
+    let socket = relay.directory.join("relay.sock");
+    std::fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    let (demo, other) = (set("vpc/demo/a", json!({})), set("vpc/other/a", json!({})));
+    assert_eq!(relay.apply(json!([demo, other, set("host/h1", json!({"addresses": ["192.0.2.1"]}))])).0, 200, "root");
+    // A thread has a user of its own.
+    let ask = |uid: u32, method: &str, path: &str, body: Value| {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| {
+                let uid = rustix::process::Uid::from_raw(uid);
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+                relay.try_ask(method, path, &body).unwrap()
+            });
+            asking.join().unwrap()
+        })
+    };
+    let change =
+        |uid: u32, key: &str| ask(uid, "POST", "/v1/apply", json!({"changes": [set(key, json!({"dhcp": false}))]})).0;
+    assert_eq!(ask(2000, "GET", "/v1/status", Value::Null).0, 403, "it has no role");
+    assert_eq!([change(2001, "vpc/demo/b"), change(2002, "vpc/demo/b"), change(2002, "vpc/other/b")], [403, 200, 403]);
+    let batch = json!({"changes": [set("project/demo", json!({}))]});
+    assert_eq!(ask(2002, "POST", "/v1/apply?dry_run=true", batch).0, 403);
+    let (_, seen) = ask(2001, "GET", "/v1/objects", Value::Null);
+    let keys: Vec<&str> = seen["objects"].as_array().unwrap().iter().map(|o| o["key"].as_str().unwrap()).collect();
+    assert_eq!(keys, ["host/h1", "vpc/demo/a", "vpc/demo/b"]);
+    let why = |uid: u32, key: &str| ask(uid, "GET", &format!("/v1/why?key={key}"), Value::Null).0;
+    assert_eq!([why(2001, "vpc/demo/a"), why(2001, "vpc/other/a"), why(0, "vpc/other/a")], [200, 404, 200]);
+    // A role that is taken away is gone with the next request.
+    std::fs::write(&roles, grant(2001, "viewer")).unwrap();
+    assert_eq!(change(2002, "vpc/demo/b"), 403);
+
+    let text = std::fs::read_to_string(relay.directory.join("audit.json")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let refused: Vec<_> = lines.iter().filter(|line| line["outcome"] == "refused").collect();
+    let told: Vec<_> =
+        refused.iter().map(|line| (line["uid"].as_u64().unwrap(), line["key"].as_str().unwrap())).collect();
+    assert_eq!(told, [(2001, "vpc/demo/b"), (2002, "vpc/other/b")], "nobody without a role comes so far");
+    assert!(refused[1]["why"].as_str().unwrap().contains("needs the role editor of \"other\""), "{}", refused[1]);
+    let mut metrics = String::new();
+    relay.connect("GET", "/metrics", "").unwrap().read_to_string(&mut metrics).unwrap();
+    assert!(metrics.contains("bifrost_relay_batches_forbidden_total 3"), "{metrics}");
+    std::fs::remove_file(roles).unwrap();
+}

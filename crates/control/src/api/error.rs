@@ -20,6 +20,8 @@ pub struct ApiError {
 pub enum ErrorKind {
     /// The request is wrong: 400.
     BadRequest,
+    /// Those who ask may not do that: 403.
+    Forbidden,
     /// What it names does not exist: 404.
     NotFound,
     /// It contradicts the daemon's state: 409.
@@ -35,6 +37,7 @@ impl ErrorKind {
     pub fn status(self) -> u16 {
         match self {
             ErrorKind::BadRequest => 400,
+            ErrorKind::Forbidden => 403,
             ErrorKind::NotFound => 404,
             ErrorKind::Conflict => 409,
             ErrorKind::Internal => 500,
@@ -45,6 +48,7 @@ impl ErrorKind {
     /// The kind that an HTTP status code stands for; statuses of nobody here count as the nearest kind.
     pub fn from_status(status: u16) -> ErrorKind {
         match status {
+            403 => ErrorKind::Forbidden,
             404 => ErrorKind::NotFound,
             409 => ErrorKind::Conflict,
             400..=499 => ErrorKind::BadRequest,
