@@ -1,7 +1,9 @@
 //! Which backends of load balancers work: each host asks for itself, over the way that its guests would take.
 //!
-//! A question is an ordinary TCP connection from the network namespace of a port (`[load_balancer.check] from`, or one of the VPC), so what is asked about is all of it:
-//! route, transport, rules, backend. A backend whose answers change its state takes no new connections, or takes them again; those that it has stay.
+//! A question is an ordinary TCP connection from the network namespace of a port
+//! (`[load_balancer.check] from`, or one of the VPC), so what is asked about is all of it: route,
+//! transport, rules, backend. A backend whose answers change its state takes no new connections, or
+//! takes them again; those that it has stay.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
@@ -65,7 +67,8 @@ struct Asked {
     is_asking: bool,
 }
 
-/// Answers that have come, from threads that ask. None: there was nowhere to ask from, which says nothing of the backend.
+/// Answers that have come, from threads that ask. None: there was nowhere to ask from, which says
+/// nothing of the backend.
 type Answers = Arc<Mutex<Vec<(Target, Option<bool>)>>>;
 
 /// Asks until the daemon ends. After a panic it begins again.
@@ -259,7 +262,7 @@ mod tests {
                 port("c", 2, 4, "netns = \"c\""),
             ];
             let text = format!(
-                "[host]\nname = \"h\"\n[underlay]\naddresses = [\"192.0.2.1\"]\n[[vpc]]\nvni = 1\ngateway = [\"10.0.0.254\"]\n{}\
+                "[host]\nname = \"h\"\n[underlay]\naddresses = [\"192.0.2.1\"]\n[[vpc]]\nvni = 1\ngateway = [\"10.0.0.254\"]\n[[vpc]]\nvni = 2\n{}\
                  [[load_balancer]]\nname = \"lb\"\nvni = 1\naddress = \"10.0.0.100\"\nport = 80\n\
                  backend = [{{ address = \"10.0.0.1\" }}]\ncheck = {{ {from} }}\n",
                 ports.concat()

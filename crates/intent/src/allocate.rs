@@ -33,8 +33,9 @@ pub(crate) fn gateway(prefix: IpNet) -> Option<IpAddr> {
     Some(address(prefix, range.0))
 }
 
-/// A free address of a subnet for a port or load balancer: the one after the highest that the subnet has ever given, so that an address that was
-/// freed rests as long as possible; once those are used up, the lowest free one.
+/// A free address of a subnet for a port or load balancer: the one after the highest that the
+/// subnet has ever given, so that an address that was freed rests as long as possible; once those
+/// are used up, the lowest free one.
 pub(crate) fn free_address(model: &Model, vpc: &Key, subnet: &Key, prefix: IpNet) -> Option<IpAddr> {
     let (first, last) = hosts(prefix)?;
     let used = |n: u128| model.found(&Index::Address(vpc.clone(), address(prefix, n))).next().is_some();

@@ -140,7 +140,8 @@ pub struct Model {
     /// Their keys, in order: a map in order would compare texts at each look-up.
     keys: BTreeSet<Key>,
     index: BTreeMap<Index, Found>,
-    /// The highest address that each subnet has given to a port or load balancer: freed addresses are used again only when there are no later ones.
+    /// The highest address that each subnet has given to a port or load balancer: freed addresses
+    /// are used again only when there are no later ones.
     cursors: HashMap<Key, IpAddr>,
     /// How many objects of each kind a project has, in the order of [`Kind::ALL`].
     counts: HashMap<Box<str>, [u64; Kind::ALL.len()]>,

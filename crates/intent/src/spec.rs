@@ -375,20 +375,21 @@ impl PortSpec {
         if !self.is_container() {
             return self.settings.get("socket").and_then(Value::as_str).map(str::to_owned);
         }
-        interface(&self.settings)
+        let default = self.settings.contains_key("netns").then_some(PortSpec::DEVICE);
+        interface(&self.settings, default)
     }
 }
 
-/// The interface that a container's port with these settings has.
-fn interface(settings: &Map<String, Value>) -> Option<String> {
+/// The interface that a container's port with these settings has; `default`: its name, if they name none.
+fn interface(settings: &Map<String, Value>, default: Option<&str>) -> Option<String> {
     let text = |key: &str| settings.get(key).and_then(Value::as_str);
-    let netns = match text("netns") {
-        None => return text("device").map(|device| format!("interface {device}")),
-        Some(path) if path.starts_with('/') => path.to_owned(),
+    let device = text("device").or(default)?;
+    Some(match text("netns") {
+        None => format!("interface {device}"),
+        Some(path) if path.starts_with('/') => format!("interface {device} in {path}"),
         // As `bifrostd` reads it.
-        Some(name) => format!("/run/netns/{name}"),
-    };
-    Some(format!("interface {} in {netns}", text("device").unwrap_or(PortSpec::DEVICE)))
+        Some(name) => format!("interface {device} in /run/netns/{name}"),
+    })
 }
 
 impl SecurityGroupSpec {

@@ -9,10 +9,10 @@ use bifrost_intent::api::{
 use bifrost_intent::{Batch, Change, Key, Kind, Model, Op};
 use serde_json::{Value, json};
 
-/// An object of each kind with every key that the schema has, in an order in which they can be made. Keys that exclude each other are in
-/// several.
+/// An object of each kind with every key that the schema has, in an order in which they can be
+/// made. Keys that exclude each other are in several.
 fn objects() -> Vec<Value> {
-    let rule = json!({"protocol": "tcp", "ports": [80, "8000-8099"], "from": ["10.0.0.0/8", "set:office"], "to": ["10.0.0.0/8"], "log": true});
+    let rule = |end: &str| json!({"protocol": "tcp", "ports": [80, "8000-8099"], end: ["10.0.0.0/8", "set:office"], "log": true});
     let backends = json!([{"guest": "web", "port": 8080, "weight": 2}, {"address": "10.0.0.77"}]);
     let check =
         json!({"kind": "http", "path": "/", "port": 81, "interval_ms": 500, "timeout_ms": 100, "rise": 1, "fall": 2});
@@ -44,7 +44,7 @@ fn objects() -> Vec<Value> {
         json!({"key": "subnet/demo/a", "vpc": "net", "prefix": "10.0.0.0/24", "gateway": "10.0.0.1"}),
         json!({"key": "subnet/demo/six", "vpc": "net", "prefix": "fd00::/64"}),
         json!({"key": "address_set/demo/office", "addresses": ["198.51.100.0/24", "2001:db8::/32"]}),
-        json!({"key": "security_group/demo/web", "ingress": [rule], "egress": []}),
+        json!({"key": "security_group/demo/web", "ingress": [rule("from")], "egress": [rule("to")]}),
         port,
         machine,
         json!({"key": "vpc/demo/two"}),

@@ -249,7 +249,8 @@ impl Relay {
         result
     }
 
-    /// Refuses a batch that those who ask may not make; with a line in the log, unless they only try it. It may wait for a disk.
+    /// Refuses a batch that those who ask may not make; with a line in the log, unless they only
+    /// try it. It may wait for a disk.
     pub(crate) fn forbid(&self, batch: &Batch, peer: Peer, why: String, is_tried: bool) -> SubmitError {
         self.counts.forbidden.fetch_add(1, Ordering::Relaxed);
         let result = Err(SubmitError::Forbidden(why.clone()));

@@ -1,7 +1,8 @@
 //! Who may do what by the API: roles that a file grants to users and groups of this machine.
 //!
-//! The kernel says who is at the other end of the socket (`SO_PEERCRED`), so there are no passwords. Without a file everybody who may open
-//! the socket may do everything; with one, those that it does not name may do nothing, and root may do everything.
+//! The kernel says who is at the other end of the socket (`SO_PEERCRED`), so there are no
+//! passwords. Without a file everybody who may open the socket may do everything; with one, those
+//! that it does not name may do nothing, and root may do everything.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;

@@ -80,9 +80,9 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations/fleet.md");
         let guide = std::fs::read_to_string(path).unwrap();
         let blocks = guide.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-        let help = super::super::FILE_HELP.split("\n\n").nth(1).unwrap();
+        let help = super::super::FILE_HELP.split("\n\n").nth(1).unwrap().replace("\n  ", "\n");
         let mut documents = 0;
-        for text in blocks.chain([help]) {
+        for text in blocks.chain([help.trim_start()]) {
             for document in serde_saphyr::from_multiple::<Value>(text).unwrap() {
                 let wrong: Vec<String> = validator.iter_errors(&document).map(|e| e.to_string()).collect();
                 assert!(wrong.is_empty(), "{document}: {wrong:?}");

@@ -289,7 +289,7 @@ fn refused(applied: &Applied, refusing: &[HostStatus]) -> Result<(), Failure> {
 fn is_of(changed: &ChangedObject, problem: &HostProblem) -> bool {
     let says = |name: &str| changed.spec.as_ref().and_then(|spec| spec.get(name));
     match (changed.key.kind(), &*problem.kind) {
-        (Kind::Vpc, "vpc") => says("vni").is_some_and(|vni| vni.to_string() == problem.key),
+        (Kind::Vpc, "vpc") => says("vni").and_then(Value::as_u64).is_some_and(|vni| problem.key.parse() == Ok(vni)),
         // Of a VPC, and a host has few.
         (Kind::NatGateway, "nat") => true,
         (Kind::FloatingIp, "floating_ip") => {

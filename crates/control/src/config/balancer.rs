@@ -141,8 +141,8 @@ fn health_check(mut s: Section<'_, '_>) -> HealthCheck {
 }
 
 impl LoadBalancer {
-    /// Whether its host asks from a port whether the backends work: it is the port that the check names, or without a name one of the
-    /// VPC from which that is possible.
+    /// Whether its host asks from a port whether the backends work: it is the port that the check
+    /// names, or without a name one of the VPC from which that is possible.
     pub fn asks_from(&self, port: &Port) -> bool {
         let Some(check) = &self.check else { return false };
         match check.from.as_deref() {

@@ -12,7 +12,8 @@ use crate::model::Model;
 use crate::span::Topic;
 use crate::spec::{BackendSpec, LoadBalancerSpec, MirrorSpec};
 
-/// What hosts with ports of the VPC get. None: it has no address that the VPC's router is beside, or no backend that exists.
+/// What hosts with ports of the VPC get. None: it has no address that the VPC's router is beside,
+/// or no backend that exists.
 pub(super) fn load_balancer(model: &Model, key: &Key, spec: &LoadBalancerSpec) -> Option<Contribution> {
     let subnet = model.subnet(&key.sibling(Kind::Subnet, &spec.subnet))?;
     let vpc = key.sibling(Kind::Vpc, &subnet.vpc);
@@ -40,7 +41,8 @@ pub(super) fn load_balancer(model: &Model, key: &Key, spec: &LoadBalancerSpec) -
     Some(one(Topic::Inside(vpc), HostKind::LoadBalancer, &name, Value::Object(item)))
 }
 
-/// The address of a backend of a load balancer: of a guest, its first one of the family. None: the guest has none, or is not of the VPC.
+/// The address of a backend of a load balancer: of a guest, its first one of the family. None: the
+/// guest has none, or is not of the VPC.
 pub(crate) fn backend_address(
     model: &Model,
     balancer: &Key,

@@ -117,8 +117,8 @@ impl Trial<'_> {
         self.check_only(key, field, &Index::Outside(address), address);
     }
 
-    /// Gives hosts their blocks: those that get a port of a VPC with a gateway, or an uplink, and all of a gateway that is set. An
-    /// implied change of the gateway.
+    /// Gives hosts their blocks: those that get a port of a VPC with a gateway, or an uplink, and
+    /// all of a gateway that is set. An implied change of the gateway.
     pub(super) fn allot_blocks(&mut self) {
         let mut gateways = BTreeSet::new();
         let mut wanted = BTreeSet::new();
@@ -154,6 +154,10 @@ impl Trial<'_> {
     /// `is_set`: the gateway is part of the batch, and hosts without a port of its VPC give their blocks back.
     fn allot(&mut self, key: &Key, hosts: &[String], is_set: bool) {
         let Some(Spec::NatGateway(mut spec)) = self.model.get(key).map(|stored| stored.spec.clone()) else { return };
+        // Told elsewhere: it has no addresses.
+        if spec.addresses.is_empty() {
+            return;
+        }
         let old = spec.blocks.clone();
         if is_set {
             let sizes: Vec<(String, Block)> = std::mem::take(&mut spec.blocks).into_iter().collect();

@@ -132,7 +132,8 @@ impl Trial<'_> {
         }
     }
 
-    /// What names a port that changes, and does not change itself: a guest's addresses are those of the backends that name it.
+    /// What names a port that changes, and does not change itself: a guest's addresses are those of
+    /// the backends that name it.
     pub(super) fn check_users_of_ports(&mut self) {
         let changed: BTreeSet<&Key> = self.before.iter().map(|(key, _)| key).collect();
         let ports = changed.iter().filter(|key| key.kind() == Kind::Port);

@@ -246,8 +246,8 @@ fn affected(model: &Model, changed: &[(Key, Option<Stored>)]) -> BTreeSet<Key> {
 fn add_referrers(model: &Model, key: &Key, all: &mut BTreeSet<Key>) {
     for referrer in model.referrers(key) {
         all.insert(referrer.clone());
-        // Of a VPC its subnets, of these and of hosts the ports, and what names these. Others are not looked through: what names a group does not depend on
-        // what the group names.
+        // Of a VPC its subnets, of these and of hosts the ports, and what names these. Others are
+        // not looked through: what names a group does not depend on what the group names.
         if matches!(key.kind(), Kind::Vpc | Kind::Subnet | Kind::Host) {
             add_referrers(model, referrer, all);
         }

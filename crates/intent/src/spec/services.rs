@@ -24,8 +24,8 @@ pub const MAX_POOL: usize = 256;
 pub struct LoadBalancerSpec {
     /// The subnet that its address is of. It does not change.
     pub subnet: String,
-    /// The address that clients connect to. Absent: a free one of the subnet. It does not change unless it is named. Load balancers may
-    /// share it, each with a port of its own.
+    /// The address that clients connect to. Absent: a free one of the subnet. It does not change
+    /// unless it is named. Load balancers may share it, each with a port of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
     /// Where connections go, 1 to [`MAX_BACKENDS`].
@@ -66,7 +66,8 @@ impl LoadBalancerSpec {
 pub struct UplinkSpec {
     /// Addresses of the interface, with their prefixes.
     pub addresses: Vec<IpNet>,
-    /// The network identifier that stands for the outside on this host; no packet between hosts has it. Absent: 4,095. No VPC has it.
+    /// The network identifier that stands for the outside on this host; no packet between hosts has
+    /// it. Absent: 4,095. No VPC has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vni: Option<u32>,
     /// The MAC address of the interface. Absent: one that follows from the host's first address.
@@ -77,7 +78,8 @@ pub struct UplinkSpec {
     pub settings: Map<String, Value>,
 }
 
-/// How the guests of a VPC reach the outside. Each host with a port of the VPC and an uplink has a block of ports of one address.
+/// How the guests of a VPC reach the outside. Each host with a port of the VPC and an uplink has a
+/// block of ports of one address.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NatGatewaySpec {
@@ -85,14 +87,16 @@ pub struct NatGatewaySpec {
     pub vpc: String,
     /// The addresses that guests have outside, 1 to [`MAX_POOL`] of one family. Nothing else has them.
     pub addresses: Vec<IpAddr>,
-    /// How many ports of an address a host gets, 64 to 64,512. Absent: all, from 1,024 on, so that each host has an address of its own.
+    /// How many ports of an address a host gets, 64 to 64,512. Absent: all, from 1,024 on, so that
+    /// each host has an address of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ports_per_host: Option<u32>,
     /// The most ports that one guest has at a time. Absent: half of its host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ports_per_guest: Option<u32>,
-    /// Which host has which ports. It is filled in: a host that gets its first port of the VPC gets the first free block, and keeps it until
-    /// the gateway is changed, or others need it, while the host has no such port.
+    /// Which host has which ports. It is filled in: a host that gets its first port of the VPC gets
+    /// the first free block, and keeps it until the gateway is changed, or others need it, while
+    /// the host has no such port.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub blocks: BTreeMap<String, Block>,
 }
@@ -154,7 +158,8 @@ pub struct MirrorSpec {
     /// In place of that, names of ports of the project, at most [`MAX_MIRRORED`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guests: Vec<String>,
-    /// All other keys of `[[mirror]]`: `target`, `target_vni`, `direction`, `protocol`, `prefixes`, `l4_ports`, `one_in`, `truncate`.
+    /// All other keys of `[[mirror]]`: `target`, `target_vni`, `direction`, `protocol`, `prefixes`,
+    /// `l4_ports`, `one_in`, `truncate`.
     #[serde(flatten)]
     pub settings: Map<String, Value>,
 }
@@ -168,7 +173,7 @@ impl UplinkSpec {
 
     /// The interface, as ports have it.
     pub(crate) fn attachment(&self) -> Option<String> {
-        super::interface(&self.settings)
+        super::interface(&self.settings, Some(UPLINK))
     }
 }
 
