@@ -8,6 +8,8 @@
 //!
 //! Packets in fragments, flow records and what flow logs count are not carried: guests do not notice. Counters are for the daemon to carry.
 
+mod port;
+
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::ids::{Direction, LoadBalancerId, PortId};
@@ -33,6 +35,9 @@ const NONE: u32 = u32::MAX;
 /// Why nothing, or not all, was taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CarryError {
+    /// It does not begin as it should.
+    #[error("that is not what a switch remembers, or of a version that is not known here")]
+    Foreign,
     /// A section says that it is longer than what there is.
     #[error("what the other switch remembers ends in the middle of a section")]
     Truncated,
@@ -107,23 +112,7 @@ impl Switch {
         mappings: &mut Vec<Option<u32>>,
         taken: &mut TakenOver,
     ) -> Result<(), CarryError> {
-        while !rest.is_empty() {
-            let (head, behind) = rest.split_first_chunk::<HEAD_BYTES>().ok_or(CarryError::Truncated)?;
-            let [k0, k1, b0, b1, c0, c1, c2, c3] = *head;
-            let (kind, bytes) = (u16::from_le_bytes([k0, k1]), u16::from_le_bytes([b0, b1]));
-            let count = u32::from_le_bytes([c0, c1, c2, c3]) as usize;
-            let len = count.checked_mul(usize::from(bytes)).ok_or(CarryError::Truncated)?;
-            let (section, behind) = behind.split_at_checked(len).ok_or(CarryError::Truncated)?;
-            rest = behind;
-            let needed = match kind {
-                MAPPINGS => MAPPING_BYTES,
-                SESSIONS => SESSION_BYTES,
-                CONNECTIONS => CONNECTION_BYTES,
-                _ => continue,
-            };
-            if usize::from(bytes) < needed {
-                return Err(CarryError::Short { kind, bytes, needed: needed as u16 });
-            }
+        while let Some((kind, bytes, section)) = next_section(&mut rest)? {
             for record in section.chunks_exact(usize::from(bytes)) {
                 let mut fields = Fields(record);
                 let is_taken = match kind {
@@ -198,6 +187,33 @@ impl Switch {
     fn has_port(&self, port: PortId) -> Option<()> {
         self.index.port(port).map(drop)
     }
+}
+
+/// A section: its kind, the bytes of a record, the records.
+type Section<'a> = (u16, u16, &'a [u8]);
+
+/// The next section that is known here.
+fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<Section<'a>>, CarryError> {
+    while !rest.is_empty() {
+        let (head, behind) = rest.split_first_chunk::<HEAD_BYTES>().ok_or(CarryError::Truncated)?;
+        let [k0, k1, b0, b1, c0, c1, c2, c3] = *head;
+        let (kind, bytes) = (u16::from_le_bytes([k0, k1]), u16::from_le_bytes([b0, b1]));
+        let count = u32::from_le_bytes([c0, c1, c2, c3]) as usize;
+        let len = count.checked_mul(usize::from(bytes)).ok_or(CarryError::Truncated)?;
+        let (section, behind) = behind.split_at_checked(len).ok_or(CarryError::Truncated)?;
+        *rest = behind;
+        let needed = match kind {
+            MAPPINGS => MAPPING_BYTES,
+            SESSIONS => SESSION_BYTES,
+            CONNECTIONS => CONNECTION_BYTES,
+            _ => continue,
+        };
+        if usize::from(bytes) < needed {
+            return Err(CarryError::Short { kind, bytes, needed: needed as u16 });
+        }
+        return Ok(Some((kind, bytes, section)));
+    }
+    Ok(None)
 }
 
 fn begin(out: &mut Vec<u8>, kind: u16, bytes: usize, count: usize) {

@@ -25,9 +25,9 @@ use crate::rule_log::{RuleLogCounters, RuleRecord};
 use crate::rule_logs::RuleLogs;
 use crate::service::{self, Connection};
 use crate::session::{PortSessions, SessionCounters, Sessions};
-use crate::tables::{BuildError, FlowLogSpec, Port, RuleLogSpec, Tables};
+use crate::tables::{BuildError, FlowLogSpec, GATEWAY_MAC, Port, RuleLogSpec, Tables};
 use crate::verdict::{Action, Verdict};
-use crate::vpc::{Location, VpcId};
+use crate::vpc::{Location, Owner, VpcId};
 
 /// Decides where frames go.
 #[derive(Debug)]
@@ -479,6 +479,26 @@ impl Switch {
     /// Whether the vNIC of that MAC address lives on that host, as the routes have it.
     pub fn is_at_peer(&self, vni: Vni, mac: Mac, peer: PeerId) -> bool {
         self.index.vpc(vni).is_some_and(|vpc| vpc.location(mac) == Some(Location::Remote(peer)))
+    }
+
+    /// The host at which the sender of a frame is, as the routes have it: by its MAC address, or by its IP address if the frame came
+    /// through the gateway.
+    pub fn host_of_sender(&self, vni: Vni, parsed: &Parsed) -> Option<PeerId> {
+        let vpc = self.index.vpc(vni)?;
+        let location = match vpc.owner(parsed.src_ip) {
+            Some(Owner::Vnic(hop)) if parsed.src_mac == GATEWAY_MAC => hop.path.location,
+            _ => vpc.location(parsed.src_mac)?,
+        };
+        match location {
+            Location::Remote(peer) => Some(peer),
+            Location::Local(_) => None,
+        }
+    }
+
+    /// Whether a peer may send a frame at all: [`from_underlay`](Self::from_underlay)'s first stage alone.
+    pub fn admits_from_underlay(&self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> bool {
+        let frame = Frame::whole(frame_head, parsed);
+        self.index.vpc(vni).is_some_and(|vpc| pipeline::admits_from_peer(&self.index, vpc, peer, frame))
     }
 
     /// Counters of every port there is, by number.

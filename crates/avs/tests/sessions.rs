@@ -5,8 +5,8 @@
 mod common;
 
 use bifrost_avs::{
-    Action, Direction, DropReason, GATEWAY_MAC, GroupId, GroupRule, Pattern, PortId, SecurityGroup, SessionLimits,
-    Switch, Tables,
+    Action, CarryError, Direction, DropReason, GATEWAY_MAC, GroupId, GroupRule, Pattern, PortId, SecurityGroup,
+    SessionLimits, Switch, Tables,
 };
 use common::any::{SECOND, SYN};
 use common::*;
@@ -282,4 +282,52 @@ fn another_switch_goes_on_with_what_was_let_in() {
     second.advance(1300 * SECOND);
     assert_eq!(second.session_counters().current, 20, "the half-closed one has ended");
     assert_eq!(second.session_counters().revoked, 0);
+}
+
+#[test]
+fn the_switch_of_another_host_goes_on_with_a_ports_sessions() {
+    let tables = server(4096);
+    let mut first = Switch::build(&tables, 1).unwrap();
+    first.advance(5000 * SECOND);
+    for from in 1..=20 {
+        NEIGHBOUR.is_connected(&mut first, from).unwrap();
+    }
+    half_closed(&mut first, NEIGHBOUR, 7000).unwrap();
+    first.advance(5100 * SECOND);
+    let mut bytes = Vec::new();
+    first.carry_sessions(tables.ports[0].id, &mut bytes);
+    // The port has another number there, and the host another clock.
+    let there = |number: u16| {
+        let mut tables = server(4096);
+        tables.ports[0].id = PortId(number);
+        let mut second = Switch::build(&tables, 2).unwrap();
+        second.advance(300 * SECOND);
+        (second, tables.ports[0].id)
+    };
+    let (mut second, port) = there(9);
+    let taken = second.take_over_sessions(300 * SECOND, port, &bytes).unwrap();
+    assert_eq!((taken.sessions, taken.left_out), (21, 0));
+    assert_eq!(second.take_over_sessions(300 * SECOND, port, &bytes).unwrap().left_out, 21, "what is there stays");
+    second.advance(420 * SECOND);
+    assert_eq!(second.session_counters().current, 21);
+    second.advance(520 * SECOND);
+    assert_eq!(second.session_counters().current, 20, "the half-closed one had 100 s behind it, and 240 in all");
+    // No other port's, and nothing that is not what it should be.
+    let (mut other, _) = there(9);
+    assert_eq!(other.take_over_sessions(300 * SECOND, PortId(3), &bytes).unwrap().sessions, 0);
+    for cut in 0..bytes.len() {
+        assert!(other.take_over_sessions(300 * SECOND, PortId(3), &bytes[..cut]).is_err() || cut == 12, "{cut}");
+    }
+    let mut foreign = bytes.clone();
+    foreign[4] = 2;
+    assert_eq!(other.take_over_sessions(300 * SECOND, port, &foreign), Err(CarryError::Foreign));
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..2000 {
+        let mut damaged = bytes.clone();
+        (0..random.usize(1..6)).for_each(|_| damaged[random.usize(..bytes.len())] = random.u8(..));
+        let (mut second, port) = there(9);
+        if let Ok(taken) = second.take_over_sessions(300 * SECOND, port, &damaged) {
+            assert!(taken.sessions + taken.left_out <= 21);
+        }
+    }
 }

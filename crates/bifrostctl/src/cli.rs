@@ -7,6 +7,7 @@ use crate::drops::DropsArgs;
 use crate::fleet::FleetArgs;
 use crate::gw::{self, GwArgs};
 use crate::objects::{self, ApplyArgs, ObjectCommand, ObjectsArgs};
+use crate::sessions::{self, SessionsCommand};
 use crate::trace::{self, TraceArgs};
 use bifrost_control::api::{Direction, DrainSpec, FaultSpec, FaultSpecError, FaultTarget};
 use bifrost_control::config::DEFAULT_SOCKET;
@@ -104,6 +105,9 @@ pub(crate) enum Command {
     /// Add, change or delete one security group
     #[command(subcommand, after_help = objects::CHANGE_EXAMPLES)]
     Sg(ObjectCommand),
+    /// Take a port's sessions (security groups) along when its guest moves to another host
+    #[command(subcommand, after_help = sessions::EXAMPLES)]
+    Sessions(SessionsCommand),
     /// Break the network on purpose, to see what happens
     #[command(subcommand, after_help = FAULT_EXAMPLES)]
     Fault(FaultCommand),

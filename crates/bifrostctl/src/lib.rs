@@ -11,6 +11,7 @@ mod fleet;
 mod gw;
 mod objects;
 mod output;
+mod sessions;
 mod table;
 mod top;
 mod trace;
@@ -80,6 +81,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Port(command) => objects::change(&client, Kind::Port, command, out),
         Command::Route(command) => objects::change(&client, Kind::Route, command, out),
         Command::Sg(command) => objects::change(&client, Kind::SecurityGroup, command, out),
+        Command::Sessions(command) => sessions::run(&client, command, out),
         Command::Fault(FaultCommand::List) => out.print(&client.faults()?, |v| table::faults(v)),
         Command::Fault(FaultCommand::Add(args)) => out.print(&client.add_fault(&args.spec()?)?, table::fault_added),
         Command::Fault(FaultCommand::Clear { id: None }) => out.print(&client.clear_faults()?, table::faults_cleared),

@@ -8,8 +8,8 @@ use std::time::Instant;
 use bifrost_control::api::{
     ApiError, ApplyReport, ApplySpec, BackendHealth, BackendStatus, CaptureSpec, Conn, DrainReport, DrainSpec,
     FaultEntry, FaultSpec, FlowLogStatus, LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest,
-    ObjectsQuery, Path, PeerMode, PeerStatus, PortStatus, ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec,
-    UpgradeReport, UpgradeSpec, WorkerStatus,
+    ObjectsQuery, Path, PeerMode, PeerStatus, PortSessions, PortStatus, ReloadReport, Route, Sample, SessionsQuery,
+    SessionsReport, Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec, WorkerStatus,
 };
 use bifrost_control::config::{self, Affinity, BalancedProtocol, Config, LoadBalancer, PeerTransport};
 use bifrost_control::server::{Backend, CaptureStream, Pages};
@@ -335,6 +335,15 @@ impl Backend for Daemon {
     fn object_digests(&self, query: ObjectsQuery) -> Result<Vec<ObjectsDigest>, ApiError> {
         let objects = self.state().objects.clone();
         Ok(in_background(|| objects.digests(&query)))
+    }
+
+    fn export_sessions(&self, query: SessionsQuery) -> Result<PortSessions, ApiError> {
+        self.state().export_sessions(query.port)
+    }
+
+    fn import_sessions(&self, sessions: PortSessions) -> Result<SessionsReport, ApiError> {
+        let bytes = sessions.bytes()?;
+        self.state().import_sessions(&sessions.port, bytes)
     }
 
     fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError> {

@@ -410,6 +410,7 @@ impl State {
         };
         let (kept, remade): (Vec<_>, Vec<_>) =
             pairs.map(|(old, new)| (old.clone(), new.clone())).partition(|(old, new)| is_kept(old, new));
+        self.note_gone(&diff)?;
         for (port, next) in
             diff.ports.removed.iter().map(|old| (old, None)).chain(remade.iter().map(|(old, new)| (old, Some(new))))
         {
@@ -463,6 +464,7 @@ impl State {
         if let Err(error) = self.mend_containers() {
             failures.push(Failure { object: None, error: format!("{error:#}") });
         }
+        self.note_came(&diff)?;
         if !policies.is_empty() {
             self.on_all(move |worker| {
                 for (owner, (ordering, reliable)) in &policies {

@@ -11,6 +11,8 @@ use bifrost_port::panics::Panic;
 use bifrost_port::vhost::{DirtyLog, QueueOwner, Unplugged, VhostConfig, VhostPort, VhostQueue};
 use bifrost_rte::Time;
 
+use crate::moves::end_of_following;
+
 /// A served vhost-user socket; dropped, it ends, and the worker has an empty port.
 pub(crate) struct Machine {
     running: Arc<AtomicBool>,
@@ -74,6 +76,8 @@ impl QueueOwner for Plug {
         if !std::mem::replace(&mut self.has_arrived, true) {
             tracing::info!(port = self.owner, "a guest has arrived from another host");
         }
+        let (owner, until) = (self.owner, end_of_following());
+        let _ = self.worker.run(move |worker| worker.core_mut().note_arrived(owner, until));
     }
 
     fn fault(&mut self, panic: &Panic) {

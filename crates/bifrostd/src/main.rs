@@ -20,6 +20,7 @@ mod kept;
 mod lists;
 mod machine;
 mod mirror;
+mod moves;
 mod nat;
 mod samples;
 mod snapshot;

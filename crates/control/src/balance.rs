@@ -145,6 +145,7 @@ const STAGES: [Stage; 9] = [
             "datapath.discarded_packets",
             "datapath.unread_datagrams",
             "datapath.fragmented_packets",
+            "datapath.followed_packets",
             "avs.underlay_dropped_*",
             "avs.underlay_ingress_dropped_packets",
             "avs.underlay_too_big_answered_packets",

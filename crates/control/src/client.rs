@@ -16,8 +16,9 @@ use tokio::runtime::Runtime;
 use crate::api::{
     ApiError, ApplyReport, ApplySpec, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared,
     FaultEntry, FaultSpec, FlowLogStatus, GatewayPod, GatewayTraceSpec, LoadBalancerStatus, MirrorStatus, NatStatus,
-    ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, Pipeline, PipelineCommand, PodCommand, PortStatus,
-    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec,
+    ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, Pipeline, PipelineCommand, PodCommand, PortSessions,
+    PortStatus, ReloadReport, Route, Sample, SessionsQuery, SessionsReport, Stats, Status, Trace, TraceSpec,
+    UpgradeReport, UpgradeSpec,
 };
 
 /// How long an answer may take.
@@ -194,6 +195,17 @@ impl Client {
     /// Has the daemon read its configuration again.
     pub fn reload(&self) -> Result<ReloadReport, ClientError> {
         self.request(Method::POST, "/v1/reload", None::<&()>, RELOAD_TIMEOUT)
+    }
+
+    /// A port's sessions, for the host to which its guest moves.
+    pub fn export_sessions(&self, port: &str) -> Result<PortSessions, ClientError> {
+        let query = SessionsQuery { port: port.to_owned() };
+        self.request(Method::POST, "/v1/sessions/export", Some(&query), RELOAD_TIMEOUT)
+    }
+
+    /// Goes on with the sessions that a port's guest had on another host.
+    pub fn import_sessions(&self, sessions: &PortSessions) -> Result<SessionsReport, ClientError> {
+        self.request(Method::POST, "/v1/sessions/import", Some(sessions), RELOAD_TIMEOUT)
     }
 
     /// Has another program go on with the daemon's work; returns once that one answers.

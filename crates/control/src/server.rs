@@ -18,6 +18,8 @@
 //! | `POST /v1/apply` with an [`ApplySpec`] | the [`ApplyReport`] |
 //! | `GET /v1/objects` with an [`ObjectsQuery`] | an [`ObjectList`]; with `?digest` a list of [`ObjectsDigest`] |
 //! | `POST /v1/upgrade` with an [`UpgradeSpec`], from root or the daemon's own user | the [`UpgradeReport`] |
+//! | `POST /v1/sessions/export` with a [`SessionsQuery`] | the [`PortSessions`] |
+//! | `POST /v1/sessions/import` with these | the [`SessionsReport`] |
 //! | `POST /v1/trace` with a [`TraceSpec`] | the [`Trace`] |
 //! | `POST /v1/capture` with a [`CaptureSpec`] | a pcapng file, as long as the capture runs |
 //!
@@ -48,8 +50,9 @@ use tokio::sync::oneshot;
 
 use crate::api::{
     ApiError, ApplyReport, ApplySpec, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, FlowLogStatus,
-    LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, PortStatus,
-    ReloadReport, Route, Sample, Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec,
+    LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath,
+    PortSessions, PortStatus, ReloadReport, Route, Sample, SessionsQuery, SessionsReport, Stats, Status, Trace,
+    TraceSpec, UpgradeReport, UpgradeSpec,
 };
 
 pub use capture::capture_response;
@@ -114,6 +117,14 @@ pub trait Backend: Send + Sync + 'static {
     /// Has another program go on with the daemon's work. When this returns without an error, that program answers requests from now on.
     fn upgrade(&self, _spec: UpgradeSpec) -> Result<UpgradeReport, ApiError> {
         Err(ApiError::bad_request("this daemon cannot be upgraded while it runs").hint("restart it"))
+    }
+    /// A port's sessions, for the host to which its guest moves; its name is not looked up yet.
+    fn export_sessions(&self, query: SessionsQuery) -> Result<PortSessions, ApiError> {
+        Err(ApiError::not_found(format!("there is no port named {:?}", query.port)))
+    }
+    /// Goes on with the sessions that a port's guest had on another host.
+    fn import_sessions(&self, sessions: PortSessions) -> Result<SessionsReport, ApiError> {
+        Err(ApiError::not_found(format!("there is no port named {:?}", sessions.port)))
     }
     /// What would become of a packet; its description makes sense, its names are not looked up yet. Nothing changes.
     fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError>;

@@ -23,6 +23,7 @@ use crate::fault::Faults;
 use crate::hand_over::Siblings;
 use crate::kept::Kept;
 use crate::limits::Limits;
+use crate::moved::MovedGuests;
 use crate::peers::{PeerConfig, PeerError, Peers, PlainPaths};
 use crate::ports::{Port, PortConfig};
 use crate::pressure::Pressure;
@@ -82,6 +83,8 @@ pub struct Core<P> {
     pub(crate) siblings: Siblings,
     /// What left while all paths to a peer had failed.
     pub(crate) kept: Kept,
+    /// Guests that have moved lately.
+    pub(crate) moved: MovedGuests,
     /// Looks at packets, while somebody wants that.
     pub(crate) capture: Option<Box<Capture>>,
     /// Who gets less while this worker cannot keep up.
@@ -129,6 +132,7 @@ impl<P: GuestPort> Core<P> {
             counters: Counters::default(),
             siblings: Siblings::new(u16::from(config.index)),
             kept: Kept::default(),
+            moved: MovedGuests::default(),
             capture: None,
             pressure: Pressure::default(),
             underlay_readable: true,
@@ -184,6 +188,7 @@ impl<P: GuestPort> Core<P> {
         port.watched = true;
         self.engine.set_receive_window(port.owner, port.port.receive_window());
         self.vnics.insert((port.vni, port.mac), port.owner);
+        self.moved.forget((port.vni, port.mac));
         self.ports[owner] = Some(port);
         Ok(())
     }
@@ -401,6 +406,7 @@ impl<P: GuestPort> Core<P> {
         self.emit::<false>(underlay);
         self.peers.remove(id);
         self.kept.forget(|flow| flow.peer == id);
+        self.moved.forget_peer(id);
         self.forget_departures(id);
     }
 

@@ -61,6 +61,8 @@ pub struct Counters {
     pub plain_rx_packets: u64,
     /// Frames sent as plain VXLAN.
     pub plain_tx_packets: u64,
+    /// Frames for guests that have moved to other hosts, sent on to these.
+    pub followed_packets: u64,
     /// Copies kept of frames that left as plain VXLAN while all paths to their peer had failed.
     pub kept_packets: u64,
     /// Of these: sent again when a path answered.
@@ -241,6 +243,7 @@ impl Counters {
             ("datapath.unbundled_packets", self.unbundled_packets),
             ("datapath.plain_rx_packets", self.plain_rx_packets),
             ("datapath.plain_tx_packets", self.plain_tx_packets),
+            ("datapath.followed_packets", self.followed_packets),
             ("datapath.kept_packets", self.kept_packets),
             ("datapath.kept_tx_packets", self.kept_tx_packets),
             ("datapath.plain_moved_buckets", self.plain_moved_buckets),

@@ -243,30 +243,39 @@ impl<P: GuestPort> Core<P> {
     /// The switch's own answer to the sender of a packet from `peer`, of the given flow.
     #[cold]
     pub(crate) fn send_answer<const SEEN: bool>(&mut self, peer: u16, vni: Vni, flow: u32) {
-        let Some((path, lane, moved)) = self.peers.plain_lane(peer, flow, &mut self.engine, self.now) else { return };
+        let note = Note { peer: Some(peer), what: "the switch's answer", ..Note::default() };
+        self.send_frame::<SEEN>(peer, (vni, flow, NOT_ECT), note, None);
+    }
+
+    /// A frame that is not a guest's of this host, as plain VXLAN; `None`: the switch's answer. Whether there is such a peer.
+    #[cold]
+    pub(crate) fn send_frame<const SEEN: bool>(
+        &mut self,
+        peer: u16,
+        (vni, flow, ecn): (Vni, u32, u8),
+        note: Note,
+        frame: Option<&[u8]>,
+    ) -> bool {
+        let Some((path, lane, moved)) = self.peers.plain_lane(peer, flow, &mut self.engine, self.now) else {
+            return false;
+        };
         self.counters.on_plain_path(moved);
-        let answer = self.switch.answer();
-        self.batch.push(lane, NOT_ECT, |buffer| {
+        let frame = frame.unwrap_or_else(|| self.switch.answer());
+        self.batch.push(lane, ecn, |buffer| {
             buffer.extend_from_slice(&vxlan::emit(vni));
-            buffer.extend_from_slice(answer);
+            buffer.extend_from_slice(frame);
         });
         self.counters.emitted_packets += 1;
         self.counters.plain_tx_packets += 1;
         if SEEN && let Some(capture) = &mut self.capture {
             let (vni, path) = (Some(vni.get()), Some(path));
-            let note = Note {
-                direction: capture::Direction::Out,
-                peer: Some(peer),
-                vni,
-                path,
-                what: "the switch's answer",
-                ..Note::default()
-            };
-            capture.frame(Stage::Post, note, answer, answer.len());
+            let note = Note { direction: capture::Direction::Out, vni, path, ..note };
+            capture.frame(Stage::Post, note, frame, frame.len());
         }
         if !self.faults.is_empty() {
-            self.spoil_last(peer, PathId::masked(path), lane, NOT_ECT);
+            self.spoil_last(peer, PathId::masked(path), lane, ecn);
         }
+        true
     }
 
     /// One segment of a buffer is done with.

@@ -480,16 +480,23 @@ impl<P: GuestPort> Core<P> {
         self.work.to = frame.first_chunk().map(|to| (vni, Mac(*to)));
         self.work.cid = Cid::NONE;
         self.work.at_shared(At::Judge);
+        let mut sender = peer;
+        if !self.moved.is_empty() {
+            match self.follow::<SEEN>((peer, vni, datagram.ecn), note, frame, &parsed) {
+                Some(host) => sender = host,
+                None => return Ok(()),
+            }
+        }
         let &SwitchVerdict { action, rewrite, fragment_to } =
-            self.switch.from_underlay(vni, SwitchPeer(peer), frame, &parsed);
+            self.switch.from_underlay(vni, SwitchPeer(sender), frame, &parsed);
         let port = match action {
             Action::Deliver { port, .. } => port,
             Action::Answer { vni } => {
                 self.refuse::<SEEN>(Refusal::Switch(DropReason::PathMtu), None, None, note, frame);
-                self.send_answer::<SEEN>(peer, vni, parsed.flow_hash);
+                self.send_answer::<SEEN>(sender, vni, parsed.flow_hash);
                 return Ok(());
             }
-            // A peer's frame is never forwarded.
+            // A peer's frame is never forwarded, but for guests that have moved.
             Action::Forward { .. } => return Err((Refusal::WrongVnic, None)),
             Action::Drop(reason) => return Err((Refusal::Switch(reason), None)),
         };

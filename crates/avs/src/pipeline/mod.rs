@@ -198,3 +198,9 @@ pub(crate) fn admits(index: &Index, port: PortId, frame: Frame<'_>) -> Result<()
     let (service, is_resolution, mtu) = (None, false, 0);
     admit::outbound(&Outbound { index, port, vpc, frame, answer, room, service, is_resolution, mtu, verdict })
 }
+
+/// The first stage of [`inbound`] alone: whether a peer may send a frame at all.
+pub(crate) fn admits_from_peer(index: &Index, vpc: &VpcIndex, peer: PeerId, frame: Frame<'_>) -> bool {
+    let (verdict, answer) = (&mut Verdict::drop(DropReason::NoRoute), &mut Vec::new());
+    admit::inbound(&Inbound { index, vpc, peer, frame, answer, port: None, to: None, verdict }).is_ok()
+}

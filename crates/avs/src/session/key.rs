@@ -118,6 +118,13 @@ impl Key {
         (local, Endpoint { address: address(self.remote), port: (rest >> 32) as u16 })
     }
 
+    /// The same conversation of another port.
+    pub(crate) fn at_port(self, port: PortId) -> Key {
+        // The family in its lowest bits stays.
+        let rest = self.rest.get() & !(0xffff << 16) | u64::from(port.0) << 16;
+        Key { rest: NonZeroU64::new(rest).unwrap_or(self.rest), ..self }
+    }
+
     /// The vNIC's port.
     #[inline(always)]
     pub(crate) fn port(&self) -> PortId {

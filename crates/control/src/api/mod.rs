@@ -15,6 +15,7 @@ mod nat;
 mod objects;
 mod report;
 mod sample;
+mod sessions;
 mod trace;
 mod upgrade;
 
@@ -43,6 +44,7 @@ pub use objects::{
 };
 pub use report::{Changed, ReloadReport};
 pub use sample::{DropCount, Drops, Place, Sample};
+pub use sessions::{MAX_SESSIONS_BYTES, PortSessions, SessionsQuery, SessionsReport};
 pub use trace::{MAX_TRACE_SIZE, Trace, TraceSpec, TraceStep, TraceVerdict};
 pub use upgrade::{UpgradeReport, UpgradeSpec};
 

@@ -144,6 +144,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("datapath.plain_rx_packets", "plain VXLAN frames accepted", ""),
         count("datapath.plain_tx_packets", "frames sent as plain VXLAN", ""),
         count(
+            "datapath.followed_packets",
+            "plain VXLAN frames for guests that have moved to other hosts, sent on to these",
+            "for longer than some seconds: a peer has not been told of the move",
+        ),
+        count(
             "datapath.kept_packets",
             "copies of frames that left as plain VXLAN while all paths to their peer had failed",
             "all paths to a peer failed",

@@ -18,7 +18,7 @@ use super::connections::{Lasting, Peer, whole_body};
 use super::list::list;
 use crate::api::{
     ApiError, ApplySpec, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, MAX_APPLY_BYTES,
-    MAX_LISTED_OBJECTS, ObjectsQuery, TraceSpec, UpgradeSpec,
+    MAX_LISTED_OBJECTS, MAX_SESSIONS_BYTES, ObjectsQuery, PortSessions, SessionsQuery, TraceSpec, UpgradeSpec,
 };
 
 /// The largest body of most requests, bytes; a fault's specification has a few hundred.
@@ -50,12 +50,18 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
         .route("/v1/upgrade", post(upgrade))
         .route("/v1/apply", post(apply))
         .route("/v1/objects", get(objects))
+        .route("/v1/sessions/export", post(export_sessions))
+        .route("/v1/sessions/import", post(import_sessions))
         .route("/v1/trace", post(trace))
         .route("/v1/capture", post(start_capture))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(middleware::from_fn(|request: Request, next: Next| {
-            let most = if request.uri().path() == "/v1/apply" { MAX_APPLY_BYTES } else { MAX_BODY };
+            let most = match request.uri().path() {
+                "/v1/apply" => MAX_APPLY_BYTES,
+                "/v1/sessions/import" => MAX_SESSIONS_BYTES,
+                _ => MAX_BODY,
+            };
             whole_body(request, next, most)
         }))
         .layer(Extension(stopping))
@@ -132,6 +138,26 @@ async fn objects(State(backend): State<Shared>, query: Result<Query<ObjectsQuery
         Ok(Query(query)) if query.digest.is_some() => call(move || backend.object_digests(query)).await,
         Ok(Query(query)) => call(move || backend.objects(query)).await,
         Err(e) => refuse(e.body_text()),
+    }
+}
+
+async fn export_sessions(State(backend): State<Shared>, body: Bytes) -> Response {
+    match serde_json::from_slice::<SessionsQuery>(&body) {
+        Ok(query) => call(move || backend.export_sessions(query)).await,
+        Err(e) => {
+            let hint = "for example {\"port\": \"vm1\"}";
+            failure(ApiError::bad_request(e.to_string()).at("body of POST /v1/sessions/export").hint(hint))
+        }
+    }
+}
+
+async fn import_sessions(State(backend): State<Shared>, body: Bytes) -> Response {
+    match serde_json::from_slice::<PortSessions>(&body) {
+        Ok(sessions) => call(move || backend.import_sessions(sessions)).await,
+        Err(e) => {
+            let hint = "give what POST /v1/sessions/export has answered on the other host; nothing was changed";
+            failure(ApiError::bad_request(e.to_string()).at("body of POST /v1/sessions/import").hint(hint))
+        }
     }
 }
 

@@ -1,0 +1,145 @@
+//! Guests that have moved between hosts. What peers still send to the old host follows to the new one for a while, and the new
+//! one takes it: as plain VXLAN, once.
+
+use bifrost_avs::PeerId;
+use bifrost_nic::Parsed;
+use bifrost_port::GuestPort;
+use bifrost_rte::Time;
+use bifrost_wire::{Mac, Vni};
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+
+use crate::capture::Note;
+use crate::core::Core;
+
+/// Most guests that are remembered; what comes for others is dropped.
+const MOST: usize = 4096;
+
+/// Where a guest has moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// It was here, and is at this peer now.
+    To(u16),
+    /// It was at this peer, and is here.
+    From(u16),
+}
+
+impl Moved {
+    fn peer(self) -> u16 {
+        let (Moved::To(peer) | Moved::From(peer)) = self;
+        peer
+    }
+}
+
+/// Guests that have moved lately, by vNIC.
+#[derive(Debug, Default)]
+pub(crate) struct MovedGuests(HashMap<(Vni, Mac), (Moved, Time), RandomState>);
+
+impl MovedGuests {
+    fn note(&mut self, now: Time, vnic: (Vni, Mac), moved: Moved, until: Time) {
+        if self.0.len() >= MOST {
+            self.0.retain(|_, (_, until)| *until > now);
+        }
+        if self.0.len() < MOST || self.0.contains_key(&vnic) {
+            self.0.insert(vnic, (moved, until));
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Forgets it once its time is over.
+    fn find(&mut self, now: Time, vnic: (Vni, Mac)) -> Option<Moved> {
+        let (moved, until) = *self.0.get(&vnic)?;
+        if until > now {
+            return Some(moved);
+        }
+        self.0.remove(&vnic);
+        None
+    }
+
+    /// The guest is here, whatever was before.
+    pub(crate) fn forget(&mut self, vnic: (Vni, Mac)) {
+        self.0.remove(&vnic);
+    }
+
+    /// A peer is gone: its number may be another one's.
+    pub(crate) fn forget_peer(&mut self, id: u16) {
+        self.0.retain(|_, (moved, _)| moved.peer() != id);
+    }
+}
+
+impl<P: GuestPort> Core<P> {
+    /// Until then, plain VXLAN for the guest of that vNIC is sent on to its new host, or taken from its old one.
+    pub fn note_moved(&mut self, vni: Vni, mac: Mac, moved: Moved, until: Time) {
+        self.moved.note(self.now, (vni, mac), moved, until);
+    }
+
+    /// The guest behind a port runs here now: until then its old host may send it what still comes there.
+    pub fn note_arrived(&mut self, owner: u16, until: Time) {
+        let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
+        let Some(vnic) = port.map(|port| (port.vni, port.mac)) else { return };
+        if let Some(moved @ Moved::From(_)) = self.moved.find(self.now, vnic) {
+            self.moved.note(self.now, vnic, moved, until);
+        }
+    }
+
+    /// The host that has sent a frame for a guest that may have moved; `None`: the frame follows the guest. What a former host sends
+    /// on is judged by who has sent it first, and is not sent on again: it does not come from where its sender is.
+    #[cold]
+    pub(crate) fn follow<const SEEN: bool>(
+        &mut self,
+        (peer, vni, ecn): (u16, Vni, u8),
+        note: Note,
+        frame: &[u8],
+        parsed: &Parsed,
+    ) -> Option<u16> {
+        match self.moved.find(self.now, (vni, parsed.dst_mac)) {
+            Some(Moved::From(host)) if host == peer => {
+                Some(self.switch.host_of_sender(vni, parsed).map_or(peer, |sender| sender.0))
+            }
+            Some(Moved::To(host))
+                if host != peer && self.switch.admits_from_underlay(vni, PeerId(peer), frame, parsed) =>
+            {
+                let note = Note { peer: Some(host), ..note.saying("follows its guest") };
+                let is_sent = self.send_frame::<SEEN>(host, (vni, parsed.flow_hash, ecn), note, Some(frame));
+                self.counters.followed_packets += u64::from(is_sent);
+                if is_sent { None } else { Some(peer) }
+            }
+            _ => Some(peer),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vnic(n: u16) -> (Vni, Mac) {
+        let [high, low] = n.to_be_bytes();
+        (Vni::new(7).unwrap(), Mac([2, 0, 0, 0, high, low]))
+    }
+
+    #[test]
+    fn guests_are_remembered_for_a_time_and_not_too_many() {
+        let mut moved = MovedGuests::default();
+        moved.note(Time(0), vnic(1), Moved::To(3), Time(10));
+        moved.note(Time(0), vnic(2), Moved::From(4), Time(20));
+        assert_eq!(moved.find(Time(9), vnic(1)), Some(Moved::To(3)));
+        assert_eq!((moved.find(Time(10), vnic(1)), moved.find(Time(10), vnic(3))), (None, None));
+        moved.note(Time(0), vnic(3), Moved::To(3), Time(20));
+        moved.forget(vnic(3));
+        moved.forget_peer(4);
+        assert!(moved.is_empty());
+        for n in 0..MOST as u16 {
+            moved.note(Time(0), vnic(n), Moved::To(1), Time(30 + u64::from(n % 2)));
+        }
+        moved.note(Time(0), vnic(9999), Moved::To(1), Time(50));
+        assert_eq!(moved.find(Time(0), vnic(9999)), None, "there is no room");
+        moved.note(Time(0), vnic(5), Moved::To(2), Time(50));
+        assert_eq!(moved.find(Time(0), vnic(5)), Some(Moved::To(2)), "one that is there may change");
+        moved.note(Time(30), vnic(9999), Moved::To(1), Time(50));
+        assert_eq!(moved.find(Time(30), vnic(9999)), Some(Moved::To(1)), "the time of others is over");
+    }
+}
