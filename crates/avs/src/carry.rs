@@ -10,6 +10,8 @@
 
 mod port;
 
+pub use port::{MovingSession, read_moving_sessions, write_moving_sessions};
+
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::ids::{Direction, LoadBalancerId, PortId};

@@ -66,6 +66,7 @@ mod groups;
 mod ids;
 mod index;
 mod limits;
+mod listed;
 mod mapping;
 mod members;
 mod mutation;
@@ -89,7 +90,7 @@ mod vpc;
 
 pub use bifrost_tables::Pattern;
 pub use cache::VECTOR;
-pub use carry::{CarryError, TakenOver};
+pub use carry::{CarryError, MovingSession, TakenOver, read_moving_sessions, write_moving_sessions};
 pub use counters::{Drops, PortCounters, UnderlayCounters};
 pub use dhcp::SERVER_PORT as DHCP_SERVER_PORT;
 pub use dhcpv6::SERVER_PORT as DHCPV6_SERVER_PORT;
@@ -101,6 +102,7 @@ pub use fragments::FragmentCounters;
 pub use groups::Permission;
 pub use ids::{AddressSetId, Direction, GroupId, LoadBalancerId, PeerId, PortId, UplinkId, WorkerId};
 pub use limits::{FlowLimits, SessionLimits};
+pub use listed::SessionView;
 pub use mapping::NatCounters;
 #[cfg(feature = "mutations")]
 pub use mutation::Mutation;

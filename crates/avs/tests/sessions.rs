@@ -5,8 +5,8 @@
 mod common;
 
 use bifrost_avs::{
-    Action, CarryError, Direction, DropReason, GATEWAY_MAC, GroupId, GroupRule, Pattern, PortId, SecurityGroup,
-    SessionLimits, Switch, Tables,
+    Action, CarryError, Class, Direction, DropReason, GATEWAY_MAC, GroupId, GroupRule, Pattern, PortId, SecurityGroup,
+    SessionLimits, SessionView, Switch, Tables, read_moving_sessions, write_moving_sessions,
 };
 use common::any::{SECOND, SYN};
 use common::*;
@@ -284,6 +284,20 @@ fn another_switch_goes_on_with_what_was_let_in() {
     assert_eq!(second.session_counters().revoked, 0);
 }
 
+/// What a switch has of a port's sessions, for another host.
+fn moving(switch: &Switch, port: PortId) -> Vec<u8> {
+    write_moving_sessions(
+        (0..switch.session_places()).filter_map(|place| switch.moving_session_at(port, place)).collect(),
+    )
+}
+
+/// Takes over what is readable; how many go on, and how many do not.
+fn take_over(switch: &mut Switch, port: PortId, bytes: &[u8]) -> Result<(usize, usize), CarryError> {
+    let (sessions, unreadable) = read_moving_sessions(bytes)?;
+    let taken = sessions.iter().filter(|session| switch.take_over_session(port, session)).count();
+    Ok((taken, sessions.len() - taken + unreadable as usize))
+}
+
 #[test]
 fn the_switch_of_another_host_goes_on_with_a_ports_sessions() {
     let tables = server(4096);
@@ -294,8 +308,7 @@ fn the_switch_of_another_host_goes_on_with_a_ports_sessions() {
     }
     half_closed(&mut first, NEIGHBOUR, 7000).unwrap();
     first.advance(5100 * SECOND);
-    let mut bytes = Vec::new();
-    first.carry_sessions(tables.ports[0].id, &mut bytes);
+    let bytes = moving(&first, tables.ports[0].id);
     // The port has another number there, and the host another clock.
     let there = |number: u16| {
         let mut tables = server(4096);
@@ -305,29 +318,61 @@ fn the_switch_of_another_host_goes_on_with_a_ports_sessions() {
         (second, tables.ports[0].id)
     };
     let (mut second, port) = there(9);
-    let taken = second.take_over_sessions(300 * SECOND, port, &bytes).unwrap();
-    assert_eq!((taken.sessions, taken.left_out), (21, 0));
-    assert_eq!(second.take_over_sessions(300 * SECOND, port, &bytes).unwrap().left_out, 21, "what is there stays");
+    assert_eq!(take_over(&mut second, port, &bytes), Ok((21, 0)));
+    assert_eq!(take_over(&mut second, port, &bytes), Ok((0, 21)), "what is there stays");
     second.advance(420 * SECOND);
     assert_eq!(second.session_counters().current, 21);
     second.advance(520 * SECOND);
     assert_eq!(second.session_counters().current, 20, "the half-closed one had 100 s behind it, and 240 in all");
     // No other port's, and nothing that is not what it should be.
     let (mut other, _) = there(9);
-    assert_eq!(other.take_over_sessions(300 * SECOND, PortId(3), &bytes).unwrap().sessions, 0);
+    assert_eq!(take_over(&mut other, PortId(3), &bytes), Ok((0, 21)));
+    assert_eq!(read_moving_sessions(&moving(&first, PortId(3))), Ok((Vec::new(), 0)));
     for cut in 0..bytes.len() {
-        assert!(other.take_over_sessions(300 * SECOND, PortId(3), &bytes[..cut]).is_err() || cut == 12, "{cut}");
+        assert!(read_moving_sessions(&bytes[..cut]).is_err() || cut == 8, "{cut}");
     }
     let mut foreign = bytes.clone();
     foreign[4] = 2;
-    assert_eq!(other.take_over_sessions(300 * SECOND, port, &foreign), Err(CarryError::Foreign));
+    assert_eq!(read_moving_sessions(&foreign), Err(CarryError::Foreign));
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..2000 {
         let mut damaged = bytes.clone();
         (0..random.usize(1..6)).for_each(|_| damaged[random.usize(..bytes.len())] = random.u8(..));
         let (mut second, port) = there(9);
-        if let Ok(taken) = second.take_over_sessions(300 * SECOND, port, &damaged) {
-            assert!(taken.sessions + taken.left_out <= 21);
+        if let Ok((taken, left_out)) = take_over(&mut second, port, &damaged) {
+            assert!(taken + left_out <= 21);
         }
     }
+}
+
+#[test]
+fn sessions_are_listed_at_their_places() {
+    let tables = server(4096);
+    let mut switch = Switch::build(&tables, 1).unwrap();
+    switch.advance(5000 * SECOND);
+    for from in 1..=3 {
+        NEIGHBOUR.is_connected(&mut switch, from).unwrap();
+    }
+    switch.advance(5100 * SECOND);
+    half_closed(&mut switch, NEIGHBOUR, 7000).unwrap();
+    let all: Vec<_> = (0..switch.session_places()).filter_map(|place| switch.session_at(place)).collect();
+    let [first, _, _, last] = &all[..] else { panic!("{all:?}") };
+    // 100 of the switch's seconds.
+    let since = SessionView {
+        port: tables.ports[0].id,
+        protocol: 6,
+        local: "10.0.0.1:1".parse().unwrap(),
+        remote: "10.0.0.3:443".parse().unwrap(),
+        origin: Direction::Egress,
+        class: Class::Established,
+        idle_s: 107,
+        expires_s: 7881,
+    };
+    assert_eq!(*first, since);
+    let (local, remote) = ("10.0.0.1:80".parse().unwrap(), "10.0.0.3:7000".parse().unwrap());
+    let (origin, class, idle_s, expires_s) = (Direction::Ingress, Class::Closing, 0, 257);
+    assert_eq!(*last, SessionView { local, remote, origin, class, idle_s, expires_s, ..since });
+    assert_eq!(switch.session_at(switch.session_places()), None);
+    switch.advance(5400 * SECOND);
+    assert_eq!((0..switch.session_places()).filter_map(|place| switch.session_at(place)).count(), 3, "one has ended");
 }

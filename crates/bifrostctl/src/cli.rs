@@ -105,7 +105,7 @@ pub(crate) enum Command {
     /// Add, change or delete one security group
     #[command(subcommand, after_help = objects::CHANGE_EXAMPLES)]
     Sg(ObjectCommand),
-    /// Take a port's sessions (security groups) along when its guest moves to another host
+    /// Sessions of security groups: list them, or take a port's along when its guest moves to another host
     #[command(subcommand, after_help = sessions::EXAMPLES)]
     Sessions(SessionsCommand),
     /// Break the network on purpose, to see what happens

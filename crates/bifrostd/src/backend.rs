@@ -8,8 +8,9 @@ use std::time::Instant;
 use bifrost_control::api::{
     ApiError, ApplyReport, ApplySpec, BackendHealth, BackendStatus, CaptureSpec, Conn, DrainReport, DrainSpec,
     FaultEntry, FaultSpec, FlowLogStatus, LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest,
-    ObjectsQuery, Path, PeerMode, PeerStatus, PortSessions, PortStatus, ReloadReport, Route, Sample, SessionsQuery,
-    SessionsReport, Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec, WorkerStatus,
+    ObjectsQuery, Path, PeerMode, PeerStatus, PortSessions, PortStatus, ReloadReport, Route, Sample, Session,
+    SessionFilter, SessionsQuery, SessionsReport, Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec,
+    WorkerStatus,
 };
 use bifrost_control::config::{self, Affinity, BalancedProtocol, Config, LoadBalancer, PeerTransport};
 use bifrost_control::server::{Backend, CaptureStream, Pages};
@@ -23,6 +24,7 @@ use crate::lists::{self, Sight};
 use crate::mirror;
 use crate::nat;
 use crate::samples;
+use crate::sessions;
 use crate::translate;
 use crate::trim::trim;
 
@@ -337,13 +339,24 @@ impl Backend for Daemon {
         Ok(in_background(|| objects.digests(&query)))
     }
 
+    fn sessions(&self, filter: SessionFilter) -> Result<Pages<Session>, ApiError> {
+        let sight = Sight::of(&self.state());
+        sessions::list(sight, &filter)
+    }
+
     fn export_sessions(&self, query: SessionsQuery) -> Result<PortSessions, ApiError> {
-        self.state().export_sessions(query.port)
+        let (worker, port) = self.state().worker_of_sessions(&query.port)?;
+        let exported = sessions::export(&worker, port, query.port)?;
+        // Its number may be another port's by now.
+        let (_, now) = self.state().worker_of_sessions(&exported.port)?;
+        let changed = || ApiError::conflict("the port has changed meanwhile").at("port").hint("try again");
+        if now == port { Ok(exported) } else { Err(changed()) }
     }
 
     fn import_sessions(&self, sessions: PortSessions) -> Result<SessionsReport, ApiError> {
         let bytes = sessions.bytes()?;
-        self.state().import_sessions(&sessions.port, bytes)
+        let (worker, port) = self.state().worker_of_sessions(&sessions.port)?;
+        sessions::import(&worker, port, &bytes)
     }
 
     fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError> {

@@ -23,6 +23,7 @@ mod mirror;
 mod moves;
 mod nat;
 mod samples;
+mod sessions;
 mod snapshot;
 mod trace;
 mod translate;

@@ -1,22 +1,18 @@
 //! Ports that move between hosts: a change that takes a port away and says at which peer its vNIC is now, or the reverse. What
-//! peers send to the old host meanwhile follows, and the port's sessions can be taken along.
+//! peers send to the old host meanwhile follows.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::Result;
-use bifrost_avs::PortId;
 use bifrost_control::ConfigDiff;
-use bifrost_control::api::{ApiError, PortSessions, SessionsReport};
 use bifrost_control::config::{Port, Route, Vni};
-use bifrost_datapath::{Handle, Moved, Worker};
-use bifrost_port::HostUnderlay;
+use bifrost_datapath::Moved;
 use bifrost_port::clock::monotonic_ns;
 use bifrost_rte::Time;
 use bifrost_wire::Mac;
 
 use crate::daemon::State;
-use crate::translate;
 
 /// How long what comes for a port that has gone is sent on, and taken by its new host once its guest runs there.
 const FOLLOW: Duration = Duration::from_secs(30);
@@ -58,51 +54,6 @@ impl State {
             moves.iter().for_each(|(vni, mac, moved)| worker.core_mut().note_moved(*vni, *mac, *moved, until));
         })?;
         Ok(())
-    }
-}
-
-/// Sessions.
-impl State {
-    /// A port's sessions, for its next host.
-    pub(crate) fn export_sessions(&self, port: String) -> Result<PortSessions, ApiError> {
-        let (worker, id) = self.worker_of_sessions(&port)?;
-        let carry = move |worker: &mut Worker<HostUnderlay>| {
-            let mut bytes = Vec::new();
-            worker.core_mut().switch().carry_sessions(id, &mut bytes);
-            bytes
-        };
-        let bytes = worker.run(carry).map_err(|e| ApiError::internal(e.to_string()))?;
-        Ok(PortSessions::new(port, &bytes))
-    }
-
-    /// Goes on with the sessions that a port's guest had on another host.
-    pub(crate) fn import_sessions(&self, port: &str, bytes: Vec<u8>) -> Result<SessionsReport, ApiError> {
-        let (worker, id) = self.worker_of_sessions(port)?;
-        let take = move |worker: &mut Worker<HostUnderlay>| {
-            worker.core_mut().switch_mut().take_over_sessions(monotonic_ns(), id, &bytes)
-        };
-        let taken = worker.run(take).map_err(|e| ApiError::internal(e.to_string()))?;
-        let taken = taken.map_err(|e| ApiError::bad_request(e.to_string()).at("sessions"))?;
-        Ok(SessionsReport { sessions: taken.sessions, left_out: taken.left_out })
-    }
-
-    /// The worker that has all sessions of a port.
-    fn worker_of_sessions(&self, name: &str) -> Result<(&Handle<HostUnderlay>, PortId), ApiError> {
-        let port = self.config.ports.iter().find(|port| port.name == name);
-        let found = port.and_then(|port| Some((port, self.names.port(name)?)));
-        let (port, id) = found.ok_or_else(|| {
-            ApiError::not_found(format!("there is no port named {name:?}"))
-                .at("port")
-                .hint("bifrostctl ports lists them")
-        })?;
-        let home = translate::home(&self.config, port, id).unwrap_or_default();
-        if self.workers.len() > 1 && !self.config.is_served_by_one(port) {
-            let what = format!("the sessions of {name:?} are with several workers, by the addresses of their peers");
-            return Err(ApiError::bad_request(what).at("port").hint("ports of virtual machines are with one"));
-        }
-        let worker =
-            self.workers.get(usize::from(home)).ok_or_else(|| ApiError::internal("there is no such worker"))?;
-        Ok((worker, PortId(id)))
     }
 }
 

@@ -17,8 +17,8 @@ use crate::api::{
     ApiError, ApplyReport, ApplySpec, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared,
     FaultEntry, FaultSpec, FlowLogStatus, GatewayPod, GatewayTraceSpec, LoadBalancerStatus, MirrorStatus, NatStatus,
     ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, Pipeline, PipelineCommand, PodCommand, PortSessions,
-    PortStatus, ReloadReport, Route, Sample, SessionsQuery, SessionsReport, Stats, Status, Trace, TraceSpec,
-    UpgradeReport, UpgradeSpec,
+    PortStatus, ReloadReport, Route, Sample, Session, SessionFilter, SessionsQuery, SessionsReport, Stats, Status,
+    Trace, TraceSpec, UpgradeReport, UpgradeSpec,
 };
 
 /// How long an answer may take.
@@ -195,6 +195,11 @@ impl Client {
     /// Has the daemon read its configuration again.
     pub fn reload(&self) -> Result<ReloadReport, ClientError> {
         self.request(Method::POST, "/v1/reload", None::<&()>, RELOAD_TIMEOUT)
+    }
+
+    /// Sessions of security groups.
+    pub fn sessions(&self, filter: &SessionFilter) -> Result<Vec<Session>, ClientError> {
+        self.fetch(&with_query("/v1/sessions", filter.pairs()))
     }
 
     /// A port's sessions, for the host to which its guest moves.
@@ -394,13 +399,6 @@ impl Client {
 
 /// Path and query that ask for objects.
 fn objects_target(query: &ObjectsQuery) -> String {
-    let escaped = |text: &str| {
-        let escape = |byte: u8| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'/' | b':' => char::from(byte).to_string(),
-            byte => format!("%{byte:02X}"),
-        };
-        text.bytes().map(escape).collect::<String>()
-    };
     let pairs = [
         ("kind", query.kind.map(|kind| kind.to_string())),
         ("key", query.key.clone()),
@@ -410,8 +408,20 @@ fn objects_target(query: &ObjectsQuery) -> String {
         ("limit", query.limit.map(|limit| limit.to_string())),
         ("digest", query.digest.clone()),
     ];
+    with_query("/v1/objects", pairs)
+}
+
+/// A path, and what of a query is there.
+fn with_query(path: &str, pairs: impl IntoIterator<Item = (&'static str, Option<String>)>) -> String {
+    let escaped = |text: &str| {
+        let escape = |byte: u8| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'/' | b':' => char::from(byte).to_string(),
+            byte => format!("%{byte:02X}"),
+        };
+        text.bytes().map(escape).collect::<String>()
+    };
     let pairs = pairs.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", escaped(&value?))));
-    format!("/v1/objects?{}", pairs.collect::<Vec<_>>().join("&"))
+    format!("{path}?{}", pairs.collect::<Vec<_>>().join("&"))
 }
 
 /// A body, as long as one may be.

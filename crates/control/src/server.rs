@@ -18,6 +18,7 @@
 //! | `POST /v1/apply` with an [`ApplySpec`] | the [`ApplyReport`] |
 //! | `GET /v1/objects` with an [`ObjectsQuery`] | an [`ObjectList`]; with `?digest` a list of [`ObjectsDigest`] |
 //! | `POST /v1/upgrade` with an [`UpgradeSpec`], from root or the daemon's own user | the [`UpgradeReport`] |
+//! | `GET /v1/sessions` with a [`SessionFilter`] | a list of [`Session`] |
 //! | `POST /v1/sessions/export` with a [`SessionsQuery`] | the [`PortSessions`] |
 //! | `POST /v1/sessions/import` with these | the [`SessionsReport`] |
 //! | `POST /v1/trace` with a [`TraceSpec`] | the [`Trace`] |
@@ -51,8 +52,8 @@ use tokio::sync::oneshot;
 use crate::api::{
     ApiError, ApplyReport, ApplySpec, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, FlowLogStatus,
     LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath,
-    PortSessions, PortStatus, ReloadReport, Route, Sample, SessionsQuery, SessionsReport, Stats, Status, Trace,
-    TraceSpec, UpgradeReport, UpgradeSpec,
+    PortSessions, PortStatus, ReloadReport, Route, Sample, Session, SessionFilter, SessionsQuery, SessionsReport,
+    Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec,
 };
 
 pub use capture::capture_response;
@@ -117,6 +118,10 @@ pub trait Backend: Send + Sync + 'static {
     /// Has another program go on with the daemon's work. When this returns without an error, that program answers requests from now on.
     fn upgrade(&self, _spec: UpgradeSpec) -> Result<UpgradeReport, ApiError> {
         Err(ApiError::bad_request("this daemon cannot be upgraded while it runs").hint("restart it"))
+    }
+    /// Sessions of security groups; names are not looked up yet.
+    fn sessions(&self, _filter: SessionFilter) -> Result<Pages<Session>, ApiError> {
+        Ok(one_page(Vec::new()))
     }
     /// A port's sessions, for the host to which its guest moves; its name is not looked up yet.
     fn export_sessions(&self, query: SessionsQuery) -> Result<PortSessions, ApiError> {

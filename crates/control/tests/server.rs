@@ -107,6 +107,22 @@ impl Backend for Fake {
     fn conns(&self) -> Result<Pages<Conn>, ApiError> {
         Ok(one_page(vec![Conn { cid: 1 << 24, state: ConnState::Established, srtt_us: Some(31.5), ..Conn::default() }]))
     }
+    fn sessions(&self, filter: SessionFilter) -> Result<Pages<Session>, ApiError> {
+        let protocol = filter.check()?.unwrap_or(6);
+        Ok(one_page(vec![Session {
+            id: filter.after.unwrap_or_default() + 1,
+            port: filter.port.unwrap_or_default(),
+            protocol: protocol.to_string(),
+            local_address: filter.address.unwrap_or(std::net::Ipv4Addr::LOCALHOST.into()),
+            local_port: filter.number.unwrap_or_default(),
+            remote_address: std::net::Ipv4Addr::LOCALHOST.into(),
+            remote_port: 0,
+            is_outbound: true,
+            state: filter.state.unwrap_or_default(),
+            idle_s: 0,
+            expires_s: filter.limit.unwrap_or_default() as u32,
+        }]))
+    }
     fn paths(&self) -> Result<Pages<bifrost_control::api::Path>, ApiError> {
         Err(ApiError::unavailable("worker 0 does not answer").at("worker[0]").hint("wait"))
     }
@@ -299,6 +315,29 @@ fn answers_arrive() {
     assert_eq!(r.client.routes().unwrap(), whole(Fake::default().routes()));
     assert_eq!(r.client.conns().unwrap(), whole(Fake::default().conns()));
     assert!(r.client.reload().unwrap().transport_changed);
+}
+
+#[test]
+fn a_filter_of_sessions_arrives_as_it_was_given() {
+    let r = rig();
+    let filter = SessionFilter {
+        port: Some("a b&c".into()),
+        protocol: Some("icmpv6".into()),
+        address: Some("2001:db8::7".parse().unwrap()),
+        number: Some(443),
+        state: Some(SessionState::Established),
+        after: Some(1 << 40),
+        limit: Some(100),
+    };
+    for filter in [filter.clone(), SessionFilter::default()] {
+        assert_eq!(r.client.sessions(&filter).unwrap(), whole(Fake::default().sessions(filter)));
+    }
+    let refused = |filter: SessionFilter| match r.client.sessions(&filter) {
+        Err(ClientError::Api(error)) => error.location,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(SessionFilter { limit: Some(0), ..filter }), "limit");
+    assert!(r.client.get::<Vec<Session>>("/v1/sessions?sate=established", Duration::from_secs(5)).is_err());
 }
 
 #[test]

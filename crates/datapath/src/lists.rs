@@ -5,7 +5,9 @@
 //! making, which takes a bounded number of turns, and nothing else. So several may ask at a time, and one that goes away leaves nothing behind. Things have places, at which they stay while they exist. So
 //! something that is there all the while is told once; what comes or goes meanwhile may be told or not.
 
+use bifrost_avs::{MovingSession, PortId, SessionView};
 use bifrost_port::PolledUnderlay;
+use bifrost_port::clock::monotonic_ns;
 use bifrost_rte::ConnSnapshot;
 
 use crate::core::Core;
@@ -150,6 +152,48 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
     pub fn paths(&self) -> Pages<U, PathView> {
         self.pages(|core, from, share, page| {
             share.look(from, core.peer_places(), PORTS, page, |place, page| page.extend(core.path_views(place as u16)))
+        })
+    }
+
+    /// What `see` tells of each session of security groups, given its place, from a place on.
+    pub fn sessions<T: Send + 'static>(
+        &self,
+        from: u32,
+        mut see: impl FnMut(u32, &SessionView) -> Option<T> + Send + 'static,
+    ) -> Pages<U, T> {
+        let look = move |core: &Core<Device>, from, share: &Share<'_>, page: &mut Vec<T>| {
+            let switch = core.switch();
+            share.look(from, switch.session_places(), CONNECTIONS, page, |place, page| {
+                page.extend(switch.session_at(place).and_then(|session| see(place, &session)));
+            })
+        };
+        Pages { mailbox: self.mailbox().clone(), rest: Some((from, Box::new(look))) }
+    }
+
+    /// Sessions of a port, for the host to which its guest moves.
+    pub fn moving_sessions(&self, port: PortId) -> Pages<U, MovingSession> {
+        self.pages(move |core, from, share, page| {
+            let switch = core.switch();
+            share.look(from, switch.session_places(), CONNECTIONS, page, |place, page| {
+                page.extend(switch.moving_session_at(port, place));
+            })
+        })
+    }
+
+    /// Goes on with sessions that a port's guest had on another host, some in each turn; how many of them there was a place for.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub fn take_over_sessions(&self, port: PortId, sessions: Vec<MovingSession>) -> Result<u64, Gone> {
+        let (mut from, mut taken) = (0, 0);
+        self.mailbox().ask(move |worker, share| {
+            let switch = worker.core.switch_mut();
+            switch.advance(monotonic_ns());
+            let next = share.look(from, sessions.len() as u32, CONNECTIONS, &mut Vec::<()>::new(), |place, _| {
+                taken += u64::from(switch.take_over_session(port, &sessions[place as usize]));
+            });
+            from = next.unwrap_or_default();
+            next.is_none().then_some(taken)
         })
     }
 

@@ -5,7 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use bifrost_avs::{Switch, Tables};
+use bifrost_avs::{
+    Port, PortId, SessionLimits, SessionView, Switch, Tables, Vpc, read_moving_sessions, write_moving_sessions,
+};
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::vhost::Unplugged;
 use bifrost_port::{Datagram, LaneId, TxBatch, Underlay};
@@ -21,6 +23,8 @@ const MANY: u32 = 100_000;
 /// What a place costs on the clock of these tests, ns.
 const PLACE_NS: u64 = 100;
 const TURN_NS: u64 = 20_000;
+/// A guest with many sessions.
+const GUEST: PortId = PortId(3);
 /// The number of the peer.
 const PEER: u16 = 7;
 
@@ -279,6 +283,69 @@ fn a_turn_answers_no_more_than_it_has_time_for() {
     assert!(most <= TURN_NS / ANSWER.as_nanos() as u64 + 1, "{most} in one turn");
 }
 
+/// Sessions of the guest 10.0.0.1, of ten thousand clients each, as its former host writes them.
+fn sessions(count: u32) -> Vec<MovingSession> {
+    let mut bytes = b"BFse\x01\0\0\0\x02\0\x31\0".to_vec();
+    bytes.extend(count.to_le_bytes());
+    for n in 0..count {
+        let (client, number) = (0x0a01_0000 + u64::from(n % 10_000), u64::from(1024 + n / 10_000));
+        let key = [0, 0xffff_0a00_0001, 0, 0xffff << 32 | client, 80 << 48 | number << 32 | 6 << 8 | 4];
+        key.into_iter().for_each(|word: u64| bytes.extend(word.to_le_bytes()));
+        // The client began; established; since when.
+        bytes.extend([1, 2, 0, 0, 0, 0, 0, 0, 0]);
+    }
+    let (sessions, unreadable) = read_moving_sessions(&bytes).unwrap();
+    assert_eq!((sessions.len(), unreadable, write_moving_sessions(sessions.clone())), (count as usize, 0, bytes));
+    sessions
+}
+
+/// A worker whose switch has the port of that guest.
+fn worker_with_guest() -> crate::Handle<Nowhere> {
+    let vni = Vni::new(100).unwrap();
+    let vpc = Vpc {
+        vni,
+        reliability: Default::default(),
+        ordering: Default::default(),
+        gateways: Vec::new(),
+        acl: Vec::new(),
+    };
+    let port = Port {
+        id: GUEST,
+        vni,
+        mac: Mac([2, 0, 0, 0, 0, 1]),
+        addresses: vec![Ipv4Addr::new(10, 0, 0, 1).into()],
+        routed: Vec::new(),
+        mtu: 1500,
+        groups: Vec::new(),
+        home: None,
+    };
+    let limits = SessionLimits { total: 2 * MANY, per_port: 2 * MANY };
+    let tables = Tables { vpcs: vec![vpc], ports: vec![port], sessions: limits, ..Tables::default() };
+    start(config(), Nowhere::new(), Switch::build(&tables, 0).unwrap(), None).unwrap()
+}
+
+#[test]
+fn sessions_move_and_are_listed_some_in_each_turn() {
+    const COUNT: u32 = 20_000;
+    let worker = worker_with_guest();
+    let (remote, sessions) = (worker.remote(), sessions(COUNT));
+    let turns = || remote.ask(|worker| worker.core.counters().loops).unwrap();
+    let before = turns();
+    assert_eq!(remote.take_over_sessions(GUEST, sessions.clone()), Ok(u64::from(COUNT)));
+    assert!(turns() - before >= u64::from(COUNT / PLACES), "nothing takes a turn for itself");
+    assert_eq!(remote.take_over_sessions(GUEST, sessions.clone()), Ok(0), "they are there");
+    let list = |from| {
+        let some = |place, session: &SessionView| (session.remote.port() > 1024).then_some(place);
+        remote.sessions(from, some).flat_map(Result::unwrap).collect::<Vec<u32>>()
+    };
+    let all = list(0);
+    assert_eq!(all, (10_000..COUNT).collect::<Vec<_>>());
+    assert_eq!(list(all[999] + 1)[..], all[1000..]);
+    assert!(list(u32::MAX).is_empty());
+    let moving = |port| remote.moving_sessions(port).flat_map(Result::unwrap).collect::<Vec<_>>();
+    assert_eq!((moving(GUEST).len(), moving(PortId(9)).len()), (sessions.len(), 0));
+}
+
 /// How long a turn is with a list in it: `cargo test --release -p bifrost-datapath -- --ignored --nocapture longest_turn`.
 #[test]
 #[ignore = "measures time"]
@@ -331,4 +398,57 @@ fn longest_turn() {
         (began.elapsed(), totals)
     };
     told("the worker as a whole", (0..1000).map(|_| remote.ask(totals).unwrap().0).collect());
+    let (sessions, worker) = (sessions(MANY), worker_with_guest());
+    let remote = worker.remote();
+    let first = sessions[..1].to_vec();
+    // The first one makes the table.
+    assert_eq!(remote.take_over_sessions(GUEST, first), Ok(1));
+    let (mut took, mut at) = (Vec::new(), 0);
+    while at < sessions.len() {
+        // As many as there are between two looks at the clock, and then as many as a turn has time for.
+        let piece = sessions[at..].to_vec();
+        let (count, time) = remote
+            .mailbox()
+            .ask(move |worker, share| {
+                let (began, mut count) = (Instant::now(), 0);
+                share.look(0, piece.len() as u32, CONNECTIONS, &mut Vec::<()>::new(), |place, _| {
+                    worker.core.switch_mut().take_over_session(GUEST, &piece[place as usize]);
+                    count += 1;
+                });
+                Some((count, began.elapsed()))
+            })
+            .unwrap();
+        at += count;
+        took.push(time);
+    }
+    told("sessions taken over, in pieces", took);
+    let places = |core: &Core<Device>| 0..core.switch().session_places();
+    let whole = move |worker: &crate::Worker<Nowhere>| {
+        let (began, core) = (Instant::now(), &worker.core);
+        let all: Vec<_> = places(core).filter_map(|place| core.switch().moving_session_at(GUEST, place)).collect();
+        assert_eq!(write_moving_sessions(all).len(), 16 + 49 * MANY as usize);
+        began.elapsed()
+    };
+    told("all sessions exported at once", (0..20).map(|_| remote.ask(whole).unwrap()).collect());
+    for session in [true, false] {
+        let (mut took, mut from) = (Vec::new(), Some(0));
+        while let Some(place) = from {
+            let piece = remote.mailbox().ask(move |worker, share| {
+                let (began, switch) = (Instant::now(), worker.core.switch());
+                let (mut moving, mut listed) = (Vec::with_capacity(PAGE), Vec::with_capacity(PAGE));
+                let places = switch.session_places();
+                let next = if session {
+                    share.look(place, places, CONNECTIONS, &mut listed, |at, page| page.extend(switch.session_at(at)))
+                } else {
+                    let see = |at, page: &mut Vec<_>| page.extend(switch.moving_session_at(GUEST, at));
+                    share.look(place, places, CONNECTIONS, &mut moving, see)
+                };
+                Some((next, began.elapsed()))
+            });
+            let (next, piece) = piece.unwrap();
+            from = next;
+            took.push(piece);
+        }
+        told(if session { "sessions listed, in pieces" } else { "sessions exported, in pieces" }, took);
+    }
 }

@@ -1,12 +1,14 @@
 //! The sessions of one port, for the switch of another host, to which its guest moves.
 //!
-//! Magic (32 bits), version (16), zero (16), the switch's time in seconds (32), then sections as [a whole switch](super) has them, of
-//! which sessions are read. Two hosts' clocks are not compared: what counts is how long ago the last packet was. The reader's port takes
-//! the place of the one that is named.
+//! Magic (32 bits), version (16), zero (16), then sections as [a whole switch](super) has them, of which sessions are read. Two hosts'
+//! clocks are not compared: times are those that have passed, not those at which something was. The reader's port takes the place of
+//! the one that is named.
+//!
+//! Switches take and give them one by one, so that other packets need not wait for many; reading and writing needs no switch.
 
 use std::net::IpAddr;
 
-use super::{CarryError, Fields, SESSION_BYTES, SESSIONS, TakenOver, begin, next_section, write_session};
+use super::{CarryError, Fields, SESSION_BYTES, SESSIONS, begin, next_section, write_session};
 use crate::ids::PortId;
 use crate::session::Carried;
 use crate::switch::Switch;
@@ -15,57 +17,75 @@ use crate::tables::Port;
 const MAGIC: u32 = u32::from_le_bytes(*b"BFse");
 const VERSION: u16 = 1;
 /// Bytes in front of the sections.
-const HEAD_BYTES: usize = 12;
+const HEAD_BYTES: usize = 8;
+
+/// A session on its way to another host. Instead of times it has how long ago they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MovingSession(Carried<()>);
+
+/// Sessions in the format of this module. Those that have been silent longest come first, for they make room first.
+pub fn write_moving_sessions(mut sessions: Vec<MovingSession>) -> Vec<u8> {
+    sessions.sort_by_key(|session| std::cmp::Reverse(session.0.seen_s));
+    let mut out = Vec::new();
+    out.extend(MAGIC.to_le_bytes());
+    out.extend(VERSION.to_le_bytes());
+    out.extend([0; 2]);
+    begin(&mut out, SESSIONS, SESSION_BYTES, sessions.len());
+    sessions.iter().for_each(|session| write_session(&mut out, &session.0));
+    out
+}
+
+/// The sessions that another host has written, and how many records make no sense.
+///
+/// # Errors
+/// The bytes are not what this or a neighbouring release writes.
+pub fn read_moving_sessions(bytes: &[u8]) -> Result<(Vec<MovingSession>, u64), CarryError> {
+    let (head, mut rest) = bytes.split_first_chunk::<HEAD_BYTES>().ok_or(CarryError::Truncated)?;
+    let mut head = Fields(head);
+    if (head.u32(), head.u16()) != (Some(MAGIC), Some(VERSION)) {
+        return Err(CarryError::Foreign);
+    }
+    let (mut sessions, mut left_out) = (Vec::new(), 0);
+    while let Some((kind, bytes, section)) = next_section(&mut rest)? {
+        if kind != SESSIONS {
+            continue;
+        }
+        for record in section.chunks_exact(usize::from(bytes)) {
+            match Fields(record).session(()) {
+                Some(session) => sessions.push(MovingSession(session)),
+                None => left_out += 1,
+            }
+        }
+    }
+    Ok((sessions, left_out))
+}
 
 impl Switch {
-    /// Appends the sessions of a port to `out`, for [`take_over_sessions`](Self::take_over_sessions). Connections through load balancers
-    /// and NAT are not among them.
-    pub fn carry_sessions(&self, port: PortId, out: &mut Vec<u8>) {
-        out.extend(MAGIC.to_le_bytes());
-        out.extend(VERSION.to_le_bytes());
-        out.extend([0; 2]);
-        out.extend(self.sessions.now_s().to_le_bytes());
-        let sessions = self.sessions.carried_of(port);
-        begin(out, SESSIONS, SESSION_BYTES, sessions.len());
-        sessions.iter().for_each(|session| write_session(out, session));
+    /// The session at a [place](Self::session_places), if it is one of that port. Connections through load balancers and NAT are not
+    /// among them.
+    pub fn moving_session_at(&self, port: PortId, place: u32) -> Option<MovingSession> {
+        let session = self.sessions.at(place).filter(|session| session.key.port() == port)?;
+        let now_s = self.sessions.now_s();
+        Some(MovingSession(Carried {
+            seen_s: now_s.saturating_sub(session.seen_s),
+            answered_s: (now_s as u16).wrapping_sub(session.answered_s),
+            ..session
+        }))
     }
 
-    /// Goes on with the sessions that a port's guest had on another host. The rules are asked again about each with its next packet. Those
-    /// of addresses that the port does not have, those that there is no room for, and those that are there already are left out.
-    ///
-    /// # Errors
-    /// The bytes are not what a switch of this or a neighbouring release writes; what was read until then is taken over.
-    pub fn take_over_sessions(&mut self, now_ns: u64, port: PortId, bytes: &[u8]) -> Result<TakenOver, CarryError> {
-        self.advance(now_ns);
-        let (head, mut rest) = bytes.split_first_chunk::<HEAD_BYTES>().ok_or(CarryError::Truncated)?;
-        let mut head = Fields(head);
-        if (head.u32(), head.u16()) != (Some(MAGIC), Some(VERSION)) {
-            return Err(CarryError::Foreign);
-        }
-        let (_zero, then_s) = (head.u16(), head.u32().ok_or(CarryError::Truncated)?);
-        let (epoch, now_s) = (self.epoch.wrapping_sub(1), self.sessions.now_s());
-        let mut taken = TakenOver::default();
-        while let Some((kind, bytes, section)) = next_section(&mut rest)? {
-            if kind != SESSIONS {
-                continue;
-            }
-            for record in section.chunks_exact(usize::from(bytes)) {
-                let session = Fields(record).session(()).map(|session: Carried<()>| Carried {
-                    key: session.key.at_port(port),
-                    seen_s: now_s.saturating_sub(then_s.saturating_sub(session.seen_s)),
-                    answered_s: session.answered_s.wrapping_add(now_s.wrapping_sub(then_s) as u16),
-                    ..session
-                });
-                let is_taken = session.is_some_and(|session| {
-                    let (local, _) = session.key.ends();
-                    self.index.port(port).is_some_and(|(of, _)| may_be_at(&of.port, local.address))
-                        && self.sessions.take_over(&session, epoch)
-                });
-                taken.sessions += u64::from(is_taken);
-                taken.left_out += u64::from(!is_taken);
-            }
-        }
-        Ok(taken)
+    /// Goes on with a session that a port's guest had on another host. The rules are asked again with its next packet. Returns false
+    /// if the port does not have its address, there is no room, or one of that name is there. [`advance`](Self::advance) comes first.
+    pub fn take_over_session(&mut self, port: PortId, MovingSession(session): &MovingSession) -> bool {
+        let now_s = self.sessions.now_s();
+        let session = Carried {
+            key: session.key.at_port(port),
+            seen_s: now_s.saturating_sub(session.seen_s),
+            answered_s: (now_s as u16).wrapping_sub(session.answered_s),
+            ..*session
+        };
+        let (local, _) = session.key.ends();
+        self.index.port(port).is_some_and(|(of, _)| may_be_at(&of.port, local.address))
+            && self.sessions.take_over(&session, self.epoch.wrapping_sub(1))
     }
 }
 

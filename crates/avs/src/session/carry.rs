@@ -3,7 +3,7 @@
 use super::key::Key;
 use super::state::State;
 use super::table::{Payload, Sessions};
-use crate::ids::{Direction, PortId};
+use crate::ids::Direction;
 
 /// All that another switch needs to go on with a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,13 +50,6 @@ impl<T: Payload> Sessions<T> {
         let mut all: Vec<_> = self.all().collect();
         all.sort_by_key(|session| session.seen_s);
         all
-    }
-
-    /// The same of one port.
-    pub(crate) fn carried_of(&self, port: PortId) -> Vec<Carried<T>> {
-        let mut of_port: Vec<_> = self.all().filter(|session| session.key.port() == port).collect();
-        of_port.sort_by_key(|session| session.seen_s);
-        of_port
     }
 
     /// Goes on with a session of another switch. The rules are asked again with its next packet: `epoch` is not that of the configuration

@@ -126,6 +126,15 @@ impl<T> Session<T> {
     fn place(&self) -> Place {
         Place { origin: self.origin, class: self.state.class(), source: self.source }
     }
+
+    /// What another switch needs of it; `None`: it has ended.
+    fn carried(&self) -> Option<Carried<T>>
+    where
+        T: Copy,
+    {
+        let Session { key, origin, state, seen_s, answered_s, heard, payload, .. } = *self;
+        (self.number != 0).then_some(Carried { key, origin, state, seen_s, answered_s, heard, payload })
+    }
 }
 
 /// What is remembered about a port.
@@ -375,16 +384,17 @@ impl<T: Payload> Sessions<T> {
 
     /// All sessions, in no particular order.
     pub(super) fn all(&self) -> impl Iterator<Item = Carried<T>> {
-        let is_there = |session: &&Session<T>| session.number != 0;
-        self.slab.iter().filter(is_there).map(|session| Carried {
-            key: session.key,
-            origin: session.origin,
-            state: session.state,
-            seen_s: session.seen_s,
-            answered_s: session.answered_s,
-            heard: session.heard,
-            payload: session.payload,
-        })
+        self.slab.iter().filter_map(Session::carried)
+    }
+
+    /// Places that sessions may have; one stays at its place while it is there.
+    pub(crate) fn places(&self) -> u32 {
+        self.slab.len() as u32
+    }
+
+    /// The session at a place, if there is one.
+    pub(crate) fn at(&self, place: u32) -> Option<Carried<T>> {
+        self.slab.get(place as usize)?.carried()
     }
 
     #[inline(always)]

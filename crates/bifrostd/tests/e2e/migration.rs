@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::common::host::Host;
 use crate::common::machine::{Control, Machine};
 use crate::common::traffic::{Echo, ping};
-use crate::common::{Guest, Lab, Options};
+use crate::common::{Guest, Lab, Options, eventually};
 
 const MAC: &str = "02:00:00:00:00:01";
 
@@ -68,14 +68,13 @@ fn machine_moves(device: &str, says: &str) {
     assert!(taken.sessions + taken.left_out > 0, "the stream's session goes along: {taken:?}");
     // The hosts learn of it one after the other.
     apply(&lab.hosts[0], vec![gone(Kind::Port, "a"), route("host-c")]);
-    std::thread::sleep(Duration::from_millis(20));
+    eventually(20.0, "something follows the machine", || lab.hosts[0].counter("datapath.followed_packets") > 0);
     apply(&lab.hosts[1], vec![route("host-c")]);
     echo.wait_for_progress(4 << 20, Duration::from_secs(60));
     println!("{device:?}: silence {:?}; QEMU: {said}", echo.take_longest_silence());
     drop(a);
     assert_eq!(ping(lab.net("b"), "10.0.0.1", 3, 56), 3);
     println!("{} bytes came back as they were sent", echo.finish());
-    assert!(lab.hosts[0].counter("datapath.followed_packets") > 0, "nothing has followed the machine");
     for host in [&lab.hosts[0], &lab.hosts[2]] {
         assert_eq!(host.counter("vhost.broken_rings"), 0, "{}", host.name);
         assert_eq!(host.counter("vhost.refused_messages"), 0, "{}", host.name);
@@ -91,6 +90,7 @@ fn a_machine_moves_while_its_tcp_goes_on() {
 }
 
 #[test]
+#[ignore = "takes half a minute; the port's own tests move packed rings"]
 fn a_machine_with_packed_rings_moves_while_its_tcp_goes_on() {
     machine_moves(",packed=on", "packed 1");
 }

@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use bifrost_control::api::TraceSpec;
+use bifrost_control::api::{Session, SessionFilter, TraceSpec};
 
 use crate::common::traffic::{Exchange, exchange, ping};
 use crate::common::{Lab, Options, eventually};
@@ -50,9 +50,35 @@ fn groups_let_in_what_they_name_and_answers_to_what_the_guest_asked() {
     assert!(lab.hosts[0].drops("a", "group_ingress") > before);
     let counters = lab.hosts[0].counters();
     assert!(counters["avs.created_sessions"] >= 3 && counters["avs.current_sessions"] >= 3, "{counters:?}");
+    sessions_are_listed(&lab);
     // What was refused was acknowledged all the same: the sender does not repeat it.
     assert_eq!(lab.hosts[1].counter("rte.given_up_packets"), 0);
     assert!(counters.get("rte.policy_dropped_packets").is_none_or(|n| *n >= 1));
+}
+
+/// What there is after the traffic above: filtered, and page by page.
+fn sessions_are_listed(lab: &Lab) {
+    let list = |filter: SessionFilter| lab.hosts[0].client.sessions(&filter).unwrap();
+    let all = list(SessionFilter::default());
+    let is_of_a = |session: &Session| session.port == "a" && session.remote_address.to_string() == "10.0.0.2";
+    assert!(all.iter().all(is_of_a), "{all:?}");
+    let some = |protocol: &str, number| {
+        let (protocol, port) = (Some(protocol.to_owned()), Some("a".to_owned()));
+        list(SessionFilter { protocol, port, number, ..SessionFilter::default() })
+    };
+    let [inbound, outbound] = [5001, 5003].map(|number| some("tcp", Some(number)));
+    assert!(inbound.iter().all(|session| session.local_port == 5001 && !session.is_outbound), "{inbound:?}");
+    assert!(outbound.iter().all(|session| session.remote_port == 5003 && session.is_outbound), "{outbound:?}");
+    assert!(!inbound.is_empty() && !outbound.is_empty() && !some("icmp", None).is_empty(), "{all:?}");
+    let mut paged = Vec::new();
+    while let [session] =
+        &list(SessionFilter { limit: Some(1), after: paged.last().copied(), ..SessionFilter::default() })[..]
+    {
+        paged.push(session.id);
+    }
+    assert_eq!(paged, all.iter().map(|session| session.id).collect::<Vec<_>>());
+    let nobody = SessionFilter { port: Some("nobody".to_owned()), ..SessionFilter::default() };
+    assert!(lab.hosts[0].client.sessions(&nobody).is_err());
 }
 
 #[test]

@@ -44,7 +44,9 @@ pub use objects::{
 };
 pub use report::{Changed, ReloadReport};
 pub use sample::{DropCount, Drops, Place, Sample};
-pub use sessions::{MAX_SESSIONS_BYTES, PortSessions, SessionsQuery, SessionsReport};
+pub use sessions::{
+    MAX_SESSIONS_BYTES, PROTOCOLS, PortSessions, Session, SessionFilter, SessionState, SessionsQuery, SessionsReport,
+};
 pub use trace::{MAX_TRACE_SIZE, Trace, TraceSpec, TraceStep, TraceVerdict};
 pub use upgrade::{UpgradeReport, UpgradeSpec};
 

@@ -18,7 +18,8 @@ use super::connections::{Lasting, Peer, whole_body};
 use super::list::list;
 use crate::api::{
     ApiError, ApplySpec, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, MAX_APPLY_BYTES,
-    MAX_LISTED_OBJECTS, MAX_SESSIONS_BYTES, ObjectsQuery, PortSessions, SessionsQuery, TraceSpec, UpgradeSpec,
+    MAX_LISTED_OBJECTS, MAX_SESSIONS_BYTES, ObjectsQuery, PortSessions, SessionFilter, SessionsQuery, TraceSpec,
+    UpgradeSpec,
 };
 
 /// The largest body of most requests, bytes; a fault's specification has a few hundred.
@@ -50,6 +51,7 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
         .route("/v1/upgrade", post(upgrade))
         .route("/v1/apply", post(apply))
         .route("/v1/objects", get(objects))
+        .route("/v1/sessions", get(sessions))
         .route("/v1/sessions/export", post(export_sessions))
         .route("/v1/sessions/import", post(import_sessions))
         .route("/v1/trace", post(trace))
@@ -141,6 +143,16 @@ async fn objects(State(backend): State<Shared>, query: Result<Query<ObjectsQuery
     }
 }
 
+async fn sessions(State(backend): State<Shared>, query: Result<Query<SessionFilter>, QueryRejection>) -> Response {
+    match query {
+        Ok(Query(filter)) => list(move || backend.sessions(filter)).await,
+        Err(e) => {
+            let hint = "for example ?port=vm1&state=established&limit=100";
+            failure(ApiError::bad_request(e.body_text()).at("query of GET /v1/sessions").hint(hint))
+        }
+    }
+}
+
 async fn export_sessions(State(backend): State<Shared>, body: Bytes) -> Response {
     match serde_json::from_slice::<SessionsQuery>(&body) {
         Ok(query) => call(move || backend.export_sessions(query)).await,
@@ -210,7 +222,7 @@ async fn remove_faults(State(backend): State<Shared>, query: Result<Query<FaultQ
 }
 
 async fn unknown_path(uri: Uri) -> Response {
-    let hint = "/v1/ has status, ports, routes, load-balancers, nat, mirrors, flow-log, conns, paths, stats, samples, drops, faults, reload, upgrade, apply, objects, trace and capture";
+    let hint = "/v1/ has status, ports, routes, load-balancers, nat, mirrors, flow-log, conns, paths, stats, samples, drops, faults, reload, upgrade, apply, objects, sessions, trace and capture";
     failure(ApiError::not_found("no such resource").at(uri.path()).hint(hint))
 }
 

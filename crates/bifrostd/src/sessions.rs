@@ -1,0 +1,142 @@
+//! Sessions of security groups: lists of them, and a port's for the next host of its guest. Workers give and take them in pieces, and nobody
+//! waits with the daemon's lock meanwhile.
+
+use std::sync::Arc;
+
+use bifrost_avs::{Class, Direction, MovingSession, PortId, SessionView, read_moving_sessions, write_moving_sessions};
+use bifrost_control::api::{ApiError, PROTOCOLS, PortSessions, Session, SessionFilter, SessionState, SessionsReport};
+use bifrost_control::server::Pages;
+use bifrost_datapath::Remote;
+use bifrost_port::HostUnderlay;
+
+use crate::daemon::State;
+use crate::lists::{Sight, gone};
+use crate::translate;
+
+/// Sessions that the filter lets through, of one worker after the other. The id: the worker in the upper half, the place in the lower.
+pub(crate) fn list(sight: Sight, filter: &SessionFilter) -> Result<Pages<Session>, ApiError> {
+    let passes = Passes::of(&sight, filter)?;
+    let (sight, mut left) = (Arc::new(sight), filter.limit.unwrap_or(u64::MAX));
+    let (first, from) = match filter.after.map(|after| (after >> 32, after as u32)) {
+        None => (0, 0),
+        // Behind a worker's last place.
+        Some((worker, u32::MAX)) => (worker + 1, 0),
+        Some((worker, place)) => (worker, place + 1),
+    };
+    let workers = (0u64..).zip(sight.workers.clone()).skip_while(move |(index, _)| *index < first);
+    let pages = workers.flat_map(move |(index, worker)| {
+        let from = if index == first { from } else { 0 };
+        let (passes, sight) = (passes, Arc::clone(&sight));
+        let pages = worker.sessions(from, move |place, session| passes.is_passed(session).then_some((place, *session)));
+        pages.map(move |page| -> Result<Vec<Session>, ApiError> {
+            let (page, now) = (page.map_err(gone)?, sight.names_now());
+            let listed = page.iter().filter_map(|(place, session)| {
+                let port = sight.port(&now, session.port.0)?;
+                Some(listed(index << 32 | u64::from(*place), port, session))
+            });
+            Ok(listed.collect())
+        })
+    });
+    let mut pages = Box::new(pages);
+    Ok(Box::new(std::iter::from_fn(move || {
+        if left == 0 {
+            return None;
+        }
+        let mut page = pages.next()?;
+        if let Ok(page) = &mut page {
+            page.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+            left -= page.len() as u64;
+        }
+        Some(page)
+    })))
+}
+
+/// A filter, as workers ask it.
+#[derive(Clone, Copy)]
+struct Passes {
+    port: Option<PortId>,
+    protocol: Option<u8>,
+    address: Option<std::net::IpAddr>,
+    number: Option<u16>,
+    state: Option<SessionState>,
+}
+
+impl Passes {
+    fn of(sight: &Sight, filter: &SessionFilter) -> Result<Passes, ApiError> {
+        let protocol = filter.check()?;
+        let id = |name: &String| sight.names.port(name).map(PortId).ok_or_else(|| unknown(name));
+        let port = filter.port.as_ref().map(id).transpose()?;
+        Ok(Passes { port, protocol, address: filter.address, number: filter.number, state: filter.state })
+    }
+
+    fn is_passed(&self, session: &SessionView) -> bool {
+        let ends = [session.local, session.remote];
+        self.port.is_none_or(|port| session.port == port)
+            && self.protocol.is_none_or(|protocol| session.protocol == protocol)
+            && self.state.is_none_or(|state| self::state(session.class) == state)
+            && self.address.is_none_or(|address| ends.iter().any(|end| end.ip() == address))
+            && self.number.is_none_or(|number| ends.iter().any(|end| end.port() == number))
+    }
+}
+
+fn listed(id: u64, port: &str, session: &SessionView) -> Session {
+    let known = PROTOCOLS.iter().find(|(_, number)| *number == session.protocol);
+    Session {
+        id,
+        port: port.to_owned(),
+        protocol: known.map_or_else(|| session.protocol.to_string(), |(name, _)| (*name).to_owned()),
+        local_address: session.local.ip(),
+        local_port: session.local.port(),
+        remote_address: session.remote.ip(),
+        remote_port: session.remote.port(),
+        is_outbound: session.origin == Direction::Egress,
+        state: state(session.class),
+        idle_s: session.idle_s,
+        expires_s: session.expires_s,
+    }
+}
+
+fn state(class: Class) -> SessionState {
+    match class {
+        Class::Unanswered => SessionState::Unanswered,
+        Class::Answered => SessionState::Answered,
+        Class::Closing => SessionState::Closing,
+        Class::Assured => SessionState::Assured,
+        Class::Established => SessionState::Established,
+    }
+}
+
+/// A port's sessions, for its next host.
+pub(crate) fn export(worker: &Remote<HostUnderlay>, port: PortId, name: String) -> Result<PortSessions, ApiError> {
+    let pages = worker.moving_sessions(port).collect::<Result<Vec<Vec<MovingSession>>, _>>().map_err(gone)?;
+    Ok(PortSessions::new(name, &write_moving_sessions(pages.concat())))
+}
+
+/// Goes on with the sessions that a port's guest had on another host.
+pub(crate) fn import(worker: &Remote<HostUnderlay>, port: PortId, bytes: &[u8]) -> Result<SessionsReport, ApiError> {
+    let read = read_moving_sessions(bytes);
+    let (all, unreadable) = read.map_err(|e| ApiError::bad_request(e.to_string()).at("sessions"))?;
+    let count = all.len() as u64;
+    let sessions = worker.take_over_sessions(port, all).map_err(gone)?;
+    Ok(SessionsReport { sessions, left_out: count - sessions + unreadable })
+}
+
+impl State {
+    /// The worker that has all sessions of a port.
+    pub(crate) fn worker_of_sessions(&self, name: &str) -> Result<(Remote<HostUnderlay>, PortId), ApiError> {
+        let port = self.config.ports.iter().find(|port| port.name == name);
+        let (port, id) = port.and_then(|port| Some((port, self.names.port(name)?))).ok_or_else(|| unknown(name))?;
+        let home = translate::home(&self.config, port, id).unwrap_or_default();
+        if self.workers.len() > 1 && !self.config.is_served_by_one(port) {
+            let what = format!("the sessions of {name:?} are with several workers, by the addresses of their peers");
+            return Err(ApiError::bad_request(what).at("port").hint("ports of virtual machines are with one"));
+        }
+        let worker =
+            self.workers.get(usize::from(home)).ok_or_else(|| ApiError::internal("there is no such worker"))?;
+        Ok((worker.remote(), PortId(id)))
+    }
+}
+
+fn unknown(port: &str) -> ApiError {
+    ApiError::not_found(format!("there is no port named {port:?}")).at("port").hint("bifrostctl ports lists them")
+}
