@@ -30,7 +30,7 @@ const fn round(name: &'static str) -> Row {
 }
 
 /// Instructions that a data packet may cost, both ends and its share of ACKs together.
-const INSTRUCTIONS_MAX: f64 = 1200.0;
+const INSTRUCTIONS_MAX: f64 = 1000.0;
 
 /// Instructions that dispatch, legal check and reorder check of a packet may cost together.
 const SPRAY_INSTRUCTIONS_MAX: f64 = 250.0;

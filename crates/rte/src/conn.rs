@@ -6,9 +6,10 @@ use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
 use bifrost_wire::Mac;
-use bifrost_wire::bifrost::{Bitmap, Cid, PathId, Psn, Tick, Version};
+use bifrost_wire::bifrost::{Bitmap, Cid, DataHeader, PathId, Psn, Tick, Version};
 
 use crate::config::Ordering;
+use crate::engine::{Arrival, Destination};
 use crate::flow_table::FlowTable;
 use crate::output::PeerId;
 use crate::peer::Spray;
@@ -17,7 +18,7 @@ use crate::send_window::SendWindow;
 use bifrost_transport::time::{MS, Time, US};
 
 /// The two vNICs of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Eq)]
 pub struct Pair {
     /// Network identifier.
     pub vni: u32,
@@ -25,6 +26,22 @@ pub struct Pair {
     pub local: Mac,
     /// The remote vNIC.
     pub remote: Mac,
+}
+
+impl Pair {
+    /// The two addresses as two words: comparing those takes fewer instructions than bytes.
+    #[inline(always)]
+    fn words(local: &Mac, remote: &Mac) -> (u32, u64) {
+        let ([a, b, c, d, e, f], [g, h, i, j, k, l]) = (local.0, remote.0);
+        (u32::from_le_bytes([a, b, c, d]), u64::from_le_bytes([e, f, g, h, i, j, k, l]))
+    }
+}
+
+impl PartialEq for Pair {
+    #[inline(always)]
+    fn eq(&self, other: &Self) -> bool {
+        self.vni == other.vni && Self::words(&self.local, &self.remote) == Self::words(&other.local, &other.remote)
+    }
 }
 
 impl Hash for Pair {
@@ -109,6 +126,28 @@ impl Conn {
     pub(crate) fn is_open(&self) -> bool {
         self.state == State::Open
     }
+
+    /// Whether a packet with just this header is one for this connection, and open, and asks for nothing.
+    #[inline(always)]
+    pub(crate) fn expects(&self, arrival: &Arrival, header: &DataHeader) -> bool {
+        self.local_cid == header.cid
+            && self.peer == arrival.peer
+            && self.pair.vni == arrival.vni
+            && self.is_open()
+            && self.version == header.version
+            && !header.probe
+            && !header.ack_now
+    }
+
+    /// Whether it is the open connection for packets to a destination.
+    #[inline(always)]
+    pub(crate) fn leads_to(&self, to: &Destination) -> bool {
+        let Pair { vni, local, remote } = &self.pair;
+        *vni == to.vni
+            && Pair::words(local, remote) == Pair::words(&to.local, &to.remote)
+            && self.peer == to.peer
+            && self.is_open()
+    }
 }
 
 /// What only traffic needs.
@@ -142,7 +181,7 @@ impl Active {
             send: SendWindow::new(send_next),
             recv: RecvWindow::new(recv_base),
             published: send_next,
-            flows: FlowTable::default(),
+            flows: FlowTable::new(send_next),
             spray: Spray::default(),
             pending: VecDeque::new(),
             ack: AckState::default(),
@@ -161,7 +200,7 @@ impl Active {
         self.send = SendWindow::new(send_next);
         self.recv = RecvWindow::new(recv_base);
         self.published = send_next;
-        self.flows.reset();
+        self.flows.reset(send_next);
         self.spray = Spray::default();
         self.pending.clear();
         self.ack = AckState::default();
@@ -333,6 +372,14 @@ const PATIENCE_HALF_LIFE_NS: u64 = 200 * MS;
 const PATIENCE_MAX_NS: u64 = 2 * MS;
 
 impl LossState {
+    /// A packet that left at `sent` is acknowledged.
+    #[inline(always)]
+    pub(crate) fn note_acked(&mut self, sent: Tick) {
+        if self.newest_acked.is_none_or(|newest| sent.since(newest) > 0) {
+            self.newest_acked = Some(sent);
+        }
+    }
+
     /// A packet was sent again that had not been lost: wait longer from now on. At most one step in a round trip.
     pub(crate) fn be_patient(&mut self, now: Time, rtt_ns: u64) {
         if now.since(self.patience_at) >= rtt_ns {

@@ -45,7 +45,7 @@ impl Link {
     fn new(start: u32) -> Self {
         Link {
             start,
-            flows: FlowTable::default(),
+            flows: FlowTable::new(Psn(start)),
             pool: Pool::new(32),
             window: RecvWindow::new(Psn(start)),
             groups: Vec::new(),

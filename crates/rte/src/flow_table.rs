@@ -11,35 +11,37 @@ const CHAINS: usize = 256;
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct FlowTable {
+    /// Of a chain that was not used: the one before the first.
     last: [u32; CHAINS],
-    used: [u64; CHAINS / 64],
     /// The last packet whose flow was not known: it may have been of any.
     unknown: Option<Psn>,
 }
 
-impl Default for FlowTable {
-    fn default() -> Self {
-        FlowTable { last: [0; CHAINS], used: [0; CHAINS / 64], unknown: None }
-    }
-}
-
 impl FlowTable {
-    /// The distance for a packet of `flow` that gets `psn`, and remembers it. Below `published` everything
+    /// No flow is known, and the first packet will be `first`.
+    pub(crate) fn new(first: Psn) -> Self {
+        FlowTable { last: [first.sub(1).0; CHAINS], unknown: None }
+    }
+
+    /// The distance for a packet of `flow` that gets `psn`, and remembers it. Below `published`, which is not after `psn`, everything
     /// is known to be visible to the receiver's guest, or given up.
     #[inline(always)]
     pub(crate) fn distance(&mut self, flow: u32, psn: Psn, published: Psn) -> u8 {
-        let chain = flow as usize % CHAINS;
-        let known = self.used[chain / 64] >> (chain % 64) & 1 == 1;
-        let last = Psn(self.last[chain]);
-        self.last[chain] = psn.0;
-        self.used[chain / 64] |= 1 << (chain % 64);
-        self.unknown = self.unknown.filter(|unknown| !unknown.is_before(published));
-        // No predecessor that may be waiting: name a packet that is visible, if one is near enough to be named.
-        let mut before = self.unknown.unwrap_or(published.sub(1));
-        if known && !last.is_before(published) && before.is_before(last) {
-            before = last;
+        let last = std::mem::replace(&mut self.last[flow as usize % CHAINS], psn.0);
+        // A predecessor that is visible is as good as none: then the nearest that is visible is named, if that is near enough.
+        let visible = psn.0.wrapping_sub(published.0).wrapping_add(1);
+        let mut distance = visible.min(psn.0.wrapping_sub(last));
+        if self.unknown.is_some() {
+            distance = distance.min(self.since_unknown(psn, published));
         }
-        nameable(psn.distance_from(before))
+        distance.min(255) as u8
+    }
+
+    /// How far `psn` is behind the last packet whose flow was not known, if that may not be visible.
+    #[cold]
+    fn since_unknown(&mut self, psn: Psn, published: Psn) -> u32 {
+        self.unknown = self.unknown.filter(|unknown| !unknown.is_before(published));
+        self.unknown.map_or(u32::MAX, |unknown| psn.0.wrapping_sub(unknown.0))
     }
 
     /// Remembers that `psn` may belong to any flow; it waits for everything before it (distance 0).
@@ -49,20 +51,13 @@ impl FlowTable {
 
     /// Remembers that `psn` also belongs to `flow` (further segments of one buffer).
     pub(crate) fn note(&mut self, flow: u32, psn: Psn) {
-        let chain = flow as usize % CHAINS;
-        self.last[chain] = psn.0;
-        self.used[chain / 64] |= 1 << (chain % 64);
+        self.last[flow as usize % CHAINS] = psn.0;
     }
 
-    /// Forgets all flows (PSNs restart, or everything is acknowledged).
-    pub(crate) fn reset(&mut self) {
-        self.used = [0; CHAINS / 64];
-        self.unknown = None;
+    /// Forgets all flows (PSNs restart, or everything is acknowledged); the next packet is `first`.
+    pub(crate) fn reset(&mut self, first: Psn) {
+        *self = FlowTable::new(first);
     }
-}
-
-fn nameable(distance: i32) -> u8 {
-    if (1..255).contains(&distance) { distance as u8 } else { 255 }
 }
 
 #[cfg(test)]
@@ -71,7 +66,7 @@ mod tests {
 
     #[test]
     fn distances() {
-        let mut t = FlowTable::default();
+        let mut t = FlowTable::new(Psn(10));
         let una = Psn(10);
         assert_eq!(t.distance(1, Psn(10), una), 1, "no predecessor: the last acknowledged packet");
         assert_eq!(t.distance(2, Psn(11), una), 2);
@@ -83,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_packet_of_an_unknown_flow_may_be_the_predecessor() {
-        let mut t = FlowTable::default();
+        let mut t = FlowTable::new(Psn(5));
         t.note_unknown(Psn(10));
         t.note_unknown(Psn(11));
         assert_eq!(t.distance(1, Psn(12), Psn(5)), 1);
@@ -93,12 +88,25 @@ mod tests {
     }
 
     #[test]
-    fn a_known_but_acknowledged_psn_that_wrapped_is_not_taken_for_a_near_one() {
-        let mut t = FlowTable::default();
-        t.distance(7, Psn(5), Psn(5));
-        // Half the number space later the stale entry would compare as "after" una.
-        let psn = Psn(5u32.wrapping_add(1 << 31).wrapping_add(3));
-        let d = t.distance(7, psn, psn);
-        assert_eq!(d, 255, "stale entries only ever make a packet wait for more");
+    fn a_stale_number_that_wrapped_is_not_taken_for_a_near_one() {
+        for later in [1 << 31, u32::MAX - 1000] {
+            let mut t = FlowTable::new(Psn(5));
+            t.distance(7, Psn(5), Psn(5));
+            // It would compare as later than everything that is visible, and then as a little before that.
+            let psn = Psn(5u32.wrapping_add(later));
+            assert_eq!(t.distance(7, psn, psn), 1, "everything is visible");
+            assert_eq!(t.distance(8, psn.add(300), psn), 255, "of a flow that was never used");
+        }
+    }
+
+    #[test]
+    fn flows_that_begin_at_the_wrap_wait_for_nothing() {
+        let mut t = FlowTable::new(Psn(u32::MAX - 1));
+        for i in 0..4u8 {
+            let psn = Psn(u32::MAX - 1).add(u32::from(i));
+            assert_eq!(t.distance(u32::from(i), psn, Psn(u32::MAX - 1)), i + 1);
+        }
+        t.reset(Psn(9));
+        assert_eq!(t.distance(1, Psn(12), Psn(9)), 4, "nothing is known any more");
     }
 }

@@ -241,7 +241,11 @@ impl Peer {
         if leads {
             self.probe_conn = Some(index);
         }
-        !std::mem::replace(&mut self.probe_timer_armed, true)
+        let is_news = !self.probe_timer_armed;
+        if is_news {
+            self.probe_timer_armed = true;
+        }
+        is_news
     }
 
     /// Connection `index` ends or restarts. The answers to probes that travelled on it may never come, and their paths are
@@ -266,11 +270,19 @@ impl Peer {
 
     /// A path was measured, or others were selected.
     pub(crate) fn update_rtt(&mut self) {
-        let totals = self.selected().iter().map(|p| &self.paths[p.index()].total);
-        self.rtt = totals.filter(|r| r.is_known()).map(|r| (r.smoothed_ns(), r.variance_ns())).max();
-        let fabrics = self.selected().iter().map(|p| &self.paths[p.index()].fabric).filter(|r| r.is_known());
-        self.answer_ns = fabrics.map(answer_ns).max();
-        self.update_timing();
+        let (mut rtt, mut answer) = ((0, 0), 0);
+        for path in self.selected().iter().filter_map(|id| self.paths.get(id.index())) {
+            rtt = rtt.max((path.total.smoothed_ns(), path.total.variance_ns()));
+            if path.fabric.is_known() {
+                answer = answer.max(answer_ns(&path.fabric));
+            }
+        }
+        // What is not known is 0.
+        let (rtt, answer) = ((rtt.0 > 0).then_some(rtt), (answer > 0).then_some(answer));
+        if (rtt, answer) != (self.rtt, self.answer_ns) {
+            (self.rtt, self.answer_ns) = (rtt, answer);
+            self.update_timing();
+        }
     }
 
     /// Time until the fastest path would have answered a packet that asks for an ACK at once, ns.
@@ -368,23 +380,21 @@ impl Spray {
         }
     }
 
-    /// A path for the next `packets` packets, and how many of them it takes; `None` when congestion control closes all.
+    /// A path for the next `packets` packets, and how many of them it takes, which leave now; `None` when congestion control closes
+    /// all.
     #[inline(always)]
-    pub(crate) fn choose(
-        &mut self,
-        peer: &mut Peer,
-        config: &Config,
-        now: Time,
-        packets: u16,
-    ) -> Option<(PathId, u16)> {
+    pub(crate) fn take(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<(PathId, u16)> {
         if self.left > 0 {
-            let path = &peer.paths[self.path.index()];
+            let path = &mut peer.paths[self.path.index()];
             if path.is_open && path.fits(packets) {
                 self.left = self.left.saturating_sub(packets);
+                path.on_sent(now, u32::from(packets));
                 return Some((self.path, packets));
             }
         }
-        self.next_group(peer, config, now, packets)
+        let (path, taken) = self.next_group(peer, config, now, packets)?;
+        peer.paths[path.index()].on_sent(now, u32::from(taken));
+        Some((path, taken))
     }
 
     #[cold]

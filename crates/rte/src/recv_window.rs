@@ -110,8 +110,8 @@ impl RecvWindow {
     }
 
     /// Whether `psn` follows what is published, and nothing waits.
-    #[inline]
-    fn is_next(&self, psn: Psn) -> bool {
+    #[inline(always)]
+    pub(crate) fn is_next(&self, psn: Psn) -> bool {
         psn == self.base && self.end == self.base
     }
 
@@ -146,6 +146,13 @@ impl RecvWindow {
         waits.then_some(ahead)
     }
 
+    /// Takes the next packet, which is shown: in order, nothing is stored.
+    #[inline(always)]
+    pub(crate) fn take_next(&mut self) {
+        self.base = self.base.next();
+        self.end = self.base;
+    }
+
     /// Takes a packet that [`check`](Self::check) called new; appends the handles that become visible, in order.
     /// Returns false, and takes nothing, when the pool has no page left.
     #[inline]
@@ -162,8 +169,7 @@ impl RecvWindow {
             if let Some(handle) = placed.handle {
                 out(handle);
             }
-            self.base = self.base.next();
-            self.end = self.base;
+            self.take_next();
             return true;
         }
         self.place_behind_gap(pool, ordering, placed, stack, out)

@@ -28,13 +28,14 @@ pub(crate) struct Record {
 }
 
 /// Neighbours in the list of a path and the flow distance, in 4 bytes: 12 bits for each neighbour as PSN modulo the
-/// window, and 8 for the distance. What the list's head has before it and its tail behind it means nothing.
+/// window, and 8 for the distance. What the list's head has before it means nothing. Behind its tail is the next number: as a rule
+/// that is the packet that leaves next on the path, and then there is nothing to write.
 #[derive(Clone, Copy, Debug, Default)]
 struct Links(u32);
 
 impl Links {
-    fn new(prev: u16, distance: u8) -> Self {
-        Links(u32::from(prev) << 20 | u32::from(distance))
+    fn new(prev: u16, own: u16, distance: u8) -> Self {
+        Links(u32::from(prev) << 20 | u32::from(behind(own)) << 8 | u32::from(distance))
     }
 
     fn prev(self) -> u16 {
@@ -85,6 +86,11 @@ impl Record {
         self.flags & RETRANSMITTED != 0
     }
 
+    fn count_timeout(&mut self, timeout: bool) {
+        let rtos = (self.rtos() + u8::from(timeout)).min(7);
+        self.flags = self.flags & !RTO_MASK | rtos << RTO_SHIFT;
+    }
+
     /// Whether copies are under way on several paths.
     pub(crate) fn is_copied(&self) -> bool {
         self.flags & COPIED != 0
@@ -126,6 +132,39 @@ struct PathList {
 }
 
 const EMPTY_LIST: PathList = PathList { head: NONE, tail: NONE, next_order: 0, acked_order: 0, progressed: false };
+
+impl PathList {
+    /// What has this place in the order has arrived on the path.
+    #[inline]
+    fn acknowledge(&mut self, order: u16) {
+        let past = order.wrapping_add(1);
+        if (past.wrapping_sub(self.acked_order) as i16) > 0 {
+            self.acked_order = past;
+            self.progressed = true;
+        }
+    }
+}
+
+/// Packets with consecutive numbers that left on one path, one right after the other, each once: the oldest on their path.
+#[derive(Debug)]
+pub(crate) struct Run<'a> {
+    pub(crate) path: PathId,
+    /// When the last of them left.
+    pub(crate) newest: Tick,
+    /// Of each packet; at least one.
+    pub(crate) records: &'a [Record],
+}
+
+/// What [`SendWindow::finish_run`] has found from a number on.
+#[derive(Debug)]
+pub(crate) enum Next<'a> {
+    /// So many packets were done before, or are not in the window.
+    Done(u32),
+    /// Packets that are done now.
+    Run(Run<'a>),
+    /// An outstanding packet that is no part of a run.
+    Other,
+}
 
 /// One direction's send window.
 #[derive(Debug)]
@@ -193,8 +232,14 @@ impl SendWindow {
         let psn = self.next;
         let (id, i) = self.pages.find_or_make(pool, psn.0, self.una.0)?;
         let (order, prev) = self.append(pool, psn, path);
-        pool.page_mut(id).records[i] =
-            Record { handle, sent, links: Links::new(prev, distance), order, segment, flags: path.index() as u8 };
+        pool.page_mut(id).records[i] = Record {
+            handle,
+            sent,
+            links: Links::new(prev, index_of(psn), distance),
+            order,
+            segment,
+            flags: path.index() as u8,
+        };
         self.next = psn.next();
         self.outstanding += 1;
         Some(psn)
@@ -242,14 +287,45 @@ impl SendWindow {
         self.unlink(pool, psn, &record);
         self.outstanding -= 1;
         if progress(&record) {
-            let list = &mut self.paths[record.path().index()];
-            let past = record.order.wrapping_add(1);
-            if (past.wrapping_sub(list.acked_order) as i16) > 0 {
-                list.acked_order = past;
-                list.progressed = true;
-            }
+            self.paths[record.path().index()].acknowledge(record.order);
         }
         Some((record, in_flight))
+    }
+
+    /// Looks at the packets `psn` and up to `most` from there on, and marks as acknowledged those that make up a [`Run`], many at the
+    /// price of one. Others are for [`finish`](Self::finish).
+    #[inline]
+    pub(crate) fn finish_run<'a>(&mut self, pool: &'a mut Pool<SendPage>, psn: Psn, most: u32) -> Next<'a> {
+        let Some((id, i)) = self.locate(psn) else { return Next::Done(1) };
+        let page = pool.page_mut(id);
+        let most = most.min(self.next.distance_from(psn) as u32);
+        let done = (page.done >> i).trailing_ones();
+        if done > 0 {
+            return Next::Done(done.min(most));
+        }
+        let first = page.records[i];
+        let list = &mut self.paths[first.path().index()];
+        if list.head != index_of(psn) || first.flags & !PATH_MASK != 0 {
+            return Next::Other;
+        }
+        let in_flight = ((page.done | page.landed) >> i).trailing_zeros().min(PAGE - i as u32);
+        let records = &page.records[i..][..most.min(in_flight) as usize];
+        // A packet continues the run if the one before it on its path is the one before it in number.
+        let follows = |(before, record): &(u16, &Record)| record.flags == first.flags && record.links.prev() == *before;
+        let count = 1 + (index_of(psn)..).zip(records.iter().skip(1)).take_while(follows).count();
+        let Some((records, last)) = records.get(..count).and_then(|run| Some((run, run.last()?))) else {
+            return Next::Other;
+        };
+        let tail = index_of(psn.add(count as u32 - 1));
+        if list.tail == tail {
+            (list.head, list.tail) = (NONE, NONE);
+        } else {
+            list.head = last.links.next();
+        }
+        list.acknowledge(last.order);
+        self.outstanding -= count as u16;
+        page.done |= u64::MAX >> (PAGE - count as u32) << i;
+        Next::Run(Run { path: first.path(), newest: last.sent, records })
     }
 
     /// Sends an outstanding packet again, or puts that off: it goes to the end of `path`'s list. Returns its record as it was
@@ -273,8 +349,9 @@ impl SendWindow {
         slot.sent = sent;
         slot.order = order;
         slot.links.set_prev(prev);
-        let rtos = if why.timeout { (record.rtos() + 1).min(7) } else { record.rtos() };
-        slot.flags = path.index() as u8 | rtos << RTO_SHIFT | RETRANSMITTED | if why.copied { COPIED } else { 0 };
+        slot.links.set_next(behind(index_of(psn)));
+        slot.count_timeout(why.timeout);
+        slot.flags = path.index() as u8 | slot.flags & RTO_MASK | RETRANSMITTED | if why.copied { COPIED } else { 0 };
         Some(record)
     }
 
@@ -370,7 +447,9 @@ impl SendWindow {
         list.tail = own;
         if prev == NONE {
             list.head = own;
-        } else if let Some(links) = self.links(pool, prev) {
+        } else if behind(prev) != own
+            && let Some(links) = self.links(pool, prev)
+        {
             links.set_next(own);
         }
         (order, prev)
@@ -393,12 +472,15 @@ impl SendWindow {
     fn unlink_behind_head(&mut self, pool: &mut Pool<SendPage>, own: u16, record: &Record) {
         let (prev, next) = (record.links.prev(), record.links.next());
         let list = &mut self.paths[record.path().index()];
-        if list.tail == own {
+        let is_tail = list.tail == own;
+        if is_tail {
             list.tail = prev;
-            return;
         }
         if let Some(links) = self.links(pool, prev) {
-            links.set_next(next);
+            links.set_next(if is_tail { behind(prev) } else { next });
+        }
+        if is_tail {
+            return;
         }
         if let Some(links) = self.links(pool, next) {
             links.set_prev(prev);
@@ -408,6 +490,12 @@ impl SendWindow {
 
 fn index_of(psn: Psn) -> u16 {
     (psn.0 % SEND_WINDOW) as u16
+}
+
+/// The index of the number after that of `index`.
+#[inline(always)]
+fn behind(index: u16) -> u16 {
+    (index + 1) % SEND_WINDOW as u16
 }
 
 /// Why a packet is sent again.

@@ -7,7 +7,7 @@ use crate::conn::{Active, Conn, State};
 use crate::mutation::mutated;
 use crate::output::{Output, PeerId};
 use crate::path::Acked;
-use crate::send_window::Record;
+use crate::send_window::{Next, Record, Run};
 use bifrost_transport::time::{Time, US};
 
 /// Packets newly acknowledged, per path, and how the paths did.
@@ -19,6 +19,16 @@ struct Progress {
     newest: [Tick; PathId::MAX],
     /// When the first of them left that were sent once, and on which path.
     first: Option<(Tick, PathId)>,
+}
+
+impl Progress {
+    /// A packet was acknowledged that was sent once.
+    #[inline(always)]
+    fn note_first(&mut self, sent: Tick, path: PathId) {
+        if self.first.is_none_or(|(first, _)| sent.since(first) < 0) {
+            self.first = Some((sent, path));
+        }
+    }
 }
 
 /// The room that every peer is believed to have, packets.
@@ -134,8 +144,34 @@ impl Engine {
             let first = ack.base.add(first as u32);
             (first, count.min(next.distance_from(first).max(0) as u32))
         });
+        // These mistakes are made with single packets.
+        let (leaks_handle, wrong_owner) = (mutated!(self.config, LeakHandle), mutated!(self.config, WrongOwner));
         for (first, count) in std::iter::once((una, below)).chain(runs) {
-            for psn in (0..count).map(|i| first.add(i)) {
+            let (mut at, end) = (first, first.add(count));
+            while at != end {
+                let psn = at;
+                let next = match leaks_handle || wrong_owner {
+                    false => send.finish_run(&mut self.send_pool, psn, end.distance_from(psn) as u32),
+                    true => Next::Other,
+                };
+                match next {
+                    Next::Done(count) => {
+                        at = psn.add(count);
+                        continue;
+                    }
+                    Next::Run(Run { path, records, newest }) => {
+                        at = psn.add(records.len() as u32);
+                        landed[path.index()] += records.len() as u32;
+                        progress.total += records.len() as u16;
+                        progress.by_path[path.index()] += records.len() as u16;
+                        progress.newest[path.index()] = newest;
+                        progress.note_first(records[0].sent, path);
+                        loss.note_acked(newest);
+                        out.release.extend(records.iter().map(|record| (*owner, record.handle)));
+                        continue;
+                    }
+                    Next::Other => at = psn.next(),
+                }
                 // A packet that was sent once tells about its path. One that was sent again does only if the ACK names the
                 // very transmission: otherwise an earlier one may have arrived, on another path, late but not lost.
                 let named = ack.psn == psn;
@@ -153,13 +189,11 @@ impl Engine {
                     progress.by_path[path] += 1;
                     progress.newest[path] = before.sent;
                 }
-                if !before.is_retransmitted() && progress.first.is_none_or(|(first, _)| before.sent.since(first) < 0) {
-                    progress.first = Some((before.sent, before.path()));
+                if !before.is_retransmitted() {
+                    progress.note_first(before.sent, before.path());
                 }
                 if timely(&before) {
-                    if loss.newest_acked.is_none_or(|t| before.sent.since(t) > 0) {
-                        loss.newest_acked = Some(before.sent);
-                    }
+                    loss.note_acked(before.sent);
                 } else {
                     let rtt = peer.paths[path].total.smoothed_ns();
                     let age = tick.since(before.sent).max(0) as u64;
@@ -173,10 +207,10 @@ impl Engine {
                     }
                 }
                 let every_64th = psn.0 % 64 == 7;
-                if every_64th && mutated!(self.config, LeakHandle) {
+                if every_64th && leaks_handle {
                     continue;
                 }
-                let owner = if every_64th && mutated!(self.config, WrongOwner) { !*owner } else { *owner };
+                let owner = if every_64th && wrong_owner { !*owner } else { *owner };
                 out.release.push((owner, before.handle));
             }
         }

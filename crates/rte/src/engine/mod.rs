@@ -259,9 +259,15 @@ impl Engine {
         if cid.worker() != self.worker {
             return None;
         }
-        let place = (cid.index() ^ self.salt) & ((1 << PLACE_BITS) - 1);
+        let place = self.place_of(cid);
         let own = |c: &Conn| c.local_cid == cid || mutated!(self.config, StaleCidAccepted);
         self.conn(place).filter(|c| own(c)).map(|_| place)
+    }
+
+    /// The place that a CID of this engine names, taken or not.
+    #[inline(always)]
+    fn place_of(&self, cid: Cid) -> u32 {
+        (cid.index() ^ self.salt) & ((1 << PLACE_BITS) - 1)
     }
 
     fn cid_at(&mut self, place: u32) -> Cid {

@@ -56,6 +56,29 @@ const REFUSALS_MAX: usize = 1024;
 impl Engine {
     /// A data packet arrived.
     pub fn on_data(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) -> Verdict {
+        // As a rule it is the next one of an open connection: one look at each structure is enough.
+        let index = self.place_of(header.cid);
+        if let Some(Some(conn)) = self.conns.get_mut(index as usize)
+            && conn.expects(arrival, header)
+            && let Some(active) = conn.active.as_deref_mut()
+            && active.recv.is_next(header.psn)
+            && let Some(Some(peer)) = self.peers.get_mut(usize::from(conn.peer.0))
+            && peer.probe_timer_armed
+            && peer.has_path(header.path)
+        {
+            conn.last_activity = now;
+            peer.touch(now, index, true);
+            conn.rx_packets += 1;
+            note_arrival(&mut active.ack, arrival, header);
+            let slot = Slot { conn: index, psn: header.psn, distance: header.distance, gap: false };
+            return Verdict::Place { owner: conn.owner, slot };
+        }
+        self.on_other_data(now, arrival, header, out)
+    }
+
+    /// A data packet that is not just the next one.
+    #[inline(never)]
+    fn on_other_data(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) -> Verdict {
         let Some(index) = self.addressed(now, arrival, header.cid, header, out) else { return Verdict::Drop };
         let Some(conn) = self.conns[index as usize].as_mut() else { return Verdict::Drop };
         Self::activate(conn, &mut self.spare);
@@ -98,6 +121,21 @@ impl Engine {
     /// The packet of `slot` lies in guest memory (or in memory held for the guest) as `handle`.
     /// Returns false when it could not be taken after all; the caller discards the handle.
     pub fn placed(&mut self, now: Time, slot: Slot, handle: u32, out: &mut Output) -> bool {
+        // As a rule it is the next one, and an ACK is neither due nor to be timed.
+        if let Some(Some(conn)) = self.conns.get_mut(slot.conn as usize)
+            && let Some(active) = conn.active.as_deref_mut()
+            && active.recv.is_next(slot.psn)
+            && !slot.gap
+            && u32::from(active.ack.packets) + 1 < u32::from(self.config.ack_threshold)
+            && active.ack.deadline != Time::NEVER
+        {
+            active.recv.take_next();
+            active.ack.near = true;
+            active.ack.packets += 1;
+            out.publish.push((conn.owner, handle));
+            self.counters.received_packets += 1;
+            return true;
+        }
         self.take(now, slot, Some(handle), out)
     }
 
@@ -318,7 +356,7 @@ impl Engine {
         }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn take(&mut self, now: Time, slot: Slot, handle: Option<u32>, out: &mut Output) -> bool {
         let threshold = self.config.ack_threshold;
         let Some(conn) = self.conns[slot.conn as usize].as_mut() else { return false };

@@ -6,12 +6,12 @@ use bifrost_wire::bifrost::{DataHeader, PathId};
 use super::Engine;
 use super::share::Stop;
 use crate::config::{CcKind, Ordering};
-use crate::conn::{Conn, Pair, Pending, State};
+use crate::conn::{Active, Conn, Pair, Pending, State};
 use crate::deadline::Key;
 use crate::mutation::mutated;
 use crate::output::{DataOut, Output, PeerId};
-use crate::send_window::SEND_WINDOW;
-use bifrost_transport::pool::PAGE;
+use crate::send_window::{SEND_WINDOW, SendPage};
+use bifrost_transport::pool::{PAGE, Pool};
 use bifrost_transport::time::{MS, Time};
 
 /// Where a guest's packet goes: the switch's decision.
@@ -42,6 +42,13 @@ pub struct Outbound {
     pub flow: u32,
 }
 
+impl Destination {
+    /// The two vNICs of the connection that leads there.
+    pub(super) fn pair(&self) -> Pair {
+        Pair { vni: self.vni, local: self.local, remote: self.remote }
+    }
+}
+
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
@@ -56,20 +63,21 @@ pub enum Admission {
 impl Engine {
     /// Sends a guest's packet.
     pub fn transmit(&mut self, now: Time, to: &Destination, packet: Outbound, out: &mut Output) -> Admission {
-        let pair = Pair { vni: to.vni, local: to.local, remote: to.remote };
-        let usable = |c: &Conn| c.is_open() && c.peer == to.peer;
         // Packets come in bursts: the connection that sent last is asked before the table is.
-        let last = self.conn(self.last_sender).filter(|c| c.pair == pair && usable(c)).map(|_| self.last_sender);
-        let named = || self.by_pair.get(&pair).copied().filter(|&index| self.conn(index).is_some_and(usable));
-        if let Some(index) = last.or_else(named) {
-            self.last_sender = index;
-            return self.transmit_open(now, index, to.ordering, packet, out);
+        let is_last = self.conn(self.last_sender).is_some_and(|conn| conn.leads_to(to));
+        if !is_last && !self.find_sender(to) {
+            return self.transmit_unopened(now, to, packet, out);
         }
-        let admission = self.transmit_unopened(now, pair, to, packet, out);
-        if admission == Admission::Plain {
-            self.counters.plain_packets += u64::from(packet.segments);
-        }
-        admission
+        self.transmit_open(now, self.last_sender, to.ordering, packet, out)
+    }
+
+    /// Makes the open connection that leads to a destination the last sender, if there is one.
+    #[inline]
+    fn find_sender(&mut self, to: &Destination) -> bool {
+        let named = self.by_pair.get(&to.pair()).copied();
+        let found = named.filter(|&index| self.conn(index).is_some_and(|conn| conn.leads_to(to)));
+        self.last_sender = found.unwrap_or(self.last_sender);
+        found.is_some()
     }
 
     #[inline]
@@ -109,14 +117,16 @@ impl Engine {
 
     /// The way of a packet whose pair has no open connection to its destination.
     #[cold]
-    fn transmit_unopened(
-        &mut self,
-        now: Time,
-        pair: Pair,
-        to: &Destination,
-        packet: Outbound,
-        out: &mut Output,
-    ) -> Admission {
+    fn transmit_unopened(&mut self, now: Time, to: &Destination, packet: Outbound, out: &mut Output) -> Admission {
+        let admission = self.admit_unopened(now, to, packet, out);
+        if admission == Admission::Plain {
+            self.counters.plain_packets += u64::from(packet.segments);
+        }
+        admission
+    }
+
+    fn admit_unopened(&mut self, now: Time, to: &Destination, packet: Outbound, out: &mut Output) -> Admission {
+        let pair = to.pair();
         // The vNIC moved to another host: connections to the old one end there.
         while let Some(&index) = self.by_pair.get(&pair)
             && self.conn(index).is_some_and(|c| c.peer != to.peer)
@@ -200,8 +210,8 @@ impl Engine {
     ) -> Result<u16, Stop> {
         let Some(conn) = self.conns[index as usize].as_mut() else { return Err(Stop::Connection) };
         Self::activate(conn, &mut self.spare);
-        let Conn { active: Some(active), peer: peer_id, .. } = conn else { return Err(Stop::Connection) };
-        let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return Err(Stop::Connection) };
+        let Some(active) = conn.active.as_deref_mut() else { return Err(Stop::Connection) };
+        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return Err(Stop::Connection) };
         let most = match turn {
             Turn::Free(_) if !(active.pending.is_empty() && peer.waiting.is_empty()) => return Err(Stop::Turn),
             Turn::Free(ordering) => {
@@ -220,11 +230,20 @@ impl Engine {
             active.blocked = true;
             return Err(Stop::Connection);
         }
-        let Some((path, count)) = active.spray.choose(peer, &self.config, now, wanted as u16) else {
+        let Some((path, count)) = active.spray.take(peer, &self.config, now, wanted as u16) else {
             active.blocked = true;
             return Err(Stop::Paths);
         };
-        let mut header = DataHeader {
+        if active.send.outstanding() == 0 {
+            (active.loss.heard, active.loss.last_progress) = (now, now);
+        }
+        conn.tx_packets += u64::from(count);
+        self.counters.sent_packets += u64::from(count);
+        conn.last_activity = now;
+        if peer.touch(now, index, true) {
+            self.timers.push(now.after(MS), Key::Peer(conn.peer.0));
+        }
+        let header = DataHeader {
             version: conn.version,
             cc: match self.config.congestion_control {
                 CcKind::Swift => bifrost_wire::bifrost::cc::SWIFT,
@@ -241,40 +260,14 @@ impl Engine {
             cid: conn.peer_cid,
             timestamp: now.tick(),
         };
-        if active.send.outstanding() == 0 {
-            (active.loss.heard, active.loss.last_progress) = (now, now);
+        let (vni, owner) = (conn.pair.vni, conn.owner);
+        let data = DataOut { peer: conn.peer, vni, owner, handle: item.handle, segment: item.first, header };
+        leave(active, &mut self.send_pool, data, item.flow, out);
+        if count > 1 {
+            leave_rest(active, &mut self.send_pool, data, item.flow, count - 1, out);
         }
-        peer.paths[path.index()].on_sent(now, u32::from(count));
-        conn.tx_packets += u64::from(count);
-        self.counters.sent_packets += u64::from(count);
-        conn.last_activity = now;
-        if peer.touch(now, index, true) {
-            self.timers.push(now.after(MS), Key::Peer(peer_id.0));
-        }
-        for i in 0..count as u8 {
-            let segment = item.first.wrapping_add(i);
-            header.psn = active.send.next();
-            header.distance = match item.flow {
-                _ if !conn.version.has_distance() => 0,
-                None => {
-                    active.flows.note_unknown(header.psn);
-                    0
-                }
-                Some(flow) if i == 0 => active.flows.distance(flow, header.psn, active.published),
-                Some(flow) => {
-                    active.flows.note(flow, header.psn);
-                    1
-                }
-            };
-            let (tick, distance) = (header.timestamp, header.distance);
-            if active.send.push(&mut self.send_pool, item.handle, segment, path, tick, distance).is_none() {
-                break; // cannot happen: pages and window were checked
-            }
-            if mutated!(self.config, ReleaseBeforeAck) {
-                out.release.push((conn.owner, item.handle));
-            }
-            let (vni, owner) = (conn.pair.vni, conn.owner);
-            out.data.push(DataOut { peer: *peer_id, vni, owner, handle: item.handle, segment, header });
+        if mutated!(self.config, ReleaseBeforeAck) {
+            out.release.extend((0..count).map(|_| (conn.owner, item.handle)));
         }
         // More in flight moves what can happen next only further away: the timer that is armed will look again.
         if active.loss.deadline == Time::NEVER {
@@ -351,6 +344,56 @@ impl Engine {
             out.data.push(DataOut { header: DataHeader { path, ..header }, ..data });
             self.counters.copied_packets += 1;
         }
+    }
+}
+
+/// A buffer's first segment of those that leave together, with the PSN in its header, which is the next one.
+#[inline(always)]
+fn leave(active: &mut Active, pool: &mut Pool<SendPage>, mut data: DataOut, flow: Option<u32>, out: &mut Output) {
+    let psn = data.header.psn;
+    let header = &mut data.header;
+    if header.version.has_distance() {
+        match flow {
+            Some(flow) => header.distance = active.flows.distance(flow, psn, active.published),
+            None => active.flows.note_unknown(psn),
+        }
+    }
+    // There is a place: pages and window were checked.
+    if active.send.push(pool, data.handle, data.segment, header.path, header.timestamp, header.distance).is_some() {
+        out.data.push(data);
+    }
+}
+
+/// The segments of a buffer that leave behind its first one, `data`.
+#[inline(never)]
+fn leave_rest(
+    active: &mut Active,
+    pool: &mut Pool<SendPage>,
+    mut data: DataOut,
+    flow: Option<u32>,
+    count: u16,
+    out: &mut Output,
+) {
+    for _ in 0..count {
+        data.segment = data.segment.wrapping_add(1);
+        let header = &mut data.header;
+        header.psn = header.psn.next();
+        header.distance = 0;
+        if header.version.has_distance() {
+            match flow {
+                // Each waits for the one before it.
+                Some(flow) => {
+                    active.flows.note(flow, header.psn);
+                    header.distance = 1;
+                }
+                None => active.flows.note_unknown(header.psn),
+            }
+        }
+        let (path, timestamp, distance) = (header.path, header.timestamp, header.distance);
+        if active.send.push(pool, data.handle, data.segment, path, timestamp, distance).is_none() {
+            break; // cannot happen: pages and window were checked
+        }
+        out.data.push(data);
     }
 }
 
