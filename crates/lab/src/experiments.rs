@@ -14,6 +14,7 @@ pub mod full_links;
 pub mod granularity;
 pub mod gw_elastic;
 pub mod gw_hosts;
+pub mod gw_kill;
 pub mod gw_order;
 pub mod gw_overload;
 pub mod gw_services;

@@ -8,7 +8,7 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, cni, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
-    gw_elastic, gw_hosts, gw_order, gw_overload, gw_services, iperf, isolation, lossless, nat, nginx, outage,
+    gw_elastic, gw_hosts, gw_kill, gw_order, gw_overload, gw_services, iperf, isolation, lossless, nat, nginx, outage,
     path_failure, rdm_block, rdm_loss, rdm_sort, rdm_upgrade, redis_loss, route_refresh, slicing, soak, sockperf,
     stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
@@ -512,6 +512,14 @@ fn all() -> Vec<Value> {
         hung_ms: 180.0,
         killed_lost_probes: 500,
     };
+    let gw_kill = gw_kill::Row {
+        victim: gw_kill::Victim::Pipeline,
+        repetition: 0,
+        sent_probes: 56_000,
+        lost_probes: 12_000,
+        longest_gap_ms: 1053.0,
+        back_ms: 1637.0,
+    };
     let gw_order = gw_order::Row {
         case: gw_order::Case::StoppedWorker,
         repetition: 1,
@@ -538,6 +546,7 @@ fn all() -> Vec<Value> {
         results("gw-services", gw_services),
         results("gw-hosts", gw_hosts),
         results("gw-elastic", gw_elastic),
+        results("gw-kill", gw_kill),
         results("gw-order", gw_order),
         results("gw-overload", gw_overload),
         results("redis-loss", redis_loss),

@@ -176,7 +176,7 @@ fn spread(rows: &[Row], field: Field) -> Option<Spread> {
 }
 
 fn measure(lab: &Lab, repetition: u32) -> Result<Row> {
-    let fabric = Fabric::start(lab, &format!("elastic-{repetition}"))?;
+    let fabric = Fabric::start(lab, &format!("elastic-{repetition}"), 1)?;
     let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
 
     let probes = fabric.probe(FEW_PROBES)?;
@@ -198,7 +198,7 @@ fn measure(lab: &Lab, repetition: u32) -> Result<Row> {
     fabric.pod(&["migrate", "one", "two", "--watch-seconds", &watch])?;
     let migration_s = began.elapsed().as_secs_f64();
     interrupt::sleep(Duration::from_millis(500))?;
-    let (sent_probes, received) = probes.stop()?;
+    let moved = probes.stop()?;
 
     fabric.pod(&["create", "three"])?;
     fabric.until_next_hops(2)?;
@@ -213,18 +213,16 @@ fn measure(lab: &Lab, repetition: u32) -> Result<Row> {
     interrupt::sleep(Duration::from_secs(1))?;
     fabric.signal("four", Signal::KILL)?;
     interrupt::sleep(Duration::from_secs(2))?;
-    let (sent, came) = probes.stop()?;
-    let killed_lost_probes = sent.saturating_sub(came);
-    let lost_probes = sent_probes.saturating_sub(received);
+    let killed = probes.stop()?;
     Ok(Row {
         pods: Pods::Podman,
         repetition,
         connected_ms,
         first_packet_ms,
         migration_s,
-        sent_probes,
-        lost_probes,
+        sent_probes: moved.sent,
+        lost_probes: moved.lost(),
         hung_ms,
-        killed_lost_probes,
+        killed_lost_probes: killed.lost(),
     })
 }

@@ -1,47 +1,41 @@
 //! Pods in containers that announce themselves: a switch (FRR, and the kernel forwards), two hosts behind it, a BGP proxy
 //! (FRR), and `bifrost-nicd` with the pods that `bifrostctl gw pod` makes.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::frames::{self, Inner};
-use super::programs::Daemon;
+use super::frr::Frr;
+use super::probes::Probes;
+use super::programs;
+use super::supervised::Supervised;
 use crate::lab::Lab;
 use crate::netns::Namespace;
-use crate::process::Program;
 use crate::{command, interrupt};
 
 /// How long a step may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What pods announce.
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-const FRR: &str = "/usr/lib/frr";
-/// Flows of probes: the switch spreads them.
-const FLOWS: usize = 64;
-/// Of the receiver's socket, bytes.
-const BUFFER: usize = 32 << 20;
 
 /// The network. Dropping it ends and removes all of it.
 #[derive(Debug)]
 pub struct Fabric {
     // The order matters: containers and programs end before their namespaces go.
     podman: Podman,
-    programs: Vec<Program>,
-    _nicd: Daemon,
+    frrs: Vec<Frr>,
+    nicd: Supervised,
     ctl: PathBuf,
     directory: PathBuf,
     switch: Namespace,
     hosts: [Namespace; 2],
-    _others: [Namespace; 2],
+    proxies: Vec<Namespace>,
+    _gateway: Namespace,
 }
 
 /// Podman with a storage of its own. Dropping it removes the containers.
@@ -87,17 +81,18 @@ impl Podman {
 }
 
 impl Fabric {
-    /// Builds it, without any pod.
+    /// Builds it with some BGP proxies, and without any pod.
     ///
     /// # Errors
     /// A program is missing, or FRR does not start.
-    pub fn start(lab: &Lab, label: &str) -> Result<Self> {
+    pub fn start(lab: &Lab, label: &str, proxies: usize) -> Result<Self> {
         let pod = lab.binaries.gateway("bifrost-gw")?;
         let directory = lab.run.directory().join(label);
         std::fs::create_dir_all(&directory)?;
         let podman = Podman::start(&directory, pod)?;
         let create = |name: &str| Namespace::create(format!("{}-{label}-{name}", lab.run.id()));
-        let (switch, gateway, proxy) = (create("switch")?, create("gateway")?, create("proxy")?);
+        let (switch, gateway) = (create("switch")?, create("gateway")?);
+        let proxies = (0..proxies).map(|number| create(&format!("proxy{number}"))).collect::<Result<Vec<_>>>()?;
         let hosts = [create("a")?, create("b")?];
         switch
             .ip_batch("link add br0 type bridge mcast_snooping 0\nlink set br0 up\naddr add 10.1.0.254/24 dev br0\n")?;
@@ -106,13 +101,13 @@ impl Fabric {
             ("net/ipv4/conf/all/rp_filter", "0"),
             ("net/ipv4/fib_multipath_hash_policy", "1"),
         ])?;
-        let ends = [
-            (&gateway, "gw0", "to-gateway"),
-            (&proxy, "u0", "to-proxy"),
-            (&hosts[0], "u0", "to-a"),
-            (&hosts[1], "u0", "to-b"),
+        let mut ends = vec![
+            (&gateway, "gw0", "to-gateway".to_owned()),
+            (&hosts[0], "u0", "to-a".to_owned()),
+            (&hosts[1], "u0", "to-b".to_owned()),
         ];
-        for (end, device, port) in ends {
+        ends.extend(proxies.iter().enumerate().map(|(number, proxy)| (proxy, "u0", format!("to-proxy{number}"))));
+        for (end, device, port) in &ends {
             let name = switch.name();
             end.ip_batch(&format!(
                 "link add {device} mtu 1600 type veth peer name {port} mtu 1600 netns {name}\n\
@@ -120,15 +115,18 @@ impl Fabric {
             ))?;
             switch.ip_batch(&format!("link set {port} up\n"))?;
             // The gateway takes no packet whose checksum is not finished.
-            for (namespace, device) in [(end, device), (&switch, port)] {
+            for (namespace, device) in [(*end, *device), (&switch, port)] {
                 namespace.run("ethtool", &["-K", device, "tx", "off"], "")?;
             }
         }
         switch.ip_batch(
-            "link set to-gateway master br0\nlink set to-proxy master br0\n\
+            "link set to-gateway master br0\n\
              addr add 10.2.0.254/24 dev to-a\naddr add 10.3.0.254/24 dev to-b\n",
         )?;
-        proxy.ip_batch("addr add 10.1.0.2/24 dev u0\n")?;
+        for (number, proxy) in proxies.iter().enumerate() {
+            switch.ip_batch(&format!("link set to-proxy{number} master br0\n"))?;
+            proxy.ip_batch(&format!("addr add {}/24 dev u0\n", proxy_address(number)))?;
+        }
         hosts[0].ip_batch("addr add 10.2.0.11/24 dev u0\nroute add default via 10.2.0.254\n")?;
         hosts[1].ip_batch("addr add 10.3.0.12/24 dev u0\nroute add default via 10.3.0.254\n")?;
         let logs = lab.logs(label);
@@ -138,50 +136,68 @@ impl Fabric {
              device = {{ name = \"gw0\", mtu = 1600, mode = \"packet\", frames = 16384 }}\n",
             directory.join("nicd"),
         );
-        let nicd = Daemon::start(lab, &gateway, "bifrost-nicd", &text, socket, &logs)?;
-        std::fs::write(directory.join("pods.toml"), TEMPLATE)?;
+        let file = directory.join("nicd.toml");
+        std::fs::write(&file, text)?;
+        let arguments = ["--config".to_owned(), file.display().to_string()];
+        let nicd = lab.binaries.gateway("bifrost-nicd")?;
+        let nicd = Supervised::start(&gateway, nicd, &arguments, &logs.join("bifrost-nicd.log"))?;
+        until("the pipeline answers", || Ok(programs::state(&socket).ok()))?;
+        std::fs::write(directory.join("pods.toml"), template(proxies))?;
         let mut fabric = Fabric {
             podman,
-            programs: Vec::new(),
-            _nicd: nicd,
+            frrs: Vec::new(),
+            nicd,
             ctl: lab.binaries.bifrostctl.clone(),
             directory,
             switch,
             hosts,
-            _others: [gateway, proxy],
+            proxies,
+            _gateway: gateway,
         };
-        for end in ["switch", "proxy"] {
-            fabric.start_frr(end, &logs)?;
-        }
+        fabric.start_frr(None, &logs)?;
+        (0..fabric.proxies.len()).try_for_each(|number| fabric.start_frr(Some(number), &logs))?;
         Ok(fabric)
     }
 
-    fn start_frr(&mut self, end: &str, logs: &Path) -> Result<()> {
-        let namespace = if end == "switch" { &self.switch } else { &self._others[1] };
-        let directory = self.directory.join(end);
-        std::fs::create_dir(&directory)?;
-        // FRR's programs become another user.
-        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o777))?;
-        let at = |name: &str| directory.join(name).display().to_string();
-        std::fs::write(at("empty"), "")?;
-        for daemon in ["zebra", "bfdd", "bgpd"] {
-            let mut command = namespace.command(format!("{FRR}/{daemon}"));
-            command.args(["-f", &at("empty"), "-z", &at("zserv.api"), "-i", &at(&format!("{daemon}.pid"))]);
-            command.args(["--vty_socket", &at(""), "-P", "0"]);
-            if daemon == "bfdd" {
-                command.args(["--bfdctl", &at("bfdd.sock")]);
-            }
-            let log = logs.join(format!("{end}-{daemon}.log"));
-            self.programs.push(Program::start(command, daemon, &log)?);
-            let vty = directory.join(format!("{daemon}.vty"));
-            until("FRR starts", || Ok(vty.exists().then_some(())))?;
+    /// An end of a BGP session in FRR, which begins with the configuration that `bifrostctl gw bgp config` prints for it.
+    fn start_frr(&mut self, number: Option<usize>, logs: &Path) -> Result<()> {
+        let (end, name) = match number {
+            None => ("switch", "switch".to_owned()),
+            Some(number) => ("proxy", format!("proxy-{number}")),
+        };
+        let namespace = number.map_or(&self.switch, |number| &self.proxies[number]);
+        let site = "--asn 64512 --pods 10.1.0.0/24 --switch-asn 65000 --switch 10.1.0.254 --vips 10.0.0.0/24";
+        let mut texts = Vec::new();
+        for proxy in number.map_or(0..self.proxies.len(), |number| number..number + 1) {
+            let address = proxy_address(proxy).to_string();
+            let words = ["gw", "bgp", "config", end, "--proxy", &address].into_iter().chain(site.split(' '));
+            texts.push(command::run(&self.ctl.display().to_string(), &words.collect::<Vec<_>>())?);
         }
-        let site =
-            "--asn 64512 --proxy 10.1.0.2 --pods 10.1.0.0/24 --switch-asn 65000 --switch 10.1.0.254 --vips 10.0.0.0/24";
-        let arguments: Vec<&str> = ["gw", "bgp", "config", end].into_iter().chain(site.split(' ')).collect();
-        std::fs::write(at("frr.conf"), command::run(&self.ctl.display().to_string(), &arguments)?)?;
-        command::run("vtysh", &["--vty_socket", &directory.display().to_string(), "-f", &at("frr.conf")])?;
+        self.frrs.push(Frr::start(namespace, &self.directory.join(&name), &name, &texts, logs)?);
         Ok(())
+    }
+
+    /// FRR of the switch.
+    pub fn switch(&self) -> &Frr {
+        &self.frrs[0]
+    }
+
+    /// FRR of a proxy.
+    pub fn proxy(&self, number: usize) -> &Frr {
+        &self.frrs[number + 1]
+    }
+
+    /// The process of `bifrost-nicd`, which starts again when it has ended.
+    pub fn pipeline(&self) -> &Supervised {
+        &self.nicd
+    }
+
+    /// The state of a pod.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn pod_state(&self, pod: &str) -> Result<Value> {
+        programs::state(&self.directory.join("pods").join(pod).join("gw.sock"))
     }
 
     /// `bifrostctl gw pod`; pods have one template.
@@ -237,11 +253,10 @@ impl Fabric {
     /// # Errors
     /// It does not come to that.
     pub fn until_watched(&self, pod: &str) -> Result<()> {
-        let config = self.directory.join("pods").join(pod).join("gw.toml").display().to_string();
-        let program = self.ctl.with_file_name("bifrost-gw").display().to_string();
         until("BFD is up", || {
-            let state: Value = serde_json::from_str(&command::run(&program, &["--config", &config, "--json"])?)?;
-            Ok((state["bgp"][0]["bfd"] == "up").then_some(()))
+            let state = self.pod_state(pod)?;
+            let peers = state["bgp"].as_array();
+            Ok(peers.is_some_and(|peers| peers.iter().all(|peer| peer["bfd"] == "up")).then_some(()))
         })
     }
 
@@ -250,79 +265,7 @@ impl Fabric {
     /// # Errors
     /// The system's.
     pub fn probe(&self, per_second: u32) -> Result<Probes> {
-        let open = |host: &Namespace, address: &'static str| {
-            host.enter(move || UdpSocket::bind(address).with_context(|| format!("opening {address}")))
-        };
-        let sockets = (0..FLOWS).map(|_| open(&self.hosts[0], "10.2.0.11:0")).collect::<Result<Vec<_>>>()?;
-        let receiver = open(&self.hosts[1], "10.3.0.12:4789")?;
-        rustix::net::sockopt::set_socket_recv_buffer_size_force(&receiver, BUFFER)?;
-        receiver.set_read_timeout(Some(Duration::from_secs(1)))?;
-        let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
-        let (stopping, count) = (Arc::clone(&stop), Arc::clone(&sent));
-        let send = move || {
-            let began = Instant::now();
-            for number in 0u32.. {
-                if stopping.load(Ordering::Relaxed) {
-                    return;
-                }
-                let (source, destination) = ([192, 168, 0, 1].into(), [192, 168, 0, 2].into());
-                let inner = Inner { vni: 100, source, destination, ports: (number as u16, 9) };
-                let Ok(headers) = frames::headers(&inner, 4) else { return };
-                // What is in front is the kernel's.
-                const OUTER: usize = 42;
-                let packet = [&headers[OUTER..], &number.to_be_bytes()[..]].concat();
-                // While no pod announces the address there is nowhere to send to.
-                let _ = sockets[number as usize % FLOWS].send_to(&packet, (VIP, 4789));
-                count.store(number + 1, Ordering::Relaxed);
-                let due = began + Duration::from_secs(1) * (number + 1) / per_second;
-                std::thread::sleep(due.saturating_duration_since(Instant::now()));
-            }
-        };
-        let first = Arc::new(AtomicBool::new(false));
-        let (seen, ended) = (Arc::clone(&first), Arc::clone(&stop));
-        let receive = move || {
-            let (mut received, mut buffer) = (0, [0; 2048]);
-            loop {
-                match receiver.recv(&mut buffer) {
-                    Ok(_) => {
-                        received += 1;
-                        seen.store(true, Ordering::Relaxed);
-                    }
-                    // Nothing has come for a while.
-                    Err(_) if ended.load(Ordering::Relaxed) => return received,
-                    Err(_) => {}
-                }
-            }
-        };
-        Ok(Probes { stop, sent, first, sender: std::thread::spawn(send), receiver: std::thread::spawn(receive) })
-    }
-}
-
-/// Probes under way.
-#[derive(Debug)]
-pub struct Probes {
-    stop: Arc<AtomicBool>,
-    sent: Arc<AtomicU32>,
-    first: Arc<AtomicBool>,
-    sender: JoinHandle<()>,
-    receiver: JoinHandle<u32>,
-}
-
-impl Probes {
-    /// Whether one has come.
-    pub fn has_come(&self) -> bool {
-        self.first.load(Ordering::Relaxed)
-    }
-
-    /// How many were sent, and how many of these came.
-    ///
-    /// # Errors
-    /// A panic.
-    pub fn stop(self) -> Result<(u32, u32)> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.sender.join().map_err(|_| anyhow!("the sender panicked"))?;
-        let received = self.receiver.join().map_err(|_| anyhow!("the receiver panicked"))?;
-        Ok((self.sent.load(Ordering::Relaxed), received))
+        Probes::start(&self.hosts, VIP, per_second)
     }
 }
 
@@ -343,6 +286,17 @@ pub fn until<T>(what: &str, mut is: impl FnMut() -> Result<Option<T>>) -> Result
     }
 }
 
+/// The address of a proxy on the link.
+fn proxy_address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 1, 0, 2 + number as u8)
+}
+
+/// What pods have in common.
+fn template(proxies: usize) -> String {
+    let peers: Vec<String> = (0..proxies).map(|number| format!("\"{}\"", proxy_address(number))).collect();
+    TEMPLATE.replace("PEERS", &peers.join(", "))
+}
+
 const TEMPLATE: &str = r#"[pod]
 cores = 1
 memory_mib = 256
@@ -356,7 +310,7 @@ sessions = 1024
 ring_entries = 4096
 [bgp]
 asn = 64512
-peers = ["10.1.0.2"]
+peers = [PEERS]
 bfd = { interval_ms = 50, multiplier = 3 }
 [[vpcs]]
 vni = 100

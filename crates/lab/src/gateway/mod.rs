@@ -6,6 +6,9 @@
 pub mod fabric;
 pub mod feeder;
 pub mod frames;
+pub mod frr;
+pub mod probes;
 pub mod programs;
 pub mod site;
+pub mod supervised;
 pub mod world;

@@ -83,7 +83,7 @@ impl Daemon {
     /// # Errors
     /// It does not answer.
     pub fn status(&self) -> Result<Value> {
-        self.request("GET /v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        state(&self.socket)
     }
 
     /// Gives it a command.
@@ -108,17 +108,29 @@ impl Daemon {
     }
 
     fn request(&self, request: &str) -> Result<Value> {
-        let mut stream = UnixStream::connect(&self.socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(request.as_bytes())?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
-        if !head.starts_with("HTTP/1.1 200") {
-            bail!("refused: {body}");
-        }
-        Ok(serde_json::from_str(body)?)
+        self::request(&self.socket, request)
     }
+}
+
+/// The state of the program with a control socket.
+///
+/// # Errors
+/// It does not answer.
+pub fn state(socket: &Path) -> Result<Value> {
+    request(socket, "GET /v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+}
+
+fn request(socket: &Path, request: &str) -> Result<Value> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
+    if !head.starts_with("HTTP/1.1 200") {
+        bail!("refused: {body}");
+    }
+    Ok(serde_json::from_str(body)?)
 }
 
 /// A number of a state by its path, as in `/pods/0/counters/sent_packets`.

@@ -1,0 +1,226 @@
+//! `gw-kill`: SIGKILL for each program of a gateway in turn, under load: what is lost, and how soon all is as before
+//! without anybody doing anything.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bars::{Bar, Sense};
+use crate::frame::Experiment;
+use crate::gateway::fabric::{Fabric, until};
+use crate::interrupt;
+use crate::lab::Lab;
+use crate::options::Mode;
+use crate::plot::{self, Panel, Series};
+use crate::report::Table;
+use crate::results::{from_values, to_values};
+use crate::stats::{Spread, cell};
+
+/// Probes a second.
+const PROBES: u32 = 10_000;
+const PODS: usize = 2;
+const PROXIES: usize = 2;
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct GwKill;
+
+/// What gets SIGKILL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Victim {
+    /// One of two pods.
+    Pod,
+    /// `bifrost-nicd`.
+    Pipeline,
+    /// FRR of one of two proxies: bgpd, bfdd and zebra.
+    Proxy,
+    /// bgpd of the switch.
+    Switch,
+}
+
+impl Victim {
+    const ALL: [Victim; 4] = [Victim::Pod, Victim::Pipeline, Victim::Proxy, Victim::Switch];
+
+    fn name(self) -> &'static str {
+        match self {
+            Victim::Pod => "one of two pods",
+            Victim::Pipeline => "the pipeline",
+            Victim::Proxy => "one of two proxies",
+            Victim::Switch => "bgpd of the switch",
+        }
+    }
+
+    /// Probes that may be lost, and for how long none may come, ms.
+    fn bars(self) -> (f64, f64) {
+        match self {
+            // Half of what comes until BFD misses it, after at most 300 ms; then the switch uses the other pod.
+            Victim::Pod => (3000.0, 300.0),
+            // All that comes until it is back, pods have connected again, and the switch has learned that. FRR 8.4 does not keep its routes while bgpd learns them again.
+            Victim::Pipeline | Victim::Switch => (30_000.0, 2500.0),
+            // No packet passes through it, and what it knows the other one knows, too.
+            Victim::Proxy => (0.0, 100.0),
+        }
+    }
+}
+
+/// A program that is killed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What gets SIGKILL.
+    #[serde(rename = "mode")]
+    pub victim: Victim,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// Probes sent.
+    pub sent_probes: u32,
+    /// Of these, probes that did not come.
+    pub lost_probes: u32,
+    /// The longest time between two that came, ms.
+    pub longest_gap_ms: f64,
+    /// Until all sessions and next hops were there again, ms.
+    pub back_ms: f64,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { victim, sent_probes, lost_probes, longest_gap_ms, back_ms, .. } = self;
+        write!(
+            f,
+            "{}: {lost_probes} of {sent_probes} probes lost, none for {longest_gap_ms:.0} ms; all is there again after \
+             {back_ms:.0} ms",
+            victim.name()
+        )
+    }
+}
+
+impl Experiment for GwKill {
+    fn name(&self) -> &'static str {
+        "gw-kill"
+    }
+
+    fn summary(&self) -> &'static str {
+        "SIGKILL for a gateway's pod, pipeline, proxy and switch daemon under load: what is lost, and for how long"
+    }
+
+    /// None: it builds its own network.
+    fn modes(&self) -> Vec<Mode> {
+        Vec::new()
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let mut rows = Vec::new();
+        for repetition in 0..lab.repetitions(3) {
+            let label = format!("kill-{repetition}");
+            let fabric = Fabric::start(lab, &label, PROXIES)?;
+            ["one", "two"].iter().try_for_each(|name| fabric.pod(&["create", name]).map(drop))?;
+            for victim in Victim::ALL {
+                let row = measure(&fabric, victim, repetition)
+                    .with_context(|| format!("{}, repetition {repetition}", victim.name()))?;
+                println!("{row}");
+                rows.push(row);
+            }
+        }
+        to_values(&rows)
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut table = Table::new(&["killed", "probes lost", "longest gap [ms]", "all is there again after [ms]"]);
+        for victim in Victim::ALL {
+            let fields: [fn(&Row) -> f64; 3] =
+                [|row| row.lost_probes.into(), |row| row.longest_gap_ms, |row| row.back_ms];
+            let cells = fields.map(|field| cell(spread(&rows, victim, field)));
+            table.row([victim.name().to_owned()].into_iter().chain(cells).collect());
+        }
+        Ok(format!(
+            "Two pods in containers behind two proxies (FRR) and a switch (FRR); {PROBES} probes a second pass. Each program \
+             gets SIGKILL in turn. What starts it again is Podman for pods, and for the others what a service manager with \
+             `Restart=always` and `RestartSec=100ms` does. Medians, and in brackets the least and the most of the \
+             repetitions.\n\n{}",
+            table.render()
+        ))
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let series = [(Series::on("longest gap"), ())];
+        let victims: Vec<u32> = (0..Victim::ALL.len() as u32).collect();
+        let labels = "0: pod, 1: pipeline, 2: proxy, 3: switch";
+        let panel =
+            Panel::over("what is killed", (labels, &victims), ("no probe for [ms]", false), &series, |(), of| {
+                spread(&rows, Victim::ALL[*of as usize], |row| row.longest_gap_ms)
+            });
+        Ok(vec![plot::draw(&directory.join("gap.svg"), &[panel], 1)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut bars = Vec::new();
+        for victim in Victim::ALL {
+            let name = victim.name();
+            let most = |field: fn(&Row) -> f64| spread(&rows, victim, field).map(|spread| spread.most);
+            let (lost, gap) = victim.bars();
+            let lost_probes = most(|row| row.lost_probes.into());
+            bars.push(Bar::new(format!("{name}: probes lost"), lost_probes, Sense::AtMost, lost, "probes"));
+            bars.push(Bar::new(
+                format!("{name}: no probe for"),
+                most(|row| row.longest_gap_ms),
+                Sense::AtMost,
+                gap,
+                "ms",
+            ));
+            let back = most(|row| row.back_ms);
+            bars.push(Bar::new(format!("{name}: all is there again after"), back, Sense::AtMost, 15_000.0, "ms"));
+        }
+        Ok(bars)
+    }
+}
+
+fn spread(rows: &[Row], victim: Victim, field: fn(&Row) -> f64) -> Option<Spread> {
+    Spread::of(rows.iter().filter(|row| row.victim == victim).map(field))
+}
+
+fn measure(fabric: &Fabric, victim: Victim, repetition: u32) -> Result<Row> {
+    until("all sessions are there", || Ok(is_whole(fabric).then_some(())))?;
+    // What was begun before this, such as timers of restarts, is over.
+    interrupt::sleep(Duration::from_secs(2))?;
+    let probes = fabric.probe(PROBES)?;
+    interrupt::sleep(Duration::from_secs(1))?;
+    let began = Instant::now();
+    match victim {
+        Victim::Pod => fabric.signal("two", Signal::KILL)?,
+        Victim::Pipeline => fabric.pipeline().kill()?,
+        Victim::Proxy => fabric.proxy(0).kill(&["bgpd", "bfdd", "zebra"])?,
+        Victim::Switch => fabric.switch().kill(&["bgpd"])?,
+    }
+    // It has been noticed by then.
+    interrupt::sleep(Duration::from_millis(500))?;
+    until("all sessions are there again", || Ok(is_whole(fabric).then_some(())))?;
+    let back_ms = began.elapsed().as_secs_f64() * 1e3;
+    // What is forgotten later, such as stale routes, is lost now.
+    interrupt::sleep(Duration::from_secs(3))?;
+    let probed = probes.stop()?;
+    Ok(Row {
+        victim,
+        repetition,
+        sent_probes: probed.sent,
+        lost_probes: probed.lost(),
+        longest_gap_ms: probed.longest_gap.as_secs_f64() * 1e3,
+        back_ms,
+    })
+}
+
+/// Whether all sessions are established, and packets go to all pods. What does not answer is not there.
+fn is_whole(fabric: &Fabric) -> bool {
+    let hops = fabric.next_hops().is_ok_and(|hops| hops == PODS);
+    let switch = || fabric.switch().sessions().is_ok_and(|sessions| sessions == PROXIES);
+    // Each proxy has sessions with the pods and with the switch.
+    let proxy = |number| fabric.proxy(number).sessions().is_ok_and(|sessions| sessions == PODS + 1);
+    hops && switch() && (0..PROXIES).all(proxy)
+}

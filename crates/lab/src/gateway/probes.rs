@@ -1,0 +1,119 @@
+//! Probes from one host through gateway pods to another one: numbered VXLAN packets of many flows, at a constant rate.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow};
+
+use super::frames::{self, Inner};
+use crate::netns::Namespace;
+
+/// Flows of probes: the switch spreads them.
+const FLOWS: usize = 64;
+/// Of the receiver's socket, bytes.
+const BUFFER: usize = 32 << 20;
+
+/// Probes under way.
+#[derive(Debug)]
+pub struct Probes {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU32>,
+    first: Arc<AtomicBool>,
+    sender: JoinHandle<()>,
+    receiver: JoinHandle<(u32, Duration)>,
+}
+
+/// What became of probes.
+#[derive(Debug, Clone, Copy)]
+pub struct Probed {
+    /// Probes sent.
+    pub sent: u32,
+    /// Of these, probes that came.
+    pub received: u32,
+    /// The longest time between two that came.
+    pub longest_gap: Duration,
+}
+
+impl Probed {
+    /// Probes that did not come.
+    pub fn lost(&self) -> u32 {
+        self.sent.saturating_sub(self.received)
+    }
+}
+
+impl Probes {
+    /// Sends `per_second` probes from the first host to the second one by way of `vip`, until they are stopped.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start(hosts: &[Namespace; 2], vip: Ipv4Addr, per_second: u32) -> Result<Self> {
+        let open = |host: &Namespace, address: &'static str| {
+            host.enter(move || UdpSocket::bind(address).with_context(|| format!("opening {address}")))
+        };
+        let sockets = (0..FLOWS).map(|_| open(&hosts[0], "10.2.0.11:0")).collect::<Result<Vec<_>>>()?;
+        let receiver = open(&hosts[1], "10.3.0.12:4789")?;
+        rustix::net::sockopt::set_socket_recv_buffer_size_force(&receiver, BUFFER)?;
+        receiver.set_read_timeout(Some(Duration::from_secs(1)))?;
+        let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+        let (stopping, count) = (Arc::clone(&stop), Arc::clone(&sent));
+        let send = move || {
+            let began = Instant::now();
+            for number in 0u32.. {
+                if stopping.load(Ordering::Relaxed) {
+                    return;
+                }
+                let (source, destination) = ([192, 168, 0, 1].into(), [192, 168, 0, 2].into());
+                let inner = Inner { vni: 100, source, destination, ports: (number as u16, 9) };
+                let Ok(headers) = frames::headers(&inner, 4) else { return };
+                // What is in front is the kernel's.
+                const OUTER: usize = 42;
+                let packet = [&headers[OUTER..], &number.to_be_bytes()[..]].concat();
+                // While no pod announces the address there is nowhere to send to.
+                let _ = sockets[number as usize % FLOWS].send_to(&packet, (vip, 4789));
+                count.store(number + 1, Ordering::Relaxed);
+                let due = began + Duration::from_secs(1) * (number + 1) / per_second;
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            }
+        };
+        let first = Arc::new(AtomicBool::new(false));
+        let (seen, ended) = (Arc::clone(&first), Arc::clone(&stop));
+        let receive = move || {
+            let (mut received, mut buffer) = (0, [0; 2048]);
+            let (mut last, mut longest) = (None, Duration::ZERO);
+            loop {
+                match receiver.recv(&mut buffer) {
+                    Ok(_) => {
+                        let now = Instant::now();
+                        longest = longest.max(last.map_or(Duration::ZERO, |last| now - last));
+                        last = Some(now);
+                        received += 1;
+                        seen.store(true, Ordering::Relaxed);
+                    }
+                    // Nothing has come for a while.
+                    Err(_) if ended.load(Ordering::Relaxed) => return (received, longest),
+                    Err(_) => {}
+                }
+            }
+        };
+        Ok(Probes { stop, sent, first, sender: std::thread::spawn(send), receiver: std::thread::spawn(receive) })
+    }
+
+    /// Whether one has come.
+    pub fn has_come(&self) -> bool {
+        self.first.load(Ordering::Relaxed)
+    }
+
+    /// Ends them, and waits for those that are under way.
+    ///
+    /// # Errors
+    /// A panic.
+    pub fn stop(self) -> Result<Probed> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.sender.join().map_err(|_| anyhow!("the sender panicked"))?;
+        let (received, longest_gap) = self.receiver.join().map_err(|_| anyhow!("the receiver panicked"))?;
+        Ok(Probed { sent: self.sent.load(Ordering::Relaxed), received, longest_gap })
+    }
+}
