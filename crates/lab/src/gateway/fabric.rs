@@ -142,7 +142,7 @@ impl Fabric {
         let nicd = lab.binaries.gateway("bifrost-nicd")?;
         let nicd = Supervised::start(&gateway, nicd, &arguments, &logs.join("bifrost-nicd.log"))?;
         until("the pipeline answers", || Ok(programs::state(&socket).ok()))?;
-        std::fs::write(directory.join("pods.toml"), template(proxies))?;
+        std::fs::write(directory.join("pods.toml"), template(proxies.len()))?;
         let mut fabric = Fabric {
             podman,
             frrs: Vec::new(),
