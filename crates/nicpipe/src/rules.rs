@@ -44,6 +44,9 @@ pub struct Rules {
     /// The first match counts; a packet without a match is sprayed. ARP, neighbour discovery, and control traffic to
     /// `own` come before all rules.
     pub list: Vec<Rule>,
+    /// Control traffic shares the rings of cores with all other packets, by flow: to test what the priority ring is
+    /// for. The pod must look for it there.
+    pub control_with_data: bool,
 }
 
 const BGP: u16 = 179;
@@ -57,7 +60,7 @@ impl Rules {
     #[inline]
     pub fn class(&self, arrival: &Arrival, frame: &[u8]) -> Class {
         if self.is_control(arrival, frame) {
-            return Class::Priority;
+            return if self.control_with_data { Class::Rss } else { Class::Priority };
         }
         self.list.iter().find(|rule| rule.fits(arrival)).map_or(Class::Plb, |rule| rule.class)
     }

@@ -204,6 +204,10 @@ pub struct GatewayPeer {
     pub bfd: Option<Cow<'static, str>>,
     /// What it was told.
     pub announced: Vec<String>,
+    /// Sessions that were established and have ended.
+    pub ended_sessions: u64,
+    /// How often BFD was up and went down.
+    pub bfd_downs: u64,
 }
 
 /// A command to `bifrost-gw`: `POST /v1/command`.

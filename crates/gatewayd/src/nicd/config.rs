@@ -120,6 +120,8 @@ struct Pod {
     control_packets_per_second: u64,
     #[serde(default)]
     own: Vec<IpAddr>,
+    #[serde(default = "default_priority")]
+    priority: bool,
     #[serde(default)]
     mode: Spread,
     interfaces: Spanned<Vec<Interface>>,
@@ -188,6 +190,10 @@ fn default_frames() -> Spanned<u32> {
 
 fn default_spin() -> u64 {
     20
+}
+
+fn default_priority() -> bool {
+    true
 }
 
 fn default_control() -> u64 {
@@ -365,7 +371,11 @@ fn check_pod(pod: &Pod, longest: usize, checker: &mut Checker<'_>) -> PodSetting
                 let mac = text.get_ref().parse::<Mac>().map_err(|error| format!("mac: {error}"));
                 checker.check(text, mac)
             }),
-            rules: Rules { own: pod.own.clone(), list: pod.rules.iter().map(rule).collect() },
+            rules: Rules {
+                own: pod.own.clone(),
+                list: pod.rules.iter().map(rule).collect(),
+                control_with_data: !pod.priority,
+            },
             limiter,
             control: Rate { per_second: pod.control_packets_per_second, burst: pod.control_packets_per_second.max(64) },
             header_only_from: pod.header_only_from.as_ref().map(|v| *v.get_ref()),
@@ -415,6 +425,9 @@ second_packets_per_second = 2000
         let config = load(GOOD).unwrap();
         assert_eq!((config.longest(), config.pods[0].pipeline.limiter.first.per_second), (1622, 8000));
         assert_eq!(config.pods[0].pipeline.interfaces, [Some(100)]);
+        let without = GOOD.replace("cores = 2", "cores = 2\npriority = false");
+        let with_data = |text: &str| load(text).unwrap().pods[0].pipeline.rules.control_with_data;
+        assert_eq!((with_data(GOOD), with_data(&without)), (false, true));
         for (line, bursts) in [("", [32, 32]), ("burst_us = 10000", [80, 32]), ("burst_packets = 7", [7, 7])] {
             let limiter = load(&format!("{GOOD}{line}\n")).unwrap().pods[0].pipeline.limiter;
             assert_eq!([limiter.first.burst, limiter.second.burst], bursts, "{line}");

@@ -71,6 +71,9 @@ struct Peer {
     /// BFD's source port, and where the peer wants it.
     bfd_ports: (u16, u16),
     was_up: bool,
+    was_established: bool,
+    ended_sessions: u64,
+    bfd_downs: u64,
 }
 
 impl std::fmt::Debug for Announcer {
@@ -113,6 +116,9 @@ impl Announcer {
                 bfd: settings.bfd.map(bfd),
                 bfd_ports: (fastrand::u16(PORTS), BFD_PORT),
                 was_up: false,
+                was_established: false,
+                ended_sessions: 0,
+                bfd_downs: 0,
             }
         });
         let peers = peers.collect();
@@ -210,6 +216,8 @@ impl Announcer {
                 .into()
             }),
             announced: peer.speaker.announced().map(|net| net.to_string()).collect(),
+            ended_sessions: peer.ended_sessions,
+            bfd_downs: peer.bfd_downs,
         };
         self.peers.iter().map(peer).collect()
     }
@@ -228,10 +236,13 @@ impl Peer {
     fn turn(&mut self, now: u64, socket: &mut tcp::Socket<'_>, context: &mut smoltcp::iface::Context, reachable: bool) {
         let Peer { speaker, address, connected, .. } = self;
         let bfd_up = self.bfd.as_ref().is_some_and(|bfd| bfd.state() == BfdState::Up);
-        if std::mem::replace(&mut self.was_up, bfd_up) && !bfd_up && *connected {
-            socket.abort();
-            speaker.closed(now, "BFD: the peer is gone");
-            *connected = false;
+        if std::mem::replace(&mut self.was_up, bfd_up) && !bfd_up {
+            self.bfd_downs += 1;
+            if *connected {
+                socket.abort();
+                speaker.closed(now, "BFD: the peer is gone");
+                *connected = false;
+            }
         }
         if !socket.is_open() && !*connected && reachable && speaker.wants_connection(now) {
             speaker.connecting(now);
@@ -265,6 +276,10 @@ impl Peer {
         }
         if *connected && speaker.is_closing() && speaker.output().is_empty() {
             socket.close();
+        }
+        let established = speaker.state() == State::Established;
+        if std::mem::replace(&mut self.was_established, established) && !established {
+            self.ended_sessions += 1;
         }
         for event in speaker.events() {
             match event {
@@ -362,10 +377,12 @@ mod tests {
         (address == IpAddr::from([10, 1, 0, 2])).then_some(PROXY)
     }
 
+    fn other_end() -> Bfd {
+        Bfd::new(BfdConfig { interval_us: 50_000, multiplier: 3, discriminator: 5 })
+    }
+
     /// A datagram of BFD to the pod.
-    fn bfd(from: u8, ttl: u8) -> Vec<u8> {
-        let mut other = Bfd::new(BfdConfig { interval_us: 50_000, multiplier: 3, discriminator: 5 });
-        let packet = other.poll(0).unwrap();
+    fn bfd(from: u8, ttl: u8, packet: [u8; BFD_LEN]) -> Vec<u8> {
         let mut packet =
             bfd_packet([10, 1, 0, from].into(), [10, 1, 0, 11].into(), (50_000, MULTIHOP_BFD_PORT), &packet);
         packet[8] = ttl;
@@ -395,7 +412,7 @@ mod tests {
         let mut announcer = announcer();
         let state = |announcer: &Announcer| announcer.state()[0].bfd.clone();
         for (from, ttl, refused, expected) in [(2, 254, 1, "down"), (3, 255, 1, "down"), (2, 255, 1, "init")] {
-            announcer.on_frame(MS, &bfd(from, ttl));
+            announcer.on_frame(MS, &bfd(from, ttl, other_end().poll(0).unwrap()));
             assert_eq!(announcer.refused_hop_limit_packets(), refused);
             assert_eq!(state(&announcer).as_deref(), Some(expected), "from {from}, {ttl}");
         }
@@ -404,5 +421,30 @@ mod tests {
         let ports: Vec<_> = frames.iter().map(|frame| parse(frame, frame.len()).unwrap().dst_port).collect();
         assert!(ports.contains(&MULTIHOP_BFD_PORT), "{ports:?}");
         (0..1000).for_each(|len| announcer.on_frame(MS, &vec![0x45; len]));
+    }
+
+    #[test]
+    fn sessions_that_go_down_are_counted() {
+        let (mut announcer, mut other) = (announcer(), other_end());
+        let downs = |announcer: &Announcer| announcer.state()[0].bfd_downs;
+        let mut now = MS;
+        while announcer.state()[0].bfd.as_deref() != Some("up") {
+            now += 50 * MS;
+            assert!(now < 10_000 * MS, "{:?}", announcer.state());
+            for frame in announcer.poll(now, true, known) {
+                let parsed = parse(&frame, frame.len()).unwrap();
+                if is_bfd(&parsed) {
+                    other.received(now, &frame[usize::from(parsed.payload)..]).unwrap();
+                }
+            }
+            if let Some(packet) = other.poll(now) {
+                announcer.on_frame(now, &bfd(2, HOP_LIMIT, packet));
+            }
+        }
+        announcer.poll(now + 50 * MS, true, known);
+        assert_eq!(downs(&announcer), 0);
+        // Silence for more than three of the slowest intervals; the second call counts what the first one has found.
+        (0..2).for_each(|_| drop(announcer.poll(now + 4000 * MS, true, known)));
+        assert_eq!((downs(&announcer), announcer.state()[0].ended_sessions), (1, 0));
     }
 }

@@ -70,6 +70,9 @@ pub struct Tests {
     pub keep_drops: bool,
     /// A worker takes no more packets a second than this; 0: as many as it can.
     pub packets_per_second: u64,
+    /// Control packets come with all others, from a pipeline with `priority = false`: workers hand on what they drop to
+    /// the control thread.
+    pub control_with_data: bool,
 }
 
 impl Tests {

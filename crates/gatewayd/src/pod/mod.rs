@@ -41,6 +41,8 @@ const SLACK: usize = 22 + TRAILER_LEN;
 const ANSWER: usize = 2048;
 /// How long the control thread sleeps at most: it looks whether the pod is to end.
 const WAIT: Duration = Duration::from_millis(50);
+/// The same if workers, which wake nobody, hand on control packets.
+const SHORT_WAIT: Duration = Duration::from_millis(2);
 /// What is known of next hops, for the status server.
 type NextHops = Arc<Mutex<Vec<(IpAddr, Option<String>)>>>;
 
@@ -107,6 +109,7 @@ impl Program for GatewayPod {
         let (missing_to, missing) = sync_channel(64);
         let (mut counts, mut workers): (Vec<Counts>, Vec<_>) = Default::default();
         let mut captures = Captures::default();
+        let (control_to, from_workers) = sync_channel(64);
         for number in 0..usize::from(config.cores) {
             let of_worker = Counts::default();
             counts.push(Arc::clone(&of_worker));
@@ -122,6 +125,7 @@ impl Program for GatewayPod {
                 spin_ns: config.spin_ns,
                 tests: config.tests.of_worker(number),
                 tap: captures.tap(&format!("worker-{number}")),
+                control: config.tests.control_with_data.then(|| control_to.clone()),
             };
             workers.push((worker, config.processors.get(number).copied()));
         }
@@ -142,6 +146,8 @@ impl Program for GatewayPod {
             sessions: Arc::clone(&sessions),
             neighbours,
             missing,
+            from_workers,
+            wait: if config.tests.control_with_data { SHORT_WAIT } else { WAIT },
             told: Arc::clone(&told),
             shared: Arc::clone(&shared),
             pod: config.pod,
@@ -198,6 +204,9 @@ struct Control {
     sessions: SharedSessions,
     neighbours: Arc<SharedNeighbours>,
     missing: Receiver<IpAddr>,
+    /// For tests: frames that came with the data.
+    from_workers: Receiver<Vec<u8>>,
+    wait: Duration,
     told: NextHops,
     shared: Arc<Shared>,
     pod: u16,
@@ -220,10 +229,7 @@ impl Control {
                     let frame = received.buffer.get(received.start..end).unwrap_or_default();
                     self.tap.begin(frame, false);
                     self.tap.end(Outcome::Taken, false);
-                    let reply = self.known.on_frame(now, frame);
-                    if let Some(announcer) = &mut self.announcer {
-                        announcer.on_frame(now, frame);
-                    }
+                    let reply = take(&mut self.known, self.announcer.as_mut(), now, frame);
                     let (start, trailer) = (received.start, drop_trailer(self.pod));
                     received.buffer[start..start + TRAILER_LEN].copy_from_slice(&trailer);
                     queue.send_received(start, TRAILER_LEN);
@@ -233,6 +239,12 @@ impl Control {
                     }
                 }
                 queue.publish();
+            }
+            for frame in self.from_workers.try_iter().take(64) {
+                let reply = take(&mut self.known, self.announcer.as_mut(), now, &frame);
+                if let Some(reply) = reply {
+                    send(&mut self.queues, &mut self.tap, &reply, self.pod);
+                }
             }
             let questions = self.known.questions(now);
             for queue in &mut self.queues {
@@ -251,7 +263,10 @@ impl Control {
                 *self.told.lock().unwrap_or_else(PoisonError::into_inner) = all.collect();
             }
             let due = self.announcer.as_ref().and_then(Announcer::deadline);
-            wait(&self.queues, due.map_or(WAIT, |due| WAIT.min(Duration::from_nanos(due.saturating_sub(now)))));
+            wait(
+                &self.queues,
+                due.map_or(self.wait, |due| self.wait.min(Duration::from_nanos(due.saturating_sub(now)))),
+            );
         }
     }
 
@@ -264,20 +279,32 @@ impl Control {
             announcer.shut_down(now);
         }
         let frames = announcer.poll(now, healthy, mac);
-        // All interfaces lead to the link; the first one that has room will do.
         for frame in frames {
-            let with_room = |queue: &mut Queue| queue.room() > 0;
-            if let Some(number) = self.queues.iter_mut().position(with_room) {
-                let queue = &mut self.queues[number];
-                self.tap.originated(&frame);
-                originate(queue, &frame, self.pod);
-            }
+            send(&mut self.queues, &mut self.tap, &frame, self.pod);
         }
         self.queues.iter_mut().for_each(Queue::publish);
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.announcing = announcer.is_announcing();
         sessions.refused_hop_limit_packets = announcer.refused_hop_limit_packets();
         sessions.peers = announcer.state();
+    }
+}
+
+/// Gives a frame to those that it may be for; what is to be answered.
+fn take(known: &mut Neighbours, announcer: Option<&mut Announcer>, now: u64, frame: &[u8]) -> Option<Vec<u8>> {
+    let reply = known.on_frame(now, frame);
+    if let Some(announcer) = announcer {
+        announcer.on_frame(now, frame);
+    }
+    reply
+}
+
+/// Sends a frame of the pod's own. All interfaces lead to the link; the first one that has room will do.
+fn send(queues: &mut [Queue], tap: &mut Tap, frame: &[u8], pod: u16) {
+    let with_room = |queue: &mut Queue| queue.room() > 0;
+    if let Some(number) = queues.iter_mut().position(with_room) {
+        tap.originated(frame);
+        originate(&mut queues[number], frame, pod);
     }
 }
 
@@ -345,12 +372,13 @@ impl Source for PodSource {
         ] {
             all.push(Sample { name: name.to_owned(), labels: vec![], value, gauge: true });
         }
-        all.push(Sample {
-            name: "gw_refused_hop_limit_packets".to_owned(),
-            labels: vec![],
-            value: state.refused_hop_limit_packets,
-            gauge: false,
-        });
+        for (name, value) in [
+            ("gw_refused_hop_limit_packets", state.refused_hop_limit_packets),
+            ("gw_bgp_ended_sessions", state.bgp.iter().map(|peer| peer.ended_sessions).sum()),
+            ("gw_bfd_downs", state.bgp.iter().map(|peer| peer.bfd_downs).sum()),
+        ] {
+            all.push(Sample { name: name.to_owned(), labels: vec![], value, gauge: false });
+        }
         all
     }
 

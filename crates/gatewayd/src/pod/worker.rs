@@ -72,6 +72,8 @@ pub(super) struct Worker {
     pub(super) spin_ns: u64,
     pub(super) tests: Tests,
     pub(super) tap: Tap,
+    /// For tests: what is dropped goes to the control thread, too.
+    pub(super) control: Option<SyncSender<Vec<u8>>>,
 }
 
 impl Worker {
@@ -142,7 +144,7 @@ impl Worker {
 
     /// Handles the packets of one queue; `SEEN`: a capture runs.
     fn turn<const SEEN: bool>(&mut self, index: usize, now: u64, known: &ExactMap<IpAddr, Mac>, allowed: u16) -> u16 {
-        let Worker { core, queues, missing, pod, tests, tap, .. } = self;
+        let Worker { core, queues, missing, pod, tests, tap, control, .. } = self;
         let queue = &mut queues[index];
         let count = queue.available().min(allowed);
         queue.fetch_descriptors(count);
@@ -160,7 +162,7 @@ impl Worker {
                 std::thread::sleep(Duration::from_nanos(fastrand::u64(..tests.jitter_us.saturating_mul(1000))));
             }
             let context = Context { now, neighbours: known };
-            handle::<SEEN>(core, queue, context, *pod, tests.keep_drops, tap);
+            handle::<SEEN>(core, queue, context, *pod, tests.keep_drops, tap, control.as_ref());
             if let Some(address) = core.take_missing() {
                 // Somebody will ask again.
                 let _ = missing.try_send(address);
@@ -224,6 +226,7 @@ fn handle<const SEEN: bool>(
     pod: u16,
     keep_drops: bool,
     tap: &mut Tap,
+    control: Option<&SyncSender<Vec<u8>>>,
 ) {
     let Some(received) = queue.received() else { return };
     let (start, end) = (received.start, received.start + received.len);
@@ -245,6 +248,10 @@ fn handle<const SEEN: bool>(
     let verdict = core.process(context, &mut packet);
     if SEEN {
         tap.end(Outcome::of(verdict, packet.bytes()), packet.is_header_only());
+    }
+    if let (Verdict::Drop(_), Some(control)) = (verdict, control) {
+        // What finds no room is lost, as in a ring.
+        let _ = control.try_send(packet.bytes().to_vec());
     }
     let range = packet.range();
     let answer = (verdict == Verdict::Answer && trailer.payload.is_some()).then(|| packet.bytes().to_vec());

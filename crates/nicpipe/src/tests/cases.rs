@@ -63,6 +63,14 @@ fn control_traffic_has_a_rate_and_passes_a_full_data_plane() {
     let passed = (0..20).filter(|_| world.arrive(&tcp(PEER, OWN, 179)).is_ok()).count();
     assert_eq!((passed, world.priority.len()), (8, 8));
     assert_eq!(world.arrive(&tcp(PEER, OWN, 179)), Err(Refusal::ControlRate));
+    // Without the priority ring it has the fate of all others.
+    let mut without = config(1);
+    without.rules.control_with_data = true;
+    let mut world = World::new(without);
+    assert_eq!(world.arrive(&tcp(PEER, OWN, 179)).map(|(_, ring)| ring), Ok(Ring::Core(0)));
+    world.stopped[0] = u64::MAX;
+    while world.arrive(&packet(1, 2, 3, 10)).is_ok() {}
+    assert_eq!(world.arrive(&tcp(PEER, OWN, 179)), Err(Refusal::RingFull));
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(super) fn config(cores: u16) -> PodConfig {
         },
         interfaces: vec![Some(VLAN)],
         mac: None,
-        rules: Rules { own: vec!["10.0.0.1".parse().unwrap()], list: vec![] },
+        rules: Rules { own: vec!["10.0.0.1".parse().unwrap()], ..Rules::default() },
         limiter: LimiterConfig::default(),
         control: Rate { per_second: 1000, burst: 8 },
         header_only_from: None,

@@ -125,6 +125,7 @@ mod tests {
             state: state.into(),
             bfd: None,
             announced: nets.iter().map(|net| (*net).to_owned()).collect(),
+            ..GatewayPeer::default()
         };
         let pod = |bgp| GatewayPod { connected: true, bgp, ..GatewayPod::default() };
         let up = "established";

@@ -300,7 +300,7 @@ pub(super) fn pod(reliable: ReliableConfig) -> PodConfig {
         balancer: plb::Config { pod: POD, cores: 1, order_queues: 1, queue_entries: 4096, ..plb::Config::default() },
         interfaces: vec![None],
         mac: None,
-        rules: Rules { own: vec![GATEWAY.parse().unwrap()], list: vec![] },
+        rules: Rules { own: vec![GATEWAY.parse().unwrap()], ..Rules::default() },
         limiter: LimiterConfig { first: rate, second: rate, ..LimiterConfig::default() },
         control: Rate { per_second: 1000, burst: 8 },
         header_only_from: None,
