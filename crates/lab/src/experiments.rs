@@ -12,6 +12,7 @@ pub mod elephants;
 pub mod flow_records;
 pub mod full_links;
 pub mod granularity;
+pub mod gw_bgp;
 pub mod gw_elastic;
 pub mod gw_hosts;
 pub mod gw_kill;

@@ -186,7 +186,7 @@ fn the_command_line_teaches() {
         "isolation",
     ];
     let more = ["elephants", "capacity", "ecn", "stable", "congestion-control", "sockperf"];
-    let of_the_gateway = ["gw-services", "gw-order", "gw-overload", "gw-hosts", "gw-elastic", "gw-kill"];
+    let of_the_gateway = ["gw-services", "gw-order", "gw-overload", "gw-hosts", "gw-elastic", "gw-bgp", "gw-kill"];
     assert_eq!(
         names,
         [

@@ -8,9 +8,9 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, cni, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
-    gw_elastic, gw_hosts, gw_kill, gw_order, gw_overload, gw_services, iperf, isolation, lossless, nat, nginx, outage,
-    path_failure, rdm_block, rdm_loss, rdm_sort, rdm_upgrade, redis_loss, route_refresh, slicing, soak, sockperf,
-    stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
+    gw_bgp, gw_elastic, gw_hosts, gw_kill, gw_order, gw_overload, gw_services, iperf, isolation, lossless, nat, nginx,
+    outage, path_failure, rdm_block, rdm_loss, rdm_sort, rdm_upgrade, redis_loss, route_refresh, slicing, soak,
+    sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -512,6 +512,24 @@ fn all() -> Vec<Value> {
         hung_ms: 180.0,
         killed_lost_probes: 500,
     };
+    let gw_bgp = gw_bgp::Row {
+        containers: gw_elastic::Pods::Podman,
+        repetition: 0,
+        pods: 4,
+        switch_sessions: 2,
+        paths: 8,
+        next_hops: 4,
+        hung_ms: 234.0,
+        overload: 4.0,
+        bfd_flaps: 0,
+        bgp_flaps: 0,
+        bfd_flaps_without: 7,
+        bgp_flaps_without: 7,
+        proxy_sessions: 128,
+        proxy_convergence_ms: 1100.0,
+        pod_sessions: 256,
+        pod_convergence_ms: 1200.0,
+    };
     let gw_kill = gw_kill::Row {
         victim: gw_kill::Victim::Pipeline,
         repetition: 0,
@@ -546,6 +564,7 @@ fn all() -> Vec<Value> {
         results("gw-services", gw_services),
         results("gw-hosts", gw_hosts),
         results("gw-elastic", gw_elastic),
+        results("gw-bgp", gw_bgp),
         results("gw-kill", gw_kill),
         results("gw-order", gw_order),
         results("gw-overload", gw_overload),

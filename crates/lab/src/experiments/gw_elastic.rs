@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
 use crate::frame::Experiment;
-use crate::gateway::fabric::{Fabric, until};
+use crate::gateway::fabric::{Fabric, Settings, until};
 use crate::interrupt;
 use crate::lab::Lab;
 use crate::options::Mode;
@@ -176,7 +176,7 @@ fn spread(rows: &[Row], field: Field) -> Option<Spread> {
 }
 
 fn measure(lab: &Lab, repetition: u32) -> Result<Row> {
-    let fabric = Fabric::start(lab, &format!("elastic-{repetition}"), 1)?;
+    let fabric = Fabric::start(lab, &format!("elastic-{repetition}"), Settings::default())?;
     let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
 
     let probes = fabric.probe(FEW_PROBES)?;

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
 use crate::frame::Experiment;
-use crate::gateway::fabric::{Fabric, until};
+use crate::gateway::fabric::{Fabric, Settings, until};
 use crate::interrupt;
 use crate::lab::Lab;
 use crate::options::Mode;
@@ -127,7 +127,7 @@ impl Experiment for GwKill {
         let mut rows = Vec::new();
         for repetition in 0..lab.repetitions(3) {
             let label = format!("kill-{repetition}");
-            let fabric = Fabric::start(lab, &label, PROXIES)?;
+            let fabric = Fabric::start(lab, &label, Settings { proxies: PROXIES, ..Settings::default() })?;
             ["one", "two"].iter().try_for_each(|name| fabric.pod(&["create", name]).map(drop))?;
             for victim in Victim::ALL {
                 let row = measure(&fabric, victim, repetition)

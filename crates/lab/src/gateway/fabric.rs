@@ -23,6 +23,23 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What pods announce.
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 
+/// What a network is to be like.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// BGP proxies of the server.
+    pub proxies: usize,
+    /// Whether BGP and BFD have the priority ring.
+    pub priority: bool,
+    /// Packets that a pod takes a second at most; 0: as many as it can.
+    pub pod_packets_per_second: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { proxies: 1, priority: true, pod_packets_per_second: 0 }
+    }
+}
+
 /// The network. Dropping it ends and removes all of it.
 #[derive(Debug)]
 pub struct Fabric {
@@ -81,18 +98,19 @@ impl Podman {
 }
 
 impl Fabric {
-    /// Builds it with some BGP proxies, and without any pod.
+    /// Builds it, without any pod.
     ///
     /// # Errors
     /// A program is missing, or FRR does not start.
-    pub fn start(lab: &Lab, label: &str, proxies: usize) -> Result<Self> {
+    pub fn start(lab: &Lab, label: &str, settings: Settings) -> Result<Self> {
         let pod = lab.binaries.gateway("bifrost-gw")?;
         let directory = lab.run.directory().join(label);
         std::fs::create_dir_all(&directory)?;
         let podman = Podman::start(&directory, pod)?;
         let create = |name: &str| Namespace::create(format!("{}-{label}-{name}", lab.run.id()));
         let (switch, gateway) = (create("switch")?, create("gateway")?);
-        let proxies = (0..proxies).map(|number| create(&format!("proxy{number}"))).collect::<Result<Vec<_>>>()?;
+        let proxies =
+            (0..settings.proxies).map(|number| create(&format!("proxy{number}"))).collect::<Result<Vec<_>>>()?;
         let hosts = [create("a")?, create("b")?];
         switch
             .ip_batch("link add br0 type bridge mcast_snooping 0\nlink set br0 up\naddr add 10.1.0.254/24 dev br0\n")?;
@@ -142,7 +160,7 @@ impl Fabric {
         let nicd = lab.binaries.gateway("bifrost-nicd")?;
         let nicd = Supervised::start(&gateway, nicd, &arguments, &logs.join("bifrost-nicd.log"))?;
         until("the pipeline answers", || Ok(programs::state(&socket).ok()))?;
-        std::fs::write(directory.join("pods.toml"), template(proxies.len()))?;
+        std::fs::write(directory.join("pods.toml"), template(settings))?;
         let mut fabric = Fabric {
             podman,
             frrs: Vec::new(),
@@ -155,7 +173,7 @@ impl Fabric {
             _gateway: gateway,
         };
         fabric.start_frr(None, &logs)?;
-        (0..fabric.proxies.len()).try_for_each(|number| fabric.start_frr(Some(number), &logs))?;
+        (0..settings.proxies).try_for_each(|number| fabric.start_frr(Some(number), &logs))?;
         Ok(fabric)
     }
 
@@ -292,22 +310,31 @@ fn proxy_address(number: usize) -> Ipv4Addr {
 }
 
 /// What pods have in common.
-fn template(proxies: usize) -> String {
+fn template(settings: Settings) -> String {
+    let Settings { proxies, priority, pod_packets_per_second } = settings;
     let peers: Vec<String> = (0..proxies).map(|number| format!("\"{}\"", proxy_address(number))).collect();
-    TEMPLATE.replace("PEERS", &peers.join(", "))
+    let tests = format!("packets_per_second = {pod_packets_per_second}, control_with_data = {}", !priority);
+    // A ring with room for less than an order queue: it is what is full under overload.
+    let ring = if pod_packets_per_second > 0 { "256" } else { "4096" };
+    TEMPLATE
+        .replace("PEERS", &peers.join(", "))
+        .replace("PRIORITY", &priority.to_string())
+        .replace("TESTS", &tests)
+        .replace("RING", ring)
 }
 
-const TEMPLATE: &str = r#"[pod]
+const TEMPLATE: &str = r#"tests = { TESTS }
+[pod]
 cores = 1
 memory_mib = 256
-links = ["10.1.0.11", "10.1.0.12", "10.1.0.13", "10.1.0.14"]
-pipeline = { timeout_us = 1000000 }
+links = ["10.1.0.11", "10.1.0.12", "10.1.0.13", "10.1.0.14", "10.1.0.15"]
+pipeline = { timeout_us = 1000000, priority = PRIORITY }
 [gateway]
 addresses = ["10.0.0.1"]
 on_link = ["10.1.0.0/24"]
 router = "10.1.0.254"
 sessions = 1024
-ring_entries = 4096
+ring_entries = RING
 [bgp]
 asn = 64512
 peers = [PEERS]

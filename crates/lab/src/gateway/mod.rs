@@ -7,6 +7,7 @@ pub mod fabric;
 pub mod feeder;
 pub mod frames;
 pub mod frr;
+pub mod peers;
 pub mod probes;
 pub mod programs;
 pub mod site;

@@ -1,0 +1,373 @@
+//! `gw-bgp`: what BGP proxies and the priority ring are for: sessions of the switch, how soon a pod that hangs is
+//! missed, sessions under overload, and how soon a restarted switch has all routes.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use ipnet::Ipv4Net;
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bars::{Bar, Sense};
+use crate::command;
+use crate::experiments::gw_elastic::Pods;
+use crate::frame::Experiment;
+use crate::gateway::fabric::{Fabric, Settings, until};
+use crate::gateway::frr::Frr;
+use crate::gateway::peers::Peers;
+use crate::interrupt;
+use crate::lab::Lab;
+use crate::netns::Namespace;
+use crate::options::Mode;
+use crate::plot::{self, Panel, Series};
+use crate::report::Table;
+use crate::results::{from_values, to_values};
+use crate::stats::{Spread, cell};
+
+/// Pods of the server.
+const PODS: usize = 4;
+const PROXIES: usize = 2;
+/// What a pod takes a second while it is overloaded, and what comes: four times as much.
+const CAPACITY: u32 = 2500;
+const OVERLOAD: u32 = 4 * CAPACITY;
+/// Servers of the switch that is restarted; they are simulated.
+const SERVERS: usize = 64;
+const SWITCH: Ipv4Addr = Ipv4Addr::new(10, 4, 255, 254);
+const ASN: u32 = 65_000;
+/// A number of a row.
+type Field = fn(&Row) -> f64;
+
+/// The experiment.
+#[derive(Debug, Clone, Copy)]
+pub struct GwBgp;
+
+/// A server with pods behind two proxies, and a switch with many such servers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What pods were.
+    #[serde(rename = "mode")]
+    pub containers: Pods,
+    /// Counts from 0.
+    pub repetition: u32,
+    /// Pods of the server.
+    pub pods: u32,
+    /// Established sessions of the switch with it.
+    pub switch_sessions: u32,
+    /// Paths that the switch knows to the pods' address: each pod by way of each proxy.
+    pub paths: u32,
+    /// Pods to which the switch's kernel sends packets.
+    pub next_hops: u32,
+    /// From SIGSTOP of a pod until the switch sends nothing to it any more, ms.
+    pub hung_ms: f64,
+    /// Packets sent for each that came through, under overload.
+    pub overload: f64,
+    /// BFD sessions of the overloaded pod that went down, with the priority ring.
+    pub bfd_flaps: u32,
+    /// Its BGP sessions that ended.
+    pub bgp_flaps: u32,
+    /// BFD sessions that went down under the same load, without the priority ring.
+    pub bfd_flaps_without: u32,
+    /// BGP sessions that ended.
+    pub bgp_flaps_without: u32,
+    /// Sessions of a switch with 64 servers, two proxies each.
+    pub proxy_sessions: u32,
+    /// From its restart until it has all sessions and routes, ms.
+    pub proxy_convergence_ms: f64,
+    /// Sessions of a switch with 64 servers, four pods each, without proxies.
+    pub pod_sessions: u32,
+    /// From its restart until it has all sessions and routes, ms.
+    pub pod_convergence_ms: f64,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} pods: {} sessions of the switch, {} paths, {} next hops; one that hangs is missed after {:.0} ms; at \
+             {:.1} times its load {} BFD and {} BGP sessions end, without the priority ring {} and {}; 64 servers are \
+             back after {:.0} ms with {} sessions, after {:.0} ms with {}",
+            self.pods,
+            self.switch_sessions,
+            self.paths,
+            self.next_hops,
+            self.hung_ms,
+            self.overload,
+            self.bfd_flaps,
+            self.bgp_flaps,
+            self.bfd_flaps_without,
+            self.bgp_flaps_without,
+            self.proxy_convergence_ms,
+            self.proxy_sessions,
+            self.pod_convergence_ms,
+            self.pod_sessions,
+        )
+    }
+}
+
+impl Experiment for GwBgp {
+    fn name(&self) -> &'static str {
+        "gw-bgp"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Gateway pods behind two BGP proxies: sessions of the switch, BFD, overload, a switch that is restarted"
+    }
+
+    /// None: it builds its own network.
+    fn modes(&self) -> Vec<Mode> {
+        Vec::new()
+    }
+
+    fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
+        let mut rows = Vec::new();
+        for repetition in 0..lab.repetitions(3) {
+            let row = measure(lab, repetition).with_context(|| format!("repetition {repetition}"))?;
+            println!("{row}");
+            rows.push(row);
+        }
+        to_values(&rows)
+    }
+
+    fn report(&self, rows: &[Value]) -> Result<String> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let mut table = Table::new(&["what", "measured"]);
+        let all: [(&str, Field); 13] = [
+            ("sessions of the switch with a server of four pods", |row| row.switch_sessions.into()),
+            ("paths to their address that it knows", |row| row.paths.into()),
+            ("pods that it sends to", |row| row.next_hops.into()),
+            ("a pod that hangs is missed after [ms]", |row| row.hung_ms),
+            ("overload: packets sent for each that came", |row| row.overload),
+            ("overload: BFD sessions that went down", |row| row.bfd_flaps.into()),
+            ("overload: BGP sessions that ended", |row| row.bgp_flaps.into()),
+            ("the same without the priority ring: BFD", |row| row.bfd_flaps_without.into()),
+            ("the same without the priority ring: BGP", |row| row.bgp_flaps_without.into()),
+            ("64 servers with proxies: sessions", |row| row.proxy_sessions.into()),
+            ("64 servers with proxies: back after [ms]", |row| row.proxy_convergence_ms),
+            ("64 servers without proxies: sessions", |row| row.pod_sessions.into()),
+            ("64 servers without proxies: back after [ms]", |row| row.pod_convergence_ms),
+        ];
+        for (what, field) in all {
+            table.row(vec![what.to_owned(), cell(spread(&rows, field))]);
+        }
+        Ok(format!(
+            "Four pods in containers announce an address by iBGP to two proxies (FRR), and these by eBGP to a switch \
+             (FRR). Overload is {OVERLOAD} packets a second at a pod that takes {CAPACITY}, for ten seconds; then the \
+             same with `priority = false`. The switch with 64 servers has simulated peers that announce 256 addresses \
+             in all; its bgpd and zebra are killed and start again. Medians, and in brackets the least and the most \
+             of the repetitions.\n\n{}",
+            table.render()
+        ))
+    }
+
+    fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let series = [(Series::off("without proxies"), false), (Series::on("with proxies"), true)];
+        let repetitions: Vec<u32> = rows.iter().map(|row| row.repetition).collect();
+        let panel = Panel::over(
+            "a switch with 64 servers",
+            ("repetition", &repetitions),
+            ("back after [ms]", false),
+            &series,
+            |with, of| {
+                let row = rows.iter().find(|row| row.repetition == *of)?;
+                let ms = if with { row.proxy_convergence_ms } else { row.pod_convergence_ms };
+                Spread::of([ms].into_iter())
+            },
+        );
+        Ok(vec![plot::draw(&directory.join("convergence.svg"), &[panel], 1)?])
+    }
+
+    fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
+        let rows: Vec<Row> = from_values(rows)?;
+        let most = |field: Field| spread(&rows, field).map(|spread| spread.most);
+        let least = |field: Field| spread(&rows, field).map(|spread| spread.least);
+        let median = |field: Field| spread(&rows, field).map(|spread| spread.median);
+        let (pods, proxies) = (PODS as f64, PROXIES as f64);
+        Ok(vec![
+            Bar::new(
+                "sessions of the switch",
+                most(|row| row.switch_sessions.into()),
+                Sense::AtMost,
+                proxies,
+                "sessions",
+            )
+            .exact(),
+            Bar::new("paths that it knows", least(|row| row.paths.into()), Sense::AtLeast, pods * proxies, "paths")
+                .exact(),
+            Bar::new("pods that it sends to", least(|row| row.next_hops.into()), Sense::AtLeast, pods, "pods").exact(),
+            Bar::new("a pod that hangs is missed after", median(|row| row.hung_ms), Sense::AtMost, 300.0, "ms"),
+            Bar::new("overload", least(|row| row.overload), Sense::AtLeast, 3.5, "times"),
+            Bar::new("BFD under overload", most(|row| row.bfd_flaps.into()), Sense::AtMost, 0.0, "sessions down")
+                .exact(),
+            Bar::new("BGP under overload", most(|row| row.bgp_flaps.into()), Sense::AtMost, 0.0, "sessions down")
+                .exact(),
+            Bar::new(
+                "BFD without the priority ring",
+                least(|row| row.bfd_flaps_without.into()),
+                Sense::AtLeast,
+                1.0,
+                "sessions down",
+            ),
+            Bar::new(
+                "a switch with 64 servers and proxies is back after",
+                most(|row| row.proxy_convergence_ms),
+                Sense::AtMost,
+                10_000.0,
+                "ms",
+            ),
+        ])
+    }
+}
+
+fn spread(rows: &[Row], field: Field) -> Option<Spread> {
+    Spread::of(rows.iter().map(field))
+}
+
+fn measure(lab: &Lab, repetition: u32) -> Result<Row> {
+    // Short: Podman puts a path that contains it into the address of a socket.
+    let label = |part: &str| format!("{part}-{repetition}");
+    let fabric = Fabric::start(lab, &label("pods"), Settings { proxies: PROXIES, ..Settings::default() })?;
+    let names: Vec<String> = (1..=PODS).map(|number| format!("pod-{number}")).collect();
+    names.iter().try_for_each(|name| fabric.pod(&["create", name]).map(drop))?;
+    fabric.until_next_hops(PODS)?;
+    names.iter().try_for_each(|name| fabric.until_watched(name))?;
+    let next_hops = fabric.next_hops()? as u32;
+    let switch_sessions = fabric.switch().sessions()? as u32;
+    let route = fabric.switch().show("bgp ipv4 unicast 10.0.0.1/32")?;
+    let paths = route["paths"].as_array().map_or(0, Vec::len) as u32;
+    fabric.signal(&names[0], Signal::STOP)?;
+    let hung_ms = fabric.until_next_hops(PODS - 1)?.as_secs_f64() * 1e3;
+    drop(fabric);
+
+    let with = overload(lab, &label("load"), true)?;
+    let without = overload(lab, &label("bare"), false)?;
+    let (proxy_sessions, proxy_convergence_ms) = convergence(lab, &label("proxies"), PROXIES, PODS)?;
+    let (pod_sessions, pod_convergence_ms) = convergence(lab, &label("direct"), PODS, 1)?;
+    Ok(Row {
+        containers: Pods::Podman,
+        repetition,
+        pods: PODS as u32,
+        switch_sessions,
+        paths,
+        next_hops,
+        hung_ms,
+        overload: with.overload,
+        bfd_flaps: with.bfd,
+        bgp_flaps: with.bgp,
+        bfd_flaps_without: without.bfd,
+        bgp_flaps_without: without.bgp,
+        proxy_sessions,
+        proxy_convergence_ms,
+        pod_sessions,
+        pod_convergence_ms,
+    })
+}
+
+/// What sessions of an overloaded pod were like.
+struct Overloaded {
+    overload: f64,
+    bfd: u32,
+    bgp: u32,
+}
+
+fn overload(lab: &Lab, label: &str, priority: bool) -> Result<Overloaded> {
+    let settings = Settings { proxies: PROXIES, priority, pod_packets_per_second: CAPACITY };
+    let fabric = Fabric::start(lab, label, settings)?;
+    fabric.pod(&["create", "one"])?;
+    fabric.until_next_hops(1)?;
+    fabric.until_watched("one")?;
+    interrupt::sleep(Duration::from_secs(1))?;
+    let before = ends(&fabric.pod_state("one")?);
+    let probes = fabric.probe(OVERLOAD)?;
+    interrupt::sleep(Duration::from_secs_f64(lab.seconds(10.0, 4.0)))?;
+    let after = ends(&fabric.pod_state("one")?);
+    let probed = probes.stop()?;
+    let overload = f64::from(probed.sent) / f64::from(probed.received.max(1));
+    Ok(Overloaded { overload, bfd: after.0.saturating_sub(before.0), bgp: after.1.saturating_sub(before.1) })
+}
+
+/// How often BFD sessions of a pod have gone down, and BGP sessions have ended, as the pod says: FRR forgets both
+/// together with a dynamic peer.
+fn ends(pod: &Value) -> (u32, u32) {
+    let sum = |name: &str| {
+        let peers = pod["bgp"].as_array().into_iter().flatten();
+        peers.filter_map(|peer| peer[name].as_u64()).sum::<u64>() as u32
+    };
+    (sum("bfd_downs"), sum("ended_sessions"))
+}
+
+/// Sessions of a switch with 64 servers that have `peers` each, and the time from its restart until it has all of them
+/// and their routes, ms.
+fn convergence(lab: &Lab, label: &str, peers: usize, routes_of_each: usize) -> Result<(u32, f64)> {
+    let directory = lab.run.directory().join(label);
+    std::fs::create_dir_all(&directory)?;
+    let create = |name: &str| Namespace::create(format!("{}-{label}-{name}", lab.run.id()));
+    let (switch, servers) = (create("switch")?, create("servers")?);
+    servers.ip_batch(&format!(
+        "link add u0 type veth peer name u0 netns {}\nlink set u0 up addrgenmode none\n",
+        switch.name()
+    ))?;
+    switch.ip_batch(&format!("link set u0 up\naddr add {SWITCH}/16 dev u0\n"))?;
+    let address = |server: usize, peer: usize| Ipv4Addr::new(10, 4, server as u8, 1 + peer as u8);
+    let all: Vec<_> = (0..SERVERS).flat_map(|server| (0..peers).map(move |peer| (server, peer))).collect();
+    let lines = all.iter().map(|(server, peer)| format!("addr add {}/16 dev u0\n", address(*server, *peer)));
+    servers.ip_batch(&lines.collect::<String>())?;
+    let frr = Frr::start(&switch, &directory.join("frr"), label, &[CONFIGURATION.to_owned()], &lab.logs(label))?;
+    let vip = |server: usize, pod: usize| Ipv4Net::from(Ipv4Addr::new(10, 0, server as u8, pod as u8));
+    let of_peer = |(server, peer): &(usize, usize)| {
+        // Each proxy announces all pods of its server; without proxies each pod announces itself.
+        let first = if routes_of_each == 1 { *peer } else { 0 };
+        (address(*server, *peer), (first..first + routes_of_each).map(|pod| vip(*server, pod)).collect())
+    };
+    let sessions = all.len();
+    let _peers = Peers::start(&servers, SWITCH, ASN, all.iter().map(of_peer).collect())?;
+    let is_there = || {
+        let routes = command::run("ip", &["-n", switch.name(), "route", "show", "proto", "bgp"])?;
+        let routes = routes.lines().filter(|line| line.starts_with("10.0.")).count();
+        Ok((frr.sessions()? == sessions && routes == SERVERS * PODS).then_some(()))
+    };
+    until("the switch has all routes", is_there)?;
+    let began = Instant::now();
+    frr.kill(&["zebra", "bgpd"])?;
+    // What it says of itself before it is back is of no use.
+    let again = || Ok(is_there().unwrap_or(None));
+    until("the switch has all routes again", again)?;
+    Ok((sessions as u32, began.elapsed().as_secs_f64() * 1e3))
+}
+
+/// Of the switch with simulated servers.
+const CONFIGURATION: &str = "\
+frr defaults traditional
+router bgp 65000
+ bgp router-id 10.4.255.254
+ no bgp default ipv4-unicast
+ neighbor servers peer-group
+ neighbor servers remote-as 65000
+ neighbor servers timers 10 30
+ bgp listen limit 1000
+ bgp listen range 10.4.0.0/16 peer-group servers
+ address-family ipv4 unicast
+  maximum-paths ibgp 64
+  neighbor servers activate
+ exit-address-family
+exit
+!
+bfd
+exit
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_that_ended_are_added_up() {
+        let peer = |bfd: u32, bgp: u32| serde_json::json!({ "bfd_downs": bfd, "ended_sessions": bgp });
+        let pod = serde_json::json!({ "bgp": [peer(2, 1), peer(3, 0)] });
+        assert_eq!(ends(&pod), (5, 1));
+    }
+}
