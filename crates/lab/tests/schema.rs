@@ -509,6 +509,10 @@ fn all() -> Vec<Value> {
         migration_s: 7.5,
         sent_probes: 80_000,
         lost_probes: 0,
+        streams: 8,
+        broken_streams: 0,
+        retransmitted_segments: 0,
+        stalled_ms: 25.0,
         hung_ms: 180.0,
         killed_lost_probes: 500,
     };

@@ -58,6 +58,14 @@ pub struct Row {
     pub sent_probes: u32,
     /// Of these, probes that did not come.
     pub lost_probes: u32,
+    /// TCP streams that were open meanwhile.
+    pub streams: u32,
+    /// Of these, streams that ended early, or lacked bytes.
+    pub broken_streams: u32,
+    /// Segments that streams retransmitted.
+    pub retransmitted_segments: u64,
+    /// The longest time that a receiver waited for more, ms.
+    pub stalled_ms: f64,
     /// From SIGSTOP of one of two pods until the switch sends nothing to it any more, ms.
     pub hung_ms: f64,
     /// Probes lost of 10,000 a second when one of two pods is killed, which comes back by itself.
@@ -67,11 +75,13 @@ pub struct Row {
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Row { connected_ms, first_packet_ms, sent_probes, lost_probes, hung_ms, killed_lost_probes, .. } = self;
+        let Row { streams, broken_streams, retransmitted_segments, stalled_ms, .. } = self;
         write!(
             f,
             "connected after {connected_ms:.0} ms, first packet after {first_packet_ms:.0} ms; moved: \
-             {lost_probes} of {sent_probes} probes lost; one that hangs is missed after {hung_ms:.0} ms, \
-             one that is killed costs {killed_lost_probes} probes"
+             {lost_probes} of {sent_probes} probes lost, {broken_streams} of {streams} streams broken \
+             ({retransmitted_segments} segments retransmitted, {stalled_ms:.0} ms without any); one that hangs is \
+             missed after {hung_ms:.0} ms, one that is killed costs {killed_lost_probes} probes"
         )
     }
 }
@@ -103,12 +113,16 @@ impl Experiment for GwElastic {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut table = Table::new(&["what", "measured"]);
-        let all: [(&str, Field); 7] = [
+        let all: [(&str, Field); 11] = [
             ("`pod create` to connected [ms]", |row| row.connected_ms),
             ("`pod create` to first packet [ms]", |row| row.first_packet_ms),
             ("an address moves [s]", |row| row.migration_s),
             ("probes meanwhile", |row| row.sent_probes.into()),
             ("probes lost", |row| row.lost_probes.into()),
+            ("TCP streams meanwhile", |row| row.streams.into()),
+            ("TCP streams broken", |row| row.broken_streams.into()),
+            ("segments that they retransmitted", |row| row.retransmitted_segments as f64),
+            ("the longest time without a segment [ms]", |row| row.stalled_ms),
             ("a pod that hangs is missed after [ms]", |row| row.hung_ms),
             ("probes lost when one of two pods is killed", |row| row.killed_lost_probes.into()),
         ];
@@ -118,7 +132,7 @@ impl Experiment for GwElastic {
         Ok(format!(
             "Pods are containers of Podman, made by `bifrostctl gw pod`. They announce an address to a proxy (FRR), \
              and that to a switch (FRR), whose kernel forwards probes to them. `gw pod migrate` moves the address while \
-             {PROBES} probes a second are under way. BFD has intervals of 50 ms, and gives up after three. A pod that is \
+             {PROBES} probes a second and TCP streams are under way. BFD has intervals of 50 ms, and gives up after three. A pod that is \
              killed is started again by Podman. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
             table.render()
         ))
@@ -158,6 +172,16 @@ impl Experiment for GwElastic {
             )
             .exact(),
             Bar::new("probes meanwhile", least_probes, Sense::AtLeast, 20_000.0, "probes"),
+            Bar::new(
+                "TCP streams broken while an address moves",
+                most(|row| row.broken_streams.into()),
+                Sense::AtMost,
+                0.0,
+                "streams",
+            )
+            .exact(),
+            // The least retransmission timeout of Linux: none has waited for one.
+            Bar::new("a TCP stream stands still for", most(|row| row.stalled_ms), Sense::AtMost, 200.0, "ms"),
             Bar::new("a pod that hangs is missed after", median(|row| row.hung_ms), Sense::AtMost, 300.0, "ms"),
             // As many as would be lost in 300 ms if all went to that pod.
             Bar::new(
@@ -192,6 +216,7 @@ fn measure(lab: &Lab, repetition: u32) -> Result<Row> {
     probes.stop()?;
 
     let watch = lab.seconds(5.0, 2.0).ceil().to_string();
+    let streams = fabric.stream()?;
     let probes = fabric.probe(PROBES)?;
     interrupt::sleep(Duration::from_millis(500))?;
     let began = Instant::now();
@@ -199,6 +224,7 @@ fn measure(lab: &Lab, repetition: u32) -> Result<Row> {
     let migration_s = began.elapsed().as_secs_f64();
     interrupt::sleep(Duration::from_millis(500))?;
     let moved = probes.stop()?;
+    let streamed = streams.stop()?;
 
     fabric.pod(&["create", "three"])?;
     fabric.until_next_hops(2)?;
@@ -222,6 +248,10 @@ fn measure(lab: &Lab, repetition: u32) -> Result<Row> {
         migration_s,
         sent_probes: moved.sent,
         lost_probes: moved.lost(),
+        streams: streamed.opened,
+        broken_streams: streamed.broken,
+        retransmitted_segments: streamed.retransmits,
+        stalled_ms: ms(streamed.longest_stall),
         hung_ms,
         killed_lost_probes: killed.lost(),
     })

@@ -1,4 +1,4 @@
-//! Pods in containers that announce themselves: a switch (FRR, and the kernel forwards), two hosts behind it, a BGP proxy
+//! Pods in containers that announce themselves: a switch (FRR, and the kernel forwards), hosts behind it, a BGP proxy
 //! (FRR), and `bifrost-nicd` with the pods that `bifrostctl gw pod` makes.
 
 use std::net::Ipv4Addr;
@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::frr::Frr;
 use super::probes::Probes;
 use super::programs;
+use super::streams::Streams;
 use super::supervised::Supervised;
 use crate::lab::Lab;
 use crate::netns::Namespace;
@@ -51,6 +52,8 @@ pub struct Fabric {
     directory: PathBuf,
     switch: Namespace,
     hosts: [Namespace; 2],
+    /// Hosts whose kernels have a guest's addresses.
+    guests: [Namespace; 2],
     proxies: Vec<Namespace>,
     _gateway: Namespace,
 }
@@ -112,6 +115,7 @@ impl Fabric {
         let proxies =
             (0..settings.proxies).map(|number| create(&format!("proxy{number}"))).collect::<Result<Vec<_>>>()?;
         let hosts = [create("a")?, create("b")?];
+        let guests = [create("c")?, create("d")?];
         switch
             .ip_batch("link add br0 type bridge mcast_snooping 0\nlink set br0 up\naddr add 10.1.0.254/24 dev br0\n")?;
         switch.write_sysctls(&[
@@ -123,6 +127,8 @@ impl Fabric {
             (&gateway, "gw0", "to-gateway".to_owned()),
             (&hosts[0], "u0", "to-a".to_owned()),
             (&hosts[1], "u0", "to-b".to_owned()),
+            (&guests[0], "u0", "to-c".to_owned()),
+            (&guests[1], "u0", "to-d".to_owned()),
         ];
         ends.extend(proxies.iter().enumerate().map(|(number, proxy)| (proxy, "u0", format!("to-proxy{number}"))));
         for (end, device, port) in &ends {
@@ -139,7 +145,8 @@ impl Fabric {
         }
         switch.ip_batch(
             "link set to-gateway master br0\n\
-             addr add 10.2.0.254/24 dev to-a\naddr add 10.3.0.254/24 dev to-b\n",
+             addr add 10.2.0.254/24 dev to-a\naddr add 10.3.0.254/24 dev to-b\n\
+             addr add 10.4.0.254/24 dev to-c\naddr add 10.5.0.254/24 dev to-d\n",
         )?;
         for (number, proxy) in proxies.iter().enumerate() {
             switch.ip_batch(&format!("link set to-proxy{number} master br0\n"))?;
@@ -147,6 +154,10 @@ impl Fabric {
         }
         hosts[0].ip_batch("addr add 10.2.0.11/24 dev u0\nroute add default via 10.2.0.254\n")?;
         hosts[1].ip_batch("addr add 10.3.0.12/24 dev u0\nroute add default via 10.3.0.254\n")?;
+        for (number, guest) in guests.iter().enumerate() {
+            guest.ip_batch(&host_of_guest(number))?;
+            guest.run("ethtool", &["-K", "vx0", "tx", "off"], "")?;
+        }
         let logs = lab.logs(label);
         let socket = directory.join("nicd.sock");
         let text = format!(
@@ -169,6 +180,7 @@ impl Fabric {
             directory,
             switch,
             hosts,
+            guests,
             proxies,
             _gateway: gateway,
         };
@@ -285,6 +297,14 @@ impl Fabric {
     pub fn probe(&self, per_second: u32) -> Result<Probes> {
         Probes::start(&self.hosts, VIP, per_second)
     }
+
+    /// Opens TCP streams from one guest through the pods to the other.
+    ///
+    /// # Errors
+    /// One cannot be opened.
+    pub fn stream(&self) -> Result<Streams<'_>> {
+        Streams::start(&self.guests, guest_address(1))
+    }
 }
 
 /// Waits until `is` finds something.
@@ -307,6 +327,25 @@ pub fn until<T>(what: &str, mut is: impl FnMut() -> Result<Option<T>>) -> Result
 /// The address of a proxy on the link.
 fn proxy_address(number: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 1, 0, 2 + number as u8)
+}
+
+/// The address of a guest that is the kernel's.
+fn guest_address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::new(192, 168, 0, 3 + number as u8)
+}
+
+/// Configures a host whose kernel sends what a guest sends to the pods: for `ip -batch`.
+fn host_of_guest(number: usize) -> String {
+    let (network, own, other) = (4 + number, guest_address(number), guest_address(1 - number));
+    let local = format!("10.{network}.0.{}", 13 + number);
+    format!(
+        "addr add {local}/24 dev u0\nroute add default via 10.{network}.0.254\n\
+         link add vx0 mtu 1500 address 02:00:00:00:01:{mac:02x} type vxlan id 100 local {local} remote {VIP} \
+         dstport 4789 nolearning\n\
+         link set vx0 up addrgenmode none\naddr add {own}/24 dev vx0\n\
+         neigh add {other} lladdr 02:00:00:00:00:01 dev vx0\n",
+        mac = own.octets()[3],
+    )
 }
 
 /// What pods have in common.
@@ -345,5 +384,7 @@ routes = [{ prefix = "192.168.0.0/24", to = "local" }]
 hosts = [
   { address = "192.168.0.1", mac = "02:00:00:00:01:01", vtep = "10.2.0.11" },
   { address = "192.168.0.2", mac = "02:00:00:00:01:02", vtep = "10.3.0.12" },
+  { address = "192.168.0.3", mac = "02:00:00:00:01:03", vtep = "10.4.0.13" },
+  { address = "192.168.0.4", mac = "02:00:00:00:01:04", vtep = "10.5.0.14" },
 ]
 "#;

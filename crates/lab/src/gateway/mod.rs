@@ -11,5 +11,6 @@ pub mod peers;
 pub mod probes;
 pub mod programs;
 pub mod site;
+pub mod streams;
 pub mod supervised;
 pub mod world;

@@ -1,0 +1,145 @@
+//! TCP streams from one guest through gateway pods to another one: TCP and VXLAN are the kernel's at both ends.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+
+use crate::netns::Namespace;
+use crate::programs::guest_tcp::Tcp;
+
+/// Streams at a time: the switch spreads them.
+const STREAMS: usize = 8;
+/// What each sends after each [`PAUSE`].
+const CHUNK: [u8; 1000] = [0; 1000];
+const PAUSE: Duration = Duration::from_millis(10);
+/// A stream that makes no progress for this long is broken.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PORT: u16 = 5000;
+
+/// Streams under way.
+#[derive(Debug)]
+pub struct Streams<'a> {
+    client: &'a Namespace,
+    before: Tcp,
+    stop: Arc<AtomicBool>,
+    senders: Vec<JoinHandle<Result<Duration>>>,
+}
+
+/// What became of streams.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Streamed {
+    /// Streams that were opened.
+    pub opened: u32,
+    /// Of these, streams that ended early, or lacked bytes at the other end.
+    pub broken: u32,
+    /// Segments that were retransmitted: they were lost, or came late.
+    pub retransmits: u64,
+    /// The longest time that a receiver waited for more.
+    pub longest_stall: Duration,
+}
+
+impl<'a> Streams<'a> {
+    /// Opens them from one guest to `server` on the other one, and sends at a constant rate until they are stopped.
+    ///
+    /// # Errors
+    /// One cannot be opened.
+    pub fn start(guests: &'a [Namespace; 2], server: Ipv4Addr) -> Result<Self> {
+        let listener = guests[1].enter(move || Ok(TcpListener::bind((server, PORT))?))?;
+        let client = &guests[0];
+        let before = Tcp::in_namespace(client)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut senders = Vec::new();
+        for _ in 0..STREAMS {
+            let connect = move || Ok(TcpStream::connect_timeout(&SocketAddr::from((server, PORT)), PATIENCE)?);
+            let stream = client.enter(connect).context("opening a stream through a pod")?;
+            let (accepted, _) = listener.accept()?;
+            for end in [&stream, &accepted] {
+                end.set_nodelay(true)?;
+                end.set_read_timeout(Some(PATIENCE))?;
+                end.set_write_timeout(Some(PATIENCE))?;
+            }
+            std::thread::spawn(move || receive(accepted));
+            let stopping = Arc::clone(&stop);
+            senders.push(std::thread::spawn(move || send(stream, &stopping)));
+        }
+        Ok(Streams { client, before, stop, senders })
+    }
+
+    /// Ends them, and says what became of them.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn stop(self) -> Result<Streamed> {
+        self.stop.store(true, Ordering::Relaxed);
+        let opened = self.senders.len() as u32;
+        let ended = self.senders.into_iter().map(|sender| sender.join().unwrap_or_else(|_| Err(anyhow!("a panic"))));
+        let whole: Vec<Duration> = ended.filter_map(Result::ok).collect();
+        Ok(Streamed {
+            opened,
+            broken: opened - whole.len() as u32,
+            retransmits: Tcp::in_namespace(self.client)?.since(&self.before, "Tcp:RetransSegs"),
+            longest_stall: whole.into_iter().max().unwrap_or_default(),
+        })
+    }
+}
+
+/// Sends until it is to stop; the longest time that the receiver waited.
+fn send(mut stream: TcpStream, stop: &AtomicBool) -> Result<Duration> {
+    let mut sent = 0;
+    while !stop.load(Ordering::Relaxed) {
+        stream.write_all(&CHUNK)?;
+        sent += CHUNK.len() as u64;
+        std::thread::sleep(PAUSE);
+    }
+    stream.shutdown(Shutdown::Write)?;
+    let (mut received, mut stall) = ([0; 8], [0; 8]);
+    stream.read_exact(&mut received)?;
+    stream.read_exact(&mut stall)?;
+    ensure!(u64::from_be_bytes(received) == sent, "bytes are missing");
+    Ok(Duration::from_nanos(u64::from_be_bytes(stall)))
+}
+
+/// Reads until the other end has sent all; answers with how much that was, and the longest time without any.
+fn receive(mut stream: TcpStream) {
+    let (mut received, mut stall, mut last) = (0u64, Duration::ZERO, Instant::now());
+    let mut buffer = [0; 4096];
+    while let Ok(len @ 1..) = stream.read(&mut buffer) {
+        stall = stall.max(last.elapsed());
+        last = Instant::now();
+        received += len as u64;
+    }
+    // Without an answer the other end counts the stream as broken.
+    let _ = stream.write_all(&[received.to_be_bytes(), (stall.as_nanos() as u64).to_be_bytes()].concat());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn a_stream_that_lacks_bytes_or_ends_early_is_broken() {
+        let stop = AtomicBool::new(true);
+        let (client, server) = pair();
+        let receiver = std::thread::spawn(move || receive(server));
+        assert!(send(client, &stop).is_ok());
+        receiver.join().unwrap();
+        // One byte more or less than was sent.
+        let (client, mut server) = pair();
+        server.write_all(&[1u64.to_be_bytes(), 0u64.to_be_bytes()].concat()).unwrap();
+        assert!(send(client, &stop).is_err());
+        let (client, server) = pair();
+        drop(server);
+        assert!(send(client, &stop).is_err());
+    }
+}
