@@ -11,6 +11,7 @@
 
 mod bfd;
 mod speaker;
+mod update;
 
 pub use bfd::{Bfd, BfdConfig, BfdError, BfdState, LEN as BFD_LEN, PORT as BFD_PORT};
 pub use speaker::{Event, Speaker, SpeakerConfig, State};

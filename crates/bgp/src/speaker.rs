@@ -1,15 +1,18 @@
 //! The session with one proxy (RFC 4271, section 8), without the parts that routes from it would need.
+//!
+//! IPv6 prefixes travel over the same session as IPv4 ones (RFC 4760, RFC 2545), if the peer takes them.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use bytes::Bytes;
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use rustbgpd_wire::{
-    Afi, AsPath, Capability, Ipv4NlriEntry, Ipv4Prefix, Ipv4UnicastMode, MAX_MESSAGE_LEN, Message, NotificationCode,
-    NotificationMessage, OpenMessage, Origin, PathAttribute, Safi, UpdateMessage, decode_message, encode_message,
-    peek_message_length,
+    Afi, Capability, MAX_MESSAGE_LEN, Message, NotificationCode, NotificationMessage, OpenMessage, Safi,
+    decode_message, encode_message, peek_message_length,
 };
+
+use crate::update::updates;
 
 const S: u64 = 1_000_000_000;
 /// Between two attempts to connect.
@@ -18,10 +21,6 @@ const RETRY_NS: u64 = S;
 const OPEN_NS: u64 = 10 * S;
 /// What stands for AS numbers above 16 bits in an OPEN (RFC 6793, section 9).
 const AS_TRANS: u16 = 23_456;
-/// Of iBGP, if nobody says otherwise.
-const LOCAL_PREF: u32 = 100;
-/// Prefixes in one UPDATE: 4096 bytes have room for them and the attributes.
-const PREFIXES: usize = 500;
 /// Subcodes of Cease (RFC 4486): administrative shutdown.
 const SHUTDOWN: u8 = 2;
 
@@ -32,8 +31,10 @@ pub struct SpeakerConfig {
     pub asn: u32,
     /// The BGP identifier.
     pub router_id: Ipv4Addr,
-    /// The next hop of all that is announced: the pod's address on the link.
+    /// The next hop of IPv4 prefixes: the pod's address on the link.
     pub next_hop: Ipv4Addr,
+    /// The next hop of IPv6 prefixes, likewise. Without it none is announced.
+    pub next_hop6: Option<Ipv6Addr>,
     /// The hold time to propose, s: 3 or more.
     pub hold_s: u16,
 }
@@ -66,9 +67,11 @@ pub struct Speaker {
     config: SpeakerConfig,
     state: State,
     /// What is to be announced.
-    routes: BTreeSet<Ipv4Net>,
+    routes: BTreeSet<IpNet>,
     /// What the peer was told.
-    told: BTreeSet<Ipv4Net>,
+    told: BTreeSet<IpNet>,
+    /// IPv6 prefixes can be told: the peer takes them, and there is a next hop.
+    ipv6: bool,
     input: Vec<u8>,
     output: Vec<u8>,
     /// The connection is to be closed when `output` is sent.
@@ -90,6 +93,7 @@ impl Speaker {
             state: State::Idle,
             routes: BTreeSet::new(),
             told: BTreeSet::new(),
+            ipv6: false,
             input: Vec::new(),
             output: Vec::new(),
             closing: false,
@@ -107,12 +111,12 @@ impl Speaker {
     }
 
     /// What is announced from now on. The peer is told what that changes by the next [`poll`](Self::poll).
-    pub fn announce(&mut self, routes: impl IntoIterator<Item = Ipv4Net>) {
+    pub fn announce(&mut self, routes: impl IntoIterator<Item = IpNet>) {
         self.routes = routes.into_iter().map(|net| net.trunc()).collect();
     }
 
     /// What the peer was told, and not told otherwise since.
-    pub fn announced(&self) -> impl Iterator<Item = Ipv4Net> + '_ {
+    pub fn announced(&self) -> impl Iterator<Item = IpNet> + '_ {
         self.told.iter().copied()
     }
 
@@ -128,8 +132,15 @@ impl Speaker {
 
     /// There is a connection.
     pub fn connected(&mut self, now: u64) {
-        let SpeakerConfig { asn, router_id, hold_s, .. } = self.config;
+        let SpeakerConfig { asn, router_id, hold_s, next_hop6, .. } = self.config;
         self.reset();
+        // Without graceful restart (RFC 4724): a pod that is gone forwards nothing.
+        let mut capabilities = vec![
+            Capability::MultiProtocol { afi: Afi::Ipv4, safi: Safi::Unicast },
+            Capability::RouteRefresh,
+            Capability::FourOctetAs { asn },
+        ];
+        capabilities.extend(next_hop6.map(|_| IPV6_UNICAST));
         self.state = State::OpenSent;
         self.expires_at = now.saturating_add(OPEN_NS);
         self.send(&Message::Open(OpenMessage {
@@ -137,12 +148,7 @@ impl Speaker {
             my_as: u16::try_from(asn).unwrap_or(AS_TRANS),
             hold_time: hold_s.max(3),
             bgp_identifier: router_id,
-            // Without graceful restart (RFC 4724): a pod that is gone forwards nothing.
-            capabilities: vec![
-                Capability::MultiProtocol { afi: Afi::Ipv4, safi: Safi::Unicast },
-                Capability::RouteRefresh,
-                Capability::FourOctetAs { asn },
-            ],
+            capabilities,
         }));
     }
 
@@ -197,7 +203,7 @@ impl Speaker {
             self.keepalive_at = now.saturating_add(self.hold_ns / 3);
             self.send(&Message::Keepalive);
         }
-        if self.state == State::Established && self.told != self.routes {
+        if self.state == State::Established && !self.wanted().eq(&self.told) {
             self.tell();
         }
     }
@@ -269,30 +275,25 @@ impl Speaker {
         self.hold_ns = u64::from(open.hold_time.min(self.config.hold_s.max(3))) * S;
         self.expires_at = if self.hold_ns > 0 { now.saturating_add(self.hold_ns) } else { 0 };
         self.keepalive_at = now.saturating_add(self.hold_ns / 3);
+        self.ipv6 = self.config.next_hop6.is_some() && open.capabilities.contains(&IPV6_UNICAST);
         self.state = State::OpenConfirm;
         self.send(&Message::Keepalive);
     }
 
+    /// What is to be announced and can be told to this peer, in order.
+    fn wanted(&self) -> impl Iterator<Item = &IpNet> {
+        self.routes.iter().filter(|net| self.ipv6 || matches!(net, IpNet::V4(_)))
+    }
+
     /// Tells the peer what has changed.
     fn tell(&mut self) {
-        let entry = |net: &Ipv4Net| Ipv4NlriEntry { path_id: 0, prefix: Ipv4Prefix::new(net.addr(), net.prefix_len()) };
-        let gone: Vec<_> = self.told.difference(&self.routes).map(entry).collect();
-        let new: Vec<_> = self.routes.difference(&self.told).map(entry).collect();
-        let attributes = [
-            PathAttribute::Origin(Origin::Igp),
-            PathAttribute::AsPath(AsPath { segments: Vec::new() }),
-            PathAttribute::NextHop(self.config.next_hop),
-            PathAttribute::LocalPref(LOCAL_PREF),
-        ];
-        let withdrawn = gone.chunks(PREFIXES).map(|gone| (&[][..], gone, &[][..]));
-        let updates = withdrawn.chain(new.chunks(PREFIXES).map(|new| (new, &[][..], &attributes[..])));
-        for (new, gone, attributes) in updates {
-            let update = UpdateMessage::try_build(new, gone, attributes, true, false, Ipv4UnicastMode::Body);
-            if let Ok(update) = update {
-                self.send(&Message::Update(update));
-            }
+        let wanted: BTreeSet<IpNet> = self.wanted().copied().collect();
+        let gone: Vec<IpNet> = self.told.difference(&wanted).copied().collect();
+        let new: Vec<IpNet> = wanted.difference(&self.told).copied().collect();
+        for update in updates(&new, &gone, self.config.next_hop, self.config.next_hop6) {
+            self.send(&Message::Update(update));
         }
-        self.told = self.routes.clone();
+        self.told = wanted;
     }
 
     /// Tells the peer why, and ends the session.
@@ -314,6 +315,7 @@ impl Speaker {
         self.input.clear();
         self.output.clear();
         self.told.clear();
+        self.ipv6 = false;
         self.closing = false;
         self.hold_ns = 0;
         self.expires_at = 0;
@@ -327,15 +329,18 @@ impl Speaker {
     }
 }
 
+const IPV6_UNICAST: Capability = Capability::MultiProtocol { afi: Afi::Ipv6, safi: Safi::Unicast };
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use rustbgpd_wire::{Ipv4NlriEntry, PathAttribute};
 
     use super::*;
 
     fn speaker(last: u8, asn: u32) -> Speaker {
         let address = Ipv4Addr::new(10, 1, 0, last);
-        Speaker::new(SpeakerConfig { asn, router_id: address, next_hop: address, hold_s: 3 })
+        Speaker::new(SpeakerConfig { asn, router_id: address, next_hop: address, next_hop6: None, hold_s: 3 })
     }
 
     /// What each says goes to the other one, until both are silent.
@@ -358,7 +363,7 @@ mod tests {
         (a, b)
     }
 
-    fn nets(texts: &[&str]) -> Vec<Ipv4Net> {
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
@@ -392,6 +397,30 @@ mod tests {
         let (announced, withdrawn, _) = update(&mut a);
         assert_eq!((announced.len(), withdrawn), (0, vec!["10.0.0.1/32".to_owned()]));
         assert_eq!(a.announced().collect::<Vec<_>>(), nets(&["203.0.113.0/24"]));
+    }
+
+    #[test]
+    fn ipv6_prefixes_go_to_peers_that_take_them() {
+        let hop: Ipv6Addr = "fd01::11".parse().unwrap();
+        let with = |last: u8, next_hop6| {
+            let mut speaker = speaker(last, 64_512);
+            speaker.config.next_hop6 = next_hop6;
+            speaker
+        };
+        let both = nets(&["10.0.0.1/32", "2001:db8::1/128"]);
+        // (this end, the peer): only if both know IPv6.
+        for (ours, peers, told) in [(Some(hop), None, 1), (None, Some(hop), 1), (Some(hop), Some(hop), 2)] {
+            let (mut a, mut b) = (with(11, ours), with(2, peers));
+            a.announce(both.iter().copied());
+            a.connected(0);
+            b.connected(0);
+            exchange(0, &mut a, &mut b);
+            a.poll(1);
+            assert_eq!(a.announced().count(), told);
+            a.output().clear();
+            a.poll(2);
+            assert!(a.output().is_empty(), "all that can be told has been told");
+        }
     }
 
     #[test]

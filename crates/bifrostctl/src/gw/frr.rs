@@ -4,7 +4,7 @@
 //! way of any packet.
 
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -28,7 +28,7 @@ pub(crate) struct BgpConfigArgs {
     #[arg(long, value_name = "ADDRESS")]
     proxy: Ipv4Addr,
     /// The network of the pods' addresses on the link
-    #[arg(long, value_name = "PREFIX", value_parser = Prefix::parse)]
+    #[arg(long, value_name = "PREFIX", value_parser = Prefix::parse_v4)]
     pods: Prefix,
     /// The AS of the switch
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -36,7 +36,8 @@ pub(crate) struct BgpConfigArgs {
     /// The switch's address on the link
     #[arg(long, value_name = "ADDRESS")]
     switch: Ipv4Addr,
-    /// Networks from which pods may announce addresses, comma-separated
+    /// Networks from which pods may announce addresses, comma-separated; for IPv6 ones, proxy and switch need IPv6
+    /// addresses on the link
     #[arg(long, value_name = "PREFIX", value_delimiter = ',', required = true, value_parser = Prefix::parse)]
     vips: Vec<Prefix>,
     /// Pods that the proxy serves at most
@@ -72,7 +73,7 @@ impl BgpCommand {
 /// A prefix, as it is written: FRR checks it, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Prefix {
-    address: Ipv4Addr,
+    address: IpAddr,
     len: u8,
 }
 
@@ -87,7 +88,7 @@ pub(crate) struct Site {
     pub(crate) pods: Prefix,
     pub(crate) switch_asn: u32,
     pub(crate) switch: Ipv4Addr,
-    /// Networks from which addresses may be announced, each as /32.
+    /// Networks from which addresses may be announced, each as /32 or /128.
     pub(crate) vips: Vec<Prefix>,
     /// Pods that a proxy serves at most.
     pub(crate) max_pods: u16,
@@ -98,24 +99,44 @@ pub(crate) struct Site {
 }
 
 impl Prefix {
-    /// Reads a prefix such as `10.0.0.0/24`.
+    /// Reads a prefix such as `10.0.0.0/24` or `2001:db8::/64`.
     ///
     /// # Errors
     /// It is none.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let bad = || format!("{text:?} is not an IPv4 prefix such as 10.0.0.0/24");
+        let bad = || format!("{text:?} is not a prefix such as 10.0.0.0/24 or 2001:db8::/64");
         let (address, len) = text.split_once('/').ok_or_else(bad)?;
-        let (address, len): (Ipv4Addr, u8) = (address.parse().map_err(|_| bad())?, len.parse().map_err(|_| bad())?);
-        if len > 32 {
+        let (address, len): (IpAddr, u8) = (address.parse().map_err(|_| bad())?, len.parse().map_err(|_| bad())?);
+        if len > longest(address) {
             return Err(bad());
         }
-        let mask = u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0);
-        let network = Ipv4Addr::from_bits(address.to_bits() & mask);
+        let host_bits = u32::from(longest(address) - len);
+        let network: IpAddr = match address {
+            IpAddr::V4(address) => {
+                Ipv4Addr::from_bits(address.to_bits() & u32::MAX.checked_shl(host_bits).unwrap_or(0)).into()
+            }
+            IpAddr::V6(address) => {
+                Ipv6Addr::from_bits(address.to_bits() & u128::MAX.checked_shl(host_bits).unwrap_or(0)).into()
+            }
+        };
         if network != address {
             return Err(format!("{text}: bits are set behind the prefix; the network is {network}/{len}"));
         }
         Ok(Prefix { address, len })
     }
+
+    /// As [`parse`](Self::parse), of IPv4 only.
+    fn parse_v4(text: &str) -> Result<Self, String> {
+        Self::parse(text).and_then(|prefix| match prefix.address {
+            IpAddr::V4(_) => Ok(prefix),
+            IpAddr::V6(_) => Err(format!("{text}: BGP sessions are over IPv4; give an IPv4 prefix")),
+        })
+    }
+}
+
+/// Bits of a prefix that is one address.
+fn longest(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
 }
 
 impl std::fmt::Display for Prefix {
@@ -165,10 +186,11 @@ router bgp {asn}
   neighbor {switch} attribute-unchanged next-hop
   neighbor {switch} addpath-tx-all-paths
  exit-address-family
-exit
+{ipv6}exit
 !
 {bfd}",
         filters = filters(site),
+        ipv6 = if has_ipv6(site) { proxy_ipv6(site) } else { String::new() },
         bfd = bfd(site),
     )
 }
@@ -181,7 +203,7 @@ pub(crate) fn switch(site: &Site) -> String {
         "\
 frr defaults traditional
 !
-{filters}!
+{filters}{map}!
 router bgp {switch_asn}
  bgp router-id {switch}
  bgp log-neighbor-changes
@@ -201,23 +223,73 @@ router bgp {switch_asn}
   neighbor {proxy} prefix-list none out
   neighbor {proxy} maximum-prefix {all}
  exit-address-family
-exit
+{ipv6}exit
 !
 {bfd}",
         filters = filters(site),
+        map = if has_ipv6(site) { NEXT_HOPS } else { "" },
+        ipv6 = if has_ipv6(site) { switch_ipv6(site) } else { String::new() },
         bfd = bfd(site),
+    )
+}
+
+fn has_ipv6(site: &Site) -> bool {
+    site.vips.iter().any(|prefix| prefix.address.is_ipv6())
+}
+
+/// IPv6 prefixes over the same sessions.
+fn proxy_ipv6(site: &Site) -> String {
+    let Site { switch, max_prefixes, .. } = site;
+    format!(
+        " address-family ipv6 unicast
+  neighbor pods activate
+  neighbor pods prefix-list vips in
+  neighbor pods prefix-list none out
+  neighbor pods maximum-prefix {max_prefixes}
+  neighbor {switch} activate
+  neighbor {switch} prefix-list none in
+  neighbor {switch} prefix-list vips out
+  neighbor {switch} attribute-unchanged next-hop
+  neighbor {switch} addpath-tx-all-paths
+ exit-address-family
+"
+    )
+}
+
+/// A proxy of FRR adds its own link-local address to the next hop, and FRR would prefer that: packets are to go to the
+/// pods.
+const NEXT_HOPS: &str = "!\nroute-map pods permit 10\n set ipv6 next-hop prefer-global\nexit\n";
+
+fn switch_ipv6(site: &Site) -> String {
+    let Site { proxy, max_pods, max_prefixes, .. } = site;
+    let all = u32::from(*max_pods) * u32::from(*max_prefixes);
+    format!(
+        " address-family ipv6 unicast
+  maximum-paths 64
+  neighbor {proxy} activate
+  neighbor {proxy} prefix-list vips in
+  neighbor {proxy} route-map pods in
+  neighbor {proxy} prefix-list none out
+  neighbor {proxy} maximum-prefix {all}
+ exit-address-family
+"
     )
 }
 
 fn filters(site: &Site) -> String {
     let mut text = String::new();
     for (number, prefix) in (1..).zip(&site.vips) {
+        let family = if prefix.address.is_ipv4() { "ip" } else { "ipv6" };
         // Nothing shorter: a pod that announces a network would get what is for others.
-        let longer = if prefix.len < 32 { " ge 32" } else { "" };
+        let longest = longest(prefix.address);
+        let longer = if prefix.len < longest { format!(" ge {longest}") } else { String::new() };
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "ip prefix-list vips seq {} permit {prefix}{longer}", 5 * number);
+        let _ = writeln!(text, "{family} prefix-list vips seq {} permit {prefix}{longer}", 5 * number);
     }
     text.push_str("ip prefix-list none seq 5 deny any\n");
+    if has_ipv6(site) {
+        text.push_str("ipv6 prefix-list none seq 5 deny any\n");
+    }
     text
 }
 
@@ -249,9 +321,13 @@ mod tests {
 
     #[test]
     fn configurations_are_as_they_were_tried() {
+        let mut both = site();
+        both.vips.push(Prefix::parse("fd00::/64").unwrap());
         for (text, file, golden) in [
             (proxy(&site()), "proxy.conf", include_str!("golden/proxy.conf")),
             (switch(&site()), "switch.conf", include_str!("golden/switch.conf")),
+            (proxy(&both), "proxy-ipv6.conf", include_str!("golden/proxy-ipv6.conf")),
+            (switch(&both), "switch-ipv6.conf", include_str!("golden/switch-ipv6.conf")),
         ] {
             if std::env::var_os("BIFROST_WRITE_DOCS").is_some() {
                 let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gw/golden").join(file);
@@ -264,11 +340,12 @@ mod tests {
 
     #[test]
     fn prefixes() {
-        for good in ["10.0.0.0/24", "0.0.0.0/0", "1.2.3.4/32"] {
+        for good in ["10.0.0.0/24", "0.0.0.0/0", "1.2.3.4/32", "fd00::/8", "::/0", "2001:db8::1/128"] {
             assert_eq!(Prefix::parse(good).unwrap().to_string(), good);
         }
-        for bad in ["10.0.0.0", "10.0.0.1/24", "10.0.0.0/33", "fd00::/8", "/8", "a/b"] {
+        for bad in ["10.0.0.0", "10.0.0.1/24", "10.0.0.0/33", "fd00::1/64", "::/129", "/8", "a/b"] {
             assert!(Prefix::parse(bad).is_err(), "{bad}");
         }
+        assert!(Prefix::parse_v4("10.1.0.0/24").is_ok() && Prefix::parse_v4("fd01::/64").is_err());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A template is the configuration of `bifrost-gw` without what differs from pod to pod, and a section `[pod]`.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -39,6 +39,8 @@ pub(crate) struct PodSection {
     pub(crate) vlans: Vec<u16>,
     /// Addresses on the network of the switch, of which each pod gets one.
     pub(crate) links: Vec<Ipv4Addr>,
+    /// A network of 96 bits on the same link, such as `fd01::`: a pod's IPv6 address there ends with its IPv4 address.
+    links6: Option<Ipv6Addr>,
     /// More of `[[pods]]` of `bifrost-nicd`.
     #[serde(default)]
     pipeline: Table,
@@ -89,6 +91,12 @@ impl Template {
         if pod.links.is_empty() {
             return Err("[pod] links: none; give an address on the network of the switch for each pod".to_owned());
         }
+        if let Some(network) = pod.links6.filter(|network| network.to_bits() as u32 != 0) {
+            return Err(format!(
+                "[pod] links6: {network} is not a network of 96 bits such as fd01::; the last 32 bits are the pod's \
+                 IPv4 address"
+            ));
+        }
         let ours =
             [("name", ""), ("number", ""), ("cores", ""), ("own", ""), ("mac", ""), ("interfaces", "; name `vlans`")];
         if let Some((key, hint)) = ours.iter().find(|(key, _)| pod.pipeline.contains_key(*key)) {
@@ -113,7 +121,10 @@ impl Template {
         let sockets: Vec<String> = (0..self.pod.vlans.len().max(1)).map(|n| path(format!("{n}.sock"))).collect();
         let mac = mac(*link);
         let addresses = self.gateway.get("gateway").and_then(|section| section.get("addresses"));
-        let mut own = vec![Value::from(link.to_string())];
+        let link6 = self.pod.links6.map(|network| Ipv6Addr::from_bits(network.to_bits() | u128::from(link.to_bits())));
+        let mut links = vec![Value::from(link.to_string())];
+        links.extend(link6.map(|link| Value::from(link.to_string())));
+        let mut own = links.clone();
         own.extend(addresses.and_then(Value::as_array).into_iter().flatten().cloned());
 
         let mut settings = Table::new();
@@ -145,7 +156,7 @@ impl Template {
             section.insert("processors".to_owned(), processors.into());
             section.insert("interfaces".to_owned(), sockets.into_iter().map(Value::from).collect::<Vec<_>>().into());
             section.insert("mac".to_owned(), mac.into());
-            section.insert("link_addresses".to_owned(), vec![Value::from(link.to_string())].into());
+            section.insert("link_addresses".to_owned(), links.into());
         }
         Plan { settings: settings.to_string(), configuration: configuration.to_string() }
     }
@@ -244,6 +255,18 @@ vni = 100
 routes = [{ prefix = "192.168.0.0/24", to = "local" }]
 "#;
         assert_eq!(configuration, toml::from_str(expected).unwrap(), "{}", plan.configuration);
+        let both = Template::parse(&TEMPLATE.replace("cores = 2", "cores = 2\nlinks6 = \"fd01::\"")).unwrap();
+        let choice =
+            Choice { name: "a", number: 1, link: [10, 1, 0, 12].into(), processors: vec![], directory: Path::new("/") };
+        let plan = both.plan(&choice);
+        let settings: Table = toml::from_str(&plan.settings).unwrap();
+        assert_eq!(
+            settings["own"],
+            ["10.1.0.12", "fd01::a01:c", "10.0.0.1", "fd00::1"].map(Value::from).to_vec().into()
+        );
+        let configuration: Table = toml::from_str(&plan.configuration).unwrap();
+        let links = &configuration["gateway"]["link_addresses"];
+        assert_eq!(links, &["10.1.0.12", "fd01::a01:c"].map(Value::from).to_vec().into());
         let used: [IpAddr; 2] = [[10, 1, 0, 11].into(), [10, 0, 0, 1].into()];
         assert_eq!(template.free_link(&used), Some([10, 1, 0, 12].into()));
         assert_eq!(template.free_link(&[used[0], [10, 1, 0, 12].into()]), None);
@@ -261,6 +284,7 @@ routes = [{ prefix = "192.168.0.0/24", to = "local" }]
             ("[pod]", "[pods]", "no section [pod]"),
             ("cores = 2", "core = 2", "[pod]: unknown field `core`"),
             ("links = [\"10.1.0.11\", \"10.1.0.12\"]", "links = []", "[pod] links: none"),
+            ("cores = 2", "cores = 2\nlinks6 = \"fd01::1\"", "[pod] links6: fd01::1 is not a network of 96 bits"),
             ("[100, 101]", "[1, 2, 3, 4, 5]", "[pod] vlans: 5 of them; a pod has at most 4"),
             ("order_queues = 2", "mac = \"\"", "[pod.pipeline] mac: it is chosen for each pod"),
             ("on_link =", "pod = 1\non_link =", "[gateway] pod: it is chosen for each pod"),

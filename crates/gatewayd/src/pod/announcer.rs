@@ -3,7 +3,7 @@
 //! Both ends are on one link, and say so by a hop limit of 255 (RFC 5082): nobody further away can send one.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bifrost_bgp::{BFD_LEN, BFD_PORT, Bfd, BfdConfig, BfdState, Event, Speaker, SpeakerConfig, State};
 use bifrost_control::api::GatewayPeer;
@@ -11,7 +11,7 @@ use bifrost_nic::{L3, Parsed, parse};
 use bifrost_wire::ethernet::{self, ethertype};
 use bifrost_wire::protocol::{TCP, UDP};
 use bifrost_wire::{Mac, ipv4, udp};
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp;
@@ -41,13 +41,15 @@ pub struct BgpSettings {
     /// The proxies, on the pod's link.
     pub peers: Vec<Ipv4Addr>,
     /// What is announced.
-    pub routes: Vec<Ipv4Net>,
+    pub routes: Vec<IpNet>,
     /// The hold time, s.
     pub hold_s: u16,
     /// BFD: interval, us, and multiplier.
     pub bfd: Option<(u32, u8)>,
-    /// The pod's address on the link: next hop and BGP identifier.
+    /// The pod's address on the link: next hop of IPv4 prefixes, and BGP identifier.
     pub address: Ipv4Addr,
+    /// The next hop of IPv6 prefixes; without it there are none.
+    pub address6: Option<Ipv6Addr>,
 }
 
 /// Sessions with all proxies.
@@ -98,6 +100,7 @@ impl Announcer {
             asn: settings.asn,
             router_id: settings.address,
             next_hop: settings.address,
+            next_hop6: settings.address6,
             hold_s: settings.hold_s,
         };
         let peers = settings.peers.iter().map(|address| {
@@ -369,6 +372,7 @@ mod tests {
             hold_s: 3,
             bfd: Some((50_000, 3)),
             address: [10, 1, 0, 11].into(),
+            address6: None,
         };
         Announcer::new(settings, OWN)
     }

@@ -2,10 +2,12 @@
 //! Where there is no FRR, this is skipped, and says so.
 //!
 //! ```text
-//!  host 10.2.0.11 ---+            +--- pods 10.1.0.11, .12, which announce 10.0.0.1 (behind bifrost-nicd)
+//!  host 10.2.0.11 ---+            +--- pods 10.1.0.11, .12, which announce 10.0.0.1 and fd00::1 (behind bifrost-nicd)
 //!                    +-- switch --+
 //!  host 10.3.0.12 ---+            +--- proxy 10.1.0.2
 //! ```
+//!
+//! On the link pods have fd01::11 and fd01::12, too.
 
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
@@ -24,6 +26,7 @@ use crate::world::ip_udp;
 const PATIENCE: Duration = Duration::from_secs(20);
 const FRR: &str = "/usr/lib/frr";
 const VIP: &str = "10.0.0.1";
+const VIP6: &str = "fd00::1";
 const PROBES_PER_SECOND: u32 = 1000;
 /// Of BFD, ms, which gives a pod up after three of them. That is slow: where other tests run, a program may be away for a fifth of a second.
 const BFD_MS: &str = "300";
@@ -105,6 +108,11 @@ impl Site {
             site.within("sw", &format!("ip link set {port} master br0"));
         }
         site.within("proxy", "ip addr add 10.1.0.2/24 dev u0");
+        for (space, address) in
+            [("sw", "fd01::fe/64 dev br0"), ("proxy", "fd01::2/64 dev u0"), ("proxy", "fe80::2/64 dev u0")]
+        {
+            site.within(space, &format!("ip addr add {address} nodad"));
+        }
         for (space, address) in [("a", "10.2.0"), ("b", "10.3.0")] {
             let last = if space == "a" { 11 } else { 12 };
             site.within(space, &format!("ip addr add {address}.{last}/24 dev u0"));
@@ -175,7 +183,7 @@ impl Site {
             "--switch",
             "10.1.0.254",
             "--vips",
-            "10.0.0.0/24",
+            "10.0.0.0/24,fd00::/64",
             "--bfd-ms",
             BFD_MS,
         ]));
@@ -200,7 +208,7 @@ impl Site {
     fn add(&self, name: &str, number: u8) {
         let settings = format!(
             "name = \"{name}\"\nnumber = {number}\ncores = 1\nmac = \"02:00:00:00:01:{number:02x}\"\ntimeout_us = 1000000\n\
-             own = [\"10.1.0.{number}\", \"{VIP}\"]\ninterfaces = [{{ socket = {:?} }}]\n",
+             own = [\"10.1.0.{number}\", \"fd01::{number}\", \"{VIP}\", \"{VIP6}\"]\ninterfaces = [{{ socket = {:?} }}]\n",
             self.path(&format!("{name}.sock"))
         );
         let added = post(&self.path("nicd.sock"), &json!({ "command": "add_pod", "settings": settings }));
@@ -210,7 +218,8 @@ impl Site {
     fn start_pod(&self, name: &str, number: u8) -> Process {
         let text = format!(
             "control = {{ socket = {:?} }}\n[gateway]\npod = {number}\ncores = 1\ninterfaces = [{:?}]\n\
-             mac = \"02:00:00:00:01:{number:02x}\"\naddresses = [\"{VIP}\"]\nlink_addresses = [\"10.1.0.{number}\"]\n\
+             mac = \"02:00:00:00:01:{number:02x}\"\naddresses = [\"{VIP}\", \"{VIP6}\"]\n\
+             link_addresses = [\"10.1.0.{number}\", \"fd01::{number}\"]\n\
              on_link = [\"10.1.0.0/24\"]\nrouter = \"10.1.0.254\"\nsessions = 1024\n\
              [bgp]\nasn = 64512\npeers = [\"10.1.0.2\"]\nbfd = {{ interval_ms = {BFD_MS}, multiplier = 3 }}\n\
              [[vpcs]]\nvni = 100\nroutes = [{{ prefix = \"192.168.0.0/24\", to = \"local\" }}]\nhosts = [\
@@ -226,20 +235,26 @@ impl Site {
     }
 
     /// Next hops of the pods' address in the switch's kernel.
-    fn next_hops(&self) -> Vec<String> {
-        let routes: Value = serde_json::from_str(&self.run(&format!("ip -n {} -j route", self.space("sw")))).unwrap();
-        let Some(route) = routes.as_array().unwrap().iter().find(|route| route["dst"] == VIP) else { return vec![] };
+    fn next_hops(&self, address: &str) -> Vec<String> {
+        let family = if address == VIP { "-4" } else { "-6" };
+        let routes = self.run(&format!("ip -n {} -j {family} route", self.space("sw")));
+        let routes: Value = serde_json::from_str(&routes).unwrap();
+        let Some(route) = routes.as_array().unwrap().iter().find(|route| route["dst"] == address) else {
+            return vec![];
+        };
         let several = route["nexthops"].as_array().cloned().unwrap_or_else(|| vec![route.clone()]);
         let mut all: Vec<_> = several.iter().map(|hop| hop["gateway"].as_str().unwrap().to_owned()).collect();
         all.sort();
         all
     }
 
-    /// Waits until the switch has these next hops, by their last bytes; how long it took.
+    /// Waits until the switch has these next hops, by their last bytes, for both addresses; how long it took.
     fn until_next_hops(&self, last: &[u8]) -> Duration {
         let began = Instant::now();
-        let wanted: Vec<_> = last.iter().map(|last| format!("10.1.0.{last}")).collect();
-        until("the switch has the routes", || (self.next_hops() == wanted).then_some(()));
+        for (address, link) in [(VIP, "10.1.0."), (VIP6, "fd01::")] {
+            let wanted: Vec<_> = last.iter().map(|last| format!("{link}{last}")).collect();
+            until("the switch has the routes", || (self.next_hops(address) == wanted).then_some(()));
+        }
         began.elapsed()
     }
 
@@ -372,6 +387,13 @@ fn pods_announce_themselves_and_an_address_moves_without_loss() {
     site.add("one", 11);
     let one = site.start_pod("one", 11);
     println!("in the switch's FIB {:?} after the pod's start", site.until_next_hops(&[11]));
+    // The switch finds the IPv6 next hop by neighbour discovery.
+    let socket = site.socket("sw", "[fd01::fe]:0");
+    until("the pod answers neighbour discovery", || {
+        socket.send_to(&[0], (VIP6, 4789)).unwrap();
+        let known = site.run(&format!("ip -n {} -6 neigh show fd01::11", site.space("sw")));
+        known.contains("lladdr 02:00:00:00:01:0b").then_some(())
+    });
 
     // Make before break: the new pod announces, then the old one withdraws, and goes.
     let probes = Probes::start(&site);
@@ -390,8 +412,7 @@ fn pods_announce_themselves_and_an_address_moves_without_loss() {
     println!("{sent} probes, {lost} lost");
     assert!(sent > 1000 && lost == 0, "{lost} of {sent} probes are lost");
     let sessions = site.sessions("two");
-    let expected =
-        json!({ "address": "10.1.0.2", "state": "established", "bfd": "up", "announced": ["10.0.0.1/32"] });
+    let expected = json!({ "address": "10.1.0.2", "state": "established", "bfd": "up", "announced": ["10.0.0.1/32", "fd00::1/128"] });
     assert_eq!(sessions.as_array().unwrap().len(), 1, "{sessions}");
     for (field, value) in expected.as_object().unwrap() {
         assert_eq!(&sessions[0][field], value, "{field}");

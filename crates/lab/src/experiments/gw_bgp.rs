@@ -2,12 +2,12 @@
 //! missed, sessions under overload, and how soon a restarted switch has all routes.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -317,7 +317,7 @@ fn convergence(lab: &Lab, label: &str, peers: usize, routes_of_each: usize) -> R
     let lines = all.iter().map(|(server, peer)| format!("addr add {}/16 dev u0\n", address(*server, *peer)));
     servers.ip_batch(&lines.collect::<String>())?;
     let frr = Frr::start(&switch, &directory.join("frr"), label, &[CONFIGURATION.to_owned()], &lab.logs(label))?;
-    let vip = |server: usize, pod: usize| Ipv4Net::from(Ipv4Addr::new(10, 0, server as u8, pod as u8));
+    let vip = |server: usize, pod: usize| IpNet::from(IpAddr::from([10, 0, server as u8, pod as u8]));
     let of_peer = |(server, peer): &(usize, usize)| {
         // Each proxy announces all pods of its server; without proxies each pod announces itself.
         let first = if routes_of_each == 1 { *peer } else { 0 };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use bifrost_bgp::{Speaker, SpeakerConfig};
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use socket2::{Domain, Socket, Type};
 
 use crate::netns::Namespace;
@@ -46,10 +46,10 @@ impl Peers {
         namespace: &Namespace,
         switch: Ipv4Addr,
         asn: u32,
-        peers: Vec<(Ipv4Addr, Vec<Ipv4Net>)>,
+        peers: Vec<(Ipv4Addr, Vec<IpNet>)>,
     ) -> Result<Self> {
         let peer = |(address, routes)| {
-            let config = SpeakerConfig { asn, router_id: address, next_hop: address, hold_s: HOLD_S };
+            let config = SpeakerConfig { asn, router_id: address, next_hop: address, next_hop6: None, hold_s: HOLD_S };
             let mut speaker = Speaker::new(config);
             speaker.announce(routes);
             Peer { address, speaker, stream: None }

@@ -1,8 +1,8 @@
 //! The section `[bgp]`: what a pod announces, and to whom.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -15,7 +15,7 @@ use crate::pod::announcer::{BgpSettings, MAX_PEERS};
 pub(super) struct Section {
     asn: Spanned<u32>,
     peers: Spanned<Vec<Ipv4Addr>>,
-    announce: Option<Vec<Ipv4Net>>,
+    announce: Option<Vec<Spanned<IpNet>>>,
     hold_s: Option<Spanned<u16>>,
     bfd: Option<BfdSection>,
 }
@@ -60,17 +60,30 @@ impl Section {
             checker.error(&self.asn, "[bgp] needs an IPv4 address among link_addresses of [gateway]: the next hop");
             return None;
         };
-        let own = || addresses.iter().filter_map(v4).map(Ipv4Net::from).collect();
+        let address6 = links.iter().find_map(v6);
+        let is_told = |address: &IpAddr| address.is_ipv4() || address6.is_some();
+        let own = || addresses.iter().copied().filter(is_told).map(IpNet::from).collect();
+        for net in self.announce.iter().flatten().filter(|net| !is_told(&net.get_ref().addr())) {
+            checker.error(
+                net,
+                format!(
+                    "announce: {} needs an IPv6 address among link_addresses of [gateway]: the next hop",
+                    net.get_ref()
+                ),
+            );
+        }
+        let named = |nets: &Vec<Spanned<IpNet>>| nets.iter().map(|net| *net.get_ref()).collect();
         Some(BgpSettings {
             asn: *self.asn.get_ref(),
             peers: peers.clone(),
-            routes: self.announce.clone().unwrap_or_else(own),
+            routes: self.announce.as_ref().map_or_else(own, named),
             hold_s: self.hold_s.as_ref().map_or(LEAST_HOLD, |hold| *hold.get_ref()),
             bfd: self
                 .bfd
                 .as_ref()
                 .map(|bfd| (bfd.interval_ms.get_ref().saturating_mul(1000), *bfd.multiplier.get_ref())),
             address,
+            address6,
         })
     }
 }
@@ -79,6 +92,13 @@ fn v4(address: &IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(address) => Some(*address),
         IpAddr::V6(_) => None,
+    }
+}
+
+fn v6(address: &IpAddr) -> Option<Ipv6Addr> {
+    match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(address) => Some(*address),
     }
 }
 
@@ -110,9 +130,14 @@ peers = ["10.1.0.2"]
         let more = "announce = [\"203.0.113.0/24\"]\nbfd = { interval_ms = 50, multiplier = 3 }\n";
         let bgp = load(&format!("{GOOD}{more}")).unwrap().bgp.unwrap();
         assert_eq!((bgp.routes, bgp.bfd), (vec!["203.0.113.0/24".parse().unwrap()], Some((50_000, 3))));
+        let both = GOOD.replace("[\"10.1.0.11\"]", "[\"10.1.0.11\", \"fd01::11\"]");
+        let bgp = load(&both).unwrap().bgp.unwrap();
+        assert_eq!(bgp.address6, Some("fd01::11".parse().unwrap()));
+        assert_eq!(bgp.routes, ["fd00::1/128", "10.0.0.1/32"].map(|net| net.parse().unwrap()));
         for (from, to, error) in [
             ("asn = 64512", "asn = 0", "11: asn: 0 is not an AS"),
             ("[\"10.1.0.2\"]", "[]", "12: peers: 0 of them; a pod has 1 to 8 proxies"),
+            ("asn =", "announce = [\"fd00::/64\"]\nasn =", "11: announce: fd00::/64 needs an IPv6 address among"),
             ("asn =", "hold_s = 2\nasn =", "11: hold_s: 2; use 3 to 65535"),
             ("asn =", "bfd = { interval_ms = 5, multiplier = 3 }\nasn =", "11: interval_ms: 5; use 10 to 10000"),
             ("asn =", "bfd = { interval_ms = 50, multiplier = 0 }\nasn =", "11: multiplier: 0; use 1 to 255"),
