@@ -13,8 +13,8 @@ use crate::tables::{GATEWAY_MAC, Ipv6Lease};
 use crate::vpc::link_local;
 
 /// All nodes on the link, and the MAC address of that group (RFC 4291, 2.7.1; RFC 2464, 7).
-const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-const ALL_NODES_MAC: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
+pub(crate) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+pub(crate) const ALL_NODES_MAC: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
 
 /// "`mac` has the address that you ask for."
 pub(crate) fn arp_reply(request: &arp::Packet, mac: Mac, out: &mut Vec<u8>) {
@@ -121,7 +121,7 @@ pub(crate) fn datagram(
 
 /// Begins a frame with an IPv6 packet of `len` bytes behind its header. Of both ends first the receiver's MAC address, and first the
 /// sender's IP address.
-fn start_v6(
+pub(crate) fn start_v6(
     out: &mut Vec<u8>,
     (to_mac, from_mac): (Mac, Mac),
     (source, destination): (Ipv6Addr, Ipv6Addr),
@@ -135,7 +135,7 @@ fn start_v6(
 }
 
 /// Begins a frame.
-fn start(out: &mut Vec<u8>, destination: Mac, source: Mac, ethertype: u16) {
+pub(crate) fn start(out: &mut Vec<u8>, destination: Mac, source: Mac, ethertype: u16) {
     out.clear();
     out.extend_from_slice(&ethernet::Header::new(destination, source, ethertype).emit());
 }

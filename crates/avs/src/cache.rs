@@ -14,6 +14,7 @@ use crate::rewrite::Rewrite;
 use crate::rule_log::Ruling;
 use crate::service::{self, Connection, Step};
 use crate::session::{self, Event, Handle, Sessions};
+use crate::shared::Claim;
 use crate::verdict::Verdict;
 
 /// Packets whose records are fetched together, as in the paper's vectors (Triton paper, section 5.1).
@@ -193,6 +194,11 @@ impl Effects for Recording<'_> {
     #[cold]
     fn may_ask(&mut self, port: PortId, what: Asked) -> bool {
         self.apply.may_ask(port, what)
+    }
+
+    #[cold]
+    fn claim(&mut self, claim: Claim) {
+        self.apply.claim(claim);
     }
 
     #[inline(always)]

@@ -13,6 +13,7 @@ use crate::port_state::PortState;
 use crate::rule_log::Ruling;
 use crate::service::{self, Connection, Step};
 use crate::session::{Planned, Sessions};
+use crate::shared::{Claim, Claims};
 
 /// What a guest asks the switch itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub(crate) enum Asked {
     Dhcp,
     Router,
     Dns,
+    /// VRRP, or an announcement of a shared address.
+    Sharing,
 }
 
 /// Side effects of decisions along a packet's path.
@@ -31,6 +34,8 @@ pub(crate) trait Effects {
     }
     /// Whether a guest may be answered a question now that costs more than most; the rate of these is bounded.
     fn may_ask(&mut self, port: PortId, what: Asked) -> bool;
+    /// A vNIC has an address that it shares with others, as far as it says.
+    fn claim(&mut self, claim: Claim);
     /// What security groups remember.
     fn memory(&self) -> Memory<'_>;
     /// What load balancers and NAT remember.
@@ -63,6 +68,7 @@ pub(crate) struct Apply<'a, const SERVICES: bool = true> {
     pub(crate) mappings: &'a mut Mappings,
     pub(crate) fragments: &'a mut Fragments,
     pub(crate) ports: &'a mut [PortState],
+    pub(crate) claims: &'a mut Claims,
     pub(crate) epoch: u32,
     pub(crate) now_ns: u64,
 }
@@ -81,7 +87,12 @@ impl<const SERVICES: bool> Effects for Apply<'_, SERVICES> {
 
     #[cold]
     fn may_ask(&mut self, port: PortId, what: Asked) -> bool {
-        self.ports.get_mut(port.place()).is_some_and(|state| state.questions(what == Asked::Dns).take(self.now_ns, 1))
+        self.ports.get_mut(port.place()).is_some_and(|state| state.bound(what).take(self.now_ns, 1))
+    }
+
+    #[cold]
+    fn claim(&mut self, claim: Claim) {
+        self.claims.note(Claim { at_ns: self.now_ns, ..claim });
     }
 
     #[inline(always)]

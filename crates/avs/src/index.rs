@@ -13,7 +13,7 @@ use crate::ids::{LoadBalancerId, PortId, UplinkId, WorkerId};
 use crate::members::Members;
 use crate::nat::{Source, Uplink};
 use crate::rewrite::Endpoint;
-use crate::tables::{BuildError, Ipv6Lease, Lease, Nat, Port, Tables, Workers};
+use crate::tables::{BuildError, Ipv6Lease, Lease, Nat, Port, SharedAddress, Tables, Workers};
 use crate::vpc::{Location, NextHop, Owner, Path, VpcId, VpcIndex};
 
 /// The indexes of one configuration.
@@ -41,6 +41,10 @@ pub(crate) struct PortIndex {
     policy: Option<usize>,
     /// The outside is behind it.
     pub(crate) uplink: Option<UplinkId>,
+    /// Addresses that its guest shares with those behind other ports.
+    pub(crate) shared: Vec<IpAddr>,
+    /// The other vNICs that share one of these, each once.
+    pub(crate) sharers: Vec<Mac>,
     /// What its guest is told by DHCP.
     pub(crate) lease: Option<Box<Lease>>,
     /// What it is told about IPv6.
@@ -94,6 +98,7 @@ impl Index {
             let vpc = index.vpc_id(route.vni)?;
             index.vpcs[vpc.place()].add_route(route)?;
         }
+        tables.shared.iter().try_for_each(|shared| index.add_shared(shared))?;
         for peering in &tables.peerings {
             let (vpc, to) = (index.vpc_id(peering.vni)?, index.vpc_id(peering.to)?);
             if vpc == to {
@@ -129,8 +134,33 @@ impl Index {
                     Some(self.policies.len() - 1)
                 }
             };
-            let (port, lease, ipv6_lease) = (port.clone(), None, None);
-            self.ports[slot] = Some(PortIndex { port, vpc, policy, uplink: None, lease, ipv6_lease });
+            self.ports[slot] = Some(PortIndex {
+                port: port.clone(),
+                vpc,
+                policy,
+                uplink: None,
+                shared: Vec::new(),
+                sharers: Vec::new(),
+                lease: None,
+                ipv6_lease: None,
+            });
+        }
+        Ok(())
+    }
+
+    /// After ports and routes.
+    fn add_shared(&mut self, shared: &SharedAddress) -> Result<(), BuildError> {
+        let vpc = self.vpc_id(shared.vni)?;
+        self.vpcs[vpc.place()].add_shared(shared)?;
+        let locations = shared.vnics.iter().map(|mac| self.vpcs[vpc.place()].location(*mac));
+        let ports = locations.filter_map(|at| if let Some(Location::Local(port)) = at { Some(port) } else { None });
+        for port in ports.collect::<Vec<_>>() {
+            let Some(index) = self.ports.get_mut(port.place()).and_then(Option::as_mut) else { continue };
+            index.shared.push(shared.address);
+            let others = shared.vnics.iter().filter(|mac| **mac != index.port.mac);
+            index.sharers.extend(others);
+            index.sharers.sort_unstable();
+            index.sharers.dedup();
         }
         Ok(())
     }

@@ -82,6 +82,7 @@ mod rule_log;
 mod rule_logs;
 mod service;
 mod session;
+mod shared;
 mod switch;
 mod tables;
 mod trace;
@@ -109,11 +110,12 @@ pub use mutation::Mutation;
 pub use rewrite::Rewrite;
 pub use rule_log::{RuleLogCounters, RuleRecord};
 pub use session::{Class, PortSessions, SessionCounters};
+pub use shared::{Claim, Statement, announcement};
 pub use switch::{Former, Prepared, Switch};
 pub use tables::{
     AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, Ipv6Lease, Lease,
     LoadBalancer, Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route, RuleLogSpec, RuleName,
-    RuleOwner, SecurityGroup, SourceNat, Tables, Transport, Vpc, Workers, Zone,
+    RuleOwner, SecurityGroup, SharedAddress, SourceNat, Tables, Transport, Vpc, Workers, Zone,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bifrost_tables::{IpNet, Lpm};
-use bifrost_wire::Vni;
+use bifrost_wire::{Mac, Vni};
 
 use crate::ids::GroupId;
 use crate::tables::{BuildError, Remote, SecurityGroup, Tables};
@@ -78,6 +78,15 @@ fn by_group(tables: &Tables) -> BTreeMap<(Vni, GroupId), Vec<IpNet>> {
         for &group in &port.groups {
             all.entry((port.vni, group)).or_default().extend(port.addresses.iter().copied().map(IpNet::from));
         }
+    }
+    let mut holders: BTreeMap<(Vni, Mac), Vec<IpNet>> = BTreeMap::new();
+    for shared in &tables.shared {
+        let held = shared.holder.map(|mac| holders.entry((shared.vni, mac)).or_default());
+        held.into_iter().for_each(|held| held.push(IpNet::from(shared.address)));
+    }
+    for port in tables.ports.iter().filter(|_| !holders.is_empty()) {
+        let Some(held) = holders.get(&(port.vni, port.mac)) else { continue };
+        port.groups.iter().for_each(|group| all.entry((port.vni, *group)).or_default().extend(held));
     }
     for member in &tables.members {
         all.entry((member.vni, member.group)).or_default().push(member.prefix);

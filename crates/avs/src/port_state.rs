@@ -4,6 +4,7 @@ use bifrost_tables::TokenBucket;
 use bifrost_wire::{Mac, Vni};
 
 use crate::counters::PortCounters;
+use crate::effects::Asked;
 use crate::path_mtu;
 use crate::rule_log::RuleLog;
 
@@ -18,6 +19,8 @@ pub(crate) struct PortState {
     questions: TokenBucket,
     /// For what it asks by DNS.
     names: TokenBucket,
+    /// For VRRP, and announcements of shared addresses.
+    sharing: TokenBucket,
     /// What logged rules did with its packets; `None`: no rule about them is logged.
     pub(crate) rules: Option<Box<RuleLog>>,
 }
@@ -28,19 +31,27 @@ const QUESTIONS_AT_ONCE: u64 = 20;
 /// The same of names: a program may ask for many, and an answer costs some microseconds.
 const NAMES_PER_SECOND: u64 = 1000;
 const NAMES_AT_ONCE: u64 = 1000;
+/// The same of VRRP and announcements: the shortest interval of VRRP is 10 ms (RFC 9568, section 5.2.7).
+const SHARING_PER_SECOND: u64 = 200;
+const SHARING_AT_ONCE: u64 = 200;
 
 impl PortState {
     /// Of a vNIC that has just come.
     pub(crate) fn of(vnic: Option<(Vni, Mac)>) -> Self {
         let questions = TokenBucket::new(QUESTIONS_PER_SECOND, QUESTIONS_AT_ONCE);
         let names = TokenBucket::new(NAMES_PER_SECOND, NAMES_AT_ONCE);
+        let sharing = TokenBucket::new(SHARING_PER_SECOND, SHARING_AT_ONCE);
         let (counters, errors) = (PortCounters::default(), path_mtu::allowance());
-        PortState { vnic, counters, errors, questions, names, rules: None }
+        PortState { vnic, counters, errors, questions, names, sharing, rules: None }
     }
 
-    /// What bounds questions: by DNS, or by DHCP.
-    pub(crate) fn questions(&mut self, by_dns: bool) -> &mut TokenBucket {
-        if by_dns { &mut self.names } else { &mut self.questions }
+    /// What bounds how often a guest has the switch do this.
+    pub(crate) fn bound(&mut self, asked: Asked) -> &mut TokenBucket {
+        match asked {
+            Asked::Dns => &mut self.names,
+            Asked::Sharing => &mut self.sharing,
+            Asked::Dhcp | Asked::Router => &mut self.questions,
+        }
     }
 }
 

@@ -25,6 +25,7 @@ use crate::rule_log::{RuleLogCounters, RuleRecord};
 use crate::rule_logs::RuleLogs;
 use crate::service::{self, Connection};
 use crate::session::{PortSessions, SessionCounters, Sessions};
+use crate::shared::{Claim, Claims};
 use crate::tables::{BuildError, FlowLogSpec, GATEWAY_MAC, Port, RuleLogSpec, Tables};
 use crate::verdict::{Action, Verdict};
 use crate::vpc::{Location, Owner, VpcId};
@@ -43,6 +44,8 @@ pub struct Switch {
     pub(crate) mappings: Mappings,
     /// Packets in fragments, whose first one has passed.
     pub(crate) fragments: Fragments,
+    /// What vNICs have said about shared addresses.
+    claims: Claims,
     /// What became of packets before, in networks whose packets have records.
     cache: Cache,
     /// What became of the packets that came together with the next ones.
@@ -82,6 +85,7 @@ impl Switch {
             connections: Sessions::new(tables.sessions, secret),
             mappings: Mappings::new(secret),
             fragments: Fragments::default(),
+            claims: Claims::default(),
             cache: Cache::new(),
             notes: Notes::new(tables.flows.vectors),
             advertiser: Advertiser::new(secret),
@@ -153,6 +157,17 @@ impl Switch {
     fn end_mappings(&mut self) {
         service::leave_mappings(&mut self.connections, &mut self.mappings);
         self.mappings.advance(self.connections.now_s());
+    }
+
+    /// Takes what vNICs have said about shared addresses since the last call. There are as many at most as vNICs and addresses that they
+    /// share.
+    pub fn take_claims(&mut self, out: &mut Vec<Claim>) {
+        self.claims.take(out);
+    }
+
+    /// The vNICs to which copies go of what the guest behind a port sends to a group ([`Action::Copy`]).
+    pub fn copies(&self, port: PortId) -> &[Mac] {
+        self.index.port(port).map_or(&[], |(port, _)| &port.sharers)
     }
 
     /// Forgets what became of packets before, and looks at each session again with its next packet: after a panic in a call of this switch,
@@ -250,13 +265,14 @@ impl Switch {
     /// [`from_guest`](Self::from_guest) in a network without flow records.
     #[inline(never)]
     fn by_tables_from_guest(&mut self, port: PortId, frame: Frame<'_>) {
-        let Switch { index, ports, sessions, connections, mappings, fragments, answer, verdict, .. } = self;
+        let Switch { index, ports, sessions, connections, mappings, fragments, claims, answer, verdict, .. } = self;
         let mut apply = Apply::<false> {
             sessions,
             connections,
             mappings,
             fragments,
             ports,
+            claims,
             epoch: self.epoch,
             now_ns: self.now_ns,
         };
@@ -294,6 +310,7 @@ impl Switch {
             connections,
             mappings,
             fragments,
+            claims,
             cache,
             answer,
             notes,
@@ -307,6 +324,7 @@ impl Switch {
             mappings,
             fragments,
             ports,
+            claims,
             epoch: *epoch,
             now_ns: self.now_ns,
         });
@@ -339,7 +357,9 @@ impl Switch {
             count_accepted(underlay, ports, verdict);
             return verdict;
         }
-        let Switch { index, ports, sessions, connections, mappings, fragments, answer, underlay, verdict, .. } = self;
+        let Switch {
+            index, ports, sessions, connections, mappings, fragments, claims, answer, underlay, verdict, ..
+        } = self;
         let vpc = index.vpc(vni);
         if let Some(vpc) = vpc.filter(|vpc| vpc.has_records) {
             let vpc = vpc.id;
@@ -351,6 +371,7 @@ impl Switch {
             mappings,
             fragments,
             ports,
+            claims,
             epoch: self.epoch,
             now_ns: self.now_ns,
         };
@@ -400,7 +421,20 @@ impl Switch {
     /// The same of what no flow record holds for: leaves one.
     #[inline(never)]
     fn by_stages_from_underlay(&mut self, vpc: VpcId, peer: PeerId, frame: Frame<'_>, key: Option<Key>) -> &Verdict {
-        let Switch { index, ports, sessions, connections, mappings, fragments, cache, answer, notes, epoch, .. } = self;
+        let Switch {
+            index,
+            ports,
+            sessions,
+            connections,
+            mappings,
+            fragments,
+            claims,
+            cache,
+            answer,
+            notes,
+            epoch,
+            ..
+        } = self;
         let (underlay, verdict) = (&mut self.underlay, &mut self.verdict);
         let mut effects = Recording::new(Apply {
             sessions,
@@ -408,6 +442,7 @@ impl Switch {
             mappings,
             fragments,
             ports,
+            claims,
             epoch: *epoch,
             now_ns: self.now_ns,
         });
@@ -432,9 +467,17 @@ impl Switch {
     /// there, after its rewrite. It may have to go on to another port: through an uplink, to the outside address of a guest of this host.
     pub fn from_worker(&mut self, from: PortId, port: PortId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
         let frame = Frame::whole(frame_head, parsed);
-        let Switch { index, ports, sessions, connections, mappings, fragments, underlay, .. } = self;
-        let mut apply =
-            Apply::<true> { sessions, connections, mappings, fragments, ports, epoch: self.epoch, now_ns: self.now_ns };
+        let Switch { index, ports, sessions, connections, mappings, fragments, claims, underlay, .. } = self;
+        let mut apply = Apply::<true> {
+            sessions,
+            connections,
+            mappings,
+            fragments,
+            ports,
+            claims,
+            epoch: self.epoch,
+            now_ns: self.now_ns,
+        };
         self.verdict = pipeline::handed_over(index, (from, port), frame, &mut apply);
         if let Some(reason) = self.verdict.drop_reason() {
             match ports.get_mut(port.place()) {
@@ -700,6 +743,8 @@ fn count_from_underlay(
             underlay.ingress_dropped_packets += 1;
         }
         Action::Answer { .. } => underlay.too_big_answered_packets += 1,
+        // What peers send is never copied.
+        Action::Copy => {}
     }
 }
 

@@ -271,6 +271,21 @@ fn subnet(address: Ipv6Addr, len: u8) -> (Ipv6Addr, u8) {
     (Ipv6Addr::from_bits(address.to_bits() & mask), len)
 }
 
+/// An address that several vNICs share: one of them has it at a time, here or on another host, as with VRRP (RFC 9568).
+/// [`Switch::take_claims`](crate::Switch::take_claims) says which of them announces that it has it. Guests reach it through the gateway,
+/// which its network must have, so they need not learn when it moves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedAddress {
+    /// The network.
+    pub vni: Vni,
+    /// The address, which no port, route or load balancer has, and no gateway.
+    pub address: IpAddr,
+    /// The vNICs that may have it, of ports and routes of that network. Each may send from the address.
+    pub vnics: Vec<Mac>,
+    /// The one of `vnics` that has it, and gets what is sent to it. `None`: nobody does.
+    pub holder: Option<Mac>,
+}
+
 /// Names of a network's guests, which the switch tells guests of this host that ask its gateways by DNS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zone {
@@ -466,6 +481,8 @@ pub struct Tables {
     pub load_balancers: Vec<LoadBalancer>,
     /// Uplinks to the outside.
     pub nat: Nat,
+    /// Addresses that vNICs share.
+    pub shared: Vec<SharedAddress>,
     /// What guests are told that ask by DHCP; the others are not answered.
     pub leases: Vec<Lease>,
     /// What guests are told about IPv6; the others are not.
@@ -527,6 +544,9 @@ pub enum BuildError {
         /// The prefix.
         prefix: IpNet,
     },
+    /// A shared address in a network without a gateway, described twice, the switch's own, or of a vNIC that is not in the network.
+    #[error("{0} cannot be shared by these vNICs")]
+    SharedAddress(IpAddr),
     /// A port has a security group that is not described.
     #[error("security group number {} is used but not described", .0.0)]
     UnknownGroup(GroupId),

@@ -17,6 +17,7 @@ use crate::pipeline::{self, Output};
 use crate::rule_log::Ruling;
 use crate::service::{self, Step, Translator};
 use crate::session::Planned;
+use crate::shared::Claim;
 use crate::switch::Switch;
 use crate::tables::GATEWAY_MAC;
 use crate::verdict::Verdict;
@@ -241,8 +242,10 @@ impl<'a> Looking<'a> {
 impl Effects for Looking<'_> {
     fn may_ask(&mut self, port: PortId, what: Asked) -> bool {
         let state = self.switch.ports.get(port.place());
-        state.is_some_and(|state| state.clone().questions(what == Asked::Dns).take(self.switch.now_ns, 1))
+        state.is_some_and(|state| state.clone().bound(what).take(self.switch.now_ns, 1))
     }
+
+    fn claim(&mut self, _: Claim) {}
 
     fn memory(&self) -> Memory<'_> {
         Memory { sessions: &self.switch.sessions, after: &self.planned, epoch: self.switch.epoch }

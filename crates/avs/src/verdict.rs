@@ -50,6 +50,8 @@ pub enum Action {
         /// The sender's network.
         vni: Vni,
     },
+    /// Nowhere: a copy of the frame goes to each vNIC of [`Switch::copies`](crate::Switch::copies), as if the guest had sent it there.
+    Copy,
     /// Nowhere.
     Drop(DropReason),
 }

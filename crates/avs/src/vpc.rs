@@ -1,5 +1,6 @@
 //! One network's indexes.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
 use bifrost_tables::{ExactMap, IpNet, Lpm, exact_map};
@@ -11,7 +12,7 @@ use crate::ids::LoadBalancerId;
 use crate::ids::{PeerId, PortId, UplinkId};
 use crate::service::Balancers;
 use crate::tables::LoadBalancer;
-use crate::tables::{BuildError, GATEWAY_MAC, Ordering, Port, Reliability, Route, Vpc};
+use crate::tables::{BuildError, GATEWAY_MAC, Ordering, Port, Reliability, Route, SharedAddress, Vpc};
 
 /// Names a network of a configuration: its place among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,6 +60,8 @@ pub(crate) struct VpcIndex {
     /// groups; or there are load balancers in any network, since answers to their clients may come from any.
     pub(crate) has_records: bool,
     gateways: Vec<IpAddr>,
+    /// Addresses that vNICs share, and which. They are reached through the gateway, so nobody has to learn which vNIC has one.
+    shared: BTreeMap<IpAddr, Box<[Mac]>>,
     /// `None`: there are no load balancers.
     pub(crate) balancers: Option<Box<Balancers>>,
     macs: ExactMap<Mac, Path>,
@@ -94,6 +97,7 @@ impl VpcIndex {
             names: None,
             has_records: has_balancers || !vpc.acl.is_empty(),
             gateways: vpc.gateways.clone(),
+            shared: BTreeMap::new(),
             balancers: None,
             // Keys come from the operator, who has no reason to attack the hash.
             macs: exact_map(0),
@@ -114,6 +118,37 @@ impl VpcIndex {
         }
         let routed = |&prefix| self.add_prefix(prefix, Owner::Vnic(NextHop { mac: port.mac, path }));
         port.routed.iter().try_for_each(routed)
+    }
+
+    /// After ports and routes: `vnics` are of those.
+    pub(crate) fn add_shared(&mut self, shared: &SharedAddress) -> Result<(), BuildError> {
+        let SharedAddress { vni: _, address, ref vnics, holder } = *shared;
+        if !is_host(address) {
+            return Err(BuildError::Address(address));
+        }
+        let is_here = |mac: &Mac| self.path(*mac).is_some();
+        let is_right = holder.is_none_or(|holder| vnics.contains(&holder)) && vnics.iter().all(is_here);
+        if self.is_own(address) || self.is_shared(address) || !self.has_gateway() || !is_right {
+            return Err(BuildError::SharedAddress(address));
+        }
+        self.shared.insert(address, vnics.clone().into());
+        let hop = holder.and_then(|mac| Some(NextHop { mac, path: self.path(mac)? }));
+        hop.map_or(Ok(()), |hop| self.add_prefix(IpNet::from(address), Owner::Vnic(hop)))
+    }
+
+    /// Whether vNICs share addresses here.
+    #[inline(always)]
+    pub(crate) fn has_shared(&self) -> bool {
+        !self.shared.is_empty()
+    }
+
+    pub(crate) fn is_shared(&self, addr: IpAddr) -> bool {
+        self.sharers(addr).next().is_some()
+    }
+
+    /// The vNICs that may have a shared address.
+    pub(crate) fn sharers(&self, addr: IpAddr) -> impl Iterator<Item = Mac> {
+        self.shared.get(&addr).into_iter().flatten().copied()
     }
 
     pub(crate) fn add_route(&mut self, route: &Route) -> Result<(), BuildError> {
@@ -234,7 +269,7 @@ impl VpcIndex {
 
     /// The MAC address to answer with when somebody asks for `addr`.
     pub(crate) fn resolve(&self, addr: IpAddr) -> Option<Mac> {
-        if self.is_own(addr) {
+        if self.is_own(addr) || self.is_shared(addr) {
             return Some(GATEWAY_MAC);
         }
         self.vnic(addr).map(|hop| hop.mac)

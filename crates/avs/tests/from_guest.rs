@@ -166,6 +166,7 @@ fn switched_frames() {
             Action::Forward { .. } => "to_remote_packets",
             Action::Deliver { .. } => "to_local_packets",
             Action::Answer { .. } => "answered_packets",
+            Action::Copy => "copied_packets",
             Action::Drop(reason) => reason.counter(),
         };
         assert_eq!(counted, [(counter, 1)], "{name}");

@@ -41,7 +41,8 @@ Examples:
   bifrostctl sg add web 'ingress=[{ protocol = \"tcp\", ports = [80, 443] }]'";
 
 /// Keys whose value is a list of texts or numbers.
-const LISTS: [&str; 8] = ["addresses", "routed", "security_groups", "gateway", "dns", "vpcs", "ports", "prefixes"];
+const LISTS: [&str; 9] =
+    ["addresses", "routed", "shared", "security_groups", "gateway", "dns", "vpcs", "ports", "prefixes"];
 /// How often it is asked whether ports are there.
 const POLL: Duration = Duration::from_millis(50);
 

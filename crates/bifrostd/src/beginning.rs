@@ -7,15 +7,17 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, ensure};
 use bifrost_control::api::FaultEntry;
-use bifrost_control::config::{Config, UnderlayPort};
+use bifrost_control::config::{Config, UnderlayPort, Vni};
 use bifrost_control::objects::Store;
 use bifrost_datapath::PathSet;
 use bifrost_port::afxdp::AfxdpUnderlay;
 use bifrost_port::udp::{Sockets, UdpConfig, UdpUnderlay};
 use bifrost_port::{HostUnderlay, device};
+use bifrost_wire::Mac;
 
 use crate::daemon::Names;
 use crate::health::Health;
+use crate::shared::Holders;
 use crate::snapshot::Snapshot;
 use crate::translate;
 use crate::upgrade::Handed;
@@ -33,15 +35,29 @@ pub(crate) struct Before {
     pub(crate) next_fault: u64,
     pub(crate) drained: BTreeMap<String, PathSet>,
     pub(crate) health: Health,
+    pub(crate) holders: Holders,
 }
 
 impl Before {
     pub(crate) fn of(handed: Option<Handed>) -> Before {
         let Some(handed) = handed else { return Before { next_fault: 1, ..Before::default() } };
-        let Handed { descriptors, names, instance, faults, next_fault, drained, health, others: _ } = handed;
+        let Handed { descriptors, names, instance, faults, next_fault, drained, health, shared, others: _ } = handed;
         let health = health.into_iter().map(|(balancer, backend, works)| ((balancer, backend), works)).collect();
+        let holders = shared.into_iter().filter_map(|(vni, address, mac)| Some(((Vni::new(vni)?, address), Mac(mac))));
+        let holders = holders.collect();
         let (sockets, lock, queues) = (Some(descriptors.sockets), descriptors.lock, descriptors.queues);
-        Before { names, instance, sockets, lock, queues, faults, next_fault: next_fault.max(1), drained, health }
+        Before {
+            names,
+            instance,
+            sockets,
+            lock,
+            queues,
+            faults,
+            next_fault: next_fault.max(1),
+            drained,
+            health,
+            holders,
+        }
     }
 }
 

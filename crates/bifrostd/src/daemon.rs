@@ -29,6 +29,7 @@ use crate::health::Health;
 use crate::kept::Kept;
 use crate::machine::Machine;
 use crate::mirror;
+use crate::shared::{Holders, Shared};
 use crate::snapshot::Snapshot;
 use crate::translate;
 use crate::upgrade::{Handed, Progress};
@@ -80,6 +81,8 @@ pub(crate) struct State {
     pub(crate) busy: Vec<(Instant, u64, f64)>,
     /// What is known of load balancers' backends.
     pub(crate) health: Health,
+    /// What is known of addresses that guests share.
+    pub(crate) shared: Shared,
     /// What was done with flow records.
     pub(crate) flow_log: flow_log::Counters,
     /// What became of mirrored packets.
@@ -222,11 +225,22 @@ impl Daemon {
             Some(handed) => (Snapshot::default(), restore_handed(Arc::new(config), handed)?),
         };
         let config = Arc::clone(objects.config());
-        let Before { names: former, instance: before, sockets, lock, queues, faults, next_fault, drained, health } =
-            Before::of(handed);
+        let Before {
+            names: former,
+            instance: before,
+            sockets,
+            lock,
+            queues,
+            faults,
+            next_fault,
+            drained,
+            health,
+            holders,
+        } = Before::of(handed);
         let mut names = NamesInForce::default();
         names.set(former.next(&config));
-        let mut tables = translate::tables(&config, &names, &health);
+        let shared = Shared::of(&config, holders);
+        let mut tables = translate::tables(&config, &names, &health, &shared.holders);
         let underlays = match sockets {
             None => open_underlays(&config)?,
             Some(sockets) => adopt_underlays(&config, sockets)?,
@@ -282,6 +296,7 @@ impl Daemon {
             next_fault,
             busy,
             health,
+            shared,
             flow_log,
             mirrored,
             carried: Arc::default(),
@@ -390,7 +405,7 @@ impl State {
                 anyhow!("needs a restart, for these cannot change while running: {}", e.fields.join(", "))
             })?;
             let names = self.names.next(&config);
-            let mut tables = translate::tables(&config, &names, &self.health);
+            let mut tables = translate::tables(&config, &names, &self.health, &self.shared.holders);
             let of_worker = |own| {
                 tables.workers.own = bifrost_avs::WorkerId(own);
                 Prepared::build(&tables)
@@ -431,6 +446,7 @@ impl State {
         let policies = self.changed_policies(&config, &kept, &names);
         let before = std::mem::replace(&mut self.config, config);
         self.names.set(names);
+        self.shared = Shared::of(&self.config, std::mem::take(&mut self.shared.holders));
         // Peers before routes that name them, the switch before ports that it must know. What fails is taken out of the
         // configuration in force, so that the next reload tries it again, and does not keep the rest from working.
         let mut failures = Vec::new();
@@ -504,9 +520,23 @@ impl State {
             let is_it = |b: &bifrost_control::config::Backend| (b.address, b.port) == (backend.ip(), backend.port());
             balancer.is_some_and(|balancer| balancer.backends.iter().any(is_it))
         });
+        self.rebuild()
+    }
+
+    /// vNICs have taken addresses that they share.
+    pub(crate) fn set_holders(&mut self, holders: Holders) -> Result<()> {
+        if self.shared.holders == holders {
+            return Ok(());
+        }
+        self.shared.holders = holders;
+        self.rebuild()
+    }
+
+    /// Has the switches go by what is known now, with the configuration in force.
+    fn rebuild(&mut self) -> Result<()> {
         let workers = self.workers.len() as u16;
         let prepared = in_background(|| {
-            let mut tables = translate::tables(&self.config, &self.names, &self.health);
+            let mut tables = translate::tables(&self.config, &self.names, &self.health, &self.shared.holders);
             let of_worker = |own| {
                 tables.workers.own = bifrost_avs::WorkerId(own);
                 Prepared::build(&tables)

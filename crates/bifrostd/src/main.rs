@@ -24,6 +24,7 @@ mod moves;
 mod nat;
 mod samples;
 mod sessions;
+mod shared;
 mod snapshot;
 mod trace;
 mod translate;
@@ -145,6 +146,7 @@ fn work(daemon: &Arc<Daemon>, server: ServerHandle, mut signals: Signals) -> Res
     };
     thread("namespaces", Daemon::follow_namespaces)?;
     thread("health", health::follow_for_ever)?;
+    thread("shared", shared::follow_for_ever)?;
     thread("flow-log", flow_log::follow_for_ever)?;
     thread("mirror", mirror::follow_for_ever)?;
     #[cfg(debug_assertions)]

@@ -180,6 +180,7 @@ impl Words<'_> {
                 let what = format!("worker {worker} shows it to the guest of {}", self.port(*port));
                 (TraceVerdict::Delivered, what, None)
             }
+            End::Copied { to } => (TraceVerdict::Sent, format!("a copy goes to each of {to} vNICs of its group"), None),
             End::Answered => (TraceVerdict::Answered, "the switch answers it itself".to_owned(), None),
             End::Dropped { counter, port } => {
                 let meaning = counters::meaning(counter).map_or(String::new(), |m| format!(": {}", m.what));

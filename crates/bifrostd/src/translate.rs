@@ -20,6 +20,7 @@ use ipnet::IpNet;
 
 use crate::daemon::Names;
 use crate::health::Health;
+use crate::shared::{self, Holders};
 
 // What the configuration gives no guest is what the switch answers with.
 const _: () = assert!(config::GATEWAY_MAC.as_u64() == avs::GATEWAY_MAC.as_u64());
@@ -56,7 +57,7 @@ pub(crate) fn home(config: &Config, port: &config::Port, id: u16) -> Option<u16>
 }
 
 /// The tables of the first worker's switch; those of the others differ by whose they are.
-pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Tables {
+pub(crate) fn tables(config: &Config, names: &Names, health: &Health, holders: &Holders) -> avs::Tables {
     let vni = |v: config::Vni| Vni::new(v.value());
     let vpcs = config.vpcs.iter().filter_map(|v| {
         Some(avs::Vpc {
@@ -109,11 +110,12 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health) -> avs::Ta
         peerings: peerings.collect(),
         load_balancers,
         nat: nat(config, names),
+        shared: shared_addresses(config, holders),
         leases: leases(config, names).collect(),
         ipv6_leases: ipv6_leases(config, names).collect(),
         zones: zones(config),
         groups: config.security_groups.iter().map(|g| security_group(config, g)).collect(),
-        members: members.collect(),
+        members: members.chain(shared_members(config, holders)).collect(),
         address_sets: config.address_sets.iter().map(|set| set.addresses.clone()).collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records, vectors },
@@ -142,6 +144,27 @@ fn load_balancer(config: &Config, balancer: &config::LoadBalancer, health: &Heal
         },
         backends: balancer.backends.iter().map(backend).collect(),
     })
+}
+
+/// Shared addresses, and who has them.
+fn shared_addresses(config: &Config, holders: &Holders) -> Vec<avs::SharedAddress> {
+    let shared = shared::vnics(config).into_iter().filter_map(|((vni, address), vnics)| {
+        let holder = holders.get(&(vni, address)).copied().filter(|mac| vnics.contains(mac));
+        Some(avs::SharedAddress { vni: Vni::new(vni.value())?, address, vnics: vnics.into_iter().collect(), holder })
+    });
+    shared.collect()
+}
+
+/// The addresses that vNICs of other hosts share with others and have now, as members of their security groups.
+fn shared_members(config: &Config, holders: &Holders) -> Vec<avs::Member> {
+    let mut members = Vec::new();
+    for ((vni, address), mac) in holders {
+        let of_vnic = config.routes.iter().filter(|route| (route.vni, route.mac) == (*vni, *mac));
+        let groups = of_vnic.flat_map(|route| &route.security_groups).filter_map(|name| group(config, name));
+        let member = |group| Some(avs::Member { vni: Vni::new(vni.value())?, group, prefix: IpNet::from(*address) });
+        members.extend(groups.filter_map(member));
+    }
+    members
 }
 
 /// What guests are told by DHCP: the first IPv4 address of each port, and the gateway in its subnet if there is one.

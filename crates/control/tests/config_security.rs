@@ -127,6 +127,34 @@ fn networks_behind_a_guest_are_its_alone() {
 }
 
 #[test]
+fn addresses_that_guests_share_are_nobody_elses() {
+    let port = |n: u8, more: &str| {
+        format!(
+            "[[port]]\nname = \"p{n}\"\nvni = 100\nmac = \"02:00:00:00:01:{n:02x}\"\naddresses = [\"10.0.1.{n}/24\"]\n{more}\n"
+        )
+    };
+    let good = GOOD.replacen("vni = 100\n", "vni = 100\ngateway = [\"10.0.0.254\"]\n", 1);
+    let with = |good: &str, a: &str, b: &str| Config::parse(&format!("{good}{}{}", port(1, a), port(2, b)), "t");
+    let shared = "shared = [\"10.0.0.100\", \"fd00::100\"]";
+    let config = with(&good, shared, shared).unwrap();
+    assert_eq!(config.ports[1].shared, config.ports[2].shared);
+    assert_eq!(config.ports[1].shared.len(), 2);
+    for (a, b, expected) in [
+        ("shared = [\"10.0.1.2\"]", "", "port[1].shared[0]: 10.0.1.2 has another owner in VNI 100"),
+        ("shared = [\"10.0.0.254\"]", "", "port[1].shared[0]: 10.0.0.254 has another owner in VNI 100"),
+        (shared, "routed = [\"10.0.0.100/32\"]", "port[1].shared[0]: 10.0.0.100 has another owner in VNI 100"),
+        ("shared = [\"10.0.0.9\", \"10.0.0.9\"]", "", "port[1].shared[1]: 10.0.0.9 is named twice"),
+        ("", "shared = [\"224.0.0.18\"]", "port[2].shared[0]: 224.0.0.18 is no address of one host"),
+        ("", "shared = [\"10.0.0.100/32\"]", "port[2].shared[0]"),
+    ] {
+        let errors = with(&good, a, b).unwrap_err().to_string();
+        assert!(errors.contains(expected), "{a} {b}: {errors}");
+    }
+    let errors = with(GOOD, shared, "").unwrap_err().to_string();
+    assert!(errors.contains("port[1].shared[0]: VNI 100 has no gateway"), "{errors}");
+}
+
+#[test]
 fn errors_name_line_and_field() {
     let cases: &[(&str, &str, &str)] = &[
         ("per_port = 100", "per_port = 4096", "7: sessions.per_port: 4096 is not in 16..=2048"),

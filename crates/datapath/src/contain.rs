@@ -168,13 +168,14 @@ impl<P: GuestPort> Core<P> {
     fn count_decided(&mut self, owner: u16) {
         let Some(switch) = self.switch.port_counters(PortId(owner)) else { return };
         let routed = switch.to_remote_packets + switch.to_local_packets;
-        let decided = routed + switch.answered_packets + switch.dropped.total_packets();
+        let decided = routed + switch.answered_packets + switch.copied_packets + switch.dropped.total_packets();
         let Some(port) = self.port_mut(owner) else { return };
         let (undecided, waiting) = port.waiting();
         let outbound = &mut port.outbound;
         // One packet at most is in hand: whatever else is missing stays so, for a balance to show it.
-        let at_switch =
-            port.tx_packets.saturating_sub(decided + outbound.fault_dropped_packets + outbound.faulted_packets).min(1);
+        let at_switch = (port.tx_packets + outbound.copy_packets)
+            .saturating_sub(decided + outbound.fault_dropped_packets + outbound.faulted_packets)
+            .min(1);
         outbound.faulted_packets += at_switch;
         let passed = outbound.accepted_packets
             + outbound.plain_packets

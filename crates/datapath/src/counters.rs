@@ -170,6 +170,8 @@ pub struct OutboundCounters {
     pub gone_unswitched_packets: u64,
     /// That waited for the transport when their device was exchanged.
     pub gone_switched_packets: u64,
+    /// Copies of its packets for members of a group, each of which the switch decides about.
+    pub copy_packets: u64,
     /// Answers of the switch, and router advertisements, that were placed for the guest.
     pub answer_packets: u64,
     /// In hand, before parser and switch, when a panic took the port out of use.
@@ -195,6 +197,7 @@ impl OutboundCounters {
             ("reswitched_packets", self.reswitched_packets),
             ("gone_unswitched_packets", self.gone_unswitched_packets),
             ("gone_switched_packets", self.gone_switched_packets),
+            ("copy_packets", self.copy_packets),
             ("answer_packets", self.answer_packets),
             ("faulted_unswitched_packets", self.faulted_unswitched_packets),
             ("faulted_packets", self.faulted_packets),

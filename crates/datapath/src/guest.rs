@@ -247,6 +247,10 @@ impl<P: GuestPort> Core<P> {
                 self.answer::<SEEN>(owner);
                 return;
             }
+            Action::Copy => {
+                self.copy_to_group::<SEEN>(owner, frame);
+                return;
+            }
             Action::Drop(_) => {
                 port.complete(frame.handle);
                 return;
@@ -311,7 +315,7 @@ impl<P: GuestPort> Core<P> {
                 }
                 self.deliver_locally::<SEEN>(owner, frame, segments, (to.0, worker), rewrite.as_ref());
             }
-            Action::Answer { .. } | Action::Drop(_) => {}
+            Action::Answer { .. } | Action::Copy | Action::Drop(_) => {}
         }
     }
 

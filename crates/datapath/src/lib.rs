@@ -21,6 +21,7 @@ mod bundle;
 pub mod capture;
 mod changes;
 mod contain;
+mod copies;
 mod core;
 mod counters;
 mod delayed;

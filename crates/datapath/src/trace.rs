@@ -57,6 +57,11 @@ pub enum End {
     },
     /// The switch answers, and it goes no further.
     Answered,
+    /// A copy goes to each of so many vNICs.
+    Copied {
+        /// How many.
+        to: usize,
+    },
     /// It goes no further.
     Dropped {
         /// The counter that would have counted it.
@@ -251,7 +256,7 @@ impl<P: GuestPort> Core<P> {
             }
             Action::Deliver { port: PortId(to), worker: None } => self.placed(to, frame.len(), steps),
             // Never so: it stays on this host.
-            Action::Forward { .. } | Action::Answer { .. } => self.placed(owner, frame.len(), steps),
+            Action::Forward { .. } | Action::Answer { .. } | Action::Copy => self.placed(owner, frame.len(), steps),
         }
     }
 
@@ -282,6 +287,7 @@ impl<P: GuestPort> Core<P> {
         let Verdict { action, rewrite, fragment_to } = verdict;
         match action {
             Action::Answer { .. } => return End::Answered,
+            Action::Copy => return End::Copied { to: self.switch.copies(PortId(owner)).len() },
             Action::Drop(reason) => return dropped(format!("avs.{}", reason.counter()), Some(owner)),
             Action::Forward { .. } | Action::Deliver { .. } => {}
         }
@@ -311,7 +317,7 @@ impl<P: GuestPort> Core<P> {
             }
             Action::Deliver { port, .. } => self.placed(port.0, frame.len(), steps),
             // Gone before.
-            Action::Answer { .. } | Action::Drop(_) => End::Answered,
+            Action::Answer { .. } | Action::Copy | Action::Drop(_) => End::Answered,
         }
     }
 
@@ -336,7 +342,7 @@ impl<P: GuestPort> Core<P> {
         let port = match action {
             Action::Deliver { port, .. } => port,
             // A peer's frame is never forwarded.
-            Action::Answer { .. } | Action::Forward { .. } => return End::Answered,
+            Action::Answer { .. } | Action::Forward { .. } | Action::Copy => return End::Answered,
             Action::Drop(reason) => return underlay_drop(reason, found),
         };
         if self.would_fault_at_port(port.0, Direction::Rx, steps) {

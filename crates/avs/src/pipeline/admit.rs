@@ -10,8 +10,9 @@ use super::{Inbound, Outbound};
 use crate::dhcpv6;
 use crate::drop_reason::DropReason;
 use crate::frame::Frame;
+use crate::index::PortIndex;
 use crate::mutation::mutated;
-use crate::tables::{GATEWAY_MAC, Port};
+use crate::tables::GATEWAY_MAC;
 use crate::vpc::{Location, Owner, VpcId, link_local};
 
 /// A guest uses its own addresses.
@@ -31,7 +32,7 @@ pub(super) fn outbound(packet: &Outbound<'_>) -> Result<(), DropReason> {
         L3::V6 if is_to_dhcpv6_client(packet.frame) && !mutated!(packet.index, DhcpServerUnseen) => {
             Err(DropReason::DhcpServer)
         }
-        L3::V4 | L3::V6 if is_own(port, p.src_ip) || has_no_address_yet(p) || is_routed(packet) => Ok(()),
+        L3::V4 | L3::V6 if is_own(packet.port, p.src_ip) || has_no_address_yet(p) || is_routed(packet) => Ok(()),
         L3::V4 | L3::V6 => Err(DropReason::SpoofedIp),
     }
 }
@@ -49,10 +50,11 @@ fn is_begun_to_client(frame: Frame<'_>) -> bool {
     whole.is_some_and(|whole| whole.parsed.dst_port == dhcpv6::CLIENT_PORT)
 }
 
-/// Whether the guest of a port has an address.
+/// Whether the guest of a port may have an address, alone or shared with others.
 #[inline(always)]
-pub(super) fn is_own(port: &Port, addr: IpAddr) -> bool {
-    port.addresses.contains(&addr) || addr == IpAddr::V6(link_local(port.mac))
+pub(super) fn is_own(index: &PortIndex, addr: IpAddr) -> bool {
+    let port = &index.port;
+    port.addresses.contains(&addr) || addr == IpAddr::V6(link_local(port.mac)) || index.shared.contains(&addr)
 }
 
 /// Whether a packet is from a network behind the guest, which routes: nobody else has its source.
@@ -91,11 +93,19 @@ pub(super) fn inbound(packet: &Inbound<'_>) -> Result<(), DropReason> {
 #[inline(always)]
 pub(super) fn is_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> Result<bool, DropReason> {
     match packet.vpc.owner(addr) {
-        None => Ok(false),
+        None => Ok(may_be_at_peer(packet, addr)),
         Some(Owner::Vnic(hop)) if hop.path.location == Location::Remote(packet.peer) => Ok(true),
+        Some(Owner::Vnic(_)) if may_be_at_peer(packet, addr) => Ok(true),
         Some(Owner::Vnic(_) | Owner::Outside(_) | Owner::Own) => Err(DropReason::WrongPeer),
         Some(Owner::Peered(other)) => is_across_at_peer(packet, other, addr),
     }
+}
+
+/// Whether a vNIC at the peer shares an address with others: it may have it, no matter which one had it last.
+#[cold]
+fn may_be_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> bool {
+    let at = Some(Location::Remote(packet.peer));
+    packet.vpc.has_shared() && packet.vpc.sharers(addr).any(|mac| packet.vpc.location(mac) == at)
 }
 
 /// Whether an address of another network, from which a route leads to the destination, is at the peer. Only through the gateways, so

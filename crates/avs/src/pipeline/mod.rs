@@ -14,6 +14,7 @@ mod resolve;
 mod route;
 mod router;
 mod service;
+mod shared;
 
 use std::cell::OnceCell;
 
@@ -35,6 +36,7 @@ fn outbound_stages(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Res
         return arrival_stages(packet, uplink, effects);
     }
     admit::outbound(packet)?;
+    shared::outbound(packet, effects)?;
     resolve::outbound(packet)?;
     service::outbound(packet, effects)?;
     route::outbound(packet, effects)?;
@@ -58,6 +60,7 @@ fn arrival_stages(packet: &mut Outbound<'_>, uplink: UplinkId, effects: &mut imp
 #[inline(always)]
 fn inbound_stages(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     admit::inbound(packet)?;
+    shared::inbound(packet, effects);
     resolve::inbound(packet)?;
     route::inbound(packet)?;
     filter::inbound(packet, effects)?;
@@ -111,6 +114,8 @@ pub(crate) enum Stop {
     Drop(DropReason),
     /// The frame is dropped, and the switch answers.
     Answer,
+    /// The frame is dropped, and copies of it go to vNICs.
+    Copy,
 }
 
 impl From<DropReason> for Stop {
@@ -147,6 +152,7 @@ pub(crate) fn outbound(
         Ok(()) => return packet.mtu,
         Err(Stop::Drop(reason)) => *packet.verdict = Verdict::drop(reason),
         Err(Stop::Answer) => *packet.verdict = Verdict::unchanged(Action::Answer { vni: vpc.vni }),
+        Err(Stop::Copy) => *packet.verdict = Verdict::unchanged(Action::Copy),
     }
     0
 }
@@ -167,7 +173,8 @@ pub(crate) fn inbound(
     };
     let mut packet = Inbound { index, vpc, peer, frame, answer, port: None, to: None, verdict };
     match inbound_stages(&mut packet, effects) {
-        Ok(()) | Err(Stop::Answer) => {}
+        // Copies are made of what guests of this host send.
+        Ok(()) | Err(Stop::Answer | Stop::Copy) => {}
         Err(Stop::Drop(reason)) => *packet.verdict = Verdict::drop(reason),
     }
     packet.port

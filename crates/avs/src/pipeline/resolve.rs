@@ -30,34 +30,38 @@ pub(super) fn outbound(packet: &mut Outbound<'_>) -> Result<(), Stop> {
 }
 
 fn arp(packet: &mut Outbound<'_>) -> Result<(), Stop> {
-    let (frame, port) = (packet.frame, &packet.port.port);
+    let (frame, port) = (packet.frame, packet.port);
     let message = resolution::arp(frame.head, frame.parsed)?;
     let request = message.operation == arp::Operation::Request;
     let probe = request && message.sender_ip.is_unspecified();
-    if message.sender_mac != port.mac || !(probe || is_own(port, IpAddr::V4(message.sender_ip))) {
+    if message.sender_mac != port.port.mac || !(probe || is_own(port, IpAddr::V4(message.sender_ip))) {
         return Err(DropReason::SpoofedArp.into());
     }
-    if is_own(port, IpAddr::V4(message.target_ip)) {
+    let target = IpAddr::V4(message.target_ip);
+    // Whether somebody else has it is answered, but not to who is about to use it.
+    let is_asked = !probe && !message.is_gratuitous() && port.shared.contains(&target);
+    if is_own(port, target) && !is_asked {
         return Err(DropReason::OwnAddress.into());
     }
     if !request {
         packet.is_resolution = true;
         return if frame.parsed.dst_mac.is_multicast() { Err(DropReason::Broadcast.into()) } else { Ok(()) };
     }
-    let mac = neighbour(packet, IpAddr::V4(message.target_ip))?;
+    let mac = neighbour(packet, target)?;
     answer::arp_reply(&message, mac, packet.answer);
     Err(Stop::Answer)
 }
 
 fn neighbor_discovery(packet: &mut Outbound<'_>, message: Message) -> Result<(), Stop> {
-    let (frame, port) = (packet.frame, &packet.port.port);
+    let (frame, port) = (packet.frame, packet.port);
     match message {
         Message::Solicitation(solicitation) => {
-            if solicitation.source_mac.is_some_and(|mac| mac != port.mac) {
+            if solicitation.source_mac.is_some_and(|mac| mac != port.port.mac) {
                 return Err(DropReason::SpoofedNeighbour.into());
             }
             let target = IpAddr::V6(solicitation.target);
-            if is_own(port, target) {
+            let is_asked = !frame.parsed.src_ip.is_unspecified() && port.shared.contains(&target);
+            if is_own(port, target) && !is_asked {
                 return Err(DropReason::OwnAddress.into());
             }
             let mac = neighbour(packet, target)?;
@@ -65,7 +69,7 @@ fn neighbor_discovery(packet: &mut Outbound<'_>, message: Message) -> Result<(),
             Err(Stop::Answer)
         }
         Message::Advertisement(a) => {
-            let own = is_own(port, IpAddr::V6(a.target)) && a.target_mac.is_none_or(|mac| mac == port.mac);
+            let own = is_own(port, IpAddr::V6(a.target)) && a.target_mac.is_none_or(|mac| mac == port.port.mac);
             if !own || a.router {
                 return Err(DropReason::SpoofedNeighbour.into());
             }

@@ -192,6 +192,7 @@ impl Daemon {
             next_fault: state.next_fault,
             drained: state.drained.clone(),
             health: state.health.iter().map(|((name, at), works)| (name.clone(), *at, *works)).collect(),
+            shared: state.shared.holders.iter().map(|((vni, at), mac)| (vni.value(), *at, mac.0)).collect(),
             ..Offer::default()
         };
         descriptors.describe(&mut offer);

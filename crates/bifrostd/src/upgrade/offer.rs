@@ -1,7 +1,7 @@
 //! What the new daemon needs to prepare, while the old one works.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use anyhow::{Context as _, Result, ensure};
@@ -32,6 +32,8 @@ pub(crate) struct Offer {
     pub(crate) drained: BTreeMap<String, u8>,
     /// Backends of load balancers, by balancer: whether they work.
     pub(crate) health: Vec<(String, SocketAddr, bool)>,
+    /// Which vNICs have the addresses that they share: network, address, MAC address.
+    pub(crate) shared: Vec<(u32, IpAddr, [u8; 6])>,
     /// Whether there is a listener for metrics, and a lock of the devices' records.
     pub(crate) has_metrics: bool,
     pub(crate) has_lock: bool,

@@ -1,7 +1,7 @@
 //! The new daemon's side: it prepares, waits for the old one to stop, and works.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -70,6 +70,7 @@ pub(crate) struct Handed {
     pub(crate) next_fault: u64,
     pub(crate) drained: BTreeMap<String, u8>,
     pub(crate) health: Vec<(String, SocketAddr, bool)>,
+    pub(crate) shared: Vec<(u32, IpAddr, [u8; 6])>,
 }
 
 impl Successor {
@@ -101,11 +102,11 @@ impl Successor {
         if let Some(what) = loaded.not_understood.first() {
             bail!("an object of the old daemon is not understood: {what}");
         }
-        let Offer { ports, peers, instance, faults, next_fault, drained, health, release, .. } = offer;
+        let Offer { ports, peers, instance, faults, next_fault, drained, health, shared, release, .. } = offer;
         tracing::info!(release, "prepares to go on with the work of another bifrostd");
         let names = Names::of_numbers(ports, peers);
         fault("offered");
-        Ok(Handed { descriptors, others: loaded.objects, names, instance, faults, next_fault, drained, health })
+        Ok(Handed { descriptors, others: loaded.objects, names, instance, faults, next_fault, drained, health, shared })
     }
 
     /// All is prepared: waits until the old daemon has stopped, and works from there. When this returns, it is this daemon that works.

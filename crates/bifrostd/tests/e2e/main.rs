@@ -48,6 +48,7 @@ mod routers;
 mod rule_log;
 mod security;
 mod see;
+mod shared;
 mod startup;
 mod trace;
 mod upgrade;

@@ -15,6 +15,7 @@ mod parse;
 mod peering;
 mod section;
 mod security;
+mod shared;
 mod spec;
 mod transport;
 mod vni;
@@ -279,6 +280,8 @@ pub struct Port {
     pub mac: Mac,
     /// The guest's addresses with their subnets; other source addresses are spoofed.
     pub addresses: Vec<IpNet>,
+    /// Addresses that the guest shares with others, one of which has each at a time.
+    pub shared: Vec<IpAddr>,
     /// Networks behind the guest, which routes, unique in the VPC; no host bits are set.
     pub routed: Vec<IpNet>,
     /// The guest's MTU, bytes.
@@ -311,7 +314,7 @@ impl Port {
     /// Whether the other one is the same device, for the same guest: what differs a running port can take over.
     pub fn is_same_device(&self, other: &Port) -> bool {
         let (security_groups, routed) = (self.security_groups.clone(), self.routed.clone());
-        *self == Port { security_groups, routed, limits: self.limits, ..other.clone() }
+        *self == Port { security_groups, routed, shared: self.shared.clone(), limits: self.limits, ..other.clone() }
     }
 }
 
@@ -365,6 +368,8 @@ pub struct Route {
     pub name: Option<Box<str>>,
     /// Security groups of the remote vNIC, for rules that are about them; they exist in [`Config::security_groups`].
     pub security_groups: Box<[String]>,
+    /// Addresses that the remote vNIC shares with others, as [`Port::shared`].
+    pub shared: Box<[IpAddr]>,
 }
 
 /// Lets guests of a VPC reach another one through both gateways; the other VPC needs a peering back.

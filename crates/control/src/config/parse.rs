@@ -306,6 +306,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         s.error("addresses", "missing: name at least one address of the guest");
     }
     let routed = s.list("routed", MAX_ROUTED);
+    let shared = s.list("shared", MAX_ADDRESSES);
     let mtu = s.int("mtu", 68..=65535, 1500) as u16;
     let limits = PortLimits {
         tx_mbit: s.optional_int("tx_mbit", MBIT),
@@ -320,6 +321,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         mac,
         addresses,
         routed,
+        shared,
         mtu,
         netns: None,
         device: String::new(),
@@ -374,6 +376,7 @@ fn route(mut s: Section<'_, '_>) -> Route {
         mtu: s.optional_int("mtu", 68..=65535).map(|mtu| mtu as u16),
         name: if s.has("name") { Some(port_name(&mut s).into_boxed_str()) } else { None },
         security_groups: s.list("security_groups", MAX_GROUPS).into_boxed_slice(),
+        shared: s.list("shared", MAX_ADDRESSES).into_boxed_slice(),
     };
     s.finish();
     route

@@ -190,7 +190,8 @@ fn port_ranges(keys: &mut Keys, key: &str, ranges: &[RangeInclusive<u16>]) {
 
 fn port(keys: &mut Keys, port: &Port) {
     keys.text("name", &port.name).set("vni", port.vni.value()).text("mac", port.mac);
-    keys.texts("addresses", &port.addresses).texts("routed", &port.routed).unless(1500, "mtu", port.mtu);
+    keys.texts("addresses", &port.addresses).texts("routed", &port.routed);
+    keys.texts("shared", &port.shared).unless(1500, "mtu", port.mtu);
     keys.list("security_groups", port.security_groups.iter().map(String::as_str));
     let limits = [
         ("tx_mbit", port.limits.tx_mbit),
@@ -222,7 +223,8 @@ fn route(keys: &mut Keys, route: &Route) {
     keys.set("vni", route.vni.value()).text("prefix", route.prefix).text("peer", &route.peer).text("mac", route.mac);
     keys.some("mtu", route.mtu)
         .some("name", route.name.as_deref())
-        .list("security_groups", route.security_groups.iter().map(String::as_str));
+        .list("security_groups", route.security_groups.iter().map(String::as_str))
+        .texts("shared", &route.shared);
 }
 
 fn load_balancer(keys: &mut Keys, balancer: &LoadBalancer) {

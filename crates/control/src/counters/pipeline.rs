@@ -61,6 +61,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
             FAULT,
         ),
         count("port.fault_times", "times that a fault took the port out of use", FAULT),
+        count(
+            "port.copy_packets",
+            "copies of the guest's VRRP packets, one for each vNIC that shares an address with it",
+            "",
+        ),
         count("port.answer_packets", "replies of the switch, and router advertisements, placed for the guest", ""),
         gauge("port.held_packets", "packets of the guest held until they are acknowledged", ""),
         count("port.held_back_times", "times that a rate limit delayed the guest's packets", ""),

@@ -179,6 +179,11 @@ pub(super) const SWITCH: &[Reason] = &[
         advice: "a guest in a loop; it is answered again below the limit",
     },
     Reason {
+        name: "sharing_rate",
+        what: "VRRP, or announcements of shared addresses, above the guest's limit (200 a second)",
+        advice: "a guest in a loop; longer intervals in keepalived",
+    },
+    Reason {
         name: "dns_malformed",
         what: "to the gateway's name server, but truncated or not a query",
         advice: "an attack, or a broken resolver in the guest",

@@ -13,6 +13,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "from the guest, answered by the switch: ARP, neighbour and router discovery, DHCP, ping",
             "",
         ),
+        count(
+            "avs.copied_packets",
+            "from the guest, VRRP to its group: each vNIC that shares an address gets a copy",
+            "",
+        ),
         count("avs.advertised_packets", "unsolicited router advertisements to the guest", ""),
         count("avs.from_underlay_packets", "from the underlay, to the guest", ""),
         count(

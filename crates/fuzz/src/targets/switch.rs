@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bifrost_avs::{
     AclRule, Action, Affinity, Backend, Direction, FlowLimits, FlowLogSpec, GATEWAY_MAC, GroupId, GroupRule,
     LoadBalancer, Ordering, Pattern, PeerId, Peering, Port, PortId, Reliability, Route, RuleLogSpec, RuleName,
-    RuleOwner, SecurityGroup, SessionLimits, Switch, Tables, Transport, Verdict, Vpc,
+    RuleOwner, SecurityGroup, SessionLimits, SharedAddress, Switch, Tables, Transport, Verdict, Vpc,
 };
 use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
@@ -23,8 +23,8 @@ pub(super) fn vni(n: u32) -> Vni {
     Vni::try_from(n).unwrap_or_default()
 }
 
-/// vNICs 1 and 2 on this host, 3 at peer 1, 4 at peer 2 with a network behind it; a second tenant with the same
-/// addresses.
+/// vNICs 1 and 2 on this host, 3 at peer 1, 4 at peer 2 with a network behind it; 1, 2 and 3 share address 5. A
+/// second tenant has the same addresses.
 fn tables() -> Tables {
     let v4 = |n: u8| IpAddr::from([10, 0, 0, n]);
     let v6 = |n: u16| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n]);
@@ -74,7 +74,14 @@ fn tables() -> Tables {
         balancer(v6(4), 6379, Transport::Tcp, [1, 2, 3].map(v6)),
         balancer(v6(4), 53, Transport::Udp, [1, 2, 3].map(v6)),
     ];
+    let shared = [v4(5), v6(5)].map(|address| SharedAddress {
+        vni: vni(100),
+        address,
+        vnics: vec![mac(1), mac(2), mac(3)],
+        holder: None,
+    });
     Tables {
+        shared: shared.to_vec(),
         load_balancers,
         vpcs: vec![
             Vpc {
@@ -129,6 +136,7 @@ pub(super) fn plain_tables() -> Tables {
     tables.routes.retain(|route| route.vni == vni(100));
     tables.peerings.clear();
     tables.load_balancers.clear();
+    tables.shared.clear();
     (tables.flow_log, tables.rule_log) = (None, None);
     tables.groups.clear();
     tables.ports.iter_mut().for_each(|port| port.groups.clear());
@@ -149,7 +157,8 @@ pub(crate) fn run(bytes: &[u8]) {
         let _ = input.u8();
         return run(input);
     }
-    let mut switch = Switch::build(&tables(), 0).unwrap_or_else(|e| panic!("{e}"));
+    let mut tables = tables();
+    let mut switch = Switch::build(&tables, 0).unwrap_or_else(|e| panic!("{e}"));
     let mut now_s = 0;
     while !input.is_empty() {
         now_s += input.pick(&[0, 0, 0, 1, 100, 10_000]);
@@ -165,9 +174,27 @@ pub(crate) fn run(bytes: &[u8]) {
         }
         let current = [switch.session_counters(), switch.connection_counters()].map(|counters| counters.current);
         assert!(current.into_iter().all(|current| current <= 8), "more sessions than allowed");
+        claimed(&mut switch, &mut tables);
         if input.u8() & 3 == 0 {
             logged(&mut switch, now_s << 30);
         }
+    }
+}
+
+/// Only vNICs that share an address claim it; each then has it.
+fn claimed(switch: &mut Switch, tables: &mut Tables) {
+    let mut claims = Vec::new();
+    switch.take_claims(&mut claims);
+    for claim in &claims {
+        let shared = tables.shared.iter_mut().find(|shared| shared.address == claim.address);
+        let Some(shared) = shared.filter(|shared| shared.vni == claim.vni) else {
+            panic!("{claim:?} of no shared address")
+        };
+        assert!(shared.vnics.contains(&claim.mac), "{claim:?} of a vNIC that does not share it");
+        shared.holder = Some(claim.mac);
+    }
+    if !claims.is_empty() {
+        switch.replace(tables).unwrap_or_else(|e| panic!("{e}"));
     }
 }
 
@@ -222,6 +249,12 @@ fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
             let answered = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));
             assert_eq!(answered.dst_mac, from.mac, "the answer goes to another guest");
         }
+        Action::Copy => {
+            speaks_for_itself(&from, parsed);
+            let to = switch.copies(port);
+            assert!(to.iter().all(|to| [1, 2, 3].map(mac).contains(to) && *to != from.mac), "copies for {to:?}");
+            assert!(from.vni == vni(100) && !to.is_empty(), "copies for nobody");
+        }
         Action::Drop(_) => {}
     }
 }
@@ -247,7 +280,8 @@ fn speaks_for_itself(from: &Port, parsed: &Parsed) {
     if parsed.is_ip() {
         let own = from.addresses.contains(&parsed.src_ip);
         let link_local = matches!(parsed.src_ip, IpAddr::V6(a) if a.is_unicast_link_local() || a.is_unspecified());
-        assert!(own || link_local, "speaks as {}", parsed.src_ip);
+        let may_share = from.vni == vni(100) && last(parsed.src_ip) == 5;
+        assert!(own || link_local || may_share, "speaks as {}", parsed.src_ip);
     }
 }
 
@@ -275,12 +309,15 @@ fn rewritten(frame: &[u8], parsed: &Parsed, rewrite: Option<bifrost_avs::Rewrite
     assert_eq!(out[ttl] + 1, frame[ttl]);
 }
 
-/// Addresses change only for load balancers, and only to their own and their backends'.
-fn balanced(before: &Parsed, after: &Parsed) {
-    let last = |addr| match addr {
+fn last(addr: IpAddr) -> u8 {
+    match addr {
         IpAddr::V4(addr) => addr.octets()[3],
         IpAddr::V6(addr) => addr.octets()[15],
-    };
+    }
+}
+
+/// Addresses change only for load balancers, and only to their own and their backends'.
+fn balanced(before: &Parsed, after: &Parsed) {
     let [from, to, new_from, new_to] = [before.src_ip, before.dst_ip, after.src_ip, after.dst_ip].map(last);
     let goes = to == 4 && [1, 2, 3].contains(&new_to) && (new_from == from || new_from == 4);
     let comes = new_from == 4 && [1, 2, 3].contains(&from) && (new_to == to || to == 4);
@@ -305,7 +342,7 @@ fn underlay(switch: &mut Switch, vni: Vni, peer: PeerId, frame: &[u8], parsed: &
             assert_eq!((answered.src_mac, answered.src_ip), (speaker, parsed.dst_ip), "answers for another vNIC");
             assert!(switch.is_at_peer(told, answered.dst_mac, peer), "the answer goes elsewhere");
         }
-        Action::Forward { .. } => panic!("a peer's frame goes to another peer"),
+        Action::Forward { .. } | Action::Copy => panic!("a peer's frame goes to other vNICs"),
         Action::Drop(_) => {}
     }
 }
