@@ -3,13 +3,14 @@
 use bifrost_nic::Parsed;
 
 use crate::drop_reason::DropReason;
-use crate::effects::{Apply, Asked, Effects};
+use crate::effects::{Apply, Effects};
 use crate::flow::{FlowCounters, Flows, Key, NONE, Record, RecordId, Source, Touched};
 use crate::fragments::{First, Piece};
 use crate::frame::Frame;
 use crate::groups::{Judgement, Memory, event_of};
 use crate::ids::{Direction, PortId};
 use crate::path_mtu::{Remedy, TooLarge};
+use crate::port_state::Asked;
 use crate::rewrite::Rewrite;
 use crate::rule_log::Ruling;
 use crate::service::{self, Connection, Step};

@@ -12,6 +12,8 @@ pub struct PortCounters {
     pub to_local_packets: u64,
     /// From the guest, answered by the switch.
     pub answered_packets: u64,
+    /// From the guest, to a service of this host's daemon.
+    pub to_host_packets: u64,
     /// From the guest to a group, of which each member is sent a copy.
     pub copied_packets: u64,
     /// Router advertisements for the guest that it had not asked for.
@@ -81,6 +83,7 @@ impl PortCounters {
             Action::Forward { .. } => self.to_remote_packets += 1,
             Action::Deliver { .. } => self.to_local_packets += 1,
             Action::Answer { .. } => self.answered_packets += 1,
+            Action::Host => self.to_host_packets += 1,
             Action::Copy => self.copied_packets += 1,
             Action::Drop(reason) => self.dropped.count(reason),
         }
@@ -92,6 +95,7 @@ impl PortCounters {
             ("to_remote_packets", self.to_remote_packets),
             ("to_local_packets", self.to_local_packets),
             ("answered_packets", self.answered_packets),
+            ("to_host_packets", self.to_host_packets),
             ("copied_packets", self.copied_packets),
             ("advertised_packets", self.advertised_packets),
             ("from_underlay_packets", self.from_underlay_packets),

@@ -83,6 +83,8 @@ reasons! {
     SolicitationRate = "solicitation_rate",
     /// VRRP, or an announcement of a shared address, more often than a guest may send them.
     SharingRate = "sharing_rate",
+    /// To the metadata service, more often than a guest may send.
+    MetadataRate = "metadata_rate",
     /// To the gateway's name server, but not a question, or cut short.
     DnsMalformed = "dns_malformed",
     /// To the gateway's name server, more often than a guest may ask.

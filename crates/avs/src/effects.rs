@@ -9,21 +9,11 @@ use crate::groups::{Judgement, Memory};
 use crate::ids::{Direction, PortId};
 use crate::mapping::Mappings;
 use crate::path_mtu::{self, Remedy, TooLarge};
-use crate::port_state::PortState;
+use crate::port_state::{Asked, PortState};
 use crate::rule_log::Ruling;
 use crate::service::{self, Connection, Step};
 use crate::session::{Planned, Sessions};
 use crate::shared::{Claim, Claims};
-
-/// What a guest asks the switch itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    Dhcp,
-    Router,
-    Dns,
-    /// VRRP, or an announcement of a shared address.
-    Sharing,
-}
 
 /// Side effects of decisions along a packet's path.
 pub(crate) trait Effects {

@@ -45,6 +45,8 @@ pub(crate) struct PortIndex {
     pub(crate) shared: Vec<IpAddr>,
     /// The other vNICs that share one of these, each once.
     pub(crate) sharers: Vec<Mac>,
+    /// Its guest may ask for metadata.
+    pub(crate) has_metadata: bool,
     /// What its guest is told by DHCP.
     pub(crate) lease: Option<Box<Lease>>,
     /// What it is told about IPv6.
@@ -79,7 +81,13 @@ impl Index {
             let vpc = index.vpc_id(balancer.vni)?;
             index.vpcs[vpc.place()].add_balancer(LoadBalancerId(place as u16), balancer)?;
         }
+        index.set_metadata(tables)?;
         index.add_ports(tables)?;
+        for port in &tables.metadata {
+            if let Some(index) = index.ports.get_mut(port.place()).and_then(Option::as_mut) {
+                index.has_metadata = true;
+            }
+        }
         for lease in &tables.leases {
             let port = index.ports.get_mut(lease.port.place()).and_then(Option::as_mut);
             let lent = port.filter(|port| port.lease.is_none()).ok_or(BuildError::Lease(lease.port))?;
@@ -109,6 +117,19 @@ impl Index {
         index.add_nat(&tables.nat)?;
         index.vpcs.iter_mut().try_for_each(VpcIndex::finish)?;
         Ok(index)
+    }
+
+    /// Before ports and routes: none of them has the addresses where guests ask for metadata.
+    fn set_metadata(&mut self, tables: &Tables) -> Result<(), BuildError> {
+        for &id in &tables.metadata {
+            let port = tables.ports.iter().find(|port| port.id == id).ok_or(BuildError::Metadata(id))?;
+            let vpc = self.vpc_id(port.vni)?;
+            if !self.vpcs[vpc.place()].has_gateway() {
+                return Err(BuildError::Metadata(id));
+            }
+            self.vpcs[vpc.place()].has_metadata = true;
+        }
+        Ok(())
     }
 
     fn add_ports(&mut self, tables: &Tables) -> Result<(), BuildError> {
@@ -141,6 +162,7 @@ impl Index {
                 uplink: None,
                 shared: Vec::new(),
                 sharers: Vec::new(),
+                has_metadata: false,
                 lease: None,
                 ipv6_lease: None,
             });

@@ -114,8 +114,8 @@ pub use shared::{Claim, Statement, announcement};
 pub use switch::{Former, Prepared, Switch};
 pub use tables::{
     AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, Ipv6Lease, Lease,
-    LoadBalancer, Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route, RuleLogSpec, RuleName,
-    RuleOwner, SecurityGroup, SharedAddress, SourceNat, Tables, Transport, Vpc, Workers, Zone,
+    LoadBalancer, METADATA, Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route, RuleLogSpec,
+    RuleName, RuleOwner, SecurityGroup, SharedAddress, SourceNat, Tables, Transport, Vpc, Workers, Zone,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

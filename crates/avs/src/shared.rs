@@ -33,13 +33,13 @@ pub struct Claim {
 /// What is said about a shared address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Statement {
-    /// The vNIC has it. This counts only as long as nobody else is known to have it.
+    /// The vNIC has it. This counts only while no other holder is known.
     Has,
     /// The vNIC has it from now on.
     Takes,
 }
 
-/// Claims that nobody has looked at yet.
+/// Claims that have not been taken yet.
 #[derive(Debug, Default)]
 pub(crate) struct Claims(Vec<Claim>);
 
@@ -62,8 +62,8 @@ impl Claims {
 
 /// The address that the vNIC `mac` says it has without being asked, by ARP or neighbor discovery, and how.
 ///
-/// A request is how addresses are usually taken (RFC 5227, section 3), and an advertisement that overrides (RFC 4861, section 7.2.6). Hosts
-/// that run this switch repeat who has an address by a reply, and by one that does not.
+/// A request is how addresses are usually taken (RFC 5227, section 3), and an advertisement that overrides (RFC 4861,
+/// section 7.2.6). Hosts that run this switch repeat who has an address by a reply, and by one that does not.
 pub(crate) fn announced(frame: Frame<'_>, mac: Mac) -> Option<(IpAddr, Statement)> {
     let statement = |takes| if takes { Statement::Takes } else { Statement::Has };
     if frame.parsed.kind == L3::Arp {
@@ -82,8 +82,9 @@ pub(crate) fn announced(frame: Frame<'_>, mac: Mac) -> Option<(IpAddr, Statement
     }
 }
 
-/// The frame that tells another host's switch which vNIC has a shared address: as [`Switch::from_underlay`](crate::Switch::from_underlay)
-/// understands it, and devices that know only ARP and neighbor discovery.
+/// The frame that tells another host's switch which vNIC has a shared address: as
+/// [`Switch::from_underlay`](crate::Switch::from_underlay) understands it, and devices that know only ARP and neighbor
+/// discovery.
 pub fn announcement(mac: Mac, address: IpAddr, statement: Statement) -> Vec<u8> {
     let mut frame = Vec::new();
     let takes = statement == Statement::Takes;

@@ -159,8 +159,8 @@ impl Switch {
         self.mappings.advance(self.connections.now_s());
     }
 
-    /// Takes what vNICs have said about shared addresses since the last call. There are as many at most as vNICs and addresses that they
-    /// share.
+    /// Takes what vNICs have said about shared addresses since the last call: at most one claim for each vNIC and
+    /// address that it shares.
     pub fn take_claims(&mut self, out: &mut Vec<Claim>) {
         self.claims.take(out);
     }
@@ -743,8 +743,8 @@ fn count_from_underlay(
             underlay.ingress_dropped_packets += 1;
         }
         Action::Answer { .. } => underlay.too_big_answered_packets += 1,
-        // What peers send is never copied.
-        Action::Copy => {}
+        // What peers send is never copied, and no service is theirs.
+        Action::Copy | Action::Host => {}
     }
 }
 

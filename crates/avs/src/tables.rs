@@ -271,19 +271,29 @@ fn subnet(address: Ipv6Addr, len: u8) -> (Ipv6Addr, u8) {
     (Ipv6Addr::from_bits(address.to_bits() & mask), len)
 }
 
-/// An address that several vNICs share: one of them has it at a time, here or on another host, as with VRRP (RFC 9568).
-/// [`Switch::take_claims`](crate::Switch::take_claims) says which of them announces that it has it. Guests reach it through the gateway,
-/// which its network must have, so they need not learn when it moves.
+/// An address that several vNICs share: one of them holds it at a time, on this host or another, as with VRRP
+/// (RFC 9568). [`Switch::take_claims`](crate::Switch::take_claims) says which of them announces it. Guests reach it
+/// through the gateway, which its network must have, so they need not learn when it moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedAddress {
     /// The network.
     pub vni: Vni,
-    /// The address, which no port, route or load balancer has, and no gateway.
+    /// The address. It belongs to no port, route, load balancer or gateway.
     pub address: IpAddr,
-    /// The vNICs that may have it, of ports and routes of that network. Each may send from the address.
+    /// The vNICs that may hold it, of ports and routes of that network. Each may send from the address.
     pub vnics: Vec<Mac>,
-    /// The one of `vnics` that has it, and gets what is sent to it. `None`: nobody does.
+    /// The one of `vnics` that holds it, and receives what is sent to it. `None`: no vNIC does.
     pub holder: Option<Mac>,
+}
+
+/// The addresses of the metadata service, as in EC2. In networks with a port that has metadata they belong to the
+/// gateway.
+pub const METADATA: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::new(169, 254, 169, 254), Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254));
+
+/// Whether guests ask for metadata at an address.
+pub(crate) fn is_metadata(address: IpAddr) -> bool {
+    address == IpAddr::V4(METADATA.0) || address == IpAddr::V6(METADATA.1)
 }
 
 /// Names of a network's guests, which the switch tells guests of this host that ask its gateways by DNS.
@@ -483,6 +493,8 @@ pub struct Tables {
     pub nat: Nat,
     /// Addresses that vNICs share.
     pub shared: Vec<SharedAddress>,
+    /// Ports whose guests may ask for metadata; their networks have gateways.
+    pub metadata: Vec<PortId>,
     /// What guests are told that ask by DHCP; the others are not answered.
     pub leases: Vec<Lease>,
     /// What guests are told about IPv6; the others are not.
@@ -544,9 +556,13 @@ pub enum BuildError {
         /// The prefix.
         prefix: IpNet,
     },
-    /// A shared address in a network without a gateway, described twice, the switch's own, or of a vNIC that is not in the network.
+    /// A shared address in a network without a gateway, described twice, the switch's own, or of a vNIC that is not in
+    /// the network.
     #[error("{0} cannot be shared by these vNICs")]
     SharedAddress(IpAddr),
+    /// A port with metadata does not exist, or its network has no gateway.
+    #[error("port number {} has metadata, but does not exist or is in a network without a gateway", .0.0)]
+    Metadata(PortId),
     /// A port has a security group that is not described.
     #[error("security group number {} is used but not described", .0.0)]
     UnknownGroup(GroupId),

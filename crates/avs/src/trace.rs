@@ -6,7 +6,7 @@ use bifrost_nic::{Offload, Parsed};
 use bifrost_wire::{Mac, Vni};
 
 use crate::drop_reason::DropReason;
-use crate::effects::{Asked, Effects};
+use crate::effects::Effects;
 use crate::fragments::{First, Moment, Piece};
 use crate::frame::Frame;
 use crate::groups::{Judgement, Memory, Permission, Why};
@@ -14,6 +14,7 @@ use crate::ids::{Direction, LoadBalancerId, PeerId, PortId};
 use crate::index::Index;
 use crate::path_mtu::{self, Remedy, TooLarge};
 use crate::pipeline::{self, Output};
+use crate::port_state::Asked;
 use crate::rule_log::Ruling;
 use crate::service::{self, Step, Translator};
 use crate::session::Planned;

@@ -50,8 +50,11 @@ pub enum Action {
         /// The sender's network.
         vni: Vni,
     },
-    /// Nowhere: a copy of the frame goes to each vNIC of [`Switch::copies`](crate::Switch::copies), as if the guest had sent it there.
+    /// A copy of the frame goes to each vNIC of [`Switch::copies`](crate::Switch::copies), as if the guest had sent it
+    /// there; the frame itself goes nowhere.
     Copy,
+    /// To the daemon of this host, for the service at the frame's destination ([`METADATA`](crate::METADATA)).
+    Host,
     /// Nowhere.
     Drop(DropReason),
 }

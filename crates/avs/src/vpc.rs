@@ -13,6 +13,7 @@ use crate::ids::{PeerId, PortId, UplinkId};
 use crate::service::Balancers;
 use crate::tables::LoadBalancer;
 use crate::tables::{BuildError, GATEWAY_MAC, Ordering, Port, Reliability, Route, SharedAddress, Vpc};
+use crate::tables::{METADATA, is_metadata};
 
 /// Names a network of a configuration: its place among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,7 +61,10 @@ pub(crate) struct VpcIndex {
     /// groups; or there are load balancers in any network, since answers to their clients may come from any.
     pub(crate) has_records: bool,
     gateways: Vec<IpAddr>,
-    /// Addresses that vNICs share, and which. They are reached through the gateway, so nobody has to learn which vNIC has one.
+    /// The gateway has the addresses where guests ask for metadata, too.
+    pub(crate) has_metadata: bool,
+    /// Addresses that vNICs share, and these vNICs. They are reached through the gateway, so that guests need not learn
+    /// which vNIC holds one.
     shared: BTreeMap<IpAddr, Box<[Mac]>>,
     /// `None`: there are no load balancers.
     pub(crate) balancers: Option<Box<Balancers>>,
@@ -97,6 +101,7 @@ impl VpcIndex {
             names: None,
             has_records: has_balancers || !vpc.acl.is_empty(),
             gateways: vpc.gateways.clone(),
+            has_metadata: false,
             shared: BTreeMap::new(),
             balancers: None,
             // Keys come from the operator, who has no reason to attack the hash.
@@ -223,6 +228,9 @@ impl VpcIndex {
         if self.has_gateway() {
             own.push(IpAddr::V6(link_local(GATEWAY_MAC)));
         }
+        if self.has_metadata {
+            own.extend([IpAddr::V4(METADATA.0), IpAddr::V6(METADATA.1)]);
+        }
         own.sort_unstable();
         own.dedup();
         let mut prefixes = std::mem::take(&mut self.prefixes);
@@ -264,7 +272,9 @@ impl VpcIndex {
     }
 
     pub(crate) fn is_gateway(&self, addr: IpAddr) -> bool {
-        self.gateways.contains(&addr) || (self.has_gateway() && addr == IpAddr::V6(link_local(GATEWAY_MAC)))
+        self.gateways.contains(&addr)
+            || (self.has_gateway() && addr == IpAddr::V6(link_local(GATEWAY_MAC)))
+            || (self.has_metadata && is_metadata(addr))
     }
 
     /// The MAC address to answer with when somebody asks for `addr`.

@@ -1,4 +1,5 @@
-//! Addresses that vNICs share: which may use one, which gets what is sent to it, how one takes it, and what VRRP reaches.
+//! Addresses that vNICs share: which may use one, which gets what is sent to it, how one takes it, and what VRRP
+//! reaches.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -20,8 +21,8 @@ const SHARED: &str = "10.0.0.100";
 const SHARED_V6: &str = "fd00::100";
 const ALL_NODES: (Mac, &str) = (Mac([0x33, 0x33, 0, 0, 0, 1]), "ff02::1");
 
-/// vNICs 1 and 2, of ports 0 and 1, and vNIC 3 at peer 1 share two addresses; those that have them. vNIC 7, of port 2, and vNIC 4 at
-/// peer 2 do not.
+/// vNICs 1 and 2, of ports 0 and 1, and vNIC 3 at peer 1 share two addresses; those that have them. vNIC 7, of port 2,
+/// and vNIC 4 at peer 2 do not.
 fn world(holders: [Option<u8>; 2]) -> Tables {
     let mut tables = tables();
     let outsider = bifrost_avs::Port {

@@ -85,6 +85,8 @@ pub(crate) struct State {
     pub(crate) shared: Shared,
     /// What was done with flow records.
     pub(crate) flow_log: flow_log::Counters,
+    /// What the metadata service has done.
+    pub(crate) metadata: bifrost_metadata::Counters,
     /// What became of mirrored packets.
     pub(crate) mirrored: mirror::Counted,
     /// What an earlier daemon has counted.
@@ -299,6 +301,7 @@ impl Daemon {
             shared,
             flow_log,
             mirrored,
+            metadata: bifrost_metadata::Counters::default(),
             carried: Arc::default(),
         };
         state.set_mirrors()?;
@@ -523,13 +526,14 @@ impl State {
         self.rebuild()
     }
 
-    /// vNICs have taken addresses that they share.
-    pub(crate) fn set_holders(&mut self, holders: Holders) -> Result<()> {
+    /// vNICs have taken addresses that they share. Returns whether that is news.
+    pub(crate) fn set_holders(&mut self, holders: Holders) -> Result<bool> {
         if self.shared.holders == holders {
-            return Ok(());
+            return Ok(false);
         }
         self.shared.holders = holders;
-        self.rebuild()
+        self.rebuild()?;
+        Ok(true)
     }
 
     /// Has the switches go by what is known now, with the configuration in force.
@@ -652,7 +656,7 @@ impl State {
 }
 
 /// A random number from the kernel.
-fn random() -> Result<u32> {
+pub(crate) fn random() -> Result<u32> {
     let mut bytes = [0u8; 4];
     let mut file = std::fs::File::open("/dev/urandom").context("opening /dev/urandom")?;
     std::io::Read::read_exact(&mut file, &mut bytes).context("reading /dev/urandom")?;

@@ -19,6 +19,7 @@ mod inject;
 mod kept;
 mod lists;
 mod machine;
+mod metadata;
 mod mirror;
 mod moves;
 mod nat;
@@ -147,6 +148,7 @@ fn work(daemon: &Arc<Daemon>, server: ServerHandle, mut signals: Signals) -> Res
     thread("namespaces", Daemon::follow_namespaces)?;
     thread("health", health::follow_for_ever)?;
     thread("shared", shared::follow_for_ever)?;
+    thread("metadata", metadata::follow_for_ever)?;
     thread("flow-log", flow_log::follow_for_ever)?;
     thread("mirror", mirror::follow_for_ever)?;
     #[cfg(debug_assertions)]

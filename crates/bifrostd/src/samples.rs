@@ -129,6 +129,7 @@ fn of_daemon(state: &State) -> Vec<Sample> {
     let mut samples: Vec<Sample> =
         state.flow_log.iter().map(|(counter, value)| nowhere(format!("flow_log.{counter}"), value)).collect();
     samples.extend(state.mirrored.all.iter().map(|(counter, value)| nowhere(format!("mirror.{counter}"), value)));
+    samples.extend(state.metadata.iter().map(|(counter, value)| nowhere(format!("metadata.{counter}"), value)));
     for (name, machine) in &state.machines {
         let at = Place { port: Some(name.clone()), ..Place::default() };
         let named = machine.counters();
@@ -230,6 +231,7 @@ mod tests {
         names.extend(of("avs.flow_log_", bifrost_avs::FlowLogCounters::default().iter()));
         names.extend(of("avs.rule_log_", bifrost_avs::RuleLogCounters::default().iter()));
         names.extend(of("mirror.", crate::mirror::Counters::default().iter()));
+        names.extend(of("metadata.", bifrost_metadata::Counters::default().iter()));
         names.extend(of("flow_log.", crate::flow_log::Counters::default().iter()));
         names.extend(of("avs.", bifrost_avs::NatCounters::default().iter()));
         names.extend(of("avs.", bifrost_avs::FragmentCounters::default().iter()));

@@ -1,8 +1,9 @@
-//! Which vNICs have the addresses that they share (`[[port]] shared`, `[[route]] shared`): the last one that has taken each.
+//! Which vNICs have the addresses that they share (`[[port]] shared`, `[[route]] shared`): the last one that has taken
+//! each.
 //!
-//! Each worker's switch notes what guests and other hosts say. This thread reads these notes, decides, and gives all workers new tables, as
-//! the health of backends does. What a guest of this host says goes on to all hosts of its network, and is repeated, for hosts that have
-//! started since. Without shared addresses nothing is asked.
+//! Each worker's switch notes what guests and other hosts say. This thread reads these notes, decides, and gives all
+//! workers new tables, as the health of backends does. What a guest of this host says goes on to all hosts of its
+//! network, and is repeated, for hosts that have started since. Without shared addresses nothing is asked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,11 +20,11 @@ use crate::daemon::{Daemon, State};
 
 /// How often workers are asked.
 const TICK: Duration = Duration::from_millis(20);
-/// After a move so many times as long as it took, within the bound: guests that take an address from each other all the time leave the
-/// daemon time for other things.
+/// The pause after a move, in multiples of its duration, and its bound: guests that take an address from each other all
+/// the time leave the daemon time for other work.
 const REST: u32 = 4;
 const LONGEST_REST: Duration = Duration::from_millis(500);
-/// How often other hosts are told who has an address.
+/// Interval of the repeated announcements to other hosts.
 const REPEAT: Duration = Duration::from_secs(10);
 /// How long to wait after a panic, which may come again.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
@@ -31,7 +32,7 @@ const AFTER_PANIC: Duration = Duration::from_secs(1);
 /// A shared address and its network.
 pub(crate) type Name = (Vni, IpAddr);
 
-/// The vNIC that has each shared address. Nobody has an address that is not here.
+/// The vNIC that holds each shared address. An address that is not here has no holder.
 pub(crate) type Holders = BTreeMap<Name, Mac>;
 
 /// What is known of shared addresses.
@@ -105,7 +106,8 @@ fn follow(daemon: &Daemon) {
 }
 
 impl State {
-    /// Decides by what workers have noted, and tells other hosts; everything if that `is_due`. Returns whether an address has moved.
+    /// Decides by what workers have noted, and tells other hosts; everything if that `is_due`. Returns whether an
+    /// address has moved.
     fn follow_shared(&mut self, is_due: bool) -> Result<bool> {
         if !self.shared.is_used {
             return Ok(false);
@@ -138,7 +140,8 @@ impl State {
         Ok(has_moved)
     }
 
-    /// Tells the other hosts of a network which addresses vNICs of this one have, those of which there is a statement to make.
+    /// Tells the other hosts of a network which addresses vNICs of this one have, those of which there is a statement
+    /// to make.
     fn announce(&self, statement: impl Fn(&Name) -> Option<Statement>) -> Result<()> {
         let is_here = |vni: Vni, mac: Mac| self.config.ports.iter().any(|port| (port.vni, port.mac) == (vni, mac));
         let mut frames = Vec::new();

@@ -20,6 +20,7 @@ use ipnet::IpNet;
 
 use crate::daemon::Names;
 use crate::health::Health;
+use crate::metadata;
 use crate::shared::{self, Holders};
 
 // What the configuration gives no guest is what the switch answers with.
@@ -111,6 +112,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health, holders: &
         load_balancers,
         nat: nat(config, names),
         shared: shared_addresses(config, holders),
+        metadata: metadata::ports(config).filter_map(|port| names.port(&port.name).map(avs::PortId)).collect(),
         leases: leases(config, names).collect(),
         ipv6_leases: ipv6_leases(config, names).collect(),
         zones: zones(config),

@@ -64,6 +64,7 @@ const STAGES: [Stage; 9] = [
             "avs.to_local_packets",
             "avs.answered_packets",
             "avs.copied_packets",
+            "avs.to_host_packets",
             "avs.dropped_*",
             "port.faulted_packets",
         ],

@@ -127,7 +127,7 @@ fn networks_behind_a_guest_are_its_alone() {
 }
 
 #[test]
-fn addresses_that_guests_share_are_nobody_elses() {
+fn shared_addresses_have_no_other_owner() {
     let port = |n: u8, more: &str| {
         format!(
             "[[port]]\nname = \"p{n}\"\nvni = 100\nmac = \"02:00:00:00:01:{n:02x}\"\naddresses = [\"10.0.1.{n}/24\"]\n{more}\n"
@@ -144,7 +144,7 @@ fn addresses_that_guests_share_are_nobody_elses() {
         ("shared = [\"10.0.0.254\"]", "", "port[1].shared[0]: 10.0.0.254 has another owner in VNI 100"),
         (shared, "routed = [\"10.0.0.100/32\"]", "port[1].shared[0]: 10.0.0.100 has another owner in VNI 100"),
         ("shared = [\"10.0.0.9\", \"10.0.0.9\"]", "", "port[1].shared[1]: 10.0.0.9 is named twice"),
-        ("", "shared = [\"224.0.0.18\"]", "port[2].shared[0]: 224.0.0.18 is no address of one host"),
+        ("", "shared = [\"224.0.0.18\"]", "port[2].shared[0]: 224.0.0.18 is not the address of a host"),
         ("", "shared = [\"10.0.0.100/32\"]", "port[2].shared[0]"),
     ] {
         let errors = with(&good, a, b).unwrap_err().to_string();

@@ -168,7 +168,11 @@ impl<P: GuestPort> Core<P> {
     fn count_decided(&mut self, owner: u16) {
         let Some(switch) = self.switch.port_counters(PortId(owner)) else { return };
         let routed = switch.to_remote_packets + switch.to_local_packets;
-        let decided = routed + switch.answered_packets + switch.copied_packets + switch.dropped.total_packets();
+        let decided = routed
+            + switch.answered_packets
+            + switch.copied_packets
+            + switch.to_host_packets
+            + switch.dropped.total_packets();
         let Some(port) = self.port_mut(owner) else { return };
         let (undecided, waiting) = port.waiting();
         let outbound = &mut port.outbound;

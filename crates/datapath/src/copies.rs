@@ -1,4 +1,5 @@
-//! Frames that leave without a buffer of a guest: copies of what a guest sends to a group, and announcements of shared addresses.
+//! Frames that leave without a buffer of a guest: copies of what a guest sends to a group, and announcements of shared
+//! addresses.
 
 use bifrost_avs::{Action, PortId, Verdict};
 use bifrost_nic::ecn::NOT_ECT;
@@ -11,8 +12,8 @@ use crate::core::Core;
 use crate::work::Stage as At;
 
 impl<P: GuestPort> Core<P> {
-    /// A guest's frame goes to each member of a group: the switch decides about each copy as if the guest had sent it to that vNIC. Copies
-    /// are plain VXLAN, in every network, and so small that their paths have room for them.
+    /// A guest's frame goes to each member of a group: the switch decides about each copy as if the guest had sent it
+    /// to that vNIC. Copies are plain VXLAN, in every network, and so small that their paths have room for them.
     #[cold]
     #[inline(never)]
     pub(crate) fn copy_to_group<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame) {
@@ -60,7 +61,7 @@ impl<P: GuestPort> Core<P> {
                     Some(worker) => self.siblings.keep_frame(worker, (owner, to.0), frame, false),
                 }
             }
-            Action::Answer { .. } | Action::Copy | Action::Drop(_) => {}
+            Action::Answer { .. } | Action::Host | Action::Copy | Action::Drop(_) => {}
         }
     }
 

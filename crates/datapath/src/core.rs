@@ -21,6 +21,7 @@ use crate::counters::Counters;
 use crate::delayed::Delayed;
 use crate::fault::Faults;
 use crate::hand_over::Siblings;
+use crate::host::HostQueue;
 use crate::kept::Kept;
 use crate::limits::Limits;
 use crate::moved::MovedGuests;
@@ -104,6 +105,8 @@ pub struct Core<P> {
     rewatch: Vec<u16>,
     /// Some guest may not send as much as it likes.
     has_limits: bool,
+    /// Where frames for services of the daemon go, if it has any.
+    pub(crate) host_queue: Option<HostQueue>,
     /// Nothing is fetched from guests: another process is to go on with them.
     pub(crate) guests_wait: bool,
 }
@@ -143,6 +146,7 @@ impl<P: GuestPort> Core<P> {
             unowned_panics: Strikes::default(),
             rewatch: Vec::new(),
             has_limits: false,
+            host_queue: None,
             guests_wait: false,
         }
     }

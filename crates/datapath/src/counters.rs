@@ -97,6 +97,8 @@ pub struct Counters {
     pub taken_over_packets: u64,
     /// The same, dropped because too many wait for the worker that owns them.
     pub hand_over_overflow_packets: u64,
+    /// Packets to services of the daemon, dropped because too many wait for it.
+    pub host_queue_full_packets: u64,
     /// RESETs dropped because the queue to another worker was full.
     pub reset_overflow_packets: u64,
     /// Packets that an injected fault dropped.
@@ -263,6 +265,7 @@ impl Counters {
             ("drop.too_large_packets", self.too_large_packets),
             ("datapath.handed_over_packets", self.handed_over_packets),
             ("datapath.taken_over_packets", self.taken_over_packets),
+            ("drop.host_queue_full_packets", self.host_queue_full_packets),
             ("drop.hand_over_overflow_packets", self.hand_over_overflow_packets),
             ("drop.reset_overflow_packets", self.reset_overflow_packets),
             ("fault.dropped_packets", self.fault_dropped_packets),

@@ -247,6 +247,10 @@ impl<P: GuestPort> Core<P> {
                 self.answer::<SEEN>(owner);
                 return;
             }
+            Action::Host => {
+                self.give_to_host(owner, frame);
+                return;
+            }
             Action::Copy => {
                 self.copy_to_group::<SEEN>(owner, frame);
                 return;
@@ -315,7 +319,7 @@ impl<P: GuestPort> Core<P> {
                 }
                 self.deliver_locally::<SEEN>(owner, frame, segments, (to.0, worker), rewrite.as_ref());
             }
-            Action::Answer { .. } | Action::Copy | Action::Drop(_) => {}
+            Action::Answer { .. } | Action::Host | Action::Copy | Action::Drop(_) => {}
         }
     }
 

@@ -57,9 +57,9 @@ pub enum End {
     },
     /// The switch answers, and it goes no further.
     Answered,
-    /// A copy goes to each of so many vNICs.
+    /// Copies go to vNICs of a group.
     Copied {
-        /// How many.
+        /// Number of vNICs.
         to: usize,
     },
     /// It goes no further.
@@ -256,7 +256,9 @@ impl<P: GuestPort> Core<P> {
             }
             Action::Deliver { port: PortId(to), worker: None } => self.placed(to, frame.len(), steps),
             // Never so: it stays on this host.
-            Action::Forward { .. } | Action::Answer { .. } | Action::Copy => self.placed(owner, frame.len(), steps),
+            Action::Forward { .. } | Action::Answer { .. } | Action::Host | Action::Copy => {
+                self.placed(owner, frame.len(), steps)
+            }
         }
     }
 
@@ -286,7 +288,7 @@ impl<P: GuestPort> Core<P> {
         steps.push(Step::FromGuest(trace));
         let Verdict { action, rewrite, fragment_to } = verdict;
         match action {
-            Action::Answer { .. } => return End::Answered,
+            Action::Answer { .. } | Action::Host => return End::Answered,
             Action::Copy => return End::Copied { to: self.switch.copies(PortId(owner)).len() },
             Action::Drop(reason) => return dropped(format!("avs.{}", reason.counter()), Some(owner)),
             Action::Forward { .. } | Action::Deliver { .. } => {}
@@ -317,7 +319,7 @@ impl<P: GuestPort> Core<P> {
             }
             Action::Deliver { port, .. } => self.placed(port.0, frame.len(), steps),
             // Gone before.
-            Action::Answer { .. } | Action::Copy | Action::Drop(_) => End::Answered,
+            Action::Answer { .. } | Action::Host | Action::Copy | Action::Drop(_) => End::Answered,
         }
     }
 
@@ -342,7 +344,7 @@ impl<P: GuestPort> Core<P> {
         let port = match action {
             Action::Deliver { port, .. } => port,
             // A peer's frame is never forwarded.
-            Action::Answer { .. } | Action::Forward { .. } | Action::Copy => return End::Answered,
+            Action::Answer { .. } | Action::Forward { .. } | Action::Host | Action::Copy => return End::Answered,
             Action::Drop(reason) => return underlay_drop(reason, found),
         };
         if self.would_fault_at_port(port.0, Direction::Rx, steps) {

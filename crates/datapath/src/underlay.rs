@@ -321,7 +321,7 @@ impl<P: GuestPort> Core<P> {
                 });
                 Ok(Judged::Done)
             }
-            Action::Deliver { .. } | Action::Forward { .. } | Action::Copy => Err(Refusal::WrongVnic),
+            Action::Deliver { .. } | Action::Forward { .. } | Action::Host | Action::Copy => Err(Refusal::WrongVnic),
             Action::Answer { vni } => {
                 let refusal = Refusal::Switch(DropReason::PathMtu);
                 self.refuse::<SEEN>(refusal, Some(owner), Some(slot), note, frame);
@@ -497,7 +497,7 @@ impl<P: GuestPort> Core<P> {
                 return Ok(());
             }
             // A peer's frame is never forwarded, but for guests that have moved.
-            Action::Forward { .. } | Action::Copy => return Err((Refusal::WrongVnic, None)),
+            Action::Forward { .. } | Action::Host | Action::Copy => return Err((Refusal::WrongVnic, None)),
             Action::Drop(reason) => return Err((Refusal::Switch(reason), None)),
         };
         let note = Note { port: Some(port.0), ..note };

@@ -8,7 +8,8 @@ use bifrost_wire::protocol::UDP;
 
 use super::{Outbound, Stop};
 use crate::drop_reason::DropReason;
-use crate::effects::{Asked, Effects};
+use crate::effects::Effects;
+use crate::port_state::Asked;
 use crate::tables::GATEWAY_MAC;
 use crate::vpc::link_local;
 use crate::{answer, dhcp, dhcpv6};

@@ -7,7 +7,8 @@ use super::{Outbound, Stop};
 use crate::answer;
 use crate::dns::{self, SERVER_PORT};
 use crate::drop_reason::DropReason;
-use crate::effects::{Asked, Effects};
+use crate::effects::Effects;
+use crate::port_state::Asked;
 
 /// Bytes of the headers of IPv4 and UDP. With IPv6 there are twenty more, and no path with less than 1280 bytes.
 const HEADERS: usize = 28;

@@ -8,6 +8,7 @@ mod admit;
 mod dhcp;
 mod dns;
 mod filter;
+mod metadata;
 mod mtu;
 mod nat;
 mod resolve;
@@ -116,6 +117,8 @@ pub(crate) enum Stop {
     Answer,
     /// The frame is dropped, and copies of it go to vNICs.
     Copy,
+    /// The frame goes to the daemon.
+    Host,
 }
 
 impl From<DropReason> for Stop {
@@ -152,6 +155,7 @@ pub(crate) fn outbound(
         Ok(()) => return packet.mtu,
         Err(Stop::Drop(reason)) => *packet.verdict = Verdict::drop(reason),
         Err(Stop::Answer) => *packet.verdict = Verdict::unchanged(Action::Answer { vni: vpc.vni }),
+        Err(Stop::Host) => *packet.verdict = Verdict::unchanged(Action::Host),
         Err(Stop::Copy) => *packet.verdict = Verdict::unchanged(Action::Copy),
     }
     0
@@ -173,8 +177,8 @@ pub(crate) fn inbound(
     };
     let mut packet = Inbound { index, vpc, peer, frame, answer, port: None, to: None, verdict };
     match inbound_stages(&mut packet, effects) {
-        // Copies are made of what guests of this host send.
-        Ok(()) | Err(Stop::Answer | Stop::Copy) => {}
+        // Copies are made of what guests of this host send, and services are for them.
+        Ok(()) | Err(Stop::Answer | Stop::Copy | Stop::Host) => {}
         Err(Stop::Drop(reason)) => *packet.verdict = Verdict::drop(reason),
     }
     packet.port

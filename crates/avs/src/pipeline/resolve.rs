@@ -38,7 +38,8 @@ fn arp(packet: &mut Outbound<'_>) -> Result<(), Stop> {
         return Err(DropReason::SpoofedArp.into());
     }
     let target = IpAddr::V4(message.target_ip);
-    // Whether somebody else has it is answered, but not to who is about to use it.
+    // A guest may look for the holder of an address that it shares. A guest that is about to take it, which a probe or an
+    // announcement shows, gets no answer.
     let is_asked = !probe && !message.is_gratuitous() && port.shared.contains(&target);
     if is_own(port, target) && !is_asked {
         return Err(DropReason::OwnAddress.into());

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use bifrost_wire::protocol::TCP;
 use bifrost_wire::{Mac, Vni};
 
-use super::{Inbound, Outbound, Stop, dhcp, dns, router};
+use super::{Inbound, Outbound, Stop, dhcp, dns, metadata, router};
 use crate::answer;
 use crate::drop_reason::DropReason;
 use crate::effects::Effects;
@@ -43,6 +43,7 @@ fn to_gateway(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(
     dhcp::outbound(packet, effects)?;
     router::outbound(packet, effects)?;
     dns::outbound(packet, effects)?;
+    metadata::outbound(packet, effects)?;
     let frame = packet.frame;
     answer::echo_reply(frame.head, frame.parsed, packet.answer).ok_or(DropReason::GatewayService)?;
     Err(Stop::Answer)

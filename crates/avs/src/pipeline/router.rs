@@ -7,7 +7,8 @@ use bifrost_wire::protocol::ICMPV6;
 use super::{Outbound, Stop};
 use crate::answer;
 use crate::drop_reason::DropReason;
-use crate::effects::{Asked, Effects};
+use crate::effects::Effects;
+use crate::port_state::Asked;
 use crate::router::{self, SOLICITATION};
 
 /// Answers at once, if a packet is a router solicitation, and the guest is told about IPv6. Called only for packets that go to a group or to

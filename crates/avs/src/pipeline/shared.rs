@@ -1,8 +1,10 @@
-//! Stage: addresses that several vNICs share, one of which has it at a time (VRRP, RFC 9568; keepalived). Which one that is stands in the
-//! tables. This stage notes what vNICs say about it, for the daemon, which writes the tables, and sends VRRP to those that share an address.
+//! Stage: addresses that several vNICs share, one of which holds each at a time (VRRP, RFC 9568; keepalived). The
+//! tables say which one. This stage notes what vNICs announce, for the daemon, which writes the tables; and it sends
+//! VRRP to the vNICs that share an address.
 //!
-//! A vNIC takes an address by a gratuitous ARP message or an unsolicited neighbor advertisement, as VRRP routers do. If nobody has the
-//! address, a packet from it is enough: after a restart of the switch guests do not repeat what they said.
+//! A vNIC takes an address by a gratuitous ARP message or an unsolicited neighbor advertisement, as VRRP routers do. If
+//! no vNIC holds the address, a packet from it is enough: after a restart of the switch guests do not repeat their
+//! announcements.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,8 +12,9 @@ use bifrost_wire::Mac;
 
 use super::{Inbound, Outbound, Stop};
 use crate::drop_reason::DropReason;
-use crate::effects::{Asked, Effects};
+use crate::effects::Effects;
 use crate::frame::Frame;
+use crate::port_state::Asked;
 use crate::shared::{Claim, Statement, announced};
 use crate::vpc::VpcIndex;
 
@@ -39,7 +42,7 @@ fn of_guest(packet: &Outbound<'_>, effects: &mut impl Effects) -> Result<(), Sto
     }
     if let Some((address, _)) = announced(packet.frame, mac).filter(|(address, _)| port.shared.contains(address)) {
         is_bounded()?;
-        // Also of the one that has it already: other hosts may not know that.
+        // Also of the current holder: other hosts may not know it.
         effects.claim(claim(packet.vpc, address, mac, Statement::Takes));
         return Err(DropReason::OwnAddress.into());
     }

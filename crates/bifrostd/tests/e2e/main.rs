@@ -35,6 +35,7 @@ mod limits;
 mod machines;
 mod many_connections;
 mod many_routes;
+mod metadata;
 mod migration;
 mod mirror;
 mod mtu;

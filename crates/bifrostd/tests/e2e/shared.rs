@@ -12,7 +12,8 @@ use crate::common::{Guest, Lab, Net, Options, eventually};
 const SHARED: &str = "10.0.0.100";
 const SHARED_V6: &str = "fd00::100";
 
-/// `a` and `c` are on the first host, `b` and `d` on the second one; `a` and `b` share addresses, and with `e`, on the first host, too.
+/// `a` and `c` are on the first host, `b` and `d` on the second one; `a` and `b` share addresses, and with `e`, on the
+/// first host, too.
 fn lab(workers: usize) -> Lab {
     let more = "gateway = [\"10.0.0.254\", \"fd00::fe\"]\n";
     let vpcs = format!("{}{more}", vpc(100, "tcp", "flow"));
@@ -86,7 +87,8 @@ fn guests_share_an_address() {
 struct Keepalived(Child);
 
 impl Keepalived {
-    /// With two VRRP routers, one for each family: a packet each 100 ms, and a backup takes over after 300 ms and its skew.
+    /// With two VRRP routers, one for each family: a packet each 100 ms, and a backup takes over after 300 ms and its
+    /// skew.
     fn start(lab: &Lab, guest: &str, priority: u8) -> Keepalived {
         let directory = lab.hosts[0].directory.join(format!("keepalived-{guest}"));
         std::fs::create_dir_all(&directory).unwrap();
@@ -110,16 +112,18 @@ impl Keepalived {
         Keepalived(command.spawn().unwrap())
     }
 
-    /// Ends it as if it had crashed: its host says nothing.
+    /// Kills it, so that it says nothing and the addresses stay in the guest's kernel. The child is killed first, because
+    /// it would clean up after its parent; the parent is stopped meanwhile, so that it does not start another child.
     fn crash(mut self) {
+        use rustix::process::{Pid, Signal, kill_process};
         let pid = self.0.id();
-        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-        for child in children.split_whitespace() {
-            let child = child.parse().ok().and_then(rustix::process::Pid::from_raw);
-            let _ = child.map(|child| rustix::process::kill_process(child, rustix::process::Signal::KILL));
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        kill_process(Pid::from_child(&self.0), Signal::STOP).unwrap();
+        for child in children.split_whitespace().filter_map(|child| Pid::from_raw(child.parse().ok()?)) {
+            kill_process(child, Signal::KILL).unwrap();
         }
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
         std::mem::forget(self);
     }
 }
@@ -131,7 +135,8 @@ impl Drop for Keepalived {
     }
 }
 
-/// Two real keepalived on two hosts, over multicast: one is master, and when it is gone the other one is, within its own time.
+/// Two real keepalived on two hosts, over multicast: one is master, and when it is gone the other one is, within its
+/// own time.
 #[test]
 fn keepalived_moves_an_address_between_hosts() {
     let lab = lab(1);

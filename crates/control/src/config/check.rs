@@ -14,7 +14,7 @@ use super::section::{Sink, nearest};
 use super::{
     Config, GATEWAY_MAC, MAX_AFXDP_MTU, Peering, Port, PortKind, Route, UnderlayPort, Vni, Vpc, overhead_bytes,
 };
-use super::{balancer, flow_log, mirror, nat, security, shared};
+use super::{balancer, flow_log, metadata, mirror, nat, security, shared};
 
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     workers(config, sink);
@@ -30,6 +30,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     mirror::check(config, sink);
     flow_log::check(config, sink);
     shared::check(config, sink);
+    metadata::check(config, sink);
 }
 
 fn workers(config: &Config, sink: &Sink<'_>) {

@@ -8,6 +8,7 @@ mod balancer;
 mod check;
 mod error;
 mod flow_log;
+mod metadata;
 mod mirror;
 mod nat;
 mod object;
@@ -31,6 +32,7 @@ pub use balancer::{Affinity, Backend, BalancedProtocol, HealthCheck, LoadBalance
 pub use bifrost_wire::Mac;
 pub use error::{ConfigError, ConfigErrors};
 pub use flow_log::FlowLog;
+pub use metadata::Metadata;
 pub use mirror::{MAX_MIRRORS, Mirror};
 pub use nat::{FloatingIp, Nat, PortForward, SourceNat, Uplink};
 pub use object::{FieldError, Kind, Object, RelationError};
@@ -282,6 +284,8 @@ pub struct Port {
     pub addresses: Vec<IpNet>,
     /// Addresses that the guest shares with others, one of which has each at a time.
     pub shared: Vec<IpAddr>,
+    /// What the guest learns about itself by the metadata service; `None`: it has none.
+    pub metadata: Option<Box<Metadata>>,
     /// Networks behind the guest, which routes, unique in the VPC; no host bits are set.
     pub routed: Vec<IpNet>,
     /// The guest's MTU, bytes.
@@ -314,7 +318,15 @@ impl Port {
     /// Whether the other one is the same device, for the same guest: what differs a running port can take over.
     pub fn is_same_device(&self, other: &Port) -> bool {
         let (security_groups, routed) = (self.security_groups.clone(), self.routed.clone());
-        *self == Port { security_groups, routed, shared: self.shared.clone(), limits: self.limits, ..other.clone() }
+        *self
+            == Port {
+                security_groups,
+                routed,
+                shared: self.shared.clone(),
+                metadata: self.metadata.clone(),
+                limits: self.limits,
+                ..other.clone()
+            }
     }
 }
 

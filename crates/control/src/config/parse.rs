@@ -12,7 +12,8 @@ use super::{
     AddressSet, Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, FloatingIp, Host, Kind,
     LoadBalancer, MAX_PATHS, MAX_QUEUE_PAIRS, MAX_WORKERS, Mirror, Nat, Object, Ordering, Peer, PeerTransport, Peering,
     PlainPaths, Port, PortForward, PortKind, PortLimits, Reliability, Route, SecurityGroup, SourceNat, Transport,
-    Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, mirror, nat, security,
+    Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, metadata, mirror, nat,
+    security,
 };
 
 /// The most addresses of one thing.
@@ -307,6 +308,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
     }
     let routed = s.list("routed", MAX_ROUTED);
     let shared = s.list("shared", MAX_ADDRESSES);
+    let metadata = s.optional_section("metadata").map(|table| Box::new(metadata::metadata(&name, table)));
     let mtu = s.int("mtu", 68..=65535, 1500) as u16;
     let limits = PortLimits {
         tx_mbit: s.optional_int("tx_mbit", MBIT),
@@ -322,6 +324,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         addresses,
         routed,
         shared,
+        metadata,
         mtu,
         netns: None,
         device: String::new(),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::section::Sink;
 use super::{Config, Vni};
 
-/// A shared address is the address of one host, is nobody's own, and is reached through a gateway.
+/// A shared address is a unicast address, is not a vNIC's own, and is reached through a gateway.
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     let of_ports = config.ports.iter().enumerate().map(|(i, port)| ("port", i, port.vni, &port.shared[..]));
     let of_routes = config.routes.iter().enumerate().map(|(i, route)| ("route", i, route.vni, &route.shared[..]));

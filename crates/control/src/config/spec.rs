@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::object::protocol;
 use super::{
-    AclRule, Action, Affinity, Backend, Direction, HealthCheck, LoadBalancer, Mirror, Object, Ordering, PeerTransport,
-    Port, PortKind, Reliability, Remote, Route, Rule, SecurityGroup, VhostMode, Vpc,
+    AclRule, Action, Affinity, Backend, Direction, HealthCheck, LoadBalancer, Metadata, Mirror, Object, Ordering,
+    PeerTransport, Port, PortKind, Reliability, Remote, Route, Rule, SecurityGroup, VhostMode, Vpc,
 };
 
 /// The keys of a table.
@@ -192,6 +192,7 @@ fn port(keys: &mut Keys, port: &Port) {
     keys.text("name", &port.name).set("vni", port.vni.value()).text("mac", port.mac);
     keys.texts("addresses", &port.addresses).texts("routed", &port.routed);
     keys.texts("shared", &port.shared).unless(1500, "mtu", port.mtu);
+    keys.some("metadata", port.metadata.as_ref().map(|of| metadata(of, &port.name)));
     keys.list("security_groups", port.security_groups.iter().map(String::as_str));
     let limits = [
         ("tx_mbit", port.limits.tx_mbit),
@@ -217,6 +218,13 @@ fn port(keys: &mut Keys, port: &Port) {
             keys.unless(true, "merged", port.merged);
         }
     }
+}
+
+fn metadata(of: &Metadata, name: &str) -> Value {
+    let mut keys = Keys::default();
+    keys.unless(name, "instance_id", of.instance_id.as_str()).unless(name, "hostname", of.hostname.as_str());
+    keys.texts("public_keys", &of.public_keys).some("user_data", of.user_data.as_deref());
+    keys.done()
 }
 
 fn route(keys: &mut Keys, route: &Route) {

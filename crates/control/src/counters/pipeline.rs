@@ -253,6 +253,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
         ),
         drop("drop.too_large_packets", "frames larger than the receiving port's MTU", "compare the MTUs of both ports"),
         drop(
+            "drop.host_queue_full_packets",
+            "packets of guests to the metadata service, dropped because the daemon has too many of them",
+            "guests that ask all the time: `avs.to_host_packets` of ports",
+        ),
+        drop(
             "drop.hand_over_overflow_packets",
             "datagrams dropped because the queue to the worker that owns them was full",
             "a worker cannot keep up with what others receive for it: more workers, or other NIC queues",

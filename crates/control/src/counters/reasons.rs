@@ -184,6 +184,11 @@ pub(super) const SWITCH: &[Reason] = &[
         advice: "a guest in a loop; longer intervals in keepalived",
     },
     Reason {
+        name: "metadata_rate",
+        what: "to the metadata service, above the guest's limit (500 packets a second)",
+        advice: "a guest in a loop; it is answered again below the limit",
+    },
+    Reason {
         name: "dns_malformed",
         what: "to the gateway's name server, but truncated or not a query",
         advice: "an attack, or a broken resolver in the guest",

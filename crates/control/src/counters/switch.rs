@@ -1,7 +1,7 @@
 //! The virtual switch (`avs`).
 
 use super::Kind::Drop;
-use super::{Chapter, Family, count, gauge, reasons};
+use super::{Chapter, Family, count, drop, gauge, reasons};
 
 pub(super) const CHAPTER: Chapter = Chapter {
     title: "Virtual switch",
@@ -18,6 +18,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "from the guest, VRRP to its group: each vNIC that shares an address gets a copy",
             "",
         ),
+        count("avs.to_host_packets", "from the guest, to the metadata service of this host", ""),
         count("avs.advertised_packets", "unsolicited router advertisements to the guest", ""),
         count("avs.from_underlay_packets", "from the underlay, to the guest", ""),
         count(
@@ -115,6 +116,22 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "avs.fragment_evicted_records",
             "of these: evicted before their packet was complete",
             "more fragmented packets at a time than a port's records (64 per direction), or a flood of first fragments",
+        ),
+        count("metadata.answered_requests", "requests for metadata that got a document", ""),
+        count(
+            "metadata.refused_requests",
+            "requests for metadata that got an error: no such document, or not a plain GET",
+            "a guest that expects other documents; see operations/guests.md",
+        ),
+        count(
+            "metadata.expired_connections",
+            "connections to the metadata service ended after 10 s",
+            "a guest that opens connections and does not ask",
+        ),
+        drop(
+            "metadata.refused_packets",
+            "packets to the metadata service without room: more than 256 guests at a time, or too many packets of one",
+            "many guests start at once; they ask again",
         ),
         count("mirror.sent_packets", "copies of packets sent to mirror targets", ""),
         count(

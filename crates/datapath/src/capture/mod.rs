@@ -130,6 +130,7 @@ pub(crate) const fn action(action: &Action) -> &'static str {
         Action::Forward { .. } => "to another host, plain VXLAN",
         Action::Deliver { .. } => "to a port of this host",
         Action::Answer { .. } => "answered here",
+        Action::Host => "to a service of this host's daemon",
         Action::Copy => "copied to each vNIC of a group",
         Action::Drop(_) => "dropped",
     }

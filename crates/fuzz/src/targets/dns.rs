@@ -40,7 +40,9 @@ pub(super) fn run(input: &mut Input<'_>) {
         match switch.from_guest(PortId(0), head, frame.len(), Offload::default(), &parsed).action {
             Action::Answer { .. } => answered(switch.answer(), parsed.dst_ip, &asked),
             Action::Drop(_) => {}
-            Action::Forward { .. } | Action::Deliver { .. } | Action::Copy => panic!("the query leaves the host"),
+            Action::Forward { .. } | Action::Deliver { .. } | Action::Host | Action::Copy => {
+                panic!("the query leaves the host")
+            }
         }
     }
 }

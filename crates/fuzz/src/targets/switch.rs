@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bifrost_avs::{
     AclRule, Action, Affinity, Backend, Direction, FlowLimits, FlowLogSpec, GATEWAY_MAC, GroupId, GroupRule,
-    LoadBalancer, Ordering, Pattern, PeerId, Peering, Port, PortId, Reliability, Route, RuleLogSpec, RuleName,
-    RuleOwner, SecurityGroup, SessionLimits, SharedAddress, Switch, Tables, Transport, Verdict, Vpc,
+    LoadBalancer, METADATA, Ordering, Pattern, PeerId, Peering, Port, PortId, Reliability, Route, RuleLogSpec,
+    RuleName, RuleOwner, SecurityGroup, SessionLimits, SharedAddress, Switch, Tables, Transport, Verdict, Vpc,
 };
 use bifrost_nic::{L3, Offload, Parsed, parse};
 use bifrost_wire::{Mac, Vni};
@@ -82,6 +82,7 @@ fn tables() -> Tables {
     });
     Tables {
         shared: shared.to_vec(),
+        metadata: vec![PortId(0)],
         load_balancers,
         vpcs: vec![
             Vpc {
@@ -137,6 +138,7 @@ pub(super) fn plain_tables() -> Tables {
     tables.peerings.clear();
     tables.load_balancers.clear();
     tables.shared.clear();
+    tables.metadata.clear();
     (tables.flow_log, tables.rule_log) = (None, None);
     tables.groups.clear();
     tables.ports.iter_mut().for_each(|port| port.groups.clear());
@@ -255,6 +257,11 @@ fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
             assert!(to.iter().all(|to| [1, 2, 3].map(mac).contains(to) && *to != from.mac), "copies for {to:?}");
             assert!(from.vni == vni(100) && !to.is_empty(), "copies for nobody");
         }
+        Action::Host => {
+            speaks_for_itself(&from, parsed);
+            let has_metadata = port == PortId(0) && [METADATA.0.into(), METADATA.1.into()].contains(&parsed.dst_ip);
+            assert!(has_metadata && parsed.dst_port == 80, "no service of the host");
+        }
         Action::Drop(_) => {}
     }
 }
@@ -342,7 +349,7 @@ fn underlay(switch: &mut Switch, vni: Vni, peer: PeerId, frame: &[u8], parsed: &
             assert_eq!((answered.src_mac, answered.src_ip), (speaker, parsed.dst_ip), "answers for another vNIC");
             assert!(switch.is_at_peer(told, answered.dst_mac, peer), "the answer goes elsewhere");
         }
-        Action::Forward { .. } | Action::Copy => panic!("a peer's frame goes to other vNICs"),
+        Action::Forward { .. } | Action::Copy | Action::Host => panic!("a peer's frame goes to other vNICs"),
         Action::Drop(_) => {}
     }
 }

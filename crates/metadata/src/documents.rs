@@ -1,0 +1,113 @@
+//! The documents of one guest, in the layout of EC2's instance metadata: a tree whose leaves are texts, and whose inner
+//! nodes list what is below them, one name a line.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+/// What one guest may learn.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Documents {
+    /// Names the guest; software that configures it once does so again when this changes.
+    pub instance_id: String,
+    /// Its host name, with its domain if it has one.
+    pub hostname: String,
+    /// Its MAC address, as text.
+    pub mac: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Its MTU, bytes.
+    pub mtu: u16,
+    /// Public SSH keys, one line each.
+    pub public_keys: Vec<String>,
+    /// What its owner has written for it; `None`: nothing.
+    pub user_data: Option<Vec<u8>>,
+}
+
+/// Versions of the layout that are listed. Any other date is taken for one, too: what is here is older than all of
+/// them.
+const VERSIONS: [&str; 2] = ["2009-04-04", "latest"];
+
+impl Documents {
+    /// The document at a path; empty parts of the path are ignored. `None`: there is none.
+    pub(crate) fn find(&self, path: &str) -> Option<Cow<'_, [u8]>> {
+        let mut parts = path.split('/').filter(|part| !part.is_empty());
+        let Some(version) = parts.next() else { return Some(lines(VERSIONS)) };
+        if !is_version(version) {
+            return None;
+        }
+        let rest: Vec<&str> = parts.collect();
+        match rest.split_first() {
+            None => {
+                let all = ["meta-data/"].into_iter().chain(self.user_data.as_ref().map(|_| "user-data"));
+                Some(lines(all))
+            }
+            Some((&"user-data", [])) => self.user_data.as_deref().map(Cow::Borrowed),
+            Some((&"meta-data", rest)) => self.meta_data(&rest.join("/")),
+            _ => None,
+        }
+    }
+
+    fn meta_data(&self, path: &str) -> Option<Cow<'_, [u8]>> {
+        if path == "public-keys" && !self.public_keys.is_empty() {
+            // The one list with names: `0=key-0` is the directory `0/`.
+            return Some(lines((0..self.public_keys.len()).map(|n| format!("{n}=key-{n}"))));
+        }
+        let leaves = self.leaves();
+        if let Some((_, text)) = leaves.iter().find(|(name, _)| name == path) {
+            return Some(Cow::Owned(text.clone().into_bytes()));
+        }
+        let prefix = if path.is_empty() { String::new() } else { format!("{path}/") };
+        let mut names: Vec<String> = Vec::new();
+        for below in leaves.iter().filter_map(|(name, _)| name.strip_prefix(&prefix)) {
+            let name = below.split_once('/').map_or(below.to_owned(), |(name, _)| format!("{name}/"));
+            if names.last() != Some(&name) {
+                names.push(name);
+            }
+        }
+        (!names.is_empty()).then(|| lines(names))
+    }
+
+    /// Paths below `meta-data` and texts, sorted.
+    fn leaves(&self) -> Vec<(String, String)> {
+        let (v4, v6): (Vec<&IpAddr>, Vec<&IpAddr>) = self.addresses.iter().partition(|address| address.is_ipv4());
+        let list = |all: &[&IpAddr]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        let name = |of: &str| of.to_owned();
+        let interface = |of: &str| format!("network/interfaces/macs/{}/{of}", self.mac);
+        let mut leaves = vec![
+            (name("hostname"), self.hostname.clone()),
+            (name("instance-id"), self.instance_id.clone()),
+            (name("local-hostname"), self.hostname.clone()),
+            (name("mac"), self.mac.clone()),
+            (interface("device-number"), name("0")),
+            (interface("mac"), self.mac.clone()),
+        ];
+        if let Some(first) = v4.first() {
+            leaves.push((name("local-ipv4"), first.to_string()));
+            leaves.push((interface("local-ipv4s"), list(&v4)));
+        }
+        if let Some(first) = v6.first() {
+            leaves.push((name("ipv6"), first.to_string()));
+            leaves.push((interface("ipv6s"), list(&v6)));
+        }
+        let keys = self.public_keys.iter().enumerate();
+        leaves.extend(keys.map(|(n, key)| (format!("public-keys/{n}/openssh-key"), key.clone())));
+        leaves.sort();
+        leaves
+    }
+}
+
+fn lines<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> Cow<'static, [u8]> {
+    let names: Vec<T> = names.into_iter().collect();
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    Cow::Owned(names.join("\n").into_bytes())
+}
+
+/// `latest`, or a date such as `2009-04-04`.
+fn is_version(text: &str) -> bool {
+    let is_date = text.len() == 10
+        && text
+            .bytes()
+            .enumerate()
+            .all(|(at, byte)| if at == 4 || at == 7 { byte == b'-' } else { byte.is_ascii_digit() });
+    text == "latest" || is_date
+}
