@@ -267,6 +267,7 @@ impl Daemon {
                 salt: random()?,
                 plain_paths: translate::plain_paths(&config),
                 bundle_bytes: translate::bundle_bytes(&config),
+                control_dscp: config.underlay.control_dscp,
                 slow_port_percent: config.workers.slow_port_percent,
                 answer_us: config.workers.answer_us,
             };
@@ -471,7 +472,7 @@ impl State {
         if !diff.mirrors.is_empty() || !diff.ports.is_empty() {
             self.set_mirrors()?;
         }
-        for (_, port) in kept.iter().filter(|(old, new)| old.limits != new.limits) {
+        for (_, port) in kept.iter().filter(|(old, new)| (old.limits, old.dscp) != (new.limits, new.dscp)) {
             self.set_limits(port)?;
         }
         for port in diff.ports.added.iter().chain(remade.iter().map(|(_, new)| new)) {
@@ -597,11 +598,14 @@ impl State {
         Ok(())
     }
 
-    /// Gives a port its limits; the workers that serve it share them.
+    /// Gives a port its limits, which the workers that serve it share, and the DSCP of what its guest sends.
     pub(crate) fn set_limits(&self, port: &Port) -> Result<()> {
         let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
-        let limits = translate::limits(&port.limits);
-        self.on_all(move |worker| worker.core_mut().set_limits(owner, limits.clone()))?;
+        let (limits, marking) = (translate::limits(&port.limits), translate::marking(port.dscp));
+        self.on_all(move |worker| {
+            worker.core_mut().set_limits(owner, limits.clone());
+            worker.core_mut().set_marking(owner, marking);
+        })?;
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bifrost_avs as avs;
 use bifrost_control::config::{self, Auto, Config, CongestionControl};
 use bifrost_datapath::fault::{Direction, Fault, Target};
-use bifrost_datapath::{AfterGap, Limits, PeerConfig, PlainPaths, Rate};
+use bifrost_datapath::{AfterGap, Limits, Marking, PeerConfig, PlainPaths, Rate};
 use bifrost_port::afxdp::{self, AfxdpConfig};
 use bifrost_port::tap::TapConfig;
 use bifrost_port::udp::UdpConfig;
@@ -463,6 +463,14 @@ pub(crate) fn peer(config: &Config, peer: &config::Peer, id: u16) -> PeerConfig 
         bifrost_port: config.underlay.bifrost_port,
         vxlan_port: config.underlay.vxlan_port,
         plain: peer.transport == config::PeerTransport::Plain,
+    }
+}
+
+/// The outer DSCP of what a port's guest sends.
+pub(crate) fn marking(dscp: config::Dscp) -> Marking {
+    match dscp {
+        config::Dscp::Fixed(dscp) => Marking::Fixed(dscp),
+        config::Dscp::Copied => Marking::Copied,
     }
 }
 

@@ -218,6 +218,7 @@ fn fixed_fields(old: &Config, new: &Config) -> Vec<String> {
     let mode = |mode| format!("{mode:?}").to_lowercase();
     compare("underlay.xdp_mode", mode(o.xdp_mode), mode(n.xdp_mode));
     compare("underlay.xdp_frames", o.xdp_frames.to_string(), n.xdp_frames.to_string());
+    compare("underlay.control_dscp", o.control_dscp.to_string(), n.control_dscp.to_string());
     fields
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bifrost_control::Config;
 use bifrost_control::config::{
-    Auto, CongestionControl, Mac, Ordering, PeerTransport, PlainPaths, PortKind, PortLimits, Reliability, Transport,
-    Vni, overhead_bytes,
+    Auto, CongestionControl, Dscp, Mac, Ordering, PeerTransport, PlainPaths, PortKind, PortLimits, Reliability,
+    Transport, Vni, overhead_bytes,
 };
 
 /// Line numbers in the tables below are those of this text.
@@ -131,6 +131,18 @@ fn path_mtu_is_what_a_route_says_or_what_the_underlay_lets_pass() {
     let jumbo = Config::parse(&GOOD.replacen("mtu = 1600", "mtu = 9000", 1), "t").unwrap();
     assert_eq!(mtus(&jumbo), [8934, 8934]);
     assert_eq!(jumbo.underlay.guest_mtu(&["fd00::1".parse().unwrap()]), 8914);
+}
+
+#[test]
+fn classes_arrive() {
+    let text = GOOD.replacen("queues = 1", "dscp = 46", 1).replacen("mtu = 1600", "mtu = 1600\ncontrol_dscp = 48", 1);
+    let marked = Config::parse(&text, "marked.toml").unwrap();
+    assert_eq!((marked.ports[0].dscp, marked.underlay.control_dscp), (Dscp::Fixed(46), 48));
+    assert_eq!(marked.ports[1].dscp, Dscp::Fixed(0));
+    // A running port takes it over.
+    let copied = Config::parse(&text.replacen("dscp = 46", "dscp = \"copy\"", 1), "copied.toml").unwrap();
+    assert_eq!(copied.ports[0].dscp, Dscp::Copied);
+    assert!(marked.ports[0].is_same_device(&copied.ports[0]));
 }
 
 #[test]
@@ -579,6 +591,8 @@ fn bad_configurations() {
                 "60: port[0].rx_kpps: expected an integer, found a string",
             ],
         ),
+        ("queues = 1", "dscp = 64", &["57: port[0].dscp: 64 is not in 0..=63"]),
+        ("queues = 1", "dscp = \"EF\"", &["57: port[0].dscp: expected \"copy\" or an integer in 0..=63"]),
         // Virtual machines.
         ("name = \"web2\"", "name = \"web2\"\nkind = \"vhost\"", &["60: port[1].kind: "]),
         (

@@ -11,7 +11,8 @@ use bifrost_wire::{Vni, vxlan};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Encap {
     pub(crate) lane: LaneId,
-    pub(crate) ecn: u8,
+    /// Outer DSCP and ECN codepoint.
+    pub(crate) class: u8,
     pub(crate) vni: Vni,
     pub(crate) cid: Cid,
     /// Of the packet's connection; `None` for a packet that always goes alone.
@@ -70,7 +71,7 @@ impl Bundler {
             self.is_beginning = false;
             return true;
         }
-        batch.push(encap.lane, encap.ecn, |buffer| {
+        batch.push(encap.lane, encap.class, |buffer| {
             buffer.extend_from_slice(&vxlan::emit(encap.vni));
             write(buffer);
         });
@@ -85,11 +86,11 @@ impl Bundler {
         let worker = |encap: &Encap| encap.cid.0 >> 24;
         let more = if self.is_bundle { 0 } else { Bundle::FIXED + Bundle::PER_PACKET };
         let fits = batch.last().map_or(0, <[u8]>::len) + more + Bundle::PER_PACKET + len <= self.max_bytes;
-        // A packet without ECN may be in an ECN-capable datagram: marks count for DATA alone.
+        // A packet without ECN may be in an ECN-capable datagram of its DSCP: marks count for DATA alone.
         fits && open.lane == encap.lane
             && open.vni == encap.vni
             && worker(open) == worker(encap)
-            && (encap.ecn == open.ecn || encap.ecn == 0)
+            && (encap.class == open.class || encap.class == open.class & !3)
             && encap.version.is_some_and(Version::has_bundles)
     }
 }
@@ -113,7 +114,7 @@ mod tests {
                     probe: false,
                     ack_now: false,
                     from_responder: false,
-                    ecn: encap.ecn != 0,
+                    ecn: encap.class & 3 != 0,
                     retransmit: false,
                     path: PathId::default(),
                     distance: 0,
@@ -156,9 +157,9 @@ mod tests {
     }
 
     prop_compose! {
-        fn encap()(lane in 0u16..2, ecn: bool, vni in 1u32..3, worker in 0u32..2, cid in 1u32..3, version in 0u8..5) -> Encap {
-            let (ecn, vni) = (u8::from(ecn) * 2, Vni::new(vni).unwrap());
-            Encap { lane: LaneId(lane), ecn, vni, cid: Cid(worker << 24 | cid), version: Version::try_from(version).ok() }
+        fn encap()(lane in 0u16..2, ecn: bool, dscp in 0u8..2, vni in 1u32..3, worker in 0u32..2, cid in 1u32..3, version in 0u8..5) -> Encap {
+            let (class, vni) = (dscp << 2 | u8::from(ecn) * 2, Vni::new(vni).unwrap());
+            Encap { lane: LaneId(lane), class, vni, cid: Cid(worker << 24 | cid), version: Version::try_from(version).ok() }
         }
     }
 
@@ -176,7 +177,7 @@ mod tests {
             }
             prop_assert_eq!(batch.len() + joined, packets.len());
             let mut added = (0u32..).zip(&packets);
-            for (lane, ecn, payload) in batch.iter() {
+            for (lane, class, payload) in batch.iter() {
                 let inside = split(payload);
                 prop_assert!(inside.len() == 1 || payload.len() <= usize::from(max));
                 let count = inside.len();
@@ -185,7 +186,7 @@ mod tests {
                     let (number, (encap, len)) = added.next().unwrap();
                     prop_assert_eq!(&bytes, &packet(encap, number, *len));
                     prop_assert_eq!((lane, vni), (encap.lane, encap.vni));
-                    prop_assert!(ecn == encap.ecn || encap.ecn == 0);
+                    prop_assert!(class == encap.class || class & !3 == encap.class);
                     prop_assert!(count == 1 || encap.version.is_some_and(Version::has_bundles));
                     workers.push(encap.cid.0 >> 24);
                 }
@@ -198,7 +199,7 @@ mod tests {
     #[test]
     fn what_fits_shares_a_datagram_and_a_closed_one_is_left_alone() {
         let vni = Vni::new(7).unwrap();
-        let encap = Encap { lane: LaneId(0), ecn: 2, vni, cid: Cid(1), version: Some(Version::V3) };
+        let encap = Encap { lane: LaneId(0), class: 2, vni, cid: Cid(1), version: Some(Version::V3) };
         let bytes = packet(&encap, 1, Some(84));
         let (mut batch, mut bundler) = (TxBatch::default(), Bundler::new(1452));
         let mut push =
@@ -215,7 +216,7 @@ mod tests {
     #[test]
     fn a_packet_whose_writing_panics_leaves_the_others_whole() {
         let vni = Vni::new(7).unwrap();
-        let encap = Encap { lane: LaneId(0), ecn: 2, vni, cid: Cid(1), version: Some(Version::V3) };
+        let encap = Encap { lane: LaneId(0), class: 2, vni, cid: Cid(1), version: Some(Version::V3) };
         // As the first packet of a datagram, the second one, and a later one.
         for before in 0..4 {
             let (mut batch, mut bundler) = (TxBatch::default(), Bundler::new(1452));

@@ -2,8 +2,7 @@
 //! addresses.
 
 use bifrost_avs::{Action, PortId, Verdict};
-use bifrost_nic::ecn::NOT_ECT;
-use bifrost_nic::{Offload, parse};
+use bifrost_nic::{Offload, dscp, parse};
 use bifrost_port::{GuestPort, TxFrame};
 use bifrost_wire::{Mac, Vni};
 
@@ -41,6 +40,7 @@ impl<P: GuestPort> Core<P> {
         self.work.at(At::Switch, owner);
         let Some(port) = self.port_mut(owner) else { return };
         port.outbound.copy_packets += 1;
+        let class = port.marking.outer(dscp::class_of(frame, &parsed), false);
         let &Verdict { action, .. } =
             self.switch.from_guest(PortId(owner), frame, frame.len(), Offload::default(), &parsed);
         match action {
@@ -49,7 +49,7 @@ impl<P: GuestPort> Core<P> {
                     port.outbound.plain_packets += 1;
                 }
                 let note = Note { peer: Some(peer.0), what: "a copy for a group", ..Note::default() };
-                self.send_frame::<SEEN>(peer.0, (vni, parsed.flow_hash, NOT_ECT), note, Some(frame));
+                self.send_frame::<SEEN>(peer.0, (vni, parsed.flow_hash, class), note, Some(frame));
             }
             Action::Deliver { port: to, worker } => {
                 if let Some(port) = self.port_mut(owner) {
@@ -68,7 +68,7 @@ impl<P: GuestPort> Core<P> {
     /// Sends a frame to several hosts as plain VXLAN, with the next turn. Peers that do not exist are left out.
     pub fn send_to_peers(&mut self, vni: Vni, peers: &[u16], frame: &[u8]) {
         let Ok(parsed) = parse(frame, frame.len()) else { return };
-        let flow = (vni, parsed.flow_hash, NOT_ECT);
+        let flow = (vni, parsed.flow_hash, self.control_class);
         for &peer in peers {
             let note = Note { peer: Some(peer), what: "a shared address", ..Note::default() };
             if self.is_captured() {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bifrost_avs::{Switch, VECTOR};
+use bifrost_nic::dscp::Marking;
 use bifrost_nic::{Malformed, Parsed};
 use bifrost_port::{GuestPort, RxHandle, TxBatch, TxFrame, Underlay};
 use bifrost_rte::{Engine, Output, Time};
@@ -50,6 +51,8 @@ pub struct CoreConfig {
     pub plain_paths: PlainPaths,
     /// The longest datagram, UDP payload in bytes, in which the transport's packets may leave together; 0: each goes alone.
     pub bundle_bytes: u16,
+    /// Outer DSCP of the transport's ACKs and set-up, 0 to 63. Other than 0: control packets are first in each batch.
+    pub control_dscp: u8,
     /// Of the worker's time, what a port may use beyond what its packets need, percent; 0: as much as it likes. Asked by a worker alone.
     pub slow_port_percent: u8,
     /// Of each turn, what questions about what there is may take, us. Asked by a worker alone.
@@ -72,6 +75,8 @@ pub struct Core<P> {
     pub(crate) published: usize,
     pub(crate) batch: TxBatch,
     pub(crate) bundler: Bundler,
+    /// Outer traffic class of ACKs and set-up.
+    pub(crate) control_class: u8,
     pub(crate) frames: Vec<TxFrame>,
     /// What the headers of a guest's next frames say.
     pub(crate) parsed: Vec<Result<Parsed, Malformed>>,
@@ -126,6 +131,7 @@ impl<P: GuestPort> Core<P> {
             published: 0,
             batch: TxBatch::default(),
             bundler: Bundler::new(config.bundle_bytes),
+            control_class: config.control_dscp << 2,
             frames: Vec::with_capacity(256),
             parsed: Vec::with_capacity(VECTOR),
             scratch: Vec::with_capacity(2048),
@@ -234,6 +240,13 @@ impl<P: GuestPort> Core<P> {
             port.held_back_until = None;
             self.watch(usize::from(owner));
             self.has_limits = self.ports.iter().flatten().any(|p| p.limits.tx.is_some());
+        }
+    }
+
+    /// From now on the outer DSCP of what a port's guest sends is chosen so.
+    pub fn set_marking(&mut self, owner: u16, marking: Marking) {
+        if let Some(port) = self.port_mut(owner) {
+            port.marking = marking;
         }
     }
 

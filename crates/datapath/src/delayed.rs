@@ -17,8 +17,8 @@ pub(crate) enum Packet {
     Out {
         /// Where to.
         lane: LaneId,
-        /// ECN codepoint.
-        ecn: u8,
+        /// Outer DSCP and ECN codepoint.
+        class: u8,
         /// UDP payload.
         bytes: Vec<u8>,
     },

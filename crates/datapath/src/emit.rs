@@ -31,6 +31,10 @@ impl<P: GuestPort> Core<P> {
         }
         let first = self.batch.len();
         let mut leaving = Leaving::of(self);
+        if leaving.core.control_class != 0 {
+            // With a class of its own it shares no datagram with data, and need not be last.
+            leaving.send_control();
+        }
         while let Some(data) = leaving.out.data.get(leaving.data) {
             leaving.data += 1;
             let core = &mut *leaving.core;
@@ -45,13 +49,7 @@ impl<P: GuestPort> Core<P> {
                 core.release(data.owner, data.handle);
             }
         }
-        while let Some(control) = leaving.out.control.get(leaving.control) {
-            leaving.control += 1;
-            leaving.core.work.at_shared(At::EmitControl);
-            if leaving.core.send_control(control).is_none() {
-                leaving.core.counters.gone_tx_packets += 1;
-            }
-        }
+        leaving.send_control();
         leaving.core.bundler.close();
         if !leaving.core.faults.is_empty() {
             leaving.core.work.at_shared(At::Loop);
@@ -89,8 +87,8 @@ impl<P: GuestPort> Core<P> {
     fn send_batch<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) {
         let (packets, bytes) = (self.batch.len() as u64, self.batch.bytes() as u64);
         if SEEN && let Some(capture) = &mut self.capture {
-            for (lane, ecn, payload) in self.batch.iter() {
-                capture.leaving(lane, ecn, payload, &self.peers);
+            for (lane, class, payload) in self.batch.iter() {
+                capture.leaving(lane, class, payload, &self.peers);
             }
         }
         self.work.at_shared(At::Send);
@@ -115,8 +113,8 @@ impl<P: GuestPort> Core<P> {
         }
         let held = port.held.get(data.handle as usize)?.as_ref()?;
         let flow = held.flow;
-        let ecn = if data.header.ecn { ecn::outer_of_reliable(held.ecn) } else { NOT_ECT };
-        let encap = Encap { lane, ecn, vni, cid, version };
+        let ecn = if data.header.ecn { ecn::outer_of_reliable(held.class & 3) } else { NOT_ECT };
+        let encap = Encap { lane, class: held.class & !3 | ecn, vni, cid, version };
         let frame_len = held.segments.len(u16::from(data.segment));
         let joined = self.bundler.push(&mut self.batch, encap, DataHeader::LEN + frame_len, |buffer| {
             buffer.extend_from_slice(&data.header.emit());
@@ -146,7 +144,12 @@ impl<P: GuestPort> Core<P> {
             // They may be for any worker of the peer.
             Control::Setup(_) | Control::Reset(_) => (None, Cid::NONE, 0),
         };
-        let encap = Encap { lane: peer.lane(control.path), ecn: NOT_ECT, vni, cid, version };
+        let class = match &control.packet {
+            Control::Ack(_) | Control::Setup(_) | Control::Reset(_) => self.control_class,
+            // They measure what data meets on the path.
+            Control::Probe(_) | Control::Skip(_) => NOT_ECT,
+        };
+        let encap = Encap { lane: peer.lane(control.path), class, vni, cid, version };
         let joined = self.bundler.push(&mut self.batch, encap, len, |buffer| match &control.packet {
             Control::Ack(ack) => ack.emit(buffer),
             Control::Probe(header) => buffer.extend_from_slice(&header.emit()),
@@ -169,13 +172,13 @@ impl<P: GuestPort> Core<P> {
         reliably: bool,
     ) {
         let sent = self.write_plain::<SEEN>(peer, vni, owner, handle, segment);
-        if let Some((path, lane, ecn)) = sent {
+        if let Some((path, lane, class)) = sent {
             self.counters.plain_tx_packets += 1;
             if reliably {
-                self.keep_last(peer, owner, handle, ecn);
+                self.keep_last(peer, owner, handle, class);
             }
             if !self.faults.is_empty() {
-                self.spoil_last(peer, PathId::masked(path), lane, ecn);
+                self.spoil_last(peer, PathId::masked(path), lane, class);
             }
         } else {
             self.counters.gone_tx_packets += 1;
@@ -185,14 +188,14 @@ impl<P: GuestPort> Core<P> {
 
     /// Keeps a copy of the frame that is last in the batch, if all paths to its peer have failed.
     #[cold]
-    fn keep_last(&mut self, peer: u16, owner: u16, handle: u32, ecn: u8) {
+    fn keep_last(&mut self, peer: u16, owner: u16, handle: u32, class: u8) {
         if !self.is_silent(peer) {
             return;
         }
         let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
         let held = port.and_then(|port| port.held.get(handle as usize)?.as_ref());
         let (Some(held), Some(frame)) = (held, self.batch.last()) else { return };
-        self.kept.keep(self.now, Flow { peer, owner, hash: held.flow }, ecn, frame);
+        self.kept.keep(self.now, Flow { peer, owner, hash: held.flow }, class, frame);
         self.counters.kept_packets += 1;
     }
 
@@ -224,7 +227,7 @@ impl<P: GuestPort> Core<P> {
         let lane = peer.vxlan.get(path.index()).copied().unwrap_or(peer.vxlan[0]);
         self.work.at_shared(At::Emit);
         for frame in frames {
-            self.batch.push(lane, frame.ecn, |buffer| buffer.extend_from_slice(&frame.bytes));
+            self.batch.push(lane, frame.class, |buffer| buffer.extend_from_slice(&frame.bytes));
             self.counters.emitted_packets += 1;
             self.counters.plain_tx_packets += 1;
             self.counters.kept_tx_packets += 1;
@@ -235,7 +238,7 @@ impl<P: GuestPort> Core<P> {
                 capture.frame(Stage::Post, note, inner, inner.len());
             }
             if !self.faults.is_empty() {
-                self.spoil_last(id, path, lane, frame.ecn);
+                self.spoil_last(id, path, lane, frame.class);
             }
         }
     }
@@ -247,12 +250,13 @@ impl<P: GuestPort> Core<P> {
         self.send_frame::<SEEN>(peer, (vni, flow, NOT_ECT), note, None);
     }
 
-    /// A frame that is not a guest's of this host, as plain VXLAN; `None`: the switch's answer. Whether there is such a peer.
+    /// A frame that is not a guest's of this host, as plain VXLAN; `None`: the switch's answer. `class`: the
+    /// outer traffic class. Returns whether there is such a peer.
     #[cold]
     pub(crate) fn send_frame<const SEEN: bool>(
         &mut self,
         peer: u16,
-        (vni, flow, ecn): (Vni, u32, u8),
+        (vni, flow, class): (Vni, u32, u8),
         note: Note,
         frame: Option<&[u8]>,
     ) -> bool {
@@ -261,7 +265,7 @@ impl<P: GuestPort> Core<P> {
         };
         self.counters.on_plain_path(moved);
         let frame = frame.unwrap_or_else(|| self.switch.answer());
-        self.batch.push(lane, ecn, |buffer| {
+        self.batch.push(lane, class, |buffer| {
             buffer.extend_from_slice(&vxlan::emit(vni));
             buffer.extend_from_slice(frame);
         });
@@ -273,7 +277,7 @@ impl<P: GuestPort> Core<P> {
             capture.frame(Stage::Post, note, frame, frame.len());
         }
         if !self.faults.is_empty() {
-            self.spoil_last(peer, PathId::masked(path), lane, ecn);
+            self.spoil_last(peer, PathId::masked(path), lane, class);
         }
         true
     }
@@ -303,8 +307,8 @@ impl<P: GuestPort> Core<P> {
         let held = port.held.get(handle as usize)?.as_ref()?;
         let (path, lane, moved) = self.peers.plain_lane(peer, held.flow, &mut self.engine, self.now)?;
         self.counters.on_plain_path(moved);
-        let ecn = ecn::outer_of_plain(held.ecn);
-        self.batch.push(lane, ecn, |buffer| {
+        let class = held.class;
+        self.batch.push(lane, class, |buffer| {
             buffer.extend_from_slice(&vxlan::emit(vni));
             let frame = buffer.len();
             let copy = |from, to, out: &mut Vec<u8>| port.port.copy(TxHandle(handle), from, to, out);
@@ -319,22 +323,22 @@ impl<P: GuestPort> Core<P> {
             let frame = &payload[vxlan::HEADER_LEN..];
             capture.frame(Stage::Post, note, frame, frame.len());
         }
-        Some((path, lane, ecn))
+        Some((path, lane, class))
     }
 
     /// Applies the paths' faults to the transport's datagrams from `first` on.
     #[cold]
     fn spoil_from(&mut self, first: usize) {
-        for (lane, ecn, bytes) in self.batch.take_from(first) {
-            self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
+        for (lane, class, bytes) in self.batch.take_from(first) {
+            self.batch.push(lane, class, |buffer| buffer.extend_from_slice(&bytes));
             if let Some((peer, path)) = self.peers.path_of(lane) {
-                self.spoil_last(peer, path, lane, ecn);
+                self.spoil_last(peer, path, lane, class);
             }
         }
     }
 
     /// Applies the path's faults to the datagram that was just added.
-    fn spoil_last(&mut self, peer: u16, path: PathId, lane: LaneId, ecn: u8) {
+    fn spoil_last(&mut self, peer: u16, path: PathId, lane: LaneId, class: u8) {
         let fate = self.faults.on_path(peer, path.get(), Direction::Tx);
         if fate == Default::default() {
             return;
@@ -356,14 +360,14 @@ impl<P: GuestPort> Core<P> {
         if fate.duplicate {
             self.counters.fault_duplicated_packets += 1;
             self.counters.fault_tx_duplicated_packets += 1;
-            self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
+            self.batch.push(lane, class, |buffer| buffer.extend_from_slice(&bytes));
         }
         if fate.delay_ns > 0 {
             self.counters.fault_delayed_packets += 1;
             self.counters.fault_tx_delayed_packets += 1;
-            self.put_off(fate.delay_ns, delayed::Packet::Out { lane, ecn, bytes });
+            self.put_off(fate.delay_ns, delayed::Packet::Out { lane, class, bytes });
         } else {
-            self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
+            self.batch.push(lane, class, |buffer| buffer.extend_from_slice(&bytes));
         }
     }
 
@@ -393,6 +397,19 @@ struct Leaving<'a, P> {
     control: usize,
     plain: usize,
     release: usize,
+}
+
+impl<P: GuestPort> Leaving<'_, P> {
+    /// The transport's packets without a guest's data.
+    fn send_control(&mut self) {
+        while let Some(control) = self.out.control.get(self.control) {
+            self.control += 1;
+            self.core.work.at_shared(At::EmitControl);
+            if self.core.send_control(control).is_none() {
+                self.core.counters.gone_tx_packets += 1;
+            }
+        }
+    }
 }
 
 impl<'a, P> Leaving<'a, P> {

@@ -2,7 +2,7 @@
 
 use bifrost_avs::{Action, DHCP_SERVER_PORT, DHCPV6_SERVER_PORT, DNS_SERVER_PORT, PortId, Verdict, WorkerId};
 use bifrost_nic::{
-    Checksum, L3, Malformed, Parsed, Segments, TooLarge, ecn, open_checksum_is_right, parse,
+    Checksum, L3, Malformed, Parsed, Segments, TooLarge, dscp, open_checksum_is_right, parse,
     transport_checksum_of_parts,
 };
 use bifrost_port::{GuestPort, PlaceError, RxHandle, TxFrame, Underlay};
@@ -278,8 +278,8 @@ impl<P: GuestPort> Core<P> {
         match action {
             Action::Forward { vni, peer, local, remote, reliable, ordering } => {
                 let left = segments.count();
-                let ecn = ecn::of(head, parsed);
-                port.hold(handle, Held { segments: *segments, rewrite, flow: parsed.flow_hash, ecn, left });
+                let class = port.marking.outer(dscp::class_of(head, parsed), reliable);
+                port.hold(handle, Held { segments: *segments, rewrite, flow: parsed.flow_hash, class, left });
                 let mut reliable = reliable;
                 if reliable {
                     port.port.keep(frame.handle);

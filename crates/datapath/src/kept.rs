@@ -31,7 +31,7 @@ pub(crate) struct Frame {
     /// Whose it is.
     pub(crate) flow: Flow,
     /// Outer ECN codepoint.
-    pub(crate) ecn: u8,
+    pub(crate) class: u8,
     /// UDP payload.
     pub(crate) bytes: Vec<u8>,
     since: Time,
@@ -45,7 +45,7 @@ pub(crate) struct Kept {
 
 impl Kept {
     /// Keeps a copy of a frame. It replaces the second oldest of its flow if that has its share, or the oldest of its port.
-    pub(crate) fn keep(&mut self, now: Time, flow: Flow, ecn: u8, bytes: &[u8]) {
+    pub(crate) fn keep(&mut self, now: Time, flow: Flow, class: u8, bytes: &[u8]) {
         let is_old = |frame: &Frame| now.since(frame.since) > LONGEST_NS;
         while self.frames.front().is_some_and(is_old) {
             self.frames.pop_front();
@@ -62,7 +62,7 @@ impl Kept {
         let mut copy = freed.map(|frame| frame.bytes).unwrap_or_default();
         copy.clear();
         copy.extend_from_slice(bytes);
-        self.frames.push_back(Frame { flow, ecn, bytes: copy, since: now });
+        self.frames.push_back(Frame { flow, class, bytes: copy, since: now });
     }
 
     /// Whether nothing is kept.

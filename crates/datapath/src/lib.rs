@@ -52,6 +52,7 @@ mod worker;
 mod yielding;
 
 pub use crate::core::{Core, CoreConfig};
+pub use bifrost_nic::dscp::Marking;
 pub use bifrost_tables::{AfterGap, PathSet};
 pub use contain::{PortFault, Recovery};
 pub use counters::{Counters, OutboundCounters};

@@ -74,6 +74,7 @@ fn config() -> CoreConfig {
         salt: 1,
         plain_paths: PlainPaths::default(),
         bundle_bytes: 0,
+        control_dscp: 0,
         slow_port_percent: 0,
         answer_us: (TURN_NS / 1000) as u16,
     }

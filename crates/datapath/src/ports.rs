@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use bifrost_avs::Rewrite;
 use bifrost_nic::Segments;
+use bifrost_nic::dscp::Marking;
 use bifrost_port::{GuestPort, TxFrame};
 use bifrost_rte::{Destination, Ordering, Time};
 use bifrost_wire::{Mac, Vni};
@@ -48,8 +49,8 @@ pub(crate) struct Held {
     pub(crate) segments: Segments,
     pub(crate) rewrite: Option<Rewrite>,
     pub(crate) flow: u32,
-    /// ECN codepoint of the frame.
-    pub(crate) ecn: u8,
+    /// DSCP of the outer header, and the frame's ECN codepoint.
+    pub(crate) class: u8,
     /// Segments not yet released; 0: the buffer is the guest's.
     pub(crate) left: u16,
 }
@@ -109,6 +110,8 @@ pub(crate) struct Port<P> {
     /// Packets placed, and not published yet.
     pub(crate) hidden: u32,
     pub(crate) limits: Limits,
+    /// The outer DSCP of what the guest sends.
+    pub(crate) marking: Marking,
     /// Nothing is fetched before: the guest has sent what it may.
     pub(crate) held_back_until: Option<Time>,
     /// How often that was so.
@@ -152,6 +155,7 @@ impl<P: GuestPort> Port<P> {
             rx_bytes: 0,
             hidden: 0,
             limits: Limits::default(),
+            marking: Marking::default(),
             held_back_until: None,
             held_back: 0,
             rate_limited: 0,

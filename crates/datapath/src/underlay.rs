@@ -92,9 +92,9 @@ impl<P: GuestPort> Core<P> {
         while let Some(packet) = self.delayed.pop(self.now) {
             busy = true;
             match packet {
-                delayed::Packet::Out { lane, ecn, bytes } => {
+                delayed::Packet::Out { lane, class, bytes } => {
                     self.counters.fault_tx_released_packets += 1;
-                    self.batch.push(lane, ecn, |buffer| buffer.extend_from_slice(&bytes));
+                    self.batch.push(lane, class, |buffer| buffer.extend_from_slice(&bytes));
                 }
                 delayed::Packet::In { bytes, source, plain, ecn, ttl, at_port } => {
                     self.counters.fault_rx_released_packets += 1;

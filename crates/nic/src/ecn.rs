@@ -2,6 +2,7 @@
 
 use bifrost_wire::{ipv4, ipv6};
 
+use crate::dscp;
 use crate::parse::{L3, Parsed};
 
 /// ECN codepoints (RFC 3168, section 5).
@@ -17,12 +18,7 @@ pub const CE: u8 = 3;
 /// parsed.
 #[inline]
 pub fn of(head: &[u8], parsed: &Parsed) -> u8 {
-    let l3 = usize::from(parsed.l3);
-    match (parsed.kind, head.get(l3..)) {
-        (L3::V4, Some([_, class, ..])) => class & 3,
-        (L3::V6, Some([_, class, ..])) => class >> 4 & 3,
-        _ => NOT_ECT,
-    }
+    dscp::class_of(head, parsed) & 3
 }
 
 /// The outer codepoint of a packet that is not carried reliably: a copy of the inner one (RFC 6040, section 4.1, normal

@@ -15,6 +15,7 @@
 
 pub mod capture;
 mod checksum;
+pub mod dscp;
 pub mod ecn;
 mod flow;
 pub mod icmp_error;

@@ -67,16 +67,17 @@ struct Entry {
     lane: LaneId,
     start: u32,
     len: u32,
-    ecn: u8,
+    traffic_class: u8,
 }
 
 impl TxBatch {
     /// Appends one datagram for `lane`; `write` appends its UDP payload to the given buffer.
-    pub fn push(&mut self, lane: LaneId, ecn: u8, write: impl FnOnce(&mut Vec<u8>)) {
+    /// `traffic_class`: the outer header's DSCP and ECN codepoint.
+    pub fn push(&mut self, lane: LaneId, traffic_class: u8, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.bytes.len();
         write(&mut self.bytes);
         let len = self.bytes.len() - start;
-        self.entries.push(Entry { lane, start: start as u32, len: len as u32, ecn });
+        self.entries.push(Entry { lane, start: start as u32, len: len as u32, traffic_class });
     }
 
     /// Rewrites the last datagram: `write` gets the buffer that ends with its UDP payload, and the payload's offset.
@@ -87,11 +88,12 @@ impl TxBatch {
         entry.len = self.bytes.len() as u32 - entry.start;
     }
 
-    /// Removes and returns the datagrams from `first` on, in order: lane, ECN codepoint, UDP payload.
+    /// Removes and returns the datagrams from `first` on, in order: lane, traffic class, UDP payload.
     pub fn take_from(&mut self, first: usize) -> Vec<(LaneId, u8, Vec<u8>)> {
         let end = first.min(self.entries.len());
         let taken = self.entries[end..].iter();
-        let taken = taken.map(|e| (e.lane, e.ecn, self.bytes[e.start as usize..(e.start + e.len) as usize].to_vec()));
+        let taken =
+            taken.map(|e| (e.lane, e.traffic_class, self.bytes[e.start as usize..(e.start + e.len) as usize].to_vec()));
         let taken = taken.collect();
         self.bytes.truncate(self.entries.get(end).map_or(self.bytes.len(), |e| e.start as usize));
         self.entries.truncate(end);
@@ -124,9 +126,11 @@ impl TxBatch {
         self.bytes.len()
     }
 
-    /// The datagrams in order: lane, ECN codepoint, UDP payload.
+    /// The datagrams in order: lane, traffic class, UDP payload.
     pub fn iter(&self) -> impl Iterator<Item = (LaneId, u8, &[u8])> {
-        self.entries.iter().map(|e| (e.lane, e.ecn, &self.bytes[e.start as usize..(e.start + e.len) as usize]))
+        self.entries
+            .iter()
+            .map(|e| (e.lane, e.traffic_class, &self.bytes[e.start as usize..(e.start + e.len) as usize]))
     }
 
     /// UDP payload of datagram `index`, below [`len`](Self::len).

@@ -172,7 +172,7 @@ impl Underlay for SimUnderlay {
     }
 
     fn send(&mut self, batch: &mut TxBatch) {
-        for (lane, ecn, bytes) in batch.iter() {
+        for (lane, class, bytes) in batch.iter() {
             let Some(lane) = self.lanes.get_mut(usize::from(lane.0)) else { continue };
             debug_assert!(matches!(lane.dest_port, BIFROST_PORT | VXLAN_PORT));
             lane.packets += 1;
@@ -183,7 +183,7 @@ impl Underlay for SimUnderlay {
             packet.src = self.host;
             packet.dst = lane.to;
             (packet.source_port, packet.dest_port) = (lane.source_port, lane.dest_port);
-            (packet.ecn, packet.ttl, packet.corrupted) = (ecn, INITIAL_TTL, false);
+            (packet.ecn, packet.ttl, packet.corrupted) = (class & 3, INITIAL_TTL, false);
             self.outbox.push(packet);
         }
         batch.clear();

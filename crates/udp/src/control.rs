@@ -4,7 +4,7 @@ use std::mem::size_of;
 
 use crate::send::Outgoing;
 
-/// Space for the control messages (ECN and segment size) of a message, words.
+/// Space for the control messages (traffic class and segment size) of a message, words.
 pub(crate) const SEND_CONTROL_WORDS: usize = 8;
 
 /// Iterates over control messages as the kernel lays them out: length (a word, header included), level, type, value,
@@ -32,13 +32,13 @@ pub(crate) fn write_control(words: &mut [u64; SEND_CONTROL_WORDS], message: &Out
         words[at + 2] = value;
         at += 3;
     };
-    if message.ecn != 0 {
+    if message.traffic_class != 0 {
         let (level, kind) = if message.to.is_ipv4() {
             (libc::IPPROTO_IP, libc::IP_TOS)
         } else {
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)
         };
-        put(level, kind, pair(i32::from(message.ecn & 3), 0), 4);
+        put(level, kind, pair(i32::from(message.traffic_class), 0), 4);
     }
     if let Some(segment) = message.segment {
         let [a, b] = segment.to_ne_bytes();
@@ -68,11 +68,11 @@ mod tests {
     fn control_messages_survive_truncation() {
         let to = SockAddr::from(SocketAddr::from(([127, 0, 0, 1], 1)));
         let mut words = [0; SEND_CONTROL_WORDS];
-        let len = write_control(&mut words, &Outgoing { to: &to, segment: Some(1400), ecn: 1 });
+        let len = write_control(&mut words, &Outgoing { to: &to, segment: Some(1400), traffic_class: 0xb9 });
         let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let all: Vec<_> = control_messages(&bytes[..len]).collect();
         assert_eq!(all.len(), 2);
-        assert_eq!(all[0], (libc::IPPROTO_IP, libc::IP_TOS, &1i32.to_ne_bytes()[..]));
+        assert_eq!(all[0], (libc::IPPROTO_IP, libc::IP_TOS, &0xb9i32.to_ne_bytes()[..]));
         assert_eq!(all[1], (libc::SOL_UDP, libc::UDP_SEGMENT, &1400u16.to_ne_bytes()[..]));
         for cut in 0..len {
             assert!(control_messages(&bytes[..cut]).count() <= 2);

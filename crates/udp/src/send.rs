@@ -15,8 +15,8 @@ pub struct Outgoing<'a> {
     pub to: &'a SockAddr,
     /// Segment size: the kernel splits the payload into datagrams of this length, bytes; `None`: one datagram.
     pub segment: Option<u16>,
-    /// ECN codepoint.
-    pub ecn: u8,
+    /// DSCP and ECN: IPv4's type of service, IPv6's traffic class. 0: what the socket has.
+    pub traffic_class: u8,
 }
 
 /// Headers of one `sendmmsg` call.

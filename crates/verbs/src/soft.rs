@@ -247,7 +247,7 @@ impl Soft {
                 self.counters.send_calls += 1;
                 let bytes = self.burst.bytes();
                 let messages = self.runs[done..].iter().map(|run| {
-                    let message = bifrost_udp::Outgoing { to: &run.to, segment: run.segment, ecn: 0 };
+                    let message = bifrost_udp::Outgoing { to: &run.to, segment: run.segment, traffic_class: 0 };
                     (message, iter::once(&bytes[run.start..][..run.len]))
                 });
                 match self.headers.send(socket.as_fd(), messages) {

@@ -12,6 +12,7 @@ mod afxdp;
 mod balancing;
 mod bundles;
 mod capture;
+mod classes;
 mod cloud_gateway;
 mod cni;
 mod connectivity;

@@ -164,6 +164,8 @@ pub struct Underlay {
     pub xdp_mode: XdpMode,
     /// Frames of [`UnderlayPort::Afxdp`] to receive into for each queue, and to send from for each worker; a power of two.
     pub xdp_frames: u32,
+    /// Outer DSCP of the transport's ACKs and set-up, 0 to 63.
+    pub control_dscp: u8,
 }
 
 /// How plain VXLAN chooses among paths.
@@ -312,6 +314,8 @@ pub struct Port {
     pub security_groups: Vec<String>,
     /// How much may pass.
     pub limits: PortLimits,
+    /// The outer DSCP of what the guest sends.
+    pub dscp: Dscp,
 }
 
 impl Port {
@@ -325,9 +329,19 @@ impl Port {
                 shared: self.shared.clone(),
                 metadata: self.metadata.clone(),
                 limits: self.limits,
+                dscp: self.dscp,
                 ..other.clone()
             }
     }
+}
+
+/// How the outer DSCP of a guest's packets is chosen (RFC 2983).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dscp {
+    /// This one, 0 to 63.
+    Fixed(u8),
+    /// That of the packet, unless it is one of network control or the packet is carried reliably.
+    Copied,
 }
 
 /// How much a port lets pass; none: any amount.

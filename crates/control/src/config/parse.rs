@@ -9,7 +9,7 @@ use toml::de::DeTable;
 
 use super::section::{Section, Sink};
 use super::{
-    AddressSet, Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, FloatingIp, Host, Kind,
+    AddressSet, Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Dscp, FloatingIp, Host, Kind,
     LoadBalancer, MAX_PATHS, MAX_QUEUE_PAIRS, MAX_WORKERS, Mirror, Nat, Object, Ordering, Peer, PeerTransport, Peering,
     PlainPaths, Port, PortForward, PortKind, PortLimits, Reliability, Route, SecurityGroup, SourceNat, Transport,
     Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, metadata, mirror, nat,
@@ -208,6 +208,7 @@ fn underlay(mut s: Section<'_, '_>) -> Underlay {
         xdp_mode: s
             .choice("xdp_mode", &[("auto", XdpMode::Auto), ("native", XdpMode::Native), ("generic", XdpMode::Generic)]),
         xdp_frames: s.int("xdp_frames", 64..=32768, 2048) as u32,
+        control_dscp: s.int("control_dscp", DSCP, 0) as u8,
     };
     s.finish();
     underlay
@@ -295,6 +296,8 @@ pub(super) fn is_dns_name(name: &str) -> bool {
 /// Rates of a port's limits.
 const MBIT: RangeInclusive<u64> = 1..=400_000;
 const KPPS: RangeInclusive<u64> = 1..=1_000_000;
+/// DSCPs (RFC 2474).
+const DSCP: RangeInclusive<u64> = 0..=63;
 
 fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
     let name = port_name(&mut s);
@@ -316,6 +319,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         rx_mbit: s.optional_int("rx_mbit", MBIT),
         rx_kpps: s.optional_int("rx_kpps", KPPS),
     };
+    let dscp = s.int_or_word("dscp", DSCP, "copy", Some(0)).map_or(Dscp::Copied, |dscp| Dscp::Fixed(dscp as u8));
     let mut port = Port {
         name,
         vni,
@@ -336,6 +340,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         slicing: false,
         merged: false,
         limits,
+        dscp,
         security_groups,
     };
     match kind {

@@ -287,12 +287,23 @@ impl<'a, 'i> Section<'a, 'i> {
 
     /// `"auto"` (gives none) or an integer in a range; absent: as `"auto"`.
     pub(super) fn auto_int(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
-        let value = self.take(key)?;
-        if value.get_ref().as_str() == Some("auto") {
+        self.int_or_word(key, range, "auto", None)
+    }
+
+    /// A word (gives none) or an integer in a range; absent: `default`.
+    pub(super) fn int_or_word(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        word: &str,
+        default: Option<u64>,
+    ) -> Option<u64> {
+        let Some(value) = self.take(key) else { return default };
+        if value.get_ref().as_str() == Some(word) {
             return None;
         }
         if value.get_ref().is_str() {
-            self.error(key, format!("expected \"auto\" or an integer in {}..={}", range.start(), range.end()));
+            self.error(key, format!("expected {word:?} or an integer in {}..={}", range.start(), range.end()));
             return None;
         }
         match integer(value.get_ref(), &range) {

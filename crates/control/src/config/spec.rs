@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::object::protocol;
 use super::{
-    AclRule, Action, Affinity, Backend, Direction, HealthCheck, LoadBalancer, Metadata, Mirror, Object, Ordering,
+    AclRule, Action, Affinity, Backend, Direction, Dscp, HealthCheck, LoadBalancer, Metadata, Mirror, Object, Ordering,
     PeerTransport, Port, PortKind, Reliability, Remote, Route, Rule, SecurityGroup, VhostMode, Vpc,
 };
 
@@ -202,6 +202,11 @@ fn port(keys: &mut Keys, port: &Port) {
     ];
     for (key, limit) in limits {
         keys.some(key, limit);
+    }
+    match port.dscp {
+        Dscp::Fixed(0) => {}
+        Dscp::Fixed(dscp) => _ = keys.set("dscp", dscp),
+        Dscp::Copied => _ = keys.text("dscp", "copy"),
     }
     keys.set("queues", port.queues);
     match port.kind {

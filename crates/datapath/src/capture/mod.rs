@@ -277,14 +277,14 @@ impl Capture {
     }
 
     /// A datagram that leaves.
-    pub(crate) fn leaving(&mut self, lane: bifrost_port::LaneId, ecn: u8, payload: &[u8], peers: &Peers) {
+    pub(crate) fn leaving(&mut self, lane: bifrost_port::LaneId, class: u8, payload: &[u8], peers: &Peers) {
         if self.stages & Stage::UnderlayTx.bit() == 0 {
             return;
         }
         let Some((peer, plain, source, destination)) = peers.ends_of(lane) else { return };
         let note = Note { peer: Some(peer), ..Note::default() };
         let Some(note) = self.wanted_datagram(note, payload, plain) else { return };
-        let outer = Outer::new(source, destination, ecn, TTL, payload.len());
+        let outer = Outer::new(source, destination, class, TTL, payload.len());
         self.keep(Stage::UnderlayTx, note, outer.bytes().len() + payload.len(), [outer.bytes(), payload]);
     }
 

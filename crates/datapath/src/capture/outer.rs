@@ -15,9 +15,9 @@ pub(crate) struct Outer {
 }
 
 impl Outer {
-    /// The headers of a datagram with `payload` bytes. MAC addresses are 0, for nobody here knows them; the UDP checksum is 0, "none":
+    /// The headers of a datagram with `payload` bytes and this traffic class. MAC addresses are 0, for nobody here knows them; the UDP checksum is 0, "none":
     /// the kernel computes and verifies the real one.
-    pub(crate) fn new(source: SocketAddr, destination: SocketAddr, ecn: u8, ttl: u8, payload: usize) -> Self {
+    pub(crate) fn new(source: SocketAddr, destination: SocketAddr, class: u8, ttl: u8, payload: usize) -> Self {
         let udp_len = (8 + payload).min(65_535) as u16;
         let mut outer = Outer { bytes: [0; MAX_LEN], len: 14 };
         match (source.ip(), destination.ip()) {
@@ -25,7 +25,7 @@ impl Outer {
                 outer.bytes[12..14].copy_from_slice(&[0x08, 0x00]);
                 let total = udp_len.saturating_add(20).to_be_bytes();
                 let mut header =
-                    [0x45, ecn & 3, total[0], total[1], 0, 0, 0x40, 0, ttl, 17, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+                    [0x45, class, total[0], total[1], 0, 0, 0x40, 0, ttl, 17, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
                 header[12..16].copy_from_slice(&from.octets());
                 header[16..].copy_from_slice(&to.octets());
                 let sum = checksum::checksum(&header);
@@ -39,7 +39,7 @@ impl Outer {
                 };
                 outer.bytes[12..14].copy_from_slice(&[0x86, 0xdd]);
                 let len = udp_len.to_be_bytes();
-                outer.add(&[0x60, (ecn & 3) << 4, 0, 0, len[0], len[1], 17, ttl]);
+                outer.add(&[0x60 | class >> 4, class << 4, 0, 0, len[0], len[1], 17, ttl]);
                 outer.add(&v6(from).octets());
                 outer.add(&v6(to).octets());
             }

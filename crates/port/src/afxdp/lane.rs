@@ -30,8 +30,8 @@ impl Lane {
     }
 
     /// [`Headers::write`].
-    pub(crate) fn write(&self, macs: Macs, ecn: u8, payload: &[u8], frame: &mut [u8]) -> Option<usize> {
-        self.headers.write(macs, ecn, payload, frame)
+    pub(crate) fn write(&self, macs: Macs, traffic_class: u8, payload: &[u8], frame: &mut [u8]) -> Option<usize> {
+        self.headers.write(macs, traffic_class, payload, frame)
     }
 }
 
@@ -42,14 +42,14 @@ pub(crate) struct Macs {
     pub(crate) source: [u8; 6],
 }
 
-/// Outer headers without MAC addresses, lengths, ECN and checksums.
+/// Outer headers without MAC addresses, lengths, traffic class and checksums.
 #[derive(Clone, Debug)]
 struct Headers {
     bytes: [u8; IPV6_PAYLOAD],
     len: usize,
     /// Sum of the UDP pseudo-header and the ports, without the length, which enters twice.
     udp_sum: u32,
-    /// Sum of the IPv4 header, without its length and ECN.
+    /// Sum of the IPv4 header, without its length and traffic class.
     ip_sum: u32,
 }
 
@@ -82,7 +82,7 @@ impl Headers {
 
     /// Writes the whole frame to the start of `frame`, checksums included, and returns its length. `None` if it does
     /// not fit there or exceeds the IP length field.
-    fn write(&self, macs: Macs, ecn: u8, payload: &[u8], frame: &mut [u8]) -> Option<usize> {
+    fn write(&self, macs: Macs, traffic_class: u8, payload: &[u8], frame: &mut [u8]) -> Option<usize> {
         let udp_bytes = u16::try_from(payload.len() + 8).ok()?;
         let total = udp_bytes.checked_add(20)?;
         let (header, rest) = frame.split_at_mut_checked(self.len)?;
@@ -91,12 +91,13 @@ impl Headers {
         header[..6].copy_from_slice(&macs.destination);
         header[6..12].copy_from_slice(&macs.source);
         if self.len == IPV4_PAYLOAD {
-            header[15] = ecn & 3;
+            header[15] = traffic_class;
             header[16..18].copy_from_slice(&total.to_be_bytes());
-            let sum = checksum::finish(self.ip_sum + u32::from(ecn & 3) + u32::from(total));
+            let sum = checksum::finish(self.ip_sum + u32::from(traffic_class) + u32::from(total));
             header[24..26].copy_from_slice(&sum.to_be_bytes());
         } else {
-            header[15] = (ecn & 3) << 4;
+            header[14] |= traffic_class >> 4;
+            header[15] = traffic_class << 4;
             header[18..20].copy_from_slice(&udp_bytes.to_be_bytes());
         }
         let sum = checksum::copy_and_sum(payload, body) + self.udp_sum + 2 * u32::from(udp_bytes);
@@ -132,15 +133,17 @@ mod tests {
         /// The parsers read back what was written: this module's, and `bifrost_nic`'s, which verifies checksums.
         #[test]
         fn headers_are_what_the_parsers_read(
-            v6: bool, port in 1024u16.., ecn in 0u8..4, payload in proptest::collection::vec(any::<u8>(), 0..1600), flip: usize,
+            v6: bool, port in 1024u16.., class: u8, payload in proptest::collection::vec(any::<u8>(), 0..1600), flip: usize,
         ) {
             let (local, remote) = ends(v6, port);
             let macs = Macs { destination: [2, 0, 0, 0, 0, 9], source: [2, 0, 0, 0, 0, 8] };
             let mut frame = vec![0xaa; 2048];
-            let len = Headers::new(local, remote).write(macs, ecn, &payload, &mut frame).expect("it fits");
+            let len = Headers::new(local, remote).write(macs, class, &payload, &mut frame).expect("it fits");
             let frame = &mut frame[..len];
             let outer = Outer::parse(frame, Ports { bifrost: 4794, vxlan: 4789 }).expect("ours");
-            prop_assert_eq!((outer.source, outer.service, outer.ecn, outer.ttl), (local, Service::Bifrost, ecn, 64));
+            prop_assert_eq!((outer.source, outer.service, outer.ecn, outer.ttl), (local, Service::Bifrost, class & 3, 64));
+            let written = if v6 { frame[14] << 4 | frame[15] >> 4 } else { frame[15] };
+            prop_assert_eq!(written, class);
             prop_assert_eq!(&frame[outer.payload..], &payload[..]);
             prop_assert!(outer.is_intact(frame));
             let parsed = bifrost_nic::parse(frame, frame.len()).expect("a whole packet");

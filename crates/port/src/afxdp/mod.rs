@@ -275,18 +275,18 @@ impl Underlay for AfxdpUnderlay {
 
     fn send(&mut self, batch: &mut TxBatch) {
         let Self { sockets, exits, lanes, aside, counters, .. } = self;
-        for (id, ecn, payload) in batch.iter() {
+        for (id, class, payload) in batch.iter() {
             let known = lanes.get(usize::from(id.0)).and_then(|lane| Some((lane, lane.hop.resolved()?)));
             let exit = known.and_then(|(lane, way)| Some((lane, way, exits.get(way.device)?)));
             let exit = exit.filter(|(lane, _, exit)| lane.header_bytes() + payload.len() <= exit.longest);
             let Some((lane, way, exit)) = exit else {
                 counters.tx_fallback_datagrams += 1;
-                aside.push(id, ecn, |bytes| bytes.extend_from_slice(payload));
+                aside.push(id, class, |bytes| bytes.extend_from_slice(payload));
                 continue;
             };
             let macs = Macs { destination: way.mac, source: exit.mac };
             let socket = &mut sockets[exit.socket];
-            let write = |socket: &mut XdpSocket| socket.send(|frame| lane.write(macs, ecn, payload, frame));
+            let write = |socket: &mut XdpSocket| socket.send(|frame| lane.write(macs, class, payload, frame));
             let mut result = write(socket);
             if result == Err(NoFrame) {
                 counters.tx_system_calls += socket.flush();
@@ -299,7 +299,7 @@ impl Underlay for AfxdpUnderlay {
                 }
                 Ok(false) => {
                     counters.tx_fallback_datagrams += 1;
-                    aside.push(id, ecn, |bytes| bytes.extend_from_slice(payload));
+                    aside.push(id, class, |bytes| bytes.extend_from_slice(payload));
                 }
                 Err(NoFrame) => counters.tx_no_frame_datagrams += 1,
             }

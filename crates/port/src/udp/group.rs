@@ -13,7 +13,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) lane: LaneId,
-    pub(crate) ecn: u8,
+    pub(crate) traffic_class: u8,
     pub(crate) segment: u32,
     pub(crate) bytes: u32,
     pub(crate) count: u16,
@@ -33,28 +33,28 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Groups `datagrams`, given in order as lane, ECN codepoint, length in bytes. Order is preserved within a lane,
+    /// Groups `datagrams`, given in order as lane, traffic class, length in bytes. Order is preserved within a lane,
     /// but not between lanes. Constant time per datagram.
     pub(crate) fn build(&mut self, datagrams: impl Iterator<Item = (LaneId, u8, u32)>, lanes: usize) {
         self.messages.clear();
         self.next.clear();
         self.open.clear();
         self.open.resize(lanes, NONE);
-        for (index, (lane, ecn, len)) in datagrams.enumerate() {
+        for (index, (lane, traffic_class, len)) in datagrams.enumerate() {
             let index = index as u32;
             self.next.push(NONE);
             let Some(open) = self.open.get_mut(usize::from(lane.0)) else {
-                self.messages.push(Message::new(index, lane, ecn, len));
+                self.messages.push(Message::new(index, lane, traffic_class, len));
                 continue;
             };
             match self.messages.get_mut(*open as usize) {
-                Some(message) if message.admits(ecn, len) => {
+                Some(message) if message.admits(traffic_class, len) => {
                     self.next[message.last as usize] = index;
                     message.append(index, len);
                 }
                 _ => {
                     *open = self.messages.len() as u32;
-                    self.messages.push(Message::new(index, lane, ecn, len));
+                    self.messages.push(Message::new(index, lane, traffic_class, len));
                 }
             }
         }
@@ -73,13 +73,13 @@ impl Groups {
 }
 
 impl Message {
-    fn new(index: u32, lane: LaneId, ecn: u8, len: u32) -> Self {
-        Self { lane, ecn, segment: len, bytes: len, count: 1, first: index, last: index, closed: len == 0 }
+    fn new(index: u32, lane: LaneId, traffic_class: u8, len: u32) -> Self {
+        Self { lane, traffic_class, segment: len, bytes: len, count: 1, first: index, last: index, closed: len == 0 }
     }
 
-    fn admits(&self, ecn: u8, len: u32) -> bool {
+    fn admits(&self, traffic_class: u8, len: u32) -> bool {
         !self.closed
-            && ecn == self.ecn
+            && traffic_class == self.traffic_class
             && len <= self.segment
             && len > 0
             && self.count < MAX_SEGMENTS
@@ -145,7 +145,8 @@ mod tests {
     #[test]
     fn interleaved_lanes_are_grouped() {
         let g = build(&[(0, 0, 100), (1, 0, 90), (0, 0, 100), (1, 0, 91), (0, 0, 40), (0, 0, 100), (0, 1, 100)]);
-        let got: Vec<_> = g.messages().iter().map(|m| (m.lane.0, m.ecn, g.members(m).collect::<Vec<_>>())).collect();
+        let got: Vec<_> =
+            g.messages().iter().map(|m| (m.lane.0, m.traffic_class, g.members(m).collect::<Vec<_>>())).collect();
         assert_eq!(got, [(0, 0, vec![0, 2, 4]), (1, 0, vec![1]), (1, 0, vec![3]), (0, 0, vec![5]), (0, 1, vec![6])]);
     }
 

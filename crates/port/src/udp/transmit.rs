@@ -96,7 +96,8 @@ impl Transmitter {
         if batch.is_empty() {
             return;
         }
-        self.groups.build(batch.iter().map(|(lane, ecn, payload)| (lane, ecn, payload.len() as u32)), self.lanes.len());
+        self.groups
+            .build(batch.iter().map(|(lane, class, payload)| (lane, class, payload.len() as u32)), self.lanes.len());
         for message in self.groups.messages() {
             if usize::from(message.lane.0) >= self.lanes.len() {
                 counters.tx_unknown_lane_datagrams += u64::from(message.count);
@@ -139,7 +140,10 @@ impl Transmitter {
                 let lane = &lanes[usize::from(m.lane.0)];
                 // A segment size fits 16 bits if there are several datagrams (group::MAX_MESSAGE_BYTES).
                 let segment = if m.count > 1 { Some(m.segment as u16) } else { None };
-                (Outgoing { to: &lane.to, segment, ecn: m.ecn }, groups.members(m).map(|i| batch.payload(i)))
+                (
+                    Outgoing { to: &lane.to, segment, traffic_class: m.traffic_class },
+                    groups.members(m).map(|i| batch.payload(i)),
+                )
             });
             counters.tx_system_calls += 1;
             match headers.send(exit.socket.as_fd(), run) {
@@ -193,7 +197,8 @@ fn send_singly(
     while done < usize::from(message.count) {
         let rest = groups.members(message).skip(done);
         counters.tx_system_calls += 1;
-        let run = rest.map(|i| (Outgoing { to, segment: None, ecn: message.ecn }, std::iter::once(batch.payload(i))));
+        let outgoing = Outgoing { to, segment: None, traffic_class: message.traffic_class };
+        let run = rest.map(|i| (outgoing, std::iter::once(batch.payload(i))));
         match headers.send(exit.socket.as_fd(), run) {
             Ok(sent) => {
                 for i in groups.members(message).skip(done).take(sent) {
