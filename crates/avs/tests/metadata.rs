@@ -41,7 +41,9 @@ fn requests_of_guests_with_metadata_go_to_the_daemon() {
         assert_eq!(guest(&mut switch, port, &frame).drop_reason(), Some(reason), "{name}");
     }
     // A peer does not speak for the service, and asks nothing.
-    let forged = packet((GATEWAY_MAC, mac(1)), &v4, "10.0.0.1", 64, TCP, &[0; 20]);
+    let mut header = [0; 20];
+    header[12] = 0x50;
+    let forged = packet((GATEWAY_MAC, mac(1)), &v4, "10.0.0.1", 64, TCP, &header);
     assert_eq!(underlay(&mut switch, 100, 1, &forged), Err(DropReason::WrongPeer));
     // Other networks do not have the address.
     assert!(guest(&mut switch, 5, &request(1, "10.0.0.1", &v4, TCP, 80)).drop_reason().is_some());

@@ -138,6 +138,7 @@ impl Drop for Keepalived {
 /// Two real keepalived on two hosts, over multicast: one is master, and when it is gone the other one is, within its
 /// own time.
 #[test]
+#[ignore = "VRRP's timeouts of 300 ms need a machine that is not busy: docs/VERIFICATION.md"]
 fn keepalived_moves_an_address_between_hosts() {
     let lab = lab(1);
     let [c, d] = ["c", "d"].map(|name| lab.net(name));
