@@ -173,7 +173,7 @@ mod tests {
                 let members: Vec<usize> = groups.members(m).collect();
                 for &i in &members {
                     seen[i] += 1;
-                    prop_assert_eq!((datagrams[i].0, datagrams[i].1), (m.lane.0, m.ecn));
+                    prop_assert_eq!((datagrams[i].0, datagrams[i].1), (m.lane.0, m.traffic_class));
                 }
                 let lens: Vec<u32> = members.iter().map(|&i| datagrams[i].2).collect();
                 prop_assert_eq!(split(m.bytes, m.segment.max(1)), lens.clone());
