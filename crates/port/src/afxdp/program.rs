@@ -240,7 +240,7 @@ pub(crate) struct Steering {
 }
 
 impl Steering {
-    /// Loads the program and attaches it to device number `device`: in the driver, or behind it if `native` does not insist.
+    /// Loads the program and attaches it to interface index `device`, in the first of `modes` that the device supports.
     pub(crate) fn attach(wanted: &Wanted, device: u32, queues: u32, modes: &[bpf::XdpMode]) -> io::Result<Self> {
         let sockets = bpf::create_socket_map(queues * u32::from(wanted.workers))?;
         let program = load(wanted, sockets.as_fd())?;

@@ -85,7 +85,8 @@ impl<T: Copy> Ring<T> {
     }
 
     fn producer(&self) -> &AtomicU32 {
-        // SAFETY: points into the mapping, which lives as long as `self`, at an aligned word that both sides use atomically.
+        // SAFETY: points into the mapping, which lives as long as `self`, at an aligned word that both sides access
+        // atomically.
         unsafe { self.producer.as_ref() }
     }
 

@@ -1,4 +1,5 @@
-//! memif: packets between two processes through shared memory (the protocol of FD.io's VPP and libmemif, version 2.0; also DPDK's `net_memif`).
+//! memif: packets between two processes through shared memory (the protocol of FD.io's VPP and libmemif, version 2.0;
+//! also DPDK's `net_memif`).
 //!
 //! The *client* (the protocol's slave) owns the memory: it lays out rings and buffers in a file and sends the file over
 //! a Unix socket. The *server* (master) maps it. Each ring has one producer and one consumer and two indexes: the

@@ -183,7 +183,7 @@ impl Server {
                 }
             }
         }
-        Err(MemifError::Unexpected("more messages than a handshake has".to_owned()))
+        Err(MemifError::Unexpected("too many messages in the handshake".to_owned()))
     }
 
     fn step(&self, parts: &mut Parts, message: Message, fd: Option<Foreign>) -> Result<Message, MemifError> {

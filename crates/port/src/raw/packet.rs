@@ -90,7 +90,8 @@ impl PacketDevice {
             header.msg_hdr.msg_control = control.as_mut_ptr().cast();
             header.msg_hdr.msg_controllen = size_of::<[u64; CONTROL_WORDS]>() as _;
         }
-        // SAFETY: each header has one piece and one control buffer, all of which live through the call and are borrowed exclusively here.
+        // SAFETY: each header has one piece and one control buffer, all of which live through the call and are borrowed
+        // exclusively here.
         let count = unsafe {
             libc::recvmmsg(
                 self.fd.as_raw_fd(),

@@ -28,7 +28,7 @@ pub fn adopt(config: &TapConfig, former: &TapConfig, mut queues: Vec<OwnedFd>) -
         let (its_name, kind) = sys::attached(fd.as_fd()).map_err(|error| foreign(error.to_string()))?;
         let other = name.as_ref().is_some_and(|name| *name != its_name);
         if other || former.device != config.device || kind != sys::kind(config.queues > 1) {
-            return Err(foreign(format!("one is of {its_name}, flags {kind:#x}")));
+            return Err(foreign(format!("one belongs to {its_name}, flags {kind:#x}")));
         }
         name = Some(its_name);
         let found = sys::network_namespace(fd.as_fd()).and_then(|file| File::from(file).metadata());

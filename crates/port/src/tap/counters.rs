@@ -2,7 +2,8 @@
 
 use bifrost_nic::Malformed;
 
-/// Counters of one [`TapQueue`](super::TapQueue), since it was created. "tx" is what the guest sends, "rx" what it receives.
+/// Counters of one [`TapQueue`](super::TapQueue) since it was created. "tx" is what the guest sends, "rx" what it
+/// receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapCounters {
     /// Packets fetched from the guest; a packet to be segmented counts once.

@@ -141,7 +141,8 @@ impl UdpUnderlay {
         Ok(Sockets { receive: self.receiver.sockets()?, transmit: self.transmitter.sockets()? })
     }
 
-    /// Opens the underlays of all `config.workers` workers, in the order that steering needs; `config.worker` is ignored.
+    /// Opens the underlays of all `config.workers` workers, in the order that steering needs; `config.worker` is
+    /// ignored.
     pub fn open_all(config: &UdpConfig) -> Result<Vec<Self>, UdpError> {
         (0..config.workers.max(1)).map(|worker| Self::open(UdpConfig { worker, ..config.clone() })).collect()
     }

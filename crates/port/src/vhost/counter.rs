@@ -97,8 +97,8 @@ impl Context {
             ..Request::default()
         };
         let mut list = [from_mut(&mut request)];
-        // SAFETY: one request, which the kernel copies before it returns; it reads nothing into memory. Both descriptors are
-        // open.
+        // SAFETY: one request, which the kernel copies before it returns; it reads nothing into memory. Both
+        // descriptors are open.
         check(unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1 as c_long, list.as_mut_ptr()) })?;
         // Discard all completions: they are not needed.
         let ring = self.ring();

@@ -515,7 +515,7 @@ impl VhostDevice {
             .collect();
         let opened = record::open(&path, front_end, &rings, PAIR * self.record_bytes(pair_of(pair * PAIR)));
         let failed = |error: &std::io::Error| {
-            tracing::warn!(port = self.config.name, %error, "no inflight record: the guest would not survive a crash of this daemon");
+            tracing::warn!(port = self.config.name, %error, "no inflight record: a daemon crash would stop the guest");
         };
         opened.inspect_err(failed).ok()
     }

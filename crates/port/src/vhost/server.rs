@@ -223,7 +223,7 @@ impl Shared {
                 Ok(Failure::Closed) => tracing::info!(port = config.name, "the front-end disconnected"),
                 Ok(error) => tracing::warn!(port = config.name, %error, "disconnecting the front-end"),
                 Err(panic) => {
-                    tracing::error!(port = config.name, %panic, "a message handler panicked; disconnecting the front-end")
+                    tracing::error!(port = config.name, %panic, "message handler panic; disconnecting the front-end")
                 }
             }
             {
