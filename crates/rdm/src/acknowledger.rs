@@ -1,4 +1,4 @@
-//! What has arrived and is to be acknowledged (RDM §6.2).
+//! Arrivals to acknowledge (RDM §6.2).
 
 use bifrost_wire::rdm::{Number, Numbers};
 
@@ -8,13 +8,13 @@ use crate::NEVER;
 #[derive(Debug)]
 pub(crate) struct Acknowledger {
     recent: [Number; Numbers::MAX],
-    /// Of these, how many there are, and where the next goes.
+    /// A ring: number of entries, and index of the next one.
     len: u8,
     next: u8,
-    /// How many were in no ACK.
+    /// Arrivals that are in no ACK yet.
     fresh: u8,
     bytes: u32,
-    /// When the last one arrived (T2), ns of the NIC's clock.
+    /// Arrival of the last one (T2), ns of the NIC's clock.
     arrived_ns: u64,
     sequence: u16,
     /// When an ACK is due, ns.
@@ -35,7 +35,7 @@ impl Acknowledger {
         }
     }
 
-    /// Notes an arrival, which is to be acknowledged by `due`.
+    /// Records an arrival that must be acknowledged by `due`.
     pub(crate) fn note(&mut self, number: Number, bytes: u32, arrived_ns: u64, due: u64) {
         self.recent[usize::from(self.next)] = number;
         self.next = (self.next + 1) % Numbers::MAX as u8;
@@ -46,12 +46,13 @@ impl Acknowledger {
         self.due = self.due.min(due);
     }
 
-    /// Arrivals and bytes that no ACK has named.
+    /// Arrivals, and bytes, that are in no ACK yet.
     pub(crate) fn waiting(&self) -> (u8, u32) {
         (self.fresh, self.bytes)
     }
 
-    /// The numbers of an ACK, how many are fresh, its sequence number, and when the first arrived. It is taken as sent.
+    /// Contents of an ACK: the numbers, how many of them are fresh, its sequence number, and the arrival of the first.
+    /// They count as sent.
     pub(crate) fn take(&mut self) -> (Numbers, u8, u16, u64) {
         let mut numbers = Numbers::new();
         let max = Numbers::MAX as u8;

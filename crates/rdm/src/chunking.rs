@@ -2,30 +2,30 @@
 
 use bifrost_wire::rdm::UNIT;
 
-/// What a chunk's length may depend on.
+/// Inputs for a chunk's length.
 #[derive(Clone, Copy, Debug)]
 pub struct View {
-    /// Bytes of the congestion window.
+    /// Congestion window, bytes.
     pub window: u32,
-    /// Of these, bytes that are not in flight.
+    /// Part of the window that is not in flight, bytes.
     pub free: u32,
-    /// Smoothed round-trip time, ns; 0: not known.
+    /// Smoothed round-trip time, ns; 0: unknown.
     pub rtt_ns: u64,
-    /// The smallest round-trip time lately, ns.
+    /// Smallest recent round-trip time, ns.
     pub base_rtt_ns: u64,
-    /// Share of packets that is lost, 0..=1.
+    /// Share of packets lost, 0..=1.
     pub loss: f32,
     /// Payload of a packet, bytes.
     pub mtu: u16,
 }
 
-/// Decides on the length of chunks. The engine rounds it to a multiple of the unit, and to one unit at least.
+/// Selects the length of chunks. The engine rounds it down to a multiple of the unit, but to at least one unit.
 pub trait Chunking: std::fmt::Debug {
-    /// Bytes that the next chunk should have.
+    /// Length of the next chunk, bytes.
     fn chunk(&self, view: &View) -> u32;
 }
 
-/// Always the same length: for networks without loss, where the NIC does what is needed.
+/// A constant length, for networks without loss, where the NIC's own mechanisms suffice.
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed(
     /// Bytes.
@@ -38,16 +38,17 @@ impl Chunking for Fixed {
     }
 }
 
-/// Follows the window, the queue and the loss.
+/// Adapts to window, queueing and loss.
 ///
-/// The paper's function of the queue is not published; here the length shrinks with the share that queueing has in the
-/// round trip. The paper does not look at losses: with one packet in 256 lost and an MTU of 1024, a chunk of 64 KB
-/// arrives whole in 78 cases of 100 and one of 4 KB in 98, so chunks are as long as [`Adaptive::lost_share`] allows.
+/// The paper does not publish its function of the queue; here the length shrinks as queueing takes a larger share of
+/// the round trip. The paper does not consider losses. With one packet in 256 lost and an MTU of 1024, 78 % of chunks
+/// of 64 KB arrive whole, and 98 % of those of 4 KB. Chunks are therefore only as long as [`Adaptive::lost_share`]
+/// allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Adaptive {
     /// The longest chunk, bytes.
     pub longest: u32,
-    /// The share of chunks that may be lost; the length follows.
+    /// The largest acceptable share of lost chunks.
     pub lost_share: f32,
 }
 
@@ -59,7 +60,7 @@ impl Default for Adaptive {
 
 impl Chunking for Adaptive {
     fn chunk(&self, view: &View) -> u32 {
-        // Several chunks in a window: otherwise the sender stops for each.
+        // Several chunks per window: otherwise the sender pauses after each.
         let by_window = view.free.min(view.window / 4);
         let queue = view.rtt_ns.saturating_sub(view.base_rtt_ns);
         let by_load = (u64::from(self.longest) * view.base_rtt_ns.max(1) / (view.base_rtt_ns.max(1) + queue)) as u32;
@@ -69,7 +70,7 @@ impl Chunking for Adaptive {
     }
 }
 
-/// A multiple of the unit, and one at least.
+/// Rounds down to a multiple of the unit, but to at least one unit.
 pub(crate) fn whole_units(bytes: u32) -> u32 {
     (bytes / UNIT).max(1) * UNIT
 }
@@ -86,13 +87,13 @@ mod tests {
             ("idle", idle, 64),
             ("no sample yet", View { rtt_ns: 0, base_rtt_ns: 0, ..idle }, 64),
             ("a quarter of the window", View { window: 65_536, ..idle }, 16),
-            ("what is free", View { free: 9000, ..idle }, 8),
+            ("the free part of the window", View { free: 9000, ..idle }, 8),
             ("never less than a unit", View { free: 1, ..idle }, 4),
-            ("as much queue as way", View { rtt_ns: 100_000, ..idle }, 32),
-            ("a queue of seven ways", View { rtt_ns: 400_000, ..idle }, 8),
+            ("queueing of one base round trip", View { rtt_ns: 100_000, ..idle }, 32),
+            ("queueing of seven base round trips", View { rtt_ns: 400_000, ..idle }, 8),
             ("one packet in 1024 lost", View { loss: 1.0 / 1024.0, ..idle }, 20),
             ("one in 256", View { loss: 1.0 / 256.0, ..idle }, 4),
-            ("one in 256 of longer ones", View { loss: 1.0 / 256.0, mtu: 4096, ..idle }, 20),
+            ("one in 256, with a larger MTU", View { loss: 1.0 / 256.0, mtu: 4096, ..idle }, 20),
         ];
         for (name, view, kilobytes) in cases {
             assert_eq!(chunk(view), kilobytes, "{name}");

@@ -1,19 +1,20 @@
-//! The NIC's clock against the software's (paper A.5). Arrival and departure times are the NIC's; reading it takes long
-//! on hardware, so that `now` is the software's, and this says what the NIC's clock shows then.
+//! The NIC's clock relative to the software's (paper A.5). Arrival and departure times are by the NIC's clock, which is
+//! slow to read on hardware. So `now` is the software's time, and this module estimates what the NIC's clock shows
+//! then.
 
-/// How often the clocks are compared at most, ns.
+/// Minimum interval between comparisons of the clocks, ns.
 const CHECK_EVERY_NS: u64 = 100_000;
-/// A smaller error is left alone, ns.
+/// Smaller errors are not corrected, ns.
 const TOLERANCE_NS: i64 = 10_000;
-/// A drift beyond this is an error of measurement, parts per billion: crystals are within 100 ppm.
+/// A larger drift is a measurement error, parts per billion: crystals are within 100 ppm.
 const DRIFT_MAX_PPB: i64 = 200_000;
 
 /// The alignment of the two clocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Clock {
-    /// NIC less software when last corrected, ns.
+    /// NIC minus software at the last correction, ns.
     offset: i64,
-    /// How fast the offset grows, parts per billion.
+    /// Growth of the offset, parts per billion.
     drift_ppb: i64,
     corrected: u64,
     checked: Option<u64>,
@@ -27,7 +28,7 @@ impl Clock {
         self.checked.is_none_or(|checked| now_ns.saturating_sub(checked) >= CHECK_EVERY_NS)
     }
 
-    /// Takes what the NIC's clock showed at `now_ns`.
+    /// Compares with `nic_ns`, which the NIC's clock showed at `now_ns`.
     pub fn check(&mut self, now_ns: u64, nic_ns: u64) {
         let measured = nic_ns.wrapping_sub(now_ns) as i64;
         let first = self.checked.replace(now_ns).is_none();
@@ -38,7 +39,7 @@ impl Clock {
         let elapsed = now_ns.saturating_sub(self.corrected);
         if !first && elapsed > 0 {
             let ppb = i128::from(error) * 1_000_000_000 / i128::from(elapsed);
-            // A step (a descheduled reader, a NIC that was reset) is no drift.
+            // A step (a descheduled reader, or a NIC that was reset) is not drift.
             if ppb.abs() <= i128::from(DRIFT_MAX_PPB) {
                 self.drift_ppb = (self.drift_ppb + ppb as i64).clamp(-DRIFT_MAX_PPB, DRIFT_MAX_PPB);
             }
@@ -54,14 +55,14 @@ impl Clock {
         now_ns.wrapping_add(self.offset_at(now_ns) as u64)
     }
 
-    /// How often the alignment was corrected.
+    /// Number of corrections.
     #[must_use]
     pub fn corrections(&self) -> u64 {
         self.corrections
     }
 
     fn offset_at(&self, now_ns: u64) -> i64 {
-        // Seconds and the rest apart, so that neither product overflows: this is asked for each arrival.
+        // Seconds and remainder separately, so that neither product overflows: this runs once per arrival.
         let elapsed = now_ns.saturating_sub(self.corrected);
         let (seconds, rest) = ((elapsed / BILLION) as i64, (elapsed % BILLION) as i64);
         let drift = seconds.wrapping_mul(self.drift_ppb) + rest * self.drift_ppb / BILLION as i64;
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_is_what_wide_arithmetic_says() {
+    fn drift_agrees_with_wide_arithmetic() {
         let mut random = fastrand::Rng::with_seed(3);
         for _ in 0..10_000 {
             let drift_ppb = random.i64(-DRIFT_MAX_PPB..=DRIFT_MAX_PPB);
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_followed_and_is_no_drift() {
+    fn a_step_is_followed_but_is_not_drift() {
         let mut clock = Clock::default();
         clock.check(0, 500);
         clock.check(1_000_000, 1_000_000 + 40_000_000);

@@ -3,30 +3,30 @@
 use bifrost_transport::time::{MS, US};
 use bifrost_wire::rdm::{MAX_MESSAGE, MAX_WINDOW, Service};
 
-/// In which order messages are delivered.
+/// The order in which messages are delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// As they were sent.
+    /// In the order in which they were sent.
     #[default]
     Sent,
-    /// Each when it is complete.
+    /// As soon as each is complete.
     Complete,
 }
 
 /// Settings of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Connections, at most.
+    /// Maximum number of connections.
     pub connections: u32,
-    /// Bytes of long messages that may be on their way to this host at once, over all connections: some round trips of its
-    /// link, and less than the buffer of the switch in front of it. One message always may.
+    /// Bytes of long messages that may be in flight to this host, over all connections: several round trips of its
+    /// link, but less than the buffer of the switch in front of it. One message is always allowed.
     pub inbound: u64,
-    /// Of sequence numbers, tags and source ports.
+    /// Seed of sequence numbers, tags and source ports.
     pub seed: u64,
 }
 
 impl Config {
-    /// 4 MiB on their way: 300 us of 100 Gbit/s.
+    /// 4 MiB in flight: 300 us at 100 Gbit/s.
     #[must_use]
     pub const fn new(connections: u32, seed: u64) -> Self {
         Self { connections, inbound: 4 << 20, seed }
@@ -36,35 +36,35 @@ impl Config {
 /// Settings of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionConfig {
-    /// Who repeats.
+    /// Whether this engine or the NIC retransmits.
     pub service: Service,
     /// Payload of a packet, bytes.
     pub mtu: u16,
     /// Order of delivery.
     pub order: Order,
-    /// Work requests that the peer has room for on each lane.
+    /// Receive requests that the peer posts on each lane.
     pub credits: u16,
-    /// Messages that the peer takes at first.
+    /// The peer's window at the start, messages.
     pub peer_window: u16,
-    /// Messages that this end takes ahead of its application, 1..=1024.
+    /// Messages accepted before the application consumes them, 1..=1024.
     pub window: u16,
-    /// Bytes of long messages that this end takes ahead of its application. One message is always taken.
+    /// Bytes of long messages accepted before the application consumes them. One message is always accepted.
     pub budget: u64,
-    /// The longest message that this end takes, bytes.
+    /// The longest message accepted, bytes.
     pub longest: u32,
-    /// The longest that the peer takes.
+    /// The longest message that the peer accepts, bytes.
     pub peer_longest: u32,
-    /// Connected, rather than listened: counts repairs of lanes with odd numbers (RDM §7.3).
+    /// This end connected, rather than listened; its lane repairs have odd generations (RDM §7.3).
     pub initiator: bool,
-    /// ACK after as many work requests, 1..=16 (RDM §6.2).
+    /// ACK after this number of work requests, 1..=16 (RDM §6.2).
     pub ack_requests: u8,
-    /// ACK after as many bytes.
+    /// ACK after this number of bytes.
     pub ack_bytes: u32,
-    /// ACK after that time, ns.
+    /// ACK after this time, ns.
     pub ack_delay_ns: u64,
-    /// Added to the time within which an answer is expected, ns: what the hosts' schedulers add.
+    /// Allowance for the hosts' schedulers, added to the time within which a response is expected, ns.
     pub patience_ns: u64,
-    /// A peer that has not been heard for that long, though something was asked, is gone, ns.
+    /// A peer that is silent for this time although a response is due is gone, ns.
     pub silence_ns: u64,
     /// A deliberate mistake.
     #[cfg(any(test, feature = "mutations"))]
@@ -72,8 +72,8 @@ pub struct ConnectionConfig {
 }
 
 impl ConnectionConfig {
-    /// What the paper uses, where it says so: 120 us, 32 KB. Instead of 32 work requests it is 16, for each ACK names the
-    /// last 32 and so everything twice.
+    /// The paper's values where it states them: 120 us, 32 KB. But 16 work requests instead of 32, so that each number
+    /// is in two ACKs, because an ACK contains the last 32.
     #[must_use]
     pub const fn new(service: Service, mtu: u16) -> Self {
         Self {

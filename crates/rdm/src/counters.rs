@@ -1,25 +1,25 @@
-//! What the engine counts.
+//! Counters of the engine.
 
-/// Counters of an engine, of all its connections.
+/// Totals over all connections of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Messages that were taken from the application.
+    /// Messages accepted from the application.
     pub sent_messages: u64,
-    /// Messages that were given to the application.
+    /// Messages delivered to the application.
     pub delivered_messages: u64,
-    /// Their bytes.
+    /// Bytes delivered to the application.
     pub delivered_bytes: u64,
     /// WRITEs posted.
     pub write_requests: u64,
     /// SENDs posted.
     pub send_requests: u64,
-    /// Of these, repetitions.
+    /// SENDs that were retransmissions.
     pub repair_requests: u64,
-    /// Work requests that were taken to be lost.
+    /// Work requests considered lost.
     pub lost_requests: u64,
-    /// Of these, those that were acknowledged later.
+    /// Lost work requests that were acknowledged later.
     pub spurious_losses: u64,
-    /// Units that arrived again.
+    /// Units that arrived more than once.
     pub repeated_units: u64,
     /// ACKs sent.
     pub sent_acks: u64,
@@ -29,22 +29,22 @@ pub struct Counters {
     pub sent_grants: u64,
     /// Probes sent.
     pub sent_probes: u64,
-    /// Timers that ran out with something in flight.
+    /// Timeouts with requests in flight.
     pub timeouts: u64,
-    /// Switches from one service to the other.
+    /// Switches between services.
     pub switches: u64,
-    /// Changes of the lane in use because it failed.
+    /// Changes of the lane in use because of a failure.
     pub lane_flips: u64,
-    /// Lanes that failed because their queue pair was in error.
+    /// Lanes that failed because of a queue pair in error.
     pub lane_errors: u64,
-    /// Lanes that failed because three timers ran out in a row.
+    /// Lanes that failed after three consecutive timeouts.
     pub lane_timeouts: u64,
-    /// Reliable lanes that failed because they delivered nothing while others did.
+    /// Reliable lanes that failed because they delivered nothing while other lanes did.
     pub lane_silences: u64,
-    /// Lanes that were repaired.
+    /// Lanes repaired.
     pub lane_repairs: u64,
-    /// SENDs, WRITEs and control datagrams that break the protocol, or are of no connection.
+    /// SENDs, WRITEs and control datagrams that violate the protocol, or belong to no connection.
     pub refused: u64,
-    /// SENDs for which there was no memory, or no room in the window.
+    /// SENDs dropped because memory or window were exhausted.
     pub no_room: u64,
 }

@@ -1,4 +1,4 @@
-//! The engine: connections, and their timers.
+//! The engine: connections and their timers.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,10 +17,10 @@ use crate::incoming::{Granting, Verdict};
 use crate::output::{BufferId, ConnectionId, Event, Memory, Output, Work};
 use crate::{MessageId, NEVER};
 
-/// Messages of a connection that the application may have open, sent and not reported.
+/// Messages that an application may have open on a connection: accepted, but not yet reported as sent.
 const OPEN_MAX: usize = 1024;
 
-/// Why a message is not taken.
+/// Why a message is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// No such connection, or it is closed.
@@ -29,49 +29,49 @@ pub enum SendError {
     /// 1024 messages are open; wait for [`Event::Sent`].
     #[error("1024 messages are open on the connection")]
     Full,
-    /// Longer than the peer takes.
-    #[error("message is longer than the peer takes")]
+    /// Longer than the peer accepts.
+    #[error("message is longer than the peer accepts")]
     TooLong,
 }
 
 /// Why a connection cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// All places are taken.
-    #[error("no place is left for another connection")]
+    /// All connections of the engine are in use.
+    #[error("all connections of the engine are in use")]
     Exhausted,
-    /// The name was not reserved, or is in use.
+    /// The identifier was not reserved, or is already in use.
     #[error("connection was not reserved")]
     NotReserved,
 }
 
-/// What a completion of a receive says.
+/// A completion of a receive request.
 #[derive(Clone, Copy, Debug)]
 pub enum Arrival<'a> {
-    /// A SEND: its first bytes, at least [`SendHeader::LEN`] if it has as many, and its length.
+    /// A SEND: its first bytes, at least [`SendHeader::LEN`] if it is that long, and its length.
     Send {
-        /// The begin.
+        /// The first bytes.
         head: &'a [u8],
-        /// Bytes, the header included.
+        /// Length, including the header, bytes.
         len: u32,
     },
     /// A WRITE with immediate data.
     Write {
         /// The immediate data.
         immediate: u32,
-        /// Bytes.
+        /// Length, bytes.
         len: u32,
     },
 }
 
-/// Where the payload of a SEND belongs: the caller copies it before it looks at the output's events.
+/// Destination of a SEND's payload. The caller copies it before it processes the output's events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which buffer.
+    /// The buffer.
     pub buffer: BufferId,
-    /// From which byte on.
+    /// Offset in the buffer, bytes.
     pub offset: u32,
-    /// How many bytes, those behind the header.
+    /// Bytes to copy, those after the header.
     pub len: u32,
 }
 
@@ -82,14 +82,14 @@ enum Slot {
     Open(Box<Connection>),
 }
 
-/// All connections of a thread.
+/// All connections of one thread.
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
     slots: Vec<Slot>,
     free: Vec<u16>,
     ready: VecDeque<ConnectionId>,
-    /// A heap and not the wheel of `bifrost_transport::timer`: its lists still grow, and allocate, long after the start.
+    /// A heap, not the wheel of `bifrost_transport::timer`, whose lists allocate long after the start.
     timers: BinaryHeap<Reverse<(u64, u32)>>,
     clock: Clock,
     inbound: Inbound,
@@ -98,7 +98,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine without connections.
+    /// Creates an engine without connections.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -114,7 +114,7 @@ impl Engine {
         }
     }
 
-    /// What it has counted.
+    /// The counters.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -125,7 +125,7 @@ impl Engine {
         &mut self.clock
     }
 
-    /// Reserves a connection: its name here, and what the peer is to call it.
+    /// Reserves a connection: returns its identifier, and the tag that the peer must use.
     ///
     /// # Errors
     /// [`OpenError::Exhausted`].
@@ -140,15 +140,15 @@ impl Engine {
         };
         let slot = &mut self.slots[usize::from(index)];
         let Slot::Free { tag } = *slot else { return Err(OpenError::NotReserved) };
-        // Another than the last, and none that follows from it.
+        // Differs from the last tag, and cannot be predicted from it.
         let tag = tag.wrapping_add(self.random.u16(1..));
         *slot = Slot::Reserved { tag };
         let id = u32::from(tag) << 16 | u32::from(index);
         Ok((ConnectionId(id), Tag(id)))
     }
 
-    /// Opens a reserved connection to the peer whose control queue pair is `control` at `address`, and which calls the
-    /// connection `tag`.
+    /// Opens a reserved connection to the peer at `address` whose control queue pair is `control` and whose tag is
+    /// `tag`.
     ///
     /// # Errors
     /// [`OpenError::NotReserved`].
@@ -173,8 +173,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Gives a reserved or open connection up. The peer is told; [`Event::Closed`] is not issued. Buffers of messages that
-    /// came in and were not delivered go to `buffers`; those of messages that were not sent are known to the caller.
+    /// Closes a reserved or open connection and informs the peer; [`Event::Closed`] is not issued. Buffers of incoming
+    /// messages that were not delivered are added to `buffers`; the caller knows those of outgoing messages.
     pub fn close(
         &mut self,
         id: ConnectionId,
@@ -188,7 +188,7 @@ impl Engine {
             Slot::Open(connection) if connection.id == id => {
                 let control = Control::Close(Close { tag: connection.peer.tag, reason });
                 out.work.push(Work::Control { connection: id, control });
-                connection.inbox.forgive(&mut self.inbound);
+                connection.inbox.release_all(&mut self.inbound);
                 connection.inbox.drain().for_each(&mut buffers);
             }
             Slot::Reserved { tag: reserved } if *reserved == tag => {}
@@ -198,16 +198,16 @@ impl Engine {
         self.free.push(id.index() as u16);
     }
 
-    /// The connection that a token belongs to.
+    /// The connection that a token identifies.
     #[must_use]
     pub fn connection_of(token: u64) -> ConnectionId {
         ConnectionId((token >> 32) as u32)
     }
 
-    /// Takes a message. The buffer is the engine's until [`Event::Sent`].
+    /// Accepts a message. The engine owns the buffer until [`Event::Sent`].
     ///
     /// # Errors
-    /// A [`SendError`]; the buffer stays the caller's.
+    /// A [`SendError`]; the caller keeps the buffer.
     pub fn send(
         &mut self,
         now_ns: u64,
@@ -230,9 +230,9 @@ impl Engine {
         Ok(message)
     }
 
-    /// What this end sends from now on goes by the lanes of `service`, UC or RC; the rest of messages that were begun, too.
-    /// Nothing is lost, repeated or reordered by that. Whether the connection has such lanes: one of [`Service::Both`] has
-    /// both, and begins with UC.
+    /// Sends on lanes of `service`, UC or RC, from now on, including the rest of messages already begun. Nothing is
+    /// lost, duplicated or reordered. Returns whether the connection has such lanes: one of [`Service::Both`] has both,
+    /// and begins with UC.
     pub fn switch(&mut self, now_ns: u64, id: ConnectionId, service: Service, out: &mut Output) -> bool {
         let (Some(connection), mut context) = self.with(id, now_ns, out) else { return false };
         let switched = connection.switch(&mut context, service);
@@ -240,7 +240,7 @@ impl Engine {
         switched
     }
 
-    /// The service that a connection uses: UC or RC.
+    /// The service in use: UC or RC.
     #[must_use]
     pub fn service_in_use(&self, id: ConnectionId) -> Option<Service> {
         match self.slots.get(id.index())? {
@@ -249,7 +249,7 @@ impl Engine {
         }
     }
 
-    /// The application has done with a delivered message of `len` bytes.
+    /// The application has consumed a delivered message of `len` bytes.
     pub fn consumed(&mut self, now_ns: u64, id: ConnectionId, len: u32, memory: &mut impl Memory, out: &mut Output) {
         let nic_now_ns = self.clock.nic_ns(now_ns);
         let (Some(connection), mut context) = self.with(id, now_ns, out) else { return };
@@ -260,7 +260,8 @@ impl Engine {
         self.grant(now_ns, id, memory, out);
     }
 
-    /// A receive on a lane has completed, at `arrived_ns` of the NIC's clock. Returns where the payload of a SEND goes.
+    /// Handles the completion of a receive on a lane, at `arrived_ns` of the NIC's clock. Returns the destination of a
+    /// SEND's payload.
     pub fn on_arrival(
         &mut self,
         now_ns: u64,
@@ -317,15 +318,15 @@ impl Engine {
         let released = connection.inbox.take_released();
         self.inbound.release(released);
         if let Some(after_ns) = came_after_ns {
-            self.inbound.came(after_ns);
+            self.inbound.record_first_data(after_ns);
         }
         self.wake(id);
-        // What was announced, or could not be granted before, is looked at.
+        // Grants announced messages that could not be granted before.
         self.grant(now_ns, id, memory, out);
         place
     }
 
-    /// A send request has completed, at `left_ns` of the NIC's clock.
+    /// Handles the completion of a send request, at `left_ns` of the NIC's clock.
     pub fn on_sent(&mut self, now_ns: u64, token: u64, success: bool, left_ns: u64, out: &mut Output) {
         let id = Self::connection_of(token);
         let (Some(connection), mut context) = self.with(id, now_ns, out) else { return };
@@ -333,14 +334,14 @@ impl Engine {
         self.wake(id);
     }
 
-    /// A lane of a connection is in error, as a receive that was flushed says.
+    /// Handles a lane in error, as shown by a flushed receive request.
     pub fn on_lane_error(&mut self, now_ns: u64, id: ConnectionId, lane: u8, out: &mut Output) {
         let (Some(connection), mut context) = self.with(id, now_ns, out) else { return };
         connection.fail_lane(&mut context, lane, LaneFailure::Error);
         self.wake(id);
     }
 
-    /// A control datagram has come in from the queue pair `from`, at `arrived_ns` of the NIC's clock.
+    /// Handles a control datagram from queue pair `from`, received at `arrived_ns` of the NIC's clock.
     pub fn on_control(&mut self, now_ns: u64, from: (IpAddr, u32), bytes: &[u8], arrived_ns: u64, out: &mut Output) {
         let Ok(control) = Control::parse(bytes) else {
             self.counters.refused += 1;
@@ -375,7 +376,7 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Runs timers that are due, and posts what can be posted.
+    /// Runs due timers and posts what may be posted.
     pub fn turn(&mut self, now_ns: u64, memory: &mut impl Memory, out: &mut Output) {
         if self.inbound.is_due(now_ns) {
             self.settle_charges(now_ns, out);
@@ -414,7 +415,7 @@ impl Engine {
         }
     }
 
-    /// When [`Engine::turn`] is due, ns; [`NEVER`]: when something happens.
+    /// When [`Engine::turn`] is due, ns; [`NEVER`]: after the next event.
     #[must_use]
     pub fn next_deadline(&self) -> u64 {
         if !self.ready.is_empty() {
@@ -423,7 +424,7 @@ impl Engine {
         self.timers.peek().map_or(NEVER, |Reverse((due, _))| *due).min(self.inbound.deadline())
     }
 
-    /// What a connection has measured: smoothed and smallest round trip, ns; window, bytes; share of packets lost; lane.
+    /// Measurements of a connection: smoothed and smallest round trip, ns; window, bytes; share of packets lost; lane.
     #[must_use]
     pub fn measured(&self, id: ConnectionId) -> Option<(u64, u64, u32, f32, u8)> {
         match self.slots.get(id.index())? {
@@ -435,13 +436,13 @@ impl Engine {
         }
     }
 
-    /// Whether a connection has as many messages open as it may.
+    /// Whether the connection has the maximum number of open messages.
     #[must_use]
     pub fn is_full(&self, id: ConnectionId) -> bool {
         self.open_messages(id) >= OPEN_MAX
     }
 
-    /// Messages that a connection has open.
+    /// Open messages of a connection.
     #[must_use]
     pub fn open_messages(&self, id: ConnectionId) -> usize {
         match self.slots.get(id.index()) {
@@ -450,7 +451,7 @@ impl Engine {
         }
     }
 
-    /// Work requests of a connection that are neither acknowledged nor taken to be lost: at most the peer's credits.
+    /// Work requests of a connection that are neither acknowledged nor considered lost: at most the peer's credits.
     #[must_use]
     pub fn open_requests(&self, id: ConnectionId) -> u32 {
         match self.slots.get(id.index()) {
@@ -459,7 +460,7 @@ impl Engine {
         }
     }
 
-    /// Memory that a connection holds, bytes, without that of its messages.
+    /// Memory of a connection, bytes, excluding its messages.
     #[must_use]
     pub fn connection_bytes(&self, id: ConnectionId) -> usize {
         match self.slots.get(id.index()) {
@@ -468,7 +469,7 @@ impl Engine {
         }
     }
 
-    /// A connection may have something to be granted: it has its turn behind those that wait.
+    /// Queues a connection with announced messages for the budget.
     fn grant(&mut self, now_ns: u64, id: ConnectionId, memory: &mut impl Memory, out: &mut Output) {
         if let Some(connection) = self.find(id)
             && connection.inbox.wants_grant()
@@ -481,7 +482,7 @@ impl Engine {
         }
     }
 
-    /// Grants a message of each that waits, in turn, while the budget lasts.
+    /// Grants one message of each waiting connection in turn, while the budget lasts.
     fn grant_waiting(&mut self, now: u64, memory: &mut impl Memory, out: &mut Output) {
         while let Some(&id) = self.inbound.waiting.front() {
             let Some(Slot::Open(connection)) = self.slots.get_mut(id.index()) else {
@@ -509,7 +510,7 @@ impl Engine {
         }
     }
 
-    /// Senders count with what they send. There are at most as many as the budget has units.
+    /// Reduces the charge of slow senders to what they send. The list is at most as long as the budget has units.
     fn settle_charges(&mut self, now: u64, out: &mut Output) {
         for _ in 0..self.inbound.charging.len() {
             let Some(id) = self.inbound.charging.pop_front() else { break };
@@ -517,12 +518,12 @@ impl Engine {
             if connection.id != id {
                 continue;
             }
-            // What was granted just now has not had the time to come.
+            // Data of a recent grant has not had time to arrive.
             if now.saturating_sub(connection.granted_ns) >= self.inbound.patience_ns() {
                 connection.inbox.settle(&mut self.inbound);
                 if std::mem::take(&mut connection.awaits_data) {
                     let mut context = Context { now, out, counters: &mut self.counters, random: &mut self.random };
-                    connection.grant_again(&mut context);
+                    connection.repeat_grants(&mut context);
                 }
             }
             if connection.inbox.charged > 0 {
@@ -540,7 +541,7 @@ impl Engine {
         }
     }
 
-    /// A connection, and beside it what its calls need.
+    /// A connection, and the context for its calls.
     fn with<'a>(
         &'a mut self,
         id: ConnectionId,

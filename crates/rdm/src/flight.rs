@@ -1,15 +1,15 @@
-//! Work requests that have been posted and about which something is still to be learnt.
+//! Work requests that are posted and not yet settled.
 
 use std::collections::VecDeque;
 
 /// What was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A chunk, by its name in an ACK.
+    /// A chunk, with its name in ACKs.
     Write(u32),
     /// A unit.
     Send,
-    /// The request for a grant.
+    /// A request for a grant.
     Announce,
 }
 
@@ -27,49 +27,49 @@ pub(crate) struct Flight {
     pub(crate) len: u32,
     pub(crate) kind: Kind,
     pub(crate) lane: u8,
-    /// The NIC repeats what is lost on the lane.
+    /// The NIC retransmits on this lane.
     pub(crate) reliable: bool,
     pub(crate) state: State,
-    /// The NIC has not reported it as sent: it may read the buffer.
+    /// The NIC has not reported it as sent, so it may still read the buffer.
     pub(crate) in_nic: bool,
     /// When it was posted, ns.
     pub(crate) posted_ns: u64,
-    /// When it left (T1), ns of the NIC's clock; 0: not known.
+    /// When it left the NIC (T1), ns of the NIC's clock; 0: unknown.
     pub(crate) left_ns: u64,
 }
 
 impl Flight {
-    /// What it takes of the window: headers count, too.
+    /// Bytes of the window that it uses; headers count, too.
     pub(crate) fn cost(&self) -> u32 {
         self.len.max(Self::MIN_COST)
     }
 
     const MIN_COST: u32 = 64;
 
-    /// What it takes of what may wait in the NIC.
+    /// Bytes of the NIC's queue that it uses.
     fn queued(&self) -> u32 {
         if self.reliable { 0 } else { self.cost() }
     }
 
-    /// When it left the NIC, ns, as the software's clock shows `now_ns` and the NIC's `nic_now_ns`. `None`: it has not, for all that
-    /// is known.
+    /// When it left the NIC, ns of the software's clock, which shows `now_ns` when the NIC's shows `nic_now_ns`.
+    /// `None`: it may not have left.
     pub(crate) fn left_at(&self, now_ns: u64, nic_now_ns: u64) -> Option<u64> {
         let ago_ns = if self.left_ns > 0 { nic_now_ns.saturating_sub(self.left_ns) } else { u64::MAX };
         (!self.in_nic).then(|| now_ns.saturating_sub(ago_ns).max(self.posted_ns))
     }
 }
 
-/// All of a connection, by their global numbers.
+/// All work requests of a connection, by global number.
 #[derive(Debug, Default)]
 pub(crate) struct Flights {
     list: VecDeque<Flight>,
-    /// The global number of the first.
+    /// Global number of the first.
     first: u64,
     open: u32,
     bytes: u32,
     /// Bytes on unreliable lanes that the NIC has not reported as sent.
     backlog: u32,
-    /// How many the NIC has not delivered on reliable lanes.
+    /// Requests on reliable lanes that the NIC has not delivered.
     delivering: u32,
 }
 
@@ -82,7 +82,7 @@ impl Flights {
         self.list.push_back(flight);
     }
 
-    /// The global number of what is posted next.
+    /// Global number of the next request.
     pub(crate) fn next_number(&self) -> u64 {
         self.first + self.list.len() as u64
     }
@@ -91,7 +91,7 @@ impl Flights {
         self.first
     }
 
-    /// How many are neither acknowledged nor lost.
+    /// Requests that are neither acknowledged nor lost.
     pub(crate) fn open(&self) -> u32 {
         self.open
     }
@@ -105,13 +105,13 @@ impl Flights {
         self.bytes
     }
 
-    /// Bytes that wait in the NIC, but for reliable lanes: there it reports what the peer has acknowledged, and says nothing
-    /// about its queue.
+    /// Bytes that wait in the NIC. Reliable lanes are excluded: their completions report what the peer acknowledged,
+    /// and show nothing about the NIC's queue.
     pub(crate) fn backlog(&self) -> u32 {
         self.backlog
     }
 
-    /// The NIC has done with one; whether it had not before.
+    /// The NIC no longer needs the buffer. Returns whether this is new.
     pub(crate) fn left_nic(&mut self, number: u64) -> bool {
         let Some(flight) = self.get_mut(number) else { return false };
         if !std::mem::replace(&mut flight.in_nic, false) {
@@ -131,24 +131,24 @@ impl Flights {
         self.list.get_mut(usize::try_from(number.checked_sub(self.first)?).ok()?)
     }
 
-    /// The chunk with that name, if it is not acknowledged. Acknowledgements come about in order: the first are looked at
-    /// first.
+    /// The unacknowledged chunk with this name. Acknowledgements arrive roughly in order, so the search begins with the
+    /// oldest.
     pub(crate) fn find_write(&self, name: u32) -> Option<u64> {
         let is = |flight: &Flight| flight.kind == Kind::Write(name) && flight.state != State::Acknowledged;
         Some(self.first + self.list.iter().position(is)? as u64)
     }
 
-    /// The oldest that is open.
+    /// The oldest open request.
     pub(crate) fn oldest_open(&self) -> Option<u64> {
         Some(self.first + self.list.iter().position(|flight| flight.state == State::Open)? as u64)
     }
 
-    /// The oldest that is open on unreliable lanes.
+    /// The oldest open request on unreliable lanes.
     pub(crate) fn oldest_unreliable(&self) -> Option<&Flight> {
         self.list.iter().find(|flight| flight.state == State::Open && !flight.reliable)
     }
 
-    /// The oldest that the NIC has not delivered on reliable lanes.
+    /// The oldest request on reliable lanes that the NIC has not delivered.
     pub(crate) fn oldest_reliable(&self) -> Option<&Flight> {
         if self.delivering == 0 {
             return None;
@@ -156,24 +156,24 @@ impl Flights {
         self.list.iter().find(|flight| flight.in_nic && flight.reliable)
     }
 
-    /// Whether the NIC has a chunk with that unit, for all that is known.
+    /// Whether the NIC may still hold a chunk that includes this unit.
     pub(crate) fn is_being_written(&self, message: u32, offset: u32) -> bool {
         let covers = |flight: &Flight| (flight.offset..flight.offset + flight.len).contains(&offset);
         let is = |flight: &&Flight| flight.in_nic && flight.message == message && matches!(flight.kind, Kind::Write(_));
         self.list.iter().filter(is).any(covers)
     }
 
-    /// Those that are open on a lane, the oldest first.
+    /// Open requests of a lane, oldest first.
     pub(crate) fn oldest_open_on(&self, lane: u8) -> impl Iterator<Item = &Flight> {
         self.list.iter().filter(move |flight| flight.state == State::Open && flight.lane == lane)
     }
 
-    /// Those that are open on a lane, the newest first.
+    /// Open requests of a lane, newest first.
     pub(crate) fn open_on(&self, lane: u8) -> impl Iterator<Item = &Flight> {
         self.list.iter().rev().filter(move |flight| flight.state == State::Open && flight.lane == lane)
     }
 
-    /// Settles one; what it was, if it was not acknowledged before.
+    /// Settles a request. Returns it if it was not acknowledged before.
     pub(crate) fn settle(&mut self, number: u64, state: State) -> Option<Flight> {
         let flight = self.get_mut(number)?;
         let before = *flight;
@@ -188,7 +188,7 @@ impl Flights {
         Some(before)
     }
 
-    /// Forgets what nothing more is to be learnt about.
+    /// Removes settled requests from the front.
     pub(crate) fn trim(&mut self) {
         while self.list.front().is_some_and(|flight| flight.state != State::Open && !flight.in_nic) {
             self.list.pop_front();
@@ -196,7 +196,7 @@ impl Flights {
         }
     }
 
-    /// Bytes of memory that it holds.
+    /// Memory in use, bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.list.capacity() * size_of::<Flight>()
     }
@@ -224,7 +224,7 @@ mod tests {
             |flights: &Flights| [0, 4095, 4096, 12287, 12288, 16384].map(|offset| flights.is_being_written(7, offset));
         assert_eq!(written(&flights), [false, false, true, true, false, false]);
         assert!(!flights.is_being_written(8, 4096));
-        // That it is lost, or has arrived by another way, does not take it from the NIC.
+        // The NIC may hold a request that is lost, or whose data arrived on another lane.
         flights.settle(0, State::Lost);
         assert_eq!(written(&flights), [false, false, true, true, false, false]);
         flights.settle(0, State::Acknowledged);

@@ -1,9 +1,9 @@
-//! How much may be on its way to this host at once (RDM §5.6): grants of all connections, in turn.
+//! Limits the data in flight to this host (RDM §5.6) by granting messages of all connections in turn.
 //!
-//! A thousand senders that may all begin at once fill any buffer before the first round trip is over, whatever their
-//! windows do later. The receiver is the only one who knows all of them, and each long message waits for its grant anyway. So
-//! it grants only as much as keeps its link busy. A sender that was granted and sends slowly, or nothing, counts with what it
-//! sends, so that it keeps nobody waiting.
+//! A thousand senders that begin at once fill any buffer within the first round trip, before their windows can react.
+//! Only the receiver knows all of them, and each long message needs its grant. So it grants only as much as keeps its
+//! link busy. A granted sender that sends slowly, or not at all, is charged only what it sends, so that it does not
+//! delay others.
 
 use std::collections::VecDeque;
 
@@ -12,15 +12,15 @@ use bifrost_transport::time::US;
 use crate::NEVER;
 use crate::output::ConnectionId;
 
-/// A message counts with that many bytes at most: its sender's window keeps it from sending more at once.
+/// Largest charge of a message, bytes: its sender's window keeps it from sending more at once.
 const CHARGE_MAX: u32 = 256 * 1024;
-/// While something waits, what senders have sent is looked at that often, ns.
-const LOOK_NS: u64 = 100 * US;
+/// Interval at which charges are adjusted while connections wait, ns.
+const ADJUST_NS: u64 = 100 * US;
 
-/// Bounds of the time that a granted sender has until it counts with what it sends, ns.
+/// Bounds of the time after which a granted sender is charged only what it sends, ns.
 const PATIENCE_NS: (u64, u64) = (200 * US, 20_000 * US);
 
-/// What of the host's budget is in use, and who waits.
+/// Use of the host's budget, and the connections that wait for it.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     budget: u64,
@@ -29,34 +29,34 @@ pub(crate) struct Inbound {
     pub(crate) waiting: VecDeque<ConnectionId>,
     /// Connections that use the budget.
     pub(crate) charging: VecDeque<ConnectionId>,
-    /// When it is looked again at what they have sent.
-    look_ns: u64,
-    /// From a grant until its first data comes, smoothed, ns: a round trip with all its queues.
+    /// When charges are adjusted next.
+    adjust_ns: u64,
+    /// From a grant to its first data, smoothed, ns: a round trip including all queues.
     first_ns: u64,
 }
 
 impl Inbound {
     pub(crate) fn new(budget: u64) -> Self {
-        Self { budget, charged: 0, waiting: VecDeque::new(), charging: VecDeque::new(), look_ns: NEVER, first_ns: 0 }
+        Self { budget, charged: 0, waiting: VecDeque::new(), charging: VecDeque::new(), adjust_ns: NEVER, first_ns: 0 }
     }
 
-    /// What a message of `len` bytes counts.
+    /// Charge of a message of `len` bytes.
     pub(crate) fn charge_of(len: u32) -> u32 {
         len.min(CHARGE_MAX)
     }
 
-    /// Whether a message of `len` bytes may be granted; if nothing else is on its way, any may.
+    /// Whether a message of `len` bytes may be granted; any may if nothing else is in flight.
     pub(crate) fn has_room(&self, len: u32) -> bool {
         self.charged == 0 || self.charged + u64::from(Self::charge_of(len)) <= self.budget
     }
 
-    /// The first data came that long after its grant.
-    pub(crate) fn came(&mut self, after_ns: u64) {
+    /// Records the time from a grant to its first data.
+    pub(crate) fn record_first_data(&mut self, after_ns: u64) {
         self.first_ns = (7 * self.first_ns + after_ns) / 8;
     }
 
-    /// For how long a sender that was granted counts whatever it sends, ns. It follows the queue: were it shorter than that,
-    /// there would be more grants, and so more of a queue.
+    /// How long a granted sender is charged in full, ns. It must exceed the queueing delay: otherwise there would be
+    /// more grants, and so a longer queue.
     pub(crate) fn patience_ns(&self) -> u64 {
         (4 * self.first_ns).clamp(PATIENCE_NS.0, PATIENCE_NS.1)
     }
@@ -69,20 +69,20 @@ impl Inbound {
         self.charged = self.charged.saturating_sub(bytes);
     }
 
-    /// When it is to be looked at what senders have sent, ns.
+    /// When charges are adjusted next, ns.
     pub(crate) fn deadline(&self) -> u64 {
-        if self.waiting.is_empty() { NEVER } else { self.look_ns }
+        if self.waiting.is_empty() { NEVER } else { self.adjust_ns }
     }
 
-    /// Whether it is time to look at what senders have sent.
+    /// Whether charges must be adjusted now.
     pub(crate) fn is_due(&mut self, now: u64) -> bool {
         if self.waiting.is_empty() {
-            self.look_ns = NEVER;
+            self.adjust_ns = NEVER;
             return false;
         }
-        let due = self.look_ns <= now;
-        if due || self.look_ns == NEVER {
-            self.look_ns = now + LOOK_NS;
+        let due = self.adjust_ns <= now;
+        if due || self.adjust_ns == NEVER {
+            self.adjust_ns = now + ADJUST_NS;
         }
         due
     }
@@ -147,7 +147,7 @@ mod tests {
             self.engine.on_arrival(self.now, id, arrival, self.now, &mut self.buffers, &mut self.out);
         }
 
-        /// Lets time pass. The engine names its next deadline, so a wait is as many turns as it asks for.
+        /// Lets time pass. The engine returns its next deadline, so a wait is as many turns as there are deadlines.
         fn wait(&mut self, ns: u64) {
             let until = self.now + ns;
             while self.now < until {
@@ -156,7 +156,7 @@ mod tests {
             }
         }
 
-        /// Who was granted what, by the peer's tag, since the last call.
+        /// Grants since the last call, with the peer's tag.
         fn grants(&mut self) -> Vec<(u32, u32)> {
             let work = std::mem::take(&mut self.out.work);
             let grant = |work: Work| match work {
@@ -175,10 +175,10 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_on_its_way_is_granted_in_turn() {
+    fn the_budget_is_granted_in_turn() {
         let mut receiver = receiver(300 * 1024);
         let ids = [1, 2, 3].map(|peer| receiver.open(peer));
-        // The first has two messages, and is granted one before the others have theirs.
+        // The first connection has two messages; the second must wait until the others have one each.
         receiver.announce(ids[0], 0, 200 * KB);
         receiver.announce(ids[0], 1, 200 * KB);
         receiver.announce(ids[1], 0, 200 * KB);
@@ -187,7 +187,7 @@ mod tests {
         receiver.write(ids[0], 0, 0, 64 * KB);
         assert_eq!(receiver.grants(), [], "136 and 200 are more than 300");
         receiver.write(ids[0], 0, 64 * KB, 64 * KB);
-        assert_eq!(receiver.grants(), [(1, 1)], "it had asked before the others");
+        assert_eq!(receiver.grants(), [(1, 1)], "it asked before the others");
         receiver.write(ids[0], 0, 128 * KB, 72 * KB);
         receiver.write(ids[0], 1, 0, 128 * KB);
         assert_eq!(receiver.grants(), [(2, 0)]);
@@ -196,37 +196,37 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_nothing_keeps_nobody_waiting() {
+    fn a_silent_sender_does_not_delay_others() {
         let mut receiver = receiver(300 * 1024);
         let ids = [1, 2, 3, 4].map(|peer| receiver.open(peer));
         receiver.announce(ids[0], 0, 256 * KB);
         receiver.announce(ids[1], 0, 256 * KB);
         receiver.announce(ids[2], 0, 256 * KB);
         assert_eq!(receiver.grants(), [(1, 0)]);
-        receiver.wait(LOOK_NS);
-        assert_eq!(receiver.grants(), [], "it has not had the time");
-        // One that sends counts with twice what it has sent, so a slow one leaves room for another.
+        receiver.wait(ADJUST_NS);
+        assert_eq!(receiver.grants(), [], "it has not had enough time");
+        // A sender is charged twice what it has sent, so a slow one leaves room for another.
         receiver.write(ids[0], 0, 0, 4 * KB);
-        receiver.wait(3 * LOOK_NS);
+        receiver.wait(3 * ADJUST_NS);
         assert_eq!(receiver.grants(), [(2, 0)]);
-        receiver.wait(5 * LOOK_NS);
+        receiver.wait(5 * ADJUST_NS);
         assert_eq!(receiver.grants(), [(2, 0), (3, 0)], "the first of these is repeated: it may have been lost");
         receiver.announce(ids[3], 0, 256 * KB);
         assert_eq!(receiver.grants(), []);
         receiver.engine.close(ids[2], CloseReason::Done, &mut receiver.out, |_| {});
         receiver.write(ids[0], 0, 4 * KB, 4 * KB);
-        assert_eq!(receiver.grants(), [(4, 0)], "what a connection used is free when it ends");
+        assert_eq!(receiver.grants(), [(4, 0)], "the end of a connection frees its budget");
     }
 
     #[test]
-    fn one_message_always_may() {
+    fn one_message_is_always_granted() {
         let mut receiver = receiver(1);
         let ids = [1, 2].map(|peer| receiver.open(peer));
         receiver.announce(ids[0], 0, 1 << 28);
         receiver.announce(ids[1], 0, 64 * KB);
         assert_eq!(receiver.grants(), [(1, 0)]);
         receiver.engine.close(ids[0], CloseReason::Done, &mut receiver.out, |_| {});
-        receiver.wait(3 * LOOK_NS);
+        receiver.wait(3 * ADJUST_NS);
         assert_eq!(receiver.grants(), [(2, 0)]);
     }
 }

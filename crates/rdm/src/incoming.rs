@@ -1,4 +1,4 @@
-//! Messages that come in.
+//! Incoming messages.
 
 use std::collections::VecDeque;
 
@@ -10,44 +10,44 @@ use crate::mutation::mutated;
 use crate::output::{BufferId, ConnectionId, Event, Memory, Output};
 use crate::units::Units;
 
-/// A message of which something is known.
+/// A message that was announced or has begun to arrive.
 #[derive(Debug)]
 struct Incoming {
     len: u32,
     class: Class,
     call: u32,
     long: bool,
-    /// Where it goes; none while it waits for a grant, and none after it was delivered out of order.
-    place: Option<Placed>,
+    /// Its memory; none while it waits for a grant, and none after delivery out of order.
+    target: Option<Target>,
     units: Units,
-    /// Where the next chunk is expected, if nothing is missing.
+    /// Offset of the next chunk, if nothing is missing.
     next: u32,
-    /// What it counts of the host's budget, bytes.
+    /// Its charge to the host's budget, bytes.
     charge: u32,
     delivered: bool,
 }
 
 impl Incoming {
-    /// Counts no more than what is missing; how much less that is.
+    /// Reduces the charge to the missing bytes. Returns the difference.
     fn release(&mut self) -> u64 {
         let missing = self.charge.min(self.units.missing_bytes());
         u64::from(std::mem::replace(&mut self.charge, missing) - missing)
     }
 }
 
-/// What came of a wish to grant a message.
+/// Result of an attempt to grant a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Granting {
-    /// One was granted.
+    /// A message was granted.
     Granted,
-    /// None waits, or the connection's own budget is used up, or there is no memory.
+    /// No message waits, or the connection's own budget is exhausted, or there is no memory.
     None,
-    /// The host's budget is used up.
+    /// The host's budget is exhausted.
     Full,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Placed {
+struct Target {
     buffer: BufferId,
     address: u64,
     key: u32,
@@ -56,41 +56,41 @@ struct Placed {
 /// What to do with an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Acknowledge; `urgent`: at once.
+    /// Acknowledge; immediately if `urgent`.
     Taken { urgent: bool },
-    /// Acknowledge, and copy the payload there.
+    /// Acknowledge, and copy the payload to this buffer.
     Place { buffer: BufferId, urgent: bool },
-    /// It was there already: acknowledge at once.
+    /// Already received: acknowledge immediately.
     Repeated,
-    /// Neither.
+    /// Drop without an acknowledgement.
     NoRoom,
-    /// Against the protocol.
+    /// A protocol violation.
     Refused,
 }
 
-/// The messages of a connection that are not yet the application's, in order.
+/// The messages of a connection that are not yet delivered, in order.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     connection: ConnectionId,
     config: ConnectionConfig,
     list: VecDeque<Option<Incoming>>,
-    /// All before have arrived.
+    /// All messages before this one have arrived.
     pub(crate) base: MessageId,
-    /// The sender was allowed to begin those before.
+    /// The sender may begin messages before this one.
     pub(crate) limit: MessageId,
-    /// Delivered and not consumed.
+    /// Messages delivered but not consumed.
     unread: u32,
-    /// Bytes of long messages that are granted or delivered, and not consumed.
+    /// Bytes of long messages that are granted or delivered, but not consumed.
     reserved: u64,
     /// Announced messages that wait for a grant, in order.
     ungranted: VecDeque<MessageId>,
-    /// The message that is expected next, for gaps.
+    /// The message expected next, to detect gaps.
     pub(crate) expected: MessageId,
-    /// What its messages count of the host's budget, bytes, and how much of it has been released lately.
+    /// Charge of its messages to the host's budget, bytes, and how much of it was released since the last call.
     pub(crate) charged: u64,
     released: u64,
-    /// Bytes of long messages that came in since it was last looked at.
-    came: u64,
+    /// Bytes of long messages that arrived since the last adjustment.
+    arrived_bytes: u64,
     pub(crate) delivered_messages: u64,
     pub(crate) delivered_bytes: u64,
 }
@@ -109,13 +109,13 @@ impl Inbox {
             expected: MessageId(0),
             charged: 0,
             released: 0,
-            came: 0,
+            arrived_bytes: 0,
             delivered_messages: 0,
             delivered_bytes: 0,
         }
     }
 
-    /// A SEND whose header is sound.
+    /// Handles a SEND with a valid header.
     pub(crate) fn on_send(&mut self, header: &SendHeader, memory: &mut impl Memory, out: &mut Output) -> Verdict {
         let ahead = header.message.distance(self.base);
         if ahead < 0 {
@@ -142,7 +142,7 @@ impl Inbox {
         if header.kind == SendKind::Announce {
             return Verdict::Repeated;
         }
-        let Some(placed) = incoming.place else {
+        let Some(target) = incoming.target else {
             return if incoming.delivered { Verdict::Repeated } else { Verdict::Refused };
         };
         if !incoming.units.insert(header.offset / bifrost_wire::rdm::UNIT) {
@@ -155,7 +155,7 @@ impl Inbox {
         if full {
             self.complete(ahead, out);
         }
-        Verdict::Place { buffer: placed.buffer, urgent: urgent || full && long }
+        Verdict::Place { buffer: target.buffer, urgent: urgent || full && long }
     }
 
     fn open(&mut self, header: &SendHeader, gap: bool, memory: &mut impl Memory, out: &mut Output) -> Verdict {
@@ -166,7 +166,7 @@ impl Inbox {
             class: header.class,
             call: header.call,
             long: header.kind == SendKind::Announce,
-            place: None,
+            target: None,
             units: Units::new(header.length),
             next: header.offset + header.payload_len(),
             charge: 0,
@@ -178,8 +178,8 @@ impl Inbox {
             SendKind::Announce => {
                 incoming.next = 0;
                 self.list[ahead] = Some(incoming);
-                // In the order of messages: were one that is announced late granted last, those before it could use the budget
-                // up and wait for it.
+                // Sorted by number: otherwise a message that is announced late would be granted last, and those before
+                // it could use up the budget and wait for it.
                 let before = self.ungranted.iter().rposition(|other| header.message.distance(*other) > 0);
                 self.ungranted.insert(before.map_or(0, |at| at + 1), header.message);
                 Verdict::Taken { urgent }
@@ -188,7 +188,7 @@ impl Inbox {
                 let Some((buffer, address, key)) = memory.allocate(self.connection, header.length, false) else {
                     return Verdict::NoRoom;
                 };
-                incoming.place = Some(Placed { buffer, address, key });
+                incoming.target = Some(Target { buffer, address, key });
                 incoming.units.insert(header.offset / bifrost_wire::rdm::UNIT);
                 let full = is_whole(&self.config, &incoming);
                 self.list[ahead] = Some(incoming);
@@ -200,7 +200,7 @@ impl Inbox {
         }
     }
 
-    /// A chunk of `len` bytes at `offset` was written.
+    /// Handles a chunk of `len` bytes at `offset`.
     pub(crate) fn on_write(
         &mut self,
         message: MessageId,
@@ -219,12 +219,12 @@ impl Inbox {
         }
         let end = u64::from(offset) + u64::from(len);
         let whole = len.is_multiple_of(bifrost_wire::rdm::UNIT) || end == u64::from(incoming.len);
-        if !incoming.long || incoming.place.is_none() || len == 0 || end > u64::from(incoming.len) || !whole {
+        if !incoming.long || incoming.target.is_none() || len == 0 || end > u64::from(incoming.len) || !whole {
             return Verdict::Refused;
         }
         let gap = offset != incoming.next;
         incoming.next = end as u32;
-        self.came += u64::from(len);
+        self.arrived_bytes += u64::from(len);
         let counts = if mutated!(self.config, ChunkCountsMore) { len + bifrost_wire::rdm::UNIT } else { len };
         if incoming.units.insert_range(offset, counts) == 0 {
             return Verdict::Repeated;
@@ -237,7 +237,7 @@ impl Inbox {
         Verdict::Taken { urgent: hint || gap || full }
     }
 
-    /// An announced message waits.
+    /// Whether an announced message waits for a grant.
     pub(crate) fn wants_grant(&self) -> bool {
         !self.ungranted.is_empty()
     }
@@ -257,7 +257,8 @@ impl Inbox {
                 continue;
             };
             let len = u64::from(incoming.len);
-            // In order, nothing else can be delivered before the first; and one at least is always taken.
+            // With ordered delivery, nothing can be delivered before the first message; and one message is always
+            // accepted.
             let first = ahead == 0 && self.config.order == Order::Sent;
             if self.reserved > 0 && !first && self.reserved + len > self.config.budget {
                 return Granting::None;
@@ -268,7 +269,7 @@ impl Inbox {
             let Some((buffer, address, key)) = memory.allocate(self.connection, incoming.len, true) else {
                 return Granting::None;
             };
-            incoming.place = Some(Placed { buffer, address, key });
+            incoming.target = Some(Target { buffer, address, key });
             incoming.charge = Inbound::charge_of(incoming.len);
             self.charged += u64::from(incoming.charge);
             inbound.charge(u64::from(incoming.charge));
@@ -280,23 +281,23 @@ impl Inbox {
         Granting::None
     }
 
-    /// What has arrived counts no more: how many bytes.
+    /// Returns the charge released by arrivals, bytes.
     pub(crate) fn take_released(&mut self) -> u64 {
         let released = std::mem::take(&mut self.released).min(self.charged);
         self.charged -= released;
         released
     }
 
-    /// From now on the connection counts with no more than twice what came in since the last time.
+    /// Reduces the charge to at most twice the bytes that arrived since the last call.
     pub(crate) fn settle(&mut self, inbound: &mut Inbound) {
-        let at_most = 2 * std::mem::take(&mut self.came);
+        let at_most = 2 * std::mem::take(&mut self.arrived_bytes);
         let less = self.charged.saturating_sub(at_most);
         self.charged -= less;
         inbound.release(less);
     }
 
-    /// Nothing of the connection counts any more.
-    pub(crate) fn forgive(&mut self, inbound: &mut Inbound) {
+    /// Releases the connection's whole charge.
+    pub(crate) fn release_all(&mut self, inbound: &mut Inbound) {
         for incoming in self.list.iter_mut().flatten() {
             incoming.charge = 0;
         }
@@ -304,18 +305,18 @@ impl Inbox {
         inbound.release(std::mem::take(&mut self.charged));
     }
 
-    /// Grants that nothing was written for, at most `max`: they may be lost.
+    /// Grants of messages without any data, at most `max`: the grants may be lost.
     pub(crate) fn unused_grants(&self, tag: Tag, max: usize) -> impl Iterator<Item = Grant> {
         let grant = move |(at, incoming): (usize, &Option<Incoming>)| {
             let incoming = incoming.as_ref().filter(|incoming| incoming.long && incoming.next == 0)?;
-            let placed = incoming.place.filter(|_| !incoming.delivered)?;
+            let target = incoming.target.filter(|_| !incoming.delivered)?;
             let message = self.base.plus(at as u32);
-            Some(Grant { tag, message, address: placed.address, key: placed.key, length: incoming.len })
+            Some(Grant { tag, message, address: target.address, key: target.key, length: incoming.len })
         };
         self.list.iter().enumerate().filter_map(grant).take(max)
     }
 
-    /// The application has done with a delivered message.
+    /// The application has consumed a delivered message.
     pub(crate) fn consumed(&mut self, len: u32) {
         if !mutated!(self.config, ConsumedForgotten) {
             self.unread = self.unread.saturating_sub(1);
@@ -325,7 +326,7 @@ impl Inbox {
         }
     }
 
-    /// Raises the limit as far as the window allows; whether the sender should be told now.
+    /// Raises the limit as far as the window allows. Returns whether the sender should be informed now.
     pub(crate) fn raise_limit(&mut self) -> bool {
         let room = u32::from(self.config.window).saturating_sub(self.unread);
         let limit = self.base.plus(room);
@@ -337,9 +338,9 @@ impl Inbox {
         near
     }
 
-    /// Buffers that were not delivered.
+    /// Buffers of messages that were not delivered.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = BufferId> {
-        self.list.drain(..).flatten().filter(|incoming| !incoming.delivered).filter_map(|i| Some(i.place?.buffer))
+        self.list.drain(..).flatten().filter(|incoming| !incoming.delivered).filter_map(|i| Some(i.target?.buffer))
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
@@ -365,14 +366,14 @@ impl Inbox {
         if std::mem::replace(&mut incoming.delivered, true) {
             return;
         }
-        let Some(placed) = incoming.place.take() else { return };
+        let Some(target) = incoming.target.take() else { return };
         self.unread += 1;
         self.delivered_messages += 1;
         self.delivered_bytes += u64::from(incoming.len);
         out.events.push(Event::Delivered {
             connection: self.connection,
             message: self.base.plus(at as u32),
-            buffer: placed.buffer,
+            buffer: target.buffer,
             len: incoming.len,
             class: incoming.class,
             call: incoming.call,
@@ -380,14 +381,14 @@ impl Inbox {
     }
 }
 
-/// Whether all of a message is there.
+/// Whether a message is complete.
 #[cfg_attr(not(any(test, feature = "mutations")), allow(unused_variables))]
 fn is_whole(config: &ConnectionConfig, incoming: &Incoming) -> bool {
     let one_is_enough = mutated!(config, DeliveredEarly);
     incoming.units.is_full() || one_is_enough && incoming.units.missing_bytes() == bifrost_wire::rdm::UNIT
 }
 
-/// What counts against the budget: short messages are bounded by the window.
+/// Bytes charged to the connection's budget; short messages are bounded by the window.
 fn counted(len: u32) -> u64 {
     if len > MAX_EAGER { u64::from(len) } else { 0 }
 }

@@ -2,13 +2,13 @@
 
 use crate::NEVER;
 
-/// How a lane is.
+/// State of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaneState {
     Up,
-    /// Reset at this end, which asks the peer to do the same.
+    /// Reset at this end, which requests the same of the peer.
     Down {
-        /// Our next packet's number, once it is up.
+        /// Number of our first packet once it is up.
         sequence: u32,
         next_try: u64,
         tries: u8,
@@ -18,11 +18,11 @@ pub(crate) enum LaneState {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane {
     pub(crate) state: LaneState,
-    /// Of the last repair; 0: none.
+    /// Generation of the last repair; 0: none.
     pub(crate) generation: u16,
-    /// What this end answered to the last request.
+    /// This end's response to the last request.
     pub(crate) answered: Option<u32>,
-    /// When its NIC last reported something as delivered, if it is reliable, ns.
+    /// When the NIC last reported a delivery on it, if it is reliable, ns.
     pub(crate) progress_ns: u64,
 }
 
@@ -40,7 +40,8 @@ impl Lane {
         }
     }
 
-    /// The generation of a repair that this end begins: odd for initiators, even for others, so that two are never equal.
+    /// The generation of a repair that this end begins: odd for initiators, even for the other end, so the two are
+    /// never equal.
     pub(crate) fn next_generation(&self, initiator: bool) -> u16 {
         let next = self.generation.wrapping_add(1);
         let next = if (next % 2 == 1) == initiator { next } else { next.wrapping_add(1) };

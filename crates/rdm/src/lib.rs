@@ -1,14 +1,15 @@
-//! Reliable messages over RDMA, on a network that loses packets: the engine (`docs/RDM.md`, cited as RDM §n).
+//! Reliable messages over RDMA on a network that loses packets: the engine (`docs/RDM.md`, cited as RDM §n).
 //!
-//! The paper is *Bifröst: A Highly Compatible and Flexible PFC-free RDMA Framework* ("paper" below). The data path stays
-//! in the NIC; this crate is the control path: which piece of which message is sent when, what has arrived, what was
-//! lost, how fast to go. It does no I/O, reads no clock, and sees no payload: completions and `now` go in, work requests
-//! and events come out ([`Output`]).
+//! The paper is *Bifröst: A Highly Compatible and Flexible PFC-free RDMA Framework* ("paper" below). The data path
+//! stays in the NIC; this crate is the control path: it selects what is sent when, tracks what has arrived and what was
+//! lost, and controls the rate. It does no I/O, reads no clock, and sees no payload: completions and `now` go in, work
+//! requests and events come out ([`Output`]).
 //!
-//! Every module can be replaced: [`Chunking`], [`Congestion`], and who repeats what was lost ([`Service`]: the engine,
-//! over unreliable connections, or the NIC, over reliable ones, with the engine behind it).
+//! The replaceable parts are [`Chunking`], [`Congestion`], and where retransmission happens ([`Service`]: in the engine
+//! over unreliable connections, or in the NIC over reliable ones, with the engine as a fallback).
 //!
 //! The order of calls in a loop: completions of control datagrams ([`Engine::on_control`]) before those of data
+//! ([`Engine::on_arrival`], [`Engine::on_sent`]), then [`Engine::turn`], then the work in the output.
 //! ([`Engine::on_arrival`], [`Engine::on_sent`]), then [`Engine::turn`], then the work that is in the output.
 
 #![forbid(unsafe_code)]

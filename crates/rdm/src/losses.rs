@@ -1,17 +1,17 @@
-//! How many packets are lost: what chunking and congestion control go by.
+//! Packet loss rate, for chunking and congestion control.
 
-/// The share of packets that was lost lately.
+/// The recent share of lost packets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Losses {
     packets: f32,
     lost: f32,
 }
 
-/// Packets of which half of the weight remains after as many more.
+/// Both sums are halved when there are more packets than this.
 const MEMORY_PACKETS: f32 = 16_384.0;
 
 impl Default for Losses {
-    /// One packet in 2048: before anything is known, chunks are long, but not the longest.
+    /// One packet in 2048: before the first measurement, chunks are long, but not the longest.
     fn default() -> Self {
         Self { packets: 1024.0, lost: 0.5 }
     }
@@ -22,12 +22,12 @@ impl Losses {
         self.add(packets, 0.0);
     }
 
-    /// A work request of that many packets did not arrive: one of them is taken to be lost, for one is enough.
+    /// A work request of this number of packets did not arrive: one of them counts as lost, because one is enough.
     pub(crate) fn lost(&mut self, packets: u32) {
         self.add(packets, 1.0);
     }
 
-    /// Packets lost of those sent, 0..=1.
+    /// Share of packets lost, 0..=1.
     pub(crate) fn rate(&self) -> f32 {
         self.lost / self.packets
     }

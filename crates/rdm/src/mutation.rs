@@ -1,8 +1,9 @@
-//! Deliberate mistakes, to show that the checks of `bifrost-sim swarm --rdm` notice them. They exist with the feature
-//! `mutations` only, which nothing that carries traffic may turn on; otherwise [`mutated!`] is `false` at compile time.
+//! Deliberate mistakes, to show that the checks of `bifrost-sim swarm --rdm` detect them. They exist only with the
+//! feature `mutations`, which must not be enabled in anything that carries traffic; otherwise [`mutated!`] is `false`
+//! at compile time.
 
-/// Whether a deliberate mistake is switched on in a [`ConnectionConfig`](crate::ConnectionConfig):
-/// `mutated!(config, LossForgotten)`.
+/// Whether a deliberate mistake is enabled in a [`ConnectionConfig`](crate::ConnectionConfig): `mutated!(config,
+/// LossForgotten)`.
 #[cfg(any(test, feature = "mutations"))]
 macro_rules! mutated {
     ($config:expr, $name:ident) => {
@@ -10,7 +11,7 @@ macro_rules! mutated {
     };
 }
 
-/// Without mutations nothing is mutated.
+/// Without mutations: always `false`.
 #[cfg(not(any(test, feature = "mutations")))]
 macro_rules! mutated {
     ($config:expr, $name:ident) => {
@@ -20,63 +21,64 @@ macro_rules! mutated {
 
 pub(crate) use mutated;
 
-/// One deliberate mistake. Each comment says what is wrong, and how it shows.
+/// One deliberate mistake. Each comment says what is wrong, and what it causes.
 #[cfg(any(test, feature = "mutations"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
-    /// What was lost is not repeated. Shows: messages that never arrive.
+    /// Losses are not retransmitted. Shows: messages that never arrive.
     LossForgotten,
     /// No timeout. Shows: as above, once the last request is lost.
     NoTimeout,
-    /// A repetition carries the first unit of its message. Shows: other bytes.
+    /// A retransmission carries the first unit of its message. Shows: wrong bytes.
     RepairFromStart,
-    /// Credits are not looked at. Shows: more requests open than the peer has room for.
+    /// Credits are ignored. Shows: more requests open than the peer has credits.
     CreditsIgnored,
-    /// Messages are begun whatever the limit. Shows: the receiver has no room.
+    /// Messages are begun regardless of the limit. Shows: the receiver drops them.
     LimitIgnored,
-    /// The limit of an ACK is not taken. Shows: messages that are never begun.
+    /// The limit of an ACK is ignored. Shows: messages that are never begun.
     LimitForgotten,
-    /// A message is reported while the NIC reads its buffer. Shows: a queue pair in error, without its memory.
+    /// A message is reported while the NIC reads its buffer. Shows: a queue pair in error, because its memory is gone.
     ReportedEarly,
-    /// What was open on a lane that failed is not lost. Shows: with RC, messages that never arrive.
+    /// Open requests of a failed lane are not lost. Shows: with RC, messages that never arrive.
     FailedLaneForgotten,
-    /// The NIC is taken to read buffers for a lane that was reset. Shows: messages that are never reported.
+    /// A reset lane keeps its buffers. Shows: messages that are never reported.
     LaneKeepsBuffers,
     /// The peer is not asked to repair a lane. Shows: no progress once all have failed.
     LanesNotRepaired,
-    /// A repair keeps the generation of the last. Shows: the same.
+    /// A repair keeps the previous generation. Shows: the same.
     LaneGenerationKept,
-    /// No probes. Shows: a lost grant or limit that is waited for forever.
+    /// No probes. Shows: waiting forever for a lost grant or limit.
     NoProbes,
     /// Probes are not answered. Shows: the same.
     ProbesUnanswered,
-    /// A peer is never taken to be gone. Shows: a connection that does not end.
+    /// A silent peer is never considered gone. Shows: a connection that does not end.
     SilenceIgnored,
-    /// What the peer sends is no sign of life. Shows: connections that end while data comes in.
+    /// Arrivals do not count as a sign of life. Shows: connections that end while data arrives.
     NeverHeard,
     /// An ACK names the number after the one that arrived. Shows: messages that never arrive.
     AckNamesNext,
-    /// The base of an ACK jumps over what is missing. Shows: the same.
+    /// The base of an ACK skips missing messages. Shows: the same.
     AckHoles,
-    /// Messages are delivered when one unit is missing. Shows: other bytes.
+    /// Messages are delivered while one unit is missing. Shows: wrong bytes.
     DeliveredEarly,
-    /// A chunk counts for one unit more than it has. Shows: other bytes.
+    /// A chunk counts one unit too many. Shows: wrong bytes.
     ChunkCountsMore,
-    /// Messages are delivered when complete, whatever was agreed. Shows: reordered.
+    /// Messages are delivered when complete, despite ordered delivery. Shows: reordering.
     OrderIgnored,
-    /// The limit is not raised. Shows: messages that are never begun.
+    /// The limit is never raised. Shows: messages that are never begun.
     LimitNotRaised,
-    /// What the application has consumed still counts against the window. Shows: the same.
+    /// Consumed messages still count against the window. Shows: the same.
     ConsumedForgotten,
-    /// What the application has consumed still counts against the budget. Shows: messages that are never granted.
+    /// Consumed messages still count against the budget. Shows: messages that are never granted.
     BudgetLeaks,
-    /// Grants are not repeated. Shows: a lost grant that is waited for forever.
+    /// Grants are not repeated. Shows: waiting forever for a lost grant.
     GrantsNotRepeated,
-    /// A switch of services takes what is open to be lost, and does not repeat it. Shows: messages that never arrive.
+    /// A switch of services loses open requests without retransmitting them. Shows: messages that never arrive.
     SwitchForgetsOpen,
-    /// The last unit of a lane that was left is not sent again. Shows: longer pauses in `bifrost-sim study rdm-upgrade`.
+    /// The last unit of a lane that was left is not retransmitted. Shows: longer pauses in `bifrost-sim study
+    /// rdm-upgrade`.
     TailNotRepeated,
-    /// What a lane of UC that was left has lost goes by the reliable lane in use. Shows: the same.
+    /// Losses of a UC lane that was left are retransmitted on the reliable lane in use. Shows: the same.
     RepairsBehindWindow,
     /// A reliable lane that has lost something waits for its NIC's timer. Shows: the same.
     StalledLaneKept,
@@ -84,7 +86,7 @@ pub enum Mutation {
 
 #[cfg(any(test, feature = "mutations"))]
 impl Mutation {
-    /// Every mutation that breaks what was promised, and not only how fast it is.
+    /// All mutations that violate a guarantee, rather than only reduce speed.
     pub const ALL: [Mutation; 25] = [
         Mutation::LossForgotten,
         Mutation::NoTimeout,

@@ -1,4 +1,4 @@
-//! Messages on their way out.
+//! Outgoing messages.
 
 use std::collections::VecDeque;
 
@@ -7,16 +7,16 @@ use bifrost_wire::rdm::{Class, MAX_EAGER, MessageId, UNIT};
 use crate::output::BufferId;
 use crate::units::Units;
 
-/// How far a message is.
+/// Progress of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Short enough to go at once.
+    /// Short: sent immediately.
     Short,
-    /// Long: to be announced.
+    /// Long: must be announced.
     Long,
-    /// Announced; waits for a grant.
+    /// Announced: waits for a grant.
     Announced,
-    /// May be written there.
+    /// May be written to this memory.
     Granted { address: u64, key: u32 },
 }
 
@@ -27,12 +27,12 @@ pub(crate) struct Outgoing {
     pub(crate) class: Class,
     pub(crate) call: u32,
     pub(crate) stage: Stage,
-    /// Bytes that have been posted once.
+    /// Bytes that have been posted at least once.
     pub(crate) next: u32,
     pub(crate) arrived: Units,
-    /// Work requests that the NIC may still read the buffer for.
+    /// Work requests for which the NIC may still read the buffer.
     pub(crate) in_nic: u32,
-    /// The application has been told.
+    /// The application has been notified.
     pub(crate) reported: bool,
 }
 
@@ -42,28 +42,28 @@ impl Outgoing {
     }
 }
 
-/// A piece to be repeated.
+/// Data to retransmit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Repair {
     pub(crate) message: MessageId,
     pub(crate) offset: u32,
     pub(crate) len: u32,
-    /// The lane that lost it, if that has delivered what was sent later.
+    /// The lane that lost it, if that lane has delivered later requests.
     pub(crate) lane: Option<u8>,
 }
 
-/// The messages that are open, and what of them is to be posted next.
+/// The open messages, and what must be posted next.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     messages: VecDeque<Outgoing>,
     pub(crate) first: MessageId,
-    /// The first that the peer's limit has not admitted.
+    /// The first message that the peer's limit does not admit.
     admitted: MessageId,
     /// Messages with a short unit or an announcement to post.
     pub(crate) short: VecDeque<MessageId>,
     /// Granted messages with chunks to post.
     pub(crate) long: VecDeque<MessageId>,
-    /// Pieces to be repeated.
+    /// Data to retransmit.
     pub(crate) repairs: VecDeque<Repair>,
     /// Announced messages without a grant.
     pub(crate) ungranted: u32,
@@ -104,12 +104,12 @@ impl Outbox {
         }
     }
 
-    /// Messages wait for the peer's limit.
+    /// Whether messages wait for the peer's limit.
     pub(crate) fn is_limited(&self) -> bool {
         self.admitted != self.first.plus(self.messages.len() as u32)
     }
 
-    /// Takes the next piece to repeat, one unit, if it has not arrived.
+    /// Takes the next unit to retransmit, skipping those that have arrived.
     pub(crate) fn next_repair(&mut self) -> Option<Repair> {
         while let Some(repair) = self.repairs.pop_front() {
             let Repair { message, offset, len, .. } = repair;
@@ -123,13 +123,13 @@ impl Outbox {
         None
     }
 
-    /// Marks bytes as arrived; whether the message is complete by that.
+    /// Marks bytes as arrived. Returns whether this completes the message.
     pub(crate) fn arrived(&mut self, message: MessageId, offset: u32, len: u32) -> bool {
         self.get_mut(message)
             .is_some_and(|outgoing| outgoing.arrived.insert_range(offset, len) > 0 && outgoing.arrived.is_full())
     }
 
-    /// Forgets messages that have been reported, from the first on.
+    /// Removes reported messages from the front.
     pub(crate) fn trim(&mut self) {
         while self.messages.front().is_some_and(|outgoing| outgoing.reported) {
             self.messages.pop_front();

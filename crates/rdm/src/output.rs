@@ -1,19 +1,19 @@
-//! What an engine wants to be done.
+//! Work that an engine requests, and its events.
 
 use bifrost_wire::rdm::{Class, CloseReason, Control, MessageId, SendHeader};
 
-/// A connection of an engine. A later one in its place has another name.
+/// A connection of an engine. A later one at the same index has another identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnectionId(pub(crate) u32);
 
 impl ConnectionId {
-    /// The connection's place, below the engine's number of connections: for tables beside the engine.
+    /// The connection's index, below the engine's number of connections: for the caller's tables.
     #[must_use]
     pub const fn index(self) -> usize {
         (self.0 & 0xffff) as usize
     }
 
-    /// A token whose low 32 bits are free, and which [`crate::Engine::connection_of`] knows.
+    /// A token whose low 32 bits are free, and from which [`crate::Engine::connection_of`] returns the connection.
     #[must_use]
     pub const fn token(self) -> u64 {
         (self.0 as u64) << 32
@@ -24,129 +24,129 @@ impl ConnectionId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferId(pub u32);
 
-/// Memory for messages that come in.
+/// Memory for incoming messages.
 pub trait Memory {
-    /// A buffer of `len` bytes for a message of `connection`, without the bytes of another connection's. With `remote`
-    /// the peer is to write it: then address and key come back, too. `None`: not now.
+    /// Returns a buffer of `len` bytes for a message of `connection` that contains no data of other connections. With
+    /// `remote`, the peer will write to it, and address and key are returned, too. `None`: not now.
     fn allocate(&mut self, connection: ConnectionId, len: u32, remote: bool) -> Option<(BufferId, u64, u32)>;
 }
 
 /// A work request.
-// A box would be an allocation for each.
+// Boxing would allocate for each.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
     /// A SEND: the header, then `len` bytes of a buffer.
     Send {
-        /// Of which connection.
+        /// The connection.
         connection: ConnectionId,
-        /// On which of its queue pairs.
+        /// The lane.
         lane: u8,
-        /// To be given to [`crate::Engine::on_sent`].
+        /// To be passed to [`crate::Engine::on_sent`].
         token: u64,
         /// The header.
         header: [u8; SendHeader::LEN],
-        /// What follows.
+        /// The buffer with the payload.
         buffer: BufferId,
-        /// From where.
+        /// Offset of the payload in the buffer, bytes.
         offset: u32,
-        /// How much; 0: nothing follows.
+        /// Length of the payload, bytes; 0: none.
         len: u32,
     },
     /// A WRITE with immediate data.
     Write {
-        /// Of which connection.
+        /// The connection.
         connection: ConnectionId,
-        /// On which of its queue pairs.
+        /// The lane.
         lane: u8,
-        /// To be given to [`crate::Engine::on_sent`].
+        /// To be passed to [`crate::Engine::on_sent`].
         token: u64,
-        /// What is written.
+        /// The buffer to write from.
         buffer: BufferId,
-        /// From where in the buffer.
+        /// Offset in the buffer, bytes.
         offset: u32,
-        /// How much.
+        /// Length, bytes.
         len: u32,
-        /// To where.
+        /// The peer's address.
         address: u64,
-        /// The key there.
+        /// The peer's key.
         key: u32,
         /// The immediate data.
         immediate: u32,
     },
     /// A datagram to the peer's control queue pair.
     Control {
-        /// Of which connection.
+        /// The connection.
         connection: ConnectionId,
         /// The datagram.
         control: Control,
     },
-    /// Send control datagrams from another UDP source port: by another path.
+    /// Send control datagrams from another UDP source port, and so on another path.
     Repath {
-        /// Of which connection.
+        /// The connection.
         connection: ConnectionId,
     },
-    /// Reset a lane: what was posted there is forgotten.
+    /// Reset a lane: the NIC discards what was posted on it.
     Reset {
-        /// Of which connection.
+        /// The connection.
         connection: ConnectionId,
-        /// Which queue pair.
+        /// The lane.
         lane: u8,
     },
     /// Connect a lane that was reset, and post its receive requests again.
     Connect {
-        /// Of which connection.
+        /// The connection.
         connection: ConnectionId,
-        /// Which queue pair.
+        /// The lane.
         lane: u8,
-        /// Number of our first packet.
+        /// Sequence number of our first packet.
         send_sequence: u32,
-        /// Number of the peer's first packet.
+        /// Sequence number of the peer's first packet.
         receive_sequence: u32,
-        /// The UDP source port: another path.
+        /// The UDP source port, which selects another path.
         source_port: u16,
     },
 }
 
-/// What the caller should know.
+/// Events for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A message has come in; its buffer is the caller's. Nobody writes to it any more, once its key is taken back.
+    /// A message has arrived, and the caller owns its buffer. The peer cannot write to it once its key is invalidated.
     Delivered {
-        /// On which connection.
+        /// The connection.
         connection: ConnectionId,
         /// Its number.
         message: MessageId,
-        /// Where it is.
+        /// Its buffer.
         buffer: BufferId,
-        /// Bytes.
+        /// Length, bytes.
         len: u32,
-        /// What it is.
+        /// Its class.
         class: Class,
         /// The number of the call.
         call: u32,
     },
-    /// A message has arrived at the peer; its buffer is the caller's again.
+    /// A message has arrived at the peer; the caller owns its buffer again.
     Sent {
-        /// On which connection.
+        /// The connection.
         connection: ConnectionId,
         /// Its number.
         message: MessageId,
-        /// Where it was.
+        /// Its buffer.
         buffer: BufferId,
     },
-    /// A connection has ended. Buffers that were not given back are the caller's.
+    /// A connection has ended. The caller owns all its buffers.
     Closed {
-        /// Which.
+        /// The connection.
         connection: ConnectionId,
-        /// Why.
+        /// The reason.
         reason: CloseReason,
-        /// The peer did it.
+        /// The peer ended it.
         by_peer: bool,
     },
 }
 
-/// What is to be done, in this order: work first, then events.
+/// What the caller must do, in this order: work first, then events.
 #[derive(Debug, Default)]
 pub struct Output {
     /// Work requests.
@@ -156,13 +156,13 @@ pub struct Output {
 }
 
 impl Output {
-    /// Nothing.
+    /// An empty output.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Forgets everything and keeps the memory.
+    /// Removes everything and keeps the memory.
     pub fn clear(&mut self) {
         self.work.clear();
         self.events.clear();

@@ -5,18 +5,18 @@ use bifrost_transport::time::S;
 
 /// An estimate of the round-trip time.
 ///
-/// The minimum is that of two periods, and not one that is dropped when it is old, as frames have it
-/// ([`bifrost_transport::rtt::Rtt`]): a connection is one path, and its next sample may be taken in a queue.
+/// The minimum covers two periods. It does not expire after a fixed age as for frames
+/// ([`bifrost_transport::rtt::Rtt`]), because a connection has one path, and its next sample may include a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rtt {
     smoothed: Smoothed,
-    /// The smallest of the period that is over, and of the one that runs.
+    /// Minimum of the previous period and of the current one.
     before: u64,
     current: u64,
     since: u64,
 }
 
-/// For how long the smallest time is believed at least, ns.
+/// The minimum is kept for at least this time, ns.
 const PERIOD_NS: u64 = 5 * S;
 
 impl Rtt {
@@ -46,7 +46,8 @@ impl Rtt {
         self.before.min(self.current)
     }
 
-    /// A time within which an answer has come, ns: smoothed and four deviations; `initial` before the first sample.
+    /// A time within which a response should arrive, ns: smoothed plus four deviations; `initial_ns` before the first
+    /// sample.
     #[must_use]
     pub fn bound_ns(&self, initial_ns: u64) -> u64 {
         self.smoothed.bound_ns(initial_ns)

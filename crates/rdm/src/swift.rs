@@ -1,40 +1,40 @@
 //! A controller after Swift (SIGCOMM'20): the window follows the delay.
 //!
-//! The reliable transport for frames has another Swift ([`bifrost_transport::cc::Swift`]), with the same arithmetic of
-//! windows. It counts packets, of paths that many connections share, and knows marks and delays of endpoints. This one counts
-//! bytes, because chunks differ in length, and a connection is one path.
+//! The reliable transport for frames has another one ([`bifrost_transport::cc::Swift`]) with the same arithmetic. It
+//! counts packets on paths that many connections share, and uses ECN marks and endpoint delays. This one counts bytes,
+//! because chunks differ in length, and a connection has one path.
 //!
-//! The paper sets the window to its minimum when a packet is dropped. With losses that are no congestion, one connection
-//! then keeps 16 % of 25 Gbit/s at a loss of 1/256. Here a loss counts only if the delay is above the target as well, or
-//! if more is lost than bad links lose.
+//! The paper sets the window to its minimum when a packet is dropped. If losses are not caused by congestion, one
+//! connection then keeps 16 % of 25 Gbit/s at a loss rate of 1/256. Here a loss counts only if the delay is also above
+//! the target, or if more packets are lost than on bad links.
 
 use bifrost_transport::cc::window::{grown, kept_share};
 
 use crate::congestion::{Congestion, Sample};
 
-/// Constants of the controller.
+/// Parameters of the controller.
 #[derive(Clone, Copy, Debug)]
 pub struct SwiftConfig {
-    /// Queueing that is aimed at, above the smallest round trip, ns.
+    /// Target of the queueing delay, above the smallest round trip, ns.
     pub queue_ns: u64,
-    /// Added to the window in each round trip below the target, bytes.
+    /// Growth of the window per round trip below the target, bytes.
     pub additive: u32,
-    /// How much of the excess delay is answered.
+    /// Weight of the excess delay in a decrease.
     pub beta: f32,
-    /// The largest decrease at once.
+    /// Largest decrease at a time, as a share of the window.
     pub max_decrease: f32,
-    /// First window, bytes.
+    /// Initial window, bytes.
     pub initial: u32,
-    /// Bounds of the window, bytes.
+    /// Smallest window, bytes.
     pub min: u32,
-    /// Upper bound.
+    /// Largest window, bytes.
     pub max: u32,
-    /// A share of lost packets above this is congestion whatever the delay.
+    /// A larger share of lost packets is congestion, whatever the delay.
     pub heavy_loss: f32,
 }
 
 impl SwiftConfig {
-    /// For a queue of `queue_ns`, which is to cover what hosts add to delays.
+    /// Parameters for a queueing delay of `queue_ns`, which must cover the hosts' own delays.
     #[must_use]
     pub const fn new(queue_ns: u64) -> Self {
         Self {
@@ -62,7 +62,7 @@ pub struct Swift {
 }
 
 impl Swift {
-    /// A controller with its first window.
+    /// A controller with its initial window.
     #[must_use]
     pub fn new(config: SwiftConfig) -> Self {
         let window = config.initial as f32;
@@ -87,7 +87,7 @@ impl Congestion for Swift {
     fn on_ack(&mut self, now_ns: u64, sample: &Sample) {
         self.timeouts = 0;
         if let Some(rtt) = sample.rtt_ns {
-            // Small windows, of many that share a link, get more room (Swift's flow scaling).
+            // Small windows of many connections that share a link get a higher target (Swift's flow scaling).
             let scaling = (1.0 / (self.window / 65_536.0).max(0.01).sqrt()).min(4.0);
             let target = sample.base_rtt_ns + (self.config.queue_ns as f32 * scaling.max(1.0)) as u64;
             self.above = rtt > target;
@@ -114,7 +114,7 @@ impl Congestion for Swift {
 
     fn on_timeout(&mut self, now_ns: u64) {
         self.timeouts = self.timeouts.saturating_add(1);
-        // One may be a lost tail; silence that lasts is not.
+        // One timeout may be a lost tail; several are not.
         if self.timeouts >= 3 {
             self.decrease(now_ns, 0, 0.0);
         }
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(swift.window(), 192 * 1024);
         swift.on_ack(1, &sample(80_000));
         let before = swift.window();
-        // A window's worth of acknowledgements is one additive increase.
+        // A window of acknowledgements adds one additive increase.
         for n in 0..before / (64 * 1024) {
             swift.on_ack(2 + u64::from(n), &sample(60_000));
         }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn shrinks_once_a_round_trip_and_not_below_its_bound() {
+    fn shrinks_once_per_round_trip_and_not_below_its_minimum() {
         let mut swift = Swift::new(SwiftConfig::new(50_000));
         swift.on_ack(1_000_000, &sample(1_000_000));
         assert_eq!(swift.window(), 64 * 1024);

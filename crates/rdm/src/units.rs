@@ -1,8 +1,8 @@
-//! Which units of a message are there.
+//! Which units of a message have arrived.
 
 use bifrost_wire::rdm::UNIT;
 
-/// Words that need no memory of their own: 256 units, 1 MiB.
+/// Words stored inline: 256 units, 1 MiB.
 const INLINE: usize = 4;
 
 /// A set of the units of a message of up to 256 MiB.
@@ -14,14 +14,14 @@ pub(crate) struct Units {
 }
 
 impl Units {
-    /// No unit of a message of `len` bytes; a message without bytes has one unit.
+    /// An empty set for a message of `len` bytes; an empty message has one unit.
     pub(crate) fn new(len: u32) -> Self {
         let count = len.div_ceil(UNIT).max(1);
         let more = (count as usize).div_ceil(64).saturating_sub(INLINE);
         Self { first: [0; INLINE], more: vec![0; more], left: count }
     }
 
-    /// Puts a unit in; whether it was missing. `unit` is one of the message.
+    /// Adds a unit of the message. Returns whether it was missing.
     pub(crate) fn insert(&mut self, unit: u32) -> bool {
         let at = unit as usize / 64;
         let word = match at.checked_sub(INLINE) {
@@ -36,7 +36,7 @@ impl Units {
         missing
     }
 
-    /// Puts in those of `len` bytes from `offset` on; how many were missing.
+    /// Adds the units of `len` bytes at `offset`. Returns how many were missing.
     pub(crate) fn insert_range(&mut self, offset: u32, len: u32) -> u32 {
         let first = offset / UNIT;
         let count = len.div_ceil(UNIT).max(1);
@@ -52,7 +52,7 @@ impl Units {
         word.is_some_and(|word| word & 1 << (unit % 64) != 0)
     }
 
-    /// Bytes of the missing units, the last of which may be a part.
+    /// Bytes of the missing units; the last unit may be partial.
     pub(crate) fn missing_bytes(&self) -> u32 {
         self.left * UNIT
     }
@@ -70,7 +70,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn like_a_set(len in 0u32..300 * UNIT, units in prop::collection::vec(0u32..300, 0..400)) {
+        fn agrees_with_a_set(len in 0u32..300 * UNIT, units in prop::collection::vec(0u32..300, 0..400)) {
             let count = len.div_ceil(UNIT).max(1);
             let mut set = Units::new(len);
             let mut oracle = std::collections::HashSet::new();

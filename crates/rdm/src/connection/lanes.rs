@@ -1,4 +1,4 @@
-//! Lanes: leaving one that fails, and its repair in the background (RDM §7).
+//! Lanes: failure, and repair in the background (RDM §7).
 
 use bifrost_transport::time::MS;
 use bifrost_wire::rdm::{Control, Lane as LaneMessage, LanePhase, MessageId};
@@ -10,7 +10,7 @@ use crate::lane::LaneState;
 use crate::mutation::mutated;
 use crate::output::Work;
 
-/// Lane repairs: time between two requests, and how often it doubles.
+/// Lane repairs: initial interval of requests, and how often it doubles.
 const REPAIR_EVERY_NS: u64 = 5 * MS;
 const REPAIR_DOUBLINGS: u8 = 6;
 
@@ -19,14 +19,14 @@ const REPAIR_DOUBLINGS: u8 = 6;
 pub(crate) enum LaneFailure {
     /// Its queue pair is in error.
     Error,
-    /// Several timers ran out in a row.
+    /// Several timeouts in a row.
     Timeouts,
-    /// It delivers nothing, while others do.
+    /// It delivers nothing while other lanes do.
     Silence,
 }
 
 impl Connection {
-    /// A lane does not work: what is on it is lost, another is used, and this one is repaired.
+    /// Handles a failed lane: its requests are lost, another lane is used, and this one is repaired.
     pub(crate) fn fail_lane(&mut self, context: &mut Context<'_>, lane: u8, why: LaneFailure) {
         let Some(state) = self.lanes.get_mut(usize::from(lane)) else { return };
         if !state.is_up() {
@@ -48,7 +48,7 @@ impl Connection {
         self.abandon(context, lane);
     }
 
-    /// What was posted on a lane, which is reset, is forgotten by the NIC.
+    /// Loses all requests that were posted on a lane, because it is reset.
     fn abandon(&mut self, context: &mut Context<'_>, lane: u8) {
         let numbers = self.flights.first_number()..self.flights.next_number();
         for number in numbers {
@@ -89,17 +89,17 @@ impl Connection {
                 lane.answered = Some(send_sequence);
                 lane.state = LaneState::Up;
                 context.out.work.push(Work::Reset { connection, lane: index });
-                // Not on this lane until the peer has connected it: it is the last choice.
+                // Retransmissions must avoid this lane until the peer has connected it, so it is the last choice.
                 self.abandon(context, index);
                 let connect = Work::Connect { connection, lane: index, send_sequence, receive_sequence, source_port };
                 context.out.work.push(connect);
                 context.counters.lane_repairs += 1;
-                self.answer_lane(context, index, message.generation, send_sequence);
+                self.send_lane_response(context, index, message.generation, send_sequence);
                 self.return_to(index);
             }
             LanePhase::Request if message.generation == lane.generation => {
                 if let Some(sequence) = lane.answered {
-                    self.answer_lane(context, index, message.generation, sequence);
+                    self.send_lane_response(context, index, message.generation, sequence);
                 }
             }
             LanePhase::Response if message.generation == lane.generation => {
@@ -116,8 +116,8 @@ impl Connection {
         }
     }
 
-    fn answer_lane(&mut self, context: &mut Context<'_>, index: u8, generation: u16, sequence: u32) {
-        // The peer misses answers: it may be their path that failed.
+    fn send_lane_response(&mut self, context: &mut Context<'_>, index: u8, generation: u16, sequence: u32) {
+        // The peer does not receive our responses: perhaps their path failed.
         context.out.work.push(Work::Repath { connection: self.id });
         let phase = LanePhase::Response;
         let lane = LaneMessage { tag: self.peer.tag, index, phase, generation, sequence };

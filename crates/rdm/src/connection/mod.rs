@@ -38,7 +38,7 @@ pub(crate) struct Peer {
     pub(crate) tag: Tag,
 }
 
-/// What calls of a connection share.
+/// State that the calls of all connections share.
 pub(crate) struct Context<'a> {
     pub(crate) now: u64,
     pub(crate) out: &'a mut Output,
@@ -46,12 +46,12 @@ pub(crate) struct Context<'a> {
     pub(crate) random: &'a mut fastrand::Rng,
 }
 
-/// Before anything was measured, an answer is expected within that time, ns.
+/// Before the first measurement, a response is expected within this time, ns.
 const INITIAL_RTT_NS: u64 = 2 * MS;
-/// The longest time between two timeouts, or two probes, ns.
+/// Longest interval of timeouts or probes, ns.
 const BACKOFF_MAX_NS: u64 = 100 * MS;
-/// Bytes that may wait in the NIC: two of the longest chunks keep it busy. The round trip is measured from where they leave,
-/// so that no controller sees this queue, and short messages wait behind it.
+/// Bytes that may wait in the NIC: two of the longest chunks keep it busy. The round trip is measured from the
+/// departure, so no controller sees this queue, and short messages wait behind it.
 const BACKLOG_MAX: u32 = 128 * 1024;
 
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub(crate) struct Connection {
     pub(crate) id: ConnectionId,
     pub(crate) peer: Peer,
     config: ConnectionConfig,
-    /// The peer's, but for one that is kept, with both services, for what tells about a silent lane.
+    /// The peer's credits; with both services, less one reserved for lanes that were left or are silent.
     credits: u32,
     chunking: Box<dyn Chunking>,
     congestion: Box<dyn Congestion>,
@@ -68,44 +68,45 @@ pub(crate) struct Connection {
     peer_limit: MessageId,
     peer_ack: Option<u16>,
     rtt: Rtt,
-    /// From posting to acknowledgement, with all that hosts add: what timeouts go by.
-    answers: Smoothed,
+    /// From posting to acknowledgement, including the hosts' delays; determines timeouts.
+    response_times: Smoothed,
     losses: Losses,
     pub(crate) inbox: Inbox,
     pub(crate) acknowledger: Acknowledger,
-    /// Of which the service's count.
+    /// Only the first ones are used, as many as the service has.
     lanes: [Lane; MAX_LANES],
     primary: u8,
-    /// Of which service lanes are used if one is up: UC or RC.
+    /// The preferred service, UC or RC: its lanes are used if one is up.
     in_use: Service,
-    /// The lane that a switch has left, and whose last unit is sent again.
+    /// The lane that was in use before a switch of services, whose last unit is retransmitted.
     tail: Option<Tail>,
-    /// When something of unreliable lanes was last acknowledged; timeouts since.
+    /// When a request of an unreliable lane was last acknowledged, and the number of timeouts since.
     progress_ns: u64,
     backoff: u32,
-    /// What has arrived later than what a silent lane owes, and when it may next be sent by another one.
+    /// What has overtaken a silent lane, and when its requests may next be retransmitted on another one.
     overtaking: Overtaking,
-    witness_ns: u64,
-    /// When the next probe is due; how many went unanswered; and how many were sent since the peer gave leave last, which is what
-    /// the time between them grows with: a peer that has others to serve first says so by every answer.
+    overtake_ns: u64,
+    /// When the next probe is due; the number of unanswered ones; and the number since the peer last raised the limit
+    /// or sent a grant. Their interval grows with the last number, because a peer that serves others first answers
+    /// every probe.
     probe_ns: u64,
     probes: u32,
     waits: u32,
-    /// When the peer was last heard, or had no reason to be.
+    /// When the peer was last heard, or no response was due.
     heard_ns: u64,
-    /// With a window below one unit: when the next may leave.
+    /// With a window below one unit: when the next unit may be sent.
     pace_ns: u64,
-    /// When something was granted last, and whether nothing has been written since.
+    /// When a message was last granted, and whether no data has arrived since.
     pub(crate) granted_ns: u64,
     pub(crate) awaits_data: bool,
-    /// In the engine's list of those that wait for grants, and of those that use its budget.
+    /// In the engine's list of connections that wait for the budget, and in that of those that use it.
     pub(crate) waits_for_budget: bool,
     pub(crate) is_charged: bool,
-    /// In the engine's list of those with something to do.
+    /// In the engine's list of connections with something to do.
     pub(crate) ready: bool,
-    /// The earliest entry in the engine's timers.
+    /// Earliest entry in the engine's timers.
     armed_ns: u64,
-    /// That for a silent peer.
+    /// Entry in the engine's timers for a silent peer.
     silence_armed_ns: u64,
 }
 
@@ -130,7 +131,7 @@ impl Connection {
             peer_limit: MessageId(u32::from(config.peer_window)),
             peer_ack: None,
             rtt: Rtt::default(),
-            answers: Smoothed::default(),
+            response_times: Smoothed::default(),
             losses: Losses::default(),
             inbox: Inbox::new(id, config),
             acknowledger: Acknowledger::new(),
@@ -141,7 +142,7 @@ impl Connection {
             progress_ns: now,
             backoff: 0,
             overtaking: Overtaking::default(),
-            witness_ns: now,
+            overtake_ns: now,
             probe_ns: NEVER,
             probes: 0,
             waits: 0,
@@ -178,13 +179,13 @@ impl Connection {
         self.outbox.len()
     }
 
-    /// Whether the peer takes messages of that length.
+    /// Whether the peer accepts messages of this length.
     pub(crate) fn takes(&self, len: u32) -> bool {
         len <= MAX_EAGER || len <= self.config.peer_longest
     }
 
     pub(crate) fn push(&mut self, now: u64, buffer: BufferId, len: u32, class: Class, call: u32) -> MessageId {
-        if !self.expects_answer() {
+        if !self.expects_response() {
             self.heard_ns = now;
         }
         let message = self.outbox.push(buffer, len, class, call);
@@ -192,7 +193,7 @@ impl Connection {
         message
     }
 
-    /// Memory that it holds, bytes.
+    /// Memory in use, bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>() + self.outbox.heap_bytes() + self.flights.heap_bytes() + self.inbox.heap_bytes()
     }
@@ -203,7 +204,7 @@ impl Connection {
     pub(crate) fn emit(&mut self, context: &mut Context<'_>) {
         if self.config.service == Service::Both {
             self.post_tail(context);
-            self.post_witness(context);
+            self.overtake_if_due(context);
         }
         while self.has_work() && self.emit_one(context) {}
         self.arm_probe(context.now);
@@ -213,7 +214,7 @@ impl Connection {
         !(self.outbox.repairs.is_empty() && self.outbox.short.is_empty() && self.outbox.long.is_empty())
     }
 
-    /// Whether credits, lane and NIC have room for another work request.
+    /// Whether credits, lane and NIC allow another work request.
     fn may_post(&self) -> bool {
         let credits = if mutated!(self.config, CreditsIgnored) { 1 << 16 } else { self.credits };
         self.flights.open() < credits
@@ -222,7 +223,7 @@ impl Connection {
             && (self.is_reliable(self.primary) || self.flights.backlog() < BACKLOG_MAX)
     }
 
-    /// When the window, which is below a unit, lets the next one go, if nothing else holds it up.
+    /// When a window below one unit allows the next unit, if nothing else delays it.
     fn paced_until(&self) -> u64 {
         let waits = self.has_work() && self.pace_ns > 0 && self.flights.bytes() == 0 && self.may_post();
         if waits { self.pace_ns } else { NEVER }
@@ -270,7 +271,7 @@ impl Connection {
         self.post_write(context, message, free)
     }
 
-    /// Whether this is the last that may be posted for now.
+    /// Whether this is the last request that may be posted now.
     fn is_last(&self, cost: u32) -> bool {
         self.flights.open() + 1 >= self.credits || self.flights.bytes().saturating_add(cost) >= self.congestion.window()
     }
@@ -359,7 +360,7 @@ impl Connection {
         true
     }
 
-    /// Notes a work request, and returns its token.
+    /// Records a work request, and returns its token.
     fn fly(&mut self, now: u64, lane: u8, message: MessageId, offset: u32, len: u32, kind: Kind) -> u64 {
         let number = self.flights.next_number();
         if self.flights.open() == 0 {
@@ -387,9 +388,9 @@ impl Connection {
         u64::from(self.id.0) << 32 | number & 0xffff_ffff
     }
 
-    // ---- What becomes of it
+    // ---- Completions, acknowledgements and losses
 
-    /// The NIC has sent (UC), or delivered (RC), a work request; or it has not, and the lane is in error.
+    /// The NIC has sent (UC) or delivered (RC) a work request, or it has failed and the lane is in error.
     pub(crate) fn on_sent(&mut self, context: &mut Context<'_>, low: u32, success: bool, left_ns: u64) {
         let first = self.flights.first_number();
         let number = first.wrapping_add(u64::from(low.wrapping_sub(first as u32)));
@@ -419,7 +420,7 @@ impl Connection {
         context.counters.received_acks += 1;
         self.heard(context.now);
         let newer = self.peer_ack.is_none_or(|last| (ack.sequence.wrapping_sub(last) as i16) > 0);
-        // The previous ACK has arrived: then only what it did not name is news.
+        // If the previous ACK arrived, only the fresh numbers are new.
         let follows = self.peer_ack.is_none_or(|last| ack.sequence == last.wrapping_add(1));
         if newer {
             self.peer_ack = Some(ack.sequence);
@@ -434,7 +435,7 @@ impl Connection {
         }
         let numbers = ack.numbers.as_slice();
         let count = if follows { usize::from(ack.fresh) } else { numbers.len() };
-        // The oldest first: what is named later has not been lost.
+        // Oldest first, so that a request in this ACK is not considered lost because of a later one in it.
         for (at, number) in numbers[..count].iter().enumerate().rev() {
             let number = match number {
                 Number::Send(global) => Some(*global),
@@ -451,7 +452,7 @@ impl Connection {
             });
             self.acknowledge(context, number, sample.flatten());
         }
-        // What no ACK named, because ACKs were lost, but lies before the base, has arrived.
+        // Requests before the base have arrived, even if the ACKs that contained them were lost.
         while let Some(number) = self.flights.oldest_open() {
             let before = self.flights.get(number).is_some_and(|f| ack.base.distance(MessageId(f.message)) > 0);
             if !before {
@@ -462,7 +463,7 @@ impl Connection {
         self.flights.trim();
     }
 
-    /// A work request has arrived.
+    /// Handles the acknowledgement of a work request.
     fn acknowledge(&mut self, context: &mut Context<'_>, number: u64, rtt_ns: Option<u64>) {
         let window_limited = self.flights.bytes().saturating_add(2 * UNIT) * 2 >= self.congestion.window();
         let Some(flight) = self.flights.settle(number, State::Acknowledged) else { return };
@@ -473,12 +474,12 @@ impl Connection {
         if self.config.service == Service::Both {
             self.note_overtaking(context.now, &flight);
         }
-        // Of either service: what is heard of one says that the path works for the other.
+        // An acknowledgement on either service shows that the path works.
         self.backoff = 0;
         self.losses.delivered(self.packets(flight.len));
-        // An announcement says nothing about the queue that the data will meet.
+        // An announcement shows nothing about the queue that the data will meet.
         if flight.kind != Kind::Announce {
-            self.answers.sample(context.now.saturating_sub(flight.posted_ns).max(1));
+            self.response_times.sample(context.now.saturating_sub(flight.posted_ns).max(1));
         }
         if let Some(rtt) = rtt_ns {
             self.rtt.sample(context.now, rtt);
@@ -491,7 +492,7 @@ impl Connection {
         if flight.kind != Kind::Announce && self.outbox.arrived(message, flight.offset, flight.len) {
             self.report(context, message);
         }
-        // UC delivers in order or not at all: what left earlier on the same lane and is not acknowledged was lost.
+        // UC delivers in order or not at all: requests sent earlier on the same lane and not acknowledged are lost.
         if !flight.reliable {
             self.lose_before(context, number, flight.lane);
         }
@@ -513,8 +514,8 @@ impl Connection {
         }
     }
 
-    /// A work request is taken to be lost: what it carried is to be repeated. `lane`: its own, if that has delivered what was sent
-    /// later.
+    /// Considers a work request lost, and queues its data for retransmission. `lane`: its lane, if that lane has
+    /// delivered later requests.
     fn lose(&mut self, context: &mut Context<'_>, number: u64, lane: Option<u8>) {
         let Some(flight) = self.flights.settle(number, State::Lost) else { return };
         context.counters.lost_requests += 1;
@@ -522,7 +523,7 @@ impl Connection {
         let message = MessageId(flight.message);
         let Some(outgoing) = self.outbox.get_mut(message) else { return };
         match flight.kind {
-            // A grant says that it has arrived.
+            // A grant shows that the announcement arrived.
             Kind::Announce if outgoing.stage != Stage::Announced => {}
             _ if mutated!(self.config, LossForgotten) => {}
             _ => self.outbox.repairs.push_back(Repair { message, offset: flight.offset, len: flight.len, lane }),
@@ -533,7 +534,7 @@ impl Connection {
         len.div_ceil(u32::from(self.config.mtu)).max(1)
     }
 
-    /// Tells the application that a message has arrived, once the NIC has done with its buffer, too.
+    /// Reports a message as sent once it has arrived and the NIC no longer needs its buffer.
     fn report(&mut self, context: &mut Context<'_>, message: MessageId) {
         let connection = self.id;
         let Some(outgoing) = self.outbox.get_mut(message) else { return };
@@ -548,7 +549,7 @@ impl Connection {
     pub(crate) fn on_grant(&mut self, context: &mut Context<'_>, grant: &Grant) {
         self.heard(context.now);
         let Some(outgoing) = self.outbox.get_mut(grant.message) else { return };
-        // A second one is a repetition, and may be the answer to a probe.
+        // Another grant of the same message is a repetition, perhaps the response to a probe.
         if outgoing.stage != Stage::Announced || outgoing.len != grant.length {
             return;
         }

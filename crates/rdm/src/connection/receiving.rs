@@ -1,4 +1,4 @@
-//! What comes in: acknowledgements of it, grants, answers to probes (RDM §5.3, §6.2).
+//! Receiving: ACKs, grants, responses to probes (RDM §5.3, §6.2).
 
 use bifrost_wire::rdm::{Ack, Control, Number};
 
@@ -8,8 +8,8 @@ use crate::incoming::Granting;
 use crate::mutation::mutated;
 use crate::output::{Memory, Work};
 
-/// Grants that are repeated at once.
-const GRANTS_AGAIN: usize = 16;
+/// Most grants that are repeated at a time.
+const GRANTS_REPEATED_MAX: usize = 16;
 
 impl Connection {
     pub(crate) fn heard(&mut self, now: u64) {
@@ -19,7 +19,7 @@ impl Connection {
         self.probes = 0;
     }
 
-    /// Notes an arrival, and acknowledges if it is time.
+    /// Records an arrival, and sends an ACK if one is due.
     pub(crate) fn note(
         &mut self,
         context: &mut Context<'_>,
@@ -61,7 +61,7 @@ impl Connection {
         context.out.work.push(Work::Control { connection: self.id, control: Control::Ack(ack) });
     }
 
-    /// Grants the next announced message, if there is room for it.
+    /// Grants the next announced message, if the budgets allow it.
     pub(crate) fn grant(
         &mut self,
         context: &mut Context<'_>,
@@ -85,18 +85,18 @@ impl Connection {
         if mutated!(self.config, ProbesUnanswered) {
             return;
         }
-        // The peer waits for something: it may have been lost, with its path.
+        // The peer is waiting: what it waits for may be lost because its path failed.
         context.out.work.push(Work::Repath { connection: self.id });
         self.send_ack(context, nic_now_ns);
-        self.grant_again(context);
+        self.repeat_grants(context);
     }
 
-    /// Repeats grants that nothing was written for: they may be lost.
-    pub(crate) fn grant_again(&mut self, context: &mut Context<'_>) {
+    /// Repeats grants of messages without any data: the grants may be lost.
+    pub(crate) fn repeat_grants(&mut self, context: &mut Context<'_>) {
         if mutated!(self.config, GrantsNotRepeated) {
             return;
         }
-        for grant in self.inbox.unused_grants(self.peer.tag, GRANTS_AGAIN) {
+        for grant in self.inbox.unused_grants(self.peer.tag, GRANTS_REPEATED_MAX) {
             context.counters.sent_grants += 1;
             context.out.work.push(Work::Control { connection: self.id, control: Control::Grant(grant) });
         }

@@ -1,4 +1,4 @@
-//! Which lane is used, and what becomes of one that a switch of services has left, or that is silent (RDM §7.5 to §7.7).
+//! Selection of the lane in use; lanes that a switch of services has left, and silent lanes (RDM §7.5 to §7.7).
 
 use bifrost_wire::rdm::{MessageId, Service, UNIT};
 
@@ -8,7 +8,7 @@ use crate::flight::{Flight, Kind, State};
 use crate::mutation::mutated;
 use crate::outgoing::Repair;
 
-/// The last unit of a lane that was left is sent again, so that the peer, or its NIC, sees what is missing before it.
+/// Retransmission of the last unit of a lane after a switch, so that the peer or its NIC detects earlier losses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tail {
     lane: u8,
@@ -16,40 +16,42 @@ pub(super) struct Tail {
     tries: u8,
 }
 
-/// A reliable lane on which nothing is delivered.
+/// A reliable lane that delivers nothing.
 #[derive(Clone, Copy, Debug)]
 struct Silence {
     lane: u8,
     since_ns: u64,
-    /// An answer would have come by then.
+    /// When a response to it is overdue.
     overdue_ns: u64,
-    /// Of its oldest work request: as many as another lane may send of it.
+    /// Bytes of its oldest work request that another lane may retransmit.
     bytes: u32,
-    /// The others: the last unit of a WRITE.
+    /// The remaining bytes: the last unit of a WRITE.
     rest: u32,
 }
 
-/// What has arrived by other lanes during a silence that began then, of what was posted later.
+/// Acknowledged requests that other lanes posted after a silence began, which `since_ns` identifies.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Overtaking {
     since_ns: u64,
     bytes: u32,
-    /// When the first of it was posted, and the last acknowledged.
+    /// When the first of them was posted, and the last acknowledged.
     from_ns: u64,
     until_ns: u64,
 }
 
 impl Overtaking {
-    /// When a lane that gets a turn of the NIC as often has sent `rest` bytes more. The round trip does not take longer for these.
+    /// When a lane that the NIC serves equally often would have sent `rest` more bytes. The round trip is not longer
+    /// for them.
     fn settled_ns(&self, rest: u32, round_trip_ns: u64) -> u64 {
         let shares = u64::from(rest.div_ceil(self.bytes.max(1)).min(MOST_SHARES));
         self.until_ns + (self.until_ns - self.from_ns).saturating_sub(round_trip_ns) * shares
     }
 }
 
-/// How often at most: two a round trip.
+/// Maximum number of retransmissions: two per round trip.
 const TAIL_TRIES: u8 = 4;
-/// How many times as long as others have taken a silent lane is waited for, at most: little that has arrived says little about much.
+/// Limit of the wait for a silent lane, as a multiple of the time that other lanes took: a small sample does not
+/// predict much.
 const MOST_SHARES: u32 = 8;
 
 impl Connection {
@@ -66,18 +68,18 @@ impl Connection {
         self.is_reliable(lane) == (self.in_use == Service::Rc)
     }
 
-    /// Lanes but the primary one, from the next one on.
+    /// All lanes except the primary one, starting with the next one.
     fn others(&self) -> impl Iterator<Item = u8> + use<> {
         let (primary, count) = (self.primary, self.config.service.lanes() as u8);
         (1..count).map(move |step| (primary + step) % count)
     }
 
-    /// Which service's lanes are used.
+    /// The preferred service.
     pub(crate) fn in_use(&self) -> Service {
         self.in_use
     }
 
-    /// What is posted from now on goes by lanes of `service`; whether the connection has such.
+    /// Sends on lanes of `service` from now on. Returns whether the connection has such lanes.
     pub(crate) fn switch(&mut self, context: &mut Context<'_>, service: Service) -> bool {
         if self.config.service != Service::Both || service == Service::Both {
             return service == self.in_use;
@@ -85,8 +87,8 @@ impl Connection {
         if service != self.in_use {
             self.in_use = service;
             context.counters.switches += 1;
-            // One that has nothing open does not wait for what its NIC may still have to repeat. While none is up, what there
-            // is serves; the repair of a lane ends that.
+            // An idle lane is preferred, because a request on it does not wait for retransmissions by its NIC. If no
+            // lane of the service is up, the current lane stays in use until one is repaired.
             let this = &*self;
             let find = |quiet: bool| {
                 let fits = |lane: &u8| !quiet || this.flights.open_on(*lane).next().is_none();
@@ -106,7 +108,7 @@ impl Connection {
         true
     }
 
-    /// The primary lane has failed: another is used, of the other service if there is none of the one in use.
+    /// Replaces the failed primary lane; if no lane of the preferred service is up, by one of the other service.
     pub(super) fn leave_lane(&mut self, context: &mut Context<'_>) {
         let next = self.others().find(|lane| self.is_up(*lane) && self.is_wanted(*lane));
         if let Some(next) = next.or_else(|| self.others().find(|lane| self.is_up(*lane))) {
@@ -115,15 +117,16 @@ impl Connection {
         }
     }
 
-    /// A lane is repaired: it is used if the one in use is down, or of the wrong service.
+    /// Uses a repaired lane if the primary one is down or has the wrong service.
     pub(super) fn return_to(&mut self, lane: u8) {
         if !self.is_up(self.primary) || self.is_wanted(lane) && !self.is_wanted(self.primary) {
             self.primary = lane;
         }
     }
 
-    /// The lane by which a piece is repeated. On one of UC that was left, and delivers, it waits behind nothing; on a reliable one
-    /// that is in use it would wait behind a window, and whatever is lost of that. The last such is the end of its lane.
+    /// Selects the lane for a retransmission. A UC lane that was left and still delivers has no queue; on the reliable
+    /// lane in use the unit would wait for a window of requests, and for the retransmission of lost ones. The last unit
+    /// retransmitted there is the end of the old lane.
     pub(super) fn lane_of(&mut self, now: u64, repair: &Repair) -> u8 {
         let left = |lane: &u8| *lane != self.primary && self.is_up(*lane) && self.is_reliable(self.primary);
         let Some(lane) = repair.lane.filter(left).filter(|_| !mutated!(self.config, RepairsBehindWindow)) else {
@@ -134,10 +137,10 @@ impl Connection {
         lane
     }
 
-    /// Sends the last unit of the lane that was left again, if it is time.
+    /// Retransmits the last unit of the lane that was left, if it is due.
     pub(super) fn post_tail(&mut self, context: &mut Context<'_>) {
         let Some(tail) = self.tail.filter(|tail| tail.due_ns <= context.now) else { return };
-        // The next acknowledgement makes room.
+        // An acknowledgement will free credits.
         if self.flights.open() >= u32::from(self.config.credits) {
             return;
         }
@@ -151,7 +154,7 @@ impl Connection {
         };
         let Some((kind, message, offset)) = self.flights.open_on(tail.lane).next().map(last) else { return };
         let Some(outgoing) = self.outbox.get_mut(message) else { return };
-        // What has arrived by another way, or was granted, needs no more.
+        // Nothing to do if it was acknowledged on another lane, or granted.
         if outgoing.arrived.contains(offset / UNIT) || kind == Kind::Announce && outgoing.is_granted() {
             return;
         }
@@ -159,22 +162,22 @@ impl Connection {
         if tail.tries == 0
             && let Some(silence) = self.silence().filter(|silence| silence.lane == tail.lane)
         {
-            self.bear_witness(context, &silence);
+            self.retransmit_elsewhere(context, &silence);
         }
         let due_ns = context.now + self.rtt.smoothed_ns().unwrap_or(INITIAL_RTT_NS) / 2;
         self.tail = Some(Tail { due_ns, tries: tail.tries + 1, ..tail });
     }
 
-    /// When something is to be done about a lane that was left, or is silent.
+    /// When a lane that was left, or is silent, next needs an action.
     pub(super) fn switch_deadline(&self) -> u64 {
         let room = self.flights.open() < u32::from(self.config.credits);
         let tail = self.tail.filter(|_| room).map_or(NEVER, |tail| tail.due_ns);
         let Some(silence) = self.silence() else { return tail };
-        let witness = if room { silence.overdue_ns.max(self.witness_ns) } else { NEVER };
-        tail.min(if self.is_overtaken(&silence) { self.lost_ns(&silence) } else { witness })
+        let overtake = if room { silence.overdue_ns.max(self.overtake_ns) } else { NEVER };
+        tail.min(if self.is_overtaken(&silence) { self.lost_ns(&silence) } else { overtake })
     }
 
-    /// The reliable lane that has waited longest for its NIC, if any.
+    /// The reliable lane whose oldest request has waited longest, if any.
     fn silence(&self) -> Option<Silence> {
         let oldest = self.flights.oldest_reliable()?;
         if mutated!(self.config, StalledLaneKept) {
@@ -182,29 +185,31 @@ impl Connection {
         }
         let since_ns = oldest.posted_ns.max(self.lanes[usize::from(oldest.lane)].progress_ns);
         let rest = if let Kind::Write(_) = oldest.kind { oldest.len.min(UNIT) } else { 0 };
-        let overdue_ns = since_ns + self.answers.bound_ns(INITIAL_RTT_NS);
+        let overdue_ns = since_ns + self.response_times.bound_ns(INITIAL_RTT_NS);
         Some(Silence { lane: oldest.lane, since_ns, overdue_ns, bytes: (oldest.len - rest).max(1), rest })
     }
 
-    /// Whether as many bytes as the lane owes went out later by other lanes, by more than answers scatter, and have arrived. No
-    /// clock alone says that something was lost: a queue that holds up one lane holds up the others, and a NIC that serves its
-    /// queue pairs in turn sends as much of one as of another.
+    /// Whether as many bytes as the lane's oldest request has were posted later on other lanes, by more than the spread
+    /// of response times, and are acknowledged. Time alone never decides: a queue that delays one lane delays the
+    /// others, and a NIC that serves queue pairs in turn sends equally much of each.
     fn is_overtaken(&self, silence: &Silence) -> bool {
         self.overtaking.since_ns == silence.since_ns && self.overtaking.bytes >= silence.bytes
     }
 
-    /// When a lane that is overtaken has lost something: its last unit has had the time that others took for as much.
+    /// When an overtaken lane has lost something: its last unit has had the time that other lanes took for as many
+    /// bytes.
     fn lost_ns(&self, silence: &Silence) -> u64 {
         silence.overdue_ns.max(self.overtaking.settled_ns(silence.rest, self.rtt.smoothed_ns().unwrap_or(0)))
     }
 
-    /// Something was acknowledged: it may have overtaken what is silent.
+    /// Records an acknowledgement, which may have overtaken a silent lane.
     pub(super) fn note_overtaking(&mut self, now: u64, flight: &Flight) {
         let Some(silence) = self.silence() else { return };
         if self.overtaking.since_ns != silence.since_ns {
             self.overtaking = Overtaking { since_ns: silence.since_ns, ..Overtaking::default() };
         }
-        let later_ns = if self.answers.is_known() { 4 * self.answers.variance_ns() } else { INITIAL_RTT_NS };
+        let later_ns =
+            if self.response_times.is_known() { 4 * self.response_times.variance_ns() } else { INITIAL_RTT_NS };
         if flight.lane != silence.lane && flight.posted_ns >= silence.since_ns + later_ns {
             let from_ns = if self.overtaking.bytes == 0 { u64::MAX } else { self.overtaking.from_ns };
             self.overtaking.bytes = self.overtaking.bytes.saturating_add(flight.cost());
@@ -213,8 +218,8 @@ impl Connection {
         }
     }
 
-    /// Resets a reliable lane that has lost something: its NIC would wait for longer, with the buffers. What is on it is repeated at
-    /// once, by the lane in use.
+    /// Resets a reliable lane that has lost something, because its NIC would wait longer. The lane in use retransmits
+    /// its requests immediately.
     pub(super) fn drop_stalled(&mut self, context: &mut Context<'_>) {
         let Some(silence) = self.silence() else { return };
         if self.is_overtaken(&silence) && self.lost_ns(&silence) <= context.now {
@@ -223,24 +228,25 @@ impl Connection {
         }
     }
 
-    /// Sends what a silent lane owes by another one, if it is time: what is acknowledged of it has overtaken that lane.
-    pub(super) fn post_witness(&mut self, context: &mut Context<'_>) {
+    /// Retransmits the requests of a silent lane on another one, if it is due: their acknowledgements overtake that
+    /// lane.
+    pub(super) fn overtake_if_due(&mut self, context: &mut Context<'_>) {
         let Some(silence) = self.silence() else { return };
-        if silence.overdue_ns.max(self.witness_ns) <= context.now && !self.is_overtaken(&silence) {
-            self.bear_witness(context, &silence);
+        if silence.overdue_ns.max(self.overtake_ns) <= context.now && !self.is_overtaken(&silence) {
+            self.retransmit_elsewhere(context, &silence);
         }
     }
 
-    fn bear_witness(&mut self, context: &mut Context<'_>, silence: &Silence) {
+    fn retransmit_elsewhere(&mut self, context: &mut Context<'_>, silence: &Silence) {
         let waited_ns = context.now.saturating_sub(silence.since_ns);
-        self.witness_ns = context.now + waited_ns.max(self.answers.bound_ns(INITIAL_RTT_NS));
+        self.overtake_ns = context.now + waited_ns.max(self.response_times.bound_ns(INITIAL_RTT_NS));
         let others = || std::iter::once(self.primary).chain(self.others());
         let up = |lane: &u8| *lane != silence.lane && self.is_up(*lane);
-        // One of UC is acknowledged by software, whatever was lost before on it.
+        // Prefer UC, where software acknowledges requests regardless of earlier losses on the lane.
         let unreliable = others().find(|lane| up(lane) && !self.is_reliable(*lane));
         let Some(other) = unreliable.or_else(|| others().find(up)) else { return };
-        // Never all of a chunk, nor a copy of its end: a message that is complete takes its memory away from a WRITE that is only
-        // late.
+        // Never a whole chunk or a copy of its end: once a message is complete its memory is released, and a WRITE that
+        // is only late would fail.
         let spare = |flight: &Flight| match flight.kind {
             Kind::Write(_) => flight.len.saturating_sub(UNIT),
             _ => u32::from(!self.flights.is_being_written(flight.message, flight.offset)),
@@ -262,8 +268,8 @@ impl Connection {
         }
     }
 
-    /// The oldest of an unreliable lane is lost. In use, the answer to it tells about all before it; on a lane that was left there
-    /// is none, and all of it is lost.
+    /// The oldest request of an unreliable lane is lost. On the lane in use, the response to its retransmission shows
+    /// the losses before it; a lane that was left gets no such response, so all its requests are lost.
     pub(super) fn lose_oldest(&mut self, context: &mut Context<'_>, oldest: &Flight) {
         let left = oldest.lane != self.primary;
         for number in self.flights.first_number()..self.flights.next_number() {
@@ -297,8 +303,8 @@ mod tests {
         }
     }
 
-    /// A message is sent by `first`, and nothing is heard of it; after a switch another follows, `later_ns` later, and is
-    /// acknowledged, if that is known. The lanes of SENDs after the switch, and those that are reset.
+    /// Sends a message with service `first`, without any response; after a switch sends another one `later_ns` later,
+    /// if given, and acknowledges it. Returns the lanes of SENDs after the switch, and the lanes that were reset.
     fn after_a_switch(first: Service, later_ns: Option<u64>, mutation: Option<Mutation>) -> (Vec<u8>, Vec<u8>) {
         let (mut engine, mut out) = (Engine::new(Config::new(1, 1)), Output::new());
         let (id, tag) = engine.reserve().unwrap();
@@ -348,7 +354,7 @@ mod tests {
     fn the_end_of_the_old_lane_is_sent_again() {
         assert_eq!(after_a_switch(Service::Uc, None, None), (vec![0], vec![]));
         assert_eq!(after_a_switch(Service::Uc, None, Some(Mutation::TailNotRepeated)), (vec![], vec![]));
-        // What a lane of RC owes goes by the new lane, too.
+        // A request on an RC lane is also sent on the new lane.
         assert_eq!(after_a_switch(Service::Rc, None, None), (vec![3, 0], vec![]));
     }
 
@@ -356,12 +362,13 @@ mod tests {
     fn a_reliable_lane_that_later_messages_overtake_is_reset() {
         let no_tail = Some(Mutation::TailNotRepeated);
         assert_eq!(after_a_switch(Service::Rc, Some(3 * MS), None).1, vec![3]);
-        // What was posted at about the same time may have come by a shorter queue.
+        // A request posted at about the same time may have met a shorter queue.
         assert_eq!(after_a_switch(Service::Rc, Some(0), no_tail), (vec![0], vec![]));
         assert_eq!(after_a_switch(Service::Rc, Some(3 * MS), Some(Mutation::StalledLaneKept)).1, Vec::<u8>::new());
     }
 
-    /// Two messages are sent by UC; after a switch to RC only the second is heard of, or nothing. The lanes of SENDs since then.
+    /// Sends two messages with UC; after a switch to RC, only the second is acknowledged, or none. Returns the lanes of
+    /// later SENDs.
     fn lanes_of_repairs(is_acknowledged: bool, mutation: Option<Mutation>) -> Vec<u8> {
         let (mut engine, mut out) = (Engine::new(Config::new(1, 1)), Output::new());
         let (id, tag) = engine.reserve().unwrap();
@@ -395,10 +402,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_old_lane_is_known_to_have_lost_goes_by_it_again() {
+    fn known_losses_of_the_old_lane_are_retransmitted_on_it() {
         assert_eq!(lanes_of_repairs(true, None), [0]);
         assert_eq!(lanes_of_repairs(true, Some(Mutation::RepairsBehindWindow)), [3]);
-        // A lane of which nothing is heard may deliver nothing.
+        // A lane without any acknowledgement may deliver nothing.
         assert!(lanes_of_repairs(false, None).contains(&3));
     }
 }

@@ -1,4 +1,4 @@
-//! Time: ACKs that are due, answers that are overdue, probes (RDM §6.5, §6.9).
+//! Timers: ACKs, overdue responses, probes (RDM §6.5, §6.9).
 
 use bifrost_wire::rdm::{CloseReason, Control, Service};
 
@@ -8,24 +8,24 @@ use crate::lane::Lane;
 use crate::mutation::mutated;
 use crate::output::Work;
 
-/// Timeouts in a row after which another lane is used.
+/// Consecutive timeouts after which a lane fails.
 const FLIP_AFTER: u32 = 3;
 
 impl Connection {
-    /// An answer of the peer is due: without any it is gone.
-    pub(super) fn expects_answer(&self) -> bool {
-        // With nothing in flight and something to send, all lanes are down: the peer is asked to repair them.
-        self.flights.open() > 0 || self.waits_for_leave() || self.has_work()
+    /// Whether a response of the peer is due; if it stays silent, it is gone.
+    pub(super) fn expects_response(&self) -> bool {
+        // With nothing in flight and something to send, all lanes are down, and the peer is asked to repair them.
+        self.flights.open() > 0 || self.waits_for_peer() || self.has_work()
     }
 
-    /// The peer's leave is what is missing: a grant, or room in its window.
-    fn waits_for_leave(&self) -> bool {
+    /// Whether the sender waits for the peer: for a grant, or for a higher limit.
+    fn waits_for_peer(&self) -> bool {
         self.outbox.ungranted > 0 || self.outbox.is_limited()
     }
 
-    fn answer_within_ns(&self) -> u64 {
+    fn response_within_ns(&self) -> u64 {
         let round_trip = self.rtt.bound_ns(INITIAL_RTT_NS) + self.config.ack_delay_ns;
-        round_trip.max(self.answers.bound_ns(INITIAL_RTT_NS)).min(BACKOFF_MAX_NS) + self.config.patience_ns
+        round_trip.max(self.response_times.bound_ns(INITIAL_RTT_NS)).min(BACKOFF_MAX_NS) + self.config.patience_ns
     }
 
     fn timeout_ns(&self) -> u64 {
@@ -38,39 +38,39 @@ impl Connection {
     }
 
     fn wait_ns(&self) -> u64 {
-        (self.answer_within_ns() << self.backoff.min(20)).min(BACKOFF_MAX_NS)
+        (self.response_within_ns() << self.backoff.min(20)).min(BACKOFF_MAX_NS)
     }
 
     pub(super) fn arm_probe(&mut self, now: u64) {
-        if !self.waits_for_leave() || mutated!(self.config, NoProbes) {
+        if !self.waits_for_peer() || mutated!(self.config, NoProbes) {
             self.probe_ns = NEVER;
         } else if self.probe_ns == NEVER {
-            self.probe_ns = now + (self.answer_within_ns() << self.waits.min(20)).min(BACKOFF_MAX_NS);
+            self.probe_ns = now + (self.response_within_ns() << self.waits.min(20)).min(BACKOFF_MAX_NS);
         }
     }
 
-    /// When a peer that is silent is gone.
+    /// When a silent peer is considered gone.
     pub(crate) fn silence_ns(&self) -> u64 {
-        let counts = self.expects_answer() && !mutated!(self.config, SilenceIgnored);
+        let counts = self.expects_response() && !mutated!(self.config, SilenceIgnored);
         if counts { self.heard_ns + self.config.silence_ns } else { NEVER }
     }
 
-    /// When [`Connection::advance`] is due, but for a silent peer.
+    /// When [`Connection::advance`] is due, except for a silent peer.
     pub(crate) fn deadline(&self) -> u64 {
         let lanes = self.lanes[..self.config.service.lanes()].iter().map(Lane::deadline).min().unwrap_or(NEVER);
         let switch = if self.config.service == Service::Both { self.switch_deadline() } else { NEVER };
         self.acknowledger.due.min(self.timeout_ns()).min(self.probe_ns).min(lanes).min(self.paced_until()).min(switch)
     }
 
-    /// Entries for the engine's timers, if these have none as early. A silent peer has an entry of its own: it is put off by all
-    /// that is heard, and other deadlines come before it.
+    /// Returns entries for the engine's timers that are earlier than the existing ones. A silent peer has a separate
+    /// entry: every arrival postpones it, and other deadlines come first.
     pub(crate) fn arm(&mut self) -> [Option<u64>; 2] {
         let (deadline, silence) = (self.deadline(), self.silence_ns());
         let earlier = |due: u64, armed: &mut u64| (due < *armed).then(|| std::mem::replace(armed, due)).map(|_| due);
         [earlier(deadline, &mut self.armed_ns), earlier(silence, &mut self.silence_armed_ns)]
     }
 
-    /// Whether an entry of the engine's timers is one of its own, and not one that was put off. It is used up by that.
+    /// Whether an entry of the engine's timers is current, and not superseded. This uses it up.
     pub(crate) fn is_armed_for(&mut self, due: u64) -> bool {
         let mut any = false;
         for armed in [&mut self.armed_ns, &mut self.silence_armed_ns] {
@@ -82,7 +82,7 @@ impl Connection {
         any
     }
 
-    /// Runs the timers; why the connection is to be closed, if it is.
+    /// Runs the timers. Returns a reason if the connection must be closed.
     pub(crate) fn advance(&mut self, context: &mut Context<'_>, nic_now_ns: u64) -> Option<CloseReason> {
         let now = context.now;
         if self.silence_ns() <= now {
@@ -117,8 +117,8 @@ impl Connection {
 
     fn time_out(&mut self, context: &mut Context<'_>, nic_now_ns: u64) {
         let Some(flight) = self.flights.oldest_unreliable().copied() else { return };
-        // An answer takes its time from leaving the NIC on, which on a slow link is long after posting. A NIC that sends nothing at
-        // all ends in silence.
+        // The timeout starts when the request leaves the NIC, which on a slow link is long after posting. A NIC that
+        // never sends it ends in silence.
         let left_ns = flight.left_at(context.now, nic_now_ns).unwrap_or(context.now);
         if left_ns + self.wait_ns() > context.now {
             self.progress_ns = left_ns.max(self.progress_ns);
