@@ -1,4 +1,4 @@
-//! Memory of messages: registered with the provider while they are under way, and used again.
+//! Message buffers: registered with the provider while in flight, and reused.
 
 use bifrost_rdm::{BufferId, ConnectionId, Memory};
 use bifrost_verbs::{Access, Domain, Key, Provider, Region, Slice};
@@ -15,24 +15,24 @@ struct Registered {
 pub(crate) struct Buffers {
     registered: Vec<Option<Registered>>,
     free: Vec<u32>,
-    /// Of each connection, by its index: memory to be used again. It is the connection's own, so that no peer is shown what
-    /// another one has sent.
+    /// Reusable memory, by the connection's index. It is not shared between connections, so that no peer can see
+    /// another one's data.
     pools: Vec<Pool>,
 }
 
-/// Memory of one connection.
+/// Reusable memory of one connection.
 #[derive(Debug, Default)]
 struct Pool {
     spare: Vec<Vec<u8>>,
     bytes: usize,
 }
 
-/// What a connection keeps for later.
+/// Limits of the memory that a connection keeps.
 const POOL_VECTORS: usize = 64;
 const POOL_BYTES: usize = 32 << 20;
 
 impl Buffers {
-    /// Memory of `len` bytes, of the connection's own if there is some.
+    /// Returns memory of `len` bytes, reused from the connection if possible.
     pub(crate) fn vector(&mut self, connection: ConnectionId, len: usize) -> Vec<u8> {
         let found = self.pools.get_mut(connection.index()).and_then(|pool| pool.take(len));
         let mut vector = found.unwrap_or_default();
@@ -40,7 +40,7 @@ impl Buffers {
         vector
     }
 
-    /// Takes memory back.
+    /// Accepts memory for reuse.
     pub(crate) fn recycle(&mut self, connection: ConnectionId, vector: Vec<u8>) {
         if self.pools.len() <= connection.index() {
             self.pools.resize_with(connection.index() + 1, Pool::default);
@@ -48,14 +48,14 @@ impl Buffers {
         self.pools[connection.index()].put(vector);
     }
 
-    /// Forgets a connection's memory.
+    /// Frees a connection's reusable memory.
     pub(crate) fn forget(&mut self, connection: ConnectionId) {
         if let Some(pool) = self.pools.get_mut(connection.index()) {
             *pool = Pool::default();
         }
     }
 
-    /// Registers memory; it comes back if there is no key left.
+    /// Registers memory; returns it if no key is free.
     pub(crate) fn register(
         &mut self,
         provider: &mut impl Provider,
@@ -79,14 +79,14 @@ impl Buffers {
         Ok((BufferId(index), region))
     }
 
-    /// Takes a buffer out of the NIC's hands.
+    /// Deregisters a buffer, so that the NIC no longer uses it.
     pub(crate) fn deregister(&mut self, provider: &mut impl Provider, buffer: BufferId) -> Option<Vec<u8>> {
         let registered = self.registered.get_mut(buffer.0 as usize)?.take()?;
         self.free.push(buffer.0);
         provider.deregister(registered.region.key)
     }
 
-    /// A piece of a buffer; a piece of no bytes is none.
+    /// A part of a buffer; `None` if it is empty.
     pub(crate) fn slice(&self, buffer: BufferId, offset: u32, len: u32) -> Option<Slice> {
         let key = self.key(buffer)?;
         (len > 0).then_some(Slice { key, offset, len })
@@ -111,7 +111,7 @@ impl Buffers {
 
 impl Pool {
     fn take(&mut self, len: usize) -> Option<Vec<u8>> {
-        // Not one that is much too long: the long messages would starve.
+        // Not a much larger one, which long messages need.
         let fits = |vector: &Vec<u8>| vector.capacity() >= len && vector.capacity() / 4 <= len.max(1024);
         let at = self.spare.iter().rposition(fits)?;
         let vector = self.spare.swap_remove(at);
@@ -127,7 +127,7 @@ impl Pool {
     }
 }
 
-/// Memory for what comes in, as the engine asks for it.
+/// Memory for incoming messages, as the engine requests it.
 pub(crate) struct Store<'a, P> {
     pub(crate) provider: &'a mut P,
     pub(crate) buffers: &'a mut Buffers,
@@ -147,7 +147,7 @@ impl<P: Provider> Memory for Store<'_, P> {
     }
 }
 
-/// Each connection has a protection domain of its own: no peer can write what is another's, whatever keys it knows.
+/// Each connection has its own protection domain, so no peer can write to other connections' memory with any key.
 pub(crate) fn domain(connection: ConnectionId) -> Domain {
     Domain(connection.index() as u32 + 1)
 }

@@ -10,33 +10,33 @@ use bifrost_wire::rdm::MAX_MESSAGE;
 /// Settings of a worker.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerConfig {
-    /// The address of its packets. An RDMA NIC is found by it.
+    /// The worker's address. It also selects the RDMA NIC.
     pub address: IpAddr,
-    /// An RDMA NIC, software, or what suits.
+    /// An RDMA NIC, the software NIC, or whichever is available.
     pub provider: Choice,
-    /// The UDP port for RoCEv2: 4791, or another if several processes share the address; 0: any. Peers are told. An RDMA NIC
-    /// has 4791, and so must its peers.
+    /// The UDP port for RoCEv2: 4791, or another one if several processes share the address; 0: any. Peers learn it at
+    /// setup. An RDMA NIC requires 4791, at both ends.
     pub port: u16,
-    /// Who repeats what is lost.
+    /// Whether this library or the NIC retransmits.
     pub service: Service,
-    /// Payload of a packet, bytes: 256, 512, 1024, 2048 or 4096. The way must take 86 bytes more over IPv6.
+    /// Payload of a packet, bytes: 256, 512, 1024, 2048 or 4096. Over IPv6 the path MTU must be 86 bytes larger.
     pub mtu: u16,
-    /// In which order messages are delivered.
+    /// The order in which messages are delivered.
     pub order: Order,
-    /// The longest WRITE of a piece of a long message, bytes: 4096 to 65,536. The kernel's soft-RoCE wants 4096 and an MTU of 4096 if
-    /// it receives by UC ([`bifrost_verbs::RdmaCore::is_soft_roce`]).
+    /// The longest WRITE of a chunk of a long message, bytes: 4096 to 65,536. The kernel's soft-RoCE requires 4096 and
+    /// an MTU of 4096 to receive with UC ([`bifrost_verbs::RdmaCore::is_soft_roce`]).
     pub chunk: u32,
-    /// Messages that are taken ahead of the application, 1..=1024.
+    /// Messages accepted before the application reads them, 1..=1024.
     pub window: u16,
-    /// The longest message that is taken, bytes, up to 256 MiB.
+    /// The longest message accepted, bytes, up to 256 MiB.
     pub longest: u32,
-    /// Queueing that congestion control aims at. Hosts in software add hundreds of microseconds by themselves.
+    /// Target queueing delay of congestion control. Software NICs alone add hundreds of microseconds.
     pub queue: Duration,
-    /// Added to the time within which an answer is expected.
+    /// Added to the time within which a response is expected.
     pub patience: Duration,
-    /// For how long to look for packets before sleeping.
+    /// How long to poll for packets before sleeping.
     pub spin: Duration,
-    /// Connections, at most.
+    /// Maximum number of connections.
     pub connections: u32,
 }
 

@@ -1,5 +1,5 @@
-//! Connecting without waiting: for applications that do something else meanwhile, and for two that
-//! connect to each other in one thread each.
+//! Connecting without blocking: for applications that do other work meanwhile, and for two workers of one thread that
+//! connect to each other.
 
 use std::cell::RefCell;
 use std::io::{self, Read};
@@ -13,20 +13,20 @@ use bifrost_wire::rdm::{Setup, SetupKind};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::inner::Inner;
-use crate::setup::{self, Told};
+use crate::setup::{self, SetupBytes};
 use crate::worker::Worker;
 
-/// A connection that is being set up. Dropping it gives up.
+/// A connection that is being set up. Dropping it cancels the setup.
 #[derive(Debug)]
 pub struct Connecting {
     inner: Rc<RefCell<Inner>>,
     id: ConnectionId,
     peer: SocketAddr,
     hello: Setup,
-    /// Until the connection has it.
+    /// Taken when the connection is established.
     stream: Option<TcpStream>,
-    told: bool,
-    answer: Told,
+    sent: bool,
+    answer: SetupBytes,
     until: Instant,
 }
 
@@ -42,7 +42,7 @@ impl Connecting {
         };
         let (id, hello) = prepared.map_err(|error| Error::Host(peer, error))?;
         let (answer, until) = (([0; Setup::MAX_LEN], 0), Instant::now() + timeout);
-        Ok(Self { inner, id, peer, hello, stream: Some(stream), told: false, answer, until })
+        Ok(Self { inner, id, peer, hello, stream: Some(stream), sent: false, answer, until })
     }
 
     /// The peer's address.
@@ -51,19 +51,18 @@ impl Connecting {
         self.peer
     }
 
-    /// Goes on, without waiting; the endpoint, once the peer has answered. The worker is polled by
-    /// that.
+    /// Continues without blocking. Returns the endpoint once the peer has answered. Also polls the worker.
     ///
     /// # Errors
-    /// When the peer cannot be reached, or refuses, or does not fit, or the time is over. It has
-    /// ended then, and so has it once the endpoint was given.
+    /// When the peer cannot be reached, refuses, or has incompatible settings, or on timeout. After an error, or after
+    /// the endpoint was returned, all further calls fail.
     pub fn try_finish(&mut self) -> Result<Option<Endpoint>, Error> {
         self.inner.borrow_mut().poll()?;
         let peer = self.peer;
         let Some(stream) = &mut self.stream else {
-            return Err(Error::Closed { peer, why: "setting it up has ended" });
+            return Err(Error::Closed { peer, why: "its setup has ended already" });
         };
-        let failed = match advance(stream, &self.hello, &mut self.told, &mut self.answer) {
+        let failed = match advance(stream, &self.hello, &mut self.sent, &mut self.answer) {
             Ok(true) => None,
             Ok(false) if Instant::now() < self.until => return Ok(None),
             Ok(false) => Some(Error::Timeout(peer)),
@@ -78,13 +77,13 @@ impl Connecting {
         match connected {
             Ok(()) => Ok(Some(Endpoint { inner: self.inner.clone(), id: self.id, peer })),
             Err(error) => {
-                self.give_up();
+                self.cancel();
                 Err(error)
             }
         }
     }
 
-    fn give_up(&mut self) {
+    fn cancel(&mut self) {
         self.inner.borrow_mut().host.close(self.id, CloseReason::Done);
     }
 }
@@ -92,19 +91,19 @@ impl Connecting {
 impl Drop for Connecting {
     fn drop(&mut self) {
         if self.stream.take().is_some() {
-            self.give_up();
+            self.cancel();
         }
     }
 }
 
-/// Tells the peer once the stream is open, and takes what it answers; whether that is complete.
-fn advance(stream: &mut TcpStream, hello: &Setup, told: &mut bool, answer: &mut Told) -> io::Result<bool> {
-    if !*told {
+/// Sends the setup message once the stream is open, and receives the answer. Returns whether the answer is complete.
+fn advance(stream: &mut TcpStream, hello: &Setup, sent: &mut bool, answer: &mut SetupBytes) -> io::Result<bool> {
+    if !*sent {
         if !setup::is_open(stream)? {
             return Ok(false);
         }
-        setup::tell(stream, hello)?;
-        *told = true;
+        setup::send(stream, hello)?;
+        *sent = true;
     }
     let (bytes, len) = answer;
     loop {

@@ -1,5 +1,5 @@
-//! The UD queue pair for control datagrams: ACKs above all. It is urgent, and has a completion queue of its own, so that
-//! ACKs wait neither behind data nor behind its completions (paper §3.4.3).
+//! The UD queue pair for control datagrams, mostly ACKs. They are urgent, so it has its own completion queue: ACKs wait
+//! neither behind data nor behind completions of data (paper §3.4.3).
 
 use std::net::IpAddr;
 
@@ -12,9 +12,9 @@ use bifrost_wire::rdm::Control;
 
 use crate::slots::Slots;
 
-/// Datagrams that may be posted and not polled, in each direction.
+/// Maximum number of datagrams that are posted and not polled, in each direction.
 const DEPTH: u16 = 1024;
-/// A slot has room for the longest.
+/// Length of a slot, enough for the longest datagram.
 const SLOT: u32 = 192;
 
 /// The queue pair, and its memory.
@@ -27,7 +27,7 @@ pub(crate) struct ControlQueue {
     outgoing: Slots,
     next: u32,
     completions: Vec<Completion>,
-    /// Datagrams that found the queue full: they are lost, as on the network.
+    /// Datagrams dropped because the queue was full, like losses in the network.
     pub(crate) dropped: u64,
 }
 
@@ -52,7 +52,7 @@ impl ControlQueue {
         Ok(Self { queue_pair, queue_key, queue, incoming, outgoing, next: 0, completions: Vec::new(), dropped: 0 })
     }
 
-    /// Gives the engine what has come in; whether there was something.
+    /// Passes received datagrams to the engine. Returns whether there were any.
     pub(crate) fn poll(
         &mut self,
         now_ns: u64,
@@ -76,7 +76,7 @@ impl ControlQueue {
             if let Some(bytes) = provider.bytes(slice) {
                 engine.on_control(now_ns, (address, from.get()), bytes, completion.time_ns, out);
             }
-            // Its place is free: the request has just been polled.
+            // This cannot fail: the request was just polled, so the queue has space.
             let _ = self.incoming.post(provider, self.queue_pair, 0, slot);
         }
         if in_error {
@@ -85,9 +85,10 @@ impl ControlQueue {
         any
     }
 
-    /// Datagrams need no peer: the queue pair is reset and goes on. What was on its way is lost, as on the network.
+    /// Resets the queue pair and uses it again: datagrams need no connection. Those in flight are lost, as in the
+    /// network.
     fn repair(&mut self, provider: &mut impl Provider) {
-        // Neither fails: the queue pair exists, and nothing is posted after the reset.
+        // These cannot fail: the queue pair exists, and is empty after the reset.
         let _ = provider.reset(self.queue_pair);
         let _ = self.incoming.post_all(provider, self.queue_pair, 0);
     }
@@ -121,7 +122,7 @@ impl ControlQueue {
     }
 }
 
-/// Where a peer's control datagrams go.
+/// Destination of a peer's control datagrams.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ControlPeer {
     pub(crate) address: IpAddr,

@@ -1,4 +1,4 @@
-//! One end of a connection, and what comes in on it.
+//! One end of a connection, and its received messages.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -20,46 +20,46 @@ pub struct Endpoint {
     pub(crate) peer: SocketAddr,
 }
 
-/// A message that has come in. Its memory serves for others when it is dropped.
+/// A received message. Its memory is reused when it is dropped.
 #[derive(Debug)]
 pub struct Message {
     data: Vec<u8>,
     pub(crate) inner: Rc<RefCell<Inner>>,
     pub(crate) id: ConnectionId,
-    /// The memory is somebody else's.
+    /// The memory was taken by the application.
     taken: bool,
 }
 
-/// A request that wants a response.
+/// A request that needs a response.
 #[derive(Debug)]
 pub struct Request {
-    /// What is asked.
+    /// The request's data.
     pub message: Message,
     pub(crate) call: u32,
 }
 
 impl Endpoint {
-    /// The peer's address for set-up.
+    /// The peer's setup address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// Memory for a message, of messages that came in or arrived before: in the steady state nothing is allocated. Its
-    /// bytes are what they were.
+    /// Returns memory for a message, reused from earlier messages: in the steady state nothing is allocated. It
+    /// contains old data.
     #[must_use]
     pub fn buffer(&self, len: usize) -> Vec<u8> {
         self.inner.borrow_mut().host.vector(self.id, len)
     }
 
-    /// Smoothed and smallest round trip, ns; window, bytes; share of packets that is lost; queue pair in use.
+    /// Smoothed and smallest round trip, ns; window, bytes; share of packets lost; queue pair in use.
     #[must_use]
     pub fn measured(&self) -> Option<(u64, u64, u32, f32, u8)> {
         self.inner.borrow().host.measured(self.id)
     }
 
-    /// What this end sends from now on goes by the queue pairs of `service`, UC or RC, of a connection that has both
-    /// ([`Service::Both`], which begins with UC). Messages on their way arrive all the same, each once and in order.
+    /// Sends on queue pairs of `service`, UC or RC, from now on. The connection must have both ([`Service::Both`],
+    /// which begins with UC). Messages in flight are not affected: each arrives once and in order.
     ///
     /// # Errors
     /// When the connection has no such queue pairs, or has ended.
@@ -74,26 +74,26 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The service of the queue pairs that this end sends by: UC or RC. `None`: the connection has ended.
+    /// The service of the queue pairs on which this end sends: UC or RC. `None`: the connection has ended.
     #[must_use]
     pub fn service(&self) -> Option<Service> {
         self.inner.borrow().host.service_in_use(self.id)
     }
 
-    /// Messages that were sent and have not arrived.
+    /// Messages that were sent and have not yet arrived.
     #[must_use]
     pub fn open_messages(&self) -> usize {
         self.inner.borrow().host.open_messages(self.id)
     }
 
-    /// Whether 1024 messages are open: [`Endpoint::send`] takes none before one has arrived.
+    /// Whether 1024 messages are open: [`Endpoint::send`] then fails until one has arrived.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.inner.borrow().host.is_full(self.id)
     }
 
-    /// Sends a message. It is on its way when this returns, and has arrived when it is no longer one of
-    /// [`Endpoint::open_messages`].
+    /// Sends a message. It is in flight when this returns, and has arrived when [`Endpoint::open_messages`] no longer
+    /// counts it.
     ///
     /// # Errors
     /// When the connection has ended, the message is too long, or 1024 are open.
@@ -104,7 +104,7 @@ impl Endpoint {
     /// Waits until no message is open.
     ///
     /// # Errors
-    /// When the connection has ended, or `timeout` is over.
+    /// When the connection has ended, or on timeout.
     pub fn flush(&self, timeout: Duration) -> Result<(), Error> {
         self.until(timeout, |inner, id| (inner.host.open_messages(id) == 0).then_some(()))
     }
@@ -112,7 +112,7 @@ impl Endpoint {
     /// The next message, if there is one.
     ///
     /// # Errors
-    /// When the connection has ended, and nothing is left to be read.
+    /// When the connection has ended and all messages were read.
     pub fn try_recv(&self) -> Result<Option<Message>, Error> {
         let mut inner = self.inner.borrow_mut();
         inner.poll()?;
@@ -122,10 +122,10 @@ impl Endpoint {
         }
     }
 
-    /// The next message, if one has come in when the worker was polled last: it is not polled by this.
+    /// The next message that was received when the worker was last polled; does not poll it.
     ///
     /// # Errors
-    /// When the connection has ended, and nothing is left to be read.
+    /// When the connection has ended and all messages were read.
     pub fn next_queued(&self) -> Result<Option<Message>, Error> {
         let mut inner = self.inner.borrow_mut();
         match inner.take_message(self.id) {
@@ -137,12 +137,12 @@ impl Endpoint {
     /// Waits for the next message.
     ///
     /// # Errors
-    /// When the connection has ended, or `timeout` is over.
+    /// When the connection has ended, or on timeout.
     pub fn recv(&self, timeout: Duration) -> Result<Message, Error> {
         self.until(timeout, Inner::take_message).map(|data| self.message(data))
     }
 
-    /// Begins a call; [`Endpoint::try_response`] has the response.
+    /// Begins a call; [`Endpoint::try_response`] returns the response.
     ///
     /// # Errors
     /// As for [`Endpoint::send`].
@@ -153,11 +153,11 @@ impl Endpoint {
         })
     }
 
-    /// Begins to write to a region of the peer; [`Endpoint::try_response`] has an empty response once the bytes are there.
-    /// Writes to one region take place in the order in which they were begun.
+    /// Begins a write to a region of the peer; [`Endpoint::try_response`] returns an empty response once it is done.
+    /// Writes to one region are executed in the order in which they were begun.
     ///
     /// # Errors
-    /// [`Error::Range`]; and as for [`Endpoint::send`]: `data` may have 24 bytes less than a message.
+    /// [`Error::Range`], or as for [`Endpoint::send`]: `data` must be 24 bytes shorter than the longest message.
     pub fn begin_write(&self, region: &RemoteRegion, offset: u64, data: &[u8]) -> Result<u32, Error> {
         inside(region, offset, data.len())?;
         self.open_call(Some(0), |inner, now, call| {
@@ -165,11 +165,11 @@ impl Endpoint {
         })
     }
 
-    /// Begins to read from a region of the peer; [`Endpoint::try_response`] has the bytes. It sees writes of this end that
-    /// were begun before.
+    /// Begins a read from a region of the peer; [`Endpoint::try_response`] returns the bytes. They include all writes
+    /// that this end began earlier.
     ///
     /// # Errors
-    /// [`Error::Range`]; and as for [`Endpoint::send`].
+    /// [`Error::Range`], or as for [`Endpoint::send`].
     pub fn begin_read(&self, region: &RemoteRegion, offset: u64, len: u32) -> Result<u32, Error> {
         inside(region, offset, len as usize)?;
         self.open_call(Some(len), |inner, now, call| {
@@ -177,10 +177,10 @@ impl Endpoint {
         })
     }
 
-    /// The response to a call, to a write or to a read, if it has come.
+    /// The response to a call, write or read, if it has arrived.
     ///
     /// # Errors
-    /// When the peer says that it has none, or the connection has ended.
+    /// When the peer refuses, or the connection has ended.
     pub fn try_response(&self, call: u32) -> Result<Option<Message>, Error> {
         let taken = self.inner.borrow_mut().take_response(self.id, call);
         match taken {
@@ -189,41 +189,41 @@ impl Endpoint {
         }
     }
 
-    /// Whether a call, a write or a read is open: it was begun, and its response was neither taken nor forgotten.
+    /// Whether a call, write or read is open: its response was neither taken nor discarded.
     #[must_use]
     pub fn is_open(&self, call: u32) -> bool {
         self.inner.borrow().connections.get(&self.id).is_some_and(|state| state.calls.contains_key(&call))
     }
 
-    /// Gives up waiting for the response to a call, a write or a read. What was asked for may happen all the same.
+    /// Discards the response to a call, write or read. The operation itself may still happen.
     pub fn forget(&self, call: u32) {
         self.inner.borrow_mut().forget_call(self.id, call);
     }
 
-    /// Asks the peer, and waits for its response.
+    /// Sends a request, and waits for the response.
     ///
     /// # Errors
-    /// When the peer says that it has none, the connection has ended, or `timeout` is over.
+    /// When the peer refuses, the connection has ended, or on timeout.
     pub fn call(&self, request: Vec<u8>, timeout: Duration) -> Result<Message, Error> {
         let call = self.begin_call(request)?;
         self.finish(call, timeout)
     }
 
-    /// Writes to a region of the peer, and waits until the bytes are there. The peer's application has nothing to do with it;
+    /// Writes to a region of the peer, and waits until the write is done. The peer's application is not involved, but
     /// its worker must be polled.
     ///
     /// # Errors
-    /// As for [`Endpoint::begin_write`]; and when the peer refuses, the connection has ended, or `timeout` is over: then the
-    /// bytes may be there or not, or come later.
+    /// As for [`Endpoint::begin_write`]; and when the peer refuses, the connection has ended, or on timeout. In the
+    /// last two cases the write may or may not happen, also later.
     pub fn write(&self, region: &RemoteRegion, offset: u64, data: &[u8], timeout: Duration) -> Result<(), Error> {
         let call = self.begin_write(region, offset, data)?;
         self.finish(call, timeout).map(drop)
     }
 
-    /// Reads from a region of the peer. The peer's application has nothing to do with it; its worker must be polled.
+    /// Reads from a region of the peer. The peer's application is not involved, but its worker must be polled.
     ///
     /// # Errors
-    /// As for [`Endpoint::begin_read`]; and when the peer refuses, the connection has ended, or `timeout` is over.
+    /// As for [`Endpoint::begin_read`]; and when the peer refuses, the connection has ended, or on timeout.
     pub fn read(&self, region: &RemoteRegion, offset: u64, len: u32, timeout: Duration) -> Result<Message, Error> {
         let call = self.begin_read(region, offset, len)?;
         self.finish(call, timeout)
@@ -232,7 +232,7 @@ impl Endpoint {
     /// The next request, if there is one.
     ///
     /// # Errors
-    /// When the connection has ended, and nothing is left to be read.
+    /// When the connection has ended and all requests were read.
     pub fn try_request(&self) -> Result<Option<Request>, Error> {
         let mut inner = self.inner.borrow_mut();
         inner.poll()?;
@@ -245,7 +245,7 @@ impl Endpoint {
     /// Waits for the next request.
     ///
     /// # Errors
-    /// When the connection has ended, or `timeout` is over.
+    /// When the connection has ended, or on timeout.
     pub fn next_request(&self, timeout: Duration) -> Result<Request, Error> {
         let (call, data) = self.until(timeout, Inner::take_request)?;
         Ok(Request { message: self.message(data), call })
@@ -259,7 +259,7 @@ impl Endpoint {
         self.post(Class::Response, request.call, response)
     }
 
-    /// Answers a request that cannot be met with the reason.
+    /// Refuses a request, with a reason.
     ///
     /// # Errors
     /// As for [`Endpoint::send`].
@@ -277,7 +277,7 @@ impl Endpoint {
         Ok(message)
     }
 
-    /// Opens a call and sends what begins it.
+    /// Opens a call and sends its first message.
     fn open_call(
         &self,
         expected: Option<u32>,
@@ -306,9 +306,9 @@ impl Endpoint {
         }
     }
 
-    /// What a response means.
+    /// Converts a response to a message or an error.
     pub(crate) fn response(&self, class: Class, data: Vec<u8>, expected: Option<u32>) -> Result<Message, Error> {
-        // Its memory goes back in any case.
+        // Recycles the memory in all cases.
         let message = self.message(data);
         if class == Class::Failure {
             return Err(Error::Failure(self.peer, String::from_utf8_lossy(&message).into_owned()));
@@ -349,7 +349,7 @@ impl Endpoint {
     }
 }
 
-/// Whether an access stays inside of a region, as far as this end knows.
+/// Checks that an access stays within a region, as far as this end knows.
 fn inside(region: &RemoteRegion, offset: u64, len: usize) -> Result<(), Error> {
     if region.has(offset, len) { Ok(()) } else { Err(Error::Range { offset, len: len as u64, region: region.len }) }
 }
@@ -371,16 +371,16 @@ impl Deref for Message {
 }
 
 impl Message {
-    /// Its bytes, to be kept.
+    /// Takes its data.
     #[must_use]
     pub fn into_vec(mut self) -> Vec<u8> {
         let data = std::mem::take(&mut self.data);
-        self.give_back(data.len(), Vec::new());
+        self.recycle(data.len(), Vec::new());
         self.taken = true;
         data
     }
 
-    fn give_back(&self, len: usize, data: Vec<u8>) {
+    fn recycle(&self, len: usize, data: Vec<u8>) {
         let mut inner = self.inner.borrow_mut();
         let now = inner.host.provider().now_ns();
         inner.host.consumed_bytes(now, self.id, len as u32, data);
@@ -391,7 +391,7 @@ impl Drop for Message {
     fn drop(&mut self) {
         if !self.taken {
             let data = std::mem::take(&mut self.data);
-            self.give_back(data.len(), data);
+            self.recycle(data.len(), data);
         }
     }
 }

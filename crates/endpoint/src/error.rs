@@ -1,4 +1,4 @@
-//! What can go wrong, in words.
+//! Errors.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,70 +9,70 @@ use bifrost_wire::rdm::{Refusal, SetupRefusal};
 
 use crate::host::HostError;
 
-/// Why something failed.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A socket could not be made.
+    /// A socket could not be created.
     #[error("cannot bind {0}: {1}")]
     Bind(SocketAddr, io::Error),
-    /// There is no RDMA NIC that can be used.
+    /// There is no usable RDMA NIC.
     #[error("no RDMA NIC for {0}: {1}")]
     Provider(SocketAddr, AnyError),
-    /// The peer cannot be reached to set a connection up.
+    /// The peer cannot be reached for connection setup.
     #[error("cannot set up a connection with {0}: {1}")]
     Setup(SocketAddr, io::Error),
-    /// The peer's set-up message makes no sense.
+    /// The peer's setup message is invalid.
     #[error("{0} does not speak this protocol: {1}")]
     Protocol(SocketAddr, Refusal),
     /// The peer refused.
     #[error("{0} refused the connection: {1}")]
     Refused(SocketAddr, &'static str),
-    /// This end has no room, or the ends do not fit.
+    /// This end lacks resources, or the two ends have incompatible settings.
     #[error("connection with {0}: {1}")]
     Host(SocketAddr, HostError),
     /// The socket of the NIC failed.
-    #[error("the software NIC's socket: {0}")]
+    #[error("the software NIC's socket failed: {0}")]
     Socket(#[from] io::Error),
     /// The connection has ended.
     #[error("connection with {peer} has ended: {why}")]
     Closed {
-        /// With whom.
+        /// The peer.
         peer: SocketAddr,
-        /// Why.
+        /// The reason.
         why: &'static str,
     },
-    /// A message is not taken.
+    /// A message was refused.
     #[error("connection with {peer}: {error}")]
     Send {
-        /// To whom.
+        /// The peer.
         peer: SocketAddr,
-        /// Why.
+        /// The reason.
         error: SendError,
     },
-    /// The connection has no queue pairs of that service.
-    #[error("the connection with {0} has no queue pairs of that service: both ends must set up both")]
+    /// The connection has no queue pairs of the requested service.
+    #[error("the connection with {0} has no queue pairs of that service; configure `Service::Both` at both ends")]
     Service(SocketAddr),
-    /// A file cannot choose the service.
-    #[error("the file that chooses the service: {0}")]
+    /// The file that selects the service is unusable.
+    #[error("cannot follow a file that selects the service: {0}")]
     Flag(String),
-    /// It took too long.
-    #[error("nothing from {0} in time")]
+    /// Timeout.
+    #[error("timeout while waiting for {0}")]
     Timeout(SocketAddr),
-    /// An access to memory that would leave the region.
-    #[error("{len} bytes at offset {offset} are not inside of a region of {region} bytes")]
+    /// An access outside the region.
+    #[error("{len} bytes at offset {offset} are not inside a region of {region} bytes")]
     Range {
-        /// Where, bytes.
+        /// Offset, bytes.
         offset: u64,
-        /// How many bytes.
+        /// Length, bytes.
         len: u64,
-        /// Bytes of the region.
+        /// Length of the region, bytes.
         region: u64,
     },
-    /// The peer's response to an access to its memory has another length than was asked for.
-    #[error("{0} answered an access to its memory with another number of bytes")]
+    /// The peer's response to a memory access has the wrong length.
+    #[error("{0} responded to a memory access with the wrong number of bytes")]
     Answer(SocketAddr),
-    /// The peer could not do what it was asked for.
-    #[error("{0} says: {1}")]
+    /// The peer refused a request.
+    #[error("{0} refused: {1}")]
     Failure(SocketAddr, String),
 }
 
@@ -84,24 +84,24 @@ impl Error {
     }
 }
 
-/// A reason in words.
+/// A reason for the end of a connection, as text.
 pub(crate) fn reason(reason: CloseReason, by_peer: bool) -> &'static str {
     match (reason, by_peer) {
         (CloseReason::Done, true) => "the peer closed it",
-        (CloseReason::Done, false) => "it was closed here",
-        (CloseReason::Protocol, true) => "the peer says that this end broke the protocol",
-        (CloseReason::Protocol, false) => "the peer broke the protocol",
-        (CloseReason::Silence, true) => "the peer did not hear this end",
-        (CloseReason::Silence, false) => "the peer did not answer, on any path",
+        (CloseReason::Done, false) => "this end closed it",
+        (CloseReason::Protocol, true) => "the peer reports that this end violated the protocol",
+        (CloseReason::Protocol, false) => "the peer violated the protocol",
+        (CloseReason::Silence, true) => "the peer heard nothing from this end",
+        (CloseReason::Silence, false) => "the peer did not respond on any path",
     }
 }
 
-/// A refusal in words.
+/// A refusal as text.
 pub(crate) fn refusal(refusal: SetupRefusal) -> &'static str {
     match refusal {
         SetupRefusal::Version => "no protocol version in common",
         SetupRefusal::Parameters => "it uses another transport service or path MTU",
         SetupRefusal::Resources => "it has no room for another connection",
-        SetupRefusal::Policy => "the address in the set-up message is not the one that it came from",
+        SetupRefusal::Policy => "the setup message names an address other than its source",
     }
 }

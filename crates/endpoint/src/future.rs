@@ -1,9 +1,10 @@
 //! The same operations as futures, for any executor.
 //!
-//! A future makes progress when its worker is polled, which wakes the tasks that wait for what came in. With
-//! [`Worker::block_on`](crate::Worker::block_on) nothing else is needed; on another executor of one thread a task polls the worker
-//! whenever [`Worker::descriptor`](crate::Worker::descriptor) is readable or [`Worker::due`](crate::Worker::due) is over.
-//! Dropping a future that is not ready gives up waiting, and takes back nothing that was sent.
+//! A future makes progress when its worker is polled, which wakes the tasks that wait for arrivals.
+//! [`Worker::block_on`](crate::Worker::block_on) does this by itself. On another single-threaded executor, a task must
+//! poll the worker whenever [`Worker::descriptor`](crate::Worker::descriptor) is readable or
+//! [`Worker::due`](crate::Worker::due) has passed. Dropping a future that is not ready stops waiting, but does not
+//! cancel what was sent.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -14,13 +15,13 @@ use crate::endpoint::{Endpoint, Message, Request};
 use crate::error::Error;
 use crate::remote::RemoteRegion;
 
-/// A call that is open; it is forgotten with this.
+/// An open call, which is discarded when this is dropped.
 struct Call<'a> {
     endpoint: &'a Endpoint,
     call: u32,
 }
 
-/// A message whose arrival is waited for; that is forgotten with this.
+/// A wait for the arrival of a message, which ends when this is dropped.
 struct Arrival<'a> {
     endpoint: &'a Endpoint,
     message: MessageId,
@@ -30,7 +31,7 @@ impl Endpoint {
     /// The next message.
     ///
     /// # Errors
-    /// When the connection has ended, and nothing is left to be read.
+    /// When the connection has ended and all messages were read.
     pub async fn recv_async(&self) -> Result<Message, Error> {
         poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
@@ -49,7 +50,7 @@ impl Endpoint {
     /// The next request.
     ///
     /// # Errors
-    /// When the connection has ended, and nothing is left to be read.
+    /// When the connection has ended and all requests were read.
     pub async fn next_request_async(&self) -> Result<Request, Error> {
         poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
@@ -79,16 +80,16 @@ impl Endpoint {
         poll_fn(|context| arrival.poll(context)).await
     }
 
-    /// Asks the peer.
+    /// Sends a request, and waits for the response.
     ///
     /// # Errors
-    /// When the peer says that it has no response, the connection has ended, or the request is too long.
+    /// When the peer refuses, the connection has ended, or the request is too long.
     pub async fn call_async(&self, request: Vec<u8>) -> Result<Message, Error> {
         self.room().await?;
         self.response_async(self.begin_call(request)?).await
     }
 
-    /// Writes to a region of the peer; ready once the bytes are there.
+    /// Writes to a region of the peer; ready once the write is done.
     ///
     /// # Errors
     /// As for [`Endpoint::write`].
@@ -106,7 +107,7 @@ impl Endpoint {
         self.response_async(self.begin_read(region, offset, len)?).await
     }
 
-    /// Until another message may be sent.
+    /// Waits until another message may be sent.
     async fn room(&self) -> Result<(), Error> {
         poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();

@@ -1,4 +1,4 @@
-//! What a worker and its endpoints share: the host, and what has come in for the application.
+//! State shared by a worker and its endpoints: the host, and received messages.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpStream};
@@ -23,14 +23,14 @@ pub(crate) struct Inner {
     pub(crate) config: WorkerConfig,
     pub(crate) host: Host<Any>,
     pub(crate) connections: HashMap<ConnectionId, State>,
-    /// When streams were last looked at, ns of the provider's clock.
-    pub(crate) looked_ns: u64,
+    /// When streams were last checked, ns of the provider's clock.
+    pub(crate) checked_ns: u64,
     /// Tasks that wait for a peer to connect or to answer, and when they were last woken, ns.
     pub(crate) acceptors: Wakers,
     pub(crate) woken_ns: u64,
-    /// Somebody else waits on the provider's descriptor.
+    /// An executor waits on the provider's descriptor.
     pub(crate) watched: bool,
-    /// What chooses the service of all connections.
+    /// The file that selects the service of all connections.
     pub(crate) flag: Option<Flag>,
 }
 
@@ -40,31 +40,31 @@ pub(crate) struct State {
     pub(crate) stream: TcpStream,
     pub(crate) messages: VecDeque<Vec<u8>>,
     pub(crate) requests: VecDeque<(u32, Vec<u8>)>,
-    /// Calls and accesses to the peer's memory that are open.
+    /// Open calls, and open accesses to the peer's memory.
     pub(crate) calls: HashMap<u32, Call>,
     pub(crate) next_call: u32,
     pub(crate) closed: Option<&'static str>,
-    /// Tasks that wait for a message, for a request, and for room for a message.
+    /// Tasks that wait for a message, for a request, and for permission to send a message.
     pub(crate) readers: Wakers,
     pub(crate) servers: Wakers,
     pub(crate) senders: Wakers,
-    /// Messages whose arrival a task waits for: whether it has come, and the task.
+    /// Messages whose arrival a task waits for: whether they have arrived, and the task.
     pub(crate) arrivals: HashMap<MessageId, (bool, Wakers)>,
 }
 
-/// A call that is open.
+/// An open call.
 #[derive(Debug, Default)]
 pub(crate) struct Call {
-    /// Bytes that the response must have.
+    /// Required length of the response, bytes.
     pub(crate) expected: Option<u32>,
-    /// What has come in for it.
+    /// The response, if it has arrived.
     pub(crate) response: Option<(Class, Vec<u8>)>,
     pub(crate) waiting: Wakers,
 }
 
-/// How often streams and flags are looked at: peers that have ended, and services to be changed to.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How often tasks that wait for a peer to connect or to answer look.
+/// Interval for checking streams, for peers that have ended, and the file that selects the service.
+pub(crate) const CHECK_EVERY: Duration = Duration::from_millis(100);
+/// Interval for checking whether peers have connected or answered.
 const ACCEPT_EVERY: Duration = Duration::from_millis(5);
 
 impl Inner {
@@ -72,7 +72,7 @@ impl Inner {
         let mut limits = Limits::new(self.config.service, self.config.mtu);
         limits.window = self.config.window;
         limits.longest = self.config.longest;
-        // The kernel's scheduler is in the way of each acknowledgement.
+        // The kernel's scheduler delays each acknowledgement.
         limits.timeout_ns = 20_000_000;
         limits
     }
@@ -105,12 +105,12 @@ impl Inner {
         Ok(())
     }
 
-    /// A peer's wish; `None` if it is refused.
+    /// Handles a peer's setup message; `None` if it is refused.
     pub(crate) fn accept(
         &mut self,
         mut stream: TcpStream,
         peer: SocketAddr,
-        hello: &setup::Told,
+        hello: &setup::SetupBytes,
     ) -> Option<ConnectionId> {
         let hello = Setup::parse(&hello.0[..hello.1]).ok().filter(|hello| hello.kind == SetupKind::Hello)?;
         let limits = self.limits();
@@ -127,8 +127,9 @@ impl Inner {
         };
         match prepared {
             Ok((id, welcome)) => {
-                let told = self.complete(id, peer, &hello, false).is_ok() && setup::tell(&mut stream, &welcome).is_ok();
-                if told {
+                let accepted =
+                    self.complete(id, peer, &hello, false).is_ok() && setup::send(&mut stream, &welcome).is_ok();
+                if accepted {
                     self.connections.insert(id, State::new(stream));
                     return Some(id);
                 }
@@ -136,8 +137,8 @@ impl Inner {
                 None
             }
             Err(refusal) => {
-                // A courtesy: the peer may be gone.
-                let _ = setup::tell(&mut stream, &Setup { kind: SetupKind::Refused(refusal), ..hello });
+                // Best effort: the peer may be gone.
+                let _ = setup::send(&mut stream, &Setup { kind: SetupKind::Refused(refusal), ..hello });
                 None
             }
         }
@@ -148,7 +149,7 @@ impl Inner {
         id: ConnectionId,
         peer: SocketAddr,
         stream: TcpStream,
-        answer: &setup::Told,
+        answer: &setup::SetupBytes,
     ) -> Result<(), Error> {
         let answer = Setup::parse(&answer.0[..answer.1]).map_err(|error| Error::Protocol(peer, error))?;
         match answer.kind {
@@ -165,8 +166,8 @@ impl Inner {
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         let received = self.host.provider_mut().receive()?;
         let now = self.host.provider().now_ns();
-        let is_time_to_look = now.saturating_sub(self.looked_ns) >= LOOK_EVERY.as_nanos() as u64;
-        if is_time_to_look && let Some(service) = self.flag.as_mut().and_then(Flag::look) {
+        let is_check_due = now.saturating_sub(self.checked_ns) >= CHECK_EVERY.as_nanos() as u64;
+        if is_check_due && let Some(service) = self.flag.as_mut().and_then(Flag::reload) {
             self.switch_all(now, service);
         }
         let busy = self.host.turn(now);
@@ -174,8 +175,8 @@ impl Inner {
         while let Some(event) = self.host.next_event() {
             self.on_event(event);
         }
-        if is_time_to_look {
-            self.looked_ns = now;
+        if is_check_due {
+            self.checked_ns = now;
             for state in self.connections.values_mut().filter(|state| state.closed.is_none()) {
                 if setup::is_gone(&state.stream) {
                     state.close("the peer has ended");
@@ -190,14 +191,14 @@ impl Inner {
         Ok(busy || (self.watched && self.host.provider_mut().arm()))
     }
 
-    /// What is sent from now on goes by `service` on all connections.
+    /// Sends on `service` from now on, on all connections.
     pub(crate) fn switch_all(&mut self, now_ns: u64, service: Service) {
         for id in self.connections.keys() {
             self.host.switch(now_ns, *id, service);
         }
     }
 
-    /// Does what there is to do, and waits for something if there is nothing.
+    /// Handles whatever is due; if nothing is, waits.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<bool, Error> {
         let begin = Instant::now();
         loop {
@@ -234,13 +235,13 @@ impl Inner {
                             open.response = Some((class, data));
                             open.waiting.wake();
                         }
-                        // Nobody waits for it any more, or never did.
+                        // The call was discarded, or never existed.
                         _ => {
                             let now = self.host.provider().now_ns();
                             self.host.consumed_bytes(now, connection, data.len() as u32, data);
                         }
                     },
-                    // The host itself executes and answers these.
+                    // The host executes and answers these itself.
                     Class::Write | Class::Read => {}
                 }
             }
@@ -260,13 +261,13 @@ impl Inner {
         }
     }
 
-    /// For how long there is nothing to do if no packet comes.
+    /// How long the worker can be idle if no packet arrives.
     pub(crate) fn due(&self) -> Duration {
         let now = self.host.provider().now_ns();
-        let look = if self.acceptors.is_empty() { LOOK_EVERY } else { ACCEPT_EVERY };
+        let interval = if self.acceptors.is_empty() { CHECK_EVERY } else { ACCEPT_EVERY };
         match self.host.next_deadline().min(self.host.provider().next_deadline()) {
-            NEVER => look,
-            due => look.min(Duration::from_nanos(due.saturating_sub(now))),
+            NEVER => interval,
+            due => interval.min(Duration::from_nanos(due.saturating_sub(now))),
         }
     }
 
@@ -292,7 +293,7 @@ impl Inner {
         self.connections.get_mut(&id)?.requests.pop_front()
     }
 
-    /// The response to a call, with the length that it must have.
+    /// The response to a call, and its required length.
     pub(crate) fn take_response(&mut self, id: ConnectionId, call: u32) -> Option<(Class, Vec<u8>, Option<u32>)> {
         let calls = &mut self.connections.get_mut(&id)?.calls;
         calls.get(&call)?.response.as_ref()?;
@@ -303,7 +304,7 @@ impl Inner {
     /// Opens a call.
     pub(crate) fn open_call(&mut self, id: ConnectionId, expected: Option<u32>) -> Option<u32> {
         let state = self.connections.get_mut(&id)?;
-        // Numbers wrap: one that is open is not used again.
+        // Numbers wrap; skip those of open calls.
         loop {
             state.next_call = state.next_call.wrapping_add(1);
             if !state.calls.contains_key(&state.next_call) {
@@ -314,7 +315,7 @@ impl Inner {
         Some(state.next_call)
     }
 
-    /// Nobody waits for a call any more; what has come in for it is given back.
+    /// Discards a call; if its response has arrived, its memory is recycled.
     pub(crate) fn forget_call(&mut self, id: ConnectionId, call: u32) {
         let open = self.connections.get_mut(&id).and_then(|state| state.calls.remove(&call));
         if let Some((_, data)) = open.and_then(|open| open.response) {
@@ -323,7 +324,7 @@ impl Inner {
         }
     }
 
-    /// Has what was posted leave; what has come in meanwhile waits for the next poll.
+    /// Sends posted requests; received packets are handled at the next poll.
     pub(crate) fn push_out(&mut self, now_ns: u64) {
         self.host.turn(now_ns);
         self.host.provider_mut().transmit();
@@ -338,7 +339,7 @@ impl Inner {
     }
 }
 
-/// Bytes in flight: what the sockets of the other end have room for.
+/// Maximum number of bytes in flight: fits into the peer's socket buffers.
 const WINDOW_MAX: u32 = 2 << 20;
 
 impl State {
@@ -357,7 +358,7 @@ impl State {
         }
     }
 
-    /// The connection has ended: all that waits is told.
+    /// The connection has ended: wakes all waiting tasks.
     fn close(&mut self, why: &'static str) {
         self.closed = self.closed.or(Some(why));
         for wakers in [&mut self.readers, &mut self.servers, &mut self.senders] {

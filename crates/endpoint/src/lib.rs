@@ -1,13 +1,13 @@
-//! Messages and calls between processes, over RDMA or without it.
+//! Messages and calls between processes, with or without RDMA NICs.
 //!
-//! A [`Worker`], one for each thread, has connections with peers, each an [`Endpoint`]: [`Endpoint::send`] and
-//! [`Endpoint::recv`] for messages of up to 256 MiB, [`Endpoint::call`] and [`Endpoint::next_request`] for calls. Nothing is
-//! lost, repeated or (by default) reordered, whatever the network drops. A host's RDMA NIC is used if it has the worker's
-//! address ([`Choice`]). There need be none: packets are RoCEv2 all the same, over UDP sockets. [`Worker::provider`] says
-//! which it is, and why.
+//! A [`Worker`], one per thread, has connections to peers. Each is an [`Endpoint`], with [`Endpoint::send`] and
+//! [`Endpoint::recv`] for messages of up to 256 MiB, and [`Endpoint::call`] and [`Endpoint::next_request`] for calls.
+//! No message is lost, duplicated or (by default) reordered, even if the network drops packets. The host's RDMA NIC is
+//! used if it has the worker's address ([`Choice`]). Otherwise the same RoCEv2 packets are sent over UDP sockets.
+//! [`Worker::provider`] reports which is used, and why.
 //!
-//! Calls of a worker and of its endpoints drive the connections; a thread that does something else for long calls
-//! [`Worker::poll`] now and then, or [`Worker::wait`].
+//! Calls of a worker and of its endpoints drive the connections. A thread that is busy with other work must call
+//! [`Worker::poll`] or [`Worker::wait`] regularly.
 //!
 //! # Messages and calls
 //!
@@ -19,19 +19,19 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let second = Duration::from_secs(1);
 //! let local = std::net::IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
-//! // Several processes of one host: each takes a port of its own, and tells its peers.
+//! // Port 0, because several processes share the host: peers learn the port at setup.
 //! let config = WorkerConfig { port: 0, ..WorkerConfig::new(local) };
-//! let (told, address) = std::sync::mpsc::channel();
+//! let (sender, address) = std::sync::mpsc::channel();
 //! let server = std::thread::spawn(move || -> Result<(), bifrost_endpoint::Error> {
 //!     let worker = Worker::new(config)?;
 //!     let mut listener = worker.listen((local, 0).into())?;
-//!     let _ = told.send(listener.local_addr()?);
+//!     let _ = sender.send(listener.local_addr()?);
 //!     let endpoint = worker.accept(&mut listener, 10 * second)?;
 //!     let request = endpoint.next_request(10 * second)?;
 //!     let mut response = request.message.to_vec();
 //!     response.reverse();
 //!     endpoint.respond(&request, response)?;
-//! #   // The acknowledgement of the response is not waited for: the peer ends when it has it.
+//! #   // Do not wait for the acknowledgement: the peer ends when it has the response.
 //! #   let _ = endpoint.recv(10 * second);
 //!     Ok(())
 //! });
@@ -46,9 +46,9 @@
 //!
 //! # Memory that peers read and write
 //!
-//! [`Worker::register`] makes a [`Region`]; the peers that [`Region::allow`] lets in use [`Endpoint::write`] and
-//! [`Endpoint::read`], with which the application of the region's end has nothing to do: its worker checks and executes them
-//! when it is polled. A peer can do nothing outside of what it was let in to, whatever it sends.
+//! [`Worker::register`] makes a [`Region`]. Peers permitted by [`Region::allow`] use [`Endpoint::write`] and
+//! [`Endpoint::read`]. The application that owns the region is not involved: its worker checks and executes the
+//! accesses when it is polled. A peer can access only what was permitted, whatever it sends.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -57,11 +57,11 @@
 //! # let second = Duration::from_secs(1);
 //! # let local = std::net::IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
 //! # let config = WorkerConfig { port: 0, ..WorkerConfig::new(local) };
-//! # let (told, address) = std::sync::mpsc::channel();
+//! # let (sender, address) = std::sync::mpsc::channel();
 //! # let server = std::thread::spawn(move || -> Result<Vec<u8>, bifrost_endpoint::Error> {
 //! #     let worker = Worker::new(config)?;
 //! #     let mut listener = worker.listen((local, 0).into())?;
-//! #     let _ = told.send(listener.local_addr()?);
+//! #     let _ = sender.send(listener.local_addr()?);
 //! #     let endpoint = worker.accept(&mut listener, 10 * second)?;
 //! // The end that has the memory:
 //! let region = worker.register(vec![0; 4096])?;
@@ -74,8 +74,8 @@
 //! # let worker = Worker::new(config)?;
 //! # let endpoint = worker.connect(address.recv()?, 10 * second)?;
 //! // The other end:
-//! let told = endpoint.recv(10 * second)?;
-//! let remote = RemoteRegion::from_bytes(told.as_array().ok_or("another length")?);
+//! let bytes = endpoint.recv(10 * second)?;
+//! let remote = RemoteRegion::from_bytes(bytes.as_array().ok_or("wrong length")?);
 //! endpoint.write(&remote, 100, b"some bytes", 10 * second)?;
 //! assert_eq!(*endpoint.read(&remote, 105, 5, 10 * second)?, *b"bytes");
 //! # drop(endpoint);
@@ -87,9 +87,10 @@
 //!
 //! # Futures
 //!
-//! Each operation that waits exists as a future, too: [`Endpoint::recv_async`], [`Endpoint::send_async`],
-//! [`Endpoint::call_async`], [`Endpoint::write_async`], [`Worker::connect_async`] and so on. They need no particular runtime: [`Worker::block_on`] is
-//! enough, and others poll the worker when its [`Worker::descriptor`] is readable, or [`Worker::due`] is over.
+//! Each blocking operation also exists as a future: [`Endpoint::recv_async`], [`Endpoint::send_async`],
+//! [`Endpoint::call_async`], [`Endpoint::write_async`], [`Worker::connect_async`] and so on. They need no particular
+//! runtime: [`Worker::block_on`] is enough, and other runtimes poll the worker when its [`Worker::descriptor`] is
+//! readable or [`Worker::due`] has passed.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -98,11 +99,11 @@
 //! # let second = Duration::from_secs(1);
 //! # let local = std::net::IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
 //! # let config = WorkerConfig { port: 0, ..WorkerConfig::new(local) };
-//! # let (told, address) = std::sync::mpsc::channel();
+//! # let (sender, address) = std::sync::mpsc::channel();
 //! # let server = std::thread::spawn(move || -> Result<(), Error> {
 //! #     let worker = Worker::new(config)?;
 //! #     let mut listener = worker.listen((local, 0).into())?;
-//! #     let _ = told.send(listener.local_addr()?);
+//! #     let _ = sender.send(listener.local_addr()?);
 //! worker.block_on(async {
 //!     let endpoint = worker.accept_async(&mut listener).await?;
 //!     let message = endpoint.recv_async().await?;
@@ -124,7 +125,7 @@
 //! # }
 //! ```
 //!
-//! Below, [`Host`] joins the engine (`bifrost-rdm`) and a provider of verbs; it does no I/O of its own.
+//! The layer below is [`Host`], which joins the engine (`bifrost-rdm`) and a provider of verbs, and does no I/O itself.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -169,4 +170,4 @@ pub use remote::RemoteRegion;
 pub use served::AccessCounters;
 pub use setup::Listener;
 pub use statistics::{Statistic, exposition};
-pub use worker::{SETUP_PATIENCE, Worker};
+pub use worker::{SETUP_TIMEOUT, Worker};

@@ -9,8 +9,8 @@ use crate::inner::Inner;
 use crate::regions::Rights;
 use crate::remote::RemoteRegion;
 
-/// Registered memory: peers that were let in read and write it, while this end's worker is polled and without the application
-/// having to do anything. Dropping it takes it back.
+/// Registered memory. Permitted peers read and write it while this end's worker is polled, without the application.
+/// Dropping it deregisters the memory.
 #[derive(Debug)]
 pub struct Region {
     pub(crate) inner: Rc<RefCell<Inner>>,
@@ -19,39 +19,39 @@ pub struct Region {
 }
 
 impl Region {
-    /// Its bytes.
+    /// Length, bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Lets the peer of an endpoint in, or changes what it may do.
+    /// Permits the peer of an endpoint to access the region, or changes its permission.
     ///
     /// # Errors
-    /// When the endpoint is another worker's, or its connection has ended.
+    /// When the endpoint belongs to another worker, or its connection has ended.
     pub fn allow(&self, endpoint: &Endpoint, rights: Rights) -> Result<RemoteRegion, Error> {
         let same = Rc::ptr_eq(&self.inner, &endpoint.inner);
         let allowed = same && self.inner.borrow_mut().host.allow(self.key, endpoint.id, rights);
         if !allowed {
-            return Err(Error::Closed { peer: endpoint.peer, why: "it is no connection of this region's worker" });
+            return Err(Error::Closed { peer: endpoint.peer, why: "it is not a connection of this region's worker" });
         }
         Ok(RemoteRegion { key: self.key, len: self.len as u64 })
     }
 
-    /// No longer lets the peer of an endpoint in.
+    /// Withdraws the permission of an endpoint's peer.
     pub fn revoke(&self, endpoint: &Endpoint) {
         if Rc::ptr_eq(&self.inner, &endpoint.inner) {
             self.inner.borrow_mut().host.revoke(self.key, endpoint.id);
         }
     }
 
-    /// Copies bytes out, as peers have left them.
+    /// Copies data out of the region.
     ///
     /// # Errors
     /// [`Error::Range`].
@@ -63,7 +63,7 @@ impl Region {
         Ok(())
     }
 
-    /// Copies bytes in: peers read them from now on.
+    /// Copies data into the region, where peers can read it.
     ///
     /// # Errors
     /// [`Error::Range`].
@@ -75,7 +75,7 @@ impl Region {
         Ok(())
     }
 
-    /// Takes the memory back: no peer reads or writes it any more.
+    /// Deregisters the memory and returns it: no peer accesses it any more.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         self.inner.borrow_mut().host.deregister_memory(self.key).unwrap_or_default()
@@ -93,7 +93,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Nothing, if it was taken back before.
+        // Has no effect if it was deregistered before.
         drop(self.inner.borrow_mut().host.deregister_memory(self.key));
     }
 }

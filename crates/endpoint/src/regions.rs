@@ -1,17 +1,17 @@
-//! Memory that peers may read and write, and what they may do there.
+//! Memory regions that peers may access, and their permissions.
 
 use std::collections::HashMap;
 
 use bifrost_rdm::ConnectionId;
 
-/// What a peer may do with a region.
+/// A peer's permission for a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
-    /// Read it.
+    /// Read.
     Read,
-    /// Write it.
+    /// Write.
     Write,
-    /// Both.
+    /// Read and write.
     ReadWrite,
 }
 
@@ -25,22 +25,22 @@ impl Rights {
     }
 }
 
-/// Why an access is refused, as the peer is told.
+/// Why an access is refused; sent to the peer as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Denial {
-    /// The message is not that of an access.
+    /// The message is not a valid access.
     #[error("the access is malformed")]
     Malformed,
-    /// No region with this key to which this peer is let.
+    /// There is no region with this key, or this peer has no permission for it.
     #[error("no region with this key")]
     Key,
-    /// The peer may only do the other thing.
+    /// The peer has only the other permission.
     #[error("the region does not grant this access")]
     Right,
-    /// It would leave the region.
-    #[error("offset and length are not inside of the region")]
+    /// The access exceeds the region.
+    #[error("offset and length are not inside the region")]
     Range,
-    /// The answer would be longer than the peer takes.
+    /// The answer would exceed the longest message of the peer.
     #[error("the answer is longer than the longest message that this end takes")]
     TooLong,
 }
@@ -53,7 +53,7 @@ struct Region {
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// How many regions have been here: part of the key, which is therefore never used again.
+    /// Number of regions that have used this slot: part of the key, so keys are never reused.
     generation: u32,
     region: Option<Region>,
 }
@@ -65,11 +65,11 @@ pub(crate) struct Regions {
     free: Vec<u32>,
 }
 
-/// Regions of a host, at most.
+/// Maximum number of regions of a host.
 pub(crate) const REGIONS_MAX: usize = 65_536;
 
 impl Regions {
-    /// Registers memory; it comes back if there are too many regions.
+    /// Registers memory; returns it if there are too many regions.
     pub(crate) fn register(&mut self, memory: Vec<u8>) -> Result<u64, Vec<u8>> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -84,11 +84,11 @@ impl Regions {
         Ok(u64::from(slot.generation) << 32 | u64::from(index))
     }
 
-    /// Gives memory back; its key names nothing any more.
+    /// Deregisters memory and returns it; the key becomes invalid.
     pub(crate) fn deregister(&mut self, key: u64) -> Option<Vec<u8>> {
         let slot = self.slot_mut(key)?;
         let region = slot.region.take()?;
-        // A slot whose keys are used up stays empty.
+        // A slot that has used all its keys stays empty.
         if let Some(next) = slot.generation.checked_add(1) {
             slot.generation = next;
             self.free.push(key as u32);
@@ -96,37 +96,37 @@ impl Regions {
         Some(region.memory)
     }
 
-    /// Lets a peer in, or with other rights than before; whether there is such a region.
+    /// Sets a peer's permission. Returns whether the region exists.
     pub(crate) fn allow(&mut self, key: u64, connection: ConnectionId, rights: Rights) -> bool {
         let region = self.slot_mut(key).and_then(|slot| slot.region.as_mut());
         region.map(|region| region.peers.insert(connection, rights)).is_some()
     }
 
-    /// No longer lets a peer in.
+    /// Withdraws a peer's permission.
     pub(crate) fn revoke(&mut self, key: u64, connection: ConnectionId) {
         if let Some(region) = self.slot_mut(key).and_then(|slot| slot.region.as_mut()) {
             region.peers.remove(&connection);
         }
     }
 
-    /// A connection has ended: it is let in nowhere.
+    /// Withdraws all permissions of a connection that has ended.
     pub(crate) fn forget(&mut self, connection: ConnectionId) {
         for region in self.slots.iter_mut().filter_map(|slot| slot.region.as_mut()) {
             region.peers.remove(&connection);
         }
     }
 
-    /// A region's bytes, for its owner.
+    /// A region's contents, for its owner.
     pub(crate) fn bytes(&self, key: u64) -> Option<&[u8]> {
         self.slot(key)?.region.as_ref().map(|region| &region.memory[..])
     }
 
-    /// The same, to be changed.
+    /// A region's contents, mutable.
     pub(crate) fn bytes_mut(&mut self, key: u64) -> Option<&mut [u8]> {
         self.slot_mut(key)?.region.as_mut().map(|region| &mut region.memory[..])
     }
 
-    /// What a peer wants to read, if it may.
+    /// The bytes that a peer reads, if permitted.
     pub(crate) fn read(&self, from: ConnectionId, key: u64, offset: u64, len: u32) -> Result<&[u8], Denial> {
         let region = self.slot(key).and_then(|slot| slot.region.as_ref()).ok_or(Denial::Key)?;
         let rights = region.peers.get(&from).ok_or(Denial::Key)?;
@@ -137,7 +137,7 @@ impl Regions {
         region.memory.get(range).ok_or(Denial::Range)
     }
 
-    /// Writes what a peer wants to write, if it may; if not, nothing is changed.
+    /// Executes a peer's write, if permitted; otherwise nothing changes.
     pub(crate) fn write(&mut self, from: ConnectionId, key: u64, offset: u64, data: &[u8]) -> Result<(), Denial> {
         let region = self.slot_mut(key).and_then(|slot| slot.region.as_mut()).ok_or(Denial::Key)?;
         let rights = region.peers.get(&from).ok_or(Denial::Key)?;
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_names_one_region_and_only_for_those_let_in() {
+    fn a_key_is_valid_for_one_region_and_permitted_peers_only() {
         let mut regions = Regions::default();
         let first = regions.register(vec![1; 10]).unwrap();
         assert!(regions.allow(first, connection(1), Rights::Read));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a peer asks for, it reads and writes what a slow oracle says, and nothing else changes.
+        /// Peers read and write exactly what a slow oracle permits, and nothing else changes.
         #[test]
         fn hostile_accesses_stay_inside(
             accesses in prop::collection::vec(

@@ -1,16 +1,16 @@
-//! What names a region of the peer.
+//! Identifies a region of the peer.
 
-/// What a peer must know to read or write a region of this end. It is to be told to the peer, in a message for instance.
+/// What a peer needs to access a region of this end. Send it to the peer, for example in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRegion {
-    /// Names the region, on the connection for which it was allowed.
+    /// Identifies the region, on the connection for which it was permitted.
     pub key: u64,
-    /// Its bytes.
+    /// Length of the region, bytes.
     pub len: u64,
 }
 
 impl RemoteRegion {
-    /// Bytes of the encoding.
+    /// Length of the encoding, bytes.
     pub const LEN: usize = 16;
 
     /// Key and length, big-endian.
@@ -19,14 +19,14 @@ impl RemoteRegion {
         (u128::from(self.key) << 64 | u128::from(self.len)).to_be_bytes()
     }
 
-    /// Reads what [`RemoteRegion::to_bytes`] wrote.
+    /// Decodes the output of [`RemoteRegion::to_bytes`].
     #[must_use]
     pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         let both = u128::from_be_bytes(*bytes);
         Self { key: (both >> 64) as u64, len: both as u64 }
     }
 
-    /// Whether `len` bytes from `offset` on are inside.
+    /// Whether `len` bytes at `offset` are inside the region.
     pub(crate) fn has(&self, offset: u64, len: usize) -> bool {
         offset.checked_add(len as u64).is_some_and(|end| end <= self.len)
     }

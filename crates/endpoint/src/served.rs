@@ -1,4 +1,4 @@
-//! Accesses of peers to this host's memory: executed, and waiting to be answered.
+//! Execution of peers' accesses to this host's memory, and their answers.
 
 use std::collections::VecDeque;
 
@@ -7,47 +7,47 @@ use bifrost_wire::rdm::Access;
 
 use crate::regions::{Denial, Regions};
 
-/// What peers have done with this host's memory.
+/// Counters of peers' accesses to this host's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AccessCounters {
-    /// Writes that were executed.
+    /// Writes executed.
     pub writes: u64,
-    /// Bytes of them.
+    /// Bytes written.
     pub written_bytes: u64,
-    /// Reads that were answered with bytes.
+    /// Reads answered with data.
     pub reads: u64,
-    /// Bytes of them.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// Accesses that were refused: by their form, key, right, offset or length.
+    /// Accesses refused because of format, key, permission, offset or length.
     pub refused: u64,
 }
 
-/// What an access is to be answered with.
+/// The answer to an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// It is done.
+    /// The access is done.
     Done,
-    /// The bytes that are there when the answer is made.
+    /// The bytes in the region when the answer is sent.
     Bytes(Access),
-    /// It may not.
+    /// The access is refused.
     Denied(Denial),
 }
 
-/// An access that waits for its answer.
+/// An executed access whose answer is not yet sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
     pub(crate) call: u32,
-    /// Length of the message, bytes: it counts as read by the application once it is answered.
+    /// Length of the message, bytes: it counts as consumed once it is answered.
     pub(crate) len: u32,
     pub(crate) answer: Answer,
 }
 
-/// A connection's.
+/// Accesses of one connection.
 #[derive(Debug, Default)]
 struct Queue {
     id: Option<ConnectionId>,
     waiting: VecDeque<Waiting>,
-    /// Answers that have not arrived, with their bytes.
+    /// Answers that have not arrived, and their lengths in bytes.
     open: VecDeque<(MessageId, u32)>,
     open_bytes: u64,
 }
@@ -58,15 +58,15 @@ pub(crate) struct Served {
     pub(crate) regions: Regions,
     pub(crate) counters: AccessCounters,
     queues: Vec<Queue>,
-    /// Connections with accesses that wait.
+    /// Connections with answers to send.
     pub(crate) due: VecDeque<ConnectionId>,
 }
 
-/// Bytes of answers that may be open on a connection, unless it is one.
+/// Limit of answers in flight on a connection, bytes; a single answer is always allowed.
 const OPEN_BYTES: u64 = 4 << 20;
 
 impl Served {
-    /// Executes an access; its answer waits. As many wait as the connection's window has messages.
+    /// Executes an access and queues its answer. The connection's window bounds the queue.
     pub(crate) fn execute(&mut self, from: ConnectionId, class: Class, call: u32, message: &[u8]) {
         let answer = match Access::parse(class, message) {
             Err(_) => Answer::Denied(Denial::Malformed),
@@ -90,7 +90,7 @@ impl Served {
         }
     }
 
-    /// The next access of a connection that may be answered now, its right looked at.
+    /// The next access of a connection that may be answered now, after a check of its permission.
     pub(crate) fn next(&mut self, connection: ConnectionId) -> Option<Waiting> {
         let queue = self.queues.get_mut(connection.index()).filter(|queue| queue.id == Some(connection))?;
         let mut waiting = *queue.waiting.front()?;
@@ -105,7 +105,7 @@ impl Served {
         Some(waiting)
     }
 
-    /// The access of [`Served::next`] was answered with a message.
+    /// Records the message that answers the access returned by [`Served::next`].
     pub(crate) fn answered(&mut self, connection: ConnectionId, waiting: &Waiting, message: MessageId) {
         let bytes = match waiting.answer {
             Answer::Bytes(access) => {
@@ -125,7 +125,7 @@ impl Served {
         queue.open_bytes += u64::from(bytes);
     }
 
-    /// A message has arrived, which may have been an answer.
+    /// A message has arrived, which may be an answer.
     pub(crate) fn on_sent(&mut self, connection: ConnectionId, message: MessageId) {
         let queue = self.queues.get_mut(connection.index()).filter(|queue| queue.id == Some(connection));
         let Some(queue) = queue else { return };
@@ -134,19 +134,19 @@ impl Served {
         queue.open_bytes -= u64::from(bytes);
     }
 
-    /// Answers that have not arrived.
+    /// Answers that have not arrived yet.
     pub(crate) fn open(&self, connection: ConnectionId) -> usize {
         let queue = self.queues.get(connection.index()).filter(|queue| queue.id == Some(connection));
         queue.map_or(0, |queue| queue.open.len())
     }
 
-    /// Whether accesses of a connection wait.
+    /// Whether a connection has answers to send.
     pub(crate) fn waits(&self, connection: ConnectionId) -> bool {
         let queue = self.queues.get(connection.index()).filter(|queue| queue.id == Some(connection));
         queue.is_some_and(|queue| !queue.waiting.is_empty())
     }
 
-    /// A connection has ended.
+    /// Removes everything of a connection that has ended.
     pub(crate) fn forget(&mut self, connection: ConnectionId) {
         if let Some(queue) = self.queues.get_mut(connection.index()) {
             *queue = Queue::default();
@@ -173,7 +173,7 @@ mod tests {
     use crate::regions::Rights;
 
     #[test]
-    fn a_connection_that_has_ended_is_let_in_nowhere_and_nothing_of_it_waits() {
+    fn the_end_of_a_connection_removes_its_permissions_and_its_queue() {
         let mut served = Served::default();
         let connection = Engine::connection_of(1 << 32);
         let key = served.regions.register(vec![0; 8]).unwrap();
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(served.next(connection).map(|waiting| waiting.answer), Some(Answer::Bytes(read)));
         served.forget(connection);
         assert!(served.next(connection).is_none() && served.due.is_empty());
-        // Connections' names wrap: a later one may have the same.
+        // Identifiers of connections wrap, so a later connection may have the same one.
         served.execute(connection, Class::Read, 1, &read.emit());
         assert_eq!(served.next(connection).map(|waiting| waiting.answer), Some(Answer::Denied(Denial::Key)));
     }

@@ -1,4 +1,5 @@
-//! Set-up over TCP: one message in each direction, and then the stream stays, to say when the peer is gone.
+//! Connection setup over TCP: one message in each direction. The stream then stays open, to detect that the peer is
+//! gone.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -8,12 +9,12 @@ use bifrost_wire::rdm::Setup;
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Peers that are in the middle of their first message, at most.
+/// Maximum number of peers whose first message is incomplete.
 const PENDING_MAX: usize = 64;
-/// For how long a peer may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for a peer's message.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A peer whose message is coming in.
+/// A peer whose message is incomplete.
 #[derive(Debug)]
 struct Pending {
     stream: TcpStream,
@@ -23,10 +24,10 @@ struct Pending {
     until: Instant,
 }
 
-/// A set-up message: its bytes, and how many count.
-pub(crate) type Told = ([u8; Setup::MAX_LEN], usize);
+/// The bytes of a setup message, and its length.
+pub(crate) type SetupBytes = ([u8; Setup::MAX_LEN], usize);
 
-/// A socket where connections are set up.
+/// A socket on which peers set up connections.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -41,25 +42,25 @@ impl Listener {
         Ok(Self { socket, pending: Vec::new() })
     }
 
-    /// The address, with the port that was chosen if none was asked for.
+    /// The address, including the assigned port if 0 was requested.
     ///
     /// # Errors
-    /// When the socket says no.
+    /// When the system call fails.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// The next peer whose message is complete. Slow ones hold nobody up, and are given up.
-    pub(crate) fn next(&mut self) -> io::Result<Option<(TcpStream, SocketAddr, Told)>> {
+    /// The next peer whose message is complete. Slow peers do not delay others, and are dropped after [`TIMEOUT`].
+    pub(crate) fn next(&mut self) -> io::Result<Option<(TcpStream, SocketAddr, SetupBytes)>> {
         while self.pending.len() < PENDING_MAX {
             match self.socket.accept() {
                 Ok((stream, peer)) => {
                     stream.set_nonblocking(true)?;
-                    let until = Instant::now() + PATIENCE;
+                    let until = Instant::now() + TIMEOUT;
                     self.pending.push(Pending { stream, peer, bytes: [0; Setup::MAX_LEN], len: 0, until });
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // A peer that has gone meanwhile.
+                // The peer has already closed.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => return Err(error),
             }
@@ -83,7 +84,7 @@ impl Listener {
     }
 }
 
-/// A socket for a stream from the address that the set-up message names, as peers want it: hosts have several.
+/// A socket bound to the address in the setup message, because peers check it and a host may have several addresses.
 fn socket_at(local: IpAddr, peer: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(peer), Type::STREAM, Some(Protocol::TCP))?;
     if local.is_ipv4() == peer.is_ipv4() {
@@ -93,13 +94,18 @@ fn socket_at(local: IpAddr, peer: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Sends a message and waits for the answer.
-pub(crate) fn ask(local: IpAddr, peer: SocketAddr, hello: &Setup, timeout: Duration) -> io::Result<(TcpStream, Told)> {
+pub(crate) fn exchange(
+    local: IpAddr,
+    peer: SocketAddr,
+    hello: &Setup,
+    timeout: Duration,
+) -> io::Result<(TcpStream, SetupBytes)> {
     let socket = socket_at(local, peer)?;
     socket.connect_timeout(&peer.into(), timeout)?;
     let mut stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
-    tell(&mut stream, hello)?;
+    send(&mut stream, hello)?;
     let mut answer = [0; Setup::MAX_LEN];
     stream.read_exact(&mut answer[..Setup::LEN])?;
     let len = Setup::len_of(&answer);
@@ -108,7 +114,7 @@ pub(crate) fn ask(local: IpAddr, peer: SocketAddr, hello: &Setup, timeout: Durat
     Ok((stream, (answer, len)))
 }
 
-/// Begins to open a stream to a peer, without waiting; [`is_open`] says when it is.
+/// Begins to open a stream without blocking; [`is_open`] returns whether it is open.
 pub(crate) fn open(local: IpAddr, peer: SocketAddr) -> io::Result<TcpStream> {
     let socket = socket_at(local, peer)?;
     socket.set_nonblocking(true)?;
@@ -118,7 +124,7 @@ pub(crate) fn open(local: IpAddr, peer: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Whether a stream of [`open`] is open.
+/// Whether a stream of [`open`] is established.
 pub(crate) fn is_open(stream: &TcpStream) -> io::Result<bool> {
     if let Some(error) = stream.take_error()? {
         return Err(error);
@@ -129,14 +135,14 @@ pub(crate) fn is_open(stream: &TcpStream) -> io::Result<bool> {
     }
 }
 
-/// Sends a message: at most 100 bytes, which fit into the buffer of a stream on which nothing has been sent.
-pub(crate) fn tell(stream: &mut TcpStream, setup: &Setup) -> io::Result<()> {
+/// Sends a message of at most 100 bytes, which fits into the buffer of a new stream.
+pub(crate) fn send(stream: &mut TcpStream, setup: &Setup) -> io::Result<()> {
     let mut bytes = [0; Setup::MAX_LEN];
     let len = setup.emit_into(&mut bytes);
     stream.write_all(&bytes[..len])
 }
 
-/// Whether the peer has closed its end of a stream, on which nothing more is to come.
+/// Whether the peer has closed its end of a stream, on which no more data is expected.
 pub(crate) fn is_gone(stream: &TcpStream) -> bool {
     let mut byte = [0];
     match stream.peek(&mut byte) {
@@ -145,12 +151,12 @@ pub(crate) fn is_gone(stream: &TcpStream) -> bool {
     }
 }
 
-/// Mapped addresses as the IPv4 addresses that they are.
+/// Converts mapped addresses to IPv4.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Whether a set-up message names the address that it came from: data is not sent to others on a peer's word.
+/// Whether a setup message names its own source address, so that a peer cannot direct data to others.
 pub(crate) fn is_own_address(setup: &Setup, peer: SocketAddr) -> bool {
     IpAddr::V6(setup.address).to_canonical() == peer.ip().to_canonical()
 }

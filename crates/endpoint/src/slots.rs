@@ -1,8 +1,8 @@
-//! Memory of receive requests: slots of one region.
+//! Memory of receive requests: slots in one region.
 
 use bifrost_verbs::{Access, Domain, PostError, Provider, Qpn, ReceiveRequest, Region, Slice, VerbsError};
 
-/// Slots of one length.
+/// Slots of equal length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slots {
     region: Region,
@@ -11,14 +11,14 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Registers `count` slots of `len` bytes. Their memory is not touched before something arrives.
+    /// Registers `count` slots of `len` bytes. Their memory is not touched before data arrives.
     pub(crate) fn new(provider: &mut impl Provider, domain: Domain, len: u32, count: u32) -> Result<Self, VerbsError> {
         let memory = vec![0; len as usize * count as usize];
         let region = provider.register(domain, Access::Local, memory).map_err(|(error, _)| error)?;
         Ok(Self { region, len, count })
     }
 
-    /// Gives the memory back.
+    /// Deregisters the memory.
     pub(crate) fn release(&self, provider: &mut impl Provider) {
         drop(provider.deregister(self.region.key));
     }
@@ -27,7 +27,7 @@ impl Slots {
         Slice { key: self.region.key, offset: (slot % self.count) * self.len, len: self.len }
     }
 
-    /// Posts one; its token is `token` plus the slot.
+    /// Posts one slot; its token is `token` plus the slot.
     pub(crate) fn post(
         &self,
         provider: &mut impl Provider,
@@ -38,7 +38,7 @@ impl Slots {
         provider.post_receive(queue_pair, ReceiveRequest { token: token | u64::from(slot), slice: self.slice(slot) })
     }
 
-    /// Posts all.
+    /// Posts all slots.
     pub(crate) fn post_all(&self, provider: &mut impl Provider, queue_pair: Qpn, token: u64) -> Result<(), PostError> {
         (0..self.count).try_for_each(|slot| self.post(provider, queue_pair, token, slot))
     }

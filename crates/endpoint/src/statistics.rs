@@ -1,5 +1,5 @@
-//! What a worker has counted, with names, meanings and advice: for programs, for Prometheus, and
-//! for the table in `docs/RDM-LIBRARY.md`, which is made of this.
+//! A worker's counters, with names, descriptions and advice: for programs, for Prometheus, and for the table in
+//! `docs/RDM-LIBRARY.md`, which is generated from this file.
 
 use std::fmt::Write;
 
@@ -8,14 +8,14 @@ use bifrost_verbs::{RdmaCoreCounters, SoftCounters};
 
 use crate::served::AccessCounters;
 
-/// A number that only grows.
+/// A monotonic counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Statistic {
-    /// Its name: lower case, with the unit at the end.
+    /// Name: lower case, ending with the unit.
     pub name: &'static str,
-    /// What was counted.
+    /// Value.
     pub value: u64,
-    /// What it is, in a line.
+    /// Description, one line.
     pub what: &'static str,
     /// What to do if it grows unexpectedly; empty: nothing.
     pub advice: &'static str,
@@ -27,7 +27,7 @@ pub struct Statistic {
 pub fn exposition(statistics: &[Statistic]) -> String {
     let mut text = String::new();
     for Statistic { name, value, what, .. } in statistics {
-        // A string takes whatever is written to it.
+        // Writing to a string cannot fail.
         let _ = write!(
             text,
             "# HELP bifrost_rdm_{name} {what}.\n# TYPE bifrost_rdm_{name} counter\nbifrost_rdm_{name}_total {value}\n"
@@ -36,7 +36,7 @@ pub fn exposition(statistics: &[Statistic]) -> String {
     text + "# EOF\n"
 }
 
-/// Those of the engine, of accesses to memory, and of what carries the packets.
+/// Counters of the engine, of memory accesses, and of the provider.
 pub(crate) fn all(
     engine: &Counters,
     access: &AccessCounters,
@@ -60,7 +60,7 @@ const fn counted(name: &'static str, value: u64, what: &'static str, advice: &'s
 const PATHS: &str = "look for losses on the path of the failed queue pair; the connection uses another one now";
 const HOSTILE: &str = "the peer does not run this library, runs another version, or is hostile";
 
-/// A counter without a line here does not compile.
+/// A new counter does not compile until it has an entry here.
 fn of_engine(counters: &Counters) -> Vec<Statistic> {
     let Counters {
         sent_messages,
@@ -336,7 +336,7 @@ mod tests {
             fs::write(&path, format!("{before}{head}{}{}", table.join("\n"), &rest[after..])).unwrap();
             return;
         }
-        let old = "the table is old: BIFROST_WRITE_DOCS=1 cargo test -p bifrost-endpoint --lib statistics";
+        let old = "the table is outdated; run BIFROST_WRITE_DOCS=1 cargo test -p bifrost-endpoint --lib statistics";
         assert!(rest[..after] == table.join("\n"), "{old}");
     }
 }

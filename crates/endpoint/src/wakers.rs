@@ -1,20 +1,20 @@
-//! Tasks that wait for something.
+//! Waiting tasks.
 
 use std::task::Waker;
 
-/// Wakers of tasks, each once.
+/// Wakers of tasks, without duplicates.
 #[derive(Debug, Default)]
 pub(crate) struct Wakers(Vec<Waker>);
 
 impl Wakers {
-    /// Another task waits, unless it is one of those that do already.
+    /// Adds a waiting task, unless it is already waiting.
     pub(crate) fn add(&mut self, waker: &Waker) {
         if !self.0.iter().any(|known| known.will_wake(waker)) {
             self.0.push(waker.clone());
         }
     }
 
-    /// Wakes all.
+    /// Wakes all tasks.
     pub(crate) fn wake(&mut self) {
         self.0.drain(..).for_each(Waker::wake);
     }

@@ -1,4 +1,4 @@
-//! The API: a worker for each thread, and its endpoints.
+//! The API: a worker per thread, and its endpoints.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -24,24 +24,24 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::flag::Flag;
 use crate::host::{Host, HostConfig};
-use crate::inner::{Inner, LOOK_EVERY};
+use crate::inner::{CHECK_EVERY, Inner};
 use crate::region::Region;
 use crate::served::AccessCounters;
-use crate::setup::{self, Listener, PATIENCE};
+use crate::setup::{self, Listener, TIMEOUT};
 use crate::statistics::{self, Statistic};
 use crate::wakers::Wakers;
 
-/// Looks after the connections of one thread. Clones are the same worker.
+/// Drives the connections of one thread. Clones share the same worker.
 #[derive(Clone, Debug)]
 pub struct Worker {
     pub(crate) inner: Rc<RefCell<Inner>>,
 }
 
 impl Worker {
-    /// A worker with the RDMA NIC that has the address, or a software NIC of its own: RoCEv2 over UDP sockets.
+    /// Creates a worker with the RDMA NIC that has the address, or with its own software NIC: RoCEv2 over UDP sockets.
     ///
     /// # Errors
-    /// When there is no NIC as wanted, or the address or the port cannot be bound.
+    /// When the requested kind of NIC is missing, or address or port cannot be bound.
     pub fn new(config: WorkerConfig) -> Result<Self, Error> {
         let at = SocketAddr::new(config.address, config.port);
         let soft = SoftConfig {
@@ -59,18 +59,18 @@ impl Worker {
         let host = Host::new(nic, host).map_err(|error| Error::Host(at, error))?;
         let (connections, acceptors) = (HashMap::new(), Wakers::default());
         let inner =
-            Inner { config, host, connections, looked_ns: 0, acceptors, woken_ns: 0, watched: false, flag: None };
+            Inner { config, host, connections, checked_ns: 0, acceptors, woken_ns: 0, watched: false, flag: None };
         Ok(Self { inner: Rc::new(RefCell::new(inner)) })
     }
 
-    /// What carries the packets, in words; with software, also why.
+    /// Describes what carries the packets; for a software NIC, also why it is used.
     #[must_use]
     pub fn provider(&self) -> String {
         let inner = self.inner.borrow();
         format!("{}, MTU {}", inner.host.provider(), inner.config.mtu)
     }
 
-    /// Listens for peers that want to set a connection up, over TCP.
+    /// Listens for peers that set up connections, over TCP.
     ///
     /// # Errors
     /// When the address cannot be bound.
@@ -78,10 +78,10 @@ impl Worker {
         Listener::bind(address).map_err(|error| Error::Bind(address, error))
     }
 
-    /// The next peer that has connected, if there is one.
+    /// The next peer that has connected, if any.
     ///
     /// # Errors
-    /// When the listening socket fails. Peers that are refused are no error.
+    /// When the listening socket fails. A refused peer is not an error.
     pub fn try_accept(&self, listener: &mut Listener) -> Result<Option<Endpoint>, Error> {
         self.poll()?;
         while let Some((stream, peer, hello)) = listener.next()? {
@@ -96,7 +96,7 @@ impl Worker {
     /// Waits for a peer to connect.
     ///
     /// # Errors
-    /// When the listening socket fails, or `timeout` is over.
+    /// When the listening socket fails, or on timeout.
     pub fn accept(&self, listener: &mut Listener, timeout: Duration) -> Result<Endpoint, Error> {
         let until = Instant::now() + timeout;
         loop {
@@ -110,10 +110,10 @@ impl Worker {
         }
     }
 
-    /// Connects to a peer that listens.
+    /// Connects to a listening peer.
     ///
     /// # Errors
-    /// When it cannot be reached, or refuses, or does not fit.
+    /// When the peer cannot be reached, refuses, or has incompatible settings.
     pub fn connect(&self, peer: SocketAddr, timeout: Duration) -> Result<Endpoint, Error> {
         let (local, id, hello) = {
             let mut inner = self.inner.borrow_mut();
@@ -121,7 +121,7 @@ impl Worker {
             let (id, hello) = inner.host.prepare(SetupKind::Hello, limits).map_err(|error| Error::Host(peer, error))?;
             (inner.config.address, id, hello)
         };
-        let answer = setup::ask(local, peer, &hello, timeout);
+        let answer = setup::exchange(local, peer, &hello, timeout);
         let mut inner = self.inner.borrow_mut();
         let connected = answer
             .map_err(|error| Error::Setup(peer, error))
@@ -135,15 +135,15 @@ impl Worker {
         }
     }
 
-    /// Begins to connect to a peer that listens, without waiting: [`Connecting::try_finish`] goes on with it.
+    /// Begins to connect to a listening peer, without blocking: [`Connecting::try_finish`] completes it.
     ///
     /// # Errors
-    /// When this end has no room, or no stream can be opened.
+    /// When resources are exhausted, or no stream can be opened.
     pub fn begin_connect(&self, peer: SocketAddr, timeout: Duration) -> Result<Connecting, Error> {
         Connecting::new(self, peer, timeout)
     }
 
-    /// Registers memory, for peers to read and write it: [`Region::allow`] lets them in.
+    /// Registers memory that peers may read and write once [`Region::allow`] permits it.
     ///
     /// # Errors
     /// When there are 65,536 regions.
@@ -155,27 +155,25 @@ impl Worker {
         Ok(Region { inner: self.inner.clone(), key, len })
     }
 
-    /// What peers have done with this worker's regions.
+    /// Counters of peers' accesses to this worker's regions.
     #[must_use]
     pub fn access_counters(&self) -> AccessCounters {
         *self.inner.borrow().host.access_counters()
     }
 
-    /// Has a file choose the service: what this end sends on all connections of the worker, those
-    /// that are made later, too, goes by `uc` or `rc`, as the file says. It is read now and every
-    /// 100 ms while the worker is called. So an operator moves running processes from one service
-    /// to the other by replacing a file, which should be on a local file system. Messages on their
-    /// way arrive all the same, each once and in order; [`Endpoint::switch`] holds until the file
-    /// says something else than before. What the file says now.
+    /// Follows a file that selects the service on which this end sends, `uc` or `rc`, for all present and later
+    /// connections of the worker. It is read now and every 100 ms while the worker is called. An operator thus moves
+    /// running processes to the other service by replacing the file, which should be on a local file system. Messages
+    /// in flight still arrive, each once and in order. [`Endpoint::switch`] takes effect until the file's content
+    /// changes. Returns the service in the file.
     ///
     /// # Errors
-    /// [`Error::Flag`] if the worker has not both services ([`Service::Both`]), or the file cannot
-    /// be read or says something else. If that happens later, the service stays, and
-    /// [`Worker::followed`] says why.
+    /// [`Error::Flag`] if the worker does not have both services ([`Service::Both`]), or the file cannot be read or has
+    /// other content. If that happens later, the service stays, and [`Worker::followed`] returns the reason.
     pub fn follow(&self, path: impl Into<PathBuf>) -> Result<Service, Error> {
         let mut inner = self.inner.borrow_mut();
         if inner.config.service != Service::Both {
-            return Err(Error::Flag("the worker has only one service: set up both".to_owned()));
+            return Err(Error::Flag("the worker has only one service; configure `Service::Both`".to_owned()));
         }
         let flag = Flag::new(path.into()).map_err(Error::Flag)?;
         let service = flag.service;
@@ -186,14 +184,14 @@ impl Worker {
         Ok(service)
     }
 
-    /// The service that the file of [`Worker::follow`] said last, and why it could not be used when
-    /// it was last read, if it could not. `None`: no file is followed.
+    /// The last valid service in the file of [`Worker::follow`], and why the file was unusable when last read, if it
+    /// was. `None`: no file is followed.
     #[must_use]
     pub fn followed(&self) -> Option<(Service, Option<String>)> {
         self.inner.borrow().flag.as_ref().map(|flag| (flag.service, flag.problem.clone()))
     }
 
-    /// Does what there is to do, without waiting. Whether there was something.
+    /// Handles whatever is due, without blocking. Returns whether there was anything.
     ///
     /// # Errors
     /// When the NIC's socket fails.
@@ -201,7 +199,7 @@ impl Worker {
         self.inner.borrow_mut().poll()
     }
 
-    /// Does what there is to do, and waits for something if there is nothing, for at most `timeout`.
+    /// Handles whatever is due; if nothing is, waits for at most `timeout`.
     ///
     /// # Errors
     /// When the NIC's socket fails.
@@ -209,7 +207,8 @@ impl Worker {
         self.inner.borrow_mut().wait(timeout)
     }
 
-    /// Runs a future to its end, and the worker beside it. What other threads wake is noticed within 100 ms.
+    /// Runs a future to completion and drives the worker meanwhile. Wake-ups by other threads take effect within 100
+    /// ms.
     ///
     /// # Errors
     /// When the NIC's socket fails.
@@ -227,24 +226,24 @@ impl Worker {
             if woken.0.load(Ordering::Acquire) {
                 self.poll()?;
             } else {
-                self.wait(LOOK_EVERY)?;
+                self.wait(CHECK_EVERY)?;
             }
         }
     }
 
-    /// The descriptor that is readable when something has come in, for an executor that waits on descriptors; a worker is to be
-    /// polled until [`Worker::poll`] has nothing to do when it is readable, and when [`Worker::due`] is over; and once before the
-    /// first wait.
+    /// A descriptor that is readable when packets have arrived, for executors that wait on descriptors. The worker must
+    /// be polled until [`Worker::poll`] returns `false` when the descriptor is readable, when [`Worker::due`] has
+    /// passed, and once before the first wait.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// When no descriptor is available.
     pub fn descriptor(&self) -> Result<OwnedFd, Error> {
         let mut inner = self.inner.borrow_mut();
         inner.watched = true;
         Ok(inner.host.provider().descriptor().try_clone_to_owned()?)
     }
 
-    /// For how long the worker has nothing to do if no packet comes, at most 100 ms.
+    /// How long the worker can be idle if no packet arrives, at most 100 ms.
     #[must_use]
     pub fn due(&self) -> Duration {
         self.inner.borrow().due()
@@ -265,7 +264,7 @@ impl Worker {
         .await
     }
 
-    /// Connects to a peer that listens, as a future; see [`Worker::block_on`].
+    /// Connects to a listening peer, as a future; see [`Worker::block_on`].
     ///
     /// # Errors
     /// As for [`Worker::connect`].
@@ -281,20 +280,20 @@ impl Worker {
         .await
     }
 
-    /// What the engine has counted.
+    /// The engine's counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         *self.inner.borrow().host.counters()
     }
 
-    /// What the software NIC and its socket have counted; 0 if an RDMA NIC is used.
+    /// Counters of the software NIC and its socket; 0 with an RDMA NIC.
     #[must_use]
     pub fn nic_counters(&self) -> (bifrost_verbs::Counters, SoftCounters) {
         self.inner.borrow().host.provider().soft_counters()
     }
 
-    /// All that has been counted, with names, meanings and advice; [`exposition`](crate::exposition) makes a
-    /// text for Prometheus of it.
+    /// All counters, with names, descriptions and advice; [`exposition`](crate::exposition) formats them for
+    /// Prometheus.
     #[must_use]
     pub fn statistics(&self) -> Vec<Statistic> {
         let verbs = self.verbs_counters();
@@ -303,7 +302,7 @@ impl Worker {
         statistics::all(&self.counters(), &self.access_counters(), software, verbs.as_ref())
     }
 
-    /// What has been counted about the RDMA NIC, if one is used.
+    /// Counters of the RDMA NIC, if one is used.
     #[must_use]
     pub fn verbs_counters(&self) -> Option<RdmaCoreCounters> {
         self.inner.borrow().host.provider().verbs().map(|nic| *nic.counters())
@@ -311,14 +310,14 @@ impl Worker {
 }
 
 impl Endpoint {
-    /// The worker that looks after this endpoint.
+    /// The worker of this endpoint.
     #[must_use]
     pub fn worker(&self) -> Worker {
         Worker { inner: self.inner.clone() }
     }
 }
 
-/// Whether a future is to be polled.
+/// Whether a future must be polled.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -327,10 +326,10 @@ impl Wake for Woken {
     }
 }
 
-/// 64 bits from the system's source of chance, by way of the standard library.
+/// 64 unpredictable bits from the system, by way of the standard library.
 fn unpredictable() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// For how long set-up may take, unless the caller says otherwise.
-pub const SETUP_PATIENCE: Duration = PATIENCE;
+/// Time limit of setup, unless the caller specifies another.
+pub const SETUP_TIMEOUT: Duration = TIMEOUT;

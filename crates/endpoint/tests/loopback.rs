@@ -1,4 +1,4 @@
-//! Real sockets on the loopback device: memory that peers read and write, and futures on two executors.
+//! Real sockets on the loopback device: memory accesses by peers, and futures on two executors.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use bifrost_endpoint::{Choice, Endpoint, Error, RemoteRegion, Rights, Service, W
 use tokio::io::unix::AsyncFd;
 use tokio::task::LocalSet;
 
-/// Nothing here takes this long, on whatever machine.
+/// Longer than any step takes on any machine.
 const LONG: Duration = Duration::from_secs(60);
 const LOCAL: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
@@ -22,28 +22,28 @@ fn config(service: Service) -> WorkerConfig {
     WorkerConfig { port: 0, service, ..WorkerConfig::new(LOCAL) }
 }
 
-/// A peer in a thread of its own, which does `what` with the first connection; and where it listens.
+/// Runs `what` with the first connection in a separate thread. Returns also the address where it listens.
 fn peer<T: Send + 'static>(
     service: Service,
     what: impl FnOnce(&Worker, Endpoint) -> T + Send + 'static,
 ) -> (SocketAddr, JoinHandle<T>) {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         let worker = Worker::new(config(service)).unwrap();
         let mut listener = worker.listen((LOCAL, 0).into()).unwrap();
-        tell.send(listener.local_addr().unwrap()).unwrap();
+        sender.send(listener.local_addr().unwrap()).unwrap();
         let endpoint = worker.accept(&mut listener, LONG).unwrap();
         what(&worker, endpoint)
     });
-    (told.recv().unwrap(), thread)
+    (receiver.recv().unwrap(), thread)
 }
 
-/// Registers memory, tells the peer, and is polled until the peer is gone; what is in the memory then.
+/// Registers memory, informs the peer, and polls until the peer is gone. Returns the memory.
 fn serve_memory(worker: &Worker, endpoint: &Endpoint, len: usize, rights: Rights) -> Vec<u8> {
     let region = worker.register(vec![0; len]).unwrap();
     let remote = region.allow(endpoint, rights).unwrap();
     endpoint.send(remote.to_bytes().to_vec()).unwrap();
-    // The application does nothing: a peer that ends is what it waits for.
+    // The application only waits for the peer to end.
     assert!(matches!(endpoint.recv(LONG), Err(Error::Closed { .. })));
     region.into_vec()
 }
@@ -64,7 +64,7 @@ fn memory_is_written_and_read_without_its_application() {
         let endpoint = worker.connect(address, LONG).unwrap();
         let remote = remote(&endpoint);
         let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
-        // Long ones and short ones, several open at once.
+        // Long and short ones, several open at once.
         let mut calls = vec![];
         for piece in [0..2_000_000, 2_000_000..2_000_001, 2_000_001..2_004_097, 2_004_097..len] {
             calls.push(endpoint.begin_write(&remote, piece.start as u64, &bytes[piece]).unwrap());
@@ -72,7 +72,7 @@ fn memory_is_written_and_read_without_its_application() {
         let switched = endpoint.switch(Service::Rc);
         assert_eq!(switched.is_ok(), service != Service::Uc, "{switched:?}");
         assert_eq!(endpoint.service() == Some(Service::Rc), switched.is_ok());
-        // It was begun after the writes, and sees them.
+        // It was begun after the writes, so it includes them.
         let last = endpoint.read(&remote, len as u64 - 1000, 1000, LONG).unwrap();
         assert_eq!(*last, bytes[len - 1000..]);
         for call in calls {
@@ -81,7 +81,7 @@ fn memory_is_written_and_read_without_its_application() {
         assert_eq!(*endpoint.read(&remote, 0, len as u32, LONG).unwrap(), bytes[..]);
         let outside = endpoint.write(&remote, len as u64, b"x", LONG).unwrap_err();
         assert!(matches!(outside, Error::Range { .. }), "{outside}");
-        // What this end is told can be wrong: the other end does not rely on it.
+        // The owner of the memory checks accesses itself, even if this end's information is wrong.
         let wrong = RemoteRegion { len: u64::MAX, ..remote };
         let refused = endpoint.write(&wrong, len as u64, b"x", LONG).unwrap_err().to_string();
         assert!(refused.contains("not inside"), "{refused}");
@@ -95,7 +95,7 @@ fn memory_is_written_and_read_without_its_application() {
 }
 
 #[test]
-fn rights_are_those_of_one_connection() {
+fn permissions_are_per_connection() {
     let (address, server) = peer(Service::Uc, |worker, endpoint| serve_memory(worker, &endpoint, 10, Rights::Read));
     let worker = Worker::new(config(Service::Uc)).unwrap();
     let endpoint = worker.connect(address, LONG).unwrap();
@@ -103,7 +103,7 @@ fn rights_are_those_of_one_connection() {
     let refused = endpoint.write(&remote, 0, b"x", LONG).unwrap_err().to_string();
     assert!(refused.contains("does not grant"), "{refused}");
     assert_eq!(*endpoint.read(&remote, 0, 10, LONG).unwrap(), [0; 10]);
-    // A region of another worker cannot be given to this endpoint.
+    // A region of another worker cannot be permitted to this endpoint.
     let other = Worker::new(config(Service::Uc)).unwrap();
     let region = other.register(vec![1; 10]).unwrap();
     assert!(region.allow(&endpoint, Rights::Read).is_err());
@@ -113,11 +113,11 @@ fn rights_are_those_of_one_connection() {
     assert_eq!(server.join().unwrap(), [0; 10]);
 }
 
-/// What both executors do: each kind of operation, many calls at once.
+/// The client on both executors: each kind of operation, and many calls at once.
 async fn client(endpoint: Rc<Endpoint>) {
     let remote = RemoteRegion::from_bytes(endpoint.recv_async().await.unwrap().as_array().unwrap());
-    endpoint.write_async(&remote, 10, b"from afar").await.unwrap();
-    assert_eq!(*endpoint.read_async(&remote, 15, 4).await.unwrap(), *b"afar");
+    endpoint.write_async(&remote, 10, b"from peer").await.unwrap();
+    assert_eq!(*endpoint.read_async(&remote, 15, 4).await.unwrap(), *b"peer");
     endpoint.send_async(vec![1; 100_000]).await.unwrap();
     assert_eq!(endpoint.recv_async().await.unwrap().len(), 100_000);
     for n in 0..200u32 {
@@ -128,7 +128,7 @@ async fn client(endpoint: Rc<Endpoint>) {
     assert!(matches!(&failed, Error::Failure(_, text) if text == "no number"), "{failed}");
 }
 
-/// The other end, on the executor that the library has.
+/// The server, on the library's executor.
 fn server(worker: &Worker, endpoint: &Endpoint) -> Vec<u8> {
     let region = worker.register(vec![0; 100]).unwrap();
     let remote = region.allow(endpoint, Rights::ReadWrite).unwrap();
@@ -155,7 +155,7 @@ fn futures_run_on_the_executor_of_the_worker() {
     let worker = Worker::new(config(Service::Uc)).unwrap();
     let endpoint = Rc::new(worker.connect(address, LONG).unwrap());
     worker.block_on(client(endpoint)).unwrap();
-    assert_eq!(other.join().unwrap()[10..19], *b"from afar");
+    assert_eq!(other.join().unwrap()[10..19], *b"from peer");
 }
 
 #[test]
@@ -179,12 +179,12 @@ fn futures_run_on_tokio() {
         }
         driver.abort();
     }));
-    assert_eq!(other.join().unwrap()[10..19], *b"from afar");
+    assert_eq!(other.join().unwrap()[10..19], *b"from peer");
 }
 
-/// What drives a worker on a runtime that waits on descriptors.
+/// Drives a worker on a runtime that waits on descriptors.
 async fn drive(worker: Worker) {
-    // SAFETY: the descriptor is owned by what is registered, and is open until that is dropped.
+    // SAFETY: the registration owns the descriptor, which stays open until it is dropped.
     let socket = unsafe { AsyncFd::register(worker.descriptor().unwrap()) }.unwrap();
     loop {
         tokio::select! {
@@ -203,8 +203,8 @@ async fn drive(worker: Worker) {
 }
 
 #[test]
-fn connecting_waits_for_nobody() {
-    // Two workers of one thread connect to each other: neither may wait for the other one.
+fn connecting_does_not_block() {
+    // Two workers of one thread connect to each other, so neither may block.
     let workers = [(); 2].map(|()| Worker::new(config(Service::Both)).unwrap());
     let mut listeners = [0, 1].map(|n: usize| workers[n].listen((LOCAL, 0).into()).unwrap());
     let addresses = [0, 1].map(|n: usize| listeners[n].local_addr().unwrap());
@@ -247,14 +247,14 @@ fn a_worker_talks_to_itself() {
     out.send(vec![7; 100_000]).unwrap();
     assert_eq!(*into.recv(LONG).unwrap(), [7; 100_000]);
     into.send(b"back".to_vec()).unwrap();
-    assert!(out.next_queued().unwrap().is_none(), "nobody has polled");
+    assert!(out.next_queued().unwrap().is_none(), "the worker was not polled");
     assert_eq!(*out.recv(LONG).unwrap(), *b"back");
 }
 
 #[test]
-fn connecting_ends_when_nobody_answers() {
+fn connecting_times_out_without_an_answer() {
     let worker = Worker::new(config(Service::Uc)).unwrap();
-    // A listener that nobody accepts from; and none at all.
+    // A listener that never accepts; and no listener.
     let listener = worker.listen((LOCAL, 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let silent = worker.block_on(worker.connect_async(address, Duration::from_millis(50))).unwrap();
@@ -262,7 +262,7 @@ fn connecting_ends_when_nobody_answers() {
     drop(listener);
     let nobody = worker.block_on(worker.connect_async(address, LONG)).unwrap();
     assert!(matches!(nobody, Err(Error::Setup(..))), "{nobody:?}");
-    // As often as one likes: nothing is left of those that were given up.
+    // Cancelled attempts release everything, however many there are.
     let listener = worker.listen((LOCAL, 0).into()).unwrap();
     for _ in 0..300 {
         let connecting = worker.begin_connect(listener.local_addr().unwrap(), LONG).unwrap();
@@ -271,7 +271,7 @@ fn connecting_ends_when_nobody_answers() {
 }
 
 #[test]
-fn a_future_ends_with_its_connection_and_a_dropped_one_leaves_nothing() {
+fn a_future_ends_with_its_connection_and_a_dropped_one_releases_everything() {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     let (address, other) = peer(Service::Uc, move |worker, endpoint| {
@@ -286,7 +286,7 @@ fn a_future_ends_with_its_connection_and_a_dropped_one_leaves_nothing() {
     let endpoint = worker.connect(address, LONG).unwrap();
     let given_up = worker.block_on(async { unless(endpoint.call_async(b"?".to_vec()), std::future::ready(())).await });
     assert!(given_up.unwrap().is_none(), "it cannot have been answered");
-    // The response comes, and nobody waits: it goes back to the connection.
+    // The response arrives, but is discarded, and its memory returns to the connection.
     while worker.counters().delivered_messages == 0 {
         worker.wait(Duration::from_millis(10)).unwrap();
     }
@@ -296,7 +296,7 @@ fn a_future_ends_with_its_connection_and_a_dropped_one_leaves_nothing() {
     other.join().unwrap();
 }
 
-/// Polls the first once; the second decides when it is dropped.
+/// Returns the result of the first, or `None` once the second is ready.
 async fn unless<T>(first: impl Future<Output = T>, second: impl Future<Output = ()>) -> Option<T> {
     let (mut first, mut second) = (std::pin::pin!(first), std::pin::pin!(second));
     std::future::poll_fn(|context| {
@@ -314,7 +314,7 @@ fn a_file_moves_all_connections_while_they_are_used() {
     std::fs::write(&path, "rc").unwrap();
     let followed = path.clone();
     let (address, server) = peer(Service::Both, move |worker, first| {
-        // What the file says now counts for connections that are there.
+        // The file's content applies to existing connections.
         assert_eq!(worker.follow(followed).unwrap(), Service::Rc);
         assert_eq!(first.service(), Some(Service::Rc));
         let mut services = vec![];
@@ -330,14 +330,14 @@ fn a_file_moves_all_connections_while_they_are_used() {
     assert!(worker.followed().is_none());
     assert!(matches!(worker.follow("/nonexistent"), Err(Error::Flag(_))));
     worker.follow(&path).unwrap();
-    // And for those that are made later.
+    // And to later ones.
     let endpoint = worker.connect(address, LONG).unwrap();
     assert_eq!(endpoint.service(), Some(Service::Rc));
     let until = Instant::now() + LONG;
     let mut sequence = 0u64;
     for (text, service) in [("uc", Service::Uc), ("rc", Service::Rc), ("nonsense", Service::Rc), ("uc", Service::Uc)] {
         std::fs::write(&path, text).unwrap();
-        // The other end looks by itself, within 100 ms.
+        // The other end checks the file itself, within 100 ms.
         let seen = Instant::now() + Duration::from_millis(300);
         while endpoint.service() != Some(service) || Instant::now() < seen {
             assert!(Instant::now() < until, "{text}: {:?}", worker.followed());
@@ -352,7 +352,7 @@ fn a_file_moves_all_connections_while_they_are_used() {
     let services: Vec<_> = server.join().unwrap().into_iter().flatten().collect();
     assert_eq!(services, [Service::Rc, Service::Uc, Service::Rc, Service::Uc]);
     std::fs::remove_file(&path).unwrap();
-    // A worker that has only one service has nothing to choose.
+    // A worker with only one service has no choice.
     assert!(matches!(Worker::new(config(Service::Uc)).unwrap().follow(&path), Err(Error::Flag(_))));
 }
 
@@ -360,20 +360,20 @@ fn a_file_moves_all_connections_while_they_are_used() {
 fn a_host_with_several_addresses_connects_from_the_workers() {
     let [here, there] = [2, 1].map(|last| IpAddr::from([127, 0, 0, last]));
     let worker_at = |address| Worker::new(WorkerConfig { port: 0, ..WorkerConfig::new(address) }).unwrap();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let server = std::thread::spawn(move || {
         let worker = worker_at(there);
         let mut listener = worker.listen((there, 0).into()).unwrap();
-        tell.send(listener.local_addr().unwrap()).unwrap();
+        sender.send(listener.local_addr().unwrap()).unwrap();
         let endpoint = worker.accept(&mut listener, LONG).unwrap();
         let peer = endpoint.peer().ip();
         assert_eq!(endpoint.recv(LONG).unwrap().to_vec(), b"from another address");
         peer
     });
     let worker = worker_at(here);
-    let endpoint = worker.connect(told.recv().unwrap(), LONG).unwrap();
+    let endpoint = worker.connect(receiver.recv().unwrap(), LONG).unwrap();
     endpoint.send(b"from another address".to_vec()).unwrap();
-    // The peer may end before its last acknowledgement has arrived.
+    // The peer may end before its last acknowledgement arrives.
     let _ = endpoint.flush(LONG);
     assert_eq!(server.join().unwrap(), here);
 }
@@ -381,10 +381,10 @@ fn a_host_with_several_addresses_connects_from_the_workers() {
 #[test]
 fn a_worker_says_what_carries_its_packets() {
     let worker = Worker::new(WorkerConfig { provider: Choice::Soft, ..config(Service::Uc) }).unwrap();
-    let said = worker.provider();
-    assert!(said.starts_with("soft: RoCEv2 over UDP at [::1]:") && said.ends_with("MTU 1024"), "{said}");
+    let name = worker.provider();
+    assert!(name.starts_with("soft: RoCEv2 over UDP at [::1]:") && name.ends_with("MTU 1024"), "{name}");
     assert!(worker.verbs_counters().is_none());
-    // No RDMA NIC has the loopback address, if there is one at all.
+    // No RDMA NIC has the loopback address.
     let wanted = WorkerConfig { provider: Choice::Verbs, ..WorkerConfig::new(LOCAL) };
     let error = Worker::new(wanted).map(|_| ()).unwrap_err();
     assert!(matches!(error, Error::Provider(..)), "{error}");

@@ -1,7 +1,8 @@
-//! Against another implementation of RoCEv2: the kernel's soft-RoCE (rxe), by way of its verbs, in user-mode Linux. The kernel is
-//! built by scripts/build-rxe-kernel.sh, and these tests are ignored unless asked for (docs/VERIFICATION.md).
+//! Interoperability with another implementation of RoCEv2: the kernel's soft-RoCE (rxe), used through verbs in
+//! user-mode Linux. scripts/build-rxe-kernel.sh builds the kernel; these tests are ignored by default
+//! (docs/VERIFICATION.md).
 //!
-//! The tests whose names begin with `inside` run in the machine: `machine` starts them there.
+//! Tests whose names begin with `inside` run in the virtual machine, where `machine` starts them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,9 +23,9 @@ use bifrost_wire::rdm::SetupKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A slow machine is still right.
+/// Generous, because slowness is not a failure.
 const LONG: Duration = Duration::from_secs(100);
-/// What the kernel's soft-RoCE receives by UC: WRITEs of one packet (RDM §11.6).
+/// The kernel's soft-RoCE receives only WRITEs of one packet with UC (RDM §11.6).
 const ONE_PACKET: u32 = 4096;
 
 /// One end of a connection.
@@ -33,15 +34,15 @@ struct End {
     address: &'static str,
     provider: Choice,
     /// In the network namespace `peer`.
-    apart: bool,
+    in_peer_namespace: bool,
 }
 
 const fn verbs(address: &'static str) -> End {
-    End { address, provider: Choice::Verbs, apart: false }
+    End { address, provider: Choice::Verbs, in_peer_namespace: false }
 }
 
 const fn soft(address: &'static str) -> End {
-    End { address, provider: Choice::Soft, apart: true }
+    End { address, provider: Choice::Soft, in_peer_namespace: true }
 }
 
 const RXE_4: End = verbs("10.9.0.1");
@@ -55,7 +56,7 @@ const PAIRS: [[End; 2]; 5] =
 
 impl End {
     fn worker(self, service: Service) -> Worker {
-        if self.apart {
+        if self.in_peer_namespace {
             let namespace = File::open("/run/netns/peer").unwrap();
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
         }
@@ -81,10 +82,10 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// The lengths of messages, in the order in which they are sent.
+/// The lengths of messages, in sending order.
 const SIZES: [usize; 10] = [0, 1, 100, 4096, 4097, 12_288, 32_768, 32_769, 65_536, 500_001];
 
-/// The next message, as an event loop gets it. Counts how often the descriptor was readable.
+/// The next message, received as in an event loop. Counts how often the descriptor was readable.
 fn recv_by_descriptor(worker: &Worker, endpoint: &Endpoint, readable: &mut u32) -> Vec<u8> {
     let descriptor = worker.descriptor().unwrap();
     loop {
@@ -98,14 +99,14 @@ fn recv_by_descriptor(worker: &Worker, endpoint: &Endpoint, readable: &mut u32) 
     }
 }
 
-/// Calls with bytes that are known, and responses with others; then messages one behind another. Counters of the client.
+/// Exchanges calls and responses with known data, then messages back to back. Returns the client's counters.
 fn talk(pair: [End; 2], service: Service, rounds: u64) -> bifrost_endpoint::Counters {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let [client, server] = pair;
     let serving = std::thread::spawn(move || {
         let worker = server.worker(service);
         let mut listener = worker.listen(SocketAddr::new(server.address.parse().unwrap(), 0)).unwrap();
-        tell.send(listener.local_addr().unwrap()).unwrap();
+        sender.send(listener.local_addr().unwrap()).unwrap();
         let endpoint = worker.accept(&mut listener, LONG).unwrap();
         let mut readable = 0;
         for round in 0..rounds {
@@ -121,14 +122,14 @@ fn talk(pair: [End; 2], service: Service, rounds: u64) -> bifrost_endpoint::Coun
                 assert!(message == pattern(size, round ^ 0xff), "message of {size} bytes");
             }
         }
-        assert!(readable > 0, "the descriptor says nothing");
+        assert!(readable > 0, "the descriptor was never readable");
         endpoint.send(b"all".to_vec()).unwrap();
-        // The peer ends when it has it.
+        // The peer ends once it has the response.
         let _ = endpoint.recv(LONG);
     });
     let calling = std::thread::spawn(move || {
         let worker = client.worker(service);
-        let endpoint = worker.connect(told.recv().unwrap(), LONG).unwrap();
+        let endpoint = worker.connect(receiver.recv().unwrap(), LONG).unwrap();
         for round in 0..rounds {
             for size in SIZES {
                 let response = endpoint.call(pattern(size, round), LONG).unwrap();
@@ -151,11 +152,11 @@ fn talk(pair: [End; 2], service: Service, rounds: u64) -> bifrost_endpoint::Coun
     counters
 }
 
-/// By the queues of this end of the devices.
+/// Packets dropped by the queues of this end's devices.
 fn dropped_packets() -> u64 {
     let output = Command::new("tc").args(["-s", "qdisc"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let counts = said.split("(dropped ").skip(1).filter_map(|rest| rest.split(',').next()?.trim().parse::<u64>().ok());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let counts = text.split("(dropped ").skip(1).filter_map(|rest| rest.split(',').next()?.trim().parse::<u64>().ok());
     counts.sum()
 }
 
@@ -191,12 +192,12 @@ fn inside_all_pairs_and_services() {
         }
     }
     let dropped = dropped_packets();
-    println!("netem has dropped {dropped} packets; {lost} requests of clients were taken to be lost");
+    println!("netem has dropped {dropped} packets; {lost} requests of clients were considered lost");
     let losses = std::env::var("LOSSES").is_ok();
     assert!(losses == (dropped > 20) && (lost > 0 || !losses), "{dropped} {lost}");
 }
 
-/// Hosts around two rxe devices. Queue pairs that carry data are put into error again and again.
+/// Hosts with two rxe devices. Queue pairs that carry data are put into error repeatedly.
 #[test]
 #[ignore = "runs in a machine with soft-RoCE"]
 fn inside_killed_queue_pairs() {
@@ -248,7 +249,7 @@ fn inside_killed_queue_pairs() {
                 let now = hosts[1].provider().now_ns();
                 hosts[1].consumed(now, connection, data);
             }
-            // All that are ready are hit in turn, at either end.
+            // All active queue pairs in turn, at either end.
             if received >= 20 * (kills + 1) {
                 let end = kills as usize / 3 % 2;
                 let ready: Vec<_> = hosts[end].provider().connected().collect();
@@ -270,9 +271,9 @@ fn inside_killed_queue_pairs() {
     }
 }
 
-/// Runs a test of this program in the machine; what it says. `None`: there is no such machine here.
+/// Runs a test of this program in the virtual machine. Returns its output. `None`: there is no such machine here.
 fn machine(test: &str, variables: &[(&str, &str)], capture: Option<&Path>) -> Option<String> {
-    // One after the other: connections end when a machine stands still for seconds.
+    // One at a time: connections end when a machine stops for seconds.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -292,28 +293,28 @@ fn machine(test: &str, variables: &[(&str, &str)], capture: Option<&Path>) -> Op
         "{capturing}BIFROST_RXE=1 {variables}'{program}' --exact {test} --ignored --nocapture 2>&1; s=$?; sync; sleep 1; exit $s"
     );
     let output = command.args(["sh", "-c", &script]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    println!("{said}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    println!("{text}");
     if output.status.code() == Some(77) {
         eprintln!("{}", String::from_utf8_lossy(&output.stderr));
         return None;
     }
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("1 passed"), "the test did not run");
-    Some(said)
+    assert!(text.contains("1 passed"), "the test did not run");
+    Some(text)
 }
 
 #[test]
 #[ignore = "boots a machine with soft-RoCE: scripts/build-rxe-kernel.sh"]
-fn rxe_and_we_understand_each_other() {
+fn rxe_and_this_library_interoperate() {
     let directory = std::env::temp_dir().join(format!("bifrost-rxe-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let Some(_) = machine("inside_all_pairs_and_services", &[], Some(&directory)) else { return };
-    // What another implementation has sent and taken is not malformed, as a third reads it.
+    // A third implementation finds no malformed packets among those that the other two exchanged.
     let count = |filter: &str| {
         let mut command = Command::new("tshark");
         command.arg("-r").arg(directory.join("rxe.pcapng")).args(["-Y", filter]);
-        // What it guesses about the payload is not asked for: random bytes look like many things.
+        // Disable its heuristics for payloads: random bytes resemble many protocols.
         command.args(["-o", "infiniband.identify_payload:FALSE"]);
         command.args(["--disable-protocol", "rpcordma", "--disable-protocol", "smb_direct"]);
         let output = command.output().unwrap();
@@ -328,12 +329,12 @@ fn rxe_and_we_understand_each_other() {
 
 #[test]
 #[ignore = "boots a machine with soft-RoCE: scripts/build-rxe-kernel.sh"]
-fn losses_are_repaired_between_rxe_and_us() {
+fn losses_are_repaired_between_rxe_and_this_library() {
     machine("inside_all_pairs_and_services", &[("LOSS", "1"), ("LOSSES", "1"), ("ROUNDS", "2")], None);
 }
 
 #[test]
 #[ignore = "boots a machine with soft-RoCE: scripts/build-rxe-kernel.sh"]
-fn killed_queue_pairs_are_left_and_repaired() {
+fn killed_queue_pairs_are_replaced_and_repaired() {
     machine("inside_killed_queue_pairs", &[], None);
 }

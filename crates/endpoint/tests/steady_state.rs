@@ -1,4 +1,4 @@
-//! The steady state allocates nothing, and a connection is small: counted by the program's allocator.
+//! The steady state does not allocate, and a connection is small, as measured by a counting allocator.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,23 +16,23 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counted by thread.
+/// The system's allocator, with counts per thread.
 struct Counting;
 
 // SAFETY: every call is passed on to `System` unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.alloc(layout) }
     }
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.realloc(memory, layout, size) }
     }
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -47,8 +47,8 @@ fn host(number: u16) -> Host<Nic> {
     Host::new(nic, HostConfig::new(4, seed)).unwrap()
 }
 
-/// Sends messages of `len` bytes, eight open at once, one packet in `one_in` lost; allocations while `measured` of them arrive,
-/// after as many that do not count.
+/// Sends messages of `len` bytes, eight open at a time, with one packet in `one_in` lost. Returns the allocations
+/// during the arrival of `measured` messages, after a warm-up of equally many.
 fn allocations(service: Service, len: usize, one_in: u32, measured: u64) -> u64 {
     let mut hosts = [host(1), host(2)];
     let limits = Limits::new(service, 1024);
@@ -114,6 +114,6 @@ fn nothing_is_allocated() {
             assert_eq!(allocations(service, len, 0, measured), 0, "{service:?}, {len} bytes");
         }
     }
-    // Losses need some more room, and then nothing either.
+    // Losses need more memory, and then none.
     assert_eq!(allocations(Service::Uc, 1 << 20, 256, 300), 0);
 }

@@ -1,4 +1,4 @@
-//! Completions of the provider, for the engine.
+//! Passes completions of the provider to the engine.
 
 use bifrost_rdm::{Arrival, Engine};
 use bifrost_verbs::{Completion, CompletionKind, Provider, Qpn, Slice, Status};
@@ -8,7 +8,7 @@ use super::Host;
 use super::lanes::lane_token;
 use crate::buffers::Store;
 
-/// Completions that are taken at once.
+/// Maximum number of completions per poll.
 const BATCH: usize = 256;
 
 impl<P: Provider> Host<P> {
@@ -24,8 +24,8 @@ impl<P: Provider> Host<P> {
         any
     }
 
-    /// A reset forgets completions that were not polled. RC has acknowledged what they tell of, so the peer does not send it again.
-    /// Errors of the queue pair itself are known, and left out.
+    /// A reset discards completions that were not polled. RC has acknowledged those messages, so the peer does not
+    /// retransmit them. Errors of the queue pair itself are already known, and skipped.
     pub(super) fn take_before_reset(&mut self, queue_pair: Qpn) {
         let mut completions = Vec::new();
         while self.provider.poll(self.queue, BATCH, &mut completions) > 0 {
@@ -70,7 +70,7 @@ impl<P: Provider> Host<P> {
             let offset = slice.offset + SendHeader::LEN as u32;
             self.provider.copy(Slice { offset, len: place.len, ..slice }, to);
         }
-        // Events of a message are looked at when all of it is in its place.
+        // Events are handled only when all data of the message is in its buffer.
         self.collect();
         let _ = local.slots.post(&mut self.provider, local.queue_pair, lane_token(id, lane as u8), slot);
     }

@@ -1,4 +1,4 @@
-//! Connections and their lanes: made, described to the peer, connected.
+//! Connections and their lanes: creation, description for the peer, connection.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use crate::buffers::domain;
 use crate::control::ControlPeer;
 use crate::slots::Slots;
 
-/// A connection, as the provider knows it.
+/// State of a connection outside the engine.
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) id: ConnectionId,
@@ -40,18 +40,18 @@ pub(super) struct Remote {
     pub(super) control: ControlPeer,
 }
 
-/// Receive requests beyond the credits: for what was taken to be lost, and comes late.
+/// Receive requests beyond the credits: for requests that were considered lost, and arrive late.
 const SPARE_SLOTS: u16 = 32;
-/// Send requests beyond the credits: completions that are not polled yet.
+/// Send requests beyond the credits: for completions that are not yet polled.
 const SPARE_SENDS: u16 = 128;
-/// Length of a slot: a header and a unit.
+/// Length of a slot: a header and one unit.
 const SLOT: u32 = SendHeader::LEN as u32 + UNIT;
 
 impl<P: Provider> Host<P> {
-    /// Reserves a connection, and says what the peer must know of it.
+    /// Reserves a connection, and returns the setup message for the peer.
     ///
     /// # Errors
-    /// When there is no room.
+    /// When resources are exhausted.
     pub fn prepare(&mut self, kind: SetupKind, limits: Limits) -> Result<(ConnectionId, Setup), HostError> {
         let (id, tag) = self.engine.reserve()?;
         let lanes = match self.make_lanes(id, &limits) {
@@ -76,7 +76,7 @@ impl<P: Provider> Host<P> {
         Ok((id, self.describe(kind, id).ok_or(HostError::Unknown)?))
     }
 
-    /// What the peer must know of a connection.
+    /// The setup message that describes a connection.
     fn describe(&self, kind: SetupKind, id: ConnectionId) -> Option<Setup> {
         let bound = self.bound(id)?;
         let address = match self.provider.address() {
@@ -84,8 +84,8 @@ impl<P: Provider> Host<P> {
             IpAddr::V6(v6) => v6,
         };
         let mut lanes = [LaneAddress::default(); MAX_LANES];
-        for (told, lane) in lanes.iter_mut().zip(&bound.lanes) {
-            *told = LaneAddress { queue_pair: lane.queue_pair.get(), sequence: lane.sequence };
+        for (address, lane) in lanes.iter_mut().zip(&bound.lanes) {
+            *address = LaneAddress { queue_pair: lane.queue_pair.get(), sequence: lane.sequence };
         }
         Some(Setup {
             kind,
@@ -148,10 +148,10 @@ impl<P: Provider> Host<P> {
         lane.slots.release(&mut self.provider);
     }
 
-    /// Completes a connection with what the peer has said of it.
+    /// Completes a connection with the peer's setup message.
     ///
     /// # Errors
-    /// When the ends want different things, or the provider says no. The connection is to be closed then.
+    /// When the settings are incompatible, or the provider fails. The caller must then close the connection.
     pub fn complete(
         &mut self,
         now_ns: u64,
@@ -234,7 +234,7 @@ impl<P: Provider> Host<P> {
     }
 }
 
-/// Token of a lane's receive requests, but for the slot.
+/// Token of a lane's receive requests, without the slot.
 pub(super) fn lane_token(id: ConnectionId, lane: u8) -> u64 {
     id.token() | u64::from(lane) << 16
 }

@@ -1,4 +1,4 @@
-//! Memory that peers may read and write, without the application (RDM §5.8).
+//! Memory that peers may read and write without the application (RDM §5.8).
 
 use bifrost_rdm::{Class, ConnectionId, SendError};
 use bifrost_verbs::Provider;
@@ -8,11 +8,11 @@ use super::{Host, HostError};
 use crate::regions::{Denial, Rights};
 use crate::served::{AccessCounters, Answer};
 
-/// The longest write, bytes: with what it begins with it is a message.
+/// The longest write, bytes: the longest message without the access header.
 pub const MAX_ACCESS: u32 = MAX_MESSAGE - Access::LEN as u32;
 
 impl<P: Provider> Host<P> {
-    /// Registers memory that peers can be let in to, and returns its key.
+    /// Registers memory, which peers can then be permitted to access. Returns its key.
     ///
     /// # Errors
     /// When there are 65,536 regions.
@@ -20,37 +20,38 @@ impl<P: Provider> Host<P> {
         self.served.regions.register(memory).map_err(|_| HostError::Regions)
     }
 
-    /// Takes memory back: nobody reads or writes it any more.
+    /// Deregisters memory: no peer accesses it any more.
     pub fn deregister_memory(&mut self, key: u64) -> Option<Vec<u8>> {
         self.served.regions.deregister(key)
     }
 
-    /// Lets the peer of a connection in to a region; whether both exist.
+    /// Permits the peer of a connection to access a region. Returns whether both exist.
     pub fn allow(&mut self, key: u64, connection: ConnectionId, rights: Rights) -> bool {
         self.bound(connection).is_some() && self.served.regions.allow(key, connection, rights)
     }
 
-    /// No longer lets the peer of a connection in.
+    /// Withdraws the permission of the peer of a connection.
     pub fn revoke(&mut self, key: u64, connection: ConnectionId) {
         self.served.regions.revoke(key, connection);
     }
 
-    /// Bytes of a region.
+    /// Contents of a region.
     pub fn memory(&self, key: u64) -> Option<&[u8]> {
         self.served.regions.bytes(key)
     }
 
-    /// Bytes of a region, to be changed.
+    /// Contents of a region, mutable.
     pub fn memory_mut(&mut self, key: u64) -> Option<&mut [u8]> {
         self.served.regions.bytes_mut(key)
     }
 
-    /// What peers have done with this host's memory.
+    /// Counters of peers' accesses to this host's memory.
     pub fn access_counters(&self) -> &AccessCounters {
         &self.served.counters
     }
 
-    /// Writes to a region of the peer. The answer is a [`Class::Response`], or a [`Class::Failure`], with the number of the call.
+    /// Writes to a region of the peer. The answer is a [`Class::Response`] or a [`Class::Failure`], with the number of
+    /// the call.
     ///
     /// # Errors
     /// A [`SendError`].
@@ -86,7 +87,7 @@ impl<P: Provider> Host<P> {
         self.send_or_recycle(now_ns, connection, Class::Read, call, message)
     }
 
-    /// Answers what waits and may be answered; whether there was something.
+    /// Sends answers that are due. Returns whether there were any.
     pub(super) fn answer(&mut self, now_ns: u64) -> bool {
         let mut any = false;
         for _ in 0..self.served.due.len() {
@@ -133,7 +134,7 @@ impl<P: Provider> Host<P> {
                     self.buffers.recycle(connection, data);
                     return false;
                 }
-                // The connection has ended, or takes no message that is long enough for a reason.
+                // The connection has ended, or its peer does not accept a message as long as the reason.
                 Err(_) => {
                     self.served.forget(connection);
                     return false;

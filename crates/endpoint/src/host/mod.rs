@@ -1,4 +1,4 @@
-//! The engine and a provider, joined: completions go to the engine, its work requests to the provider.
+//! Joins the engine and a provider: completions go to the engine, its work requests to the provider.
 
 mod completions;
 mod lanes;
@@ -33,15 +33,15 @@ pub struct Host<P> {
     served: Served,
     events: VecDeque<HostEvent>,
     random: fastrand::Rng,
-    /// When it had its last turn, ns.
+    /// Time of the last turn, ns.
     now_ns: u64,
 }
 
 impl<P: Provider> Host<P> {
-    /// A host without connections.
+    /// Creates a host without connections.
     ///
     /// # Errors
-    /// When the provider has no room for the control queue pair.
+    /// When the provider cannot create the control queue pair.
     pub fn new(mut provider: P, config: HostConfig) -> Result<Self, HostError> {
         let mut random = fastrand::Rng::with_seed(config.seed);
         let queue = provider.create_queue()?;
@@ -68,12 +68,12 @@ impl<P: Provider> Host<P> {
         &self.provider
     }
 
-    /// The provider, to be changed.
+    /// The provider, mutable.
     pub fn provider_mut(&mut self) -> &mut P {
         &mut self.provider
     }
 
-    /// What the engine has counted.
+    /// The engine's counters.
     pub fn counters(&self) -> &Counters {
         self.engine.counters()
     }
@@ -83,32 +83,32 @@ impl<P: Provider> Host<P> {
         self.engine.measured(connection)
     }
 
-    /// Messages that are sent and not reported, but for answers to the peer's accesses to memory.
+    /// Messages sent and not reported, excluding answers to the peer's memory accesses.
     pub fn open_messages(&self, connection: ConnectionId) -> usize {
         self.engine.open_messages(connection).saturating_sub(self.served.open(connection))
     }
 
-    /// Whether as many messages are open as may be.
+    /// Whether the maximum number of messages is open.
     pub fn is_full(&self, connection: ConnectionId) -> bool {
         self.engine.is_full(connection)
     }
 
-    /// Work requests that are neither acknowledged nor taken to be lost.
+    /// Work requests that are neither acknowledged nor considered lost.
     pub fn open_requests(&self, connection: ConnectionId) -> u32 {
         self.engine.open_requests(connection)
     }
 
-    /// Buffers of messages that are under way, in either direction, on all connections.
+    /// Buffers of messages in flight, in both directions, on all connections.
     pub fn registered_buffers(&self) -> usize {
         self.buffers.registered()
     }
 
-    /// Memory of a connection's state in the engine, bytes.
+    /// Memory of a connection's state, bytes.
     pub fn connection_bytes(&self, connection: ConnectionId) -> usize {
         self.engine.connection_bytes(connection)
     }
 
-    /// Memory for a message to be sent: of messages that came in before, if there is some.
+    /// Returns memory for a message, reused from received messages if possible.
     pub fn vector(&mut self, connection: ConnectionId, len: usize) -> Vec<u8> {
         self.buffers.vector(connection, len)
     }
@@ -116,7 +116,7 @@ impl<P: Provider> Host<P> {
     /// Sends a message.
     ///
     /// # Errors
-    /// A [`SendError`], and the message comes back.
+    /// A [`SendError`], with the message.
     pub fn send(
         &mut self,
         now_ns: u64,
@@ -137,12 +137,12 @@ impl<P: Provider> Host<P> {
             .map_err(|error| (error, self.buffers.deregister(&mut self.provider, buffer).unwrap_or_default()))
     }
 
-    /// The application has done with a message that came in: there is room for another.
+    /// The application has consumed a received message, so the window has space for another.
     pub fn consumed(&mut self, now_ns: u64, connection: ConnectionId, data: Vec<u8>) {
         self.consumed_bytes(now_ns, connection, data.len() as u32, data);
     }
 
-    /// The same for a message of `len` bytes whose memory the application may have kept: `data` serves for others.
+    /// The same for a message of `len` bytes whose memory the application may have kept; `data` is reused.
     pub fn consumed_bytes(&mut self, now_ns: u64, connection: ConnectionId, len: u32, data: Vec<u8>) {
         let mut store = Store { provider: &mut self.provider, buffers: &mut self.buffers };
         self.engine.consumed(now_ns, connection, len, &mut store, &mut self.out);
@@ -151,12 +151,12 @@ impl<P: Provider> Host<P> {
         }
     }
 
-    /// What this end sends from now on goes by queue pairs of `service`, UC or RC; whether the connection has such.
+    /// Sends on queue pairs of `service`, UC or RC, from now on. Returns whether the connection has such queue pairs.
     pub fn switch(&mut self, now_ns: u64, connection: ConnectionId, service: Service) -> bool {
         self.engine.switch(now_ns, connection, service, &mut self.out)
     }
 
-    /// The service that this end uses for what it sends: UC or RC.
+    /// The service on which this end sends: UC or RC.
     pub fn service_in_use(&self, connection: ConnectionId) -> Option<Service> {
         self.engine.service_in_use(connection)
     }
@@ -164,7 +164,7 @@ impl<P: Provider> Host<P> {
     /// Ends a connection.
     pub fn close(&mut self, connection: ConnectionId, reason: CloseReason) {
         self.engine.close(connection, reason, &mut self.out, |_| {});
-        // Before its queue pairs are gone: the peer is to be told.
+        // Before the queue pairs are destroyed, so that the peer is informed.
         self.perform_work();
         let Some(bound) = self.bound.get_mut(connection.index()) else { return };
         let Some(bound) = bound.take_if(|bound| bound.id == connection) else { return };
@@ -184,7 +184,7 @@ impl<P: Provider> Host<P> {
         self.events.pop_front()
     }
 
-    /// One turn: completions, timers, work requests. Whether there was something to do.
+    /// Handles completions, timers and work requests. Returns whether there were any.
     pub fn turn(&mut self, now_ns: u64) -> bool {
         self.now_ns = now_ns;
         if self.engine.clock_mut().wants_check(now_ns) {
@@ -210,9 +210,9 @@ impl<P: Provider> Host<P> {
         self.bound(id).map(|bound| bound.lanes[lane].queue_pair).unwrap_or_default()
     }
 
-    /// Sends a control datagram past the engine, with the peer's tag.
+    /// Sends a control datagram with the peer's tag, bypassing the engine.
     #[cfg(test)]
-    pub(crate) fn lie(&mut self, id: ConnectionId, control: &bifrost_wire::rdm::Control) {
+    pub(crate) fn send_raw_control(&mut self, id: ConnectionId, control: &bifrost_wire::rdm::Control) {
         use bifrost_wire::rdm::Control;
         let Some((peer, tag)) = self.bound(id).and_then(|bound| Some((bound.peer?, bound.peer_tag?))) else { return };
         let mut control = *control;

@@ -1,4 +1,4 @@
-//! What a host is told, and what it tells.
+//! Settings, errors and events of a host.
 
 use bifrost_rdm::{Class, CloseReason, Config, ConnectionConfig, ConnectionId, MessageId, OpenError};
 use bifrost_verbs::{PostError, VerbsError};
@@ -7,43 +7,43 @@ use bifrost_wire::rdm::Service;
 /// Settings of a host.
 #[derive(Clone, Copy, Debug)]
 pub struct HostConfig {
-    /// Connections, at most.
+    /// Maximum number of connections.
     pub connections: u32,
-    /// Bytes of long messages on their way to this host at once ([`Config::inbound`]).
+    /// Bytes of long messages that may be in flight to this host ([`Config::inbound`]).
     pub inbound: u64,
-    /// Of everything that is to be random.
+    /// Seed of all random values.
     pub seed: u64,
 }
 
 impl HostConfig {
-    /// With the engine's default for what may be on its way.
+    /// Settings with the engine's default for `inbound`.
     #[must_use]
     pub const fn new(connections: u32, seed: u64) -> Self {
         Self { connections, inbound: Config::new(connections, seed).inbound, seed }
     }
 }
 
-/// What a connection is to have.
+/// Settings of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Who repeats.
+    /// Whether the engine or the NIC retransmits.
     pub service: Service,
     /// Payload of a packet, bytes.
     pub mtu: u16,
-    /// Work requests that may be on their way on a lane.
+    /// Maximum number of work requests in flight on a lane.
     pub credits: u16,
-    /// Messages that are taken ahead of the application.
+    /// Messages accepted before the application consumes them.
     pub window: u16,
-    /// The longest message that is taken, bytes.
+    /// The longest message accepted, bytes.
     pub longest: u32,
-    /// RC: repetitions by the NIC (paper §3.4.2: two).
+    /// RC: retransmissions by the NIC (paper §3.4.2: two).
     pub retries: u8,
-    /// RC: time until a repetition, ns.
+    /// RC: time until a retransmission, ns.
     pub timeout_ns: u64,
 }
 
 impl Limits {
-    /// What the project's own programs use.
+    /// The settings of the project's own programs.
     #[must_use]
     pub const fn new(service: Service, mtu: u16) -> Self {
         let config = ConnectionConfig::new(service, mtu);
@@ -59,57 +59,57 @@ impl Limits {
     }
 }
 
-/// Why a host cannot do what it is asked to.
+/// Why an operation of a host failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
-    /// The NIC says no.
+    /// The NIC reports an error.
     #[error("NIC: {0}")]
     Verbs(#[from] VerbsError),
-    /// The NIC does not take a request.
+    /// The NIC refused a request.
     #[error("NIC: {0}")]
     Post(#[from] PostError),
-    /// The engine has no place.
+    /// The engine refused to open a connection.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// There are as many regions of memory as there may be.
+    /// The maximum number of memory regions is registered.
     #[error("65,536 regions of memory are registered")]
     Regions,
     /// No such connection.
     #[error("no such connection")]
     Unknown,
-    /// The two ends want different things.
+    /// The settings of the two ends differ.
     #[error("the peer's {0} differs from this end's")]
     Mismatch(&'static str),
 }
 
-/// What the application should know.
+/// Events for the application.
 #[derive(Debug)]
 pub enum HostEvent {
-    /// A message has come in.
+    /// A message has arrived.
     Message {
-        /// On which connection.
+        /// The connection.
         connection: ConnectionId,
-        /// What it is.
+        /// Its class.
         class: Class,
         /// The number of the call.
         call: u32,
-        /// Its bytes.
+        /// Its data.
         data: Vec<u8>,
     },
-    /// A message has arrived at the peer. An answer to an access of the peer to memory is a message, too.
+    /// A message has arrived at the peer. Answers to the peer's memory accesses are messages, too.
     Sent {
-        /// On which connection.
+        /// The connection.
         connection: ConnectionId,
-        /// Which.
+        /// The message.
         message: MessageId,
     },
     /// A connection has ended.
     Closed {
-        /// Which.
+        /// The connection.
         connection: ConnectionId,
-        /// Why.
+        /// The reason.
         reason: CloseReason,
-        /// The peer did it.
+        /// The peer ended it.
         by_peer: bool,
     },
 }

@@ -1,4 +1,4 @@
-//! What the engine wants done: work requests for the provider, events for the application.
+//! Performs the engine's output: work requests for the provider, events for the application.
 
 use bifrost_rdm::{Class, ConnectionId, Event, Work};
 use bifrost_verbs::{INLINE_MAX, Operation, Provider, SendRequest};
@@ -11,7 +11,7 @@ impl<P: Provider> Host<P> {
     pub(super) fn perform(&mut self, now_ns: u64) {
         self.perform_work();
         self.collect();
-        // A lane that did not take a request is in error.
+        // A refused request puts its lane into error.
         if !self.out.work.is_empty() {
             self.turn_engine(now_ns);
         }
@@ -28,7 +28,7 @@ impl<P: Provider> Host<P> {
             self.perform_one(work);
         }
         work.clear();
-        // What came in meanwhile follows.
+        // Then the work that was added meanwhile.
         work.append(&mut self.out.work);
         self.out.work = work;
     }
@@ -69,8 +69,8 @@ impl<P: Provider> Host<P> {
                 }
             }
             Work::Connect { connection, lane, send_sequence, receive_sequence, source_port } => {
-                // The values are sound, and the queue pair was reset: it does not fail but for a bug, and then the lane
-                // is silent, and another is used.
+                // This fails only because of a bug: the values are valid, and the queue pair was reset. The lane is
+                // then silent, and another one is used.
                 let _ = self.connect_lane(connection, lane, send_sequence, receive_sequence, source_port);
             }
         }
@@ -79,12 +79,12 @@ impl<P: Provider> Host<P> {
     fn post(&mut self, connection: ConnectionId, lane: u8, request: SendRequest) {
         let Some(local) = self.bound(connection).map(|bound| bound.lanes[usize::from(lane)]) else { return };
         if self.provider.post_send(local.queue_pair, request).is_err() {
-            // Not posted, so not sent: the engine resets the lane and repeats what was on it.
+            // It was not posted, so it was not sent: the engine resets the lane and retransmits its requests.
             self.engine.on_sent(0, request.token, false, 0, &mut self.out);
         }
     }
 
-    /// Takes the engine's events over: buffers come back from the NIC.
+    /// Handles the engine's events; their buffers are deregistered.
     pub(super) fn collect(&mut self) {
         for event in self.out.events.drain(..) {
             match event {

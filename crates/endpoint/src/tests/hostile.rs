@@ -1,4 +1,4 @@
-//! A peer that does not keep to the protocol harms nobody but itself.
+//! A peer that violates the protocol harms only itself.
 
 use bifrost_rdm::{Class, Service};
 use bifrost_rnic::{INLINE_MAX, Operation, Qpn, SendRequest};
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::world::{Link, Options, World};
 use crate::HostEvent;
 
-/// Posts a SEND with these bytes on a lane of side 1, past its engine.
+/// Posts a SEND with these bytes on a lane of side 1, bypassing its engine.
 fn inject(world: &mut World, lane: usize, bytes: &[u8]) {
     let side = &mut world.sides[1];
     let queue_pair = side.host.lane_of(side.id, lane);
@@ -28,7 +28,7 @@ fn inject(world: &mut World, lane: usize, bytes: &[u8]) {
     let _ = side.host.provider_mut().post_send(queue_pair, request);
 }
 
-/// Posts a WRITE of nothing with an immediate.
+/// Posts an empty WRITE with immediate data.
 fn inject_write(world: &mut World, immediate: u32) {
     let side = &mut world.sides[1];
     let queue_pair: Qpn = side.host.lane_of(side.id, 0);
@@ -50,7 +50,7 @@ fn events(world: &mut World, side: usize) -> usize {
 }
 
 #[test]
-fn what_must_be_refused_is_counted_and_not_acknowledged() {
+fn violations_are_counted_and_not_acknowledged() {
     let header = SendHeader {
         kind: SendKind::Eager,
         hint: true,
@@ -65,9 +65,9 @@ fn what_must_be_refused_is_counted_and_not_acknowledged() {
         ("a repair without a grant", SendHeader { kind: SendKind::Repair, length: 4, ..header }),
         ("a message beyond the limit", SendHeader { message: MessageId(256), ..header }),
         ("a message far beyond", SendHeader { message: MessageId(1 << 30), ..header }),
-        ("a message that cannot be", SendHeader { length: 40_000, ..header }),
+        ("a short message with the length of a long one", SendHeader { length: 40_000, ..header }),
         (
-            "an announcement of more than is taken",
+            "an announcement longer than accepted",
             SendHeader { kind: SendKind::Announce, length: (1 << 20) + 1, ..header },
         ),
     ];
@@ -87,9 +87,9 @@ fn what_must_be_refused_is_counted_and_not_acknowledged() {
 }
 
 #[test]
-fn a_message_that_was_not_written_cannot_be_claimed() {
+fn a_peer_cannot_complete_messages_that_it_did_not_write() {
     let mut world = World::new(2, Link::new(0.0), &Options::default());
-    // Announce, and claim chunks of nothing, or of messages that are not there.
+    // Announce messages, and claim chunks that are empty, or of messages that do not exist.
     let header = SendHeader {
         kind: SendKind::Announce,
         hint: true,
@@ -161,10 +161,10 @@ fn control(tag: Tag) -> impl Strategy<Value = Control> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 30, ..ProptestConfig::default() })]
 
-    /// Lies on the control queue pair, while messages flow: no panic, no hang, and the buffers come back.
+    /// Random control datagrams while messages flow: no panic, no hang, and all buffers are returned.
     #[test]
-    fn lies_end_in_no_panic(
-        lies in prop::collection::vec((control(Tag(0)), 0u64..300_000), 1..40),
+    fn random_control_datagrams_do_not_panic(
+        controls in prop::collection::vec((control(Tag(0)), 0u64..300_000), 1..40),
         reliable in any::<bool>(),
     ) {
         let service = if reliable { Service::Rc } else { Service::Uc };
@@ -175,20 +175,20 @@ proptest! {
                 side.host.send(0, side.id, Class::Message, n, vec![1; len]).map_err(|(e, _)| e).unwrap();
             }
         }
-        for (lie, after) in lies {
+        for (control, after) in controls {
             let until = world.now + after;
             while world.step(until) {}
             let now = world.now;
             let side = &mut world.sides[1];
             let id = side.id;
-            side.host.lie(id, &lie);
+            side.host.send_raw_control(id, &control);
             side.host.turn(now);
         }
         let until = world.now + 50_000_000;
         let mut steps = 0u32;
         while world.step(until) {
             steps += 1;
-            prop_assert!(steps < 3_000_000, "it does not come to rest");
+            prop_assert!(steps < 3_000_000, "it never becomes idle");
         }
         let id = world.sides[0].id;
         world.sides[0].host.close(id, CloseReason::Protocol);

@@ -1,4 +1,4 @@
-//! Peers read and write memory as far as they are let in, and nothing else, whatever the network loses.
+//! Peers access only the memory that they are permitted to, whatever the network loses.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::{AccessCounters, HostEvent, Rights, SendError};
 
 const MS: u64 = 1_000_000;
 
-/// What came of calls of side 0, by their numbers.
+/// Responses to calls of side 0, by the call's number.
 fn responses(world: &mut World) -> Vec<(u32, Class, Vec<u8>)> {
     let mut list = Vec::new();
     while let Some(event) = world.sides[0].host.next_event() {
@@ -38,20 +38,20 @@ fn writes_and_reads_see_each_other_in_order_under_losses() {
         let key = world.sides[1].host.register_memory(vec![0; size]).unwrap();
         assert!(world.sides[1].host.allow(key, peer, Rights::ReadWrite));
         let mut model = vec![0; size];
-        // What a read must show, and of a write nothing.
+        // Expected bytes: of a read its data, of a write none.
         let mut open: HashMap<u32, Vec<u8>> = HashMap::new();
         let (mut begun, mut done) = (0u32, 0u32);
         let (count, end) = (300, world.now + 2_000 * MS);
         while done < count {
-            // A read is followed by a write only when it is answered: that may be seen by it otherwise.
+            // A write begins only when all reads are answered, because otherwise a read may include it.
             while begun < count && open.values().all(Vec::is_empty) {
                 let len = [1, 100, 4096, 40_000, 300_000][random.usize(..5)];
                 let offset = random.usize(..=size - len);
                 let (side, now) = (&mut world.sides[0], world.now);
-                let place = (key, offset as u64);
+                let target = (key, offset as u64);
                 let sent = if random.bool() {
                     let data = pattern(len, u64::from(begun));
-                    let sent = side.host.write_remote(now, side.id, begun, place, &data);
+                    let sent = side.host.write_remote(now, side.id, begun, target, &data);
                     if sent.is_ok() {
                         model[offset..][..len].copy_from_slice(&data);
                         open.insert(begun, Vec::new());
@@ -59,7 +59,7 @@ fn writes_and_reads_see_each_other_in_order_under_losses() {
                     sent
                 } else {
                     open.insert(begun, model[offset..][..len].to_vec());
-                    side.host.read_remote(now, side.id, begun, place, len as u32)
+                    side.host.read_remote(now, side.id, begun, target, len as u32)
                 };
                 sent.unwrap();
                 begun += 1;
@@ -82,7 +82,7 @@ fn writes_and_reads_see_each_other_in_order_under_losses() {
 }
 
 #[test]
-fn what_is_refused_is_said_and_changes_nothing() {
+fn refused_accesses_are_answered_and_change_nothing() {
     let mut world = World::new(8, Link::new(0.0), &Options::default());
     let peer = world.sides[1].id;
     let host = &mut world.sides[1].host;
@@ -124,7 +124,7 @@ fn what_is_refused_is_said_and_changes_nothing() {
 }
 
 #[test]
-fn a_peer_that_reads_much_gets_answers_within_a_bound() {
+fn answers_in_flight_are_bounded() {
     let mut world = World::new(9, Link::new(0.0), &Options::default());
     let peer = world.sides[1].id;
     let key = world.sides[1].host.register_memory(vec![7; 1 << 20]).unwrap();
@@ -146,13 +146,13 @@ fn a_peer_that_reads_much_gets_answers_within_a_bound() {
             done += 1;
         }
     }
-    // Four answers of 1 MiB, and requests that come in.
+    // Four answers of 1 MiB, and incoming requests.
     assert!((2..=4 + 32).contains(&most), "{most} buffers");
     assert_eq!(world.sides[1].host.access_counters().read_bytes, 64 << 20);
 }
 
 #[test]
-fn a_connection_that_ends_leaves_no_access() {
+fn the_end_of_a_connection_ends_its_permissions() {
     let mut world = World::new(10, Link::new(0.0), &Options::default());
     let peer = world.sides[1].id;
     let host = &mut world.sides[1].host;
@@ -167,8 +167,8 @@ fn a_connection_that_ends_leaves_no_access() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Messages that claim to be accesses, of any bytes, among real ones: each is answered once, and nothing outside of what the
-    /// peer may write is ever changed.
+    /// Random messages as accesses, among valid ones: each is answered once, and only memory that the peer may write is
+    /// changed.
     #[test]
     fn hostile_accesses_change_nothing_else(
         seed in 0..1000u64,

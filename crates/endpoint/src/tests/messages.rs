@@ -1,4 +1,4 @@
-//! Nothing lost, nothing repeated, nothing reordered, whatever the network does.
+//! No message is lost, duplicated or reordered, whatever the network does.
 
 use bifrost_rdm::{Class, CloseReason, Order, Service};
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use crate::{HostEvent, SendError};
 
 const MS: u64 = 1_000_000;
 
-/// Sends messages of the given lengths in both directions, checks each that arrives, and returns when all have.
+/// Sends messages of the given lengths in both directions and checks them. Returns when all have arrived.
 pub(super) fn exchange(world: &mut World, lens: &[usize], order: Order, within_ns: u64) -> Result<u64, String> {
     let mut sent = [0usize; 2];
     let mut reported = [0usize; 2];
@@ -51,7 +51,10 @@ pub(super) fn exchange(world: &mut World, lens: &[usize], order: Order, within_n
         }
         if !more {
             let counters = world.sides[0].host.counters();
-            return Err(format!("not all in time: {:?} {reported:?} {counters:?}", got.each_ref().map(Vec::len)));
+            return Err(format!(
+                "not all arrived in time: {:?} {reported:?} {counters:?}",
+                got.each_ref().map(Vec::len)
+            ));
         }
     }
     for got in &mut got {
@@ -59,7 +62,7 @@ pub(super) fn exchange(world: &mut World, lens: &[usize], order: Order, within_n
             got.sort_unstable();
         }
         if *got != (0..lens.len()).collect::<Vec<_>>() {
-            return Err(format!("not each once and in order: {got:?}"));
+            return Err(format!("duplicated or reordered: {got:?}"));
         }
     }
     Ok(world.now)
@@ -80,8 +83,8 @@ fn lengths_around_every_boundary() {
 }
 
 #[test]
-fn a_long_message_does_not_hold_up_short_ones() {
-    // Time until a short message has arrived, sent behind a long one.
+fn a_long_message_does_not_delay_short_ones() {
+    // Time until a short message arrives that was sent after a long one.
     let options = Options { order: Order::Complete, ..Options::default() };
     let mut world = World::new(1, Link::new(0.0), &options);
     exchange(&mut world, &[1 << 20; 4], Order::Complete, 100 * MS).unwrap();
@@ -95,7 +98,7 @@ fn a_long_message_does_not_hold_up_short_ones() {
     let side = &mut world.sides[0];
     side.host.send(asked, side.id, Class::Message, 1, vec![2; 100]).map_err(|(e, _)| e).unwrap();
     let arrived = loop {
-        assert!(world.step(begin + 10 * MS), "the short message has not come");
+        assert!(world.step(begin + 10 * MS), "the short message has not arrived");
         if let Some(HostEvent::Message { call: 1, .. }) = world.sides[1].host.next_event() {
             break world.now - asked;
         }
@@ -104,7 +107,7 @@ fn a_long_message_does_not_hold_up_short_ones() {
 }
 
 #[test]
-fn an_application_that_does_not_read_holds_the_sender_up() {
+fn an_application_that_does_not_read_stops_the_sender() {
     let options = Options { limits: |limits| limits.window = 8, ..Options::default() };
     let mut world = World::new(3, Link::new(0.01), &options);
     for n in 0..40 {
@@ -117,8 +120,8 @@ fn an_application_that_does_not_read_holds_the_sender_up() {
         let HostEvent::Message { data, .. } = event else { continue };
         waiting.push(data);
     }
-    assert_eq!(waiting.len(), 8, "no more than its window");
-    // It reads, a message at a time, and the rest comes, though announcements of room are lost, too.
+    assert_eq!(waiting.len(), 8, "not more than its window");
+    // It reads one message at a time, and the rest arrives, even though ACKs that raise the limit are lost, too.
     let mut read = 0;
     while read < 40 {
         let now = world.now;
@@ -137,7 +140,7 @@ fn an_application_that_does_not_read_holds_the_sender_up() {
 }
 
 #[test]
-fn a_nic_that_is_reset_goes_on() {
+fn messages_survive_a_reset_of_the_nic() {
     for service in [Service::Uc, Service::Rc, Service::Both] {
         let options = Options { service, ..Options::default() };
         let mut world = World::new(5, Link::new(0.0), &options);
@@ -145,7 +148,7 @@ fn a_nic_that_is_reset_goes_on() {
         for side in &mut world.sides {
             let nic = side.host.provider_mut();
             let all: Vec<_> = nic.ready().collect();
-            // Its lanes, and the queue pair of control datagrams.
+            // Its lanes, and the control queue pair.
             assert_eq!(all.len(), service.lanes() + 1);
             all.into_iter().for_each(|queue_pair| nic.put_into_error(world.now, queue_pair));
         }
@@ -154,16 +157,16 @@ fn a_nic_that_is_reset_goes_on() {
 }
 
 #[test]
-fn a_path_that_fails_is_left_for_another() {
+fn a_failed_path_is_replaced() {
     for service in [Service::Uc, Service::Rc] {
         let options = Options { service, ..Options::default() };
         let mut world = World::new(5, Link::new(0.0), &options);
         exchange(&mut world, &[100_000; 10], Order::Sent, 100 * MS).unwrap();
-        // The path of the last data packet, of whichever end.
+        // The path of the last data packet, of either end.
         world.dead_port = Some(world.last_port);
         exchange(&mut world, &[100_000; 10], Order::Sent, 200 * MS).unwrap();
         exchange(&mut world, &[1000; 10], Order::Sent, 200 * MS).unwrap();
-        // What was repaired meanwhile works again, on another path.
+        // Repaired lanes work, on another path.
         for _ in 0..20 {
             exchange(&mut world, &[50_000; 3], Order::Sent, 200 * MS).unwrap();
         }
@@ -187,12 +190,12 @@ fn an_outage_of_both_directions_is_survived() {
         let cut_at = world.now + 100_000;
         while world.step(cut_at) {}
         for side in &mut world.sides {
-            side.cut = true;
+            side.outage = true;
         }
         let back = cut_at + 300 * MS;
         while world.step(back) {}
         for side in &mut world.sides {
-            side.cut = false;
+            side.outage = false;
         }
         let mut next = 0;
         while next < 20 {
@@ -207,7 +210,7 @@ fn an_outage_of_both_directions_is_survived() {
         }
         let counters = world.sides[0].host.counters();
         assert!(counters.lane_flips > 0, "{service:?}");
-        // UC notices by its own timers, RC by its NIC's.
+        // UC detects it by its own timers, RC by its NIC's.
         let why = (counters.lane_timeouts > 0, counters.lane_errors > 0);
         assert_eq!(why, (service == Service::Uc, service == Service::Rc), "{service:?}: {counters:?}");
     }
@@ -216,7 +219,7 @@ fn an_outage_of_both_directions_is_survived() {
 #[test]
 fn a_peer_that_is_gone_is_reported() {
     let mut world = World::new(7, Link::new(0.0), &Options::default());
-    world.sides[1].cut = true;
+    world.sides[1].outage = true;
     let side = &mut world.sides[0];
     side.host.send(0, side.id, Class::Message, 0, vec![0; 10]).map_err(|(e, _)| e).unwrap();
     while world.step(4000 * MS) {}
@@ -231,7 +234,7 @@ fn a_peer_that_is_gone_is_reported() {
 }
 
 #[test]
-fn a_connection_that_is_closed_leaves_nothing() {
+fn a_closed_connection_releases_everything() {
     let mut world = World::new(8, Link::new(0.0), &Options::default());
     exchange(&mut world, &[100_000; 4], Order::Sent, 100 * MS).unwrap();
     let side = &mut world.sides[0];
@@ -250,7 +253,7 @@ proptest! {
         seed in any::<u32>(),
         lens in prop::collection::vec(prop_oneof![0usize..200, 0usize..40_000, 30_000usize..400_000], 1..60),
         loss in prop::sample::select(vec![0.0, 0.001, 0.01, 0.05]),
-        twice in prop::sample::select(vec![0.0, 0.02]),
+        duplicated in prop::sample::select(vec![0.0, 0.02]),
         mtu in prop::sample::select(vec![256u16, 1024, 4096]),
         service in prop::sample::select(vec![Service::Uc, Service::Rc, Service::Both]),
         switch_every_ns in prop::sample::select(vec![1_000u64, 30_000, 200_000, 3_000_000]),
@@ -259,12 +262,12 @@ proptest! {
         let switch_every_ns = if service == Service::Both { switch_every_ns } else { 0 };
         let order = if unordered { Order::Complete } else { Order::Sent };
         let options = Options { service, order, mtu, ..Options::default() };
-        let mut world = World::new(u64::from(seed), Link { twice, ..Link::new(loss) }, &options);
+        let mut world = World::new(u64::from(seed), Link { duplicated, ..Link::new(loss) }, &options);
         world.switch_every_ns = switch_every_ns;
         let done = exchange(&mut world, &lens, order, 20_000 * MS);
         prop_assert!(done.is_ok(), "{}", done.unwrap_err());
-        // A seed replays a run.
-        let mut again = World::new(u64::from(seed), Link { twice, ..Link::new(loss) }, &options);
+        // The same seed repeats the run.
+        let mut again = World::new(u64::from(seed), Link { duplicated, ..Link::new(loss) }, &options);
         again.switch_every_ns = switch_every_ns;
         prop_assert_eq!(exchange(&mut again, &lens, order, 20_000 * MS), done);
     }

@@ -25,7 +25,7 @@ fn send(world: &mut World, number: u32, len: usize) {
     side.host.send(now, side.id, Class::Message, number, data).map_err(|(e, _)| e).unwrap();
 }
 
-/// Takes what has come in at the other end; `next` is the next message.
+/// Takes received messages at the other end; `next` is the number of the next one.
 fn take(world: &mut World, next: &mut u32, len: usize) {
     while let Some(event) = world.sides[1].host.next_event() {
         let HostEvent::Message { connection, call, data, .. } = event else { panic!("{event:?}") };
@@ -36,7 +36,7 @@ fn take(world: &mut World, next: &mut u32, len: usize) {
     }
 }
 
-/// Runs until the other end has all messages before `end`; when the last one came.
+/// Runs until the other end has all messages before `end`. Returns when the last one arrived.
 fn receive(world: &mut World, next: &mut u32, end: u32, len: usize, until: u64) -> u64 {
     take(world, next, len);
     while *next < end {
@@ -46,7 +46,7 @@ fn receive(world: &mut World, next: &mut u32, end: u32, len: usize, until: u64) 
     world.now
 }
 
-/// All is done, and reported.
+/// Runs until all messages are delivered and reported.
 fn settle(world: &mut World) {
     let until = world.now + 300 * MS;
     while world.step(until) {}
@@ -67,7 +67,7 @@ fn a_connection_of_one_service_has_no_other() {
 }
 
 #[test]
-fn without_losses_nothing_is_lost_by_a_switch() {
+fn a_switch_loses_nothing_without_packet_loss() {
     let lens = [0, 1, 4095, 4096, 4097, 32_768, 32_769, 65_536, 300_000, 0, 5, 1 << 20, 100, 3 << 20, 7];
     for switch_every_ns in [10_000, 30_000, 100_000] {
         let mut world = both(1, 0.0);
@@ -84,13 +84,13 @@ fn without_losses_nothing_is_lost_by_a_switch() {
 }
 
 #[test]
-fn what_is_sent_after_a_switch_goes_by_the_other_service() {
+fn messages_after_a_switch_use_the_other_service() {
     let mut world = both(2, 0.0);
     assert_eq!(lane(&world, 0), 0);
     world.switch(0);
-    assert_eq!((lane(&world, 0), lane(&world, 1)), (3, 0), "each end on its own");
+    assert_eq!((lane(&world, 0), lane(&world, 1)), (3, 0), "each end switches separately");
     exchange(&mut world, &[10, 100_000], Order::Sent, 100 * MS).unwrap();
-    // All UC queue pairs of the sender are gone, which nobody needs.
+    // Then all UC queue pairs of the sender fail, which are no longer used.
     for lane in 0..3 {
         let queue_pair = world.sides[0].host.lane_of(world.sides[0].id, lane);
         world.sides[0].host.provider_mut().put_into_error(world.now, queue_pair);
@@ -103,8 +103,8 @@ fn what_is_sent_after_a_switch_goes_by_the_other_service() {
 }
 
 #[test]
-fn the_end_of_what_was_sent_before_a_switch_is_lost() {
-    // The timers of UC and of RC, 0.4 ms and 4 ms, are not waited for: what is sent after it tells.
+fn the_last_packets_before_a_switch_are_lost() {
+    // Recovery does not wait for the timers of UC and RC, 0.4 ms and 4 ms: later messages show the loss.
     for first in [Service::Uc, Service::Rc] {
         for len in [20_000, 200_000] {
             let mut world = both(3, 0.0);
@@ -115,13 +115,13 @@ fn the_end_of_what_was_sent_before_a_switch_is_lost() {
             exchange(&mut world, &[100_000; 20], Order::Sent, 100 * MS).unwrap();
             let (begin, mut next) = (world.now, 0);
             (0..4).for_each(|number| send(&mut world, number, len));
-            // The last that the NIC sends before the switch is lost.
-            let cut_at = begin + if len < 100_000 { 15_000 } else { 100_000 };
-            for (until, cut) in [(cut_at, true), (cut_at + 20_000, false)] {
+            // The last packets that the NIC sends before the switch are lost.
+            let outage_at = begin + if len < 100_000 { 15_000 } else { 100_000 };
+            for (until, outage) in [(outage_at, true), (outage_at + 20_000, false)] {
                 while world.step(until) {
                     take(&mut world, &mut next, len);
                 }
-                world.sides[0].cut = cut;
+                world.sides[0].outage = outage;
             }
             assert!(world.sides[0].dropped > 0);
             let switched = world.now;
@@ -146,19 +146,19 @@ fn an_outage_in_the_middle_of_a_switch_is_survived() {
                 exchange(&mut world, &[100_000; 10], Order::Sent, 100 * MS).unwrap();
             }
             (0..10).for_each(|number| send(&mut world, number, 200_000));
-            let cut_at = world.now + 100_000;
-            while world.step(cut_at - from_ns) {}
+            let outage_at = world.now + 100_000;
+            while world.step(outage_at - from_ns) {}
             world.switch(0);
-            while world.step(cut_at) {}
+            while world.step(outage_at) {}
             (10..20).for_each(|number| send(&mut world, number, 200_000));
-            world.sides.iter_mut().for_each(|side| side.cut = true);
-            let back = cut_at + outage_ns;
+            world.sides.iter_mut().for_each(|side| side.outage = true);
+            let back = outage_at + outage_ns;
             while world.step(back) {}
-            world.sides.iter_mut().for_each(|side| side.cut = false);
+            world.sides.iter_mut().for_each(|side| side.outage = false);
             let mut next = 0;
             receive(&mut world, &mut next, 20, 200_000, back + 1000 * MS);
             settle(&mut world);
-            // And it goes on by the service that was chosen.
+            // The connection then uses the selected service.
             exchange(&mut world, &[100_000; 10], Order::Sent, 500 * MS).unwrap();
             while world.step(world.now + 500 * MS) {}
             let reliable = lane(&world, 0) >= 3;
@@ -169,7 +169,7 @@ fn an_outage_in_the_middle_of_a_switch_is_survived() {
 
 #[test]
 fn a_full_connection_switches() {
-    // One credit: the end of a lane is sent again when there is room for it.
+    // One credit: the end of a lane is retransmitted when a credit is free.
     let limits = |limits: &mut crate::Limits| limits.credits = 1;
     let options = Options { service: Service::Both, limits, ..Options::default() };
     let mut world = World::new(8, Link::new(0.02), &options);

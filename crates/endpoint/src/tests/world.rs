@@ -1,4 +1,4 @@
-//! Two hosts, each with a NIC, and a link that has a rate, a delay, a queue, and loses packets. A seed replays a run.
+//! Two hosts, each with a NIC, and a link with rate, delay, queue and packet loss. A seed determines a run.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,36 +10,36 @@ use bifrost_wire::rdm::SetupKind;
 
 use crate::{Host, HostConfig, Limits};
 
-/// What the link is like.
+/// Properties of the link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
-    /// Bits in a second.
+    /// Bits per second.
     pub(super) rate: f64,
-    /// One way, ns.
+    /// One-way delay, ns.
     pub(super) delay_ns: u64,
-    /// Share of packets lost, of data and of control datagrams alike.
+    /// Share of packets lost, both data and control datagrams.
     pub(super) loss: f64,
-    /// Share of packets that come twice.
-    pub(super) twice: f64,
+    /// Share of packets duplicated.
+    pub(super) duplicated: f64,
 }
 
 impl Link {
     /// 25 Gbit/s and a round trip of 50 us.
     pub(super) fn new(loss: f64) -> Self {
-        Self { rate: 25e9, delay_ns: 25_000, loss, twice: 0.0 }
+        Self { rate: 25e9, delay_ns: 25_000, loss, duplicated: 0.0 }
     }
 }
 
-/// Bytes around a UDP payload: Ethernet with preamble and gap, IPv6, UDP.
-const AROUND: usize = 38 + 40 + 8;
+/// Overhead of a UDP payload, bytes: Ethernet with preamble and gap, IPv6, UDP.
+const OVERHEAD: usize = 38 + 40 + 8;
 
 pub(super) struct Side {
     pub(super) host: Host<Nic>,
     pub(super) id: ConnectionId,
-    /// When the wire is free again.
+    /// When the wire is idle again, ns.
     wire_free: u64,
-    /// Packets in an outage.
-    pub(super) cut: bool,
+    /// All packets of this side are lost.
+    pub(super) outage: bool,
     pub(super) dropped: u64,
     pub(super) carried: u64,
 }
@@ -54,9 +54,9 @@ pub(super) struct World {
     free: Vec<usize>,
     count: u64,
     burst: Burst,
-    /// What the way back loses, if it differs.
+    /// Loss in the reverse direction, if it differs.
     pub(super) loss_back: Option<f64>,
-    /// Which UDP source ports are lost: a path that fails.
+    /// A UDP source port whose packets are lost: a failed path.
     pub(super) dead_port: Option<u16>,
     pub(super) last_port: u16,
     /// Both ends switch to the other service at random times, this many ns apart on average; 0: never.
@@ -100,7 +100,7 @@ impl World {
             hosts[host].complete(0, id, peer, config, chunking, Box::new(swift)).unwrap();
         }
         let [host_a, host_b] = hosts;
-        let side = |host, id| Side { host, id, wire_free: 0, cut: false, dropped: 0, carried: 0 };
+        let side = |host, id| Side { host, id, wire_free: 0, outage: false, dropped: 0, carried: 0 };
         Self {
             now: 0,
             sides: [side(host_a, a), side(host_b, b)],
@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    /// Goes on to the next thing that happens, or to `until`; `false` when `until` is reached.
+    /// Advances to the next event, or to `until`; returns `false` when `until` is reached.
     pub(super) fn step(&mut self, until: u64) -> bool {
         if self.switch_every_ns > 0 && self.now >= self.next_switch {
             self.next_switch = self.now + 1 + self.random.u64(..2 * self.switch_every_ns);
@@ -166,14 +166,14 @@ impl World {
         true
     }
 
-    /// One end uses the other service from now on.
+    /// One end switches to the other service.
     pub(super) fn switch(&mut self, side: usize) {
         let Side { host, id, .. } = &mut self.sides[side];
         let other = if host.service_in_use(*id) == Some(Service::Uc) { Service::Rc } else { Service::Uc };
         assert!(host.switch(self.now, *id, other));
     }
 
-    /// The NIC sends when the wire is free: what waits, waits in the NIC; what is in the switch's queue is the link's.
+    /// Sends while the wire is idle; other packets wait in the NIC. The switch's queue is part of the link.
     fn transmit(&mut self, from: usize) {
         while self.sides[from].wire_free <= self.now && self.sides[from].host.provider().has_packets() {
             self.burst.clear();
@@ -182,19 +182,19 @@ impl World {
             }
             let packet = self.burst.packets()[0];
             let bytes = self.burst.payload(&packet).to_vec();
-            let wire_ns = ((bytes.len() + AROUND) as f64 * 8e9 / self.link.rate) as u64;
+            let wire_ns = ((bytes.len() + OVERHEAD) as f64 * 8e9 / self.link.rate) as u64;
             let side = &mut self.sides[from];
             side.wire_free = side.wire_free.max(self.now) + wire_ns;
             side.carried += 1;
             self.last_port = packet.route.source_port;
             let loss = if from == 1 { self.loss_back.unwrap_or(self.link.loss) } else { self.link.loss };
             let dead = self.dead_port == Some(packet.route.source_port);
-            if side.cut || dead || self.random.f64() < loss {
+            if side.outage || dead || self.random.f64() < loss {
                 side.dropped += 1;
                 continue;
             }
             let at = side.wire_free + self.link.delay_ns;
-            let copies = 1 + usize::from(self.random.f64() < self.link.twice);
+            let copies = 1 + usize::from(self.random.f64() < self.link.duplicated);
             for copy in 0..copies {
                 let index = self.free.pop().unwrap_or_else(|| {
                     self.packets.push(None);
@@ -208,7 +208,7 @@ impl World {
     }
 }
 
-/// Bytes that say which message they are of, and where.
+/// Contents that identify the message and the position in it.
 pub(super) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut bytes = vec![0; len];

@@ -1,17 +1,17 @@
-//! Two network namespaces and a link between them that drops packets (root): for tests of this crate and of those that use it.
+//! Two network namespaces and a link between them that drops packets; needs root. Used by tests of several crates.
 
 #![allow(clippy::unwrap_used, dead_code)]
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The namespaces, removed at the end. Their names have the process in them, so that two runs do not meet; what a crash
-/// leaves is removed by the next run of a process with the same id, or by a reboot. The ends are `fd00:9::1` and `10.9.0.1`,
-/// and the same with 2.
+/// The namespaces, removed at the end. Their names contain the process id, so that concurrent runs do not conflict.
+/// What a crash leaves behind is removed by the next run with the same id, or by a reboot. The ends are `fd00:9::1` and
+/// `10.9.0.1`, and the same with 2.
 pub(crate) struct Lossy([String; 2]);
 
 impl Lossy {
-    /// One UDP packet in `one_in` is lost in each direction; 0: none.
+    /// In each direction one of `one_in` UDP packets is lost; 0: none.
     pub(crate) fn new(test: &str, mtu: u32, one_in: u32) -> Self {
         let names = ["a", "b"].map(|end| format!("{test}-{}-{end}", std::process::id()));
         for name in &names {
@@ -27,7 +27,7 @@ impl Lossy {
             ip(&["addr", "add", &format!("fd00:9::{}/64", n + 1), "dev", "e0", "nodad"]);
             ip(&["addr", "add", &format!("10.9.0.{}/24", n + 1), "dev", "e0"]);
             ip(&["link", "set", "e0", "mtu", &mtu.to_string(), "up"]);
-            // One packet, one decision: without offloads.
+            // Without offloads, so that each packet is dropped individually.
             let off = ["-K", "e0", "gso", "off", "tso", "off", "gro", "off", "tx-udp-segmentation", "off"];
             run(lossy.command(n, "ethtool").args(off));
             if one_in > 0 {
@@ -39,14 +39,14 @@ impl Lossy {
         lossy
     }
 
-    /// A command that runs `program` at an end, 0 or 1.
+    /// A command that runs `program` at end 0 or 1.
     pub(crate) fn command(&self, end: usize, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.0[end]]).arg(program.as_ref());
         command
     }
 
-    /// Packets that were dropped at an end.
+    /// Packets dropped at an end.
     pub(crate) fn dropped(&self, end: usize) -> u64 {
         let text = run(self.command(end, "nft").args(["list", "table", "inet", "t"]));
         let (_, after) = text.split_once("counter packets ").unwrap();
@@ -62,7 +62,7 @@ impl Drop for Lossy {
     }
 }
 
-/// Runs a command to its end, which must be a good one; its standard output.
+/// Runs a command, which must succeed. Returns its standard output.
 pub(crate) fn run(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
