@@ -1,8 +1,8 @@
-//! The bars that an experiment's results have to clear.
+//! The bars: requirements that an experiment's results must meet.
 
 use std::fmt;
 
-/// Which side of the bound is good.
+/// The direction in which a bound holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sense {
     /// The measured value must not exceed the bound.
@@ -16,17 +16,17 @@ pub enum Sense {
 /// One requirement and what was measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
-    /// What is required, in words.
+    /// The requirement, in words.
     pub name: String,
-    /// What was measured; `None` if the results do not tell, which counts as a failure.
+    /// The measured value; `None` if the results do not contain it, which counts as a failure.
     pub measured: Option<f64>,
-    /// The side of the bound that passes.
+    /// The direction in which the bound holds.
     pub sense: Sense,
     /// The bound.
     pub bound: f64,
-    /// The unit of both.
+    /// The unit of both values.
     pub unit: &'static str,
-    /// Whether the bound is about correctness, which no busy machine excuses.
+    /// Whether the bar is about correctness. A busy machine is no excuse then.
     pub exact: bool,
 }
 
@@ -36,7 +36,7 @@ impl Bar {
         Self { name: name.into(), measured: measured.filter(|m| m.is_finite()), sense, bound, unit, exact: false }
     }
 
-    /// The bar, about correctness: [`Bar::passes_within`] then knows no slack.
+    /// Marks the bar as one about correctness: [`Bar::passes_within`] then allows no slack.
     pub fn exact(self) -> Self {
         Self { exact: true, ..self }
     }
@@ -46,7 +46,7 @@ impl Bar {
         self.passes_within(1.0)
     }
 
-    /// Whether the bar is cleared once the bound is `slack` (1 or more) times as lenient.
+    /// Whether the bar is cleared with the bound relaxed by the factor `slack` (1 or more).
     pub fn passes_within(&self, slack: f64) -> bool {
         let slack = if self.exact { 1.0 } else { slack };
         self.measured.is_some_and(|measured| match self.sense {
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_have_a_side() {
+    fn bounds_have_a_direction() {
         let table = [
             (Sense::AtMost, Some(1.0), true),
             (Sense::AtMost, Some(1.1), false),

@@ -1,4 +1,4 @@
-//! One report of all experiments: `report.md` and `index.html`, with the plots beside them.
+//! One report of all experiments: `report.md` and `index.html`, together with the plots.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,35 +14,35 @@ use crate::report::Table;
 use crate::results::Results;
 use crate::run;
 
-/// An experiment, and what became of it.
+/// An experiment and its outcome.
 pub struct Chapter<'a> {
     /// The experiment.
     pub experiment: &'a dyn Experiment,
-    /// Where it has written.
+    /// The directory of its results.
     pub directory: PathBuf,
-    /// What it has measured, or why not.
+    /// Its results, or why there are none.
     pub results: Result<Results>,
 }
 
 impl Chapter<'_> {
-    /// Bars that are cleared, and bars; none if nothing was measured.
+    /// Number of cleared bars, and of all bars; `None` if nothing was measured.
     fn bars(&self) -> Option<(usize, usize)> {
         let bars = self.experiment.bars(&self.results.as_ref().ok()?.rows).ok()?;
         Some((bars.iter().filter(|bar| bar.passes()).count(), bars.len()))
     }
 
-    /// Whether it was measured and clears its bars.
+    /// Whether the experiment was measured and clears its bars.
     pub fn is_good(&self) -> bool {
         self.bars().is_some_and(|(cleared, all)| cleared == all)
     }
 }
 
-/// What browsers need to make it readable.
+/// The style sheet of `index.html`.
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}\
     table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #bbb;padding:.2rem .6rem}\
     code{background:#eee;padding:0 .2rem}img{max-width:100%}h2{margin-top:3rem;border-top:2px solid #ccc}";
 
-/// A line for each chapter.
+/// A table with a row for each chapter.
 pub fn overview(chapters: &[Chapter<'_>]) -> String {
     let mut table = Table::new(&["experiment", "figures", "bars cleared"]);
     for chapter in chapters {
@@ -53,15 +53,15 @@ pub fn overview(chapters: &[Chapter<'_>]) -> String {
     table.render()
 }
 
-/// Writes the report of what there is into `directory`. `options`: of all runs.
+/// Writes a report of `chapters` into `directory`. `options` are those of all runs.
 ///
 /// # Errors
-/// Files that cannot be written or read.
+/// Files that cannot be read or written.
 pub fn write(chapters: &[Chapter<'_>], options: &Options, directory: &Path) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
     let mut text = format!(
-        "# The figures, measured\n\nWhat the papers of BIFROST (NSDI'26, APNET'25), Triton (SIGCOMM'24) and Albatross (SIGCOMM'25) show, measured on this machine by \
-         `bifrost-lab run all{}`.\n\n{}\n",
+        "# The figures, measured\n\nWhat the papers of BIFROST (NSDI'26, APNET'25), Triton (SIGCOMM'24) and Albatross \
+         (SIGCOMM'25) show, measured on this machine by `bifrost-lab run all{}`.\n\n{}\n",
         if options.quick { " --quick" } else { "" },
         overview(chapters)
     );
@@ -70,11 +70,12 @@ pub fn write(chapters: &[Chapter<'_>], options: &Options, directory: &Path) -> R
     }
     text += "## Figures that are not measured\n\n";
     for (figure, why) in NOT_MEASURED {
-        // To write to a string cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "- **{figure}**. {why}");
     }
     let mut page = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>The figures, measured</title><style>{STYLE}</style></head><body>\n"
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>The figures, \
+         measured</title><style>{STYLE}</style></head><body>\n"
     );
     html::push_html(&mut page, Parser::new_ext(&text, Markdown::ENABLE_TABLES));
     page += "</body></html>\n";
@@ -111,7 +112,7 @@ fn body(chapter: &Chapter<'_>, directory: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Draws the chapter's plots into `directory`, each with the experiment's name before its own.
+/// Copies the chapter's plots into `directory`; the experiment's name becomes a prefix of each file name.
 fn copied(chapter: &Chapter<'_>, results: &Results, directory: &Path) -> Result<Vec<PathBuf>> {
     let plots = chapter.experiment.plots(&results.rows, &chapter.directory)?;
     let copy = |plot: PathBuf| {
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_and_what_was_not_is_in_it() {
+    fn the_report_has_measured_and_missing_experiments() {
         let out = tempfile::tempdir().unwrap();
         let options = run::settle(&Vectors, Options { quick: true, ..Options::default() }).unwrap();
         let rows = to_values(&[row(Switch::Batches, 1e6), row(Switch::Vectors, 2e6)]).unwrap();

@@ -20,23 +20,23 @@ use crate::results::Results;
 use crate::state::{self, Run};
 use crate::{everything, interrupt, run};
 
-/// In the place of an experiment's name: all of them.
+/// The name that stands for all experiments.
 const ALL: &str = "all";
 
 const EXAMPLES: &str = "\
 Examples:
   sudo bifrost-lab list
   sudo bifrost-lab run redis-loss --quick          a first impression, in minutes
-  sudo bifrost-lab run redis-loss                  every loss rate, three repetitions
+  sudo bifrost-lab run redis-loss                  all loss rates, three repetitions
   bifrost-lab check redis-loss --out out/redis-loss
-  sudo bifrost-lab run all --quick                 everything, and one report of it: out/report/index.html
-  bifrost-lab report                               the report once more, of what is there
+  sudo bifrost-lab run all --quick                 all experiments, one report: out/report/index.html
+  bifrost-lab report                               rewrite the report from existing results
   sudo bifrost-lab run redis-loss --modes kernel_vxlan,bifrost --losses 0,1 --injectors wire
-  sudo bifrost-lab shell --mode bifrost            a network to try things in
-  sudo bifrost-lab clean                           after a crash; `run` does it, too
+  sudo bifrost-lab shell --mode bifrost            a shell in a test network
+  sudo bifrost-lab clean                           after a crash; `run` also does this
 
 Results of a run go to --out: results.json (schema: docs/results.schema.json), report.md, plots as SVG, and logs/.
-Everything happens in network namespaces of the lab's own, which are removed at the end, after Ctrl-C, too.";
+Everything runs in the lab's own network namespaces. They are removed at the end, also after Ctrl-C.";
 
 #[derive(Debug, Parser)]
 #[command(name = "bifrost-lab", version, about = "Builds hosts from network namespaces and runs experiments on them", after_help = EXAMPLES)]
@@ -49,35 +49,35 @@ struct Cli {
 enum Command {
     /// List the experiments
     List {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// Run an experiment, or all of them, and write results.json, report.md and plots
     Run(RunArguments),
-    /// Compare the results of a run with the experiment's bars; exit code 1 if one is missed
+    /// Compare the results of a run with the experiment's bars; the exit code is 1 if one is missed
     Check {
         /// The experiment
         name: String,
         /// Where `run` wrote its results [default: out/NAME]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
-        /// Accept values that are this factor away from a bar (for short runs on busy machines)
+        /// Relax each bar by this factor (for short runs on busy machines)
         #[arg(long, default_value_t = 1.0, value_name = "FACTOR", value_parser = slack)]
         slack: f64,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Write the report of what `run all` has measured so far once more, without measuring
+    /// Rewrite the report from the results of `run all` so far, without measuring
     Report {
         /// Where `run all` wrote its results [default: out]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
     },
-    /// Build a network, open a shell on a host or guest, and remove the network when the shell ends
+    /// Build a network, open a shell on a host or guest, and remove the network when the shell exits
     Shell {
-        /// What joins the guests
+        /// The network that joins the guests
         #[arg(long, value_enum, default_value_t = Mode::Bifrost)]
         mode: Mode,
         /// Namespace of the shell: host-a, host-b, guest-a or guest-b
@@ -86,36 +86,38 @@ enum Command {
         #[command(flatten)]
         options: Options,
     },
-    /// Remove what crashed runs have left behind
+    /// Remove what crashed runs left behind
     Clean,
-    /// Ask a Redis server at a fixed rate, and print latencies as JSON: what `redis-loss` runs inside of virtual machines
+    /// Send requests to a Redis server at a fixed rate, and print latencies as JSON (`redis-loss` runs this inside
+    /// virtual machines)
     #[command(hide = true)]
     RedisLoad {
         /// Address and port
         server: SocketAddr,
-        /// The command
+        /// The Redis command
         op: Op,
         /// Connections
         clients: u32,
-        /// Requests due each second, on all connections together
+        /// Requests per second, over all connections
         requests_per_s: f64,
-        /// How long
+        /// Duration, seconds
         seconds: f64,
     },
 }
 
 #[derive(Debug, Args)]
 struct RunArguments {
-    /// The experiment (see `bifrost-lab list`), or `all`: every one that is not in --out yet, and one report of all of them
+    /// The experiment (see `bifrost-lab list`), or `all`: run those whose results are not in --out yet, and write one
+    /// report
     name: String,
-    /// Where to write results [default: out/NAME; all: out, the report in out/report]
+    /// Where to write results [default: out/NAME; for `all`: out, with the report in out/report]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     #[command(flatten)]
     options: Options,
 }
 
-/// Parses the command line and does what it says.
+/// Parses the command line and runs the command.
 pub fn parse_and_run() -> Result<ExitCode> {
     match Cli::parse().command {
         Command::List { json } => list(json),
@@ -145,7 +147,7 @@ pub fn parse_and_run() -> Result<ExitCode> {
                 duration: WARM_UP + Duration::try_from_secs_f64(seconds)?,
                 patience: Duration::ZERO,
                 warm_up: WARM_UP,
-                // Beyond what TCP needs to repair anything that the lab does to it.
+                // Longer than TCP needs to recover from any fault that the lab injects.
                 timeout: Duration::from_secs(10),
                 op: Some(op),
                 requests_per_s: Some(requests_per_s),
@@ -162,7 +164,7 @@ pub fn parse_and_run() -> Result<ExitCode> {
 fn slack(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (1.0..=100.0).contains(&value) => Ok(value),
-        _ => Err("a factor from 1 to 100".to_owned()),
+        _ => Err("use a factor from 1 to 100".to_owned()),
     }
 }
 
@@ -271,15 +273,15 @@ fn shell(mode: Mode, inside: &str, mut options: Options) -> Result<ExitCode> {
         bail!("no namespace `{inside}`; there are: host-a, host-b, guest-a, guest-b");
     };
     let program = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned());
-    println!("A shell in {inside}; the network lasts until it ends.");
+    println!("Shell in {inside}; the network is removed when it exits.");
     if mode == Mode::Mptcp {
         println!(
-            "Programs in guests ask for Multipath TCP where they ask for TCP; those in guest-a get a subflow for each path. \
-             In the other guest: mptcpize run PROGRAM. To look at: ss -M, nstat -a 'MPTcpExt*'."
+            "Programs in guests that ask for TCP get Multipath TCP; those in guest-a get a subflow for each path. \
+            In the other guest use: mptcpize run PROGRAM. To inspect: ss -M, nstat -a 'MPTcpExt*'."
         );
     }
     let mut child = namespace.command(&program).spawn().with_context(|| format!("starting {program}"))?;
-    // Ctrl-C belongs to the shell.
+    // The shell handles Ctrl-C.
     child.wait().context("waiting for the shell")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! System tools, run to their end, with errors that say which command failed and what it printed.
+//! Runs system tools to completion, with errors that say which command failed and what it printed.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 /// Runs `program` with `arguments` and returns what it printed on standard output.
 ///
 /// # Errors
-/// When the program is missing or ends with a status other than zero; the error holds its standard error.
+/// The program is missing or its exit status is not zero; the error contains its standard error.
 pub fn run<A: AsRef<OsStr>>(program: &str, arguments: &[A]) -> Result<String> {
     run_with_input(program, arguments, "")
 }
@@ -18,11 +18,11 @@ pub fn run<A: AsRef<OsStr>>(program: &str, arguments: &[A]) -> Result<String> {
 /// As [`run`], with `input` on standard input.
 pub fn run_with_input<A: AsRef<OsStr>>(program: &str, arguments: &[A], input: &str) -> Result<String> {
     let mut command = Command::new(program);
-    // A process group of its own: Ctrl-C on the terminal reaches the lab alone, which then ends what it started.
+    // Its own process group: Ctrl-C on the terminal reaches only the lab, which then ends what it started.
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().with_context(|| missing(program))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that ends before it has read everything tells why through its status.
+        // A program that exits before it has read all input reports the reason through its status.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().with_context(|| format!("waiting for `{program}`"))?;
@@ -35,7 +35,7 @@ pub fn run_with_input<A: AsRef<OsStr>>(program: &str, arguments: &[A], input: &s
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The message for a program that could not be started.
+/// The error message for a program that could not be started.
 pub fn missing(program: &str) -> String {
     format!(
         "cannot start `{program}`: is it installed? (scripts/install-debian-packages.sh installs what the lab needs)"

@@ -19,10 +19,10 @@ use crate::state::Run;
 use crate::topology::overlay::VNI;
 use crate::topology::{Guest, Host, Topology};
 
-/// How long a daemon may take until its control socket answers.
+/// How long a daemon may take until it answers on its control socket.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Ports that the lab's programs listen to: iperf3, redis-server.
+/// Ports on which the lab's programs listen: iperf3, redis-server.
 pub(crate) const LISTENING: [u16; 2] = [5201, 6379];
 
 /// The value of `vpc.reliability`.
@@ -34,10 +34,10 @@ pub enum Reliability {
     Tcp,
 }
 
-/// What the daemons are to be like.
+/// Settings of the daemons.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// What the guests are.
+    /// The kind of guests.
     pub guests: Guests,
     /// `vpc.ordering`; `None`: the default.
     pub ordering: Option<&'static str>,
@@ -55,25 +55,27 @@ pub struct Settings {
     pub af_xdp: bool,
     /// `workers.count`; `None`: one.
     pub workers: Option<u8>,
-    /// Lets several packets cross a link as one buffer, as `--wire-offload` does.
+    /// Lets several packets cross a link as one buffer, like `--wire-offload`.
     pub wire_offload: bool,
     /// The guests' MTU, bytes; `None`: [`GUEST_MTU`](crate::topology::GUEST_MTU).
     pub guest_mtu: Option<u32>,
     /// `port.slicing` of virtual machines; `None`: the default.
     pub slicing: Option<bool>,
-    /// Whether guests have a security group that lets in what the lab's programs listen to, from their own network.
+    /// Whether guests have a security group that allows traffic from their own network to the ports of the lab's
+    /// programs.
     pub security_groups: bool,
-    /// Whether a kernel VXLAN device hashes each flow onto a link of its own.
+    /// Whether a kernel VXLAN device hashes each flow onto its own link.
     pub spread_flows: bool,
-    /// `underlay.paths` of each host, in the hosts' order; where there is none, as many as there are links.
+    /// `underlay.paths` of each host, in the hosts' order; hosts without an entry get one path per link.
     pub paths: Vec<u8>,
-    /// To be added to each host's configuration, in the hosts' order.
+    /// Text to append to each host's configuration, in the hosts' order.
     pub more: Vec<String>,
 }
 
 impl Settings {
-    /// These, and what they leave open as NSDI'26 has it where that is not the default: one order for all that two guests say to
-    /// each other (4.2), a retransmission timeout that does not fall below 4 ms (4.3), and a datagram for each packet.
+    /// Fills in NSDI'26's values, where they differ from the defaults, for settings that are not chosen: one order
+    /// for all traffic between two guests (4.2), a minimum retransmission timeout of 4 ms (4.3), and one datagram per
+    /// packet.
     pub fn or_as_in_the_paper(&self) -> Self {
         let mut settings = self.clone();
         settings.ordering.get_or_insert("strict");
@@ -82,7 +84,7 @@ impl Settings {
         settings
     }
 
-    /// The table `[transport]`; nothing where all is the default.
+    /// The table `[transport]`; empty if all settings have their defaults.
     fn transport(&self) -> String {
         let keys = [
             ("group_packets", self.group_packets.map(|n| n.to_string())),
@@ -95,7 +97,7 @@ impl Settings {
     }
 }
 
-/// Where the daemon and its tool are.
+/// The paths of the daemon and its tool.
 #[derive(Debug, Clone)]
 pub struct Binaries {
     pub(crate) bifrostd: PathBuf,
@@ -107,19 +109,19 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// A program of the gateway, or `bifrostd`, by its name.
+    /// The path of a gateway program or of `bifrostd`, by name.
     ///
     /// # Errors
-    /// It is not there.
+    /// The program does not exist.
     pub(crate) fn gateway(&self, name: &str) -> Result<&Path> {
         let path = self.gateway.iter().chain([&self.bifrostd]).find(|path| path.ends_with(name));
-        built(path.with_context(|| format!("there is no {name}"))?)
+        built(path.with_context(|| format!("{name} is not known"))?)
     }
 
     /// `bifrost-perf`.
     ///
     /// # Errors
-    /// It is not there.
+    /// The program does not exist.
     pub(crate) fn perf(&self) -> Result<&Path> {
         built(&self.perf)
     }
@@ -127,7 +129,7 @@ impl Binaries {
     /// `bifrost-cni`.
     ///
     /// # Errors
-    /// It is not there.
+    /// The program does not exist.
     pub(crate) fn cni(&self) -> Result<&Path> {
         built(&self.cni)
     }
@@ -135,7 +137,7 @@ impl Binaries {
     /// Finds them in `--bin-dir`, or next to the lab's own executable.
     ///
     /// # Errors
-    /// When a mode of `options` needs a program that is not there.
+    /// A mode of `options` needs a program that does not exist.
     pub fn find(options: &Options) -> Result<Self> {
         let directory = match &options.bin_dir {
             Some(directory) => directory.clone(),
@@ -156,7 +158,7 @@ impl Binaries {
             for program in [&found.bifrostd, &found.bifrostctl] {
                 if !program.is_file() {
                     bail!(
-                        "{} does not exist: build the workspace (`cargo build --release`), name its directory with \
+                        "{} does not exist: build the workspace (`cargo build --release`), give its directory with \
                          --bin-dir, or run with --modes kernel_vxlan",
                         program.display()
                     );
@@ -167,11 +169,11 @@ impl Binaries {
     }
 }
 
-/// An error, with what to do, if a program is not there.
+/// An error that says what to do if `program` does not exist.
 fn built(program: &Path) -> Result<&Path> {
     if !program.is_file() {
         bail!(
-            "{} is missing: build the workspace (`cargo build --release`), or name its directory with --bin-dir",
+            "{} is missing: build the workspace (`cargo build --release`), or give its directory with --bin-dir",
             program.display()
         );
     }
@@ -187,7 +189,7 @@ pub struct Daemon {
     remote: Remote,
 }
 
-/// A way to ask a daemon, which need not live as long.
+/// A handle for requests to a daemon, which may outlive the daemon.
 #[derive(Debug, Clone)]
 pub struct Remote {
     host: String,
@@ -204,7 +206,7 @@ impl Remote {
     /// Runs `bifrostctl --json` with `arguments` against the daemon.
     ///
     /// # Errors
-    /// It does not answer, or refuses.
+    /// The daemon does not answer, or refuses the command.
     pub fn control(&self, arguments: &[&str]) -> Result<Value> {
         let program = self.bifrostctl.to_string_lossy();
         let socket = self.socket.to_string_lossy();
@@ -254,7 +256,7 @@ impl Daemon {
         &self.port
     }
 
-    /// Another way to ask it, for another thread.
+    /// Another handle for requests, for use by another thread.
     pub fn remote(&self) -> Remote {
         self.remote.clone()
     }
@@ -264,7 +266,7 @@ impl Daemon {
         self.remote.control(arguments)
     }
 
-    /// A counter of `bifrostctl stats`; what was never counted is 0.
+    /// A counter of `bifrostctl stats`; 0 if it was never incremented.
     pub fn counter(&self, name: &str) -> Result<u64> {
         let stats = self.control(&["stats"])?;
         Ok(stats.get("counters").and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0))
@@ -273,7 +275,7 @@ impl Daemon {
     /// Processor time that the process has used, s.
     ///
     /// # Errors
-    /// There is no `/proc`.
+    /// `/proc` cannot be read.
     pub fn cpu_seconds(&self) -> Result<f64> {
         process::cpu_seconds_of_group(self.pid())
     }
@@ -286,7 +288,7 @@ impl Daemon {
         let path = format!("/proc/{}/status", self.pid());
         let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
         let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        line.trim().trim_end_matches(" kB").parse().context("VmRSS is no number")
+        line.trim().trim_end_matches(" kB").parse().context("VmRSS is not a number")
     }
 
     /// An error if the process has ended.
@@ -327,16 +329,16 @@ impl Daemon {
         })
     }
 
-    /// Kills the process: nothing is told, and nothing put away.
+    /// Kills the process: peers are not notified, and nothing is cleaned up.
     ///
     /// # Errors
-    /// It cannot be waited for.
+    /// The system refuses to signal or to reap the process.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill().context("killing a daemon")?;
         self.child.wait().context("waiting for a daemon's end").map(drop)
     }
 
-    /// Starts the program once more on `host`, after its end, with the configuration that it had. It may not be ready yet.
+    /// Restarts the program on `host`, after its end, with the same configuration. It may not be ready yet.
     ///
     /// # Errors
     /// The program is missing.
@@ -348,7 +350,7 @@ impl Daemon {
     /// Waits until the daemon answers.
     ///
     /// # Errors
-    /// It has ended, or does not answer in time.
+    /// The daemon has ended, or does not answer in time.
     pub fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
@@ -373,13 +375,13 @@ impl Daemon {
 }
 
 impl Drop for Daemon {
-    /// Ends the process, after it has told what it counted: next to its log, as `<host>.stats.json` and so on.
+    /// Ends the process after saving its counters next to its log, as `<host>.stats.json` and so on.
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             for what in ["stats", "paths", "conns", "ports"] {
                 if let Ok(answer) = self.control(&[what]) {
                     let file = self.log.with_extension(format!("{what}.json"));
-                    // A diary, not a result: a full disk must not end the experiment.
+                    // These files are logs, not results: a full disk must not end the experiment.
                     let _ = fs::write(file, format!("{answer:#}\n"));
                 }
             }
@@ -388,7 +390,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Starts the program in the host's namespace; its configuration is beside its log.
+/// Starts the program in the host's namespace. Its configuration is written next to its log.
 fn spawn(host: &Host, binaries: &Binaries, log: &Path) -> Result<Child> {
     let file = File::options().create(true).append(true).open(log);
     let file = file.with_context(|| format!("opening {}", log.display()))?;
@@ -398,7 +400,7 @@ fn spawn(host: &Host, binaries: &Binaries, log: &Path) -> Result<Child> {
     command.spawn().with_context(|| command::missing("bifrostd"))
 }
 
-/// Asks for `/v1/status` over the socket.
+/// Sends `GET /v1/status` over the socket.
 fn status_over(socket: &Path) -> Result<()> {
     let mut stream = UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
@@ -439,7 +441,8 @@ fn configuration(
         let ports = LISTENING.map(|port| port.to_string()).join(", ");
         let group = format!(
             "[[security_group]]\nname = \"lab\"\n\
-             ingress = [{{ protocol = \"tcp\", ports = [{ports}], from = [\"10.0.0.0/24\"] }}, {{ protocol = \"icmp\" }}]\n\n"
+             ingress = [{{ protocol = \"tcp\", ports = [{ports}], from = [\"10.0.0.0/24\"] }}, {{ protocol = \"icmp\" \
+             }}]\n\n"
         );
         (group, "security_groups = [\"lab\"]\n")
     } else {
@@ -495,7 +498,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_experiment_chooses_goes_before_the_paper() {
+    fn settings_of_an_experiment_override_those_of_the_paper() {
         let paper = Settings::default().or_as_in_the_paper();
         assert_eq!(
             (paper.ordering, paper.transport().as_str()),

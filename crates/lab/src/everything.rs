@@ -1,4 +1,4 @@
-//! `run all`: every experiment, and one report of all of them. What is there already is not measured again.
+//! `run all`: runs every experiment and writes one report. Results that exist already are not measured again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,16 @@ use crate::options::Options;
 use crate::results::Results;
 use crate::{interrupt, run};
 
-/// Runs whatever is missing in `out`, and writes `out/report`. Returns whether everything could be measured and clears its bars.
+/// Runs the experiments without results in `out`, and writes `out/report`. Returns whether all were measured and
+/// clear their bars.
 ///
 /// # Errors
-/// An interruption; what was measured is kept, and the next call goes on. Options that only single experiments have.
+/// An interruption: results so far are kept, and the next call continues. Options that only apply to single
+/// experiments.
 pub fn run_all(options: &Options, out: &Path) -> Result<bool> {
     if !options.modes.is_empty() || options.guests.is_some() {
         bail!(
-            "--modes and --guests are choices about one experiment: run it by its name, or all without them, or with --every-mode"
+            "--modes and --guests apply to one experiment: run it by its name, or all without them or with --every-mode"
         );
     }
     let experiments = experiment::all();
@@ -34,13 +36,13 @@ pub fn run_all(options: &Options, out: &Path) -> Result<bool> {
         let place = format!("[{}/{}, {}]", number + 1, experiments.len(), run::duration(began.elapsed()));
         let results = match there_already(experiment.name(), &settled, &programs, &directory)? {
             Some(results) => {
-                println!("{place} {}: is there already, in {}", experiment.name(), directory.display());
+                println!("{place} {}: has results already, in {}", experiment.name(), directory.display());
                 Ok(results)
             }
             None => {
                 println!("{place} {}: {}", experiment.name(), experiment.summary());
                 let measured = run::run(experiment, &settled, &directory);
-                interrupt::check().context("the next `run all` goes on from here")?;
+                interrupt::check().context("the next `run all` continues from here")?;
                 measured.and_then(|_| Results::read(&directory, experiment.name()))
             }
         };
@@ -48,7 +50,7 @@ pub fn run_all(options: &Options, out: &Path) -> Result<bool> {
             eprintln!("{}: {error:#}", experiment.name());
         }
         chapters.push(Chapter { experiment, directory, results });
-        // After each, so that nobody has to wait for the last one.
+        // Written after each experiment, so that the results so far can be read.
         book::write(&chapters, options, &out.join("report"))?;
     }
     println!("{}", book::overview(&chapters));
@@ -56,10 +58,11 @@ pub fn run_all(options: &Options, out: &Path) -> Result<bool> {
     Ok(chapters.iter().all(Chapter::is_good))
 }
 
-/// Writes `out/report` of what there is in `out`, as old as it may be. Returns whether every experiment is there and clears its bars.
+/// Writes `out/report` from all results in `out`, whatever their age. Returns whether every experiment has results
+/// and clears its bars.
 ///
 /// # Errors
-/// No results at all, or files that cannot be written.
+/// There are no results at all, or files cannot be written.
 pub fn report(out: &Path) -> Result<bool> {
     let experiments = experiment::all();
     let chapters: Vec<Chapter> = experiments
@@ -79,7 +82,7 @@ pub fn report(out: &Path) -> Result<bool> {
     Ok(chapters.iter().all(Chapter::is_good))
 }
 
-/// What measures: results that are older than one of them may be of another version.
+/// The programs that measure: results older than one of them may be from another version.
 fn programs(options: &Options) -> Result<[PathBuf; 5]> {
     let binaries = Binaries::find(options)?;
     let own = std::env::current_exe().context("finding the lab's own executable")?;
@@ -87,7 +90,8 @@ fn programs(options: &Options) -> Result<[PathBuf; 5]> {
     Ok([binaries.bifrostd, binaries.bifrostctl, nicd, gw, own])
 }
 
-/// Results of `experiment` in `directory` that are of the same options, and not older than the `programs`.
+/// Results of `experiment` in `directory` that were measured with the same options and are not older than the
+/// `programs`.
 fn there_already(
     experiment: &str,
     options: &Options,
@@ -105,7 +109,7 @@ fn there_already(
         }
     }
     let known = Results::read(directory, experiment);
-    // Where binaries are does not matter, and is not written.
+    // The directory of the binaries does not matter and is not recorded.
     let asked = Options { bin_dir: None, ..options.clone() };
     Ok(known.ok().filter(|results| results.host.options == asked))
 }
@@ -126,7 +130,7 @@ mod tests {
     use crate::results::{HostInfo, SCHEMA_VERSION};
 
     #[test]
-    fn only_what_would_come_out_the_same_is_not_measured_again() {
+    fn results_are_reused_only_for_the_same_options_and_programs() {
         let directory = tempfile::tempdir().unwrap();
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
         let touch = |name: &str, seconds| {
@@ -146,13 +150,13 @@ mod tests {
         touch("results.json", 101);
         assert_eq!(find(&options), Some(results.clone()));
         let elsewhere = Options { bin_dir: Some(PathBuf::from("/elsewhere")), ..options.clone() };
-        assert_eq!(find(&elsewhere), Some(results), "the place of binaries changes nothing");
-        assert_eq!(find(&Options { quick: !options.quick, ..options.clone() }), None, "of other options");
+        assert_eq!(find(&elsewhere), Some(results), "the directory of the binaries does not matter");
+        assert_eq!(find(&Options { quick: !options.quick, ..options.clone() }), None, "from other options");
         touch("daemon", 102);
         assert_eq!(find(&options), None, "the daemon is newer");
         touch("daemon", 100);
         fs::write(directory.path().join("results.json"), "{").unwrap();
         touch("results.json", 101);
-        assert_eq!(find(&options), None, "broken off in the middle of writing");
+        assert_eq!(find(&options), None, "truncated");
     }
 }

@@ -1,4 +1,4 @@
-//! What an experiment is.
+//! The trait that every experiment implements.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::lab::Lab;
 use crate::options::{Guests, Mode};
 use crate::stats::Spread;
 
-/// An experiment: it measures rows, and knows how to present and to judge them.
+/// An experiment: it measures rows, presents them, and judges them.
 pub trait Experiment {
     /// The name on the command line and in `results.json`.
     fn name(&self) -> &'static str;
@@ -24,34 +24,34 @@ pub trait Experiment {
         Mode::USUAL.to_vec()
     }
 
-    /// The networks that are compared unless the user says otherwise; in a quick run it may be fewer.
+    /// The networks that are compared by default; a quick run may compare fewer.
     fn default_modes(&self, _quick: bool) -> Vec<Mode> {
         self.modes()
     }
 
-    /// What guests can be, the default first.
+    /// The kinds of guests it supports, the default first.
     fn guests(&self) -> Vec<Guests> {
         vec![Guests::Container]
     }
 
-    /// Measures. Everything that was started has ended when this returns, whether well or with an error.
+    /// Measures. When this returns, with success or an error, everything that it started has ended.
     fn run(&self, lab: &Lab) -> Result<Vec<Value>>;
 
     /// The body of `report.md`.
     fn report(&self, rows: &[Value]) -> Result<String>;
 
-    /// Draws plots into `directory` and returns their paths, the most telling one first.
+    /// Draws plots into `directory` and returns their paths, the most informative first.
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>>;
 
-    /// The bars and what was measured.
+    /// The bars with their measured values.
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>>;
 }
 
-/// What each of the experiment's bars comes to in single repetitions, in the order of [`Experiment::bars`]; `None` for a bar that no
-/// single repetition tells.
+/// The spread of each bar over single repetitions, in the order of [`Experiment::bars`]; `None` for a bar that a
+/// single repetition cannot have.
 ///
 /// # Errors
-/// Rows that are not the experiment's.
+/// Rows of another experiment.
 pub fn spreads(experiment: &dyn Experiment, rows: &[Value]) -> Result<Vec<Option<Spread>>> {
     let of = |row: &Value| row.get("repetition").and_then(Value::as_u64);
     let repetitions: BTreeSet<u64> = rows.iter().filter_map(of).collect();

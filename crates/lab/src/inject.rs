@@ -1,4 +1,5 @@
-//! Packet loss and slow links, made without any of Bifrost's own code (nftables) or by the daemon itself (`bifrostctl fault`).
+//! Packet loss and rate limits, applied without Bifrost's own code (nftables) or by the daemon itself (`bifrostctl
+//! fault`).
 
 use std::fmt::Write as _;
 
@@ -11,11 +12,11 @@ use crate::topology::{Host, Topology, link_name};
 
 /// The nftables table that holds the lab's rules.
 const TABLE: &str = "bifrost_lab";
-/// The random numbers of a rule run from 0 to this, so that loss has a resolution of 0.0001 %.
+/// Random numbers of a rule run from 0 to this value, so loss has a resolution of 0.0001 %.
 const MODULUS: u32 = 1_000_000;
 
-/// Drops `loss_percent` of every packet that arrives on the underlay links `paths` (all of them if empty), on every host:
-/// a packet is lost with this probability in either direction. Replaces what was set before; 0 removes it.
+/// Drops `loss_percent` of the packets that arrive on the underlay links `paths` (all links if empty), on every host,
+/// so in both directions. Replaces the previous setting; 0 removes it.
 pub fn wire_loss(topology: &Topology, paths: &[u8], loss_percent: f64) -> Result<()> {
     let all: Vec<u8> = (0..topology.plan.paths).collect();
     let paths = if paths.is_empty() { &all } else { paths };
@@ -31,7 +32,7 @@ pub fn wire_drops(topology: &Topology) -> Result<u64> {
     topology.hosts.iter().map(|host| dropped(&host.namespace)).sum()
 }
 
-/// Drops `loss_percent` of every packet that arrives on one device. Replaces what was set before; 0 removes it.
+/// Drops `loss_percent` of the packets that arrive on one device. Replaces the previous setting; 0 removes it.
 pub fn namespace_loss(namespace: &Namespace, device: &str, loss_percent: f64) -> Result<()> {
     set_ingress_loss(namespace, &[device.to_owned()], loss_percent)
 }
@@ -58,11 +59,11 @@ pub fn vnic_loss(topology: &Topology, overlay: &Overlay, loss_percent: f64) -> R
     Ok(())
 }
 
-/// Lets `host` send at most `mbit_per_s` over each of its first `paths` underlay links: what is more waits for up to 10 ms, and is
-/// dropped then. Counts bytes with their Ethernet headers.
+/// Limits the sending rate of `host` on each of its first `paths` underlay links. Packets beyond the rate wait for up
+/// to 10 ms and are dropped after that. Counts bytes including Ethernet headers.
 ///
 /// # Errors
-/// A link that is not there, or a kernel without `tbf`.
+/// A link that does not exist, or a kernel without `tbf`.
 pub fn limit_links(host: &Host, paths: u8, mbit_per_s: u32) -> Result<()> {
     let rate = format!("{mbit_per_s}mbit");
     for path in 0..paths {
@@ -74,7 +75,7 @@ pub fn limit_links(host: &Host, paths: u8, mbit_per_s: u32) -> Result<()> {
 }
 
 fn set_ingress_loss(namespace: &Namespace, devices: &[String], loss_percent: f64) -> Result<()> {
-    // Deleting a table that is not there fails; adding one that is there does not.
+    // Deleting a table that does not exist fails; adding one that exists does not.
     let mut rules = format!("add table netdev {TABLE}\ndelete table netdev {TABLE}\n");
     if loss_percent > 0.0 {
         let threshold = (loss_percent / 100.0 * f64::from(MODULUS)).round() as u32;
@@ -85,7 +86,8 @@ fn set_ingress_loss(namespace: &Namespace, devices: &[String], loss_percent: f64
         };
         let _ = write!(
             rules,
-            "table netdev {TABLE} {{\n chain loss {{\n type filter hook ingress devices = {{ {} }} priority 0\n {verdict}\n }}\n}}\n",
+            "table netdev {TABLE} {{\n chain loss {{\n type filter hook ingress devices = {{ {} }} priority 0\n \
+             {verdict}\n }}\n}}\n",
             devices.join(", ")
         );
     }
@@ -95,7 +97,7 @@ fn set_ingress_loss(namespace: &Namespace, devices: &[String], loss_percent: f64
 
 fn dropped(namespace: &Namespace) -> Result<u64> {
     let Ok(text) = namespace.run("nft", &["-j", "list", "table", "netdev", TABLE], "") else {
-        // No table: no loss is set.
+        // No table: no loss is configured.
         return Ok(0);
     };
     let parsed: Value = serde_json::from_str(&text).context("`nft -j` printed no JSON")?;

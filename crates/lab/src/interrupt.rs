@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM, as a flag that every wait in the lab looks at.
+//! Ctrl-C and SIGTERM, as a flag that every wait in the lab checks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Installs the handler. A second signal changes nothing: the clean-up that the first one started is short and bounded.
+/// Installs the handler. A second signal has no effect: the cleanup that the first one started is short and bounded.
 pub fn install() -> Result<()> {
     ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed)).context("cannot install the Ctrl-C handler")
 }
@@ -17,7 +17,7 @@ pub fn is_set() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// An error once a signal has arrived, so that `?` unwinds to the clean-up.
+/// Returns an error once a signal has arrived, so that `?` unwinds to the cleanup.
 pub fn check() -> Result<()> {
     if is_set() {
         bail!("interrupted");

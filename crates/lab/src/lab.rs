@@ -1,4 +1,4 @@
-//! What a run works with: networks between two hosts, as the user chose them.
+//! The resources of a run: networks of two hosts, with the user's options.
 
 use std::path::{Path, PathBuf};
 
@@ -11,42 +11,42 @@ use crate::state::Run;
 use crate::topology::overlay::Overlay;
 use crate::topology::{GUEST_MTU, Plan, Topology, multipath_tcp};
 
-/// What a run works with.
+/// The resources of a run.
 #[derive(Debug)]
 pub struct Lab {
-    /// The claim on names of namespaces.
+    /// The claim on namespace names.
     pub run: Run,
-    /// What the user chose.
+    /// The user's options.
     pub options: Options,
-    /// The daemon and its tool.
+    /// The daemon and its tools.
     pub binaries: Binaries,
-    /// Where results go; logs go to `logs/` in it.
+    /// Where results go; logs go to its subdirectory `logs`.
     pub out: PathBuf,
 }
 
-/// Hosts and what joins their guests.
+/// Hosts and the network that joins their guests.
 #[derive(Debug)]
 pub struct Network {
-    // The order matters: machines end before daemons, and these before the namespaces go.
-    /// The guests' machines, if guests are that, in the hosts' order.
+    // The order matters: machines end before daemons, and daemons before their namespaces are deleted.
+    /// The guests' virtual machines, if that is what guests are, in the hosts' order.
     pub machines: Vec<Machine>,
     /// The overlay.
     pub overlay: Overlay,
     /// The hosts.
     pub topology: Topology,
-    /// Where its logs are.
+    /// The directory of its logs.
     logs: PathBuf,
-    /// Its names and files.
+    /// Its claim on names and files.
     part: Run,
 }
 
 impl Network {
-    /// A directory for files of what runs in it; removed at the end.
+    /// A directory for temporary files of programs in the network; removed at the end.
     pub fn directory(&self) -> &Path {
         self.part.directory()
     }
 
-    /// An error if a switch has ended, or if guests that are to use Multipath TCP do not.
+    /// Returns an error if a switch has ended, or if guests do not use Multipath TCP although they should.
     pub fn check(&mut self) -> Result<()> {
         self.overlay.check_alive()?;
         if self.topology.plan.multipath_tcp {
@@ -57,23 +57,23 @@ impl Network {
 }
 
 impl Lab {
-    /// Builds two hosts whose guests are joined by `mode`. Logs carry `label`.
+    /// Builds two hosts whose guests are joined by `mode`. Log files have the name `label`.
     pub fn network(&self, mode: Mode, label: &str) -> Result<Network> {
         self.network_with(mode, label, self.settings())
     }
 
-    /// As [`Lab::network`]; a kernel VXLAN device hashes every flow onto a link of its own, so that it has a share in all
+    /// Like [`Lab::network`], but a kernel VXLAN device hashes every flow onto its own link, so that it uses all
     /// paths as far as it can. That costs it a route lookup for every packet.
     pub fn network_with_spread_flows(&self, mode: Mode, label: &str) -> Result<Network> {
         self.network_with(mode, label, Settings { spread_flows: true, ..self.settings() })
     }
 
-    /// The daemons' settings, as far as the user chose them.
+    /// The daemons' settings from the user's options.
     pub fn settings(&self) -> Settings {
         Settings { guests: self.options.guests.unwrap_or_default(), ..Settings::default() }
     }
 
-    /// Two hosts, as the user chose them.
+    /// Two hosts, with the user's options.
     pub fn plan(&self) -> Plan {
         Plan {
             hosts: 2,
@@ -87,7 +87,7 @@ impl Lab {
         }
     }
 
-    /// As [`Lab::network`], with other settings.
+    /// Like [`Lab::network`], with other settings.
     pub fn network_with(&self, mode: Mode, label: &str, settings: Settings) -> Result<Network> {
         let plan = Plan {
             // A subflow for each path.
@@ -117,17 +117,17 @@ impl Lab {
         self.out.join("logs").join(label)
     }
 
-    /// How often every point is measured, unless the user says otherwise.
+    /// Repetitions of every point, unless the user chose another number.
     pub fn repetitions(&self, full: u32) -> u32 {
         self.options.repetitions.unwrap_or(if self.options.quick { 1 } else { full })
     }
 
-    /// Loss rates, percent, unless the user says otherwise.
+    /// Loss rates, percent, unless the user chose others.
     pub fn losses(&self, full: &[f64], quick: &[f64]) -> Vec<f64> {
         self.options.losses.clone().unwrap_or_else(|| if self.options.quick { quick } else { full }.to_vec())
     }
 
-    /// How long a point lasts, seconds, unless the user says otherwise.
+    /// Duration of a point, seconds, unless the user chose another one.
     pub fn seconds(&self, full: f64, quick: f64) -> f64 {
         self.options.seconds.unwrap_or(if self.options.quick { quick } else { full })
     }

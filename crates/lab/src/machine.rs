@@ -1,5 +1,6 @@
-//! Virtual machines: user-mode Linux, whose real `virtio_net` driver sits behind a vhost-user port. Its root is this
-//! machine's own, read-only; what it is to do it reads from its console, scripts and output lie in a directory of the run.
+//! Virtual machines: user-mode Linux, whose real `virtio_net` driver is attached to a vhost-user port. Its root is
+//! this machine's root file system, read-only. It reads the numbers of scripts to run from its console; scripts and
+//! output are files in a directory of the run.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -15,13 +16,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::topology::Guest;
 use crate::{command, interrupt, process};
 
-/// How long a machine may take to start.
+/// How long a machine may take to boot.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Memory of a machine.
 const MEMORY: &str = "256M";
-/// What user-mode Linux needs on some processors: `scripts/uml-xstate.c`.
+/// Library that user-mode Linux needs on some processors: `scripts/uml-xstate.c`.
 const UML_XSTATE: &str = "/var/cache/bifrost-lab/uml-xstate.so";
-/// What it needs with DPDK's vhost-user ports: `scripts/uml-dpdk.c`.
+/// Library that it needs with DPDK's vhost-user ports: `scripts/uml-dpdk.c`.
 const UML_DPDK: &str = "/var/cache/bifrost-lab/uml-dpdk.so";
 
 /// A running virtual machine. Dropping it ends it.
@@ -40,8 +41,8 @@ pub struct Machine {
 pub struct Task(u32);
 
 impl Machine {
-    /// Starts a machine for `guest`, whose vhost-user port is at `socket`. Scripts and output go to `directory`. `dpdk`: the port is
-    /// DPDK's.
+    /// Starts a machine for `guest`, whose vhost-user port is at `socket`. Scripts and output go to `directory`.
+    /// `dpdk`: the port belongs to DPDK.
     pub fn start(guest: &Guest, socket: &Path, dpdk: bool, directory: PathBuf, logs: &Path) -> Result<Self> {
         for path in [&directory, logs] {
             fs::create_dir_all(path).with_context(|| format!("creating {}", path.display()))?;
@@ -51,7 +52,7 @@ impl Machine {
         fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
         let console = logs.join(format!("{}.console", guest.name));
         let output = File::create(&console).with_context(|| format!("creating {}", console.display()))?;
-        // Its processes end with the lab, however that ends.
+        // Its processes end together with the lab, even after a crash.
         let mut command = guest.namespace.command("setpriv");
         command
             .env("LD_PRELOAD", if dpdk { format!("{UML_XSTATE}:{UML_DPDK}") } else { UML_XSTATE.to_owned() })
@@ -67,7 +68,7 @@ impl Machine {
             .process_group(0)
             .spawn()
             .with_context(|| command::missing("linux.uml"))?;
-        let input = child.stdin.take().context("a console without input")?;
+        let input = child.stdin.take().context("the console has no input")?;
         Ok(Self { child, input, name: guest.name.clone(), directory, console, scripts: 0 })
     }
 
@@ -77,7 +78,7 @@ impl Machine {
         while !self.console().contains("machine: up") {
             self.check_alive()?;
             if Instant::now() > deadline {
-                bail!("the machine {} does not start; its console:\n{}", self.name, self.console());
+                bail!("the machine {} does not boot; its console:\n{}", self.name, self.console());
             }
             interrupt::sleep(Duration::from_millis(20))?;
         }
@@ -89,11 +90,11 @@ impl Machine {
         self.scripts += 1;
         let task = Task(self.scripts);
         fs::write(self.file(task, "sh"), script).context("writing a script")?;
-        writeln!(self.input, "{}", task.0).with_context(|| format!("telling the machine {} what to do", self.name))?;
+        writeln!(self.input, "{}", task.0).with_context(|| format!("starting a script on {}", self.name))?;
         Ok(task)
     }
 
-    /// Waits for a script's successful end and returns what it has printed.
+    /// Waits until a script ends successfully and returns its output.
     pub fn finish(&mut self, task: Task, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
         let before = self.cpu_seconds()?;
@@ -103,11 +104,12 @@ impl Machine {
             }
             self.check_alive()?;
             if Instant::now() > deadline {
-                // Nearly none: it sleeps, and waits for the network or has lost an interrupt. All of it: it is caught in a loop.
+                // Little processor time: it sleeps, waits for the network or has lost an interrupt. A full processor:
+                // it is in a loop.
                 let used = self.cpu_seconds()? - before;
                 let (name, seconds) = (&self.name, timeout.as_secs_f64());
                 bail!(
-                    "a script in the machine {name} did not end within {seconds:.0} s, in which the machine used {used:.1} s of processor"
+                    "a script in the machine {name} did not end within {seconds:.0} s; it used {used:.1} s of processor"
                 );
             }
             interrupt::sleep(Duration::from_millis(5))?;
@@ -120,13 +122,13 @@ impl Machine {
         Ok(output)
     }
 
-    /// Runs a script to its end.
+    /// Runs a script to completion.
     pub fn run(&mut self, script: &str, timeout: Duration) -> Result<String> {
         let task = self.start_script(script)?;
         self.finish(task, timeout)
     }
 
-    /// Processor time that the machine has used, kernel and programs, as this machine's kernel counts it, s.
+    /// Processor time that the machine has used, kernel and programs, as counted by the kernel that runs it, s.
     pub fn cpu_seconds(&self) -> Result<f64> {
         process::cpu_seconds_of_group(self.child.id())
     }
@@ -149,7 +151,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // The guest's processes are in its group, and would outlive it.
+        // The guest's processes are in the machine's process group and would outlive it.
         if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -157,7 +159,7 @@ impl Drop for Machine {
     }
 }
 
-/// What the machine's kernel starts. Cubic, and nothing remembered of earlier connections, as in containers.
+/// The init script. It selects Cubic and disables saved TCP metrics, as in containers.
 fn init_script(guest: &Guest, directory: &Path) -> String {
     format!(
         r#"#!/bin/sh

@@ -1,4 +1,4 @@
-//! Network namespaces: made by `ip netns`, entered by a thread or by a program.
+//! Network namespaces: created by `ip netns`, entered by a thread or a program.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -12,22 +12,23 @@ use socket2::Protocol;
 
 use crate::command;
 
-/// Priority of what runs on a processor of its own: real hosts do not lend theirs to the machine's other work. Not
-/// higher, for interrupt threads must have their turn.
+/// Priority of processes on a dedicated processor: real hosts do not share theirs with other work of the machine. It
+/// is not higher, because interrupt threads must run, too.
 const NICENESS: i32 = -10;
 
 /// A named network namespace that is deleted when the value is dropped.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
-    /// Where programs and threads inside it run; `None`: anywhere.
+    /// The processor of programs and threads inside; `None`: any.
     processor: Option<usize>,
-    /// Whether what runs inside uses Multipath TCP.
+    /// Whether programs inside use Multipath TCP.
     multipath_tcp: bool,
 }
 
 impl Namespace {
-    /// Makes the namespace `name`, with loopback up and IPv6 off (the lab speaks IPv4; silence keeps packet counts exact).
+    /// Creates the namespace `name`, with loopback up and IPv6 off (the lab uses IPv4; without IPv6's chatter packet
+    /// counts are exact).
     pub fn create(name: String) -> Result<Self> {
         command::run("ip", &["netns", "add", &name])?;
         let namespace = Self { name, processor: None, multipath_tcp: false };
@@ -37,47 +38,47 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// The processor that it is pinned to.
+    /// The processor that the namespace is pinned to.
     pub fn processor(&self) -> Option<usize> {
         self.processor
     }
 
-    /// Lets everything that is started inside from now on run on one processor only, before other work.
+    /// Pins everything that is started inside from now on to one processor, with raised priority.
     pub fn pin(&mut self, processor: usize) {
         self.processor = Some(processor);
     }
 
-    /// Lets every program that is started inside from now on use Multipath TCP where it asks for TCP. The lab's own sockets are to
-    /// ask for [`Namespace::stream_protocol`].
+    /// Makes every program that is started inside from now on use Multipath TCP where it asks for TCP. The lab's own
+    /// sockets must use [`Namespace::stream_protocol`].
     pub fn use_multipath_tcp(&mut self) {
         self.multipath_tcp = true;
     }
 
-    /// What the lab's own stream sockets inside are to be.
+    /// The protocol of the lab's own stream sockets inside.
     pub fn stream_protocol(&self) -> Protocol {
         if self.multipath_tcp { Protocol::MPTCP } else { Protocol::TCP }
     }
 
-    /// The name, as under `/run/netns`.
+    /// The name of the file under `/run/netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Runs lines of `ip` commands inside the namespace.
+    /// Runs a batch of `ip` commands inside the namespace.
     pub fn ip_batch(&self, lines: &str) -> Result<()> {
         command::run_with_input("ip", &["-n", &self.name, "-batch", "-"], lines)
             .with_context(|| format!("configuring namespace {} with:\n{lines}", self.name))?;
         Ok(())
     }
 
-    /// Runs a program to its end inside the namespace and returns its standard output.
+    /// Runs a program to completion inside the namespace and returns its standard output.
     pub fn run(&self, program: &str, arguments: &[&str], input: &str) -> Result<String> {
         let mut all = vec!["netns", "exec", &self.name, program];
         all.extend_from_slice(arguments);
         command::run_with_input("ip", &all, input)
     }
 
-    /// A command that runs `program` inside the namespace; its process id is the program's own.
+    /// A command that runs `program` inside the namespace; the process id is that of the program.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = match self.processor {
             Some(cpu) => {
@@ -107,12 +108,12 @@ impl Namespace {
         })
     }
 
-    /// Runs `work` on a thread that lives in the namespace; sockets made there stay in the namespace for good.
+    /// Runs `work` on a thread inside the namespace; sockets created there stay in the namespace.
     pub fn enter<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         self.spawn(work)?.join().map_err(|_| anyhow!("a thread in namespace {} panicked", self.name))?
     }
 
-    /// As [`Namespace::enter`], without waiting for the end.
+    /// Like [`Namespace::enter`], but does not wait for the end.
     pub fn spawn<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -130,7 +131,7 @@ impl Namespace {
                     let mut set = CpuSet::new();
                     set.set(cpu);
                     sched_setaffinity(None, &set).with_context(|| format!("choosing processor {cpu}"))?;
-                    // A thread's own, on Linux.
+                    // On Linux the priority belongs to the thread.
                     nice(NICENESS).context("raising the priority of a thread")?;
                 }
                 work()

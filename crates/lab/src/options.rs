@@ -1,4 +1,4 @@
-//! What can be chosen about a run, shared by the command line and the experiments.
+//! Options of a run, shared by the command line and the experiments.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,25 +14,26 @@ use crate::topology::shape::Shape;
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Mode {
-    /// Linux's own VXLAN device and bridge; guests rely on their TCP alone.
+    /// Linux's own VXLAN device and bridge; guests depend on TCP alone.
     KernelVxlan,
-    /// As `kernel_vxlan`, and the guests' TCP uses BBR instead of cubic.
+    /// Like `kernel_vxlan`, but the guests' TCP uses BBR instead of Cubic.
     KernelBbr,
-    /// As `kernel_vxlan`, and the guests use Multipath TCP (RFC 8684): a subflow for each path.
+    /// Like `kernel_vxlan`, but the guests use Multipath TCP (RFC 8684): a subflow for each path.
     Mptcp,
     /// Open vSwitch's userspace datapath with a VXLAN tunnel over one path.
     OpenVswitch,
     /// `bifrostd` with reliability off: plain VXLAN through the same switch.
     Off,
-    /// As `off`, with `plain_paths = "flowlet"`: each burst of a flow takes a path at random.
+    /// Like `off`, with `plain_paths = "flowlet"`: each burst of a flow takes a random path.
     Flowlet,
-    /// As `off`, and an agent on each host that probes the paths every second and drains those that are bad.
+    /// Like `off`, with an agent on each host that probes the paths every second and drains bad ones.
     ProbeSwitch,
-    /// `bifrostd` with the transport as NSDI'26 has it, as far as settings go: one order for all flows of two guests, RTO from 4 ms.
+    /// `bifrostd` with the transport of NSDI'26, as far as settings allow: one order for all flows of two guests, RTO
+    /// from 4 ms.
     Strict,
     /// `bifrostd` with the BIFROST transport under the guests' TCP.
     Bifrost,
-    /// As `bifrost`, with AF_XDP sockets on the underlay instead of the kernel's UDP: `port = "afxdp"`.
+    /// Like `bifrost`, with AF_XDP sockets on the underlay instead of the kernel's UDP: `port = "afxdp"`.
     BifrostXdp,
 }
 
@@ -50,9 +51,9 @@ impl Mode {
         Mode::Bifrost,
         Mode::BifrostXdp,
     ];
-    /// What most experiments compare, and more of them in a quick run.
+    /// The modes that most experiments compare; a quick run compares fewer.
     pub const USUAL: [Mode; 3] = [Mode::KernelVxlan, Mode::Off, Mode::Bifrost];
-    /// Those in which packets can be lost on the wire.
+    /// The modes in which packets can be lost on the wire.
     pub const TRANSPORTS: [Mode; 8] = [
         Mode::KernelVxlan,
         Mode::KernelBbr,
@@ -63,10 +64,10 @@ impl Mode {
         Mode::Strict,
         Mode::Bifrost,
     ];
-    /// One for each switch.
+    /// One mode for each switch.
     pub const SWITCHES: [Mode; 4] = [Mode::KernelVxlan, Mode::OpenVswitch, Mode::Off, Mode::Bifrost];
 
-    /// These, and AF_XDP: where nothing has to be lost on the wire.
+    /// `modes` and AF_XDP, for experiments without loss on the wire.
     pub fn with_af_xdp(modes: &[Mode]) -> Vec<Mode> {
         [modes, &[Mode::BifrostXdp]].concat()
     }
@@ -97,12 +98,13 @@ impl Mode {
         matches!(self, Mode::Off | Mode::Flowlet | Mode::ProbeSwitch) || self.is_reliable()
     }
 
-    /// Whether nftables can drop its packets on the underlay links. Some take them before that.
+    /// Whether nftables can drop its packets on the underlay links. Some ports take packets before nftables sees
+    /// them.
     pub fn loses_on_the_wire(self) -> bool {
         Mode::TRANSPORTS.contains(&self)
     }
 
-    /// Whether what is lost is sent again below the guests' TCP.
+    /// Whether lost packets are retransmitted below the guests' TCP.
     pub fn is_reliable(self) -> bool {
         matches!(self, Mode::Strict | Mode::Bifrost | Mode::BifrostXdp)
     }
@@ -114,14 +116,15 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Who drops packets, and where.
+/// Where packets are dropped, and by what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Injector {
-    /// nftables at the ingress of every underlay link of both hosts: each packet, in either direction, may be lost.
+    /// nftables at the ingress of every underlay link of both hosts: it may drop any packet, in either direction.
     Wire,
-    /// Between switch and guest, in either direction's receiver: `bifrostctl fault`, or nftables with a kernel VXLAN.
+    /// Between switch and guest, at the receiver of either direction: `bifrostctl fault`, or nftables with a kernel
+    /// VXLAN.
     Vnic,
 }
 
@@ -156,23 +159,23 @@ impl Op {
     }
 }
 
-/// What users run.
+/// Applications of the experiment `applications`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum App {
-    /// PostgreSQL, asked by `pgbench`.
+    /// PostgreSQL, with the client `pgbench`.
     #[value(alias = "pg")]
     Postgresql,
-    /// MariaDB, asked by `sysbench`.
+    /// MariaDB, with the client `sysbench`.
     Mariadb,
     /// memcached.
     Memcached,
-    /// HTTP/2: `nginx`, asked by `h2load`.
+    /// HTTP/2: `nginx`, with the client `h2load`.
     Http2,
-    /// Requests and answers over QUIC.
+    /// Requests and responses over QUIC.
     Quic,
-    /// Requests and answers over plain UDP.
+    /// Requests and responses over plain UDP.
     Udp,
 }
 
@@ -189,7 +192,7 @@ impl App {
         }
     }
 
-    /// Whether its packets are TCP's, which `reliability = "tcp"` carries reliably.
+    /// Whether it runs on TCP, which `reliability = "tcp"` carries reliably.
     pub fn is_tcp(self) -> bool {
         !matches!(self, App::Quic | App::Udp)
     }
@@ -200,13 +203,14 @@ impl App {
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Cabling {
-    /// Separate links between the hosts, each with a subnet and addresses of its own.
+    /// Separate links between the hosts, each with its own subnet and addresses.
     Paths,
-    /// A router between the hosts with several links to each, which picks a link by the hash of addresses and ports.
+    /// A router between the hosts with several links to each host; it selects a link by the hash of addresses and
+    /// ports.
     Fabric,
 }
 
-/// What a guest is.
+/// The kind of guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -235,7 +239,7 @@ pub struct Options {
     #[arg(long)]
     pub quick: bool,
 
-    /// Repeat every point this many times; reports and checks use medians [default: 3, with --quick 1]
+    /// Repeat every point this often; reports and checks use medians [default: 3; with --quick: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repetitions: Option<u32>,
 
@@ -243,7 +247,7 @@ pub struct Options {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "MODE")]
     pub modes: Vec<Mode>,
 
-    /// Compare all networks that the experiment knows, not only its usual ones: with `all`, some four hours
+    /// Compare all networks that the experiment supports, not only its default ones (with `all`: some four hours)
     #[arg(long, conflicts_with = "modes")]
     #[serde(skip)]
     pub every_mode: bool,
@@ -279,18 +283,18 @@ pub struct Options {
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub paths: u8,
 
-    /// What the guests are [default: container; granularity: vm]
+    /// The kind of guests [default: container; granularity: vm]
     #[arg(long, value_enum, value_name = "GUESTS")]
     #[serde(default)]
     pub guests: Option<Guests>,
 
-    /// Links and their queues, separated by commas: Mbit/s of each link, then frames, such as 4x100@50 or
-    /// 100/100/100/20@50 (capacity) [default: the experiment's own]
+    /// Links and their queues, separated by commas: Mbit/s of each link, then frames of its queue, such as 4x100@50
+    /// or 100/100/100/20@50 (capacity) [default: the experiment's own]
     #[arg(long, value_delimiter = ',', value_name = "SHAPE")]
     #[serde(default)]
     pub shapes: Option<Vec<Shape>>,
 
-    /// TCP flows at once, separated by commas (capacity) [default: the experiment's own]
+    /// Numbers of concurrent TCP flows, separated by commas (capacity) [default: the experiment's own]
     #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     #[serde(default)]
     pub flows: Option<Vec<u32>>,
@@ -299,31 +303,32 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Cabling::Paths, value_name = "CABLING")]
     pub cabling: Cabling,
 
-    /// Let several packets cross an underlay link as one buffer (TSO, GSO, GRO on).
-    /// Then one drop may lose up to 64 KB, and no longer means one packet
+    /// Let several packets cross an underlay link as one buffer (TSO, GSO and GRO on). One drop may then lose up to
+    /// 64 KB instead of one packet
     #[arg(long)]
     pub wire_offload: bool,
-    /// Let the hosts share all processors. By default each host, with its guest, has one of its own: hosts in a rack
-    /// do not take processors from each other
+    /// Let the hosts share all processors. By default each host, with its guest, has its own processor, because hosts
+    /// in a rack do not compete for processors
     #[arg(long)]
     pub share_processors: bool,
 
-    /// Seed of everything random that the lab itself decides
+    /// Seed of all random choices that the lab itself makes
     #[arg(long, default_value_t = 1, value_name = "SEED")]
     pub seed: u64,
 
-    /// Only faults whose description has one of these words, separated by commas, such as corrupt or "path 2" (soak)
+    /// Only faults whose description contains one of these words, separated by commas, such as corrupt or "path 2"
+    /// (soak)
     #[arg(long, value_delimiter = ',', value_name = "WORD")]
     pub faults: Vec<String>,
 
-    /// Directory of bifrostd and bifrostctl [default: where bifrost-lab itself is]
+    /// Directory of bifrostd and bifrostctl [default: the directory of bifrost-lab]
     #[arg(long, value_name = "DIR", env = "BIFROST_BIN_DIR")]
     #[serde(skip)]
     pub bin_dir: Option<PathBuf>,
 }
 
 impl Default for Options {
-    /// What the command line says without an argument.
+    /// The options of a command line without arguments.
     fn default() -> Self {
         #[derive(Parser)]
         struct Line {
@@ -335,7 +340,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// As arguments, without those that are as in `usual`.
+    /// The options as arguments, without those that are the same in `usual`.
     pub fn arguments(&self, usual: &Options) -> String {
         let fields = |options: &Options| match serde_json::to_value(options) {
             Ok(Value::Object(fields)) => fields,
@@ -351,7 +356,7 @@ impl Options {
     }
 }
 
-/// A value for the command line.
+/// A value, formatted for the command line.
 fn word(value: &Value) -> String {
     match value {
         Value::String(text) if text.contains(' ') => format!("'{text}'"),
@@ -364,13 +369,13 @@ fn word(value: &Value) -> String {
 fn percent(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (0.0..=100.0).contains(&value) => Ok(value),
-        _ => Err("a percentage from 0 to 100".to_owned()),
+        _ => Err("use a percentage from 0 to 100".to_owned()),
     }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (0.1..=86_400.0).contains(&value) => Ok(value),
-        _ => Err("a number of seconds from 0.1 to 86400".to_owned()),
+        _ => Err("use a number of seconds from 0.1 to 86400".to_owned()),
     }
 }

@@ -1,4 +1,4 @@
-//! Measurements that would be too short to see anything.
+//! Repeats measurements that are too short to get any response.
 
 use std::error::Error;
 use std::fmt;
@@ -7,23 +7,23 @@ use anyhow::Result;
 
 use crate::options::Mode;
 
-/// How often a measurement is repeated, at most, for twice as long each time.
+/// Maximum number of repetitions; each takes twice as long as the one before.
 const REPETITIONS: u32 = 4;
 
-/// No request was answered: at high loss every connection may have waited for the first packet of its own all the time.
+/// No request was answered: at high loss, every connection may have waited for its first packet until the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NothingAnswered;
 
 impl fmt::Display for NothingAnswered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no request was answered in all that time")
+        f.write_str("no request was answered during the measurement")
     }
 }
 
 impl Error for NothingAnswered {}
 
-/// Measures over `mode` for so many seconds; again and for twice as long while [`NothingAnswered`]. Not where losses are repaired: there it
-/// is a fault, and not to be hidden.
+/// Measures over `mode` for `seconds`. After [`NothingAnswered`] it repeats the measurement with twice the duration,
+/// but not in modes that repair losses: there it is a fault that must not be hidden.
 ///
 /// # Errors
 /// Those of `measure`.
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_lasts_longer_until_something_is_answered() {
+    fn the_duration_doubles_until_something_is_answered() {
         let mut tried = Vec::new();
         let answered = until_answered(Mode::Off, 2.0, |seconds| {
             tried.push(seconds);
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_nothing_ever_is_and_at_other_errors() {
+    fn it_gives_up_without_answers_and_at_other_errors() {
         let mut tried = 0;
         let never: Result<()> = until_answered(Mode::Off, 1.0, |_| {
             tried += 1;

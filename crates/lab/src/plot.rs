@@ -12,7 +12,7 @@ use crate::stats::{LatencyMs, Spread};
 /// One panel of a plot.
 #[derive(Debug, Clone, Default)]
 pub struct Panel {
-    /// Shown above the panel.
+    /// The title above the panel.
     pub title: String,
     /// Title of the horizontal axis.
     pub x_title: String,
@@ -20,18 +20,18 @@ pub struct Panel {
     pub y_title: String,
     /// Whether the vertical axis is logarithmic.
     pub log_y: bool,
-    /// Labels of x = 0, 1, 2, ... where x is a category; empty where x is a number.
+    /// Labels of x = 0, 1, 2, ... if x is a category; empty if x is a number.
     pub categories: Vec<String>,
-    /// Whose lines, and their points.
+    /// The lines and their points.
     pub lines: Vec<(Series, Vec<(f64, f64)>)>,
-    /// What repetitions came to, from the least to the most, at x.
+    /// The range of the repetitions at x: minimum and maximum.
     pub whiskers: Vec<(Series, Vec<(f64, Spread)>)>,
     /// Vertical marks: position and label.
     pub marks: Vec<(f64, String)>,
 }
 
 impl Panel {
-    /// A line for each of `series` over categories, as far as `value` knows what repetitions came to there.
+    /// A line for each of `series` over categories. Points without a `value` are left out.
     pub fn over<K: Copy, C: ToString>(
         title: &str,
         (x_title, categories): (&str, &[C]),
@@ -68,7 +68,7 @@ impl Panel {
         Panel::over(title, ("packets lost [%]", losses), y, &modes, |mode, loss| value(mode, *loss))
     }
 
-    /// Distributions of latencies beside each other, from the mean to the maximum.
+    /// Distributions of latencies side by side, from the mean to the maximum.
     pub fn of_latencies(title: &str, distributions: &[(Series, LatencyMs)]) -> Self {
         let line = |latency: &LatencyMs| -> Vec<(f64, f64)> {
             LatencyMs::FIELDS.iter().enumerate().map(|(x, (_, field))| (x as f64, field(latency))).collect()
@@ -85,31 +85,31 @@ impl Panel {
     }
 }
 
-/// What a line stands for.
+/// The meaning of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Series {
-    /// In the legend.
+    /// The text in the legend.
     pub label: &'static str,
     color: RGBColor,
 }
 
 impl Series {
-    /// The better one of two, in the color of [`Mode::Bifrost`].
+    /// The better one of two lines, in the color of [`Mode::Bifrost`].
     pub fn on(label: &'static str) -> Self {
         Series { label, color: color(Mode::Bifrost) }
     }
 
-    /// The one that it is compared with.
+    /// The line that it is compared with.
     pub fn off(label: &'static str) -> Self {
         Series { label, color: color(Mode::KernelVxlan) }
     }
 
-    /// A third one, in the color of [`Mode::Strict`].
+    /// A third line, in the color of [`Mode::Strict`].
     pub fn other(label: &'static str) -> Self {
         Series { label, color: color(Mode::Strict) }
     }
 
-    /// A fourth one, in the color of [`Mode::OpenVswitch`].
+    /// A fourth line, in the color of [`Mode::OpenVswitch`].
     pub fn fourth(label: &'static str) -> Self {
         Series { label, color: color(Mode::OpenVswitch) }
     }
@@ -124,11 +124,11 @@ impl From<Mode> for Series {
 const WIDTH: u32 = 560;
 const HEIGHT: u32 = 360;
 
-/// Draws panels, `columns` side by side, into `path`.
+/// Draws panels into `path`, in rows of `columns`.
 pub fn draw(path: &Path, panels: &[Panel], columns: usize) -> Result<PathBuf> {
     let columns = columns.clamp(1, panels.len().max(1));
     let rows = panels.len().div_ceil(columns).max(1);
-    // As high as the longest needs it, so that all axes are alike.
+    // All legends have the height of the longest one, so that all axes are aligned.
     let legend = panels.iter().map(|panel| legend_height(panel.lines.len())).max().unwrap_or(0);
     let size = (WIDTH * u32::try_from(columns)?, (HEIGHT + legend) * u32::try_from(rows)?);
     let failed = |error: &dyn std::fmt::Display| anyhow!("drawing {}: {error}", path.display());
@@ -176,14 +176,14 @@ fn label(mode: Mode) -> &'static str {
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Entries of a legend beside each other, and the height of a line of them.
+/// Entries in a row of the legend, and the height of a row.
 const LEGEND: (usize, u32) = (3, 20);
 
 fn legend_height(entries: usize) -> u32 {
     entries.div_ceil(LEGEND.0) as u32 * LEGEND.1 + 8
 }
 
-/// Who is who, below the axes, where it hides nothing.
+/// Draws the legend, below the axes, where it hides nothing.
 fn draw_legend(area: &Area<'_>, panel: &Panel) -> Result<()> {
     let failed = |error: &dyn std::fmt::Display| anyhow!("{error}");
     for (index, (of, _)) in panel.lines.iter().enumerate() {
@@ -195,7 +195,7 @@ fn draw_legend(area: &Area<'_>, panel: &Panel) -> Result<()> {
     Ok(())
 }
 
-/// A label of an axis: what binary fractions add is not shown.
+/// A label of an axis, without the rounding errors of binary fractions.
 fn label_of(value: f64) -> String {
     if value >= 10_000.0 { format!("{:.0}k", value / 1000.0) } else { format!("{}", (value * 1e6).round() / 1e6) }
 }
@@ -205,7 +205,7 @@ fn draw_panel(area: &Area<'_>, panel: &Panel) -> Result<()> {
     let whiskers = || panel.whiskers.iter().flat_map(move |(_, points)| points.iter().flat_map(ends));
     let lines = || panel.lines.iter().flat_map(|(_, line)| line.iter().copied());
     let points = || lines().chain(whiskers()).filter(|(_, y)| y.is_finite());
-    // A coordinate far outside the range of an axis would overflow a pixel's.
+    // A coordinate far outside the axis range would overflow the pixel coordinate.
     let max_x = points().map(|p| p.0).chain(panel.marks.iter().map(|mark| mark.0)).fold(0.0, f64::max);
     let max_y = points().map(|p| p.1).fold(0.0, f64::max);
     let min_y = points().map(|p| p.1).filter(|y| *y > 0.0).fold(f64::INFINITY, f64::min);
@@ -276,7 +276,7 @@ where
     }
     for (of, points) in &panel.whiskers {
         for (x, spread) in points.iter().filter(|(_, spread)| spread.least < spread.most) {
-            // A logarithmic axis has no zero.
+            // A logarithmic axis cannot show zero.
             let from = (*x, spread.least.max(low));
             chart.draw_series(LineSeries::new([from, (*x, spread.most)], of.color)).map_err(|e| failed(&e))?;
         }

@@ -1,4 +1,4 @@
-//! Programs that run beside the lab: started with their output in a file, waited for, and ended by their process id.
+//! Programs that run in the background: started with their output in a file, awaited, and ended by process id.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
@@ -14,7 +14,7 @@ use crate::{command, interrupt};
 
 /// How long a program may take to end after SIGTERM, before SIGKILL.
 const END_TIMEOUT: Duration = Duration::from_secs(3);
-/// The kernel's ticks in `/proc/<pid>/stat`, Hz (`USER_HZ`, the same on every machine this runs on).
+/// The kernel's ticks in `/proc/<pid>/stat`, Hz (`USER_HZ`; the same on all machines that the lab supports).
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A running program with its output in a file. Dropping it ends the program.
@@ -53,7 +53,7 @@ impl Program {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The program's status, once it has ended.
+    /// The program's status if it has ended.
     pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("waiting for {}", self.name))
     }
@@ -66,10 +66,10 @@ impl Program {
         }
     }
 
-    /// Asks by `probe`, in `namespace`, until it succeeds: the server is ready then.
+    /// Calls `probe` in `namespace` until it succeeds: the server is ready then.
     ///
     /// # Errors
-    /// The program ends meanwhile, or does not answer within `timeout`.
+    /// The program ends, or is not ready within `timeout`.
     pub fn wait_until_ready(
         &mut self,
         namespace: &Namespace,
@@ -90,7 +90,7 @@ impl Program {
         }
     }
 
-    /// Waits for a successful end and returns the output; ends the program and fails after `timeout`.
+    /// Waits until the program exits successfully and returns its output; ends it and fails after `timeout`.
     pub fn finish(mut self, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -122,7 +122,7 @@ impl Drop for Program {
     }
 }
 
-/// Ends a child: SIGTERM, then SIGKILL for one that does not listen.
+/// Ends a child: SIGTERM first, SIGKILL if it does not react.
 pub fn end(child: &mut Child) {
     if !matches!(child.try_wait(), Ok(None)) {
         return;
@@ -144,7 +144,7 @@ pub fn end(child: &mut Child) {
 /// Processor time that the processes of `group` have used, as this machine's kernel counts it, s.
 ///
 /// # Errors
-/// There is no `/proc`.
+/// `/proc` cannot be read.
 pub fn cpu_seconds_of_group(group: u32) -> Result<f64> {
     let mut ticks = 0;
     for entry in fs::read_dir("/proc").context("reading /proc")? {
@@ -154,24 +154,25 @@ pub fn cpu_seconds_of_group(group: u32) -> Result<f64> {
     Ok(ticks as f64 / TICKS_PER_SECOND)
 }
 
-/// Stops a process where it is, or lets it go on.
+/// Stops (`still`) or continues a process.
 ///
 /// # Errors
-/// There is no such process.
+/// The process does not exist.
 pub fn freeze(pid: u32, still: bool) -> Result<()> {
     let signal = if still { Signal::STOP } else { Signal::CONT };
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a process without a number")?;
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("not a process id")?;
     kill_process(pid, signal).context("signalling a process")
 }
 
-/// The name in a line of `/proc/<pid>/stat`, and what is behind it: state, parent, group, ...; own time in user space and in the kernel,
-/// and that of children, are 11 to 14. The name, in parentheses, may contain anything.
+/// Splits a line of `/proc/<pid>/stat` into the name and the fields after it: state, parent, group, ... Fields 11 to
+/// 14 are its own time in user space and in the kernel, and that of its children. The name is in parentheses and may
+/// contain any character.
 pub(crate) fn stat_fields(stat: &str) -> Option<(&str, Vec<&str>)> {
     let (start, rest) = stat.rsplit_once(") ")?;
     Some((start.split_once('(')?.1, rest.split_whitespace().collect()))
 }
 
-/// What a line of `/proc/<pid>/stat` counts, its children that have ended included; `None` for another group's.
+/// Processor time in a line of `/proc/<pid>/stat`, including children that have ended; `None` for another group.
 fn ticks_in_group(stat: &str, group: u32) -> Option<u64> {
     let (_, fields) = stat_fields(stat)?;
     let of_group = fields.get(2)?.parse() == Ok(group);
@@ -183,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processor_time_is_that_of_a_group_with_its_children() {
+    fn processor_time_of_a_group_includes_its_children() {
         let stat = "41 (a) S 1 (b) S 1 40 40 0 -1 4194304 9 9 9 9 100 20 3 4 20 0 2 0 77 1 1\n";
         for (stat, group, ticks) in [(stat, 40, Some(127)), (stat, 41, None), ("41 (a) Z 1", 40, None), ("", 40, None)]
         {
@@ -193,7 +194,7 @@ mod tests {
         let before = cpu_seconds_of_group(own).unwrap();
         let end = Instant::now() + Duration::from_secs(5);
         while cpu_seconds_of_group(own).unwrap() <= before {
-            assert!(Instant::now() < end, "{before} s and no more");
+            assert!(Instant::now() < end, "processor time stays at {before} s");
         }
     }
 }

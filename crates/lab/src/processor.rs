@@ -1,4 +1,5 @@
-//! Where the processors' time goes: the profile behind a comparison of switches that share processors with their guests.
+//! Where processor time is spent: the profile behind a comparison of switches that share processors with their
+//! guests.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,25 +15,26 @@ use crate::process::stat_fields;
 use crate::report::{Table, number};
 use crate::stats::median_of;
 
-/// Whose time, and how much of that of all processors it is, percent; together 100.
+/// Shares of the time of all processors by part, percent; the sum is 100.
 pub type Shares = BTreeMap<String, f64>;
 
-/// Programs that are told by name: what is told of them, by the beginning of their names as the kernel has them.
+/// Programs that are reported by name: prefixes of their names in the kernel.
 const SWITCHES: [&str; 2] = ["bifrostd", "ovs-vswitchd"];
 const SERVERS: [&str; 1] = ["redis-server"];
 
-/// Rounds of turns for [`transfer_ns`], and turns in a round.
+/// Number of rounds of [`transfer_ns`], and of ping-pongs in a round.
 const ROUNDS: u32 = 9;
 const TURNS: u32 = 2000;
 
-/// In the order of reports.
+/// The parts, in the order of reports.
 pub const PARTS: [&str; 6] = ["switch", "switch's kernel", "server", "load and all else", "interrupts", "idle"];
 
-/// What [`PARTS`] mean where guests are containers.
-pub const LEGEND: &str = "*switch*: all daemons in user space, *switch's kernel*: their system calls, in which guests' TCP runs, too; a kernel's \
-                          VXLAN has none of both";
+/// The meaning of [`PARTS`] where guests are containers.
+pub const LEGEND: &str = "*switch*: all daemons in user space, *switch's kernel*: their system calls, which include the \
+                          guests' TCP; kernel VXLAN has neither";
 
-/// The medians of what was measured as one thing, in a row for each; `titles` are of what tells the rows apart.
+/// A table of medians with a row for each group of measurements; `titles` name the columns that distinguish the
+/// groups.
 pub fn table<'a, const N: usize>(
     titles: [&str; N],
     rows: impl IntoIterator<Item = ([String; N], Vec<&'a Shares>)>,
@@ -45,21 +47,21 @@ pub fn table<'a, const N: usize>(
     table.render()
 }
 
-/// Gives the calling thread a real-time priority: it runs as soon as it is woken.
+/// Gives the calling thread a real-time priority: it runs as soon as it wakes up.
 ///
 /// # Errors
-/// The priority is refused.
+/// The system refuses the priority.
 pub fn run_before_all_others() -> Result<()> {
     let priority = ThreadPriority::from_posix(thread_priority::ScheduleParams { sched_priority: 50 });
     let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
     thread_priority::set_thread_priority_and_policy(thread_priority::thread_native_id(), priority, policy)
-        .map_err(|error| anyhow!("a real-time priority is refused ({error}); the lab needs root"))
+        .map_err(|error| anyhow!("cannot set a real-time priority ({error}); the lab needs root"))
 }
 
-/// Does `work` on a thread of its own that is bound to one processor.
+/// Runs `work` on a new thread that is bound to one processor.
 ///
 /// # Errors
-/// There is no such processor, or those of `work`.
+/// The processor does not exist, or an error of `work`.
 pub fn on<T: Send>(processor: usize, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let bound = move || {
@@ -72,15 +74,16 @@ pub fn on<T: Send>(processor: usize, work: impl FnOnce() -> Result<T> + Send) ->
     })
 }
 
-/// How long a write of one processor takes to be seen by another, ns: half of a round trip through one word, the median of several rounds of them. On a virtual
-/// machine whose processors are moved about it changes by the minute, and with it everything that two processors do together.
+/// How long it takes until another processor sees a write, ns: half of a round trip through one shared word, the
+/// median of several rounds. On a virtual machine whose virtual processors migrate it changes by the minute, and with
+/// it the cost of everything that two processors do together.
 ///
 /// # Errors
-/// There is no such processor, or they do not take turns within a second.
+/// A processor does not exist, or there is no round trip within a second.
 pub fn transfer_ns(one: usize, other: usize) -> Result<f64> {
     let word = AtomicU32::new(0);
     let deadline = Instant::now() + Duration::from_secs(1);
-    // Waits for the other's turn to end, and ends its own.
+    // Waits for the other thread's turn to end, then ends its own.
     let take_turn = |at: u32| {
         let mut spins = 0u32;
         while word.load(Acquire) != at {
@@ -107,10 +110,10 @@ pub fn transfer_ns(one: usize, other: usize) -> Result<f64> {
     })
 }
 
-/// What the kernel has counted so far, ticks.
+/// The kernel's counters so far, ticks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Of each process that is a switch or a server: which, and its time in user space and in the kernel.
+    /// For each process that is a switch or a server: its kind, and its time in user space and in the kernel.
     processes: BTreeMap<u32, (bool, [u64; 2])>,
     interrupts: u64,
     idle: u64,
@@ -118,7 +121,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Asks the kernel.
+    /// Reads the kernel's counters.
     ///
     /// # Errors
     /// `/proc` cannot be read.
@@ -127,14 +130,14 @@ impl Reading {
         reading.add_processors(&fs::read_to_string("/proc/stat").context("reading /proc/stat")?)?;
         for entry in fs::read_dir("/proc").context("reading /proc")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // It may have ended.
+            // The process may have ended.
             let Ok(text) = fs::read_to_string(entry.path().join("stat")) else { continue };
             reading.add_process(pid, &text);
         }
         Ok(reading)
     }
 
-    /// Where the time from `earlier` until now went.
+    /// How the time since `earlier` was spent.
     pub fn since(&self, earlier: &Reading) -> Shares {
         let total = (self.total - earlier.total).max(1) as f64;
         let percent = |ticks: u64| 100.0 * ticks as f64 / total;
@@ -153,7 +156,7 @@ impl Reading {
             percent(self.interrupts - earlier.interrupts),
             percent(self.idle - earlier.idle),
         ];
-        // Ticks are counted with different clocks: what is left may be a little below nothing.
+        // Ticks come from different clocks, so the difference may be slightly negative.
         let rest = (100.0 - known.iter().sum::<f64>()).max(0.0);
         let [switch, kernel, server, interrupts, idle] = known;
         PARTS.map(str::to_owned).into_iter().zip([switch, kernel, server, rest, interrupts, idle]).collect()
@@ -162,7 +165,7 @@ impl Reading {
     /// Reads the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal.
     fn add_processors(&mut self, text: &str) -> Result<()> {
         let line = text.lines().find_map(|line| line.strip_prefix("cpu "));
-        let line = line.context("/proc/stat has no line of all processors")?;
+        let line = line.context("/proc/stat has no line for all processors")?;
         let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|field| field.parse().ok()).collect();
         let &[.., idle, wait, hard, soft, _steal] = ticks.as_slice() else {
             anyhow::bail!("/proc/stat has an unknown format: `cpu {line}`");
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn all_time_goes_somewhere() {
+    fn all_time_is_assigned_to_a_part() {
         let (bifrostd, redis, other) =
             (process("bifrostd", 10, 20), process("redis-server", 5, 5), process("(odd) name", 90, 90));
         let before =
@@ -213,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_medians() {
+    fn tables_show_medians() {
         let shares = [1.0, 2.0, 4.0].map(|share| Shares::from([("switch".to_owned(), share)]));
         let text = table(["mode"], [(["off".to_owned()], shares.iter().collect())]);
         assert!(text.contains("| mode |") && text.contains("| off  |  2.000 |               - |"), "{text}");
     }
 
     #[test]
-    fn what_the_kernel_says_is_understood() {
+    fn lines_of_proc_stat_are_parsed() {
         let before = Reading::take().unwrap();
         let after = Reading::take().unwrap();
         assert!(after.total >= before.total && after.since(&before).len() == PARTS.len());

@@ -1,4 +1,4 @@
-//! The programs whose experience of the network is measured.
+//! The programs whose use of the network is measured.
 
 pub mod apache_bench;
 pub mod application;

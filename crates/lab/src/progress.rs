@@ -1,11 +1,11 @@
-//! A progress bar on a terminal; a line per step where there is none (CI logs).
+//! A progress bar on a terminal; one line per step elsewhere (CI logs).
 
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Shows how far an experiment is.
+/// Shows the progress of an experiment.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -15,7 +15,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins with `total` steps ahead.
+    /// Starts with `total` steps to do.
     pub fn new(total: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(total);
@@ -30,14 +30,14 @@ impl Progress {
         Self { bar, total, done: 0, started: Instant::now() }
     }
 
-    /// Announces the step that now begins.
+    /// Announces the next step.
     pub fn begin(&self, step: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(step.to_owned());
         }
     }
 
-    /// A step has ended with this result.
+    /// Records the result of the current step.
     pub fn end(&mut self, result: &str) {
         self.done += 1;
         match &self.bar {

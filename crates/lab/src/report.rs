@@ -1,4 +1,4 @@
-//! Tables for `report.md`, padded so that they read well on a terminal, too.
+//! Tables for `report.md`, padded so that they are readable on a terminal, too.
 
 /// A Markdown table; the first column is left-aligned, the others right-aligned.
 #[derive(Debug, Clone)]
@@ -7,7 +7,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these column titles.
+    /// A table with the column titles `titles`.
     pub fn new(titles: &[&str]) -> Self {
         Self { rows: vec![titles.iter().map(ToString::to_string).collect()] }
     }
@@ -46,7 +46,7 @@ impl Table {
     }
 }
 
-/// A number with as many digits as a reader can use.
+/// Formats a number with a readable number of digits.
 pub fn number(value: f64) -> String {
     match value.abs() {
         _ if !value.is_finite() => "-".to_owned(),

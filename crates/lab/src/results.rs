@@ -26,7 +26,7 @@ pub struct Results {
     pub rows: Vec<Value>,
 }
 
-/// The machine that measured, and how it was told to.
+/// The machine that measured, and its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostInfo {
     /// Name of the machine.
@@ -46,7 +46,7 @@ pub struct HostInfo {
 }
 
 impl HostInfo {
-    /// Asks the machine.
+    /// Collects the machine's properties.
     pub fn collect(options: &Options) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, key: &str| {
@@ -90,12 +90,12 @@ impl Results {
     }
 }
 
-/// Rows as `results.json` holds them.
+/// Converts rows to the form in `results.json`.
 pub fn to_values<R: Serialize>(rows: &[R]) -> Result<Vec<Value>> {
     rows.iter().map(|row| serde_json::to_value(row).context("serializing a row")).collect()
 }
 
-/// Rows as an experiment knows them.
+/// Converts rows of `results.json` to an experiment's own type.
 pub fn from_values<R: DeserializeOwned>(rows: &[Value]) -> Result<Vec<R>> {
     rows.iter()
         .enumerate()

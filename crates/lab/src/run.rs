@@ -1,4 +1,4 @@
-//! One run of an experiment: measured, written, reported.
+//! One run of an experiment: measures, writes results, reports.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use crate::results::{HostInfo, Results, SCHEMA_VERSION};
 use crate::state::Run;
 use crate::stats::Spread;
 
-/// `options` with what `experiment` makes of those that were not chosen.
+/// `options` with the experiment's defaults for those that the user did not choose.
 ///
 /// # Errors
-/// A choice that the experiment does not have.
+/// A choice that the experiment does not support.
 pub fn settle(experiment: &dyn Experiment, mut options: Options) -> Result<Options> {
     let (name, guests) = (experiment.name(), experiment.guests());
     let chosen = *options.guests.get_or_insert(guests.first().copied().unwrap_or_default());
@@ -30,7 +30,7 @@ pub fn settle(experiment: &dyn Experiment, mut options: Options) -> Result<Optio
     if options.modes.is_empty() {
         let every = std::mem::take(&mut options.every_mode);
         options.modes = if every { experiment.modes() } else { experiment.default_modes(options.quick) };
-        // It has no port for them.
+        // Kernel VXLAN has no port for virtual machines.
         options.modes.retain(|mode| chosen == Guests::Container || !mode.is_kernel_vxlan());
     }
     if let Some(mode) = options.modes.iter().find(|mode| !experiment.modes().contains(mode)) {
@@ -41,22 +41,22 @@ pub fn settle(experiment: &dyn Experiment, mut options: Options) -> Result<Optio
     Ok(options)
 }
 
-/// The command that measured with `options`.
+/// The command line that measures with `options`.
 ///
 /// # Errors
-/// None that an experiment's own options would meet.
+/// None for options that the experiment accepts.
 pub fn command(experiment: &dyn Experiment, options: &Options) -> Result<String> {
     let quick = if options.quick { " --quick" } else { "" };
     let usual = settle(experiment, Options { quick: options.quick, ..Options::default() })?;
     Ok(format!("sudo bifrost-lab run {}{quick}{}", experiment.name(), options.arguments(&usual)))
 }
 
-/// What a run has written.
+/// The output of a run.
 #[derive(Debug)]
 pub struct Written {
     /// The body of its report.
     pub report: String,
-    /// Its files, the report and the results not among them.
+    /// Its files, without the report and the results.
     pub plots: Vec<PathBuf>,
     /// How long it took.
     pub took: Duration,
@@ -65,7 +65,7 @@ pub struct Written {
 /// Measures with [settled](settle) `options`, and writes `results.json`, `report.md` and plots into `out`.
 ///
 /// # Errors
-/// What went wrong, in words for who runs it. Everything that was started has ended then.
+/// The measurement failed, or files cannot be written. Everything that was started has ended then.
 pub fn run(experiment: &dyn Experiment, options: &Options, out: &Path) -> Result<Written> {
     let binaries = Binaries::find(options)?;
     fs::create_dir_all(out).with_context(|| format!("creating {}", out.display()))?;
@@ -94,7 +94,7 @@ pub fn run(experiment: &dyn Experiment, options: &Options, out: &Path) -> Result
     Ok(Written { report, plots, took: started.elapsed() })
 }
 
-/// Plots that are beside the text, as Markdown.
+/// Plots next to the text, as Markdown.
 pub fn images(plots: &[PathBuf]) -> String {
     let image = |plot: &PathBuf| {
         let file = plot.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
@@ -103,24 +103,24 @@ pub fn images(plots: &[PathBuf]) -> String {
     plots.iter().map(image).collect()
 }
 
-/// A line for each bar, as Markdown, with the least and the most that single repetitions came to.
+/// A line for each bar, as Markdown, with the range over single repetitions.
 ///
 /// # Errors
-/// Results that are not the experiment's.
+/// Results of another experiment.
 pub fn bars(experiment: &dyn Experiment, results: &Results) -> Result<String> {
     let spreads = frame::spreads(experiment, &results.rows)?;
     let line = |(bar, spread): (Bar, Option<Spread>)| {
         let verdict = if bar.passes() { "pass:" } else { "**fail**:" };
         let spread = spread.filter(|spread| spread.least < spread.most);
         let of_each = spread.map_or_else(String::new, |spread| {
-            format!("; of single repetitions {} to {}", number(spread.least), number(spread.most))
+            format!("; single repetitions {} to {}", number(spread.least), number(spread.most))
         });
         format!("- {verdict} {bar}{of_each}\n")
     };
     Ok(experiment.bars(&results.rows)?.into_iter().zip(spreads).map(line).collect())
 }
 
-/// The machine and how it was told to measure, as a paragraph.
+/// The machine and its settings, as a paragraph.
 pub fn machine(host: &HostInfo) -> String {
     format!(
         "{} ({} processors, {} GiB), Linux {}, bifrost-lab {}. {} underlay links, {}; packets cross them {}; {}.",
@@ -136,7 +136,7 @@ pub fn machine(host: &HostInfo) -> String {
     )
 }
 
-/// A duration as a reader wants it.
+/// Formats a duration for readers.
 pub fn duration(elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64();
     if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.1} min", seconds / 60.0) }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_s_command_measures_the_same_again() {
+    fn the_command_in_a_report_repeats_its_measurement() {
         for (arguments, shown) in [
             ("", ""),
             ("--quick", " --quick"),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mode_is_all_that_an_experiment_knows() {
+    fn every_mode_selects_all_modes_of_an_experiment() {
         for experiment in experiment::all() {
             let every = Options { every_mode: true, ..Options::default() };
             let settled = settle(experiment.as_ref(), every.clone()).unwrap();
@@ -193,7 +193,7 @@ mod tests {
                 "{}",
                 experiment.name()
             );
-            // As if all of them had been named: what was measured so is not measured again.
+            // Naming all modes is the same choice: results with one are reused for the other.
             let named = Options { modes: settled.modes.clone(), ..Options::default() };
             assert_eq!(settle(experiment.as_ref(), named).unwrap(), settled);
         }

@@ -1,7 +1,7 @@
-//! Notices when the machine itself stands still, so that a hypervisor's pause is not taken for the network's.
+//! Detects pauses of the machine itself, so that a hypervisor's pause is not attributed to the network.
 //!
-//! On every processor a thread before all others asks to be woken each millisecond. When it is woken late by more than
-//! an interrupt handler can explain, nothing on this processor has run, whatever its priority.
+//! A thread with a real-time priority on every processor wakes up each millisecond. When it wakes up later than an
+//! interrupt handler can explain, nothing ran on this processor, whatever its priority.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,16 +13,16 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::processor;
 
-/// How often a watcher wants to run.
+/// The interval of a watcher.
 const PERIOD: Duration = Duration::from_millis(1);
-/// Later than this is a standstill: a network interrupt's work ends after 2 ms (`MAX_SOFTIRQ_TIME`).
+/// A later wakeup is a standstill: softirq processing yields after 2 ms (`MAX_SOFTIRQ_TIME`).
 const LATE: Duration = Duration::from_millis(4);
-/// How often a point is measured at most, while the machine stands still in the middle of it.
+/// Maximum number of measurements of a point while standstills disturb it.
 const ATTEMPTS: u32 = 3;
-/// A standstill of the machine that long disturbs a point by itself.
+/// A single standstill of this length disturbs a point.
 const LONG: Duration = Duration::from_millis(10);
 
-/// A time in which a processor did not run anything.
+/// A period in which a processor ran nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Standstill {
     /// When it began.
@@ -31,7 +31,7 @@ pub struct Standstill {
     pub length: Duration,
 }
 
-/// Watches all processors until it is asked what it saw.
+/// Watches all processors until it is finished or dropped.
 #[derive(Debug)]
 pub struct Watch {
     stop: Arc<AtomicBool>,
@@ -43,7 +43,7 @@ impl Watch {
     /// Starts a watcher on each processor.
     ///
     /// # Errors
-    /// No thread can be started. A watcher that may not have its priority says so in [`Watch::finish`].
+    /// No thread can be started. A watcher that is refused its priority reports that in [`Watch::finish`].
     pub fn start() -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -58,14 +58,14 @@ impl Watch {
         Ok(Self { stop, seen, threads })
     }
 
-    /// What was seen so far on any processor, oldest first.
+    /// The standstills so far on any processor, oldest first.
     pub fn seen(&self) -> Vec<Standstill> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
         seen.sort_by_key(|standstill| standstill.began);
         seen
     }
 
-    /// Ends the watch and returns what was seen on any processor, oldest first.
+    /// Ends the watch and returns the standstills on any processor, oldest first.
     ///
     /// # Errors
     /// A watcher could not be bound to its processor or was refused its priority.
@@ -84,12 +84,12 @@ impl Drop for Watch {
     }
 }
 
-/// What `attempt` measures with `clients` clients, again if the machine stood still so often that it would be the machine that
-/// is measured: the attempt with the shortest standstills, and how many there were. What decides is what a watch saw, never
-/// the result.
+/// Measures with `clients` clients by `attempt`. It repeats the measurement while standstills disturb it too much,
+/// and returns the attempt with the shortest standstills, and the number of its standstills. Only the observed
+/// standstills decide, never the result.
 ///
 /// # Errors
-/// Those of `attempt`.
+/// The errors of `attempt`.
 pub fn least_disturbed<M>(
     clients: u32,
     requests: fn(&M) -> u64,
@@ -109,15 +109,17 @@ pub fn least_disturbed<M>(
     Ok((best, attempts))
 }
 
-/// Whether what was seen says more about the machine than about the network: a standstill holds up one request of each
-/// client, and more than half of the slowest thousandth would be such; or one was long enough to be the maximum.
+/// Whether the standstills say more about the machine than about the network: a standstill delays one request of each
+/// client. They disturb if they account for more than half of the slowest thousandth, or if one is long enough to be
+/// the maximum.
 fn disturbs(seen: &[Standstill], clients: u32, requests: u64) -> bool {
     let held_up = seen.len() as u64 * u64::from(clients);
     2 * held_up > requests.div_ceil(1000) || seen.iter().any(|standstill| standstill.length >= LONG)
 }
 
-/// The time in each of `count` bins of length `bin` from `start` on in which a processor stood still, ms; of processors
-/// that stood still at once, the longer time counts. What happens up to `slack` beside a bin belongs to it too.
+/// For each of `count` bins of length `bin` from `start` on: the time in which a processor stood still, ms. If
+/// several processors stood still at once, the longest time counts. Standstills up to `slack` before or after a bin
+/// count for it, too.
 pub fn by_bin(seen: &[Standstill], start: Instant, bin: Duration, count: usize, slack: Duration) -> Vec<f64> {
     (0..count)
         .map(|index| {
@@ -135,7 +137,7 @@ pub fn by_bin(seen: &[Standstill], start: Instant, bin: Duration, count: usize, 
         .collect()
 }
 
-/// How long the machine stood still; of processors that stood still at once, the longer time counts.
+/// How long the machine stood still. If several processors stood still at once, the longest time counts.
 pub fn total(seen: &[Standstill]) -> Duration {
     let mut until: Option<Instant> = None;
     seen.iter().fold(Duration::ZERO, |total, standstill| {
@@ -171,7 +173,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn bins_know_how_long_the_machine_stood_still() {
+    fn bins_have_the_time_of_their_standstills() {
         let start = Instant::now();
         let seen = [
             Standstill { began: start + 95 * MS, length: 10 * MS },
@@ -190,7 +192,7 @@ mod tests {
     fn a_watch_ends_when_asked() {
         let watch = Watch::start().unwrap();
         std::thread::sleep(20 * MS);
-        // Whether it sees anything is the machine's business; without root it may not watch at all.
+        // Whether there are standstills depends on the machine; without root the watch may be refused.
         if let Ok(seen) = watch.finish() {
             assert!(seen.iter().all(|s| s.length >= LATE));
         }
@@ -204,7 +206,7 @@ mod tests {
         assert!(!disturbs(&seen(&[5]), 50, 100_000));
         assert!(disturbs(&seen(&[5]), 50, 99_000), "50 of the slowest 99");
         assert!(disturbs(&seen(&[5, 5]), 50, 100_000));
-        assert!(disturbs(&seen(&[10]), 50, 1_000_000), "it may be the maximum");
+        assert!(disturbs(&seen(&[10]), 50, 1_000_000), "long enough to be the maximum");
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! What a run holds on the machine, so that the next run can remove what a crashed one left behind.
+//! State of a run on the machine, so that the next run can remove what a crashed one left behind.
 //!
-//! A run owns a file under `/run/bifrost-lab` and keeps it locked for as long as its process lives. The kernel drops the
-//! lock with the process, however it ends: a file that can be locked belongs to a dead run. The run's name, which
-//! every namespace name begins with, holds its process id, so that leftovers are recognised without the file, too.
+//! A run owns a file under `/run/bifrost-lab` and keeps it locked while its process lives. The kernel releases the
+//! lock when the process ends, for whatever reason: a file that can be locked belongs to a dead run. The run's name
+//! is the prefix of all its namespace names and contains its process id, so leftovers are recognised without the
+//! file, too.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -24,12 +25,12 @@ pub struct Run {
     id: String,
     directory: PathBuf,
     parts: AtomicU32,
-    /// Removed at the end; a part has none of its own.
+    /// Removed at the end; a part has no state file.
     lock: Option<(PathBuf, File)>,
 }
 
 impl Run {
-    /// Claims a fresh name, after removing what dead runs have left.
+    /// Claims an unused name, after removing what dead runs left behind.
     pub fn begin() -> Result<Self> {
         require_root()?;
         let removed = clean()?;
@@ -46,10 +47,11 @@ impl Run {
         Ok(Self { id, directory, parts: AtomicU32::new(0), lock: Some((path, lock)) })
     }
 
-    /// A name and a directory of their own within the run, which must live longer: several networks stand side by side.
+    /// A separate name and directory within the run, so that several networks can exist side by side. The run must
+    /// outlive it.
     ///
     /// # Errors
-    /// The directory cannot be made.
+    /// The directory cannot be created.
     pub fn part(&self) -> Result<Self> {
         let number = self.parts.fetch_add(1, Ordering::Relaxed);
         let directory = self.directory.join(number.to_string());
@@ -57,7 +59,7 @@ impl Run {
         Ok(Self { id: format!("{}-{number}", self.id), directory, parts: AtomicU32::new(0), lock: None })
     }
 
-    /// The name that everything of this run begins with, `bl<pid>x<hex>`, or of this part, `bl<pid>x<hex>-<number>`.
+    /// The prefix of all names of this run, `bl<pid>x<hex>`, or of this part, `bl<pid>x<hex>-<number>`.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -92,7 +94,7 @@ pub fn clean() -> Result<Vec<String>> {
         };
         let Ok(file) = File::open(&path) else { continue };
         match file.try_lock() {
-            // A run that is just beginning has made its file and not locked it yet: its process tells.
+            // A run that is just starting has created its file but not locked it yet: check its process.
             Ok(()) if process_of(id).is_some_and(|pid| pid != std::process::id() && is_lab_process(pid)) => {
                 alive.insert(id.to_owned());
             }
@@ -120,7 +122,7 @@ pub fn clean() -> Result<Vec<String>> {
     Ok(removed)
 }
 
-/// An error that says what to do, unless the process is root.
+/// Returns an error that says what to do if the process does not run as root.
 pub fn require_root() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("bifrost-lab makes network namespaces and needs root: run it with sudo");
@@ -133,7 +135,7 @@ fn namespaces() -> Result<Vec<String>> {
     Ok(list.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
 }
 
-/// The run id a namespace's name begins with, if it is one of ours.
+/// The run id that a namespace's name begins with, if it is a name of the lab.
 fn run_of(namespace: &str) -> Option<&str> {
     let (id, _) = namespace.split_once('-')?;
     process_of(id).map(|_| id)
@@ -147,11 +149,12 @@ fn process_of(id: &str) -> Option<u32> {
 }
 
 fn is_lab_process(pid: u32) -> bool {
-    // Process ids are reused: only a living process of this program counts as an owner. Test programs carry a hash.
+    // Process ids are reused: only a living process of this program counts as owner. Names of test programs have a
+    // hash.
     fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("lab"))
 }
 
-/// Ends the processes inside a namespace that no living run owns, and deletes it.
+/// Ends the processes inside a namespace without a living owner, and deletes it.
 fn remove_namespace(name: &str) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {

@@ -1,4 +1,4 @@
-//! Small statistics.
+//! Basic statistics.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::number;
 
-/// The median; the mean of the middle two for an even count; NaN for none.
+/// The median; the mean of the middle two for an even count; NaN for an empty slice.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -19,25 +19,25 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The median over repetitions; `None` if there was none.
+/// The median over repetitions; `None` if there are none.
 pub fn median_of(values: impl Iterator<Item = f64>) -> Option<f64> {
     let values: Vec<f64> = values.collect();
     (!values.is_empty()).then(|| median(&values))
 }
 
-/// What the repetitions of a measurement came to.
+/// The spread of a measurement's repetitions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
     /// The median.
     pub median: f64,
-    /// The least.
+    /// The minimum.
     pub least: f64,
-    /// The most.
+    /// The maximum.
     pub most: f64,
 }
 
 impl Spread {
-    /// Of `values`; `None` if there was none.
+    /// The spread of `values`; `None` if there are none.
     pub fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.collect();
         let least = values.iter().copied().min_by(f64::total_cmp)?;
@@ -56,18 +56,19 @@ impl fmt::Display for Spread {
     }
 }
 
-/// The median; NaN where nothing was measured.
+/// The median; NaN without measurements.
 pub fn middle(spread: Option<Spread>) -> f64 {
     spread.map_or(f64::NAN, |spread| spread.median)
 }
 
-/// A table's cell: what there is no measurement of is a dash.
+/// A table's cell; a dash without measurements.
 pub fn cell(spread: Option<Spread>) -> String {
     spread.map_or_else(|| "-".to_owned(), |spread| spread.to_string())
 }
 
-/// The median over the repetitions of how many times what `over` picks is as much as what `under` picks in the same repetition:
-/// machines drift, and what was measured at nearly the same time has most in common. `None` if no repetition has both.
+/// The median over repetitions of the ratio of the value that `over` selects to the value that `under` selects.
+/// Values of the same repetition are compared because the machine drifts, and values measured at nearly the same time
+/// are most comparable. `None` if no repetition has both.
 pub fn paired_ratio<R, K: PartialEq>(
     rows: &[R],
     repetition: impl Fn(&R) -> K,
@@ -80,7 +81,7 @@ pub fn paired_ratio<R, K: PartialEq>(
     }))
 }
 
-/// The smallest of `values` that `percent` of them do not exceed (nearest rank); NaN for none.
+/// The smallest of `values` that at least `percent` of them do not exceed (nearest rank); NaN if there are none.
 pub fn percentile(values: &[f64], percent: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -88,13 +89,13 @@ pub fn percentile(values: &[f64], percent: f64) -> f64 {
     sorted.get(rank - 1).copied().unwrap_or(f64::NAN)
 }
 
-/// The values of `key` over `rows`, each once, in order.
+/// The distinct values of `key` over `rows`, in order.
 pub fn distinct<R, T: Ord>(rows: &[R], key: fn(&R) -> T) -> Vec<T> {
     let set: BTreeSet<T> = rows.iter().map(key).collect();
     set.into_iter().collect()
 }
 
-/// What was varied: each value once, the smallest first.
+/// Distinct values, sorted.
 pub fn distinct_values(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -102,7 +103,7 @@ pub fn distinct_values(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// The arithmetic mean; NaN for none.
+/// The arithmetic mean; NaN for an empty slice.
 pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { f64::NAN } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
@@ -117,7 +118,7 @@ pub fn slope(points: &[(f64, f64)]) -> f64 {
     if variance > 0.0 { covariance / variance } else { 0.0 }
 }
 
-/// One of [`LatencyMs`]: what a reader calls it, and how to get it.
+/// A field of [`LatencyMs`]: its title, and its accessor.
 pub type LatencyField = (&'static str, fn(&LatencyMs) -> f64);
 
 /// Latencies of requests, ms.
@@ -133,12 +134,12 @@ pub struct LatencyMs {
     pub p99: f64,
     /// 99.9th percentile.
     pub p99_9: f64,
-    /// Of the slowest request.
+    /// Maximum.
     pub max: f64,
 }
 
 impl LatencyMs {
-    /// In the order of reports.
+    /// The fields, in the order of reports.
     pub const FIELDS: [LatencyField; 6] = [
         ("avg", |l| l.avg),
         ("P50", |l| l.p50),
@@ -148,7 +149,7 @@ impl LatencyMs {
         ("max", |l| l.max),
     ];
 
-    /// The median of each field over repetitions; `None` if there was none.
+    /// The median of each field over repetitions; `None` if there are none.
     pub fn median_of(latencies: impl Iterator<Item = LatencyMs>) -> Option<Self> {
         let all: Vec<LatencyMs> = latencies.collect();
         let of = |field: fn(&LatencyMs) -> f64| median_of(all.iter().map(field));
@@ -156,7 +157,7 @@ impl LatencyMs {
         Some(Self { avg: avg?, p50: p50?, p90: p90?, p99: p99?, p99_9: p99_9?, max: max? })
     }
 
-    /// The cells of repetitions in a table whose columns are named by [`LatencyMs::FIELDS`].
+    /// The medians over repetitions, as cells of a table with the columns [`LatencyMs::FIELDS`].
     pub fn cells(latencies: impl Iterator<Item = LatencyMs> + Clone) -> [String; 6] {
         Self::FIELDS.map(|(_, field)| cell(Spread::of(latencies.clone().map(|latency| field(&latency)))))
     }
@@ -181,14 +182,14 @@ mod tests {
     }
 
     #[test]
-    fn spreads_show_what_was_least_and_most() {
+    fn spreads_show_minimum_and_maximum() {
         assert_eq!(cell(Spread::of([3.0, 1.0, 2.0].into_iter())), "2.000 (1.000..3.000)");
         assert_eq!(cell(Spread::of([2.0].into_iter())), "2.000");
         assert_eq!(cell(Spread::of(std::iter::empty())), "-");
     }
 
     #[test]
-    fn percentiles_are_values_that_there_are() {
+    fn percentiles_are_elements_of_the_sample() {
         let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
         for (percent, expected) in [(0.0, 1.0), (1.0, 1.0), (1.5, 2.0), (50.0, 50.0), (99.0, 99.0), (100.0, 100.0)] {
             assert_eq!(percentile(&values, percent), expected, "{percent}");
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn latencies_keep_their_places() {
+    fn latencies_keep_the_order_of_fields() {
         let of = |n: f64| LatencyMs { avg: n, p50: n + 1.0, p90: n + 2.0, p99: n + 3.0, p99_9: n + 4.0, max: n + 5.0 };
         assert_eq!(LatencyMs::median_of([of(1.0), of(9.0), of(2.0)].into_iter()), Some(of(2.0)));
         assert_eq!(LatencyMs::median_of(std::iter::empty()), None);
@@ -209,7 +210,7 @@ mod tests {
 
     #[test]
     fn ratios_are_of_the_same_repetition() {
-        // A machine that is slower each time: one is twice the other but for the last.
+        // A machine that gets slower: one mode is twice the other, except in the last repetition.
         let rows = [
             (0, 'a', 10.0),
             (0, 'b', 5.0),

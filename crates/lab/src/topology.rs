@@ -1,7 +1,7 @@
-//! Hosts, links and guests, made from network namespaces.
+//! Hosts, links and guests, built from network namespaces.
 //!
 //! A host is a namespace with `paths` underlay links `u0`, `u1`, ...; a guest (a container) is a namespace with one
-//! interface `eth0`. What joins the two is the [`Mode`](crate::options::Mode): see [`overlay`].
+//! interface `eth0`. The [`Mode`](crate::options::Mode) joins the two: see [`overlay`].
 //!
 //! | addresses | |
 //! |---|---|
@@ -26,7 +26,7 @@ use crate::netns::Namespace;
 use crate::options::Cabling;
 use crate::state::Run;
 
-/// MTU of the underlay links, bytes, unless guests have another one than [`GUEST_MTU`].
+/// MTU of the underlay links, bytes, unless guests have another MTU than [`GUEST_MTU`].
 pub const UNDERLAY_MTU: u32 = 1600;
 /// MTU of the guests' interfaces, bytes, unless an experiment chooses another one.
 pub const GUEST_MTU: u32 = 1500;
@@ -40,31 +40,33 @@ pub struct Plan {
     pub paths: u8,
     /// How the hosts are cabled.
     pub cabling: Cabling,
-    /// Whether every packet crosses the underlay by itself (segmentation and GRO off on the links). As on a cable: a drop
-    /// is then one packet for every mode alike. nftables sees packets after GRO, which is why it has to be off, too.
+    /// Whether every packet crosses the underlay as a separate frame (segmentation offloads and GRO off on the
+    /// links), as on a cable: a drop is then one packet in every mode. GRO must be off because nftables sees packets
+    /// after GRO.
     pub wire_packets: bool,
-    /// Whether every host has a processor of its own, guest included, as real hosts do: what one host does then costs the
-    /// other nothing, and the scheduler's moves do not show up as the network's. With fewer processors, hosts take turns.
+    /// Whether every host, guest included, has its own processor, like a real host. The work of one host then costs
+    /// the other nothing, and the scheduler's migrations do not look like effects of the network. With fewer
+    /// processors, hosts share them round-robin.
     pub own_processors: bool,
-    /// Whether a kernel VXLAN device hashes every flow onto a link of its own, instead of using one link per processor.
+    /// Whether a kernel VXLAN device hashes every flow onto its own link, instead of using one link per processor.
     pub spread_flows: bool,
-    /// Whether what is started in guests uses Multipath TCP.
+    /// Whether programs in guests use Multipath TCP.
     pub multipath_tcp: bool,
     /// MTU of the guests' interfaces, bytes.
     pub guest_mtu: u32,
 }
 
 impl Plan {
-    /// MTU of the underlay links, bytes: room for what packets of guests get in front of them.
+    /// MTU of the underlay links, bytes: the guests' MTU with room for encapsulation.
     pub fn underlay_mtu(&self) -> u32 {
         self.guest_mtu + (UNDERLAY_MTU - GUEST_MTU)
     }
 }
 
-/// The hosts of a run, their links and guests. Dropping it removes them all.
+/// The hosts of a run, their links and guests. Dropping it removes all of them.
 #[derive(Debug)]
 pub struct Topology {
-    /// What was built.
+    /// The plan it was built from.
     pub plan: Plan,
     /// The hosts, in order: `host-a`, `host-b`, ...
     pub hosts: Vec<Host>,
@@ -77,22 +79,22 @@ pub struct Topology {
 pub struct Host {
     /// `host-a`, `host-b`, ...
     pub name: String,
-    /// The host's own namespace: underlay links, kernel VXLAN device or `bifrostd`.
+    /// The host's namespace: underlay links, and kernel VXLAN device or `bifrostd`.
     pub namespace: Namespace,
     /// The container's namespace.
     pub guest: Guest,
     /// The address on the loopback, reached over all links.
     pub loopback: Ipv4Addr,
-    /// The underlay addresses that a multipath transport uses: one per link, or the loopback's alone behind a fabric.
+    /// The underlay addresses that a multipath transport uses: one per link, or only the loopback's behind a fabric.
     pub underlay: Vec<Ipv4Addr>,
 }
 
-/// What a link has carried since it is there, bytes with their Ethernet headers.
+/// Bytes that a link has carried since it was created, Ethernet headers included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Carried {
-    /// By the host.
+    /// Sent by the host.
     pub sent: u64,
-    /// By the host.
+    /// Received by the host.
     pub received: u64,
 }
 
@@ -110,7 +112,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Makes the namespace of a guest of the host with this number, from 0; it has no device yet.
+    /// Creates the namespace of the guest of host number `host`, from 0; it has no device yet.
     pub(crate) fn create(
         run: &Run,
         name: String,
@@ -128,7 +130,7 @@ impl Guest {
         Ok(Self { namespace, name, address, mac })
     }
 
-    /// Lets the guest open thousands of connections a second: it would run out of ports otherwise.
+    /// Lets the guest open thousands of connections a second without running out of ports.
     pub fn allow_many_connections(&self) -> Result<()> {
         let settings = [("net/ipv4/ip_local_port_range", "1024 65535"), ("net/ipv4/tcp_tw_reuse", "1")];
         self.namespace.write_sysctls(&settings)
@@ -141,7 +143,7 @@ pub fn link_name(path: u8) -> String {
 }
 
 impl Topology {
-    /// Builds hosts, links and guests; nothing joins guests and links yet.
+    /// Builds hosts, links and guests; guests and links are not joined yet.
     pub fn build(run: &Run, plan: Plan) -> Result<Self> {
         ensure!((2..=8).contains(&plan.hosts), "{} hosts: the lab builds 2 to 8", plan.hosts);
         ensure!((1..=8).contains(&plan.paths), "{} paths: the lab builds 1 to 8", plan.paths);
@@ -169,7 +171,7 @@ impl Host {
         let letter = char::from(b'a' + index);
         let number = index + 1;
         let mut namespace = Namespace::create(format!("{}-host-{letter}", run.id()))?;
-        // The loopback's address travels over any link; strict reverse-path checks would drop it.
+        // Packets for the loopback's address arrive on any link; strict reverse-path checks would drop them.
         namespace.write_sysctls(&[
             ("net/ipv4/conf/all/rp_filter", "0"),
             ("net/ipv4/conf/default/rp_filter", "0"),
@@ -188,16 +190,17 @@ impl Host {
         Ok(Self { name: format!("host-{letter}"), namespace, guest, loopback, underlay })
     }
 
-    /// What each of the first `paths` underlay links has carried.
+    /// Bytes that each of the first `paths` underlay links has carried.
     ///
     /// # Errors
-    /// A link that is not there.
+    /// A link that does not exist.
     pub fn carried(&self, paths: u8) -> Result<Vec<Carried>> {
         let carried = |path| {
             let text = self.namespace.run("ip", &["-j", "-s", "link", "show", &link_name(path)], "")?;
             let parsed: Value = serde_json::from_str(&text).context("`ip -j -s link` printed no JSON")?;
-            let bytes =
-                |way: &str| parsed[0]["stats64"][way]["bytes"].as_u64().context("`ip -j -s link` counts no bytes");
+            let bytes = |direction: &str| {
+                parsed[0]["stats64"][direction]["bytes"].as_u64().context("`ip -j -s link` counts no bytes")
+            };
             Ok(Carried { sent: bytes("tx")?, received: bytes("rx")? })
         };
         (0..paths).map(carried).collect()
@@ -221,7 +224,7 @@ impl Host {
     }
 }
 
-/// Puts what runs in a namespace of the host with this number on the host's processor.
+/// Pins a namespace of host number `host` to the host's processor.
 fn pin(namespace: &mut Namespace, host: u8, plan: Plan) {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     if plan.own_processors && processors > 1 {
@@ -229,7 +232,7 @@ fn pin(namespace: &mut Namespace, host: u8, plan: Plan) {
     }
 }
 
-/// Without this a connection inherits the slow-start threshold that an earlier, lossy one has left behind.
+/// Otherwise a connection inherits the slow-start threshold that an earlier, lossy one left behind.
 fn keep_no_metrics(namespace: &Namespace) -> Result<()> {
     namespace.write_sysctls(&[("net/ipv4/tcp_no_metrics_save", "1")])
 }
@@ -321,7 +324,8 @@ fn links(plan: Plan) -> Vec<String> {
 }
 
 fn veth(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str, plan: Plan) -> Result<()> {
-    // Both ends are born inside their namespaces: no name of ours ever shows up on the machine itself.
+    // Both ends are created inside their namespaces: the lab's device names never exist in the machine's own
+    // namespace.
     let (a, b, mtu) = (a.name(), b.name(), plan.underlay_mtu());
     let line = format!("link add {a_name} netns {a} mtu {mtu} type veth peer name {b_name} mtu {mtu} netns {b}\n");
     command::run_with_input("ip", &["-batch", "-"], &line)?;

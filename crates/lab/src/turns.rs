@@ -1,4 +1,4 @@
-//! Points that are measured in one network after the other.
+//! Measures points in several networks, interleaved.
 
 use std::fmt::Display;
 
@@ -10,12 +10,13 @@ use crate::interrupt;
 use crate::progress::Progress;
 use crate::results::to_values;
 
-/// Measures every one of `points` in every one of `networks`, `repetitions` times; `begin` builds a network with all that a
-/// measurement needs, and `measure` takes a row. The networks of a repetition stand side by side and take turns at each point: what
-/// drifts on the machine, within a minute even, then touches all of them alike. Returns the rows as `results.json` holds them.
+/// Measures every one of `points` in every one of `networks`, `repetitions` times. `begin` builds a network with all
+/// that a measurement needs; `measure` produces a row. The networks of a repetition exist side by side and are
+/// measured in turn at each point, so that drift of the machine, even within a minute, affects all of them alike.
+/// Returns the rows as in `results.json`.
 ///
 /// # Errors
-/// What `begin` or `measure` could not do, or an interruption.
+/// The errors of `begin` and `measure`, or an interruption.
 pub fn measure<N: Display, B, P: Display, R: Display + Serialize>(
     repetitions: u32,
     networks: &[N],
@@ -42,10 +43,11 @@ pub fn measure<N: Display, B, P: Display, R: Display + Serialize>(
     to_values(&turns.rows)
 }
 
-/// As [`measure`], where there can be only one network at a time, for each has the processors to itself: `measure` builds it, too.
+/// Like [`measure`], for networks that cannot exist side by side because each needs all processors: `measure` builds
+/// the network, too.
 ///
 /// # Errors
-/// What `measure` could not do, or an interruption.
+/// The errors of `measure`, or an interruption.
 pub fn alternate<N: Display, P: Display, R: Display + Serialize>(
     repetitions: u32,
     networks: &[N],
@@ -63,10 +65,10 @@ pub fn alternate<N: Display, P: Display, R: Display + Serialize>(
     to_values(&turns.rows)
 }
 
-/// As [`alternate`], where networks are all that differs.
+/// Like [`alternate`], for experiments that vary only the network.
 ///
 /// # Errors
-/// What `measure` could not do, or an interruption.
+/// The errors of `measure`, or an interruption.
 pub fn each<N: Display, R: Display + Serialize>(
     repetitions: u32,
     networks: &[N],
@@ -81,7 +83,7 @@ pub fn each<N: Display, R: Display + Serialize>(
     to_values(&turns.rows)
 }
 
-/// What was measured so far.
+/// The rows so far.
 struct Turns<R> {
     progress: Progress,
     rows: Vec<R>,

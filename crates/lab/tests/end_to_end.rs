@@ -1,5 +1,5 @@
-//! The program itself, in network namespaces. Needs root and the Debian packages; not `bifrostd`: what that does end to
-//! end is judged by `scripts/test.sh` with release binaries.
+//! Tests of the program itself, in network namespaces. They need root and the Debian packages, but not `bifrostd`:
+//! `scripts/test.sh` tests that end to end with release binaries.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Runs that measure must not disturb each other.
+/// Serializes runs that measure.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn lab() -> Command {
@@ -26,14 +26,14 @@ fn output(command: &mut Command) -> Output {
     output
 }
 
-/// Namespaces of the run of process `pid`.
+/// Namespaces of the run with process `pid`.
 fn namespaces_of(pid: u32) -> Vec<String> {
     let list = Command::new("ip").args(["netns", "list"]).output().unwrap();
     let text = String::from_utf8(list.stdout).unwrap();
     text.lines().filter(|line| line.starts_with(&format!("bl{pid}x"))).map(str::to_owned).collect()
 }
 
-/// A run that lasts long, once it has built its namespaces and measures.
+/// A long run that has built its namespaces and is measuring.
 fn long_run(out: &Path) -> Child {
     let mut command = lab();
     command.args(["run", "redis-loss", "--modes", "kernel_vxlan", "--seconds", "20", "--out"]).arg(out);
@@ -77,7 +77,7 @@ fn a_kernel_vxlan_run_shows_tcp_stalling_under_loss() {
     assert_eq!(rows.len(), 4);
     for row in rows {
         let lossy = row["loss_percent"].as_f64().unwrap() > 0.0;
-        // TCP's smallest retransmission timeout is 200 ms, which only a loss can make it wait for.
+        // TCP's minimum retransmission timeout is 200 ms; only a loss makes it wait that long.
         assert_eq!(row["latency_ms_p99_9"].as_f64().unwrap() > 200.0, lossy, "{row}");
         if let Some(drops) = row["wire_drops_packets"].as_u64() {
             let expected = row["requests"].as_f64().unwrap() * 2.0 * row["loss_percent"].as_f64().unwrap() / 100.0;
@@ -93,7 +93,7 @@ fn a_kernel_vxlan_run_shows_tcp_stalling_under_loss() {
 }
 
 #[test]
-fn multipath_tcp_has_a_subflow_for_each_path_and_says_when_it_is_not_there() {
+fn multipath_tcp_has_a_subflow_for_each_path_and_reports_a_fallback() {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let out = tempfile::tempdir().unwrap();
     let mut command = lab();
@@ -103,10 +103,10 @@ fn multipath_tcp_has_a_subflow_for_each_path_and_says_when_it_is_not_there() {
     let file = out.path().join("logs/mptcp-0/mptcp.json");
     let usage: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let count = |name: &str| usage[name].as_u64().unwrap();
-    // Warm-up, trials and measurement, each of 40 clients and of a connection that asks for the server's settings; four
-    // paths, of which each connection begins on one. The kernel opens the other subflows in the background. Warm-up and
-    // trials take some tens of milliseconds, so that connections may close before they have them; in the measurement,
-    // which takes a second and more, all 40 clients get them.
+    // Warm-up, trials and measurement, each with 40 clients and a connection that reads the server's settings; four
+    // paths, and each connection begins on one of them. The kernel opens the other subflows in the background.
+    // Warm-up and trials take only tens of milliseconds, so connections may close before they have them; in the
+    // measurement, which takes a second and more, all 40 clients get them.
     let (connections, subflows) = (count("connections"), count("subflows"));
     assert!(connections >= 3 * 41 && connections % 41 == 0 && count("plain_connections") == 0, "{usage}");
     assert!((3 * 40..=3 * connections).contains(&subflows), "{usage}");
@@ -114,7 +114,7 @@ fn multipath_tcp_has_a_subflow_for_each_path_and_says_when_it_is_not_there() {
     let carried = usage["carried_bytes"].as_array().unwrap();
     assert!(carried.len() == 4 && carried.iter().all(|bytes| bytes.as_u64().unwrap() > 100_000), "{usage}");
 
-    // Somebody on the way removes the option that asks for it (RFC 8684, 3.1: number 30).
+    // A middlebox removes the option for Multipath TCP (RFC 8684, 3.1: number 30).
     let mut command = lab();
     command.args(["run", "iperf", "--modes", "mptcp", "--losses", "0,0.01", "--seconds", "2", "--repetitions", "1"]);
     command.arg("--out").arg(out.path()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -149,14 +149,14 @@ fn an_interrupted_run_cleans_up() {
 }
 
 #[test]
-fn what_a_killed_run_leaves_is_removed_by_the_next() {
+fn the_next_run_removes_what_a_killed_run_left_behind() {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let out = tempfile::tempdir().unwrap();
     let mut killed = long_run(out.path());
     signal(&killed, Signal::KILL);
     killed.wait().unwrap();
     assert_eq!(namespaces_of(killed.id()).len(), 4);
-    // A run that lives is left alone.
+    // A living run is not touched.
     let living_out = tempfile::tempdir().unwrap();
     let mut living = long_run(living_out.path());
     assert_eq!(namespaces_of(killed.id()), [] as [String; 0]);
@@ -168,7 +168,7 @@ fn what_a_killed_run_leaves_is_removed_by_the_next() {
 }
 
 #[test]
-fn the_command_line_teaches() {
+fn the_command_line_explains_errors() {
     let list: Value = serde_json::from_slice(&output(lab().args(["list", "--json"])).stdout).unwrap();
     let names: Vec<_> = list.as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap()).collect();
     let with_machines = ["granularity", "coverage", "delayed-release", "slicing", "vhost-rate"];

@@ -645,11 +645,11 @@ fn every_network_of_an_experiment_matches() {
     }
 }
 
-/// What is wrong, and how to make it so.
+/// An error, and how to make it.
 type Change = (&'static str, fn(&mut Value));
 
 #[test]
-fn what_is_wrong_does_not_match() {
+fn invalid_results_do_not_match() {
     let validator = validator();
     let changes: [Change; 6] = [
         ("a missing field", |v| drop(v["rows"][0].as_object_mut().unwrap().remove("mode"))),

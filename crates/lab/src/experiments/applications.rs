@@ -1,6 +1,7 @@
-//! `applications`: what users run, while packets are lost: PostgreSQL, MariaDB, memcached, HTTP/2, QUIC and plain UDP.
+//! `applications`: common applications with packet loss: PostgreSQL, MariaDB, memcached, HTTP/2, QUIC and plain UDP.
 //!
-//! TCP's programs are to gain as Redis does; those above UDP, which is not carried reliably, must not be harmed.
+//! Applications over TCP should gain as Redis does; those over UDP, which is not carried reliably, must not be
+//! harmed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,26 +26,31 @@ use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
 use crate::stats::{Spread, cell, distinct, distinct_values, median_of, middle, paired_ratio};
 
-/// Loss rates on the wire, percent; what bars compare comes one after the other, for the machine drifts.
+/// Loss rates on the wire, percent. Rates that bars compare are measured one after the other, because the machine
+/// drifts.
 const LOSSES: [f64; 3] = [0.0, 1.0, 0.1];
-/// Those of a quick run.
+/// Loss rates of a quick run, percent.
 const QUICK_LOSSES: [f64; 2] = [0.0, 1.0];
 
-/// How many times as long the kernel's tail has to be as BIFROST's, for each program on TCP at 1 % loss.
+/// Required ratio of the kernel's tail latency to BIFROST's, for each application over TCP at 1 % loss.
 const TAIL_FACTOR: f64 = 20.0;
-/// What has to be left of BIFROST's throughput at 1 % loss, and of that of the same switch without reliability.
+/// Required share of BIFROST's lossless throughput that remains at 1 % loss, and of the throughput of the same switch
+/// without reliability.
 const THROUGHPUT_KEPT: f64 = 0.85;
-/// QUIC's throughput over BIFROST against the kernel's VXLAN, with and without loss: each host has one processor for guest and switch,
-/// and a switch of user space takes its share of it, for every program alike.
+/// Required ratio of QUIC's throughput over BIFROST to that over the kernel's VXLAN, with and without loss. Each host
+/// has one processor for guest and switch, and a user-space switch takes its share of it, for every application.
 const QUIC_THROUGHPUT: f64 = 0.5;
-/// QUIC's P99 at 1 % loss over BIFROST against the kernel's VXLAN: it is the time of QUIC's own repair, and next to that the switch's
-/// share is small; what is left is chance, for a hundredth of the requests is few.
+/// Bound for QUIC's P99 at 1 % loss over BIFROST, relative to the kernel's VXLAN. QUIC's own loss recovery dominates
+/// it, so the switch's share is small; the rest is chance, because a hundredth of the requests is a small sample.
 const QUIC_TAIL: f64 = 1.5;
-/// The share of datagrams answered over BIFROST against the kernel's VXLAN: each loses what the wire loses, by chance.
+/// Required share of datagrams answered over BIFROST, relative to the kernel's VXLAN. Each loses, by chance, what the
+/// wire loses.
 const UDP_ANSWERED: f64 = 0.99;
-/// The share of datagrams answered over BIFROST while the wire loses nothing, percent: a full buffer on a busy machine may lose one.
+/// Required share of datagrams answered over BIFROST without loss on the wire, percent. A full buffer on a busy
+/// machine may lose one.
 const UDP_LOSSLESS: f64 = 99.9;
-/// P99 above UDP, at the same rate, with reliability on against off: their packets take the same way through the same switch.
+/// Bound for P99 over UDP, at the same rate, with reliability on relative to off: the packets take the same path
+/// through the same switch.
 const SAME_SWITCH: f64 = 1.5;
 
 /// The experiment.
@@ -54,7 +60,7 @@ pub struct Applications;
 /// One measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What ran.
+    /// The application.
     pub app: App,
     /// The network.
     pub mode: Mode,
@@ -62,14 +68,14 @@ pub struct Row {
     pub injector: Injector,
     /// Probability that a packet was dropped on the wire, in either direction, percent.
     pub loss_percent: f64,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Requests answered per second, as fast as the load's connections can ask; of `udp`, which asks at a fixed rate, at most that.
+    /// Requests answered per second in a closed loop; for `udp`, which sends at a fixed rate, at most that rate.
     pub requests_per_s: f64,
-    /// Requests whose latency is told.
+    /// Requests whose latency is reported.
     pub requests: u64,
-    /// Where latencies are those of an open loop: requests that were due each second, each timed from then on; `null` for a closed
-    /// loop, whose latencies are those of the same requests.
+    /// Request rate of the open loop that latencies come from, 1/s, each timed from when it was due; `null` for a
+    /// closed loop, whose latencies are those of the same requests.
     pub paced_requests_per_s: Option<f64>,
     /// Mean latency, ms.
     pub latency_ms_avg: f64,
@@ -79,14 +85,14 @@ pub struct Row {
     pub latency_ms_p99: f64,
     /// 99.9th percentile, ms.
     pub latency_ms_p99_9: f64,
-    /// The slowest request, ms.
+    /// Maximum latency, ms.
     pub latency_ms_max: f64,
-    /// Requests without an answer: of `udp` alone, 0 of all others.
+    /// Requests without an answer: only with `udp`, 0 for all others.
     pub lost_requests: u64,
     /// Packets that nftables dropped, over both hosts.
     pub wire_drops_packets: u64,
-    /// How often the point was measured: again, up to three times, while standstills of the machine disturbed it. This is the
-    /// attempt with the shortest of them.
+    /// Number of attempts: up to three, while standstills of the machine disturbed the measurement. This row is the
+    /// attempt with the shortest standstills.
     pub attempts: u32,
     /// Standstills of the machine, of at least 4 ms, during the measurement.
     pub standstills: u32,
@@ -107,7 +113,7 @@ impl Experiment for Applications {
     }
 
     fn summary(&self) -> &'static str {
-        "PostgreSQL, MariaDB, memcached, HTTP/2, QUIC and plain UDP, without loss and at up to 1 %"
+        "PostgreSQL, MariaDB, memcached, HTTP/2, QUIC and plain UDP at packet loss from 0 to 1 %"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -125,8 +131,8 @@ impl Experiment for Applications {
         let points = options.modes.len() * losses.len() * options.apps.len();
         let mut progress = Progress::new(points as u64 * u64::from(repetitions));
         let mut rows = Vec::new();
-        // As in `redis-loss`, the networks of all modes stand side by side, and take turns at each point. Of the servers, only those of
-        // one program run at a time.
+        // As in `redis-loss`, the networks of all modes exist side by side and are measured in turn at each point.
+        // Only the servers of one application run at a time.
         for repetition in 0..repetitions {
             let mut benches = Vec::new();
             for &mode in &options.modes {
@@ -155,8 +161,9 @@ impl Experiment for Applications {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = String::from(
-            "Loss on the wire, in both directions. Medians, and in brackets the least and the most of the repetitions; the factors compare with \
-             Linux's VXLAN at the same loss. Percentiles are of histograms of every answered request, which are in `histograms/`.\n",
+            "Loss on the wire, in both directions. Medians, with the minimum and maximum of the repetitions in \
+             brackets; factors compare with Linux's VXLAN at the same loss. Percentiles are taken from histograms of \
+             all answered requests, which are in `histograms/`.\n",
         );
         for app in distinct(&rows, |row| row.app) {
             text += &format!("\n### {}\n\n{}\n\n", title(app), load_of(app));
@@ -211,7 +218,7 @@ impl Experiment for Applications {
         let again = rows.iter().filter(|row| row.attempts > 1).count();
         if again > 0 {
             text += &format!(
-                "\n{again} of {} measurements were repeated because the machine stood still in them (docs/LAB.md).\n",
+                "\n{again} of {} measurements were repeated because of standstills of the machine (docs/LAB.md).\n",
                 rows.len()
             );
         }
@@ -230,7 +237,7 @@ impl Experiment for Applications {
 
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
-        // A quick run leaves it out. All else has to be there.
+        // A quick run leaves this mode out. All others are required.
         let with_off = rows.iter().any(|row| row.mode == Mode::Off);
         let apps = distinct(&rows, |row| row.app);
         Ok(apps
@@ -353,7 +360,7 @@ fn at(app: App, mode: Mode, loss: f64) -> impl Fn(&Row) -> bool {
 
 /// A network, and a server in it.
 struct Bench {
-    // The order matters: the server ends before the network goes.
+    // The order matters: the server ends before its network is removed.
     server: Option<Box<dyn Server>>,
     network: Network,
     mode: Mode,
@@ -368,7 +375,7 @@ impl Bench {
         Ok(Self { server: None, network, mode, repetition, logs: lab.logs(&label) })
     }
 
-    /// Where the server keeps its files.
+    /// The directory of the server's files.
     fn files(&self) -> PathBuf {
         self.network.directory().join("files")
     }
@@ -404,7 +411,7 @@ impl Bench {
 
     fn attempt(&self, lab: &Lab, app: App, loss_percent: f64, seconds: f64) -> Result<(Vec<Standstill>, Row)> {
         interrupt::check()?;
-        // Counts the drops from zero again.
+        // Resets the drop counters.
         inject::wire_loss(&self.network.topology, &[], loss_percent)?;
         let hosts = &self.network.topology.hosts;
         let name = format!("{}-{loss_percent}", app.name());
@@ -467,7 +474,7 @@ fn line(row: &Row) -> String {
     }
     if row.standstills > 0 || row.attempts > 1 {
         text += &format!(
-            " ({} attempts; the machine stood still {} times, at most {:.0} ms)",
+            " ({} attempts; {} standstills of the machine, at most {:.0} ms)",
             row.attempts, row.standstills, row.standstill_ms_max
         );
     }
@@ -485,28 +492,33 @@ fn title(app: App) -> &'static str {
     }
 }
 
-/// How it is asked, for the report.
+/// The description of the load, for the report.
 fn load_of(app: App) -> &'static str {
     match app {
         App::Postgresql => {
-            "`pgbench -S` with prepared statements over 16 persistent connections, a transaction upon the other (a closed loop)."
+            "`pgbench -S` with prepared statements over 16 persistent connections, one transaction after the other (a \
+             closed loop)."
         }
         App::Mariadb => {
-            "`sysbench oltp_point_select` over 16 persistent connections, a query upon the other (a closed loop); steps of its histogram \
-             are 1.8 % wide."
+            "`sysbench oltp_point_select` over 16 persistent connections, one query after the other (a closed loop); \
+             buckets of its histogram are 1.8 % wide."
         }
         App::Memcached => {
-            "`set` and `get` in turns over 50 persistent connections: throughput of a closed loop; then latencies of 2,000 requests a second, \
-             from when each was due."
+            "Alternating `set` and `get` over 50 persistent connections: throughput of a closed loop; then latencies \
+             at 2,000 requests per second, from when each was due."
         }
         App::Http2 => {
-            "`h2load` with four streams on each of 16 connections (a closed loop); `nginx` with one worker answers 1 KB."
+            "`h2load` with four streams on each of 16 connections (a closed loop); `nginx` with one worker answers \
+             with 1 KB."
         }
         App::Quic => {
-            "A stream for each request, answered with 1 KB, over 16 connections: throughput of a closed loop with four streams on each; then \
-             latencies of 1,000 requests a second, from when each was due."
+            "A stream for each request, answered with 1 KB, over 16 connections: throughput of a closed loop with four \
+             streams on each; then latencies at 1,000 requests per second, from when each was due."
         }
-        App::Udp => "4,000 datagrams a second, sent back: latencies from when each was due; what is lost stays lost.",
+        App::Udp => {
+            "4,000 datagrams per second, which are echoed: latencies from when each was due. Lost datagrams are not \
+             retransmitted."
+        }
     }
 }
 

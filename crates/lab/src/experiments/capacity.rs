@@ -1,7 +1,8 @@
-//! `capacity`: what TCP gets out of links that are full, and what it leaves waiting in their queues.
+//! `capacity`: TCP's goodput over saturated links, and the queues that it builds up there.
 //!
-//! Every link between two hosts has a rate and a drop-tail queue of so many frames, in both directions. The control is the
-//! kernel's TCP over the bare links, one `iperf3` a link, each with as many flows as the guests have together.
+//! Every link between two hosts has a rate and a drop-tail queue limited in frames, in both directions. The control
+//! is the kernel's TCP over the bare links: one `iperf3` per link, each with as many flows as the guests have
+//! together.
 
 use std::path::{Path, PathBuf};
 
@@ -16,16 +17,16 @@ use crate::options::Mode;
 use crate::results::from_values;
 use crate::topology::shape::Shape;
 
-/// How long a point lasts, s, and in a quick run.
+/// Duration of a point, s, and in a quick run.
 const SECONDS: (f64, f64) = (30.0, 5.0);
-/// TCP flows of one tenant.
+/// Numbers of TCP flows of one tenant.
 const FLOWS: [u32; 4] = [1, 2, 4, 8];
 const QUICK_FLOWS: [u32; 2] = [1, 4];
-/// Tenants that share the links, each with one flow.
+/// Number of tenants that share the links, each with one flow.
 const TENANTS: u8 = 4;
-/// Where links also lose packets, percent.
+/// Random loss at the point with loss, percent.
 const LOSS_PERCENT: f64 = 1.0;
-/// Paths of the receiver, where it has fewer than the sender.
+/// Number of the receiver's paths at the point where it has fewer than the sender.
 const FEWER_PATHS: u8 = 2;
 
 /// The bars.
@@ -45,7 +46,7 @@ fn shapes(quick: bool) -> Vec<Shape> {
     vec![Shape::equal(4, 100, 50), Shape::equal(4, 200, 160), uneven, Shape::equal(4, 500, 400)]
 }
 
-/// Everything that is measured: each shape with each number of flows; then, with the first shape, links that lose packets, a receiver
+/// All points: each shape with each number of flows; then, with the first shape, links with random loss, a receiver
 /// with fewer paths, and four tenants.
 fn points(lab: &Lab) -> Vec<Point> {
     let quick = lab.options.quick;
@@ -73,7 +74,7 @@ impl Experiment for Capacity {
     }
 
     fn summary(&self) -> &'static str {
-        "TCP over links that are full: goodput and queues beside the kernel's TCP over the bare links"
+        "TCP over saturated links: goodput and queues, compared with the kernel's TCP over the bare links"
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {

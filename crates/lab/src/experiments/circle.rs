@@ -1,8 +1,8 @@
-//! Packets that circle between two vhost-user ports of one switch.
+//! Packets that circulate between two vhost-user ports of one switch.
 //!
-//! The guest is `dpdk-testpmd` with two `net_virtio_user` ports. As many packets as fit circle without end: what arrives at one
-//! port leaves at the other, unchanged, and comes back through the switch. So nothing is lost, and the guest, which
-//! never looks at a packet, is not what limits the rate.
+//! The guest is `dpdk-testpmd` with two `net_virtio_user` ports. A fixed number of packets circulates: each packet
+//! that arrives at one port leaves at the other, unchanged, and returns through the switch. So nothing is lost, and
+//! the guest, which never inspects a packet, does not limit the rate.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,46 +16,46 @@ use crate::process::{self, Program};
 use crate::programs::testpmd::{self, Testpmd};
 use crate::{command, interrupt};
 
-/// Packets that circle in each direction: a quarter of a ring, so that there is always room for all.
+/// Packets in each direction: a quarter of a ring, so that there is always room for all of them.
 pub(super) const CIRCLING: u32 = 256;
-/// Processors: of the switch, and of the guest.
+/// Processor of the switch, and of the guest.
 pub(super) const PROCESSORS: [usize; 2] = [0, 1];
 /// Descriptors of each ring.
 const RING: u32 = 1024;
-/// The guest's ports that are virtio ports; the other two only feed them.
+/// The guest's virtio ports; the other two ports only feed them.
 const VIRTIO: [usize; 2] = [1, 3];
-/// How long a program may take to start or to answer.
+/// Time for a program to start or to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An error if the machine has fewer than [`PROCESSORS`].
+/// Returns an error if the machine has fewer than [`PROCESSORS`].
 pub(super) fn need_processors() -> Result<()> {
     if std::thread::available_parallelism().map_or(1, usize::from) < PROCESSORS.len() {
-        bail!("this experiment needs two processors: the switch and the guest never sleep");
+        bail!("this experiment needs two processors: the switch and the guest busy-poll");
     }
     Ok(())
 }
 
-/// What was measured.
+/// The result of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Circled {
-    /// How long packets were counted, s.
+    /// Duration of the count, s.
     pub(super) duration_s: f64,
-    /// What both of the guest's ports received in that time, packets a second.
+    /// Packets per second that both of the guest's ports received.
     pub(super) packets_per_s: f64,
-    /// Time stamp counter's cycles that the switch was at work for each packet.
+    /// Busy cycles of the switch per packet, by the time stamp counter.
     pub(super) cycles_per_packet: f64,
-    /// Packets that the guest could not send, of those that circle.
+    /// Packets that the guest could not send, of those in circulation.
     pub(super) lost_packets: u64,
 }
 
-/// The switch, while it runs.
+/// A running switch.
 pub(super) enum Running {
     Dpdk(Testpmd),
     Bifrost { daemon: Program, control: PathBuf },
 }
 
 impl Running {
-    /// `dpdk-testpmd` with two vhost ports, which looks at no packet.
+    /// `dpdk-testpmd` with two vhost ports; it does not inspect packets.
     pub(super) fn dpdk(namespace: &Namespace, sockets: &[PathBuf; 2], logs: &Path) -> Result<Running> {
         let port = |n: usize| format!("net_vhost{n},iface={}", sockets[n].display());
         let mut switch = Testpmd::start(namespace, PROCESSORS[0], &[port(0), port(1)], &logs.join("switch"))?;
@@ -63,7 +63,7 @@ impl Running {
         Ok(Running::Dpdk(switch))
     }
 
-    /// `bifrostd`, whose ports have sockets; `more` goes into its configuration, as of [`configuration`].
+    /// `bifrostd` with ports at the given sockets; `more` is added to its configuration (see [`configuration`]).
     pub(super) fn bifrostd(
         lab: &Lab,
         namespace: &Namespace,
@@ -87,7 +87,7 @@ impl Running {
         }
     }
 
-    /// For `bifrostd`: nanoseconds at work, packets forwarded, so far.
+    /// For `bifrostd`: busy time, ns, and packets forwarded, so far.
     fn work(&self, lab: &Lab) -> Result<Option<(f64, f64)>> {
         let Running::Bifrost { control, .. } = self else { return Ok(None) };
         let program = lab.binaries.bifrostctl.to_string_lossy();
@@ -98,7 +98,8 @@ impl Running {
     }
 }
 
-/// Lets `frames` of each of the guest's ports circle, and counts for `seconds`. `start` starts the switch, which has these sockets.
+/// Lets `frames` circulate from each of the guest's ports, and counts for `seconds`. `start` starts the switch with
+/// the given sockets.
 pub(super) fn measure(
     lab: &Lab,
     logs: &Path,
@@ -133,8 +134,8 @@ pub(super) fn measure(
     }
     let mut guest = Testpmd::start(&guest, PROCESSORS[1], &devices, &logs.join("guest"))?;
 
-    // Each port is given its packets while the switch stands still: otherwise the first would be back, and taken away again,
-    // before the second one's turn.
+    // The ports get their packets while the switch is stopped: otherwise the first port's packets would return, and
+    // be dropped, before the second port is filled.
     interrupt::sleep(Duration::from_millis(500))?;
     switch.freeze(true)?;
     for ports in ["0,1", "2,3"] {
@@ -160,7 +161,7 @@ pub(super) fn measure(
     guest.wait_for("cycles/packet=", PATIENCE)?;
     interrupt::sleep(Duration::from_millis(300))?;
     let printed = guest.printed();
-    let (_, clock_mhz) = testpmd::cycles_per_packet(&printed).context("dpdk-testpmd does not name its clock")?;
+    let (_, clock_mhz) = testpmd::cycles_per_packet(&printed).context("dpdk-testpmd does not print its clock rate")?;
     let mut received = 0;
     for port in VIRTIO {
         let counts = testpmd::port_packets(&printed, port);
@@ -179,19 +180,19 @@ pub(super) fn measure(
     Ok(Circled {
         duration_s,
         packets_per_s: received as f64 / duration_s,
-        cycles_per_packet: cycles_per_packet.context("the switch does not tell its work")?,
+        cycles_per_packet: cycles_per_packet.context("the switch does not report its busy cycles")?,
         lost_packets: dropped(&printed),
     })
 }
 
-/// What the guest's ports could not send, by the summaries that it prints when forwarding stops.
+/// Packets that the guest's ports could not send, from the summaries that testpmd prints when forwarding stops.
 fn dropped(printed: &str) -> u64 {
     let dropped = |line: &str| line.split_once("TX-dropped:")?.1.split_whitespace().next()?.parse::<u64>().ok();
-    // The last summary is that of all ports.
+    // The last summary covers all ports.
     printed.lines().rev().find_map(dropped).unwrap_or(0)
 }
 
-/// The first source port, and the port that all frames are for.
+/// The first source port, and the destination port of all frames.
 const SOURCE_PORT: u16 = 1000;
 pub(super) const DESTINATION_PORT: u16 = 2000;
 
@@ -199,7 +200,7 @@ fn mac(port: usize) -> [u8; 6] {
     [2, 0, 0, 0, 0, port as u8 + 1]
 }
 
-/// A file (`pcap`) of UDP frames from guest port `from` to the other one, in turns of so many flows.
+/// A `pcap` file of UDP frames from guest port `from` to the other port, with `flows` flows in turn.
 pub(super) fn frames(from: usize, frame_bytes: u32, flows: u32) -> Vec<u8> {
     let len = frame_bytes as usize - 4;
     let mut file = Vec::with_capacity(24 + CIRCLING as usize * (16 + len));
@@ -230,14 +231,14 @@ pub(super) fn frames(from: usize, frame_bytes: u32, flows: u32) -> Vec<u8> {
     file
 }
 
-/// What else is in a daemon's configuration.
+/// Additions to a daemon's configuration.
 #[derive(Debug, Clone, Default)]
 pub(super) struct More {
     /// Sections before the network.
     pub(super) sections: String,
     /// Lines and sections of the network.
     pub(super) network: String,
-    /// Lines of each port.
+    /// Lines in each port's section.
     pub(super) port: String,
 }
 
@@ -246,7 +247,8 @@ fn configuration(control: &Path, sockets: &[PathBuf; 2], more: &More) -> String 
     let More { sections, network, port } = more;
     let mut text = format!(
         "[host]\nname = \"host-a\"\n\n[control]\nsocket = \"{}\"\n\n[workers]\ncount = 1\n\n\
-         [underlay]\naddresses = [\"127.0.0.1\"]\nmtu = 1600\n\n{sections}[[vpc]]\nvni = 100\nreliability = \"off\"\n{network}",
+         [underlay]\naddresses = [\"127.0.0.1\"]\nmtu = 1600\n\n{sections}[[vpc]]\nvni = 100\nreliability = \
+         \"off\"\n{network}",
         control.display()
     );
     for (n, socket) in sockets.iter().enumerate() {
@@ -272,14 +274,14 @@ mod tests {
         let frame = &file[40..100];
         assert_eq!((&frame[..6], &frame[6..12]), (&mac(0)[..], &mac(1)[..]));
         let sum: u32 = frame[14..34].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
-        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the header's checksum");
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "header checksum");
         assert_eq!(frame[38..40], 26u16.to_be_bytes());
         let port = |n: usize| u16::from_be_bytes([file[24 + n * 76 + 50], file[24 + n * 76 + 51]]);
         assert_eq!([0, 1, 2, 3].map(port), [1000, 1001, 1002, 1000], "flows take turns");
     }
 
     #[test]
-    fn losses_are_those_of_the_last_summary() {
+    fn losses_come_from_the_last_summary() {
         let printed = "TX-packets: 5 TX-dropped: 7 TX-total: 12\nTX-packets: 9 TX-dropped: 2 TX-total: 11\n";
         assert_eq!((dropped(printed), dropped("")), (2, 0));
     }

@@ -1,8 +1,9 @@
-//! `cni`: how long a container runtime waits for a container's network: `bifrost-cni` beside Debian's `bridge` plugin, both with
-//! addresses from `host-local`.
+//! `cni`: how long a container runtime waits for a container's network: `bifrost-cni` compared with the standard
+//! `bridge` plugin, both with addresses from `host-local`.
 //!
-//! The lab is the runtime: it runs the plugins as the specification says, one container at a time, the plugins in turns. With the
-//! switch, the container is attached when the plugin answers; with the bridge, when the veth pair is.
+//! The lab plays the runtime: it runs the plugins as the specification requires, one container at a time, alternating
+//! between the plugins. With the switch, the container is attached when the plugin returns; with the bridge, when the
+//! veth pair exists.
 
 use std::fmt;
 use std::io::Write as _;
@@ -28,22 +29,22 @@ use crate::results::{from_values, to_values};
 use crate::stats::{Spread, distinct, median_of, percentile};
 use crate::topology::Host;
 
-/// Where Debian has plugins.
+/// The directory of Debian's plugins.
 const PLUGINS: &str = "/usr/lib/cni";
 /// The containers' VPC.
 const VNI: u32 = 301;
-/// Of bifrost's time, of that of `bridge`.
+/// Bound for the ratio of bifrost-cni's time to that of `bridge`.
 const MOST: f64 = 1.0;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct Cni;
 
-/// Which plugin.
+/// The plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Plugin {
-    /// `bifrost-cni`, and a daemon beside it.
+    /// `bifrost-cni`, with a daemon.
     Bifrost,
     /// A veth pair and the kernel's bridge.
     Bridge,
@@ -62,19 +63,19 @@ impl fmt::Display for Plugin {
     }
 }
 
-/// One container.
+/// The result for one container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// Which plugin.
+    /// The plugin.
     #[serde(rename = "mode")]
     pub plugin: Plugin,
-    /// Containers that the plugin had attached before, and that stayed.
+    /// Containers that the plugin had attached before and that stayed.
     pub standing: u32,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// From the plugin's start to its end, to attach the container, ms.
+    /// Duration of ADD, from the plugin's start to its end, ms.
     pub add_ms: f64,
-    /// The same, to take it away, ms.
+    /// Duration of DEL, ms.
     pub del_ms: f64,
 }
 
@@ -84,7 +85,7 @@ impl Experiment for Cni {
     }
 
     fn summary(&self) -> &'static str {
-        "How long a container runtime waits for a container's network, beside Debian's bridge plugin"
+        "How long a container runtime waits for a container's network, compared with the standard bridge plugin"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -144,8 +145,9 @@ impl Experiment for Cni {
 
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
-        let mut text = "A container is attached (ADD) and taken away (DEL), one after the other, by one plugin and by the other in turns. From the start of the plugin's \
-                        process to its end; both ask `host-local` for an address. `before`: containers that were attached and stayed.\n\n"
+        let mut text = "Containers are attached (ADD) and detached (DEL) one after the other, alternating between the \
+                        plugins. Times are from the start of the plugin's process to its end; both plugins get an \
+                        address from `host-local`. `before`: containers that were attached before and stayed.\n\n"
             .to_owned();
         let mut table =
             Table::new(&["before", "plugin", "ADD P50 ms", "P99 ms", "of bridge's P50", "DEL P50 ms", "P99 ms"]);
@@ -196,19 +198,19 @@ impl Experiment for Cni {
     }
 }
 
-/// What runs plugins.
+/// The environment that plugins run in.
 struct Runtime<'a> {
     host: &'a Host,
     /// The control socket of the host's daemon.
     socket: PathBuf,
-    /// For the addresses that `host-local` has given out.
+    /// The directory where `host-local` stores allocated addresses.
     directory: PathBuf,
     /// `bifrost-cni`.
     plugin: PathBuf,
 }
 
 impl Runtime<'_> {
-    /// Runs a plugin on the host. Returns how long it took, ms.
+    /// Runs a plugin on the host and returns how long it took, ms.
     fn call(&self, plugin: Plugin, command: &str, container: &Namespace) -> Result<f64> {
         let network = self.network(plugin).to_string();
         let program = match plugin {
@@ -228,14 +230,14 @@ impl Runtime<'_> {
             let began = Instant::now();
             let mut child = process.spawn().with_context(|| format!("starting {}", program.display()))?;
             if let Some(mut stdin) = child.stdin.take() {
-                // A plugin that does not read it says itself what is wrong.
+                // A plugin that does not read its input reports the error itself.
                 let _ = stdin.write_all(network.as_bytes());
             }
             let output = child.wait_with_output()?;
             Ok((began.elapsed(), output))
         })?;
         if !output.status.success() {
-            bail!("the plugin {plugin} has failed to {command}: {}", String::from_utf8_lossy(&output.stdout));
+            bail!("{command} with the plugin {plugin} failed: {}", String::from_utf8_lossy(&output.stdout));
         }
         Ok(took.as_secs_f64() * 1e3)
     }
@@ -259,7 +261,7 @@ fn some(rows: &[Row], plugin: Plugin, standing: u32) -> impl Iterator<Item = &Ro
     rows.iter().filter(move |row| row.plugin == plugin && row.standing == standing)
 }
 
-/// The median; `None` if that was not measured.
+/// The median; `None` if it was not measured.
 fn p50(rows: &[Row], plugin: Plugin, standing: u32, field: fn(&Row) -> f64) -> Option<f64> {
     median_of(some(rows, plugin, standing).map(field))
 }

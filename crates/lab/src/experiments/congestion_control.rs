@@ -1,4 +1,5 @@
-//! `congestion-control`: what Swift does to the latencies of many clients while packets are lost (NSDI'26 paper, figure F11).
+//! `congestion-control`: how Swift affects the latencies of many clients with packet loss (NSDI'26 paper, figure
+//! F11).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,22 +23,22 @@ use crate::results::from_values;
 use crate::stats::{LatencyMs, Spread, paired_ratio};
 use crate::turns;
 
-/// Clients, as in the paper.
+/// Number of clients, as in the paper.
 const CLIENTS: u32 = 200;
-/// Of the packets between switch and guest, in either direction's receiver, as in the paper.
+/// Packet loss between switch and guest, at the receiver of either direction, percent, as in the paper.
 const LOSS_PERCENT: f64 = 0.1;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct CongestionControl;
 
-/// What bounds the packets in flight on a path: `transport.congestion_control`.
+/// The limit for packets in flight on a path: `transport.congestion_control`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Control {
-    /// Delay.
+    /// Swift, which controls delay.
     Swift,
-    /// Nothing but the connection's window.
+    /// Only the connection's window.
     None,
 }
 
@@ -63,21 +64,21 @@ impl fmt::Display for Control {
 pub struct Row {
     /// Always `bifrost`.
     pub mode: Mode,
-    /// What bounded the packets in flight.
+    /// The limit for packets in flight.
     pub congestion_control: Control,
     /// Always `vnic`.
     pub injector: Injector,
     /// Probability that a packet was dropped between switch and guest, in either direction, percent.
     pub loss_percent: f64,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Clients, each with one request at a time.
+    /// Number of clients, each with one request in flight.
     pub clients: u32,
     /// Requests answered.
     pub requests: u64,
     /// Requests answered per second.
     pub rps: f64,
-    /// Of these requests.
+    /// Latencies of these requests.
     pub latency_ms: LatencyMs,
 }
 
@@ -93,7 +94,7 @@ impl Experiment for CongestionControl {
     }
 
     fn summary(&self) -> &'static str {
-        "Redis latencies of 200 clients at 0.1 % loss, with congestion control and without (NSDI'26 figure F11)"
+        "Redis latencies of 200 clients at 0.1 % loss, with and without congestion control (NSDI'26 figure F11)"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -106,7 +107,7 @@ impl Experiment for CongestionControl {
             let settings = Settings { congestion_control: Some(control.name()), ..lab.settings() };
             let network = lab.network_with(Mode::Bifrost, &label, settings)?;
             inject::vnic_loss(&network.topology, &network.overlay, LOSS_PERCENT)?;
-            // In this order: the server ends before its network goes.
+            // The order matters: the server ends before its network is removed.
             Ok((RedisServer::start(&network.topology.hosts[1].guest, &lab.logs(&label))?, network))
         };
         let points = [format!("SET at {LOSS_PERCENT} % loss")];
@@ -136,8 +137,9 @@ impl Experiment for CongestionControl {
             table.row(cells);
         }
         Ok(format!(
-            "`SET` of {CLIENTS} clients of `redis-benchmark` over persistent connections, closed loop, {LOSS_PERCENT} % of the packets lost \
-             between switch and guest in both directions. Medians, ms, and in brackets the least and the most of the repetitions.\n\n{}",
+            "`SET` by {CLIENTS} clients of `redis-benchmark` over persistent connections, closed loop, {LOSS_PERCENT} \
+             % packet loss between switch and guest in both directions. Medians, ms, with the minimum and maximum of \
+             the repetitions in brackets.\n\n{}",
             table.render()
         ))
     }
@@ -190,7 +192,7 @@ fn measure(lab: &Lab, network: &Network, control: Control, repetition: u32) -> R
     })
 }
 
-/// The medians over repetitions; `None` if that was not measured.
+/// The medians over repetitions; `None` if they were not measured.
 fn medians(rows: &[Row], control: Control) -> Option<LatencyMs> {
     LatencyMs::median_of(rows.iter().filter(|r| r.congestion_control == control).map(|r| r.latency_ms))
 }

@@ -1,5 +1,5 @@
-//! `coverage`: packets lost inside the host, between switch and vNIC, and how many of them the guest's TCP has to send again
-//! (NSDI'26 paper, section 6.1.3, figure 19).
+//! `coverage`: packets lost inside the host, between switch and vNIC, and how many of them the guest's TCP must
+//! retransmit (NSDI'26 paper, section 6.1.3, figure 19).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, paired_ratio};
 use crate::turns;
 
-/// Flows at the same time, as many as the paper has clients.
+/// Number of concurrent flows, like the paper's number of clients.
 const FLOWS: u32 = 8;
 /// Highest loss rate, hundredths of a percent.
 const MAX_LOSS: u64 = 200;
@@ -33,24 +33,24 @@ const MAX_LOSS: u64 = 200;
 #[derive(Debug, Clone, Copy)]
 pub struct Coverage;
 
-/// Eight flows between two virtual machines.
+/// The result of eight flows between two virtual machines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network.
     pub mode: Mode,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long the flows lasted, s.
+    /// Duration of the flows, s.
     pub duration_s: f64,
-    /// Probability that a packet was lost between switch and vNIC, towards either guest, each second, percent.
+    /// Probability of loss between switch and vNIC, towards either guest, in each second, percent.
     pub losses_percent: Vec<f64>,
-    /// Packets that were lost there, over both hosts.
+    /// Packets lost there, over both hosts.
     pub dropped_packets: u64,
     /// Goodput of all flows at the receiver, Gbit/s.
     pub throughput_gbit_per_s: f64,
-    /// Segments that the sender's TCP has sent again by the end of each second.
+    /// Segments that the sender's TCP had retransmitted by the end of each second.
     pub cumulative_retransmitted_segments: Vec<u64>,
-    /// By the end of all.
+    /// Segments that it had retransmitted at the end.
     pub retransmitted_segments: u64,
 }
 
@@ -59,8 +59,8 @@ impl fmt::Display for Row {
         let Row { mode, throughput_gbit_per_s: throughput, dropped_packets, retransmitted_segments, .. } = self;
         write!(
             f,
-            "{mode:<8} {throughput:.2} Gbit/s, {dropped_packets} packets lost, {retransmitted_segments} segments sent again \
-             by the guest"
+            "{mode:<8} {throughput:.2} Gbit/s, {dropped_packets} packets lost, {retransmitted_segments} segments \
+             retransmitted by the guest"
         )
     }
 }
@@ -71,7 +71,7 @@ impl Experiment for Coverage {
     }
 
     fn summary(&self) -> &'static str {
-        "Losses between switch and vNIC that a virtual machine's TCP has to repair (NSDI'26 figure 19)"
+        "Losses between switch and vNIC that a virtual machine's TCP must recover (NSDI'26 figure 19)"
     }
 
     fn default_modes(&self, _quick: bool) -> Vec<Mode> {
@@ -91,7 +91,8 @@ impl Experiment for Coverage {
 
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
-        let mut table = Table::new(&["mode", "Gbit/s", "lost packets", "sent again by the guest", "a lost packet"]);
+        let mut table =
+            Table::new(&["mode", "Gbit/s", "lost packets", "retransmitted by the guest", "per lost packet"]);
         for mode in Mode::ALL {
             let of = |field: fn(&Row) -> f64| spread(&rows, mode, field);
             if of(|r| r.throughput_gbit_per_s).is_none() {
@@ -106,9 +107,10 @@ impl Experiment for Coverage {
             ]);
         }
         Ok(format!(
-            "{FLOWS} TCP flows of `iperf3` between two virtual machines (user-mode Linux). Towards either guest, between switch and \
-             vNIC, packets are lost with a probability that changes each second, at random from 0 to {} %, the same for all \
-             networks. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "{FLOWS} TCP flows of `iperf3` between two virtual machines (user-mode Linux). Between switch and vNIC, \
+             towards either guest, packets are lost with a probability that changes each second, at random from 0 to \
+             {} %, and is the same for all networks. Medians, with the minimum and maximum of the repetitions in \
+             brackets.\n\n{}",
             MAX_LOSS / 100,
             table.render()
         ))
@@ -123,7 +125,7 @@ impl Experiment for Coverage {
         let panel = Panel {
             title: "losses between switch and vNIC".to_owned(),
             x_title: "time [s]".to_owned(),
-            y_title: "segments sent again by the guest".to_owned(),
+            y_title: "segments retransmitted by the guest".to_owned(),
             lines: rows.iter().filter(|row| row.repetition == 0).map(line).collect(),
             ..Panel::default()
         };
@@ -161,7 +163,7 @@ impl Experiment for Coverage {
     }
 }
 
-/// Segments that the guest sent again for each packet that was lost: a network that carries more loses more.
+/// Segments that the guest retransmitted per lost packet: a faster network loses more packets.
 fn per_loss(row: &Row) -> f64 {
     row.retransmitted_segments as f64 / row.dropped_packets as f64
 }
@@ -170,7 +172,7 @@ fn measure(lab: &Lab, mode: Mode, repetition: u32, duration_s: f64) -> Result<Ro
     let label = format!("{}-{repetition}", mode.name());
     let mut network = lab.network(mode, &label)?;
     let address = network.topology.hosts[1].guest.address;
-    // The same losses for all networks.
+    // All networks get the same losses.
     let mut random = Rng::with_seed(lab.options.seed.wrapping_add(u64::from(repetition)));
     let load = Load { flows: FLOWS, seconds: duration_s, gbit_per_s: None };
     let before = Tcp::of(&mut network.machines[0])?;

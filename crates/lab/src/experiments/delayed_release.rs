@@ -1,5 +1,5 @@
-//! `delayed-release`: what the sender's host keeps of packets in flight while they stay in the guest's memory (NSDI'26 paper,
-//! section 6.1.4, figure 22).
+//! `delayed-release`: memory that the sender's host needs for packets in flight while they stay in the guest's memory
+//! (NSDI'26 paper, section 6.1.4, figure 22).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,43 +23,43 @@ use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
 use crate::stats::{Spread, cell, distinct_values, mean};
 
-/// What the flow offers, Gbit/s.
+/// Offered rates of the flow, Gbit/s.
 const RATES: [f64; 5] = [0.1, 0.2, 0.4, 0.6, 0.8];
-/// The same in a quick run.
+/// Offered rates in a quick run, Gbit/s.
 const QUICK_RATES: [f64; 2] = [0.1, 0.4];
-/// What every path is delayed by, µs: packets are in flight for longer than between neighbours.
+/// Delay of every path, µs: longer than between adjacent hosts, so that more packets are in flight.
 const DELAY_US: u32 = 1000;
-/// Bytes of a page of the send window: 64 packets of 16 bytes, and what joins pages.
+/// Size of a page of the send window: 64 packets of 16 bytes, plus the links between pages.
 const PAGE_BYTES: f64 = 1030.0;
-/// How often is looked.
+/// Sampling interval.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct DelayedRelease;
 
-/// One flow at one rate; what is kept is the mean of a look every 100 ms.
+/// The result of one flow at one rate; memory values are means of samples every 100 ms.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Always `bifrost`.
     pub mode: Mode,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// What the flow offered, Gbit/s.
+    /// Offered rate of the flow, Gbit/s.
     pub offered_gbit_per_s: f64,
     /// Goodput at the receiver, Gbit/s.
     pub throughput_gbit_per_s: f64,
-    /// How long the flow lasted, s.
+    /// Duration of the flow, s.
     pub duration_s: f64,
-    /// Packets sent and not acknowledged.
+    /// Packets sent but not acknowledged.
     pub in_flight_packets: f64,
-    /// The guest's buffers that had not gone back, large ones once.
+    /// The guest's TX buffers in use by the host; a buffer of several packets counts once.
     pub held_buffers: f64,
     /// The send window's pages of 64 packets.
     pub window_bytes: f64,
-    /// Copies of the guest's packets.
+    /// Copies of the guest's packets, bytes.
     pub kept_payload_bytes: f64,
-    /// The process's own memory (`RssAnon`) beyond that before the first rate, KiB.
+    /// Growth of the process's own memory (`RssAnon`) since before the first rate, KiB.
     pub memory_growth_kib: f64,
 }
 
@@ -69,7 +69,7 @@ impl Experiment for DelayedRelease {
     }
 
     fn summary(&self) -> &'static str {
-        "Memory of the sender's host while packets in flight stay with the virtual machine (NSDI'26 figure 22)"
+        "Memory of the sender's host for packets in flight that stay in the virtual machine (NSDI'26 figure 22)"
     }
 
     fn default_modes(&self, _quick: bool) -> Vec<Mode> {
@@ -93,7 +93,8 @@ impl Experiment for DelayedRelease {
                 progress.begin(&format!("{rate} Gbit/s"));
                 let row = measure(&mut network, rate, duration_s, repetition, idle_kib)?;
                 progress.end(&format!(
-                    "{rate} Gbit/s: {:.0} packets in flight, {:.0} bytes of window, {:.0} bytes of copies, {:.0} KiB more",
+                    "{rate} Gbit/s: {:.0} packets in flight, {:.0} bytes of window, {:.0} bytes of copies, {:.0} KiB \
+                     more",
                     row.in_flight_packets, row.window_bytes, row.kept_payload_bytes, row.memory_growth_kib
                 ));
                 rows.push(row);
@@ -128,9 +129,10 @@ impl Experiment for DelayedRelease {
             ]);
         }
         Ok(format!(
-            "One TCP flow of `iperf3` at rising rates between two virtual machines (user-mode Linux); every path is delayed by {} ms. \
-             Before, a second at full speed with 1 % loss: the first retransmission shows that the guest leaves buffers alone, \
-             and pools have their size. Medians of means, and in brackets the least and the most of the repetitions.\n\n{}",
+            "One TCP flow of `iperf3` at increasing rates between two virtual machines (user-mode Linux); every path \
+             is delayed by {} ms. Before, a flow runs for a second at full speed with 1 % loss: the first \
+             retransmission proves that the guest does not reuse in-flight buffers, and pools reach their size. \
+             Medians of means, with the minimum and maximum of the repetitions in brackets.\n\n{}",
             DELAY_US / 1000,
             table.render()
         ))
@@ -160,7 +162,7 @@ impl Experiment for DelayedRelease {
         let of = |field: fn(&Row) -> f64| Some(spread(&rows, top, field)?.median);
         Ok(vec![
             Bar::new("in flight at the highest rate", of(|r| r.in_flight_packets), Sense::AtLeast, 20.0, "packets"),
-            // 16 bytes a packet; a page that is not full counts whole.
+            // 16 bytes per packet; a partly filled page counts as a whole one.
             Bar::new("window for each packet in flight, highest rate", of(per_packet), Sense::AtMost, 80.0, "bytes"),
             Bar::new(
                 "copies of packets, worst rate",
@@ -179,7 +181,8 @@ fn per_packet(row: &Row) -> f64 {
     row.window_bytes / row.in_flight_packets
 }
 
-/// Lets a lossy flow run for a second: the first retransmission shows that the first machine leaves its buffers alone.
+/// Runs a lossy flow for a second: the first retransmission proves that the first machine does not reuse in-flight
+/// buffers.
 pub(super) fn show_that_buffers_are_left_alone(network: &mut Network) -> Result<()> {
     let address = network.topology.hosts[1].guest.address;
     inject::vnic_loss(&network.topology, &network.overlay, 1.0)?;
@@ -188,7 +191,7 @@ pub(super) fn show_that_buffers_are_left_alone(network: &mut Network) -> Result<
     inject::vnic_loss(&network.topology, &network.overlay, 0.0)
 }
 
-/// Delays the paths, after a lossy flow; the memory of the sender's daemon after that, KiB.
+/// Runs a lossy flow, then delays the paths. Returns the memory of the sender's daemon, KiB.
 fn prepare(network: &mut Network) -> Result<f64> {
     let delay = DELAY_US.to_string();
     let address = network.topology.hosts[1].guest.address;
@@ -231,11 +234,11 @@ fn measure(network: &mut Network, rate: f64, duration_s: f64, repetition: u32, i
     })
 }
 
-/// Packets in flight, buffers held, window pages, bytes of copies, memory in KiB.
+/// Samples packets in flight, buffers held, window pages, bytes of copies, and memory in KiB.
 fn look(daemon: &Daemon) -> Result<[f64; 5]> {
     let sum = |what: &str, field: &str| -> Result<f64> {
         let answer = daemon.control(&[what])?;
-        let entries = answer.as_array().with_context(|| format!("`bifrostctl {what}` is no list"))?;
+        let entries = answer.as_array().with_context(|| format!("`bifrostctl {what}` did not print a list"))?;
         Ok(entries.iter().filter_map(|entry| entry.get(field)?.as_f64()).sum())
     };
     Ok([
@@ -247,12 +250,12 @@ fn look(daemon: &Daemon) -> Result<[f64; 5]> {
     ])
 }
 
-/// The process's own memory, without what it shares with guests.
+/// The process's own memory, without memory shared with guests, KiB.
 fn memory_kib(daemon: &Daemon) -> Result<f64> {
     let path = format!("/proc/{}/status", daemon.pid());
     let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("there is no RssAnon")?;
-    line.trim().trim_end_matches(" kB").parse().with_context(|| format!("`{line}` is no number"))
+    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("RssAnon is missing")?;
+    line.trim().trim_end_matches(" kB").parse().with_context(|| format!("`{line}` is not a number"))
 }
 
 fn rates(rows: &[Row]) -> Vec<f64> {

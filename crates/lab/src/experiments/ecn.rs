@@ -1,7 +1,7 @@
-//! `ecn`: links that are full, and mark packets instead of dropping them (RFC 3168).
+//! `ecn`: saturated links that mark packets instead of dropping them (RFC 3168).
 //!
-//! The sender's end of each link marks what would wait behind more than some frames. A network that speaks ECN has no reason to
-//! lose anything then, and every reason to leave the queue short.
+//! The sender's end of each link marks packets that would wait behind more than a threshold of frames. An ECN-capable
+//! network then has no reason to lose packets, and should keep the queue short.
 
 use std::path::{Path, PathBuf};
 
@@ -17,14 +17,15 @@ use crate::results::from_values;
 use crate::stats::median_of;
 use crate::topology::shape::Shape;
 
-/// How long a point lasts, s, and in a quick run.
+/// Duration of a point, s, and in a quick run.
 const SECONDS: (f64, f64) = (30.0, 5.0);
 /// TCP flows.
 const FLOWS: [u32; 2] = [1, 4];
-/// What may wait before links mark, as a share of a queue's room.
+/// Marking threshold, as a share of the queue's length.
 const MARK_SHARE: u32 = 4;
 
-/// The bars: goodput of what links can carry, what waits of the queue's room, packets a second with a mark that guests got.
+/// The bars: share of the links' capacity used as goodput, share of the queue's length in use, and marked packets per
+/// second that reach guests.
 const LEAST_FILLED: f64 = 0.95;
 const MOST_WAITING: f64 = 0.5;
 const LEAST_SEEN_PER_S: f64 = 1.0;
@@ -56,7 +57,7 @@ impl Experiment for Ecn {
     }
 
     fn summary(&self) -> &'static str {
-        "TCP over links that are full and mark packets instead of dropping them"
+        "TCP over saturated links that mark packets instead of dropping them"
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
@@ -66,8 +67,8 @@ impl Experiment for Ecn {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         Ok(format!(
-            "{} The sender's end of each link marks what would wait behind more frames than is said, by a BPF program that knows the \
-             link's rate; its queue drops as ever when it is full.\n\n{}",
+            "{} The sender's end of each link marks packets that would wait behind more frames than the given number, \
+             with a BPF program that tracks the link's rate. Its queue still drops when it is full.\n\n{}",
             full_links::LEGEND.trim_end(),
             full_links::table(&rows)
         ))
@@ -149,7 +150,7 @@ mod tests {
         assert_eq!(passed(|_| ()), [true; 4]);
         assert_eq!(passed(|row| row.links[0].dropped_back_frames = 1), [false, true, true, true]);
         assert_eq!(passed(|row| row.goodput_by_second_mbit_per_s = vec![0.0, 86.0]), [true, false, true, true]);
-        // Room for 50 frames of 1,614 bytes are 6.5 ms.
+        // 50 frames of 1,614 bytes take 6.5 ms.
         assert_eq!(passed(|row| row.links[0].rtt_ms_p50 = Some(3.4)), [true, true, false, true]);
         assert_eq!(passed(|row| row.received_ce_packets = 9), [true, true, true, false]);
         assert_eq!(Ecn.bars(&[]).unwrap().iter().filter(|bar| bar.passes()).count(), 0);
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_tells_marks_and_who_saw_them() {
+    fn the_report_shows_marks_and_guests_with_ecn() {
         let report = Ecn.report(&to_values(&[row(true), row(false)]).unwrap()).unwrap();
         for text in ["marks from 12 frames, guests with ECN", "guests without ECN", " 50.00 |", " 10.00 |"] {
             assert!(report.contains(text), "{text}: {report}");

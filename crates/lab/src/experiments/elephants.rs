@@ -1,4 +1,5 @@
-//! `elephants`: two large TCP flows over links of limited rate, started again and again, with a new hash each time (NSDI'26 paper, figure 15).
+//! `elephants`: two large TCP flows over rate-limited links, restarted repeatedly with new hashes (NSDI'26 paper,
+//! figure 15).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,16 +21,17 @@ use crate::results::from_values;
 use crate::stats::{mean, median_of, percentile};
 use crate::turns;
 
-/// What each link carries: all of them together less than half of what processors carry, so that the links are the bottleneck.
+/// Rate of each link. The sum of the links is less than half of what the processors can carry, so that the links are
+/// the bottleneck.
 const LINK_MBIT_PER_S: u32 = 200;
-/// How often new flows start, and how often in a quick run.
+/// Number of starts of new flows, and in a quick run.
 const ATTEMPTS: (u32, u32) = (100, 8);
 const FLOWS: u32 = 2;
-/// What is left out at the start of the flows, s: connections, and TCP's slow start.
+/// Time excluded at the start of the flows, s: connection setup and TCP slow start.
 const SETTLE_S: f64 = 0.5;
-/// Flows whose goodput together is below this many links' rate share one.
+/// Two flows share a link if their total goodput is below this multiple of a link's rate.
 const COLLIDED: f64 = 1.2;
-/// A link that carries this share of its rate is in use.
+/// A link that carries at least this share of its rate is in use.
 const IN_USE: f64 = 0.1;
 /// Percentiles of the report.
 const PERCENTILES: [f64; 6] = [1.0, 5.0, 25.0, 50.0, 75.0, 99.0];
@@ -38,22 +40,22 @@ const PERCENTILES: [f64; 6] = [1.0, 5.0, 25.0, 50.0, 75.0, 99.0];
 #[derive(Debug, Clone, Copy)]
 pub struct Elephants;
 
-/// Two flows, from their beginning.
+/// The result of one start of the two flows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network.
     pub mode: Mode,
-    /// Counts from 0.
+    /// Number of the attempt, from 0.
     pub attempt: u32,
-    /// Rate that each link was limited to, Mbit/s, Ethernet headers included.
+    /// Rate limit of each link, Mbit/s, Ethernet headers included.
     pub link_mbit_per_s: u32,
-    /// How long was judged, s: the flows' time but for its first half second.
+    /// Duration of the measurement, s: the flows' duration without the first half second.
     pub duration_s: f64,
-    /// Goodput of both flows together at their receiver, mean over that time, Mbit/s.
+    /// Total goodput of both flows at their receiver, mean over that time, Mbit/s.
     pub throughput_mbit_per_s: f64,
-    /// Segments that the guest's TCP sent again, from the beginning.
+    /// Segments that the guest's TCP retransmitted since the start.
     pub guest_retransmits: u64,
-    /// What the sender's host sent over each link, mean over the whole attempt, Mbit/s, Ethernet headers included.
+    /// Rate of the sender's host over each link, mean over the whole attempt, Mbit/s, Ethernet headers included.
     pub links_mbit_per_s: Vec<f64>,
 }
 
@@ -66,7 +68,7 @@ impl Row {
         self.links_mbit_per_s.iter().filter(|rate| **rate > IN_USE * f64::from(self.link_mbit_per_s)).count()
     }
 
-    /// The most that a link carried, of its limit.
+    /// The highest utilization of a link.
     fn most(&self) -> f64 {
         self.links_mbit_per_s.iter().copied().fold(0.0, f64::max) / f64::from(self.link_mbit_per_s)
     }
@@ -77,7 +79,7 @@ impl fmt::Display for Row {
         let links: Vec<_> = self.links_mbit_per_s.iter().map(|rate| format!("{rate:.0}")).collect();
         write!(
             f,
-            "{:<12} {:>3}: {:>5.0} Mbit/s, links {}, {} sent again by the guest",
+            "{:<12} {:>3}: {:>5.0} Mbit/s, links {}, {} retransmitted by the guest",
             self.mode,
             self.attempt,
             self.throughput_mbit_per_s,
@@ -100,7 +102,7 @@ impl Experiment for Elephants {
         Mode::TRANSPORTS.to_vec()
     }
 
-    /// Those of the figure in full.
+    /// The modes of the figure, in a full run.
     fn default_modes(&self, quick: bool) -> Vec<Mode> {
         if quick {
             vec![Mode::KernelVxlan, Mode::Bifrost]
@@ -130,7 +132,7 @@ impl Experiment for Elephants {
         let rows: Vec<Row> = from_values(rows)?;
         let names = PERCENTILES.map(|percent| format!("P{percent}"));
         let titles: Vec<&str> = names.iter().map(String::as_str).collect();
-        let more = ["collided", "links in use", "sent again"];
+        let more = ["collided", "links in use", "retransmitted"];
         let mut table = Table::new(&[&["Mbit/s", "attempts"][..], &titles, &more].concat());
         for mode in Mode::ALL {
             let of: Vec<&Row> = rows.iter().filter(|row| row.mode == mode).collect();
@@ -149,9 +151,10 @@ impl Experiment for Elephants {
         }
         let links = rows.first().map_or(0, |row| row.links_mbit_per_s.len());
         Ok(format!(
-            "{FLOWS} TCP flows of `iperf3` from one guest to another, with new ports each time; each of {links} links carries {LINK_MBIT_PER_S} Mbit/s. \
-             Percentiles over the attempts of the goodput of both together. *Collided*: attempts below {COLLIDED} links' rate. *In use*: links \
-             that carried a tenth of their rate or more, median; so is what the guest's TCP sent again.\n\n{}",
+            "{FLOWS} TCP flows of `iperf3` from one guest to another, with new ports in each attempt; each of {links} \
+             links carries {LINK_MBIT_PER_S} Mbit/s. Percentiles over attempts of the total goodput. *Collided*: \
+             attempts below {COLLIDED} times a link's rate. *In use*: links that carried at least a tenth of their \
+             rate, median. Retransmissions of the guest's TCP are medians, too.\n\n{}",
             table.render()
         ))
     }
@@ -199,7 +202,7 @@ impl Experiment for Elephants {
         ];
         let probed = throughputs(&rows, Mode::ProbeSwitch);
         if !probed.is_empty() {
-            // Its flows take paths as those of the kernel do; it only may not make that worse.
+            // Its flows are hashed onto paths like the kernel's; it only must not be worse.
             let over = (!kernel.is_empty()).then(|| mean(&probed) / mean(&kernel));
             bars.push(Bar::new("mean of probe and switch over kernel VXLAN's", over, Sense::AtLeast, 1.0, "x"));
         }
@@ -207,7 +210,7 @@ impl Experiment for Elephants {
     }
 }
 
-/// A start of the flows.
+/// Number of a start of the flows.
 #[derive(Clone, Copy)]
 struct Attempt(u32);
 

@@ -1,7 +1,7 @@
-//! `flow-records`: packets a second between two vhost-user ports with rules, by flow records and without.
+//! `flow-records`: packets per second between two vhost-user ports with rules, with and without flow records.
 //!
-//! The network has an ACL and both guests a security group; every packet is let in. Either the switch judges each of them by its
-//! tables, as it does with `flow_records = 0`, or it judges the first ones of a flow and remembers.
+//! The network has an ACL and both guests a security group; every packet is accepted. The switch either evaluates its
+//! tables for each packet (`flow_records = 0`), or evaluates the first packets of a flow and caches the verdict.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -23,9 +23,9 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, middle, paired_ratio};
 use crate::turns;
 
-/// Flows of each of the guest's ports, in turns; as many as packets circle, at most.
+/// Numbers of flows of each of the guest's ports, in turn; at most the number of packets in circulation.
 const FLOWS: [u32; 3] = [1, 16, CIRCLING];
-/// Bytes of a frame, with its checksum.
+/// Bytes of a frame, FCS included.
 const FRAME_BYTES: u32 = 64;
 /// Rules of the ACL for each direction, and of the group.
 const ACL_RULES: u32 = 100;
@@ -35,11 +35,11 @@ const GROUP_RULES: u16 = 10;
 #[derive(Debug, Clone, Copy)]
 pub struct FlowRecords;
 
-/// How the switch knows what becomes of a packet.
+/// How the switch determines the verdict of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Judged {
-    /// By its tables, each one.
+    /// By its tables, for each packet.
     Each,
     /// By the record of its flow.
     Remembered,
@@ -58,22 +58,22 @@ impl fmt::Display for Judged {
     }
 }
 
-/// One number of flows.
+/// The result for one number of flows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// How packets were judged.
+    /// How verdicts were determined.
     pub mode: Judged,
     /// Flows of each of the guest's ports.
     pub flows: u32,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long packets were counted, s.
+    /// Duration of the count, s.
     pub duration_s: f64,
-    /// What both of the guest's ports received in that time, packets a second.
+    /// Packets per second that both of the guest's ports received.
     pub packets_per_s: f64,
-    /// Time stamp counter's cycles that the switch was at work for each packet.
+    /// Busy cycles of the switch per packet, by the time stamp counter.
     pub cycles_per_packet: f64,
-    /// Packets that the guest could not send, of those that circle.
+    /// Packets that the guest could not send, of those in circulation.
     pub lost_packets: u64,
 }
 
@@ -81,10 +81,7 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Row { mode, flows, packets_per_s, cycles_per_packet, .. } = self;
         let millions = packets_per_s / 1e6;
-        write!(
-            f,
-            "{mode}, {flows} flows: {millions:.2} million packets a second, {cycles_per_packet:.0} cycles a packet"
-        )
+        write!(f, "{mode}, {flows} flows: {millions:.2} million packets/s, {cycles_per_packet:.0} cycles per packet")
     }
 }
 
@@ -94,7 +91,7 @@ impl Experiment for FlowRecords {
     }
 
     fn summary(&self) -> &'static str {
-        "Packets a second between two vhost-user ports with an ACL and security groups, with flow records and without"
+        "Packets per second between two vhost-user ports with an ACL and security groups, with and without flow records"
     }
 
     fn default_modes(&self, _quick: bool) -> Vec<Mode> {
@@ -110,8 +107,13 @@ impl Experiment for FlowRecords {
 
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
-        let mut table =
-            Table::new(&["flows each way", "packets are judged", "million packets/s", "cycles a packet", "over each"]);
+        let mut table = Table::new(&[
+            "flows each way",
+            "packets are judged",
+            "million packets/s",
+            "cycles per packet",
+            "over each",
+        ]);
         for flows in FLOWS {
             for mode in Judged::ALL {
                 let of = |mode, field: fn(&Row) -> f64| spread(&rows, mode, flows, field);
@@ -126,9 +128,10 @@ impl Experiment for FlowRecords {
             }
         }
         Ok(format!(
-            "`dpdk-testpmd` with two `net_virtio_user` ports lets {CIRCLING} frames of {FRAME_BYTES} bytes circle in each direction; both \
-             directions count. The network has an ACL of {ACL_RULES} rules for each direction, both guests a security group of \
-             {GROUP_RULES}. One processor for the switch, one for the guest. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "`dpdk-testpmd` with two `net_virtio_user` ports lets {CIRCLING} frames of {FRAME_BYTES} bytes circulate \
+             in each direction; both directions count. The network has an ACL of {ACL_RULES} rules for each direction, \
+             both guests a security group of {GROUP_RULES}. One processor for the switch, one for the guest. Medians, \
+             with the minimum and maximum of the repetitions in brackets.\n\n{}",
             table.render()
         ))
     }
@@ -179,7 +182,7 @@ fn measure(lab: &Lab, mode: Judged, flows: u32, repetition: u32, seconds: f64) -
     Ok(Row { mode, flows, repetition, duration_s, packets_per_s, cycles_per_packet, lost_packets })
 }
 
-/// An ACL that is about others, and a group whose last rule lets the packets in.
+/// An ACL for other addresses, and a group whose last rule accepts the packets.
 fn rules(mode: Judged) -> More {
     let sections = match mode {
         Judged::Each => "[sessions]\nflow_records = 0\n\n",
@@ -189,7 +192,7 @@ fn rules(mode: Judged) -> More {
     more.sections += "[[security_group]]\nname = \"guests\"\ningress = [\n";
     for rule in 1..=GROUP_RULES {
         let ports = if rule == GROUP_RULES { DESTINATION_PORT } else { 100 * rule };
-        // To write to a string cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(more.sections, "    {{ protocol = \"udp\", ports = [{ports}], from = [\"10.0.0.0/8\"] }},");
     }
     more.sections += "]\n\n";
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_remembered_differs() {
+    fn only_flow_records_differ() {
         let (each, remembered) = (rules(Judged::Each), rules(Judged::Remembered));
         assert_eq!(each.sections, format!("[sessions]\nflow_records = 0\n\n{}", remembered.sections));
         assert_eq!((each.network, each.port), (remembered.network, remembered.port));

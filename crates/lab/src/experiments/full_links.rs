@@ -1,4 +1,4 @@
-//! Links that are full: what `capacity` and `ecn` measure, and how both show it.
+//! Saturated links: the measurement and reports shared by `capacity` and `ecn`.
 
 mod measure;
 mod row;
@@ -17,26 +17,31 @@ use crate::turns;
 
 pub use row::{LinkAtEnd, PathAtEnd, Point, Row, Underneath};
 
-/// What the columns of [`table`] mean.
+/// The meaning of the columns of [`table`].
 pub(super) const LEGEND: &str = "\
-Links are limited by `tbf` with a burst of two frames and a `pfifo`, at both ends; offloads are off. Rates count Ethernet frames; goodput is \
-what `iperf3` received after the first second. The control, *bare_links*, is the kernel's TCP (cubic) between the hosts themselves, one \
-`iperf3` for each link with as many flows as the guests have together, packets of 1,600 bytes. *Waiting*: the median round-trip time of an ICMP \
-echo over a link every 20 ms during the load, less that of the idle link; of the link with the most. *Dropped*: frames that found a queue full, \
-both directions; *marked*: those that left with congestion experienced instead. Hosts have no delay between them but that of the queues: more takes `netem`, which many kernels lack.
+Links are limited by `tbf` with a burst of two frames and a `pfifo`, at both ends; offloads are off. Rates count \
+Ethernet frames; goodput is the rate that `iperf3` received after the first second. The control, *bare_links*, is the \
+kernel's TCP (cubic) between the hosts themselves: one `iperf3` per link, each with as many flows as the guests have \
+together, and packets of 1,600 bytes. *Waiting*: the median round-trip time of an ICMP echo over a link every 20 ms \
+during the load, minus that of the idle link; for the worst link. *Dropped*: frames that found a full queue, in both \
+directions; *marked*: frames that left with CE instead. The only delay between hosts is that of the queues: more delay \
+needs `netem`, which many kernels lack.
 ";
 
-/// Measures every one of `points` over the bare links and over every network that the user chose.
+/// Measures every one of `points` over the bare links and over every mode of the run.
 ///
 /// # Errors
-/// A shape that does not fit the links, or what a measurement could not do.
+/// A shape that does not fit the links, or an error of a measurement.
 pub(super) fn measure(lab: &Lab, points: &[Point], seconds: f64, repetitions: u32) -> Result<Vec<Value>> {
-    ensure!(lab.options.cabling == Cabling::Paths, "the links between two hosts are limited here: --cabling paths");
+    ensure!(
+        lab.options.cabling == Cabling::Paths,
+        "the experiment limits the links between two hosts: use --cabling paths"
+    );
     for Point { shape, .. } in points {
         let links = shape.mbit_per_s.len();
         ensure!(links == usize::from(lab.options.paths), "{shape} has {links} links: --paths {links}");
     }
-    // The kernel's VXLAN has one tenant here.
+    // With the kernel's VXLAN there is only one tenant.
     let (one, several): (Vec<Point>, Vec<Point>) = points.iter().cloned().partition(|point| point.tenants == 1);
     let measure = |points: &[Point], has: fn(&Mode) -> bool| {
         let overlays = lab.options.modes.iter().copied().filter(has).map(Underneath::Overlay);
@@ -48,7 +53,7 @@ pub(super) fn measure(lab: &Lab, points: &[Point], seconds: f64, repetitions: u3
     Ok([measure(&one, |_| true)?, measure(&several, |mode| mode.is_bifrostd())?].concat())
 }
 
-/// A line for each network at each point.
+/// A table with a row for each network at each point.
 pub(super) fn table(rows: &[Row]) -> String {
     let mut table = Table::new(&[
         "links, load",
@@ -61,7 +66,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         "marked/s",
         "with CE at the guest/s",
         "probes lost",
-        "sent again/s",
+        "retransmitted/s",
         "fairness",
     ]);
     for point in distinct_points(rows) {
@@ -91,7 +96,7 @@ pub(super) fn table(rows: &[Row]) -> String {
     table.render()
 }
 
-/// Goodput and queues, network by network.
+/// Goodput and queues of each network.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -119,13 +124,13 @@ impl From<Underneath> for Series {
     }
 }
 
-/// What was measured, in the order of reports.
+/// The networks that were measured, in the order of reports.
 fn networks(rows: &[Row]) -> Vec<Underneath> {
     let all = [Underneath::BareLinks].into_iter().chain(Mode::ALL.map(Underneath::Overlay));
     all.filter(|network| rows.iter().any(|row| row.mode == *network)).collect()
 }
 
-/// Each once, in the order of their measurement.
+/// The distinct points, in the order of their measurement.
 pub(super) fn distinct_points(rows: &[Row]) -> Vec<Point> {
     let mut points: Vec<Point> = Vec::new();
     for row in rows {
@@ -141,7 +146,7 @@ pub(super) fn spread(rows: &[Row], network: Underneath, point: &Point, field: fn
     Spread::of(values.filter(|value| value.is_finite()))
 }
 
-/// The median over repetitions of what `compare` makes of `network`'s row and the control's of the same repetition.
+/// The median over repetitions of `compare`, applied to `network`'s row and the control's row of the same repetition.
 fn against_control(
     rows: &[Row],
     network: Underneath,
@@ -162,7 +167,7 @@ pub(super) fn of_control(rows: &[Row], network: Underneath, point: &Point) -> Op
     })
 }
 
-/// Of the link where it is worst.
+/// The queue of the worst link, relative to the control's.
 pub(super) fn queue_of_control(rows: &[Row], network: Underneath, point: &Point) -> Option<f64> {
     against_control(rows, network, point, |row, control| {
         let ratios =

@@ -1,5 +1,5 @@
-//! `granularity`: what packets sprayed over paths of different delay do to a guest's TCP, with and without reordering
-//! before the guest sees them (NSDI'26 paper, figures 17, 18 and 23).
+//! `granularity`: how packets sprayed over paths of different delay affect a guest's TCP, with and without reordering
+//! before delivery to the guest (NSDI'26 paper, figures 17, 18 and 23).
 
 use std::path::{Path, PathBuf};
 
@@ -21,26 +21,26 @@ use crate::report::{Table, factor};
 use crate::results::{from_values, to_values};
 use crate::stats::{Spread, cell, middle, paired_ratio};
 
-/// Packets in a row on one path.
+/// Numbers of consecutive packets on one path.
 const GROUPS: [u32; 5] = [1, 4, 16, 50, 500];
-/// The same in a quick run.
+/// The numbers in a quick run.
 const QUICK_GROUPS: [u32; 2] = [1, 50];
-/// What the paths' delays differ by, µs: path k is delayed by so much k times, and all by [`BASE_US`].
+/// Difference of the paths' delays, µs: path k is delayed by k times this value, in addition to [`BASE_US`].
 const STEP_US: u32 = 100;
-/// What all paths are delayed by, µs: one that is several times slower than the best one would not be used.
+/// Delay of all paths, µs. Without it, a path would be several times slower than the best one and not be used.
 const BASE_US: u32 = 300;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct Granularity;
 
-/// Who puts packets in order.
+/// Where packets are put in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reordering {
-    /// The switch, in the guest's memory (`vpc.ordering = "flow"`).
+    /// In the switch, in the guest's memory (`vpc.ordering = "flow"`).
     On,
-    /// The guest's TCP (`vpc.ordering = "off"`).
+    /// In the guest's TCP (`vpc.ordering = "off"`).
     Off,
 }
 
@@ -62,34 +62,34 @@ impl Reordering {
     }
 }
 
-/// One flow between two virtual machines.
+/// The result of one flow between two virtual machines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Always `bifrost`.
     pub mode: Mode,
-    /// Who puts packets in order.
+    /// Where packets were put in order.
     pub reordering: Reordering,
-    /// Packets in a row on one path.
+    /// Number of consecutive packets on one path.
     pub group_packets: u32,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long the flow lasted, s.
+    /// Duration of the flow, s.
     pub duration_s: f64,
     /// Goodput at the receiver, Gbit/s.
     pub throughput_gbit_per_s: f64,
-    /// Packets that reached the receiver's host before an earlier one of their connection.
+    /// Packets that reached the receiver's host before an earlier packet of their connection.
     pub disordered_packets: u64,
-    /// Segments that reached the receiver's TCP, merged ones once.
+    /// Segments that reached the receiver's TCP; a merged segment counts once.
     pub received_segments: u64,
-    /// Segments that its TCP had to put into its out-of-order queue.
+    /// Segments that its TCP put into its out-of-order queue.
     pub out_of_order_segments: u64,
-    /// Segments that the sender's TCP sent again.
+    /// Segments that the sender's TCP retransmitted.
     pub retransmitted_segments: u64,
-    /// Of these, those of which the receiver said that it had them already (RFC 2883).
+    /// Spurious ones among these: the receiver reported them as duplicates (RFC 2883).
     pub spurious_retransmissions: u64,
     /// Processor time of the receiving machine, kernel and programs, s per GB received.
     pub receiver_cpu_s_per_gb: f64,
-    /// Of the sending machine.
+    /// Processor time of the sending machine, s per GB received.
     pub sender_cpu_s_per_gb: f64,
 }
 
@@ -133,13 +133,13 @@ impl Experiment for Granularity {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut table = Table::new(&[
-            "packets a path",
+            "packets per path",
             "reordering",
             "Gbit/s",
             "disordered",
             "out of order",
-            "sent again",
-            "in vain",
+            "retransmitted",
+            "spurious",
             "receiver s/GB",
             "sender s/GB",
             "receiver, off over on",
@@ -163,10 +163,11 @@ impl Experiment for Granularity {
             }
         }
         Ok(format!(
-            "One TCP flow of `iperf3` between two virtual machines (user-mode Linux, its virtio_net and its TCP). Path k is delayed \
-             by {BASE_US} + {STEP_US} k µs. *Disordered* is what arrived at the receiver's host before an earlier packet, *out of \
-             order* what its TCP saw of that; *in vain* is what the sender's TCP sent again although it had arrived. Processor time is \
-             that of the whole machine. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "One TCP flow of `iperf3` between two virtual machines (user-mode Linux, with its virtio_net and its TCP). \
+             Path k is delayed by {BASE_US} + {STEP_US} k µs. *Disordered*: packets that arrived at the receiver's \
+             host before an earlier packet; *out of order*: those that its TCP saw out of order; *spurious*: segments \
+             that the sender's TCP retransmitted although they had arrived. Processor time is that of the whole \
+             machine. Medians, with the minimum and maximum of the repetitions in brackets.\n\n{}",
             table.render()
         ))
     }
@@ -179,13 +180,13 @@ impl Experiment for Granularity {
         ];
         let groups = groups(&rows);
         let panel = |title: &str, y_title: &str, field: fn(&Row) -> f64| {
-            let x = ("packets in a row on one path", groups.as_slice());
+            let x = ("consecutive packets on one path", groups.as_slice());
             Panel::over(title, x, (y_title, false), &series, |of, group| spread(&rows, of, *group, field))
         };
         let panels = [
             panel("throughput", "Gbit/s", |r| r.throughput_gbit_per_s),
             panel("out of order in the guest", "segments", |r| r.out_of_order_segments as f64),
-            panel("sent again by the guest", "segments", |r| r.retransmitted_segments as f64),
+            panel("retransmitted by the guest", "segments", |r| r.retransmitted_segments as f64),
             panel("receiving guest's processor", "s per GB", |r| r.receiver_cpu_s_per_gb),
         ];
         Ok(vec![plot::draw(&directory.join("granularity.svg"), &panels, 2)?])
@@ -263,7 +264,7 @@ fn measure(lab: &Lab, reordering: Reordering, group_packets: u32, repetition: u3
     let address = network.topology.hosts[1].guest.address;
     let logs = lab.logs(&label);
     let load = Load { flows: 1, seconds: duration_s, gbit_per_s: None };
-    // A short flow first: what sets itself up on first use has done so.
+    // A short flow first, so that everything that is set up on first use exists.
     Flows::start(&mut network.machines, address, Load { seconds: 1.0, ..load })?.finish(&mut network.machines)?;
     let before = State::of(&mut network)?;
     let flow = Flows::start(&mut network.machines, address, load)?;
@@ -294,18 +295,18 @@ fn measure(lab: &Lab, reordering: Reordering, group_packets: u32, repetition: u3
     })
 }
 
-/// What is counted, sender first.
+/// Counters of both ends, sender first.
 struct State {
     tcp: [Tcp; 2],
     cpu_s: [f64; 2],
-    /// Packets that reached the receiver's host before an earlier one of their connection.
+    /// Packets that reached the receiver's host before an earlier packet of their connection.
     disordered: u64,
 }
 
 impl State {
     fn of(network: &mut Network) -> Result<Self> {
         let disordered = network.overlay.daemons[1].counter("rte.out_of_order_packets")?;
-        let [sender, receiver] = network.machines.as_mut_slice() else { bail!("there are not two machines") };
+        let [sender, receiver] = network.machines.as_mut_slice() else { bail!("not two virtual machines") };
         Ok(Self {
             tcp: [Tcp::of(sender)?, Tcp::of(receiver)?],
             cpu_s: [sender.cpu_seconds()?, receiver.cpu_seconds()?],
@@ -314,7 +315,7 @@ impl State {
     }
 }
 
-/// Makes the receiver's host take each path's packets in later than the path before.
+/// Makes the receiver's host delay each path more than the path before.
 fn delay_paths(network: &Network, paths: u8) -> Result<()> {
     let (sender, daemon) = (&network.topology.hosts[0].name, &network.overlay.daemons[1]);
     for path in 0..paths {
@@ -326,7 +327,7 @@ fn delay_paths(network: &Network, paths: u8) -> Result<()> {
 
 fn line(row: &Row) -> String {
     format!(
-        "groups of {:>3}, reordering {:<3}: {:.2} Gbit/s, {} disordered, {} out of order, {} sent again, {:.2} s/GB",
+        "groups of {:>3}, reordering {:<3}: {:.2} Gbit/s, {} disordered, {} out of order, {} retransmitted, {:.2} s/GB",
         row.group_packets,
         row.reordering.name(),
         row.throughput_gbit_per_s,

@@ -1,4 +1,5 @@
-//! `gw-hosts`: what a guest gets of a server in the Internet through a gateway, over plain VXLAN and over the transport, without loss and with it.
+//! `gw-hosts`: a guest's connection to an Internet server through a gateway, over plain VXLAN and over the transport,
+//! with and without loss.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,16 +22,16 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, distinct_values, middle, paired_ratio};
 use crate::turns;
 
-/// Packets lost between host and gateway, percent in each direction.
+/// Packet loss between host and gateway, percent in each direction.
 const LOSSES: [f64; 2] = [0.0, 1.0];
-/// Between two requests whose latency is measured.
+/// Interval of the requests whose latency is measured.
 const INTERVAL: Duration = Duration::from_millis(1);
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct GwHosts;
 
-/// What carries packets between host and gateway.
+/// The encapsulation between host and gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Over {
@@ -53,21 +54,21 @@ impl fmt::Display for Over {
     }
 }
 
-/// One flow, and then one connection with small requests.
+/// The result of one flow, followed by one connection with small requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What carried them between host and gateway.
+    /// The encapsulation between host and gateway.
     #[serde(rename = "mode")]
     pub over: Over,
     /// Probability that a packet between host and gateway was dropped, in either direction, percent.
     pub loss_percent: f64,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long each of both lasted, s.
+    /// Duration of each of the two loads, s.
     pub duration_s: f64,
     /// Goodput of the flow at the server, Gbit/s.
     pub throughput_gbit_per_s: f64,
-    /// Segments of the flow that the guest's TCP sent again.
+    /// Segments of the flow that the guest's TCP retransmitted.
     pub guest_retransmits: u64,
     /// Requests answered.
     pub requests: u64,
@@ -86,7 +87,8 @@ impl fmt::Display for Row {
         let Row { over, loss_percent, throughput_gbit_per_s: throughput, latency_ms_p50, latency_ms_p99_9, .. } = self;
         write!(
             f,
-            "{over:<9} {loss_percent:>3} %: {throughput:.2} Gbit/s, P50 {latency_ms_p50:.3} ms, P99.9 {latency_ms_p99_9:.3} ms"
+            "{over:<9} {loss_percent:>3} %: {throughput:.2} Gbit/s, P50 {latency_ms_p50:.3} ms, P99.9 \
+             {latency_ms_p99_9:.3} ms"
         )
     }
 }
@@ -106,7 +108,8 @@ impl Experiment for GwHosts {
     }
 
     fn summary(&self) -> &'static str {
-        "Goodput and latency through a gateway, over plain VXLAN and over the transport, with loss before it"
+        "Goodput and latency through a gateway, over plain VXLAN and over the transport, with packet loss between host \
+         and gateway"
     }
 
     /// None: it builds its own network.
@@ -117,7 +120,7 @@ impl Experiment for GwHosts {
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let points: Vec<Point> = lab.losses(&LOSSES, &LOSSES).into_iter().map(Point).collect();
         let duration_s = lab.seconds(5.0, 2.0).ceil();
-        // Each site has the processors to itself: its pipeline looks for packets for a while before it sleeps.
+        // Each site gets all processors in turn, because its pipeline polls for a while before it sleeps.
         turns::alternate(lab.repetitions(3), &Over::ALL, &points, |over, point, repetition| {
             let Point(loss_percent) = *point;
             let label = format!("{over}-{loss_percent}-{repetition}");
@@ -132,7 +135,10 @@ impl Experiment for GwHosts {
             let ms = |quantile: f64| latencies.value_at_quantile(quantile) as f64 / 1e6;
             let lost_packets = site.lost_packets()?;
             let carried = site.carried_frames()?;
-            ensure!((carried > 100) == (*over == Over::Transport), "{over}: {carried} frames went over the transport");
+            ensure!(
+                (carried > 100) == (*over == Over::Transport),
+                "{over}: {carried} frames were carried over the transport"
+            );
             site.check()?;
             Ok(Row {
                 over: *over,
@@ -172,9 +178,10 @@ impl Experiment for GwHosts {
             }
         }
         Ok(format!(
-            "One TCP flow of `iperf3` from a guest to a server in the Internet, by `bifrostd`, and `bifrost-nicd` and `bifrost-gw`, which translates its \
-             address; then a connection with a request of {} bytes each millisecond. Packets are lost between host and gateway, in both directions. Medians, \
-             and in brackets the least and the most of the repetitions.\n\n{}",
+            "One TCP flow of `iperf3` from a guest to an Internet server, through `bifrostd`, `bifrost-nicd`, and \
+             `bifrost-gw`, which translates its address; then a connection with a request of {} bytes each \
+             millisecond. Packets are lost between host and gateway, in both directions. Medians, with the minimum and \
+             maximum of the repetitions in brackets.\n\n{}",
             ping_pong::MESSAGE_LEN,
             table.render()
         ))

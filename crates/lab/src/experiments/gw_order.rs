@@ -1,5 +1,5 @@
-//! `gw-order`: packets of many flows through a gateway pod of two workers that take a random time for each, and whether they come in order (Albatross,
-//! section 4.1 and figures 11 and 12).
+//! `gw-order`: whether packets of many flows stay in order through a gateway pod of two workers with random service
+//! times (Albatross, section 4.1 and figures 11 and 12).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,23 +28,25 @@ use crate::turns;
 const FLOWS: u16 = 50;
 const VNIS: [u32; 4] = [100, 101, 102, 103];
 const PAYLOAD: usize = 200;
-/// Packets that leave together, and the least time between two such batches.
+/// Packets per batch, and the minimum interval between two batches.
 const BATCH: u32 = 32;
 const PAUSE: Duration = Duration::from_micros(2500);
-/// What a worker sleeps with each packet at most, where workers take a random time.
+/// Maximum sleep of a worker per packet, in cases with random service times.
 const JITTER: Duration = Duration::from_micros(100);
-/// Packets at the beginning, sent as fast as the pod returns them, to find out how fast that is: a sleep takes longer than was asked for, by how much depends
-/// on the machine. The others take twice the time. A pod without time to spare would show its own queue, in which all packets wait longer than the timeout.
+/// Packets of a trial at the start, sent as fast as the pod returns them. It measures the pod's rate, because a sleep
+/// takes longer than requested, by an amount that depends on the machine. The remaining packets are sent at half that
+/// rate: a saturated pod would show its own queue, in which all packets wait longer than the timeout.
 const TRIAL: u32 = 3200;
-/// Packets on their way meanwhile.
+/// Maximum number of packets in flight during the trial.
 const TRIAL_WINDOW: u64 = 128;
-/// Packets on their way at most, unless something is to be held up: a busy machine slows the exchange down.
+/// Maximum number of packets in flight, except in cases that delay packets on purpose: a busy machine slows the
+/// exchange down.
 const WINDOW: u64 = 512;
-/// Where ACLs drop: one packet in so many.
+/// The ACL drops one in this many packets.
 const ONE_IN: u32 = 100;
-/// What a stopped worker has: a full ring, and what it had taken out of it.
+/// Packets that a stopped worker holds: a full ring, and the batch it had taken out.
 const OF_A_WORKER: u64 = 1024 + 32;
-/// After so long without a packet no more will come: longer than a worker stops.
+/// The exchange ends after this time without a packet, which is longer than a worker stops.
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// The experiment.
@@ -55,15 +57,15 @@ pub struct GwOrder;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Case {
-    /// Each takes a random time of up to 100 µs.
+    /// Each has a random service time of up to 100 µs.
     Jitter,
-    /// Besides, an ACL drops some, and the pod says so.
+    /// In addition, an ACL drops some, and the pod reports these drops.
     DropFlag,
-    /// The same, and the pod does not say so.
+    /// The same, but the pod does not report them.
     NoDropFlag,
     /// One of the two workers stops for a second.
     StoppedWorker,
-    /// The pod's packets are spread by flow for a while instead of being sprayed.
+    /// For a while the pod's packets are spread by flow instead of being sprayed.
     Fallback,
 }
 
@@ -79,7 +81,8 @@ impl Case {
         let jitter = format!("jitter_us = {}\n", JITTER.as_micros());
         Settings {
             vnis: VNIS.to_vec(),
-            // Threads are away for milliseconds. Packets that are dropped without a word hold others up for so long.
+            // Threads are descheduled for milliseconds. Packets dropped without a report delay others for this
+            // timeout.
             timeout_ms: if self.has_drops() { 20 } else { 100 },
             queue_entries: 8192,
             limiter: String::new(),
@@ -106,25 +109,25 @@ impl fmt::Display for Case {
     }
 }
 
-/// One exchange.
+/// The result of one exchange.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// What happened to the packets.
     #[serde(rename = "mode")]
     pub case: Case,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
     /// Packets sent.
     pub sent_packets: u64,
-    /// Of these, packets that the ACL dropped.
+    /// Packets that the ACL dropped, of these.
     pub refused_packets: u64,
-    /// Packets that came.
+    /// Packets received.
     pub received_packets: u64,
-    /// Of these, packets that came behind a later one of their flow.
+    /// Packets received after a later one of their flow, of these.
     pub reordered_packets: u64,
-    /// Places in order queues that were given up: what timeouts there were.
+    /// Entries of order queues that timed out.
     pub timed_out_packets: u64,
-    /// Packets that came back to the pipeline after their place was given up.
+    /// Packets that returned to the pipeline after their entry had timed out.
     pub late_packets: u64,
     /// Packets that were spread by flow.
     pub by_flow_packets: u64,
@@ -141,7 +144,8 @@ impl fmt::Display for Row {
         let Row { case, received_packets, reordered_packets, timed_out_packets, .. } = self;
         write!(
             f,
-            "{case}: {received_packets} packets came, {reordered_packets} out of order, {timed_out_packets} timeouts"
+            "{case}: {received_packets} packets received, {reordered_packets} out of order, {timed_out_packets} \
+             timeouts"
         )
     }
 }
@@ -189,10 +193,11 @@ impl Experiment for GwOrder {
             ]);
         }
         Ok(format!(
-            "{FLOWS} flows of four tenants, sprayed over the two workers of a pod that sleep for a random time with each packet. With `drop_flag` and \
-             `no_drop_flag` the ACL drops one packet in {ONE_IN}; the pod reports it to the pipeline, or does not. With `stopped_worker` one of the two \
-             workers stands still for a second. With `fallback` packets are spread by flow from a quarter of the exchange to its half, and from three quarters \
-             to its end. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "{FLOWS} flows of four tenants, sprayed over the two workers of a pod, which sleep for a random time per \
+             packet. With `drop_flag` and `no_drop_flag` the ACL drops one packet in {ONE_IN}; the pod reports drops \
+             to the pipeline, or does not. With `stopped_worker` one of the two workers stops for a second. With \
+             `fallback` packets are spread by flow in the second and in the last quarter of the exchange. Medians, \
+             with the minimum and maximum of the repetitions in brackets.\n\n{}",
             table.render()
         ))
     }
@@ -311,7 +316,7 @@ fn measure(lab: &Lab, case: Case, repetition: u32, packets: u32) -> Result<Row> 
         }
         std::thread::sleep(Duration::from_micros(200));
     }
-    // Counters are told every few milliseconds.
+    // Workers publish their counters every few milliseconds.
     interrupt::sleep(Duration::from_millis(100))?;
     let dropped = of_workers(&world.pod.status()?, "dropped_acl_packets")?;
     Ok(Row {
@@ -327,7 +332,7 @@ fn measure(lab: &Lab, case: Case, repetition: u32, packets: u32) -> Result<Row> 
     })
 }
 
-/// A packet of a flow, with its number; the ACL refuses it if it is to.
+/// A packet of a flow, with its number. `refuse`: it is for the port that the ACL refuses.
 fn packet(number: u32, refuse: bool) -> Result<([u8; frames::HEADERS], [u8; PAYLOAD])> {
     let flow = (number % u32::from(FLOWS)) as u16;
     let (destination, port) = if refuse { (OUTSIDE, REFUSED_PORT) } else { ([192, 168, 0, 2], 9) };
@@ -342,7 +347,7 @@ fn packet(number: u32, refuse: bool) -> Result<([u8; frames::HEADERS], [u8; PAYL
     Ok((frames::headers(&inner, PAYLOAD)?, payload))
 }
 
-/// What has come.
+/// The packets received so far.
 #[derive(Debug, Default)]
 struct Seen {
     packets: u64,
@@ -356,7 +361,7 @@ impl Seen {
         let Some((_, flow, payload)) = frames::read(frame) else { return };
         let Some(number) = payload.first_chunk().map(|bytes| u32::from_be_bytes(*bytes)) else { return };
         if payload.len() != PAYLOAD || payload[4..].iter().any(|byte| *byte != number as u8) {
-            // A damaged packet is a lost one.
+            // A damaged packet counts as lost.
             return;
         }
         self.packets += 1;
@@ -407,16 +412,16 @@ mod tests {
     }
 
     #[test]
-    fn order_is_that_of_a_flow() {
+    fn order_is_checked_per_flow() {
         let mut seen = Seen::default();
         for number in [0, 1, 2, 52, 51, 50, 100] {
             let (headers, payload) = packet(number, false).unwrap();
             seen.take(&[&headers[..], &payload].concat());
         }
-        assert_eq!((seen.packets, seen.reordered), (7, 0), "50, 51 and 52 are of three flows");
+        assert_eq!((seen.packets, seen.reordered), (7, 0), "50, 51 and 52 belong to three flows");
         let (headers, payload) = packet(50, false).unwrap();
         seen.take(&[&headers[..], &payload].concat());
         seen.take(&[&headers[..], &payload[..9]].concat());
-        assert_eq!((seen.packets, seen.reordered), (8, 1), "behind 100, and what is damaged is not counted");
+        assert_eq!((seen.packets, seen.reordered), (8, 1), "after 100; damaged packets are not counted");
     }
 }

@@ -1,7 +1,9 @@
-//! `gw-overload`: one tenant of four sends twenty times as much at once, and whether the others notice (Albatross, figures 13 and 14).
+//! `gw-overload`: one of four tenants starts to send far more, and whether the others are affected (Albatross,
+//! figures 13 and 14).
 //!
-//! At a hundredth of the paper's scale: 40, 30, 20 and 10 thousand packets a second; the first tenant goes to 340. The pod takes 200 thousand a
-//! second, and the limiter lets a tenant have 80 in its first stage and 20 in its second.
+//! At a hundredth of the paper's scale: 40, 30, 20 and 10 thousand packets per second; the first tenant rises to 340.
+//! The pod processes 200 thousand per second, and the limiter grants a tenant 80 in its first stage and 20 in its
+//! second.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,28 +28,30 @@ use crate::results::from_values;
 use crate::stats::median_of;
 use crate::turns;
 
-/// Thousands of packets a second, by tenant; the first one bursts.
+/// Rates of the tenants, thousand packets/s; the first one bursts.
 const KPPS: [u32; 4] = [40, 30, 20, 10];
 const BURST_KPPS: u32 = 340;
-/// What each of the pod's two workers takes, packets a second.
+/// Rate of each of the pod's two workers, packets/s.
 const OF_A_WORKER: u64 = 100_000;
-/// The limiter's stages, packets a second.
+/// The limiter's stages, packets/s.
 const STAGES: [u64; 2] = [80_000, 20_000];
-/// The seed of the limiter's hash, so that a tenant can be chosen that collides with the first one.
+/// The seed of the limiter's hash, so that a tenant that collides with the first one can be chosen.
 const SEED: u64 = 1;
 const FIRST: u32 = 100;
-/// The limiter's burst: 100 us at the paper's rates, hence the same 800 and 200 packets, which take a hundred times as long here. (The paper names no burst.)
+/// The limiter's burst: 100 µs at the paper's rates, hence the same 800 and 200 packets, which last a hundred times
+/// as long here. (The paper does not state its burst.)
 const BURST_US: u64 = 10_000;
-/// The processor of what sends and receives, and of the pod's workers, which rest half of the time; and that of the pipeline alone.
+/// The processor of the lab and of the pod's workers, which are idle half of the time; and that of the pipeline
+/// alone.
 const LAB: usize = 0;
 const PIPELINE: usize = 1;
 const PAYLOAD: usize = 36;
 const BIN: Duration = Duration::from_millis(100);
-/// Batches of frames.
+/// Interval of batches of frames.
 const TICK: Duration = Duration::from_micros(500);
-/// What could not be sent in this time is left out.
+/// Frames that are late by more than this are skipped.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// How long a collision may last.
+/// Time within which a collision must be resolved.
 const CLEARED: Duration = Duration::from_secs(1);
 
 /// The experiment.
@@ -58,13 +62,14 @@ pub struct GwOverload;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limiter {
-    /// They are not (figure 13).
+    /// Not at all (figure 13).
     Off,
     /// By the two-stage limiter (figure 14).
     On,
-    /// By the limiter, and the third tenant shares both of its stages with the first.
+    /// By the limiter, and the third tenant shares both of its stages with the first one.
     Collision,
-    /// The same, and no drop is sampled, so that the limiter never learns who is heavy: that there is a collision to be cleared.
+    /// The same, but no drop is sampled, so that the limiter never detects the heavy hitter: proof that there is a
+    /// collision to resolve.
     Unsampled,
 }
 
@@ -88,34 +93,34 @@ impl fmt::Display for Limiter {
     }
 }
 
-/// One tenant, by the time at which its packets were sent.
+/// The packets of one tenant, by the time at which they were sent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tenant {
     /// Its VNI.
     pub vni: u32,
     /// Packets sent in each bin.
     pub sent_packets: Vec<u64>,
-    /// Packets of each bin that arrived, whenever.
+    /// Packets of each bin that arrived, at any time.
     pub received_packets: Vec<u64>,
 }
 
 impl Tenant {
-    /// Packets lost of the bins from one on.
+    /// Packets lost in the bins from `bin` on.
     fn lost_from(&self, bin: usize) -> u64 {
         let sum = |bins: &[u64]| bins.iter().skip(bin).sum::<u64>();
         sum(&self.sent_packets).saturating_sub(sum(&self.received_packets))
     }
 }
 
-/// One run.
+/// The result of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// How tenants are limited.
     #[serde(rename = "mode")]
     pub limiter: Limiter,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Width of a bin, ms.
+    /// Length of a bin, ms.
     pub bin_ms: u64,
     /// The bin in which the first tenant begins to burst.
     pub burst_bin: u32,
@@ -130,16 +135,16 @@ pub struct Row {
 }
 
 impl Row {
-    /// What the bursting tenant sends, or has delivered, while it bursts: packets a second.
+    /// Rate of the bursting tenant during its burst, sent or delivered, packets/s.
     fn burst_rate(&self, of: fn(&Tenant) -> &[u64]) -> f64 {
         let bins = self.tenants.first().map(of).unwrap_or_default();
-        // The first second of the limiter's buckets, and the ends, do not count.
+        // The first second, in which the limiter's buckets drain, and the ends are excluded.
         let steady = bins.iter().skip(self.burst_bin as usize + 10);
         let (sum, count) = steady.fold((0, 0), |(sum, count), packets| (sum + packets, count + 1));
         sum as f64 / (f64::from(count) * self.bin_ms as f64 / 1000.0)
     }
 
-    /// What innocent tenants lose of what they send from a bin after the burst's beginning on, percent.
+    /// Loss of innocent tenants among packets sent at least one bin after the start of the burst, percent.
     fn lost_percent(&self) -> f64 {
         let innocent = self.tenants.get(1..).unwrap_or_default();
         let lost: u64 = innocent.iter().map(|tenant| tenant.lost_from(self.burst_bin as usize)).sum();
@@ -147,7 +152,7 @@ impl Row {
         100.0 * lost as f64 / sent as f64
     }
 
-    /// What a tenant loses of what it sends from the beginning of the burst on, percent.
+    /// Loss of a tenant among packets sent since the start of the burst, percent.
     fn lost_percent_of(&self, tenant: usize) -> f64 {
         let Some(tenant) = self.tenants.get(tenant) else { return f64::NAN };
         let sent: u64 = tenant.sent_packets.iter().skip(self.burst_bin as usize).sum();
@@ -214,9 +219,10 @@ impl Experiment for GwOverload {
             ]);
         }
         Ok(format!(
-            "Four tenants send {KPPS:?} thousand packets a second to a pod that takes {} thousand; after a third of the time the first one \
-             sends {BURST_KPPS} thousand. With `collision` the third tenant's VNI shares both stages of the limiter with the first one's. Losses are those \
-             of packets sent from the beginning of the burst on. Medians of the repetitions.\n\n{}",
+            "Four tenants send {KPPS:?} thousand packets per second to a pod that processes {} thousand; after a third \
+             of the time the first one sends {BURST_KPPS} thousand. With `collision` the third tenant's VNI shares \
+             both stages of the limiter with the first one's. Losses are those of packets sent since the start of the \
+             burst. Medians of the repetitions.\n\n{}",
             2 * OF_A_WORKER / 1000,
             table.render()
         ))
@@ -329,7 +335,7 @@ fn colliding() -> Result<u32> {
         .map(|n| FIRST + n * config.color_entries)
         .find(|vni| {
             let mut limiter = TenantLimiter::new(config);
-            // The first tenant uses up both stages at once.
+            // The first tenant exhausts both stages at once.
             let used: Vec<_> = (0..3).map(|_| limiter.admit(0, FIRST, 1)).collect();
             let ruling = limiter.admit(0, *vni, 1);
             used.last().is_some_and(|last| !last.passes) && !ruling.passes && ruling.stage == Stage::Meter
@@ -344,7 +350,8 @@ fn settings(limiter: Limiter, vnis: [u32; 4]) -> Settings {
         Limiter::On | Limiter::Collision | Limiter::Unsampled => {
             let sampled = if limiter == Limiter::Unsampled { "sample_drops = 0\n" } else { "" };
             format!(
-                "first_packets_per_second = {first}\nsecond_packets_per_second = {second}\nburst_us = {BURST_US}\ntest_seed = {SEED}\n{sampled}"
+                "first_packets_per_second = {first}\nsecond_packets_per_second = {second}\nburst_us = \
+                 {BURST_US}\ntest_seed = {SEED}\n{sampled}"
             )
         }
     };
@@ -365,7 +372,7 @@ fn measure(lab: &Lab, limiter: Limiter, repetition: u32, seconds: f64) -> Result
     let burst_bin = bins / 3;
     let mut headers = Vec::new();
     for (n, vni) in (0u16..).zip(vnis) {
-        // Several flows each, as tenants have.
+        // Several flows per tenant.
         for flow in 0..16 {
             let inner = Inner {
                 vni,
@@ -380,7 +387,7 @@ fn measure(lab: &Lab, limiter: Limiter, repetition: u32, seconds: f64) -> Result
     let mut tenants: Vec<Tenant> = vnis.map(tenant).into();
     processor::on(LAB, || send(&mut world, &headers, &mut tenants, burst_bin, bins))?;
     interrupt::check()?;
-    // What is in rings and queues.
+    // Wait for packets in rings and queues.
     let until = Instant::now() + Duration::from_millis(500);
     while Instant::now() < until {
         world.drain(|frame| take(frame, &mut tenants))?;
@@ -388,7 +395,7 @@ fn measure(lab: &Lab, limiter: Limiter, repetition: u32, seconds: f64) -> Result
     }
     world.nicd.check_alive()?;
     let state = world.nicd.status()?;
-    let device = state["device"].as_object().context("the pipeline tells of its device")?;
+    let device = state["device"].as_object().context("the pipeline does not report its device")?;
     let lost = device.iter().filter(|(name, _)| name.contains("drop")).filter_map(|(_, value)| value.as_u64()).sum();
     Ok(Row {
         limiter,
@@ -402,7 +409,7 @@ fn measure(lab: &Lab, limiter: Limiter, repetition: u32, seconds: f64) -> Result
     })
 }
 
-/// Sends what is due, and takes what comes meanwhile.
+/// Sends due frames, and receives in between.
 fn send(
     world: &mut World,
     headers: &[[u8; HEADERS]],
@@ -420,7 +427,7 @@ fn send(
         if bin >= bins {
             return Ok(());
         }
-        // A sender that was away does not make up for all of it at once: no network could take that.
+        // A sender that was descheduled does not send its whole backlog at once: no network could carry that.
         let step = (elapsed - due_until).min(PATIENCE).as_secs_f64();
         due_until = elapsed;
         let bytes = (bin as u32).to_be_bytes();
@@ -506,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_tenant_that_collides() {
+    fn a_colliding_tenant_exists() {
         let vni = colliding().unwrap();
         assert!(vni < 1 << 24 && vni % 4096 == FIRST);
     }

@@ -1,5 +1,5 @@
-//! `gw-services`: packets a second of a gateway pod's core for each of its services, with the kernel's forwarding and DPDK's packet forwarder beside it
-//! (Albatross, table 3).
+//! `gw-services`: packets per second of a gateway pod's core for each of its services, compared with the kernel's
+//! forwarding and DPDK's packet forwarder (Albatross, table 3).
 
 mod kernel;
 mod pod;
@@ -28,15 +28,15 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, middle, paired_ratio};
 use crate::turns;
 
-/// Flows that take turns.
+/// Number of flows, used in turn.
 const FLOWS: u32 = 500_000;
 /// Bytes of a frame.
 const FRAME: usize = 256;
-/// Bytes behind the headers of a frame.
+/// Payload bytes after the headers of a frame.
 const PAYLOAD: usize = FRAME - HEADERS;
-/// After each flow had a packet.
+/// Warm-up after each flow has sent a packet.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// The processor of what sends packets, and that of what is measured.
+/// The processor of the sender, and that of the forwarder.
 const FEEDS: usize = PROCESSORS[0];
 const WORKS: usize = PROCESSORS[1];
 
@@ -44,7 +44,7 @@ const WORKS: usize = PROCESSORS[1];
 #[derive(Debug, Clone, Copy)]
 pub struct GwServices;
 
-/// What forwards.
+/// The forwarder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Forwarder {
@@ -52,27 +52,27 @@ pub enum Forwarder {
     Pod,
     /// Linux: VXLAN devices, routes, and the source NAT of nftables.
     Kernel,
-    /// `dpdk-testpmd` over memif, which swaps MAC addresses and looks at nothing else.
+    /// `dpdk-testpmd` over memif, which only swaps MAC addresses.
     Testpmd,
 }
 
-/// What becomes of the packets.
+/// The service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Service {
     /// To another host of the VPC.
     Vpc,
-    /// To the Internet, with an ACL and many-to-one translation.
+    /// To the Internet, with an ACL and many-to-one NAT.
     Internet,
-    /// To the customer's network, by GRE.
+    /// To the customer's network, over GRE.
     Idc,
-    /// To a backend of a cloud service, with translation of both ends.
+    /// To a backend of a cloud service, with translation of both addresses.
     CloudService,
-    /// Back as they are.
+    /// Back to the sender, unchanged.
     None,
 }
 
-/// What is measured.
+/// A measurement: forwarder and service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Point(Forwarder, Service);
 
@@ -114,34 +114,34 @@ impl fmt::Display for Point {
     }
 }
 
-/// One service of one forwarder.
+/// The result of one service of one forwarder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What forwarded.
+    /// The forwarder.
     #[serde(rename = "mode")]
     pub forwarder: Forwarder,
-    /// What became of the packets.
+    /// The service.
     pub service: Service,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
     /// Flows that took turns.
     pub flows: u32,
     /// Bytes of a frame.
     pub frame_bytes: u32,
-    /// How long packets were counted, s.
+    /// Duration of the count, s.
     pub duration_s: f64,
-    /// Packets forwarded in that time, a second.
+    /// Packets forwarded per second.
     pub packets_per_s: f64,
-    /// How much of that time the core worked on packets, percent.
+    /// Busy time of the core, percent.
     pub busy_percent: f64,
     /// Packets that were dropped.
     pub dropped_packets: u64,
-    /// How long a write of one of the two processors took to be seen by the other just before, ns.
+    /// Latency of a write from one of the two processors to the other, measured just before, ns.
     pub transfer_ns: f64,
 }
 
 impl Row {
-    /// Packets for each second that the core worked.
+    /// Packets per second of busy time.
     fn of_a_core(&self) -> f64 {
         self.packets_per_s / (self.busy_percent / 100.0)
     }
@@ -152,7 +152,8 @@ impl fmt::Display for Row {
         let Row { forwarder, service, packets_per_s, busy_percent, transfer_ns, .. } = self;
         write!(
             f,
-            "{forwarder}, {service}: {:.3} million packets a second, core busy {busy_percent:.0} %, {transfer_ns:.0} ns between processors",
+            "{forwarder}, {service}: {:.3} million packets/s, core busy {busy_percent:.0} %, {transfer_ns:.0} ns \
+             between processors",
             packets_per_s / 1e6
         )
     }
@@ -164,7 +165,7 @@ impl Experiment for GwServices {
     }
 
     fn summary(&self) -> &'static str {
-        "Packets a second of a gateway's core by service, beside Linux and DPDK (SIGCOMM'25 table 3)"
+        "Packets per second of a gateway's core by service, compared with Linux and DPDK (SIGCOMM'25 table 3)"
     }
 
     /// None: it builds its own network.
@@ -183,10 +184,10 @@ impl Experiment for GwServices {
         let mut table = Table::new(&[
             "forwarder",
             "service",
-            "million packets/s of a core",
-            "of that of VPC-VPC",
+            "million packets/s per core",
+            "relative to VPC-VPC",
             "in the paper",
-            "ns a packet",
+            "ns per packet",
             "core busy, %",
             "ns between processors",
         ]);
@@ -212,13 +213,14 @@ impl Experiment for GwServices {
             ]);
         }
         Ok(format!(
-            "{FLOWS} flows of UDP in frames of {FRAME} bytes, one after the other. A pod's worker has a processor to itself and gets its packets over memif from \
-             the lab on the other processor, which only copies; so does `dpdk-testpmd`. Linux gets them over a veth pair, whose receive steering (RPS) hands them \
-             to its processor, and sends them into another veth pair, at whose end they are dropped. \"Of a core\": packets over the time that the core worked \
-             on them; of a worker, the time of turns that found packets; of Linux, all that was not idle on its processor; of `dpdk-testpmd`, all \
-             of it. Linux's figure includes its devices, the other two's do not: there the NIC pipeline has them. \"Between processors\": how long a write of one took to \
-             be seen by the other, just before; each packet crosses twice. Medians, and in brackets the least and \
-             the most of the repetitions.\n\n{}",
+            "{FLOWS} UDP flows in frames of {FRAME} bytes, in turn. A pod's worker has its own processor and gets its \
+             packets over memif from the lab on the other processor, which only copies; so does `dpdk-testpmd`. Linux \
+             gets them over a veth pair, whose receive steering (RPS) hands them to its processor, and sends them into \
+             another veth pair, at whose end they are dropped. \"Per core\": packets per second of busy time. A worker \
+             is busy in turns that find packets, Linux whenever its processor is not idle, `dpdk-testpmd` always. \
+             Linux's figure includes its devices; the others do not, because there the NIC pipeline handles them. \
+             \"Between processors\": the latency of a write from one to the other, measured just before; each packet \
+             crosses twice. Medians, with the minimum and maximum of the repetitions in brackets.\n\n{}",
             table.render()
         ))
     }
@@ -230,7 +232,7 @@ impl Experiment for GwServices {
         let panel = Panel::over(
             &format!("{FLOWS} flows, {FRAME} bytes"),
             ("service", &services[..]),
-            ("million packets/s of a core", false),
+            ("million packets/s per core", false),
             &series,
             |forwarder, service| spread(&rows, forwarder, *service, |r| r.of_a_core() / 1e6),
         );
@@ -283,7 +285,7 @@ fn measure(lab: &Lab, point: Point, repetition: u32, time: Duration) -> Result<R
     };
     let Measured { forwarded, dropped, seconds, busy_s } = measured;
     if forwarded == 0 {
-        bail!("no packet comes through (see {})", logs.display());
+        bail!("no packet is forwarded (see {})", logs.display());
     }
     Ok(Row {
         forwarder,
@@ -299,7 +301,7 @@ fn measure(lab: &Lab, point: Point, repetition: u32, time: Duration) -> Result<R
     })
 }
 
-/// What was counted in a time.
+/// Counts of a measurement.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     forwarded: u64,
@@ -308,7 +310,7 @@ struct Measured {
     busy_s: f64,
 }
 
-/// The ceiling: the same packets through a memif client that does nothing but swap addresses.
+/// The upper bound: the same packets through a memif client that only swaps addresses.
 fn with_testpmd(lab: &Lab, time: Duration, logs: &Path) -> Result<Measured> {
     let socket = lab.run.directory().join("memif.sock");
     let feeder = Feeder::listen(socket.clone(), 1)?;
@@ -325,9 +327,9 @@ fn with_testpmd(lab: &Lab, time: Duration, logs: &Path) -> Result<Measured> {
     let fed = processor::on(FEEDS, || feeder::feed((to, from), &flows, (WARM_UP, time), || Ok(())))?;
     testpmd.tell("stop")?;
     testpmd.wait_for("CPU cycles/packet=", Duration::from_secs(5))?;
-    // It polls, so that the time for each packet is what the work takes.
+    // It busy-polls, so the time per packet is the processing time.
     let Some((cycles, mhz)) = testpmd::cycles_per_packet(&testpmd.printed()) else {
-        bail!("dpdk-testpmd counts no cycles")
+        bail!("dpdk-testpmd printed no cycles")
     };
     let busy_s = (fed.forwarded as f64 * cycles / (mhz * 1e6)).min(fed.seconds);
     Ok(Measured { forwarded: fed.forwarded, dropped: fed.dropped, seconds: fed.seconds, busy_s })

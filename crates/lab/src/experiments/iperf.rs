@@ -26,7 +26,7 @@ const LOSSES: [f64; 2] = [0.0, 0.1];
 #[derive(Debug, Clone, Copy)]
 pub struct Iperf;
 
-/// One flow.
+/// The result of one flow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network.
@@ -35,13 +35,13 @@ pub struct Row {
     pub injector: Injector,
     /// Probability that a packet was dropped on the wire, in either direction, percent.
     pub loss_percent: f64,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long the flow lasted, s.
+    /// Duration of the flow, s.
     pub duration_s: f64,
     /// Goodput at the receiver, Gbit/s.
     pub throughput_gbit_per_s: f64,
-    /// Segments that the guest's TCP sent again.
+    /// Segments that the guest's TCP retransmitted.
     pub guest_retransmits: u64,
     /// Packets that nftables dropped, over both hosts.
     pub wire_drops_packets: u64,
@@ -126,7 +126,8 @@ impl Experiment for Iperf {
             }
         }
         Ok(format!(
-            "One TCP flow of `iperf3`, loss on the wire in both directions; medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "One TCP flow of `iperf3`, loss on the wire in both directions; medians, with the minimum and maximum of \
+             the repetitions in brackets.\n\n{}",
             table.render()
         ))
     }

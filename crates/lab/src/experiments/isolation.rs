@@ -1,9 +1,10 @@
-//! `isolation`: what one tenant does to another that shares both hosts, by damaged frames, floods of SYNs and conversations
-//! without end, compared with a neighbour that sends nothing, and with as many innocent packets.
+//! `isolation`: how one tenant affects another one on the same hosts, with malformed frames, SYN floods and endless
+//! new conversations, compared with a tenant that sends nothing and with one that sends as many regular packets.
 //!
-//! Two networks on two hosts. In one, `redis-benchmark` measures; in the other, a guest sends frames of its own making at a fixed
-//! rate. Guests here share their host's processor with its switch, and so does the program that makes those frames. So the report
-//! says whose time it was, and what an attack costs beyond the same number of datagrams that are allowed and absorbed.
+//! Two networks on two hosts. In one, `redis-benchmark` measures; in the other, the *neighbour*, a guest sends
+//! generated frames at a fixed rate. Guests share their host's processor with its switch, and so does the program
+//! that generates the frames. Therefore the report shows who used the processors, and the cost of an attack relative
+//! to the same number of datagrams that are accepted and absorbed.
 
 mod tenant;
 
@@ -34,15 +35,15 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, median_of};
 use crate::turns;
 
-/// Frames a second.
+/// Rate of the neighbour's frames, 1/s.
 const RATE: f64 = 20_000.0;
-/// How long the neighbour sends before anything is measured, at least.
+/// Minimum time that the neighbour sends before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// How long it may take until the neighbour has all sessions that it may have.
+/// Timeout for the neighbour to use all its sessions.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// By how much an attack may make it worse, percent.
+/// Bound for the degradation by an attack, percent.
 const WORSE_PERCENT: f64 = 5.0;
-/// What memory may grow by while a neighbour attacks, MiB: what it takes to look at it is more than nothing.
+/// Bound for the growth of memory during an attack, MiB: reading it allocates some memory.
 const MEMORY_MIB: f64 = 8.0;
 
 /// The experiment.
@@ -55,15 +56,15 @@ pub struct Isolation;
 pub enum Neighbour {
     /// Nothing.
     Quiet,
-    /// Datagrams that are allowed and absorbed.
+    /// Datagrams that are accepted and absorbed.
     Innocent,
-    /// The same, once more: how much two equal runs differ.
+    /// The same again: the difference of two equal runs.
     InnocentAgain,
-    /// Damaged frames of every protocol.
+    /// Malformed frames of every protocol.
     DamagedFrames,
     /// SYNs from and to random ports.
     SynFlood,
-    /// Datagrams from and to random ports, with all sessions taken that its ports may have.
+    /// Datagrams from and to random ports, while all sessions of its ports are in use.
     Sessions,
 }
 
@@ -79,7 +80,7 @@ impl Neighbour {
     ];
     const ATTACKS: [Neighbour; 3] = [Neighbour::DamagedFrames, Neighbour::SynFlood, Neighbour::Sessions];
 
-    /// `None`: none.
+    /// The traffic; `None` for a quiet neighbour.
     fn traffic(self) -> Option<Traffic> {
         match self {
             Neighbour::Quiet => None,
@@ -104,14 +105,14 @@ impl fmt::Display for Neighbour {
     }
 }
 
-/// What one tenant got done while the other one sent.
+/// Results of one tenant while the other one sent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network.
     pub mode: Mode,
     /// What the neighbour sent.
     pub neighbour: Neighbour,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
     /// Requests answered.
     pub requests: u64,
@@ -121,27 +122,27 @@ pub struct Row {
     pub latency_ms_p50: f64,
     /// Their 99th percentile, ms.
     pub latency_ms_p99: f64,
-    /// Frames a second that the neighbour's kernel took from it.
+    /// Frames per second that the neighbour's kernel accepted.
     pub frames_per_s: f64,
     /// Frames that it refused to send.
     pub refused_frames: u64,
-    /// Packets that the neighbour's other guest was given.
+    /// Packets delivered to the neighbour's other guest.
     pub delivered_packets: u64,
     /// Packets of the neighbour that were dropped, by counter, on both hosts.
     pub neighbour_drops_packets: BTreeMap<String, u64>,
     /// Packets of the measured tenant that were dropped, by counter.
     pub tenant_drops_packets: BTreeMap<String, u64>,
-    /// Packets that vanished in a daemon without being counted.
+    /// Packets that a daemon lost without counting them.
     pub unexplained_packets: u64,
     /// Sessions at the end, on the host that has more.
     pub sessions: u64,
-    /// What they may be: of the neighbour's port and of the tenant's connections.
+    /// Maximum number of sessions: of the neighbour's port and of the tenant's connections.
     pub sessions_bound: u64,
-    /// Sessions that had to make room.
+    /// Evicted sessions.
     pub evicted_sessions: u64,
-    /// What the daemons' memory grew by during the measurement, KiB.
+    /// Growth of the daemons' memory during the measurement, KiB.
     pub memory_growth_kib: f64,
-    /// Where the time of all processors went meanwhile, percent.
+    /// Use of all processors during the measurement, percent.
     pub processor_percent: Shares,
 }
 
@@ -158,7 +159,7 @@ impl Experiment for Isolation {
     }
 
     fn summary(&self) -> &'static str {
-        "What a tenant that attacks does to another one on the same hosts"
+        "How an attacking tenant affects another one on the same hosts"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -178,14 +179,17 @@ impl Experiment for Isolation {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = format!(
-            "Two tenants on two hosts. One measures with `redis-benchmark` (`GET`, persistent connections, security groups); a guest \
-             of the other one sends {RATE:.0} frames a second, or none while it is \"quiet\". \"Innocent\" are datagrams that are allowed and \
-             absorbed. All is compared with the quiet run, and with the two innocent runs, of the same repetition. Medians, and in brackets the least and the most of the repetitions.\n"
+            "Two tenants on two hosts. One measures with `redis-benchmark` (`GET`, persistent connections, security \
+             groups); a guest of the other one, the neighbour, sends {RATE:.0} frames per second, or none while it is \
+             \"quiet\". \"Innocent\" frames are datagrams that are accepted and absorbed. Each run is compared with \
+             the quiet run, and with the two innocent runs, of the same repetition. Medians, with the minimum and \
+             maximum of the repetitions in brackets.\n"
         );
         for mode in modes(&rows) {
             let noise = |field| noise(&rows, mode, field).map_or(f64::NAN, |noise| noise * 100.0);
             text += &format!(
-                "\n### {}\n\nTwo innocent runs of one repetition differ by {} % in requests/s and {} % in P99 (median).\n\n",
+                "\n### {}\n\nTwo innocent runs of one repetition differ by {} % in requests/s and {} % in P99 \
+                 (median).\n\n",
                 mode.name(),
                 number(noise(|r| r.requests_per_s)),
                 number(noise(|r| r.latency_ms_p99)),
@@ -227,13 +231,13 @@ impl Experiment for Isolation {
                 ]);
             }
             text += &table.render();
-            text += &format!("\nWhere the time of both processors went, percent, medians; {LEGEND}:\n\n");
+            text += &format!("\nUse of both processors, percent, medians; {LEGEND}:\n\n");
             let shares = |neighbour: Neighbour| {
                 let of = rows.iter().filter(|row| row.mode == mode && row.neighbour == neighbour);
                 ([neighbour.to_string()], of.map(|row| &row.processor_percent).collect())
             };
             text += &processor::table(["neighbour"], Neighbour::ALL.map(shares));
-            text += "\nPackets that did not arrive, all repetitions together:\n\n";
+            text += "\nPackets that did not arrive, sum of all repetitions:\n\n";
             let mut table = Table::new(&["beside the neighbour", "whose", "counter", "packets"]);
             for neighbour in Neighbour::ALL {
                 for whose in ["the neighbour's", "the other tenant's"] {
@@ -366,7 +370,7 @@ fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32) -> Resu
         tenant_drops_packets: after.tenant_drops_since(&before),
         unexplained_packets: after.unexplained,
         sessions: after.sessions,
-        // Of redis-benchmark's two runs, and of who asked the server whether it is there.
+        // Connections of redis-benchmark's two runs, and of the check that the server is up.
         sessions_bound: SESSIONS_PER_PORT + 2 * u64::from(lab.options.clients) + 16,
         evicted_sessions: after.evicted_sessions - before.evicted_sessions,
         memory_growth_kib: memory_after - memory_before,
@@ -374,13 +378,13 @@ fn measure(lab: &Lab, mode: Mode, neighbour: Neighbour, repetition: u32) -> Resu
     })
 }
 
-/// Waits until sessions have to make room on both hosts.
+/// Waits until sessions are evicted on both hosts.
 fn wait_until_full(daemons: &[Daemon]) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     for daemon in daemons {
         while daemon.counter("avs.evicted_sessions")? == 0 {
             if Instant::now() > deadline {
-                bail!("{} never had as many sessions as it may have", daemon.host());
+                bail!("{} never reached its limit of sessions", daemon.host());
             }
             interrupt::sleep(Duration::from_millis(50))?;
         }
@@ -401,7 +405,7 @@ fn spread(rows: &[Row], mode: Mode, neighbour: Neighbour, field: fn(&Row) -> f64
     Spread::of(rows.iter().filter(|r| r.mode == mode && r.neighbour == neighbour).map(field))
 }
 
-/// What a repetition measured beside a neighbour.
+/// The value of a repetition with a neighbour.
 fn at(rows: &[Row], mode: Mode, neighbour: Neighbour, repetition: u32, field: fn(&Row) -> f64) -> Option<f64> {
     rows.iter().find(|r| r.mode == mode && r.neighbour == neighbour && r.repetition == repetition).map(field)
 }
@@ -410,16 +414,16 @@ fn repetitions(rows: &[Row]) -> impl Iterator<Item = u32> {
     0..rows.iter().map(|row| row.repetition + 1).max().unwrap_or(0)
 }
 
-/// How many times as much something is as beside another neighbour.
+/// The ratio of a value to that with another neighbour.
 type Against = fn(&[Row], Mode, Neighbour, fn(&Row) -> f64) -> Option<f64>;
 
-/// Over the quiet run of the same repetition; the median of these ratios.
+/// The median of ratios to the quiet run of the same repetition.
 fn against_quiet(rows: &[Row], mode: Mode, neighbour: Neighbour, field: fn(&Row) -> f64) -> Option<f64> {
     let at = |neighbour, repetition| at(rows, mode, neighbour, repetition, field);
     median_of(repetitions(rows).filter_map(|r| Some(at(neighbour, r)? / at(Neighbour::Quiet, r)?)))
 }
 
-/// Over the mean of the innocent runs of the same repetition; the median of these ratios.
+/// The median of ratios to the mean of the innocent runs of the same repetition.
 fn against_innocent(rows: &[Row], mode: Mode, neighbour: Neighbour, field: fn(&Row) -> f64) -> Option<f64> {
     let ratio = |repetition| {
         let of = |neighbour| at(rows, mode, neighbour, repetition, field);
@@ -428,7 +432,7 @@ fn against_innocent(rows: &[Row], mode: Mode, neighbour: Neighbour, field: fn(&R
     median_of(repetitions(rows).filter_map(ratio))
 }
 
-/// By what share of their mean the two innocent runs of a repetition differ; the median.
+/// The difference of the two innocent runs of a repetition, relative to their mean; the median.
 fn noise(rows: &[Row], mode: Mode, field: fn(&Row) -> f64) -> Option<f64> {
     let difference = |repetition| {
         let of = |neighbour| at(rows, mode, neighbour, repetition, field);
@@ -479,11 +483,11 @@ mod tests {
 
     #[test]
     fn attacks_are_compared_with_quiet_and_with_innocent_neighbours() {
-        assert_eq!(passed(&run(951.0, 2.09)), [true; 16], "5 % is granted, and no noise");
+        assert_eq!(passed(&run(951.0, 2.09)), [true; 16], "5 % is allowed, and noise is not added");
         let slow = passed(&run(940.0, 2.2));
         assert_eq!(slow, [[false; 12].as_slice(), &[true; 4]].concat());
         assert_eq!(passed(&run(2000.0, 0.1)), [true; 16]);
-        // The quiet neighbour's tenant is faster than that of the innocent one: each is a bar of its own.
+        // The tenant of the quiet neighbour is faster than that of the innocent one: each has its own bar.
         let mut rows = run(1000.0, 2.0);
         rows[0].requests_per_s = 1100.0;
         assert_eq!(passed(&rows)[..4], [false, true, true, true]);

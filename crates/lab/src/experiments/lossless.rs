@@ -1,5 +1,5 @@
-//! `lossless`: requests, bytes and small datagrams a second where nothing is lost, beside the kernel's VXLAN, and between two guests of one
-//! host beside a bridge.
+//! `lossless`: requests, bytes and small datagrams per second without loss, compared with the kernel's VXLAN, and
+//! between two guests of one host compared with a bridge.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -27,24 +27,24 @@ use crate::topology::overlay::choose_congestion_control;
 use crate::topology::{GUEST_MTU, Guest};
 use crate::turns;
 
-/// Requests that a pipelined client sends before it waits for an answer.
+/// Pipelining: requests that a client sends before it waits for an answer.
 const PIPELINE: u32 = 16;
-/// TCP flows at once, where there are many.
+/// Number of TCP flows in the load with many.
 const FLOWS: u32 = 8;
 /// Payload of a small datagram, bytes.
 const DATAGRAM_BYTES: u32 = 64;
-/// The network of two guests of one host, beside that of two hosts.
+/// The VNI of two guests of one host; their network exists next to that of two hosts.
 const ONE_HOST_VNI: u32 = 201;
-/// What two guests of one host reach of a bridge and two veth pairs, whatever the load.
+/// Required ratio to a bridge with two veth pairs, for two guests of one host, at any load.
 const OF_BRIDGE: f64 = 0.8;
-/// Latencies of Redis with many clients, over those of the kernel's VXLAN, at most: P50, P99.9.
+/// Bounds for latencies of Redis with many clients, relative to the kernel's VXLAN: P50, P99.9.
 const LATENCIES: [f64; 2] = [1.3, 1.0];
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct Lossless;
 
-/// Where the two guests are.
+/// Location of the two guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
@@ -54,13 +54,13 @@ pub enum Place {
     OneHost,
 }
 
-/// What the guests do.
+/// The load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Load {
-    /// `redis-benchmark`, `GET`, as many clients as `--clients` says.
+    /// `redis-benchmark`, `GET`, with the number of clients in `--clients`.
     Requests,
-    /// The same, 16 requests at a time of each client.
+    /// The same, with 16 pipelined requests per client.
     PipelinedRequests,
     /// The same, one client with one request at a time.
     OneClient,
@@ -70,7 +70,7 @@ pub enum Load {
     EightFlows,
     /// `iperf3`, one TCP flow from the server's guest to the client's.
     OneFlowBack,
-    /// `iperf3`, datagrams with 64 bytes of payload, as many as the client sends.
+    /// `iperf3`, datagrams with 64 bytes of payload, at the client's maximum rate.
     SmallDatagrams,
 }
 
@@ -85,7 +85,7 @@ impl Load {
         Load::SmallDatagrams,
     ];
 
-    /// The unit of [`Row::per_s`], by thousands or millions.
+    /// The unit of [`Row::per_s`] in reports, in thousands or millions.
     fn unit(self) -> (&'static str, f64) {
         match self {
             Load::Requests | Load::PipelinedRequests | Load::OneClient => ("thousand requests/s", 1e3),
@@ -94,7 +94,7 @@ impl Load {
         }
     }
 
-    /// What there has to be of the kernel's VXLAN's.
+    /// Required ratio to the kernel's VXLAN.
     fn of_kernel(self) -> f64 {
         match self {
             Load::Requests | Load::SmallDatagrams => 1.0,
@@ -123,30 +123,30 @@ impl fmt::Display for Load {
     }
 }
 
-/// One load over one network.
+/// The result of one load over one network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network; between guests of one host `kernel_vxlan` is a bridge with two veth pairs.
     pub mode: Mode,
-    /// Where the guests were.
+    /// Location of the guests.
     pub place: Place,
     /// Workers of each `bifrostd`; 0 for other switches.
     pub workers: u8,
     /// Whether several packets crossed an underlay link as one buffer.
     pub wire_offload: bool,
-    /// What the guests did.
+    /// The load.
     pub load: Load,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long the load lasted, about, s.
+    /// Approximate duration of the load, s.
     pub duration_s: f64,
-    /// Answered requests, bits of goodput, or datagrams received, a second.
+    /// Answered requests, bits of goodput, or received datagrams, 1/s.
     pub per_s: f64,
-    /// Median latency of a request, ms; `null` where there are no requests.
+    /// Median latency of a request, ms; `null` for loads without requests.
     pub latency_ms_p50: Option<f64>,
     /// 99.9th percentile, ms.
     pub latency_ms_p99_9: Option<f64>,
-    /// Where the time of all processors went, percent.
+    /// Use of all processors, percent.
     pub processor_percent: Shares,
 }
 
@@ -163,7 +163,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// What is between the guests.
+/// The network between the guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Link {
     place: Place,
@@ -173,12 +173,12 @@ struct Link {
 }
 
 impl Link {
-    /// What it is compared with.
+    /// The network that it is compared with.
     fn kernel(self) -> Link {
         Link { mode: Mode::KernelVxlan, workers: 0, ..self }
     }
 
-    /// The switch, as reports name it.
+    /// The name of the switch in reports.
     fn switch(self) -> String {
         let name = match (self.mode, self.place) {
             (Mode::KernelVxlan, Place::OneHost) => "bridge",
@@ -191,7 +191,7 @@ impl Link {
         }
     }
 
-    /// Where it is, as reports name it.
+    /// The location in reports.
     fn site(self) -> &'static str {
         match (self.place, self.wire_offload) {
             (Place::TwoHosts, false) => "two hosts, offloads off",
@@ -207,11 +207,11 @@ impl fmt::Display for Link {
     }
 }
 
-/// The networks, in groups that stand side by side.
+/// The networks, in groups that exist side by side.
 fn groups(lab: &Lab) -> Vec<Vec<Link>> {
     let (quick, modes) = (lab.options.quick, &lab.options.modes);
     let group = |place, wire_offload| {
-        // Open vSwitch is measured as `switch-overall` has it.
+        // Open vSwitch is configured as in `switch-overall`.
         let is_there = |mode: &&Mode| {
             **mode != Mode::OpenVswitch || place == Place::TwoHosts && wire_offload == lab.options.wire_offload
         };
@@ -238,7 +238,7 @@ impl Experiment for Lossless {
     }
 
     fn summary(&self) -> &'static str {
-        "Requests, bytes and small datagrams a second without loss, beside the kernel's VXLAN and a bridge"
+        "Requests, bytes and small datagrams per second without loss, compared with the kernel's VXLAN and a bridge"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -272,9 +272,10 @@ impl Experiment for Lossless {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = format!(
-            "Nothing is lost. `redis-benchmark`, `GET`: *requests* over many connections, *pipelined_requests* {PIPELINE} at a time, *one_client*; \
-             `iperf3`: TCP flows, and datagrams with {DATAGRAM_BYTES} bytes of payload. Medians, in brackets the least and the most of the repetitions; the \
-             factors are of what the kernel carried in the same repetition.\n"
+            "Nothing is lost. `redis-benchmark`, `GET`: *requests* over many connections, *pipelined_requests* with \
+             {PIPELINE} in flight per connection, *one_client*; `iperf3`: TCP flows, and datagrams with \
+             {DATAGRAM_BYTES} bytes of payload. Medians, with the minimum and maximum of the repetitions in brackets; \
+             factors compare with the kernel in the same repetition.\n"
         );
         let links = distinct(&rows, Row::link);
         let mut sites: Vec<_> = links.iter().map(|link| link.site()).collect();
@@ -321,7 +322,7 @@ impl Experiment for Lossless {
 
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
-        // A quick run leaves some out; one worker without offloads, and one host, have to be there.
+        // A quick run leaves some out; one worker without offloads, and one host, are required.
         let least = [Place::TwoHosts, Place::OneHost].map(|place| Link {
             mode: Mode::Bifrost,
             place,
@@ -356,7 +357,7 @@ fn bars_of(rows: &[Row], link: Link) -> Vec<Bar> {
     bars
 }
 
-/// How many times the kernel's `link` has of `field`, in the same repetition.
+/// The ratio of `field` to the kernel's value in the same repetition.
 fn ratio(rows: &[Row], load: Load, link: Link, field: fn(&Row) -> f64) -> Option<f64> {
     let is = |link: Link| move |row: &Row| row.load == load && row.link() == link;
     paired_ratio(rows, |row| row.repetition, (is(link), is(link.kernel())), field)
@@ -369,7 +370,7 @@ fn profile(rows: &[Row]) -> String {
         ([link.site().to_owned(), load.to_string(), link.switch()], here.map(|row| &row.processor_percent).collect())
     };
     format!(
-        "\n### Where the time goes\n\nThe time of both processors, percent, medians; {LEGEND}:\n\n{}",
+        "\n### Use of the processors\n\nUse of both processors, percent, medians; {LEGEND}:\n\n{}",
         processor::table(["place", "load", "switch"], points.map(shares))
     )
 }
@@ -379,9 +380,9 @@ fn capitalized(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().collect::<String>() + letters.as_str())
 }
 
-/// Two guests, what is between them, and a server in the second one.
+/// Two guests, the network between them, and a server in the second one.
 struct Bench {
-    // The order matters: the server ends before its network, and this before the namespaces go.
+    // The order matters: the server ends before its network, and the network before its namespaces are deleted.
     server: RedisServer,
     network: Option<Network>,
     pair: Option<Pair>,
@@ -450,7 +451,7 @@ impl Bench {
         })
     }
 
-    /// As many requests as fill the time, by what a short trial has shown.
+    /// Runs as many requests as take `duration_s`, according to a short trial.
     fn requests(
         &self,
         [client, server]: [&Guest; 2],
@@ -490,7 +491,7 @@ impl Bench {
     }
 }
 
-/// What a load came to: a second, its latencies, and where the processors' time went.
+/// The result of a load: per second, latencies, and use of the processors.
 type Measured = (f64, Option<LatencyMs>, Shares);
 
 /// Client and server.
@@ -498,11 +499,11 @@ fn guests<'a>(pair: &'a Option<Pair>, network: &'a Option<Network>) -> Result<[&
     match (pair, network) {
         (Some(pair), _) => Ok(pair.guests.each_ref()),
         (None, Some(network)) => Ok([0, 1].map(|host| &network.topology.hosts[host].guest)),
-        (None, None) => bail!("there are no guests"),
+        (None, None) => bail!("the network has no guests"),
     }
 }
 
-/// Two guests of one host: of the first of a network, or of a bridge.
+/// Two guests of one host: the first host of a network, or a host with a bridge.
 struct Pair {
     guests: [Guest; 2],
     host: Namespace,
@@ -535,12 +536,13 @@ impl Pair {
         Ok(())
     }
 
-    /// Of the daemon that joins them.
+    /// The part of the daemon's configuration for the two guests.
     fn configuration(&self, mode: Mode) -> String {
         let reliability = if mode.is_reliable() { "tcp" } else { "off" };
         let port = |guest: &Guest| {
             format!(
-                "[[port]]\nname = \"{}\"\nvni = {ONE_HOST_VNI}\nmac = \"{}\"\naddresses = [\"{}/24\"]\nmtu = {GUEST_MTU}\n\
+                "[[port]]\nname = \"{}\"\nvni = {ONE_HOST_VNI}\nmac = \"{}\"\naddresses = [\"{}/24\"]\nmtu = \
+                 {GUEST_MTU}\n\
                  netns = \"{}\"\ndevice = \"eth0\"\n\n",
                 guest.name,
                 guest.mac,
@@ -561,7 +563,7 @@ mod tests {
     const TWO_HOSTS: Link = Link { place: Place::TwoHosts, wire_offload: false, mode: Mode::Bifrost, workers: 1 };
     const ONE_HOST: Link = Link { place: Place::OneHost, ..TWO_HOSTS };
 
-    /// All loads over `link`, each of which comes to `times` what the kernel's comes to.
+    /// All loads over `link`, each at `times` the kernel's value.
     fn rows(link: Link, times: impl Fn(Load) -> f64) -> Vec<Row> {
         let row = |link: Link, load, times: f64| Row {
             mode: link.mode,
@@ -591,13 +593,13 @@ mod tests {
         for load in Load::ALL {
             let slow = |good: fn(Load) -> f64| move |other| if other == load { 0.7 } else { good(other) };
             let two_hosts = failed(&[rows(TWO_HOSTS, slow(Load::of_kernel)), rows(ONE_HOST, |_| OF_BRIDGE)].concat());
-            // Of fewer requests, each takes longer.
+            // With fewer requests per second, each takes longer.
             assert_eq!(two_hosts.len(), if load == Load::Requests { 3 } else { 1 }, "{two_hosts:?}");
             assert!(two_hosts.iter().all(|name| name.contains(load.name())), "{two_hosts:?}");
             let one_host = failed(&[rows(TWO_HOSTS, Load::of_kernel), rows(ONE_HOST, slow(|_| OF_BRIDGE))].concat());
             assert_eq!(one_host, [format!("bifrost, 1 worker, one host: {load} a second over bridge")]);
         }
-        // More that was measured is judged, and what has to be there is missed.
+        // Additional links are judged, and missing required ones fail.
         let offloads = Link { wire_offload: true, workers: 2, ..TWO_HOSTS };
         assert_eq!(failed(&[good, rows(offloads, |_| 0.1)].concat()).len(), 9);
         assert_eq!(failed(&[]).len(), 9 + 7);

@@ -1,7 +1,8 @@
-//! `nat`: what translation costs: new connections a second, and requests over persistent ones, through an uplink of the switch, beside the
-//! same switch without translation and the kernel's nftables.
+//! `nat`: the cost of NAT: new connections per second, and requests over persistent ones, through an uplink of the
+//! switch, compared with the same switch without NAT and with the kernel's nftables.
 //!
-//! `ab` in one container asks `nginx` in another, both of one host. Nothing crosses an underlay: what differs is the translation alone.
+//! `ab` in one container sends requests to `nginx` in another on the same host. Nothing crosses an underlay, so NAT
+//! is the only difference.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -28,24 +29,24 @@ use crate::topology::Guest;
 
 pub use super::nginx::Connections;
 
-/// Clients: as many as keep the server busy.
+/// Number of clients: enough to keep the server busy.
 const CLIENTS: u32 = 16;
-/// What persistent connections may lose by translation: a tenth.
+/// Required ratio of requests over persistent connections to those without NAT: NAT may cost a tenth.
 const LEAST_SHARE: f64 = 0.9;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct NatExperiment;
 
-/// What is between client and server.
+/// The path between client and server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Through {
     /// The switch: both are guests of one network.
     Switch,
-    /// The switch and an uplink, under an address of the client's own.
+    /// The switch and an uplink, with a floating address of the client.
     FloatingIp,
-    /// The switch and an uplink, under an address that guests share.
+    /// The switch and an uplink, with an address that guests share.
     SharedAddress,
     /// A kernel that forwards between two veth pairs, with `masquerade` of nftables.
     Nftables,
@@ -69,20 +70,20 @@ impl fmt::Display for Through {
 /// One run of `ab`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What was between client and server.
+    /// The path between client and server.
     #[serde(rename = "mode")]
     pub through: Through,
-    /// Whether connections last.
+    /// Whether connections are persistent.
     pub connections: Connections,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Clients, each with one request at a time.
+    /// Number of clients, each with one request in flight.
     pub clients: u32,
     /// Requests answered.
     pub requests: u64,
-    /// Requests answered per second; with short connections that many were opened and closed.
+    /// Requests answered per second; with short connections, also connections opened and closed.
     pub rps: f64,
-    /// Median time of a request, from before its connection, ms.
+    /// Median time of a request, including its connection setup, ms.
     pub latency_ms_p50: f64,
     /// 99th percentile, ms.
     pub latency_ms_p99: f64,
@@ -94,7 +95,7 @@ impl Experiment for NatExperiment {
     }
 
     fn summary(&self) -> &'static str {
-        "New connections and requests a second through NAT at an uplink, beside the switch alone and nftables"
+        "New connections and requests per second through NAT at an uplink, compared with the switch alone and nftables"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -163,9 +164,10 @@ impl Experiment for NatExperiment {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = format!(
-            "`ab` with {CLIENTS} clients in one container asks `nginx` in another of the same host for 1 KB. Medians, and in brackets the least and the most of the \
-             repetitions. `switch`: both are guests of one network. `floating_ip`, `shared_address`: the server is behind an uplink. `nftables`: a kernel \
-             forwards between two veth pairs and masquerades; its clients have no TAP device and no other process between.\n"
+            "`ab` with {CLIENTS} clients in one container requests 1 KB from `nginx` in another on the same host. \
+             Medians, with the minimum and maximum of the repetitions in brackets. `switch`: both are guests of one \
+             network. `floating_ip`, `shared_address`: the server is behind an uplink. `nftables`: a kernel forwards \
+             between two veth pairs and masquerades; its clients have no TAP device, and no process is in the path.\n"
         );
         for connections in Connections::ALL {
             text += match connections {
@@ -217,13 +219,13 @@ impl Experiment for NatExperiment {
     }
 }
 
-/// Containers of the first host, besides the one that every host has.
+/// Containers of the first host, in addition to its usual guest.
 struct Guests {
     client: Guest,
-    /// Has a floating address.
+    /// The guest with a floating address.
     other: Guest,
     server: Guest,
-    /// Behind the uplink.
+    /// The server behind the uplink.
     outside: Guest,
 }
 
@@ -238,11 +240,12 @@ impl Guests {
         })
     }
 
-    /// Of the host's daemon.
+    /// The part of the daemon's configuration for these guests.
     fn configuration(&self) -> String {
         let port = |guest: &Guest, vni: u32, gateway: &str| {
             format!(
-                "[[port]]\nname = \"{}\"\nvni = {vni}\nmac = \"{}\"\naddresses = [\"{}/24\"]\nnetns = \"{}\"\ndevice = \"eth0\"\n{gateway}",
+                "[[port]]\nname = \"{}\"\nvni = {vni}\nmac = \"{}\"\naddresses = [\"{}/24\"]\nnetns = \"{}\"\ndevice = \
+                 \"eth0\"\n{gateway}",
                 guest.name,
                 guest.mac,
                 guest.address,
@@ -253,8 +256,8 @@ impl Guests {
         let inside = inside.map(|guest| port(guest, 201, "default_gateway = \"10.1.0.254\"\n")).concat();
         let (uplink, outside) = (&self.outside.name, port(&self.outside, 202, ""));
         format!(
-            "[[vpc]]\nvni = 201\nreliability = \"off\"\ngateway = [\"10.1.0.254\"]\n[[vpc]]\nvni = 202\nreliability = \"off\"\n{inside}{outside}\
-             [[uplink]]\nport = \"{uplink}\"\n\
+            "[[vpc]]\nvni = 201\nreliability = \"off\"\ngateway = [\"10.1.0.254\"]\n[[vpc]]\nvni = 202\nreliability = \
+             \"off\"\n{inside}{outside}[[uplink]]\nport = \"{uplink}\"\n\
              [[nat]]\nvni = 201\nuplink = \"{uplink}\"\naddresses = [\"203.0.113.10\"]\nports_per_guest = 64512\n\
              [[floating_ip]]\nvni = 201\nuplink = \"{uplink}\"\naddress = \"203.0.113.20\"\ninside = \"{}\"\n",
             self.other.address
@@ -291,7 +294,7 @@ impl Forwarder {
     }
 }
 
-/// A namespace. Clients are on the first processor, where the switch is, and servers on the second.
+/// Creates a namespace. Clients use the first processor, like the switch, and servers the second.
 fn guest(lab: &Lab, repetition: u32, (n, name): (u8, &str), address: [u8; 4]) -> Result<Guest> {
     let mut namespace = Namespace::create(format!("{}-{repetition}-{name}", lab.run.id()))?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -303,7 +306,7 @@ fn guest(lab: &Lab, repetition: u32, (n, name): (u8, &str), address: [u8; 4]) ->
     Ok(Guest { namespace, name: name.to_owned(), address: address.into(), mac })
 }
 
-/// The median over repetitions; `None` if that was not measured.
+/// The median over repetitions; `None` if it was not measured.
 fn spread(rows: &[Row], through: Through, connections: Connections, field: fn(&Row) -> f64) -> Option<Spread> {
     Spread::of(rows.iter().filter(|row| row.through == through && row.connections == connections).map(field))
 }

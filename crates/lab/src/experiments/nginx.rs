@@ -1,7 +1,8 @@
-//! `nginx`: HTTP with a connection for each request, and over persistent ones, while packets are lost (NSDI'26, figure 21; APNET'25,
-//! figures 7a and 9a; Triton, figures 14 to 16).
+//! `nginx`: HTTP with a connection for each request, and over persistent ones, with packet loss (NSDI'26, figure 21;
+//! APNET'25, figures 7a and 9a; Triton, figures 14 to 16).
 //!
-//! A short connection is where TCP suffers most: a lost SYN costs a second, and no connection lives long enough to learn anything.
+//! Short connections suffer most from loss: a lost SYN costs a second, and no connection lives long enough to
+//! estimate the RTT.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,19 +26,20 @@ use crate::report::{Table, factor};
 use crate::results::{from_values, to_values};
 use crate::stats::{Spread, cell, distinct_values, middle, paired_ratio};
 
-/// Loss rates on the wire, percent; what bars compare comes one after the other, for the machine drifts.
+/// Loss rates on the wire, percent. Rates that bars compare are measured one after the other, because the machine
+/// drifts.
 const LOSSES: [f64; 6] = [0.0, 2.0, 1.0, 0.5, 5.0, 8.0];
 /// Loss rates of a quick run, percent.
 const QUICK_LOSSES: [f64; 3] = [0.0, 1.0, 2.0];
 
-/// Clients: as many as keep the server busy. More would wait for its processor, which is nothing of the network.
+/// Number of clients: enough to keep the server busy. More would only wait for its processor.
 const CLIENTS: u32 = 16;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct NginxExperiment;
 
-/// Whether connections last.
+/// Whether connections are persistent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Connections {
@@ -48,7 +50,7 @@ pub enum Connections {
 }
 
 impl Connections {
-    /// Both.
+    /// Both kinds.
     pub(crate) const ALL: [Connections; 2] = [Connections::Short, Connections::Persistent];
 }
 
@@ -70,17 +72,17 @@ pub struct Row {
     pub injector: Injector,
     /// Probability that a packet was dropped on the wire, in either direction, percent.
     pub loss_percent: f64,
-    /// Whether connections last.
+    /// Whether connections are persistent.
     pub connections: Connections,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Clients, each with one request at a time.
+    /// Number of clients, each with one request in flight.
     pub clients: u32,
     /// Requests answered.
     pub requests: u64,
     /// Requests answered per second.
     pub rps: f64,
-    /// Mean time of a request, from before its connection, ms.
+    /// Mean time of a request, including its connection setup, ms.
     pub latency_ms_avg: f64,
     /// Median, ms.
     pub latency_ms_p50: f64,
@@ -88,7 +90,7 @@ pub struct Row {
     pub latency_ms_p99: f64,
     /// 99.9th percentile, whole ms.
     pub latency_ms_p99_9: f64,
-    /// The slowest request, whole ms.
+    /// Maximum, whole ms.
     pub latency_ms_max: f64,
     /// Packets that nftables dropped, over both hosts.
     pub wire_drops_packets: u64,
@@ -100,7 +102,8 @@ impl Experiment for NginxExperiment {
     }
 
     fn summary(&self) -> &'static str {
-        "HTTP over short and over persistent connections at packet loss from 0 to 8 % (NSDI'26 figure 21, APNET'25 figures 7a and 9a, SIGCOMM'24 figures 14 to 16)"
+        "HTTP over short and over persistent connections at packet loss from 0 to 8 % (NSDI'26 figure 21, APNET'25 \
+         figures 7a and 9a, SIGCOMM'24 figures 14 to 16)"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -133,7 +136,8 @@ impl Experiment for NginxExperiment {
                         inject::wire_loss(&network.topology, &[], loss_percent)?;
                         let row = measure(lab, &network, mode, loss_percent, connections, repetition)?;
                         progress.end(&format!(
-                            "{:<12} {loss_percent} % {connections:<10}: {:.0} rps, P50 {:.3} ms, P99 {:.3} ms, max {:.0} ms",
+                            "{:<12} {loss_percent} % {connections:<10}: {:.0} rps, P50 {:.3} ms, P99 {:.3} ms, max \
+                             {:.0} ms",
                             mode.name(),
                             row.rps,
                             row.latency_ms_p50,
@@ -153,8 +157,9 @@ impl Experiment for NginxExperiment {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = String::from(
-            "`nginx` with one worker answers 1 KB; `ab` measures each request from before its connection. Loss on the wire in both \
-             directions. Medians, and in brackets the least and the most of the repetitions; the factors compare with Linux's VXLAN at the same loss.\n",
+            "`nginx` with one worker answers with 1 KB; `ab` includes connection setup in the time of a request. Loss \
+             on the wire in both directions. Medians, with the minimum and maximum of the repetitions in brackets; \
+             factors compare with Linux's VXLAN at the same loss.\n",
         );
         for connections in Connections::ALL {
             let what = match connections {
@@ -297,7 +302,7 @@ fn losses(rows: &[Row]) -> Vec<f64> {
     distinct_values(rows.iter().map(|row| row.loss_percent))
 }
 
-/// The median over repetitions; `None` if that was not measured.
+/// The median over repetitions; `None` if it was not measured.
 fn spread(rows: &[Row], mode: Mode, connections: Connections, loss: f64, field: fn(&Row) -> f64) -> Option<Spread> {
     let point = |r: &&Row| r.mode == mode && r.connections == connections && r.loss_percent == loss;
     Spread::of(rows.iter().filter(point).map(field))
@@ -345,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_names_what_was_measured() {
+    fn the_report_names_modes_and_connections() {
         let rows = [row(Mode::KernelVxlan, 2.0, 10.0, 1000.0), row(Mode::Bifrost, 2.0, 900.0, 8.0)];
         let report = NginxExperiment.report(&to_values(&rows).unwrap()).unwrap();
         assert!(report.contains("125x") && !report.contains("open_vswitch"), "{report}");

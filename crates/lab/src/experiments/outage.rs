@@ -1,5 +1,5 @@
-//! `outage`: requests while one, two or three of four links flap, and after a bulk flow, too; after all of them were down, and after a
-//! daemon was killed.
+//! `outage`: requests while one, two or three of four links flap, also after a bulk flow; after all links were down;
+//! and after a daemon was killed.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,30 +25,31 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, median_of};
 use crate::{inject, interrupt, standstill, turns};
 
-/// Requests due each second, of all clients together: a tenth of what they could ask.
+/// Request rate over all clients, 1/s: a tenth of their maximum.
 const REQUESTS_PER_S: f64 = 5_000.0;
-/// Before anything is broken.
+/// Time before the fault.
 const SETTLE: Duration = Duration::from_millis(800);
-/// After everything is well again.
+/// Time after the end of the fault.
 const AFTERWARDS: Duration = Duration::from_millis(1500);
-/// A link that flaps is down for so long, and up for so long.
+/// How long a flapping link is down, and then up.
 const DOWN: Duration = Duration::from_millis(200);
 const UP: Duration = Duration::from_millis(500);
-/// How long a bulk flow lasts, s, and how long after it links flap: requests that it held up have been answered then.
+/// Duration of the bulk flow, s, and the pause between its end and the first flap: requests that it delayed have been
+/// answered by then.
 const BULK_S: f64 = 1.0;
 const AFTER_BULK: Duration = Duration::from_millis(50);
-/// How often links flap, and how often in a quick run.
+/// Number of flaps, and in a quick run.
 const FLAPS: (u32, u32) = (6, 3);
 /// How long all links are down.
 const ALL_DOWN: Duration = Duration::from_secs(3);
-/// How much later than the first of them the others return.
+/// How much later the other links return than the first one.
 const OTHERS_LATER: Duration = Duration::from_millis(700);
-/// How long a daemon is away.
+/// How long a daemon is down.
 const AWAY: Duration = Duration::from_millis(300);
-/// When a request has failed. Where nothing gets through, clients connect again that often: what is measured is the network, and not
-/// the seconds for which TCP waits between two attempts.
+/// Timeout of a request. Without connectivity, clients reconnect at this interval, so that the result shows the
+/// network and not TCP's backoff between two attempts, which lasts seconds.
 const TIMEOUT: Duration = Duration::from_millis(100);
-/// The same where links flap: a request is only to be late.
+/// Timeout of a request where links flap: requests may only be late.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The bars, ms.
@@ -60,7 +61,7 @@ const RESTARTED_MS: f64 = 200.0;
 #[derive(Debug, Clone, Copy)]
 pub struct Outage;
 
-/// What is broken.
+/// The fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Case {
@@ -70,11 +71,11 @@ pub enum Case {
     TwoFlap,
     /// Three links flap, at once.
     ThreeFlap,
-    /// Three links flap, at once, after a TCP flow that took what it could get of all of them.
+    /// Three links flap, at once, after a TCP flow that used all of them at full rate.
     ThreeFlapAfterBulk,
-    /// All links are down, and return one before the others.
+    /// All links are down; one returns before the others.
     AllDown,
-    /// The daemon of the server's host is killed, and started again.
+    /// The daemon of the server's host is killed and restarted.
     Killed,
 }
 
@@ -83,7 +84,7 @@ impl Case {
     pub const ALL: [Case; 6] =
         [Case::OneFlaps, Case::TwoFlap, Case::ThreeFlap, Case::ThreeFlapAfterBulk, Case::AllDown, Case::Killed];
 
-    /// Links that flap.
+    /// Number of flapping links.
     fn flapping(self) -> Option<u8> {
         match self {
             Case::OneFlaps => Some(1),
@@ -107,31 +108,33 @@ impl fmt::Display for Case {
     }
 }
 
-/// A network in one case.
+/// The result of a network in one case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network.
     pub mode: Mode,
-    /// What was broken.
+    /// The fault.
     pub case: Case,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Requests that were due since the first link was down, or the daemon killed.
+    /// Requests that were due since the first link went down or the daemon was killed.
     pub requests: u64,
-    /// Those that were not answered in time: within a second where links flap, else within 100 ms.
+    /// Requests without an answer in time: within a second where links flap, else within 100 ms.
     pub failed_requests: u64,
-    /// Answers with a wrong value. A set that was given up may still be done behind a later one: where requests fail, this says nothing.
+    /// Answers with a wrong value. A set that timed out may still be executed after a later one, so this is
+    /// meaningless if requests failed.
     pub wrong_answers: u64,
-    /// The longest time that any of them took, ms, those that failed included.
+    /// The longest request, ms, including failed ones.
     pub longest_ms: f64,
-    /// From the first link's return, or the start of the new daemon, to the first answer, ms; null where links flap, or if there was none.
+    /// Time from the first link's return, or the start of the new daemon, to the first answer, ms; null where links
+    /// flap, or if there was no answer.
     pub first_answer_ms: Option<f64>,
-    /// The same, until every client had an answer.
+    /// The same, until every client had received an answer.
     pub every_client_ms: Option<f64>,
-    /// How often this was measured: again, up to three times, while the machine stood still in it. This is the attempt with the
-    /// shortest standstills.
+    /// Number of attempts: up to three, while standstills of the machine disturbed the measurement. This row is the
+    /// attempt with the shortest standstills.
     pub attempts: u32,
-    /// How long the machine stood still meanwhile, ms.
+    /// Total standstill of the machine during the measurement, ms.
     pub standstill_ms: f64,
 }
 
@@ -140,7 +143,7 @@ impl fmt::Display for Row {
         let Row { mode, case, requests, failed_requests, longest_ms, .. } = self;
         write!(f, "{mode:<12} {case:<34}: {requests} requests, {failed_requests} failed, longest {longest_ms:.1} ms")?;
         if let (Some(first), Some(every)) = (self.first_answer_ms, self.every_client_ms) {
-            write!(f, ", first answer after {first:.1} ms, every client's after {every:.1} ms")?;
+            write!(f, ", first answer after {first:.1} ms, an answer for every client after {every:.1} ms")?;
         }
         Ok(())
     }
@@ -156,14 +159,14 @@ impl Experiment for Outage {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        ensure!(lab.options.paths >= 4, "three links flap and one does not: --paths 4");
+        ensure!(lab.options.paths >= 4, "three links flap and one does not: use --paths 4");
         let has = |mode: Mode, case: Case| mode.is_bifrostd() || case != Case::Killed;
         let mut rows = Vec::new();
         for case in Case::ALL {
             let modes: Vec<Mode> = lab.options.modes.iter().copied().filter(|mode| has(*mode, case)).collect();
             rows.extend(turns::alternate(lab.repetitions(5), &modes, &[case], |mode, case, repetition| {
                 let clients = lab.options.clients;
-                // Any standstill may be the longest request.
+                // Any standstill may cause the longest request.
                 let attempt = || measure(lab, *mode, *case, repetition);
                 let (row, attempts) = standstill::least_disturbed(clients, |_: &Row| 0, attempt)?;
                 Ok(Row { attempts, ..row })
@@ -194,11 +197,14 @@ impl Experiment for Outage {
         }
         let again = rows.iter().filter(|row| row.attempts > 1).count();
         Ok(format!(
-            "Redis clients, {REQUESTS_PER_S:.0} requests a second together, each timed from when it was due. Links flap: they lose everything, both ways, \
-             for {} ms, and nothing for {} ms. A bulk flow: one TCP flow for {BULK_S} s, which ends {} ms before the first flap. All links: down for {} s, then one returns, and {} ms later the others. The daemon of the server's \
-             host: killed (SIGKILL), and started again {} ms later. There a request has failed after {} ms, and its client connects again; \
-             where links flap, after {} ms. *First answer*, *every client*: since the first link's return, or the new daemon's start. Medians, and in \
-             brackets the least and the most of the repetitions. {again} of {} measurements were repeated because the machine stood still in them.\n\n{}",
+            "Redis clients, {REQUESTS_PER_S:.0} requests per second in total, each timed from when it was due. \
+             Flapping links lose everything, in both directions, for {} ms, and nothing for {} ms. Bulk flow: one TCP \
+             flow for {BULK_S} s, which ends {} ms before the first flap. All links: down for {} s, then one returns, \
+             and {} ms later the others. The daemon of the server's host: killed (SIGKILL) and restarted {} ms later. \
+             There a request fails after {} ms, and its client reconnects; where links flap, after {} ms. *First \
+             answer*, *every client*: since the first link's return, or the new daemon's start. Medians, with the \
+             minimum and maximum of the repetitions in brackets. {again} of {} measurements were repeated because of \
+             standstills of the machine.\n\n{}",
             DOWN.as_millis(),
             UP.as_millis(),
             AFTER_BULK.as_millis(),
@@ -243,7 +249,7 @@ impl Experiment for Outage {
                 bars.push(Bar::new(name, wrong, Sense::AtMost, 0.0, "").exact());
             } else {
                 let bound = if case == Case::AllDown { RESUMED_MS } else { RESTARTED_MS };
-                // No answer at all is no time, and must not vanish from the median.
+                // A missing answer is not a time, and must not disappear from the median.
                 let first = of(case).map(|row| row.first_answer_ms.unwrap_or(f64::INFINITY));
                 bars.push(bar("first answer over BIFROST", median_of(first), bound));
                 let every = of(case).map(|row| row.every_client_ms.unwrap_or(f64::INFINITY));
@@ -259,10 +265,10 @@ fn modes(rows: &[Row]) -> Vec<Mode> {
     Mode::ALL.into_iter().filter(|mode| rows.iter().any(|row| row.mode == *mode)).collect()
 }
 
-/// What has been broken, and since when all was to be well again.
+/// When the fault began, and when it ended.
 struct Broken {
     since: Instant,
-    /// Of cases that have an end.
+    /// For cases with a single end.
     returned: Option<Instant>,
 }
 
@@ -297,7 +303,7 @@ fn start(lab: &Lab, network: &Network, case: Case) -> Result<Clients> {
         protocol: Protocol::Redis,
         clients: lab.options.clients,
         keep_alive: true,
-        // Until it is told to stop.
+        // Until `stop` is set.
         duration: Duration::from_secs(60),
         patience: Duration::ZERO,
         warm_up: Duration::ZERO,
@@ -334,7 +340,7 @@ fn break_it(lab: &Lab, network: &mut Network, case: Case) -> Result<Broken> {
         Case::AllDown => {
             inject::wire_loss(&network.topology, &paths, 100.0)?;
             interrupt::sleep(ALL_DOWN)?;
-            // In one step: a rule less, and nothing else changes.
+            // A single change: only one rule is removed.
             inject::wire_loss(&network.topology, &paths[1..], 100.0)?;
             let returned = Instant::now();
             interrupt::sleep(OTHERS_LATER)?;
@@ -342,7 +348,8 @@ fn break_it(lab: &Lab, network: &mut Network, case: Case) -> Result<Broken> {
             Some(returned)
         }
         Case::Killed => {
-            let daemon = network.overlay.daemons.get_mut(1).ok_or_else(|| anyhow!("there is no daemon to kill"))?;
+            let daemon =
+                network.overlay.daemons.get_mut(1).ok_or_else(|| anyhow!("the network has no second daemon"))?;
             daemon.kill()?;
             interrupt::sleep(AWAY)?;
             let returned = Instant::now();
@@ -355,7 +362,7 @@ fn break_it(lab: &Lab, network: &mut Network, case: Case) -> Result<Broken> {
     Ok(Broken { since, returned })
 }
 
-/// What became of the requests of so many clients; who measured what is left open.
+/// Evaluates the requests of `clients` clients. The caller sets the fields about the measurement.
 fn row(requests: &[Request], clients: u32, broken: &Broken) -> Row {
     let judged = || requests.iter().filter(|request| request.ended >= broken.since);
     let ms = |duration: Duration| duration.as_secs_f64() * 1000.0;
@@ -390,7 +397,7 @@ mod tests {
     use crate::results::to_values;
 
     #[test]
-    fn answers_are_counted_from_the_return_on() {
+    fn answers_are_timed_from_the_return_on() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let request = |client, due, ended, answered| Request { client, due: at(due), ended: at(ended), answered };

@@ -26,33 +26,33 @@ use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
 use crate::stats::{Spread, cell, mean};
 
-/// Time before the first phase, in which programs get going and the busiest path is found, s.
+/// Time before the first phase, in which loads start and the busiest path is determined, s.
 const SETTLE_S: f64 = 1.0;
-/// What is offered, by the flow and by all clients together: less than half of what a processor can carry, so that a dip
-/// shows the network and not the processor, whose speed changes by half within seconds where neighbours share it. In the
-/// paper, too, the links are the bottleneck.
+/// Rates of the flow and of all clients together: less than half of a processor's capacity, so that a dip shows the
+/// network and not the processor, whose speed may change by half within seconds on a shared host. In the paper, too,
+/// the links are the bottleneck.
 const FLOW_GBIT_PER_S: f64 = 1.5;
 const REQUESTS_PER_S: f64 = 15_000.0;
-/// When a request counts as failed: far beyond what a user of Redis waits for.
+/// Timeout of a request: far longer than a user of Redis would wait.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-/// The phases and the loss on the failing path, percent. The path heals before it fails for good, so that it carries
-/// traffic at the moment it goes away.
+/// The phases and the loss on the failing path, percent. The path heals before it fails completely, so that it
+/// carries traffic when it fails.
 const PHASES: [(&str, f64); 5] =
     [("before", 0.0), ("degraded", 10.0), ("healed", 0.0), ("failed", 100.0), ("restored", 0.0)];
-/// A standstill of the machine counts for bins that are at most this far away: programs' clocks begin a little apart,
-/// and what piled up has to be worked off.
+/// A standstill of the machine also affects bins within this distance: clocks of programs start at slightly different
+/// times, and the backlog takes time to process.
 const STANDSTILL_SLACK: Duration = Duration::from_millis(20);
-/// So many of a failure's bins must be free of standstills for it to be judged, in all attempts together, as a share of one
-/// attempt's bins; and its first bin in one attempt at least.
+/// The share of the failure's bins that must be free of standstills for a judgement, over all attempts, relative to
+/// the bins of one attempt. In addition its first bin must be free in at least one attempt.
 const JUDGEABLE: f64 = 0.7;
-/// How often a failure is measured, at most.
+/// Maximum number of attempts.
 const ATTEMPTS: u32 = 5;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct PathFailure;
 
-/// What lives through the failure.
+/// The load during the failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Workload {
@@ -62,7 +62,7 @@ pub enum Workload {
     Requests,
 }
 
-/// One passage through all phases.
+/// The result of one run through all phases.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network.
@@ -71,56 +71,57 @@ pub struct Row {
     pub injector: Injector,
     /// The load.
     pub workload: Workload,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// The path that failed: the one that carried most when the load had just begun.
+    /// The failing path: the one that carried most after the load had started.
     pub failed_path: u8,
     /// Length of a bin, ms.
     pub bin_ms: u32,
-    /// Goodput of each bin, Gbit/s; for a flow.
+    /// Goodput of each bin, Gbit/s; for the flow.
     pub bins_gbit_per_s: Vec<f64>,
     /// Requests answered in each bin, per second; for requests.
     pub bins_rps: Vec<f64>,
-    /// For how long in each bin, or right beside it, the machine stood still: a hypervisor took a processor away, ms.
+    /// Standstill of the machine in each bin, or next to it, because a hypervisor took a processor away, ms.
     pub bins_standstill_ms: Vec<f64>,
-    /// What each phase was like.
+    /// Summary of each phase.
     pub phases: Vec<Phase>,
     /// Share of requests that were answered, over all phases, percent; null for a flow.
     pub request_success_percent: Option<f64>,
-    /// The longest time that any request took, over all phases, ms; null for a flow.
+    /// The longest request, over all phases, ms; null for a flow.
     pub longest_stall_ms: Option<f64>,
     /// Answers with a wrong value; null for a flow.
     pub wrong_answers: Option<u64>,
-    /// Counts from 1: measured again, for the machine stood still too much in those before. All of them count.
+    /// Number of the attempt, from 1. Attempts are repeated if the machine stood still too much in the earlier ones.
+    /// All of them count.
     pub attempt: u32,
 }
 
-/// One phase of a passage.
+/// One phase of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
     /// Its name.
     pub name: String,
     /// Loss on the failing path, in both directions, percent.
     pub loss_percent: f64,
-    /// Begin, s since the first bin.
+    /// Start, s since the first bin.
     pub start_s: f64,
     /// End, s since the first bin.
     pub end_s: f64,
     /// Mean of the bins, Gbit/s or requests per second.
     pub mean: f64,
-    /// The lowest bin compared with the mean of the phase `before`, percent.
+    /// The lowest bin relative to the mean of the phase `before`, percent.
     pub lowest_bin_percent_of_before: f64,
     /// Bins without a standstill of the machine.
     pub undisturbed_bins: usize,
     /// Whether the first bin is one of them.
     pub begins_undisturbed: bool,
-    /// The same for the bins without a standstill; null if there is none.
+    /// The lowest bin among those without a standstill, percent; null if there are none.
     pub lowest_undisturbed_bin_percent_of_before: Option<f64>,
     /// Share of requests that were answered, percent; null for a flow.
     pub request_success_percent: Option<f64>,
-    /// The longest time that any request took, ms; null for a flow.
+    /// The longest request, ms; null for a flow.
     pub longest_stall_ms: Option<f64>,
-    /// The same for the bins without a standstill, ms; null for a flow.
+    /// The longest request in bins without a standstill, ms; null for a flow.
     pub longest_undisturbed_stall_ms: Option<f64>,
 }
 
@@ -165,10 +166,10 @@ impl Experiment for PathFailure {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = String::from(
-            "One underlay link, the one that carried most, loses packets in both directions. Medians, and in brackets the least and the most of the \
-             repetitions; the lowest bin and the longest stall are the worst of all, of those bins in \
-             which the machine itself did not stand still (in brackets: of all bins). A request without an answer \
-             after 1 s has failed.\n",
+            "One underlay link, the one that carried most, loses packets in both directions. Medians, with the minimum \
+             and maximum of the repetitions in brackets. The lowest bin and the longest stall are the worst of all \
+             repetitions, among bins without a standstill of the machine (in brackets: among all bins). A request \
+             without an answer after 1 s has failed.\n",
         );
         for workload in [Workload::Flow, Workload::Requests] {
             let (title, unit) = match workload {
@@ -219,7 +220,7 @@ impl Experiment for PathFailure {
         for (workload, y_title) in
             [(Workload::Flow, "throughput [Gbit/s]"), (Workload::Requests, "requests per second")]
         {
-            // One repetition, since curves of several would blur what happens within a bin.
+            // Only one repetition: averaging several would blur details within a bin.
             let first: Vec<&Row> = rows.iter().filter(|r| r.workload == workload && r.repetition == 0).collect();
             let marks = first.first().map_or(Vec::new(), |row| {
                 let text = |phase: &Phase| format!("{} ({} %)", phase.name, phase.loss_percent);
@@ -251,8 +252,8 @@ impl Experiment for PathFailure {
         let rows: Vec<Row> = from_values(rows)?;
         let lowest_bin = |workload| {
             let phases = phases(&rows, Mode::Bifrost, workload, "failed");
-            // No bin may be lower, in any attempt. One that the machine has disturbed says nothing; too many of them
-            // leave too little to judge.
+            // No bin may be lower, in any attempt. Disturbed bins are ignored; if too many are disturbed, the bar
+            // fails.
             let bins = phases.iter().filter_map(|phase| phase.lowest_undisturbed_bin_percent_of_before);
             bins.reduce(f64::min).filter(|_| can_be_judged(&of(&rows, Mode::Bifrost, workload)))
         };
@@ -292,7 +293,8 @@ impl Experiment for PathFailure {
             )
             .exact(),
             Bar::new(
-                "one path fails, Redis over BIFROST: the longest stall of any request, standstills of the machine aside",
+                "one path fails, Redis over BIFROST: the longest stall of any request, standstills of the machine \
+                 aside",
                 stalls.into_iter().reduce(f64::max),
                 Sense::Below,
                 20.0,
@@ -310,14 +312,14 @@ impl Experiment for PathFailure {
     }
 }
 
-/// A load under way.
+/// A running load.
 enum Running {
     Flow(iperf3::Running),
     Requests(std::thread::JoinHandle<Result<key_value_client::Report>>, Arc<AtomicBool>, RedisServer),
 }
 
-/// One [`passage`], and more over BIFROST, which is judged, while the machine stood still in too much of the failure. Only what
-/// the watch saw decides, and every attempt counts.
+/// Runs [`passage`]; over BIFROST, which is judged, again while the machine stood still in too much of the failure.
+/// Only the observed standstills decide, and every attempt counts.
 fn judgeable_passages(
     lab: &Lab,
     network: &Network,
@@ -336,8 +338,8 @@ fn judgeable_passages(
     Ok(rows)
 }
 
-/// Whether enough of the failure, its first bin above all, was free of standstills; with several repetitions in each, on
-/// average.
+/// Whether enough of the failure, and its first bin in some attempt, was free of standstills; with several
+/// repetitions, on average.
 fn can_be_judged(rows: &[&Row]) -> bool {
     let repetitions = rows.iter().filter(|row| row.attempt == 1).count();
     let failures = || rows.iter().flat_map(|row| &row.phases).filter(|phase| phase.name == "failed");
@@ -346,7 +348,7 @@ fn can_be_judged(rows: &[&Row]) -> bool {
     failures().any(|phase| phase.begins_undisturbed) && undisturbed as f64 >= JUDGEABLE * bins * repetitions as f64
 }
 
-/// Drives one load through all phases.
+/// Runs one load through all phases.
 fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, label: &str) -> Result<Row> {
     let phase_s = lab.seconds(2.5, 2.0);
     let total_s = SETTLE_S + phase_s * PHASES.len() as f64;
@@ -357,7 +359,7 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
     let watch = standstill::Watch::start()?;
     let running = match workload {
         Workload::Flow => {
-            // Longer than the phases, since the flow's last bin is not a whole one.
+            // Longer than the phases, because the flow's last bin is incomplete.
             let seconds = total_s.ceil() + 1.0;
             let load = iperf3::Load { gbit_per_s: Some(FLOW_GBIT_PER_S), ..iperf3::Load::one_flow(seconds) };
             Running::Flow(iperf3::Running::start((client, server), load, &logs, "iperf3")?)
@@ -415,14 +417,14 @@ fn passage(lab: &Lab, network: &Network, workload: Workload, repetition: u32, la
     match running {
         Running::Flow(flow) => {
             row.bins_gbit_per_s = flow.finish()?.bins_gbit_per_s;
-            // Silence at the end of a flow leaves no bins.
+            // A stalled flow reports no bins at its end.
             row.bins_gbit_per_s.resize(((total_s / BIN.as_secs_f64()).round()) as usize, 0.0);
             row.bins_standstill_ms = standstills(row.bins_gbit_per_s.len(), began);
             row.phases = summarize(&row.bins_gbit_per_s, &[], &row.bins_standstill_ms, phase_s);
         }
         Running::Requests(thread, _, redis) => {
             let mut report = thread.join().map_err(|_| anyhow!("the Redis client panicked"))??;
-            // The load may run into a bin beyond the last phase, which is not a whole one.
+            // The load may extend into a bin after the last phase, which is incomplete.
             report.bins.resize(phase_bins(PHASES.len() - 1, phase_s).1, key_value_client::Bin::default());
             drop(redis);
             row.bins_rps = report.bins.iter().map(|bin| bin.answered as f64 / BIN.as_secs_f64()).collect();
@@ -441,7 +443,7 @@ fn by_bin(seen: &[Standstill], start: Instant, count: usize) -> Vec<f64> {
     standstill::by_bin(seen, start, BIN, count, STANDSTILL_SLACK)
 }
 
-/// Finds the busiest path, and sets its loss at the begin of every phase. Returns the path.
+/// Determines the busiest path, and sets its loss at the start of every phase. Returns the path.
 fn drive(network: &Network, began: Instant, phase_s: f64) -> Result<u8> {
     let at = |seconds: f64| began + Duration::from_secs_f64(seconds);
     let host = &network.topology.hosts[0];
@@ -460,7 +462,7 @@ fn drive(network: &Network, began: Instant, phase_s: f64) -> Result<u8> {
     Ok(path)
 }
 
-/// First bin, and the one after the last, of a phase. The bin in which a phase begins belongs to it.
+/// First bin of a phase, and the one after its last. The bin in which a phase starts belongs to it.
 fn phase_bins(index: usize, phase_s: f64) -> (usize, usize) {
     let bin = |seconds: f64| (seconds / BIN.as_secs_f64()).round() as usize;
     (bin(SETTLE_S + phase_s * index as f64), bin(SETTLE_S + phase_s * (index + 1) as f64))
@@ -499,7 +501,7 @@ fn summarize(bins: &[f64], outcomes: &[key_value_client::Bin], standstills_ms: &
     PHASES.iter().enumerate().map(phase).collect()
 }
 
-/// Success in percent and the longest stall in ms over some bins of requests.
+/// Success rate in percent and the longest stall in ms over some bins of requests.
 fn outcome(bins: &[key_value_client::Bin]) -> (Option<f64>, Option<f64>) {
     if bins.is_empty() {
         return (None, None);
@@ -527,7 +529,7 @@ fn highest(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::NAN, f64::max)
 }
 
-/// JSON has no NaN; a phase without bins has carried nothing.
+/// JSON has no NaN; a phase without bins carried nothing.
 fn zero_if_nan(value: f64) -> f64 {
     if value.is_finite() { value } else { 0.0 }
 }

@@ -1,4 +1,4 @@
-//! `rdm-block`: block storage with three back ends, over messages and over TCP, while packets are lost.
+//! `rdm-block`: block storage with three back ends, over messages and over TCP, with packet loss.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,46 +20,46 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, distinct, distinct_values, paired_ratio};
 use crate::turns;
 
-/// Back ends, and the first one's port.
+/// Number of back ends, and the first one's port.
 const BACK_ENDS: u32 = 3;
 const PORT: u32 = 7000;
-/// Operations that are open.
+/// Number of concurrent operations.
 const DEPTH: u32 = 16;
-/// Bytes of a short operation.
+/// Bytes of a small operation.
 const SHORT: u32 = 4096;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct RdmBlock;
 
-/// One run.
+/// The result of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What carried the operations.
+    /// The transport of the operations.
     pub mode: Transport,
-    /// Packets that are lost in each direction, percent.
+    /// Packet loss in each direction, percent.
     pub loss_percent: f64,
-    /// Bytes of an operation; 0: from 4 to 128 KiB, mixed.
+    /// Bytes of an operation; 0: a mix from 4 to 128 KiB.
     pub operation_bytes: u32,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Reads and writes that were done, a second.
+    /// Reads and writes per second.
     pub operations_per_s: f64,
-    /// What they read and wrote, Gbit/s; a write to three back ends counts once.
+    /// Payload read and written, Gbit/s; a write to three back ends counts once.
     pub gbit_per_s: f64,
-    /// Median of the reads' times, ms.
+    /// Median time of reads, ms.
     pub read_ms_p50: f64,
     /// 99th percentile, ms.
     pub read_ms_p99: f64,
     /// 99.9th percentile, ms.
     pub read_ms_p99_9: f64,
-    /// Median of the writes' times, until all back ends have answered, ms.
+    /// Median time of writes, until all back ends have answered, ms.
     pub write_ms_p50: f64,
     /// 99th percentile, ms.
     pub write_ms_p99: f64,
     /// 99.9th percentile, ms.
     pub write_ms_p99_9: f64,
-    /// Packets that were lost.
+    /// Packets lost.
     pub dropped_packets: u64,
 }
 
@@ -92,7 +92,8 @@ impl Experiment for RdmBlock {
     }
 
     fn summary(&self) -> &'static str {
-        "Block storage with three back ends over messages while packets are lost, compared with RC and with TCP (cubic and BBR)"
+        "Block storage with three back ends over messages with packet loss, compared with RC and with TCP (cubic \
+         and BBR)"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -138,10 +139,12 @@ impl Experiment for RdmBlock {
             }
         }
         Ok(format!(
-            "A front end on one host and {BACK_ENDS} back ends on the other, a process each. Of 100 operations 70 read, from one back end, and 30 \
-             write, to all of them; {DEPTH} are open, one connection to each back end. Mixed ones: 60 of 100 have 4 KiB, 25 16 KiB, 10 64 KiB, 5 128 KiB. Back ends \
-             keep blocks in memory; what is read is checked. Links have an MTU of {MTU} and no offloads; each host has a processor. nftables \
-             drops packets at random in both directions. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "A front end on one host and {BACK_ENDS} back ends on the other, a process each. Of 100 operations 70 read \
+             from one back end, and 30 write to all of them; {DEPTH} operations are outstanding, with one connection \
+             to each back end. Mixed operations: 60 of 100 have 4 KiB, 25 16 KiB, 10 64 KiB, 5 128 KiB. Back ends keep \
+             blocks in memory; data that is read is verified. Links have an MTU of {MTU} and no offloads; each host \
+             has a processor. nftables drops packets at random in both directions. Medians, with the minimum and \
+             maximum of the repetitions in brackets.\n\n{}",
             table.render()
         ))
     }
@@ -215,7 +218,7 @@ fn measure(lab: &Lab, hosts: &[Namespace; 2], mode: Transport, point: Point, rep
     let seconds = (lab.seconds(5.0, 2.0).ceil() as u32).to_string();
     let report =
         finish(start(0, &["run", "--backends", &to, "-s", &size, "-t", &depth, "-D", &seconds], "front-end")?)?;
-    // They end with their client.
+    // The back ends exit with their client.
     drop(back_ends.drain(..));
     let ms = |of: &str, key: &str| number(&report, &format!("/{of}_latency_us/{key}")).map(|us| us / 1e3);
     Ok(Row {
@@ -278,6 +281,6 @@ mod tests {
         assert_eq!(missed(|rows| rows[1].operations_per_s = 890.0), [0]);
         assert_eq!(missed(|rows| rows[2].operations_per_s = 1200.0), [1]);
         assert_eq!(missed(|rows| rows[9].write_ms_p99_9 = 1.9), [5], "beside the better of the two");
-        assert_eq!(missed(|rows| rows.truncate(7)), [4, 5], "nothing to compare with");
+        assert_eq!(missed(|rows| rows.truncate(7)), [4, 5], "no reference");
     }
 }

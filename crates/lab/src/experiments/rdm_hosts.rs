@@ -1,4 +1,4 @@
-//! Two hosts on a link that drops packets, and `bifrost-perf` on both: what the experiments with messages over RDMA share.
+//! Two hosts on a lossy link, with `bifrost-perf` on both: shared by the experiments with messages over RDMA.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -15,24 +15,24 @@ use crate::plot::Series;
 use crate::process::Program;
 use crate::{inject, interrupt};
 
-/// What every link carries: RoCEv2's largest packets, of 4096 bytes, and TCP's segments of as much.
+/// MTU of the link: fits RoCEv2's largest packets, of 4096 bytes, and TCP segments of the same size.
 pub(crate) const MTU: u32 = 4200;
-/// Payload of a packet, as `bifrost-perf` is told.
+/// Payload of a packet, as an argument of `bifrost-perf`.
 const PAYLOAD: &str = "4096";
-/// The first host.
+/// Address of the first host.
 const CLIENT: &str = "fd00:d::1";
-/// The second host, where the server is.
+/// Address of the second host, which runs the server.
 pub(crate) const SERVER: &str = "fd00:d::2";
-/// The same.
+/// The same, for IPv6.
 pub(crate) const SERVER_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 /// Loss of one packet in 256, percent.
 pub(crate) const OFTEN: f64 = 100.0 / 256.0;
-/// Where the server of `bifrost-perf` listens for TCP: the port behind that of set-up.
+/// The TCP port of `bifrost-perf`'s server: the one after its setup port.
 const TCP_PORT: &str = ":18516";
-/// How long a client may take in all.
+/// Timeout of a client.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What carries bytes.
+/// The transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
@@ -42,21 +42,21 @@ pub enum Transport {
     Cubic,
     /// TCP with BBR.
     Bbr,
-    /// Messages of `bifrost-endpoint` over reliable connections, where the NIC repeats.
+    /// Messages of `bifrost-endpoint` over reliable connections, where the NIC retransmits.
     Rc,
 }
 
 impl Transport {
-    /// Without RC.
+    /// All transports without RC.
     pub(crate) const ALL: [Transport; 3] = [Transport::Messages, Transport::Cubic, Transport::Bbr];
-    /// With RC, which is what the paper compares with.
+    /// All transports with RC, the paper's reference.
     pub(crate) const WITH_RC: [Transport; 4] = [Transport::Messages, Transport::Rc, Transport::Cubic, Transport::Bbr];
 
     pub(crate) fn is_tcp(self) -> bool {
         matches!(self, Transport::Cubic | Transport::Bbr)
     }
 
-    /// TCP's kind of congestion control, as routes name it.
+    /// TCP's congestion control, as in routes.
     pub(crate) fn congestion(self) -> Option<String> {
         self.is_tcp().then(|| self.to_string())
     }
@@ -76,11 +76,11 @@ impl fmt::Display for Transport {
 /// Two hosts, and a server on the second.
 pub(crate) struct Bench {
     pub(crate) server: Program,
-    // Behind the program: it ends before they go.
+    // After the program in drop order: it ends before they are deleted.
     pub(crate) hosts: [Namespace; 2],
 }
 
-/// The lines of plots over these.
+/// The lines of plots over these transports.
 pub(crate) fn series() -> [(Series, Transport); 4] {
     [
         (Series::on("messages, UC"), Transport::Messages),
@@ -90,8 +90,8 @@ pub(crate) fn series() -> [(Series, Transport); 4] {
     ]
 }
 
-/// Two hosts with a link between them, each on a processor of its own if there are two; TCP with a kind of congestion control
-/// if one is named.
+/// Two hosts with a link between them, each on its own processor if there are two. `congestion` selects TCP's
+/// congestion control.
 pub(crate) fn create(lab: &Lab, congestion: Option<&str>) -> Result<[Namespace; 2]> {
     let id = lab.run.part()?.id().to_owned();
     let mut hosts = [Namespace::create(format!("{id}-a"))?, Namespace::create(format!("{id}-b"))?];
@@ -104,18 +104,21 @@ pub(crate) fn create(lab: &Lab, congestion: Option<&str>) -> Result<[Namespace; 
     for (at, host) in hosts.iter().enumerate() {
         host.write_sysctls(&[("net/ipv6/conf/all/disable_ipv6", "0"), ("net/ipv6/conf/e0/disable_ipv6", "0")])?;
         let (own, other) = (at + 1, 2 - at);
-        // No address is asked for: a lost question would be a pause that has nothing to do with the transports.
+        // Static neighbour entries: a lost ARP or ND packet would be a pause that has nothing to do with the
+        // transports.
         host.ip_batch(&format!(
-            "link set e0 address 02:00:00:00:00:0{own} up\naddr add 10.0.0.{own}/24 dev e0\naddr add fd00:d::{own}/64 dev e0 nodad\n\
+            "link set e0 address 02:00:00:00:00:0{own} up\naddr add 10.0.0.{own}/24 dev e0\naddr add fd00:d::{own}/64 \
+             dev e0 nodad\n\
              neigh replace 10.0.0.{other} lladdr 02:00:00:00:00:0{other} nud permanent dev e0\n\
              neigh replace fd00:d::{other} lladdr 02:00:00:00:00:0{other} nud permanent dev e0\n"
         ))?;
-        // Without them nftables would see, and drop, what the kernel cuts into packets only later.
+        // With offloads nftables would see, and drop, large packets before the kernel segments them.
         let off = ["-K", "e0", "tso", "off", "gso", "off", "gro", "off", "tx-udp-segmentation", "off"];
         host.run("ethtool", &off, "")?;
         if let Some(congestion) = congestion {
             host.ip_batch(&format!(
-                "route replace 10.0.0.0/24 dev e0 congctl {congestion}\nroute replace fd00:d::/64 dev e0 congctl {congestion}\n"
+                "route replace 10.0.0.0/24 dev e0 congctl {congestion}\nroute replace fd00:d::/64 dev e0 congctl \
+                 {congestion}\n"
             ))?;
         }
     }
@@ -123,7 +126,7 @@ pub(crate) fn create(lab: &Lab, congestion: Option<&str>) -> Result<[Namespace; 
 }
 
 impl Bench {
-    /// Starts a server with these arguments beside the usual ones.
+    /// Starts a server with `arguments` in addition to the usual ones.
     pub(crate) fn start(lab: &Lab, hosts: [Namespace; 2], arguments: &[&str], log: &Path) -> Result<Self> {
         let mut command = hosts[1].command(lab.binaries.perf()?);
         command.args(["server", "-b", SERVER, "-m", PAYLOAD]).args(arguments);
@@ -140,7 +143,7 @@ impl Bench {
         Ok(Self { server, hosts })
     }
 
-    /// Starts a client on the first host, which reports in JSON.
+    /// Starts a client on the first host; it reports in JSON.
     pub(crate) fn client(&self, lab: &Lab, words: &[&str], logs: &Path, name: &str) -> Result<Program> {
         let mut command = self.hosts[0].command(lab.binaries.perf()?);
         command.args(words).args(["-b", CLIENT, "-m", PAYLOAD, "--json"]);
@@ -148,17 +151,17 @@ impl Bench {
     }
 }
 
-/// Has the link drop that share of packets in each direction.
+/// Makes the link drop `percent` of the packets in each direction.
 pub(crate) fn lose(hosts: &[Namespace; 2], percent: f64) -> Result<()> {
     hosts.iter().try_for_each(|host| inject::namespace_loss(host, "e0", percent))
 }
 
-/// Packets that were dropped since.
+/// Packets dropped since then.
 pub(crate) fn dropped(hosts: &[Namespace; 2]) -> Result<u64> {
     hosts.iter().map(inject::namespace_drops).sum()
 }
 
-/// Starts one of several processes of a host, over messages or TCP; it reports in JSON.
+/// Starts one of several processes on a host, over messages or TCP; it reports in JSON.
 pub(crate) fn start(
     lab: &Lab,
     hosts: &[Namespace; 2],
@@ -169,7 +172,7 @@ pub(crate) fn start(
 ) -> Result<Program> {
     let mut command = hosts[host].command(lab.binaries.perf()?);
     command.args(words).args(["-b", [CLIENT, SERVER][host], "-m", PAYLOAD, "--roce-port", "0", "--json"]);
-    // Processes share a processor: one that spins takes it from the others.
+    // Processes share a processor: a busy-polling one would take it from the others.
     command.args(["--spin", "0"]);
     match mode {
         Transport::Messages => {}
@@ -179,7 +182,7 @@ pub(crate) fn start(
     Program::start(command, "bifrost-perf", log)
 }
 
-/// Waits for a client, and reads its report.
+/// Waits for a client and parses its report.
 pub(crate) fn finish(client: Program) -> Result<Value> {
     serde_json::from_str(&client.finish(PATIENCE)?).context("bifrost-perf printed no JSON")
 }

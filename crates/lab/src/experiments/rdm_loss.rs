@@ -1,4 +1,5 @@
-//! `rdm-loss`: messages over RoCEv2 in software, and TCP, between two hosts that lose packets: bulk, and calls of 32 KiB.
+//! `rdm-loss`: messages over RoCEv2 in software, compared with TCP, between two hosts with packet loss: bulk
+//! transfer, and calls of 32 KiB.
 
 use std::fmt;
 use std::net::SocketAddrV4;
@@ -25,20 +26,20 @@ use crate::{interrupt, turns};
 
 /// Loss of one packet in 1024, percent.
 const RARE: f64 = 100.0 / 1024.0;
-/// Bytes of a message in bulk, and of a request and of its response.
+/// Bytes of a bulk message, and of a request and of its response.
 const MESSAGE: u32 = 1 << 20;
 const CALL: u32 = 32 * 1024;
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct RdmLoss;
 
-/// What is done.
+/// The workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Workload {
-    /// One flow, or messages of 1 MiB, 16 of them open, in one direction.
+    /// One flow, or messages of 1 MiB, 16 of them outstanding, in one direction.
     Bulk,
-    /// One call after the other: 32 KiB there, and 32 KiB back.
+    /// Sequential calls: a request of 32 KiB, a response of 32 KiB.
     Calls,
 }
 
@@ -55,36 +56,36 @@ impl fmt::Display for Point {
     }
 }
 
-/// One workload over one transport.
+/// The result of one workload over one transport.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What carried the bytes.
+    /// The transport.
     pub mode: Transport,
-    /// Packets that are lost in each direction, percent.
+    /// Packet loss in each direction, percent.
     pub loss_percent: f64,
-    /// What was done.
+    /// The workload.
     pub workload: Workload,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long it took, s.
+    /// Duration, s.
     pub duration_s: f64,
-    /// Payload that arrived, both directions of calls together, Gbit/s.
+    /// Payload received, both directions of calls together, Gbit/s.
     pub gbit_per_s: f64,
-    /// Packets that were lost.
+    /// Packets lost.
     pub dropped_packets: u64,
-    /// Processor time of the sender, and of the receiver, for a gigabyte; bulk alone, s.
+    /// Processor time of the sender per gigabyte, s; only for bulk.
     pub sender_cpu_s_per_gb: Option<f64>,
-    /// The receiver's.
+    /// Processor time of the receiver per gigabyte, s; only for bulk.
     pub receiver_cpu_s_per_gb: Option<f64>,
-    /// Calls that were made.
+    /// Number of calls.
     pub calls: Option<u64>,
-    /// Median of their times, ms.
+    /// Median time of a call, ms.
     pub latency_ms_p50: Option<f64>,
     /// 99th percentile, ms.
     pub latency_ms_p99: Option<f64>,
     /// 99.9th percentile, ms.
     pub latency_ms_p99_9: Option<f64>,
-    /// The slowest, ms.
+    /// Maximum, ms.
     pub latency_ms_max: Option<f64>,
 }
 
@@ -105,7 +106,7 @@ impl Experiment for RdmLoss {
     }
 
     fn summary(&self) -> &'static str {
-        "Messages over RoCEv2 in software while packets are lost, compared with TCP (cubic and BBR)"
+        "Messages over RoCEv2 in software with packet loss, compared with TCP (cubic and BBR)"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -155,9 +156,10 @@ impl Experiment for RdmLoss {
             }
         }
         Ok(format!(
-            "One connection between two hosts on a link with an MTU of {MTU} and without offloads; each host has a processor. nftables drops \
-             packets at random in both directions. Messages are `bifrost-perf`'s, RoCEv2 over UDP; TCP's bulk is iperf3's, its calls are \
-             `bifrost-perf`'s. Medians, and in brackets the least and the most of the repetitions.\n\n\
+            "One connection between two hosts on a link with an MTU of {MTU} and without offloads; each host has a \
+             processor. nftables drops packets at random in both directions. Messages are sent by `bifrost-perf`, \
+             RoCEv2 over UDP. TCP's bulk traffic is sent by iperf3, its calls by `bifrost-perf`. Medians, with the \
+             minimum and maximum of the repetitions in brackets.\n\n\
              ## Bulk\n\n{}\n## Calls of 32 KiB, answered with 32 KiB\n\n{}",
             bulk.render(),
             calls.render()
@@ -187,7 +189,7 @@ impl Experiment for RdmLoss {
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
         let tail = spread(&rows, Transport::Messages, OFTEN, Workload::Calls, |r| r.latency_ms_p99_9);
-        // Beside the better of the two kinds of TCP.
+        // Compared with the better of the two congestion controls of TCP.
         let tails = [Transport::Cubic, Transport::Bbr].map(|tcp| {
             let of = |mode| move |r: &Row| is(r, mode, OFTEN, Workload::Calls);
             let both = (of(Transport::Messages), of(tcp));
@@ -208,7 +210,7 @@ impl Experiment for RdmLoss {
     }
 }
 
-/// The bars, in this order: bulk, tail, tail beside TCP's, bulk beside TCP's.
+/// The bars, in this order: bulk, tail, tail relative to TCP's, bulk relative to TCP's.
 fn bars([kept, tail, beside, rate]: [Option<f64>; 4]) -> Vec<Bar> {
     vec![
         Bar::new("bulk of messages at 1/256, of their own without loss", kept, Sense::AtLeast, 95.0, "%"),
@@ -218,7 +220,7 @@ fn bars([kept, tail, beside, rate]: [Option<f64>; 4]) -> Vec<Bar> {
     ]
 }
 
-/// Not everything that bars compare was measured.
+/// The bars without measured values.
 fn unknown() -> Vec<Bar> {
     bars([None; 4])
 }
@@ -227,13 +229,13 @@ fn is(row: &Row, mode: Transport, loss: f64, workload: Workload) -> bool {
     row.mode == mode && row.workload == workload && (row.loss_percent - loss).abs() < 1e-9
 }
 
-/// Bulk at a loss, percent of the transport's own without loss in the same repetition.
+/// Bulk throughput at a loss, percent of the transport's lossless throughput in the same repetition.
 fn kept(rows: &[Row], mode: Transport, loss: f64) -> Option<f64> {
     let at = |loss| move |r: &Row| is(r, mode, loss, Workload::Bulk);
     paired_ratio(rows, |r| r.repetition, (at(loss), at(0.0)), |r| r.gbit_per_s).map(|ratio| ratio * 100.0)
 }
 
-/// What repetitions came to; `None` if that was not measured.
+/// The spread over repetitions; `None` if it was not measured.
 fn spread(
     rows: &[Row],
     mode: Transport,
@@ -303,7 +305,7 @@ fn bulk(lab: &Lab, bench: &Bench, row: &mut Row, logs: &Path, name: &str) -> Res
 }
 
 fn calls(lab: &Lab, bench: &Bench, row: &mut Row, logs: &Path, name: &str) -> Result<()> {
-    // TCP waits for 200 ms and more for what it has lost: as many calls as of messages would take half an hour.
+    // TCP waits for 200 ms and more after a loss: the number of calls used for messages would take half an hour.
     let count = match (row.mode.is_tcp(), lab.options.quick) {
         (false, false) => "20000",
         (false, true) => "10000",
@@ -326,7 +328,7 @@ fn calls(lab: &Lab, bench: &Bench, row: &mut Row, logs: &Path, name: &str) -> Re
     Ok(())
 }
 
-/// Processor time that each of two groups of processes uses in a second, after a beginning and before an end that do not count.
+/// Processor time per second of each of two process groups, without a warm-up and without the end.
 fn processor_time(groups: [u32; 2], seconds: f64) -> Result<[f64; 2]> {
     let edge = seconds / 5.0;
     let sample = || Ok::<_, anyhow::Error>([cpu_seconds_of_group(groups[0])?, cpu_seconds_of_group(groups[1])?]);
@@ -383,10 +385,6 @@ mod tests {
         assert_eq!(missed(|rows| rows[6].latency_ms_p99_9 = Some(79.0)), [2], "beside the better of the two");
         assert_eq!(missed(|rows| rows[4].latency_ms_p99_9 = Some(5.1)), [1, 2]);
         assert_eq!(missed(|rows| rows[1].gbit_per_s = 20.1), [3]);
-        assert_eq!(
-            missed(|rows| rows.retain(|r| r.mode == Transport::Messages)),
-            [0, 1, 2, 3],
-            "nothing to compare with"
-        );
+        assert_eq!(missed(|rows| rows.retain(|r| r.mode == Transport::Messages)), [0, 1, 2, 3], "no reference");
     }
 }

@@ -1,4 +1,4 @@
-//! `rdm-sort`: a distributed sort between two hosts that lose packets, over messages and over TCP.
+//! `rdm-sort`: a distributed sort between two hosts with packet loss, over messages and over TCP.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,38 +21,38 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, distinct_values, paired_ratio};
 use crate::turns;
 
-/// Records of 100 bytes that a mapper sends to each reducer, on average: a megabyte, as 1000 mappers send to 1000 reducers of
-/// what the paper sorts.
+/// Records of 100 bytes that a mapper sends to each reducer, on average: a megabyte, as with the paper's 1000 mappers
+/// and 1000 reducers.
 const RECORDS: u64 = 10_000;
-/// How long it may take to start all processes and to connect them.
+/// Time to start and connect all processes.
 const START: Duration = Duration::from_secs(3);
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct RdmSort;
 
-/// One sort.
+/// The result of one sort.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What carried the records.
+    /// The transport of the records.
     pub mode: Transport,
-    /// Packets that are lost in each direction, percent.
+    /// Packet loss in each direction, percent.
     pub loss_percent: f64,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Mappers, and as many reducers; a process each.
+    /// Number of mappers, and of reducers; a process each.
     pub mappers: u32,
-    /// Records that were made.
+    /// Number of generated records.
     pub records: u64,
-    /// Whether reducers have these records, each once, and in order.
+    /// Whether the reducers have all records, each once, and in order.
     pub correct: bool,
-    /// Time from the beginning until reducers have all of a mapper's records, mean of the mappers, s.
+    /// Time from the start until reducers have all records of a mapper, mean of the mappers, s.
     pub run_s: f64,
-    /// The same of the last mapper, s.
+    /// The same for the last mapper, s.
     pub run_s_max: f64,
-    /// Of the mean, how long a mapper waited for the network, s.
+    /// Part of the mean in which a mapper waited for the network, s.
     pub block_s: f64,
-    /// Packets that were lost.
+    /// Packets lost.
     pub dropped_packets: u64,
 }
 
@@ -78,7 +78,7 @@ impl Experiment for RdmSort {
     }
 
     fn summary(&self) -> &'static str {
-        "A distributed sort over messages while packets are lost, compared with RC and with TCP (cubic and BBR)"
+        "A distributed sort over messages with packet loss, compared with RC and with TCP (cubic and BBR)"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -115,10 +115,11 @@ impl Experiment for RdmSort {
         }
         let count = rows.first().map_or(0, |row| row.mappers);
         Ok(format!(
-            "{count} mappers on one host and {count} reducers on the other, a process each; each mapper sends a megabyte to each reducer, in blocks \
-             of 64 KB. Links have an MTU of {MTU} and no offloads; each host has a processor. nftables drops packets at random in both directions. \
-             *Run time* is the mean of the mappers' times until reducers have all their records; *blocked* is how long of it they waited for the \
-             network. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "{count} mappers on one host and {count} reducers on the other, a process each; each mapper sends a \
+             megabyte to each reducer, in blocks of 64 KB. Links have an MTU of {MTU} and no offloads; each host has a \
+             processor. nftables drops packets at random in both directions. *Run time* is the mean over mappers of \
+             the time until reducers have all their records; *blocked* is the part of it in which they waited for the \
+             network. Medians, with the minimum and maximum of the repetitions in brackets.\n\n{}",
             table.render()
         ))
     }
@@ -150,7 +151,7 @@ impl Experiment for RdmSort {
         Ok(vec![
             Bar::new("sorts with a wrong result", wrong, Sense::AtMost, 0.0, "").exact(),
             Bar::new("run time at 1/256, of its own without loss", own, Sense::AtMost, 1.25, "x"),
-            // The paper's: 16 and 10 % shorter, there without losses.
+            // The paper's values: 16 and 10 % shorter, without loss.
             Bar::new("run time at 1/256 beside RC", run, Sense::AtMost, 0.84, "x"),
             Bar::new("blocked at 1/256 beside RC", block, Sense::AtMost, 0.9, "x"),
         ])
@@ -191,7 +192,7 @@ fn measure(lab: &Lab, hosts: &[Namespace; 2], mode: Transport, loss: f64, repeti
     let mappers: Result<Vec<Program>> = (0..count)
         .map(|at| {
             let records = (RECORDS * u64::from(count)).to_string();
-            // Repetitions sort other records.
+            // Each repetition sorts other records.
             let seed = ((u64::from(repetition) << 32) | u64::from(at)).to_string();
             let times = begin_ms.to_string();
             let words =
@@ -221,7 +222,7 @@ fn measure(lab: &Lab, hosts: &[Namespace; 2], mode: Transport, loss: f64, repeti
     })
 }
 
-/// The first reducer's port.
+/// Port of the first reducer.
 const PORT: u32 = 7000;
 
 #[cfg(test)]
@@ -255,6 +256,6 @@ mod tests {
         assert_eq!(missed(|rows| rows[0].run_s = 0.6), [1]);
         assert_eq!(missed(|rows| rows[2].run_s = 0.9), [2]);
         assert_eq!(missed(|rows| rows[2].block_s = 0.4), [3]);
-        assert_eq!(missed(|rows| rows.truncate(2)), [2, 3], "nothing to compare with");
+        assert_eq!(missed(|rows| rows.truncate(2)), [2, 3], "no reference");
     }
 }

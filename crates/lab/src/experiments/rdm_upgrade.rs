@@ -1,5 +1,5 @@
-//! `rdm-upgrade`: two running processes change from RC to UC and back by a file, while calls are made at a steady rate and packets are
-//! lost.
+//! `rdm-upgrade`: two running processes switch from RC to UC and back, controlled by a file, with calls at a steady
+//! rate and packet loss.
 
 use std::fmt;
 use std::fs;
@@ -23,45 +23,45 @@ use crate::{interrupt, turns};
 
 /// Bytes of a request, and of its response.
 const CALL: u32 = 32 * 1024;
-/// Calls a second: 0.52 Gbit/s with their responses.
+/// Calls per second: 0.52 Gbit/s with their responses.
 const RATE: u32 = 1000;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct RdmUpgrade;
 
-/// One run: RC for a third of the time, UC for a third, and RC again.
+/// The result of one run: a third of the time with RC, a third with UC, and a third with RC again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What carried the calls: messages.
+    /// The transport: messages.
     pub mode: Transport,
-    /// Packets that are lost in each direction, percent.
+    /// Packet loss in each direction, percent.
     pub loss_percent: f64,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Calls that were made.
+    /// Number of calls.
     pub calls: u64,
     /// Calls without a response.
     pub lost_calls: u64,
-    /// Calls that reached the server out of their order, or twice.
+    /// Calls that reached the server out of order, or twice.
     pub out_of_order_calls: u64,
-    /// Packets that were lost.
+    /// Packets lost.
     pub dropped_packets: u64,
-    /// Changes of this end's service, s after the beginning.
+    /// Times of this end's changes of service, s after the start.
     pub changes_s: Vec<f64>,
     /// Length of a window, s.
     pub window_s: f64,
-    /// Requests and responses that were done in each window, Gbit/s.
+    /// Throughput of requests and responses in each window, Gbit/s.
     pub windows_gbit_per_s: Vec<f64>,
-    /// Median of their times, ms.
+    /// Median time of calls in each window, ms.
     pub windows_p50_ms: Vec<f64>,
     /// 99th percentile, ms.
     pub windows_p99_ms: Vec<f64>,
-    /// The slowest, ms.
+    /// Maximum, ms.
     pub windows_max_ms: Vec<f64>,
-    /// The largest deviation of a window before the first change from the mean of those, percent.
+    /// The largest deviation of a window before the first change from the mean before that change, percent.
     pub jitter_before_percent: f64,
-    /// The largest deviation from that mean since, percent.
+    /// The largest deviation of a later window from that mean, percent.
     pub jitter_percent: f64,
 }
 
@@ -87,7 +87,7 @@ impl Experiment for RdmUpgrade {
     }
 
     fn summary(&self) -> &'static str {
-        "Running processes change the service of their messages by a file, while packets are lost"
+        "Running processes change the service of their messages, controlled by a file, with packet loss"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -133,11 +133,12 @@ impl Experiment for RdmUpgrade {
             ]);
         }
         Ok(format!(
-            "Two hosts on a link with an MTU of {MTU} and without offloads; nftables drops packets at random in both directions. {RATE} calls a \
-             second of {CALL} bytes, answered with as much, whether earlier ones are answered or not. A file has both processes change from RC \
-             to UC after a third of the time, and back after two thirds. *Jitter* is the largest deviation of a window of a second from the mean \
-             before the first change. Latencies count from the time at which a call was due: medians of a phase's windows, without those in \
-             which a change was.\n\n{}",
+            "Two hosts on a link with an MTU of {MTU} and without offloads; nftables drops packets at random in both \
+             directions. {RATE} calls per second with requests and responses of {CALL} bytes, sent whether or not \
+             earlier ones have been answered. A file makes both processes change from RC to UC after a third of the \
+             time, and back after two thirds. *Jitter* is the largest deviation of a one-second window from the mean \
+             before the first change. Latencies count from when a call was due: medians of a phase's windows, without \
+             those that contain a change.\n\n{}",
             table.render()
         ))
     }
@@ -170,7 +171,7 @@ impl Experiment for RdmUpgrade {
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
         let worst = |of: fn(&Row) -> f64| rows.iter().map(of).reduce(f64::max);
-        // At one packet in 256.
+        // At a loss of one packet in 256.
         let lossy = || rows.iter().filter(|row| is(row, OFTEN));
         Ok(vec![
             Bar::new("calls without a response", worst(|row| row.lost_calls as f64), Sense::AtMost, 0.0, "").exact(),
@@ -205,7 +206,7 @@ fn is(row: &Row, loss: f64) -> bool {
     (row.loss_percent - loss).abs() < 1e-9
 }
 
-/// The median of a third's windows, 0 to 2; those in which a change was do not count.
+/// The median of a third's windows, 0 to 2, without those that contain a change.
 fn typical(row: &Row, values: &[f64], phase: usize) -> Option<f64> {
     let edge = |at: usize| row.changes_s.get(at).map(|at| at / row.window_s);
     let (from, until) = match phase {
@@ -259,7 +260,7 @@ fn measure(lab: &Lab, loss: f64, repetition: u32) -> Result<Row> {
     })
 }
 
-/// Replaces the file, which its readers see whole.
+/// Replaces the file atomically.
 fn say(file: &Path, service: &str) -> Result<()> {
     let new = file.with_extension("new");
     fs::write(&new, service)
@@ -302,8 +303,8 @@ mod tests {
         assert_eq!(missed(|row| row.out_of_order_calls = 1), [1]);
         assert_eq!(missed(|row| row.changes_s.truncate(1)), [2]);
         assert_eq!(missed(|row| row.jitter_percent = 2.1), [3]);
-        assert_eq!(missed(|row| row.loss_percent = 1.0), [3], "not measured");
-        // Windows with a change in them, and the first, do not count.
+        assert_eq!(missed(|row| row.loss_percent = 1.0), [3], "no such loss rate");
+        // The first window and windows with a change are excluded.
         let phases = [0, 1, 2].map(|phase| typical(&row, &row.windows_p50_ms, phase).unwrap());
         assert_eq!(phases, [1.5, 3.5, 5.5]);
         assert!(RdmUpgrade.report(&to_values(&[row]).unwrap()).unwrap().contains("1.50"));

@@ -1,4 +1,4 @@
-//! `redis-loss`: latency and throughput of Redis while packets are lost (NSDI'26 paper, figure 20).
+//! `redis-loss`: latency and throughput of Redis with packet loss (NSDI'26 paper, figure 20).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,12 +24,13 @@ use crate::results::{from_values, to_values};
 use crate::standstill::{self, Standstill};
 use crate::stats::{Spread, cell, distinct, distinct_values, middle, paired_ratio};
 
-/// The loss rates of figure 20, percent; what bars compare comes one after the other, for the machine drifts.
+/// The loss rates of figure 20, percent. Rates that bars compare are measured one after the other, because the
+/// machine drifts.
 const LOSSES: [f64; 6] = [0.0, 1.0, 0.5, 0.1, 0.05, 0.01];
 /// The loss rates of a quick run, percent.
 const QUICK_LOSSES: [f64; 3] = [0.0, 0.1, 1.0];
-/// Requests a second of all connections at which latencies between virtual machines are measured: a third or less of what
-/// they answer. A closed loop would fill their kernels' queues, and show the length of these.
+/// Request rate over all connections for latencies between virtual machines, 1/s: at most a third of their capacity.
+/// A closed loop would fill their kernels' queues, and latencies would show the length of these queues.
 const PACED_RPS: f64 = 1000.0;
 
 /// The experiment.
@@ -39,7 +40,7 @@ pub struct RedisLoss;
 /// One measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What the guests were.
+    /// The kind of guests.
     pub guests: Guests,
     /// The network.
     pub mode: Mode,
@@ -49,14 +50,15 @@ pub struct Row {
     pub loss_percent: f64,
     /// The Redis command.
     pub op: Op,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Requests whose latency is told.
+    /// Requests whose latency is reported.
     pub requests: u64,
     /// Requests answered per second.
     pub rps: f64,
-    /// Where the load was closed, latencies are those of the same requests. Between virtual machines, whose kernels take
-    /// most of the time, they are of requests that were due at this rate; `null` for a closed loop.
+    /// Request rate of the open loop that latencies between virtual machines come from, 1/s, because their kernels
+    /// take most of the time of a closed loop; `null` for a closed loop, whose latencies are those of the same
+    /// requests.
     #[serde(default)]
     pub paced_rps: Option<f64>,
     /// Mean latency, ms.
@@ -67,18 +69,18 @@ pub struct Row {
     pub latency_ms_p99: f64,
     /// 99.9th percentile, ms.
     pub latency_ms_p99_9: f64,
-    /// The slowest request, ms.
+    /// Maximum latency, ms.
     pub latency_ms_max: f64,
-    /// Packets that nftables dropped, over both hosts; null where it did not inject.
+    /// Packets that nftables dropped, over both hosts; null if another injector dropped them.
     pub wire_drops_packets: Option<u64>,
-    /// How often the point was measured: again, up to three times, while standstills of the machine disturbed it. This
-    /// is the attempt with the fewest of them.
+    /// Number of attempts: up to three, while standstills of the machine disturbed the measurement. This row is the
+    /// attempt with the shortest standstills.
     pub attempts: u32,
     /// Standstills of the machine, of at least 4 ms, during the measurement.
     pub standstills: u32,
     /// The longest of them, ms; 0 if there was none.
     pub standstill_ms_max: f64,
-    /// Where the time of all processors went meanwhile, percent.
+    /// Use of all processors during the measurement, percent.
     #[serde(default)]
     pub processor_percent: Shares,
 }
@@ -111,8 +113,8 @@ impl Experiment for RedisLoss {
         let points = options.modes.len() * options.injectors.len() * losses.len() * options.ops.len();
         let mut progress = Progress::new(points as u64 * u64::from(repetitions));
         let mut rows = Vec::new();
-        // The networks of all modes stand side by side, and each point is measured in one after the other: what drifts on the
-        // machine, within a minute even, then touches all modes alike.
+        // The networks of all modes exist side by side and are measured in turn at each point, so that drift of the
+        // machine, even within a minute, affects all modes alike.
         for repetition in 0..repetitions {
             let mut benches = Vec::new();
             for &mode in &options.modes {
@@ -146,10 +148,11 @@ impl Experiment for RedisLoss {
         let rows: Vec<Row> = from_values(rows)?;
         let vanilla = Vanilla::of(&rows);
         let mut text = format!(
-            "Closed-loop load of `redis-benchmark` over persistent connections{}. Medians, and in brackets the least and the most of the repetitions. \
-             The factors compare with {} at the same loss.\n",
+            "Closed-loop load of `redis-benchmark` over persistent connections{}. Medians, with the minimum and \
+             maximum of the repetitions in brackets. Factors compare with {} at the same loss.\n",
             if vanilla.guests == Guests::Vm {
-                " between virtual machines; latencies under an open loop of 1,000 requests a second, from when each was due"
+                " between virtual machines; latencies from an open loop of 1,000 requests per second, from when each \
+                 was due"
             } else {
                 ""
             },
@@ -199,7 +202,7 @@ impl Experiment for RedisLoss {
         let again = rows.iter().filter(|row| row.attempts > 1).count();
         if again > 0 {
             text += &format!(
-                "\n{again} of {} measurements were repeated because the machine stood still in them (docs/LAB.md).\n",
+                "\n{again} of {} measurements were repeated because of standstills of the machine (docs/LAB.md).\n",
                 rows.len()
             );
         }
@@ -231,7 +234,7 @@ impl Experiment for RedisLoss {
             };
             let ratio = |a, b, field| paired_ratio(&rows, |r| r.repetition, (at(a), at(b)), field);
             let (kernel, off, on) = (vanilla.mode, Mode::Off, Mode::Bifrost);
-            // Where nothing is dropped it does not matter where it would be.
+            // Without loss the injector does not matter.
             let lossless = |under| {
                 let at = |mode| move |r: &Row| r.mode == mode && r.loss_percent == 0.0 && r.op == op;
                 paired_ratio(&rows, |r| (r.injector, r.repetition), (at(on), at(under)), |r| r.rps)
@@ -297,16 +300,15 @@ impl Experiment for RedisLoss {
     }
 }
 
-/// What is behind a tail that does not come from losses, and behind a throughput: the tail that is there without loss, and who used the
-/// processors.
+/// Explains tails that are not caused by loss, and throughput: the tail without loss, and the use of the processors.
 fn profile(rows: &[Row]) -> String {
-    let mut text = String::from("\n### Where the time goes\n\n");
+    let mut text = String::from("\n### Use of the processors\n\n");
     for op in distinct(rows, |row| row.op) {
         let tail = |loss| middle(spread(rows, Mode::Bifrost, Injector::Wire, loss, op, |row| row.latency_ms_p99_9));
         let (without, with) = (tail(0.0), tail(1.0));
         if without.is_finite() && with.is_finite() {
             text += &format!(
-                "`{}`: of BIFROST's P99.9 at 1 % loss on the wire, {} ms, {} ms are there without a lost packet.\n",
+                "`{}`: BIFROST's P99.9 is {} ms at 1 % loss on the wire, and {} ms without loss.\n",
                 op.name(),
                 number(with),
                 number(without)
@@ -324,29 +326,29 @@ fn profile(rows: &[Row]) -> String {
     };
     if !rows.is_empty() {
         text += &format!(
-            "\nThe time of both processors during `get` with loss on the wire, percent, medians; {LEGEND}:\n\n{}",
+            "\nUse of both processors during `get` with loss on the wire, percent, medians; {LEGEND}:\n\n{}",
             processor::table(["loss", "mode"], points.map(shares))
         );
     }
     text
 }
 
-/// The median over all points and repetitions of how many times what it is in strict order BIFROST's is: two seconds of one point
-/// differ by a fifth from run to run, and what is asked is whether it is worse anywhere near as often as better.
+/// The median over all points and repetitions of the ratio of BIFROST to strict order. Two measurements of one point
+/// differ by a fifth from run to run; the bar requires that BIFROST is not worse much more often than better.
 fn over_strict(rows: &[Row], field: fn(&Row) -> f64) -> Option<f64> {
     let point = |row: &Row| (row.injector, row.loss_percent.to_bits(), row.op, row.repetition);
     let is = |mode| move |row: &Row| row.mode == mode;
     paired_ratio(rows, point, (is(Mode::Bifrost), is(Mode::Strict)), field)
 }
 
-/// What BIFROST is judged against.
+/// The reference that BIFROST is judged against.
 struct Vanilla {
     guests: Guests,
     mode: Mode,
     name: &'static str,
     injector: Injector,
     place: &'static str,
-    /// How much longer its tail has to be.
+    /// Required ratio of the reference's tail to BIFROST's.
     factor: f64,
 }
 
@@ -390,9 +392,10 @@ impl Point {
     }
 }
 
-/// A network with a Redis server in it.
+/// A network with a Redis server.
 struct Bench {
-    // The order matters: the server ends before the network goes. In a virtual machine it ends with that.
+    // The order matters: the server ends before its network is removed. In a virtual machine it ends with the
+    // machine.
     server: Option<RedisServer>,
     network: Network,
     label: String,
@@ -409,12 +412,12 @@ impl Bench {
             None => Some(RedisServer::start(&network.topology.hosts[1].guest, &lab.logs(label))?),
         };
         let mut bench = Self { server, network, label: label.to_owned() };
-        // Sets the key that GET reads, and warms up what sets itself up on first use.
+        // Sets the key that GET reads, and warms up everything that is set up on first use.
         bench.benchmark(lab, Op::Set, redis_benchmark::TRIAL_REQUESTS, "warm-up")?;
         Ok(bench)
     }
 
-    /// Measures a point, again if the machine stood still so often that it would be the machine that is measured.
+    /// Measures a point, again if standstills of the machine disturbed the measurement too much.
     fn measure(&mut self, lab: &Lab, point: Point) -> Result<Row> {
         self.inject(point, point.loss_percent)?;
         let trial =
@@ -434,7 +437,7 @@ impl Bench {
 
     fn attempt(&mut self, lab: &Lab, point: Point, requests: u64) -> Result<(Vec<Standstill>, Row)> {
         interrupt::check()?;
-        // Counts the drops from zero again.
+        // Resets the drop counters.
         self.inject(point, point.loss_percent)?;
         let watch = standstill::Watch::start()?;
         let before = Reading::take()?;
@@ -517,7 +520,7 @@ fn line(row: &Row) -> String {
     match (row.standstills, row.attempts) {
         (0, 1) => text,
         (n, attempts) => format!(
-            "{text} ({attempts} attempts; the machine stood still {n} times, at most {:.0} ms)",
+            "{text} ({attempts} attempts; {n} standstills of the machine, at most {:.0} ms)",
             row.standstill_ms_max
         ),
     }

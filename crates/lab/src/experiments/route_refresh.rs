@@ -1,9 +1,9 @@
-//! `route-refresh`: packets a second of a million conversations while every route changes, beside Open vSwitch with DPDK
-//! (Triton, figure 10).
+//! `route-refresh`: packets per second of a million conversations while every route changes, compared with Open
+//! vSwitch with DPDK (Triton, figure 10).
 //!
-//! One switch on one processor, with connection tracking; the guest, `dpdk-testpmd`, has the other and sends as fast as it is let to, a
-//! packet of each conversation in turn. So nearly every packet's conversation is new to the processor's caches. What leaves in VXLAN is
-//! counted at the far end of the underlay link, and thrown away there.
+//! One switch on one processor, with connection tracking. The guest, `dpdk-testpmd`, has the other processor and
+//! sends as fast as it can, a packet of each conversation in turn, so that nearly every packet's conversation misses
+//! the processor's caches. VXLAN packets are counted and dropped at the far end of the underlay link.
 
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -27,53 +27,54 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, mean, median_of, paired_ratio};
 use crate::turns;
 
-/// Conversations of the guest.
+/// Number of the guest's conversations.
 const SESSIONS: u32 = 1_000_000;
-/// Routes: those that the conversations take, and others.
+/// Number of routes: those of the conversations, and others.
 const ROUTES: u32 = 100_000;
-/// Addresses behind each route.
+/// Addresses per route.
 const ROUTE_SIZE: u32 = 256;
-/// How often packets are counted.
+/// Interval of packet counts.
 const BIN: Duration = Duration::from_millis(200);
-/// Bins that are judged together, a second of them, as in the paper: in a single one, other work of the machine shows as well.
+/// Number of bins that are judged together: a second, as in the paper. A single bin also shows other work of the
+/// machine.
 const WINDOW: usize = 5;
-/// From the beginning of the refresh until its effect must have passed.
+/// Time from the start of the refresh until its effect must be over.
 const BACK: Duration = Duration::from_secs(3);
-/// How often the switch is asked how many it knows, while it learns of them.
+/// Interval at which the switch is asked for its number of conversations while it learns them.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// How long the switch may take to learn of the conversations.
+/// Timeout for the switch to learn the conversations.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The guest, as `dpdk-testpmd` generates flows: from one address to as many as there are flows, from the first on.
+/// Addresses in the flows that `dpdk-testpmd` generates: from one source to consecutive destinations, one per flow.
 const GUEST: &str = "10.254.0.0";
 const FIRST_REMOTE: u32 = 0x0afd_0000;
 const REMOTE_MAC: &str = "00:01:02:03:04:01";
 
-/// What is at the far end.
+/// The rule at the far end.
 const SINK: &str = "table netdev bifrost_lab_sink {\n chain sink {\n type filter hook ingress device u1 priority 0; policy drop;\n }\n}\n";
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct RouteRefresh;
 
-/// One refresh.
+/// The result of one refresh.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What forwarded.
+    /// The switch.
     pub mode: Switch,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Conversations that the switch remembered when the refresh began.
+    /// Conversations that the switch knew when the refresh began.
     pub sessions: u64,
-    /// New conversations a second, while it learnt of those from the tenth to the ninetieth percent; each begins with a packet that has
-    /// to pass the rules, be remembered and leave.
+    /// Rate at which the switch learned conversations, from the tenth to the ninetieth percent, 1/s. The first packet
+    /// of each is evaluated by the rules, recorded and forwarded.
     #[serde(default)]
     pub new_sessions_per_s: Option<f64>,
-    /// When the command was given that changes all routes, and when it had returned; from the beginning of the first bin, s.
+    /// When the command that changes all routes was issued, and when it returned; s since the start of the first bin.
     pub refresh_s: [f64; 2],
-    /// Where each bin ends, from the beginning of the first, s.
+    /// The end of each bin, s since the start of the first.
     pub bin_ends_s: Vec<f64>,
-    /// What arrived at the far end in each bin, packets a second.
+    /// Packets per second that arrived at the far end, for each bin.
     pub packets_per_s: Vec<f64>,
 }
 
@@ -81,7 +82,7 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}: {:.3} million packets a second of {} conversations, then at least {:.0} %, later {:.0} %",
+            "{}: {:.3} million packets/s of {} conversations, then at least {:.0} %, later {:.0} %",
             self.mode,
             self.before() / 1e6,
             self.sessions,
@@ -92,7 +93,7 @@ impl fmt::Display for Row {
 }
 
 impl Row {
-    /// Ends and rates of the bins that `within` accepts by their beginning and end.
+    /// Rates of the bins whose start and end satisfy `within`.
     fn bins(&self, within: impl Fn(f64, f64) -> bool) -> Vec<f64> {
         let begins = std::iter::once(0.0).chain(self.bin_ends_s.iter().copied());
         let bins = begins.zip(&self.bin_ends_s).zip(&self.packets_per_s);
@@ -104,23 +105,25 @@ impl Row {
         mean(&self.bins(|_, end| end <= self.refresh_s[0]))
     }
 
-    /// The lowest mean of `bins` successive ones before the refresh, of the mean there, percent: what the machine does by itself.
+    /// The lowest mean of `bins` consecutive bins before the refresh, relative to the mean before, percent: the noise
+    /// of the machine.
     fn lowest_before(&self, bins: usize) -> f64 {
         lowest(&self.bins(|_, end| end <= self.refresh_s[0]), bins) / self.before() * 100.0
     }
 
-    /// The lowest mean of `bins` successive ones from the refresh on, of the mean before, percent.
+    /// The lowest mean of `bins` consecutive bins since the refresh, relative to the mean before, percent.
     fn lowest_since(&self, bins: usize) -> f64 {
         lowest(&self.bins(|_, end| end > self.refresh_s[0]), bins) / self.before() * 100.0
     }
 
-    /// Mean of the bins from [`BACK`] after the beginning of the refresh on, of the mean before, percent.
+    /// Mean of the bins that start at least [`BACK`] after the start of the refresh, relative to the mean before,
+    /// percent.
     fn back(&self) -> f64 {
         mean(&self.bins(|begin, _| begin >= self.refresh_s[0] + BACK.as_secs_f64())) / self.before() * 100.0
     }
 }
 
-/// The lowest mean of so many successive rates.
+/// The lowest mean of `bins` consecutive rates.
 fn lowest(rates: &[f64], bins: usize) -> f64 {
     rates.windows(bins).map(mean).reduce(f64::min).unwrap_or(f64::NAN)
 }
@@ -131,7 +134,7 @@ impl Experiment for RouteRefresh {
     }
 
     fn summary(&self) -> &'static str {
-        "Packets a second of a million conversations while every route changes, beside Open vSwitch with DPDK"
+        "Packets per second of a million conversations while every route changes, compared with Open vSwitch with DPDK"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -175,10 +178,11 @@ impl Experiment for RouteRefresh {
             ]);
         }
         Ok(format!(
-            "A guest sends frames of 64 bytes as fast as it is let to, one of each of {SESSIONS} conversations in turn, through a switch with \
-             connection tracking and {ROUTES} routes into VXLAN. Then every route changes to another host. Packets that leave are counted \
-             each {} ms; percentages are of the mean before the refresh. One processor for the switch and all that it runs, one \
-             for the guest. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "A guest sends frames of 64 bytes as fast as it can, one of each of {SESSIONS} conversations in turn, \
+             through a switch with connection tracking and {ROUTES} routes into VXLAN. Then every route changes to \
+             another host. Packets that leave are counted each {} ms; percentages are relative to the mean before the \
+             refresh. One processor for the switch and everything that it runs, one for the guest. Medians, with the \
+             minimum and maximum of the repetitions in brackets.\n\n{}",
             BIN.as_millis(),
             table.render()
         ))
@@ -190,7 +194,7 @@ impl Experiment for RouteRefresh {
         let line = |mode| -> Vec<(f64, f64)> {
             let Some(row) = row(mode) else { return Vec::new() };
             let rates = row.packets_per_s.iter().map(|rate| rate / 1e6);
-            // The refresh is at 0.
+            // The refresh starts at 0.
             row.bin_ends_s.iter().map(|end| end - row.refresh_s[0]).zip(rates).collect()
         };
         let panel = Panel {
@@ -220,7 +224,7 @@ impl Experiment for RouteRefresh {
             (is(Switch::Off), is(Switch::OvsDpdk)),
             |r| r.new_sessions_per_s.unwrap_or(f64::NAN),
         );
-        // One conversation is with the guest itself.
+        // One conversation is addressed to the guest itself.
         let sessions = f64::from(SESSIONS - 1);
         Ok(vec![
             Bar::new(
@@ -250,30 +254,31 @@ impl Experiment for RouteRefresh {
     }
 }
 
-/// Prefixes of all routes: the conversations' first.
+/// Prefixes of all routes; those of the conversations come first.
 fn prefixes() -> impl Iterator<Item = String> {
     let size = 32 - ROUTE_SIZE.trailing_zeros();
     (0..ROUTES).map(move |n| format!("{}/{size}", std::net::Ipv4Addr::from(FIRST_REMOTE + n * ROUTE_SIZE)))
 }
 
-/// Open vSwitch's flows: connection tracking, then a route by destination, to one of the two peers.
+/// Open vSwitch's OpenFlow rules: connection tracking, then a route by destination, to one of the two peers.
 fn flows(far: usize) -> String {
     let mut text = "table=0,priority=10,in_port=1,ip,ct_state=-trk,actions=ct(table=1)\n\
                     table=1,priority=10,ip,ct_state=+trk+new,actions=ct(commit),resubmit(,2)\n\
                     table=1,priority=10,ip,ct_state=+trk-new,actions=resubmit(,2)\n"
         .to_owned();
     for prefix in prefixes() {
-        // To write to a string cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "table=2,priority=10,ip,nw_dst={prefix},actions=output:{}", 2 + far);
     }
     text
 }
 
-/// The daemon's configuration: a security group that lets the guest begin what it likes, and routes to one of the two peers.
+/// The daemon's configuration: a security group that lets the guest start any conversation, and routes to one of the
+/// two peers.
 fn configuration(far: usize) -> More {
     let mut routes = String::new();
     for prefix in prefixes() {
-        // To write to a string cannot fail.
+        // Writing to a string cannot fail.
         let _ = write!(
             routes,
             "[[route]]\nvni = 100\nprefix = \"{prefix}\"\npeer = \"far{far}\"\nmac = \"{REMOTE_MAC}\"\n"
@@ -344,7 +349,7 @@ fn measure(lab: &Lab, mode: Switch, repetition: u32, seconds: f64) -> Result<Row
     Ok(row)
 }
 
-/// How fast so many conversations became known, a second, from the first time that a tenth of them was until nine tenths were.
+/// Rate at which `sessions` conversations were learned, 1/s, between a tenth and nine tenths of them.
 pub(super) fn pace(learnt: &[(Instant, u64)], sessions: u32) -> Option<f64> {
     let at = |share: u64| learnt.iter().find(|(_, known)| *known >= u64::from(sessions) * share / 10);
     let ((from, few), (to, most)) = at(1).zip(at(9))?;
@@ -352,20 +357,20 @@ pub(super) fn pace(learnt: &[(Instant, u64)], sessions: u32) -> Option<f64> {
     (took > 0.0).then(|| (most - few) as f64 / took)
 }
 
-/// What arrived at the far end so far, again and again.
+/// Samples of the packets that arrived at the far end so far.
 fn count(stop: &AtomicBool) -> Result<Vec<(Instant, u64)>> {
     let mut counts = Vec::new();
     let mut next = Instant::now();
     while !stop.load(Ordering::Relaxed) {
         let text = std::fs::read_to_string("/proc/thread-self/net/dev").context("reading counts of devices")?;
-        counts.push((Instant::now(), received(&text, "u1").context("there is no far end of the underlay link")?));
+        counts.push((Instant::now(), received(&text, "u1").context("the far end of the underlay link is missing")?));
         next += BIN;
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
     Ok(counts)
 }
 
-/// Packets that `device` has received, by the text of `/proc/net/dev`.
+/// Packets that `device` has received, from the text of `/proc/net/dev`.
 fn received(text: &str, device: &str) -> Option<u64> {
     let of =
         |line: &str| line.trim_start().strip_prefix(device)?.strip_prefix(':')?.split_whitespace().nth(1)?.parse().ok();
@@ -377,7 +382,7 @@ mod tests {
     use super::*;
     use crate::results::to_values;
 
-    /// A refresh at 1 s; the second after it and all from 3 s later on have this rate, of 1000 before.
+    /// A refresh at 1 s. The rate is 1000 before, `lowest` in the second after it, and `back` from 3 s later on.
     fn row(lowest: f64, back: f64) -> Row {
         let ends: Vec<f64> = (1..=50).map(|bin| f64::from(bin) / 5.0).collect();
         let rate = |&end: &f64| match end {
@@ -412,12 +417,12 @@ mod tests {
     }
 
     #[test]
-    fn the_pace_is_that_of_the_middle() {
+    fn the_pace_excludes_start_and_end() {
         let start = Instant::now();
         let at = |seconds, known| (start + Duration::from_secs(seconds), known);
         let learnt = [at(0, 0), at(5, 99_999), at(6, 200_000), at(7, 600_000), at(8, 900_000), at(20, 1_000_000)];
         assert_eq!(pace(&learnt, SESSIONS), Some(350_000.0));
-        assert_eq!(pace(&learnt[..4], SESSIONS), None, "it never came so far");
+        assert_eq!(pace(&learnt[..4], SESSIONS), None, "it never reached nine tenths");
         assert_eq!(pace(&[at(0, 1_000_000)], SESSIONS), None, "in no time");
     }
 
@@ -430,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_devices_are_understood() {
+    fn device_counters_are_parsed() {
         let text =
             "Inter-|   Receive\n face |bytes    packets errs\n    lo: 9 8 0\n    u1: 1234 56 0 0\n   u10: 5 6 0\n";
         assert_eq!((received(text, "u1"), received(text, "u10"), received(text, "u2")), (Some(56), Some(6), None));

@@ -1,5 +1,6 @@
-//! `slicing`: what TCP of virtual machines carries, and what it costs their switch, when packets are copied whole as they are
-//! fetched, and when only their heads are (SIGCOMM'24 paper, section 5.2, figure 11); and through Open vSwitch with DPDK.
+//! `slicing`: TCP throughput of virtual machines, and the cost in their switch, when complete packets are copied from
+//! guest memory, when only their headers are copied (SIGCOMM'24 paper, section 5.2, figure 11), and with Open vSwitch
+//! and DPDK.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,26 +26,26 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, mean, middle, paired_ratio};
 use crate::turns;
 
-/// The guests' MTU, bytes: the usual one, and that of Triton's jumbo frames.
+/// The guests' MTU, bytes: the usual one, and Triton's jumbo frames.
 const MTUS: [u32; 2] = [1500, 8500];
 /// Bytes of an Ethernet header.
 const ETHERNET: f64 = 14.0;
-/// How often is looked at what is kept.
+/// Sampling interval of copied bytes.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long a short script may take in a machine.
+/// Timeout of a short script in a machine.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct Slicing;
 
-/// Who cuts what the guest's TCP sends into packets of the MTU.
+/// Which end segments the guest's TCP data into packets of the MTU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Segmentation {
     /// The guest: packets of the MTU cross the switch.
     Guest,
-    /// The switch (TSO): packets of up to 64 KB are fetched, whatever the MTU.
+    /// The switch (TSO): it fetches packets of up to 64 KB, whatever the MTU.
     Switch,
 }
 
@@ -65,28 +66,30 @@ impl fmt::Display for Segmentation {
     }
 }
 
-/// One flow between two virtual machines.
+/// The result of one flow between two virtual machines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// `bifrost`, or `open_vswitch`: with DPDK, since machines are its guests.
+    /// `bifrost`, or `open_vswitch` (with DPDK, because guests are virtual machines).
     pub mode: Mode,
     /// The guests' MTU, bytes.
     pub mtu_bytes: u32,
     /// Whether the machines' ports slice (`port.slicing`).
     pub slicing: bool,
-    /// Who makes packets of the MTU.
+    /// Which end segments.
     pub segmentation: Segmentation,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long the flow lasted, s.
+    /// Duration of the flow, s.
     pub duration_s: f64,
     /// Goodput at the receiver, Gbit/s.
     pub throughput_gbit_per_s: f64,
-    /// Processor time of the sender's switch, s per GB that the receiver got.
+    /// Processor time of the sender's switch, s per GB that the receiver received.
     pub switch_cpu_s_per_gb: f64,
-    /// Mean length of what the sender's daemon fetched, Ethernet header included, bytes; `None` with Open vSwitch.
+    /// Mean length of packets that the sender's daemon fetched, Ethernet header included, bytes; `None` with Open
+    /// vSwitch.
     pub packet_bytes: Option<f64>,
-    /// Copies of the guest's packets beyond their heads, bytes, mean of a look every 500 ms; `None` with Open vSwitch.
+    /// Copied payload of the guest's packets without their headers, bytes, mean of samples every 500 ms; `None` with
+    /// Open vSwitch.
     pub kept_payload_bytes: Option<f64>,
 }
 
@@ -105,7 +108,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// What the machines' ports are like.
+/// Configuration of the machines' ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ports {
     mode: Mode,
@@ -114,7 +117,7 @@ struct Ports {
 }
 
 impl Ports {
-    /// Those that are compared beside each other.
+    /// The configurations that are compared.
     fn all() -> Vec<Ports> {
         let kinds = [(Mode::OpenVswitch, false), (Mode::Bifrost, false), (Mode::Bifrost, true)];
         MTUS.iter().flat_map(|&mtu_bytes| kinds.map(|(mode, slicing)| Ports { mode, mtu_bytes, slicing })).collect()
@@ -182,8 +185,8 @@ impl Experiment for Slicing {
             "Gbit/s",
             "over Open vSwitch",
             "switch s/GB",
-            "of whole's",
-            "bytes a packet",
+            "relative to whole",
+            "bytes per packet",
             "copies, bytes",
         ]);
         for segmentation in Segmentation::ALL {
@@ -211,12 +214,16 @@ impl Experiment for Slicing {
             }
         }
         Ok(format!(
-            "One TCP flow of `iperf3` between two virtual machines (user-mode Linux), each with its switch on one processor. With slicing, the switch copies the first 256 \
-             bytes of a packet when it fetches it, and reads the rest where it is when it writes datagrams; without, it copies packets whole \
-             first. Segmented by the guest, packets of its MTU cross the switch, as in the paper's figure; segmented by the switch, large ones do at \
-             any MTU, but not Open vSwitch, whose tunnels take none: there the guest does it in either case. Its DPDK polls, and sleeps for up to \
-             50 µs when there is nothing to do, so that the guest has its share. Processor time is that of the sender's switch, for each GB received. Before, with `bifrostd`, a second with 1 % loss: the first \
-             retransmission shows that the guest leaves buffers alone. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "One TCP flow of `iperf3` between two virtual machines (user-mode Linux), each with its switch on one \
+             processor. With slicing, the switch copies the first 256 bytes of a packet when it fetches it, and reads \
+             the rest from guest memory when it writes datagrams; without, it copies complete packets first. If the \
+             guest segments, packets of its MTU cross the switch, as in the paper's figure. If the switch segments, \
+             large packets cross it at any MTU, except with Open vSwitch, whose tunnels do not support them: there the \
+             guest segments in both cases. Its DPDK polls, and sleeps for up to 50 µs when idle, so that the guest \
+             gets its share. Processor time is that of the sender's switch, per GB received. Before each measurement, \
+             with `bifrostd`, a flow runs for a second with 1 % loss: the first retransmission proves that the guest \
+             does not reuse in-flight buffers. Medians, with the minimum and maximum of the repetitions in \
+             brackets.\n\n{}",
             table.render()
         ))
     }
@@ -254,7 +261,7 @@ impl Experiment for Slicing {
         let mut bars = Vec::new();
         let [usual, jumbo] = MTUS;
         for segmentation in Segmentation::ALL {
-            // With small packets the difference is less than what runs differ by: nothing is claimed for them.
+            // With small packets the difference is smaller than the noise, so no bar covers them.
             let (with, without) = (is(jumbo, true, segmentation), is(jumbo, false, segmentation));
             let ratio = |field| paired_ratio(&rows, |r| r.repetition, (with, without), field);
             let of = |what: &str| format!("MTU {jumbo}, {segmentation}: {what} with slicing over without");
@@ -297,7 +304,7 @@ impl Experiment for Slicing {
     }
 }
 
-/// Builds a network whose sending guest has shown that it leaves its buffers alone, if anybody wants to know.
+/// Builds a network. With `bifrostd`, its sending guest has proven that it does not reuse in-flight buffers.
 fn begin(lab: &Lab, ports: Ports, label: &str) -> Result<Network> {
     let settings = Settings {
         guests: Guests::Vm,
@@ -354,7 +361,7 @@ fn measure(
     ensure!(
         segmentation == Segmentation::Switch
             || packet_bytes.is_none_or(|bytes| bytes <= f64::from(ports.mtu_bytes) + ETHERNET),
-        "the guest was to segment, but its packets had {packet_bytes:?} bytes"
+        "the guest should segment, but its packets had {packet_bytes:?} bytes"
     );
     Ok(Row {
         mode: ports.mode,
@@ -370,13 +377,13 @@ fn measure(
     })
 }
 
-/// Open vSwitch polls even when it is not its turn: it stands still while other networks are measured.
+/// Open vSwitch polls all the time, so it is stopped while other networks are measured.
 fn freeze(network: &Network, still: bool) -> Result<()> {
     network.overlay.open_vswitches.iter().try_for_each(|switch| switch.freeze(still))
 }
 
-/// Tells machines what Open vSwitch's device does not: their addresses and MTU; and who their neighbour is, for its flows are about
-/// MAC addresses that are known.
+/// Configures in machines what Open vSwitch's device does not: addresses and MTU; and static neighbour entries,
+/// because its OpenFlow rules match known MAC addresses.
 fn name_guests(network: &mut Network, mtu_bytes: u32) -> Result<()> {
     let Network { machines, topology, .. } = network;
     for ((machine, host), other) in machines.iter_mut().zip(&topology.hosts).zip(topology.hosts.iter().rev()) {
@@ -390,20 +397,23 @@ fn name_guests(network: &mut Network, mtu_bytes: u32) -> Result<()> {
     Ok(())
 }
 
-/// Has a machine leave segmentation to its device, or not, and sees to it that it has the MTU.
+/// Configures segmentation offload and MTU of a machine, and checks the MTU.
 fn set_up(machine: &mut Machine, ports: Ports, segmentation: Segmentation) -> Result<()> {
     let tso = on_or_off(segmentation == Segmentation::Switch && ports.mode != Mode::OpenVswitch);
     let mtu_bytes = ports.mtu_bytes;
     let script = format!("ethtool -K eth0 tso {tso} && cat /sys/class/net/eth0/mtu");
     let output = machine.run(&script, SCRIPT_TIMEOUT)?;
-    ensure!(output.trim() == mtu_bytes.to_string(), "a machine was to have an MTU of {mtu_bytes}, and says: {output}");
+    ensure!(
+        output.trim() == mtu_bytes.to_string(),
+        "a machine should have an MTU of {mtu_bytes}, but reports: {output}"
+    );
     Ok(())
 }
 
-/// What the sender's switch has done since it was started.
+/// Counters of the sender's switch since its start.
 struct Sent {
     cpu_s: f64,
-    /// `None`: it is not `bifrostd`.
+    /// `None` if it is not `bifrostd`.
     counted: Option<Counted>,
 }
 
@@ -483,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reported_is_compared_at_the_same_mtu() {
+    fn the_report_compares_at_the_same_mtu() {
         let mut rows = rows();
         rows.retain(|r| r.mtu_bytes == 1500 || r.slicing);
         let report = Slicing.report(&to_values(&rows).unwrap()).unwrap();

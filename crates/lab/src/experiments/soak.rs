@@ -1,4 +1,5 @@
-//! `soak`: mixed traffic under changing faults, after which every byte is right, memory is flat and drops are explained.
+//! `soak`: mixed traffic with changing faults. At the end every byte must be correct, memory constant, and drops
+//! explained.
 
 mod account;
 mod faults;
@@ -32,35 +33,35 @@ use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
 use crate::stats::slope;
 
-/// How long one fault lasts, s.
+/// Duration of a fault, s.
 const FAULT_S: f64 = 3.0;
-/// How long each of the first faults lasts, which are one of each kind at its full strength, s.
+/// Duration of each of the first faults, which are one of each kind at its full strength, s.
 const WARM_FAULT_S: f64 = 1.5;
-/// How long a fault lasts that lets nothing through, s.
+/// Duration of a fault that blocks all traffic, s.
 const TOTAL_FAULT_S: f64 = 1.0;
-/// Streams in each direction.
+/// Number of streams in each direction.
 const STREAMS: u16 = 2;
 /// Rate limit of a stream, bytes/s.
 const STREAM_BYTES_PER_S: f64 = 10e6;
 /// First port of the streams.
 const STREAM_PORT: u16 = 7000;
-/// Share of the time, at the start, in which memory may still grow: longer than all the first faults take.
+/// Share of the time, at the start, in which memory may grow: longer than all the first faults take.
 const WARM_UP: f64 = 0.5;
-/// How long the network may take to come to rest after the load has ended.
+/// Time for the network to drain after the load has ended.
 const REST: Duration = Duration::from_secs(3);
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct Soak;
 
-/// One soak.
+/// The result of one soak.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network.
     pub mode: Mode,
-    /// How long the load lasted, s.
+    /// Duration of the load, s.
     pub duration_s: f64,
-    /// What the faults were chosen by.
+    /// Seed of the choice of faults.
     pub seed: u64,
     /// The faults, in order.
     pub faults: Vec<FaultEntry>,
@@ -76,34 +77,34 @@ pub struct Row {
     pub redis_latency_ms_p99_9: f64,
     /// The daemons.
     pub daemons: Vec<DaemonResult>,
-    /// Reliable packets that one daemon sent and the other did not receive, and that were neither given up nor sent once more by a
-    /// connection that restarted, over both directions; null without a reliable transport.
+    /// Reliable packets that one daemon sent and the other did not receive, without those that were given up or
+    /// retransmitted by a restarted connection, over both directions; null without a reliable transport.
     pub missing_packets: Option<u64>,
     /// Redis requests answered in each 100 ms, per second.
     pub bins_rps: Vec<f64>,
 }
 
-/// A fault that was in force.
+/// An applied fault.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FaultEntry {
-    /// When it began, s.
+    /// Start, s.
     pub start_s: f64,
-    /// What it was.
+    /// Description.
     pub description: String,
-    /// Packets that the daemons' own injection has hit, over both hosts.
+    /// Packets affected by the daemons' own fault injection, over both hosts.
     pub hits_packets: u64,
 }
 
 /// A byte stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StreamResult {
-    /// From guest to guest.
+    /// The sending and the receiving guest.
     pub direction: String,
     /// Bytes sent.
     pub sent_bytes: u64,
-    /// Bytes received that were right.
+    /// Correct bytes received.
     pub correct_bytes: u64,
-    /// What went wrong; null if nothing did.
+    /// The error; null if there was none.
     pub error: Option<String>,
 }
 
@@ -112,15 +113,15 @@ pub struct StreamResult {
 pub struct DaemonResult {
     /// Its host.
     pub host: String,
-    /// Resident memory when it had warmed up, KiB.
+    /// Resident memory after the warm-up, KiB.
     pub rss_start_kib: f64,
     /// Resident memory at the end, KiB.
     pub rss_end_kib: f64,
-    /// Slope of the line through its resident memory since it had warmed up, KiB per minute.
+    /// Slope of the regression line of its resident memory since the warm-up, KiB per minute.
     pub rss_slope_kib_per_minute: f64,
     /// Packets that were dropped, by reason.
     pub drops_packets: BTreeMap<String, u64>,
-    /// Those that no fault explains.
+    /// Drops that no fault explains.
     pub unexplained_packets: BTreeMap<String, u64>,
     /// All counters.
     pub counters: BTreeMap<String, u64>,
@@ -182,7 +183,8 @@ impl Experiment for Soak {
                 }
             }
             text += &format!(
-                "### {}, {:.0} s, seed {}\n\n{} faults. Redis: {} requests answered, {} not, {} wrong, P99.9 {} ms.{}\n\n{}\n{}\n{}\n",
+                "### {}, {:.0} s, seed {}\n\n{} faults. Redis: {} requests answered, {} not, {} wrong, P99.9 {} \
+                 ms.{}\n\n{}\n{}\n{}\n",
                 row.mode.name(),
                 row.duration_s,
                 row.seed,
@@ -393,8 +395,8 @@ fn account(daemon: &Daemon, memory: &[(f64, f64)]) -> Result<DaemonResult> {
     })
 }
 
-/// Packets sent reliably in either direction that were not received and have no excuse: given up, withdrawn, or sent once more by a
-/// connection that restarted. What the peer's switch refuses counts as received.
+/// Packets sent reliably in either direction that were not received and have no explanation: given up, withdrawn, or
+/// retransmitted by a restarted connection. Packets that the peer's switch refuses count as received.
 fn missing(daemons: &[DaemonResult]) -> Option<u64> {
     let [a, b] = daemons else { return None };
     let way = |from: &DaemonResult, to: &DaemonResult| {

@@ -1,4 +1,5 @@
-//! `sockperf`: throughput of small messages over one TCP connection while packets are lost (APNET'25 paper, figures 7b and 9b).
+//! `sockperf`: throughput of small messages over one TCP connection with packet loss (APNET'25 paper, figures 7b and
+//! 9b).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -28,20 +29,20 @@ const QUICK_LOSSES: [f64; 3] = [0.0, 1.0, 5.0];
 #[derive(Debug, Clone, Copy)]
 pub struct Sockperf;
 
-/// One connection.
+/// The result of one connection.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network.
     pub mode: Mode,
     /// Probability that a packet was dropped on the wire, in either direction, percent.
     pub loss_percent: f64,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long messages were sent, s.
+    /// Sending time, s.
     pub duration_s: f64,
-    /// Messages that the sender's TCP took, 14 bytes each.
+    /// Messages that the sender's TCP accepted, 14 bytes each.
     pub messages: u64,
-    /// Their bytes, Mbit/s.
+    /// Throughput of their bytes, Mbit/s.
     pub throughput_mbit_per_s: f64,
     /// Packets that nftables dropped, over both hosts.
     pub wire_drops_packets: u64,
@@ -78,7 +79,7 @@ impl Experiment for Sockperf {
         let begin = |mode: &Mode, repetition| {
             let label = label(*mode, repetition);
             let network = lab.network(*mode, &label)?;
-            // In this order: the server ends before its network goes.
+            // The order matters: the server ends before its network is removed.
             Ok((Server::start(&network.topology.hosts[1].guest, &lab.logs(&label))?, network))
         };
         turns::measure(lab.repetitions(3), &lab.options.modes, &points, begin, |mode, bench, point, repetition| {
@@ -118,8 +119,9 @@ impl Experiment for Sockperf {
             }
         }
         Ok(format!(
-            "`sockperf throughput --tcp` with its own message size, 14 bytes: one connection, as many messages as the sender's TCP \
-             takes. Loss on the wire in both directions; medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "`sockperf throughput --tcp` with its default message size, 14 bytes: one connection, as many messages as \
+             the sender's TCP accepts. Loss on the wire in both directions. Medians, with the minimum and maximum of \
+             the repetitions in brackets.\n\n{}",
             table.render()
         ))
     }
@@ -142,7 +144,8 @@ impl Experiment for Sockperf {
             paired_ratio(&rows, |r| r.repetition, (is(loss), is(0.0)), |r| r.throughput_mbit_per_s)
         };
         let (low, high) = (kept(Mode::Bifrost, 1.0), kept(Mode::Bifrost, 5.0));
-        // Not at 1 %: with a round trip of some ten microseconds, the guest's TCP alone keeps two thirds there.
+        // Not at 1 %: with a round trip of some ten microseconds, the guest's TCP alone keeps two thirds of its
+        // throughput.
         let better = high.zip(kept(Mode::KernelVxlan, 5.0)).map(|(bifrost, kernel)| bifrost / kernel);
         Ok(vec![
             Bar::new("1 % loss: BIFROST's throughput over its own without loss", low, Sense::AtLeast, 0.85, "x"),
@@ -171,7 +174,7 @@ fn losses(rows: &[Row]) -> Vec<f64> {
     distinct_values(rows.iter().map(|row| row.loss_percent))
 }
 
-/// The median throughput over repetitions, Mbit/s; `None` if that was not measured.
+/// The median throughput over repetitions, Mbit/s; `None` if it was not measured.
 fn spread(rows: &[Row], mode: Mode, loss: f64) -> Option<Spread> {
     Spread::of(rows.iter().filter(|r| r.mode == mode && r.loss_percent == loss).map(|r| r.throughput_mbit_per_s))
 }
@@ -213,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_names_what_was_measured() {
+    fn the_report_names_modes_and_losses() {
         let rows = [row(Mode::KernelVxlan, 1.0, 10.0), row(Mode::Bifrost, 1.0, 97.0)];
         let report = Sockperf.report(&to_values(&rows).unwrap()).unwrap();
         assert!(report.contains("9.70x") && !report.contains("| off"), "{report}");

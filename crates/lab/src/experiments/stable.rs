@@ -1,7 +1,8 @@
-//! `stable`: latencies of Redis while nothing is lost, over short and over persistent connections (NSDI'26 paper, figures E8 and E9).
+//! `stable`: latencies of Redis without loss, over short and over persistent connections (NSDI'26 paper, figures E8
+//! and E9).
 //!
-//! Requests are due at a fixed rate, far below what the server answers: at saturation two hosts on two processors would show the
-//! length of their queues.
+//! Requests are due at a fixed rate, far below the server's capacity: at saturation two hosts on two processors would
+//! show the length of their queues.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,31 +27,31 @@ use crate::results::from_values;
 use crate::stats::{LatencyMs, paired_ratio};
 use crate::turns;
 
-/// When a request has failed, which ends the run.
+/// Timeout of a request; a timeout ends the run.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct Stable;
 
-/// One load at a fixed rate.
+/// The result of one load at a fixed rate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network.
     pub mode: Mode,
-    /// Whether connections last.
+    /// Whether connections are persistent.
     pub connections: Connections,
     /// The Redis command.
     pub op: Op,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Clients, each with one request at a time.
+    /// Number of clients, each with one request in flight.
     pub clients: u32,
-    /// Requests due each second, of all clients together.
+    /// Request rate over all clients, 1/s.
     pub offered_rps: f64,
-    /// Requests answered whose latency is told.
+    /// Requests answered whose latency is reported.
     pub requests: u64,
-    /// From when a request was due to its answer; over a short connection, connecting is a part of it.
+    /// Latencies from when a request was due to its answer; over a short connection, this includes connecting.
     pub latency_ms: LatencyMs,
 }
 
@@ -61,7 +62,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// What is measured in each network.
+/// The points that are measured in each network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Point {
     connections: Connections,
@@ -76,7 +77,7 @@ impl Point {
         Point { connections: Connections::Persistent, op: Op::Set },
     ];
 
-    /// Requests due each second: a fifth or less of what is answered.
+    /// Request rate, 1/s: at most a fifth of the capacity.
     fn offered_rps(self) -> f64 {
         match self.connections {
             Connections::Short => 1000.0,
@@ -118,7 +119,7 @@ impl Experiment for Stable {
             let network = lab.network(*mode, &label)?;
             let guests = [&network.topology.hosts[0].guest, &network.topology.hosts[1].guest];
             guests[0].allow_many_connections()?;
-            // In this order: the server ends before its network goes.
+            // The order matters: the server ends before its network is removed.
             Ok((RedisServer::start(guests[1], &lab.logs(&label))?, network))
         };
         let points: Vec<Point> = Point::ALL.into_iter().filter(|point| lab.options.ops.contains(&point.op)).collect();
@@ -134,8 +135,9 @@ impl Experiment for Stable {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = format!(
-            "Requests are due at a fixed rate, {} a second over persistent connections and {} over one for each request, far below what is \
-             answered; a latency counts from when a request was due. Nothing is lost. Medians, ms, and in brackets the least and the most of the repetitions; the last column compares \
+            "Requests are due at a fixed rate, {} per second over persistent connections and {} with a connection for \
+             each request, far below the server's capacity; a latency counts from when the request was due. Nothing is \
+             lost. Medians, ms, with the minimum and maximum of the repetitions in brackets; the last column compares \
              means with `bifrostd` without reliability.\n",
             Point { connections: Connections::Persistent, op: Op::Get }.offered_rps(),
             Point { connections: Connections::Short, op: Op::Get }.offered_rps(),

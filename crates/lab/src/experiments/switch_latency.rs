@@ -1,7 +1,8 @@
-//! `switch-latency`: how long one small request takes at low load, and what of that the switch adds (Triton, figure 9).
+//! `switch-latency`: latency of one small request at low load, and the part that the switch adds (Triton, figure 9).
 //!
-//! One TCP connection between two containers, one request of 64 bytes at a time: upon the last one's answer, and a thousand a second,
-//! where the server has gone to sleep meanwhile. The same without any switch, by a veth pair between the containers.
+//! One TCP connection between two containers, one request of 64 bytes at a time: each immediately after the last
+//! answer, or a thousand per second, where the server is asleep in between. The same without a switch, over a veth
+//! pair between the containers.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -27,14 +28,14 @@ use crate::results::{from_values, to_values};
 use crate::stats::{Spread, cell, middle, paired_ratio};
 use crate::topology::GUEST_MTU;
 
-/// Where the echo listens.
+/// The address of the echo server.
 const PORT: u16 = 5201;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct SwitchLatency;
 
-/// What is between the guests.
+/// The connection between the guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Between {
@@ -54,13 +55,13 @@ impl fmt::Display for Between {
     }
 }
 
-/// When a request follows another.
+/// When the next request is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pace {
-    /// Upon its answer.
+    /// Immediately after the answer.
     BackToBack,
-    /// A millisecond after it.
+    /// A millisecond after the request.
     ThousandPerSecond,
 }
 
@@ -87,11 +88,11 @@ impl fmt::Display for Pace {
 /// The latencies of one connection.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What was between the guests.
+    /// The connection between the guests.
     pub mode: Between,
-    /// When a request followed another.
+    /// When the next request was sent.
     pub pace: Pace,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
     /// Requests answered.
     pub requests: u64,
@@ -101,7 +102,7 @@ pub struct Row {
     pub latency_us_p50: f64,
     /// 99th percentile, µs.
     pub latency_us_p99: f64,
-    /// The slowest request, µs.
+    /// Maximum, µs.
     pub latency_us_max: f64,
 }
 
@@ -111,7 +112,8 @@ impl Experiment for SwitchLatency {
     }
 
     fn summary(&self) -> &'static str {
-        "Latency of single small requests, and what a switch adds, beside Open vSwitch (SIGCOMM'24 figure 9)"
+        "Latency of single small requests, and the part that a switch adds, compared with Open vSwitch (SIGCOMM'24 \
+         figure 9)"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -167,9 +169,10 @@ impl Experiment for SwitchLatency {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = format!(
-            "One TCP connection between two containers, each with its host on a processor of its own; requests and answers of {} bytes, one \
-             at a time. Medians, and in brackets the least and the most of the repetitions. What a switch adds is beyond a veth pair between the containers; both \
-             hosts' switches, and the link between them, are in it, there and back.\n",
+            "One TCP connection between two containers, each with its host on its own processor; requests and answers \
+             of {} bytes, one at a time. Medians, with the minimum and maximum of the repetitions in brackets. *Added* \
+             is the difference to a veth pair between the containers; it includes both hosts' switches, and the link \
+             between them, in both directions.\n",
             ping_pong::MESSAGE_LEN
         );
         for pace in Pace::ALL {
@@ -225,7 +228,7 @@ impl Experiment for SwitchLatency {
 }
 
 const OVS: Between = Between::Switches(Mode::OpenVswitch);
-/// Without a switch, the guest that answers.
+/// The answering guest, if there is no switch.
 const SERVER: [u8; 4] = [10, 0, 0, 2];
 
 impl Row {
@@ -244,7 +247,7 @@ impl Row {
     }
 }
 
-/// Two guests with a veth pair between them, each on the processor that it has with a switch.
+/// Two guests joined by a veth pair, each on the same processor as with a switch.
 fn joined(lab: &Lab) -> Result<[Namespace; 2]> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let create = |number: usize, name: &str| -> Result<Namespace> {
@@ -256,20 +259,21 @@ fn joined(lab: &Lab) -> Result<[Namespace; 2]> {
     };
     let guests = [create(0, "a")?, create(1, "b")?];
     guests[0].ip_batch(&format!(
-        "link add eth0 mtu {GUEST_MTU} type veth peer name eth0 mtu {GUEST_MTU} netns {}\naddr add 10.0.0.1/24 dev eth0\nlink set eth0 up\n",
+        "link add eth0 mtu {GUEST_MTU} type veth peer name eth0 mtu {GUEST_MTU} netns {}\naddr add 10.0.0.1/24 dev \
+         eth0\nlink set eth0 up\n",
         guests[1].name()
     ))?;
     guests[1].ip_batch("addr add 10.0.0.2/24 dev eth0\nlink set eth0 up\n")?;
     Ok(guests)
 }
 
-/// What was measured, in the order of reports.
+/// The measured connections, in the order of reports.
 fn modes(rows: &[Row]) -> Vec<Between> {
     let all = [Between::Veth].into_iter().chain(Mode::ALL.map(Between::Switches));
     all.filter(|mode| rows.iter().any(|row| row.mode == *mode)).collect()
 }
 
-/// The median over repetitions; `None` if that was not measured.
+/// The median over repetitions; `None` if it was not measured.
 fn spread(rows: &[Row], mode: Between, pace: Pace, field: fn(&Row) -> f64) -> Option<Spread> {
     Spread::of(rows.iter().filter(|row| row.mode == mode && row.pace == pace).map(field))
 }
@@ -311,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_says_what_a_switch_adds() {
+    fn the_report_shows_what_a_switch_adds() {
         let rows = [
             row(Between::Veth, Pace::BackToBack, 20.0, 30.0),
             row(OVS, Pace::BackToBack, 100.0, 200.0),

@@ -1,7 +1,7 @@
-//! `switch-overall`: what the switch carries, beside Open vSwitch on the same processors (Triton, figure 8).
+//! `switch-overall`: the switch's throughput, compared with Open vSwitch on the same processors (Triton, figure 8).
 //!
-//! Two containers on two hosts, each host with its guest on one processor, so that whatever a switch costs is missing in what
-//! the guests get done: bytes of one flow, requests over persistent connections, and new connections.
+//! Two containers on two hosts. Each host shares one processor with its guest, so the cost of a switch reduces what
+//! the guests achieve: bytes of one flow, requests over persistent connections, and new connections.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,26 +30,26 @@ use crate::turns;
 #[derive(Debug, Clone, Copy)]
 pub struct SwitchOverall;
 
-/// What one network carried.
+/// The result of one network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network.
     pub mode: Mode,
-    /// Whether guests had security groups (Open vSwitch: connection tracking) that let the load in.
+    /// Whether guests had security groups (Open vSwitch: connection tracking) that accept the load.
     pub security_groups: bool,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long each measurement lasted, about, s.
+    /// Approximate duration of each measurement, s.
     pub duration_s: f64,
     /// Goodput of one TCP flow, Gbit/s.
     pub throughput_gbit_per_s: f64,
-    /// Redis requests answered over persistent connections, a second.
+    /// Redis requests answered over persistent connections, 1/s.
     pub requests_per_s: f64,
     /// 99th percentile of their latencies, ms.
     pub latency_ms_p99: f64,
-    /// Connections opened, used for one request and closed, a second.
+    /// Connections opened, used for one request and closed, 1/s.
     pub connections_per_s: f64,
-    /// Where the time of all processors went during the requests over persistent connections, percent; empty where nobody looked.
+    /// Use of all processors during the requests over persistent connections, percent; empty if it was not recorded.
     #[serde(default)]
     pub requests_processor_percent: Shares,
     /// The same during the new connections.
@@ -57,7 +57,7 @@ pub struct Row {
     pub connections_processor_percent: Shares,
 }
 
-/// A measure: its column, and how to read it.
+/// A metric: its column, and how to get it from a row.
 type Measure = (&'static str, fn(&Row) -> f64);
 
 const MEASURES: [Measure; 4] = [
@@ -86,7 +86,8 @@ impl fmt::Display for Row {
         let network = Judged { mode: *mode, security_groups: *security_groups };
         write!(
             f,
-            "{network} {throughput_gbit_per_s:.2} Gbit/s, {requests_per_s:.0} requests/s, {connections_per_s:.0} connections/s"
+            "{network} {throughput_gbit_per_s:.2} Gbit/s, {requests_per_s:.0} requests/s, {connections_per_s:.0} \
+             connections/s"
         )
     }
 }
@@ -97,7 +98,7 @@ impl Experiment for SwitchOverall {
     }
 
     fn summary(&self) -> &'static str {
-        "Bytes, requests and new connections through the switch, beside Open vSwitch (SIGCOMM'24 figure 8)"
+        "Bytes, requests and new connections through the switch, compared with Open vSwitch (SIGCOMM'24 figure 8)"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -109,7 +110,7 @@ impl Experiment for SwitchOverall {
     }
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
-        // The kernel's VXLAN knows no security groups.
+        // The kernel's VXLAN has no security groups.
         let measured = |network: &Judged| !(network.security_groups && network.mode == Mode::KernelVxlan);
         let of = |security_groups| lab.options.modes.iter().map(move |&mode| Judged { mode, security_groups });
         let networks: Vec<Judged> = [false, true].into_iter().flat_map(of).filter(measured).collect();
@@ -123,9 +124,10 @@ impl Experiment for SwitchOverall {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut text = String::from(
-            "Containers on two hosts; each host, its switch and its guest share one processor. One TCP flow of `iperf3`; \
-             `redis-benchmark`, `GET`, over persistent connections, and with one connection for each request. No loss. \
-             Medians, in brackets the least and the most of the repetitions, and the medians over Open vSwitch's.\n",
+            "Containers on two hosts; each host, its switch and its guest share one processor. One TCP flow of \
+             `iperf3`; `redis-benchmark`, `GET`, over persistent connections, and with one connection for each \
+             request. No loss. Medians, with the minimum and maximum of the repetitions in brackets, and ratios of the \
+             medians to Open vSwitch's.\n",
         );
         for security_groups in [false, true] {
             if !rows.iter().any(|row| row.security_groups == security_groups) {
@@ -176,8 +178,8 @@ impl Experiment for SwitchOverall {
             };
             bar("one TCP flow", over(mode, false, |r| r.throughput_gbit_per_s), 1.5);
             bar("Redis requests/s", over(mode, false, |r| r.requests_per_s), 1.5);
-            // Most of a new connection's time is its two guests' own TCP and programs, on the same processors, whatever the switch
-            // takes: what it can do by itself is for `vectors` and `route-refresh` to say.
+            // Most of a new connection's time is spent in the TCP and the programs of its two guests, on the same
+            // processors, whatever the switch costs. `vectors` and `route-refresh` measure the switch alone.
             bar("new connections/s with security groups", over(mode, true, |r| r.connections_per_s), 1.5);
         }
         Ok(bars)
@@ -215,7 +217,7 @@ fn measure(lab: &Lab, mode: Mode, security_groups: bool, repetition: u32, label:
     })
 }
 
-/// As many requests as fill the time, by what a short trial has shown; and where the processors' time went.
+/// Runs as many requests as fill the time, according to a short trial; also returns the use of the processors.
 fn requests(
     lab: &Lab,
     network: &Network,
@@ -237,7 +239,7 @@ fn requests(
     Ok((measured, Reading::take()?.since(&before)))
 }
 
-/// What is behind requests and connections a second: who used the processors.
+/// Explains requests and connections per second: the use of the processors.
 fn profile(rows: &[Row]) -> String {
     type Load = (&'static str, fn(&Row) -> &Shares);
     let loads: [Load; 2] = [
@@ -255,12 +257,12 @@ fn profile(rows: &[Row]) -> String {
         ([name, security, mode.name()].map(str::to_owned), here.map(of).collect())
     };
     format!(
-        "\n### Where the time goes\n\nThe time of both processors, percent, medians; {LEGEND}:\n\n{}",
+        "\n### Use of the processors\n\nUse of both processors, percent, medians; {LEGEND}:\n\n{}",
         processor::table(["load", "security groups", "mode"], points.map(shares))
     )
 }
 
-/// The median over repetitions; `None` if that was not measured.
+/// The median over repetitions; `None` if it was not measured.
 fn spread(rows: &[Row], mode: Mode, security_groups: bool, field: fn(&Row) -> f64) -> Option<Spread> {
     Spread::of(rows.iter().filter(|r| r.mode == mode && r.security_groups == security_groups).map(field))
 }
@@ -305,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_has_a_table_for_each_kind_of_network_that_was_measured() {
+    fn the_report_has_a_table_for_each_measured_kind_of_network() {
         let rows = [row(Mode::OpenVswitch, false, 1.0), row(Mode::Bifrost, false, 2.0)];
         let report = SwitchOverall.report(&to_values(&rows).unwrap()).unwrap();
         assert!(report.contains("2.000, 2.00x"), "{report}");

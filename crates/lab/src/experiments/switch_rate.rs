@@ -1,8 +1,10 @@
-//! `switch-rate`: packets a second from a vhost-user port into VXLAN and back, beside Open vSwitch with DPDK (Triton, figure 8).
+//! `switch-rate`: packets per second from a vhost-user port into VXLAN and back, compared with Open vSwitch with DPDK
+//! (Triton, figure 8).
 //!
-//! One switch on one processor; the guest, `dpdk-testpmd`, has the other and lets a number of packets circle: what comes back
-//! goes out again, so nobody is offered more than it carries. The peer is a mirror: a rule of nftables at the far end of the
-//! underlay link, which swaps addresses, chooses the flow, and sends the frame back.
+//! One switch on one processor. The guest, `dpdk-testpmd`, has the other and lets a fixed number of packets
+//! circulate: it sends each received packet again, so no switch is offered more than it can forward. The peer is a
+//! mirror: an nftables rule at the far end of the underlay link that swaps addresses, selects the flow, and returns
+//! the frame.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,36 +27,35 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, middle, paired_ratio};
 use crate::turns;
 
-/// Conversations that the packets belong to.
+/// Numbers of conversations.
 const FLOWS: [u32; 2] = [1, 10_000];
-/// Bursts of 32 packets that begin to circle at each step, and steps: the rate that counts is the highest. A switch may lose some of them
-/// before it knows where they go, and one that is offered too much loses what it cannot hold.
+/// Bursts of 32 packets that are added in each step, and number of steps; the highest rate counts. A switch may lose
+/// some packets before it knows their destination, and an overloaded one loses packets that it cannot queue.
 const BURSTS: u32 = 8;
 const STEPS: u32 = 3;
-/// Before packets are counted: caches and tables have filled.
+/// Time before packets are counted, in which caches and tables fill.
 const WARM_UP: Duration = Duration::from_millis(1500);
 
-/// The guest's and the remote's addresses.
+/// Addresses of the guest and of the remote end.
 const REMOTE_MAC: &str = "00:01:02:03:04:01";
 const GUEST: &str = "10.254.0.1";
 const REMOTE: &str = "10.253.0.1";
 
-/// The remote's port and the guest's in the first flow.
+/// The ports of the remote end and of the guest in the first flow.
 const FIRST_PORTS: u32 = 1024 << 16 | 1024;
 
-/// What lies between both: outer and inner addresses are swapped, and the ports become those of the next flow; the guest swaps
-/// addresses and ports again. Offsets in bits from the outer IP header: IP, UDP and VXLAN have 36 bytes, the inner Ethernet header 14,
-/// the inner IP header 20. Sums of addresses do not change by swapping; the inner UDP header has none. Both
-/// ports are one number of 32 bits, for nftables writes a number's highest bits first, whatever the width of what is set.
+/// The rule of the mirror. It swaps outer and inner addresses and sets the ports of the next flow; the guest swaps
+/// addresses and ports again. Offsets are in bits from the outer IP header: IP, UDP and VXLAN have 36 bytes, the
+/// inner Ethernet header 14, the inner IP header 20. Swapping does not change checksums over addresses, and the inner
+/// UDP header has none. Both ports form one number of 32 bits, because nftables writes a number's most significant
+/// bits first, whatever the width of the target.
 fn mirror(flows: u32) -> String {
     let far = FAR[0];
     format!(
-        "table netdev bifrost_lab_mirror {{\n chain mirror {{\n \
-         type filter hook ingress device u1 priority 0\n \
-         udp dport 4789 ether saddr set {FAR_MAC} ether daddr set {NEAR_MAC} \
-         ip saddr set {far} ip daddr set {NEAR} @nh,288,48 set 0x000102030400 @nh,336,48 set 0x000102030401 \
-         @nh,496,32 set 0x0afd0001 @nh,528,32 set 0x0afe0001 @nh,560,32 set numgen inc mod {flows} offset {FIRST_PORTS} \
-         fwd to u1\n }}\n}}\n"
+        "table netdev bifrost_lab_mirror {{\n chain mirror {{\n type filter hook ingress device u1 priority 0\n udp \
+         dport 4789 ether saddr set {FAR_MAC} ether daddr set {NEAR_MAC} ip saddr set {far} ip daddr set {NEAR} \
+         @nh,288,48 set 0x000102030400 @nh,336,48 set 0x000102030401 @nh,496,32 set 0x0afd0001 @nh,528,32 set \
+         0x0afe0001 @nh,560,32 set numgen inc mod {flows} offset {FIRST_PORTS} fwd to u1\n }}\n}}\n"
     )
 }
 
@@ -62,20 +63,20 @@ fn mirror(flows: u32) -> String {
 #[derive(Debug, Clone, Copy)]
 pub struct SwitchRate;
 
-/// One number of flows, through one switch.
+/// The result for one number of flows through one switch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What forwarded.
+    /// The switch.
     pub mode: Switch,
-    /// Conversations that the packets belong to.
+    /// Number of conversations.
     pub flows: u32,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long packets were counted, s.
+    /// Duration of the count, s.
     pub duration_s: f64,
-    /// What the guest got back, packets a second.
+    /// Packets per second that returned to the guest.
     pub packets_per_s: f64,
-    /// Of what the switch took from the guest in that time, the share that did not come back, percent.
+    /// Share of the packets taken from the guest in that time that did not return, percent.
     pub missing_percent: f64,
 }
 
@@ -83,7 +84,7 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Row { mode, flows, packets_per_s, missing_percent, .. } = self;
         let millions = packets_per_s / 1e6;
-        write!(f, "{mode}, {flows} flows: {millions:.3} million packets a second, {missing_percent:.2} % missing")
+        write!(f, "{mode}, {flows} flows: {millions:.3} million packets/s, {missing_percent:.2} % missing")
     }
 }
 
@@ -93,7 +94,7 @@ impl Experiment for SwitchRate {
     }
 
     fn summary(&self) -> &'static str {
-        "Packets a second from a vhost-user port into VXLAN and back, beside Open vSwitch with DPDK"
+        "Packets per second from a vhost-user port into VXLAN and back, compared with Open vSwitch with DPDK"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -124,9 +125,10 @@ impl Experiment for SwitchRate {
             }
         }
         Ok(format!(
-            "Frames of 64 bytes circle: from a vhost-user port into VXLAN, to a mirror, back, and to the same port; one processor for \
-             the switch and the mirror, one for the guest. Packets that came back, with {} to {} under way, whichever are \
-             carried best. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "Frames of 64 bytes circulate: from a vhost-user port into VXLAN, to a mirror, back, and to the same port; \
+             one processor for the switch and the mirror, one for the guest. Rate of the packets that returned, with \
+             {} to {} in flight, at the best of these numbers. Medians, with the minimum and maximum of the \
+             repetitions in brackets.\n\n{}",
             BURSTS * 32,
             BURSTS * 32 * STEPS,
             table.render()
@@ -159,7 +161,7 @@ impl Experiment for SwitchRate {
     }
 }
 
-/// The median over repetitions; `None` if that was not measured.
+/// The median over repetitions; `None` if it was not measured.
 fn spread(rows: &[Row], mode: Switch, flows: u32, field: fn(&Row) -> f64) -> Option<Spread> {
     Spread::of(rows.iter().filter(|row| row.mode == mode && row.flows == flows).map(field))
 }
@@ -173,7 +175,7 @@ fn measure(lab: &Lab, mode: Switch, flows: u32, repetition: u32, seconds: f64) -
     let mut guest = bench.guest(&["--forward-mode=5tswap", "--no-flush-rx", &from_to, &peer], &logs)?;
     let mut best: Option<Row> = None;
     for _ in 0..STEPS {
-        // Those that are under way stay in the rings meanwhile.
+        // Packets in flight stay in the rings meanwhile.
         guest.tell("stop")?;
         guest.tell(&format!("start tx_first {BURSTS}"))?;
         interrupt::sleep(WARM_UP)?;
@@ -191,7 +193,7 @@ fn measure(lab: &Lab, mode: Switch, flows: u32, repetition: u32, seconds: f64) -
         let (received, sent) = (received_then - received, sent_then - sent);
         let packets_per_s = received as f64 / duration_s;
         if received > 0 && best.as_ref().is_none_or(|best| best.packets_per_s < packets_per_s) {
-            // Some were on their way when counting began.
+            // Some packets were in flight when counting began.
             let missing_percent = sent.saturating_sub(received) as f64 / sent.max(1) as f64 * 100.0;
             best = Some(Row { mode, flows, repetition, duration_s, packets_per_s, missing_percent });
         }

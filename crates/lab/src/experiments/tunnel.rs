@@ -1,4 +1,4 @@
-//! One switch on one processor, a guest with a vhost-user port on the other, and an underlay link over which tunnels lead.
+//! One switch on one processor, a guest with a vhost-user port on the other, and an underlay link for tunnels.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,21 +16,21 @@ use crate::programs::testpmd::Testpmd;
 use crate::topology::UNDERLAY_MTU;
 use crate::{command, interrupt};
 
-/// Ends of the underlay link, and the peers' addresses behind the far one.
+/// Addresses of the underlay link: the near end, and the peers at the far end.
 pub(super) const NEAR_MAC: &str = "02:00:00:00:01:01";
 pub(super) const FAR_MAC: &str = "02:00:00:00:01:02";
 pub(super) const NEAR: &str = "172.31.0.1";
 pub(super) const FAR: [&str; 2] = ["172.31.0.2", "172.31.0.3"];
-/// The guest, as `dpdk-testpmd` calls itself in the frames that it makes.
+/// MAC address of the guest in frames that `dpdk-testpmd` generates.
 pub(super) const GUEST_MAC: &str = "00:01:02:03:04:00";
 /// Descriptors of each ring.
 const RING: u32 = 1024;
-/// The daemon's configuration, among the logs.
+/// File name of the daemon's configuration, in the directory of logs.
 pub(super) const CONFIGURATION: &str = "bifrostd.toml";
-/// How long a program may take to start.
+/// Time for a program to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What forwards.
+/// The switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Switch {
@@ -55,14 +55,14 @@ impl fmt::Display for Switch {
 
 /// Namespaces of the switch and of the guest.
 pub(super) struct Bench {
-    /// With the near end of the underlay link, `u0`, and the far one, `u1`.
+    /// It has the near end of the underlay link, `u0`, and the far one, `u1`.
     pub(super) host: Namespace,
     guest: Namespace,
     directory: PathBuf,
 }
 
 impl Bench {
-    /// Makes them, and does what `rules` (`nftables`) say to what arrives at the far end.
+    /// Creates them, and applies the nftables `rules` to packets at the far end.
     pub(super) fn build(lab: &Lab, rules: &str) -> Result<Self> {
         need_processors()?;
         let mut host = Namespace::create(format!("{}-switch", lab.run.id()))?;
@@ -70,7 +70,8 @@ impl Bench {
         let mut guest = Namespace::create(format!("{}-guest", lab.run.id()))?;
         guest.pin(PROCESSORS[1]);
         host.ip_batch(&format!(
-            "link add u0 mtu {UNDERLAY_MTU} address {NEAR_MAC} type veth peer name u1 mtu {UNDERLAY_MTU} address {FAR_MAC}\n\
+            "link add u0 mtu {UNDERLAY_MTU} address {NEAR_MAC} type veth peer name u1 mtu {UNDERLAY_MTU} address \
+             {FAR_MAC}\n\
              link set u0 up\nlink set u1 up\n"
         ))?;
         for device in ["u0", "u1"] {
@@ -84,8 +85,8 @@ impl Bench {
         Ok(Self { host, guest, directory })
     }
 
-    /// Starts a switch with one vhost-user port. Open vSwitch has `flows`, the port being 1 and the tunnels 2 and 3; `bifrostd` has
-    /// `more` in its configuration.
+    /// Starts a switch with one vhost-user port. Open vSwitch gets `flows`, where the port is 1 and the tunnels are 2
+    /// and 3; `bifrostd` gets `more` in its configuration.
     pub(super) fn start(&self, lab: &Lab, mode: Switch, flows: &str, more: &More, logs: &Path) -> Result<Running> {
         std::fs::create_dir_all(logs).with_context(|| format!("creating {}", logs.display()))?;
         let mut running = match mode {
@@ -96,7 +97,7 @@ impl Bench {
         Ok(running)
     }
 
-    /// Starts the guest, told `options`.
+    /// Starts the guest with `options`.
     pub(super) fn guest(&self, options: &[&str], logs: &Path) -> Result<Testpmd> {
         let device = format!("net_virtio_user0,path={},queue_size={RING},mac={GUEST_MAC}", self.socket().display());
         Testpmd::start_with(&self.guest, PROCESSORS[1], &[device], options, &logs.join("guest"))
@@ -119,11 +120,11 @@ impl Bench {
             FAR[0], FAR[1]
         ))?;
         self.host.ip_batch(&format!("addr add {NEAR}/24 dev under\nlink set under up\n"))?;
-        // It learns the address late, and remembers that it could not send a packet before.
+        // It learns the address with a delay, and caches that a packet could not be sent before.
         let deadline = Instant::now() + PATIENCE;
         while switch.tell(&["ovs/route/lookup", FAR[0]]).is_err() {
             if Instant::now() > deadline {
-                bail!("Open vSwitch knows no way to {}; its output is in {}", FAR[0], logs.display());
+                bail!("Open vSwitch has no route to {}; its output is in {}", FAR[0], logs.display());
             }
             interrupt::sleep(Duration::from_millis(100))?;
         }
@@ -150,7 +151,8 @@ impl Bench {
         let More { sections, guest, port, routes } = more;
         let text = format!(
             "[host]\nname = \"host-a\"\n\n[control]\nsocket = \"{}\"\n\n[workers]\ncount = 1\n\n\
-             [underlay]\naddresses = [\"{NEAR}\"]\nmtu = {UNDERLAY_MTU}\n\n{sections}[[vpc]]\nvni = 100\nreliability = \"off\"\n\n\
+             [underlay]\naddresses = [\"{NEAR}\"]\nmtu = {UNDERLAY_MTU}\n\n{sections}[[vpc]]\nvni = 100\nreliability = \
+             \"off\"\n\n\
              [[port]]\nname = \"guest\"\nkind = \"vhost-user\"\nsocket = \"{}\"\nvni = 100\nmac = \"{GUEST_MAC}\"\n\
              addresses = [\"{guest}/32\"]\n{port}\n[[peer]]\nname = \"far0\"\naddresses = [\"{}\"]\n\n\
              [[peer]]\nname = \"far1\"\naddresses = [\"{}\"]\n\n{routes}",
@@ -164,27 +166,27 @@ impl Bench {
     }
 }
 
-/// What an experiment adds to a daemon's configuration.
+/// Additions to a daemon's configuration.
 #[derive(Debug, Clone, Default)]
 pub(super) struct More {
     /// Sections before the network.
     pub(super) sections: String,
     /// The guest's address.
     pub(super) guest: &'static str,
-    /// Lines of the guest's port.
+    /// Lines in the section of the guest's port.
     pub(super) port: String,
     /// Routes.
     pub(super) routes: String,
 }
 
-/// A switch, while it runs.
+/// A running switch.
 pub(super) enum Running {
     Ovs(OpenVswitch),
     Bifrost { daemon: Program, control: PathBuf, ctl: PathBuf },
 }
 
 impl Running {
-    /// Starts `bifrostd`, whose [`CONFIGURATION`] is among the `logs` and names that control socket.
+    /// Starts `bifrostd` with [`CONFIGURATION`] in `logs`, which names the control socket `control`.
     pub(super) fn bifrostd(lab: &Lab, host: &Namespace, control: PathBuf, logs: &Path) -> Result<Self> {
         let mut command = host.command(&lab.binaries.bifrostd);
         command.arg("--config").arg(logs.join(CONFIGURATION));
@@ -202,7 +204,7 @@ impl Running {
         }
     }
 
-    /// Waits until it listens.
+    /// Waits until `socket` accepts connections.
     pub(super) fn wait_for(&mut self, socket: &Path, logs: &Path) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !socket.exists() {
@@ -215,7 +217,8 @@ impl Running {
         Ok(())
     }
 
-    /// Has Open vSwitch replace all flows, or `bifrostd` read its configuration again. Returns when the switch says that this is done.
+    /// Makes Open vSwitch replace all flows, or `bifrostd` reload its configuration. Returns when the switch has
+    /// applied the change.
     pub(super) fn change(&self, flows: &str) -> Result<()> {
         match self {
             Running::Ovs(switch) => switch.replace_flows("br0", flows),
@@ -223,13 +226,13 @@ impl Running {
         }
     }
 
-    /// Conversations that it remembers.
+    /// Number of conversations that it knows.
     pub(super) fn sessions(&self) -> Result<u64> {
         let text = match self {
             Running::Ovs(switch) => switch.tell(&["dpctl/ct-get-nconns"])?,
             Running::Bifrost { .. } => self.counter("avs.current_sessions")?.to_string(),
         };
-        text.trim().parse().with_context(|| format!("a switch counts its conversations so: {text:?}"))
+        text.trim().parse().with_context(|| format!("not a number of conversations: {text:?}"))
     }
 
     /// One of `bifrostd`'s counters.
@@ -238,9 +241,9 @@ impl Running {
         Ok(answer["counters"][name].clone())
     }
 
-    /// What `bifrostctl` prints.
+    /// Output of `bifrostctl`.
     fn ask(&self, arguments: &[&str]) -> Result<String> {
-        let Running::Bifrost { control, ctl, .. } = self else { bail!("there is no bifrostd") };
+        let Running::Bifrost { control, ctl, .. } = self else { bail!("the switch is not bifrostd") };
         let socket = control.to_string_lossy();
         command::run(&ctl.to_string_lossy(), &[&["--socket", &*socket], arguments].concat())
     }

@@ -1,8 +1,10 @@
-//! `vectors`: packets and new conversations a second between two vhost-user ports, by a switch that looks packets up one by one, by one
-//! that does so for all that come together, and by Open vSwitch with DPDK (Triton, figures 12 and 13).
+//! `vectors`: packets and new conversations per second between two vhost-user ports, by a switch that looks up
+//! packets one by one, by one that looks up all packets of a burst together, and by Open vSwitch with DPDK (Triton,
+//! figures 12 and 13).
 //!
-//! One switch on one processor, with connection tracking; the guest, `dpdk-testpmd`, has the other. One of its ports sends as fast as it is
-//! let to, packets of so many conversations in turns; the other one receives. Nothing else takes time: no tunnel, and no kernel.
+//! One switch on one processor, with connection tracking; the guest, `dpdk-testpmd`, has the other. One of its ports
+//! sends as fast as it can, with packets of all conversations in turn; the other one receives. There is no other
+//! cost: no tunnel, and no kernel.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -29,18 +31,19 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, middle, paired_ratio};
 use crate::turns;
 
-/// Conversations in turns: all packets are of one; each packet of a vector is of another, and all are in the processor's caches; they are not.
+/// Numbers of conversations: one for all packets; one for each packet of a vector, all in the processor's caches; and
+/// more than fit into the caches.
 const CONVERSATIONS: [u32; 3] = [1, 256, MANY];
 const MANY: u32 = 1_000_000;
 /// Descriptors of each ring.
 const RING: u32 = 1024;
-/// How long the switch may take to learn of the conversations, and how often it is asked how many it knows.
+/// Timeout for the switch to learn the conversations, and the interval at which it is asked for their number.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ASK_AGAIN: Duration = Duration::from_millis(25);
-/// Before packets are counted.
+/// Warm-up before packets are counted.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// The guest's two ports, as `dpdk-testpmd` names them in the frames that it makes.
+/// MAC addresses of the guest's two ports in frames that `dpdk-testpmd` generates.
 const MACS: [&str; 2] = ["00:01:02:03:04:00", "00:01:02:03:04:01"];
 const SENDER: &str = "10.254.0.0";
 const RECEIVER: &str = "10.252.0.1";
@@ -49,13 +52,13 @@ const RECEIVER: &str = "10.252.0.1";
 #[derive(Debug, Clone, Copy)]
 pub struct Vectors;
 
-/// What forwards.
+/// The switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Switch {
     /// Open vSwitch with DPDK.
     OvsDpdk,
-    /// `bifrostd` with `vectors = false`: batches, whose packets are looked up one by one.
+    /// `bifrostd` with `vectors = false`: batches whose packets are looked up one by one.
     Batches,
     /// `bifrostd`.
     Vectors,
@@ -75,29 +78,30 @@ impl fmt::Display for Switch {
     }
 }
 
-/// So many conversations, through one switch.
+/// The result for one number of conversations through one switch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What forwarded.
+    /// The switch.
     pub mode: Switch,
-    /// Conversations that take turns.
+    /// Number of conversations, used in turn.
     pub conversations: u32,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Conversations that the switch remembered when counting began.
+    /// Conversations that the switch knew when counting began.
     pub sessions: u64,
-    /// How long packets were counted, s.
+    /// Duration of the count, s.
     pub duration_s: f64,
-    /// What the guest's other port received in that time, packets a second.
+    /// Packets per second that the guest's other port received.
     pub packets_per_s: f64,
-    /// New conversations a second, while the switch learnt of those from the tenth to the ninetieth percent; only where there are very many.
+    /// Rate at which the switch learned conversations, from the tenth to the ninetieth percent, 1/s; only for the
+    /// largest number of conversations.
     pub new_sessions_per_s: Option<f64>,
 }
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Row { mode, conversations, packets_per_s, new_sessions_per_s, .. } = self;
-        write!(f, "{mode}, {conversations} conversations: {:.2} million packets a second", packets_per_s / 1e6)?;
+        write!(f, "{mode}, {conversations} conversations: {:.2} million packets/s", packets_per_s / 1e6)?;
         match new_sessions_per_s {
             Some(new) => write!(f, ", {new:.0} new conversations a second before"),
             None => Ok(()),
@@ -111,7 +115,7 @@ impl Experiment for Vectors {
     }
 
     fn summary(&self) -> &'static str {
-        "Packets a second by vectors and one by one, beside Open vSwitch with DPDK (SIGCOMM'24 figures 12, 13)"
+        "Packets per second by vectors and one by one, compared with Open vSwitch with DPDK (SIGCOMM'24 figures 12, 13)"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -157,10 +161,11 @@ impl Experiment for Vectors {
             }
         }
         Ok(format!(
-            "A port of `dpdk-testpmd` sends frames of 64 bytes as fast as it is let to, of so many conversations in turns, through a switch \
-             with connection tracking to another of its ports. With one conversation all packets of a vector follow the first; with \
-             {MANY}, records and sessions of a vector are fetched together; with 256 there is hardly anything to gain. One processor for the switch, one \
-             for the guest. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "A port of `dpdk-testpmd` sends frames of 64 bytes as fast as it can, with packets of all conversations in \
+             turn, through a switch with connection tracking to another of its ports. With one conversation all \
+             packets of a vector reuse the lookup of the first; with {MANY}, records and sessions of a vector are \
+             prefetched together; with 256 there is hardly anything to gain. One processor for the switch, one for the \
+             guest. Medians, with the minimum and maximum of the repetitions in brackets.\n\n{}",
             table.render()
         ))
     }
@@ -293,14 +298,14 @@ fn measure(lab: &Lab, mode: Switch, conversations: u32, repetition: u32, seconds
     Ok(Row { mode, conversations, repetition, sessions, duration_s, packets_per_s, new_sessions_per_s })
 }
 
-/// A bridge with both ports, of which the second one's guest is not asked for packets: what it sends is not counted.
+/// A bridge with both ports. It does not poll the second port, whose packets do not count.
 fn open_vswitch(host: &Namespace, directory: &Path, logs: &Path) -> Result<OpenVswitch> {
     let datapath = Datapath::Dpdk { processor: PROCESSORS[0], max_sleep_us: 0 };
     let switch = OpenVswitch::start(host, datapath, directory.to_path_buf(), &logs.join("ovs"))?;
     switch.configure(
-        "-- add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure \
-         -- add-port br0 guest0 -- set interface guest0 ofport_request=1 type=dpdkvhostuser \
-         -- add-port br0 guest1 -- set interface guest1 ofport_request=2 type=dpdkvhostuser other_config:pmd-rxq-affinity=0:63",
+        "-- add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure -- add-port br0 guest0 -- set interface \
+         guest0 ofport_request=1 type=dpdkvhostuser -- add-port br0 guest1 -- set interface guest1 ofport_request=2 \
+         type=dpdkvhostuser other_config:pmd-rxq-affinity=0:63",
     )?;
     switch.tell(&["dpctl/ct-set-maxconns", &(2 * MANY).to_string()])?;
     switch.replace_flows(
@@ -312,8 +317,8 @@ fn open_vswitch(host: &Namespace, directory: &Path, logs: &Path) -> Result<OpenV
     Ok(switch)
 }
 
-/// The daemon's: the sender has a security group that lets it begin what it likes; the receiver is let to send hardly anything, which
-/// `dpdk-testpmd` does as well.
+/// The daemon's configuration: the sender has a security group that lets it start any conversation; the receiver may
+/// send hardly anything, although `dpdk-testpmd` sends there as well.
 fn configuration(control: &Path, sockets: &[PathBuf; 2], vectors: bool) -> String {
     let port = |n: usize, address: &str, more: &str| {
         format!(
@@ -326,7 +331,8 @@ fn configuration(control: &Path, sockets: &[PathBuf; 2], vectors: bool) -> Strin
     format!(
         "[host]\nname = \"host-a\"\n\n[control]\nsocket = \"{}\"\n\n[workers]\ncount = 1\n\n\
          [underlay]\naddresses = [\"127.0.0.1\"]\nmtu = 1600\n\n\
-         [sessions]\nper_port = 1048576\nflow_records = 1048576\nvectors = {vectors}\n\n[[security_group]]\nname = \"guests\"\n\n\
+         [sessions]\nper_port = 1048576\nflow_records = 1048576\nvectors = {vectors}\n\n[[security_group]]\nname = \
+         \"guests\"\n\n\
          [[vpc]]\nvni = 100\nreliability = \"off\"\n\n{}{}",
         control.display(),
         port(0, SENDER, "security_groups = [\"guests\"]\n"),
@@ -356,7 +362,7 @@ mod tests {
         Switch::ALL.into_iter().flat_map(|mode| CONVERSATIONS.map(|conversations| row(mode, conversations))).collect()
     }
 
-    /// By these factors with each number of conversations.
+    /// Multiplies the rates of `mode` by these factors, one per number of conversations.
     fn quicker(row: &mut Row, mode: Switch, factors: [f64; 3]) {
         let place = CONVERSATIONS.iter().position(|n| *n == row.conversations).unwrap();
         row.packets_per_s *= if row.mode == mode { factors[place] } else { 1.0 };

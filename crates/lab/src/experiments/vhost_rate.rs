@@ -1,5 +1,5 @@
-//! `vhost-rate`: packets a second between two vhost-user ports of one host, through `bifrostd` and through DPDK's own vhost
-//! back-end.
+//! `vhost-rate`: packets per second between two vhost-user ports of one host, through `bifrostd` and through DPDK's
+//! own vhost back-end.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,18 +20,18 @@ use crate::results::from_values;
 use crate::stats::{Spread, cell, paired_ratio};
 use crate::turns;
 
-/// Bytes of a frame on a wire, its four bytes of checksum included, which no virtual port sees.
+/// Bytes of a frame on a wire, including the four bytes of FCS, which no virtual port sees.
 const FRAME_BYTES: [u32; 2] = [64, 1500];
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct VhostRate;
 
-/// What forwards between the two ports.
+/// The switch between the two ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Switch {
-    /// `dpdk-testpmd` with two `net_vhost` ports; it copies packets from one to the other and looks at none.
+    /// `dpdk-testpmd` with two `net_vhost` ports; it copies packets from one to the other without inspecting them.
     DpdkVhost,
     /// `bifrostd`, reliability off.
     Off,
@@ -50,22 +50,22 @@ impl fmt::Display for Switch {
     }
 }
 
-/// One frame size, through one switch.
+/// The result for one frame size through one switch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What forwarded.
+    /// The switch.
     pub mode: Switch,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Bytes of a frame, with its checksum.
+    /// Bytes of a frame, FCS included.
     pub frame_bytes: u32,
-    /// How long packets were counted, s.
+    /// Duration of the count, s.
     pub duration_s: f64,
-    /// What both of the guest's ports received in that time, packets a second.
+    /// Packets per second that both of the guest's ports received.
     pub packets_per_s: f64,
-    /// Time stamp counter's cycles that the switch was at work for each packet.
+    /// Busy cycles of the switch per packet, by the time stamp counter.
     pub cycles_per_packet: f64,
-    /// Packets that the guest could not send, of those that circle.
+    /// Packets that the guest could not send, of those in circulation.
     pub lost_packets: u64,
 }
 
@@ -75,7 +75,7 @@ impl fmt::Display for Row {
         let millions = packets_per_s / 1e6;
         write!(
             f,
-            "{mode}, {frame_bytes} bytes: {millions:.2} million packets a second, {cycles_per_packet:.0} cycles a packet"
+            "{mode}, {frame_bytes} bytes: {millions:.2} million packets/s, {cycles_per_packet:.0} cycles per packet"
         )
     }
 }
@@ -86,7 +86,7 @@ impl Experiment for VhostRate {
     }
 
     fn summary(&self) -> &'static str {
-        "Packets a second between two vhost-user ports, compared with DPDK's own vhost back-end"
+        "Packets per second between two vhost-user ports, compared with DPDK's own vhost back-end"
     }
 
     fn default_modes(&self, _quick: bool) -> Vec<Mode> {
@@ -103,7 +103,7 @@ impl Experiment for VhostRate {
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
         let mut table =
-            Table::new(&["switch", "frame, bytes", "million packets/s", "cycles a packet", "of DPDK's rate, %"]);
+            Table::new(&["switch", "frame, bytes", "million packets/s", "cycles per packet", "of DPDK's rate, %"]);
         for frame_bytes in FRAME_BYTES {
             for mode in Switch::ALL {
                 let of = |field: fn(&Row) -> f64| spread(&rows, mode, frame_bytes, field);
@@ -117,8 +117,9 @@ impl Experiment for VhostRate {
             }
         }
         Ok(format!(
-            "`dpdk-testpmd` with two `net_virtio_user` ports lets {CIRCLING} packets circle in each direction; both directions count. \
-             One processor for the switch, one for the guest. Medians, and in brackets the least and the most of the repetitions.\n\n{}",
+            "`dpdk-testpmd` with two `net_virtio_user` ports lets {CIRCLING} packets circulate in each direction; both \
+             directions count. One processor for the switch, one for the guest. Medians, with the minimum and maximum \
+             of the repetitions in brackets.\n\n{}",
             table.render()
         ))
     }
@@ -158,7 +159,7 @@ fn share(rows: &[Row], frame_bytes: u32) -> Option<f64> {
     paired_ratio(rows, |r| r.repetition, both, |r| r.packets_per_s).map(|ratio| ratio * 100.0)
 }
 
-/// The median over repetitions; `None` if that was not measured.
+/// The median over repetitions; `None` if it was not measured.
 fn spread(rows: &[Row], mode: Switch, frame_bytes: u32, field: fn(&Row) -> f64) -> Option<Spread> {
     Spread::of(rows.iter().filter(|row| row.mode == mode && row.frame_bytes == frame_bytes).map(field))
 }
@@ -202,6 +203,6 @@ mod tests {
         assert_eq!(missed(|rows| rows[1].packets_per_s = 1.9e6), 1);
         assert_eq!(missed(|rows| rows[3].packets_per_s = 1.9e6), 1);
         assert_eq!(missed(|rows| rows[1].lost_packets = 1), 1);
-        assert_eq!(missed(|rows| rows.retain(|r| r.mode == Switch::Off)), 2, "nothing to compare with");
+        assert_eq!(missed(|rows| rows.retain(|r| r.mode == Switch::Off)), 2, "no reference");
     }
 }

@@ -1,7 +1,7 @@
-//! A pod without its pipeline: the lab is the memif server that gives it packets, and counts what comes back.
+//! Feeds a pod without its pipeline: the lab is the memif server that sends it packets and counts what it returns.
 //!
-//! The pod has one worker. Packets go to its ring as fast as there is room, the flows in turn. What is measured is the worker, not a NIC: the
-//! feeder, on another processor, only copies.
+//! The pod has one worker. Packets go to its ring as fast as there is room, the flows in turn. This measures the
+//! worker, not a NIC: the feeder, on another processor, only copies.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -14,36 +14,36 @@ use bifrost_port::memif::{FromClient, Server, ServerConfig, ToClient};
 
 use super::frames::{self, HEADERS};
 
-/// Packets that are pushed, and taken back, at a time.
+/// Packets sent, and received, per batch.
 const BATCH: u16 = 32;
-/// Largest packet that is taken back, bytes.
+/// Largest packet that is received, bytes.
 const LONGEST: usize = 2048;
 
-/// What is fed.
+/// The traffic to send.
 #[derive(Debug, Clone)]
 pub struct Flows {
     /// The headers of each flow's packets, in the order of sending.
     pub headers: Vec<[u8; HEADERS]>,
-    /// Bytes behind them.
+    /// Payload bytes after the headers.
     pub payload: usize,
 }
 
-/// What came back in a time.
+/// Packets returned during a measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Fed {
-    /// Packets that came back to be sent on.
+    /// Packets returned for transmission.
     pub forwarded: u64,
-    /// Packets that came back to be dropped.
+    /// Packets returned with the drop flag.
     pub dropped: u64,
-    /// How long that took, s.
+    /// Duration of the measurement, s.
     pub seconds: f64,
 }
 
-/// The server for one pod's client.
+/// The memif server for one pod.
 #[derive(Debug)]
 pub struct Feeder {
     rings: Receiver<Result<(Vec<ToClient>, Vec<FromClient>)>>,
-    /// Ends when the client goes.
+    /// Ends when the client disconnects.
     _thread: JoinHandle<()>,
 }
 
@@ -51,7 +51,7 @@ impl Feeder {
     /// Listens for a client with `rings` rings in each direction.
     ///
     /// # Errors
-    /// The socket's.
+    /// The socket cannot be created.
     pub fn listen(path: PathBuf, rings: u16) -> Result<Self> {
         let server = Server::bind(ServerConfig { path, name: "bifrost-lab".to_owned(), id: 0, rings })
             .context("listening for a memif client")?;
@@ -70,15 +70,15 @@ impl Feeder {
         Ok(Feeder { rings: from, _thread: thread })
     }
 
-    /// The client's rings, once it is there.
+    /// The client's rings, once it has connected.
     ///
     /// # Errors
-    /// It fails, or does not come in time.
+    /// The client fails, or does not connect in time.
     pub fn rings(&self, patience: Duration) -> Result<(Vec<ToClient>, Vec<FromClient>)> {
         match self.rings.recv_timeout(patience) {
             Ok(rings) => rings,
             Err(RecvTimeoutError::Timeout) => bail!("no memif client within {patience:?}"),
-            Err(RecvTimeoutError::Disconnected) => bail!("no memif client any more"),
+            Err(RecvTimeoutError::Disconnected) => bail!("the memif client has disconnected"),
         }
     }
 }
@@ -98,7 +98,7 @@ pub fn answer_arp(
     let mut buffer = [0; LONGEST];
     while !is_known() {
         while let Some(popped) = from.pop(&mut buffer) {
-            let len = popped.map_err(|_| anyhow!("the pod returned what cannot be read"))?;
+            let len = popped.map_err(|_| anyhow!("the pod returned a malformed descriptor"))?;
             if let Some(reply) = frames::arp_reply(&buffer[..len.saturating_sub(TRAILER_LEN)])
                 && to.room() > 0
             {
@@ -108,18 +108,18 @@ pub fn answer_arp(
         from.release();
         to.publish();
         if Instant::now() > deadline {
-            bail!("the pod does not find its neighbours");
+            bail!("the pod does not resolve its next hops");
         }
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(())
 }
 
-/// Feeds a ring: the flows in turn, once all and then for `warm_up`; after that for `time`, in which packets are counted. `mark` is called
-/// when counting begins and when it ends.
+/// Feeds a ring with the flows in turn: first one packet of each, then traffic for `warm_up`, then for `time`, during
+/// which packets are counted. `mark` is called when counting begins and ends.
 ///
 /// # Errors
-/// The client does not return packets any more.
+/// The client stops returning packets.
 pub fn feed(
     (to, from): (&mut ToClient, &mut FromClient),
     flows: &Flows,
@@ -158,7 +158,7 @@ pub fn feed(
         if count > 0 {
             heard = now;
         } else if now.duration_since(heard) > Duration::from_secs(5) {
-            bail!("the pod returns no packets any more");
+            bail!("the pod has stopped returning packets");
         }
         match (warm_until, counting) {
             (None, _) if fed.forwarded + fed.dropped >= first_round => warm_until = Some(now + warm_up),

@@ -11,13 +11,13 @@ use bifrost_wire::{Mac, Vni, arp, ipv4, udp, vxlan};
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 /// The gateway's MAC address.
 pub const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
-/// The tunnel address of the host that sends.
+/// The tunnel address of the sending host.
 pub const SENDER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 11);
-/// The tunnel address of the host that receives.
+/// The tunnel address of the receiving host.
 pub const RECEIVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 12);
 /// The next hop to the Internet.
 pub const PROVIDER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 253);
-/// Bytes in front of the payload: Ethernet, IPv4, UDP, VXLAN, Ethernet, IPv4, UDP.
+/// Bytes before the payload: Ethernet, IPv4, UDP, VXLAN, Ethernet, IPv4, UDP.
 pub const HEADERS: usize = 92;
 
 /// A UDP packet of a tenant.
@@ -33,12 +33,12 @@ pub struct Inner {
     pub ports: (u16, u16),
 }
 
-/// The MAC address of everybody but the gateway on the network of hosts.
+/// The MAC address of a host on the underlay network that is not the gateway.
 pub fn mac_of(address: Ipv4Addr) -> Mac {
     Mac([2, 0, 0, 0, 0, address.octets()[3]])
 }
 
-/// The headers of a packet from [`SENDER`] to the gateway with `payload` bytes behind them.
+/// The headers of a packet from [`SENDER`] to the gateway with `payload` bytes of payload.
 ///
 /// # Errors
 /// A VNI of more than 24 bits.
@@ -46,7 +46,7 @@ pub fn headers(inner: &Inner, payload: usize) -> Result<[u8; HEADERS]> {
     let vni = Vni::new(inner.vni).context("a VNI has 24 bits")?;
     let guest = Mac([2, 0, 0, 0, 1, 1]);
     let inner_ip = ip_udp(inner.source, inner.destination, inner.ports, payload);
-    // Underlay networks spread flows by the source port.
+    // Underlay networks hash the source port to spread flows.
     let outer_ip = ip_udp(SENDER, GATEWAY, (50_000 | inner.ports.0 & 0xfff, vxlan::UDP_PORT), HEADERS - 42 + payload);
     let mut bytes = [0; HEADERS];
     let parts: [&[u8]; 5] = [
@@ -64,7 +64,7 @@ pub fn headers(inner: &Inner, payload: usize) -> Result<[u8; HEADERS]> {
     Ok(bytes)
 }
 
-/// An IPv4 and a UDP header without checksum in front of `payload` bytes.
+/// An IPv4 header, and a UDP header without checksum, for `payload` bytes.
 fn ip_udp(source: Ipv4Addr, destination: Ipv4Addr, ports: (u16, u16), payload: usize) -> [u8; 28] {
     let len = (udp::HEADER_LEN + payload) as u16;
     let header = ipv4::Header::new(source, destination, UDP, len);
@@ -75,7 +75,7 @@ fn ip_udp(source: Ipv4Addr, destination: Ipv4Addr, ports: (u16, u16), payload: u
     bytes
 }
 
-/// What a VXLAN frame from the gateway carries: VNI, source port and payload of the inner packet.
+/// The VNI, source port and payload of the inner packet in a VXLAN frame from the gateway.
 pub fn read(frame: &[u8]) -> Option<(u32, u16, &[u8])> {
     const OUTER: usize = 42;
     const PORT: usize = OUTER + vxlan::HEADER_LEN + ethernet::HEADER_LEN + ipv4::HEADER_LEN;
@@ -90,7 +90,7 @@ pub fn read(frame: &[u8]) -> Option<(u32, u16, &[u8])> {
     Some((vni.get(), u16::from_be_bytes(*port), frame.get(HEADERS..)?))
 }
 
-/// The reply to an ARP request for anybody but the gateway.
+/// The reply to an ARP request for an address that is not the gateway's.
 pub fn arp_reply(frame: &[u8]) -> Option<Vec<u8>> {
     if frame.get(12..14)? != ethertype::ARP.to_be_bytes() {
         return None;
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn frames_round_trip() {
         let (source, destination) = (Ipv4Addr::new(192, 168, 0, 1), Ipv4Addr::new(192, 168, 0, 2));
         let inner = Inner { vni: 7000, source, destination, ports: (77, 9) };
         let frame = [&headers(&inner, 5).unwrap()[..], b"hello"].concat();

@@ -1,4 +1,4 @@
-//! A host with a guest, a gateway and a server of the Internet on one network, whose packets to and from the host are lost.
+//! A host with a guest, a gateway, and an Internet server on one network, with packet loss between host and gateway.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
@@ -34,8 +34,8 @@ pub struct Site {
 }
 
 impl Site {
-    /// Builds it, and returns once the guest reaches the server; over the transport between host and gateway if `transport` says so. The host and its guest
-    /// have one processor, all else has another.
+    /// Builds the site and returns once the guest reaches the server. `transport`: host and gateway use the transport
+    /// between them. The host and its guest share one processor; everything else runs on another.
     ///
     /// # Errors
     /// A program is missing, or the gateway does not forward.
@@ -59,7 +59,8 @@ impl Site {
                 "link add u0 mtu {mtu} type veth peer name {port} mtu {UNDERLAY_MTU} netns {name}\nlink set u0 up\n"
             ))?;
             wire.ip_batch(&format!("link set {port} master br0 up\n"))?;
-            // Each packet crosses by itself and is whole: the gateway is no kernel that would finish or cut it.
+            // Every packet crosses the link as a separate frame with a checksum: the gateway, unlike a kernel,
+            // neither completes checksums nor segments.
             for (namespace, device) in [(namespace, "u0"), (&wire, port)] {
                 let words = "tx off tso off gso off gro off tx-udp-segmentation off".split(' ');
                 let words: Vec<&str> = ["-K", device].into_iter().chain(words).collect();
@@ -67,12 +68,13 @@ impl Site {
             }
         }
         for end in [&guest, &server] {
-            // A connection would inherit the slow-start threshold that an earlier, lossy one has left behind.
+            // Otherwise a connection would inherit the slow-start threshold that an earlier, lossy one left behind.
             end.write_sysctls(&[("net/ipv4/tcp_no_metrics_save", "1")])?;
         }
         host.ip_batch("addr add 10.0.0.11/24 dev u0\n")?;
         server.ip_batch(&format!(
-            "addr add 10.0.0.9/24 dev u0\naddr add {OUTSIDE}/32 dev lo\nroute add 203.0.113.0/24 via 10.0.0.1 congctl cubic\n"
+            "addr add 10.0.0.9/24 dev u0\naddr add {OUTSIDE}/32 dev lo\nroute add 203.0.113.0/24 via 10.0.0.1 congctl \
+             cubic\n"
         ))?;
         let logs = lab.logs(label);
         let start = |namespace: &Namespace, program: &str, text: &str| -> Result<Daemon> {
@@ -88,19 +90,20 @@ impl Site {
         let nicd = start(&gateway, "bifrost-nicd", &format!("{PIPELINE}{of_pipeline}"))?;
         let pod = start(&gateway, "bifrost-gw", POD)?;
         let bifrostd = start(&host, "bifrostd", &HOST.replace("KIND", peer))?;
-        // Whatever the machine's default is.
+        // Set explicitly, because the machine's default may differ.
         guest.ip_batch("route replace default via 192.168.0.254 dev eth0 congctl cubic\n")?;
         let mut site = Site { daemons: [nicd, pod, bifrostd], guest, server, host, wire, _gateway: gateway };
         site.wait_until_it_forwards(transport)?;
         Ok(site)
     }
 
-    /// Where a program of the server listens.
+    /// The address of a program on the server.
     pub fn address(port: u16) -> SocketAddrV4 {
         SocketAddrV4::new(OUTSIDE, port)
     }
 
-    /// Drops `loss_percent` of the packets between host and gateway, in either direction. Replaces what was set before; 0 removes it.
+    /// Drops `loss_percent` of the packets between host and gateway, in both directions. Replaces the previous
+    /// setting; 0 removes it.
     ///
     /// # Errors
     /// nftables refuses.
@@ -109,15 +112,15 @@ impl Site {
         inject::namespace_loss(&self.wire, "to-host", loss_percent)
     }
 
-    /// Packets that were dropped since [`lose`](Self::lose).
+    /// Packets dropped since [`lose`](Self::lose).
     ///
     /// # Errors
-    /// nftables does not say.
+    /// The counters cannot be read.
     pub fn lost_packets(&self) -> Result<u64> {
         Ok(inject::namespace_drops(&self.host)? + inject::namespace_drops(&self.wire)?)
     }
 
-    /// Frames that the gateway has carried over the transport, both ways.
+    /// Frames that the gateway has carried over the transport, in both directions.
     ///
     /// # Errors
     /// The pipeline does not answer.
@@ -127,10 +130,10 @@ impl Site {
         Ok(["rx_frames", "tx_frames"].iter().filter_map(|name| host[name].as_u64()).sum())
     }
 
-    /// An error if a program has ended.
+    /// Returns an error if a program has ended.
     ///
     /// # Errors
-    /// That it has.
+    /// A program has ended.
     pub fn check(&mut self) -> Result<()> {
         self.daemons.iter_mut().try_for_each(Daemon::check_alive)
     }
@@ -138,7 +141,8 @@ impl Site {
     fn wait_until_it_forwards(&mut self, transport: bool) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let is_reached = |guest: &Namespace| {
-            // Nobody listens there: the server's kernel says so, and is heard.
+            // No program listens there: the server's kernel answers with an ICMP error, which proves that the path
+            // works.
             let connect = || TcpStream::connect_timeout(&(OUTSIDE, 9).into(), Duration::from_secs(1));
             guest.enter(move || Ok(connect().is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)))
         };

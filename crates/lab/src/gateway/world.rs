@@ -1,4 +1,4 @@
-//! A whole gateway on a veth pair: `gw0` is the gateway's end, and the lab is the network at the other end.
+//! A complete gateway on a veth pair: `gw0` is the gateway's end, and the lab plays the network at the other end.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -16,37 +16,38 @@ use crate::netns::Namespace;
 
 /// How long the gateway may take until it forwards.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Of a worker's ring: what comes in 20 ms, for a thread may be away for as long.
+/// Entries of a worker's ring: 20 ms of traffic, because a thread may be descheduled for that long.
 const RING_ENTRIES: u32 = 4096;
 /// The port that the tenants' ACL refuses.
 pub const REFUSED_PORT: u16 = 25;
-/// An address of the Internet, to which the ACL lets pass what is not for [`REFUSED_PORT`].
+/// An Internet address. The ACL allows packets to it, except those to [`REFUSED_PORT`].
 pub const OUTSIDE: [u8; 4] = [198, 51, 100, 1];
 
-/// What the gateway is to be like.
+/// Settings of the gateway.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The tenants.
     pub vnis: Vec<u32>,
-    /// How long the first packet of an order queue is waited for, ms.
+    /// The timeout for the first packet of an order queue, ms.
     pub timeout_ms: u64,
     /// Entries of each of the two order queues.
     pub queue_entries: u32,
-    /// The section `limiter` of the pod at the pipeline; empty: none.
+    /// The section `limiter` of the pod in the pipeline's configuration; empty: none.
     pub limiter: String,
     /// The section `tests` of the pod; empty: none.
     pub tests: String,
-    /// Where its threads run; `None`: anywhere.
+    /// The processors of its threads; `None`: any.
     pub processors: Option<Processors>,
 }
 
-/// Where a gateway's threads run, before other work. The workers, which share a processor with the lab, then do not wait for packets busily; the
-/// pipeline does, as it does otherwise: each time that it must be woken costs the sender as much as half a frame.
+/// The processors of a gateway's threads, which get raised priority. The workers share a processor with the lab, so
+/// they do not busy-poll. The pipeline does, as by default: each wakeup would cost the sender as much as half a
+/// frame.
 #[derive(Debug, Clone, Copy)]
 pub struct Processors {
-    /// That of the pipeline.
+    /// The processor of the pipeline.
     pub pipeline: usize,
-    /// That of both workers.
+    /// The processor of both workers.
     pub workers: usize,
 }
 
@@ -93,20 +94,20 @@ impl World {
         Ok(world)
     }
 
-    /// Puts a frame into the batch that [`flush`](Self::flush) sends.
+    /// Appends a frame to the batch that [`flush`](Self::flush) sends.
     pub fn send(&mut self, parts: &[&[u8]]) {
         self.wire.send(parts);
     }
 
-    /// Sends what was put into the batch.
+    /// Sends the batch.
     pub fn flush(&mut self) {
         self.wire.flush();
     }
 
-    /// Takes what has come: hands `take` each frame, and answers ARP. Returns how many frames there were.
+    /// Receives waiting frames: passes each to `take`, and answers ARP. Returns the number of frames.
     ///
     /// # Errors
-    /// The device is gone.
+    /// The device has been removed.
     pub fn drain(&mut self, mut take: impl FnMut(&[u8])) -> Result<usize> {
         let mut replies = Vec::new();
         let mut all = 0;
@@ -131,7 +132,7 @@ impl World {
         Ok(all)
     }
 
-    /// Changes by what packets are spread: `plb` or `rss`.
+    /// Sets how packets are spread: `plb` or `rss`.
     ///
     /// # Errors
     /// The pipeline refuses.
@@ -139,7 +140,7 @@ impl World {
         self.nicd.command(&json!({ "command": "set_mode", "pod": "vpc", "mode": mode })).map(drop)
     }
 
-    /// A number of the pod's state at the pipeline, as in `order/timed_out_packets`.
+    /// A number in the pod's state in the pipeline, such as `order/timed_out_packets`.
     ///
     /// # Errors
     /// The pipeline does not answer.
@@ -155,7 +156,7 @@ impl World {
         while !known(&self.pod.status()?) {
             self.drain(|_| ())?;
             if Instant::now() > deadline {
-                bail!("the gateway does not find its neighbours: {}", self.pod.status()?);
+                bail!("the gateway does not resolve its next hops: {}", self.pod.status()?);
             }
             interrupt::sleep(Duration::from_millis(5))?;
         }

@@ -1,4 +1,5 @@
-//! `ab`: HTTP requests in a closed loop, each timed from before its connection is made to its last byte.
+//! `ab`: HTTP requests in a closed loop. The time of each includes opening its connection and ends with its last
+//! byte.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,31 +14,32 @@ use crate::programs::redis_benchmark::Measurement;
 use crate::stats::LatencyMs;
 use crate::topology::Guest;
 
-/// Requests that it has room for.
+/// Upper limit for the number of requests.
 const MOST_REQUESTS: u64 = 1_000_000;
 
-/// What it is to do.
+/// The load.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
-    /// The server.
+    /// The server's address.
     pub server: SocketAddr,
-    /// Clients, each with one request at a time.
+    /// Number of clients, each with one request in flight.
     pub clients: u32,
-    /// For how long, s.
+    /// Duration, s.
     pub seconds: u32,
-    /// Whether a client keeps its connection, or opens one for each request.
+    /// Whether a client keeps its connection, or opens a new one for each request.
     pub keep_alive: bool,
 }
 
-/// Runs `load` from `client`. Files with all times go to `logs`, under `name`. The tail beyond P99 is in whole ms.
+/// Runs `load` from `client`. Files with all times go to `logs`, with the name `name`. Times above P99 have a
+/// resolution of 1 ms.
 ///
 /// # Errors
-/// When a request fails, or the program prints what this does not understand.
+/// A request fails, or the output of the program is malformed.
 pub fn run(client: &Guest, load: Load, logs: &Path, name: &str) -> Result<Measurement> {
     let [percentiles, times, log] = ["csv", "tsv", "txt"].map(|kind| logs.join(format!("ab-{name}.{kind}")));
     let mut command = client.namespace.command("ab");
     command.args(["-q", "-s", "60", "-c", &load.clients.to_string()]);
-    // The number of requests behind the time: in front of it, it would be forgotten.
+    // The number of requests must follow the time limit, which resets it.
     command.args(["-t", &load.seconds.to_string(), "-n", &MOST_REQUESTS.to_string()]);
     command.arg("-e").arg(&percentiles).arg("-g").arg(&times);
     if load.keep_alive {
@@ -46,7 +48,7 @@ pub fn run(client: &Guest, load: Load, logs: &Path, name: &str) -> Result<Measur
     command.arg(format!("http://{}/", load.server));
     let output = Program::start(command, "ab", &log)?.finish(Duration::from_secs(u64::from(load.seconds) + 120))?;
     let parsing = || format!("understanding {}", log.display());
-    // Of no request there are no files.
+    // Without any request `ab` writes no files.
     if number(&output, "Complete requests:").with_context(parsing)? == 0.0
         && number(&output, "Failed requests:").with_context(parsing)? == 0.0
     {
@@ -65,7 +67,7 @@ fn parse(output: &str, percentiles: &str, times: &str) -> Result<Measurement> {
         let of = |line: &str| line.split_once(',').filter(|(of, _)| *of == percent)?.1.trim().parse().ok();
         percentiles.lines().find_map(of).with_context(|| format!("no {percent} %"))
     };
-    // Columns: begin, its second, connecting, processing, total, waiting.
+    // Columns: start time, start in seconds, connecting, processing, total, waiting.
     let mut totals: Vec<u64> = times.lines().skip(1).filter_map(|line| line.split('\t').nth(4)?.parse().ok()).collect();
     totals.sort_unstable();
     let at = |share: f64| totals.get(((totals.len() as f64 * share).ceil() as usize).saturating_sub(1));
@@ -84,7 +86,7 @@ fn parse(output: &str, percentiles: &str, times: &str) -> Result<Measurement> {
     })
 }
 
-/// The number behind `title`.
+/// The number after `title`.
 fn number(output: &str, title: &str) -> Result<f64> {
     let line = output.lines().find_map(|line| line.strip_prefix(title)).with_context(|| format!("no `{title}`"))?;
     line.split_whitespace().next().and_then(|n| n.parse().ok()).with_context(|| format!("no number: {line}"))
@@ -105,7 +107,7 @@ Time per request:       0.103 [ms] (mean, across all concurrent requests)
 ";
 
     #[test]
-    fn what_it_prints_is_understood() {
+    fn output_is_parsed() {
         let percentiles = "Percentage served,Time in ms\n0,0.4\n50,4.125\n90,7.250\n99,9.500\n";
         let times: String = (1..=1000).map(|ms| format!("Sun Nov\t1700000000\t0\t{ms}\t{ms}\t1\n")).collect();
         let times = format!("starttime\tseconds\tctime\tdtime\tttime\twait\n{times}");

@@ -1,4 +1,4 @@
-//! What users run: a server in one guest, and a load from another that times every request.
+//! Common applications: a server in one guest, and a client in another one that times every request.
 
 use std::fs;
 use std::io::BufWriter;
@@ -17,25 +17,25 @@ use crate::process::Program;
 use crate::programs::{datagrams, http2, mariadb, memcached, postgresql, quic};
 use crate::topology::Guest;
 
-/// The user and group that servers run as which refuse to be root: Debian's `nobody` and `nogroup`.
+/// User and group for servers that refuse to run as root: Debian's `nobody` and `nogroup`.
 pub const NOBODY: u32 = 65534;
 
-/// Connections of those loads that do not say otherwise.
+/// Number of connections of loads that do not set their own.
 pub const CONNECTIONS: u32 = 16;
 
-/// How long a server may take until it answers, on a busy machine, too.
+/// Time for a server to become ready, also on a busy machine.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A server and its load.
+/// A server and its client.
 pub trait Application {
-    /// Starts the server on the guest's address, and returns once it answers and has what the load asks for. It may keep files in
-    /// `files`, which exists and is removed after its end.
+    /// Starts the server on the guest's address, and returns once it answers and holds the data that the load
+    /// requests. It may keep files in `files`, an existing directory that is removed after the server's end.
     fn serve(&self, guest: &Guest, files: &Path, logs: &Path) -> Result<Box<dyn Server>>;
 
     /// Runs the load.
     ///
     /// # Errors
-    /// A request fails (where the transport must not lose any), or an answer is wrong.
+    /// A request fails (unless the application runs on UDP), or an answer is wrong.
     fn load(&self, load: &Load<'_>) -> Result<Measurement>;
 }
 
@@ -51,18 +51,18 @@ impl Server for Program {
     }
 }
 
-/// From where to where, and for how long.
+/// Endpoints and duration of a load.
 #[derive(Debug, Clone, Copy)]
 pub struct Load<'a> {
-    /// Where the load comes from.
+    /// The client's guest.
     pub client: &'a Guest,
-    /// Where the server is.
+    /// The server's guest.
     pub server: &'a Guest,
-    /// How long; programs that know whole seconds only take the next larger number of them.
+    /// Duration; programs that take whole seconds round it up.
     pub duration: Duration,
-    /// Where its log goes, as `<program>-<name>.txt`.
+    /// Directory of its log, `<program>-<name>.txt`.
     pub logs: &'a Path,
-    /// What is measured, as a part of a file's name.
+    /// Name of the measurement, as a part of a file name.
     pub name: &'a str,
 }
 
@@ -72,23 +72,23 @@ impl Load<'_> {
         self.duration.as_secs_f64().ceil().max(1.0) as u64
     }
 
-    /// Runs a program of the load to its end, and returns what it printed.
+    /// Runs a client program to completion, and returns its output.
     pub fn run(&self, command: Command, program: &str) -> Result<String> {
         let log = self.logs.join(format!("{program}-{}.txt", self.name));
         Program::start(command, program, &log)?.finish(self.duration + Duration::from_secs(120))
     }
 }
 
-/// What a load measured.
+/// The result of a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measurement {
-    /// Requests answered per second, as fast as the load's connections can ask; of UDP, as it was asked.
+    /// Requests answered per second, with closed loops; for UDP, at the rate of the requests.
     pub requests_per_s: f64,
-    /// Where latencies are those of an open loop: requests that were due each second. They count from when each was due.
+    /// For latencies from an open loop: the request rate, 1/s. Latencies count from when each request was due.
     pub paced_requests_per_s: Option<f64>,
     /// Latencies of every answered request, µs.
     pub latency_us: Histogram<u64>,
-    /// Requests without an answer; of UDP alone, any other load fails.
+    /// Requests without an answer. Only with UDP; other loads fail instead.
     pub lost_requests: u64,
 }
 
@@ -122,7 +122,7 @@ pub fn write_percentiles(latency_us: &Histogram<u64>, path: &Path) -> Result<()>
     file.flush().with_context(failed)
 }
 
-/// The application of a name.
+/// The application with a name.
 pub fn of(app: App) -> &'static dyn Application {
     match app {
         App::Postgresql => &postgresql::Postgresql,
@@ -134,7 +134,7 @@ pub fn of(app: App) -> &'static dyn Application {
     }
 }
 
-/// A server that is a thread of the lab. Dropping it asks it to stop, and waits for that.
+/// A server that is a thread of the lab. Dropping it stops the thread and waits for it.
 #[derive(Debug)]
 pub struct ServerThread {
     stop: Arc<AtomicBool>,
@@ -142,7 +142,8 @@ pub struct ServerThread {
 }
 
 impl ServerThread {
-    /// Starts `serve` in the guest's namespace; it has to look at the flag at least each second, and to return once it is set.
+    /// Starts `serve` in the guest's namespace. It must check the flag at least each second and return once it is
+    /// set.
     pub fn start(guest: &Guest, serve: impl FnOnce(&AtomicBool) -> Result<()> + Send + 'static) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&stop);
@@ -157,9 +158,9 @@ impl Server for ServerThread {
             return Ok(());
         }
         match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(Err(error))) => Err(error.context("a server of the lab's own ended")),
-            Some(Err(_)) => bail!("a server of the lab's own panicked"),
-            _ => bail!("a server of the lab's own ended"),
+            Some(Ok(Err(error))) => Err(error.context("the lab's server ended")),
+            Some(Err(_)) => bail!("the lab's server panicked"),
+            _ => bail!("the lab's server ended"),
         }
     }
 }
@@ -168,17 +169,17 @@ impl Drop for ServerThread {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A caller that wants to know how it ended has asked before.
+            // A caller that is interested in the outcome has called `check_alive` before.
             let _ = thread.join();
         }
     }
 }
 
-/// Calls `send` with each request's number and the time at which it is due: one by one, `per_s` each second, for `duration`
-/// from `start` on. One that is late goes at once.
+/// Calls `send` with each request's number and due time, in order, `per_s` times a second, for `duration` from
+/// `start` on. Late requests are sent immediately.
 ///
 /// # Errors
-/// Those of `send`, which end it.
+/// Errors of `send`, which end the loop.
 pub fn pace(
     start: Instant,
     per_s: f64,
@@ -194,15 +195,15 @@ pub fn pace(
     Ok(())
 }
 
-/// When request `number` of `per_s` each second is due.
+/// The time when request `number` is due, at `per_s` requests a second.
 pub fn due(start: Instant, per_s: f64, number: u32) -> Instant {
     start + Duration::from_secs_f64(f64::from(number) / per_s)
 }
 
-/// The number behind `title` in what a program printed.
+/// The number after `title` in a program's output.
 ///
 /// # Errors
-/// There is no such line, or no number in it.
+/// No line begins with `title`, or it has no number.
 pub fn number_after(output: &str, title: &str) -> Result<f64> {
     let line = output.lines().find_map(|line| line.trim_start().strip_prefix(title));
     let line = line.with_context(|| format!("no line begins with `{title}`"))?;
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_written_as_hdr_histograms_are() {
+    fn percentiles_have_the_format_of_hdr_histogram() {
         let mut histogram = latencies().unwrap();
         (1..=1000).for_each(|ms| histogram.record(ms * 1000).unwrap());
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_found_behind_their_title() {
+    fn numbers_are_found_after_their_title() {
         assert_eq!(number_after("a\n  tps = 12.5 (x)\n", "tps =").unwrap(), 12.5);
         assert!(number_after("tps = fast", "tps =").unwrap_err().to_string().contains("has no number"));
         assert!(number_after("", "tps =").is_err());

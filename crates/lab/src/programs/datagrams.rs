@@ -1,4 +1,4 @@
-//! Requests and answers over plain UDP, at a fixed rate: what is lost stays lost, and is counted.
+//! Requests and answers over plain UDP, at a fixed rate. Lost datagrams are counted, not retransmitted.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -13,16 +13,16 @@ use crate::topology::Guest;
 
 /// The port of the server.
 const PORT: u16 = 7007;
-/// Requests that are due each second.
+/// Request rate, 1/s.
 const PER_S: f64 = 4000.0;
-/// Bytes of a request, and of its answer.
+/// Length of a request, and of its answer, bytes.
 const LENGTH: usize = 200;
-/// How long an answer is waited for after the last request: what comes later is as good as lost.
+/// How long to wait for answers after the last request; later ones count as lost.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a wait for a datagram lasts before what else is to be done is looked at.
+/// Timeout of a single receive, after which other conditions are checked.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// A server that sends back what it gets.
+/// A server that echoes datagrams.
 #[derive(Debug, Clone, Copy)]
 pub struct Datagrams;
 
@@ -52,7 +52,7 @@ fn echo(socket: &UdpSocket, stop: &AtomicBool) -> Result<()> {
     let mut buffer = [0; 2 * LENGTH];
     while !stop.load(Ordering::Relaxed) {
         match socket.recv_from(&mut buffer) {
-            // An answer that does not fit is lost, like any other.
+            // An answer that the socket cannot send counts as lost.
             Ok((length, from)) => drop(socket.send_to(&buffer[..length], from)),
             Err(error) if is_wait(&error) => {}
             Err(error) => return Err(error).context("waiting for datagrams"),
@@ -61,7 +61,7 @@ fn echo(socket: &UdpSocket, stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Asks from one thread, and gets answers in this one.
+/// Sends requests from a second thread, and receives answers on this one.
 fn run(socket: &UdpSocket, per_s: f64, duration: Duration) -> Result<Measurement> {
     let count = (duration.as_secs_f64() * per_s) as u32;
     let mut answered = vec![false; count as usize];
@@ -69,10 +69,10 @@ fn run(socket: &UdpSocket, per_s: f64, duration: Duration) -> Result<Measurement
     let asking = socket.try_clone().context("sharing a socket")?;
     socket.set_read_timeout(Some(WAIT))?;
     let start = Instant::now();
-    // In the namespace and on the processor of this thread.
+    // The thread inherits this thread's namespace and processor.
     let asker = std::thread::spawn(move || {
         pace(start, per_s, duration, |number, _| {
-            // One that the socket refuses is lost, like any other.
+            // A request that the socket refuses counts as lost.
             let _ = asking.send(&request(number));
             Ok(())
         })
@@ -88,15 +88,15 @@ fn run(socket: &UdpSocket, per_s: f64, duration: Duration) -> Result<Measurement
         };
         let now = Instant::now();
         let number = buffer.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes));
-        ensure!(buffer[..length] == request(number) && number < count, "an answer to what was never asked");
-        // A second copy tells nothing.
+        ensure!(buffer[..length] == request(number) && number < count, "an answer without a request");
+        // A duplicate is ignored.
         if !std::mem::replace(&mut answered[number as usize], true) {
             missing -= 1;
             let latency = now.saturating_duration_since(due(start, per_s, number));
             latency_us.saturating_record((latency.as_micros() as u64).max(1));
         }
     }
-    asker.join().map_err(|_| anyhow!("the thread that asks panicked"))??;
+    asker.join().map_err(|_| anyhow!("the thread that sends requests panicked"))??;
     ensure!(!latency_us.is_empty(), "none of {count} datagrams was answered");
     Ok(Measurement {
         requests_per_s: latency_us.len() as f64 / duration.as_secs_f64(),
@@ -106,7 +106,7 @@ fn run(socket: &UdpSocket, per_s: f64, duration: Duration) -> Result<Measurement
     })
 }
 
-/// Its number, and bytes that depend on it.
+/// The request's number, and bytes that depend on it.
 fn request(number: u32) -> [u8; LENGTH] {
     let mut bytes = [0; LENGTH];
     bytes
@@ -125,7 +125,7 @@ fn is_wait(error: &std::io::Error) -> bool {
 mod tests {
     use super::*;
 
-    /// The load's end against a server that does `answer` to each datagram.
+    /// The result of a load against a server that calls `answer` for each datagram.
     fn against(answer: impl Fn(&UdpSocket, &[u8]) + Send + 'static) -> Result<Measurement> {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_counted_and_lateness_is_latency() {
+    fn lost_requests_are_counted_and_lateness_is_latency() {
         let measured = against(|socket, datagram| {
             if number(datagram) == 100 {
                 std::thread::sleep(Duration::from_millis(50));
@@ -169,7 +169,7 @@ mod tests {
         })
         .unwrap();
         assert_eq!((measured.latency_us.len(), measured.lost_requests), (180, 20));
-        // Some 45 more were due in these 50 ms.
+        // Some 45 more requests were due in these 50 ms.
         assert!(measured.latency_us.value_at_quantile(0.9) > 15_000, "{}", measured.latency_us.value_at_quantile(0.9));
     }
 
@@ -180,7 +180,7 @@ mod tests {
             datagram[20] ^= 1;
             socket.send(&datagram).unwrap();
         });
-        assert!(wrong.unwrap_err().to_string().contains("never asked"));
+        assert!(wrong.unwrap_err().to_string().contains("without a request"));
         assert!(against(|_, _| {}).unwrap_err().to_string().contains("none of 200"));
     }
 }

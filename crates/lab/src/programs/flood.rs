@@ -1,4 +1,4 @@
-//! A guest that sends frames of its own making at a fixed rate.
+//! A guest that sends generated frames at a fixed rate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,19 +11,20 @@ use crate::netns::Namespace;
 use crate::programs::hostile::Frames;
 use crate::programs::packet_socket::PacketSocket;
 
-/// Frames that are due in so long a time leave together.
+/// Frames that are due within one such interval are sent together.
 const TICK: Duration = Duration::from_millis(1);
-/// What could not leave in this time is left out: a guest that was held up does not make up for all of it at once.
+/// Frames that are late by more than this are skipped: a guest that was descheduled does not send its whole backlog
+/// at once.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What a flood has sent.
+/// Counters of a flood.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sent {
-    /// Frames that the guest's kernel took.
+    /// Frames that the guest's kernel accepted.
     pub frames: u64,
-    /// Frames that it refused: for their offload header, or because its queue was full.
+    /// Frames that it refused, because of their offload header or because its queue was full.
     pub refused_frames: u64,
-    /// For how long, s.
+    /// Duration, s.
     pub seconds: f64,
 }
 
@@ -35,10 +36,10 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Starts to send on `device` in `namespace`, `frames_per_s` in all.
+    /// Starts to send frames on `device` in `namespace` at `frames_per_s`.
     ///
     /// # Errors
-    /// No thread can be started. What else goes wrong is said by [`Flood::finish`].
+    /// No thread can be started. [`Flood::finish`] reports other errors.
     pub fn start(namespace: &Namespace, device: &'static str, frames: Frames, frames_per_s: f64) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let ours = Arc::clone(&stop);
@@ -46,13 +47,13 @@ impl Flood {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Ends it.
+    /// Ends the flood.
     ///
     /// # Errors
     /// The socket could not be opened.
     pub fn finish(mut self) -> Result<Sent> {
         self.stop.store(true, Ordering::Relaxed);
-        let thread = self.thread.take().ok_or_else(|| anyhow!("a flood that has ended"))?;
+        let thread = self.thread.take().ok_or_else(|| anyhow!("the flood has ended already"))?;
         thread.join().map_err(|_| anyhow!("a thread that sends frames panicked"))?
     }
 }
@@ -70,7 +71,7 @@ fn send(device: &str, mut frames: Frames, frames_per_s: f64, stop: &AtomicBool) 
     let socket = PacketSocket::open(device)?;
     let started = Instant::now();
     let mut sent = Sent { frames: 0, refused_frames: 0, seconds: 0.0 };
-    // Of those that are due since `from`, how many have left.
+    // Frames sent, of those due since `from`.
     let (mut from, mut done) = (started, 0);
     while !stop.load(Ordering::Relaxed) {
         let elapsed = from.elapsed();

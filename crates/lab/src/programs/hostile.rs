@@ -1,13 +1,13 @@
-//! What a hostile guest sends: damaged frames of every protocol, floods of connections that nobody completes, conversations
-//! without end; and what an innocent one sends, to compare with. Reproducible by a seed.
+//! Traffic of a hostile guest: malformed frames of every protocol, SYN floods, endless new conversations; also
+//! regular traffic for comparison. Reproducible by a seed.
 
 use fastrand::Rng;
 
 use crate::programs::packet_socket::OFFLOAD_LEN;
 
-/// Longest frame that a guest's device with an MTU of 1500 takes, bytes.
+/// Longest frame that a guest's device with an MTU of 1500 accepts, bytes.
 const LONGEST: usize = 1514;
-/// Shortest, bytes: a kernel sends nothing without an Ethernet header.
+/// Shortest frame, bytes: a kernel sends nothing without an Ethernet header.
 const SHORTEST: usize = 14;
 
 const ARP: u16 = 0x0806;
@@ -21,7 +21,7 @@ const ICMPV6: u8 = 58;
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
-/// Where innocent datagrams come from and go to.
+/// Ports of regular datagrams.
 pub const INNOCENT_PORT: u16 = 9;
 
 /// A vNIC.
@@ -31,7 +31,7 @@ pub struct Vnic {
     pub mac: [u8; 6],
     /// Its IPv4 address.
     pub v4: [u8; 4],
-    /// An IPv6 address, which it need not have.
+    /// An IPv6 address, which need not be configured.
     pub v6: [u8; 16],
 }
 
@@ -40,35 +40,35 @@ pub struct Vnic {
 pub enum Traffic {
     /// UDP datagrams of one conversation.
     Innocent,
-    /// Frames of every protocol, most of them damaged, some with offload headers that make no sense.
+    /// Frames of every protocol, most of them damaged, some with invalid offload headers.
     Damaged,
-    /// TCP SYN from and to random ports, one in four to a random address of the network.
+    /// TCP SYNs from and to random ports, one in four to a random address of the network.
     Syns,
-    /// UDP datagrams from and to random ports: each begins a conversation.
+    /// UDP datagrams from and to random ports; each begins a conversation.
     Conversations,
 }
 
-/// Frames without end from one vNIC to another.
+/// An endless sequence of frames from one vNIC to another.
 #[derive(Debug)]
 pub struct Frames {
     traffic: Traffic,
     from: Vnic,
     to: Vnic,
     random: Rng,
-    /// Well-formed frames, each to be damaged in turn.
+    /// Well-formed frames, which are damaged in turn.
     models: Vec<Vec<u8>>,
     turn: usize,
     frame: Vec<u8>,
 }
 
 impl Frames {
-    /// Traffic of a kind; the same for the same seed.
+    /// Frames of `traffic`; the same seed gives the same frames.
     pub fn new(traffic: Traffic, from: Vnic, to: Vnic, seed: u64) -> Self {
         let models = if traffic == Traffic::Damaged { models(from, to) } else { Vec::new() };
         Self { traffic, from, to, random: Rng::with_seed(seed), models, turn: 0, frame: Vec::new() }
     }
 
-    /// The next frame, with what it leaves to the device.
+    /// The next frame, with its offload header.
     pub fn next_frame(&mut self) -> ([u8; OFFLOAD_LEN], &[u8]) {
         let (from, mut to) = (self.from, self.to);
         let ports = (self.random.u16(..) | 1, self.random.u16(..) | 1);
@@ -100,13 +100,13 @@ impl Frames {
         (offload, &self.frame)
     }
 
-    /// A few of the things that can be wrong with a frame.
+    /// Damages a frame in one of several ways.
     fn damage(&mut self, frame: &mut Vec<u8>) {
         for _ in 0..self.random.u64(..3) {
             let random = &mut self.random;
             let at = |random: &mut Rng, len: usize| random.usize(..len.max(1));
             match random.u64(..8) {
-                // A bit, behind the addresses of the Ethernet header: those alone decide little.
+                // A flipped bit after the Ethernet addresses, whose bits matter little.
                 0 | 1 => {
                     let place = 12 + at(random, frame.len() - 12);
                     frame[place] ^= 1 << random.u64(..8);
@@ -115,15 +115,15 @@ impl Frames {
                     let place = at(random, frame.len());
                     frame[place] = random.u8(..);
                 }
-                // A length, count, or offset: extremes.
+                // A length, count, or offset field with an extreme value.
                 3 => {
                     let place = 12 + at(random, frame.len() - 13);
                     let extreme = [0, 1, 0x7fff, 0xffff][random.usize(..4)];
                     frame[place..place + 2].copy_from_slice(&u16::to_be_bytes(extreme));
                 }
-                // It ends early, most often within a header.
+                // A truncated frame, usually within a header.
                 4 => frame.truncate((SHORTEST + at(random, frame.len().min(120))).min(frame.len())),
-                // Its payload is another one's.
+                // The payload of another frame.
                 5 => {
                     let other = at(random, self.models.len());
                     let cut = SHORTEST + at(random, frame.len() - SHORTEST);
@@ -131,9 +131,9 @@ impl Frames {
                     let rest = &self.models[other][SHORTEST..];
                     frame.extend_from_slice(&rest[at(random, rest.len())..]);
                 }
-                // As long as it may be.
+                // A frame of maximum length.
                 6 => frame.resize(LONGEST, random.u8(..)),
-                // A header four times over.
+                // A header repeated four times.
                 _ => {
                     let begin = SHORTEST + at(random, frame.len() - SHORTEST);
                     let piece = frame[begin..(begin + 8).min(frame.len())].to_vec();
@@ -145,7 +145,7 @@ impl Frames {
         }
     }
 
-    /// An offload header (`struct virtio_net_hdr`): one that a kernel may let pass, mostly, but wrong for the frame.
+    /// An offload header (`struct virtio_net_hdr`) that a kernel may accept but that usually does not fit the frame.
     fn offload(&mut self, frame: &[u8]) -> [u8; OFFLOAD_LEN] {
         let random = &mut self.random;
         let transport = if frame[12..14] == IPV6.to_be_bytes() { 54 } else { 34 };
@@ -182,7 +182,7 @@ fn models(from: Vnic, to: Vnic) -> Vec<Vec<u8>> {
     let udp = udp_v4(from, to, ports, &data);
     let datagram_v6 = transport_v6(from, to, UDP, &udp_header(ports, data.len()), 6, &data);
     let segment_v6 = transport_v6(from, to, TCP, &tcp_header(ports, ACK, &[]), 16, &data);
-    // Extension headers: next header, length in eights beyond the first, and PadN.
+    // Extension headers: next header, length in units of 8 bytes beyond the first 8, and PadN.
     let extension = |next: u8| [next, 0, 1, 4, 0, 0, 0, 0];
     let fragment = |next: u8, offset_and_more: u16| {
         let [high, low] = offset_and_more.to_be_bytes();
@@ -256,7 +256,7 @@ fn ipv4(from: Vnic, to: Vnic, protocol: u8, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// Sets length and checksum of a packet whose header has so many bytes.
+/// Sets length and checksum of a packet with `header` bytes of header.
 fn fix_ipv4(packet: &mut [u8], header: usize) {
     let length = packet.len() as u16;
     packet[2..4].copy_from_slice(&length.to_be_bytes());
@@ -290,7 +290,7 @@ fn tcp_v4(from: Vnic, to: Vnic, ports: (u16, u16), flags: u8, payload: &[u8]) ->
     transport_v4(from, to, TCP, &tcp_header(ports, flags, options), 16, payload)
 }
 
-/// A transport header with its checksum at `sum_at`, and its payload.
+/// A transport header with its checksum at offset `sum_at`, and its payload.
 fn transport_v4(from: Vnic, to: Vnic, protocol: u8, header: &[u8], sum_at: usize, payload: &[u8]) -> Vec<u8> {
     let mut segment = [header, payload].concat();
     let [high, low] = (segment.len() as u16).to_be_bytes();
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_says_what_comes_and_every_frame_can_be_sent() {
+    fn a_seed_determines_the_frames_and_every_frame_can_be_sent() {
         let damaged = frames(Traffic::Damaged, 1, 20_000);
         assert_eq!(damaged, frames(Traffic::Damaged, 1, 20_000));
         assert_ne!(damaged, frames(Traffic::Damaged, 2, 20_000));
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn floods_begin_conversations_and_innocent_traffic_is_one() {
+    fn each_frame_of_a_flood_begins_a_conversation_but_regular_traffic_is_one() {
         let ports = |traffic| -> BTreeSet<Vec<u8>> {
             frames(traffic, 1, 1000).iter().map(|(_, frame)| frame[34..38].to_vec()).collect()
         };

@@ -1,4 +1,4 @@
-//! HTTP/2 by `nginx`, and `h2load`: several requests at a time on each of its connections.
+//! HTTP/2: `nginx`, with `h2load` as client, which sends concurrent requests on each connection.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::programs::application::{Application, CONNECTIONS, Load, Measurement, 
 use crate::programs::nginx::{HTTP2_PORT, Nginx};
 use crate::topology::Guest;
 
-/// Requests at a time on each connection: a stream each.
+/// Concurrent requests (streams) on each connection.
 const STREAMS: u32 = 4;
 
 /// HTTP/2.
@@ -23,7 +23,7 @@ impl Application for Http2 {
 
     fn load(&self, load: &Load<'_>) -> Result<Measurement> {
         let times = load.logs.join(format!("h2load-{}.times", load.name));
-        // What is there would be added to.
+        // `h2load` appends to an existing file.
         let _ = fs::remove_file(&times);
         let mut command = load.client.namespace.command("h2load");
         command.args(["-c", &CONNECTIONS.to_string(), "-m", &STREAMS.to_string()]);
@@ -32,7 +32,7 @@ impl Application for Http2 {
         command.arg(format!("http://{}:{HTTP2_PORT}/", load.server.address));
         let output = load.run(command, "h2load")?;
         let text = fs::read_to_string(&times).with_context(|| format!("reading {}", times.display()))?;
-        let measured = parse(&output, &text).context("understanding h2load")?;
+        let measured = parse(&output, &text).context("parsing the output of h2load")?;
         fs::remove_file(&times).with_context(|| format!("removing {}", times.display()))?;
         Ok(measured)
     }
@@ -44,9 +44,9 @@ impl Server for Nginx {
     }
 }
 
-/// Understands what it printed, and the rows of its log: when, status, µs.
+/// Parses the output, and the rows of the log: start, status, µs.
 fn parse(output: &str, log: &str) -> Result<Measurement> {
-    let line = output.lines().find(|line| line.starts_with("finished in ")).context("it has not finished")?;
+    let line = output.lines().find(|line| line.starts_with("finished in ")).context("h2load has not finished")?;
     let rate = line.split(", ").nth(1).and_then(|rate| rate.strip_suffix(" req/s"));
     let requests_per_s = rate.and_then(|rate| rate.parse().ok()).with_context(|| format!("no rate in `{line}`"))?;
     let counts = output.lines().find_map(|line| line.strip_prefix("requests: ")).context("no count of requests")?;
@@ -59,7 +59,7 @@ fn parse(output: &str, log: &str) -> Result<Measurement> {
     for row in log.lines() {
         let mut words = row.split('\t').skip(1);
         let (status, time) = (words.next(), words.next().and_then(|time| time.trim().parse::<u64>().ok()));
-        // It does not tell the status of a request whose answer began in the warm-up, and says above that all have succeeded.
+        // The log has no status for a request whose answer began in the warm-up; the output says that all succeeded.
         ensure!(matches!(status, Some("200" | "0")), "a request without success: `{row}`");
         latency_us.saturating_record(time.with_context(|| format!("no time in `{row}`"))?.max(1));
     }
@@ -78,14 +78,14 @@ status codes: 28065 2xx, 0 3xx, 0 4xx, 0 5xx
 ";
 
     #[test]
-    fn its_log_is_understood() {
+    fn logs_are_parsed() {
         let measured = parse(OUTPUT, "1700000000000000\t200\t612\n1700000000000100\t0\t1500\n").unwrap();
         assert_eq!(measured.requests_per_s, 14_032.5);
         assert_eq!((measured.latency_us.len(), measured.latency_us.min()), (2, 612));
     }
 
     #[test]
-    fn what_is_not_a_result_is_an_error() {
+    fn malformed_results_are_errors() {
         let log = "1700000000000000\t200\t612\n";
         let table = [
             (OUTPUT.replace("0 errored", "3 errored"), log, "3 requests errored"),

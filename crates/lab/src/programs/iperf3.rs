@@ -1,4 +1,4 @@
-//! TCP flows by `iperf3`, as their receiver saw them.
+//! TCP flows by `iperf3`, measured at the receiver.
 
 use std::net::SocketAddrV4;
 use std::path::Path;
@@ -15,22 +15,22 @@ use crate::topology::Guest;
 /// Length of a bin of goodput, s.
 pub const BIN_S: f64 = 0.1;
 
-/// Where a server listens unless an experiment has several in one namespace.
+/// The port of a server, unless an experiment has several in one namespace.
 pub const PORT: u16 = 5201;
 
-/// What flows do.
+/// The flows of a load.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
-    /// How many there are.
+    /// Number of flows.
     pub flows: u32,
-    /// How long they last.
+    /// Duration, s.
     pub seconds: f64,
-    /// What each offers at most, Gbit/s.
+    /// Rate limit of each flow, Gbit/s.
     pub gbit_per_s: Option<f64>,
 }
 
 impl Load {
-    /// One flow that offers what it can.
+    /// One flow without a rate limit.
     pub fn one_flow(seconds: f64) -> Self {
         Self { flows: 1, seconds, gbit_per_s: None }
     }
@@ -39,15 +39,15 @@ impl Load {
 /// What the receiver measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Flow {
-    /// Goodput over the whole time, all flows together, Gbit/s.
+    /// Goodput over the whole time, of all flows, Gbit/s.
     pub gbit_per_s: f64,
-    /// Goodput of each 100 ms, all flows together, Gbit/s.
+    /// Goodput of each 100 ms, of all flows, Gbit/s.
     pub bins_gbit_per_s: Vec<f64>,
     /// Segments that the sender's TCP retransmitted.
     pub retransmits: u64,
 }
 
-/// Flows under way.
+/// Running flows.
 #[derive(Debug)]
 pub struct Running {
     server: Program,
@@ -56,13 +56,14 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts a server in `to` and a client in `from` that sends what `load` says, with the congestion control of its route.
+    /// Starts a server in `to` and a client in `from` that sends `load`, with the congestion control of its route.
     pub fn start((from, to): (&Guest, &Guest), load: Load, logs: &Path, label: &str) -> Result<Self> {
         let address = SocketAddrV4::new(to.address, PORT);
         Self::start_in((&from.namespace, &to.namespace), address, load, &[], logs, label)
     }
 
-    /// As [`Running::start`], in any namespaces, to a server at `address`, with more `words` for the client.
+    /// Like [`Running::start`], in any namespaces, to a server at `address`, with additional arguments for the
+    /// client, `words`.
     pub fn start_in(
         (from, to): (&Namespace, &Namespace),
         address: SocketAddrV4,
@@ -76,7 +77,8 @@ impl Running {
         let mut server = to.command("iperf3");
         server.args(["-s", "-1", "-J", "-i", &BIN_S.to_string(), "-B", &host, "-p", &port]);
         let server = Program::start(server, "iperf3", &logs.join(format!("{label}-server.json")))?;
-        // The server prints nothing until it is done, and a connection would count as the test: look at its socket.
+        // The server prints nothing before its end, and a test connection would count as the measurement, so look at
+        // its socket.
         let mut tries = 0;
         while to.run("ss", &["-Hltn", "sport", "=", &format!(":{port}")], "")?.is_empty() {
             interrupt::sleep(Duration::from_millis(10))?;
@@ -109,12 +111,12 @@ impl Running {
         Ok(Self { server, client, seconds })
     }
 
-    /// Process ids, which are those of process groups: the client's, and the server's.
+    /// Process ids of the client and the server; each leads a process group.
     pub fn pids(&self) -> [u32; 2] {
         [self.client.pid(), self.server.pid()]
     }
 
-    /// Waits for the end and returns what was measured.
+    /// Waits for the end and returns the measurement.
     pub fn finish(self) -> Result<Flow> {
         let timeout = Duration::from_secs_f64(self.seconds + 20.0);
         let client = self.client.finish(timeout)?;
@@ -152,7 +154,7 @@ struct End {
     sum_received: Option<Sum>,
 }
 
-/// Reads the JSON reports of client and server.
+/// Parses the JSON reports of client and server.
 pub fn parse(client: &str, server: &str) -> Result<Flow> {
     let client: Report = serde_json::from_str(client).context("iperf3's client printed no JSON")?;
     let server: Report = serde_json::from_str(server).context("iperf3's server printed no JSON")?;
@@ -161,7 +163,7 @@ pub fn parse(client: &str, server: &str) -> Result<Flow> {
             bail!("iperf3: {error}");
         }
     }
-    // The last interval may be a sliver.
+    // The last interval may be much shorter.
     let bins: Vec<f64> =
         server.intervals.iter().filter(|i| i.sum.seconds > 0.05).map(|i| i.sum.bits_per_second / 1e9).collect();
     let end = client.end.context("iperf3's client report has no end")?;
@@ -179,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_receiver_counts() {
+    fn the_receiver_s_values_are_used() {
         let client = r#"{"intervals":[],"end":{
             "sum_sent":{"seconds":1.0,"bits_per_second":9e9,"retransmits":7},
             "sum_received":{"seconds":1.0,"bits_per_second":4.5e9}}}"#;

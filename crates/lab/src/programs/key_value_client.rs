@@ -1,10 +1,11 @@
-//! A client of Redis or memcached that records every request: start, latency, outcome. Its loop is closed, or open: then requests are due at
-//! regular times, and their latency counts from then on, however late they were sent.
+//! A client of Redis or memcached that records every request: start, latency, outcome. Its loop is closed or open. In
+//! an open loop requests are due at regular times, and their latency counts from the due time even if they are sent
+//! late.
 //!
-//! Each client alternates between setting a key of its own and getting it, or after a first set keeps to one of them,
-//! and checks what comes back. It keeps its connection, or has one for each request, which then begins with connecting. A request that
-//! is not answered within the timeout has failed: its connection is closed, and the next request begins with a new
-//! connection. Where `redis-benchmark` knows only percentiles, this knows when each request stalled.
+//! Each client alternates between setting and getting its own key, or uses only one of the two after a first set, and
+//! checks the answers. It keeps its connection, or opens one for each request, whose time then includes connecting. A
+//! request without an answer within the timeout has failed: its connection is closed, and the next request opens a
+//! new one. Unlike `redis-benchmark`, which only reports percentiles, it knows when each request stalled.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -29,73 +30,74 @@ use crate::stats::LatencyMs;
 
 /// Length of a time bin.
 pub const BIN: Duration = Duration::from_millis(100);
-/// What a load at a fixed rate leaves out: its connections all open at once.
+/// Warm-up of a load at a fixed rate, because its connections all open at once.
 pub const WARM_UP: Duration = Duration::from_millis(500);
-/// How often connections are looked at for requests that have timed out.
+/// Interval of the check for requests that have timed out.
 const TIMEOUT_SCAN: Duration = Duration::from_millis(10);
-/// Longest wait for answers before the clock is looked at.
+/// Maximum wait for answers before the clock is checked.
 const MAX_WAIT: Duration = Duration::from_millis(5);
-/// How long a virtual machine may take to start and end a load.
+/// Additional time for a virtual machine to start and end a load.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Pause before a connection that was refused tries again.
+/// Pause before a refused connection is retried.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// What to do.
+/// A load.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// The server.
+    /// The server's address.
     pub server: SocketAddr,
     /// TCP, or Multipath TCP: see [`Namespace::stream_protocol`](crate::netns::Namespace::stream_protocol).
     pub transport: socket2::Protocol,
-    /// What it speaks.
+    /// The server's protocol.
     pub protocol: Protocol,
     /// Number of clients, each with one connection and one request in flight on it.
     pub clients: u32,
     /// Whether a client keeps its connection, or opens one for each request.
     pub keep_alive: bool,
-    /// How long.
+    /// Duration.
     pub duration: Duration,
-    /// How long requests are waited for that were due before the end; what is still under way then is not counted.
+    /// How long to wait for answers to requests due before the end. Requests without an answer by then are not
+    /// counted.
     pub patience: Duration,
-    /// Requests that are due before this are not among the latencies: connecting is part of the first ones.
+    /// Requests due before this time are not in the latencies, because the first ones include connecting.
     pub warm_up: Duration,
-    /// When a request counts as failed.
+    /// The timeout of a request.
     pub timeout: Duration,
-    /// What connections ask for; `None`: both in turns.
+    /// The command to use; `None`: both alternately.
     pub op: Option<Op>,
-    /// How many requests are due each second, on all connections together; `None`: each follows upon the last one's answer.
+    /// Request rate over all connections, 1/s; `None`: each request follows the previous answer (closed loop).
     pub requests_per_s: Option<f64>,
-    /// Whether each request is kept in the report.
+    /// Whether the report contains each request.
     pub record: bool,
-    /// Ends the load early once true.
+    /// Ends the load early when it becomes true.
     pub stop: Arc<AtomicBool>,
 }
 
-/// A request that has ended.
+/// A finished request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Whose it was.
+    /// The index of its connection.
     pub client: u32,
     /// When it was due.
     pub due: Instant,
-    /// When it was answered, or had failed.
+    /// When it was answered or failed.
     pub ended: Instant,
     /// Whether it was answered correctly.
     pub answered: bool,
 }
 
-/// What happened to the requests that ended within one [`BIN`] of time.
+/// Requests that ended within one [`BIN`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Bin {
     /// Requests answered correctly.
     pub answered: u64,
     /// Requests that timed out, were reset or refused.
     pub failed: u64,
-    /// The longest time that a request, answered or not, had been under way when it ended, or at the end of the bin, µs.
+    /// The longest time that a request, answered or not, was in flight when it ended or when the bin ended, µs.
     pub longest_stall_us: u64,
 }
 
-/// What a load measured.
+/// The result of a load.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// When the load began.
@@ -106,7 +108,7 @@ pub struct Report {
     pub latency_us: Histogram<u64>,
     /// Answers with a wrong value.
     pub wrong_answers: u64,
-    /// Every request in the order of their ends, if the load records them.
+    /// All requests in the order of their ends, if the load records them.
     pub requests: Vec<Request>,
 }
 
@@ -122,7 +124,7 @@ impl Report {
     }
 }
 
-/// Runs a load to its end, in the namespace that the calling thread is in.
+/// Runs a load to completion, in the namespace of the calling thread.
 pub fn run(load: &Load) -> Result<Report> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("creating an epoll instance")?;
     let latency_us = Histogram::new_with_bounds(1, 3_600_000_000, 3).context("creating a histogram")?;
@@ -131,7 +133,7 @@ pub fn run(load: &Load) -> Result<Report> {
     let interval = load.requests_per_s.map(|rate| Duration::from_secs_f64(f64::from(load.clients) / rate));
     let end = started + load.duration;
     let mut client = Client { load, epoll, report, interval, end, due: BinaryHeap::new() };
-    // The connections take turns.
+    // The connections' due times are staggered.
     let turn = interval.unwrap_or_default() / load.clients.max(1);
     let mut connections: Vec<Connection> =
         (0..load.clients).map(|index| Connection::new(index, started + turn * index)).collect();
@@ -171,20 +173,20 @@ pub fn run(load: &Load) -> Result<Report> {
     }
 }
 
-/// Latencies of the requests of a load that was offered at a fixed rate, each from when it was due.
+/// Latencies of a load at a fixed rate, each from the time when the request was due.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Latencies {
-    /// Requests answered correctly, after the warm-up.
+    /// Requests answered correctly after the warm-up.
     pub answered: u64,
-    /// Of these.
+    /// Their latencies.
     pub latency_ms: LatencyMs,
 }
 
 impl Latencies {
-    /// Of a load whose every request was answered.
+    /// The latencies of a load with an answer to every request.
     ///
     /// # Errors
-    /// When a request has failed, or none was made.
+    /// A request has failed, or there was none.
     pub fn of(report: &Report) -> Result<Self> {
         let histogram = &report.latency_us;
         let (answered, failed, wrong) = (histogram.len(), report.failed(), report.wrong_answers);
@@ -204,10 +206,10 @@ impl Latencies {
     }
 }
 
-/// Runs an open loop of `requests_per_s` for `seconds` from within a virtual machine, by this very program.
+/// Runs an open loop of `requests_per_s` for `seconds` inside a virtual machine, with this executable.
 ///
 /// # Errors
-/// When a request fails, or the machine does not do as it is told.
+/// A request fails, or the machine fails.
 pub fn run_in_machine(
     machine: &mut Machine,
     server: SocketAddr,
@@ -227,11 +229,11 @@ struct Client<'a> {
     load: &'a Load,
     epoll: OwnedFd,
     report: Report,
-    /// Between two requests of a connection.
+    /// Interval of a connection's requests.
     interval: Option<Duration>,
-    /// No request is due from then on.
+    /// No request is due from this time on.
     end: Instant,
-    /// Connections that rest, by when their next request is due.
+    /// Idle connections, by the due time of their next request.
     due: BinaryHeap<Reverse<(Instant, u32)>>,
 }
 
@@ -240,9 +242,9 @@ enum State {
     /// No socket until this time.
     Pausing(Instant),
     Connecting,
-    /// A set is under way.
+    /// A set is in flight.
     Setting,
-    /// A get is under way.
+    /// A get is in flight.
     Getting,
     /// The next request is not yet due.
     Resting,
@@ -252,14 +254,14 @@ struct Connection {
     index: u32,
     stream: Option<TcpStream>,
     state: State,
-    /// When the request under way began, or was to.
+    /// When the request in flight began, or was due.
     request_started: Instant,
     /// When the next request is due.
     due: Instant,
-    /// Whether the next request is a set. So is the first one, and the first after one that has failed: what is stored then is
-    /// not known.
+    /// Whether the next request is a set. So are the first request and the first after a failure, because the stored
+    /// value is unknown then.
     sets: bool,
-    /// The value that the last set has stored.
+    /// The value of the last set.
     value: u64,
     answer: Vec<u8>,
 }
@@ -270,14 +272,14 @@ impl Connection {
         Self { index, stream: None, state, request_started: due, due, sets: true, value: 0, answer }
     }
 
-    /// Whether no request is under way.
+    /// Whether no request is in flight.
     fn rests(&self) -> bool {
         matches!(self.state, State::Resting | State::Pausing(_))
     }
 }
 
 impl Client<'_> {
-    /// Begins a request with a new connection; `started`: when it was due.
+    /// Begins a request with a new connection. `started`: when it was due.
     fn connect(&mut self, connection: &mut Connection, started: Instant) {
         connection.request_started = started;
         connection.state = State::Connecting;
@@ -293,11 +295,11 @@ impl Client<'_> {
         }
     }
 
-    /// Goes on with a connection that is ready.
+    /// Handles events of a connection that is ready.
     fn advance(&mut self, connection: &mut Connection) {
         let result = match connection.state {
             State::Pausing(_) => Ok(()),
-            // Nothing was asked, so this is the connection's end.
+            // No request is in flight, so the peer has closed the connection.
             State::Resting => Err(ErrorKind::UnexpectedEof.into()),
             State::Connecting => self.connected(connection),
             State::Setting | State::Getting => self.receive(connection),
@@ -314,7 +316,7 @@ impl Client<'_> {
         }
         let data = epoll::EventData::new_u64(u64::from(connection.index));
         epoll::modify(&self.epoll, stream, data, epoll::EventFlags::IN)?;
-        // Connecting was part of this request.
+        // The time of this request includes connecting.
         let started = connection.request_started;
         self.request(connection, started)
     }
@@ -331,7 +333,7 @@ impl Client<'_> {
             self.load.protocol.get(connection.index)
         };
         let Some(stream) = &mut connection.stream else { return Ok(()) };
-        // One small request in flight always fits an open socket's buffer.
+        // One small request always fits into the buffer of an open socket.
         stream.write_all(text.as_bytes())
     }
 
@@ -383,7 +385,7 @@ impl Client<'_> {
         self.next(connection, started)
     }
 
-    /// Begins the next request of a client that has been answered.
+    /// Begins the next request of a client that has received its answer.
     fn next(&mut self, connection: &mut Connection, started: Instant) -> std::io::Result<()> {
         if connection.stream.is_none() {
             self.connect(connection, started);
@@ -392,7 +394,7 @@ impl Client<'_> {
         self.request(connection, started)
     }
 
-    /// The time `due` of a connection's next request has come, unless the connection has failed meanwhile.
+    /// Sends the connection's next request, which is now due, unless the connection has failed since.
     fn wake(&mut self, connection: &mut Connection, due: Instant) {
         if connection.state == State::Resting && connection.due == due && self.next(connection, due).is_err() {
             self.fail(connection, Instant::now());
@@ -410,11 +412,11 @@ impl Client<'_> {
         connection.state = State::Pausing(now + RETRY_PAUSE);
         connection.request_started = now;
         connection.sets = true;
-        // What could not be asked meanwhile is not made up for.
+        // Requests due in the meantime are skipped.
         connection.due = now;
     }
 
-    /// Looks for a timeout, and lets a stall that lasts show in every bin that it spans.
+    /// Checks for a timeout, and records a stall in every bin that it spans.
     fn scan(&mut self, connection: &mut Connection, now: Instant) {
         if let State::Pausing(until) = connection.state {
             if now >= until && now < self.end {
@@ -450,14 +452,14 @@ impl Client<'_> {
     }
 }
 
-/// Waits for events, `most` at the longest. An instance's own wait may count in whole milliseconds, and make that a part of every
-/// latency.
+/// Waits for events, at most for `most`. The timeout of epoll itself has a resolution of milliseconds, which would
+/// become part of every latency.
 fn wait<'a>(
     epoll: &OwnedFd,
     most: Duration,
     events: &'a mut [MaybeUninit<epoll::Event>],
 ) -> rustix::io::Result<(&'a mut [epoll::Event], &'a mut [MaybeUninit<epoll::Event>])> {
-    // It fits: at most some milliseconds.
+    // The value fits: at most some milliseconds.
     let most = Timespec::try_from(most).map_err(|_| rustix::io::Errno::INVAL)?;
     poll(&mut [PollFd::new(epoll, PollFlags::IN)], Some(&most))?;
     epoll::wait(epoll, events, Some(&Timespec::default()))
@@ -487,7 +489,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers as Redis would on `accepted` connections; `falsify` changes an answer.
+    /// Answers like Redis on `accepted` connections; `falsify` changes an answer.
     fn server(accepted: usize, falsify: fn(&mut String)) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -499,7 +501,7 @@ mod tests {
                     let mut buffer = [0; 256];
                     while let Ok(length @ 1..) = stream.read(&mut buffer) {
                         let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                        // How many, length, command, length, key, length, value.
+                        // Number of arguments, length, command, length, key, length, value.
                         let words: Vec<String> = text.split("\r\n").map(str::to_owned).collect();
                         let mut values = values.lock().unwrap();
                         let mut answer = if words[2] == "SET" {
@@ -516,7 +518,7 @@ mod tests {
                     }
                 });
             }
-            // Keeps the listener, so that further connections are neither refused nor answered.
+            // Keeps the listener open, so that further connections are neither refused nor answered.
             std::thread::sleep(Duration::from_secs(5));
         });
         address
@@ -551,13 +553,13 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_sent_when_they_are_due_and_made_up_for_when_they_were_late() {
-        // What is late on a busy machine is waited for: as many as were due, and no more.
+    fn requests_are_sent_when_due_and_late_ones_are_sent_immediately() {
+        // On a busy machine late answers are waited for: the number of requests is exactly the number due.
         let patience = Duration::from_secs(20);
         let load = Load { requests_per_s: Some(300.0), patience, timeout: patience, ..load(server(3, |_| {})) };
         let on_time = run(&load).unwrap();
         assert!((117..=123).contains(&on_time.answered()), "{} in 0.4 s", on_time.answered());
-        // One answer in ten comes 50 ms late, which is five requests' time.
+        // One answer in ten is 50 ms late, the time of five requests.
         let late = |answer: &mut String| {
             if answer.ends_with("5\r\n") {
                 std::thread::sleep(Duration::from_millis(50));
@@ -570,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_at_the_end_is_waited_for_as_long_as_there_is_patience() {
+    fn requests_in_flight_at_the_end_are_awaited_until_the_limit() {
         let load = Load {
             timeout: Duration::from_secs(5),
             duration: Duration::from_millis(150),
@@ -578,13 +580,13 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(100));
             }))
         };
-        // Each connection asks at the beginning and after 100 ms.
+        // Each connection sends a request at the start and after 100 ms.
         assert_eq!(run(&load).unwrap().answered(), 3);
         let patient = Load { patience: Duration::from_secs(5), ..load };
         let report = run(&patient).unwrap();
         assert_eq!((report.answered(), report.failed()), (6, 0));
         assert!(report.started.elapsed() < Duration::from_secs(2), "it ends with the last answer");
-        // Ten are due on each in these 150 ms, and all but the first are late.
+        // Ten are due on each connection in these 150 ms, and all except the first are late.
         let report = run(&Load {
             requests_per_s: Some(200.0),
             server: server(3, |_| {
@@ -598,11 +600,11 @@ mod tests {
     }
 
     #[test]
-    fn connections_keep_to_one_command() {
+    fn connections_use_one_command() {
         for op in [Op::Get, Op::Set] {
             let report =
                 run(&Load { op: Some(op), ..load(server(3, |answer| *answer = answer.replace("+OK", "+KO"))) });
-            // Each connection begins with a `SET`, which this server answers wrongly.
+            // Each connection begins with a `SET`, which this server answers incorrectly.
             assert!(report.unwrap().wrong_answers > 0);
             let report = run(&Load { op: Some(op), ..load(server(3, |_| {})) }).unwrap();
             let latencies = Latencies::of(&report).unwrap();
@@ -617,8 +619,8 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_for_each_request() {
-        // Two connections for each of three clients: a seventh is not answered.
+    fn each_request_opens_a_connection() {
+        // Two connections for each of three clients; a seventh gets no answer.
         let short = Load { keep_alive: false, ..load(server(6, |_| {})) };
         let report = run(&short).unwrap();
         assert_eq!((report.answered(), report.wrong_answers), (6, 0));
@@ -638,14 +640,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_noticed() {
+    fn a_wrong_value_is_detected() {
         let report =
             run(&load(server(usize::MAX, |answer| *answer = answer.replace("00001\r\n", "00002\r\n")))).unwrap();
         assert!(report.wrong_answers > 0);
     }
 
     #[test]
-    fn silence_fails_after_the_timeout() {
+    fn a_request_without_answer_times_out() {
         let report = run(&load(server(2, |_| {}))).unwrap();
         assert!((2..=4).contains(&report.failed()), "{}", report.failed());
         let longest = report.bins.iter().map(|bin| bin.longest_stall_us).max().unwrap();

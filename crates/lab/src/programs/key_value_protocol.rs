@@ -1,4 +1,4 @@
-//! The text protocols of key-value stores: what a request looks like, and its right answer. Keys have 12 bytes, values 16.
+//! The text protocols of key-value stores: requests and correct answers. Keys have 12 bytes, values 16.
 
 /// A protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_what_they_say() {
+    fn lengths_are_correct() {
         let resp = Protocol::Redis.set(0xabc, 7);
         assert_eq!(resp, "*3\r\n$3\r\nSET\r\n$12\r\nlab:00000abc\r\n$16\r\n0000000000000007\r\n");
         assert!(Protocol::Redis.get(0xabc).ends_with("$12\r\nlab:00000abc\r\n"));

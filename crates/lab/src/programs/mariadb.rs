@@ -1,4 +1,4 @@
-//! MariaDB and `sysbench`: one row by its key, over persistent connections.
+//! MariaDB and `sysbench`: lookups of one row by key, over persistent connections.
 
 use std::fs;
 use std::io::Read as _;
@@ -20,11 +20,11 @@ use crate::topology::Guest;
 
 /// The port it listens on.
 const PORT: u16 = 3306;
-/// The user and the database.
+/// The name of the user and of the database.
 const LAB: &str = "lab";
-/// How long it may take to make a database.
+/// Time to create a database.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(120);
-/// Disks are not what is measured.
+/// Durability is off, because disks are not measured.
 const SETTINGS: [&str; 4] =
     ["--debug-no-sync", "--innodb-log-file-size=8M", "--innodb-buffer-pool-size=32M", "--skip-innodb-doublewrite"];
 
@@ -67,7 +67,7 @@ impl Application for Mariadb {
         let mut command = sysbench(load.client, load.server);
         command.arg(format!("--threads={CONNECTIONS}")).arg(format!("--time={}", load.seconds()));
         command.args(["--histogram=on", "run"]);
-        parse(&load.run(command, "sysbench")?).context("understanding sysbench")
+        parse(&load.run(command, "sysbench")?).context("parsing the output of sysbench")
     }
 }
 
@@ -79,8 +79,8 @@ fn sysbench(client: &Guest, server: &Guest) -> Command {
     command
 }
 
-/// The server speaks first: four bytes of a packet's header, and version 10 of the protocol (MariaDB's documentation, "Initial
-/// Handshake Packet").
+/// The server sends first: a packet header of four bytes, and the protocol version, 10 (MariaDB's documentation,
+/// "Initial Handshake Packet").
 fn ask(address: SocketAddr) -> Result<()> {
     let timeout = Duration::from_secs(1);
     let mut stream = TcpStream::connect_timeout(&address, timeout).context("connecting to MariaDB")?;
@@ -110,7 +110,7 @@ fn parse(output: &str) -> Result<Measurement> {
     Ok(Measurement { requests_per_s: rate, paced_requests_per_s: None, latency_us, lost_requests: 0 })
 }
 
-/// Records a row of its histogram: ms, a bar, how many requests. Its steps are 1.8 % wide.
+/// Records a row of the histogram: ms, a bar, number of requests. Its buckets are 1.8 % wide.
 fn record(latency_us: &mut Histogram<u64>, row: &str) -> Result<()> {
     let (ms, rest) = row.split_once('|').context("no bar")?;
     let ms: f64 = ms.trim().parse().context("no time")?;
@@ -137,7 +137,7 @@ SQL statistics:
 ";
 
     #[test]
-    fn its_histogram_is_understood() {
+    fn histograms_are_parsed() {
         let measured = parse(OUTPUT).unwrap();
         assert_eq!((measured.requests_per_s, measured.latency_us.len()), (13_467.14, 100));
         let at = |quantile| measured.latency_us.value_at_quantile(quantile);
@@ -146,7 +146,7 @@ SQL statistics:
     }
 
     #[test]
-    fn what_is_not_a_result_is_an_error() {
+    fn malformed_results_are_errors() {
         let table = [
             ("ignored errors:                      0", "ignored errors:   2", "2 requests failed"),
             ("(13467.14", "(fast", "no rate"),

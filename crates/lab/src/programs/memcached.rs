@@ -1,4 +1,4 @@
-//! memcached, and a load of `set` and `get` in turns.
+//! memcached, and a client that alternates between `set` and `get`.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -16,14 +16,14 @@ use crate::topology::Guest;
 
 /// The port it listens on.
 const PORT: u16 = 11211;
-/// Connections, one request in flight on each.
+/// Number of connections, one request in flight on each.
 const CLIENTS: u32 = 50;
-/// Requests that are due each second, on all connections together, where latencies are measured: so few that each connection
-/// is idle most of the time, even if TCP needs 200 ms for one request in fifty.
+/// Request rate for latencies, over all connections, 1/s. It is low enough that each connection is mostly idle, even
+/// if TCP needs 200 ms for one request in fifty.
 const PACED_PER_S: f64 = 2000.0;
-/// Beyond what TCP needs to repair anything that the lab does to it.
+/// Longer than TCP needs to recover from any fault that the lab injects.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// In which connections open.
+/// Warm-up, during which connections open.
 const WARM_UP: Duration = Duration::from_millis(500);
 
 /// memcached.

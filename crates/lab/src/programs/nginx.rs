@@ -11,9 +11,9 @@ use anyhow::{Context, Result, ensure};
 use crate::process::Program;
 use crate::topology::Guest;
 
-/// The port the server listens on.
+/// The port of HTTP/1.1.
 pub const PORT: u16 = 8080;
-/// The port it speaks HTTP/2 on, without TLS and from the first byte ("prior knowledge", RFC 9113, section 3.3).
+/// The port of HTTP/2, without TLS and from the first byte ("prior knowledge", RFC 9113, section 3.3).
 pub const HTTP2_PORT: u16 = 8081;
 /// Bytes of the page.
 const PAGE: usize = 1024;
@@ -48,14 +48,15 @@ impl Nginx {
 fn configuration(address: SocketAddr, logs: &Path) -> String {
     let http2 = SocketAddr::new(address.ip(), HTTP2_PORT);
     let (logs, page) = (logs.display(), "x".repeat(PAGE));
-    // No second process, which would outlive the first; nothing is written for a request.
+    // No worker process, which would outlive the first one; no access log.
     format!(
         "daemon off;\nmaster_process off;\nworker_processes 1;\npid {logs}/nginx.pid;\nerror_log stderr;\n\
          events {{ worker_connections 4096; }}\n\
          http {{\n access_log off;\n keepalive_requests 100000000;\n\
          client_body_temp_path {logs}/body;\n proxy_temp_path {logs}/proxy;\n fastcgi_temp_path {logs}/fastcgi;\n \
          uwsgi_temp_path {logs}/uwsgi;\n scgi_temp_path {logs}/scgi;\n\
-         server {{ listen {address} backlog=4096; listen {http2} http2; location / {{ return 200 \"{page}\"; }} }}\n}}\n"
+         server {{ listen {address} backlog=4096; listen {http2} http2; location / {{ return 200 \"{page}\"; }} \
+         }}\n}}\n"
     )
 }
 
@@ -66,6 +67,6 @@ fn get(address: SocketAddr) -> Result<()> {
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
-    ensure!(answer.starts_with(b"HTTP/1.1 200 ") && answer.len() > PAGE, "nginx answers in another way");
+    ensure!(answer.starts_with(b"HTTP/1.1 200 ") && answer.len() > PAGE, "unexpected answer from nginx");
     Ok(())
 }

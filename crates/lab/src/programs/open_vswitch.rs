@@ -1,4 +1,5 @@
-//! Open vSwitch in a host's namespace, with its userspace datapath: a database server, the switch, and what is told to them.
+//! Open vSwitch in a host's namespace, with its userspace datapath: a database server, the switch, and their
+//! configuration.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,24 +10,24 @@ use crate::netns::Namespace;
 use crate::process::{self, Program};
 use crate::{command, interrupt};
 
-/// Of Debian's package, too.
+/// Also the path in Debian's package.
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
-/// Has its allocations on pages of 2 MiB where the kernel has them (`madvise`), as `bifrostd` has its own: flows and conversations of Open
-/// vSwitch are thousands of small pieces, so that it is the C library that is to ask for these pages.
+/// Makes the C library allocate from 2 MiB pages where the kernel has them (`madvise`), as `bifrostd` does itself.
+/// Open vSwitch's flows and conversations are thousands of small allocations.
 const LARGE_PAGES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
-/// How long it may take to start.
+/// Time to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What moves its packets.
+/// The thread that forwards packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Datapath {
-    /// Its main thread, by the kernel's devices: Debian's build without DPDK.
+    /// The main thread, over the kernel's devices: Debian's build without DPDK.
     Userspace,
-    /// DPDK on one processor. Its packet buffers are on small pages, as those of `bifrostd` and of all guests here are.
+    /// DPDK on one processor. Its packet buffers are on small pages, like those of `bifrostd` and of all guests here.
     Dpdk {
-        /// That processor.
+        /// The processor.
         processor: usize,
-        /// How long it may sleep when there is nothing to do, µs: where others need the processor, too. 0: it polls without end.
+        /// Maximum sleep when idle, µs, for processors that are shared. 0: busy polling.
         max_sleep_us: u32,
     },
 }
@@ -50,10 +51,11 @@ pub struct OpenVswitch {
 }
 
 impl OpenVswitch {
-    /// Starts it in `host`; sockets (those of vhost-user ports, too) and database go to `directory`, output to `logs`.
+    /// Starts it in `host`. Sockets (including those of vhost-user ports) and the database go to `directory`, output
+    /// to `logs`.
     ///
     /// # Errors
-    /// When a program is missing, or does not listen in time.
+    /// A program is missing, or does not listen in time.
     pub fn start(host: &Namespace, datapath: Datapath, directory: PathBuf, logs: &Path) -> Result<Self> {
         std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
         let path = |name: &str| directory.join(name).display().to_string();
@@ -78,7 +80,7 @@ impl OpenVswitch {
             command::run("ovs-vsctl", &all)?;
         }
         let mut command = host.command(datapath.program());
-        // Where it puts the sockets of bridges.
+        // The directory for sockets of bridges.
         command.env("OVS_RUNDIR", &directory).env(LARGE_PAGES.0, LARGE_PAGES.1);
         command.arg(format!("unix:{socket}")).arg(format!("--unixctl={}", path("switch.ctl")));
         let mut switch = Program::start(command, "ovs-vswitchd", &logs.join("ovs-vswitchd.log"))?;
@@ -86,10 +88,10 @@ impl OpenVswitch {
         Ok(Self { switch, _database: database, directory })
     }
 
-    /// Runs `ovs-vsctl` with the words of `arguments`, and waits until the switch has done what that asks for.
+    /// Runs `ovs-vsctl` with the words of `arguments`, and waits until the switch has applied the change.
     ///
     /// # Errors
-    /// What `ovs-vsctl` says.
+    /// The error of `ovs-vsctl`.
     pub fn configure(&self, arguments: &str) -> Result<()> {
         let database = format!("--db=unix:{}", self.directory.join("db.sock").display());
         let mut all = vec![database.as_str(), "--timeout=60"];
@@ -98,7 +100,7 @@ impl OpenVswitch {
         Ok(())
     }
 
-    /// Where the vhost-user port of that name listens.
+    /// The socket of the vhost-user port `port`.
     pub fn socket(&self, port: &str) -> PathBuf {
         self.directory.join(port)
     }
@@ -106,15 +108,15 @@ impl OpenVswitch {
     /// Processor time that the switch has used so far, s.
     ///
     /// # Errors
-    /// It has ended.
+    /// The switch has ended.
     pub fn cpu_seconds(&self) -> Result<f64> {
         process::cpu_seconds_of_group(self.switch.pid())
     }
 
-    /// Stops the switch where it is, or lets it go on.
+    /// Stops (`still`) or continues the switch.
     ///
     /// # Errors
-    /// It has ended.
+    /// The switch has ended.
     pub fn freeze(&self, still: bool) -> Result<()> {
         process::freeze(self.switch.pid(), still)
     }
@@ -122,16 +124,16 @@ impl OpenVswitch {
     /// Runs `ovs-appctl` with `arguments`.
     ///
     /// # Errors
-    /// What `ovs-appctl` says.
+    /// The error of `ovs-appctl`.
     pub fn tell(&self, arguments: &[&str]) -> Result<String> {
         let target = self.directory.join("switch.ctl").display().to_string();
         command::run("ovs-appctl", &[&["-t", &target], arguments].concat())
     }
 
-    /// Replaces the flows of `bridge` by `flows`, one a line, all at once.
+    /// Replaces the flows of `bridge` atomically by `flows`, one per line.
     ///
     /// # Errors
-    /// What `ovs-ofctl` says.
+    /// The error of `ovs-ofctl`.
     pub fn replace_flows(&self, bridge: &str, flows: &str) -> Result<()> {
         let management = format!("unix:{}", self.directory.join(format!("{bridge}.mgmt")).display());
         command::run_with_input(
@@ -142,10 +144,10 @@ impl OpenVswitch {
         Ok(())
     }
 
-    /// An error if the switch has ended.
+    /// Returns an error if the switch has ended.
     ///
     /// # Errors
-    /// That it has, with what it printed.
+    /// The switch has ended; the error contains its output.
     pub fn check_alive(&mut self) -> Result<()> {
         match self.switch.try_wait()? {
             None => Ok(()),

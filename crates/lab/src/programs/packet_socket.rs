@@ -1,4 +1,4 @@
-//! Frames past a guest's IP stack: a packet socket (packet(7)) on its device.
+//! Sends frames below a guest's IP stack: a packet socket (packet(7)) on its device.
 
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd as _;
@@ -7,22 +7,22 @@ use anyhow::{Context, Result};
 use rustix::net::netdevice::name_to_index;
 use socket2::{Domain, SockAddr, Socket, Type};
 
-/// Length of the header before each frame that says what is left to the device (`struct virtio_net_hdr`), bytes.
+/// Length of the offload header before each frame (`struct virtio_net_hdr`), bytes.
 pub const OFFLOAD_LEN: usize = 10;
 
-/// A packet socket that sends on one device. What comes in is not for it.
+/// A packet socket that sends on one device. It receives nothing.
 #[derive(Debug)]
 pub struct PacketSocket(Socket);
 
 impl PacketSocket {
-    /// Opens one in the namespace that the calling thread is in.
+    /// Opens a socket in the namespace of the calling thread.
     ///
     /// # Errors
-    /// There is no such device, or no privilege.
+    /// The device does not exist, or the privilege is missing.
     pub fn open(device: &str) -> Result<Self> {
         let probe = Socket::new(Domain::IPV4, Type::DGRAM, None).context("opening a socket")?;
         let index = name_to_index(&probe, device).with_context(|| format!("looking for device {device}"))?;
-        // Protocol 0: it receives nothing.
+        // Protocol 0: the socket receives nothing.
         let socket = Socket::new(Domain::PACKET, Type::RAW, None).context("opening a packet socket")?;
         socket.bind(&address(index)?).with_context(|| format!("binding a packet socket to {device}"))?;
         let on: libc::c_int = 1;
@@ -37,15 +37,15 @@ impl PacketSocket {
             )
         };
         if result != 0 {
-            return Err(io::Error::last_os_error()).context("asking for offload headers");
+            return Err(io::Error::last_os_error()).context("enabling offload headers");
         }
         Ok(Self(socket))
     }
 
-    /// Sends a frame; `offload`: a `struct virtio_net_hdr` in the machine's byte order, all zero for none.
+    /// Sends a frame. `offload`: a `struct virtio_net_hdr` in native byte order, all zero for no offload.
     ///
     /// # Errors
-    /// The kernel refuses it, for a guest's kernel does not pass everything on; or the device's queue is full.
+    /// The kernel refuses the frame, or the device's queue is full.
     pub fn send(&self, offload: &[u8; OFFLOAD_LEN], frame: &[u8]) -> io::Result<()> {
         self.0.send_vectored(&[IoSlice::new(offload), IoSlice::new(frame)]).map(drop)
     }
@@ -53,7 +53,7 @@ impl PacketSocket {
 
 /// The address of a device.
 fn address(index: u32) -> Result<SockAddr> {
-    // SAFETY: the storage is large enough for a `sockaddr_ll`, which is written in full, with its length.
+    // SAFETY: the storage is large enough for a `sockaddr_ll`, which is written completely, and its length is set.
     let ((), address) = unsafe {
         SockAddr::try_init(|storage, length| {
             storage.cast::<libc::sockaddr_ll>().write(libc::sockaddr_ll {
@@ -69,7 +69,7 @@ fn address(index: u32) -> Result<SockAddr> {
             Ok(())
         })
     }
-    .context("making an address")?;
+    .context("building an address")?;
     Ok(address)
 }
 
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_leave_on_the_device_and_no_other_device_is_found() {
+    fn frames_are_sent_on_the_device_and_unknown_devices_are_refused() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -86,7 +86,7 @@ mod tests {
         let frame = [[0; 12].as_slice(), &[0x88, 0xb5], &[7; 46]].concat();
         socket.send(&[0; OFFLOAD_LEN], &frame).unwrap();
         let unknown_gso_type = [0, 77, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert!(socket.send(&unknown_gso_type, &frame).is_err(), "the header is looked at");
+        assert!(socket.send(&unknown_gso_type, &frame).is_err(), "the header is validated");
         assert!(PacketSocket::open("no-such-device").is_err());
     }
 }

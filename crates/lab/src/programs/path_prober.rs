@@ -1,9 +1,9 @@
-//! Probing and switching in seconds: what NSDI'26 (section 6.1.1) compares with as "PS".
+//! Probe and switch in software: the scheme that NSDI'26 (section 6.1.1) compares with as "PS".
 //!
-//! Once a second an agent on each host sends a few small datagrams over every path to every other host, which echoes them. A path
-//! that has lost some, or is much slower than the others, is drained (`bifrostctl path drain`), and restored after a later round
-//! that is clean. A path is not taken for broken while the hosts themselves fill it: other paths would only be filled in its place.
-//! Nothing else is repaired, and nothing is learnt from the guests' packets.
+//! Once a second an agent on each host sends small datagrams over every path to every other host, which echoes them.
+//! It drains (`bifrostctl path drain`) a path that lost probes or is much slower than the others, and restores it
+//! after a later clean round. It does not drain a path that the hosts themselves fill, because the traffic would only
+//! fill other paths. Nothing else is repaired, and the agent learns nothing from the guests' packets.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,52 +21,53 @@ use crate::daemon::{Daemon, Remote};
 use crate::options::Cabling;
 use crate::topology::{Host, Topology, link_name};
 
-/// From one round to the next.
+/// Interval of rounds.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Probes of a round over each path, and the time between two of them.
+/// Probes per round and path, and their interval.
 const PROBES: u32 = 10;
 const SPACING: Duration = Duration::from_millis(10);
-/// A probe that has not returned so long after the last one of its round was sent is lost.
+/// A probe is lost if it has not returned this long after the last one of its round was sent.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// How often a thread that waits looks whether it is to end.
+/// Interval at which a waiting thread checks whether it must stop.
 const TICK: Duration = Duration::from_millis(50);
-/// Where echoes listen; nobody else does on the underlay.
+/// UDP port of echoes; unused otherwise on the underlay.
 const ECHO_PORT: u16 = 4788;
-/// Bytes of a probe: its round, and its number in there.
+/// Length of a probe, bytes: its round, and its number within the round.
 const PROBE_LEN: usize = 12;
 
-/// A path is much slower than others if its fastest probe took more than this many times what that of the median path took ...
+/// A path is much slower than others if its fastest probe took more than this many times as long as that of the
+/// median path ...
 const SLOW_FACTOR: u32 = 3;
-/// ... and by more than that longer: hosts in software are noisy.
+/// ... and longer by more than this: software hosts are noisy.
 const SLOW_MARGIN: Duration = Duration::from_millis(1);
 
-/// Hosts fill a path if so many frames have crossed it since the last round, either way, and even the fastest probe has waited. A
-/// round's own probes and echoes are 40.
+/// Hosts fill a path if this many frames have crossed it since the last round, in both directions, and even the
+/// fastest probe was delayed. A round's own probes and echoes are 40 frames.
 const MANY_FRAMES: u64 = 100;
 
-/// What a round has shown of one path.
+/// The result of a round for one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     /// Probes that did not return.
     pub lost: u32,
-    /// The fastest one that did, if any.
+    /// The round-trip time of the fastest probe, if any returned.
     pub fastest: Option<Duration>,
-    /// Whether the two hosts fill the path: what is lost or late then is lost or late in a queue of theirs.
+    /// Whether the two hosts fill the path: its probes are then lost or late in the hosts' own queues.
     pub full: bool,
 }
 
-/// Whether `fastest` is much more than `usual`.
+/// Whether `fastest` is much longer than `usual`.
 fn is_slow(fastest: Duration, usual: Duration) -> bool {
     fastest > usual * SLOW_FACTOR && fastest > usual + SLOW_MARGIN
 }
 
-/// Which of the paths to one host are not to be used, by what a round has shown of each.
+/// The indexes of the paths to a host that must not be used, given the results of a round.
 ///
-/// Never all of them: if every path is bad, those that have lost least are as good as it gets.
+/// It never contains all paths: if every path is bad, those with the fewest losses stay in use.
 pub fn judge(seen: &[Seen]) -> BTreeSet<usize> {
     let mut fastest: Vec<Duration> = seen.iter().filter_map(|path| path.fastest).collect();
     fastest.sort_unstable();
-    // Of an even number the lower one: half of the paths may be slow.
+    // For an even number the lower median: half of the paths may be slow.
     let median = fastest.get(fastest.len().saturating_sub(1) / 2).copied().unwrap_or_default();
     let slow = |path: &Seen| path.fastest.is_some_and(|fastest| is_slow(fastest, median));
     let is_bad = |path: &Seen| !path.full && (path.lost > 0 || slow(path));
@@ -79,7 +80,7 @@ pub fn judge(seen: &[Seen]) -> BTreeSet<usize> {
     all().filter(|(_, path)| path.lost > least).map(|(i, _)| i).collect()
 }
 
-/// The agents of all hosts. Dropping it ends them; what they have drained stays so.
+/// The agents of all hosts. Dropping it ends them; drained paths stay drained.
 #[derive(Debug)]
 pub struct PathProbers {
     stop: Arc<AtomicBool>,
@@ -87,18 +88,19 @@ pub struct PathProbers {
 }
 
 impl PathProbers {
-    /// Starts an agent on every host, beside its daemon (one for each, in the hosts' order). What each drains and restores is
-    /// written into `<host>.path_prober.log` in `logs`.
+    /// Starts an agent on every host, next to its daemon (one per host, in the hosts' order). It logs the paths that
+    /// it drains and restores to `<host>.path_prober.log` in `logs`.
     ///
     /// # Errors
-    /// The paths have no addresses of their own, or a socket or thread cannot be had.
+    /// The paths do not have separate addresses, or a socket or thread cannot be created.
     pub fn start(topology: &Topology, daemons: &[Daemon], logs: &Path) -> Result<Self> {
         ensure!(
             topology.plan.cabling == Cabling::Paths,
-            "probe_switch needs --cabling paths: it probes each path by its own pair of addresses, and behind a fabric there is one"
+            "probe_switch needs --cabling paths: it probes each path by its own pair of addresses, but a fabric has \
+             only one pair"
         );
         let mut probers = Self { stop: Arc::default(), threads: Vec::new() };
-        // All echoes first: a probe that nobody answers is lost.
+        // Start all echoes first: a probe without an answer counts as lost.
         for host in &topology.hosts {
             for &address in &host.underlay {
                 let stop = Arc::clone(&probers.stop);
@@ -119,7 +121,7 @@ impl PathProbers {
         Ok(probers)
     }
 
-    /// An error if an agent or an echo has ended.
+    /// Returns an error if an agent or an echo has ended.
     pub fn check_alive(&mut self) -> Result<()> {
         let Some(at) = self.threads.iter().position(|(_, thread)| thread.is_finished()) else { return Ok(()) };
         let (name, thread) = self.threads.swap_remove(at);
@@ -139,13 +141,13 @@ impl Drop for PathProbers {
     }
 }
 
-/// Another host, and what is known of the paths to it.
+/// Another host, and the state of the paths to it.
 struct Peer {
     name: String,
     /// (local, remote) address of each path.
     paths: Vec<(Ipv4Addr, Ipv4Addr)>,
     drained: BTreeSet<usize>,
-    /// The fastest probe of all rounds, of each path.
+    /// The fastest probe of all rounds, for each path.
     fastest: Vec<Option<Duration>>,
 }
 
@@ -156,8 +158,8 @@ impl Peer {
         Peer { name: other.name.clone(), paths, drained: BTreeSet::new(), fastest }
     }
 
-    /// Tells which paths are full, over each of which so many frames have come and gone since the last round.
-    fn tell_full(&mut self, seen: &mut [Seen], carried: &[u64]) {
+    /// Marks full paths. `carried`: frames over each path since the last round, in both directions.
+    fn mark_full(&mut self, seen: &mut [Seen], carried: &[u64]) {
         for ((path, ever), carried) in seen.iter_mut().zip(&mut self.fastest).zip(carried) {
             let usual = ever.or(path.fastest);
             path.full =
@@ -167,7 +169,7 @@ impl Peer {
     }
 }
 
-/// Frames that the links of this thread's namespace have sent and received so far, in the order of paths.
+/// Frames that the links of this thread's namespace have sent and received, in the order of paths.
 fn frames_carried(paths: usize) -> Result<Vec<u64>> {
     let text = std::fs::read_to_string("/proc/thread-self/net/dev").context("reading what the links have carried")?;
     (0..paths).map(|path| frames_of(&text, &link_name(path as u8))).collect()
@@ -176,7 +178,7 @@ fn frames_carried(paths: usize) -> Result<Vec<u64>> {
 fn frames_of(text: &str, link: &str) -> Result<u64> {
     let is = |line: &&str| line.split(':').next().is_some_and(|name| name.trim() == link);
     let line = text.lines().find(is).with_context(|| format!("the kernel counts nothing for {link}"))?;
-    // Eight columns of what was received, then what was sent; the second of each are packets.
+    // Eight columns for received traffic, then those for sent traffic; the second of each is packets.
     let counts: Vec<&str> =
         line.split_once(':').map(|(_, counts)| counts.split_whitespace().collect()).unwrap_or_default();
     let count = |column: usize| counts.get(column).and_then(|count| count.parse::<u64>().ok());
@@ -218,9 +220,9 @@ impl Agent {
             let carried: Vec<u64> = now.iter().zip(&before).map(|(now, before)| now - before).collect();
             before = now;
             for (peer, seen) in self.peers.iter_mut().zip(&mut seen) {
-                peer.tell_full(seen, &carried);
+                peer.mark_full(seen, &carried);
                 let bad = judge(seen);
-                // What is good again first, for the last path in use cannot be drained.
+                // Restore good paths first, because the last path in use cannot be drained.
                 let restored = peer.drained.difference(&bad).map(|path| ("restore", *path));
                 let drained = bad.difference(&peer.drained).map(|path| ("drain", *path));
                 for (what, path) in restored.chain(drained) {
@@ -253,12 +255,12 @@ fn connect_all(peer: &Peer) -> Result<Vec<UdpSocket>> {
     peer.paths.iter().map(connect).collect()
 }
 
-/// Sends back what comes, until it is to stop.
+/// Echoes datagrams until `stop` is set.
 fn echo(socket: &UdpSocket, stop: &AtomicBool) -> Result<()> {
     socket.set_read_timeout(Some(TICK))?;
     let mut message = [0; PROBE_LEN];
     while !stop.load(Ordering::Relaxed) {
-        // A wait without a message, and what the network says about a path that is down, are no errors of the echo.
+        // Timeouts, and ICMP errors about a path that is down, are not errors of the echo.
         if let Ok((len, from)) = socket.recv_from(&mut message) {
             let _ = socket.send_to(&message[..len], from);
         }
@@ -266,7 +268,7 @@ fn echo(socket: &UdpSocket, stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// One round over one path. What cannot be sent is lost.
+/// One round over one path. Probes that cannot be sent count as lost.
 fn probe(socket: &UdpSocket, round: u32) -> Result<Seen> {
     let started = Instant::now();
     let mut sent = [None; PROBES as usize];
@@ -282,10 +284,10 @@ fn probe(socket: &UdpSocket, round: u32) -> Result<Seen> {
             }
             socket.set_read_timeout(Some(left))?;
             let mut answer = [0; PROBE_LEN];
-            // A timeout, or the network's word that nobody is there: the loop's condition knows.
+            // A timeout or an ICMP error: the loop's condition decides.
             let Ok(PROBE_LEN) = socket.recv(&mut answer) else { continue };
             let at = Instant::now();
-            // Late answers of earlier rounds, and copies, prove nothing.
+            // Late answers of earlier rounds, and duplicates, are ignored.
             let answered = (0..PROBES).find(|n| answer == self::message(round, *n));
             let Some(left_at) = answered.and_then(|n| sent[n as usize].take()) else { continue };
             let rtt = at - left_at;
@@ -307,7 +309,7 @@ fn message(round: u32, number: u32) -> [u8; PROBE_LEN] {
 mod tests {
     use super::*;
 
-    /// Its name, probes lost and fastest probe of each path, and which paths are bad.
+    /// A name, lost probes and fastest probe of each path, and the bad paths.
     type Case = (&'static str, &'static [(u32, Option<Duration>)], &'static [usize]);
 
     #[test]
@@ -322,7 +324,7 @@ mod tests {
             ("dead", &[(0, us(100)), (0, us(100)), (10, None), (0, us(110))], &[2]),
             ("two of them", &[(10, None), (0, us(100)), (3, us(100)), (0, us(110))], &[0, 2]),
             ("slow", &[(0, us(100)), (0, us(100)), (0, us(90)), (0, us(1200))], &[3]),
-            ("several times, and yet fast", &[(0, us(100)), (0, us(100)), (0, us(90)), (0, us(900))], &[]),
+            ("several times slower, but fast", &[(0, us(100)), (0, us(100)), (0, us(90)), (0, us(900))], &[]),
             ("a little more on slow paths", &[(0, us(9_000)), (0, us(9_000)), (0, us(20_000))], &[]),
             ("half of them slow", &[(0, us(100)), (0, us(9_000))], &[1]),
             ("all bad: the best stay", &[(10, None), (2, us(100)), (5, us(100)), (2, us(100))], &[0, 2]),
@@ -341,17 +343,17 @@ mod tests {
             Peer { name: String::new(), paths: Vec::new(), drained: BTreeSet::new(), fastest: vec![None; 4] };
         let mut round = |of: [(u32, Option<u64>, u64); 4]| {
             let mut seen = of.map(|(lost, fastest, _)| Seen { lost, fastest: fastest.map(ms), full: false });
-            peer.tell_full(&mut seen, &of.map(|(_, _, carried)| carried));
+            peer.mark_full(&mut seen, &of.map(|(_, _, carried)| carried));
             judge(&seen).into_iter().collect::<Vec<_>>()
         };
         let well = (0, Some(1), 10);
         assert_eq!(round([well; 4]), [] as [usize; 0]);
-        // Full; slow without much on it; losing without having a queue; dead.
+        // Full; slow without load; losses without a queue; dead.
         assert_eq!(round([(2, Some(9), 9000), well, well, well]), [] as [usize; 0]);
         assert_eq!(round([(0, Some(9), 40), well, well, well]), [0]);
         assert_eq!(round([(2, Some(1), 9000), well, well, well]), [0]);
         assert_eq!(round([(10, None, 9000), well, well, well]), [0]);
-        // All of them are full: nothing is drained for what its own queue has dropped.
+        // All paths are full: none is drained for losses in its own queue.
         assert_eq!(
             round([(1, Some(9), 900), (0, Some(9), 900), (3, Some(8), 900), (0, Some(9), 900)]),
             [] as [usize; 0]
@@ -377,7 +379,7 @@ mod tests {
                 let mut message = [0; PROBE_LEN];
                 let (_, from) = server.recv_from(&mut message).unwrap();
                 let answer = match seen {
-                    // Lost; the answer of another round; one that is no probe.
+                    // Lost; the answer of another round; not a probe.
                     2 => None,
                     3 => Some(self::message(6, 3)),
                     4 => Some([0; PROBE_LEN]),
@@ -393,7 +395,7 @@ mod tests {
         let seen = probe(&client, 7).unwrap();
         echo.join().unwrap();
         assert!(seen.lost == 3 && seen.fastest.is_some_and(|fastest| fastest < PATIENCE), "{seen:?}");
-        // Nobody there any more.
+        // The echo has ended.
         assert_eq!(probe(&client, 8).unwrap(), Seen { lost: PROBES, fastest: None, full: false });
     }
 }

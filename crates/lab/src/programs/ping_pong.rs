@@ -1,4 +1,4 @@
-//! Small requests over one TCP connection, one at a time, between two namespaces, and how long each took.
+//! Latency of small requests over one TCP connection between two namespaces, one request at a time.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,18 +11,18 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::interrupt;
 use crate::netns::Namespace;
 
-/// Of a request, and of its answer, bytes.
+/// Length of a request, and of its answer, bytes.
 pub const MESSAGE_LEN: usize = 64;
-/// Longest wait for a connection, or for a message.
+/// Timeout for the connection and for a message.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What is not measured, at the start.
+/// Warm-up, which is not measured.
 const WARM_UP: Duration = Duration::from_millis(300);
 
-/// Sends requests from `client` to an echo at `address` in `server` for `duration`: one upon the other's answer, or one each
-/// `interval`. Returns the latencies, ns.
+/// Sends requests from `client` to an echo server at `address` in `server` for `duration`: each after the previous
+/// answer, or one per `interval`. Returns the latencies, ns.
 ///
 /// # Errors
-/// No connection comes about, or it ends, or a wrong answer arrives.
+/// The connection fails or ends, or an answer is wrong.
 pub fn run(
     client: &Namespace,
     server: &Namespace,
@@ -40,7 +40,7 @@ pub fn run(
 
 fn listen(address: SocketAddr, protocol: Protocol) -> std::io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol))?;
-    // The last run's connection may still linger.
+    // A connection of the last run may be in TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(1)?;
@@ -101,7 +101,7 @@ fn ask(
         stream.read_exact(&mut answer).context("waiting for an answer")?;
         let latency = sent.elapsed();
         if answer != message {
-            bail!("request {number} was answered with something else");
+            bail!("request {number} got a wrong answer");
         }
         if started.elapsed() > WARM_UP {
             latencies.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
@@ -131,14 +131,14 @@ mod tests {
         let duration = Duration::from_millis(100);
         let latencies = ask(address, Protocol::TCP, Some(Duration::from_millis(1)), duration).unwrap();
         server.join().unwrap().unwrap();
-        // One was due each millisecond; on a busy machine those of the warm-up may be late, and count.
+        // One request was due each millisecond. On a busy machine those of the warm-up may be late, and count.
         let due = (WARM_UP + duration).as_millis() as u64 + 1;
         assert!((1..=due).contains(&latencies.len()), "{} of {due}", latencies.len());
         assert!(latencies.min() > 0);
     }
 
     #[test]
-    fn a_wrong_answer_is_noticed() {
+    fn a_wrong_answer_is_detected() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! PostgreSQL and its `pgbench`: one row by its key, over persistent connections.
+//! PostgreSQL and its `pgbench`: lookups of one row by key, over persistent connections.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -19,13 +19,13 @@ use crate::programs::application::{
 };
 use crate::topology::Guest;
 
-/// Where `scripts/install-debian-packages.sh` unpacks it; in it a directory for its version.
+/// The directory where `scripts/install-debian-packages.sh` unpacks it, with a subdirectory for its version.
 const VERSIONS: &str = "/var/cache/bifrost-lab/postgresql/usr/lib/postgresql";
 /// The port it listens on.
 const PORT: u16 = 5432;
 /// The database's owner.
 const USER: &str = "postgres";
-/// How long it may take to make a database.
+/// Time to create a database.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// PostgreSQL.
@@ -49,8 +49,8 @@ impl Application for Postgresql {
         fs::write(&access, "host all all 0.0.0.0/0 trust\n")
             .with_context(|| format!("writing {}", access.display()))?;
 
-        // What it shares between its processes goes with them, even if they are killed: memory of System V is of a namespace of
-        // their own, and the rest is in files.
+        // Memory shared between its processes is released with them, even if they are killed: System V memory belongs
+        // to a separate namespace, and the rest is in files.
         let mut command = guest.namespace.command("unshare");
         command.args(["--ipc", "setpriv"]).args(UNPRIVILEGED).arg(program("postgres")?).arg("-D").arg(&data);
         for setting in [
@@ -59,7 +59,7 @@ impl Application for Postgresql {
             "unix_socket_directories=",
             "dynamic_shared_memory_type=mmap",
             "shared_buffers=32MB",
-            // Disks are not what is measured, and nothing else is to run meanwhile.
+            // Disks are not measured, and no maintenance may run during the measurement.
             "fsync=off",
             "full_page_writes=off",
             "synchronous_commit=off",
@@ -80,14 +80,14 @@ impl Application for Postgresql {
 
     fn load(&self, load: &Load<'_>) -> Result<Measurement> {
         let times = load.logs.join(format!("pgbench-{}.times", load.name));
-        // An interrupted run has left its own.
+        // An interrupted run has left its log files.
         remove(&files_of(&times)?)?;
         let (connections, seconds) = (CONNECTIONS.to_string(), load.seconds().to_string());
         let mut command = pgbench(load.client, load.server)?;
         command.args(["-n", "-S", "-M", "prepared", "-j", "1", "-c", &connections, "-T", &seconds, "-l"]);
         command.arg("--log-prefix").arg(&times).arg(USER);
         let output = load.run(command, "pgbench")?;
-        let requests_per_s = parse(&output).context("understanding pgbench")?;
+        let requests_per_s = parse(&output).context("parsing the output of pgbench")?;
         let mut latency_us = latencies()?;
         let files = files_of(&times)?;
         for file in &files {
@@ -110,7 +110,7 @@ impl Server for Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Its immediate end, which waits for no client; the data is not kept.
+        // Immediate shutdown, which does not wait for clients; the data is not kept.
         if let (Ok(None), Some(pid)) = (self.0.try_wait(), i32::try_from(self.0.pid()).ok().and_then(Pid::from_raw)) {
             let _ = kill_process(pid, Signal::QUIT);
         }
@@ -123,7 +123,7 @@ impl Drop for Running {
     }
 }
 
-/// It refuses to run as root.
+/// A command that runs as another user, because the server refuses to run as root.
 const UNPRIVILEGED: [&str; 3] = ["--reuid=65534", "--regid=65534", "--clear-groups"];
 
 fn program(name: &str) -> Result<PathBuf> {
@@ -139,7 +139,8 @@ fn pgbench(client: &Guest, server: &Guest) -> Result<Command> {
     Ok(command)
 }
 
-/// Opens a session (PostgreSQL's documentation, "Message Formats", StartupMessage); while the server starts, it refuses.
+/// Opens a session (PostgreSQL's documentation, "Message Formats", StartupMessage). The server refuses while it
+/// starts.
 fn ask(address: SocketAddr) -> Result<()> {
     let timeout = Duration::from_secs(1);
     let mut stream = TcpStream::connect_timeout(&address, timeout).context("connecting to PostgreSQL")?;
@@ -158,7 +159,7 @@ fn ask(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// The files whose names begin with that of `prefix`.
+/// The files whose names begin with the file name of `prefix`.
 fn files_of(prefix: &Path) -> Result<Vec<PathBuf>> {
     let (Some(directory), Some(name)) = (prefix.parent(), prefix.file_name()) else { return Ok(Vec::new()) };
     let start = format!("{}.", name.to_string_lossy());
@@ -177,7 +178,7 @@ fn remove(files: &[PathBuf]) -> Result<()> {
     files.iter().try_for_each(|file| fs::remove_file(file).with_context(|| format!("removing {}", file.display())))
 }
 
-/// Transactions a second.
+/// Transactions per second.
 fn parse(output: &str) -> Result<f64> {
     let failed = number_after(output, "number of failed transactions:")?;
     ensure!(failed == 0.0, "{failed} transactions failed");
@@ -207,7 +208,7 @@ tps = 26440.516143 (without initial connection time)
 ";
 
     #[test]
-    fn what_it_prints_is_understood() {
+    fn output_is_parsed() {
         assert_eq!(parse(OUTPUT).unwrap(), 26_440.516143);
         let failed = OUTPUT.replace("transactions: 0", "transactions: 3");
         assert!(parse(&failed).unwrap_err().to_string().contains("3 transactions failed"));
@@ -217,7 +218,7 @@ tps = 26440.516143 (without initial connection time)
     }
 
     #[test]
-    fn lines_of_its_log_are_recorded() {
+    fn log_lines_are_recorded() {
         let mut latency_us = latencies().unwrap();
         record(&mut latency_us, "0 1 612 0 1700000000 123456").unwrap();
         record(&mut latency_us, "1 1 0 0 1700000000 123456").unwrap();

@@ -1,6 +1,7 @@
-//! Requests and answers over QUIC (RFC 9000, by the crate `quinn`): a stream for each, over persistent connections.
+//! Requests and answers over QUIC (RFC 9000, with the crate `quinn`): a stream for each request, over persistent
+//! connections.
 //!
-//! QUIC repairs losses by itself, above UDP. To the network it is UDP like any other.
+//! QUIC recovers losses itself, above UDP. The network treats it like any UDP traffic.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -27,13 +28,13 @@ use crate::topology::Guest;
 const PORT: u16 = 4433;
 /// The name in its certificate.
 const NAME: &str = "bifrost-lab";
-/// Requests at a time on each connection, in a closed loop.
+/// Concurrent requests on each connection, in a closed loop.
 const STREAMS: u32 = 4;
-/// Requests that are due each second, on all connections together, where latencies are measured.
+/// Request rate for latencies, over all connections, 1/s.
 const PACED_PER_S: f64 = 1000.0;
-/// Bytes of an answer; a request has 4.
+/// Length of an answer, bytes; a request has 4 bytes.
 const ANSWER: usize = 1024;
-/// How long requests may take that are under way when the load ends.
+/// How long requests in flight may take after the load ends.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// QUIC.
@@ -44,7 +45,7 @@ impl Application for Quic {
     fn serve(&self, guest: &Guest, _files: &Path, _logs: &Path) -> Result<Box<dyn Server>> {
         let address = SocketAddr::from((guest.address, PORT));
         let mut server = ServerThread::start(guest, move |stop| runtime()?.block_on(serve(address, stop)))?;
-        // A client asks again until a server is there: QUIC's own way.
+        // A client retransmits its Initial packet until the server is up.
         let asked =
             guest.namespace.enter(move || runtime()?.block_on(async { ask(&connect(address).await?, 0).await }));
         server.check_alive()?;
@@ -70,17 +71,17 @@ impl Application for Quic {
     }
 }
 
-/// The server's certificate and its key, for as long as this process lives.
+/// The server's certificate and its key, valid while this process lives.
 static IDENTITY: LazyLock<Result<(CertificateDer<'static>, Vec<u8>), rcgen::Error>> = LazyLock::new(|| {
     let made = rcgen::generate_simple_self_signed([NAME.to_owned()])?;
     Ok((made.cert.der().clone(), made.signing_key.serialize_der()))
 });
 
 fn identity() -> Result<&'static (CertificateDer<'static>, Vec<u8>)> {
-    IDENTITY.as_ref().map_err(|error| anyhow!("making a certificate: {error}"))
+    IDENTITY.as_ref().map_err(|error| anyhow!("creating a certificate: {error}"))
 }
 
-/// All on one thread, which is in the guest's namespace and on its processor.
+/// A single-threaded runtime, in the guest's namespace and on its processor.
 fn runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting a runtime")
 }
@@ -95,7 +96,7 @@ async fn serve(address: SocketAddr, stop: &AtomicBool) -> Result<()> {
         tokio::select! {
             incoming = endpoint.accept() => {
                 let incoming = incoming.context("the QUIC endpoint is closed")?;
-                // The client notices if its connection fails.
+                // The client reports an error if its connection fails.
                 tokio::spawn(async move {
                     if let Ok(connection) = incoming.await {
                         while let Ok((send, receive)) = connection.accept_bi().await {
@@ -117,7 +118,7 @@ async fn answer(mut send: SendStream, mut receive: RecvStream) -> Result<()> {
     Ok(send.finish()?)
 }
 
-/// Its number, again and again.
+/// The request's number, repeated.
 fn answer_to(number: u32) -> Vec<u8> {
     number.to_be_bytes().repeat(ANSWER / 4)
 }
@@ -139,7 +140,7 @@ async fn ask(connection: &Connection, number: u32) -> Result<()> {
     Ok(())
 }
 
-/// Requests a second, each upon the answer to the one before.
+/// Requests per second in a closed loop.
 async fn closed_loop(connections: &[Connection], duration: Duration) -> Result<f64> {
     let end = Instant::now() + duration;
     let mut tasks = JoinSet::new();
@@ -165,11 +166,11 @@ async fn closed_loop(connections: &[Connection], duration: Duration) -> Result<f
     Ok(f64::from(answered) / duration.as_secs_f64())
 }
 
-/// Latencies of requests at a fixed rate, each from when it was due, µs.
+/// Latencies of requests at a fixed rate, each from the time when it was due, µs.
 async fn open_loop(connections: &[Connection], duration: Duration) -> Result<Histogram<u64>> {
     let (sender, mut receiver) = mpsc::unbounded_channel();
     let start = Instant::now();
-    // A thread of its own, on the same processor: the runtime's clock knows milliseconds only.
+    // A separate thread on the same processor, because the runtime's timers have a resolution of milliseconds.
     let pacing =
         std::thread::spawn(move || pace(start, PACED_PER_S, duration, |number, due| Ok(sender.send((number, due))?)));
     let mut tasks = JoinSet::new();
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn every_request_is_answered_and_timed() {
-        // Not a port that the lab uses, nor one that is taken.
+        // A free port that the lab does not use.
         let address = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let server = {

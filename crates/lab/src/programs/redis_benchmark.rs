@@ -1,4 +1,4 @@
-//! `redis-benchmark`, and the latency distribution of every request that it prints.
+//! `redis-benchmark`, and the latency distribution of all requests that it prints.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,48 +12,49 @@ use crate::programs::redis_server::PORT;
 use crate::stats::LatencyMs;
 use crate::topology::Guest;
 
-/// Requests of a trial that tells how many requests fill the wanted time.
+/// Requests of the trial that determines how many requests take the wanted time.
 pub const TRIAL_REQUESTS: u64 = 3000;
-/// Bounds of what fills it.
+/// Bounds for that number of requests.
 const REQUESTS: (f64, f64) = (5000.0, 2_000_000.0);
 
-/// What a run of `redis-benchmark` measured.
+/// The result of a run of `redis-benchmark`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measurement {
     /// Requests answered.
     pub requests: u64,
     /// Requests answered per second.
     pub rps: f64,
-    /// Of every request. P90 and P99.9 are those at the first percentile of the printed distribution that is at least as high.
+    /// Latencies of all requests. P90 and P99.9 are the values at the first printed percentile that is at least as
+    /// high.
     pub latency_ms: LatencyMs,
 }
 
 impl Measurement {
-    /// How many requests fill `seconds` at the measured rate, within bounds.
+    /// The number of requests that take `seconds` at the measured rate, within bounds.
     pub fn requests_in(&self, seconds: f64) -> u64 {
         (self.rps * seconds).clamp(REQUESTS.0, REQUESTS.1) as u64
     }
 }
 
-/// What it is to do.
+/// The load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// The kind of requests.
+    /// The command.
     pub op: Op,
-    /// Clients, each with one request at a time.
+    /// Number of clients, each with one request in flight.
     pub clients: u32,
-    /// Requests of all clients together.
+    /// Number of requests, over all clients.
     pub requests: u64,
     /// Whether a client keeps its connection, or opens one for each request.
     pub keep_alive: bool,
-    /// Requests that a client sends before it waits for their answers, 1 or more.
+    /// Pipelining: requests that a client sends before it waits for answers, 1 or more.
     pub pipeline: u32,
 }
 
-/// Runs `load` from `client` to the server at `server`, closed loop.
+/// Runs `load` from `client` against `server`, in a closed loop.
 ///
 /// # Errors
-/// When the benchmark fails, takes longer than `timeout` or prints what this does not understand.
+/// The benchmark fails, takes longer than `timeout`, or its output is malformed.
 pub fn run(client: &Guest, server: &Guest, load: Load, timeout: Duration, log: &Path) -> Result<Measurement> {
     let mut command = client.namespace.command("redis-benchmark");
     command.args(arguments(server, load));
@@ -61,10 +62,10 @@ pub fn run(client: &Guest, server: &Guest, load: Load, timeout: Duration, log: &
     check(&output, load.requests, log)
 }
 
-/// As [`run`], from a virtual machine.
+/// Like [`run`], from a virtual machine.
 ///
 /// # Errors
-/// As [`run`].
+/// Those of [`run`].
 pub fn run_in_machine(
     client: &mut Machine,
     server: &Guest,
@@ -116,9 +117,9 @@ fn check(output: &str, requests: u64, log: &Path) -> Result<Measurement> {
     Ok(measurement)
 }
 
-/// Reads the output of redis-benchmark 7.0 with `--precision 3`, for a single test.
+/// Parses the output of redis-benchmark 7.0 with `--precision 3`, for a single test.
 pub fn parse(output: &str) -> Result<Measurement> {
-    // Progress is printed over itself with carriage returns.
+    // Progress lines are overwritten with carriage returns.
     let lines: Vec<&str> = output.split(['\n', '\r']).map(str::trim).collect();
     let mut distribution = Vec::new();
     let table = position(&lines, "Latency by percentile distribution:")?;
@@ -145,16 +146,16 @@ pub fn parse(output: &str) -> Result<Measurement> {
     let summary = position(&lines, "latency summary (msec):")?;
     let (header, values) = match lines[summary + 1..].iter().filter(|l| !l.is_empty()).take(2).collect::<Vec<_>>()[..] {
         [header, values] => (header, values),
-        _ => bail!("the latency summary is cut short"),
+        _ => bail!("the latency summary is truncated"),
     };
     let column = |name: &str| -> Result<f64> {
         let index = header.split_whitespace().position(|n| n == name).with_context(|| format!("no column `{name}`"))?;
         let text = values.split_whitespace().nth(index).with_context(|| format!("no value for `{name}`"))?;
-        text.parse().with_context(|| format!("`{text}` is no number"))
+        text.parse().with_context(|| format!("`{text}` is not a number"))
     };
     Ok(Measurement {
         requests,
-        rps: throughput.parse().with_context(|| format!("`{throughput}` is no number"))?,
+        rps: throughput.parse().with_context(|| format!("`{throughput}` is not a number"))?,
         latency_ms: LatencyMs {
             avg: column("avg")?,
             p50: column("p50")?,
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_missing() {
+    fn errors_name_the_missing_part() {
         let without_table = OUTPUT.replace("Latency by percentile distribution:", "");
         assert!(format!("{:#}", parse(&without_table).unwrap_err()).contains("Latency by percentile"));
         let without_summary = OUTPUT.replace("throughput summary", "");

@@ -14,10 +14,11 @@ use crate::topology::Guest;
 /// The port the server listens on.
 pub const PORT: u16 = 6379;
 
-/// Starts a server in a virtual machine, with which it ends, and waits until it answers.
+/// Starts a server in a virtual machine and waits until it answers. It ends with the machine.
 pub fn start_in_machine(machine: &mut Machine) -> Result<()> {
     let script = format!(
-        "redis-server --port {PORT} --save '' --appendonly no --protected-mode no --daemonize yes --dir /run --maxclients 2000\n\
+        "redis-server --port {PORT} --save '' --appendonly no --protected-mode no --daemonize yes --dir /run \
+         --maxclients 2000\n\
          until redis-cli -p {PORT} ping | grep -q PONG; do sleep 0.05; done"
     );
     machine.run(&script, Duration::from_secs(20)).context("starting redis-server")?;

@@ -1,4 +1,4 @@
-//! `sockperf`: small messages over one TCP connection, as fast as they can be sent.
+//! `sockperf`: small messages over one TCP connection, at the maximum rate.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,11 +10,11 @@ use crate::interrupt;
 use crate::process::Program;
 use crate::topology::Guest;
 
-/// The port the server listens on: sockperf's own.
+/// The port of the server: sockperf's default.
 const PORT: u16 = 11111;
-/// Of a message, bytes: sockperf's own.
+/// Length of a message, bytes: sockperf's default.
 pub const MESSAGE_LEN: u32 = 14;
-/// How long a connection may take, and what is under way when time is up.
+/// Additional time for connecting, and for messages in flight at the end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running server. Dropping it ends the process.
@@ -24,12 +24,12 @@ pub struct Server {
     address: SocketAddr,
 }
 
-/// What the sender counted.
+/// The sender's counters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sent {
-    /// Messages that its TCP has taken.
+    /// Messages accepted by its TCP.
     pub messages: u64,
-    /// For how long, s.
+    /// Duration, s.
     pub seconds: f64,
 }
 
@@ -37,7 +37,7 @@ impl Server {
     /// Starts a server on the guest's address and waits until it listens.
     ///
     /// # Errors
-    /// It ends, or does not listen within three seconds.
+    /// The server ends, or does not listen within three seconds.
     pub fn start(guest: &Guest, logs: &Path) -> Result<Self> {
         let address = SocketAddr::from((guest.address, PORT));
         let mut command = guest.namespace.command("sockperf");
@@ -55,10 +55,10 @@ impl Server {
         bail!("sockperf does not listen: {}", program.output()?)
     }
 
-    /// Sends from `client` for `seconds`, at least one, and returns what was sent then.
+    /// Sends from `client` for `seconds` (at least one), and returns what was sent.
     ///
     /// # Errors
-    /// The server has ended, no connection comes about, or the program prints what this does not understand.
+    /// The server has ended, the connection fails, or the output of the program is malformed.
     pub fn throughput(&mut self, client: &Guest, seconds: u32, log: &Path) -> Result<Sent> {
         if let Some(status) = self.program.try_wait()? {
             bail!("sockperf's server ended ({status}): {}", self.program.output()?);
@@ -71,10 +71,10 @@ impl Server {
     }
 }
 
-/// Reads what a client of sockperf 3.7 prints. Its megabytes are of 1024 times 1024 bytes, so what counts is messages.
+/// Parses the output of a client of sockperf 3.7. Its megabytes have 1024 * 1024 bytes, so only messages are used.
 ///
 /// # Errors
-/// What sockperf says, which ends well even without a connection; or the line that is missing.
+/// The error that sockperf prints (its exit status is 0 even without a connection), or the missing line.
 fn parse(output: &str) -> Result<Sent> {
     if let Some((_, error)) = output.split_once("ERROR: ") {
         bail!("sockperf: {}", error.lines().next().unwrap_or_default());
@@ -83,13 +83,13 @@ fn parse(output: &str) -> Result<Sent> {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[..] {
         [messages, "messages", "sent", "in", seconds, "sec"] => {
-            let number = |text: &str| format!("`{text}` in `{line}` is no number");
+            let number = |text: &str| format!("`{text}` in `{line}` is not a number");
             Ok(Sent {
                 messages: messages.parse().with_context(|| number(messages))?,
                 seconds: seconds.parse().with_context(|| number(seconds))?,
             })
         }
-        _ => bail!("`{line}` is no count of messages"),
+        _ => bail!("`{line}` has no count of messages"),
     }
 }
 
@@ -98,10 +98,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_it_prints_is_understood() {
+    fn output_is_parsed() {
         let table = [
             (
-                "sockperf: Starting test...\nsockperf: Total of 2499461 messages sent in 2.000 sec\n\nsockperf: Summary: ...\n",
+                "sockperf: Starting test...\nsockperf: Total of 2499461 messages sent in 2.000 sec\n\nsockperf: \
+                 Summary: ...\n",
                 Ok(Sent { messages: 2_499_461, seconds: 2.0 }),
             ),
             (
@@ -109,7 +110,7 @@ mod tests {
                 Err("sockperf: Can`t connect socket (errno=111 Connection refused)"),
             ),
             ("sockperf: Total of many messages sent in 2.000 sec\n", Err("`many` in")),
-            ("sockperf: Total of 5 messages\n", Err("no count of messages")),
+            ("sockperf: Total of 5 messages\n", Err("has no count of messages")),
             ("", Err("no `Total of`")),
         ];
         for (output, expected) in table {

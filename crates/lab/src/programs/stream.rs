@@ -1,7 +1,7 @@
-//! Byte streams whose receiver knows every byte in advance.
+//! Byte streams with content that the receiver knows in advance.
 //!
-//! Sender and receiver generate the same pseudo-random bytes from a seed; the receiver compares each with what arrived.
-//! A byte that is lost, repeated, moved or changed is found at once, with its position.
+//! Sender and receiver generate the same pseudo-random bytes from a seed, and the receiver compares them with the
+//! received bytes. It detects a byte that is lost, repeated, moved or changed at once, with its position.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use fastrand::Rng;
 
-/// Bytes written at once, and the granularity of the rate limit.
+/// Bytes per write, and granularity of the rate limit.
 const BLOCK: usize = 32 * 1024;
-/// How long a stream may stand still before it counts as broken.
+/// A stream without progress for this long counts as broken.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a receiver has seen.
+/// The result of a receiver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes until the end of the stream, or until the first wrong one.
+    /// Bytes received until the end of the stream or the first wrong byte.
     pub bytes: u64,
     /// Position of the first wrong byte.
     pub first_wrong_byte: Option<u64>,
@@ -43,16 +43,16 @@ pub fn send(to: SocketAddr, seed: u64, bytes_per_s: f64, stop: &AtomicBool) -> R
         }
     }
     stream.shutdown(std::net::Shutdown::Write).context("ending a stream")?;
-    // The receiver answers with its end once it has everything.
+    // The receiver closes its side once it has received everything.
     stream.set_read_timeout(Some(STALL_TIMEOUT))?;
     match stream.read(&mut [0; 1]) {
         Ok(0) => Ok(sent),
-        Ok(_) => bail!("a receiver never sends"),
+        Ok(_) => bail!("the receiver sent data"),
         Err(error) => Err(error).context("waiting for the receiver's end"),
     }
 }
 
-/// Accepts one stream and compares it to its end.
+/// Accepts one stream and compares it until its end.
 pub fn receive(listener: &TcpListener, seed: u64) -> Result<Received> {
     let mut stream = accept(listener)?;
     stream.set_read_timeout(Some(STALL_TIMEOUT))?;
@@ -76,7 +76,7 @@ pub fn receive(listener: &TcpListener, seed: u64) -> Result<Received> {
     }
 }
 
-/// Accepts a connection, or fails once none has come for long enough to be sure that none will.
+/// Accepts a connection, or fails after a timeout.
 fn accept(listener: &TcpListener) -> Result<TcpStream> {
     listener.set_nonblocking(true)?;
     let deadline = Instant::now() + STALL_TIMEOUT;
@@ -94,7 +94,7 @@ fn accept(listener: &TcpListener) -> Result<TcpStream> {
     }
 }
 
-/// The bytes of a stream, in pieces of any size.
+/// The bytes of a stream, generated in pieces of any size.
 struct Generator {
     random: Rng,
     word: [u8; 8],
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_of_any_size_make_the_same_stream() {
+    fn the_size_of_pieces_does_not_change_the_stream() {
         let mut whole = vec![0; 1000];
         Generator::new(7).fill(&mut whole);
         let mut generator = Generator::new(7);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_arrives_and_the_wrong_one_is_noticed() {
+    fn a_stream_arrives_and_a_wrong_one_is_detected() {
         for (seed, correct) in [(1, true), (2, false)] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap();

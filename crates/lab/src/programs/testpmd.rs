@@ -1,4 +1,4 @@
-//! `dpdk-testpmd`: DPDK's packet forwarder, told what to do on its standard input. It runs without huge pages.
+//! `dpdk-testpmd`: DPDK's packet forwarder, controlled over its standard input. It runs without huge pages.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -11,9 +11,9 @@ use anyhow::{Context, Result, bail};
 use crate::netns::Namespace;
 use crate::{command, interrupt, process};
 
-/// Where `scripts/install-debian-packages.sh` unpacks it.
+/// The directory where `scripts/install-debian-packages.sh` unpacks it.
 const PROGRAM: &str = "/var/cache/bifrost-lab/dpdk/usr/bin/dpdk-testpmd";
-/// How long it may take to start.
+/// Time to start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running `dpdk-testpmd`. Dropping it ends it.
@@ -25,14 +25,14 @@ pub struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts it in `namespace`: forwarding on `processor`, with `devices` (`--vdev`) as its ports, in that order. Nothing is
-    /// forwarded before it is told to.
+    /// Starts it in `namespace`, with forwarding on `processor` and `devices` (`--vdev`) as its ports, in that order.
+    /// It forwards nothing before a `start` command.
     pub fn start(namespace: &Namespace, processor: usize, devices: &[String], output: &Path) -> Result<Self> {
-        // What is in the ports' queues when forwarding starts is to be forwarded, not thrown away.
+        // Packets in the ports' queues when forwarding starts are forwarded, not discarded.
         Self::start_with(namespace, processor, devices, &["--forward-mode=io", "--no-flush-rx"], output)
     }
 
-    /// As [`Testpmd::start`], with other `options` of its own, behind those of DPDK.
+    /// Like [`Testpmd::start`], with additional testpmd `options`, which follow those of DPDK.
     pub fn start_with(
         namespace: &Namespace,
         processor: usize,
@@ -45,10 +45,10 @@ impl Testpmd {
         }
         let file = std::fs::File::create(output).with_context(|| format!("creating {}", output.display()))?;
         let mut command = namespace.command("setpriv");
-        // Lines as they come: what it has printed is read while it runs.
+        // Line-buffered, because its output is read while it runs.
         command.args(["--pdeathsig", "KILL", "stdbuf", "-oL", PROGRAM]);
         command.args(["--no-huge", "--no-shconf", "--no-pci", "--no-telemetry", "-m", "256"]);
-        // Two of its threads on one processor: the first only reads commands.
+        // Two threads on one processor: the first only reads commands.
         command.args(["--lcores", &format!("0@{processor},1@{processor}")]);
         devices.iter().for_each(|device| {
             command.args(["--vdev", device]);
@@ -61,23 +61,23 @@ impl Testpmd {
             .process_group(0)
             .spawn()
             .with_context(|| command::missing("dpdk-testpmd"))?;
-        let input = child.stdin.take().context("a program without input")?;
+        let input = child.stdin.take().context("the program has no input")?;
         let mut started = Self { child, input, output: output.to_path_buf() };
         started.wait_for("testpmd> ", START_TIMEOUT)?;
         Ok(started)
     }
 
-    /// Gives a command.
+    /// Sends a command.
     pub fn tell(&mut self, line: &str) -> Result<()> {
-        writeln!(self.input, "{line}").context("telling dpdk-testpmd what to do")
+        writeln!(self.input, "{line}").context("sending a command to dpdk-testpmd")
     }
 
-    /// Stops it where it is, or lets it go on.
+    /// Stops (`still`) or continues it.
     pub fn freeze(&self, still: bool) -> Result<()> {
         process::freeze(self.child.id(), still)
     }
 
-    /// What it has printed.
+    /// Its output so far.
     pub fn printed(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.output).unwrap_or_default()).into_owned()
     }
@@ -105,7 +105,7 @@ impl Drop for Testpmd {
     }
 }
 
-/// `(received, sent)` packets of port `port` at each `show port stats` that was answered so far.
+/// `(received, sent)` packets of port `port` in each answer to `show port stats` so far.
 pub fn port_packets(printed: &str, port: usize) -> Vec<(u64, u64)> {
     let title = format!("NIC statistics for port {port} ");
     let number = |section: &str, name: &str| -> Option<u64> {
@@ -115,7 +115,7 @@ pub fn port_packets(printed: &str, port: usize) -> Vec<(u64, u64)> {
     printed.split(&title).skip(1).filter(|text| text.trim_start().starts_with('#')).filter_map(section).collect()
 }
 
-/// The processor's cycles for each forwarded packet and their rate, MHz, as it prints both when forwarding stops.
+/// Cycles per forwarded packet, and the clock rate, MHz, as printed when forwarding stops.
 pub fn cycles_per_packet(printed: &str) -> Option<(f64, f64)> {
     let line = printed.lines().rev().find(|line| line.contains("CPU cycles/packet="))?;
     let cycles = line.split_once("cycles/packet=")?.1.split_whitespace().next()?.parse().ok()?;
@@ -144,7 +144,7 @@ testpmd> show port stats all
 ";
 
     #[test]
-    fn what_it_prints_is_understood() {
+    fn output_is_parsed() {
         assert_eq!(port_packets(PRINTED, 1), [(191_904, 191_950), (522_976, 523_000)]);
         assert!(port_packets(PRINTED, 3).is_empty());
         assert_eq!(cycles_per_packet(PRINTED), Some((1926.91, 2000.0)));

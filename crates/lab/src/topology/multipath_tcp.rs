@@ -1,5 +1,6 @@
-//! Multipath TCP (RFC 8684) in the guests: a subflow for each underlay path, as far as hashing lets each have its own. And a look at
-//! the kernels' counters, for what has silently become TCP would be measured as something that it is not.
+//! Multipath TCP (RFC 8684) in the guests: a subflow for each underlay path, as far as hashing distributes them. Also
+//! a check of the kernels' counters: connections that silently fell back to TCP must not be measured as Multipath
+//! TCP.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +13,7 @@ use crate::command;
 use crate::programs::guest_tcp::Tcp;
 use crate::topology::{Guest, Topology};
 
-/// What the kernel counts when a connection goes on as TCP. Which of them there are depends on its version.
+/// Counters of connections that fall back to TCP. The kernel's version determines which of them exist.
 const FALLBACKS: [&str; 11] = [
     "MPCapableFallbackACK",
     "MPCapableFallbackSYNACK",
@@ -26,21 +27,22 @@ const FALLBACKS: [&str; 11] = [
     "SimultConnectFallback",
     "InfiniteMapTx",
 ];
-/// More connections than this share may not have fallen back.
+/// The largest accepted share of connections that have fallen back.
 const MOST_FALLEN_BACK: f64 = 0.01;
-/// From so many connections and subflows on, for each path, the hash gives none of them less than a quarter of its share, but for one in
-/// a million.
+/// With at least this many connections and subflows per path, the hash gives every path at least a quarter of its
+/// share, except in one case in a million.
 const SUBFLOWS_PER_PATH: u64 = 32;
-/// Less than what it takes to open one of them: three packets in VXLAN, bytes.
+/// Bytes below the size of a subflow's handshake: three packets in VXLAN.
 const HANDSHAKE: u64 = 300;
-/// Settings of newer kernels, with their values here: a lost SYN is no sign that somebody on the way drops those that ask for
-/// Multipath TCP, and must not end it.
+/// Settings of newer kernels, and their values here: a lost SYN does not mean that a middlebox drops Multipath TCP,
+/// and must not disable it.
 const LOSSES_ARE_NO_SIGN: [(&str, &str); 2] =
     [("net/mptcp/syn_retrans_before_tcp_fallback", "128"), ("net/mptcp/blackhole_timeout", "0")];
-/// From one address of a guest to its next one.
+/// Distance between consecutive addresses of a guest.
 const STRIDE: u8 = 16;
 
-/// Lets connections that the first guest opens have a subflow for each path, from an address each. The guests are joined by then.
+/// Gives connections that the first guest opens a subflow for each path, each with its own address. The guests must
+/// be joined already.
 ///
 /// # Errors
 /// The kernel has no Multipath TCP, or `mptcpize` is missing.
@@ -53,7 +55,7 @@ pub fn set_up(topology: &Topology) -> Result<()> {
         let mut batch = format!("mptcp limits set subflow {paths} add_addr_accepted 0\n");
         for address in (1..paths).map(|path| address(client, path)) {
             batch += &if guest.address == client.address {
-                // The side that opens a connection opens its subflows, too; the other side's kernel would try in vain.
+                // Only the side that opens a connection opens its subflows; the other side would fail.
                 format!("addr add {address}/32 dev eth0\nmptcp endpoint add {address} dev eth0 subflow\n")
             } else {
                 format!("neigh add {address} lladdr {} dev eth0 nud permanent\n", client.mac)
@@ -70,31 +72,31 @@ pub fn set_up(topology: &Topology) -> Result<()> {
     Ok(())
 }
 
-/// The address that the subflow number `path`, from 1, leaves from.
+/// The source address of subflow number `path`, from 1.
 fn address(guest: &Guest, path: u8) -> std::net::Ipv4Addr {
     let [a, b, c, d] = guest.address.octets();
     [a, b, c, d + STRIDE * path].into()
 }
 
-/// What became of the guests' connections since the network was built.
+/// How the guests' connections were carried since the network was built.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Usage {
-    /// Connections that the first guest wanted to be Multipath TCP.
+    /// Connections for which the first guest asked for Multipath TCP.
     connections: u64,
-    /// Subflows that were added to them.
+    /// Additional subflows of these connections.
     subflows: u64,
     /// Connections of the first guest that did not ask for Multipath TCP.
     plain_connections: u64,
-    /// Connections that went on as TCP, by the kernels' reasons; of both guests.
+    /// Connections that fell back to TCP, by the kernels' reasons; both guests.
     fallbacks: BTreeMap<String, u64>,
     /// Bytes that the first host has sent and received on each path.
     carried_bytes: Vec<u64>,
 }
 
-/// Writes what became of the connections into `mptcp.json` in `logs`.
+/// Writes the counters into `mptcp.json` in `logs`, and checks them.
 ///
 /// # Errors
-/// They are not Multipath TCP, or have no subflows, or a path is not used.
+/// Connections are not Multipath TCP, have no additional subflows, or a path is not used.
 pub fn check(topology: &Topology, logs: &Path) -> Result<()> {
     let client = Tcp::in_namespace(&topology.hosts[0].guest.namespace)?;
     let server = Tcp::in_namespace(&topology.hosts[1].guest.namespace)?;
@@ -113,7 +115,7 @@ impl Usage {
         let count = |tcp: &Tcp, name: &str| tcp.counter(&format!("MPTcpExt:{name}"));
         let connections = count(client, "MPCapableSYNTX").unwrap_or(0);
         let opened = client.counter("Tcp:ActiveOpens").unwrap_or(0);
-        // Kernels that do not count the subflows that they try to open cannot tell them from plain connections.
+        // Kernels that do not count attempted subflows cannot distinguish them from plain connections.
         let plain = count(client, "MPJoinSynTx").map(|joins| opened.saturating_sub(connections + joins));
         let reason = |name: &&str| {
             let number = count(client, name).unwrap_or(0) + count(server, name).unwrap_or(0);
@@ -132,23 +134,25 @@ impl Usage {
         let Usage { connections, subflows, plain_connections, fallbacks, carried_bytes } = self;
         ensure!(
             *plain_connections == 0,
-            "{plain_connections} connections beside {connections} did not ask for it: does `mptcpize run` work for the program?"
+            "{plain_connections} connections, besides {connections} others, did not ask for it: does `mptcpize run` \
+             work for the program?"
         );
         let fallen: u64 = fallbacks.values().sum();
         ensure!(
             fallen as f64 <= *connections as f64 * MOST_FALLEN_BACK,
-            "{fallen} of {connections} connections have fallen back to TCP ({fallbacks:?}): does the server ask for it, and nothing \
-             on the way remove options?"
+            "{fallen} of {connections} connections have fallen back to TCP ({fallbacks:?}): does the server ask for \
+             it, and does nothing on the path remove options?"
         );
         let paths = carried_bytes.len() as u64;
         ensure!(
             *connections == 0 || paths == 1 || *subflows > 0,
-            "none of {connections} connections got a second subflow: `ip mptcp endpoint` and `ip mptcp limits` in the guests tell why"
+            "none of {connections} connections got a second subflow: `ip mptcp endpoint` and `ip mptcp limits` in the \
+             guests show why"
         );
         let share = (connections + subflows) / paths;
         ensure!(
             paths == 1 || share < SUBFLOWS_PER_PATH || carried_bytes.iter().all(|n| *n >= share / 4 * HANDSHAKE),
-            "{connections} connections with {subflows} more subflows leave a path unused: {carried_bytes:?} bytes"
+            "{connections} connections with {subflows} additional subflows leave a path unused: {carried_bytes:?} bytes"
         );
         Ok(())
     }
@@ -159,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_tell_what_became_of_connections() {
+    fn counters_show_how_connections_were_carried() {
         let snmp = "Tcp: ActiveOpens InSegs\nTcp: 13 100\n";
         let client = "MPTcpExt: MPCapableSYNTX MPJoinSynAckRx MPJoinSynTx MPFallbackTokenInit\nMPTcpExt: 3 8 9 1\n";
         let server = "MPTcpExt: MPCapableFallbackACK MPJoinAckRx\nMPTcpExt: 2 9\n";
@@ -176,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_multipath_is_an_error() {
+    fn connections_without_multipath_are_an_error() {
         let good = Usage {
             connections: 200,
             subflows: 600,
@@ -192,7 +196,7 @@ mod tests {
         type Change = fn(&mut Usage);
         let table: [(Change, &str); 8] = [
             (|_| (), ""),
-            (|u| u.plain_connections = 1, "1 connections beside 200 did not ask"),
+            (|u| u.plain_connections = 1, "1 connections, besides 200 others, did not ask"),
             (|u| u.fallbacks.values_mut().for_each(|n| *n = 3), "3 of 200 connections have fallen back"),
             (|u| u.subflows = 0, "none of 200"),
             (|u| (u.subflows, u.carried_bytes) = (0, vec![1000]), ""),
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_subflows_stay_apart() {
+    fn addresses_of_subflows_do_not_collide() {
         // Eight guests with eight paths each.
         let all: std::collections::BTreeSet<u8> =
             (1..=8).flat_map(|guest| (0..8).map(move |path| guest + STRIDE * path)).collect();

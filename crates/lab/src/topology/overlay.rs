@@ -1,4 +1,4 @@
-//! What joins guests and underlay: a kernel VXLAN device, Open vSwitch, or `bifrostd`.
+//! The network that joins the guests over the underlay: kernel VXLAN devices, Open vSwitch, or `bifrostd`.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -15,30 +15,30 @@ use crate::topology::{Guest, Host, Topology, multipath_tcp};
 /// The VNI of the guests' network.
 pub const VNI: u32 = 100;
 
-/// The kernel remembers one route per VXLAN remote and processor, and would send all flows over the link that the first
-/// one was hashed to. Packets with a mark are routed one by one: each flow then takes the link that its hash says.
+/// The kernel caches one route per VXLAN remote and processor, so it would send all flows over the link of the first
+/// flow. Packets with a mark are routed individually: each flow then takes the link of its own hash.
 const SPREAD_FLOWS: &str = "table netdev bifrost_lab_spread {\n chain spread {\n \
      type filter hook ingress device p0 priority 0\n meta mark set 1\n }\n}\n";
 
-/// How long Open vSwitch's DPDK may sleep, µs: its guest is on the same processor, and would have little of it beside a thread that never
-/// rests.
+/// How long Open vSwitch's DPDK may sleep, µs: its guest shares the processor, and would get little of it beside a
+/// thread that only polls.
 const MAX_SLEEP_US: u32 = 50;
 
-/// A running overlay. Dropping it ends its daemons; the kernel's devices go with their namespaces.
+/// A running overlay. Dropping it ends its daemons; the kernel's devices are removed with their namespaces.
 #[derive(Debug)]
 pub struct Overlay {
-    /// Which one it is.
+    /// The mode.
     pub mode: Mode,
-    /// What probes the paths, in that mode; dropped before the daemons that it tells.
+    /// Probes the paths, in mode `probe_switch`; dropped before the daemons that it controls.
     probers: Option<PathProbers>,
-    /// One daemon per host, in the hosts' order; none with another switch.
+    /// One daemon per host, in the hosts' order; empty with another switch.
     pub daemons: Vec<Daemon>,
-    /// The hosts' Open vSwitches, in that mode.
+    /// The hosts' Open vSwitches; empty in other modes.
     pub open_vswitches: Vec<OpenVswitch>,
 }
 
 impl Overlay {
-    /// Joins the guests of `topology` in one network and returns once they can reach each other.
+    /// Joins the guests of `topology` in one network, and returns once they can reach each other.
     pub fn start(
         run: &Run,
         topology: &Topology,
@@ -50,7 +50,7 @@ impl Overlay {
         let mut open_vswitches = Vec::new();
         let daemons = match mode {
             Mode::OpenVswitch => {
-                ensure!(topology.plan.cabling == Cabling::Paths, "Open vSwitch needs --cabling paths, here");
+                ensure!(topology.plan.cabling == Cabling::Paths, "Open vSwitch needs --cabling paths");
                 for host in &topology.hosts {
                     let directory = run.directory().join(format!("{}.ovs", host.name));
                     let logs = logs.join(&host.name);
@@ -110,7 +110,7 @@ impl Overlay {
         Ok(Self { mode, probers, daemons, open_vswitches })
     }
 
-    /// An error if a switch has ended.
+    /// Returns an error if a switch has ended.
     pub fn check_alive(&mut self) -> Result<()> {
         self.daemons.iter_mut().try_for_each(Daemon::check_alive)?;
         self.probers.iter_mut().try_for_each(PathProbers::check_alive)?;
@@ -118,8 +118,9 @@ impl Overlay {
     }
 }
 
-/// Cubic but where BBR is asked for, as most guests have it: another default of this machine would measure that (BBR, for one,
-/// all but stops for 200 ms every ten seconds to find its smallest RTT). By route, for a namespace may not choose its default.
+/// Selects Cubic, or BBR where a mode asks for it. Most guests use Cubic; another default of this machine would
+/// distort the results (BBR, for example, all but stops for 200 ms every ten seconds to measure its minimum RTT). Set
+/// per route, because a namespace cannot change its default.
 pub(crate) fn choose_congestion_control(guest: &Guest, algorithm: &str) -> Result<()> {
     let octets = guest.address.octets();
     let batch = format!(
@@ -132,8 +133,8 @@ pub(crate) fn choose_congestion_control(guest: &Guest, algorithm: &str) -> Resul
     })
 }
 
-/// A bridge with the VXLAN device and the guest's veth. Forwarding entries and neighbours are static: a lost ARP packet
-/// would otherwise show up as a second of TCP's latency.
+/// A bridge with the VXLAN device and the guest's veth. FDB and neighbour entries are static, because a lost ARP
+/// packet would show up as a second of TCP latency.
 fn add_vxlan(host: &Host, topology: &Topology) -> Result<()> {
     let Topology { plan, hosts, .. } = topology;
     let (guest, mtu) = (&host.guest, plan.guest_mtu);
@@ -166,9 +167,9 @@ fn add_vxlan(host: &Host, topology: &Topology) -> Result<()> {
     guest.namespace.ip_batch(&guest_batch)
 }
 
-/// As Open vSwitch's own guide for userspace tunnels has it: a bridge for the guest and the tunnels, and one for the underlay
-/// link, with the host's address on it. One link only: its tunnels know no equal paths. The guest is a container, or a machine that
-/// will look for `socket`.
+/// Follows Open vSwitch's guide for userspace tunnels: a bridge for the guest and the tunnels, and one for the
+/// underlay link with the host's address. One link only, because its tunnels do not support ECMP. The guest is a
+/// container, or a machine whose vhost-user socket is at `socket`.
 fn add_bridges(
     switch: &OpenVswitch,
     host: &Host,
@@ -191,7 +192,7 @@ fn add_bridges(
             String::new()
         }
     };
-    // The link is the kernel's in either case: DPDK's packet sockets take no frames of more than 1,514 bytes.
+    // The kernel drives the link in both cases: DPDK's packet sockets do not accept frames of more than 1,514 bytes.
     let mut words = format!(
         "-- add-br under -- set bridge under datapath_type=netdev -- add-port under u0 \
          -- add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure \
@@ -222,7 +223,7 @@ fn add_bridges(
             &format!("neigh add {} lladdr {} dev eth0 nud permanent\n", other.guest.address, other.guest.mac);
     }
     guest.namespace.ip_batch(&guest_batch)?;
-    // It does not finish checksums that a guest leaves to its device.
+    // Open vSwitch does not complete checksums that a guest leaves to its device.
     guest.namespace.run("ethtool", &["-K", "eth0", "tx", "off"], "")?;
     Ok(())
 }
@@ -232,7 +233,7 @@ fn others<'a>(host: &Host, topology: &'a Topology) -> impl Iterator<Item = &'a H
     topology.hosts.iter().filter(move |other| other.loopback != own)
 }
 
-/// What may pass, as flows: all, or what conversations that were allowed to begin consist of.
+/// OpenFlow rules for admission: everything, or conversations that were allowed to begin.
 fn admission(security_groups: bool) -> String {
     if !security_groups {
         return "table=0,actions=resubmit(,2)\n".to_owned();

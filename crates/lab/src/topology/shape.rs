@@ -1,8 +1,8 @@
-//! Links of limited rate with a drop-tail queue of so many frames, as a switch has them.
+//! Links of limited rate with a drop-tail queue limited in frames, like the ports of a switch.
 //!
-//! Each end of each link gets the kernel's `tbf` with a burst of two frames (a larger one lets dozens of frames through at the
-//! rate of the processor, and hides the queue), and below it a `pfifo`. `tbf` cuts what is larger than its burst into frames
-//! before they are queued, so that the limit counts frames of the wire.
+//! Each end of each link gets the kernel's `tbf` with a burst of two frames (a larger burst lets dozens of frames
+//! through at the processor's speed and hides the queue), with a child `pfifo`. `tbf` segments packets larger than
+//! its burst before they are queued, so the limit counts frames on the wire.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,34 +14,34 @@ use serde_json::Value;
 use crate::netns::Namespace;
 use crate::topology::{Host, Topology, link_name};
 
-/// Frames that may follow each other at once.
+/// Frames that may be sent back to back.
 const BURST_FRAMES: u32 = 2;
 /// Bytes of an Ethernet header, which `tbf` counts.
 pub const ETHERNET: u32 = 14;
-/// Most frames of a queue.
+/// Maximum length of a queue, frames.
 const MAX_FRAMES: u32 = 10_000;
-/// Most Mbit/s of a link.
+/// Maximum rate of a link, Mbit/s.
 const MAX_MBIT_PER_S: u32 = 10_000;
-/// Most links.
+/// Maximum number of links.
 const MAX_LINKS: usize = 8;
 
-/// The rate of each link and the room of its queue.
+/// The rate of each link and the length of its queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Shape {
-    /// Of each link, Mbit/s, Ethernet headers included.
+    /// Rate of each link, Mbit/s, Ethernet headers included.
     pub mbit_per_s: Vec<u32>,
-    /// Room of each link's queue, frames.
+    /// Length of each link's queue, frames.
     pub queue_frames: u32,
 }
 
 impl Shape {
-    /// `links` links of the same rate.
+    /// `links` links with the same rate.
     pub fn equal(links: usize, mbit_per_s: u32, queue_frames: u32) -> Self {
         Self { mbit_per_s: vec![mbit_per_s; links], queue_frames }
     }
 
-    /// The rate of the first `links` links together, Mbit/s.
+    /// The total rate of the first `links` links, Mbit/s.
     pub fn total_mbit_per_s(&self, links: usize) -> f64 {
         self.mbit_per_s.iter().take(links).map(|rate| f64::from(*rate)).sum()
     }
@@ -67,8 +67,9 @@ impl FromStr for Shape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("`{text}` is no shape such as 4x100@50 or 100/100/100/20@50: Mbit/s of each link, then frames");
+        let wrong = || {
+            format!("`{text}` is not a shape; write 4x100@50 or 100/100/100/20@50: Mbit/s of each link, then frames")
+        };
         let number = |text: &str, most: u32| text.parse().ok().filter(|n| (1..=most).contains(n)).ok_or_else(wrong);
         let (rates, frames) = text.split_once('@').ok_or_else(wrong)?;
         let mbit_per_s = match rates.split_once('x') {
@@ -99,19 +100,19 @@ impl From<Shape> for String {
     }
 }
 
-/// What the queue of one end of a link has done so far.
+/// Counters of the queue at one end of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Queue {
-    /// Frames that found it full.
+    /// Frames dropped because the queue was full.
     pub dropped: u64,
-    /// Bytes that left it, with their Ethernet headers.
+    /// Bytes that left the queue, Ethernet headers included.
     pub sent_bytes: u64,
 }
 
-/// Limits both ends of every link of two hosts; the links beyond those of `shape` stay as they are.
+/// Limits both ends of every link between two hosts; links beyond those of `shape` are not changed.
 ///
 /// # Errors
-/// A link that is not there, or a kernel without `tbf`.
+/// A link does not exist, or the kernel has no `tbf`.
 pub fn limit(topology: &Topology, shape: &Shape) -> Result<()> {
     let burst = BURST_FRAMES * (topology.plan.underlay_mtu() + ETHERNET);
     for host in &topology.hosts {
@@ -124,7 +125,7 @@ pub fn limit(topology: &Topology, shape: &Shape) -> Result<()> {
 }
 
 fn limit_one(namespace: &Namespace, link: &str, mbit_per_s: u32, burst: u32, frames: u32) -> Result<()> {
-    // The limit in bytes is that of the queue which the next line replaces.
+    // `tbf`'s own limit in bytes does not matter: the next line replaces its queue.
     let script = format!(
         "qdisc replace dev {link} root handle 1: tbf rate {mbit_per_s}mbit burst {burst} limit 1000000\n\
          qdisc replace dev {link} parent 1:1 handle 10: pfifo limit {frames}\n"
@@ -132,10 +133,10 @@ fn limit_one(namespace: &Namespace, link: &str, mbit_per_s: u32, burst: u32, fra
     namespace.run("tc", &["-batch", "-"], &script).map(drop)
 }
 
-/// What the queues of a host's first `links` links have done so far.
+/// Counters of the queues of a host's first `links` links.
 ///
 /// # Errors
-/// A link that has none.
+/// A link has no queue.
 pub fn queues(host: &Host, links: usize) -> Result<Vec<Queue>> {
     let text = host.namespace.run("tc", &["-j", "-s", "qdisc", "show"], "")?;
     let parsed: Value = serde_json::from_str(&text).context("`tc -j` printed no JSON")?;
@@ -143,7 +144,7 @@ pub fn queues(host: &Host, links: usize) -> Result<Vec<Queue>> {
         let link = link_name(path as u8);
         let is = |qdisc: &&Value| qdisc["dev"] == *link && qdisc["kind"] == "tbf";
         let qdisc = parsed.as_array().into_iter().flatten().find(is);
-        let qdisc = qdisc.with_context(|| format!("{link} of {} has no queue of limited rate", host.name))?;
+        let qdisc = qdisc.with_context(|| format!("{link} of {} has no rate-limited queue", host.name))?;
         let count = |name: &str| qdisc[name].as_u64().with_context(|| format!("`tc -j -s` counts no {name}"));
         Ok(Queue { dropped: count("drops")?, sent_bytes: count("bytes")? })
     };
@@ -155,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_are_written_as_they_are_read() {
+    fn shapes_round_trip() {
         for text in ["4x100@50", "100/100/100/20@50", "1x500@400", "8x1@1"] {
             let shape: Shape = text.parse().unwrap();
             assert_eq!(shape.to_string(), text);
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_shape_is_refused() {
+    fn malformed_shapes_are_refused() {
         let wrong =
             ["", "100", "x100@50", "4x@50", "4x100@", "9x100@50", "4x0@50", "4x100@0", "1/2/3/4/5/6/7/8/9@5", "4x-1@5"];
         for text in wrong {

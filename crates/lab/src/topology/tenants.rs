@@ -1,4 +1,4 @@
-//! More tenants on the hosts of a network: each has a VPC of its own, with a guest on each host.
+//! More tenants on the hosts of a network: each has its own VPC, with a guest on each host.
 
 use std::net::Ipv4Addr;
 
@@ -8,21 +8,21 @@ use crate::state::Run;
 use crate::topology::overlay::choose_congestion_control;
 use crate::topology::{GUEST_MTU, Guest, Plan};
 
-/// The VNI of the first one; the next ones follow.
+/// The VNI of the first tenant; the others follow.
 const FIRST_VNI: u32 = 200;
 
-/// Tenants beside the one that every network has. Dropping them removes their guests.
+/// Tenants in addition to the one that every network has. Dropping them removes their guests.
 #[derive(Debug)]
 pub struct Tenants {
-    /// Of each tenant the guests, in the hosts' order.
+    /// The guests of each tenant, in the hosts' order.
     pub guests: Vec<Vec<Guest>>,
 }
 
 impl Tenants {
-    /// Makes the guests of `count` tenants (0..=8); they have no device yet.
+    /// Creates the guests of `count` tenants (0..=8); they have no devices yet.
     ///
     /// # Errors
-    /// Namespaces cannot be made.
+    /// Namespaces cannot be created.
     pub fn create(run: &Run, count: u8, plan: Plan) -> Result<Self> {
         let guest = |tenant: u8, host: u8| {
             let letter = char::from(b'a' + host);
@@ -65,7 +65,7 @@ impl Tenants {
         text
     }
 
-    /// Once their devices are there: cubic, as for all guests.
+    /// Selects Cubic, as for all guests. The guests must have their devices already.
     ///
     /// # Errors
     /// A guest has no device.

@@ -68,7 +68,7 @@ fn bars_compare_within_a_repetition_and_each_can_fail() {
     let bars = Applications.bars(&to_values(&rows()).unwrap()).unwrap();
     assert_eq!(bars.len(), 4 * 3 + 6 + 3);
     assert_eq!(failed(&rows()), [] as [String; 0]);
-    // Who changes, how, and which bars that fails.
+    // The changed rows, the change, and the bars that it fails.
     type Change = fn(&mut Row);
     let table: [(App, Mode, f64, Change, &[&str]); 11] = [
         (App::Http2, Mode::Bifrost, 1.0, |r| r.latency_ms_p99_9 *= 3.0, &["http2, 1 % loss: the kernel's P99.9"]),
@@ -127,7 +127,7 @@ fn a_quick_run_is_judged_without_off_but_not_without_the_others() {
 }
 
 #[test]
-fn the_report_shows_the_spread_and_what_was_lost() {
+fn the_report_shows_the_spread_and_lost_requests() {
     let report = Applications.report(&to_values(&rows()).unwrap()).unwrap();
     let line = |from: &str| {
         let (_, rest) = report.split_once(from).unwrap();
@@ -140,7 +140,7 @@ fn the_report_shows_the_spread_and_what_was_lost() {
 }
 
 #[test]
-fn a_panel_for_each_program() {
+fn each_application_has_a_panel() {
     let directory = tempfile::tempdir().unwrap();
     let plots = Applications.plots(&to_values(&rows()).unwrap(), directory.path()).unwrap();
     let text = fs::read_to_string(&plots[0]).unwrap();

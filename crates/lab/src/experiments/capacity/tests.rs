@@ -1,4 +1,4 @@
-//! What is judged, and how.
+//! Tests of the bars and the report.
 
 use super::super::full_links::LinkAtEnd;
 use super::*;
@@ -26,7 +26,7 @@ fn row(mode: Underneath, tenants: u8, each: &[f64], waiting_ms: [f64; 2]) -> Row
         point: Point { tenants, ..Point::new(&Shape::equal(2, 100, 50), 1) },
         repetition: 0,
         duration_s: 5.0,
-        // The first second does not count.
+        // The first second is excluded.
         goodput_by_second_mbit_per_s: vec![0.0, total, total],
         goodput_of_each_mbit_per_s: each.to_vec(),
         guest_retransmits: 5,
@@ -51,13 +51,13 @@ fn each_bar_can_fail() {
     assert_eq!(passed(&ours(181.0, [0.0, 1.1])), [true, false], "the worst link counts");
     let mut silent = ours(181.0, [1.9, 0.9]);
     silent[1].links[0].rtt_ms_p50 = None;
-    assert_eq!(passed(&silent), [true, false], "no probe is no proof");
+    assert_eq!(passed(&silent), [true, false], "without probes nothing is proven");
     assert_eq!(passed(&ours(181.0, [1.9, 0.9])[1..]), [false, false], "without a control");
     assert_eq!(passed(&[]), [false]);
 }
 
 #[test]
-fn tenants_are_judged_by_what_each_got() {
+fn tenants_are_judged_by_their_fairness() {
     let control = row(Underneath::BareLinks, 4, &[100.0, 100.0], [4.0, 2.0]);
     let rows = |each: &[f64]| [control.clone(), row(OURS, 4, each, [1.0, 1.0])];
     assert_eq!(passed(&rows(&[50.0, 50.0, 45.0, 45.0])), [true; 3]);

@@ -1,4 +1,4 @@
-//! A point of `capacity`, and what was measured there.
+//! A point of `capacity` or `ecn`, and its results.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use crate::stats::mean;
 use crate::topology::shape::{self, Shape};
 use crate::topology::{GUEST_MTU, UNDERLAY_MTU};
 
-/// What is left out at the start of the flows, s: connections, and TCP's slow start.
+/// Time excluded at the start of the flows, s: connection setup and TCP slow start.
 pub(super) const SETTLE_S: usize = 1;
 
-/// What carries the flows.
+/// The network under the flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Underneath {
@@ -39,20 +39,20 @@ pub struct Point {
     pub shape: Shape,
     /// TCP flows of each tenant, all from the first host to the second.
     pub flows: u32,
-    /// How many share the links, each with a VPC and guests of its own.
+    /// Number of tenants that share the links, each with its own VPC and guests.
     pub tenants: u8,
-    /// What each link loses at random in each direction, percent.
+    /// Random loss of each link in each direction, percent.
     pub loss_percent: f64,
-    /// Paths of the receiving host's daemon, where it has fewer than links.
+    /// Number of paths of the receiving host's daemon, if fewer than links.
     pub receiver_paths: Option<u8>,
-    /// Where links mark (RFC 3168): what may wait in a queue before they do, frames.
+    /// Queue length from which on links mark (RFC 3168), frames; `None`: they do not mark.
     pub mark_frames: Option<u32>,
-    /// Whether the flows' TCP speaks ECN.
+    /// Whether the flows' TCP is ECN-capable.
     pub tcp_ecn: bool,
 }
 
 impl Point {
-    /// Flows of one tenant between hosts that use all links, which lose nothing.
+    /// Flows of one tenant between hosts that use all links, without random loss.
     pub fn new(shape: &Shape, flows: u32) -> Self {
         Self {
             shape: shape.clone(),
@@ -86,33 +86,33 @@ impl fmt::Display for Point {
     }
 }
 
-/// What became of one link during the load.
+/// Counters of one link during the load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LinkAtEnd {
     /// Its rate, Mbit/s, Ethernet headers included.
     pub limit_mbit_per_s: u32,
-    /// What the sender's end sent, mean, Mbit/s, Ethernet headers included.
+    /// Sending rate of the sender's end, mean, Mbit/s, Ethernet headers included.
     pub sent_mbit_per_s: f64,
-    /// Frames that found the queue of the sender's end full.
+    /// Frames dropped by the full queue of the sender's end.
     pub dropped_frames: u64,
-    /// Frames that found the queue of the receiver's end full.
+    /// Frames dropped by the full queue of the receiver's end.
     pub dropped_back_frames: u64,
-    /// Frames that the sender's end marked with congestion experienced; null: it does not mark.
+    /// Frames that the sender's end marked CE; null: it does not mark.
     pub marked_frames: Option<u64>,
     /// Round-trip time of the idle link, ms: the median of the probes before the load.
     pub idle_rtt_ms: Option<f64>,
-    /// Round-trip time during the load, after the first second, ms: median; `None`: no probe was answered.
+    /// Round-trip time during the load, after the first second, ms: median; `None` if no probe was answered.
     pub rtt_ms_p50: Option<f64>,
     /// The same, 99th percentile.
     pub rtt_ms_p99: Option<f64>,
     /// Probes sent in that time.
     pub probes: u64,
-    /// Those of them that were not answered.
+    /// Probes without an answer.
     pub probes_lost: u64,
 }
 
 impl LinkAtEnd {
-    /// What waits in the queues of both ends, ms.
+    /// Queueing delay at both ends, ms.
     pub fn waiting_ms(&self) -> Option<f64> {
         Some((self.rtt_ms_p50? - self.idle_rtt_ms?).max(0.0))
     }
@@ -121,11 +121,11 @@ impl LinkAtEnd {
 /// A path of a daemon just before the end of the load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PathAtEnd {
-    /// Whose it is.
+    /// The daemon's host.
     pub host: String,
     /// Its number.
     pub path: u8,
-    /// Its state, as `bifrostctl paths` has it.
+    /// Its state, as in `bifrostctl paths`.
     pub state: String,
     /// Congestion window, packets.
     pub cwnd_packets: f64,
@@ -133,21 +133,21 @@ pub struct PathAtEnd {
     pub in_flight_packets: u64,
     /// Smoothed round-trip time of the fabric, µs.
     pub srtt_us: Option<f64>,
-    /// The lowest one, µs.
+    /// Minimum round-trip time, µs.
     pub min_rtt_us: Option<f64>,
-    /// Smoothed share of the packets that were lost, percent.
+    /// Smoothed packet loss, percent.
     pub loss_percent: f64,
-    /// Share of what was sent lately to the peer, percent.
+    /// The path's share of recent traffic to the peer, percent.
     pub share_percent: f64,
-    /// Packets sent, since the daemon's start.
+    /// Packets sent since the daemon's start.
     pub tx_packets: u64,
-    /// Those of them that were lost.
+    /// Packets lost since then.
     pub lost_packets: u64,
-    /// Packets that came back marked with congestion experienced.
+    /// Packets acknowledged as CE-marked.
     pub ce_marked_packets: u64,
 }
 
-/// A network at a point.
+/// The result of a network at a point.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// What carried the flows.
@@ -155,25 +155,25 @@ pub struct Row {
     /// Links and load.
     #[serde(flatten)]
     pub point: Point,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// How long the load lasted, s.
+    /// Duration of the load, s.
     pub duration_s: f64,
-    /// Goodput at the receivers in each second, all flows together, Mbit/s.
+    /// Goodput at the receivers in each second, of all flows, Mbit/s.
     pub goodput_by_second_mbit_per_s: Vec<f64>,
     /// Goodput after the first second, Mbit/s: of each tenant, or of each bare link.
     pub goodput_of_each_mbit_per_s: Vec<f64>,
-    /// Segments that the flows' TCP sent again.
+    /// Segments that the flows' TCP retransmitted.
     pub guest_retransmits: u64,
-    /// Packets that the receivers' IP stacks got with congestion experienced.
+    /// CE-marked packets that the receivers' IP stacks received.
     pub received_ce_packets: u64,
     /// The links, in their order.
     pub links: Vec<LinkAtEnd>,
-    /// The daemons' paths just before the end, both hosts'; none with other networks.
+    /// The paths of both hosts' daemons just before the end; empty for other networks.
     pub paths: Vec<PathAtEnd>,
 }
 
-/// Bytes of a flow's full packet, and of the frame that a link carries for it.
+/// Bytes of a flow's full packet, and of the frame that carries it over a link.
 fn full_packet(network: Underneath) -> (f64, f64) {
     // IP and TCP headers with timestamps; the Ethernet header of the link.
     const TCP: f64 = 52.0;
@@ -187,36 +187,36 @@ fn full_packet(network: Underneath) -> (f64, f64) {
 }
 
 impl Row {
-    /// Share of what the links can carry that arrived, as full packets of this network: 1 if no link ever rested, and none carried
-    /// anything twice or in vain.
+    /// Goodput relative to the links' capacity for full packets of this network: 1 if no link was ever idle or
+    /// carried a packet twice or in vain.
     pub(in super::super) fn filled(&self) -> f64 {
         let (payload, frame) = full_packet(self.mode);
         self.goodput_mbit_per_s() * frame / payload / self.limit_mbit_per_s()
     }
 
-    /// Mean goodput after the first second, all flows together, Mbit/s.
+    /// Mean goodput after the first second, of all flows, Mbit/s.
     pub(in super::super) fn goodput_mbit_per_s(&self) -> f64 {
         mean(self.goodput_by_second_mbit_per_s.get(SETTLE_S..).unwrap_or_default())
     }
 
-    /// The links' rate together, Mbit/s.
+    /// The total rate of the links, Mbit/s.
     pub(in super::super) fn limit_mbit_per_s(&self) -> f64 {
         self.point.shape.total_mbit_per_s(usize::MAX)
     }
 
-    /// Jain's index of what each tenant got: 1 if all got the same, 1/n if one of n got everything.
+    /// Jain's fairness index of the tenants' goodput: 1 if all are equal, 1/n if one of n gets everything.
     pub(in super::super) fn fairness(&self) -> f64 {
         let each = &self.goodput_of_each_mbit_per_s;
         let (sum, squares) = (each.iter().sum::<f64>(), each.iter().map(|x| x * x).sum::<f64>());
         sum * sum / (each.len() as f64 * squares)
     }
 
-    /// In the queues of the link where most waits, ms; NaN if no probe of a link was answered.
+    /// Queueing delay of the link with the longest, ms; NaN if no probe of a link was answered.
     pub(in super::super) fn waiting_ms(&self) -> f64 {
         most(self.links.iter().map(|link| link.waiting_ms().unwrap_or(f64::NAN)))
     }
 
-    /// The same, as a share of what the link's queue has room for.
+    /// The same delay, as a share of the maximum delay of the link's queue.
     pub(in super::super) fn waiting_of_room(&self) -> f64 {
         let frame_bits = f64::from(UNDERLAY_MTU + shape::ETHERNET) * 8.0;
         let room_ms = |link: &LinkAtEnd| {
@@ -251,7 +251,7 @@ impl Row {
     }
 }
 
-/// NaN if one is.
+/// The maximum; NaN if one value is NaN.
 fn most(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(0.0, |most: f64, value| if most.is_nan() || value.is_nan() { f64::NAN } else { most.max(value) })
 }

@@ -18,24 +18,24 @@ use crate::lab::Lab;
 use crate::netns::Namespace;
 
 const VNI: u32 = 1000;
-/// vNICs that send, and that receive.
+/// Number of sending, and of receiving, vNICs.
 const HOSTS: u32 = 250;
-/// Conversations that Linux may track.
+/// Limit of connections that Linux tracks.
 const CONVERSATIONS: &str = "2000000";
-/// Of the hash table that it finds them by.
+/// Size of conntrack's hash table.
 const BUCKETS: &str = "524288";
-/// After which a lack of packets means that all flows had one.
+/// Time limit for sending the first packet of each flow.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Frames that are sent at a time.
+/// Frames per batch.
 const BATCH: usize = 32;
-/// Frames a second until each flow had one: as many as Linux takes while it makes an entry for each, so that none is lost before.
+/// Rate of the first packets of all flows, frames/s: low enough that Linux creates an entry for each without loss.
 const FIRST_ROUND_PER_SECOND: u32 = 40_000;
 
 pub(super) fn measure(lab: &Lab, service: Service, time: Duration) -> Result<Measured> {
     let create = |name: &str| Namespace::create(format!("{}-{name}", lab.run.id()));
     let (source, gateway, sink) = (create("source")?, create("gateway")?, create("sink")?);
     build(&source, &gateway, &sink)?;
-    // The files are there once something is tracked.
+    // These files exist only once conntrack is in use.
     let _conversations = Sysctl::raise("/proc/sys/net/netfilter/nf_conntrack_max", CONVERSATIONS)?;
     let _buckets = Sysctl::raise("/sys/module/nf_conntrack/parameters/hashsize", BUCKETS)?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -45,7 +45,7 @@ pub(super) fn measure(lab: &Lab, service: Service, time: Duration) -> Result<Mea
         let headers = flows(service)?;
         source.spawn(move || send(&headers, &stop.0, &sent))?
     };
-    // Ends the sender whatever happens.
+    // Stops the sender on every return.
     let stopping = Stop(Arc::clone(&stop));
     let deadline = Instant::now() + PATIENCE;
     while sent.load(Ordering::Relaxed) < u64::from(FLOWS) && Instant::now() < deadline && !sender.is_finished() {
@@ -54,7 +54,9 @@ pub(super) fn measure(lab: &Lab, service: Service, time: Duration) -> Result<Mea
     interrupt::sleep(WARM_UP)?;
     let known = tracked(&gateway)?;
     if known < u64::from(FLOWS) * 98 / 100 {
-        bail!("Linux tracks {known} conversations of {FLOWS}: what it does for new ones would be measured");
+        bail!(
+            "Linux tracks only {known} of {FLOWS} conversations: the measurement would include the setup of new ones"
+        );
     }
     let (before, busy, began) = (received(&sink)?, Busy::of(WORKS)?, Instant::now());
     interrupt::sleep(time)?;
@@ -64,13 +66,13 @@ pub(super) fn measure(lab: &Lab, service: Service, time: Duration) -> Result<Mea
     Ok(Measured { forwarded: after - before, dropped: 0, seconds, busy_s: busy_share * seconds })
 }
 
-/// Conversations that Linux tracks.
+/// Number of conversations that Linux tracks.
 fn tracked(gateway: &Namespace) -> Result<u64> {
     let text = gateway.run("cat", &["/proc/sys/net/netfilter/nf_conntrack_count"], "")?;
     text.trim().parse().context("no number of conversations")
 }
 
-/// Two links: frames come over `in0`, and leave over `out0` to where nobody takes them.
+/// Two links: frames arrive over `in0` and leave over `out0`, whose other end drops them.
 fn build(source: &Namespace, gateway: &Namespace, sink: &Namespace) -> Result<()> {
     let (outside, receiver) = (mac_of(PROVIDER), mac_of(RECEIVER));
     let (gateway_name, sink_name) = (gateway.name(), sink.name());
@@ -91,7 +93,8 @@ fn build(source: &Namespace, gateway: &Namespace, sink: &Namespace) -> Result<()
          link set out0 up\naddr add 203.0.113.1/24 dev out0\n\
          neigh add {SENDER} lladdr {} dev in0 nud permanent\n\
          route add {RECEIVER}/32 dev out0\nneigh add {RECEIVER} lladdr {receiver} dev out0 nud permanent\n\
-         route add default via 203.0.113.254 dev out0\nneigh add 203.0.113.254 lladdr {outside} dev out0 nud permanent\n\
+         route add default via 203.0.113.254 dev out0\nneigh add 203.0.113.254 lladdr {outside} dev out0 nud \
+         permanent\n\
          link add vx0 mtu 1500 address {GATEWAY_MAC} type vxlan id {VNI} local {GATEWAY} dstport 4789 nolearning\n\
          link set vx0 up\naddr add 192.168.255.254/16 dev vx0\n",
         mac_of(SENDER)
@@ -107,20 +110,20 @@ fn build(source: &Namespace, gateway: &Namespace, sink: &Namespace) -> Result<()
         let _ = writeln!(forwarding, "fdb append 02:00:00:01:00:{host:02x} dev vx0 dst {RECEIVER}");
     }
     gateway.run("bridge", &["-batch", "-"], &forwarding)?;
-    // Tunnels are not tracked: that would cost a second entry for each flow.
+    // Tunnel packets are not tracked: that would cost a second entry for each flow.
     let rules = "table ip gateway {\n\
                  chain untracked { type filter hook prerouting priority raw; udp dport 4789 notrack; }\n\
                  chain untracked_out { type filter hook output priority raw; udp dport 4789 notrack; }\n\
                  chain nat { type nat hook postrouting priority srcnat; oifname \"out0\" ip saddr 192.168.0.0/16 \
                  snat to 203.0.113.1-203.0.113.64; }\n}\n";
     gateway.run("nft", &["-f", "-"], rules)?;
-    // What arrives is handled on the other processor.
+    // RPS: the other processor handles received packets.
     let steer = format!("echo {:x} > /sys/class/net/in0/queues/rx-0/rps_cpus", 1 << WORKS);
     gateway.run("sh", &["-c", &steer], "")?;
     Ok(())
 }
 
-/// The headers of all flows, in the order of sending.
+/// The headers of all flows, in sending order.
 fn flows(service: Service) -> Result<Vec<[u8; HEADERS]>> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut all: Vec<u32> = (0..FLOWS).collect();
@@ -138,7 +141,7 @@ fn flows(service: Service) -> Result<Vec<[u8; HEADERS]>> {
         .collect()
 }
 
-/// The address of a vNIC that receives.
+/// The address of a receiving vNIC.
 fn destination(host: u32) -> Ipv4Addr {
     Ipv4Addr::new(192, 168, 1, host as u8 + 1)
 }
@@ -148,7 +151,7 @@ fn send(headers: &[[u8; HEADERS]], stop: &AtomicBool, sent: &AtomicU64) -> Resul
     set.set(FEEDS);
     sched_setaffinity(None, &set).with_context(|| format!("choosing processor {FEEDS}"))?;
     let config = RawConfig { device: "wire0".into(), mode: RawMode::Packet, longest: 1700, frames: 2048 };
-    let mut device = RawDevice::open(&config).context("opening the gateway's neighbour")?;
+    let mut device = RawDevice::open(&config).context("opening the sender's device")?;
     let payload = [0; PAYLOAD];
     let mut all = headers.iter().cycle();
     let began = Instant::now();
@@ -185,7 +188,7 @@ fn received(sink: &Namespace) -> Result<u64> {
     parsed[0]["stats64"]["rx"]["packets"].as_u64().context("`ip -j -s link` counts no packets")
 }
 
-/// What a processor has done so far, ticks.
+/// Processor time so far, ticks.
 #[derive(Clone, Copy, Debug)]
 struct Busy {
     idle: u64,
@@ -195,7 +198,7 @@ struct Busy {
 impl Busy {
     fn of(processor: usize) -> Result<Self> {
         let text = std::fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
-        Self::read(&text, processor).context("/proc/stat does not tell of a processor")
+        Self::read(&text, processor).context("/proc/stat has no line for the processor")
     }
 
     fn read(text: &str, processor: usize) -> Option<Self> {
@@ -205,14 +208,14 @@ impl Busy {
         Some(Busy { idle: idle + wait, all: ticks.iter().sum() })
     }
 
-    /// The share of the time since `earlier` in which it was not idle.
+    /// The share of time since `earlier` in which the processor was not idle.
     fn since(self, earlier: Self) -> f64 {
         let all = (self.all - earlier.all).max(1) as f64;
         1.0 - (self.idle.saturating_sub(earlier.idle) as f64 / all).min(1.0)
     }
 }
 
-/// A setting of the whole machine, raised for a while.
+/// A sysctl or parameter of the whole machine, raised temporarily.
 struct Sysctl {
     path: PathBuf,
     before: String,

@@ -15,19 +15,19 @@ use crate::lab::Lab;
 use crate::netns::Namespace;
 use crate::processor;
 
-/// VPCs, and vNICs of each.
+/// Number of VPCs, and of vNICs in each.
 const VPCS: u32 = 200;
 const HOSTS: u32 = 250;
 const FIRST_VNI: u32 = 1000;
 /// The network of the backends of cloud services.
 const BACKENDS_VNI: u32 = 900;
-/// Hosts of tenants.
+/// Tunnel addresses of the tenants' hosts.
 const VTEPS: [Ipv4Addr; 4] =
     [SENDER, Ipv4Addr::new(10, 0, 0, 12), Ipv4Addr::new(10, 0, 0, 13), Ipv4Addr::new(10, 0, 0, 14)];
 const CUSTOMER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 20);
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The headers of all flows, in the order of sending: neighbours in it have nothing in common.
+/// The headers of all flows, in sending order: consecutive flows have nothing in common.
 pub(super) fn flows(service: Service) -> Result<Vec<[u8; HEADERS]>> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut all: Vec<u32> = (0..FLOWS).collect();
@@ -78,7 +78,7 @@ pub(super) fn measure(lab: &Lab, service: Service, time: Duration, logs: &Path) 
     };
     let fed = processor::on(FEEDS, || feeder::feed((to, from), &flows, (WARM_UP, time), mark))?;
     pod.check_alive()?;
-    let [before, after] = busy[..] else { bail!("the pod does not tell how busy it was") };
+    let [before, after] = busy[..] else { bail!("the pod does not report its busy time") };
     let busy_s = ((after - before) as f64 / 1e9).min(fed.seconds);
     Ok(Measured { forwarded: fed.forwarded, dropped: fed.dropped, seconds: fed.seconds, busy_s })
 }
@@ -110,7 +110,7 @@ next_hop = "{PROVIDER}"
         pool(1),
         pool(2),
     );
-    // Routes of the Internet of which most packets use none.
+    // Internet routes that most packets do not use.
     for net in 0..1024 {
         let _ = write!(
             text,
@@ -128,7 +128,8 @@ next_hop = "{PROVIDER}"
         .collect();
     let _ = write!(
         text,
-        "[[vpcs]]\nvni = {BACKENDS_VNI}\nroutes = [{{ prefix = \"10.90.0.0/16\", to = \"local\" }}]\nhosts = [\n{hosts}]\n"
+        "[[vpcs]]\nvni = {BACKENDS_VNI}\nroutes = [{{ prefix = \"10.90.0.0/16\", to = \"local\" }}]\nhosts = \
+         [\n{hosts}]\n"
     );
     let backends: Vec<String> = (1..=16).map(|n| format!("\"{}:8080\"", backend(n).0)).collect();
     for vpc in 0..VPCS {
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flows_are_different_and_of_all_tenants() {
+    fn flows_are_distinct_and_cover_all_tenants() {
         for service in [Service::Vpc, Service::Internet, Service::Idc, Service::CloudService] {
             let flows = flows(service).unwrap();
             let different: BTreeSet<_> = flows.iter().collect();

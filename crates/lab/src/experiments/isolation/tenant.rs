@@ -1,4 +1,4 @@
-//! The other tenant: a network with a guest on each host, and what the daemons counted of it.
+//! The other tenant, the neighbour: a network with a guest on each host, and its counters in the daemons.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::topology::GUEST_MTU;
 
 /// Its VNI.
 const VNI: u32 = 200;
-/// Conversations that a port may have.
+/// Maximum number of conversations of a port.
 pub(super) const SESSIONS_PER_PORT: u64 = 20_000;
-/// What its kernels take in is thrown away: what a guest makes of packets is its own, and costs the tenant that measures only here,
-/// where they share a processor.
+/// Drops packets on arrival in the neighbour's kernels. Processing them is the guest's own cost; it would only affect
+/// the other tenant here, where they share a processor.
 const ABSORB: &str = "table netdev bifrost_lab_absorb {\n chain absorb {\n \
      type filter hook ingress device eth0 priority 0; policy drop;\n }\n}\n";
 
@@ -37,7 +37,7 @@ pub(super) struct Neighbours {
 }
 
 impl Neighbours {
-    /// Makes them, each on its host's processor; they have no device yet.
+    /// Creates the guests, each on its host's processor; they have no devices yet.
     pub(super) fn create(run: &Run) -> Result<Self> {
         let create = |number: usize| -> Result<Namespace> {
             let mut namespace = Namespace::create(format!("{}-{}", run.id(), NAMES[number]))?;
@@ -49,7 +49,7 @@ impl Neighbours {
         Ok(Self { namespaces: [create(0)?, create(1)?] })
     }
 
-    /// Their part of each host's configuration. What the attacker sends is carried by the transport, innocent or not.
+    /// Their part of each host's configuration. The transport carries the neighbour's traffic, innocent or not.
     pub(super) fn configuration(&self) -> Vec<String> {
         let mac = |n: usize| VNICS[n].mac.map(|byte| format!("{byte:02x}")).join(":");
         let host = |n: usize| {
@@ -64,10 +64,13 @@ impl Neighbours {
             format!(
                 "[sessions]\nper_port = {SESSIONS_PER_PORT}\n\n\
                  [[security_group]]\nname = \"neighbour\"\n\
-                 ingress = [{{ protocol = \"udp\" }}, {{ protocol = \"tcp\", ports = [\"1-32767\"] }}, {{ protocol = \"icmp\" }}]\n\n\
+                 ingress = [{{ protocol = \"udp\" }}, {{ protocol = \"tcp\", ports = [\"1-32767\"] }}, {{ protocol = \
+                 \"icmp\" }}]\n\n\
                  [[vpc]]\nvni = {VNI}\nreliability = \"all\"\n\n\
-                 [[port]]\nname = \"{name}\"\nvni = {VNI}\nmac = \"{mac}\"\naddresses = [\"10.9.0.{number}/24\", \"fd09::{number}/64\"]\n\
-                 mtu = {GUEST_MTU}\nsecurity_groups = [\"neighbour\"]\nnetns = \"{namespace}\"\ndevice = \"eth0\"\n\n{v4}{v6}",
+                 [[port]]\nname = \"{name}\"\nvni = {VNI}\nmac = \"{mac}\"\naddresses = [\"10.9.0.{number}/24\", \
+                 \"fd09::{number}/64\"]\n\
+                 mtu = {GUEST_MTU}\nsecurity_groups = [\"neighbour\"]\nnetns = \"{namespace}\"\ndevice = \
+                 \"eth0\"\n\n{v4}{v6}",
                 name = NAMES[n],
                 mac = mac(n),
                 number = n + 1,
@@ -78,32 +81,32 @@ impl Neighbours {
         vec![host(0), host(1)]
     }
 
-    /// From now on they take nothing in.
+    /// From now on they drop everything they receive.
     pub(super) fn absorb(&self) -> Result<()> {
         self.namespaces.iter().try_for_each(|namespace| namespace.run("nft", &["-f", "-"], ABSORB).map(drop))
     }
 }
 
-/// What the daemons have counted so far.
+/// Counters of the daemons.
 #[derive(Debug, Default)]
 pub(super) struct Counted {
-    /// Packets that the neighbour's second guest was given.
+    /// Packets delivered to the neighbour's second guest.
     pub(super) delivered: u64,
-    /// Packets of the neighbour that were dropped, by counter, on both hosts. Where a counter knows no port, it is the neighbour's:
-    /// the other tenant's packets are well-formed.
+    /// Packets of the neighbour that were dropped, by counter, on both hosts. Counters without a port are attributed
+    /// to the neighbour, because the other tenant's packets are well-formed.
     neighbour_drops: BTreeMap<String, u64>,
     /// Packets dropped at the other tenant's ports, by counter.
     tenant_drops: BTreeMap<String, u64>,
-    /// Packets that vanished.
+    /// Packets lost without being counted.
     pub(super) unexplained: u64,
-    /// On the host that has more.
+    /// Sessions, on the host that has more.
     pub(super) sessions: u64,
-    /// On both hosts, ever.
+    /// Evicted sessions since the start, on both hosts.
     pub(super) evicted_sessions: u64,
 }
 
 impl Counted {
-    /// Asks all daemons.
+    /// Reads the counters of all daemons.
     pub(super) fn of(daemons: &[Daemon]) -> Result<Self> {
         let mut counted = Counted::default();
         for daemon in daemons {
@@ -117,11 +120,11 @@ impl Counted {
         Ok(counted)
     }
 
-    /// Reads an answer of `bifrostctl drops`.
+    /// Adds the answer of `bifrostctl drops`.
     fn add_drops(&mut self, answer: &Value, tenant: &str) -> Result<()> {
-        for drop in answer["drops"].as_array().context("`bifrostctl drops` lists none")? {
+        for drop in answer["drops"].as_array().context("`bifrostctl drops` has no list of drops")? {
             let count = drop["count"].as_u64().unwrap_or(0);
-            // What comes twice has been repeated; nobody has lost it.
+            // A duplicate is a retransmission; nothing was lost.
             if drop["counter"] == "rte.duplicate_packets" {
                 continue;
             }
@@ -137,18 +140,18 @@ impl Counted {
         Ok(())
     }
 
-    /// What was dropped of the neighbour's since then.
+    /// Drops of the neighbour since `before`.
     pub(super) fn neighbour_drops_since(&self, before: &Counted) -> BTreeMap<String, u64> {
         since(&self.neighbour_drops, &before.neighbour_drops)
     }
 
-    /// What was dropped of the other tenant's since then.
+    /// Drops of the other tenant since `before`.
     pub(super) fn tenant_drops_since(&self, before: &Counted) -> BTreeMap<String, u64> {
         since(&self.tenant_drops, &before.tenant_drops)
     }
 }
 
-/// The counters that have grown, and by how much.
+/// The counters that have increased, and by how much.
 fn since(after: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let grown = |(counter, count): (&String, &u64)| {
         let grown = count - before.get(counter).copied().unwrap_or(0);

@@ -57,7 +57,7 @@ fn each_bar_can_fail() {
 }
 
 #[test]
-fn what_the_machine_disturbed_is_not_judged_unless_it_is_too_much() {
+fn disturbed_bins_are_ignored_unless_there_are_too_many() {
     let mut throughput = bins(4.0);
     throughput[44] = 1.0;
     let lowest = |disturbed: std::ops::Range<usize>| {
@@ -75,11 +75,11 @@ fn what_the_machine_disturbed_is_not_judged_unless_it_is_too_much() {
     assert_eq!(lowest(0..0), Some(25.0));
     assert_eq!(lowest(43..45), Some(100.0));
     assert_eq!(lowest(43..50), None);
-    assert_eq!(lowest(40..41), None, "the moment of the failure");
+    assert_eq!(lowest(40..41), None, "the start of the failure");
 }
 
 #[test]
-fn what_one_attempt_could_not_show_another_may_and_none_is_left_out() {
+fn attempts_complement_each_other_and_all_count() {
     let attempt = |attempt, low: f64, disturbed: std::ops::Range<usize>| {
         let mut throughput = bins(4.0);
         throughput[49] = low;
@@ -95,18 +95,18 @@ fn what_one_attempt_could_not_show_another_may_and_none_is_left_out() {
     let (late, early) = (attempt(1, 3.9, 42..48), attempt(2, 2.0, 40..44));
     assert_eq!(measured(std::slice::from_ref(&late)), None);
     assert_eq!(measured(&[late.clone(), early.clone()]), Some(50.0));
-    // Two repetitions need twice as much.
+    // Two repetitions need twice as many.
     assert_eq!(measured(&[late.clone(), early.clone(), late.clone()]), Some(50.0));
     assert_eq!(measured(&[late.clone(), late.clone()]), None);
     assert_eq!(measured(&[early.clone(), early]), None);
 }
 
 #[test]
-fn phases_are_cut_where_the_loss_changes() {
+fn phases_are_split_where_the_loss_changes() {
     let phases = summarize(&bins(1.0), &[], &[], 1.0);
     let failed = &phases[3];
     assert_eq!((failed.start_s, failed.end_s, failed.mean, failed.lowest_bin_percent_of_before), (4.0, 5.0, 1.0, 25.0));
     assert_eq!(phases[4].lowest_bin_percent_of_before, 100.0);
-    // A flow that ended early has carried nothing since.
+    // A flow that ended early carried nothing after its end.
     assert_eq!(summarize(&[4.0; 25], &[], &[], 1.0)[4].mean, 0.0);
 }

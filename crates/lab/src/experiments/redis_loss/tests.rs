@@ -28,7 +28,7 @@ fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     for op in [Op::Get, Op::Set] {
         for repetition in 0..3 {
-            // The middle repetition is the median; the others are far off.
+            // The middle repetition is the median; the others are outliers.
             let noise = [0.5, 1.0, 3.0][repetition as usize];
             rows.push(row(Mode::KernelVxlan, 0.0, op, repetition, 60_000.0 * noise, 1.0));
             rows.push(row(Mode::KernelVxlan, 1.0, op, repetition, 10_000.0 * noise, 210.0 * noise));
@@ -75,7 +75,7 @@ fn virtual_machines_are_compared_with_the_same_switch() {
 }
 
 #[test]
-fn points_that_were_not_measured_fail() {
+fn missing_points_fail() {
     let only_kernel: Vec<Row> = rows().into_iter().filter(|row| row.mode == Mode::KernelVxlan).collect();
     let bars = RedisLoss.bars(&to_values(&only_kernel).unwrap()).unwrap();
     assert!(bars.iter().all(|bar| !bar.passes() && bar.measured.is_none()));
@@ -95,7 +95,7 @@ fn strict_order_is_judged_where_it_was_measured() {
         let strict: Vec<Row> = rows.iter().filter(|row| row.mode == Mode::Bifrost).cloned().collect();
         rows.extend(strict.into_iter().map(|row| Row {
             mode: Mode::Strict,
-            // One point that is far off says nothing.
+            // A single outlier does not matter.
             latency_ms_p99_9: row.latency_ms_p99_9 * (1.0 + tail) / if row.repetition == 0 { 9.0 } else { 1.0 },
             rps: row.rps * (1.0 + rps),
             ..row

@@ -1,8 +1,8 @@
-//! The daemons' counters at the end of a soak: which packets were dropped, and whether that is explained.
+//! The daemons' counters at the end of a soak: which packets were dropped, and whether the faults explain it.
 //!
-//! What the faults injected is explained by itself. A corrupted packet may be refused for any reason, since the byte that
-//! changed may be any; all those reasons together must not count more packets than were corrupted. Duplicates and the
-//! transport's own second tries account for what arrives twice or late. All other drops are unexplained.
+//! Injected drops are explained. A corrupted packet may be refused for any reason, because any byte may have changed;
+//! all these reasons together must not count more packets than were corrupted. Duplicates and retransmissions by the
+//! transport explain duplicate and late packets. All other drops are unexplained.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::daemon::Daemon;
 /// Counters by name.
 pub(super) type Counters = BTreeMap<String, u64>;
 
-/// Words in the names of counters of packets that did not go where they were meant to.
+/// Substrings of counter names of packets that were not delivered.
 const LOSSES: [&str; 22] = [
     "drop",
     "refused",
@@ -38,15 +38,15 @@ const LOSSES: [&str; 22] = [
     "given_up",
     "overflow",
 ];
-/// Beginnings of the names of counters of what faults have injected.
+/// Prefixes of counter names of injected faults.
 const INJECTED: [&str; 1] = ["fault."];
-/// Words in the names of counters of packets that came twice or late, that come again, or (policy) that the switch has
-/// counted under its own reason.
+/// Substrings of counter names of packets that were duplicate or late, that are retransmitted, or (policy) that the
+/// switch also counts by its own reason.
 const REPAIRED: [&str; 9] = [
     "duplicate",
     "outside_window",
     "no_guest_buffer",
-    // Of the receiver, which counts these as without a buffer of the guest, too; and of the sender, when it hears of it.
+    // The receiver, which also counts these as `no_guest_buffer`; and the sender, when it is notified.
     "reorder_full",
     "overload_dropped",
     "rte.refused_packets",
@@ -54,7 +54,7 @@ const REPAIRED: [&str; 9] = [
     "stale_setup",
     "policy_dropped",
 ];
-/// Words in the names of counters of received packets that were refused, which corruption may cause.
+/// Substrings of counter names of received packets that were refused, possibly because of corruption.
 const REFUSED: [&str; 12] = [
     "refused.",
     "malformed.underlay",
@@ -69,17 +69,17 @@ const REFUSED: [&str; 12] = [
     "underlay_dropped",
     "not_here",
 ];
-/// Counters of packets that a fault has corrupted.
+/// Counter of packets that a fault has corrupted.
 pub(super) const CORRUPTED: &str = "fault.corrupted_packets";
 
-/// A daemon's counters by name.
+/// Reads a daemon's counters.
 pub(super) fn counters(daemon: &Daemon) -> Result<Counters> {
     let mut counters = Counters::new();
     let stats = daemon.control(&["stats"])?;
     for (name, value) in stats["counters"].as_object().into_iter().flatten() {
         counters.insert(name.clone(), value.as_u64().unwrap_or(0));
     }
-    // Ports count their own drops.
+    // Ports have their own drop counters.
     for port in daemon.control(&["ports"])?.as_array().into_iter().flatten() {
         for (reason, value) in port["drops_packets"].as_object().into_iter().flatten() {
             let name = format!("port.{}.dropped_{reason}_packets", port["name"].as_str().unwrap_or("?"));
@@ -89,13 +89,13 @@ pub(super) fn counters(daemon: &Daemon) -> Result<Counters> {
     Ok(counters)
 }
 
-/// Packets that were lost inside a daemon, by the reason's counter.
+/// Packets lost inside a daemon, by the counter of the reason.
 pub(super) fn drops(counters: &Counters) -> Counters {
     let lost = |name: &str| INJECTED.iter().any(|start| name.starts_with(start)) || has(name, &LOSSES);
     select(counters, lost)
 }
 
-/// Those of [`drops`] that no injected fault accounts for.
+/// The part of [`drops`] that no injected fault explains.
 pub(super) fn unexplained(drops: &Counters) -> Counters {
     let rest = select(drops, |name| !INJECTED.iter().any(|start| name.starts_with(start)) && !has(name, &REPAIRED));
     let refused = select(&rest, |name| has(name, &REFUSED));
@@ -111,7 +111,7 @@ fn has(name: &str, words: &[&str]) -> bool {
     words.iter().any(|word| name.contains(word))
 }
 
-/// The counters that are not zero and whose names are wanted.
+/// The non-zero counters whose names are `wanted`.
 fn select(counters: &Counters, wanted: impl Fn(&str) -> bool) -> Counters {
     let wanted = counters.iter().filter(|(name, value)| **value > 0 && wanted(name));
     wanted.map(|(name, value)| (name.clone(), *value)).collect()
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_faults_cannot_explain_remains() {
+    fn drops_explained_by_faults_are_removed() {
         let explained = [
             ("fault.dropped_packets", 5),
             ("fault.corrupted_packets", 5),
@@ -136,7 +136,7 @@ mod tests {
         ];
         let table = [
             (vec![], vec![]),
-            // One more packet was refused than corrupted: which one it was, nobody knows.
+            // One more packet was refused than corrupted; it is not known which.
             (
                 vec![("rte.unknown_cid_packets", 1)],
                 vec!["drop.bad_checksum_frames", "refused.length_packets", "rte.unknown_cid_packets"],

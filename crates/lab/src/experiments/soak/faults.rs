@@ -1,4 +1,4 @@
-//! The faults of a soak: one after another, chosen by a seed.
+//! The faults of a soak: one after the other, chosen by a seed.
 
 use anyhow::{Result, bail};
 use fastrand::Rng;
@@ -9,7 +9,7 @@ use crate::lab::Network;
 /// One fault.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Fault {
-    /// What it is, in words.
+    /// The description.
     pub(super) description: String,
     action: Action,
 }
@@ -17,15 +17,15 @@ pub(super) struct Fault {
 #[derive(Debug, Clone, PartialEq)]
 enum Action {
     Nothing,
-    /// nftables, on these paths (all if empty).
+    /// nftables on these paths (all paths if empty).
     Wire(Vec<u8>, f64),
     /// `bifrostctl fault add` between switch and guest, on both hosts.
     Port(Vec<String>),
-    /// `bifrostctl fault add` on the underlay, on both hosts, on one path or on all of them.
+    /// `bifrostctl fault add` on the underlay, on both hosts, on one path or on all.
     Peer(Option<u8>, Vec<String>),
 }
 
-/// Chooses the next fault, among those whose description has one of `words` (all if there are none).
+/// Chooses the next fault among those whose description contains one of `words` (among all if `words` is empty).
 pub(super) fn choose_among(random: &mut Rng, paths: u8, words: &[String]) -> Result<Fault> {
     for _ in 0..10_000 {
         let fault = choose(random, paths);
@@ -33,11 +33,11 @@ pub(super) fn choose_among(random: &mut Rng, paths: u8, words: &[String]) -> Res
             return Ok(fault);
         }
     }
-    bail!("--faults: no fault's description has any of these words: {}", words.join(", "))
+    bail!("--faults: no fault's description contains any of these words: {}", words.join(", "))
 }
 
-/// One fault of each kind, at its full strength, among those whose description has one of `words`. After them the daemons hold the
-/// most that any fault makes them hold.
+/// One fault of each kind, at its full strength, among those whose description contains one of `words`. After them
+/// the daemons' memory has reached its maximum for any fault.
 pub(super) fn strongest(words: &[String]) -> Vec<Fault> {
     let arguments = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
     let actions = [
@@ -76,7 +76,7 @@ fn choose(random: &mut Rng, paths: u8) -> Fault {
         8 => Action::Peer(None, words(&["--reorder", &percent(random, 20).to_string()])),
         9 => Action::Peer(None, words(&["--duplicate", &percent(random, 10).to_string()])),
         10 => Action::Peer(None, words(&["--corrupt", &percent(random, 1).to_string()])),
-        // All paths at once: the transport has nowhere to go, and has to come back.
+        // All paths at once: the transport has no working path, and must recover.
         _ => Action::Wire(Vec::new(), 100.0),
     })
 }
@@ -94,17 +94,17 @@ impl Fault {
         Fault { description, action }
     }
 
-    /// Whether the description has one of `words`, or there are none.
+    /// Whether the description contains one of `words`, or `words` is empty.
     fn is_named(&self, words: &[String]) -> bool {
         words.is_empty() || words.iter().any(|word| self.description.contains(word.as_str()))
     }
 
-    /// Whether nothing at all passes while the fault lasts.
+    /// Whether the fault blocks all traffic.
     pub(super) fn is_total(&self) -> bool {
         matches!(&self.action, Action::Wire(paths, loss) if paths.is_empty() && *loss >= 100.0)
     }
 
-    /// Puts the fault in force; [`clear`] must have removed the one before.
+    /// Applies the fault; the previous one must have been removed by [`clear`].
     pub(super) fn apply(&self, network: &Network, seed: u64) -> Result<()> {
         match &self.action {
             Action::Nothing => Ok(()),
@@ -131,7 +131,7 @@ impl Fault {
     }
 }
 
-/// Ends whatever fault is in force. Returns the packets that the daemons' own faults have hit, by host.
+/// Removes the current fault. Returns the packets affected by the daemons' own faults, by host.
 pub(super) fn clear(network: &Network) -> Result<Vec<u64>> {
     inject::wire_loss(&network.topology, &[], 0.0)?;
     let mut hits = Vec::new();
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_repeats_and_all_kinds_come_up() {
+    fn a_seed_is_reproducible_and_all_kinds_occur() {
         let draw = |seed| {
             let mut random = Rng::with_seed(seed);
             (0..200).map(|_| choose(&mut random, 4)).collect::<Vec<_>>()
