@@ -5,13 +5,13 @@
 # others are beside it. Needs the Rust toolchain and debhelper.
 #   OUT=DIRECTORY      where the package goes (out)
 #   DEB_VERSION=TEXT   the package's version (that of Cargo.toml)
-#   BIN_DIR=DIRECTORY  take programs and libraries from there instead of building them
+#   BIN_DIR=DIRECTORY  take programs and libraries from this directory instead of building them
 set -eu
 cd "$(dirname "$0")/.."
 
 for tool in dh:debhelper dpkg-buildpackage:dpkg-dev; do
     if ! command -v "${tool%%:*}" >/dev/null; then
-        echo "build-deb.sh: there is no ${tool%%:*}: apt-get install ${tool##*:}" >&2
+        echo "build-deb.sh: ${tool%%:*} is missing: apt-get install ${tool##*:}" >&2
         exit 1
     fi
 done
@@ -19,7 +19,7 @@ done
 out=${OUT:-out}
 target=${CARGO_TARGET_DIR:-target}
 version=${DEB_VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)}
-# The same sources give the same package.
+# Reproducible: the same sources give the same package.
 date=$(git log -1 --format=%cd --date=rfc2822 2>/dev/null || date -R)
 
 if [ -z "${BIN_DIR:-}" ]; then

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds programs in Go that tests need, as tools/NAME/go.mod says, into a directory of the user's cache, unless they are there.
-# Prints the directory. Half a minute the first time.
+# Builds programs in Go that tests need, as in tools/NAME/go.mod, into a directory of the user's cache, unless they
+# exist. Prints the directory. The first run takes half a minute.
 #   scripts/build-go-tools.sh NAME PROGRAM=PACKAGE...
 set -eu
 name=$1
@@ -21,10 +21,10 @@ fi
 needed=$(sed -n 's/^go //p' go.mod)
 PATH=$PATH:/usr/local/go/bin
 if ! command -v go >/dev/null 2>&1; then
-    echo "build-go-tools.sh: go is not there; install Go $needed or later (https://go.dev/dl)" >&2
+    echo "build-go-tools.sh: go is missing; install Go $needed or later (https://go.dev/dl)" >&2
     exit 1
 fi
-# A Go since 1.21 fetches the one that is needed, unless it must not.
+# Go 1.21 and later download the required version, unless that is disabled.
 version=$(go env GOVERSION 2>/dev/null || true)
 if [ -z "$version" ]; then
     echo "build-go-tools.sh: $(go version 2>&1 | head -n 1) is too old; install Go $needed or later (https://go.dev/dl)" >&2

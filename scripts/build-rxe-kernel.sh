@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds a kernel for tests against another implementation of RoCEv2: user-mode Linux with the kernel's soft-RoCE (rxe), from
 # Debian's source package and scripts/rxe-kernel.config. Takes about 12 minutes of one core, once: the result is kept.
-# Prints its path. Where it cannot be built it says so, and ends with status 77: skipped.
-# It is not part of `make test`; docs/VERIFICATION.md says which tests want it.
+# Prints its path. If it cannot be built, the script says so and exits with status 77 (skipped).
+# It is not part of `make test`; docs/VERIFICATION.md lists the tests that need it.
 set -eu
 
 cache=/var/cache/bifrost-lab/rxe-kernel
@@ -30,7 +30,7 @@ work=$(mktemp -d "${TMPDIR:-/var/tmp}/bifrost-rxe-kernel.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
 cd "$work"
-# Unpacked, not installed: nobody else on this machine needs them.
+# Unpacked, not installed: nothing else on this machine needs them.
 tools="flex bison m4 libfl-dev"
 # shellcheck disable=SC2086 # a list of words
 apt-get download -qq "$package" $tools || skip "cannot download $package"

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Refuses words that CONTRIBUTING.md asks to avoid, wherever the project speaks: code, comments, documents, scripts.
+# Refuses words that CONTRIBUTING.md asks to avoid, in code, comments, documents and scripts.
 set -eu
 cd "$(dirname "$0")/.."
 
 words='anew|whoever|whomever|whosoever|mended|thereof|therein|hereby|heretofore|for ever|by and by'
-# This script and the rules name them.
+# This script and the rules contain the words.
 if found=$(git grep -nwiE -e "$words" -- '*.rs' '*.md' '*.toml' '*.sh' '*.lua' '*.service' Makefile \
     ':!CONTRIBUTING.md' ':!scripts/check-prose.sh'); then
     echo "$found"
@@ -12,7 +12,7 @@ if found=$(git grep -nwiE -e "$words" -- '*.rs' '*.md' '*.toml' '*.sh' '*.lua' '
     exit 1
 fi
 
-# Lines of documents, but not of tables, code and what one link fills. docs/COUNTERS.md is generated.
+# Long lines of documents, except tables, code, and lines filled by one link. docs/COUNTERS.md is generated.
 if found=$(git ls-files '*.md' ':!docs/COUNTERS.md' | xargs perl -CSD -ne '
     $code = !$code if /^\s*```/;
     print "$ARGV:$.: ", length() - 1, " columns\n" if !$code && length() > 101 && !/^\s*[|<]|^#|^ {4}|^\S*$/;

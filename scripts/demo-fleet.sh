@@ -1,7 +1,8 @@
 #!/bin/sh
-# Three hosts from one place: a relay, and an agent and a daemon on each host, in network namespaces on a bridge. Commands make a
-# network; then its relay is killed while a stream runs. Half a minute; results go to $OUT/demo-fleet; needs root.
-# With --etcd the relay keeps objects in an etcd, which is built with Go, instead of a directory.
+# Three hosts managed centrally: a relay, and an agent and a daemon on each host, in network namespaces on a bridge.
+# Commands create a network; then its relay is killed while a stream runs. Half a minute; results go to
+# $OUT/demo-fleet; needs root.
+# With --etcd the relay keeps objects in etcd, which is built with Go, instead of in a directory.
 set -eu
 cd "$(dirname "$0")/.."
 case "${1:-}" in
@@ -26,7 +27,7 @@ clean() {
 trap clean EXIT
 trap 'exit 1' INT TERM
 
-# What earlier runs left that were killed: their process is gone.
+# Remove what earlier, killed runs left behind: their process is gone.
 for left in $(ip netns list | sed -n 's/^\(fldemo-[0-9]*-[a-z0-9]*\).*/\1/p'); do
     owner=${left#fldemo-}
     kill -0 "${owner%-*}" 2>/dev/null && continue
@@ -58,7 +59,7 @@ fleet() {
     sed 's/^/      /' "$work/said"
 }
 
-echo "== Three hosts on a bridge: each a network namespace with bifrostd and bifrost-agent. A relay keeps what the network is to be."
+echo "== Three hosts on a bridge: each a network namespace with bifrostd and bifrost-agent. A relay stores the configuration."
 for end in $namespaces; do
     ip netns add "$n-$end"
     ip -n "$n-$end" link set lo up
@@ -68,7 +69,7 @@ ip -n "$n-sw" link set br0 up
 ip -n "$n-sw" addr add 192.0.2.254/24 dev br0
 store=file:$work/store
 if [ -n "$etcd" ]; then
-    echo "   What it keeps is in an etcd beside it."
+    echo "   It stores it in etcd."
     client=http://192.0.2.254:2379 peer=http://192.0.2.254:2380
     start sw etcd "$etcd" --name m --data-dir "$work/etcd" --listen-client-urls $client --advertise-client-urls $client \
         --listen-peer-urls $peer --initial-advertise-peer-urls $peer --initial-cluster m=$peer \
@@ -95,12 +96,12 @@ for h in 1 2 3; do
 done
 
 echo
-echo "== The three hosts, and a network."
+echo "== The three hosts, and a new network."
 for h in 1 2 3; do fleet add "host/h$h" "addresses=192.0.2.$h"; done
 fleet add vpc/demo/net
 fleet add subnet/demo/a vpc=net prefix=10.0.0.0/24
 echo
-echo "== A container on each host: web, db, cache. Their addresses are chosen. The last command waits until every host has them."
+echo "== A container on each host: web, db, cache. Addresses are assigned. The last command waits until every host has them."
 fleet add port/demo/web subnets=a host=h1 netns="$n-web"
 fleet add port/demo/db subnets=a host=h2 netns="$n-db"
 fleet add port/demo/cache subnets=a host=h3 netns="$n-cache" --wait 20
@@ -123,7 +124,7 @@ reach web db 10.0.0.3
 reach web cache 10.0.0.4
 
 echo
-echo "== db lets in port 5432 from web's group only."
+echo "== db accepts port 5432 only from web's group."
 cat >"$work/groups.yaml" <<'YAML'
 - key: security_group/demo/web
 - key: security_group/demo/db
@@ -156,4 +157,4 @@ reach web "db on h3" 10.0.0.3
 fleet delete port/demo/web port/demo/db port/demo/cache --wait 20
 fleet hosts
 echo
-echo "The logs are in $out. docs/operations/fleet.md says how to run it on hosts."
+echo "The logs are in $out. docs/operations/fleet.md explains how to run it on hosts."

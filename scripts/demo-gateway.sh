@@ -1,10 +1,12 @@
 #!/bin/sh
-# Four tenants' packets through a gateway pod, while one of them bursts. About a minute; results go to $OUT/demo-gateway; needs root.
+# Packets of four tenants through a gateway pod, while one of them bursts. About a minute; results go to
+# $OUT/demo-gateway; needs root.
 #
-# Two hosts and the gateway are network namespaces on a bridge. Each tenant has a kernel's VXLAN interface on either host and
-# sends UDP (iperf3) from one to the other; the way leads through the gateway, for the two are in different subnets. The pod has two
-# workers whose packets take 200 us on average: about 10,000 packets a second, and the last tenant alone sends 20,000 for a third of the time.
-# Three runs: by flow as with receive-side scaling, sprayed, and sprayed with the limiter.
+# Two hosts and the gateway are network namespaces on a bridge. Each tenant has a kernel VXLAN interface on either
+# host and sends UDP (iperf3) from one to the other, through the gateway, because the two are in different subnets.
+# The pod has two workers with a service time of 200 us on average: about 10,000 packets a second. The last tenant
+# alone sends 20,000 for a third of the time.
+# Three runs: spread by flow as with receive-side scaling; sprayed; and sprayed with the limiter.
 set -eu
 cd "$(dirname "$0")/.."
 bin=${BIN:-${CARGO_TARGET_DIR:-target}/release}
@@ -27,11 +29,11 @@ clean() {
 trap clean EXIT
 trap 'exit 1' INT TERM
 
-# What earlier runs left that were killed: their process is gone.
+# Remove what earlier, killed runs left behind: their process is gone.
 for left in $(ip netns list | sed -n 's/^\(gwdemo-[0-9]*-[a-z]*\).*/\1/p'); do
     owner=${left#gwdemo-}
     kill -0 "${owner%-*}" 2>/dev/null && continue
-    # Their programs may be there still. A pod ends with its pipeline.
+    # Their programs may still be running. A pod ends with its pipeline.
     for pid in $(ip netns pids "$left"); do kill "$pid" 2>/dev/null || true; done
     ip netns del "$left"
 done
@@ -46,7 +48,7 @@ for end in gw a b; do
     ip link add up0 mtu 1600 netns "$n-$end" type veth peer name "to-$end" mtu 1600 netns "$n-sw"
     ip -n "$n-sw" link set "to-$end" master br0 up
     ip -n "$n-$end" link set up0 up
-    # Checksums are finished by the sender: there is no device behind that would do it.
+    # The sender completes checksums: no device behind it would.
     ip netns exec "$n-$end" ethtool -K up0 tx off tso off gso off gro off >/dev/null
 done
 ip -n "$n-a" addr add 10.0.0.11/24 dev up0
@@ -110,7 +112,7 @@ wait_for() {
     tries=0
     until "$@" >/dev/null 2>&1; do
         tries=$((tries + 1))
-        [ "$tries" -lt 100 ] || { echo "demo-gateway.sh: in vain: $*" >&2; cat "$work"/*.log >&2; exit 1; }
+        [ "$tries" -lt 100 ] || { echo "demo-gateway.sh: timeout: $*" >&2; cat "$work"/*.log >&2; exit 1; }
         sleep 0.1
     done
 }

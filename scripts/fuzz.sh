@@ -1,9 +1,11 @@
 #!/bin/sh
-# Fuzzes, guided by coverage, and keeps what it learns: scripts/fuzz.sh [SECONDS [TARGET…]]; 60 seconds, every target.
+# Coverage-guided fuzzing that keeps its corpus: scripts/fuzz.sh [SECONDS [TARGET…]]; default: 60 seconds, all
+# targets.
 # Needs a C++ compiler for libFuzzer, and nothing else: the coverage instrumentation is in the pinned toolchain.
 #
-# What libFuzzer finds on its way stays in out/fuzz/TARGET and is taken up by the next run; a failure leaves its input in
-# out/fuzz/failures. `scripts/fuzz.sh minimise` then puts the smallest set of inputs that covers as much into the corpus.
+# Inputs that libFuzzer finds stay in out/fuzz/TARGET, and the next run uses them; a failure leaves its input in
+# out/fuzz/failures. `scripts/fuzz.sh minimise` then puts the smallest set of inputs with the same coverage into the
+# corpus.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -14,14 +16,14 @@ minimise) minimise=yes; shift ;;
 [0-9]*) seconds=$1; shift ;;
 esac
 
-# A target directory of its own, because every crate is built again, with instrumentation.
+# A separate target directory, because every crate is built with instrumentation.
 target=${CARGO_TARGET_DIR:-target}/fuzz
 pass="-Cpasses=sancov-module"
 for option in level=4 inline-8bit-counters pc-table trace-compares; do
     pass="$pass -Cllvm-args=-sanitizer-coverage-$option"
 done
 triple=$(rustc -vV | sed -n 's/^host: //p')
-# With --target, build scripts and procedural macros are left alone. Overflow is checked as in tests.
+# With --target, build scripts and procedural macros are not instrumented. Overflow is checked as in tests.
 RUSTFLAGS="$pass -Cdebug-assertions -Coverflow-checks -Ccodegen-units=1" \
     cargo build --locked --release --target "$triple" --target-dir "$target" \
     -p bifrost-fuzz --bin fuzz --features libfuzzer,mutations --config profile.release.lto=false

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Builds what the CNI plugin is tested with, unless it is there: cnitool, a runtime, and the plugin that gives out addresses.
-# Prints their directory; tests want it in BIFROST_CNI_TOOLS.
+# Builds the tools that test the CNI plugin, unless they exist: cnitool, a runtime, and the plugin that assigns
+# addresses.
+# Prints their directory; tests expect it in BIFROST_CNI_TOOLS.
 set -eu
 "$(dirname "$0")/build-go-tools.sh" cni cnitool=github.com/containernetworking/cni/cnitool \
     host-local=github.com/containernetworking/plugins/plugins/ipam/host-local

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs under Miri what Miri can run: everything without system calls, in few and small cases. Installs the nightly
-# toolchain with Miri if it is not there. Takes about half an hour.
+# Runs under Miri everything without system calls, with few and small cases. Installs the nightly toolchain with Miri
+# if it is missing. Takes about half an hour.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -14,10 +14,10 @@ run() {
     cargo +nightly miri test --quiet --locked "$@"
 }
 
-# What has `unsafe`: buffers, rings, the reading of control messages. The rest of the crate is system calls.
+# Code with `unsafe`: buffers, rings, parsing of control messages. The rest of the crate is system calls.
 run -p bifrost-port --lib -- pool:: steer:: clock::receive
 run -p bifrost-udp
-# What has none, and so can only be let down by what it builds upon.
+# Code without `unsafe`, which can only be affected by its dependencies.
 run -p bifrost-wire
 run -p bifrost-plb cases
 run -p bifrost-tables
@@ -25,6 +25,6 @@ run -p bifrost-nic
 run -p bifrost-avs
 run -p bifrost-transport
 run -p bifrost-rte --lib -- recv_window send_window flow_table path:: handshake set_up_costs
-# The table that a gateway's cores share, with threads that race.
+# The table that a gateway's cores share, with racing threads.
 run -p bifrost-gateway --lib -- shared::
 run -p bifrost-fuzz --test replay

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Runs a command in a virtual machine whose kernel has soft-RoCE (rxe): scripts/build-rxe-kernel.sh builds that kernel. Its
-# root is this machine's own, read-only, so programs are there where they are here. Prints what the command prints, and ends
-# with its status; 77 if there is no such kernel here.
+# Runs a command in a virtual machine whose kernel has soft-RoCE (rxe), built by scripts/build-rxe-kernel.sh. Its root
+# is this machine's root file system, read-only, so programs have the same paths. Prints the command's output, and
+# exits with its status; 77 if the kernel is missing.
 #
 #     scripts/rxe-run.sh [-t SECONDS] COMMAND [ARGUMENT]...
 #
-# In the machine, MTU 9000 everywhere:
+# In the machine, MTU 9000 on all interfaces:
 #   rxe0 at 10.9.0.1 and fd00:9::1, on a veth to the network namespace `peer`, 10.9.0.2 and fd00:9::2, without RDMA
 #   rxe1 at 10.9.1.1 and rxe2 at 10.9.1.2, on the two ends of a veth
-# $LOSS, per cent: what netem loses of the packets in each direction on both; 0, the default: nothing.
-# $SHARE: a directory of this machine that is writable there, /mnt.
+# $LOSS, percent: packet loss by netem in each direction on both; 0, the default: none.
+# $SHARE: a directory of this machine that is mounted at /mnt, writable.
 set -eu
 
 timeout=300
@@ -37,7 +37,7 @@ trap 'rm -rf "$run"' EXIT
 trap 'exit 1' INT TERM
 share=${SHARE:-$run/share}
 mkdir -p "$run/uml" "$run/share"
-# The command, quoted so that a shell reads the same words.
+# The command, quoted so that a shell parses the same words.
 quoted=
 for word in "$@"; do
     quoted="$quoted '$(printf %s "$word" | sed "s/'/'\\\\''/g")'"
@@ -58,7 +58,7 @@ ip netns add peer
 ip link add e0 mtu 9000 type veth peer name e0 mtu 9000 netns peer
 ip link add e1 mtu 9000 type veth peer name e2 mtu 9000
 for e in 0 1 2; do
-    # Packets between addresses of one host leave it and come back.
+    # Packets between addresses of one host leave it and return.
     for setting in rp_filter=0 accept_local=1; do
         echo "\${setting#*=}" >/proc/sys/net/ipv4/conf/e\$e/"\${setting%=*}"
     done
@@ -87,13 +87,13 @@ echo \$? >/run/status/status
 busybox poweroff -f
 END
 chmod 755 "$run/init"
-# The kernel's own messages go to a file; the console, to this program's output.
+# The kernel's own messages go to a file; the console goes to this program's output.
 timeout -k 5 "$timeout" setpriv --pdeathsig KILL env LD_PRELOAD="$xstate" "$kernel" mem=768M quiet con=null con0=fd:0,fd:1 \
     root=/dev/root rootfstype=hostfs rootflags=/ ro umid=rxe uml_dir="$run/uml" init="$run/init" \
     </dev/null 2>"$run/messages" || true
 if [ -s "$run/status" ]; then
     exit "$(cat "$run/status")"
 fi
-echo "rxe-run.sh: the command did not end within $timeout s, or the machine did not start" >&2
+echo "rxe-run.sh: the command did not end within $timeout s, or the machine did not boot" >&2
 tail -n 20 "$run/messages" >&2
 exit 1

@@ -1,8 +1,8 @@
 #!/bin/sh
-# scripts/swarm.sh [SEEDS [PIECE]]: random worlds with seeds 0 to SEEDS, in pieces of PIECE. Stopped at any time, it goes on
-# where it was: finished pieces are remembered in $OUT/swarm/pieces for as long as the commit stays the same. Nobody else is
-# held up: everything runs at the lowest priority. Ends with status 1 at the first piece in which something went wrong; its
-# smallest failing scenario is then in $OUT/swarm.
+# scripts/swarm.sh [SEEDS [PIECE]]: random worlds with seeds 0 to SEEDS, in pieces of PIECE. It can be stopped at any
+# time and resumes: finished pieces are recorded in $OUT/swarm/pieces, and are valid for the same commit. Everything
+# runs at the lowest priority. Exits with status 1 at the first piece with a violation; its smallest failing scenario
+# is then in $OUT/swarm.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,7 @@ while [ "$first" -lt "$seeds" ]; do
     done=$out/pieces/$commit-$first-$end.json
     if [ ! -e "$done" ]; then
         if ! nice -n 19 "$target/swarm/bifrost-sim" swarm --seeds "$first..$end" --json --keep "$out" >"$done.part"; then
-            echo "== something went wrong between seeds $first and $end: $done.part" >&2
+            echo "== violation between seeds $first and $end: $done.part" >&2
             exit 1
         fi
         mv "$done.part" "$done"

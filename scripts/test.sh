@@ -1,5 +1,5 @@
 #!/bin/sh
-# Everything that must hold, in order, with a line of progress for every step. `make test` and `.ci/run` call it.
+# All checks, in order, with a line of progress for every step. `make test` and `.ci/run` run it.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -22,15 +22,16 @@ step() {
     fi
 }
 
-# An experiment, then its bars, as `make bench` judges them; bars of speed are granted the slack below, because runs are short and
-# the machine may have other work. What makes them pass there is that ratios are taken within a repetition, that medians of
-# several repetitions count, and that a point is measured again if, and only if, the machine itself stood still in it.
+# Runs an experiment and checks its bars, as `make bench` does; bars of speed are relaxed by the slack below, because
+# runs are short and the machine may have other work. They still pass reliably because ratios are taken within a
+# repetition, medians of several repetitions count, and a point is measured again if, and only if, the machine itself
+# stood still during it.
 slack=1.5
 end_to_end() {
     experiment "$@" && "$target/release/bifrost-lab" check "$1" --slack "$slack" --out "$out/$1-$2"
 }
 
-# Runs an experiment, and checks that it leaves no network namespace.
+# Runs an experiment, and checks that it leaves no network namespace behind.
 experiment() {
     name=$1
     results="$out/$1-$2"
@@ -39,11 +40,11 @@ experiment() {
         [ -z "$(ip netns list | grep '^bl[0-9]*x' || true)" ]
 }
 
-# Programs that only tests run are installed and built while the workspace is checked, which takes no more than a compiler.
+# Programs that only tests use are installed and built while the workspace is checked, which needs only a compiler.
 mkdir -p "$out"
 prepare() {
     $sudo scripts/install-debian-packages.sh || return
-    # Without these, the tests that need them are skipped below, and say why.
+    # Without these programs, the tests that need them are skipped below, with a message.
     nice -n 19 scripts/install-etcd.sh || true
     nice -n 19 scripts/install-cni.sh || true
 }
@@ -55,7 +56,7 @@ packages() {
         return 1
     }
 }
-# Asks for a password, if it takes one, while somebody looks.
+# Prompts for a password, if needed, while the user is watching.
 $sudo true
 prepare >"$out/prepare.log" 2>&1 &
 preparing=$!
@@ -73,14 +74,15 @@ alerts() {
         "$promtool" test rules packaging/prometheus/bifrost.test.yml
 }
 step "alert rules" alerts
-# The programs that the experiments below run, alone: linking one with optimisation across crates takes up to half a minute. With the
-# benchmark: it brings dependencies of its own, and with them other features of what all share, which else were built twice.
-# They are built while the next tests wait for timeouts of stores and runtimes, at the lowest priority.
+# Builds only the programs that the experiments below run, because linking one with cross-crate optimisation takes up
+# to half a minute. It includes the benchmark, whose dependencies enable other features of shared crates, which would
+# otherwise be built twice. The build runs at the lowest priority while the next tests wait for timeouts of stores and
+# runtimes.
 nice -n 19 cargo build --release --workspace --locked --bin bifrostd --bin bifrostctl --bin bifrost-lab --bin bifrost-cni \
     --bin bifrost-sim --bin bifrost-cost --bench instructions >"$out/release-build.log" 2>&1 &
 release=$!
 trap 'kill "$release" 2>/dev/null || true' EXIT
-# Those that need etcd, which `cargo test` leaves out.
+# Tests that need etcd, which `cargo test` leaves out.
 in_etcd() {
     if ! etcd=$(scripts/install-etcd.sh); then
         echo "SKIPPED: tests in etcd, because etcd cannot be built here (see above)"
@@ -90,7 +92,7 @@ in_etcd() {
 }
 step "the store in etcd: members and networks that fail" in_etcd --test etcd -- --ignored --test-threads 2
 step "relays in etcd: relays, hosts and members that fail" in_etcd --test fleet -- matrix --ignored
-# Those that need cnitool, Podman and containerd.
+# Tests that need cnitool, Podman and containerd.
 in_runtimes() {
     if ! tools=$(scripts/install-cni.sh); then
         echo "SKIPPED: the tests of the CNI plugin under runtimes, because cnitool cannot be built here (see above)"
@@ -99,14 +101,14 @@ in_runtimes() {
     BIFROST_CNI_TOOLS=$tools cargo test --locked --workspace --test e2e -- cni --ignored
 }
 step "containers of runtimes: cnitool, Podman, containerd" in_runtimes
-# Both of the following with the same features, and of the whole workspace: so dependencies are those of the tests, and what
-# has deliberate mistakes is built once.
+# Both of the following use the same features, for the whole workspace, so dependencies are those of the tests, and
+# the build with deliberate mistakes is done once.
 mistakes="--locked --workspace --features bifrost-fuzz/mutations,bifrost-sim/mutations"
 # shellcheck disable=SC2086 # a list of words
 step "fuzz: every mistake of the switch and of vhost-user ports is noticed" \
     cargo test $mistakes --test messages --test replay --test rings
-# For 2,000 seeds, a build of its own as the million has (scripts/swarm.sh) would take longer than it saves. A test is named as
-# well, so that dependencies have the features that they have for tests.
+# For 2,000 seeds, a separate build as for the million (scripts/swarm.sh) would take longer than it saves. A test is
+# named as well, so that dependencies have the same features as for tests.
 # shellcheck disable=SC2086 # a list of words
 step "swarm: build" cargo build $mistakes --bin bifrost-sim --test swarm
 step "swarm: 2,000 seeds" "$target/debug/bifrost-sim" swarm --seeds 0..2000 --keep "$out/swarm"

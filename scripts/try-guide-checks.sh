@@ -1,4 +1,4 @@
-# Sourced by try-guide.sh: what the operator's guide says in words, tried when its section's blocks have run.
+# Sourced by try-guide.sh: tests statements of the operator's guide after its section's blocks have run.
 # shellcheck shell=sh
 # shellcheck disable=SC2154 # variables of try-guide.sh
 
@@ -36,7 +36,7 @@ END
 }
 
 after_first_network() {
-    # Full packets, both ways; a TCP connection that goes on for as long as the trial, in one that is started again.
+    # Full packets, in both directions; a TCP connection for the whole trial, in a unit that restarts.
     check host-b "" <<'END'
 for port in 5201 6379; do systemd-run -q --unit server-$port -p Restart=always -p NetworkNamespacePath=/run/netns/web1 iperf3 -s -p $port; done
 END
@@ -49,7 +49,7 @@ END
 }
 
 after_containers() {
-    # A namespace that goes, and a new one of that name.
+    # A namespace is deleted, and recreated with the same name.
     check host-a "no guest.*1 received" <<'END'
 ip netns del web2
 for i in $(seq 50); do bifrostctl ports | grep "no guest" && break; sleep 0.1; done
@@ -60,11 +60,11 @@ END
 }
 
 after_virtual_machines() {
-    # It starts while the rest is tried: after_one_host looks at it.
+    # It starts while the rest is tested: after_one_host checks it.
     "$vm/package/usr/bin/bifrostctl" --socket "$vm/bifrostd.sock" ports >"$vm/ports" || fail "no daemon: $(cat "$vm/log")"
 }
 
-# What the machine's own TCP says of its port.
+# The machine's own TCP statistics of its port.
 virtual_machine() {
     until echo true | on vm1 >"$vm/ssh" 2>&1; do
         [ $(($(date +%s) - began)) -lt $((limit - 60)) ] || fail "vm1 does not answer: $out/vm1.console"
@@ -113,7 +113,7 @@ END
 }
 
 after_prometheus() {
-    # A change that takes a restart is refused as a whole.
+    # A change that requires a restart is refused as a whole.
     check host-a "restart.*bifrost_path_usable_paths" <<'END'
 printf '[control]\nmetrics = "127.0.0.1:9795"\n' >>/etc/bifrost/bifrostd.toml
 bifrostctl reload 2>&1 && exit 1
@@ -141,11 +141,11 @@ bifrostctl fault clear
 END
 }
 
-# Reload and restart has no blocks of its own, nor has removal.
+# The sections about reload and restart, and about removal, have no blocks.
 after_one_host() {
     virtual_machine
     after_prometheus
-    # An error in the file: nothing changes, and the tool says which.
+    # An error in the file: nothing changes, and the tool names the error.
     check host-a "bifrostd.toml:[0-9]+: .*unknown key.*web1" <<'END'
 cp /etc/bifrost/bifrostd.toml /root/good
 printf '[host]\nnonsense = 1\n' | cat - /root/good | sed '3d' >/etc/bifrost/bifrostd.toml
@@ -155,7 +155,7 @@ cp /root/good /etc/bifrost/bifrostd.toml
 systemctl reload bifrostd
 systemctl is-active bifrostd
 END
-    # It is killed, and comes back; what machines need to find again in /run/bifrost is kept.
+    # The daemon is killed, and restarts; state that machines need in /run/bifrost is kept.
     check host-a "^active record " <<'END'
 echo record >/run/bifrost/vm1.sock.inflight
 before=$(systemctl show -P MainPID bifrostd)
@@ -190,7 +190,7 @@ systemctl list-unit-files bifrostd.service --no-legend || true
 END
 }
 
-# The copy that the guide describes in words.
+# The copy that the guide describes in its text.
 after_certificates() {
     for file in ca.pem host-b.pem host-b.key; do
         ssh -F "$out/ssh" host-a cat "/etc/bifrost/$file" >"$out/file" || fail "host-a has no $file"

@@ -1,25 +1,26 @@
 #!/bin/sh
-# Tries the operator's guide, the pages of docs/OPERATIONS.md in their order, on two clean Debian 12 machines (user-mode Linux,
-# systemd). What is run there are the guide's own blocks. A comment before each says what becomes of it (HOST: host-a, host-b, or here for this machine):
+# Tests the operator's guide, the pages of docs/OPERATIONS.md in their order, on two clean Debian 12 machines
+# (user-mode Linux, systemd). It runs the guide's own blocks. A comment before each block says how (HOST: host-a,
+# host-b, or `here` for this machine):
 #   <!-- tried on HOST[, HOST][: EXPECTED] -->          run by sh -e; the output must match (extended, over all lines)
 #   <!-- tried on HOST as FILE -->                      written to that file
 #   <!-- tried on HOST, added to FILE -->               added at its end
 #   <!-- tried on HOST, put behind: LINE -->            put behind the first such line of the configuration
 #   <!-- not tried: REASON -->
-# Between the blocks come what the guide says in words: the functions after_N, by the heading of the section.
+# Between the blocks it tests statements in the guide's text: the functions after_N, by the heading of the section.
 # try-guide.sh PACKAGES (make try-guide). Needs root, debootstrap, openssh-client and what
 # install-debian-packages.sh installs; no virtualization hardware; minutes.
-#   OUT=DIRECTORY   results (out): try-guide/ in it has each step's output and the machines' consoles
-#   KEEP=SECONDS    leave the machines running for so long after a failure, to look at them
+#   OUT=DIRECTORY   results (out): its subdirectory try-guide/ has each step's output and the machines' consoles
+#   KEEP=SECONDS    keep the machines running this long after a failure, for inspection
 set -eu
 cd "$(dirname "$0")/.."
 here=$PWD
 out=$(realpath -m "${OUT:-out}")/try-guide
-# The clean machine: a Debian root, made once.
+# The clean machine: a Debian root file system, created once.
 cache=/var/cache/bifrost-lab/guide
 packages=systemd,systemd-sysv,dbus,udev,kmod,iproute2,iputils-ping,nftables,openssh-server,curl,iperf3,initramfs-tools,linux-image-cloud-amd64
 later="tshark openssl"
-# The whole trial, s.
+# Timeout of the whole trial, s.
 limit=2400
 config=/etc/bifrost/bifrostd.toml
 
@@ -48,7 +49,7 @@ make_image() {
     rm -rf "$cache"
     mkdir -p "$cache"
     root=$cache/root
-    # Mounts that debootstrap leaves behind go with the namespace.
+    # Mounts that debootstrap leaves behind disappear with the namespace.
     root=$root packages=$packages later=$later unshare --mount --fork --kill-child sh -eu -c '
         debootstrap --variant=minbase --include="$packages" bookworm "$root" >"$root.log" 2>&1
         mount -t proc proc "$root/proc"
@@ -57,7 +58,7 @@ make_image() {
     ssh-keygen -q -t ed25519 -N "" -f "$cache/key"
     mkdir -p -m 700 "$root/root/.ssh"
     cp "$cache/key.pub" "$root/root/.ssh/authorized_keys"
-    # eth1 is the underlay, eth0 for us; the virtual machine has its port alone.
+    # eth1 is the underlay, eth0 the management network; the virtual machine has only its port.
     network() {
         printf '[Match]\nMACAddress=%s\n[Link]\nName=%s\nMTUBytes=1500\n' "$2" "$3" >"$root/etc/systemd/network/10-$1.link"
         printf '[Match]\nMACAddress=%s\n[Network]\nAddress=%s\n' "$2" "$4" >"$root/etc/systemd/network/10-$1.network"
@@ -81,7 +82,7 @@ make_image() {
 
 # ---- The machines ------------------------------------------------------------------------------------------------------
 
-# boot NUMBER NAME: management on eth0, the underlay, a bridge, on eth1. What it writes goes to a file of its own.
+# boot NUMBER NAME: management on eth0, the underlay, a bridge, on eth1. File writes go to a separate overlay file.
 boot() {
     ip tuntap add m$1 mode tap
     ip link set m$1 up
@@ -97,14 +98,14 @@ boot() {
     printf 'Host %s\n HostName 10.255.%s.2\n' "$2" "$1" >>"$out/ssh"
 }
 
-# Network devices of user-mode Linux take 1500 bytes: an underlay that cannot leave 1500, for which the guide's section on
-# the MTU says what to do. So the NIC stays as it is, the configuration says so, and packets as long as can be are shorter.
+# Network devices of user-mode Linux have an MTU of 1500: an underlay that cannot exceed 1500, which the guide's
+# section on the MTU covers. So the NIC's MTU stays, the configuration states it, and guests' packets are shorter.
 fit() {
     sed -e "s|^ip link set dev eth1 mtu 1600.*|sed -i -e 's/^.underlay.\$/\&\\\\nmtu = 1500/' -e 's/^netns = .*/\&\\\\nmtu = 1434/' $config|" \
         -e 's/-s 1472/-s 1406/; s/-s 1572/-s 1472/' -e 's/^mtu = 1500$/mtu = 1434/' -e 's/^netns = "\(web2\|db1\)"$/&\nmtu = 1434/' -e 's/^bifrostctl fleet add port.* netns=[a-z]*/& mtu=1434/'
 }
 
-# on HOST: runs standard input there. No connection of ours waits forever.
+# on HOST: runs standard input there. No connection waits forever.
 on() {
     fit | timeout 180 ssh -F "$out/ssh" "$1" 'cat >/tmp/step; sh -e /tmp/step </dev/null'
 }
@@ -134,7 +135,7 @@ END
             [ $(($(date +%s) - began)) -lt 600 ] || fail "$host does not start: $out/$host.console"
             sleep 2
         done
-        # User-mode Linux takes no frames that are yet to be cut, and only now has it opened the devices.
+        # User-mode Linux cannot receive unsegmented frames, and has only now opened the devices.
         for device in m1 u1 m2 u2; do
             ethtool -K $device tso off gso off gro off >/dev/null 2>&1 || true
         done
@@ -145,7 +146,7 @@ END
 
 # ---- The guide ---------------------------------------------------------------------------------------------------------
 
-# Cuts the guide into steps/NNN.body and NNN.mark; a block without a mark is an error.
+# Splits the guide into steps/NNN.body and NNN.mark; a block without a mark is an error.
 cut_guide() {
     mkdir "$out/steps"
     awk -v to="$out/steps" '
@@ -182,9 +183,9 @@ run() {
     fi
 }
 
-# A machine within such a machine would be too slow: the daemon of the package and the guide's QEMU run side by side with the
-# others, in the trial's namespaces, and the sockets are not in /run/bifrost. And user-mode Linux has no nftables of the family
-# inet: rules are loaded here.
+# A machine within such a machine would be too slow: the packaged daemon and the guide's QEMU run next to the others,
+# in the trial's namespaces, and the sockets are not in /run/bifrost. User-mode Linux has no nftables family inet, so
+# rules are loaded here.
 try_here() {
     vm=$out/vm
     case $action:$(cat "$body") in
@@ -228,7 +229,7 @@ END
     esac
 }
 
-# What the guide says in words: check HOST EXPECTED <script
+# Tests a statement of the guide: check HOST EXPECTED <script
 checks=0
 total=0
 check() {
@@ -276,7 +277,7 @@ try_guide() {
         if [ "$section" != "$previous" ] && [ -n "$previous" ]; then
             after "$previous"
         fi
-        # The pages about one host end with its removal; the page about many begins without it.
+        # The pages about one host end with its removal; the page about many hosts begins without it.
         if [ "$section" = "Set up a relay and agents" ] && [ "$section" != "$previous" ]; then
             after "one host"
         fi
@@ -286,7 +287,8 @@ try_guide() {
     after "$previous"
 }
 
-# Machines, their link and our connections are in namespaces of their own: all ends with this process, and nobody else sees any of it.
+# Machines, their link and connections are in separate namespaces: everything ends with this process, and nothing else
+# sees it.
 if [ "${1:-}" = inside ]; then
     began=$2
     package=$3
@@ -296,24 +298,24 @@ if [ "${1:-}" = inside ]; then
     cut_guide
     start_machines
     try_guide
-    say "the guide holds: $(ls "$out"/steps/*.body | wc -l) blocks, $total checks of what it says in words"
+    say "the guide holds: $(ls "$out"/steps/*.body | wc -l) blocks, $total checks of its text"
     exit 0
 fi
 
 began=$(date +%s)
 for tool in linux.uml:user-mode-linux qemu-system-x86_64:qemu-system-x86 nft:nftables ethtool:ethtool debootstrap:debootstrap ssh:openssh-client mke2fs:e2fsprogs; do
-    command -v "${tool%%:*}" >/dev/null || fail "there is no ${tool%%:*}: apt-get install ${tool##*:}"
+    command -v "${tool%%:*}" >/dev/null || fail "${tool%%:*} is missing: apt-get install ${tool##*:}"
 done
 [ "$(id -u)" -eq 0 ] || fail "needs root"
 rm -rf "$out"
 mkdir -p "$out"
 exec 9>"$out.lock"
-flock -n 9 || fail "a trial is under way"
+flock -n 9 || fail "another trial is running"
 [ -f "${1:-}" ] || fail "usage: try-guide.sh PACKAGES"
 mkdir "$out/packages"
 cp "$@" "$out/packages"
 package=$(ls "$out"/packages/bifrost_*.deb)
-# The same as a newer version, to upgrade to.
+# The same package with a newer version, to upgrade to.
 dpkg-deb -R "$package" "$out/next"
 sed -i 's/^Version: .*/&+next/' "$out/next/DEBIAN/control"
 dpkg-deb -Zgzip -z1 -b "$out/next" "$out/next.deb" >/dev/null

@@ -1,15 +1,16 @@
 #!/bin/sh
-# Tries the packages libbifrost-rdm0, libbifrost-rdm-dev and libnccl-net-bifrost, as `make deb` has built them, without
-# installing them: unpacks them; compiles the example from the second one with what pkg-config says, against the shared and the
-# static library, and has two processes talk over the loopback device; has two ranks use the plugin for NCCL.
-#   OUT=DIRECTORY  where the packages are (out)
+# Tests the packages libbifrost-rdm0, libbifrost-rdm-dev and libnccl-net-bifrost, as built by `make deb`, without
+# installing them: unpacks them; compiles the example from the second one with the flags of pkg-config, against the
+# shared and the static library, and lets two processes communicate over the loopback device; lets two ranks use the
+# plugin for NCCL.
+#   OUT=DIRECTORY  directory of the packages (out)
 set -eu
 cd "$(dirname "$0")/.."
 out=${OUT:-out}
 
 for tool in cc pkg-config dpkg-deb; do
     if ! command -v "$tool" >/dev/null; then
-        echo "try-library-debs.sh: there is no $tool: apt-get install gcc libc6-dev pkgconf dpkg" >&2
+        echo "try-library-debs.sh: $tool is missing: apt-get install gcc libc6-dev pkgconf dpkg" >&2
         exit 1
     fi
 done
@@ -19,7 +20,7 @@ trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true; rm -rf "$root"' EX
 for package in libnccl-net-bifrost libbifrost-rdm0 libbifrost-rdm-dev; do
     set -- "$out/$package"_*.deb
     if [ $# -ne 1 ] || ! [ -e "$1" ]; then
-        echo "try-library-debs.sh: not one $package in $out: run \`make deb\`" >&2
+        echo "try-library-debs.sh: not exactly one $package in $out: run \`make deb\`" >&2
         exit 1
     fi
     dpkg-deb -x "$1" "$root"
@@ -27,7 +28,7 @@ done
 dpkg-deb -f "$1" Depends | grep -q "libbifrost-rdm0 (= $(dpkg-deb -f "$1" Version))"
 
 libraries=$root/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)
-# As if the packages' root were this machine's.
+# As if the packages were installed on this machine.
 export PKG_CONFIG_LIBDIR="$libraries/pkgconfig" PKG_CONFIG_SYSROOT_DIR="$root"
 export PKG_CONFIG_ALLOW_SYSTEM_CFLAGS=1 PKG_CONFIG_ALLOW_SYSTEM_LIBS=1
 source=$root/usr/share/doc/libbifrost-rdm-dev/examples/pingpong.c
@@ -53,7 +54,7 @@ read -r port <"$root/port"
 wait "$server"
 server=""
 
-# The same driver that the tests have, with each version of the interface.
+# The driver of the tests, with each version of the interface.
 # shellcheck disable=SC2086 # a list of words
 cc $strict crates/nccl-net/tests/c/driver.c -o "$root/driver" -ldl
 export BIFROST_NCCL_ADDRESSES=::1

@@ -1,8 +1,8 @@
 /*
- * Lets user-mode Linux use the vhost-user ports of DPDK. They offer a control queue, for QEMU to serve, and do not serve it themselves:
- * Linux would wait for an answer for ever. And they offer packed rings, of which user-mode Linux does not tell them where they
- * begin (VHOST_USER_SET_VRING_BASE: it leaves the wrap counters at 0). Preloaded into linux.uml, this takes both out of the answer to
- * VHOST_USER_GET_FEATURES.
+ * Lets user-mode Linux use the vhost-user ports of DPDK. They offer a control queue, which QEMU would serve, but do
+ * not serve it themselves: Linux would wait for an answer forever. They also offer packed rings, but user-mode Linux
+ * does not set their initial wrap counters (VHOST_USER_SET_VRING_BASE: it leaves them at 0). Preloaded into
+ * linux.uml, this library clears both features in the answer to VHOST_USER_GET_FEATURES.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -10,9 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A header of vhost-user: the request, flags, of which bit 2 says that this is its answer, and the length of what follows. */
+/* Header of a vhost-user message: the request; flags, of which bit 2 marks a reply; and the length of the payload. */
 static const uint32_t about_features[] = { 1, 1 | 1 << 2, 8 };
-/* VIRTIO_NET_F_CTRL_VQ and what needs it, to VIRTIO_NET_F_CTRL_MAC_ADDR; VIRTIO_F_RING_PACKED. */
+/* VIRTIO_NET_F_CTRL_VQ and features that need it, to VIRTIO_NET_F_CTRL_MAC_ADDR; VIRTIO_F_RING_PACKED. */
 static const uint64_t unwanted = 0x7full << 17 | 1ull << 34;
 
 ssize_t read(int file, void *buffer, size_t length)

@@ -1,7 +1,8 @@
 /*
- * Lets user-mode Linux run on processors with more register state than its buffers hold (2.7 KB in Linux 6.1; AMX needs
- * 11 KB): the host refuses to set a part of a thread's state. Preloaded into linux.uml, this sets the part that it knows
- * over the rest, which stays as it is. Programs in the guest ask nobody for tiles, so theirs are never in use.
+ * Lets user-mode Linux run on processors with more register state than its buffers hold (2.7 KB in Linux 6.1; AMX
+ * needs 11 KB): the host refuses to set only a part of a thread's state. Preloaded into linux.uml, this library sets
+ * the known part and leaves the rest unchanged. Programs in the guest never request tile permission, so tiles are
+ * never in use.
  */
 #define _GNU_SOURCE
 #include <elf.h>
@@ -12,7 +13,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* The largest state that a processor has: eight tiles of 1 KB, and what was there before them. */
+/* The largest state of a processor: eight tiles of 1 KB, and the state before them. */
 static char state[65536] __attribute__((aligned(64)));
 
 long ptrace(enum __ptrace_request request, ...)
@@ -24,7 +25,7 @@ long ptrace(enum __ptrace_request request, ...)
 	void *data = va_arg(arguments, void *);
 	va_end(arguments);
 
-	/* How much this host wants, once it is known. */
+	/* The size that this host requires, once it is known. */
 	static size_t size;
 	const struct iovec *part = data;
 	struct iovec all = { state, sizeof(state) };
@@ -37,7 +38,7 @@ long ptrace(enum __ptrace_request request, ...)
 			data = &all;
 		}
 	}
-	/* The C library's own PEEK requests return the word; UML uses none of them for registers. */
+	/* The C library's own PEEK requests return the word; UML does not use them for registers. */
 	if (request == PTRACE_PEEKTEXT || request == PTRACE_PEEKDATA || request == PTRACE_PEEKUSER) {
 		long word;
 		long result = syscall(SYS_ptrace, request, pid, address, &word);

@@ -1,6 +1,6 @@
-//! Instruction counts. `make cost` builds what is needed, runs this, and divides by packets.
+//! Instruction counts. `make cost` builds the programs, runs this, and divides by packets.
 
-// The harness writes items of its own.
+// The harness generates its own items.
 #![allow(missing_docs)]
 
 use std::hint::black_box;
@@ -14,7 +14,7 @@ use bifrost_bench::stages::{self, Prepared};
 use bifrost_rte::{Ordering, US};
 use gungraun::{Callgrind, EntryPoint, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main};
 
-/// Packets of a whole round.
+/// Packets of a complete round.
 const PACKETS: u32 = 8192;
 
 #[library_benchmark]
@@ -56,7 +56,7 @@ fn timers(mut round: Round) -> Round {
     round
 }
 
-/// Instructions are what is counted: simulating caches beside would take as long again.
+/// Only instructions are counted: simulating caches as well would double the time.
 fn callgrind() -> Callgrind {
     Callgrind::with_args(["--cache-sim=no"])
 }
@@ -100,7 +100,7 @@ fn by_flow(flows: u32) -> Round {
 #[bench::buffers_of_32(steady(Load { segments: 32, ..Load::default() }))]
 fn round(mut round: Round) -> Round {
     let released = black_box(&mut round).run(PACKETS);
-    assert!(released.abs_diff(u64::from(PACKETS)) < 256 && round.sender.blocked_packets == 0, "no steady state");
+    assert!(released.abs_diff(u64::from(PACKETS)) < 256 && round.sender.blocked_packets == 0, "not in steady state");
     round
 }
 

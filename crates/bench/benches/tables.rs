@@ -1,4 +1,5 @@
-//! What look-ups cost: nanoseconds each, time to build, bytes an entry. `cargo bench -p bifrost-bench --bench tables`.
+//! The cost of look-ups: nanoseconds each, time to build, bytes per entry. `cargo bench -p bifrost-bench --bench
+//! tables`.
 #![allow(clippy::unwrap_used)]
 
 use std::hint::black_box;
@@ -12,7 +13,7 @@ use fastrand::Rng;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Look-ups of a measurement, each with another key.
+/// Look-ups per measurement, each with another key.
 const KEYS: usize = 1 << 14;
 const REPETITIONS: usize = 15;
 
@@ -54,7 +55,7 @@ fn row(name: &str, entries: usize, ns: f64, build_ms: f64, bytes: usize) {
     println!("{name:34} {entries:>9} {ns:>10.1} {build_ms:>10.1} {:>8}", bytes / entries);
 }
 
-/// What was built, how long it took (ms, the best of three), and how many bytes it holds.
+/// The result of `build`, its duration (ms, the minimum of three), and the bytes that it holds.
 fn built<T>(build: impl Fn() -> T) -> (T, f64, usize) {
     let times = (0..3).map(|_| {
         let start = Instant::now();
@@ -67,7 +68,7 @@ fn built<T>(build: impl Fn() -> T) -> (T, f64, usize) {
     (value, best, (balance(Account::Other).bytes - before) as usize)
 }
 
-/// Median over repetitions, ns a key.
+/// Median over repetitions, ns per key.
 fn median_ns<K>(keys: &[K], mut lookup: impl FnMut(&K) -> Option<u32>) -> f64 {
     let mut times: Vec<f64> = (0..REPETITIONS)
         .map(|_| {
@@ -90,7 +91,7 @@ const LISTS: [(&str, Make<Pattern>); 4] = [
     ("crossing port ranges only", crossing),
 ];
 
-/// Sources of some networks may reach some ports; an eighth of the rules is for any source.
+/// Sources of some networks may reach some ports; an eighth of the rules applies to any source.
 fn security_group(random: &mut Rng) -> Pattern {
     let src = (random.u8(..8) > 0).then(|| {
         let len = [32, 32, 32, 28, 24, 24, 20, 16][random.usize(..8)];
@@ -127,7 +128,7 @@ fn acl(random: &mut Rng) -> Pattern {
     pattern
 }
 
-/// Hostile: wide ranges in both fields.
+/// The hostile case: wide ranges in both fields.
 fn crossing(random: &mut Rng) -> Pattern {
     let mut range = || {
         let (a, b) = (random.u16(..), random.u16(..));
@@ -138,7 +139,7 @@ fn crossing(random: &mut Rng) -> Pattern {
     Pattern { src_ports, dst_ports, protocol, ..Pattern::default() }
 }
 
-/// One that matches a rule, or, every fourth time, has another destination port.
+/// A packet that matches a rule, or, every fourth time, has another destination port.
 fn packet(random: &mut Rng, rules: &[Pattern]) -> Fields {
     let rule = &rules[random.usize(..rules.len())];
     let v6 = rule.src.or(rule.dst).is_some_and(|net| net.addr().is_ipv6());
@@ -181,7 +182,7 @@ fn v6(bits: u128) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from_bits(bits))
 }
 
-/// An address of a network.
+/// A random address in a network.
 fn inside(random: &mut Rng, net: IpNet) -> IpAddr {
     match net {
         IpNet::V4(net) => v4(net.network().to_bits() | random.u32(..) & net.hostmask().to_bits()),

@@ -1,17 +1,17 @@
-//! A counting allocator: bytes and calls, charged to the account that is named at the time.
+//! A counting allocator: bytes and calls, charged to the current account.
 //!
-//! Only one thread may be measured: the named account is the process's.
+//! Only one thread may be measured, because the current account is a property of the process.
 
-// The allocator is a trait of `unsafe` methods; these pass everything on to the system's.
+// `GlobalAlloc` has `unsafe` methods; these pass all calls on to the system's allocator.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Who pays.
+/// The owner of allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Account {
-    /// Whatever is not an engine's.
+    /// Everything that does not belong to an engine.
     Other,
     /// The sending engine and its output.
     Sender,
@@ -19,12 +19,12 @@ pub enum Account {
     Receiver,
 }
 
-/// What was allocated on an account.
+/// The allocations of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Balance {
-    /// Bytes in use, as they were asked for.
+    /// Bytes in use, as requested.
     pub bytes: i64,
-    /// Calls that allocated, or enlarged an allocation, so far.
+    /// Number of calls that allocated memory or enlarged an allocation.
     pub allocations: u64,
 }
 
@@ -32,12 +32,12 @@ static CURRENT: AtomicUsize = AtomicUsize::new(0);
 static BYTES: [AtomicI64; 3] = [const { AtomicI64::new(0) }; 3];
 static ALLOCATIONS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
-/// From now on `account` pays.
+/// Charges allocations to `account` from now on.
 pub fn charge(account: Account) {
     CURRENT.store(account as usize, Relaxed);
 }
 
-/// How an account stands. All zero unless [`Counting`] is the program's allocator.
+/// The balance of an account. All zero unless [`Counting`] is the program's allocator.
 pub fn balance(account: Account) -> Balance {
     let i = account as usize;
     Balance { bytes: BYTES[i].load(Relaxed), allocations: ALLOCATIONS[i].load(Relaxed) }
@@ -49,8 +49,8 @@ fn add(bytes: i64, allocations: u64) {
     ALLOCATIONS[i].fetch_add(allocations, Relaxed);
 }
 
-/// The system's allocator, counted. Frees are charged to the account in force, too, so an engine's memory must be freed
-/// on its own account; in [`crate::round`] it is.
+/// The system's allocator with counting. Frees are credited to the current account, too, so an engine's memory must
+/// be freed on its own account; [`crate::round`] does that.
 #[derive(Debug)]
 pub struct Counting;
 
@@ -58,7 +58,7 @@ pub struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as i64, 1);
-        // SAFETY: the caller's promises are `System`'s.
+        // SAFETY: the caller guarantees what `System` requires.
         unsafe { System.alloc(layout) }
     }
 

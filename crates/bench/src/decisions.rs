@@ -1,4 +1,4 @@
-//! What the switch decides: packets of a small network, parsed already, of which it is asked what becomes of each.
+//! The cost of the switch's decision: parsed packets of a small network, whose verdicts are requested.
 
 use std::hint::black_box;
 use std::net::IpAddr;
@@ -14,23 +14,23 @@ use bifrost_wire::{Mac, Vni, ipv4, tcp};
 
 /// Packets of one measurement.
 pub const PACKETS: u32 = 256;
-/// Addresses behind the vNIC to which packets are routed.
+/// Number of routes to addresses behind a vNIC.
 const ROUTES: u32 = 1000;
 
-/// Where packets go, and who is asked about them.
+/// The path of the packets, and the rules that apply to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
     /// The case.
     pub case: Case,
-    /// Rules of the network's ACL for each direction; all of them are about other packets.
+    /// Rules of the network's ACL for each direction; none of them matches the packets.
     pub acl: u32,
-    /// Whether ports have a security group; of ten rules for each direction, the last of which lets in or out what is asked.
+    /// Whether ports have a security group: ten rules for each direction, of which the last one accepts the packets.
     pub groups: bool,
-    /// Whether flows are remembered.
+    /// Whether there are flow records.
     pub remembered: bool,
 }
 
-/// Where packets go.
+/// The path of the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
     /// From a guest to another host, by MAC address.
@@ -57,7 +57,7 @@ impl Case {
     }
 }
 
-/// A switch, and packets of established TCP connections that follow each other in turns.
+/// A switch, and packets of established TCP connections, in turn.
 #[derive(Debug)]
 pub struct Decisions {
     switch: Switch,
@@ -68,13 +68,13 @@ pub struct Decisions {
 }
 
 impl Decisions {
-    /// A packet of each of so many flows, at most 2^16; the switch has seen all of them before.
+    /// A packet of each of `flows` flows, at most 2^16; the switch has seen all of them before.
     pub fn new(kind: Kind, flows: u32) -> Self {
         let mut switch = Switch::build(&tables(kind), 7).unwrap_or_else(|e| unreachable!("the tables: {e}"));
         let now_ns = 1 << 40;
         switch.advance(now_ns);
         let here = [10, 0, 0, 1];
-        // Where packets go, and where answers come from.
+        // Destinations of packets, and sources of answers.
         let (there, from) = match kind.case {
             Case::Remote | Case::In => ([10, 0, 0, 3], [10, 0, 0, 3]),
             Case::Routed => ([10, 1, 0, 77], [10, 1, 0, 77]),
@@ -121,7 +121,7 @@ impl Decisions {
         decisions
     }
 
-    /// Decides about so many packets, in turns of a [`VECTOR`]. Returns whether all of them passed.
+    /// Decides about `count` packets, in turns of a [`VECTOR`]. Returns whether all of them passed.
     #[inline(never)]
     pub fn run(&mut self, count: u32) -> bool {
         let Decisions { switch, case, packets, now_ns } = self;
@@ -142,7 +142,7 @@ impl Decisions {
     fn decide(&mut self, case: Case, port: u16, (head, parsed): &(Vec<u8>, Parsed)) {
         match case {
             Case::In => {
-                // What comes back through the gateway is of the host behind it.
+                // Packets that return through the gateway come from the host behind it.
                 let peer = PeerId(if parsed.src_mac == GATEWAY_MAC { 2 } else { 1 });
                 self.switch.from_underlay(vni(), peer, head, parsed);
             }

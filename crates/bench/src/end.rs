@@ -1,4 +1,4 @@
-//! One side: an engine, and what its caller does around it on every turn.
+//! One end: an engine, and the work that its caller does around it on every turn.
 
 use bifrost_rte::{
     Admission, Arrival, Config, Control, DataOut, Destination, Engine, LocalVnic, Ordering, Outbound, Output, PeerId,
@@ -7,7 +7,7 @@ use bifrost_rte::{
 use bifrost_wire::bifrost::{self, DataHeader, Packet};
 use bifrost_wire::{Mac, Vni, vxlan};
 
-/// What a guest wants to send, and where the switch wants it to go: one buffer.
+/// A buffer that a guest sends, and its destination according to the switch.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     to: Destination,
@@ -15,30 +15,31 @@ pub struct Offer {
     segments: u8,
 }
 
-/// A datagram on its way: what follows the UDP header, with a frame of no content.
+/// A datagram in flight: the bytes after the UDP header, with a frame without content.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram {
-    /// When it arrives, or has arrived.
+    /// Arrival time.
     pub at: Time,
-    /// From or to which peer.
+    /// The peer: source or destination.
     pub peer: PeerId,
-    /// The path it travels on.
+    /// Its path.
     pub path: u8,
     len: u8,
     bytes: [u8; Self::ROOM],
 }
 
 impl Datagram {
-    /// The largest control packet, with its VXLAN header, and an Ethernet header behind a data packet's.
+    /// Size of the largest control packet, with its VXLAN header, and with an Ethernet header after a data packet's
+    /// header.
     const ROOM: usize = 72;
 
-    /// What follows the UDP header.
+    /// The bytes after the UDP header.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 }
 
-/// Headers that leave, back to back.
+/// Outgoing headers, back to back.
 #[derive(Debug, Default)]
 pub struct Batch {
     bytes: Vec<u8>,
@@ -54,23 +55,23 @@ struct Leaving {
 }
 
 impl Batch {
-    /// Datagrams in it.
+    /// Number of datagrams.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Makes room for `count` more.
+    /// Reserves space for `count` more.
     pub fn reserve(&mut self, count: usize) {
         self.bytes.reserve(count * Datagram::ROOM);
         self.ends.reserve(count);
     }
 
-    /// Takes everything out, as datagrams that leave at `now`.
+    /// Removes everything, as datagrams that leave at `now`.
     pub fn drain(&mut self, now: Time, mut to: impl FnMut(Datagram)) {
         let mut start = 0;
         for leaving in self.ends.drain(..) {
@@ -108,19 +109,19 @@ impl Batch {
 pub struct End {
     /// The engine.
     pub engine: Engine,
-    /// How what it receives becomes visible.
+    /// How received packets become visible.
     pub ordering: Ordering,
     side: u8,
     peers: u16,
     out: Output,
     next_handle: u32,
-    /// Packets shown to guests.
+    /// Packets delivered to guests.
     pub published_packets: u64,
-    /// Segments that guests got back, acknowledged.
+    /// Acknowledged segments returned to guests.
     pub released_packets: u64,
-    /// Offers that a closed window refused.
+    /// Offers refused because of a closed window.
     pub blocked_packets: u64,
-    /// Turns counted.
+    /// Number of counted turns.
     pub measured_turns: u64,
 }
 
@@ -130,7 +131,7 @@ const VNI: u32 = 100;
 const OWNER: u16 = 1;
 
 impl End {
-    /// Side `side` (0 or 1), with `peers` peer hosts of four paths each.
+    /// End `side` (0 or 1), with `peers` peer hosts of four paths each.
     pub fn new(side: u8, config: Config, ordering: Ordering, peers: u16) -> Self {
         let mut engine = Engine::new(config, 0, 1_000 + u64::from(side), 0x5a5a * u32::from(side));
         for _ in 0..peers {
@@ -150,7 +151,7 @@ impl End {
         }
     }
 
-    /// One turn of a worker: what has arrived, what is due, what is to be shown and acknowledged, what guests send.
+    /// One turn of a worker: arrived datagrams, timers, delivery, acknowledgements, and the guests' packets.
     #[inline(always)]
     pub fn turn(&mut self, now: Time, arrived: &[Datagram], offers: &[Offer], leaving: &mut Batch) {
         self.receive(now, arrived);
@@ -167,7 +168,8 @@ impl End {
         self.turn(now, arrived, offers, leaving);
     }
 
-    /// Headers of what has arrived, down to the engine, and publication of what that releases.
+    /// Parses the headers of arrived datagrams, passes them to the engine, and publishes the packets that this
+    /// releases.
     #[inline(always)]
     pub fn receive(&mut self, now: Time, arrived: &[Datagram]) {
         for datagram in arrived {
@@ -176,7 +178,7 @@ impl End {
         self.publish();
     }
 
-    /// Timers, if any is due.
+    /// Runs timers that are due.
     #[inline(always)]
     pub fn tick(&mut self, now: Time) {
         if self.engine.next_timeout().is_some_and(|at| at <= now) {
@@ -185,13 +187,13 @@ impl End {
         }
     }
 
-    /// Acknowledgements that are due.
+    /// Sends acknowledgements that are due.
     #[inline(always)]
     pub fn acknowledge(&mut self, now: Time) {
         self.engine.flush_acks(now, &mut self.out);
     }
 
-    /// What guests send.
+    /// Sends the guests' packets.
     #[inline(always)]
     pub fn send(&mut self, now: Time, offers: &[Offer]) {
         for offer in offers {
@@ -203,7 +205,7 @@ impl End {
         }
     }
 
-    /// Headers of what leaves, and release of what is acknowledged.
+    /// Writes the headers of outgoing datagrams, and releases acknowledged packets.
     #[inline(always)]
     pub fn emit(&mut self, leaving: &mut Batch) {
         if self.out.is_empty() {
@@ -244,7 +246,7 @@ impl End {
                 self.engine.on_setup(now, &arrival, &setup, Some(vnic), out);
             }
             Packet::Reset(reset) => self.engine.on_reset(now, &arrival, &reset, out),
-            // Each packet leaves alone here.
+            // Each packet is a separate datagram here.
             Packet::Bundle(_) => {}
         }
     }
@@ -252,7 +254,7 @@ impl End {
     #[inline]
     fn on_data(&mut self, now: Time, arrival: &Arrival, header: &DataHeader) {
         if let Verdict::Place { slot, .. } = self.engine.on_data(now, arrival, header, &mut self.out) {
-            // Placing is the port's; any handle will do.
+            // The port places packets in buffers; any handle will do.
             self.engine.placed(now, slot, header.psn.0, &mut self.out);
         }
     }
@@ -274,7 +276,7 @@ impl End {
             peer: PeerId((conn % u32::from(self.peers)) as u16),
             ordering: self.ordering,
         };
-        // Hashes are spread over all bits; so are these.
+        // Real hashes are distributed over all bits; so are these.
         Offer { to, flow: flow.wrapping_mul(0x9e37_79b9), segments }
     }
 }

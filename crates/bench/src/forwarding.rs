@@ -1,4 +1,5 @@
-//! What a gateway pod's decision costs a packet: outer headers read, tables asked, the packet rewritten in place.
+//! The cost of a gateway pod's decision per packet: parsing the outer headers, looking up tables, rewriting the
+//! packet in place.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,9 +13,9 @@ use bifrost_wire::ethernet::{self, ethertype};
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::{Mac, Vni, ipv4, udp, vxlan};
 
-/// Packets that are counted together.
+/// Packets per measurement.
 pub const PACKETS: u32 = 8192;
-/// Conversations, in turns.
+/// Number of conversations, in turn.
 const FLOWS: u32 = 1024;
 const VPCS: u32 = 64;
 const HOSTS: u32 = 256;
@@ -22,12 +23,12 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 254);
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
-/// Which service.
+/// The service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// From a VPC to another one.
     Vpc,
-    /// To the Internet, from an address of its own (EIP).
+    /// To the Internet, from its own address (EIP).
     Eip,
     /// To the Internet, from a shared address (SNAT).
     Snat,
@@ -41,12 +42,12 @@ pub struct Forwarding {
     frames: Vec<Vec<u8>>,
     buffer: Vec<u8>,
     now: u64,
-    /// Packets that were forwarded.
+    /// Packets forwarded.
     pub forwarded: u32,
 }
 
 impl Forwarding {
-    /// In steady state: every conversation is known.
+    /// In steady state: all conversations are known.
     pub fn new(service: Service) -> Self {
         let nat = NatConfig {
             pools: vec![(INTERNET, vec![Ipv4Addr::new(203, 0, 113, 1).into()])],
@@ -70,7 +71,7 @@ impl Forwarding {
         forwarding
     }
 
-    /// That many packets, each copied into a buffer first, as from a ring.
+    /// Forwards `packets` packets, each copied into a buffer first, as from a ring.
     pub fn run(&mut self, packets: u32) {
         for number in 0..packets {
             self.now += 1000;

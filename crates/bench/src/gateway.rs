@@ -1,4 +1,5 @@
-//! What the gateway's pipeline costs a packet: load balancing by packet, the limiter of tenants, look-ups in ten million routes.
+//! The cost of the gateway's pipeline per packet: packet-level load balancing, the tenant limiter, look-ups in ten
+//! million routes.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,35 +12,35 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::account::{Account, balance, charge};
 
-/// Packets that are counted or timed together.
+/// Packets per measurement.
 pub const PACKETS: u32 = 8192;
-/// Packets of a turn of the pipeline.
+/// Packets per turn of the pipeline.
 const TURN: u32 = 32;
-/// Between turns: a packet each 100 ns.
+/// Interval of turns: a packet each 100 ns.
 const TURN_NS: u64 = 3_200;
-/// Runs of one piece of code that follow each other, how often that is done, and how far apart.
+/// Repetitions in a block, number of blocks, and the pause between blocks.
 const REPETITIONS: usize = 5;
 const TURNS: usize = 8;
 const BETWEEN_TURNS: Duration = Duration::from_millis(500);
 /// Routes of the large table.
 const ROUTES: usize = 10_000_000;
 
-/// A balancer of four order queues and 44 cores, and a pod that does nothing. Each turn dispatches 32 packets, takes them back and
-/// releases them; their trailers are written and read.
+/// A balancer of four order queues and 44 cores, with a pod that does nothing. Each turn dispatches 32 packets, takes
+/// them back and releases them, and writes and reads their trailers.
 #[derive(Debug)]
 pub struct Spraying {
     balancer: Balancer<u32>,
     now: u64,
-    /// In which order the packets of a turn come back.
+    /// The order in which the packets of a turn return.
     order: [usize; TURN as usize],
     trailers: [[u8; TRAILER_LEN]; TURN as usize],
     random: u32,
-    /// Packets that left.
+    /// Packets released.
     pub released: u32,
 }
 
 impl Spraying {
-    /// In steady state. `reordered`: the packets of a turn come back in any order.
+    /// In steady state. `reordered`: the packets of a turn return in any order.
     pub fn new(reordered: bool) -> Self {
         let config = Config { cores: 44, order_queues: 4, ..Config::default() };
         let mut order = std::array::from_fn(|i| i);
@@ -49,13 +50,13 @@ impl Spraying {
         let balancer = Balancer::new(config).unwrap_or_else(|e| unreachable!("{config:?}: {e}"));
         let trailers = [[0; TRAILER_LEN]; TURN as usize];
         let mut spraying = Spraying { balancer, now: 1 << 40, order, trailers, random: 1, released: 0 };
-        // Twice around each queue.
+        // Fills each queue twice.
         spraying.run(4 * 2 * 4096);
         spraying.released = 0;
         spraying
     }
 
-    /// Dispatch, legal check and reorder check of that many packets.
+    /// Dispatch, legal check and reorder check of `packets` packets.
     pub fn run(&mut self, packets: u32) {
         for _ in 0..packets / TURN {
             self.now += TURN_NS;
@@ -78,7 +79,8 @@ impl Spraying {
     }
 }
 
-/// A limiter, and packets of a hundred thousand tenants, a quarter of them of one that exceeds its rate.
+/// A limiter, and packets of a hundred thousand tenants; one of them exceeds its rate and sends a quarter of all
+/// packets.
 #[derive(Debug)]
 pub struct Limiting {
     limiter: TenantLimiter,
@@ -88,11 +90,11 @@ pub struct Limiting {
     pub passed: u32,
 }
 
-/// The tenant that sends too much.
+/// The heavy tenant.
 const HEAVY: u32 = 77;
 
 impl Limiting {
-    /// `found`: the heavy tenant has a meter of its own already. Otherwise no sample finds it.
+    /// `found`: the heavy tenant has its own meter already. Otherwise no sample detects it.
     pub fn new(found: bool) -> Self {
         let mut rng = Rng::with_seed(5);
         let vnis = (0..PACKETS).map(|_| if rng.u8(..4) == 0 { HEAVY } else { rng.u32(..100_000) }).collect();
@@ -112,7 +114,7 @@ impl Limiting {
         limiting
     }
 
-    /// That many packets, one each 10 ns: 25 Mpps of the heavy tenant, which may send 10.
+    /// Processes `packets` packets, one each 10 ns: 25 Mpps of the heavy tenant, which may send 10.
     pub fn run(&mut self, packets: u32) {
         for vni in &self.vnis[..packets as usize] {
             self.now += 10;
@@ -121,17 +123,17 @@ impl Limiting {
     }
 }
 
-/// A table of a tenant with very many routes, and addresses in them.
+/// A table with the routes of a tenant with very many, and addresses within them.
 #[derive(Debug)]
 pub struct Routes {
     lpm: Lpm<u32>,
     addrs: Vec<IpAddr>,
-    /// What the table holds, bytes a route; 0 unless [`crate::account::Counting`] is the program's allocator.
+    /// Memory of the table, bytes per route; 0 unless [`crate::account::Counting`] is the program's allocator.
     pub bytes_each: f64,
 }
 
 impl Routes {
-    /// Random IPv4 routes, half of them of single hosts.
+    /// Random IPv4 routes, half of them for single hosts.
     pub fn new(count: usize) -> Self {
         let mut rng = Rng::with_seed(1);
         let mut route = || {
@@ -159,7 +161,7 @@ impl Routes {
         Routes { lpm, addrs: (0..1 << 17).map(addr).collect(), bytes_each }
     }
 
-    /// Looks up `packets` addresses, sixteen at once, and reads what is found.
+    /// Looks up `packets` addresses, sixteen at once, and reads the results.
     pub fn run(&self, packets: u32) -> u32 {
         let (batches, _) = self.addrs[..packets as usize].as_chunks::<BATCH>();
         batches.iter().fold(0u32, |sum, addrs| {
@@ -175,23 +177,24 @@ impl Routes {
     }
 }
 
-/// What was measured besides instructions.
+/// Measurements other than instructions.
 #[derive(Clone, Debug)]
 pub struct Costs {
-    /// Name, ns a packet, and what it may be.
+    /// Name, ns per packet, and its bar.
     pub times: Vec<(&'static str, f64, Option<f64>)>,
     /// Allocations of 100,000 packets through balancer and limiter.
     pub allocations: u64,
-    /// Of the table with ten million routes, bytes a route.
+    /// Memory of the table with ten million routes, bytes per route.
     pub route_bytes: f64,
 }
 
-/// Bars: ns a packet of dispatch, legal check and reorder check; of the limiter; of a look-up in ten million routes.
+/// Bars: ns per packet of dispatch, legal check and reorder check; of the limiter; of a look-up in ten million
+/// routes.
 const SPRAY_NS_MAX: f64 = 100.0;
 const LIMIT_NS_MAX: f64 = 20.0;
 const LOOKUP_NS_MAX: f64 = 130.0;
 
-/// Measures; seconds. [`crate::account::Counting`] must be the program's allocator.
+/// Measures for some seconds. [`crate::account::Counting`] must be the program's allocator.
 pub fn costs() -> Costs {
     let mut spraying = [false, true].map(Spraying::new);
     let mut limiting = [false, true].map(Limiting::new);
@@ -205,7 +208,7 @@ pub fn costs() -> Costs {
         ("gateway.lookup_10M_routes.batch", f64::INFINITY, Some(LOOKUP_NS_MAX)),
         ("gateway.lookup_10M_routes.one_by_one", f64::INFINITY, None),
     ];
-    // In turns, and the turns seconds apart: a moment in which the machine is slow spoils none of them.
+    // Alternating, with blocks apart in time: a moment in which the machine is slow spoils none of the measurements.
     for turn in 0..TURNS {
         if turn > 0 {
             std::thread::sleep(BETWEEN_TURNS);
@@ -227,7 +230,7 @@ pub fn costs() -> Costs {
     Costs { times: times.into(), allocations: of_spraying + of_limiting, route_bytes: routes.bytes_each }
 }
 
-/// Allocations meanwhile.
+/// Allocations during `run`.
 fn counted(run: impl FnOnce()) -> u64 {
     let before = balance(Account::Sender).allocations;
     charge(Account::Sender);
@@ -236,7 +239,8 @@ fn counted(run: impl FnOnce()) -> u64 {
     balance(Account::Sender).allocations - before
 }
 
-/// The least of all repetitions, in processor time, ns a packet: what else the machine does counts as little as possible.
+/// The minimum of all repetitions, in processor time, ns per packet, so that other work of the machine matters
+/// little.
 fn least_ns<R>(packets: u32, mut run: impl FnMut() -> R) -> f64 {
     let now = || {
         let now = clock_gettime(ClockId::ThreadCPUTime);
@@ -268,14 +272,14 @@ mod tests {
         for found in [false, true] {
             let mut limiting = Limiting::new(found);
             limiting.run(PACKETS);
-            // Of a quarter, 10 of 25 pass.
+            // The heavy tenant sends a quarter of the packets, and 10 of its 25 Mpps pass.
             let share = f64::from(limiting.passed) / f64::from(PACKETS);
             assert!((0.8..0.9).contains(&share), "{share}");
         }
     }
 
     #[test]
-    fn batches_find_what_single_look_ups_find() {
+    fn batches_and_single_look_ups_agree() {
         let routes = Routes::new(5000);
         assert_eq!(routes.run(4096), routes.run_one_by_one(4096));
     }

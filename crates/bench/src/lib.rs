@@ -1,8 +1,8 @@
-//! What the transport costs, measured on the engine that the daemon runs: two of them, face to face, in virtual time.
+//! The cost of the transport, measured on the engine that the daemon runs: two of them, connected in virtual time.
 //!
-//! [`End`] is one side: an engine, and around it just what its caller does for it on every turn. Its turns are what is
-//! counted. [`Link`] carries datagrams between two ends and is never counted. [`account`] counts allocations and bytes
-//! by side. docs/COST.md says what the numbers mean.
+//! [`End`] is one end: an engine, and the work that its caller does for it on every turn. Its turns are counted.
+//! [`Link`] carries datagrams between two ends and is never counted. [`account`] counts allocations and bytes per
+//! end. docs/COST.md explains the numbers.
 
 pub mod account;
 pub mod decisions;

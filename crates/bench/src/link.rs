@@ -15,7 +15,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Paths of these delays, ns.
+    /// Paths with these delays, ns.
     pub fn new(delays_ns: [u64; 4]) -> Self {
         Link { delays_ns, under_way: VecDeque::with_capacity(4096), arrived: Vec::with_capacity(4096) }
     }
@@ -30,12 +30,12 @@ impl Link {
         });
     }
 
-    /// When the next datagram arrives.
+    /// Arrival time of the next datagram.
     pub fn next(&self) -> Option<Time> {
         self.under_way.front().map(|datagram| datagram.at)
     }
 
-    /// What has arrived since the last call.
+    /// Datagrams that have arrived since the last call.
     pub fn arrived(&mut self, now: Time) -> &[Datagram] {
         self.arrived.clear();
         let count = self.under_way.partition_point(|datagram| datagram.at <= now);

@@ -1,4 +1,5 @@
-//! `bifrost-cost`: what the transport costs, and the switch's decision, as a table, and whether the bars hold. `make cost` calls it.
+//! `bifrost-cost`: the cost of the transport, and of the switch's decision, as a table, with its bars. `make cost`
+//! runs it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,23 +16,23 @@ use clap::Parser;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Prints what the transport costs, and fails if a bar is missed.
+/// Prints the cost of the transport, and fails if a bar is missed.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
-    /// Where gungraun left its counts of `instructions`; without it, only memory is measured.
+    /// Directory of gungraun's results of `instructions`; without it, only memory is measured
     #[arg(long, value_name = "DIR")]
     counts: Option<PathBuf>,
-    /// Committed counts that may not be exceeded by more than a tenth.
+    /// Baseline: committed counts that may not be exceeded by more than a tenth
     #[arg(long, value_name = "FILE", requires = "counts")]
     baseline: Option<PathBuf>,
-    /// Writes the counts to the baseline instead of comparing.
+    /// Write the counts to the baseline instead of comparing
     #[arg(long, requires = "baseline")]
     accept: bool,
-    /// Prints JSON instead of a table.
+    /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
-    /// Also writes the JSON there.
+    /// Also write the JSON to this file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }

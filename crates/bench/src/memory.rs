@@ -1,4 +1,4 @@
-//! What connections cost in memory: bytes that the engines hold, as the allocator was asked for them.
+//! The memory of connections: bytes that the engines hold, as requested from the allocator.
 
 use bifrost_rte::{CcKind, Config};
 
@@ -6,10 +6,10 @@ use crate::account::{Account, balance, charge};
 use crate::end::Batch;
 use crate::round::{Load, Round};
 
-/// How many connections to measure with.
+/// Numbers of connections to measure with.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// Engines on each side, as a process has one for each worker.
+    /// Engines at each end: in a process, one for each worker.
     pub workers: u32,
     /// Idle connections, over all workers.
     pub idle: u32,
@@ -20,43 +20,44 @@ pub struct Scale {
 impl Scale {
     /// A million idle connections and a hundred thousand active ones.
     pub const FULL: Scale = Scale { workers: 2, idle: 1_000_000, active: 100_000 };
-    /// Enough to divide by.
+    /// Enough for averages.
     pub const SMALL: Scale = Scale { workers: 1, idle: 20_000, active: 2_000 };
 }
 
 /// Packets in flight of an active connection.
 pub const IN_FLIGHT: u32 = 16;
 
-/// What one side holds, bytes.
+/// Memory of one end, bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Held {
-    /// Before there is any connection: peers and tables.
+    /// Without any connection: peers and tables.
     pub empty: i64,
     /// All connections, idle.
     pub idle: i64,
-    /// What the active ones hold beyond that. Sending: 16 packets in flight. Receiving: the same 16, published in order.
+    /// Additional memory of the active connections. Sender: 16 packets in flight. Receiver: the same 16, published in
+    /// order.
     pub active: i64,
-    /// What a connection holds beyond that when 16 more packets wait for one that is missing; for each.
+    /// Additional memory of a connection when 16 more packets wait for a missing one.
     pub waiting_each: i64,
 }
 
-/// What was measured.
+/// The results.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// How many connections there were.
+    /// Numbers of connections.
     pub scale: Scale,
-    /// The side that sends.
+    /// The sending end.
     pub sender: Held,
-    /// The side that receives.
+    /// The receiving end.
     pub receiver: Held,
-    /// Resident set of the process with idle and active connections, both sides together, bytes; 0 where there is no
+    /// Resident set of the process with idle and active connections, both ends together, bytes; 0 if there is no
     /// `/proc`.
     pub resident_bytes: u64,
 }
 
 /// Measures. [`crate::account::Counting`] must be the program's allocator.
 pub fn measure(scale: Scale) -> Memory {
-    // Many connections share few paths here, whose congestion windows would hold packets back.
+    // Many connections share few paths here, whose congestion windows would block packets.
     let config = Config { congestion_control: CcKind::None, ..Config::default() };
     let start = balances();
     let load = Load { conns: 0, idle: scale.idle / scale.workers, ..Load::default() };
@@ -67,7 +68,7 @@ pub fn measure(scale: Scale) -> Memory {
     let empty = balances();
     let (idle, active) = (scale.idle / scale.workers, scale.active / scale.workers);
     for round in &mut workers {
-        // In parts: what a connection needs while it is set up goes back before the next.
+        // In parts, so that memory used during set-up is returned before the next connections are set up.
         for first in (0..idle + active).step_by(40_000) {
             round.open(first..(idle + active).min(first + 40_000), false);
         }
@@ -92,10 +93,10 @@ pub fn measure(scale: Scale) -> Memory {
     Memory { scale, sender: side(0), receiver: side(1), resident_bytes }
 }
 
-/// Allocations of both sides, (sender, receiver), while `load` sends `packets` in steady state.
+/// Allocations of both ends, (sender, receiver), while `load` sends `packets` in steady state.
 pub fn allocations(load: Load, packets: u32) -> (u64, u64) {
     let mut round = Round::steady(load);
-    // What is rare, as a group of packets that meets many holes, makes room once.
+    // Rare cases, such as a group of packets with many holes, allocate once.
     round.run(packets);
     let before = [Account::Sender, Account::Receiver].map(balance);
     round.run(packets);
@@ -104,7 +105,7 @@ pub fn allocations(load: Load, packets: u32) -> (u64, u64) {
     (made(0), made(1))
 }
 
-/// Leaves each connection with 16 packets more in flight, before which the receiver misses `missing`. No time passes.
+/// Leaves each connection with 16 more packets in flight, before which `missing` packets are lost. No time passes.
 fn fill(round: &mut Round, conns: std::ops::Range<u32>, missing: usize, leaving: &mut Batch) {
     let now = round.now;
     let packets = IN_FLIGHT + missing as u32;

@@ -1,5 +1,5 @@
-//! What the message engine costs: two of them, face to face, in virtual time. The NICs between them do nothing and lose nothing:
-//! what is counted is the engine's part of a message, on both ends, acknowledgements and timers included.
+//! The cost of the message engine: two of them, connected in virtual time. The NICs between them do nothing and lose
+//! nothing: the engines' part of a message is counted, at both ends, including acknowledgements and timers.
 
 use bifrost_rdm::{
     Adaptive, Arrival, BufferId, Class, Config, ConnectionConfig, ConnectionId, Engine, Event, Memory, Output, Service,
@@ -7,19 +7,19 @@ use bifrost_rdm::{
 };
 use bifrost_wire::rdm::{Control, Immediate, SendHeader};
 
-/// Short messages that are counted together.
+/// Short messages per measurement.
 pub const SHORT: u32 = 8192;
-/// Chunks of long messages that are counted together.
+/// Chunks of long messages per measurement.
 pub const CHUNKS: u32 = 2048;
-/// Messages that are open at a time.
+/// Number of outstanding messages.
 const OPEN: usize = 16;
 /// Bytes of a long message.
 const LONG: u32 = 1 << 20;
-/// Between turns.
+/// Interval of turns.
 const TURN_NS: u64 = 5_000;
 const CONTROL: u32 = 7;
 
-/// Buffers without memory: the engine never looks into them.
+/// Buffers without memory: the engine never accesses their content.
 #[derive(Debug, Default)]
 struct Buffers(u32);
 
@@ -45,9 +45,9 @@ pub struct Messages {
     now: u64,
     len: u32,
     open: usize,
-    /// Messages that were delivered.
+    /// Messages delivered.
     pub delivered: u32,
-    /// Chunks that were written.
+    /// Chunks written.
     pub chunks: u32,
 }
 
@@ -85,7 +85,7 @@ impl Messages {
         Messages { sides, now: 0, len, open: 0, delivered: 0, chunks: 0 }
     }
 
-    /// Until that many more messages were delivered.
+    /// Runs until `messages` more messages have been delivered.
     pub fn run_short(&mut self, messages: u32) {
         let until = self.delivered + messages;
         while self.delivered < until {
@@ -93,7 +93,7 @@ impl Messages {
         }
     }
 
-    /// Until that many more chunks were written.
+    /// Runs until `chunks` more chunks have been written.
     pub fn run_chunks(&mut self, chunks: u32) {
         let until = self.chunks + chunks;
         while self.chunks < until {
@@ -101,7 +101,7 @@ impl Messages {
         }
     }
 
-    /// What both ends do in one turn: 5 us.
+    /// One turn of both ends: 5 us.
     fn turn(&mut self) {
         self.now += TURN_NS;
         let sender = &mut self.sides[0];
@@ -119,7 +119,7 @@ impl Messages {
         }
     }
 
-    /// What an end asks for, happens; what has come of it, too.
+    /// Carries out the requests of an end, and reports their completions.
     fn carry(&mut self, from: usize) {
         let now = self.now;
         let address = std::net::IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
@@ -157,7 +157,7 @@ impl Messages {
                 Event::Closed { reason, .. } => unreachable!("nothing is lost: {reason:?}"),
             }
         }
-        // Both keep their memory.
+        // Both ends keep their memory.
         out.work.append(&mut side.out.work);
         out.events.append(&mut side.out.events);
         side.out = out;

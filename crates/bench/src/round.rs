@@ -1,4 +1,4 @@
-//! The whole round: send, wire header, receive, placed, published, acknowledged, released; in steady state.
+//! A complete round: send, write the header, receive, placed, published, acknowledged, released; in steady state.
 
 use std::time::{Duration, Instant};
 
@@ -8,27 +8,27 @@ use crate::account::{Account, charge};
 use crate::end::{Batch, End, Offer};
 use crate::link::Link;
 
-/// One way through a fabric of 100 us round trip.
+/// One-way delay of a fabric with a round trip of 100 us.
 pub const ONE_WAY_NS: u64 = 50 * US;
 
 /// A workload; by default a packet per microsecond.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Flows, taken in turns.
+    /// Number of flows, used in turn.
     pub flows: u32,
-    /// Connections, taken in turns.
+    /// Number of connections, used in turn.
     pub conns: u32,
-    /// Packets on the wire in one turn of the worker.
+    /// Packets on the wire per turn of the worker.
     pub batch: u32,
-    /// Packets on the wire of one buffer.
+    /// Packets on the wire per buffer.
     pub segments: u8,
     /// Time between turns, ns.
     pub every_ns: u64,
-    /// How they become visible.
+    /// How packets become visible.
     pub ordering: Ordering,
-    /// Connections beside that do nothing.
+    /// Number of additional idle connections.
     pub idle: u32,
-    /// Difference in delay of one path to the next: packets arrive out of order.
+    /// Difference of the delays of successive paths, which reorders packets.
     pub skew_ns: u64,
 }
 
@@ -50,11 +50,11 @@ impl Default for Load {
 /// Two ends and the network between them.
 #[derive(Debug)]
 pub struct Round {
-    /// Now.
+    /// The current time.
     pub now: Time,
-    /// Sends data.
+    /// The end that sends data.
     pub sender: End,
-    /// Sends acknowledgements.
+    /// The end that sends acknowledgements.
     pub receiver: End,
     forward: Link,
     back: Link,
@@ -62,7 +62,7 @@ pub struct Round {
     load: Load,
     offers: Vec<Offer>,
     offered: u32,
-    /// Time that measured turns took.
+    /// Duration of the measured turns.
     spent: Duration,
 }
 
@@ -72,7 +72,7 @@ impl Round {
         Self::with_config(load, Config::default())
     }
 
-    /// The same, with settings.
+    /// Like [`new`](Self::new), with a configuration.
     pub fn with_config(load: Load, config: Config) -> Self {
         let peers = (load.idle / 100).clamp(1, 1000) as u16;
         let delays = [0, 1, 2, 3].map(|i| ONE_WAY_NS + i * load.skew_ns);
@@ -95,19 +95,19 @@ impl Round {
         }
     }
 
-    /// Opens the idle connections and the busy ones, and lets the load run until everything has its working size.
+    /// Opens the idle connections and the busy ones, and runs the load until all structures have their working size.
     pub fn steady(load: Load) -> Self {
         let mut round = Self::new(load);
         round.open(load.conns..load.conns + load.idle, false);
         for _ in 0..(8192 / load.batch).max(64) {
             round.step(false);
         }
-        // While windows grew, they may have refused some.
+        // While windows grew, they may have refused some packets.
         round.sender.blocked_packets = 0;
         round
     }
 
-    /// Sets up connections, one packet each, and waits until they are idle. `count`: as measured.
+    /// Sets up connections, with one packet each, and waits until they are idle. `count`: count these turns.
     pub fn open(&mut self, conns: std::ops::Range<u32>, count: bool) {
         if conns.is_empty() {
             return;
@@ -126,12 +126,12 @@ impl Round {
         self.settle();
     }
 
-    /// Time passes until nothing is under way and traffic state has gone back to the pools.
+    /// Lets time pass until nothing is in flight and traffic state has been returned to the pools.
     pub fn settle(&mut self) {
         self.pass(3 * S, false);
     }
 
-    /// Nothing is sent for `nanos`; whatever arrives or becomes due meanwhile is seen to at once.
+    /// Sends nothing for `nanos`. Arrivals and timers are handled immediately.
     fn pass(&mut self, nanos: u64, count: bool) {
         self.offers.clear();
         let end = self.now.after(nanos);
@@ -148,12 +148,12 @@ impl Round {
         }
     }
 
-    /// Puts what a single step has sent on its way to the receiver.
+    /// Carries the packets of a single step to the receiver.
     pub fn carry(&mut self, leaving: &mut Batch) {
         self.forward.send(self.now, leaving);
     }
 
-    /// The next packets of the load. `count`: as measured.
+    /// Sends the next packets of the load. `count`: count these turns.
     pub fn step(&mut self, count: bool) {
         let Load { flows, conns, batch, segments, every_ns, .. } = self.load;
         self.offers.clear();
@@ -162,7 +162,7 @@ impl Round {
             self.offers.push(self.sender.offer(self.offered % conns, self.offered % flows, segments));
         }
         self.turn(count);
-        // A busy worker sees what has arrived at its next turn; an idle one at once.
+        // A busy worker processes arrivals at its next turn, an idle one immediately.
         if every_ns > ONE_WAY_NS {
             self.pass(every_ns, count);
         } else {
@@ -170,14 +170,14 @@ impl Round {
         }
     }
 
-    /// How long the turns of both ends take that send `packets`.
+    /// Duration of the turns of both ends that send `packets`.
     pub fn timed(&mut self, packets: u32) -> Duration {
         self.spent = Duration::ZERO;
         self.run(packets);
         self.spent
     }
 
-    /// Runs the load for `packets`, counted; returns the packets that were released meanwhile.
+    /// Runs the load for `packets`, with counting; returns the number of packets released.
     pub fn run(&mut self, packets: u32) -> u64 {
         let before = self.sender.released_packets;
         let mut sent = 0;

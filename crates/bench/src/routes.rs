@@ -1,4 +1,4 @@
-//! What very many routes cost: memory, time to build, and time to look one up in the decision about a packet.
+//! The cost of very many routes: memory, time to build, and time of a look-up as part of the decision about a packet.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,26 +11,26 @@ use bifrost_wire::{Mac, Vni, ethernet, ipv4, ipv6};
 
 use crate::account::{Account, balance};
 
-/// Networks, and the routes of each, half of them IPv4's and half IPv6's, to as many vNICs as half of them.
+/// Numbers of networks, and of routes in each, half of them IPv4 and half IPv6, to half as many vNICs.
 const LOADS: [(u32, u32); 3] = [(1, 1_000), (1, 100_000), (10, 100_000)];
 /// Packets to random destinations.
 const PACKETS: usize = 1 << 16;
 const REPETITIONS: usize = 9;
 
-/// What routes took.
+/// The cost of routes.
 #[derive(Clone, Debug)]
 pub struct Cost {
-    /// How many networks and routes there were.
+    /// Number of networks, and of routes in each.
     pub name: String,
-    /// What the switch holds, bytes a route.
+    /// Memory of the switch, bytes per route.
     pub bytes_each: f64,
-    /// To build its tables, ms.
+    /// Time to build its tables, ms.
     pub build_ms: f64,
-    /// To decide about a packet that is routed to another host, ns; the median of runs.
+    /// Time to decide about a packet routed to another host, ns; the median of runs.
     pub packet_ns: f64,
 }
 
-/// Measures all loads; seconds. [`crate::account::Counting`] must be the program's allocator.
+/// Measures all loads, for some seconds. [`crate::account::Counting`] must be the program's allocator.
 pub fn costs() -> Vec<Cost> {
     LOADS.map(|(networks, routes)| cost(networks, routes)).into()
 }
@@ -71,15 +71,15 @@ fn vni(network: u32) -> Vni {
     Vni::new(100 + network).unwrap_or_default()
 }
 
-/// Of the guest in each network.
+/// MAC address of the guest in each network.
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
-/// The guest's address of a family.
+/// The guest's address in a family.
 fn guest(v6: bool) -> IpAddr {
     if v6 { Ipv6Addr::new(0xfd01, 0, 0, 0, 0, 0, 0, 1).into() } else { Ipv4Addr::new(10, 255, 0, 1).into() }
 }
 
-/// What is behind the vNIC of that number: an address, or a subnet.
+/// The prefix behind vNIC number `vnic`: an address, or a subnet.
 fn behind(vnic: u32, v6: bool) -> IpNet {
     let [_, a, b, c] = vnic.to_be_bytes();
     let (addr, len): (IpAddr, u8) = if v6 {

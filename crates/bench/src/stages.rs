@@ -1,11 +1,11 @@
-//! Single steps of the round, each prepared so that it alone is counted.
+//! Single steps of the round, each prepared so that only the step is counted.
 
 use bifrost_rte::{MS, US};
 
 use crate::end::{Batch, Datagram, Offer};
 use crate::round::{Load, Round};
 
-/// Packets of one measurement.
+/// Packets per measurement.
 pub const PACKETS: u32 = 256;
 
 /// A step that is ready to be measured.
@@ -28,7 +28,7 @@ impl Prepared {
         Prepared { offers, round, arrived: Vec::new(), leaving }
     }
 
-    /// 256 packets are to be sent.
+    /// 256 packets are ready to be sent.
     pub fn to_send() -> Self {
         let mut prepared = Self::quiet();
         // Output grows to its working size once.
@@ -38,7 +38,7 @@ impl Prepared {
         prepared
     }
 
-    /// 256 packets have arrived, in order; or out of order as four paths make them: in groups of 50, that overlap.
+    /// 256 packets have arrived, in order, or reordered as by four paths: in overlapping groups of 50.
     pub fn to_receive(reordered: bool) -> Self {
         let mut prepared = Self::to_send();
         prepared.send();
@@ -56,7 +56,8 @@ impl Prepared {
         prepared
     }
 
-    /// The receiver has 256 packets to acknowledge. `hole`: one before them is missing, so that the bitmap is full.
+    /// The receiver has 256 packets to acknowledge. `hole`: one packet before them is missing, so that the bitmap is
+    /// full.
     pub fn to_acknowledge(hole: bool) -> Self {
         let mut prepared = Self::to_receive(false);
         let from = usize::from(hole);
@@ -83,7 +84,7 @@ impl Prepared {
         self.round.sender.emit(&mut self.leaving);
     }
 
-    /// The receiver takes and publishes what has arrived.
+    /// The receiver processes and publishes the packets that have arrived.
     #[inline(always)]
     pub fn receive(&mut self) {
         self.round.receiver.receive(self.round.now, &self.arrived);
@@ -96,7 +97,7 @@ impl Prepared {
         self.round.receiver.emit(&mut self.leaving);
     }
 
-    /// The sender takes the ACK.
+    /// The sender processes the ACK.
     #[inline(always)]
     pub fn release(&mut self) {
         self.round.sender.receive(self.round.now, &self.arrived);
@@ -104,17 +105,17 @@ impl Prepared {
     }
 }
 
-/// Turns of [`advance`].
+/// Number of turns of [`advance`].
 pub const TURNS: u32 = 1000;
 
-/// `idle` connections, and one that has fallen silent.
+/// `idle` connections, and one that has stopped sending.
 pub fn resting(idle: u32) -> Round {
     let mut round = Round::steady(Load { idle, ..Load::default() });
     round.settle();
     round
 }
 
-/// A second passes, in which nothing is sent: [`TURNS`] looks at the timers.
+/// A second passes in which nothing is sent: the timers are checked [`TURNS`] times.
 #[inline(always)]
 pub fn advance(round: &mut Round) {
     for _ in 0..TURNS {
@@ -123,7 +124,7 @@ pub fn advance(round: &mut Round) {
     }
 }
 
-/// Two ends with pools, tables and peers as they are in a daemon that has run for a while.
+/// Two ends with pools, tables and peers like those of a daemon that has run for a while.
 pub fn acquainted() -> Round {
     let mut round = Round::new(Load::default());
     round.open(0..PACKETS, false);

@@ -1,4 +1,5 @@
-//! What vectors save: packets of very many conversations, judged one by one, or sixteen together (Triton paper, section 5.1).
+//! The savings by vectors: packets of very many conversations, evaluated one by one or sixteen together (Triton
+//! paper, section 5.1).
 
 use std::hint::black_box;
 use std::net::IpAddr;
@@ -12,51 +13,55 @@ use bifrost_nic::{Offload, Parsed, parse};
 use bifrost_tables::IpNet;
 use bifrost_wire::{Mac, Vni};
 
-/// Frames that lie in a guest's buffers at a time, as many as a batch has.
+/// Frames in a guest's buffers at a time, as many as a batch has.
 const BATCH: usize = 32;
 /// Bytes of a frame.
 const FRAME: usize = 64;
-/// Packets that are judged before the clock is looked at: some milliseconds, so that the machine is as fast for both of a pair.
+/// Packets between two readings of the clock: some milliseconds, so that the machine is equally fast for both of a
+/// pair.
 const PACKETS: usize = 1 << 15;
-/// Switches that are built one after the other, and pairs with each. How fast memory answers depends on which pages a switch has got.
+/// Number of switches, built one after the other, and pairs with each. Memory latency depends on the pages that a
+/// switch was given.
 const BUILDS: usize = 15;
 const PAIRS: usize = 33;
-/// Conversations with each address.
+/// Conversations per address.
 const PORTS: u32 = 16;
 
-/// A switch that knows so many conversations of one guest, in a network with security groups.
+/// A switch that knows `conversations` conversations of one guest, in a network with security groups.
 struct Bench {
     switch: Switch,
-    /// What tells a conversation's frame from the others', in the order in which they come: destination, source port.
+    /// The fields that distinguish the conversations' frames, in the order of their arrival: destination, source
+    /// port.
     order: Vec<([u8; 4], [u8; 2])>,
-    /// Whose turn it is.
+    /// The index of the next conversation.
     next: usize,
     frames: [[u8; FRAME]; BATCH],
     now_ns: u64,
 }
 
-/// What packets took, parsing and judging them.
+/// Times for parsing and evaluating packets.
 #[derive(Clone, Debug)]
 pub struct Times {
     /// Whether there were a million conversations, and a record for each.
     pub many: bool,
-    /// How many conversations and records there were.
+    /// Numbers of conversations and of records.
     pub name: String,
-    /// One by one, ns a packet.
+    /// One by one, ns per packet.
     pub alone_ns: f64,
-    /// In vectors, ns a packet.
+    /// In vectors, ns per packet.
     pub vectors_ns: f64,
-    /// Time in vectors, of that one by one, percent; the median of pairs, of which neither kind always comes first.
+    /// Time in vectors relative to one by one, percent; the median of pairs, in which the order alternates.
     pub percent: f64,
 }
 
-/// Conversations, and records of flows: few; as many as are in the processor's caches; a million, with the default's records and
-/// with as many as there can be.
+/// Conversations, and flow records: few; as many as fit into the processor's caches; a million, with the default
+/// number of records and with the maximum.
 const LOADS: [(u32, u32); 4] = [(256, 1 << 16), (1 << 15, 1 << 16), (MANY, 1 << 15), (MANY, FlowLimits::MAX_RECORDS)];
 
 const MANY: u32 = 1 << 20;
 
-/// Measures all loads, in turns: how fast memory answers changes within seconds, with what else the machine's host has to do. Half a minute.
+/// Measures all loads, alternating, because memory latency changes within seconds with other work of the machine's
+/// host. Half a minute.
 pub fn times() -> Vec<Times> {
     let mut runs = LOADS.map(|_| Vec::with_capacity(BUILDS * PAIRS));
     for _ in 0..BUILDS {
@@ -67,7 +72,7 @@ pub fn times() -> Vec<Times> {
     LOADS.into_iter().zip(runs).map(|(load, runs)| summary(load, runs)).collect()
 }
 
-/// Pairs of one switch, ns a packet: one by one, and in vectors.
+/// Pairs with one switch, ns per packet: one by one, and in vectors.
 fn measure(conversations: u32, records: u32, runs: &mut Vec<[f64; 2]>) {
     let mut bench = Bench::new(conversations, records);
     let mut timed = |together| {
@@ -101,7 +106,7 @@ impl Bench {
         let mut switch = Switch::build(&tables(records), 7).unwrap_or_else(|e| unreachable!("the tables: {e}"));
         let now_ns = 1 << 40;
         switch.advance(now_ns);
-        // Every one once, in an order without a pattern: by a full cycle of a linear congruential generator.
+        // All of them once, in an order without a pattern: the full cycle of a linear congruential generator.
         let mut n = 1u32;
         let order = (0..conversations).map(|_| {
             n = n.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f) & (conversations - 1);
@@ -116,7 +121,7 @@ impl Bench {
         bench
     }
 
-    /// Judges the next packets, in batches. Returns whether all passed.
+    /// Evaluates the next packets, in batches. Returns whether all passed.
     #[inline(never)]
     fn run(&mut self, together: bool, packets: usize) -> bool {
         let Bench { switch, order, next, frames, now_ns } = self;

@@ -1,4 +1,4 @@
-//! Wall times of what the instruction counts count: medians, of this machine and this moment.
+//! Wall times of the benchmarks whose instructions are counted: medians, valid for this machine at this moment.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +8,15 @@ use crate::decisions::{Case, Decisions, Kind};
 use crate::round::{Load, Round};
 use crate::stages::{PACKETS, Prepared};
 
-/// Flows in turns, about which the switch decides: with so many it is memory that takes time.
+/// Number of flows, used in turn, for the switch's decision: with so many, memory latency dominates.
 const FLOWS: [u32; 2] = [1, 10_000];
-/// Decisions that are timed together.
+/// Decisions per measurement.
 const DECISIONS: u32 = 10_000;
 /// Packets of a timed round.
 const ROUND_PACKETS: u32 = 8192;
 const REPETITIONS: usize = 21;
 
-/// Name, and nanoseconds a packet.
+/// Name, and nanoseconds per packet.
 pub fn times() -> Vec<(&'static str, f64)> {
     let rounds = [
         ("round.strict_8_flows", Load { ordering: Ordering::Strict, ..Load::default() }),
@@ -40,7 +40,7 @@ pub fn times() -> Vec<(&'static str, f64)> {
     times
 }
 
-/// Name, and nanoseconds a packet, of the switch's decision, for flows that it remembers and for those that it may not remember.
+/// Name, and nanoseconds per packet, of the switch's decision, for flows with and without a record.
 pub fn decisions() -> Vec<(String, f64)> {
     let kinds = [
         ("remote", Case::Remote, 0, false),

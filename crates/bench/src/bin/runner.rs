@@ -1,5 +1,5 @@
-//! The program that runs each benchmark under Valgrind: gungraun's own, built from the version that Cargo.lock names, so
-//! that it always fits the harness and nothing has to be installed.
+//! The runner that executes each benchmark under Valgrind: gungraun's own, in the version in Cargo.lock, so that it
+//! always matches the harness and needs no installation.
 
 use gungraun_runner::error::Error;
 
