@@ -365,8 +365,8 @@ pub const NOT_MEASURED: &[(&str, &str)] = &[
     ),
     (
         "SIGCOMM'25 figure B.2, four links of a pod to four switches",
-        "Not here, because which of the links has failed is told by BGP, which the gateway does not speak yet. A pod \
-         has up to four interfaces (docs/GATEWAY.md).",
+        "Not here, because no experiment connects a pod to several switches. A pod has up to four interfaces \
+         (docs/GATEWAY.md).",
     ),
 ];
 

@@ -149,7 +149,7 @@ pub struct Row {
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Row { mode, neighbour, requests_per_s: rate, latency_ms_p99: p99, frames_per_s: frames, .. } = self;
-        write!(f, "{mode:<8} {neighbour:<15} {rate:.0} requests/s, P99 {p99:.3} ms, beside {frames:.0} frames/s")
+        write!(f, "{mode:<8} {neighbour:<15} {rate:.0} requests/s, P99 {p99:.3} ms, neighbour {frames:.0} frames/s")
     }
 }
 
@@ -238,7 +238,7 @@ impl Experiment for Isolation {
             };
             text += &processor::table(["neighbour"], Neighbour::ALL.map(shares));
             text += "\nPackets that did not arrive, sum of all repetitions:\n\n";
-            let mut table = Table::new(&["beside the neighbour", "whose", "counter", "packets"]);
+            let mut table = Table::new(&["neighbour", "whose", "counter", "packets"]);
             for neighbour in Neighbour::ALL {
                 for whose in ["the neighbour's", "the other tenant's"] {
                     let mut drops: BTreeMap<&str, u64> = BTreeMap::new();

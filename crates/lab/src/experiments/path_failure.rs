@@ -550,7 +550,7 @@ fn line(row: &Row) -> String {
         text += &format!(", {success:.3} % answered, longest stall {stall:.1} ms");
     }
     if disturbed > 0 {
-        text += &format!(" (the machine stood still in or beside {disturbed} bins)");
+        text += &format!(" (standstills of the machine in or next to {disturbed} bins)");
     }
     text
 }

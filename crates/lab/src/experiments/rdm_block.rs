@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(missed(|_| {}), [0; 0]);
         assert_eq!(missed(|rows| rows[1].operations_per_s = 890.0), [0]);
         assert_eq!(missed(|rows| rows[2].operations_per_s = 1200.0), [1]);
-        assert_eq!(missed(|rows| rows[9].write_ms_p99_9 = 1.9), [5], "beside the better of the two");
+        assert_eq!(missed(|rows| rows[9].write_ms_p99_9 = 1.9), [5], "relative to the better of the two");
         assert_eq!(missed(|rows| rows.truncate(7)), [4, 5], "no reference");
     }
 }

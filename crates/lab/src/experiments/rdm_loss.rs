@@ -382,7 +382,7 @@ mod tests {
         };
         assert_eq!(missed(|_| {}), [0; 0]);
         assert_eq!(missed(|rows| rows[3].gbit_per_s = 9.4), [0]);
-        assert_eq!(missed(|rows| rows[6].latency_ms_p99_9 = Some(79.0)), [2], "beside the better of the two");
+        assert_eq!(missed(|rows| rows[6].latency_ms_p99_9 = Some(79.0)), [2], "relative to the better of the two");
         assert_eq!(missed(|rows| rows[4].latency_ms_p99_9 = Some(5.1)), [1, 2]);
         assert_eq!(missed(|rows| rows[1].gbit_per_s = 20.1), [3]);
         assert_eq!(missed(|rows| rows.retain(|r| r.mode == Transport::Messages)), [0, 1, 2, 3], "no reference");
