@@ -33,14 +33,14 @@ pub fn run_all(options: &Options, out: &Path) -> Result<bool> {
         let directory = out.join(experiment.name());
         let settled = run::settle(experiment, options.clone())?;
         let programs = programs(&settled)?;
-        let place = format!("[{}/{}, {}]", number + 1, experiments.len(), run::duration(began.elapsed()));
-        let results = match there_already(experiment.name(), &settled, &programs, &directory)? {
+        let progress = format!("[{}/{}, {}]", number + 1, experiments.len(), run::duration(began.elapsed()));
+        let results = match reusable_results(experiment.name(), &settled, &programs, &directory)? {
             Some(results) => {
-                println!("{place} {}: has results already, in {}", experiment.name(), directory.display());
+                println!("{progress} {}: has results already, in {}", experiment.name(), directory.display());
                 Ok(results)
             }
             None => {
-                println!("{place} {}: {}", experiment.name(), experiment.summary());
+                println!("{progress} {}: {}", experiment.name(), experiment.summary());
                 let measured = run::run(experiment, &settled, &directory);
                 interrupt::check().context("the next `run all` continues from here")?;
                 measured.and_then(|_| Results::read(&directory, experiment.name()))
@@ -92,7 +92,7 @@ fn programs(options: &Options) -> Result<[PathBuf; 5]> {
 
 /// Results of `experiment` in `directory` that were measured with the same options and are not older than the
 /// `programs`.
-fn there_already(
+fn reusable_results(
     experiment: &str,
     options: &Options,
     programs: &[PathBuf],
@@ -110,8 +110,8 @@ fn there_already(
     }
     let known = Results::read(directory, experiment);
     // The directory of the binaries does not matter and is not recorded.
-    let asked = Options { bin_dir: None, ..options.clone() };
-    Ok(known.ok().filter(|results| results.host.options == asked))
+    let wanted = Options { bin_dir: None, ..options.clone() };
+    Ok(known.ok().filter(|results| results.host.options == wanted))
 }
 
 fn modified(path: &Path) -> Result<SystemTime> {
@@ -141,7 +141,7 @@ mod tests {
         };
         let programs = [touch("daemon", 100), directory.path().join("not-built")];
         let options = Options::default();
-        let find = |options: &Options| there_already("iperf", options, &programs, directory.path()).unwrap();
+        let find = |options: &Options| reusable_results("iperf", options, &programs, directory.path()).unwrap();
         assert_eq!(find(&options), None, "nothing was measured");
 
         let host = HostInfo::collect(&options);

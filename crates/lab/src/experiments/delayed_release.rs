@@ -183,7 +183,7 @@ fn per_packet(row: &Row) -> f64 {
 
 /// Runs a lossy flow for a second: the first retransmission proves that the first machine does not reuse in-flight
 /// buffers.
-pub(super) fn show_that_buffers_are_left_alone(network: &mut Network) -> Result<()> {
+pub(super) fn prove_that_buffers_are_not_reused(network: &mut Network) -> Result<()> {
     let address = network.topology.hosts[1].guest.address;
     inject::vnic_loss(&network.topology, &network.overlay, 1.0)?;
     let load = Load { flows: 1, seconds: 1.0, gbit_per_s: None };
@@ -195,7 +195,7 @@ pub(super) fn show_that_buffers_are_left_alone(network: &mut Network) -> Result<
 fn prepare(network: &mut Network) -> Result<f64> {
     let delay = DELAY_US.to_string();
     let address = network.topology.hosts[1].guest.address;
-    show_that_buffers_are_left_alone(network)?;
+    prove_that_buffers_are_not_reused(network)?;
     let load = Load { flows: 1, seconds: 1.0, gbit_per_s: None };
     let (sender, receiver) = (&network.topology.hosts[0].name, &network.overlay.daemons[1]);
     receiver.control(&["fault", "add", "--peer", sender, "--delay-us", &delay])?;

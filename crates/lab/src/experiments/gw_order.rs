@@ -45,7 +45,7 @@ const WINDOW: u64 = 512;
 /// The ACL drops one in this many packets.
 const ONE_IN: u32 = 100;
 /// Packets that a stopped worker holds: a full ring, and the batch it had taken out.
-const OF_A_WORKER: u64 = 1024 + 32;
+const MAX_HELD_PACKETS: u64 = 1024 + 32;
 /// The exchange ends after this time without a packet, which is longer than a worker stops.
 const SILENCE: Duration = Duration::from_secs(2);
 
@@ -249,7 +249,7 @@ impl Experiment for GwOrder {
                 "packets that a stopped worker delays beyond the timeout, worst run",
                 worst(&[Case::StoppedWorker], few),
                 Sense::AtMost,
-                OF_A_WORKER as f64,
+                MAX_HELD_PACKETS as f64,
                 "packets",
             )
             .exact(),

@@ -32,7 +32,7 @@ use crate::turns;
 const KPPS: [u32; 4] = [40, 30, 20, 10];
 const BURST_KPPS: u32 = 340;
 /// Rate of each of the pod's two workers, packets/s.
-const OF_A_WORKER: u64 = 100_000;
+const WORKER_PACKETS_PER_S: u64 = 100_000;
 /// The limiter's stages, packets/s.
 const STAGES: [u64; 2] = [80_000, 20_000];
 /// The seed of the limiter's hash, so that a tenant that collides with the first one can be chosen.
@@ -223,7 +223,7 @@ impl Experiment for GwOverload {
              of the time the first one sends {BURST_KPPS} thousand. With `collision` the third tenant's VNI shares \
              both stages of the limiter with the first one's. Losses are those of packets sent since the start of the \
              burst. Medians of the repetitions.\n\n{}",
-            2 * OF_A_WORKER / 1000,
+            2 * WORKER_PACKETS_PER_S / 1000,
             table.render()
         ))
     }
@@ -360,7 +360,7 @@ fn settings(limiter: Limiter, vnis: [u32; 4]) -> Settings {
         timeout_ms: 100,
         queue_entries: 32_768,
         limiter,
-        tests: format!("packets_per_second = {OF_A_WORKER}\n"),
+        tests: format!("packets_per_second = {WORKER_PACKETS_PER_S}\n"),
         processors: Some(Processors { pipeline: PIPELINE, workers: LAB }),
     }
 }

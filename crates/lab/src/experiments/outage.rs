@@ -43,7 +43,7 @@ const FLAPS: (u32, u32) = (6, 3);
 /// How long all links are down.
 const ALL_DOWN: Duration = Duration::from_secs(3);
 /// How much later the other links return than the first one.
-const OTHERS_LATER: Duration = Duration::from_millis(700);
+const RETURN_DELAY: Duration = Duration::from_millis(700);
 /// How long a daemon is down.
 const AWAY: Duration = Duration::from_millis(300);
 /// Timeout of a request. Without connectivity, clients reconnect at this interval, so that the result shows the
@@ -209,7 +209,7 @@ impl Experiment for Outage {
             UP.as_millis(),
             AFTER_BULK.as_millis(),
             ALL_DOWN.as_secs(),
-            OTHERS_LATER.as_millis(),
+            RETURN_DELAY.as_millis(),
             AWAY.as_millis(),
             TIMEOUT.as_millis(),
             PATIENCE.as_millis(),
@@ -222,7 +222,7 @@ impl Experiment for Outage {
         let rows: Vec<Row> = from_values(rows)?;
         let series: Vec<_> = modes(&rows).into_iter().map(|mode| (mode.into(), mode)).collect();
         let panel =
-            Panel::over("Redis", ("broken", &Case::ALL[..]), ("longest request [ms]", true), &series, |mode, case| {
+            Panel::over("Redis", ("fault", &Case::ALL[..]), ("longest request [ms]", true), &series, |mode, case| {
                 Spread::of(rows.iter().filter(|row| row.mode == mode && row.case == *case).map(|row| row.longest_ms))
             });
         Ok(vec![plot::draw(&directory.join("longest.svg"), &[panel], 1)?])
@@ -266,7 +266,7 @@ fn modes(rows: &[Row]) -> Vec<Mode> {
 }
 
 /// When the fault began, and when it ended.
-struct Broken {
+struct Fault {
     since: Instant,
     /// For cases with a single end.
     returned: Option<Instant>,
@@ -278,15 +278,15 @@ fn measure(lab: &Lab, mode: Mode, case: Case, repetition: u32) -> Result<(Vec<st
     let server = RedisServer::start(&network.topology.hosts[1].guest, &lab.logs(&label))?;
     let watch = standstill::Watch::start()?;
     let (load, stop) = start(lab, &network, case)?;
-    let broken = break_it(lab, &mut network, case);
+    let fault = inject_fault(lab, &mut network, case);
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     let report = load.join().map_err(|_| anyhow!("the Redis client panicked"))??;
-    let (broken, seen) = (broken?, watch.finish()?);
+    let (fault, seen) = (fault?, watch.finish()?);
     drop(server);
     network.check()?;
     let seen: Vec<_> =
-        seen.into_iter().filter(|standstill| standstill.began + standstill.length > broken.since).collect();
-    let row = row(&report.requests, lab.options.clients, &broken);
+        seen.into_iter().filter(|standstill| standstill.began + standstill.length > fault.since).collect();
+    let row = row(&report.requests, lab.options.clients, &fault);
     let standstill_ms = standstill::total(&seen).as_secs_f64() * 1000.0;
     let wrong_answers = report.wrong_answers;
     Ok((seen, Row { mode, case, repetition, wrong_answers, standstill_ms, ..row }))
@@ -316,7 +316,7 @@ fn start(lab: &Lab, network: &Network, case: Case) -> Result<Clients> {
     Ok((client.namespace.spawn(move || key_value_client::run(&load))?, stop))
 }
 
-fn break_it(lab: &Lab, network: &mut Network, case: Case) -> Result<Broken> {
+fn inject_fault(lab: &Lab, network: &mut Network, case: Case) -> Result<Fault> {
     interrupt::sleep(SETTLE)?;
     if case == Case::ThreeFlapAfterBulk {
         let [client, server] = [0, 1].map(|host| &network.topology.hosts[host].guest);
@@ -343,7 +343,7 @@ fn break_it(lab: &Lab, network: &mut Network, case: Case) -> Result<Broken> {
             // A single change: only one rule is removed.
             inject::wire_loss(&network.topology, &paths[1..], 100.0)?;
             let returned = Instant::now();
-            interrupt::sleep(OTHERS_LATER)?;
+            interrupt::sleep(RETURN_DELAY)?;
             inject::wire_loss(&network.topology, &[], 0.0)?;
             Some(returned)
         }
@@ -359,16 +359,16 @@ fn break_it(lab: &Lab, network: &mut Network, case: Case) -> Result<Broken> {
         }
     };
     interrupt::sleep(AFTERWARDS)?;
-    Ok(Broken { since, returned })
+    Ok(Fault { since, returned })
 }
 
 /// Evaluates the requests of `clients` clients. The caller sets the fields about the measurement.
-fn row(requests: &[Request], clients: u32, broken: &Broken) -> Row {
-    let judged = || requests.iter().filter(|request| request.ended >= broken.since);
+fn row(requests: &[Request], clients: u32, fault: &Fault) -> Row {
+    let judged = || requests.iter().filter(|request| request.ended >= fault.since);
     let ms = |duration: Duration| duration.as_secs_f64() * 1000.0;
     let mut first = vec![None; clients as usize];
     for request in judged().filter(|request| request.answered) {
-        let after = broken.returned.and_then(|returned| request.ended.checked_duration_since(returned));
+        let after = fault.returned.and_then(|returned| request.ended.checked_duration_since(returned));
         if let (Some(after), Some(own)) = (after, first.get_mut(request.client as usize)) {
             own.get_or_insert(ms(after));
         }
@@ -410,13 +410,13 @@ mod tests {
             request(0, 331, 332, true),
             request(1, 310, 345, true),
         ];
-        let broken = |returned: Option<u64>| Broken { since: at(100), returned: returned.map(at) };
-        let all = row(&requests, 2, &broken(Some(320)));
+        let fault = |returned: Option<u64>| Fault { since: at(100), returned: returned.map(at) };
+        let all = row(&requests, 2, &fault(Some(320)));
         assert_eq!((all.requests, all.failed_requests, all.longest_ms), (6, 2, 100.0));
         assert_eq!((all.first_answer_ms, all.every_client_ms), (Some(10.0), Some(25.0)));
-        let late = row(&requests, 2, &broken(Some(340)));
+        let late = row(&requests, 2, &fault(Some(340)));
         assert_eq!((late.first_answer_ms, late.every_client_ms), (Some(5.0), None), "one client has no answer");
-        assert_eq!(row(&requests, 2, &broken(None)).first_answer_ms, None);
+        assert_eq!(row(&requests, 2, &fault(None)).first_answer_ms, None);
     }
 
     #[test]

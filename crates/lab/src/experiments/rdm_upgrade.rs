@@ -221,7 +221,7 @@ fn measure(lab: &Lab, loss: f64, repetition: u32) -> Result<Row> {
     let logs = lab.logs(&format!("{loss:.3}-{repetition}"));
     fs::create_dir_all(&logs).with_context(|| format!("creating {}", logs.display()))?;
     let file = logs.join("service");
-    say(&file, "rc")?;
+    write_service(&file, "rc")?;
     let followed = file.to_str().context("a path that is not UTF-8")?;
     let both = ["-c", "both", "--follow", followed];
     let bench =
@@ -233,7 +233,7 @@ fn measure(lab: &Lab, loss: f64, repetition: u32) -> Result<Row> {
     let client = bench.client(lab, &[&words[..], &both].concat(), &logs, "client")?;
     for service in ["uc", "rc"] {
         interrupt::sleep(Duration::from_secs(third.into()))?;
-        say(&file, service)?;
+        write_service(&file, service)?;
     }
     let report = finish(client)?;
     let whole = |pointer: &str| number(&report, pointer).map(|value| value as u64);
@@ -261,7 +261,7 @@ fn measure(lab: &Lab, loss: f64, repetition: u32) -> Result<Row> {
 }
 
 /// Replaces the file atomically.
-fn say(file: &Path, service: &str) -> Result<()> {
+fn write_service(file: &Path, service: &str) -> Result<()> {
     let new = file.with_extension("new");
     fs::write(&new, service)
         .and_then(|()| fs::rename(&new, file))

@@ -160,7 +160,7 @@ impl Experiment for RedisLoss {
         );
         for injector in distinct(&rows, |row| row.injector) {
             for op in distinct(&rows, |row| row.op) {
-                text += &format!("\n### `{}`, loss on the {}\n\n", op.name(), place(injector));
+                text += &format!("\n### `{}`, loss on the {}\n\n", op.name(), location(injector));
                 let titles = [
                     "loss",
                     "mode",
@@ -526,7 +526,7 @@ fn line(row: &Row) -> String {
     }
 }
 
-fn place(injector: Injector) -> &'static str {
+fn location(injector: Injector) -> &'static str {
     match injector {
         Injector::Wire => "wire (nftables on every underlay link, both directions)",
         Injector::Vnic => "vNIC (between switch and guest, both directions)",

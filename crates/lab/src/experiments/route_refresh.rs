@@ -41,7 +41,7 @@ const WINDOW: usize = 5;
 /// Time from the start of the refresh until its effect must be over.
 const BACK: Duration = Duration::from_secs(3);
 /// Interval at which the switch is asked for its number of conversations while it learns them.
-const ASK_AGAIN: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Timeout for the switch to learn the conversations.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -303,7 +303,7 @@ fn measure(lab: &Lab, mode: Switch, repetition: u32, seconds: f64) -> Result<Row
     while learnt.last().is_none_or(|&(_, known)| known < u64::from(SESSIONS - 1)) && Instant::now() < deadline {
         switch.check_alive()?;
         learnt.push((Instant::now(), switch.sessions()?));
-        interrupt::sleep(ASK_AGAIN)?;
+        interrupt::sleep(POLL_INTERVAL)?;
     }
     let changed = flows(1);
     if let Running::Bifrost { .. } = &switch {

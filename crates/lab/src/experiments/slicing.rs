@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::delayed_release::show_that_buffers_are_left_alone;
+use super::delayed_release::prove_that_buffers_are_not_reused;
 use crate::bars::{Bar, Sense};
 use crate::daemon::Settings;
 use crate::frame::Experiment;
@@ -318,7 +318,7 @@ fn begin(lab: &Lab, ports: Ports, label: &str) -> Result<Network> {
             name_guests(&mut network, ports.mtu_bytes)?;
             freeze(&network, true)?;
         }
-        _ => show_that_buffers_are_left_alone(&mut network)?,
+        _ => prove_that_buffers_are_not_reused(&mut network)?,
     }
     Ok(network)
 }

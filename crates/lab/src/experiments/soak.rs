@@ -399,7 +399,7 @@ fn account(daemon: &Daemon, memory: &[(f64, f64)]) -> Result<DaemonResult> {
 /// retransmitted by a restarted connection. Packets that the peer's switch refuses count as received.
 fn missing(daemons: &[DaemonResult]) -> Option<u64> {
     let [a, b] = daemons else { return None };
-    let way = |from: &DaemonResult, to: &DaemonResult| {
+    let direction = |from: &DaemonResult, to: &DaemonResult| {
         let count = |daemon: &DaemonResult, name: &str| daemon.counters.get(name).copied();
         let sent = count(from, "rte.sent_packets")?;
         let received = count(to, "rte.received_packets")?;
@@ -407,7 +407,7 @@ fn missing(daemons: &[DaemonResult]) -> Option<u64> {
         let excused: u64 = excuses.iter().filter_map(|name| count(from, name)).sum();
         Some(sent.saturating_sub(received + excused))
     };
-    Some(way(a, b)? + way(b, a)?)
+    Some(direction(a, b)? + direction(b, a)?)
 }
 
 #[cfg(test)]

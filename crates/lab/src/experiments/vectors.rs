@@ -39,7 +39,7 @@ const MANY: u32 = 1_000_000;
 const RING: u32 = 1024;
 /// Timeout for the switch to learn the conversations, and the interval at which it is asked for their number.
 const PATIENCE: Duration = Duration::from_secs(60);
-const ASK_AGAIN: Duration = Duration::from_millis(25);
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Warm-up before packets are counted.
 const WARM_UP: Duration = Duration::from_secs(1);
 
@@ -272,7 +272,7 @@ fn measure(lab: &Lab, mode: Switch, conversations: u32, repetition: u32, seconds
     let deadline = Instant::now() + PATIENCE;
     let mut learnt = vec![(Instant::now(), 0)];
     while learnt.last().is_none_or(|&(_, known)| known < expected) && Instant::now() < deadline {
-        interrupt::sleep(ASK_AGAIN)?;
+        interrupt::sleep(POLL_INTERVAL)?;
         switch.check_alive()?;
         learnt.push((Instant::now(), switch.sessions()?));
     }
@@ -364,8 +364,8 @@ mod tests {
 
     /// Multiplies the rates of `mode` by these factors, one per number of conversations.
     fn quicker(row: &mut Row, mode: Switch, factors: [f64; 3]) {
-        let place = CONVERSATIONS.iter().position(|n| *n == row.conversations).unwrap();
-        row.packets_per_s *= if row.mode == mode { factors[place] } else { 1.0 };
+        let position = CONVERSATIONS.iter().position(|n| *n == row.conversations).unwrap();
+        row.packets_per_s *= if row.mode == mode { factors[position] } else { 1.0 };
     }
 
     #[test]

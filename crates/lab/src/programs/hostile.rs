@@ -108,18 +108,18 @@ impl Frames {
             match random.u64(..8) {
                 // A flipped bit after the Ethernet addresses, whose bits matter little.
                 0 | 1 => {
-                    let place = 12 + at(random, frame.len() - 12);
-                    frame[place] ^= 1 << random.u64(..8);
+                    let position = 12 + at(random, frame.len() - 12);
+                    frame[position] ^= 1 << random.u64(..8);
                 }
                 2 => {
-                    let place = at(random, frame.len());
-                    frame[place] = random.u8(..);
+                    let position = at(random, frame.len());
+                    frame[position] = random.u8(..);
                 }
                 // A length, count, or offset field with an extreme value.
                 3 => {
-                    let place = 12 + at(random, frame.len() - 13);
+                    let position = 12 + at(random, frame.len() - 13);
                     let extreme = [0, 1, 0x7fff, 0xffff][random.usize(..4)];
-                    frame[place..place + 2].copy_from_slice(&u16::to_be_bytes(extreme));
+                    frame[position..position + 2].copy_from_slice(&u16::to_be_bytes(extreme));
                 }
                 // A truncated frame, usually within a header.
                 4 => frame.truncate((SHORTEST + at(random, frame.len().min(120))).min(frame.len())),

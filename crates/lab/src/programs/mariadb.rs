@@ -38,10 +38,10 @@ impl Application for Mariadb {
         let data = files.join("mariadb");
         fs::create_dir(&data).with_context(|| format!("creating {}", data.display()))?;
         chown(&data, Some(NOBODY), Some(NOBODY)).with_context(|| format!("giving {} away", data.display()))?;
-        let place = format!("--datadir={}", data.display());
+        let datadir = format!("--datadir={}", data.display());
         let mut command = Command::new("mariadb-install-db");
         command.args(["--no-defaults", "--user=nobody", "--auth-root-authentication-method=normal", "--skip-test-db"]);
-        command.arg(&place).args(SETTINGS);
+        command.arg(&datadir).args(SETTINGS);
         Program::start(command, "mariadb-install-db", &logs.join("mariadb-install-db.log"))?.finish(SETUP_TIMEOUT)?;
 
         let first = data.join("first.sql");
@@ -49,7 +49,7 @@ impl Application for Mariadb {
             format!("CREATE DATABASE {LAB};\nCREATE USER {LAB}@'%';\nGRANT ALL ON {LAB}.* TO {LAB}@'%';\n");
         fs::write(&first, statements).with_context(|| format!("writing {}", first.display()))?;
         let mut command = guest.namespace.command("mariadbd");
-        command.args(["--no-defaults", "--user=nobody", &place]).args(SETTINGS);
+        command.args(["--no-defaults", "--user=nobody", &datadir]).args(SETTINGS);
         command.arg(format!("--init-file={}", first.display()));
         command.arg(format!("--socket={}", data.join("socket").display()));
         command.arg(format!("--pid-file={}", data.join("pid").display()));

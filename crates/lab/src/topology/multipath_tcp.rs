@@ -28,7 +28,7 @@ const FALLBACKS: [&str; 11] = [
     "InfiniteMapTx",
 ];
 /// The largest accepted share of connections that have fallen back.
-const MOST_FALLEN_BACK: f64 = 0.01;
+const MAX_FALLBACK_SHARE: f64 = 0.01;
 /// With at least this many connections and subflows per path, the hash gives every path at least a quarter of its
 /// share, except in one case in a million.
 const SUBFLOWS_PER_PATH: u64 = 32;
@@ -36,7 +36,7 @@ const SUBFLOWS_PER_PATH: u64 = 32;
 const HANDSHAKE: u64 = 300;
 /// Settings of newer kernels, and their values here: a lost SYN does not mean that a middlebox drops Multipath TCP,
 /// and must not disable it.
-const LOSSES_ARE_NO_SIGN: [(&str, &str); 2] =
+const LOSS_TOLERANT_SETTINGS: [(&str, &str); 2] =
     [("net/mptcp/syn_retrans_before_tcp_fallback", "128"), ("net/mptcp/blackhole_timeout", "0")];
 /// Distance between consecutive addresses of a guest.
 const STRIDE: u8 = 16;
@@ -62,7 +62,7 @@ pub fn set_up(topology: &Topology) -> Result<()> {
             };
         }
         guest.namespace.ip_batch(&batch).context("setting up Multipath TCP: has the kernel CONFIG_MPTCP?")?;
-        let known: Vec<_> = LOSSES_ARE_NO_SIGN
+        let known: Vec<_> = LOSS_TOLERANT_SETTINGS
             .into_iter()
             .filter(|(key, _)| Path::new("/proc/sys").join(key).exists())
             .chain([("net/mptcp/enabled", "1")])
@@ -139,7 +139,7 @@ impl Usage {
         );
         let fallen: u64 = fallbacks.values().sum();
         ensure!(
-            fallen as f64 <= *connections as f64 * MOST_FALLEN_BACK,
+            fallen as f64 <= *connections as f64 * MAX_FALLBACK_SHARE,
             "{fallen} of {connections} connections have fallen back to TCP ({fallbacks:?}): does the server ask for \
              it, and does nothing on the path remove options?"
         );
