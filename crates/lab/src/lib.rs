@@ -1,9 +1,11 @@
 //! `bifrost-lab`: hosts from network namespaces, real programs in their guests, and experiments that compare networks.
 //!
-//! The way through the crate follows an experiment: [`state`] claims names on the machine, [`topology`] builds hosts,
-//! links and guests, [`topology::overlay`] joins the guests (kernel VXLAN or [`daemon`]), [`programs`] generate load,
-//! [`machine`]s take the place of containers, [`inject`] drops packets; a [`lab::Lab`] puts that together. An [`Experiment`](frame::Experiment)
-//! turns what was measured into [`results`], [`report`], [`plot`]s and [`bars`] ([`run`]); [`experiment`] lists them. [`everything`] does that with all of them, and makes one [`book`] of it. Whatever a run made is removed when its values are dropped, or by the next run.
+//! The modules in the order of an experiment: [`state`] claims names on the machine, [`topology`] builds hosts, links
+//! and guests, [`topology::overlay`] joins the guests (kernel VXLAN or [`daemon`]), [`programs`] generate load,
+//! [`machine`]s replace containers, [`inject`] drops packets; a [`lab::Lab`] combines these. An
+//! [`Experiment`](frame::Experiment) turns measurements into [`results`], [`report`], [`plot`]s and [`bars`]
+//! ([`run`]); [`experiment`] lists all experiments. [`everything`] runs them all, and writes one [`book`]. Everything
+//! that a run creates is removed when its values are dropped, or by the next run.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
