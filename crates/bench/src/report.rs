@@ -1,4 +1,4 @@
-//! From counts to a table, and whether the bars hold.
+//! Turns counts into a table, and checks the bars.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::messages::{CHUNKS, SHORT};
 use crate::routes::Cost;
 use crate::vectors::Times;
 
-/// A benchmark of `benches/instructions.rs`, and what its count is divided by.
+/// A benchmark of `benches/instructions.rs`, and the divisor of its count.
 struct Row {
     name: &'static str,
     per: u32,
@@ -35,16 +35,16 @@ const INSTRUCTIONS_MAX: f64 = 1000.0;
 /// Instructions that dispatch, legal check and reorder check of a packet may cost together.
 const SPRAY_INSTRUCTIONS_MAX: f64 = 250.0;
 
-/// Instructions that a short message may cost the engines of both ends, with its share of ACKs.
+/// Bar: instructions per short message in the engines of both ends, with its share of ACKs.
 const MESSAGE_INSTRUCTIONS_MAX: f64 = 2_600.0;
 
-/// The same of a chunk of a long message, up to 64 KiB.
+/// Bar: the same for a chunk of a long message, up to 64 KiB.
 const CHUNK_INSTRUCTIONS_MAX: f64 = 5_800.0;
 
-/// Bytes that a route may hold in a table of ten million.
+/// Bar: bytes per route in a table of ten million.
 const LARGE_TABLE_BYTES_MAX: f64 = 24.0;
 
-/// Bytes that a route may hold in the switch, one in IPv4 for each in IPv6.
+/// Bar: bytes per route in the switch, with as many IPv4 as IPv6 routes.
 const ROUTE_BYTES_MAX: f64 = 160.0;
 
 const ROWS: &[Row] = &[
@@ -105,14 +105,14 @@ const ROWS: &[Row] = &[
     Row { name: "message_chunk.of_1_mib", per: CHUNKS, unit: "a chunk", bar: Some(CHUNK_INSTRUCTIONS_MAX) },
 ];
 
-/// Pairs of which the second, beside 100k idle connections, may cost no more than the first.
+/// Pairs: the second, with 100k idle connections, may cost no more than the first.
 const NO_GROWTH: &[(&str, &str)] = &[
     ("round.by_flow_8_flows", "round.beside_100k_idle"),
     ("lone_packets.idle_0", "lone_packets.beside_100k_idle"),
     ("timers.idle_0", "timers.idle_100k"),
 ];
-/// Decisions of which the second, through a load balancer, may make a packet a tenth dearer than the first, which has none; and what the
-/// transport adds to both.
+/// Decisions: the second, through a load balancer, may make a packet a tenth more expensive than the first, without
+/// one; and the benchmark of the transport that is added to both.
 const BALANCED: &[(&str, &str, &str)] = &[
     ("decide.routed", "decide.balanced", "send.packets_256"),
     ("decide.routed_groups_acl_1000", "decide.balanced_groups", "send.packets_256"),
@@ -120,10 +120,10 @@ const BALANCED: &[(&str, &str, &str)] = &[
     ("decide.incoming_groups", "decide.balanced_incoming_groups", "receive.in_order_256"),
 ];
 const BALANCED_TOLERANCE: f64 = 0.10;
-/// By how much a pair's two may differ all the same: where in a page or a batch a measurement begins.
+/// Tolerance within a pair: a measurement begins at another position in a page or a batch.
 const NO_GROWTH_TOLERANCE: f64 = 0.02;
 
-/// By how much a count may exceed its baseline: other processors and C libraries copy memory in other ways.
+/// Tolerance relative to the baseline: memory copies differ between processors and C libraries.
 const BASELINE_TOLERANCE: f64 = 0.10;
 
 /// One line of the table.
@@ -131,32 +131,32 @@ const BASELINE_TOLERANCE: f64 = 0.10;
 pub struct Line {
     /// What was measured.
     pub name: String,
-    /// How much.
+    /// The value.
     pub value: f64,
-    /// Of what.
+    /// The unit.
     pub unit: String,
     /// The committed value of earlier runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub baseline: Option<f64>,
-    /// What must not be exceeded, whatever the baseline says.
+    /// The bar, which holds whatever the baseline says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bar: Option<f64>,
 }
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// Line by line.
     pub lines: Vec<Line>,
-    /// What does not hold.
+    /// Missed bars.
     pub missed: Vec<String>,
 }
 
 impl Report {
-    /// Reads the counts that gungraun left below `dir` and compares them with `baseline`.
+    /// Reads gungraun's counts below `dir` and compares them with `baseline`.
     ///
     /// # Errors
-    /// When a benchmark is missing or cannot be read.
+    /// A benchmark is missing or cannot be read.
     pub fn add_instructions(&mut self, dir: &Path, baseline: &BTreeMap<String, f64>) -> Result<()> {
         for row in ROWS {
             let value = instructions(dir, row.name)? / f64::from(row.per);
@@ -184,7 +184,7 @@ impl Report {
         Ok(())
     }
 
-    /// Adds what connections hold.
+    /// Adds the memory of connections.
     pub fn add_memory(&mut self, memory: &Memory) {
         let all = f64::from(memory.scale.idle + memory.scale.active);
         let active = f64::from(memory.scale.active);
@@ -202,14 +202,15 @@ impl Report {
         self.add("both_ends_resident", memory.resident_bytes as f64 / 1e6, "MB", None, None);
     }
 
-    /// Adds wall times, which have no bar: they are this machine's.
+    /// Adds wall times, which have no bar because they depend on the machine.
     pub fn add_wall_times(&mut self, times: &[(impl AsRef<str>, f64)]) {
         for (name, ns) in times {
             self.add(&format!("wall.{}", name.as_ref()), *ns, "ns a packet", None, None);
         }
     }
 
-    /// Adds what vectors take. With very many flow records that is at most four fifths of the time one by one: 25 % more packets a second.
+    /// Adds the times of vectors. With very many flow records, the bar is four fifths of the time one by one: 25 %
+    /// more packets per second.
     pub fn add_vectors(&mut self, times: &[Times]) {
         for Times { many, name, alone_ns, vectors_ns, percent } in times {
             let bar = many.then_some(80.0);
@@ -219,7 +220,7 @@ impl Report {
         }
     }
 
-    /// Adds what routes cost.
+    /// Adds the cost of routes.
     pub fn add_routes(&mut self, costs: &[Cost]) {
         for Cost { name, bytes_each, build_ms, packet_ns } in costs {
             self.add(&format!("{name}.memory"), *bytes_each, "bytes a route", None, Some(ROUTE_BYTES_MAX));
@@ -228,7 +229,7 @@ impl Report {
         }
     }
 
-    /// Adds what the gateway's pipeline costs.
+    /// Adds the cost of the gateway's pipeline.
     pub fn add_gateway(&mut self, costs: &Costs) {
         for (name, ns, bar) in &costs.times {
             self.add(&format!("time.{name}"), *ns, "ns a packet", None, *bar);
@@ -237,14 +238,14 @@ impl Report {
         self.add("gateway.10M_routes.memory", costs.route_bytes, "bytes a route", None, Some(LARGE_TABLE_BYTES_MAX));
     }
 
-    /// Adds allocations in steady state, of which there must be none.
+    /// Adds allocations in steady state; the bar is zero.
     pub fn add_allocations(&mut self, load: &str, sender: u64, receiver: u64) {
         for (side, count) in [("sender", sender), ("receiver", receiver)] {
             self.add(&format!("{side}.allocations.{load}"), count as f64, "allocations", None, Some(0.0));
         }
     }
 
-    /// The values, to be committed as the next baseline.
+    /// The values, as the next baseline.
     pub fn baseline(&self) -> BTreeMap<String, f64> {
         let counted = self.lines.iter().filter(|line| line.unit.starts_with("instructions"));
         counted.map(|line| (line.name.clone(), (line.value * 10.0).round() / 10.0)).collect()
