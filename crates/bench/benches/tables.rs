@@ -1,5 +1,5 @@
-//! The cost of look-ups: nanoseconds each, time to build, bytes per entry. `cargo bench -p bifrost-bench --bench
-//! tables`.
+//! The cost of look-ups: nanoseconds each, time to build, bytes per entry.
+//! `cargo bench -p bifrost-bench --bench tables` runs it.
 #![allow(clippy::unwrap_used)]
 
 use std::hint::black_box;

@@ -1,5 +1,5 @@
-//! Packet loss and rate limits, applied without Bifrost's own code (nftables) or by the daemon itself (`bifrostctl
-//! fault`).
+//! Packet loss and rate limits, applied without Bifrost's own code (nftables) or by the daemon itself
+//! (`bifrostctl fault`).
 
 use std::fmt::Write as _;
 
