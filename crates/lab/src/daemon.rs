@@ -266,7 +266,7 @@ impl Daemon {
         self.remote.control(arguments)
     }
 
-    /// A counter of `bifrostctl stats`; 0 if it was never incremented.
+    /// A counter of `bifrostctl stats`; what was never counted is 0.
     pub fn counter(&self, name: &str) -> Result<u64> {
         let stats = self.control(&["stats"])?;
         Ok(stats.get("counters").and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0))
