@@ -1,4 +1,4 @@
-//! Arguments of the workloads that are like applications.
+//! Arguments of the workloads modelled on applications.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,26 +10,29 @@ use crate::cli::{Common, print};
 use crate::link::Net;
 use crate::{block, sort, stats};
 
-/// What all of them have.
+/// Common arguments.
 #[derive(Debug, Args)]
 struct Shared {
     #[command(flatten)]
     common: Common,
-    /// Over TCP instead.
+    /// Use TCP instead.
     #[arg(long)]
     tcp: bool,
-    /// One JSON object instead of text.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
 }
 
 impl Shared {
     fn net(&self) -> Result<Net> {
-        ensure!(!self.tcp || self.common.stats.is_none(), "--stats has nothing to say about --tcp");
+        ensure!(
+            !self.tcp || self.common.stats.is_none(),
+            "--stats cannot be combined with --tcp, which has no counters"
+        );
         Ok(if self.tcp { Net::Tcp } else { Net::Messages(self.common.worker()?) })
     }
 
-    /// Where a server listens.
+    /// The address where a server listens.
     fn at(&self) -> SocketAddr {
         SocketAddr::new(self.common.bind, self.common.port)
     }
@@ -44,30 +47,30 @@ impl Shared {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SortCommand {
-    /// Makes records, and sends each to its reducer.
+    /// Generate records, and send each to its reducer.
     Map(MapArgs),
-    /// Takes records until all mappers have ended, and sorts them.
+    /// Receive records until all mappers have ended, and sort them.
     Reduce(ReduceArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct MapArgs {
-    /// The reducers, in the order of their numbers: ADDRESS:PORT,...
+    /// The reducers in order of their numbers, as ADDRESS:PORT,...
     #[arg(long, value_delimiter = ',', required = true)]
     reducers: Vec<SocketAddr>,
-    /// Records of 100 bytes.
+    /// Number of records, 100 bytes each.
     #[arg(long, default_value_t = 100_000)]
     records: u64,
-    /// Mappers of a sort have different ones.
+    /// Seed of the records; give each mapper a different one.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Bytes of a block.
+    /// Length of a block, bytes.
     #[arg(long, default_value_t = 65_500, value_parser = clap::value_parser!(u32).range(100..1 << 20))]
     block: u32,
-    /// Blocks on their way to a reducer.
+    /// Blocks in flight to each reducer.
     #[arg(short = 't', long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=900))]
     tx_depth: u16,
-    /// Begin at that time, ms since 1970, as the other mappers.
+    /// Start at this time, ms since 1970, together with the other mappers.
     #[arg(long, default_value_t = 0)]
     begin_ms: u64,
     #[command(flatten)]
@@ -76,16 +79,16 @@ pub(crate) struct MapArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReduceArgs {
-    /// Mappers that send.
+    /// Number of mappers.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     mappers: u32,
-    /// The number of this reducer, from 0.
+    /// Number of this reducer, from 0.
     #[arg(long, default_value_t = 0)]
     number: u32,
-    /// Reducers.
+    /// Number of reducers.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     reducers: u32,
-    /// Records that are taken, at most; they are kept in memory.
+    /// Maximum number of records, which are kept in memory.
     #[arg(long, default_value_t = 10_000_000)]
     most: u64,
     #[command(flatten)]
@@ -112,8 +115,8 @@ impl SortCommand {
             Self::Reduce(args) => {
                 ensure!(args.number < args.reducers, "--number must be below --reducers");
                 let net = args.shared.net()?;
-                let place = (args.number as usize, args.reducers as usize);
-                let reduced = sort::reduce(&net, args.shared.at(), args.mappers, place, args.most)?;
+                let reducer = (args.number as usize, args.reducers as usize);
+                let reduced = sort::reduce(&net, args.shared.at(), args.mappers, reducer, args.most)?;
                 args.shared.write_statistics(&net)?;
                 print(&reduced, args.shared.json)
             }
@@ -125,7 +128,7 @@ impl SortCommand {
 pub(crate) enum BlockCommand {
     /// A back end, which keeps a disk in memory.
     Serve(ServeArgs),
-    /// The front end: it uses the disk, checks what it reads, and reports.
+    /// The front end: uses the disk, verifies what it reads, and reports.
     Run(RunArgs),
 }
 
@@ -134,7 +137,7 @@ pub(crate) struct ServeArgs {
     /// Size of the disk, MiB.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     disk_mib: u32,
-    /// End after that many front ends; 0: never.
+    /// Exit after this number of front ends; 0: never.
     #[arg(long, default_value_t = 0)]
     clients: u32,
     #[command(flatten)]
@@ -143,22 +146,22 @@ pub(crate) struct ServeArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// The back ends: ADDRESS:PORT,...
+    /// The back ends, as ADDRESS:PORT,...
     #[arg(long, value_delimiter = ',', required = true)]
     backends: Vec<SocketAddr>,
-    /// Size of the disk, MiB, as the back ends have it; it must be empty.
+    /// Size of the disk, MiB, as at the back ends; it must be empty.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     disk_mib: u32,
-    /// Bytes of an operation, a multiple of 4096 up to 131,072; 0: mixed.
+    /// Size of an operation, bytes, a multiple of 4096 up to 131,072; 0: mixed.
     #[arg(short, long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=131_072))]
     size: u32,
-    /// Operations of 100 that read.
+    /// Share of operations that are reads, percent.
     #[arg(long, default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100))]
     reads: u8,
-    /// Operations that are open.
+    /// Number of operations in flight.
     #[arg(short = 't', long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     tx_depth: u16,
-    /// Seconds.
+    /// Duration, seconds.
     #[arg(short = 'D', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     duration: u32,
     #[command(flatten)]

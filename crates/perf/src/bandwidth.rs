@@ -11,7 +11,7 @@ use crate::report::{Engine, Report};
 pub(crate) fn run(worker: &Worker, endpoint: &Endpoint, plan: &Plan) -> Result<Report> {
     let mut progress = Progress::begin(plan);
     let mut sent = 0u64;
-    while progress.goes_on(sent) {
+    while progress.continues(sent) {
         progress.switch(endpoint)?;
         while endpoint.open_messages() < plan.depth && sent < plan.iters {
             endpoint.send(endpoint.buffer(plan.size))?;
@@ -22,7 +22,7 @@ pub(crate) fn run(worker: &Worker, endpoint: &Endpoint, plan: &Plan) -> Result<R
             worker.wait(Duration::from_millis(10))?;
         }
     }
-    // What has not arrived does not count.
+    // Count only messages that have arrived.
     endpoint.flush(Duration::from_secs(30))?;
     let seconds = progress.elapsed();
     drop(progress);

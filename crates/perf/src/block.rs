@@ -1,5 +1,5 @@
-//! Block storage: a front end that reads one of several back ends and writes all of them, with some operations open (paper: section
-//! 5.4, figure 13). A back end keeps blocks in memory. What is read is checked.
+//! Block storage: a front end that reads from one of several back ends and writes to all of them, with several
+//! operations in flight (paper: section 5.4, figure 13). A back end keeps blocks in memory. All data read is verified.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,33 +13,33 @@ use crate::link::{self, Link, Net};
 use crate::random::Random;
 use crate::report::Latency;
 
-/// Bytes of a unit; operations are on whole ones.
+/// Length of a unit, bytes; operations consist of whole units.
 pub(crate) const UNIT: usize = 4096;
 /// The longest operation, units.
 const LONGEST: u64 = 32;
-/// Sizes of operations, units, and how many of 100 have them, if they are mixed.
+/// Sizes of mixed operations, units, and their shares, percent.
 const MIX: [(u64, u64); 4] = [(1, 60), (4, 25), (16, 10), (LONGEST, 5)];
-/// What a request begins with: then come offset and length, and what is written.
+/// First byte of a request; offset, length, and the data of a write follow.
 const READ: u8 = 0;
 const WRITE: u8 = 1;
 const HEADER: usize = 13;
-/// What a response begins with.
+/// First byte of a response.
 const DONE: u8 = 0;
 const REFUSED: u8 = 1;
-/// How long an operation may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of an operation.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a front end does.
+/// Load that a front end generates.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     pub(crate) backends: Vec<SocketAddr>,
-    /// Bytes of the disk.
+    /// Size of the disk, bytes.
     pub(crate) disk: usize,
-    /// Bytes of an operation; `None`: 4 to 128 KiB, mixed.
+    /// Size of an operation, bytes; `None`: 4 to 128 KiB, mixed.
     pub(crate) size: Option<usize>,
-    /// Operations of 100 that read.
+    /// Share of reads, percent.
     pub(crate) reads: u64,
-    /// Operations that are open.
+    /// Number of operations in flight.
     pub(crate) depth: usize,
     pub(crate) duration: Duration,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Report {
     reads: u64,
     writes: u64,
     operations_per_s: f64,
-    /// What the application read and wrote; a write to several back ends counts once.
+    /// Data read and written by the application; a write to several back ends counts once.
     gbit_per_s: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     read_latency_us: Option<Latency>,
@@ -72,23 +72,23 @@ impl Store {
 
     fn execute(&mut self, request: &[u8]) -> Option<Vec<u8>> {
         let (header, data) = request.split_first_chunk::<HEADER>()?;
-        let [operation, place @ ..] = header;
-        let (offset, len) = place.split_first_chunk::<8>()?;
+        let [operation, range @ ..] = header;
+        let (offset, len) = range.split_first_chunk::<8>()?;
         let offset = usize::try_from(u64::from_be_bytes(*offset)).ok()?;
         let len = u32::from_be_bytes(*len.first_chunk()?) as usize;
         if len > LONGEST as usize * UNIT {
             return None;
         }
-        let place = self.0.get_mut(offset..offset.checked_add(len)?)?;
+        let bytes = self.0.get_mut(offset..offset.checked_add(len)?)?;
         match *operation {
             READ if data.is_empty() => {
                 let mut response = Vec::with_capacity(1 + len);
                 response.push(DONE);
-                response.extend_from_slice(place);
+                response.extend_from_slice(bytes);
                 Some(response)
             }
             WRITE if data.len() == len => {
-                place.copy_from_slice(data);
+                bytes.copy_from_slice(data);
                 Some(vec![DONE])
             }
             _ => None,
@@ -96,30 +96,30 @@ impl Store {
     }
 }
 
-/// A back end.
+/// Runs a back end.
 pub(crate) fn serve(net: &Net, at: SocketAddr, disk: usize, clients: u32) -> Result<()> {
     let mut store = Store(vec![0; disk]);
     link::serve(net, at, clients, |_, request| Ok(store.answer(request)))
 }
 
-/// An operation that is open.
+/// An operation in flight.
 struct Operation {
     writes: bool,
     unit: u64,
     units: u64,
-    /// Back ends that have not answered.
+    /// Back ends that have not responded.
     missing: usize,
     begin: Instant,
 }
 
-/// What the front end knows of the disk: how often each unit was written, and whether an operation is open on it.
+/// The front end's view of the disk: how often each unit was written, and whether an operation on it is in flight.
 struct Disk {
     versions: Vec<u32>,
     open: Vec<bool>,
 }
 
 impl Disk {
-    /// Chooses units that no open operation has, if there are some nearby.
+    /// Selects units without an operation in flight, if possible.
     fn choose(&mut self, random: &mut Random, units: u64) -> Option<u64> {
         let all = self.versions.len() as u64;
         for _ in 0..100 {
@@ -133,7 +133,7 @@ impl Disk {
         None
     }
 
-    /// What the units have to be.
+    /// The expected content of units.
     fn expected(&self, unit: u64, units: u64, into: &mut Vec<u8>) {
         into.resize(units as usize * UNIT, 0);
         for (number, bytes) in (unit..).zip(into.chunks_exact_mut(UNIT)) {
@@ -150,7 +150,7 @@ impl Disk {
 
 pub(crate) fn run(net: &Net, load: &Load) -> Result<Report> {
     let units = (load.disk / UNIT) as u64;
-    ensure!(units >= 8 * LONGEST, "the disk is too small: 1 MiB and more");
+    ensure!(units >= 8 * LONGEST, "the disk is too small; use at least 1 MiB");
     let connected: Result<Vec<Link>> = load.backends.iter().map(|backend| net.connect(*backend)).collect();
     let mut links = connected?;
     let mut disk = Disk { versions: vec![0; units as usize], open: vec![false; units as usize] };
@@ -162,13 +162,13 @@ pub(crate) fn run(net: &Net, load: &Load) -> Result<Report> {
     let begin = Instant::now();
     let mut last = begin;
     loop {
-        let goes_on = begin.elapsed() < load.duration;
+        let continues = begin.elapsed() < load.duration;
         for (slot, open) in operations.iter_mut().enumerate().filter(|(_, open)| open.is_none()) {
-            if goes_on {
+            if continues {
                 *open = start(&mut links, load, &mut disk, &mut random, slot as u64, &mut scratch)?;
             }
         }
-        if !goes_on && operations.iter().all(Option::is_none) {
+        if !continues && operations.iter().all(Option::is_none) {
             break;
         }
         if let Net::Messages(worker) = net {
@@ -178,11 +178,11 @@ pub(crate) fn run(net: &Net, load: &Load) -> Result<Report> {
         for link in &mut links {
             any += link.take(|slot, response| {
                 let slot = &mut operations[slot as usize];
-                let Some(operation) = slot else { bail!("a response to nothing") };
-                let Some((&DONE, data)) = response.split_first() else { bail!("a back end refuses an operation") };
+                let Some(operation) = slot else { bail!("a response without a request") };
+                let Some((&DONE, data)) = response.split_first() else { bail!("a back end refused an operation") };
                 if !operation.writes {
                     disk.expected(operation.unit, operation.units, &mut scratch);
-                    ensure!(data == scratch, "unit {} and those after it are not what was written", operation.unit);
+                    ensure!(data == scratch, "the data at unit {} differs from what was written", operation.unit);
                 }
                 operation.missing -= 1;
                 if operation.missing == 0 {
@@ -197,7 +197,7 @@ pub(crate) fn run(net: &Net, load: &Load) -> Result<Report> {
         if any > 0 {
             last = Instant::now();
         } else {
-            ensure!(last.elapsed() < PATIENCE, "no response of a back end in {} s", PATIENCE.as_secs());
+            ensure!(last.elapsed() < TIMEOUT, "no response from a back end in {} s", TIMEOUT.as_secs());
             net.wait(&links, Duration::from_millis(10))?;
         }
     }
@@ -218,7 +218,7 @@ pub(crate) fn run(net: &Net, load: &Load) -> Result<Report> {
     })
 }
 
-/// Begins an operation; `None` if all that was tried is in use.
+/// Begins an operation; `None` if all units tried are in use.
 fn start(
     links: &mut [Link],
     load: &Load,
@@ -248,7 +248,7 @@ fn start(
     Ok(Some(Operation { writes, unit, units, missing, begin }))
 }
 
-/// A size by a number below 100.
+/// Selects a size by a number below 100.
 fn mixed(number: u64) -> u64 {
     let mut below = 0;
     for (units, share) in MIX {
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_back_end_keeps_what_is_written_and_refuses_what_makes_no_sense() {
+    fn a_back_end_stores_data_and_refuses_invalid_requests() {
         let mut store = Store(vec![0; 2 * UNIT]);
         assert_eq!(store.answer(&request(WRITE, 4095, 2, b"ab")), [DONE]);
         assert_eq!(store.answer(&request(READ, 4094, 4, b"")), *b"\0\0ab\0");
@@ -316,7 +316,7 @@ mod tests {
         }
         taken.sort_unstable();
         assert!(taken.len() > 8 && taken.windows(2).all(|pair| pair[0] + 4 <= pair[1]), "{taken:?}");
-        // What is expected changes with each write, and differs from unit to unit.
+        // The expected content changes with each write, and differs between units.
         let (mut old, mut new) = (vec![], vec![]);
         disk.expected(5, 2, &mut old);
         assert_eq!(old, [0; 2 * UNIT]);

@@ -1,4 +1,4 @@
-//! The command line: option names are perftest's, where there is one.
+//! The command line. Options have perftest's names where it has the same ones.
 
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -16,18 +16,18 @@ use crate::{bandwidth, latency, numbered, server, stats, tcp, upgrade};
 
 /// Measures bandwidth and latency of messages between two hosts.
 ///
-/// An RDMA NIC that has the local address is used; without one, packets are RoCEv2 over UDP sockets. Start `bifrost-perf server` on one host, then `bw` or `lat`
-/// with its address on the other; the server takes one client after the other.
+/// Uses the RDMA NIC that has the local address, or else RoCEv2 over UDP sockets. Start `bifrost-perf server` on one
+/// host, then `bw` or `lat` with its address on the other. The server accepts one client after another.
 #[derive(Debug, Parser)]
 #[command(
     version,
     after_help = "Examples:
   bifrost-perf server -b fd00::2
   bifrost-perf bw fd00::2 -b fd00::1 -s 1048576 -D 10     one-way bandwidth of 1 MiB messages for 10 s
-  bifrost-perf lat fd00::2 -b fd00::1 -s 32768 -n 10000   times of 10,000 calls of 32 KiB, answered with as much
+  bifrost-perf lat fd00::2 -b fd00::1 -s 32768 -n 10000   latency of 10,000 calls with requests and responses of 32 KiB
   bifrost-perf lat fd00::2 --tcp -s 32768 -n 10000        the same calls over TCP
   bifrost-perf server -b fd00::2 -c both --follow FILE --in-order
-  bifrost-perf upgrade fd00::2 -b fd00::1 --follow FILE   calls at a steady rate, while `echo rc >FILE` changes their service"
+  bifrost-perf upgrade fd00::2 -b fd00::1 --follow FILE   constant-rate calls; `echo rc >FILE` changes the service"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -36,19 +36,19 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Answers clients, over RoCEv2 and over TCP, until it is stopped.
+    /// Serve clients over RoCEv2 and TCP until stopped.
     Server(ServerArgs),
-    /// Bandwidth in one direction: what the server has received in a second.
+    /// Measure bandwidth in one direction, as received by the server.
     Bw(ClientArgs),
-    /// Latency of calls: a request and a response of the same size.
+    /// Measure latency of calls with requests and responses of the same size.
     Lat(ClientArgs),
-    /// Calls at a steady rate, while a file has running processes change their service: what is lost or out of order, and how
-    /// throughput deviates.
+    /// Make calls at a constant rate while a file changes the service of the running processes; report losses,
+    /// reordering and throughput variation.
     Upgrade(UpgradeArgs),
-    /// A distributed sort: mappers send records to the reducers that have their keys.
+    /// Distributed sort: mappers send records to reducers by key range.
     #[command(subcommand)]
     Sort(SortCommand),
-    /// Block storage: a front end that reads one of several back ends, and writes all.
+    /// Block storage: a front end reads from one of several back ends, and writes to all.
     #[command(subcommand)]
     Block(BlockCommand),
 }
@@ -57,103 +57,103 @@ enum Command {
 struct ServerArgs {
     #[command(flatten)]
     common: Common,
-    /// End after that many clients; 0: never.
+    /// Exit after this number of clients; 0: never.
     #[arg(long, default_value_t = 0)]
     clients: u32,
 }
 
 #[derive(Debug, Args)]
 struct ClientArgs {
-    /// The server: a name or an address.
+    /// Server name or address.
     host: String,
     #[command(flatten)]
     common: Common,
-    /// Bytes of a message, up to 256 MiB.
+    /// Length of a message, bytes, up to 256 MiB.
     #[arg(short, long, default_value_t = 65_536)]
     size: usize,
-    /// Messages or calls that are measured.
+    /// Number of messages or calls.
     #[arg(short = 'n', long, default_value_t = 1000)]
     iters: u64,
-    /// Run for that many seconds, instead of --iters.
+    /// Run for this time instead of --iters, seconds.
     #[arg(short = 'D', long, value_name = "SECONDS")]
     duration: Option<f64>,
-    /// Messages, or calls, that are open at once.
+    /// Messages or calls in flight.
     #[arg(
         short = 't',
         long,
         default_value_t = 0,
-        help = "Messages, or calls, open at once [default: 16 for bw, 1 for lat]"
+        help = "Messages or calls in flight [default: 16 for bw, 1 for lat]"
     )]
     tx_depth: usize,
-    /// Use the other service every that many ms: needs --connection both.
+    /// Change to the other service at this interval, ms; requires --connection both.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     switch_every: Option<u64>,
-    /// Over TCP instead.
+    /// Use TCP instead.
     #[arg(long)]
     tcp: bool,
-    /// One JSON object instead of text.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Args)]
 struct UpgradeArgs {
-    /// The server: a name or an address. It has the same --follow, or another file, and --in-order.
+    /// Server name or address. The server needs --in-order, and --follow with the same or another file.
     host: String,
     #[command(flatten)]
     common: Common,
-    /// Bytes of a request, and of its response.
+    /// Length of requests and responses, bytes.
     #[arg(short, long, default_value_t = 32_768, value_parser = clap::value_parser!(u32).range(numbered::SHORTEST as i64..=16 << 20))]
     size: u32,
-    /// Calls a second that are begun, whether earlier ones are answered or not; 900 are open at most.
+    /// Calls per second, sent whether or not earlier ones were answered; at most 900 are in flight.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate: u32,
-    /// Seconds.
+    /// Duration, seconds.
     #[arg(short = 'D', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     duration: u32,
     /// Length of the windows in which throughput is measured, ms.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(100..=60_000))]
     window_ms: u32,
-    /// One JSON object instead of text.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Common {
-    /// The local address to bind; for a server also where it listens. IPv6 is faster: see docs/RDM.md.
+    /// Local address; a server also listens there. IPv6 is faster: see docs/RDM.md, section 11.2.
     #[arg(short, long, default_value_t = IpAddr::V6(Ipv6Addr::LOCALHOST))]
     pub(crate) bind: IpAddr,
-    /// TCP port of the server, where connections are set up. The next one is for --tcp.
+    /// TCP port of the server for connection setup. --tcp uses the next port.
     #[arg(short, long, default_value_t = 18_515)]
     pub(crate) port: u16,
-    /// What carries packets: the RDMA NIC that has the local address, or software. The first line of the report says what it is.
+    /// NIC type: the RDMA NIC that has the local address, or software. The report's first line shows which is used.
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     provider: Provider,
-    /// UDP port of RoCEv2; 0: any that is free. Peers tell each other. RDMA NICs have 4791.
+    /// UDP port of RoCEv2; 0: any free port. Peers learn it at setup. RDMA NICs require 4791.
     #[arg(long, default_value_t = 4791)]
     roce_port: u16,
-    /// Payload of a packet, bytes; both ends need the same.
+    /// Payload of a packet, bytes; must be equal at both ends.
     #[arg(short, long, default_value_t = 1024, value_parser = clap::builder::PossibleValuesParser::new(["256", "512", "1024", "2048", "4096"])
         .map(|text| text.parse::<u16>().unwrap_or(1024)))]
     mtu: u16,
-    /// The longest piece of a message that is written at once, bytes. To the kernel's soft-RoCE, which needs it with UC: 4096, with --mtu 4096.
+    /// Longest RDMA WRITE, bytes. If a peer uses the kernel's soft-RoCE with UC: 4096, with --mtu 4096.
     #[arg(long, default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(4096..=65_536))]
     chunk: u32,
-    /// Look for packets that long before sleeping, us. With a processor to spare, more is faster; without one, 0 is.
+    /// Poll for packets this long before sleeping, us. Larger values are faster if a processor is free; otherwise 0 is.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     spin: u64,
-    /// Write what was counted into that file, as Prometheus reads it: at the end, and on a server when a client has gone;
-    /// `-`: standard output.
+    /// Write counters to this file in Prometheus's text format, at the end, and on a server after each client; `-`:
+    /// standard output.
     #[arg(long, value_name = "FILE")]
     pub(crate) stats: Option<PathBuf>,
-    /// Transport service; both ends need the same.
+    /// Transport service; must be equal at both ends.
     #[arg(short, long, value_enum, default_value_t = Connection::Uc, ignore_case = true)]
     connection: Connection,
-    /// Send by the service that a file says, `uc` or `rc`, and change when it says the other one: needs --connection both.
+    /// Send with the service that this file names, `uc` or `rc`, and change when it does; requires --connection both.
     #[arg(long, value_name = "FILE")]
     follow: Option<PathBuf>,
-    /// Deliver messages in the order in which they were sent, and not as they are complete.
+    /// Deliver messages in sending order, rather than as soon as each is complete.
     #[arg(long)]
     in_order: bool,
 }
@@ -162,7 +162,7 @@ use clap::builder::TypedValueParser;
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Provider {
-    /// The RDMA NIC if there is one that can be used, or software.
+    /// The RDMA NIC if one is usable, otherwise software.
     Auto,
     /// The RDMA NIC.
     Verbs,
@@ -172,11 +172,11 @@ enum Provider {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Connection {
-    /// Unreliable connections: software repeats what is lost.
+    /// Unreliable connections: software retransmits.
     Uc,
-    /// Reliable connections: the NIC repeats, and software behind it.
+    /// Reliable connections: the NIC retransmits, with software as a fallback.
     Rc,
-    /// Both in one connection: unreliable at first, and --switch-every or --follow changes that.
+    /// Both in one connection: first UC; --switch-every or --follow changes the service.
     Both,
 }
 
@@ -205,16 +205,16 @@ impl Common {
         Ok(worker)
     }
 
-    /// The server's address, of the family of --bind.
+    /// The server's address, of the same family as --bind.
     fn peer(&self, host: &str) -> Result<SocketAddr> {
         let all = (host, self.port).to_socket_addrs().with_context(|| format!("{host}: no such host"))?;
         { all }
             .find(|at| at.is_ipv4() == self.bind.is_ipv4())
-            .with_context(|| format!("{host} has no address of the family of {} (--bind)", self.bind))
+            .with_context(|| format!("{host} has no address of the same family as --bind {}", self.bind))
     }
 }
 
-/// How long it may take to connect.
+/// Time limit of connecting.
 const SETUP: Duration = Duration::from_secs(5);
 
 impl Cli {
@@ -237,10 +237,13 @@ impl Cli {
 
 impl ClientArgs {
     fn run(&self, test: Test) -> Result<()> {
-        ensure!(self.size <= 256 << 20, "messages have at most 256 MiB");
-        ensure!(self.duration.is_none_or(|s| s.is_finite() && s > 0.0), "--duration must be more than 0");
+        ensure!(self.size <= 256 << 20, "--size must be at most 256 MiB");
+        ensure!(self.duration.is_none_or(|s| s.is_finite() && s > 0.0), "--duration must be greater than 0");
         let both = !self.tcp && matches!(self.common.connection, Connection::Both);
-        ensure!(!self.tcp || self.common.stats.is_none(), "--stats has nothing to say about --tcp");
+        ensure!(
+            !self.tcp || self.common.stats.is_none(),
+            "--stats cannot be combined with --tcp, which has no counters"
+        );
         ensure!(self.switch_every.is_none() || both, "--switch-every needs --connection both");
         let default_depth = if test == Test::Bandwidth { 16 } else { 1 };
         let depth = if self.tx_depth == 0 { default_depth } else { self.tx_depth.min(1000) };
@@ -271,7 +274,7 @@ impl ClientArgs {
 
 impl UpgradeArgs {
     fn run(mut self) -> Result<()> {
-        ensure!(self.common.follow.is_some(), "upgrade needs --follow: the file that says when to change");
+        ensure!(self.common.follow.is_some(), "upgrade needs --follow FILE: the file selects the service");
         self.common.connection = Connection::Both;
         self.common.in_order = true;
         let load = upgrade::Load {

@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use crate::plan::{Plan, Progress};
 use crate::report::{Engine, Latency, Report};
 
-/// Calls before measuring begins: memory and round trip are known then.
+/// Calls before the measurement, to allocate memory and measure the round trip.
 const WARM_UP: u64 = 100;
 
 pub(crate) fn run(worker: &Worker, endpoint: &Endpoint, plan: &Plan) -> Result<Report> {
@@ -21,7 +21,7 @@ pub(crate) fn run(worker: &Worker, endpoint: &Endpoint, plan: &Plan) -> Result<R
     let mut progress = Progress::begin(plan);
     let mut open: VecDeque<(u32, Instant)> = VecDeque::new();
     let (mut done, mut begun) = (0u64, 0u64);
-    while progress.goes_on(done) {
+    while progress.continues(done) {
         progress.switch(endpoint)?;
         while open.len() < plan.depth && begun < plan.iters {
             let call = endpoint.begin_call(endpoint.buffer(plan.size))?;

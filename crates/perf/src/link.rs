@@ -1,5 +1,6 @@
-//! Calls over messages or over TCP, behind one type: for workloads that are measured with both. Over TCP a call is a length of
-//! four bytes and as many bytes, and responses come in the order of the requests. Nothing here blocks but [`Net::wait`].
+//! Calls over messages or over TCP, behind one type, for workloads that are measured with both. Over TCP a call is a
+//! length of four bytes followed by the data, and responses are in the order of the requests. Only [`Net::wait`]
+//! blocks.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,22 +14,22 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// The longest request and the longest response, bytes.
 pub(crate) const LONGEST: usize = 1 << 20;
-/// Nothing is read of a client that does not take its responses.
+/// The server stops reading from a client that has this number of unread response bytes.
 const UNSENT: usize = 4 << 20;
-/// How long it may take to connect: the server may not be there yet.
+/// Time limit of connecting, including the server's start.
 const SETUP: Duration = Duration::from_secs(10);
 
-/// What carries calls.
+/// The transport of calls.
 pub(crate) enum Net {
     Messages(Worker),
     Tcp,
 }
 
-/// A connection of a client.
+/// A client's connection.
 pub(crate) enum Link {
-    /// With the calls that are open, and their tickets.
+    /// With the open calls and their tickets.
     Messages(Endpoint, VecDeque<(u32, u64)>),
-    /// With the tickets of calls that are open.
+    /// With the tickets of open calls.
     Tcp(Box<Stream>, VecDeque<u64>),
 }
 
@@ -40,7 +41,7 @@ impl Net {
         }
     }
 
-    /// Connects to a server, which may not be there yet.
+    /// Connects to a server, retrying until it listens.
     pub(crate) fn connect(&self, peer: SocketAddr) -> Result<Link> {
         let until = Instant::now() + SETUP;
         loop {
@@ -61,7 +62,7 @@ impl Net {
         }
     }
 
-    /// Waits until something may have come in, for at most `timeout`.
+    /// Waits until something may have arrived, for at most `timeout`.
     pub(crate) fn wait(&self, links: &[Link], timeout: Duration) -> Result<()> {
         match self {
             Self::Messages(worker) => {
@@ -79,7 +80,7 @@ impl Net {
 }
 
 impl Link {
-    /// Begins a call of parts that are sent one behind the other; `ticket` comes back with the response.
+    /// Begins a call whose request is the concatenation of `parts`; its response is returned with `ticket`.
     pub(crate) fn begin(&mut self, ticket: u64, parts: &[&[u8]]) -> Result<()> {
         let len = parts.iter().map(|part| part.len()).sum();
         ensure!(len <= LONGEST, "a call has at most {LONGEST} bytes");
@@ -101,7 +102,7 @@ impl Link {
         Ok(())
     }
 
-    /// Calls that are open.
+    /// Number of open calls.
     pub(crate) fn open(&self) -> usize {
         match self {
             Self::Messages(_, open) => open.len(),
@@ -109,7 +110,7 @@ impl Link {
         }
     }
 
-    /// Takes the responses that have come in; how many.
+    /// Handles the responses that have arrived. Returns their number.
     pub(crate) fn take(&mut self, mut each: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<usize> {
         let mut taken = 0;
         match self {
@@ -129,7 +130,7 @@ impl Link {
                 stream.flush()?;
                 ensure!(stream.fill()?, "the server has closed the connection");
                 while let Some(response) = stream.frame()? {
-                    let ticket = open.pop_front().context("a response to nothing")?;
+                    let ticket = open.pop_front().context("a response without a request")?;
                     each(ticket, response)?;
                     taken += 1;
                 }
@@ -139,8 +140,8 @@ impl Link {
     }
 }
 
-/// Serves clients until as many as given have gone; 0: forever. `answer` makes a response of a client's number and its
-/// request.
+/// Serves clients until `clients` have left; 0: forever. `answer` returns the response to a client's request, given the
+/// client's number.
 pub(crate) fn serve(
     net: &Net,
     at: SocketAddr,
@@ -160,9 +161,9 @@ pub(crate) fn serve(
                 }
                 let mut failed = None;
                 endpoints.retain(|(client, endpoint)| match answer_messages(*client, endpoint, &mut answer) {
-                    Ok(goes_on) => {
-                        gone += u32::from(!goes_on);
-                        goes_on
+                    Ok(continues) => {
+                        gone += u32::from(!continues);
+                        continues
                     }
                     Err(error) => {
                         failed = Some(error);
@@ -201,7 +202,7 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// Whether the client is still there.
+/// Returns whether the client is still connected.
 fn answer_messages(
     client: usize,
     endpoint: &Endpoint,
@@ -224,7 +225,7 @@ fn answer_messages(
     }
 }
 
-/// Whether the client is still there. One that breaks the format is not.
+/// Returns whether the client is still connected. A client that violates the format is dropped.
 fn answer_stream(
     client: usize,
     stream: &mut Stream,
@@ -250,7 +251,7 @@ fn answer_stream(
     Ok(true)
 }
 
-/// A stream that does not block, with what was read and not used, and what could not be written yet.
+/// A non-blocking stream with buffered input and output.
 pub(crate) struct Stream {
     stream: TcpStream,
     input: Vec<u8>,
@@ -270,7 +271,7 @@ impl Stream {
         self.output.len() - self.written
     }
 
-    /// Sends a frame, or as much of it as goes.
+    /// Sends a frame; what cannot be written is buffered.
     fn put(&mut self, parts: &[&[u8]]) -> io::Result<()> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         self.output.extend_from_slice(&(len as u32).to_be_bytes());
@@ -296,7 +297,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads what there is, up to a bound; whether the stream is still open.
+    /// Reads available data, up to a limit. Returns whether the stream is still open.
     fn fill(&mut self) -> io::Result<bool> {
         if self.used > 0 {
             self.input.drain(..self.used);
@@ -316,7 +317,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// The next frame that is there as a whole.
+    /// The next complete frame.
     fn frame(&mut self) -> io::Result<Option<&[u8]>> {
         let Some((len, rest)) = self.input[self.used..].split_first_chunk::<4>() else { return Ok(None) };
         let len = u32::from_be_bytes(*len) as usize;
@@ -332,7 +333,7 @@ impl Stream {
     }
 }
 
-/// Waits until one of them can be read, or written if something is left for it.
+/// Waits until a stream is readable, or writable if it has buffered output.
 fn wait_for<'a>(
     listener: Option<&TcpListener>,
     streams: impl Iterator<Item = &'a Stream>,

@@ -1,4 +1,4 @@
-//! `bifrost-perf`: how fast messages are, between two hosts; like perftest's `ib_write_bw` and `ib_send_lat`.
+//! `bifrost-perf` measures messages between two hosts, like perftest's `ib_write_bw` and `ib_send_lat`.
 
 #![forbid(unsafe_code)]
 

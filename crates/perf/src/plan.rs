@@ -1,4 +1,4 @@
-//! What is measured, and how far it is.
+//! Parameters and progress of a measurement.
 
 use std::time::{Duration, Instant};
 
@@ -18,18 +18,18 @@ pub(crate) enum Test {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) test: Test,
-    /// Bytes of a message.
+    /// Length of a message, bytes.
     pub(crate) size: usize,
-    /// Messages or calls that are open at once.
+    /// Messages or calls in flight.
     pub(crate) depth: usize,
-    /// It ends after that many, or that time, whichever is first.
+    /// The measurement ends after this number of messages or this time, whichever is first.
     pub(crate) iters: u64,
     pub(crate) seconds: f64,
-    /// The connection changes its service so often.
+    /// Interval at which the connection changes its service.
     pub(crate) switch_every: Option<Duration>,
 }
 
-/// Its progress, on a terminal's standard error.
+/// Progress, shown on standard error if it is a terminal.
 pub(crate) struct Progress {
     bar: ProgressBar,
     begin: Instant,
@@ -47,8 +47,8 @@ impl Progress {
         Self { bar, begin: now, plan: *plan, drawn: now, switched: now }
     }
 
-    /// Whether it goes on after `done` messages.
-    pub(crate) fn goes_on(&mut self, done: u64) -> bool {
+    /// Whether to continue after `done` messages.
+    pub(crate) fn continues(&mut self, done: u64) -> bool {
         let elapsed = self.begin.elapsed();
         if self.drawn.elapsed() >= Duration::from_millis(100) {
             self.drawn = Instant::now();
@@ -59,7 +59,7 @@ impl Progress {
         done < self.plan.iters && elapsed.as_secs_f64() < self.plan.seconds
     }
 
-    /// Has the connection use its other service, if it is time.
+    /// Changes the connection's service, if it is due.
     pub(crate) fn switch(&mut self, endpoint: &Endpoint) -> Result<()> {
         if self.plan.switch_every.is_some_and(|every| self.switched.elapsed() >= every) {
             self.switched = Instant::now();

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in each run: SplitMix64.
+//! Pseudo-random numbers that are the same in each run: SplitMix64.
 
 pub(crate) struct Random(pub(crate) u64);
 
@@ -9,7 +9,7 @@ impl Random {
     }
 }
 
-/// Its output function: each bit of the result depends on each of the argument.
+/// The output function: each bit of the result depends on each bit of the argument.
 pub(crate) fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,11 +1,11 @@
-//! What was measured, as text and as JSON.
+//! The report, as text and as JSON.
 
 use std::fmt;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// A report. Fields that a test does not measure are left out.
+/// A report. Values that a test does not measure are omitted.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) test: &'static str,
@@ -21,7 +21,7 @@ pub(crate) struct Report {
     pub(crate) engine: Option<Engine>,
 }
 
-/// Times of calls, us.
+/// Latency of calls, us.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Latency {
     pub(crate) min: f64,
@@ -30,11 +30,11 @@ pub(crate) struct Latency {
     pub(crate) p99: f64,
     pub(crate) p99_9: f64,
     pub(crate) max: f64,
-    /// Share of calls and time within which they were done: for plots.
+    /// Cumulative distribution for plots: share of calls, and latency.
     pub(crate) distribution: Vec<(f64, f64)>,
 }
 
-/// What this end's engine and NIC have counted.
+/// Counters of this end's engine and NIC.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Engine {
     pub(crate) rtt_us: f64,
@@ -46,14 +46,14 @@ pub(crate) struct Engine {
     pub(crate) timeouts: u64,
     pub(crate) lane_flips: u64,
     pub(crate) switches: u64,
-    /// Packets sent in a system call; with an RDMA NIC requests posted at once.
+    /// Packets per system call; with an RDMA NIC, requests per doorbell.
     pub(crate) packets_per_call: f64,
     /// Whether an RDMA NIC is used.
     pub(crate) verbs: bool,
 }
 
 impl Engine {
-    /// Of a worker with one connection.
+    /// Counters of a worker with one connection.
     pub(crate) fn of(worker: &bifrost_endpoint::Worker, endpoint: &bifrost_endpoint::Endpoint) -> Option<Self> {
         let (rtt, base, window_bytes, loss, _) = endpoint.measured()?;
         let counters = worker.counters();
@@ -78,7 +78,7 @@ impl Engine {
 }
 
 impl Latency {
-    /// Of a histogram of nanoseconds.
+    /// Converts a histogram of nanoseconds.
     pub(crate) fn of(histogram: &Histogram<u64>) -> Self {
         let us = |ns: u64| ns as f64 / 1e3;
         let at = |share| us(histogram.value_at_quantile(share));
@@ -109,14 +109,14 @@ impl fmt::Display for Report {
         if let Some(e) = &self.engine {
             writeln!(
                 f,
-                "round trip {:.0} us (smallest {:.0}), window {} KB",
+                "round trip {:.0} us (minimum {:.0}), window {} KB",
                 e.rtt_us,
                 e.base_rtt_us,
                 e.window_bytes / 1024
             )?;
             writeln!(
                 f,
-                "loss {:.3} %, {} requests lost, {} repaired units, {} timeouts, {} changes of queue pair, {} of service",
+                "loss {:.3} %, {} requests lost, {} units resent, {} timeouts, {} changes of queue pair, {} of service",
                 e.loss * 100.0,
                 e.lost,
                 e.repairs,
@@ -124,7 +124,7 @@ impl fmt::Display for Report {
                 e.lane_flips,
                 e.switches
             )?;
-            let what = if e.verbs { "requests posted at once" } else { "packets sent in a system call" };
+            let what = if e.verbs { "requests per doorbell" } else { "packets per system call" };
             writeln!(f, "{:.1} {what}", e.packets_per_call)?;
         }
         Ok(())

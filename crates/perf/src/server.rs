@@ -1,4 +1,4 @@
-//! The server: reads messages, and answers calls with what they brought.
+//! The server: reads messages, and answers calls with their requests' data.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -9,20 +9,20 @@ use bifrost_endpoint::{Endpoint, Error, Worker};
 
 use crate::{numbered, stats, tcp};
 
-/// Serves clients until `clients` have gone, or forever. Writes statistics when one has gone.
+/// Serves clients until `clients` have left, or forever. Writes statistics when one leaves.
 pub(crate) fn run(worker: &Worker, at: SocketAddr, clients: u32, statistics: Option<&Path>) -> Result<()> {
     let mut listener = worker.listen(at)?;
     let plain = SocketAddr::new(at.ip(), at.port().wrapping_add(1));
     let plain = TcpListener::bind(plain).with_context(|| format!("cannot bind {plain} for --tcp"))?;
     std::thread::Builder::new().name("tcp".to_owned()).spawn(move || tcp::serve(&plain))?;
-    eprintln!("listening at {at}");
-    // With the numbered calls of each.
+    eprintln!("listening on {at}");
+    // With the number of numbered calls of each client.
     let mut endpoints: Vec<(Endpoint, u64)> = Vec::new();
     let mut followed = worker.followed();
     let (mut gone, mut written) = (0, 0);
     loop {
         if let Some(endpoint) = worker.try_accept(&mut listener)? {
-            eprintln!("{} has connected", endpoint.peer());
+            eprintln!("{} connected", endpoint.peer());
             endpoints.push((endpoint, 0));
         }
         endpoints.retain_mut(|(endpoint, counted)| match serve(endpoint, counted) {
@@ -37,8 +37,8 @@ pub(crate) fn run(worker: &Worker, at: SocketAddr, clients: u32, statistics: Opt
         if now != followed {
             followed = now;
             match &followed {
-                Some((_, Some(problem))) => eprintln!("--follow: {problem}; the service stays"),
-                Some((service, None)) => eprintln!("sending by {service:?}"),
+                Some((_, Some(problem))) => eprintln!("--follow: {problem}; the service is unchanged"),
+                Some((service, None)) => eprintln!("sending with {service:?}"),
                 None => {}
             }
         }
@@ -61,7 +61,7 @@ fn serve(endpoint: &Endpoint, counted: &mut u64) -> Result<(), Error> {
         numbered::answer(&mut response, counted);
         match endpoint.respond(&request, response) {
             Ok(_) => {}
-            // The client has more calls open than may be: it gets no answer, and sees that as a timeout.
+            // The client exceeds the limit of open calls: it gets no response, and reports a timeout.
             Err(error) if error.is_full() => {}
             Err(error) => return Err(error),
         }

@@ -1,5 +1,6 @@
-//! A distributed sort: mappers make records, and send each to the reducer that has its range of keys; reducers sort what they
-//! got (paper: section 5.4, figure 11). Records are those of sort benchmarks: 100 bytes, the first 10 are the key.
+//! A distributed sort: mappers generate records and send each to the reducer of its key range; reducers sort the
+//! received records (paper: section 5.4, figure 11). Records are those of sort benchmarks: 100 bytes, with a key of 10
+//! bytes.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,51 +12,51 @@ use serde::Serialize;
 use crate::link::{self, Link, Net};
 use crate::random::{Random, mix};
 
-/// Bytes of a record, and of its key.
+/// Lengths of a record and its key, bytes.
 pub(crate) const RECORD: usize = 100;
 const KEY: usize = 10;
-/// What a call begins with: records follow, or there are no more.
+/// First byte of a call: records follow, or this is the end.
 const RECORDS: u8 = 1;
 const END: u8 = 2;
-/// What a response says.
+/// Content of a response.
 const TAKEN: u8 = 0;
 const REFUSED: u8 = 1;
-/// How long a mapper waits for a response.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of a response.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 type Record = [u8; RECORD];
 
-/// What a mapper does.
+/// Parameters of a mapper.
 #[derive(Clone, Debug)]
 pub(crate) struct Map {
     pub(crate) reducers: Vec<SocketAddr>,
-    /// Records that are made.
+    /// Number of records.
     pub(crate) records: u64,
-    /// Mappers with different numbers make different records.
+    /// Seed of the records, different for each mapper.
     pub(crate) seed: u64,
-    /// Bytes of a block, at most.
+    /// Maximum length of a block, bytes.
     pub(crate) block: usize,
-    /// Blocks on their way to a reducer.
+    /// Blocks in flight to each reducer.
     pub(crate) depth: usize,
-    /// When to begin, ms since 1970: mappers begin together. 0: at once.
+    /// Start time, ms since 1970, common to all mappers; 0: immediately.
     pub(crate) begin_ms: u64,
 }
 
-/// What a mapper has done.
+/// Results of a mapper.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Mapped {
     test: &'static str,
     transport: String,
     records: u64,
-    /// The sum of the records' hashes.
+    /// Sum of the records' hashes.
     checksum: u64,
-    /// From the beginning until reducers have everything.
+    /// Time until the reducers have all records.
     run_s: f64,
-    /// Of which the mapper waited for the network.
+    /// Part of that time in which the mapper waited for the network.
     block_s: f64,
 }
 
-/// What a reducer has got and sorted.
+/// Results of a reducer.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Reduced {
     test: &'static str,
@@ -63,7 +64,7 @@ pub(crate) struct Reduced {
     mappers: usize,
     records: u64,
     checksum: u64,
-    /// Whether it has only keys of its range, in order.
+    /// Whether all keys are within the reducer's range, and in order.
     sorted: bool,
     sort_s: f64,
 }
@@ -71,15 +72,15 @@ pub(crate) struct Reduced {
 pub(crate) fn map(net: &Net, plan: &Map) -> Result<Mapped> {
     ensure!(
         plan.block >= RECORD && plan.block < link::LONGEST,
-        "a block has from {RECORD} to {} bytes",
+        "--block must be {RECORD} to {} bytes",
         link::LONGEST - 1
     );
     let connected: Result<Vec<Link>> = plan.reducers.iter().map(|reducer| net.connect(*reducer)).collect();
     let mut links = connected?;
     if plan.begin_ms > 0 {
         let begin = SystemTime::UNIX_EPOCH + Duration::from_millis(plan.begin_ms);
-        let wait = begin.duration_since(SystemTime::now()).context("--begin-ms is over: choose a later time")?;
-        ensure!(wait <= Duration::from_secs(600), "--begin-ms is in more than ten minutes");
+        let wait = begin.duration_since(SystemTime::now()).context("--begin-ms is in the past; choose a later time")?;
+        ensure!(wait <= Duration::from_secs(600), "--begin-ms is more than ten minutes ahead");
         let until = Instant::now() + wait;
         while Instant::now() < until {
             net.wait(&links, until.saturating_duration_since(Instant::now()).min(Duration::from_millis(10)))?;
@@ -105,7 +106,7 @@ pub(crate) fn map(net: &Net, plan: &Map) -> Result<Mapped> {
         blocked += wait_until(net, &mut links, |links| links[to].open() < plan.depth)?;
         links[to].begin(0, &[&[RECORDS], block])?;
     }
-    // The order of messages is that of sending, of TCP anyway: all before has arrived when the end has.
+    // Messages are delivered in order, as with TCP, so all records have arrived when the end has.
     blocked += wait_until(net, &mut links, |links| links.iter().all(|link| link.open() == 0))?;
     for link in &mut links {
         link.begin(0, &[&[END]])?;
@@ -121,7 +122,7 @@ pub(crate) fn map(net: &Net, plan: &Map) -> Result<Mapped> {
     })
 }
 
-/// Waits until the network has done something; how long that took.
+/// Waits until the network makes progress. Returns how long that took.
 fn wait_until(net: &Net, links: &mut [Link], mut is_done: impl FnMut(&[Link]) -> bool) -> Result<Duration> {
     let begin = Instant::now();
     if let Net::Messages(worker) = net {
@@ -130,19 +131,20 @@ fn wait_until(net: &Net, links: &mut [Link], mut is_done: impl FnMut(&[Link]) ->
     loop {
         for link in &mut *links {
             link.take(|_, response| {
-                ensure!(response == [TAKEN], "a reducer refuses records");
+                ensure!(response == [TAKEN], "a reducer refused records");
                 Ok(())
             })?;
         }
         if is_done(links) {
             return Ok(begin.elapsed());
         }
-        ensure!(begin.elapsed() < PATIENCE, "no response of a reducer in {} s", PATIENCE.as_secs());
+        ensure!(begin.elapsed() < TIMEOUT, "no response from a reducer in {} s", TIMEOUT.as_secs());
         net.wait(links, Duration::from_millis(10))?;
     }
 }
 
-/// One reducer of `of`, counted from 0: it takes records until `mappers` have ended, at most `most` of them, and sorts them.
+/// Runs reducer `number` of `of`, counted from 0: receives at most `most` records until `mappers` have ended, and sorts
+/// them.
 pub(crate) fn reduce(
     net: &Net,
     at: SocketAddr,
@@ -186,13 +188,13 @@ pub(crate) fn reduce(
     })
 }
 
-/// The reducer that has the range of a record's key.
+/// The reducer of a record's key range.
 fn partition(record: &Record, reducers: usize) -> usize {
     let [a, b, c, d, ..] = *record;
     ((u64::from(u32::from_be_bytes([a, b, c, d])) * reducers as u64) >> 32) as usize
 }
 
-/// A random key, and bytes behind it that follow from it.
+/// A random key, followed by bytes derived from it.
 fn record(random: &mut Random) -> Record {
     let mut record = [0; RECORD];
     let (first, second) = (random.next(), random.next());
@@ -206,7 +208,7 @@ fn record(random: &mut Random) -> Record {
     record
 }
 
-/// Of all bytes and their places.
+/// Depends on all bytes and their positions.
 fn hash(record: &Record) -> u64 {
     record.chunks(8).fold(0, |hash, bytes| {
         let mut word = [0; 8];
@@ -225,7 +227,7 @@ impl fmt::Display for Mapped {
 impl fmt::Display for Reduced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let order = if self.sorted { "sorted" } else { "NOT SORTED" };
-        writeln!(f, "reduce over {}: {} records of {} mappers", self.transport, self.records, self.mappers)?;
+        writeln!(f, "reduce over {}: {} records from {} mappers", self.transport, self.records, self.mappers)?;
         writeln!(f, "{order} in {:.3} s, checksum {:016x}", self.sort_s, self.checksum)
     }
 }

@@ -1,4 +1,4 @@
-//! What was counted, as a text that Prometheus reads.
+//! Counters in Prometheus's text format.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use bifrost_endpoint::{Worker, exposition};
 
-/// Writes what a worker has counted into a file, which readers see whole; `-` is standard output.
+/// Writes a worker's counters to a file, atomically for readers; `-` is standard output.
 pub(crate) fn write(worker: &Worker, path: Option<&Path>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let text = exposition(&worker.statistics());
@@ -17,5 +17,5 @@ pub(crate) fn write(worker: &Worker, path: Option<&Path>) -> Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
-    written.with_context(|| format!("--stats {}: it cannot be written", path.display()))
+    written.with_context(|| format!("cannot write --stats {}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! The same over TCP, to compare: a header of 8 bytes with length and kind, then the message.
+//! The same measurements over TCP: a header of 8 bytes with length and kind, then the message.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,19 +10,19 @@ use hdrhistogram::Histogram;
 use crate::plan::{Plan, Progress, Test};
 use crate::report::{Latency, Report};
 
-/// The longest message that a server takes.
+/// The longest message that a server accepts.
 const LONGEST: u32 = 256 << 20;
-/// Kinds: take it; send it back; say when all before has been taken.
+/// Kinds: receive; echo; acknowledge that all earlier messages were received.
 const TAKE: u32 = 0;
 const ECHO: u32 = 1;
 const SYNC: u32 = 2;
 
-/// Serves clients, each by a thread.
+/// Serves clients, one thread each.
 pub(crate) fn serve(listener: &TcpListener) {
     for stream in listener.incoming().flatten() {
         let served = std::thread::Builder::new().name("tcp-client".to_owned()).spawn(move || serve_one(&stream));
         if let Err(error) = served {
-            eprintln!("no thread for a client over TCP: {error}");
+            eprintln!("cannot start a thread for a TCP client: {error}");
         }
     }
 }
@@ -66,7 +66,7 @@ pub(crate) fn run(server: SocketAddr, plan: &Plan) -> Result<Report> {
     let stream = TcpStream::connect_timeout(&server, Duration::from_secs(5))
         .with_context(|| format!("cannot connect to {server} over TCP"))?;
     stream.set_nodelay(true)?;
-    // A call that takes longer than the longest of TCP's first retransmission timeouts is a failure.
+    // A call that takes longer than TCP's first retransmission timeouts has failed.
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let mut progress = Progress::begin(plan);
     let mut histogram = Histogram::<u64>::new_with_bounds(100, 60_000_000_000, 3)?;
@@ -75,7 +75,7 @@ pub(crate) fn run(server: SocketAddr, plan: &Plan) -> Result<Report> {
     match plan.test {
         Test::Bandwidth => {
             let message = message(TAKE, plan.size);
-            while progress.goes_on(done) {
+            while progress.continues(done) {
                 output.write_all(&message)?;
                 done += 1;
             }
@@ -85,7 +85,7 @@ pub(crate) fn run(server: SocketAddr, plan: &Plan) -> Result<Report> {
         Test::Latency => {
             let message = message(ECHO, plan.size);
             let mut answer = vec![0; message.len()];
-            while progress.goes_on(done) {
+            while progress.continues(done) {
                 let begin = Instant::now();
                 output.write_all(&message)?;
                 input.read_exact(&mut answer)?;

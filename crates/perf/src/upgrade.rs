@@ -1,5 +1,5 @@
-//! Calls at a steady rate, while a file has both ends change from one service to the other: whether any is lost, repeated
-//! or reordered, and how the throughput of a window of time deviates (paper: section 5.4, figure 12).
+//! Calls at a constant rate, while a file makes both ends change the service: measures losses, duplicates and
+//! reordering, and how much throughput varies between windows (paper: section 5.4, figure 12).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,20 +13,20 @@ use serde::Serialize;
 use crate::numbered;
 use crate::report::Engine;
 
-/// Calls open at once, at most: a connection has 1024 messages open.
+/// Maximum number of open calls: a connection has at most 1024 open messages.
 const OPEN: usize = 900;
-/// How long answers may take at the end.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit of the last responses.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is offered.
+/// Offered load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
-    /// Bytes of a request, and of its response.
+    /// Length of requests and responses, bytes.
     pub(crate) size: usize,
-    /// Calls a second.
+    /// Calls per second.
     pub(crate) rate: f64,
     pub(crate) duration: Duration,
-    /// Throughput is that of times so long.
+    /// Length of the windows in which throughput is measured.
     pub(crate) window: Duration,
 }
 
@@ -41,44 +41,44 @@ pub(crate) struct Report {
     calls: u64,
     /// Calls without a response.
     lost: u64,
-    /// Calls that reached the server elsewhere than in their order: repeated, reordered, or after one that was.
+    /// Calls that reached the server out of order: duplicated, reordered, or after such a call.
     out_of_order: u64,
     changes: Vec<Change>,
     window_s: f64,
     windows: Vec<Window>,
-    /// Mean of the windows that were over before the first change.
+    /// Mean of the windows before the first change.
     #[serde(skip_serializing_if = "Option::is_none")]
     before_gbit_per_s: Option<f64>,
-    /// The largest deviation from that mean among those windows, percent.
+    /// Largest deviation from that mean in those windows, percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     jitter_before_percent: Option<f64>,
-    /// The largest deviation from that mean since the first change, percent.
+    /// Largest deviation from that mean since the first change, percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     jitter_percent: Option<f64>,
     engine: Option<Engine>,
 }
 
-/// This end has changed its service.
+/// A change of this end's service.
 #[derive(Clone, Debug, Serialize)]
 struct Change {
     at_s: f64,
     service: &'static str,
 }
 
-/// What was answered in a time.
+/// Responses in one window.
 #[derive(Clone, Debug, Serialize)]
 struct Window {
-    /// What this end sent by at the end of it.
+    /// This end's service at the end of the window.
     service: &'static str,
     /// Requests and responses together.
     gbit_per_s: f64,
-    /// From the time at which the call was due, us.
+    /// Latency, measured from the time at which the call was due, us.
     p50_us: f64,
     p99_us: f64,
     max_us: f64,
 }
 
-/// A call that was begun.
+/// An open call.
 struct Open {
     call: u32,
     number: u64,
@@ -103,7 +103,7 @@ pub(crate) fn run(worker: &Worker, endpoint: &Endpoint, load: &Load) -> Result<R
         }
         recorder.turn(elapsed, name(service));
         let is_over = elapsed >= load.duration;
-        if is_over && (open.is_empty() || elapsed >= load.duration + PATIENCE) {
+        if is_over && (open.is_empty() || elapsed >= load.duration + TIMEOUT) {
             break;
         }
         let mut any = false;
@@ -115,7 +115,7 @@ pub(crate) fn run(worker: &Worker, endpoint: &Endpoint, load: &Load) -> Result<R
             begun += 1;
             any = true;
         }
-        // They come in the order of the calls.
+        // Responses arrive in the order of the calls.
         while let Some(Open { call, number, due }) = open.front() {
             let Some(response) = endpoint.try_response(*call)? else { break };
             ensure!(response.len() == load.size, "a response of {} bytes", response.len());
@@ -149,7 +149,7 @@ pub(crate) fn run(worker: &Worker, endpoint: &Endpoint, load: &Load) -> Result<R
     })
 }
 
-/// Sorts answers into windows of time.
+/// Assigns responses to windows.
 struct Recorder {
     load: Load,
     histogram: Histogram<u64>,
@@ -166,7 +166,7 @@ impl Recorder {
         self.histogram.saturating_record(took.as_nanos() as u64);
     }
 
-    /// Ends the windows that are over after `elapsed`. What is answered after the load has ended is in none.
+    /// Closes the windows that end before `elapsed`. Responses after the end of the load belong to no window.
     fn turn(&mut self, elapsed: Duration, service: &'static str) {
         let ends = |windows: usize| self.load.window * (windows as u32 + 1);
         while ends(self.windows.len()) <= elapsed.min(self.load.duration) {
@@ -184,7 +184,7 @@ impl Recorder {
     }
 }
 
-/// How steady throughput is. Nothing is known without a change, or if fewer than two windows are before it.
+/// Variation of throughput. Unknown without a change, or with fewer than two windows before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Steady {
     mean: Option<f64>,
@@ -193,7 +193,7 @@ struct Steady {
 }
 
 impl Steady {
-    /// The first window does not count: the connection is new.
+    /// Ignores the first window, in which the connection is new.
     fn of(windows: &[Window], window: Duration, first_change_s: Option<f64>) -> Self {
         let Some(at) = first_change_s else { return Self::default() };
         let before = ((at / window.as_secs_f64()) as usize).min(windows.len());
@@ -245,7 +245,7 @@ impl fmt::Display for Report {
                 f,
                 "{mean:.3} Gbit/s before; a window deviates by at most {since:.2} % since, and by {before:.2} % before"
             ),
-            _ => writeln!(f, "no change, or fewer than two windows before it: nothing to compare"),
+            _ => writeln!(f, "no change of service, or fewer than two windows before it: nothing to compare"),
         }
     }
 }
@@ -260,15 +260,15 @@ mod tests {
         Load { size: 1000, rate: 1000.0, duration: Duration::from_millis(350), window: Duration::from_millis(100) };
 
     #[test]
-    fn windows_end_in_time_whenever_one_looks() {
+    fn windows_end_in_time_however_often_they_are_updated() {
         let mut recorder = Recorder::new(&LOAD).unwrap();
         recorder.turn(Duration::from_millis(99), "uc");
         assert!(recorder.windows.is_empty());
         (0..3).for_each(|ms| recorder.record(Duration::from_millis(ms + 1)));
-        // A pause of more than a window: what was answered before it is in the first, and nothing in the second.
+        // A pause longer than a window: earlier responses belong to the first window, and the second is empty.
         recorder.turn(Duration::from_millis(250), "uc");
         recorder.record(Duration::from_millis(180));
-        // The load has ended: the last window is whole or not there.
+        // The load has ended: there is no partial last window.
         recorder.turn(Duration::from_secs(9), "rc");
         let rates: Vec<f64> = recorder.windows.iter().map(|window| window.gbit_per_s * 1e9).collect();
         for (rate, calls) in rates.iter().zip([3.0, 0.0, 1.0]) {

@@ -1,4 +1,5 @@
-//! Real programs in two network namespaces (root): messages and calls over RoCEv2 in software, while nftables drops packets.
+//! Real programs in two network namespaces (needs root): messages and calls over RoCEv2 in software, while nftables
+//! drops packets.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +13,7 @@ mod lossy;
 
 use lossy::Lossy;
 
-/// Two ends of a link; one serves, and the other one measures.
+/// Two ends of a link: one serves, the other one measures.
 struct Network(Lossy);
 
 impl Network {
@@ -30,11 +31,11 @@ impl Network {
         let mut command = self.command(1, args);
         let child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let server = Server(child);
-        // Until it listens for both.
+        // Until it listens on both ports.
         let listening = || lossy::run(self.0.command(1, "ss").arg("-Htln")).contains(":18516");
         let until = Instant::now() + Duration::from_secs(10);
         while !listening() {
-            assert!(Instant::now() < until, "the server does not listen");
+            assert!(Instant::now() < until, "the server is not listening");
             std::thread::sleep(Duration::from_millis(20));
         }
         server
@@ -79,17 +80,17 @@ fn messages_and_calls_survive_losses() {
                 assert!(at("min") > 0.0 && at("min") <= at("p50") && at("p50") <= at("max"), "{name}");
             }
             if (size, connection) == ("1000000", "uc") {
-                // 58,800 packets of data, of which one in 100 is lost.
+                // 58,800 packets of data, of which 1 % are lost.
                 let lost = report["engine"]["lost"].as_u64().unwrap();
                 assert!(lost > 100, "{name}");
                 let packets = report["engine"]["packets_per_call"].as_f64().unwrap();
                 assert!(packets > 1.5, "segmentation by the kernel: {name}");
-                // The same for Prometheus.
+                // The Prometheus counters agree.
                 assert_eq!(statistic(&asked, "lost_requests"), Some(lost), "{name}");
                 assert!(statistic(&asked, "socket_send_calls") > Some(0), "{name}");
             }
         }
-        // The server writes when it has seen that a client has gone.
+        // The server writes its counters when it detects the end of a client.
         let until = Instant::now() + Duration::from_secs(10);
         while statistic(&served, "delivered_messages") < Some(3360) {
             assert!(Instant::now() < until, "{connection}: {:?}", std::fs::read_to_string(&served));
@@ -100,7 +101,7 @@ fn messages_and_calls_survive_losses() {
     }
 }
 
-/// A counter in a file for Prometheus.
+/// A counter in a Prometheus file.
 fn statistic(file: &str, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("bifrost_rdm_{name}_total ")))?;
@@ -115,7 +116,7 @@ fn ipv4_and_other_ports_work_too() {
     let report = network.measure(&common);
     assert_eq!(report["messages"], 50, "{report}");
     assert_eq!(network.measure(&[&common[..], &["--tcp"]].concat())["messages"], 50);
-    // Ends that do not fit are told apart, and why.
+    // Incompatible ends refuse the connection, and report why.
     let output = network.command(0, &[&common[..], &["-m", "512"]].concat()).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("another transport service or path MTU"), "{error}");
@@ -132,7 +133,7 @@ fn running_processes_change_their_service_by_a_file() {
     std::fs::create_dir_all(&directory).unwrap();
     let path = directory.join("service").into_os_string().into_string().unwrap();
     let say = |text: &str| {
-        // As `mv` does: no reader sees half of it.
+        // Like `mv`, so that readers never see a partial file.
         std::fs::write(directory.join("new"), text).unwrap();
         std::fs::rename(directory.join("new"), &path).unwrap();
     };
@@ -154,7 +155,7 @@ fn running_processes_change_their_service_by_a_file() {
     let changes: Vec<_> = report["changes"].as_array().unwrap().iter().map(|change| &change["service"]).collect();
     assert_eq!(changes, ["uc", "rc", "uc"], "{report}");
     assert!(report["engine"]["lost"].as_u64() > Some(0), "{report}");
-    // The server has followed, too.
+    // The server has followed the file, too.
     let until = Instant::now() + Duration::from_secs(10);
     while statistic(&served, "switches") < Some(4) {
         assert!(Instant::now() < until, "{:?}", std::fs::read_to_string(&served));
@@ -193,7 +194,7 @@ fn a_sort_over_lossy_links_gives_all_records_in_order() {
         };
         assert!(reduced.iter().all(|report| report["sorted"] == true), "{reduced:?}");
         assert_eq!(sum(&reduced, "records"), 60_000);
-        assert_eq!(sum(&reduced, "checksum"), sum(&mapped, "checksum"), "{tcp:?}: other records than were made");
+        assert_eq!(sum(&reduced, "checksum"), sum(&mapped, "checksum"), "{tcp:?}: the records changed");
         assert!(mapped.iter().all(|report| report["run_s"].as_f64() >= report["block_s"].as_f64()), "{mapped:?}");
     }
 }
@@ -209,7 +210,7 @@ fn block_storage_over_lossy_links_reads_what_was_written() {
         });
         let to = "[fd00:9::2]:7000,[fd00:9::2]:7001,[fd00:9::2]:7002";
         let all = ["block", "run", "-b", "fd00:9::1", "-m", "4096", "--backends", to, "--disk-mib", "2", "-D", "1"];
-        // It ends with an error when it reads something else than it wrote.
+        // It fails if it reads anything other than what it wrote.
         let report = network.measure(&[&all, tcp].concat());
         assert!(report["reads"].as_u64() > Some(100) && report["writes"].as_u64() > Some(50), "{report}");
         let at = |of: &str, key: &str| report[of][key].as_f64().unwrap();
