@@ -1,4 +1,4 @@
-//! Gives the shared library its name for the dynamic linker: the number changes when programs must be compiled again.
+//! Sets the soname of the shared library. Its number changes when programs must be recompiled.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libbifrost_rdm.so.0");

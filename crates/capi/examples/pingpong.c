@@ -1,8 +1,8 @@
 /*
- * Two processes: one answers, the other one asks, sends and writes, checks every byte, and tells how long it took.
+ * A server and a client, which makes calls, sends messages and writes, verifies every byte, and measures the time.
  *
  *     cc -std=c11 pingpong.c -o pingpong $(pkg-config --cflags --libs bifrost-rdm)
- *     ./pingpong serve ::1                  prints the port on which it listens
+ *     ./pingpong serve ::1                  prints its port
  *     ./pingpong ask ::1 ::1 PORT 1000 32768    1000 calls and 1000 messages of 32 KiB
  */
 #define _POSIX_C_SOURCE 200809L
@@ -16,7 +16,7 @@
 #define SECOND UINT64_C(1000000)
 #define AHEAD 64
 
-/* Ends the program when a call did not do what it should. */
+/* Exits if a call failed. */
 static void check(bifrost_rdm_status status, const char *what)
 {
     if (status != BIFROST_RDM_STATUS_OK) {
@@ -38,14 +38,14 @@ static bifrost_rdm_worker *new_worker(const char *address)
     char text[200];
 
     check(bifrost_rdm_config_init(&config, sizeof config), "config");
-    config.port = 0; /* any: several processes share the address */
+    config.port = 0; /* any free port: several processes share the address */
     check(bifrost_rdm_worker_new(address, &config, &worker), "worker");
     check(bifrost_rdm_worker_provider(worker, text, sizeof text), "provider");
     fprintf(stderr, "pingpong: %s\n", text);
     return worker;
 }
 
-/* Bytes that differ from message to message. */
+/* Data that differs between messages. */
 static void fill(unsigned char *bytes, size_t len, unsigned seed)
 {
     for (size_t at = 0; at < len; at++)
@@ -60,7 +60,7 @@ static double now_us(void)
     return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
 }
 
-/* Answers calls with what they ask, messages with what they say, and lends memory, until the peer has ended. */
+/* Echoes calls and messages, and provides memory, until the peer has ended. */
 static void serve(const char *address)
 {
     bifrost_rdm_worker *worker = new_worker(address);
@@ -70,7 +70,7 @@ static void serve(const char *address)
     bifrost_rdm_remote remote;
     bifrost_rdm_message message;
     bifrost_rdm_status status;
-    unsigned char told[BIFROST_RDM_REMOTE_LEN];
+    unsigned char encoded[BIFROST_RDM_REMOTE_LEN];
     uint16_t port;
 
     check(bifrost_rdm_listen(worker, address, 0, &listener), "listen");
@@ -82,8 +82,8 @@ static void serve(const char *address)
 
     check(bifrost_rdm_register(worker, 1 << 20, &region), "register");
     check(bifrost_rdm_region_allow(region, endpoint, BIFROST_RDM_RIGHT_READ | BIFROST_RDM_RIGHT_WRITE, &remote), "allow");
-    check(bifrost_rdm_remote_encode(&remote, told), "encode");
-    check(bifrost_rdm_send(endpoint, told, sizeof told, SECOND), "send");
+    check(bifrost_rdm_remote_encode(&remote, encoded), "encode");
+    check(bifrost_rdm_send(endpoint, encoded, sizeof encoded, SECOND), "send");
 
     for (;;) {
         int any = 0;
@@ -129,26 +129,26 @@ static void ask(const char *address, const char *peer, uint16_t port, unsigned c
     double began, calls_us, messages_us;
 
     if (!bytes || !back)
-        fail("no memory");
+        fail("out of memory");
     check(bifrost_rdm_connect(worker, peer, port, 10 * SECOND, &endpoint), "connect");
     check(bifrost_rdm_recv(endpoint, 10 * SECOND, &message), "recv");
     if (message.len != BIFROST_RDM_REMOTE_LEN)
-        fail("the peer told something else");
+        fail("the peer did not send its region");
     check(bifrost_rdm_remote_decode(message.data, &remote), "decode");
     check(bifrost_rdm_release(worker, &message), "release");
 
-    /* Calls, one after the other. */
+    /* Calls, one at a time. */
     began = now_us();
     for (unsigned call = 0; call < count; call++) {
         fill(bytes, len, call);
         check(bifrost_rdm_call(endpoint, bytes, len, 10 * SECOND, &message), "call");
         if (message.len != len || memcmp(message.data, bytes, len) != 0)
-            fail("a response differs from what was asked");
+            fail("a response differs from the request");
         check(bifrost_rdm_release(worker, &message), "release");
     }
     calls_us = now_us() - began;
 
-    /* Messages, some ahead of their answers, which come in order. */
+    /* Messages, several in flight; the echoes arrive in order. */
     began = now_us();
     while (received < count) {
         if (sent < count && sent < received + AHEAD) {
@@ -159,12 +159,12 @@ static void ask(const char *address, const char *peer, uint16_t port, unsigned c
         check(bifrost_rdm_recv(endpoint, 10 * SECOND, &message), "recv");
         fill(bytes, len, received++);
         if (message.len != len || memcmp(message.data, bytes, len) != 0)
-            fail("a message differs from what was sent");
+            fail("an echo differs from the message");
         check(bifrost_rdm_release(worker, &message), "release");
     }
     messages_us = now_us() - began;
 
-    /* The peer's memory, which its application has nothing to do with. */
+    /* The peer's memory, without its application. */
     if (len <= remote.len) {
         uint64_t offset = remote.len - len;
 
@@ -177,8 +177,8 @@ static void ask(const char *address, const char *peer, uint16_t port, unsigned c
 
     check(bifrost_rdm_counters(worker, &counters, sizeof counters), "counters");
     printf("%u calls of %zu bytes: %.1f us each\n", count, len, calls_us / count);
-    printf("%u messages there and back: %.1f us each\n", count, messages_us / count);
-    printf("lost and sent again: %llu\n", (unsigned long long)counters.lost_requests);
+    printf("%u messages echoed: %.1f us each\n", count, messages_us / count);
+    printf("lost and retransmitted: %llu\n", (unsigned long long)counters.lost_requests);
     check(bifrost_rdm_close(endpoint), "close");
     check(bifrost_rdm_worker_free(worker), "free");
     free(bytes);
@@ -187,7 +187,7 @@ static void ask(const char *address, const char *peer, uint16_t port, unsigned c
 
 int main(int argc, char **argv)
 {
-    /* A library that is older than the header this was compiled with may lack something. */
+    /* A library older than this program's header may lack functions. */
     if (bifrost_rdm_abi() < BIFROST_RDM_ABI)
         fail("the library is older than this program");
     if (argc == 3 && strcmp(argv[1], "serve") == 0) {
@@ -196,7 +196,7 @@ int main(int argc, char **argv)
         unsigned count = (unsigned)strtoul(argv[5], NULL, 10);
 
         if (count == 0)
-            fail("the number of calls must be more than 0");
+            fail("COUNT must be greater than 0");
         ask(argv[2], argv[3], (uint16_t)strtoul(argv[4], NULL, 10), count, (size_t)strtoul(argv[6], NULL, 10));
     } else {
         fprintf(stderr, "usage: pingpong serve ADDRESS | pingpong ask ADDRESS PEER PORT COUNT BYTES\n");

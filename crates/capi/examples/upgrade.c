@@ -1,13 +1,13 @@
 /*
- * One process with two versions of the library, and calls that move from one to the other while they are made.
+ * One process that loads two versions of the library, and moves its calls from one to the other while running.
  *
  *     cc -std=c11 upgrade.c -o upgrade $(pkg-config --cflags bifrost-rdm) -ldl
  *     ./upgrade serve OLD.so NEW.so ::1                          prints two ports
  *     ./upgrade ask OLD.so NEW.so ::1 ::1 PORT PORT 10 32768     calls of 32 KiB for 10 s; kill -USR1 moves them
  *
- * Each library is loaded from a file of its own, with RTLD_LOCAL, and has its own worker and connection. What was begun
- * with one ends with it; what is begun after the signal takes the other. So no call is lost or made twice; between the
- * calls of both there is no order while the last of the first are open.
+ * Each library is loaded from its own file, with RTLD_LOCAL, and has its own worker and connection. Calls begun with one
+ * complete with it; calls begun after the signal use the other. So no call is lost or duplicated. While the last calls of
+ * the first library are open, the calls of the two are not ordered.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <bifrost_rdm.h>
@@ -24,7 +24,7 @@
 #define OPEN 64
 #define NUMBERS (1u << 24)
 
-/* What is used of a library, by the names of the header. */
+/* The functions used, with their names in the header. */
 #define FUNCTIONS(F) \
     F(abi) F(version) F(last_error) F(config_init) F(worker_new) F(worker_free) F(poll) F(descriptor) F(due) F(listen) \
     F(listener_port) F(listener_close) F(accept) F(connect) F(close) F(begin_call) F(finish) F(next_request) F(respond) F(release)
@@ -81,9 +81,9 @@ static void load(struct library *library, const char *path, const char *address)
         fail("a library lacks bifrost_rdm_" #name);
     FUNCTIONS(FUNCTION)
 #undef FUNCTION
-    /* What the library takes to be a defect of the caller, if its structure is another one. */
+    /* Fails if the library has another version of the structure. */
     check(library, library->config_init(&config, sizeof config), "config");
-    config.port = 0; /* each has one of its own */
+    config.port = 0; /* each has its own port */
     check(library, library->worker_new(address, &config, &library->worker), "worker");
     check(library, library->descriptor(library->worker, &library->file), "descriptor");
     fprintf(stderr, "upgrade: %s: version %s, interface %u\n", path, library->version(), library->abi());
@@ -97,7 +97,7 @@ static double now_us(void)
     return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
 }
 
-/* Does what both have to do. */
+/* Handles whatever is due in both. */
 static void turn(struct library libraries[2])
 {
     for (int at = 0; at < 2; at++) {
@@ -109,7 +109,7 @@ static void turn(struct library libraries[2])
     }
 }
 
-/* Sleeps until a packet has come for either, or something is due. */
+/* Sleeps until a packet arrives for either, or something is due. */
 static void sleep_until_due(struct library libraries[2])
 {
     struct pollfd ready[2];
@@ -123,7 +123,7 @@ static void sleep_until_due(struct library libraries[2])
     poll(ready, 2, (int)(first / 1000));
 }
 
-/* Answers one request, if there is one. Whether the peer has ended. */
+/* Answers one request, if there is one. Returns whether the peer has ended. */
 static int answer(struct library *library, unsigned char *seen, unsigned *twice, unsigned *all)
 {
     bifrost_rdm_message request;
@@ -139,7 +139,7 @@ static int answer(struct library *library, unsigned char *seen, unsigned *twice,
         fail("a request is too short");
     memcpy(&number, request.data, sizeof number);
     if (number >= NUMBERS)
-        fail("a request has a wrong number");
+        fail("the number of a request is out of range");
     *twice += seen[number];
     seen[number] = 1;
     *all += 1;
@@ -155,7 +155,7 @@ static void serve(struct library libraries[2], const char *address)
     uint16_t port;
 
     if (!seen)
-        fail("no memory");
+        fail("out of memory");
     for (int at = 0; at < 2; at++) {
         check(&libraries[at], libraries[at].listen(libraries[at].worker, address, 0, &libraries[at].listener), "listen");
         check(&libraries[at], libraries[at].listener_port(libraries[at].listener, &port), "port");
@@ -184,11 +184,11 @@ static void serve(struct library libraries[2], const char *address)
         if (all == before)
             sleep_until_due(libraries);
     }
-    printf("%u requests, %u of them twice\n", all, twice);
+    printf("%u requests, %u duplicates\n", all, twice);
     free(seen);
 }
 
-/* Takes the response to a call, if it has come. */
+/* Takes the response to a call, if it has arrived. */
 static int finished(struct call *call, size_t len)
 {
     bifrost_rdm_message message;
@@ -199,7 +199,7 @@ static int finished(struct call *call, size_t len)
         return 0;
     check(library, status, "finish");
     if (message.len != len || memcmp(message.data, &call->number, sizeof call->number) != 0)
-        fail("a response is that to another call");
+        fail("a response belongs to another call");
     check(library, library->release(library->worker, &message), "release");
     return 1;
 }
@@ -213,7 +213,7 @@ static void ask(struct library libraries[2], const char *peer, char **ports, uns
     double began, last, now, pause = 0;
 
     if (!bytes || len < sizeof number)
-        fail("a call has 8 bytes and more");
+        fail("BYTES must be at least 8");
     for (int at = 0; at < 2; at++) {
         uint16_t port = (uint16_t)strtoul(ports[at], NULL, 10);
 
@@ -255,7 +255,7 @@ static void ask(struct library libraries[2], const char *peer, char **ports, uns
         if (now - last > 10e6)
             fail("no response for 10 s");
     }
-    printf("%llu calls, by the first library %u, by the second %u; moved %d times; longest pause %.1f ms\n",
+    printf("%llu calls, first library %u, second %u; moved %d times; longest pause %.1f ms\n",
            (unsigned long long)number, libraries[0].calls, libraries[1].calls, (int)flips, pause / 1e3);
     free(bytes);
 }
@@ -274,7 +274,7 @@ int main(int argc, char **argv)
     for (int at = 0; at < 2; at++)
         load(&libraries[at], argv[2 + at], argv[4]);
     if (libraries[0].poll == libraries[1].poll)
-        fail("both are the same library: they need files of their own");
+        fail("both are the same library: use two files");
     if (serves)
         serve(libraries, argv[4]);
     else

@@ -10,37 +10,37 @@ use crate::{
     ORDER_COMPLETE, ORDER_SENT, PROVIDER_AUTO, PROVIDER_SOFT, PROVIDER_VERBS, SERVICE_BOTH, SERVICE_RC, SERVICE_UC,
 };
 
-/// Settings of a worker. `bifrost_rdm_config_init` fills in the defaults.
+/// Settings of a worker. `bifrost_rdm_config_init` sets the defaults.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Bytes of this structure, as the caller knows it. Later versions of it are longer.
+    /// Size of this structure, bytes, as the caller knows it. Later versions are longer.
     pub size: u32,
-    /// What carries packets: `BIFROST_RDM_PROVIDER_AUTO`, which is the default, `_SOFT`, or
-    /// `_VERBS`, the RDMA NIC of the address.
+    /// What carries packets: `BIFROST_RDM_PROVIDER_AUTO` (default), `_SOFT`, or `_VERBS`, the RDMA
+    /// NIC that has the address.
     pub provider: u32,
-    /// Who repeats what is lost: `BIFROST_RDM_SERVICE_UC`, which is the default, `_RC` or `_BOTH`.
-    /// Both ends need the same.
+    /// The transport service: `BIFROST_RDM_SERVICE_UC` (default), `_RC` or `_BOTH`. Must be equal
+    /// at both ends.
     pub service: u32,
-    /// Payload of a packet, bytes: 256, 512, 1024, 2048 or 4096. Both ends need the same. Default:
-    /// 1024.
+    /// Payload of a packet, bytes: 256, 512, 1024, 2048 or 4096. Must be equal at both ends.
+    /// Default: 1024.
     pub mtu: u32,
-    /// In which order messages are delivered: `BIFROST_RDM_ORDER_SENT`, which is the default, or
+    /// The order in which messages are delivered: `BIFROST_RDM_ORDER_SENT` (default) or
     /// `_COMPLETE`.
     pub order: u32,
-    /// UDP port of RoCEv2; 0: any that is free. Peers are told. Default: 4791.
+    /// UDP port of RoCEv2; 0: any free port. Peers learn it at setup. Default: 4791.
     pub port: u32,
-    /// Messages that are taken ahead of the application, 1 to 1024. Default: 256.
+    /// Messages accepted before the application reads them, 1 to 1024. Default: 256.
     pub window: u32,
-    /// The longest message that is taken, bytes, up to 256 MiB, which is the default.
+    /// The longest message accepted, bytes, up to 256 MiB, which is the default.
     pub longest: u32,
-    /// Connections, 1 to 16,384. Default: 256.
+    /// Maximum number of connections, 1 to 16,384. Default: 256.
     pub connections: u32,
-    /// Queueing that congestion control aims at, us, 1 to 1,000,000. Default: 500.
+    /// Target queueing delay of congestion control, us, 1 to 1,000,000. Default: 500.
     pub queue_us: u32,
-    /// Added to the time within which an answer is expected, us, up to 1,000,000. Default: 500.
+    /// Added to the time within which a response is expected, us, up to 1,000,000. Default: 500.
     pub patience_us: u32,
-    /// For how long to look for packets before sleeping, us, up to 1,000,000. Default: 30.
+    /// How long to poll for packets before sleeping, us, up to 1,000,000. Default: 30.
     pub spin_us: u32,
 }
 
@@ -48,7 +48,7 @@ const CONNECTIONS_MAX: u32 = 16_384;
 const MICROSECONDS_MAX: u32 = 1_000_000;
 
 impl Config {
-    /// The defaults, as the library that is below has them.
+    /// The defaults of the underlying library.
     pub(crate) fn new() -> Self {
         let config = WorkerConfig::new(IpAddr::from([0; 16]));
         Self {
@@ -67,7 +67,7 @@ impl Config {
         }
     }
 
-    /// The same for the library below.
+    /// Converts to the underlying library's settings.
     pub(crate) fn worker(&self, address: IpAddr) -> Result<WorkerConfig, Failed> {
         let named = |name: &str, what: &str| Failed::invalid(format!("config.{name}: {what}"));
         let within = |name: &str, value: u32, from: u32, to: u32| {
@@ -110,19 +110,19 @@ impl Config {
     }
 }
 
-/// Fills in the defaults.
+/// Sets the defaults.
 ///
 /// # Safety
-/// `config` must be null or writable, for `size` bytes: those of the structure as the caller knows
-/// it.
+/// `config` must be null or writable for `size` bytes, the size of the structure as the caller
+/// knows it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifrost_rdm_config_init(config: *mut Config, size: usize) -> Status {
     crate::status::run(|| {
         crate::handle::writable(config)?;
         if size != size_of::<Config>() {
-            return Err(Failed::invalid("the size is that of no version of bifrost_rdm_config"));
+            return Err(Failed::invalid("the size matches no version of bifrost_rdm_config"));
         }
-        // SAFETY: it is writable, the caller says.
+        // SAFETY: the caller guarantees that it is writable.
         unsafe { config.write(Config::new()) };
         Ok(())
     })

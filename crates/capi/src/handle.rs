@@ -1,4 +1,4 @@
-//! What the opaque pointers point to, and the lock that lets one thread at a time in.
+//! The objects behind the opaque pointers, and the lock that admits one thread at a time.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -8,7 +8,7 @@ use bifrost_endpoint::{Endpoint, Listener, Region, Worker};
 use crate::held::Held;
 use crate::status::{Failed, Status};
 
-/// Looks after connections. Opaque.
+/// Drives connections. Opaque.
 #[derive(Debug)]
 pub struct WorkerHandle {
     pub(crate) shared: Arc<Shared>,
@@ -21,7 +21,7 @@ pub struct EndpointHandle {
     pub(crate) endpoint: Endpoint,
 }
 
-/// A socket where connections are set up. Opaque.
+/// A socket on which peers set up connections. Opaque.
 #[derive(Debug)]
 pub struct ListenerHandle {
     pub(crate) shared: Arc<Shared>,
@@ -35,25 +35,25 @@ pub struct RegionHandle {
     pub(crate) region: Region,
 }
 
-/// What a worker and its handles share.
+/// State shared by a worker and its handles.
 #[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,
 }
 
-/// What is behind the lock.
+/// The state that the lock protects.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) worker: Worker,
     pub(crate) held: Held,
-    /// The copy of the worker's descriptor that was given out.
+    /// The copy of the worker's descriptor that the application has.
     pub(crate) descriptor: Option<OwnedFd>,
 }
 
-// SAFETY: what is not `Send` in here are counted references (`Rc`) to one worker. All of them are
-// in `State` or in handles of this `Shared`; they are cloned, used and dropped only while the lock
-// is held (`Shared::lock`, and `close` for handles), so by one thread at a time, with the lock's
-// ordering in between. The last drop of a `Shared` is alone.
+// SAFETY: the contents that are not `Send` are counted references (`Rc`) to one worker. All of them
+// are in `State` or in handles of this `Shared`. They are cloned, used and dropped only while the
+// lock is held (`Shared::lock`, and `close` for handles), so by one thread at a time, ordered by
+// the lock. The last drop of a `Shared` has no concurrent users.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -63,13 +63,11 @@ impl Shared {
         Arc::new(Self { state: Mutex::new(State { worker, held: Held::default(), descriptor: None }) })
     }
 
-    /// The worker, for this thread alone.
+    /// Locks the worker for this thread.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, State>, Failed> {
         match self.state.try_lock() {
             Ok(state) => Ok(state),
-            Err(TryLockError::WouldBlock) => {
-                Err(Failed(Status::Busy, "another thread is in a call of this worker".into()))
-            }
+            Err(TryLockError::WouldBlock) => Err(Failed(Status::Busy, "another thread is calling this worker".into())),
             Err(TryLockError::Poisoned(_)) => {
                 Err(Failed(Status::Broken, "an earlier call of this worker panicked".into()))
             }
@@ -77,7 +75,7 @@ impl Shared {
     }
 }
 
-/// A handle that belongs to a worker.
+/// A handle of an object that belongs to a worker.
 pub(crate) trait Handle {
     fn shared(&self) -> &Arc<Shared>;
 }
@@ -94,42 +92,42 @@ macro_rules! handles {
 
 handles!(WorkerHandle, EndpointHandle, ListenerHandle, RegionHandle);
 
-/// A reference to a handle.
+/// Converts a pointer to a reference.
 ///
 /// # Safety
-/// A pointer that is not null must be one that the library has given, and not taken back.
+/// A pointer that is not null must have been returned by the library, and not yet freed.
 pub(crate) unsafe fn get<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failed> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { pointer.as_ref() }.ok_or_else(|| Failed::invalid(format!("the {what} is null")))
 }
 
-/// Takes a handle back; null is none. If the worker is busy, it stays.
+/// Frees a handle, unless the worker is busy; null is ignored.
 ///
 /// # Safety
-/// As for [`get`]; the pointer must not be used afterwards if this is `Ok`.
+/// As for [`get`]; the pointer must not be used after `Ok`.
 pub(crate) unsafe fn close<T: Handle>(pointer: *mut T) -> Result<(), Failed> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let Some(handle) = (unsafe { pointer.as_ref() }) else { return Ok(()) };
     let shared = handle.shared().clone();
     let state = shared.lock()?;
-    // SAFETY: the pointer is of `give`, and was not taken back.
+    // SAFETY: the pointer was returned by `give`, and is not yet freed.
     drop(unsafe { Box::from_raw(pointer) });
     drop(state);
     Ok(())
 }
 
-/// Gives a handle out.
+/// Returns a handle to the application.
 ///
 /// # Safety
 /// `out` must be writable.
 pub(crate) unsafe fn give<T>(handle: T, out: *mut *mut T) {
-    // SAFETY: the caller's; callers have asked `writable` before.
+    // SAFETY: guaranteed by the caller; callers have checked it with `writable`.
     unsafe { out.write(Box::into_raw(Box::new(handle))) };
 }
 
-/// Whether there is a place for a result.
+/// Checks that a pointer for a result is not null.
 pub(crate) fn writable<T>(out: *mut T) -> Result<(), Failed> {
-    if out.is_null() { Err(Failed::invalid("there is no place for the result: the pointer is null")) } else { Ok(()) }
+    if out.is_null() { Err(Failed::invalid("the pointer for the result is null")) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -141,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_that_panicked_is_not_used_again() {
+    fn a_worker_is_unusable_after_a_panic() {
         let config = WorkerConfig { port: 0, ..WorkerConfig::new(std::net::Ipv6Addr::LOCALHOST.into()) };
         let Ok(worker) = Worker::new(config) else { panic!("no worker") };
         let shared = Shared::new(worker);

@@ -1,4 +1,4 @@
-//! Messages that the application has and the library owns.
+//! Messages that the library owns while the application reads them.
 
 use std::ffi::c_void;
 
@@ -6,35 +6,34 @@ use bifrost_endpoint::{Message, Request};
 
 use crate::status::Failed;
 
-/// A message that has come in. Its bytes are the library's, and stay until `bifrost_rdm_release`.
+/// A received message. The library owns its data, which is valid until `bifrost_rdm_release`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Received {
-    /// Its bytes.
+    /// Its data.
     pub data: *const c_void,
-    /// How many.
+    /// Length, bytes.
     pub len: usize,
-    /// Names it. 0 is none.
+    /// Identifies it; 0: none.
     pub token: u64,
 }
 
 #[derive(Debug)]
 pub(crate) enum Kept {
     Message(Message),
-    /// With the endpoint that it came in on.
+    /// With the endpoint on which it arrived.
     Request(Request, usize),
 }
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// How many messages have been here: part of the token, so that one which was released names
-    /// nothing.
+    /// Number of messages that have used this slot: part of the token, so the token of a released
+    /// message is invalid.
     generation: u32,
     kept: Option<Kept>,
 }
 
-/// All messages that the application has. Once there are as many places as it ever has at once,
-/// nothing is allocated.
+/// All messages that the application holds. Allocates only when it holds more than ever before.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     slots: Vec<Slot>,
@@ -48,7 +47,7 @@ impl Held {
             self.slots.len() as u32 - 1
         });
         let slot = &mut self.slots[index as usize];
-        // Not 0, so that no token is.
+        // Never 0, so no token is 0.
         slot.generation = slot.generation.wrapping_add(1).max(1);
         let token = (u64::from(slot.generation) << 32) | u64::from(index);
         let kept = slot.kept.insert(kept);
@@ -59,7 +58,7 @@ impl Held {
         Received { data: bytes.as_ptr().cast(), len: bytes.len(), token }
     }
 
-    /// A request, if `token` names one of that endpoint.
+    /// Returns a request, if `token` identifies one of that endpoint.
     pub(crate) fn request(&self, token: u64, endpoint: usize) -> Result<&Request, Failed> {
         match self.slot(token).map(|index| &self.slots[index].kept) {
             Some(Some(Kept::Request(request, of))) if *of == endpoint => Ok(request),
@@ -68,13 +67,13 @@ impl Held {
     }
 
     pub(crate) fn release(&mut self, token: u64) -> Result<(), Failed> {
-        let index = self.slot(token).ok_or_else(|| Failed::invalid("the message was released before"))?;
+        let index = self.slot(token).ok_or_else(|| Failed::invalid("the message was already released"))?;
         drop(self.slots[index].kept.take());
         self.free.push(index as u32);
         Ok(())
     }
 
-    /// The place of a message that is there.
+    /// The slot of a held message.
     fn slot(&self, token: u64) -> Option<usize> {
         let index = token as u32 as usize;
         let slot = self.slots.get(index)?;

@@ -14,9 +14,9 @@ use crate::status::{Failed, Status, run};
 /// The longest message, bytes.
 pub const MAX_MESSAGE: usize = 256 << 20;
 
-/// Sends a message, and waits up to `timeout_us` for room if 1024 are open. The bytes are copied.
-/// The message is on its way when this returns, and has arrived when it is no longer one of
-/// `bifrost_rdm_open_messages`. Status: `FULL`, `TOO_LONG`, `CLOSED`.
+/// Sends a message. If 1024 are open, waits up to `timeout_us` until one has arrived. The data is
+/// copied. The message is in flight when this returns, and has arrived when
+/// `bifrost_rdm_open_messages` no longer counts it. Status: `FULL`, `TOO_LONG`, `CLOSED`.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `data` readable for `len` bytes.
@@ -28,7 +28,7 @@ pub unsafe extern "C" fn bifrost_rdm_send(
     timeout_us: u64,
 ) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (handle, data) = unsafe { (get(endpoint, "endpoint")?, bytes(data, len)?) };
         let state = handle.shared.lock()?;
         room(&state, &handle.endpoint, timeout_us)?;
@@ -37,38 +37,38 @@ pub unsafe extern "C" fn bifrost_rdm_send(
     })
 }
 
-/// Messages that were sent and have not arrived.
+/// Number of messages that were sent and have not yet arrived.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `count` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifrost_rdm_open_messages(endpoint: *const EndpointHandle, count: *mut usize) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let handle = unsafe { get(endpoint, "endpoint") }?;
         writable(count)?;
         let _state = handle.shared.lock()?;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { count.write(handle.endpoint.open_messages()) };
         Ok(())
     })
 }
 
-/// Waits until all that was sent has arrived. Status: `TIMEOUT`, `CLOSED`.
+/// Waits until all sent messages have arrived. Status: `TIMEOUT`, `CLOSED`.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifrost_rdm_flush(endpoint: *const EndpointHandle, timeout_us: u64) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let handle = unsafe { get(endpoint, "endpoint") }?;
         let _state = handle.shared.lock()?;
         Ok(handle.endpoint.flush(Duration::from_micros(timeout_us))?)
     })
 }
 
-/// Waits for the next message; with a timeout of 0 it only looks. Status: `TIMEOUT`, `CLOSED`.
+/// Waits for the next message; a timeout of 0 does not wait. Status: `TIMEOUT`, `CLOSED`.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `out` writable.
@@ -79,26 +79,26 @@ pub unsafe extern "C" fn bifrost_rdm_recv(
     out: *mut Received,
 ) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let handle = unsafe { get(endpoint, "endpoint") }?;
         writable(out)?;
         let mut state = handle.shared.lock()?;
         let message = handle.endpoint.recv(Duration::from_micros(timeout_us))?;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { out.write(state.held.keep(Kept::Message(message))) };
         Ok(())
     })
 }
 
-/// Gives a message back, whose bytes are then no longer there, and makes room for another one of
-/// its connection. Its `token` becomes 0; one whose token is 0 is nothing to give back.
+/// Releases a message: its data becomes invalid, and the connection can receive another one. Sets
+/// its `token` to 0; a message whose token is 0 is ignored.
 ///
 /// # Safety
-/// `worker` must be the worker with which the message came in, `message` null or writable.
+/// `worker` must be the worker of the message, `message` null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifrost_rdm_release(worker: *const WorkerHandle, message: *mut Received) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (worker, message) = unsafe { (get(worker, "worker")?, message.as_mut()) };
         let Some(message) = message.filter(|message| message.token != 0) else { return Ok(()) };
         worker.shared.lock()?.held.release(message.token)?;
@@ -107,8 +107,8 @@ pub unsafe extern "C" fn bifrost_rdm_release(worker: *const WorkerHandle, messag
     })
 }
 
-/// Asks the peer, and waits for its response. Status: `FAILURE` when the peer says that it has
-/// none, with its text; `TIMEOUT`, `FULL`, `TOO_LONG`, `CLOSED`.
+/// Sends a request, and waits for the response. Status: `FAILURE` if the peer refuses, with its
+/// text; `TIMEOUT`, `FULL`, `TOO_LONG`, `CLOSED`.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `data` readable for `len` bytes, `out` writable.
@@ -121,18 +121,18 @@ pub unsafe extern "C" fn bifrost_rdm_call(
     out: *mut Received,
 ) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (handle, data) = unsafe { (get(endpoint, "endpoint")?, bytes(data, len)?) };
         writable(out)?;
         let mut state = handle.shared.lock()?;
         let message = handle.endpoint.call(copy(&handle.endpoint, data), Duration::from_micros(timeout_us))?;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { out.write(state.held.keep(Kept::Message(message))) };
         Ok(())
     })
 }
 
-/// Begins a call; `bifrost_rdm_finish` has the response. Many may be open at once.
+/// Begins a call; `bifrost_rdm_finish` returns the response. Several may be open.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `data` readable for `len` bytes, `call` writable.
@@ -144,19 +144,19 @@ pub unsafe extern "C" fn bifrost_rdm_begin_call(
     call: *mut u32,
 ) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (handle, data) = unsafe { (get(endpoint, "endpoint")?, bytes(data, len)?) };
         writable(call)?;
         let _state = handle.shared.lock()?;
         let begun = handle.endpoint.begin_call(copy(&handle.endpoint, data))?;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { call.write(begun) };
         Ok(())
     })
 }
 
-/// Waits for the response to a call, a write or a read that was begun; with a timeout of 0 it only
-/// looks. After `TIMEOUT` it is still open; after anything else it is not.
+/// Waits for the response to a call, write or read; a timeout of 0 does not wait. After `TIMEOUT`
+/// it is still open, otherwise not.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `out` writable.
@@ -168,26 +168,25 @@ pub unsafe extern "C" fn bifrost_rdm_finish(
     out: *mut Received,
 ) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let handle = unsafe { get(endpoint, "endpoint") }?;
         writable(out)?;
         let mut state = handle.shared.lock()?;
         let message = finish(&state, &handle.endpoint, call, timeout_us)?;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { out.write(state.held.keep(Kept::Message(message))) };
         Ok(())
     })
 }
 
-/// Gives up waiting for the response to a call, a write or a read. What was asked for may happen
-/// all the same.
+/// Discards the response to a call, write or read. The operation itself may still happen.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifrost_rdm_forget(endpoint: *const EndpointHandle, call: u32) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let handle = unsafe { get(endpoint, "endpoint") }?;
         let _state = handle.shared.lock()?;
         handle.endpoint.forget(call);
@@ -195,9 +194,9 @@ pub unsafe extern "C" fn bifrost_rdm_forget(endpoint: *const EndpointHandle, cal
     })
 }
 
-/// Waits for the next request; with a timeout of 0 it only looks. It is answered by
-/// `bifrost_rdm_respond` or `bifrost_rdm_refuse`, and then given back by `bifrost_rdm_release`.
-/// Status: `TIMEOUT`, `CLOSED`.
+/// Waits for the next request; a timeout of 0 does not wait. Answer it with `bifrost_rdm_respond`
+/// or `bifrost_rdm_refuse`, then release it with `bifrost_rdm_release`. Status: `TIMEOUT`,
+/// `CLOSED`.
 ///
 /// # Safety
 /// `endpoint` must be an endpoint, `out` writable.
@@ -208,12 +207,12 @@ pub unsafe extern "C" fn bifrost_rdm_next_request(
     out: *mut Received,
 ) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let handle = unsafe { get(endpoint, "endpoint") }?;
         writable(out)?;
         let mut state = handle.shared.lock()?;
         let request = handle.endpoint.next_request(Duration::from_micros(timeout_us))?;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { out.write(state.held.keep(Kept::Request(request, endpoint as usize))) };
         Ok(())
     })
@@ -232,9 +231,9 @@ pub unsafe extern "C" fn bifrost_rdm_respond(
     len: usize,
 ) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (handle, data) = unsafe { (get(endpoint, "endpoint")?, bytes(data, len)?) };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let token = unsafe { get(request, "request") }?.token;
         let state = handle.shared.lock()?;
         let request = state.held.request(token, endpoint as usize)?;
@@ -243,11 +242,11 @@ pub unsafe extern "C" fn bifrost_rdm_respond(
     })
 }
 
-/// Answers a request that cannot be met with the reason.
+/// Refuses a request, with a reason.
 ///
 /// # Safety
-/// `endpoint` must be the endpoint of the request, `request` readable, `reason` a text that ends
-/// with 0.
+/// `endpoint` must be the endpoint of the request, `request` readable, `reason` a null-terminated
+/// string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bifrost_rdm_refuse(
     endpoint: *const EndpointHandle,
@@ -255,12 +254,12 @@ pub unsafe extern "C" fn bifrost_rdm_refuse(
     reason: *const c_char,
 ) -> Status {
     run(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (handle, token) = unsafe { (get(endpoint, "endpoint")?, get(request, "request")?.token) };
         if reason.is_null() {
             return Err(Failed::invalid("the reason is null"));
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let reason = unsafe { CStr::from_ptr(reason) }.to_string_lossy();
         let state = handle.shared.lock()?;
         let request = state.held.request(token, endpoint as usize)?;
@@ -269,7 +268,7 @@ pub unsafe extern "C" fn bifrost_rdm_refuse(
     })
 }
 
-/// What the caller wants to be sent.
+/// The data that the caller passed.
 ///
 /// # Safety
 /// `data` must be null or readable for `len` bytes, for as long as the reference is used.
@@ -281,9 +280,9 @@ pub(crate) unsafe fn bytes<'a>(data: *const c_void, len: usize) -> Result<&'a [u
         return Err(Failed::invalid("the data is null"));
     }
     if len > MAX_MESSAGE {
-        return Err(Failed(Status::TooLong, format!("{len} bytes: a message has at most {MAX_MESSAGE}")));
+        return Err(Failed(Status::TooLong, format!("{len} bytes exceed the longest message, {MAX_MESSAGE}")));
     }
-    // SAFETY: it is not null, and the caller says that it is readable.
+    // SAFETY: it is not null, and the caller guarantees that it is readable.
     Ok(unsafe { slice::from_raw_parts(data.cast(), len) })
 }
 
@@ -306,7 +305,7 @@ pub(crate) fn room(state: &State, endpoint: &Endpoint, timeout_us: u64) -> Resul
     Ok(())
 }
 
-/// The bytes in memory that the connection uses again and again.
+/// Copies data to memory that the connection reuses.
 fn copy(endpoint: &Endpoint, data: &[u8]) -> Vec<u8> {
     let mut memory = endpoint.buffer(data.len());
     memory.copy_from_slice(data);
@@ -316,7 +315,7 @@ fn copy(endpoint: &Endpoint, data: &[u8]) -> Vec<u8> {
 fn finish(state: &State, endpoint: &Endpoint, call: u32, timeout_us: u64) -> Result<Message, Failed> {
     let until = Instant::now() + Duration::from_micros(timeout_us);
     if !endpoint.is_open(call) {
-        return Err(Failed::invalid(format!("no call {call} is open on the connection")));
+        return Err(Failed::invalid(format!("call {call} is not open on this connection")));
     }
     state.worker.poll()?;
     loop {

@@ -1,4 +1,4 @@
-//! What a call comes to: a code, and a text about the last one that failed.
+//! Status codes, and the text of the last error.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -6,21 +6,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bifrost_endpoint::{Error, SendError};
 
-/// What a call comes to.
+/// Result of a call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It is done.
+    /// Success.
     Ok = 0,
-    /// An argument is null, out of range, or not what it should be.
+    /// An argument is null, out of range, or otherwise invalid.
     Invalid = 1,
-    /// The time is over. What was begun goes on.
+    /// Timeout. The operation continues.
     Timeout = 2,
     /// 1024 messages are open on the connection: wait until some have arrived.
     Full = 3,
-    /// The connection has ended, and nothing is left to be read.
+    /// The connection has ended, and everything received was read.
     Closed = 4,
-    /// Another thread is in a call of this worker. Nothing was done.
+    /// Another thread is calling this worker. The call had no effect.
     Busy = 5,
     /// An address or a port cannot be bound.
     Bind = 6,
@@ -28,25 +28,25 @@ pub enum Status {
     Unreachable = 7,
     /// The peer refused the connection.
     Refused = 8,
-    /// The peer does not keep to the protocol.
+    /// The peer violates the protocol.
     Protocol = 9,
-    /// The message is longer than the peer takes, or than there may be.
+    /// The message is longer than the peer accepts, or than the maximum.
     TooLong = 10,
-    /// An access would leave a region.
+    /// An access exceeds the region.
     Range = 11,
-    /// The peer could not do what it was asked for; the text is the peer's.
+    /// The peer refused the request; the text is the peer's.
     Failure = 12,
-    /// No memory, descriptor, connection or region is left.
+    /// Out of memory, descriptors, connections or regions.
     Resources = 13,
-    /// This connection, this library, or this host without a suitable RDMA NIC, cannot do that.
+    /// This connection, library or host does not support that; for example, there is no RDMA NIC.
     Unsupported = 14,
     /// A system call failed.
     System = 15,
-    /// A defect of the library has shown. Its worker cannot be used any more.
+    /// A bug in the library. The worker is no longer usable.
     Broken = 16,
 }
 
-/// A code with its text.
+/// A status and its text.
 #[derive(Debug)]
 pub(crate) struct Failed(pub(crate) Status, pub(crate) String);
 
@@ -82,22 +82,22 @@ impl Status {
     fn text(self) -> &'static std::ffi::CStr {
         match self {
             Self::Ok => c"done",
-            Self::Invalid => c"an argument is not valid",
-            Self::Timeout => c"the time is over",
+            Self::Invalid => c"an argument is invalid",
+            Self::Timeout => c"timeout",
             Self::Full => c"1024 messages are open on the connection",
             Self::Closed => c"the connection has ended",
-            Self::Busy => c"another thread is in a call of this worker",
+            Self::Busy => c"another thread is calling this worker",
             Self::Bind => c"the address or the port cannot be bound",
             Self::Unreachable => c"the peer cannot be reached",
             Self::Refused => c"the peer refused the connection",
-            Self::Protocol => c"the peer does not keep to the protocol",
+            Self::Protocol => c"the peer violates the protocol",
             Self::TooLong => c"the message is too long",
-            Self::Range => c"the access would leave the region",
-            Self::Failure => c"the peer could not do it",
-            Self::Resources => c"no memory, descriptor, connection or region is left",
-            Self::Unsupported => c"this connection or library cannot do that",
+            Self::Range => c"the access exceeds the region",
+            Self::Failure => c"the peer refused the request",
+            Self::Resources => c"out of memory, descriptors, connections or regions",
+            Self::Unsupported => c"this connection, library or host does not support that",
             Self::System => c"a system call failed",
-            Self::Broken => c"a defect of the library has shown",
+            Self::Broken => c"a bug in the library",
         }
     }
 
@@ -126,16 +126,16 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Runs what a function does. No panic leaves it.
+/// Runs the body of a function, and converts panics to a status.
 pub(crate) fn run(what: impl FnOnce() -> Result<(), Failed>) -> Status {
-    // What a panic leaves half done is behind a lock, which is poisoned by it.
+    // A panic poisons the lock, which protects inconsistent state from later calls.
     let result = catch_unwind(AssertUnwindSafe(what));
     let failed = match result {
         Ok(Ok(())) => return Status::Ok,
         Ok(Err(failed)) => failed,
-        Err(_) => Failed(Status::Broken, "the library panicked; its standard error says where".to_owned()),
+        Err(_) => Failed(Status::Broken, "the library panicked; see standard error".to_owned()),
     };
-    // Not in a thread that is about to end.
+    // Fails only in a thread that is about to end.
     let _ = LAST.try_with(|last| {
         let text = failed.1.replace('\0', " ");
         *last.borrow_mut() = CString::new(text).unwrap_or_default();
@@ -143,15 +143,15 @@ pub(crate) fn run(what: impl FnOnce() -> Result<(), Failed>) -> Status {
     failed.0
 }
 
-/// What a code means: a text that stays. A number that is not a code has one, too.
+/// Describes a status code. The text is static; unknown codes have one, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn bifrost_rdm_status_text(status: i32) -> *const c_char {
     let known = Status::ALL.into_iter().find(|known| *known as i32 == status);
     known.map_or(c"unknown code", Status::text).as_ptr()
 }
 
-/// What the last call of this thread that failed has to say: the peer, the cause. It stays until
-/// another call of this thread fails.
+/// Describes this thread's last failed call, with the peer and the cause. Valid until the next
+/// failure in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn bifrost_rdm_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     fn last() -> String {
-        // SAFETY: it ends with 0, and stays until the next call.
+        // SAFETY: it is null-terminated, and valid until the next call.
         unsafe { CStr::from_ptr(bifrost_rdm_last_error()) }.to_string_lossy().into_owned()
     }
 
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn all_codes_have_a_text_of_their_own() {
+    fn all_codes_have_different_texts() {
         let texts: std::collections::BTreeSet<_> = Status::ALL.map(Status::text).into_iter().collect();
         assert_eq!(texts.len(), Status::ALL.len());
         assert!(Status::ALL.into_iter().enumerate().all(|(number, status)| status as usize == number));

@@ -1,4 +1,4 @@
-//! The header that is in the repository is the one that cbindgen makes of the sources.
+//! The header in the repository equals the one that cbindgen generates from the sources.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use std::path::Path;
 fn the_header_is_up_to_date() {
     let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(crate_directory.join("cbindgen.toml")).unwrap();
-    // It follows `mod` from there: a file that was named as well would be in the header twice.
+    // cbindgen follows `mod` declarations; a file named here as well would be in the header twice.
     let builder = cbindgen::Builder::new().with_config(config).with_src(crate_directory.join("src/lib.rs"));
     let mut made = Vec::new();
     builder.generate().unwrap().write(&mut made);
@@ -22,10 +22,10 @@ fn the_header_is_up_to_date() {
         made.split(['(', ' ', '\n']).filter(|word| word.starts_with("bifrost_rdm_begin_read")).collect();
     assert_eq!(declared.len(), 1, "declared once");
     let there = fs::read_to_string(&path).unwrap_or_default();
-    assert!(there == made, "{path:?} is old: BIFROST_WRITE_DOCS=1 cargo test -p bifrost-capi --test header");
+    assert!(there == made, "{path:?} is outdated; run BIFROST_WRITE_DOCS=1 cargo test -p bifrost-capi --test header");
 }
 
-/// Without what only Rust has: sections about safety, and marks of its documentation.
+/// Removes what is specific to Rust: safety sections, and markup.
 fn for_c(header: &str) -> String {
     let mut lines: Vec<&str> = vec![];
     let mut safety = false;
@@ -33,7 +33,7 @@ fn for_c(header: &str) -> String {
         let text = line.trim_start();
         if text == "* # Safety" {
             safety = true;
-            // The empty line before.
+            // Remove the empty line before it.
             lines.pop();
         }
         safety &= !text.starts_with("*/");

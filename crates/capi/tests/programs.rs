@@ -1,4 +1,4 @@
-//! C programs, compiled as users compile theirs, against the shared and the static library.
+//! C programs, compiled like a user's programs, with the shared and the static library.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,18 +17,17 @@ use lossy::{Lossy, run};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 const STRICT: [&str; 6] = ["-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", "-O1"];
-/// What the static library needs of the system; `Libs.private` of the file for pkg-config has the
-/// same.
+/// System libraries that the static library needs, as in `Libs.private` of the pkg-config file.
 const SYSTEM: [&str; 5] = ["-lgcc_s", "-lpthread", "-lm", "-ldl", "-lc"];
 
-/// Where cargo has put the libraries: beside this test.
+/// The path of a library: cargo puts it beside this test.
 fn built(library: &str) -> PathBuf {
     let path = std::env::current_exe().unwrap().parent().unwrap().join(library);
     assert!(path.exists(), "{path:?}");
     path
 }
 
-/// A program's file in `directory`, and a compiler that is told everything but libraries.
+/// A program's path in `directory`, and a compiler command without libraries.
 fn compiler(directory: &Path, source: &Path) -> (PathBuf, Command) {
     let program = directory.join(source.file_stem().unwrap());
     let mut command = Command::new("cc");
@@ -36,14 +35,14 @@ fn compiler(directory: &Path, source: &Path) -> (PathBuf, Command) {
     (program, command)
 }
 
-/// Compiles a program in `directory`, where the shared library is as it is installed.
+/// Compiles a program in `directory`, with the shared library installed there.
 fn compile(directory: &Path, source: impl AsRef<Path>) -> PathBuf {
     let source = Path::new(CRATE).join(source);
     let (link, load) = (directory.join("link"), directory.join("load"));
     for path in [&link, &load] {
         fs::create_dir_all(path).unwrap();
     }
-    // The linker finds one name, the loader the other one, which the library itself tells.
+    // The linker searches one name; the loader uses the library's soname.
     let _ = symlink(built("libbifrost_capi.so"), link.join("libbifrost_rdm.so"));
     let _ = symlink(built("libbifrost_capi.so"), load.join("libbifrost_rdm.so.0"));
     let (program, mut compiler) = compiler(directory, &source);
@@ -53,7 +52,7 @@ fn compile(directory: &Path, source: impl AsRef<Path>) -> PathBuf {
     program
 }
 
-/// A program that is ended with this.
+/// A program that is killed when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -63,15 +62,15 @@ impl Drop for Running {
     }
 }
 
-/// The example's two ends; what the one that asks prints.
+/// Runs the example's two ends. Returns the client's output.
 fn pingpong(mut server: Command, mut client: Command, [here, there]: [&str; 2], count: &str, len: &str) -> String {
     let mut server = Running(server.args(["serve", there]).stdout(Stdio::piped()).spawn().unwrap());
     let mut port = String::new();
     BufReader::new(server.0.stdout.as_mut().unwrap()).read_line(&mut port).unwrap();
-    let told = run(client.args(["ask", here, there, port.trim(), count, len]));
-    // It has seen the other one's end.
+    let output = run(client.args(["ask", here, there, port.trim(), count, len]));
+    // The server detects the client's end.
     assert!(server.0.wait().unwrap().success());
-    told
+    output
 }
 
 #[test]
@@ -81,7 +80,7 @@ fn arguments_threads_and_ends_are_checked() {
 }
 
 #[test]
-fn the_static_library_does_without_the_shared_one() {
+fn the_static_library_needs_no_shared_one() {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("checks");
     run(Command::new("cc")
@@ -109,7 +108,7 @@ fn the_shared_library_exports_what_the_header_declares() {
 }
 
 #[test]
-fn the_guide_s_first_program_works() {
+fn the_first_program_of_the_guide_works() {
     let guide = fs::read_to_string(Path::new(CRATE).join("../../docs/RDM-LIBRARY.md")).unwrap();
     let (_, block) = guide.split_once("```c\n").unwrap();
     let (block, after) = block.split_once("```\n").unwrap();
@@ -122,24 +121,24 @@ fn the_guide_s_first_program_works() {
 }
 
 #[test]
-fn two_processes_talk() {
+fn two_processes_exchange_messages() {
     let directory = tempfile::tempdir().unwrap();
     let program = compile(directory.path(), "examples/pingpong.c");
     for (address, count, len) in [("::1", "200", "32768"), ("127.0.0.1", "100", "100"), ("::1", "5", "3000000")] {
-        let told = pingpong(Command::new(&program), Command::new(&program), [address; 2], count, len);
-        assert!(told.contains(&format!("{count} calls of {len} bytes")), "{told}");
+        let output = pingpong(Command::new(&program), Command::new(&program), [address; 2], count, len);
+        assert!(output.contains(&format!("{count} calls of {len} bytes")), "{output}");
     }
 }
 
 #[test]
-fn nothing_is_lost_where_packets_are() {
+fn no_message_is_lost_when_packets_are() {
     let directory = tempfile::tempdir().unwrap();
     let program = compile(directory.path(), "examples/pingpong.c");
     let lossy = Lossy::new("capi", 1500, 64);
-    let told =
+    let output =
         pingpong(lossy.command(1, &program), lossy.command(0, &program), ["fd00:9::1", "fd00:9::2"], "100", "200000");
-    let lost = told.lines().find_map(|line| line.strip_prefix("lost and sent again: ")).unwrap();
-    assert!(lost.parse::<u64>().unwrap() > 50, "{told}");
+    let lost = output.lines().find_map(|line| line.strip_prefix("lost and retransmitted: ")).unwrap();
+    assert!(lost.parse::<u64>().unwrap() > 50, "{output}");
 }
 
 #[test]
@@ -147,7 +146,7 @@ fn calls_move_between_two_libraries_of_a_process() {
     let directory = tempfile::tempdir().unwrap();
     let (program, mut compiler) = compiler(directory.path(), &Path::new(CRATE).join("examples/upgrade.c"));
     run(compiler.arg("-ldl"));
-    // Another file is another library to the loader, with memory of its own.
+    // To the loader, another file is another library, with its own memory.
     let libraries = ["old.so", "new.so"].map(|name| directory.path().join(name));
     for library in &libraries {
         fs::copy(built("libbifrost_capi.so"), library).unwrap();
@@ -165,20 +164,20 @@ fn calls_move_between_two_libraries_of_a_process() {
     assert_eq!(asked.next().unwrap(), "connected");
     for _ in 0..2 {
         std::thread::sleep(Duration::from_millis(500));
-        // `ip netns exec` becomes the program: its process is the child.
+        // `ip netns exec` executes the program, so the child is the program itself.
         run(Command::new("kill").args(["-USR1", &client.0.id().to_string()]));
     }
-    let told = asked.next().unwrap();
+    let output = asked.next().unwrap();
     let number = |text: &str, before: &str| -> u64 {
         let (_, after) = text.split_once(before).unwrap();
         after.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
     };
-    let (all, first, second) = (number(&told, ""), number(&told, "first library "), number(&told, "second "));
-    assert!(first > 0 && second > 0 && first + second == all && told.contains("moved 2 times"), "{told}");
+    let (all, first, second) = (number(&output, ""), number(&output, "first library "), number(&output, "second "));
+    assert!(first > 0 && second > 0 && first + second == all && output.contains("moved 2 times"), "{output}");
     assert!(client.0.wait().unwrap().success());
-    assert_eq!(served.next().unwrap(), format!("{all} requests, 0 of them twice"));
+    assert_eq!(served.next().unwrap(), format!("{all} requests, 0 duplicates"));
     assert!(server.0.wait().unwrap().success());
-    // One file is one library, however often it is loaded.
+    // Loading the same file twice yields the same library.
     let same = Command::new(&program).arg("serve").args([&libraries[0], &libraries[0]]).arg("::1").output().unwrap();
     assert!(String::from_utf8_lossy(&same.stderr).contains("both are the same library"), "{same:?}");
 }

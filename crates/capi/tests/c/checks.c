@@ -1,4 +1,4 @@
-/* What the functions say to arguments that make no sense, to threads that meet, and to peers that end. */
+/* Invalid arguments, concurrent threads, and peers that end. */
 #define _POSIX_C_SOURCE 200809L
 #include <bifrost_rdm.h>
 
@@ -22,7 +22,7 @@
 #define TRUE(what) \
     do { \
         if (!(what)) { \
-            fprintf(stderr, "line %d: not so: %s (%s)\n", __LINE__, #what, bifrost_rdm_last_error()); \
+            fprintf(stderr, "line %d: false: %s (%s)\n", __LINE__, #what, bifrost_rdm_last_error()); \
             exit(1); \
         } \
     } while (0)
@@ -54,7 +54,7 @@ static void configurations(void)
     TRUE(strstr(bifrost_rdm_last_error(), "not an address"));
     EXPECT(INVALID, bifrost_rdm_worker_new("::1", &good, NULL));
     EXPECT(BIND, bifrost_rdm_worker_new("2001:db8::1", &good, &worker));
-    /* Each field, with values that it must not have. */
+    /* Each field, with invalid values. */
 #define REFUSED(field, value, status) \
     config = good; \
     config.field = (value); \
@@ -152,7 +152,7 @@ static void *receive_one(void *endpoint)
     bifrost_rdm_message message;
     bifrost_rdm_status status;
 
-    /* The other thread may be in a call, too. */
+    /* The other thread may be calling, too. */
     while ((status = bifrost_rdm_recv(endpoint, 60 * SECOND, &message)) == BIFROST_RDM_STATUS_BUSY)
         ;
     TRUE(status == BIFROST_RDM_STATUS_OK);
@@ -185,7 +185,7 @@ static void connections(void)
     EXPECT(BIND, bifrost_rdm_listen(two, "2001:db8::1", 0, &accepting.listener));
     EXPECT(OK, bifrost_rdm_listener_port(listener, &port));
     EXPECT(TIMEOUT, bifrost_rdm_accept(listener, 1000, &other));
-    /* One thread for each worker: the other end connects meanwhile. */
+    /* One thread per worker: the other end connects concurrently. */
     accepting.listener = listener;
     TRUE(pthread_create(&thread, NULL, accept_one, &accepting) == 0);
     EXPECT(OK, bifrost_rdm_connect(one, "::1", port, 60 * SECOND, &endpoint));
@@ -196,7 +196,7 @@ static void connections(void)
     TRUE(status == BIFROST_RDM_STATUS_UNREACHABLE);
     TRUE(strstr(bifrost_rdm_last_error(), "::1"));
 
-    /* Two threads meet: the second one is sent away at once, and can come back. */
+    /* Two threads call one worker: the second gets BUSY immediately, and can retry. */
     TRUE(pthread_create(&thread, NULL, receive_one, endpoint) == 0);
     while (bifrost_rdm_open_messages(endpoint, &count) != BIFROST_RDM_STATUS_BUSY)
         ;
@@ -208,7 +208,7 @@ static void connections(void)
     EXPECT(OK, bifrost_rdm_open_messages(endpoint, &count));
     TRUE(count == 0);
 
-    /* Messages: of no bytes, too long, and released twice. */
+    /* Messages: empty, too long, and released twice. */
     EXPECT(INVALID, bifrost_rdm_send(endpoint, NULL, 1, 0));
     EXPECT(TOO_LONG, bifrost_rdm_send(endpoint, "x", SIZE_MAX, 0));
     EXPECT(TOO_LONG, bifrost_rdm_send(endpoint, "x", (size_t)BIFROST_RDM_MAX_MESSAGE + 1, 0));
@@ -229,7 +229,7 @@ static void connections(void)
     EXPECT(TIMEOUT, bifrost_rdm_recv(other, 0, &message));
     EXPECT(TIMEOUT, bifrost_rdm_recv(other, 1000, &message));
 
-    /* Descriptors, for a loop of the application's own. */
+    /* Descriptors, for the application's own event loop. */
     EXPECT(OK, bifrost_rdm_descriptor(two, &descriptor));
     EXPECT(OK, bifrost_rdm_descriptor(two, &again));
     TRUE(descriptor == again && descriptor >= 0);
@@ -252,7 +252,7 @@ static void connections(void)
     } while (count > 0);
     EXPECT(OK, bifrost_rdm_flush(endpoint, 0));
 
-    /* Calls: answered, refused, given up, unknown. */
+    /* Calls: answered, refused, discarded, unknown. */
     EXPECT(INVALID, bifrost_rdm_finish(endpoint, 4711, BIFROST_RDM_FOREVER, &message));
     EXPECT(OK, bifrost_rdm_begin_call(endpoint, "first", 5, &call));
     EXPECT(OK, bifrost_rdm_begin_call(endpoint, "second", 6, &second));
@@ -309,7 +309,7 @@ static void connections(void)
     EXPECT(OK, bifrost_rdm_region_put(region, 0, "x", 1));
     EXPECT(OK, bifrost_rdm_region_allow(region, other, 0, NULL));
 
-    /* What is told about a connection. */
+    /* Information about a connection. */
     EXPECT(OK, bifrost_rdm_measured(endpoint, &measured));
     TRUE(measured.window_bytes > 0 && measured.loss >= 0 && measured.loss <= 1);
     EXPECT(OK, bifrost_rdm_peer(endpoint, text, sizeof text));
@@ -335,14 +335,14 @@ static void connections(void)
     EXPECT(OK, bifrost_rdm_statistics(one, text, sizeof text, NULL));
     TRUE(count > 1000 && strlen(text) == sizeof text - 1 && strncmp(text, "# HELP bifrost_rdm_", 19) == 0);
 
-    /* More messages than may be open, to a peer that does nothing. */
+    /* More messages than may be open, to an idle peer. */
     for (count = 0; (status = bifrost_rdm_send(endpoint, "x", 1, 0)) == BIFROST_RDM_STATUS_OK; count++)
         TRUE(count < 1024);
     TRUE(status == BIFROST_RDM_STATUS_FULL);
     EXPECT(FULL, bifrost_rdm_send(endpoint, "x", 1, 1000));
     EXPECT(TIMEOUT, bifrost_rdm_flush(endpoint, 1000));
 
-    /* Ends, in an order that is not that of making: a worker goes before what was made with it. */
+    /* Close in another order than that of creation: a worker before its objects. */
     EXPECT(OK, bifrost_rdm_worker_free(two));
     EXPECT(OK, bifrost_rdm_close(other));
     EXPECT(CLOSED, bifrost_rdm_recv(endpoint, 10 * SECOND, &message));
