@@ -1,4 +1,4 @@
-//! Keeps the library in memory when NCCL closes it: a thread of it may be running.
+//! Keeps the library loaded after NCCL closes it, because the plugin's thread may still be running.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");

@@ -1,4 +1,4 @@
-//! A connection in one direction, as NCCL knows it.
+//! A connection in one direction, as NCCL uses it.
 
 use std::collections::VecDeque;
 use std::slice;
@@ -11,8 +11,8 @@ use crate::receiving::{Receiving, Target};
 use crate::requests::{Requests, State};
 use crate::sending::Sending;
 
-/// Bytes that were copied from the application and have not arrived, at most, unless it is one
-/// piece.
+/// Limit of bytes copied from the application that have not arrived; a single message is always
+/// allowed.
 const OPEN_BYTES: usize = 8 << 20;
 
 /// One end of a connection.
@@ -21,32 +21,32 @@ pub(crate) struct Comm {
     endpoint: Endpoint,
     role: Role,
     requests: Requests,
-    /// Why it is of no use any more.
+    /// Why the connection is no longer usable.
     failed: Option<String>,
-    /// Bytes of each message that has not arrived, from the oldest on.
+    /// Length of each message that has not arrived, oldest first.
     open: VecDeque<usize>,
     open_bytes: usize,
 }
 
 #[derive(Debug)]
 enum Role {
-    /// With the requests that have bytes to copy, in order.
+    /// With the requests that have data to copy, in order.
     Send(Sending, VecDeque<u8>),
     Receive(Receiving),
 }
 
-/// What became of a request.
+/// Sizes of a completed request: one per receive, and their number.
 pub(crate) type Sizes = ([u64; GROUP_MAX], usize);
 
 impl Comm {
-    /// The end that sends; it tells the other end who it is.
+    /// Creates the sending end, which identifies itself to the other end.
     pub(crate) fn sender(endpoint: Endpoint, nonce: u64) -> Result<Self, Fail> {
         let mut comm = Self::new(endpoint, Role::Send(Sending::default(), VecDeque::new()));
         comm.post(&frame::hello(nonce))?;
         Ok(comm)
     }
 
-    /// The end that receives.
+    /// Creates the receiving end.
     pub(crate) fn receiver(endpoint: Endpoint) -> Self {
         Self::new(endpoint, Role::Receive(Receiving::default()))
     }
@@ -55,31 +55,33 @@ impl Comm {
         Self { endpoint, role, requests: Requests::default(), failed: None, open: VecDeque::new(), open_bytes: 0 }
     }
 
-    /// Whether it sends.
+    /// Whether this is the sending end.
     pub(crate) fn is_sender(&self) -> bool {
         matches!(self.role, Role::Send(..))
     }
 
-    /// Whether all that was sent has arrived, or nothing can any more.
+    /// Whether all sent data has arrived, or the connection has failed.
     pub(crate) fn is_flushed(&self) -> bool {
         let waits = matches!(&self.role, Role::Send(_, queue) if !queue.is_empty());
         self.failed.is_some() || (!waits && self.endpoint.open_messages() == 0)
     }
 
-    /// Begins to send, if the peer has a receive with that tag: the request's place and generation.
+    /// Begins a send if the peer has a receive with this tag. Returns the request's slot and
+    /// generation.
     ///
     /// # Safety
-    /// `data` must be readable for `size` bytes until the request is done or the connection closed.
+    /// `data` must be readable for `size` bytes until the request is done or the connection is
+    /// closed.
     pub(crate) unsafe fn send(&mut self, data: *const u8, size: u64, tag: i32) -> Result<Option<(u8, u16)>, Fail> {
         self.check()?;
         if size > SIZE_MAX {
-            return Err(Fail::Argument(format!("{size} bytes are more than one send may have")));
+            return Err(Fail::Argument(format!("{size} bytes exceed the longest send")));
         }
         if !self.requests.has_room() {
             return Ok(None);
         }
         let Role::Send(sending, queue) = &mut self.role else {
-            return Err(Fail::Usage("isend on a connection that receives".to_owned()));
+            return Err(Fail::Usage("isend on a receiving connection".to_owned()));
         };
         let Some(found) = sending.take(tag, size) else { return Ok(None) };
         let state = State::Sending { data, size: found.size, offset: 0, group: found.group, index: found.index };
@@ -89,14 +91,14 @@ impl Comm {
         Ok(Some((slot, generation)))
     }
 
-    /// Begins to receive a group, and tells the peer: the request's place and generation.
+    /// Begins to receive a group, and informs the peer. Returns the request's slot and generation.
     pub(crate) fn receive(&mut self, targets: &[Target], tags: &[i32]) -> Result<Option<(u8, u16)>, Fail> {
         self.check()?;
         if !self.requests.has_room() || self.endpoint.is_full() {
             return Ok(None);
         }
         let Role::Receive(receiving) = &mut self.role else {
-            return Err(Fail::Usage("irecv on a connection that sends".to_owned()));
+            return Err(Fail::Usage("irecv on a sending connection".to_owned()));
         };
         let mut group = Group { number: receiving.next(), count: targets.len() as u8, ..Group::default() };
         for (wanted, (target, tag)) in group.wanted.iter_mut().zip(targets.iter().zip(tags)) {
@@ -112,10 +114,10 @@ impl Comm {
         Ok(Some((slot, generation)))
     }
 
-    /// Whether a request is done: its sizes. It is forgotten then.
+    /// Returns the sizes of a request and releases it, if it is done.
     pub(crate) fn test(&mut self, slot: u8, generation: u16) -> Result<Option<Sizes>, Fail> {
         let state = self.requests.get(slot, generation);
-        match state.ok_or_else(|| Fail::Argument("there is no such request".to_owned()))? {
+        match state.ok_or_else(|| Fail::Argument("unknown request".to_owned()))? {
             State::Done { sizes, count } => {
                 self.requests.close(slot);
                 Ok(Some((sizes, count.into())))
@@ -124,7 +126,7 @@ impl Comm {
         }
     }
 
-    /// Takes what has come in, and sends what may be sent.
+    /// Handles what has arrived, and sends what may be sent.
     pub(crate) fn progress(&mut self) {
         if self.failed.is_some() {
             return;
@@ -147,13 +149,13 @@ impl Comm {
                         *state = State::Done { sizes: complete.sizes, count };
                     }
                 }
-                _ => return Err(broken("the peer sent something else than it may")),
+                _ => return Err(broken("the peer sent an unexpected message")),
             }
         }
         Ok(())
     }
 
-    /// Copies from the application what may be sent.
+    /// Copies data from the application, as far as it may be sent.
     fn push(&mut self) -> Result<(), Fail> {
         let Role::Send(_, queue) = &mut self.role else { return Ok(()) };
         while self.open.len() > self.endpoint.open_messages() {
@@ -171,7 +173,8 @@ impl Comm {
             let mut message = self.endpoint.buffer(HEADER + len);
             message[..HEADER].copy_from_slice(&frame::data(*group, *index, *offset, *size));
             if len > 0 {
-                // SAFETY: `send` was promised that the bytes are readable until the request is done.
+                // SAFETY: the caller of `send` guarantees that the bytes are readable until the
+                // request is done.
                 let bytes = unsafe { slice::from_raw_parts(data.add(*offset as usize), len) };
                 message[HEADER..].copy_from_slice(bytes);
             }

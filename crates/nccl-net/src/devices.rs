@@ -1,30 +1,30 @@
-//! Network devices, one for each address.
+//! Network devices, one per address.
 
 use std::ffi::CString;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
-/// A device, as NCCL is told about it.
+/// A device, as reported to NCCL.
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
     pub(crate) address: IpAddr,
     pub(crate) name: CString,
-    /// Where it is in /sys, if it is a PCI device.
+    /// Its path in /sys, if it is a PCI device.
     pub(crate) pci_path: Option<CString>,
     pub(crate) guid: u64,
     pub(crate) speed_mbps: i32,
 }
 
-/// What a link that does not say is taken to be, Mbit/s.
+/// Assumed speed of a link that does not report it, Mbit/s.
 const SPEED_UNKNOWN: i32 = 10_000;
-/// Devices, at most.
+/// Maximum number of devices.
 const DEVICES_MAX: usize = 32;
 
-/// The devices of the addresses that the list names, separated by commas; without a list, one for
-/// each interface that is up, but for loopback.
+/// The devices with the addresses in the list, which are separated by commas; without a list, one
+/// device for each interface that is up, except loopback.
 pub(crate) fn find(list: Option<&str>) -> Result<Vec<Device>, String> {
-    let interfaces = if_addrs::get_if_addrs().map_err(|error| format!("the interfaces cannot be listed: {error}"))?;
+    let interfaces = if_addrs::get_if_addrs().map_err(|error| format!("cannot list the interfaces: {error}"))?;
     let interfaces: Vec<(String, IpAddr)> =
         interfaces.into_iter().map(|interface| (interface.name.clone(), interface.ip())).collect();
     let chosen = match list {
@@ -38,15 +38,15 @@ fn named(list: &str, interfaces: &[(String, IpAddr)]) -> Result<Vec<(String, IpA
     let mut chosen = vec![];
     for text in list.split(',').map(str::trim).filter(|text| !text.is_empty()) {
         let address: IpAddr =
-            text.parse().map_err(|_| format!("BIFROST_NCCL_ADDRESSES: {text:?} is not an address"))?;
+            text.parse().map_err(|_| format!("BIFROST_NCCL_ADDRESSES: {text:?} is not an IPv4 or IPv6 address"))?;
         let found = interfaces.iter().find(|(_, other)| *other == address);
-        let none = || format!("BIFROST_NCCL_ADDRESSES: no interface has {address}");
+        let none = || format!("BIFROST_NCCL_ADDRESSES: no interface has the address {address}");
         chosen.push(found.cloned().ok_or_else(none)?);
     }
     Ok(chosen)
 }
 
-/// Of each interface an IPv6 address that others can reach, or an IPv4 one.
+/// The best address of each interface: a globally reachable IPv6 address, or an IPv4 one.
 fn one_of_each(interfaces: &[(String, IpAddr)]) -> Vec<(String, IpAddr)> {
     let rank = |address: &IpAddr| match address {
         IpAddr::V6(address) if address.is_loopback() || address.is_unicast_link_local() => None,
@@ -103,11 +103,11 @@ mod tests {
     }
 
     #[test]
-    fn a_list_names_addresses_that_there_are() {
+    fn a_list_must_contain_existing_addresses() {
         let chosen = named(" ::1, 10.0.2.1,", &interfaces()).unwrap();
         assert_eq!(chosen.iter().map(|(name, _)| &name[..]).collect::<Vec<_>>(), ["lo", "e2"]);
-        assert!(named("10.0.0.9", &interfaces()).unwrap_err().contains("no interface has 10.0.0.9"));
-        assert!(named("eth0", &interfaces()).unwrap_err().contains("not an address"));
+        assert!(named("10.0.0.9", &interfaces()).unwrap_err().contains("no interface has the address 10.0.0.9"));
+        assert!(named("eth0", &interfaces()).unwrap_err().contains("not an IPv4 or IPv6 address"));
         assert_eq!(device("lo", "::1".parse().unwrap()).speed_mbps, SPEED_UNKNOWN);
     }
 }

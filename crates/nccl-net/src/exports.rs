@@ -1,4 +1,4 @@
-//! The tables of functions that NCCL finds, and the functions.
+//! The function tables that NCCL looks up, and their functions.
 
 use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,15 +14,15 @@ use crate::plugin::{self, Fail, log, plugin};
 use crate::receiving::Target;
 use crate::token::{Kind, Token};
 
-/// The name by which NCCL knows the plugin (`NCCL_NET`).
+/// The plugin's name (`NCCL_NET`).
 const NAME: *const c_char = c"Bifrost".as_ptr();
-/// Connections of a process, as NCCL is told.
+/// Maximum number of connections of a process, as reported to NCCL.
 const COMMS_MAX: c_int = 65_536;
 
 macro_rules! net {
     ($symbol:ident, $version:ident, $init:ident, $listen:ident, $connect:ident, $isend:ident, $irecv:ident
      $(, $field:ident: $value:expr)*) => {
-        /// The table of this version.
+        /// The function table of this version.
         #[unsafe(no_mangle)]
         #[allow(non_upper_case_globals)]
         pub static $symbol: $version = $version {
@@ -58,7 +58,7 @@ net!(ncclNetPlugin_v11, NetV11, init_v11, listen_v11, connect_v11, isend_v10, ir
 net!(ncclNetPlugin_v12, NetV12, init_v11, listen_v11, connect_v11, isend_v10, irecv_v10,
     make_v_device: None, finalize: finalize, set_net_attr: None);
 
-/// Runs a call: its code, and a line in NCCL's log if it fails. No panic leaves it.
+/// Runs a call, logs its error, and returns its status. Panics do not leave it.
 fn run(name: &str, what: impl FnOnce() -> Result<(), Fail>) -> Code {
     match catch_unwind(AssertUnwindSafe(what)) {
         Ok(Ok(())) => SUCCESS,
@@ -68,34 +68,34 @@ fn run(name: &str, what: impl FnOnce() -> Result<(), Fail>) -> Code {
             fail.code()
         }
         Err(_) => {
-            log(LOG_WARN, &format!("{name}: the plugin panicked; standard error says where"));
+            log(LOG_WARN, &format!("{name}: the plugin panicked; see standard error"));
             INTERNAL_ERROR
         }
     }
 }
 
-/// Puts a result where the caller wants it.
+/// Writes a result for the caller.
 ///
 /// # Safety
 /// `out` must be null or writable.
 unsafe fn put<T>(out: *mut T, value: T) -> Result<(), Fail> {
     if out.is_null() {
-        return Err(Fail::Argument("there is no place for the result: the pointer is null".to_owned()));
+        return Err(Fail::Argument("the pointer for the result is null".to_owned()));
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { out.write(value) };
     Ok(())
 }
 
-/// As many values as the caller says.
+/// A slice of the caller's values.
 ///
 /// # Safety
-/// `values` must be null or readable, that often, for as long as the slice is used.
+/// `values` must be null or readable for `count` values, while the slice is used.
 unsafe fn list<'a, T>(values: *const T, count: usize) -> Result<&'a [T], Fail> {
     if values.is_null() {
         return Err(Fail::Argument("a list is null".to_owned()));
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     Ok(unsafe { slice::from_raw_parts(values, count) })
 }
 
@@ -104,7 +104,7 @@ fn pointer(token: Token) -> P {
 }
 
 fn token(pointer: P, kinds: &[Kind]) -> Result<Token, Fail> {
-    let unknown = || Fail::Argument("the pointer is none of this plugin's, or of another kind".to_owned());
+    let unknown = || Fail::Argument("the pointer is not from this plugin, or of the wrong kind".to_owned());
     Token::of(pointer.addr() as u64, kinds).ok_or_else(unknown)
 }
 
@@ -119,7 +119,7 @@ unsafe extern "C" fn init_v10(logger: Option<Logger>, _profiler: P) -> Code {
 unsafe extern "C" fn init_v11(ctx: Out, _comm: u64, _config: P, logger: Option<Logger>, _profiler: P) -> Code {
     run("init", || {
         plugin::init(logger)?;
-        // SAFETY: NCCL's.
+        // SAFETY: guaranteed by NCCL.
         unsafe { put(ctx, pointer(Token::new(Kind::Context, 0, 0))) }
     })
 }
@@ -129,14 +129,14 @@ unsafe extern "C" fn finalize(_ctx: P) -> Code {
 }
 
 unsafe extern "C" fn devices(count: *mut c_int) -> Code {
-    // SAFETY: NCCL's.
+    // SAFETY: guaranteed by NCCL.
     run("devices", || unsafe { put(count, plugin()?.devices.len() as c_int) })
 }
 
 unsafe extern "C" fn get_properties<T: From<Properties>>(device: c_int, properties: *mut T) -> Code {
     run("getProperties", || {
         let known = plugin()?.device(device)?;
-        let told = Properties {
+        let reported = Properties {
             name: known.name.as_ptr().cast_mut(),
             pci_path: known.pci_path.as_ref().map_or(std::ptr::null_mut(), |path| path.as_ptr().cast_mut()),
             guid: known.guid,
@@ -146,8 +146,8 @@ unsafe extern "C" fn get_properties<T: From<Properties>>(device: c_int, properti
             max_bytes: SIZE_MAX as usize,
             device,
         };
-        // SAFETY: NCCL's.
-        unsafe { put(properties, told.into()) }
+        // SAFETY: guaranteed by NCCL.
+        unsafe { put(properties, reported.into()) }
     })
 }
 
@@ -156,20 +156,20 @@ unsafe extern "C" fn listen(device: c_int, handle: P, out: Out) -> Code {
         let plugin = plugin()?;
         let address = plugin.device(device)?.address;
         if handle.is_null() || out.is_null() {
-            return Err(Fail::Argument("there is no place for the handle or the listener".to_owned()));
+            return Err(Fail::Argument("the pointer for the handle or the listener is null".to_owned()));
         }
         let at = plugin.choose(device)?;
-        let (id, told) = plugin.hub(at)?.listen(address)?;
+        let (id, description) = plugin.hub(at)?.listen(address)?;
         // SAFETY: NCCL has 128 bytes for the handle.
         unsafe {
-            put(handle.cast(), told.emit())?;
+            put(handle.cast(), description.emit())?;
             put(out, pointer(Token::new(Kind::Listen, at, id)))
         }
     })
 }
 
 unsafe extern "C" fn listen_v11(_ctx: P, device: c_int, handle: P, out: Out) -> Code {
-    // SAFETY: NCCL's.
+    // SAFETY: guaranteed by NCCL.
     unsafe { listen(device, handle, out) }
 }
 
@@ -177,35 +177,35 @@ unsafe extern "C" fn connect(device: c_int, handle: P, out: Out, _device_handle:
     run("connect", || {
         let plugin = plugin()?;
         plugin.device(device)?;
-        // SAFETY: NCCL's.
+        // SAFETY: guaranteed by NCCL.
         unsafe { put(out, std::ptr::null_mut()) }?;
         if handle.is_null() {
             return Err(Fail::Argument("the handle is null".to_owned()));
         }
         let handle = handle.cast::<[u8; HANDLE_LEN]>();
         // SAFETY: NCCL's handles have 128 bytes.
-        let told = Handle::parse(&unsafe { handle.read() });
-        let told = told.ok_or_else(|| Fail::Argument("the handle is none of this plugin's".to_owned()))?;
-        let none = Handle { stage: (0, 0), ..told };
-        if told.stage.0 == 0 {
+        let parsed = Handle::parse(&unsafe { handle.read() });
+        let parsed = parsed.ok_or_else(|| Fail::Argument("the handle is not from this plugin".to_owned()))?;
+        let none = Handle { stage: (0, 0), ..parsed };
+        if parsed.stage.0 == 0 {
             let at = plugin.choose(device)?;
-            let (id, secret) = plugin.hub(at)?.connect(told.at)?;
+            let (id, secret) = plugin.hub(at)?.connect(parsed.at)?;
             let stage = (Token::new(Kind::Connecting, at, id).number(), secret);
-            // NCCL comes back with the same handle.
+            // NCCL calls again with the same handle.
             // SAFETY: as above.
-            return unsafe { put(handle, Handle { stage, ..told }.emit()) };
+            return unsafe { put(handle, Handle { stage, ..parsed }.emit()) };
         }
-        let unknown = || Fail::Argument("nothing is being connected by this handle".to_owned());
-        let stage = Token::of(told.stage.0, &[Kind::Connecting]).ok_or_else(unknown)?;
+        let unknown = || Fail::Argument("no connection is being set up with this handle".to_owned());
+        let stage = Token::of(parsed.stage.0, &[Kind::Connecting]).ok_or_else(unknown)?;
         let mut hub = plugin.hub(stage.hub)?;
-        hub.connecting.get(&stage.id).filter(|waiting| waiting.secret == told.stage.1).ok_or_else(unknown)?;
-        let connected = hub.finish(stage.id, told.nonce);
+        hub.connecting.get(&stage.id).filter(|waiting| waiting.secret == parsed.stage.1).ok_or_else(unknown)?;
+        let connected = hub.finish(stage.id, parsed.nonce);
         if !matches!(connected, Ok(None)) {
             // SAFETY: as above.
             unsafe { put(handle, none.emit()) }?;
         }
         if let Some(id) = connected? {
-            // SAFETY: NCCL's.
+            // SAFETY: guaranteed by NCCL.
             unsafe { put(out, pointer(Token::new(Kind::Send, stage.hub, id))) }?;
         }
         Ok(())
@@ -213,40 +213,40 @@ unsafe extern "C" fn connect(device: c_int, handle: P, out: Out, _device_handle:
 }
 
 unsafe extern "C" fn connect_v10(device: c_int, _config: P, handle: P, out: Out, device_handle: Out) -> Code {
-    // SAFETY: NCCL's.
+    // SAFETY: guaranteed by NCCL.
     unsafe { connect(device, handle, out, device_handle) }
 }
 
 unsafe extern "C" fn connect_v11(_ctx: P, device: c_int, handle: P, out: Out, device_handle: Out) -> Code {
-    // SAFETY: NCCL's.
+    // SAFETY: guaranteed by NCCL.
     unsafe { connect(device, handle, out, device_handle) }
 }
 
 unsafe extern "C" fn accept(listener: P, out: Out, _device_handle: Out) -> Code {
     run("accept", || {
-        // SAFETY: NCCL's.
+        // SAFETY: guaranteed by NCCL.
         unsafe { put(out, std::ptr::null_mut()) }?;
         let listener = token(listener, &[Kind::Listen])?;
         let accepted = plugin()?.hub(listener.hub)?.accept(listener.id)?;
         if let Some(id) = accepted {
-            // SAFETY: NCCL's.
+            // SAFETY: guaranteed by NCCL.
             unsafe { put(out, pointer(Token::new(Kind::Receive, listener.hub, id))) }?;
         }
         Ok(())
     })
 }
 
-/// Messages are copied: there is nothing to register, but for the check.
+/// Only checks the arguments: data is copied, so memory need not be registered.
 unsafe extern "C" fn reg_mr(comm: P, data: P, size: usize, kind: c_int, out: Out) -> Code {
     run("regMr", || {
         let comm = token(comm, &[Kind::Send, Kind::Receive])?;
         if kind != PTR_HOST {
-            return Err(Fail::Argument(format!("memory of kind {kind}: only the host's (1) is supported")));
+            return Err(Fail::Argument(format!("memory type {kind} is not supported; only host memory (1) is")));
         }
         if data.is_null() && size > 0 {
             return Err(Fail::Argument("the memory is null".to_owned()));
         }
-        // SAFETY: NCCL's.
+        // SAFETY: guaranteed by NCCL.
         unsafe { put(out, pointer(Token::new(Kind::Memory, comm.hub, comm.id))) }
     })
 }
@@ -259,14 +259,14 @@ unsafe extern "C" fn dereg_mr(comm: P, memory: P) -> Code {
 }
 
 unsafe extern "C" fn isend_int(comm: P, data: P, size: c_int, tag: c_int, memory: P, out: Out) -> Code {
-    // A size below 0 becomes one that is refused.
-    // SAFETY: NCCL's.
+    // A negative size becomes one that is refused.
+    // SAFETY: guaranteed by NCCL.
     unsafe { isend(comm, data, usize::try_from(size).unwrap_or(usize::MAX), tag, memory, out) }
 }
 
 unsafe extern "C" fn isend(comm: P, data: P, size: usize, tag: c_int, _memory: P, out: Out) -> Code {
     run("isend", || {
-        // SAFETY: NCCL's.
+        // SAFETY: guaranteed by NCCL.
         unsafe { put(out, std::ptr::null_mut()) }?;
         let comm = token(comm, &[Kind::Send])?;
         if data.is_null() && size > 0 {
@@ -276,12 +276,12 @@ unsafe extern "C" fn isend(comm: P, data: P, size: usize, tag: c_int, _memory: P
         let sender = |hub: &mut crate::hub::Hub| -> Result<Option<(u8, u16)>, Fail> {
             let known =
                 hub.comms.get_mut(&comm.id).ok_or_else(|| Fail::Argument("the connection is closed".to_owned()))?;
-            // SAFETY: NCCL leaves the data alone until the request is done.
+            // SAFETY: NCCL does not change the data until the request is done.
             unsafe { known.send(data.cast_const().cast(), size as u64, tag) }
         };
         let mut begun = sender(&mut hub)?;
         if begun.is_none() {
-            // The peer's receives may have come in.
+            // Receives of the peer may have arrived.
             hub.poll()?;
             if let Some(known) = hub.comms.get_mut(&comm.id) {
                 known.progress();
@@ -293,7 +293,7 @@ unsafe extern "C" fn isend(comm: P, data: P, size: usize, tag: c_int, _memory: P
 }
 
 unsafe extern "C" fn isend_v10(comm: P, data: P, size: usize, tag: c_int, memory: P, _profile: P, out: Out) -> Code {
-    // SAFETY: NCCL's.
+    // SAFETY: guaranteed by NCCL.
     unsafe { isend(comm, data, size, tag, memory, out) }
 }
 
@@ -306,7 +306,7 @@ unsafe extern "C" fn irecv_int(
     _memory: Out,
     out: Out,
 ) -> Code {
-    // SAFETY: NCCL's.
+    // SAFETY: guaranteed by NCCL.
     run("irecv", || unsafe { receive(comm, count, data, sizes, tags, out) })
 }
 
@@ -319,7 +319,7 @@ unsafe extern "C" fn irecv(
     _memory: Out,
     out: Out,
 ) -> Code {
-    // SAFETY: NCCL's.
+    // SAFETY: guaranteed by NCCL.
     run("irecv", || unsafe { receive(comm, count, data, sizes, tags, out) })
 }
 
@@ -333,13 +333,13 @@ unsafe extern "C" fn irecv_v10(
     _profiles: Out,
     out: Out,
 ) -> Code {
-    // SAFETY: NCCL's.
+    // SAFETY: guaranteed by NCCL.
     unsafe { irecv(comm, count, data, sizes, tags, memory, out) }
 }
 
 /// # Safety
-/// The lists must have `count` values each, and the memory must be left alone until the request is
-/// done.
+/// The lists must have `count` values each, and the memory must not be used by others until the
+/// request is done.
 unsafe fn receive<S: Copy + TryInto<usize>>(
     comm: P,
     count: c_int,
@@ -348,20 +348,22 @@ unsafe fn receive<S: Copy + TryInto<usize>>(
     tags: *const c_int,
     out: Out,
 ) -> Result<(), Fail> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { put(out, std::ptr::null_mut()) }?;
     let comm = token(comm, &[Kind::Receive])?;
     let fits = usize::try_from(count).ok().filter(|count| (1..=GROUP_MAX).contains(count));
-    let count = fits.ok_or_else(|| Fail::Argument(format!("{count} receives: there may be 1 to {GROUP_MAX}")))?;
-    // SAFETY: the caller's.
+    let count =
+        fits.ok_or_else(|| Fail::Argument(format!("{count} receives are not supported; use 1 to {GROUP_MAX}")))?;
+    // SAFETY: guaranteed by the caller.
     let (data, sizes, tags) = unsafe { (list(data, count)?, list(sizes, count)?, list(tags, count)?) };
-    // SAFETY: nothing is at the place of a target of no bytes.
+    // SAFETY: an empty target is never accessed.
     let mut targets = [unsafe { Target::new(std::ptr::null_mut(), 0) }; GROUP_MAX];
     for (target, (data, size)) in targets.iter_mut().zip(data.iter().zip(sizes)) {
         let size =
             (*size).try_into().ok().filter(|size: &usize| *size as u64 <= SIZE_MAX && (*size == 0 || !data.is_null()));
-        let size = size.ok_or_else(|| Fail::Argument("a receive has no memory, or a size out of range".to_owned()))?;
-        // SAFETY: the caller's.
+        let size = size
+            .ok_or_else(|| Fail::Argument("the memory of a receive is null, or its size is out of range".to_owned()))?;
+        // SAFETY: guaranteed by the caller.
         *target = unsafe { Target::new(data.cast(), size) };
     }
     let mut hub = plugin()?.hub(comm.hub)?;
@@ -370,18 +372,18 @@ unsafe fn receive<S: Copy + TryInto<usize>>(
     request(comm, begun, out)
 }
 
-/// Gives a request out, if it was begun.
+/// Returns a request to NCCL, if it was begun.
 fn request(comm: Token, begun: Option<(u8, u16)>, out: Out) -> Result<(), Fail> {
     let Some((slot, generation)) = begun else { return Ok(()) };
     let named = Token { kind: Kind::Request, slot, generation, ..comm };
-    // SAFETY: callers have written there before.
+    // SAFETY: callers have already written to it.
     unsafe { put(out, pointer(named)) }
 }
 
-/// The host's memory needs no flush.
+/// Host memory needs no flush.
 unsafe extern "C" fn iflush(comm: P, _count: c_int, _data: Out, _sizes: *mut c_int, _memory: Out, out: Out) -> Code {
     run("iflush", || {
-        // SAFETY: NCCL's.
+        // SAFETY: guaranteed by NCCL.
         unsafe { put(out, std::ptr::null_mut()) }?;
         token(comm, &[Kind::Receive]).map(drop)
     })
@@ -389,11 +391,11 @@ unsafe extern "C" fn iflush(comm: P, _count: c_int, _data: Out, _sizes: *mut c_i
 
 unsafe extern "C" fn test(request: P, done: *mut c_int, sizes: *mut c_int) -> Code {
     run("test", || {
-        // SAFETY: NCCL's.
+        // SAFETY: guaranteed by NCCL.
         unsafe { put(done, 0) }?;
         let named = token(request, &[Kind::Request])?;
         let mut hub = plugin()?.hub(named.hub)?;
-        let unknown = || Fail::Argument("there is no such request".to_owned());
+        let unknown = || Fail::Argument("unknown request".to_owned());
         let tested = match hub.comms.get_mut(&named.id).ok_or_else(unknown)?.test(named.slot, named.generation)? {
             Some(tested) => Some(tested),
             None => {
@@ -406,11 +408,11 @@ unsafe extern "C" fn test(request: P, done: *mut c_int, sizes: *mut c_int) -> Co
         let Some((received, count)) = tested else { return Ok(()) };
         if !sizes.is_null() {
             for (at, size) in received.iter().take(count).enumerate() {
-                // SAFETY: NCCL has a place for the size of each receive of the group.
+                // SAFETY: NCCL provides space for one size per receive of the group.
                 unsafe { sizes.add(at).write(c_int::try_from(*size).unwrap_or(c_int::MAX)) };
             }
         }
-        // SAFETY: NCCL's.
+        // SAFETY: guaranteed by NCCL.
         unsafe { put(done, 1) }
     })
 }
@@ -433,6 +435,6 @@ unsafe extern "C" fn close_listen(listener: P) -> Code {
     run("closeListen", || {
         let named = token(listener, &[Kind::Listen])?;
         let removed = plugin()?.hub(named.hub)?.listens.remove(&named.id);
-        removed.map(drop).ok_or_else(|| Fail::Argument("there is no such listener".to_owned()))
+        removed.map(drop).ok_or_else(|| Fail::Argument("unknown listener".to_owned()))
     })
 }

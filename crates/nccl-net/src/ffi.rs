@@ -1,5 +1,5 @@
-//! NCCL's interface for network plugins, versions 8 to 12, as its public headers describe it
-//! (`net_v8.h` to `net_v12.h`, `net_device.h`, `nccl_common.h`). These bindings are our own.
+//! NCCL's interface for network plugins, versions 8 to 12, according to its public headers
+//! (`net_v8.h` to `net_v12.h`, `net_device.h`, `nccl_common.h`). The bindings are original.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
@@ -30,7 +30,7 @@ pub(crate) const LOG_INFO: c_int = 3;
 /// `NCCL_INIT | NCCL_NET`.
 pub(crate) const LOG_FLAGS: c_ulong = 0x1 | 0x10;
 
-/// What is told about a device, in no version's layout.
+/// Properties of a device, independent of the version's layout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Properties {
     pub(crate) name: *mut c_char,
@@ -60,7 +60,7 @@ pub(crate) struct PropertiesV8 {
     net_device_version: c_int,
 }
 
-/// What versions 9 to 12 begin with.
+/// The common first fields of versions 9 to 12.
 #[repr(C)]
 pub(crate) struct PropertiesV9Begin {
     name: *mut c_char,
@@ -180,12 +180,12 @@ impl From<Properties> for PropertiesV12 {
 
 /// A pointer.
 pub(crate) type P = *mut c_void;
-/// Where a pointer is put.
+/// Location of a returned pointer.
 pub(crate) type Out = *mut P;
-/// A function that this plugin has not.
+/// A function that this plugin does not implement.
 pub(crate) type Without = Option<unsafe extern "C" fn()>;
 
-/// Functions that all versions have with the same arguments, in the order of the tables.
+/// Functions that have the same arguments in all versions, in the order of the tables.
 macro_rules! table {
     (
         $(#[$doc:meta])* $name:ident, $properties:ty,
@@ -218,7 +218,7 @@ macro_rules! table {
             $(pub(crate) $field: $type,)*
         }
 
-        // SAFETY: it is never written, and what it points to is a text that stays.
+        // SAFETY: it is never written, and its pointers refer to static strings.
         unsafe impl Sync for $name {}
     };
 }
@@ -229,7 +229,7 @@ pub(crate) type InitV11 = unsafe extern "C" fn(Out, u64, P, Option<Logger>, P) -
 pub(crate) type Listen = unsafe extern "C" fn(c_int, P, Out) -> Result;
 pub(crate) type ListenV11 = unsafe extern "C" fn(P, c_int, P, Out) -> Result;
 pub(crate) type Connect = unsafe extern "C" fn(c_int, P, Out, Out) -> Result;
-/// Version 10 has settings before the handle; version 11 a context before the device.
+/// Version 10 has settings before the handle; version 11 has a context before the device.
 pub(crate) type ConnectV10 = unsafe extern "C" fn(c_int, P, P, Out, Out) -> Result;
 pub(crate) type ConnectV11 = unsafe extern "C" fn(P, c_int, P, Out, Out) -> Result;
 pub(crate) type Isend = unsafe extern "C" fn(P, P, c_int, c_int, P, Out) -> Result;

@@ -1,15 +1,14 @@
-//! What the two ends of a connection say to each other: messages that begin with 24 bytes (RDM
-//! §13).
+//! Messages between the two ends of a connection, which begin with 24 bytes (RDM §13).
 
-/// Bytes at the beginning.
+/// Length of the header, bytes.
 pub(crate) const HEADER: usize = 24;
-/// Bytes of a receive that is told.
+/// Length of an announced receive, bytes.
 const WANTED: usize = 16;
-/// Receives of one group, at most.
+/// Maximum number of receives in a group.
 pub(crate) const GROUP_MAX: usize = 8;
-/// Bytes of one send, at most.
+/// Maximum length of a send, bytes.
 pub(crate) const SIZE_MAX: u64 = 1 << 40;
-/// Bytes of a message, at most: longer sends are several.
+/// Maximum data of a message, bytes: longer sends are split.
 pub(crate) const PIECE: usize = 1 << 20;
 
 const VERSION: u8 = 1;
@@ -17,11 +16,11 @@ const HELLO: u8 = 1;
 const RECEIVE: u8 = 2;
 const DATA: u8 = 3;
 
-/// A receive that the other end is told about.
+/// A receive that is announced to the other end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) tag: i32,
-    /// Bytes that there is room for.
+    /// Length of its buffer, bytes.
     pub(crate) size: u64,
 }
 
@@ -33,13 +32,13 @@ pub(crate) struct Group {
     pub(crate) wanted: [Wanted; GROUP_MAX],
 }
 
-/// A piece of a send.
+/// A part of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Data<'a> {
     pub(crate) group: u32,
     pub(crate) index: u8,
     pub(crate) offset: u64,
-    /// Bytes of the whole send.
+    /// Length of the whole send, bytes.
     pub(crate) total: u64,
     pub(crate) bytes: &'a [u8],
 }
@@ -47,25 +46,25 @@ pub(crate) struct Data<'a> {
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Frame<'a> {
-    /// The first one, from the end that connects: it was told the number by the one that listens.
+    /// The first message, from the connecting end. The listening end chose the number.
     Hello { nonce: u64 },
-    /// Receives.
+    /// Announces receives.
     Receive(Group),
-    /// A piece of a send.
+    /// A part of a send.
     Data(Data<'a>),
 }
 
-/// The beginning of a message.
+/// The first message of the connecting end.
 pub(crate) fn hello(nonce: u64) -> [u8; HEADER] {
     header(HELLO, 0, 0, nonce, 0)
 }
 
-/// The beginning of a piece; its bytes follow.
+/// The header of a part; the data follows.
 pub(crate) fn data(group: u32, index: u8, offset: u64, total: u64) -> [u8; HEADER] {
     header(DATA, index, group, offset, total)
 }
 
-/// Receives, as a message.
+/// Writes an announcement of receives.
 pub(crate) fn receive(group: &Group, out: &mut [u8]) {
     out[..HEADER].copy_from_slice(&header(RECEIVE, group.count, group.number, 0, 0));
     for (wanted, out) in group.wanted.iter().zip(out[HEADER..].chunks_exact_mut(WANTED)) {
@@ -75,7 +74,7 @@ pub(crate) fn receive(group: &Group, out: &mut [u8]) {
     }
 }
 
-/// Bytes of a message with `count` receives.
+/// Length of an announcement of `count` receives, bytes.
 pub(crate) fn receive_len(count: u8) -> usize {
     HEADER + usize::from(count) * WANTED
 }
@@ -90,7 +89,7 @@ fn header(kind: u8, count: u8, group: u32, first: u64, second: u64) -> [u8; HEAD
 }
 
 impl<'a> Frame<'a> {
-    /// Reads a message; `None` is not one.
+    /// Parses a message; `None`: it is invalid.
     pub(crate) fn parse(message: &'a [u8]) -> Option<Self> {
         let (header, rest) = message.split_first_chunk::<HEADER>()?;
         let [kind, version, count, zero, ..] = *header;
@@ -124,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_are_those_of_the_specification() {
+    fn the_bytes_are_as_specified() {
         let page = include_str!("../../../docs/RDM.md");
         let examples: Vec<&str> = page.split("\n13.6 ").nth(1).unwrap().lines().skip(2).map(str::trim).collect();
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_message_is_refused() {
+    fn invalid_messages_are_refused() {
         let mut out = vec![0; receive_len(1)];
         receive(&Group { count: 1, ..Group::default() }, &mut out);
         assert!(Frame::parse(&out).is_some());

@@ -14,29 +14,29 @@ use crate::frame::Frame;
 use crate::plugin::{Fail, unpredictable};
 use crate::token::ID_MASK;
 
-/// For how long a connection may take, and its first message.
+/// Time limit of a connection's setup, and of its first message.
 const SETUP_TIME: Duration = Duration::from_secs(30);
-/// Peers that have connected to a listener and not said who they are, at most.
+/// Maximum number of peers of a listener that have not identified themselves.
 const PENDING_MAX: usize = 16;
 
-/// What is behind a worker's lock.
+/// The state that a worker's lock protects.
 #[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) worker: Worker,
-    /// What it receives on.
+    /// The descriptor that is readable when packets arrive.
     pub(crate) descriptor: Arc<OwnedFd>,
     pub(crate) comms: HashMap<u32, Comm>,
     pub(crate) listens: HashMap<u32, Listen>,
     pub(crate) connecting: HashMap<u32, Waiting>,
     next: u32,
-    /// When it was polled last.
+    /// When it was last polled.
     pub(crate) polled: Instant,
 }
 
-// SAFETY: what is not `Send` in here are counted references (`Rc`) to the worker and pointers to
-// memory of the application. All references are inside of this one value, so they move together;
-// the memory is the application's promise (`Target::new`, `Comm::send`), which does not depend on
-// threads.
+// SAFETY: the contents that are not `Send` are counted references (`Rc`) to the worker, and
+// pointers to the application's memory. All references are inside this value, so they move
+// together. The application guarantees its memory (`Target::new`, `Comm::send`) regardless of the
+// thread.
 unsafe impl Send for Hub {}
 
 /// A listener.
@@ -44,19 +44,19 @@ unsafe impl Send for Hub {}
 pub(crate) struct Listen {
     listener: Listener,
     nonce: u64,
-    /// Peers whose first message is waited for.
+    /// Peers that have not yet sent their first message.
     pending: Vec<(Endpoint, Instant)>,
 }
 
-/// A connection that is being set up, with a number that nobody can guess.
+/// A connection that is being set up, with an unpredictable number.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     connecting: Connecting,
     pub(crate) secret: u64,
 }
 
-/// What the end that connects is told, in the 128 bytes that NCCL carries there; and, from its
-/// first call on, what it is at.
+/// The handle that the connecting end gets, in the 128 bytes that NCCL transports; from its first
+/// call on, also the state of its setup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     pub(crate) at: SocketAddr,
@@ -79,21 +79,20 @@ impl Hub {
         })
     }
 
-    /// Does what there is to do for all connections: takes what has come in, sends what may be
-    /// sent. Whether there was something.
+    /// Polls the worker and all connections. Returns whether anything was due.
     pub(crate) fn progress(&mut self) -> Result<bool, Fail> {
         let busy = self.poll()?;
         self.comms.values_mut().for_each(Comm::progress);
         Ok(busy)
     }
 
-    /// Polls the worker; whether there was something to do.
+    /// Polls the worker. Returns whether anything was due.
     pub(crate) fn poll(&mut self) -> Result<bool, Fail> {
         self.polled = Instant::now();
         self.worker.poll().map_err(|error| Fail::System(error.to_string()))
     }
 
-    /// Listens at an address: what the peer must be told, but for its number here.
+    /// Listens on an address. Returns the listener's number, and the handle for the peer.
     pub(crate) fn listen(&mut self, address: IpAddr) -> Result<(u32, Handle), Fail> {
         let listener = self.worker.listen((address, 0).into()).map_err(|error| Fail::System(error.to_string()))?;
         let at = listener.local_addr().map_err(|error| Fail::System(error.to_string()))?;
@@ -103,10 +102,10 @@ impl Hub {
         Ok((id, Handle { at, nonce, stage: (0, 0) }))
     }
 
-    /// The next peer that has connected and was told the number.
+    /// The next peer that has connected and sent the right number.
     pub(crate) fn accept(&mut self, id: u32) -> Result<Option<u32>, Fail> {
         self.poll()?;
-        let unknown = || Fail::Argument("there is no such listener".to_owned());
+        let unknown = || Fail::Argument("unknown listener".to_owned());
         let listen = self.listens.get_mut(&id).ok_or_else(unknown)?;
         while listen.pending.len() < PENDING_MAX {
             let accepted = self.worker.try_accept(&mut listen.listener);
@@ -118,8 +117,8 @@ impl Hub {
         let mut at = 0;
         while let Some((endpoint, until)) = listen.pending.get(at) {
             let first = endpoint.next_queued();
-            let said = first.as_ref().ok().and_then(Option::as_ref).map(|message| Frame::parse(message));
-            match said {
+            let frame = first.as_ref().ok().and_then(Option::as_ref).map(|message| Frame::parse(message));
+            match frame {
                 Some(Some(Frame::Hello { nonce })) if nonce == listen.nonce => {
                     drop(first);
                     let (endpoint, _) = listen.pending.swap_remove(at);
@@ -128,7 +127,7 @@ impl Hub {
                     return Ok(Some(id));
                 }
                 None if first.is_ok() && Instant::now() < *until => at += 1,
-                // A stranger, or one that is gone.
+                // An unknown peer, or one that is gone.
                 _ => {
                     drop(first);
                     drop(listen.pending.swap_remove(at));
@@ -138,7 +137,7 @@ impl Hub {
         Ok(None)
     }
 
-    /// Begins to connect: its number here, and the secret that belongs to it.
+    /// Begins to connect. Returns the connection's number and its secret.
     pub(crate) fn connect(&mut self, peer: SocketAddr) -> Result<(u32, u64), Fail> {
         let connecting =
             self.worker.begin_connect(peer, SETUP_TIME).map_err(|error| Fail::Remote(error.to_string()))?;
@@ -148,10 +147,10 @@ impl Hub {
         Ok((id, secret))
     }
 
-    /// Goes on with connecting; the connection's number, once there is one.
+    /// Continues to connect. Returns the connection's number once it is set up.
     pub(crate) fn finish(&mut self, id: u32, nonce: u64) -> Result<Option<u32>, Fail> {
         self.polled = Instant::now();
-        let unknown = || Fail::Argument("nothing is being connected by this handle".to_owned());
+        let unknown = || Fail::Argument("no connection is being set up with this handle".to_owned());
         let waiting = self.connecting.get_mut(&id).ok_or_else(unknown)?;
         match waiting.connecting.try_finish() {
             Ok(None) => Ok(None),
@@ -169,7 +168,7 @@ impl Hub {
         }
     }
 
-    /// A number that nothing here has.
+    /// An unused number.
     fn id(&mut self) -> u32 {
         loop {
             self.next = (self.next + 1) & ID_MASK;
@@ -199,7 +198,7 @@ impl Handle {
         out
     }
 
-    /// Reads a handle; `None` is not one.
+    /// Parses a handle; `None`: it is invalid.
     pub(crate) fn parse(bytes: &[u8; HANDLE_LEN]) -> Option<Self> {
         let number = |at: usize| Some(u64::from_be_bytes(*bytes[at..].first_chunk()?));
         let address = Ipv6Addr::from(*bytes[8..].first_chunk::<16>()?);
@@ -215,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_are_read_as_they_were_written() {
+    fn handles_survive_encoding() {
         for at in ["[fd00::1]:700", "10.1.2.3:65535"] {
             let handle = Handle { at: at.parse().unwrap(), nonce: 77, stage: (1 << 60, 3) };
             let mut bytes = handle.emit();

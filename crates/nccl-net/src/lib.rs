@@ -1,24 +1,24 @@
-//! `libnccl-net-bifrost.so`: a network plugin for NCCL. Its traffic goes over connections of
-//! `bifrost-endpoint`, so it survives a network that drops packets, with an RDMA NIC or without
-//! one. `docs/RDM-LIBRARY.md` says how to use it.
+//! `libnccl-net-bifrost.so`: a network plugin for NCCL. It uses connections of `bifrost-endpoint`,
+//! so it tolerates a network that drops packets, with or without RDMA NICs. `docs/RDM-LIBRARY.md`
+//! describes its use.
 //!
 //! The interface is that of NCCL's public headers `net_v8.h` to `net_v12.h`; the bindings in
-//! `ffi.rs` are our own. From the outside inwards:
+//! `ffi.rs` are original. From the outside inwards:
 //!
-//! - `exports.rs`: the tables of functions that NCCL finds, one for each version. They check
-//!   arguments, and let no panic out.
-//! - `plugin.rs`: what all calls share: devices, workers, the log, and a thread that keeps
+//! - `exports.rs`: the function tables that NCCL looks up, one per version. They check arguments,
+//!   and let no panic out.
+//! - `plugin.rs`: state shared by all calls: devices, workers, the log, and a thread that keeps
 //!   connections alive while NCCL computes.
 //! - `hub.rs`: a worker with its listeners and connections; `comm.rs`: a connection in one
-//!   direction, as NCCL knows it.
-//! - `sending.rs`, `receiving.rs`, `frame.rs`: which send belongs to which receive, and how it is
-//!   told. They do no I/O.
+//!   direction, as NCCL uses it.
+//! - `sending.rs`, `receiving.rs`, `frame.rs`: matching of sends with receives, and its messages.
+//!   They do no I/O.
 //!
-//! What NCCL gets as pointers are numbers (`token.rs`), which are looked up: one that was never
-//! given, or is old, is an error.
+//! The pointers that NCCL gets are numbers (`token.rs`), which are looked up: an unknown or
+//! outdated one is an error.
 //!
-//! A receiver tells its receives to the sender (RDM §13), and a send waits for one with its tag:
-//! nothing arrives that has no place, and memory is bounded whatever a peer does.
+//! A receiver announces its receives to the sender (RDM §13), and a send waits for one with its
+//! tag. So all data that arrives has a buffer, and memory is bounded whatever a peer does.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,5 @@
-//! What all calls share: devices, workers, the log, and the thread that keeps connections alive.
+//! State shared by all calls: devices, workers, the log, and the thread that keeps connections
+//! alive.
 
 use std::ffi::{CStr, CString, c_int};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -20,7 +21,7 @@ use crate::ffi::{
 use crate::frame::{HEADER, PIECE};
 use crate::hub::Hub;
 
-/// Why a call fails, with NCCL's code.
+/// Why a call failed, by NCCL's status codes.
 #[derive(Debug)]
 pub(crate) enum Fail {
     Argument(String),
@@ -30,33 +31,34 @@ pub(crate) enum Fail {
     Remote(String),
 }
 
-/// Everything.
+/// The plugin's state.
 #[derive(Debug)]
 pub(crate) struct Plugin {
     pub(crate) devices: Vec<Device>,
-    /// Those of the first device, then those of the next one.
+    /// The workers of the first device, then those of the next one, and so on.
     hubs: Vec<OnceLock<Mutex<Hub>>>,
     workers: usize,
     mtu: u16,
     provider: Choice,
     next: AtomicUsize,
-    /// One hub at a time is made.
-    making: Mutex<()>,
+    /// Serializes the creation of hubs.
+    creation: Mutex<()>,
 }
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 static LOGGER: Mutex<Option<Logger>> = Mutex::new(None);
 static KEEPER: OnceLock<()> = OnceLock::new();
 
-/// Workers of a device, at most; with the most devices, their numbers fit into 12 bits.
+/// Maximum number of workers per device; with the maximum number of devices, their numbers fit into
+/// 12 bits.
 const WORKERS_MAX: usize = 64;
-/// Connections of a worker.
+/// Maximum number of connections per worker.
 const CONNECTIONS: u32 = 4096;
-/// A worker that was not polled for so long is polled by the keeper.
-const NEGLECTED: Duration = Duration::from_micros(500);
-/// Turns of a neglected worker.
+/// The keeper polls workers that were not polled for this time.
+const NEGLECTED_AFTER: Duration = Duration::from_micros(500);
+/// Polls of a neglected worker at a time.
 const TURNS: usize = 16;
-/// For how long a connection that is closed may take to deliver what was sent.
+/// Time limit for delivering sent data on a closed connection.
 const FLUSH_TIME: Duration = Duration::from_secs(5);
 
 impl Fail {
@@ -81,7 +83,7 @@ impl std::fmt::Display for Fail {
     }
 }
 
-/// NCCL's log, and the devices: found once in a process.
+/// Sets NCCL's log, and finds the devices once per process.
 pub(crate) fn init(logger: Option<Logger>) -> Result<(), Fail> {
     if let (Some(logger), Ok(mut known)) = (logger, LOGGER.lock()) {
         *known = Some(logger);
@@ -92,19 +94,19 @@ pub(crate) fn init(logger: Option<Logger>) -> Result<(), Fail> {
             let name = device.name.to_string_lossy();
             log(LOG_INFO, &format!("{name}: {}, {} Mbit/s", device.address, device.speed_mbps));
         }
-        // Another thread may have been faster: it has found the same.
+        // Another thread may have been faster, with the same result.
         let _ = PLUGIN.set(plugin);
     }
     Ok(())
 }
 
-/// What [`init`] has found.
+/// The state that [`init`] has set.
 pub(crate) fn plugin() -> Result<&'static Plugin, Fail> {
     PLUGIN.get().ok_or_else(|| Fail::Usage("init was not called".to_owned()))
 }
 
 impl Plugin {
-    /// With what the environment says.
+    /// Reads the settings from the environment.
     fn new(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Fail> {
         let devices = devices::find(variable("BIFROST_NCCL_ADDRESSES").as_deref()).map_err(Fail::System)?;
         let number = |name: &str, default: usize, fits: &dyn Fn(usize) -> bool, what: &str| match variable(name) {
@@ -125,22 +127,24 @@ impl Plugin {
             }
         };
         let hubs = (0..devices.len() * workers).map(|_| OnceLock::new()).collect();
-        let (next, making) = (AtomicUsize::new(0), Mutex::new(()));
-        Ok(Self { devices, hubs, workers, mtu: mtu as u16, provider, next, making })
+        let (next, creation) = (AtomicUsize::new(0), Mutex::new(()));
+        Ok(Self { devices, hubs, workers, mtu: mtu as u16, provider, next, creation })
     }
 
     pub(crate) fn device(&self, device: c_int) -> Result<&Device, Fail> {
         let known = usize::try_from(device).ok().and_then(|at| self.devices.get(at));
-        known.ok_or_else(|| Fail::Argument(format!("there is no device {device}: {} are known", self.devices.len())))
+        known.ok_or_else(|| {
+            Fail::Argument(format!("device {device} does not exist; there are {} devices", self.devices.len()))
+        })
     }
 
-    /// A worker of a device, one after the other.
+    /// Selects the workers of a device in turn.
     pub(crate) fn choose(&self, device: c_int) -> Result<u16, Fail> {
         let address = self.device(device)?.address;
         let chosen = self.next.fetch_add(1, Ordering::Relaxed) % self.workers;
         let at = device as usize * self.workers + chosen;
         let made = || Fail::Internal("an earlier call panicked".to_owned());
-        let _making = self.making.lock().map_err(|_| made())?;
+        let _making = self.creation.lock().map_err(|_| made())?;
         if self.hubs[at].get().is_none() {
             let worker = self.worker(address)?;
             log(LOG_INFO, &worker.provider());
@@ -148,15 +152,18 @@ impl Plugin {
             KEEPER.get_or_init(|| {
                 let named = thread::Builder::new().name("bifrost-nccl".to_owned());
                 if let Err(error) = named.spawn(keep) {
-                    log(LOG_WARN, &format!("no thread keeps connections alive while NCCL is busy: {error}"));
+                    log(
+                        LOG_WARN,
+                        &format!("cannot start the thread that keeps connections alive while NCCL computes: {error}"),
+                    );
                 }
             });
         }
         Ok(at as u16)
     }
 
-    /// The RDMA NIC of the address, which is the only one to have the port, or software with a port of
-    /// its own, for there are several processes.
+    /// Creates a worker with the RDMA NIC of the address, or else in software with a free port.
+    /// Only one process can use the NIC's port.
     fn worker(&self, address: IpAddr) -> Result<Worker, Fail> {
         let mut config = WorkerConfig::new(address);
         config.mtu = self.mtu;
@@ -168,7 +175,7 @@ impl Plugin {
             match Worker::new(config) {
                 Ok(worker) => return Ok(worker),
                 Err(error) if self.provider == Choice::Verbs => return Err(Fail::System(error.to_string())),
-                Err(error) => log(LOG_INFO, &format!("software, because {error}")),
+                Err(error) => log(LOG_INFO, &format!("using software: {error}")),
             }
         }
         config.provider = Choice::Soft;
@@ -176,52 +183,52 @@ impl Plugin {
         Worker::new(config).map_err(|error| Fail::System(error.to_string()))
     }
 
-    /// A worker, for this thread alone.
+    /// Locks a worker for this thread.
     pub(crate) fn hub(&self, at: u16) -> Result<MutexGuard<'_, Hub>, Fail> {
         let hub = self.hubs.get(usize::from(at)).and_then(OnceLock::get);
-        let hub = hub.ok_or_else(|| Fail::Argument("the pointer is none of this plugin's".to_owned()))?;
+        let hub = hub.ok_or_else(|| Fail::Argument("the pointer is not from this plugin".to_owned()))?;
         hub.lock().map_err(|_| Fail::Internal("an earlier call of this worker panicked".to_owned()))
     }
 
-    /// Closes a connection, once all that was sent has arrived, or that takes too long.
+    /// Closes a connection once all sent data has arrived, or after [`FLUSH_TIME`].
     pub(crate) fn close(&self, at: u16, id: u32, sender: bool) -> Result<(), Fail> {
         let until = Instant::now() + FLUSH_TIME;
         loop {
             let mut hub = self.hub(at)?;
             hub.poll()?;
             let known = hub.comms.get_mut(&id).filter(|comm| comm.is_sender() == sender);
-            let comm = known.ok_or_else(|| Fail::Argument("there is no such connection".to_owned()))?;
+            let comm = known.ok_or_else(|| Fail::Argument("unknown connection".to_owned()))?;
             comm.progress();
             let flushed = comm.is_flushed();
             if flushed || Instant::now() > until {
                 hub.comms.remove(&id);
                 if !flushed {
-                    log(LOG_WARN, "a connection was closed before all that was sent on it had arrived");
+                    log(LOG_WARN, "a connection was closed before all sent data had arrived");
                 }
                 return Ok(());
             }
             drop(hub);
-            thread::sleep(NEGLECTED / 10);
+            thread::sleep(NEGLECTED_AFTER / 10);
         }
     }
 }
 
-/// Tells NCCL's log.
+/// Writes to NCCL's log.
 pub(crate) fn log(level: c_int, text: &str) {
     let logger = LOGGER.lock().map_or(None, |logger| *logger);
     let (Some(logger), Ok(text)) = (logger, CString::new(text.replace('\0', " "))) else { return };
     const FILE: &CStr = c"bifrost";
-    // SAFETY: NCCL has given the function for this; the format takes one text.
+    // SAFETY: NCCL provided the function for this; the format takes one string.
     unsafe { logger(level, LOG_FLAGS, FILE.as_ptr(), 0, c"NET/Bifrost : %s".as_ptr(), text.as_ptr()) };
 }
 
-/// 64 bits from the system's source of chance, by way of the standard library.
+/// 64 unpredictable bits from the system, by way of the standard library.
 pub(crate) fn unpredictable() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// Polls workers that nobody else polls: NCCL calls while it waits for something, and not while it
-/// computes. A peer that hears nothing for seconds would take the connection to be dead.
+/// Polls workers that NCCL does not poll: it calls while it waits, but not while it computes. A
+/// peer that hears nothing for seconds would consider the connection dead.
 fn keep() {
     let Ok(plugin) = plugin() else { return };
     loop {
@@ -231,15 +238,15 @@ fn keep() {
         let mut descriptors = Vec::with_capacity(hubs.len());
         for hub in hubs {
             match hub.try_lock() {
-                Ok(mut hub) if hub.polled.elapsed() >= NEGLECTED => {
+                Ok(mut hub) if hub.polled.elapsed() >= NEGLECTED_AFTER => {
                     let before = hub.polled;
-                    // What fails here fails in NCCL's next call, too, which tells it.
+                    // NCCL's next call reports the same error.
                     for _ in 0..TURNS {
                         if !matches!(hub.progress(), Ok(true)) {
                             break;
                         }
                     }
-                    // Until NCCL polls again.
+                    // Neglected until NCCL polls again.
                     hub.polled = before;
                     due = due.min(hub.worker.due());
                     descriptors.push(hub.descriptor.clone());
@@ -249,8 +256,8 @@ fn keep() {
             }
         }
         if driven {
-            due = due.min(NEGLECTED);
-            thread::sleep(NEGLECTED);
+            due = due.min(NEGLECTED_AFTER);
+            thread::sleep(NEGLECTED_AFTER);
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: due.subsec_nanos().max(50_000).into() };
         let mut waits: Vec<PollFd<'_>> =

@@ -1,10 +1,10 @@
-//! Receives that NCCL has posted, and what has arrived for them.
+//! Receives that NCCL has posted, and data that has arrived for them.
 
 use std::collections::VecDeque;
 
 use crate::frame::{Data, GROUP_MAX};
 
-/// Memory of the application, which it leaves alone until the receive is done.
+/// Memory that the application does not use until the receive is done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     data: *mut u8,
@@ -23,10 +23,10 @@ struct Entry {
 /// Receives that were posted together.
 #[derive(Debug)]
 struct Open {
-    /// The caller's name for them.
+    /// The caller's identifier.
     request: u8,
     entries: [Entry; GROUP_MAX],
-    /// Receives that are not done.
+    /// Receives that are not yet done.
     left: u8,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Complete {
     pub(crate) sizes: [u64; GROUP_MAX],
 }
 
-/// The groups that are open, in the order of their numbers.
+/// The open groups, by number.
 #[derive(Debug, Default)]
 pub(crate) struct Receiving {
     open: VecDeque<Open>,
@@ -45,10 +45,10 @@ pub(crate) struct Receiving {
 }
 
 impl Target {
-    /// Memory to receive into.
+    /// Describes memory to receive into.
     ///
     /// # Safety
-    /// `data` must be writable for `size` bytes, and nobody else may use them, until the receive is
+    /// `data` must be writable for `size` bytes, and not be used by others, until the receive is
     /// complete or the [`Receiving`] is dropped. It may be null if `size` is 0.
     pub(crate) unsafe fn new(data: *mut u8, size: usize) -> Self {
         Self { data, size }
@@ -58,15 +58,15 @@ impl Target {
         self.size
     }
 
-    /// Copies bytes in; whether they fit.
+    /// Copies data into the memory. Returns whether it fits.
     fn put(&self, offset: u64, bytes: &[u8]) -> bool {
         let Some(offset) = usize::try_from(offset).ok().filter(|offset| *offset <= self.size) else { return false };
         if bytes.len() > self.size - offset {
             return false;
         }
         if !bytes.is_empty() {
-            // SAFETY: the bytes are inside of what `new` was promised; a message is memory of the
-            // library's, so they do not overlap.
+            // SAFETY: the range is inside the memory that the caller of `new` guarantees; the
+            // library owns the message, so they do not overlap.
             unsafe { self.data.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         }
         true
@@ -79,7 +79,7 @@ impl Receiving {
         self.first.wrapping_add(self.open.len() as u32)
     }
 
-    /// Another group: up to eight receives.
+    /// Posts a group of up to eight receives.
     pub(crate) fn post(&mut self, request: u8, targets: &[Target]) {
         let none = Target { data: std::ptr::null_mut(), size: 0 };
         let entry = |at: usize| Entry {
@@ -91,13 +91,13 @@ impl Receiving {
         self.open.push_back(Open { request, entries: std::array::from_fn(entry), left: targets.len() as u8 });
     }
 
-    /// A piece has arrived; the group that is complete by it. An error in words if there is no
-    /// place for it.
+    /// Handles a part of a send. Returns the group if it is now complete, or an error text if the
+    /// part is invalid.
     pub(crate) fn arrived(&mut self, data: &Data<'_>) -> Result<Option<Complete>, &'static str> {
         let at = data.group.wrapping_sub(self.first) as usize;
-        let open = self.open.get_mut(at).ok_or("the peer sent for a receive that is not open")?;
+        let open = self.open.get_mut(at).ok_or("the peer sent data for a receive that is not open")?;
         let entry = open.entries.get_mut(usize::from(data.index)).filter(|entry| !entry.done);
-        let entry = entry.ok_or("the peer sent for a receive that is done")?;
+        let entry = entry.ok_or("the peer sent data for a receive that is done")?;
         let len = data.bytes.len() as u64;
         let fits = data.offset == entry.received
             && entry.total.is_none_or(|total| total == data.total)
@@ -105,7 +105,7 @@ impl Receiving {
             && (len > 0 || data.total == 0)
             && data.total <= entry.target.size as u64;
         if !fits || !entry.target.put(data.offset, data.bytes) {
-            return Err("the peer sent a piece that does not fit");
+            return Err("the peer sent data that does not fit");
         }
         entry.received += len;
         entry.total = Some(data.total);
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     fn target(memory: &mut [u8]) -> Target {
-        // SAFETY: tests keep the memory for as long.
+        // SAFETY: tests keep the memory long enough.
         unsafe { Target::new(memory.as_mut_ptr(), memory.len()) }
     }
 
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_find_their_places_in_any_order_of_receives() {
+    fn data_is_stored_correctly_in_any_order_of_receives() {
         let (mut a, mut b, mut c) = (vec![0; 4], vec![0; 6], vec![]);
         let mut receiving = Receiving::default();
         receiving.post(9, &[target(&mut a), target(&mut b)]);
@@ -160,8 +160,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a peer sends, nothing is written outside, and nothing is done before all its
-        /// bytes are there.
+        /// Whatever a peer sends, nothing is written outside the targets, and no receive is done
+        /// before all its data has arrived.
         #[test]
         fn hostile_pieces_stay_inside(
             pieces in prop::collection::vec(
@@ -175,7 +175,7 @@ mod tests {
                 1..80,
             ),
         ) {
-            // Around each target are bytes that must stay.
+            // The bytes around each target must not change.
             let mut memory = [[7u8; 24]; 4];
             let mut receiving = Receiving::default();
             for (request, pair) in memory.chunks_mut(2).enumerate() {

@@ -1,16 +1,16 @@
-//! What a connection has been asked for and is not done with, or not asked about.
+//! The open requests of a connection.
 
 use crate::frame::GROUP_MAX;
 use crate::token::GENERATION_MASK;
 
-/// Requests of a connection at once: NCCL has 32, of up to eight sends each.
+/// Maximum number of requests of a connection: NCCL has 32, of up to eight sends each.
 const REQUESTS_MAX: usize = 256;
 
-/// How far a request is.
+/// State of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum State {
     Free,
-    /// Bytes wait to be copied from the application.
+    /// Data remains to be copied from the application.
     Sending {
         data: *const u8,
         size: u64,
@@ -18,7 +18,7 @@ pub(crate) enum State {
         group: u32,
         index: u8,
     },
-    /// Bytes of `count` receives are waited for.
+    /// Waits for the data of `count` receives.
     Receiving {
         count: u8,
     },
@@ -42,12 +42,12 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Whether another one has a place.
+    /// Whether another request may be opened.
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty() || self.slots.len() < REQUESTS_MAX
     }
 
-    /// Another request, if it has a place: that, and its generation.
+    /// Opens a request, if possible. Returns its slot and generation.
     pub(crate) fn open(&mut self, state: State) -> Option<(u8, u16)> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -57,27 +57,27 @@ impl Requests {
             }
             None => return None,
         };
-        let place = &mut self.slots[usize::from(slot)];
-        place.generation = (place.generation + 1) & GENERATION_MASK;
-        place.state = state;
-        Some((slot, place.generation))
+        let entry = &mut self.slots[usize::from(slot)];
+        entry.generation = (entry.generation + 1) & GENERATION_MASK;
+        entry.state = state;
+        Some((slot, entry.generation))
     }
 
-    /// A request, by its place.
+    /// The state of a request, by its slot.
     pub(crate) fn state_mut(&mut self, slot: u8) -> Option<&mut State> {
         self.slots.get_mut(usize::from(slot)).map(|slot| &mut slot.state)
     }
 
-    /// A request that is open, if there is one of that generation.
+    /// The state of an open request of this generation.
     pub(crate) fn get(&self, slot: u8, generation: u16) -> Option<State> {
         let slot = self.slots.get(usize::from(slot)).filter(|slot| slot.generation == generation)?;
         Some(slot.state).filter(|state| !matches!(state, State::Free))
     }
 
-    /// A request is done with.
+    /// Releases a request.
     pub(crate) fn close(&mut self, slot: u8) {
-        if let Some(place) = self.slots.get_mut(usize::from(slot)) {
-            place.state = State::Free;
+        if let Some(entry) = self.slots.get_mut(usize::from(slot)) {
+            entry.state = State::Free;
             self.free.push(slot);
         }
     }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_used_again_and_old_names_are_not() {
+    fn slots_are_reused_and_old_generations_are_invalid() {
         let mut requests = Requests::default();
         let opened: Vec<_> = std::iter::from_fn(|| requests.open(State::Receiving { count: 1 })).collect();
         assert_eq!(opened.len(), REQUESTS_MAX);

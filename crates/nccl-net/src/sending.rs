@@ -1,31 +1,31 @@
-//! Which receive of the peer a send is for.
+//! Matches sends with the peer's receives.
 
 use std::collections::VecDeque;
 
 use crate::frame::Group;
 
-/// Groups of receives that a peer may have open, at most: NCCL has 32.
+/// Maximum number of groups of receives that a peer may have open: NCCL has 32.
 pub(crate) const GROUPS_MAX: usize = 256;
 
-/// A receive that was found for a send.
+/// The receive that matches a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Match {
     pub(crate) group: u32,
     pub(crate) index: u8,
-    /// Bytes to send: not more than there is room for.
+    /// Bytes to send, limited by the receive's buffer.
     pub(crate) size: u64,
 }
 
 /// The peer's receives without a send.
 #[derive(Debug, Default)]
 pub(crate) struct Sending {
-    /// Each with a bit for each receive that has its send.
+    /// Each with a bitmap of the receives that have a send.
     groups: VecDeque<(Group, u8)>,
     next: u32,
 }
 
 impl Sending {
-    /// The peer has told receives; an error in words if it may not.
+    /// Records receives that the peer announced, or returns an error text.
     pub(crate) fn post(&mut self, group: Group) -> Result<(), &'static str> {
         if group.number != self.next {
             return Err("the peer's receives are out of order");
@@ -38,7 +38,7 @@ impl Sending {
         Ok(())
     }
 
-    /// The oldest receive with that tag.
+    /// Takes the oldest receive with this tag.
     pub(crate) fn take(&mut self, tag: i32, size: u64) -> Option<Match> {
         let (at, index) = self.groups.iter().enumerate().find_map(|(at, (group, taken))| {
             let free = |index: &usize| group.wanted[*index].tag == tag && taken & (1 << index) == 0;
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn sends_find_the_oldest_receive_of_their_tag() {
+    fn sends_match_the_oldest_receive_with_their_tag() {
         let mut sending = Sending::default();
         assert_eq!(sending.take(1, 10), None);
         assert_eq!(sending.post(group(0, &[(1, 10), (2, 20), (1, 30)])), Ok(()));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_cannot_tell_without_bound_or_order() {
+    fn announcements_must_be_bounded_and_in_order() {
         let mut sending = Sending::default();
         assert!(sending.post(group(1, &[(1, 1)])).is_err());
         for number in 0..GROUPS_MAX as u32 {

@@ -1,6 +1,6 @@
-//! Numbers that NCCL gets in place of pointers.
+//! Numbers that NCCL gets instead of pointers.
 
-/// What a number names.
+/// The kind of object that a number identifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Listen = 1,
@@ -12,20 +12,20 @@ pub(crate) enum Kind {
     Connecting = 7,
 }
 
-/// A name.
+/// An object's identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token {
     pub(crate) kind: Kind,
     /// The worker, below 4096.
     pub(crate) hub: u16,
-    /// Of the worker's listeners and connections; 28 bits.
+    /// Number of a listener or connection of the worker; 28 bits.
     pub(crate) id: u32,
-    /// Of a request: its place, and how often that was used; 12 bits.
+    /// Of a request: its slot, and the slot's generation, 12 bits.
     pub(crate) slot: u8,
     pub(crate) generation: u16,
 }
 
-/// Bits that wrap.
+/// Masks of numbers that wrap.
 pub(crate) const ID_MASK: u32 = (1 << 28) - 1;
 pub(crate) const GENERATION_MASK: u16 = (1 << 12) - 1;
 
@@ -34,7 +34,7 @@ impl Token {
         Self { kind, hub, id, slot: 0, generation: 0 }
     }
 
-    /// As a number, which is not 0.
+    /// Encodes as a number, which is never 0.
     pub(crate) fn number(self) -> u64 {
         (self.kind as u64) << 60
             | u64::from(self.hub & 0xfff) << 48
@@ -43,7 +43,7 @@ impl Token {
             | u64::from(self.slot)
     }
 
-    /// What a number names, if it is of one of the kinds. It need not exist.
+    /// Decodes a number, if it is of one of these kinds. The object need not exist.
     pub(crate) fn of(number: u64, kinds: &[Kind]) -> Option<Self> {
         let kind = *kinds.iter().find(|kind| **kind as u64 == number >> 60)?;
         Some(Self {
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_names_are_the_same() {
+    fn tokens_survive_encoding() {
         let token = Token { kind: Kind::Request, hub: 0xabc, id: 0x0765_4321, slot: 0xfe, generation: 0x123 };
         assert_eq!(Token::of(token.number(), &[Kind::Send, Kind::Request]), Some(token));
         assert_eq!(Token::of(token.number(), &[Kind::Send]), None);

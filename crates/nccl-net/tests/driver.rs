@@ -1,4 +1,4 @@
-//! Two ranks that do with the plugin what NCCL does, as C programs that load it (`c/driver.c`).
+//! Two ranks that use the plugin like NCCL does: C programs that load it (`c/driver.c`).
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use lossy::{Lossy, run};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The driver, compiled, and the plugin, where cargo has put it: beside this test.
+/// The compiled driver, and the plugin, which cargo puts beside this test.
 fn driver(directory: &Path) -> (PathBuf, PathBuf) {
     let program = directory.join("driver");
     run(Command::new("cc")
@@ -26,7 +26,7 @@ fn driver(directory: &Path) -> (PathBuf, PathBuf) {
     (program, plugin)
 }
 
-/// Both ranks, running; `command` makes a rank's command of the driver's path.
+/// Starts both ranks; `command` returns a rank's command for the driver's path.
 fn start(directory: &Path, version: u32, groups: u32, command: impl Fn(usize, &Path) -> Command) -> Vec<Child> {
     let (program, plugin) = driver(directory);
     let start = |rank| {
@@ -37,7 +37,7 @@ fn start(directory: &Path, version: u32, groups: u32, command: impl Fn(usize, &P
     (0..2).map(start).collect()
 }
 
-/// Runs both ranks to their ends.
+/// Runs both ranks to completion.
 fn both(directory: &Path, version: u32, groups: u32, command: impl Fn(usize, &Path) -> Command) {
     let ranks = start(directory, version, groups, command);
     let outputs: Vec<_> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
@@ -78,13 +78,13 @@ fn a_rank_that_dies_is_reported() {
     let mut ranks = start(directory.path(), 12, 1_000_000, local("::1"));
     let until = Instant::now() + Duration::from_secs(60);
     while (0..2).any(|rank| !directory.path().join(format!("connected-{rank}")).exists()) {
-        assert!(Instant::now() < until, "no connections");
+        assert!(Instant::now() < until, "the ranks are not connected");
         std::thread::sleep(Duration::from_millis(5));
     }
     let mut dead = ranks.remove(1);
     dead.kill().unwrap();
     dead.wait().unwrap();
-    // The other one notices within seconds, and not by the driver's own patience of two minutes.
+    // The other rank detects it within seconds, not by the driver's own timeout of two minutes.
     let killed = Instant::now();
     let output = ranks.remove(0).wait_with_output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
@@ -96,7 +96,7 @@ fn a_rank_that_dies_is_reported() {
 fn one_packet_in_256_may_be_lost() {
     let directory = tempfile::tempdir().unwrap();
     let lossy = Lossy::new("nccl", 1500, 256);
-    // Without a list of addresses: the device is found.
+    // Without a list of addresses, the plugin finds the device.
     both(directory.path(), 11, 40, |rank, program| lossy.command(rank, program));
     assert!(lossy.dropped(0) > 50 && lossy.dropped(1) > 50, "{} {}", lossy.dropped(0), lossy.dropped(1));
 }

@@ -1,10 +1,10 @@
 /*
- * Does with the plugin what NCCL does: two ranks, several channels in each direction, groups of receives with tags, many
- * requests at once, all sizes, every byte looked at; and then what NCCL does not do.
+ * Uses the plugin like NCCL does: two ranks, several channels in each direction, groups of receives with tags, many
+ * requests at a time, all sizes, every byte verified. Then makes calls that NCCL never makes.
  *
  *     driver PLUGIN VERSION RANK DIRECTORY GROUPS
  *
- * Handles are exchanged by files in the directory, which both ranks see.
+ * The ranks exchange handles through files in the directory.
  */
 #define _GNU_SOURCE
 #include "nccl_net.h"
@@ -30,7 +30,7 @@ static char last[300];
 
 static void fail(const char *what, long value)
 {
-    fprintf(stderr, "rank %d, version %d: %s (%ld); the plugin's last words: %s\n", rank, version, what, value, last);
+    fprintf(stderr, "rank %d, version %d: %s (%ld); last log line: %s\n", rank, version, what, value, last);
     exit(1);
 }
 
@@ -58,7 +58,7 @@ static void note(int level, unsigned long flags, const char *file, int line, con
     warnings += level == 2;
 }
 
-/* One name for the functions of all versions. */
+/* Common names for the functions of all versions. */
 #define ANY(function, ...) \
     (version == 8    ? ((struct net_v8 *)table)->function(__VA_ARGS__) \
      : version == 9  ? ((struct net_v9 *)table)->function(__VA_ARGS__) \
@@ -156,7 +156,7 @@ static void check_properties(void)
         OK(((struct net_v11 *)table)->get_properties(0, &v11));
         TAKE_MORE(v11);
         if (v11.max_multi_request_size != 1)
-            fail("requests in one", v11.max_multi_request_size);
+            fail("max_multi_request_size", v11.max_multi_request_size);
         break;
     default:
         OK(((struct net_v12 *)table)->get_properties(0, &v12));
@@ -176,7 +176,7 @@ static double now(void)
     return (double)at.tv_sec + (double)at.tv_nsec / 1e9;
 }
 
-/* What both ranks know of the message for a receive: a generator without state. */
+/* The message for a receive, as both ranks generate it: a stateless generator. */
 static uint64_t mix(uint64_t value)
 {
     value = (value ^ (value >> 31)) * UINT64_C(0x7fb5d329728ea185);
@@ -196,7 +196,7 @@ static unsigned members(int from, int channel, unsigned group)
     return counts[chance(from, channel, group, 0, 1) % 5];
 }
 
-/* Bytes of a send. Few are large. */
+/* Length of a send. Few are large. */
 static size_t length(int from, int channel, unsigned group, unsigned at)
 {
     static const size_t lengths[] = {0, 1, 8, 4095, 4096, 4097, 32743, 32744, 32768, 65536, 100000, 262144};
@@ -207,7 +207,7 @@ static size_t length(int from, int channel, unsigned group, unsigned at)
     return number % 3 ? lengths[number / 3 % 12] : number / 3 % 40000;
 }
 
-/* Tags differ inside of a group, and come again in the next one. */
+/* Tags differ within a group, and repeat in the next one. */
 static int tag(int from, int channel, unsigned group, unsigned at)
 {
     return (int)((at * 3 + chance(from, channel, group, 0, 3)) % 64) - 5;
@@ -239,7 +239,7 @@ struct send {
 struct channel {
     void *listener, *sender, *receiver;
     unsigned char mine[HANDLE_MAX], other[HANDLE_MAX];
-    /* Sends: those of a group are posted in an order of their own. */
+    /* Sends: those of a group are posted in another order. */
     unsigned send_group, send_next, sends_open;
     struct send sends[32];
     /* Receives. */
@@ -271,7 +271,7 @@ static int start_receives(struct channel *channel, int number, unsigned groups)
         for (unsigned one = 0; one < count; one++) {
             size_t size = length(peer, number, group, one);
 
-            /* As much as will come; or more; or, as some of NCCL's protocols do, less. */
+            /* As much as will arrive; or more; or, as in some of NCCL's protocols, less. */
             receive->room[one] = group % 5 == 1 ? size + 1000 : group % 5 == 2 ? size - size / 4 : size;
             receive->data[one] = allocate(receive->room[one] + GUARD);
             memset(receive->data[one], 0xee, receive->room[one] + GUARD);
@@ -322,7 +322,7 @@ static int finish_receives(struct channel *channel, int number)
                 fail("bytes of group", receive->group);
             for (size_t beyond = size; beyond < receive->room[one] + GUARD; beyond++)
                 if (receive->data[one][beyond] != 0xee)
-                    fail("a byte behind the message", (long)beyond);
+                    fail("a byte after the message was changed", (long)beyond);
             free(expected);
         }
         OK(ANY(iflush, channel->receiver, (int)count, (void **)receive->data, sizes, NULL, &flush));
@@ -349,7 +349,7 @@ static int start_sends(struct channel *channel, int number, unsigned groups)
 
         if (send->request)
             continue;
-        /* Backwards, or from the middle on. */
+        /* In reverse order, or starting in the middle. */
         one = group % 2 ? count - 1 - channel->send_next : (channel->send_next + count / 2) % count;
         if (!send->data) {
             send->size = length(rank, number, group, one);
@@ -360,7 +360,7 @@ static int start_sends(struct channel *channel, int number, unsigned groups)
         OK(net_isend(channel->sender, send->data, send->size, tag(rank, number, group, one), memory, &send->request));
         OK(ANY(dereg_mr, channel->sender, memory));
         if (!send->request) {
-            /* The peer has no receive for it yet: later. */
+            /* The peer has no receive for it yet: retry later. */
             free(send->data);
             send->data = NULL;
             break;
@@ -392,7 +392,7 @@ static int finish_sends(struct channel *channel)
         }
         if (at % 2 && (size < 0 || (size_t)size > send->size))
             fail("bytes sent", size);
-        /* The memory is the application's again. */
+        /* The application may use the memory again. */
         memset(send->data, 0xdd, send->size);
         free(send->data);
         send->data = NULL;
@@ -414,7 +414,7 @@ static void exchange(const char *directory, struct channel *channels)
     for (int at = 0; file && at < CHANNELS; at++)
         fwrite(channels[at].mine, HANDLE_MAX, 1, file);
     if (!file || fclose(file) != 0 || rename(ready, path) != 0)
-        fail("writing handles", 0);
+        fail("cannot write handles", 0);
     snprintf(path, sizeof path, "%s/handles-%d-%d", directory, version, 1 - rank);
     while (!(file = fopen(path, "rb"))) {
         if (now() > until)
@@ -423,11 +423,11 @@ static void exchange(const char *directory, struct channel *channels)
     }
     for (int at = 0; at < CHANNELS; at++)
         if (fread(channels[at].other, HANDLE_MAX, 1, file) != 1)
-            fail("reading handles", at);
+            fail("cannot read handles", at);
     fclose(file);
 }
 
-/* What NCCL does not do: it is refused, and nothing else happens. */
+/* Calls that NCCL never makes: they are refused without side effects. */
 static void nonsense(struct channel *channel)
 {
     static const uint64_t numbers[] = {1, 7, 0xdeadbeef, UINT64_MAX, UINT64_C(1) << 60, UINT64_C(2) << 60,
@@ -479,12 +479,12 @@ static void nonsense(struct channel *channel)
     IS(INVALID_ARGUMENT, net_listen(0, NULL, &out));
     IS(INVALID_ARGUMENT, net_connect(0, NULL, &out));
     IS(INVALID_ARGUMENT, net_connect(0, handle, &out));
-    /* A handle of a connection that is not being set up here. */
+    /* A handle of a connection that is not being set up in this process. */
     memcpy(handle, channel->mine, HANDLE_MAX);
     memset(handle + 40, 0x70, 16);
     IS(INVALID_ARGUMENT, net_connect(0, handle, &out));
     if (out)
-        fail("something came of it", 0);
+        fail("an invalid call returned an object", 0);
     if (warnings < before + 50)
         fail("lines in the log", (long)(warnings - before));
 }
@@ -515,7 +515,7 @@ int main(int argc, char **argv)
     if (!table)
         fail(symbol, 0);
 
-    /* Before init nothing is known. */
+    /* Calls before init fail. */
     IS(INVALID_USAGE, ANY(devices, &count));
     IS(INVALID_ARGUMENT, ANY(test, &count, &done, NULL));
     OK(net_init());
@@ -528,7 +528,7 @@ int main(int argc, char **argv)
     for (int at = 0; at < CHANNELS; at++)
         OK(net_listen(0, channels[at].mine, &channels[at].listener));
     exchange(argv[4], channels);
-    /* Neither call may wait: one thread does both. */
+    /* Neither call may block, because one thread makes both. */
     until = now() + 60;
     do {
         left = 0;
@@ -552,10 +552,10 @@ int main(int argc, char **argv)
     nonsense(&channels[0]);
     warnings = 0;
 
-    /* A send without a receive does not begin. */
+    /* A send without a receive must not begin. */
     OK(net_isend(channels[0].sender, &count, sizeof count, 4711, NULL, &request));
     if (request)
-        fail("a send that nobody receives has begun", 0);
+        fail("a send without a receive has begun", 0);
 
     snprintf(path, sizeof path, "%s/connected-%d", argv[4], rank);
     mark = fopen(path, "w");
@@ -574,7 +574,7 @@ int main(int argc, char **argv)
             finish_sends(channel);
             open += channel->sends_open + (channel->send_group < groups) + (channel->received_groups < groups);
         }
-        /* NCCL computes, and calls nothing, for longer than a peer waits that hears nothing: connections stay. */
+        /* NCCL computes without calls for longer than a silent peer is tolerated: connections must survive. */
         if (getenv("DRIVER_PAUSE") && rank == 0 && channels[0].received_groups == groups / 2) {
             unsetenv("DRIVER_PAUSE");
             sleep(4);
@@ -589,7 +589,7 @@ int main(int argc, char **argv)
     printf("rank %d, version %d: %u groups, %.1f MB in %.2f s\n", rank, version, CHANNELS * groups, (double)bytes / 1e6,
            now() - began);
 
-    /* What was sent last arrives though the connection is closed and the process ends. */
+    /* The last data arrives although the connection is closed and the process ends. */
     for (int at = 0; at < CHANNELS; at++) {
         OK(ANY(close_send, channels[at].sender));
         IS(INVALID_ARGUMENT, ANY(close_send, channels[at].sender));
@@ -600,7 +600,7 @@ int main(int argc, char **argv)
     }
     if (version >= 11)
         OK(version == 11 ? ((struct net_v11 *)table)->finalize(context) : ((struct net_v12 *)table)->finalize(context));
-    /* The plugin's thread may be running: the code must stay. */
+    /* The plugin's thread may still be running, so its code must stay loaded. */
     dlclose(library);
     usleep(20000);
     return 0;

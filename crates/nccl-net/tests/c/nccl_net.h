@@ -1,4 +1,4 @@
-/* NCCL's interface for network plugins, versions 8 to 12, as its public headers describe it: what the driver calls. */
+/* NCCL's interface for network plugins, versions 8 to 12, from its public headers: the parts that the driver uses. */
 #ifndef NCCL_NET_TEST_H
 #define NCCL_NET_TEST_H
 
@@ -74,7 +74,7 @@ struct properties_v12 {
     int16_t plane_id;
 };
 
-/* The functions that a table has after those that differ; PROPERTIES is the version's structure. */
+/* The functions after those that differ between versions; PROPERTIES is the version's structure. */
 #define TABLE_BEGIN(INIT, PROPERTIES, LISTEN, CONNECT) \
     const char *name; \
     int(*init) INIT; \
