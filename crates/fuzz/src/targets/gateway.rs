@@ -44,7 +44,7 @@ pub(crate) fn run(bytes: &[u8]) {
         balancer: Config { cores: 2, queue_entries: 16, payload_slots: 64, ..Config::default() },
         interfaces: vec![None, Some(7)],
         mac: None,
-        rules: Rules { own: vec![own], list: Vec::new() },
+        rules: Rules { own: vec![own], list: Vec::new(), control_with_data: false },
         limiter: LimiterConfig { color_entries: 16, meter_entries: 16, ..LimiterConfig::default() },
         control: Rate { per_second: 1000, burst: 10 },
         header_only_from: (options & 1 != 0).then_some(8),
