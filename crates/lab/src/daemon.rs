@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
 use crate::command;
@@ -219,6 +219,29 @@ impl Remote {
         serde_json::from_str(&output)
             .with_context(|| format!("`bifrostctl {}` printed no JSON: {output}", all.join(" ")))
     }
+
+    /// Sends a request to the daemon's API itself, as an agent does, which starts no program for it.
+    ///
+    /// # Errors
+    /// It does not answer, or refuses.
+    pub fn post(&self, target: &str, body: &Value) -> Result<()> {
+        let body = body.to_string();
+        let request = format!(
+            "POST {target} HTTP/1.1\r\nhost: bifrostd\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let mut answer = String::new();
+        UnixStream::connect(&self.socket)
+            .and_then(|mut stream| {
+                stream.set_read_timeout(Some(START_TIMEOUT))?;
+                stream.write_all(request.as_bytes())?;
+                stream.read_to_string(&mut answer)
+            })
+            .with_context(|| format!("asking bifrostd on {} for {target}", self.host))?;
+        ensure!(answer.starts_with("HTTP/1.1 200"), "bifrostd on {} refuses {target}: {answer}", self.host);
+        Ok(())
+    }
 }
 
 impl Daemon {
@@ -264,6 +287,14 @@ impl Daemon {
     /// Runs `bifrostctl --json` with `arguments` against this daemon.
     pub fn control(&self, arguments: &[&str]) -> Result<Value> {
         self.remote.control(arguments)
+    }
+
+    /// [`Remote::post`] to this daemon.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn post(&self, target: &str, body: &Value) -> Result<()> {
+        self.remote.post(target, body)
     }
 
     /// A counter of `bifrostctl stats`; what was never counted is 0.

@@ -5,11 +5,11 @@ use crate::experiments::{
     coverage::Coverage, delayed_release::DelayedRelease, ecn::Ecn, elephants::Elephants, flow_records::FlowRecords,
     granularity::Granularity, gw_bgp::GwBgp, gw_elastic::GwElastic, gw_hosts::GwHosts, gw_kill::GwKill,
     gw_order::GwOrder, gw_overload::GwOverload, gw_services::GwServices, iperf::Iperf, isolation::Isolation,
-    lossless::Lossless, nat::NatExperiment, nginx::NginxExperiment, outage::Outage, path_failure::PathFailure,
-    rdm_block::RdmBlock, rdm_loss::RdmLoss, rdm_sort::RdmSort, rdm_upgrade::RdmUpgrade, redis_loss::RedisLoss,
-    route_refresh::RouteRefresh, slicing::Slicing, soak::Soak, sockperf::Sockperf, stable::Stable,
-    switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate, vectors::Vectors,
-    vhost_rate::VhostRate,
+    lossless::Lossless, migrate::Migrate, nat::NatExperiment, nginx::NginxExperiment, outage::Outage,
+    path_failure::PathFailure, rdm_block::RdmBlock, rdm_loss::RdmLoss, rdm_sort::RdmSort, rdm_upgrade::RdmUpgrade,
+    redis_loss::RedisLoss, route_refresh::RouteRefresh, slicing::Slicing, soak::Soak, sockperf::Sockperf,
+    stable::Stable, switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate,
+    vectors::Vectors, vhost_rate::VhostRate,
 };
 use crate::frame::Experiment;
 
@@ -27,6 +27,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(DelayedRelease),
         Box::new(Slicing),
         Box::new(VhostRate),
+        Box::new(Migrate),
         Box::new(SwitchOverall),
         Box::new(SwitchRate),
         Box::new(SwitchLatency),

@@ -22,6 +22,7 @@ pub mod gw_services;
 pub mod iperf;
 pub mod isolation;
 pub mod lossless;
+pub mod migrate;
 pub mod nat;
 pub mod nginx;
 pub mod outage;

@@ -32,6 +32,7 @@ pub mod process;
 pub mod processor;
 pub mod programs;
 pub mod progress;
+pub mod qemu;
 pub mod report;
 pub mod results;
 pub mod run;

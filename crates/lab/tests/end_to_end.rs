@@ -171,7 +171,7 @@ fn the_next_run_removes_what_a_killed_run_left_behind() {
 fn the_command_line_explains_errors() {
     let list: Value = serde_json::from_slice(&output(lab().args(["list", "--json"])).stdout).unwrap();
     let names: Vec<_> = list.as_array().unwrap().iter().map(|e| e["name"].as_str().unwrap()).collect();
-    let with_machines = ["granularity", "coverage", "delayed-release", "slicing", "vhost-rate"];
+    let with_machines = ["granularity", "coverage", "delayed-release", "slicing", "vhost-rate", "migrate"];
     let of_the_switch = [
         "switch-overall",
         "switch-rate",

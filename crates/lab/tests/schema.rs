@@ -8,9 +8,9 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, cni, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
-    gw_bgp, gw_elastic, gw_hosts, gw_kill, gw_order, gw_overload, gw_services, iperf, isolation, lossless, nat, nginx,
-    outage, path_failure, rdm_block, rdm_loss, rdm_sort, rdm_upgrade, redis_loss, route_refresh, slicing, soak,
-    sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
+    gw_bgp, gw_elastic, gw_hosts, gw_kill, gw_order, gw_overload, gw_services, iperf, isolation, lossless, migrate,
+    nat, nginx, outage, path_failure, rdm_block, rdm_loss, rdm_sort, rdm_upgrade, redis_loss, route_refresh, slicing,
+    soak, sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -240,6 +240,16 @@ fn all() -> Vec<Value> {
         write_ms_p99: 0.5,
         write_ms_p99_9: 0.9,
         dropped_packets: 0,
+    };
+    let migrate = migrate::Row {
+        network: migrate::Network::Bifrost,
+        repetition: 9,
+        away_ms: 60.5,
+        tcp_stall_ms: 61.0,
+        tcp_answers: 4000,
+        broken: false,
+        qemu_downtime_ms: 30.0,
+        qemu_total_ms: 700.0,
     };
     let vhost_rate = vhost_rate::Row {
         mode: vhost_rate::Switch::DpdkVhost,
@@ -582,6 +592,7 @@ fn all() -> Vec<Value> {
         results("delayed-release", delayed_release),
         results("slicing", slicing),
         results("vhost-rate", vhost_rate),
+        results("migrate", migrate),
         results("rdm-loss", rdm_loss),
         results("rdm-upgrade", rdm_upgrade),
         results("rdm-sort", rdm_sort),

@@ -1,5 +1,5 @@
-//! The round-trip time of one underlay link, by ICMP echoes that the far host's kernel answers: what waits in the link's queue,
-//! as the next packet finds it.
+//! Round-trip times by ICMP echoes that a far kernel answers: what waits in an underlay link's queue, as the next packet finds it,
+//! or how long a machine is away.
 
 use std::io::{ErrorKind, Read as _};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -14,8 +14,6 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::netns::Namespace;
 use crate::processor;
 
-/// From one probe to the next.
-const INTERVAL: Duration = Duration::from_millis(20);
 /// How long an answer to the last probes is waited for.
 const PATIENCE: Duration = Duration::from_millis(300);
 /// Bytes of a probe: the ICMP header and as much again as `ping` sends.
@@ -40,18 +38,18 @@ pub struct EchoProber {
 }
 
 impl EchoProber {
-    /// Asks `remote` from `local`, an address of `namespace`, every 20 ms. The thread runs before all others, so that what it sees
-    /// is the link and not the queue for the processor.
+    /// Asks `remote` from `local`, an address of `namespace`, once in every `interval`, at most 65,536 times. The thread runs before
+    /// all others, so that what it sees is the link and not the queue for the processor.
     ///
     /// # Errors
     /// A socket or thread cannot be had.
-    pub fn start(namespace: &Namespace, local: Ipv4Addr, remote: Ipv4Addr) -> Result<Self> {
+    pub fn start(namespace: &Namespace, local: Ipv4Addr, remote: Ipv4Addr, interval: Duration) -> Result<Self> {
         let stop: Arc<AtomicBool> = Arc::default();
         let socket = namespace.enter(move || open(local, remote))?;
         let own_stop = Arc::clone(&stop);
         let thread = namespace.spawn(move || {
             processor::run_before_all_others()?;
-            probe(&socket, &own_stop)
+            probe(&socket, interval, &own_stop)
         })?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -81,7 +79,7 @@ fn open(local: Ipv4Addr, remote: Ipv4Addr) -> Result<Socket> {
     Ok(socket)
 }
 
-fn probe(socket: &Socket, stop: &AtomicBool) -> Result<Vec<Probe>> {
+fn probe(socket: &Socket, interval: Duration, stop: &AtomicBool) -> Result<Vec<Probe>> {
     let identifier = fastrand::u16(..);
     let mut probes: Vec<Probe> = Vec::new();
     let mut due = Instant::now();
@@ -96,14 +94,18 @@ fn probe(socket: &Socket, stop: &AtomicBool) -> Result<Vec<Probe>> {
             Some(_) => {}
             None if now >= due => {
                 let number = u16::try_from(probes.len()).context("more probes than ICMP has numbers")?;
-                socket.send(&request(identifier, number)).context("sending a probe")?;
+                match socket.send(&request(identifier, number)) {
+                    // An earlier one has found nobody. This one is not sent, and counts as unanswered.
+                    Err(error) if error.kind() == ErrorKind::HostUnreachable => {}
+                    sent => drop(sent.context("sending a probe")?),
+                }
                 probes.push(Probe { sent: now, took: None });
-                due += INTERVAL;
+                due += interval;
             }
             None => {}
         }
         let wait = end.unwrap_or(due).saturating_duration_since(Instant::now()).max(Duration::from_micros(100));
-        socket.set_read_timeout(Some(wait.min(INTERVAL))).context("limiting the wait for an answer")?;
+        socket.set_read_timeout(Some(wait.min(interval))).context("limiting the wait for an answer")?;
         let mut buffer = [0; 256];
         match (&mut &*socket).read(&mut buffer) {
             Ok(length) => {
@@ -114,7 +116,10 @@ fn probe(socket: &Socket, stop: &AtomicBool) -> Result<Vec<Probe>> {
                 }
             }
             Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted | ErrorKind::HostUnreachable
+                ) => {}
             Err(error) => return Err(error).context("waiting for an answer"),
         }
     }

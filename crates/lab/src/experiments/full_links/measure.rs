@@ -22,6 +22,8 @@ use crate::{inject, interrupt};
 
 /// How long the idle links are probed before the load.
 const IDLE: Duration = Duration::from_millis(400);
+/// From one probe of a link to the next.
+const PROBE_INTERVAL: Duration = Duration::from_millis(20);
 /// How long before the load's end the daemons are asked for their paths.
 const BEFORE_END: Duration = Duration::from_millis(500);
 
@@ -120,8 +122,8 @@ pub(super) fn measure(lab: &Lab, network: Underneath, point: &Point, seconds: f6
     let links = point.shape.mbit_per_s.len();
     let queues = || Ok::<_, anyhow::Error>((shape::queues(sender, links)?, shape::queues(receiver, links)?));
     let pairs = sender.underlay.iter().zip(&receiver.underlay).take(links);
-    let probers: Vec<EchoProber> =
-        pairs.map(|(local, remote)| EchoProber::start(&sender.namespace, *local, *remote)).collect::<Result<_>>()?;
+    let prober = |(local, remote): (&_, &_)| EchoProber::start(&sender.namespace, *local, *remote, PROBE_INTERVAL);
+    let probers: Vec<EchoProber> = pairs.map(prober).collect::<Result<_>>()?;
     interrupt::sleep(IDLE)?;
     let received_ce = || bench.ends().iter().map(|[_, to]| received_ce(to)).sum::<Result<u64>>();
     let (before, ce_before) = (queues()?, received_ce()?);
