@@ -299,25 +299,29 @@ fn answer(
     Ok(ServerHandle { stop: Some(stop), thread: Some(thread), socket: path.to_owned(), listeners, is_left })
 }
 
-/// Offers other requests than [`serve`]'s on a Unix socket, with the same bounds, until `stopped`. Handlers have a [`Peer`] as an
-/// extension.
+/// Offers other requests than [`serve`]'s on a Unix socket, with the same bounds. Handlers have a [`Peer`] as an extension.
+///
+/// When it returns, clients can connect. The future answers them until `stopped`, and then removes the socket.
 ///
 /// # Errors
 /// As of [`serve`].
-pub async fn serve_router(
-    path: impl AsRef<Path>,
+///
+/// # Panics
+/// It is called outside of a runtime of tokio.
+pub fn serve_router(
+    path: &Path,
     router: axum::Router,
     most_bytes: usize,
     stopped: oneshot::Receiver<()>,
-) -> Result<(), ServeError> {
-    let path = path.as_ref();
+) -> Result<impl Future<Output = ()> + Send + use<>, ServeError> {
     let (socket, listener) = socket::bind(path)?;
     let listener = tokio::net::UnixListener::from_std(listener);
     let listener = listener.map_err(|source| ServeError::Io { what: "cannot listen on", path: path.into(), source })?;
     let body = move |request, next| connections::whole_body(request, next, most_bytes);
-    connections::run(listener, router.layer(axum::middleware::from_fn(body)), stopped).await;
-    socket.remove();
-    Ok(())
+    Ok(async move {
+        connections::run(listener, router.layer(axum::middleware::from_fn(body)), stopped).await;
+        socket.remove();
+    })
 }
 
 impl ServerHandle {

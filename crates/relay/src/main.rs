@@ -25,7 +25,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use bifrost_control::server::{self as control_server, ServeError, serve_router};
 use bifrost_intent::api::MAX_BODY;
 use bifrost_relay_api::limits::{KEEP_ALIVE_S, KEEP_ALIVE_TIMEOUT_S, MAX_MESSAGE};
@@ -108,7 +108,13 @@ async fn run(cli: Cli) -> Result<()> {
 
     let (stop_api, api_stopped) = oneshot::channel();
     let socket = cli.socket.clone();
-    let api = tokio::spawn(serve_router(socket.clone(), api::router(Arc::clone(&relay), roles), MAX_BODY, api_stopped));
+    let api = match serve_router(&socket, api::router(Arc::clone(&relay), roles), MAX_BODY, api_stopped) {
+        Ok(api) => tokio::spawn(api),
+        Err(ServeError::AlreadyRunning(path)) => {
+            bail!("another program listens on {}; stop it, or name another socket with --socket", path.display())
+        }
+        Err(error) => return Err(error.into()),
+    };
     tracing::info!(socket = %socket.display(), agents = %cli.listen, store = %cli.store, "ready");
     // Without a service manager that wants to know, this does nothing.
     sd_notify::notify(&[NotifyState::Ready]).context("telling systemd")?;
@@ -117,13 +123,10 @@ async fn run(cli: Cli) -> Result<()> {
     tokio::select! {
         _ = ends.recv() => tracing::info!("ending"),
         _ = interrupts.recv() => tracing::info!("ending"),
-        ended = &mut api => return match ended.context("the API has ended")? {
-            Ok(()) => Err(anyhow!("the API has ended")),
-            Err(ServeError::AlreadyRunning(path)) => {
-                Err(anyhow!("another program listens on {}; stop it, or name another socket with --socket", path.display()))
-            }
-            Err(error) => Err(error.into()),
-        },
+        ended = &mut api => {
+            ended.context("the API has ended")?;
+            bail!("the API has ended")
+        }
         ended = &mut agents => return match ended.context("the server of agents has ended")? {
             Ok(()) => Err(anyhow!("the server of agents has ended")),
             Err(error) => Err(error).context("the server of agents has ended"),
