@@ -272,7 +272,14 @@ impl Site {
         let mut all = [others, &[number]].concat();
         all.sort_unstable();
         self.until_next_hops(&all);
-        until("BFD is up", || (self.sessions(name)[0]["bfd"] == "up").then_some(()));
+        // At both ends: the proxy waits for seconds for a pod that ends before it has heard that the session is up there.
+        let (peer, directory) = (format!("10.1.0.{number}"), self.path("proxy"));
+        until("BFD is up", || {
+            let show = ["--vty_socket", &directory.display().to_string(), "-c", "show bfd peers json"];
+            let peers: Value = serde_json::from_str(&output(Command::new("vtysh").args(show)).unwrap()).unwrap();
+            let is_up = peers.as_array().unwrap().iter().any(|known| known["peer"] == *peer && known["status"] == "up");
+            (is_up && self.sessions(name)[0]["bfd"] == "up").then_some(())
+        });
         pod
     }
 
