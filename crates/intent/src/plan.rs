@@ -394,6 +394,11 @@ impl Trial<'_> {
 
     fn check_port(&mut self, key: &Key, spec: &PortSpec) {
         self.check_reserved(key, &spec.settings, &["name", "vni"]);
+        if spec.settings.contains_key("shared") {
+            let what =
+                "shared addresses cannot be set for many hosts yet; remove it, or set it in the hosts' own files";
+            self.wrong(key, "shared", what.into());
+        }
         self.check_count(key, "subnets", spec.subnets.len(), 1, MAX_ADDRESSES);
         self.check_count(key, "security_groups", spec.security_groups.len(), 0, MAX_GROUPS);
         self.check_count(key, "routed", spec.routed.len(), 0, MAX_ROUTED);

@@ -19,12 +19,14 @@ fn objects() -> Vec<Value> {
     let of_mirror = json!({"direction": "egress", "protocol": 6, "prefixes": ["10.0.0.0/8"], "l4_ports": [80, "81-90"], "target": "192.0.2.9:4789",
                            "target_vni": 7, "one_in": 10, "truncate": 128});
     let mirror = |key: &str, what: Value| with(of_mirror.clone(), with(json!({ "key": key }), what));
-    let limits = json!({"tx_mbit": 100, "tx_kpps": 10, "rx_mbit": 100, "rx_kpps": 10, "queues": 1, "mtu": 1400});
+    let limits =
+        json!({"tx_mbit": 100, "tx_kpps": 10, "rx_mbit": 100, "rx_kpps": 10, "queues": 1, "mtu": 1400, "dscp": "copy"});
     let port = with(
         limits.clone(),
         json!({"key": "port/demo/web", "subnets": ["a", "six"], "host": "h1", "addresses": ["10.0.0.2", "fd00::2"], "mac": "02:00:00:00:00:01",
                "security_groups": ["web"], "routed": ["172.16.0.0/16"], "kind": "tap", "netns": "web", "device": "eth0",
-               "default_gateway": "10.0.0.1"}),
+               "default_gateway": "10.0.0.1",
+               "metadata": {"instance_id": "i-1", "hostname": "web", "public_keys": ["ssh-ed25519 AAAA a"], "user_data": "#!/bin/sh"}}),
     );
     let machine = json!({"key": "port/demo/vm", "subnets": ["a"], "host": "h1", "kind": "vhost-user", "socket": "/run/vm.sock", "mode": "client",
                          "packed": false, "slicing": false, "merged": false});
@@ -116,6 +118,7 @@ fn every_key_of_every_kind_is_described_and_taken() {
         let given = [
             "name",
             "vni",
+            "shared",
             "mac",
             "addresses",
             "security_groups",

@@ -12,7 +12,7 @@ use crate::spec::{Block, FloatingIpSpec, MAX_ADDRESSES, MAX_POOL, NatGatewaySpec
 
 impl Trial<'_> {
     pub(super) fn check_uplink(&mut self, key: &Key, spec: &UplinkSpec) {
-        let reserved = ["name", "security_groups", "routed", "kind"].into_iter();
+        let reserved = ["name", "security_groups", "routed", "kind", "shared", "metadata"].into_iter();
         for name in reserved.filter(|name| spec.settings.contains_key(*name)) {
             self.wrong(key, &format!("uplink.{name}"), "an uplink has none; remove it".into());
         }
