@@ -47,7 +47,7 @@ const NAMES_AT_ONCE: u64 = 1000;
 /// The same of VRRP and announcements: the shortest interval of VRRP is 10 ms (RFC 9568, section 5.2.7).
 const SHARING_PER_SECOND: u64 = 200;
 const SHARING_AT_ONCE: u64 = 200;
-/// The same of packets to the metadata service: each costs the daemon some ten microseconds beside the workers.
+/// The same for packets to the metadata service, which a thread of the daemon processes.
 const METADATA_PER_SECOND: u64 = 500;
 const METADATA_AT_ONCE: u64 = 500;
 

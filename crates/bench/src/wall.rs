@@ -8,7 +8,7 @@ use crate::decisions::{Case, Decisions, Kind};
 use crate::round::{Load, Round};
 use crate::stages::{PACKETS, Prepared};
 
-/// Number of flows, used in turn, for the switch's decision: with so many, memory latency dominates.
+/// Number of flows, used in turn, for the switch's decision. With 10,000 flows, memory latency dominates.
 const FLOWS: [u32; 2] = [1, 10_000];
 /// Decisions per measurement.
 const DECISIONS: u32 = 10_000;

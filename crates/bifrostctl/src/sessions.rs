@@ -30,7 +30,8 @@ pub(crate) enum SessionsCommand {
     },
     /// Go on with the sessions that a port's guest had on another host
     ///
-    /// The rules are asked again about each with its next packet. Sessions of addresses that the port does not have are left out.
+    /// Each is checked against the rules with its next packet. Sessions of addresses that the port does not have
+    /// are left out.
     Import {
         /// What `export` has printed; `-`: standard input
         file: PathBuf,
@@ -57,10 +58,10 @@ pub(crate) struct ListArgs {
     /// Only those in this state
     #[arg(long, value_enum)]
     state: Option<State>,
-    /// At most so many; the last line says how to go on
+    /// List at most N sessions; the last line shows the command for the next ones
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// Go on behind this one
+    /// Continue after the session with this ID
     #[arg(long, value_name = "ID")]
     after: Option<u64>,
 }

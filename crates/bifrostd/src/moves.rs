@@ -1,5 +1,5 @@
-//! Ports that move between hosts: a change that takes a port away and says at which peer its vNIC is now, or the reverse. What
-//! peers send to the old host meanwhile follows.
+//! Ports that move between hosts: a change that removes a port and adds a route to its vNIC at a peer, or the reverse.
+//! The old host forwards what peers still send to it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use bifrost_wire::Mac;
 
 use crate::daemon::State;
 
-/// How long what comes for a port that has gone is sent on, and taken by its new host once its guest runs there.
+/// How long packets for a port that has moved away are forwarded, and accepted by its new host once its guest runs.
 const FOLLOW: Duration = Duration::from_secs(30);
-/// How long a port that has come may wait for its guest.
+/// How long a port that has moved here may wait for its guest.
 const COME: Duration = Duration::from_secs(600);
 
-/// When what follows a guest that runs here now has to have come.
+/// Until when forwarded packets for a guest that has just started here are accepted.
 pub(crate) fn end_of_following() -> Time {
     after(FOLLOW)
 }
@@ -29,7 +29,8 @@ fn after(time: Duration) -> Time {
 }
 
 impl State {
-    /// Tells workers which ports a change moves to other hosts: before it takes them away, so that nothing is dropped in between.
+    /// Tells workers which ports a change moves to other hosts. Call it before the ports are removed, so that no packet
+    /// is dropped in between.
     pub(crate) fn note_gone(&self, diff: &ConfigDiff) -> Result<()> {
         self.note(&gone(diff), Moved::To, FOLLOW)
     }

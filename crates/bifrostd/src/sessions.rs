@@ -1,5 +1,5 @@
-//! Sessions of security groups: lists of them, and a port's for the next host of its guest. Workers give and take them in pieces, and nobody
-//! waits with the daemon's lock meanwhile.
+//! Sessions of security groups: lists, and the export and import of a port's sessions when its guest moves. Workers
+//! process them in pieces, and the daemon's lock is not held meanwhile.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use crate::daemon::State;
 use crate::lists::{Sight, gone};
 use crate::translate;
 
-/// Sessions that the filter lets through, of one worker after the other. The id: the worker in the upper half, the place in the lower.
+/// Sessions that match the filter, of one worker after the other. An id has the worker in its upper half and the place
+/// in its lower half.
 pub(crate) fn list(sight: Sight, filter: &SessionFilter) -> Result<Pages<Session>, ApiError> {
     let passes = Passes::of(&sight, filter)?;
     let (sight, mut left) = (Arc::new(sight), filter.limit.unwrap_or(u64::MAX));

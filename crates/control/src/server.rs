@@ -301,7 +301,7 @@ fn answer(
 
 /// Offers other requests than [`serve`]'s on a Unix socket, with the same bounds. Handlers have a [`Peer`] as an extension.
 ///
-/// When it returns, clients can connect. The future answers them until `stopped`, and then removes the socket.
+/// When it returns, clients can connect. The future serves them until `stopped`, and then removes the socket.
 ///
 /// # Errors
 /// As of [`serve`].

@@ -1,5 +1,5 @@
-//! Guests that have moved between hosts. What peers still send to the old host follows to the new one for a while, and the new
-//! one takes it: as plain VXLAN, once.
+//! Guests that have moved between hosts. For a limited time the old host forwards what peers still send to it, as plain
+//! VXLAN, and the new host accepts it. A packet is forwarded at most once.
 
 use bifrost_avs::PeerId;
 use bifrost_nic::Parsed;
@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use crate::capture::Note;
 use crate::core::Core;
 
-/// Most guests that are remembered; what comes for others is dropped.
+/// Guests that are remembered, at most; packets for others are dropped.
 const MOST: usize = 4096;
 
 /// Where a guest has moved.
@@ -85,8 +85,9 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// The host that has sent a frame for a guest that may have moved; `None`: the frame follows the guest. What a former host sends
-    /// on is judged by who has sent it first, and is not sent on again: it does not come from where its sender is.
+    /// The host that sent a frame for a guest that may have moved; `None`: the frame was forwarded to the guest's new
+    /// host. For a frame that the guest's former host forwards, it is the host of the original sender. Such a frame is
+    /// not forwarded again, because it does not come from its sender's host.
     #[cold]
     pub(crate) fn follow<const SEEN: bool>(
         &mut self,

@@ -1,10 +1,10 @@
 //! The sessions of one port, for the switch of another host, to which its guest moves.
 //!
-//! Magic (32 bits), version (16), zero (16), then sections as [a whole switch](super) has them, of which sessions are read. Two hosts'
-//! clocks are not compared: times are those that have passed, not those at which something was. The reader's port takes the place of
-//! the one that is named.
+//! Magic (32 bits), version (16), zero (16), then the sections of [a whole switch](super), of which only sessions are
+//! read. Times are ages, not clock readings, because the clocks of two hosts differ. The reader's port replaces the one
+//! in the records.
 //!
-//! Switches take and give them one by one, so that other packets need not wait for many; reading and writing needs no switch.
+//! A switch exports and imports sessions one by one, so that packets do not wait for many of them.
 
 use std::net::IpAddr;
 
@@ -19,11 +19,11 @@ const VERSION: u16 = 1;
 /// Bytes in front of the sections.
 const HEAD_BYTES: usize = 8;
 
-/// A session on its way to another host. Instead of times it has how long ago they were.
+/// A session on its way to another host, with ages instead of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MovingSession(Carried<()>);
 
-/// Sessions in the format of this module. Those that have been silent longest come first, for they make room first.
+/// Sessions in the format of this module, those idle for the longest time first.
 pub fn write_moving_sessions(mut sessions: Vec<MovingSession>) -> Vec<u8> {
     sessions.sort_by_key(|session| std::cmp::Reverse(session.0.seen_s));
     let mut out = Vec::new();
@@ -35,7 +35,7 @@ pub fn write_moving_sessions(mut sessions: Vec<MovingSession>) -> Vec<u8> {
     out
 }
 
-/// The sessions that another host has written, and how many records make no sense.
+/// The sessions that another host has written, and the number of invalid records.
 ///
 /// # Errors
 /// The bytes are not what this or a neighbouring release writes.
@@ -61,8 +61,8 @@ pub fn read_moving_sessions(bytes: &[u8]) -> Result<(Vec<MovingSession>, u64), C
 }
 
 impl Switch {
-    /// The session at a [place](Self::session_places), if it is one of that port. Connections through load balancers and NAT are not
-    /// among them.
+    /// The session at a [place](Self::session_places), if it belongs to that port. Connections through load balancers
+    /// and NAT are not included.
     pub fn moving_session_at(&self, port: PortId, place: u32) -> Option<MovingSession> {
         let session = self.sessions.at(place).filter(|session| session.key.port() == port)?;
         let now_s = self.sessions.now_s();
@@ -73,8 +73,9 @@ impl Switch {
         }))
     }
 
-    /// Goes on with a session that a port's guest had on another host. The rules are asked again with its next packet. Returns false
-    /// if the port does not have its address, there is no room, or one of that name is there. [`advance`](Self::advance) comes first.
+    /// Adds a session that a port's guest had on another host. Its next packet is checked against the rules. Returns
+    /// false if the port does not have its address, the table is full, or the session exists already. Call
+    /// [`advance`](Self::advance) first.
     pub fn take_over_session(&mut self, port: PortId, MovingSession(session): &MovingSession) -> bool {
         let now_s = self.sessions.now_s();
         let session = Carried {

@@ -27,9 +27,9 @@ const CONNECTIONS: u32 = 6;
 const DURATION: Duration = Duration::from_millis(700);
 /// What an attack may multiply the other tenant's P99.9 by.
 const BAR: f64 = 2.0;
-/// Pairs of a measurement alone and one beside the attack, after which P99.9 of all of a kind is compared. A longer look decides when
-/// the one before says no; it leaves nothing out that those before it saw. A virtual machine's processors stand still for a millisecond
-/// or more about once in a measurement, so P99.9 of few measurements is that of how often, and for how long, they did.
+/// Numbers of pairs, one measurement alone and one beside the attack, after which P99.9 of all measurements of each kind
+/// is compared. If a comparison misses the bar, more pairs are added to the same pool. A virtual machine's processors
+/// stand still for a millisecond or more about once per measurement, which dominates P99.9 of few measurements.
 const LOOKS: [usize; 4] = [4, 8, 24, 96];
 
 /// How the attacker is attached to the first host.

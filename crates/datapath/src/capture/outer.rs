@@ -15,8 +15,8 @@ pub(crate) struct Outer {
 }
 
 impl Outer {
-    /// The headers of a datagram with `payload` bytes and this traffic class. MAC addresses are 0, for nobody here knows them; the UDP checksum is 0, "none":
-    /// the kernel computes and verifies the real one.
+    /// The headers of a datagram with `payload` bytes and this traffic class. MAC addresses are 0 because they are
+    /// unknown here. The UDP checksum is 0 (none), because the kernel computes and verifies the real one.
     pub(crate) fn new(source: SocketAddr, destination: SocketAddr, class: u8, ttl: u8, payload: usize) -> Self {
         let udp_len = (8 + payload).min(65_535) as u16;
         let mut outer = Outer { bytes: [0; MAX_LEN], len: 14 };

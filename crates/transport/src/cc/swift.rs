@@ -456,7 +456,7 @@ mod tests {
         assert_eq!(s.window(), 32.0);
     }
 
-    /// So many samples, one a round trip or as the window's pace has it.
+    /// Feeds `count` samples: one per round trip, or fewer if the window is below one packet.
     fn samples(s: &mut Swift, now: &mut Time, count: u32, mut delay_ns: impl FnMut(u32) -> u64) {
         for i in 0..count {
             let delay_ns = delay_ns(i);
