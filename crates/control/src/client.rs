@@ -25,6 +25,8 @@ use crate::api::{
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a reload may take.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a service manager may take to restart a daemon that has ended during an upgrade.
+const RESTART: Duration = Duration::from_secs(1);
 /// How long an answer that comes in pieces may take beyond the time that was asked for.
 const STREAM_SLACK: Duration = Duration::from_secs(15);
 /// The largest answer, bytes: some hundred thousand connections.
@@ -213,21 +215,25 @@ impl Client {
         self.request(Method::POST, "/v1/sessions/import", Some(sessions), RELOAD_TIMEOUT)
     }
 
-    /// Has another program go on with the daemon's work; returns once that one answers.
+    /// Has another program take over the daemon's work; returns once that one answers.
     ///
     /// # Errors
-    /// Why the running daemon goes on itself; or the new one does not answer.
+    /// The running daemon continues, and the error says why; or the new one took over, and does not answer.
     pub fn upgrade(&self, spec: &UpgradeSpec) -> Result<UpgradeReport, ClientError> {
         let report: UpgradeReport = self.request(Method::POST, "/v1/upgrade", Some(spec), RELOAD_TIMEOUT)?;
-        let deadline = Instant::now() + TIMEOUT;
+        let began = Instant::now();
         loop {
-            match self.status() {
+            let patience = match self.status() {
                 Ok(status) if status.pid == report.pid => return Ok(report),
-                // The old one still answers what it had taken.
-                _ if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
-                Ok(_) => return Ok(report),
-                Err(error) => return Err(error),
+                // The new daemon has the listening socket, so it has ended. A service manager may restart it.
+                Err(ClientError::NotRunning(_)) => RESTART,
+                // The old daemon still answers requests that it accepted before.
+                _ => TIMEOUT,
+            };
+            if began.elapsed() >= patience {
+                return self.status().map(|_| report);
             }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 

@@ -23,15 +23,31 @@ pub fn ping(from: &Net, to: &str, count: u32, size: usize) -> u32 {
 /// As [`ping`], through a transport that may have to give packets up: it sends each of these once more, as plain VXLAN
 /// (PROTOCOL 14.1), so that one of which only the acknowledgement was lost arrives twice.
 pub fn ping_despite_giving_up(from: &Net, to: &str, count: u32, size: usize) -> u32 {
-    exchange_pings(from, to, count, size, 64, true).len() as u32
+    exchange_pings(from, to, count, size, 64, ANSWERS, true).len() as u32
+}
+
+/// As [`ping`], for pings of which some or all get no answer: does not wait long for the last one.
+pub fn ping_briefly(from: &Net, to: &str, count: u32, size: usize) -> u32 {
+    exchange_pings(from, to, count, size, 64, Duration::from_millis(50), false).len() as u32
 }
 
 /// Pings sent with a TTL (hop limit). Returns the TTL of each answer; 0 over IPv6, where the socket does not say.
 pub fn ping_with(from: &Net, to: &str, count: u32, size: usize, ttl: u32) -> Vec<u8> {
-    exchange_pings(from, to, count, size, ttl, false)
+    exchange_pings(from, to, count, size, ttl, ANSWERS, false)
 }
 
-fn exchange_pings(from: &Net, to: &str, count: u32, size: usize, ttl: u32, may_repeat: bool) -> Vec<u8> {
+/// How long to wait for answers after the last ping.
+const ANSWERS: Duration = Duration::from_millis(500);
+
+fn exchange_pings(
+    from: &Net,
+    to: &str,
+    count: u32,
+    size: usize,
+    ttl: u32,
+    patience: Duration,
+    may_repeat: bool,
+) -> Vec<u8> {
     let to: IpAddr = to.parse().unwrap();
     from.enter(move || {
         let (domain, protocol) = match to {
@@ -55,7 +71,7 @@ fn exchange_pings(from: &Net, to: &str, count: u32, size: usize, ttl: u32, may_r
             // An unreachable neighbour of an earlier one is told by an error here.
             let _ = socket.send_to(&packet, &SocketAddr::new(to, 0).into());
             let last = number + 1 == count;
-            let until = Instant::now() + Duration::from_millis(if last { 500 } else { 5 });
+            let until = Instant::now() + if last { patience } else { Duration::from_millis(5) };
             while Instant::now() < until && !(last && seen.iter().all(Option::is_some)) {
                 let left = until.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
                 socket.set_read_timeout(Some(left)).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::host::{Host, vpc};
 use crate::common::machine::Machine;
-use crate::common::traffic::{Echo, Exchange, ping, ping_despite_giving_up};
+use crate::common::traffic::{Echo, Exchange, ping, ping_briefly, ping_despite_giving_up};
 use crate::common::{Guest, Lab, Options, eventually};
 
 const MEGABYTES: u64 = 1 << 20;
@@ -43,13 +43,13 @@ fn a_panic_at_any_stage_of_a_port_costs_that_port_until_a_reload() {
             assert_eq!(ping(lab.net("a"), "10.0.0.2", 5, 100), 5, "before {stage}");
             let other = Exchange::start(lab.net("c"), lab.net("d"), "10.0.0.4", 5001 + n as u16, 8 * MEGABYTES);
             inject(&lab.hosts[0], stage, "a");
-            assert!(ping(lab.net("a"), "10.0.0.2", 20, 1000) < 20, "{stage}: the port is out of use");
+            assert!(ping_briefly(lab.net("a"), "10.0.0.2", 20, 1000) < 20, "{stage}: the port is out of use");
             eventually(5.0, "the fault is seen", || lab.hosts[0].port("a").failed);
             let port = lab.hosts[0].port("a");
             let fault = port.fault.unwrap();
             assert_eq!((fault.stage.as_str(), port.fault_times), (stage, 1));
             assert!(fault.message.contains("injected") && fault.location.contains("work.rs"), "{fault:?}");
-            assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 100), 0, "{stage}: it stays out of use");
+            assert_eq!(ping_briefly(lab.net("a"), "10.0.0.2", 3, 100), 0, "{stage}: it stays out of use");
             other.finish();
             lab.hosts[0].assert_balanced();
             assert!(!lab.hosts[0].port("c").failed);
