@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bifrost_sim::{Violation, rdma, swarm};
+use bifrost_sim::{Violation, mix, rdma, swarm};
 use clap::Args;
 
 /// Interval of progress messages.
@@ -60,6 +60,8 @@ struct Totals {
     events: u64,
     packets: u64,
     exempt: u64,
+    /// Of the event hashes of all seeds, in whatever order they end.
+    digest: u64,
     cpu: Duration,
     longest: (Duration, u64),
 }
@@ -94,6 +96,7 @@ pub(crate) fn swarm(args: &Swarm) -> Result<ExitCode> {
         totals.events += outcome.events;
         totals.packets += outcome.packets.0;
         totals.exempt += outcome.packets.1;
+        totals.digest ^= mix(seed ^ outcome.hash);
         totals.cpu += took;
         totals.longest = totals.longest.max((took, seed));
         if let Some(violation) = outcome.violation {
@@ -122,6 +125,7 @@ pub(crate) fn swarm(args: &Swarm) -> Result<ExitCode> {
             totals.exempt,
             totals.events
         );
+        println!("digest of all events: {:016x}", totals.digest);
         println!(
             "{:.1} s; CPU: {mean:.2} ms a seed, the longest {:.0} ms (seed {})",
             began.elapsed().as_secs_f64(),
@@ -249,6 +253,7 @@ fn json(args: &Swarm, totals: &Totals, end: u64, failures: &[(u64, Violation)], 
         "events": totals.events,
         "packets": totals.packets,
         "exempt_packets": totals.exempt,
+        "digest": format!("{:016x}", totals.digest),
         "seconds": began.elapsed().as_secs_f64(),
         "cpu_ms_per_seed": totals.cpu.as_secs_f64() * 1e3 / totals.runs.max(1) as f64,
         "longest_ms": totals.longest.0.as_secs_f64() * 1e3,
