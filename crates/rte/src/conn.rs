@@ -389,7 +389,11 @@ impl LossState {
     }
 
     /// The patience of now, ns.
+    #[inline]
     pub(crate) fn patience_ns(&self, now: Time) -> u64 {
+        if self.patience_ns == 0 {
+            return 0;
+        }
         let halvings = now.since(self.patience_at) / PATIENCE_HALF_LIFE_NS;
         self.patience_ns >> halvings.min(63)
     }

@@ -306,8 +306,11 @@ impl Path {
     /// Informs congestion control of an event.
     pub(crate) fn congestion(&mut self, tell: impl FnOnce(&mut dyn CongestionControl)) {
         tell(&mut *self.cc);
-        self.window = self.cc.window();
-        self.window_packets = whole_packets(self.window);
+        let window = self.cc.window();
+        if window != self.window {
+            self.window = window;
+            self.window_packets = whole_packets(window);
+        }
     }
 
     /// `packets` are sent on the path.
@@ -339,7 +342,9 @@ impl Path {
         if self.is_troubled {
             self.end_trouble();
         }
-        self.loss *= (1.0 - LOSS_WEIGHT).powi(i32::from(packets));
+        if self.loss > 0.0 {
+            self.loss *= (1.0 - LOSS_WEIGHT).powi(i32::from(packets));
+        }
     }
 
     #[cold]

@@ -16,6 +16,15 @@ use bifrost_transport::cc::{CongestionControl, Swift, SwiftConfig, Unlimited};
 use bifrost_transport::rtt::Rtt;
 use bifrost_transport::time::{MS, Time, US};
 
+/// Measured times of one path, ns; 0 if not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PathTimes {
+    /// Smoothed RTT with endpoint delay, and its deviation.
+    rtt: (u64, u64),
+    /// Until the ACK of a packet that asks for it at once.
+    answer_ns: u64,
+}
+
 /// A peer host.
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -268,14 +277,36 @@ impl Peer {
         self.rtt
     }
 
+    /// What [`rtt`](Self::rtt) and the longest answer follow from, of one path; what is not known is 0.
+    #[inline]
+    pub(crate) fn measured_of(&self, path: PathId) -> PathTimes {
+        let Some(path) = self.paths.get(path.index()) else { return PathTimes::default() };
+        let answer_ns = if path.fabric.is_known() { answer_ns(&path.fabric) } else { 0 };
+        PathTimes { rtt: (path.total.smoothed_ns(), path.total.variance_ns()), answer_ns }
+    }
+
+    /// A path was measured; its times were `before`.
+    #[inline]
+    pub(crate) fn on_measured(&mut self, path: PathId, before: PathTimes) {
+        let after = self.measured_of(path);
+        if after == before {
+            return;
+        }
+        // A path that was below the largest, and is not above it now, changes nothing.
+        let (rtt, answer_ns) = (self.rtt.unwrap_or_default(), self.answer_ns.unwrap_or_default());
+        let is_below = before.rtt < rtt && before.answer_ns < answer_ns;
+        if !(is_below && after.rtt <= rtt && after.answer_ns <= answer_ns) {
+            self.update_rtt();
+        }
+    }
+
     /// A path was measured, or others were selected.
-    pub(crate) fn update_rtt(&mut self) {
+    fn update_rtt(&mut self) {
         let (mut rtt, mut answer) = ((0, 0), 0);
-        for path in self.selected().iter().filter_map(|id| self.paths.get(id.index())) {
-            rtt = rtt.max((path.total.smoothed_ns(), path.total.variance_ns()));
-            if path.fabric.is_known() {
-                answer = answer.max(answer_ns(&path.fabric));
-            }
+        for path in self.selected() {
+            let times = self.measured_of(*path);
+            rtt = rtt.max(times.rtt);
+            answer = answer.max(times.answer_ns);
         }
         // What is not known is 0.
         let (rtt, answer) = ((rtt.0 > 0).then_some(rtt), (answer > 0).then_some(answer));
@@ -380,17 +411,27 @@ impl Spray {
         }
     }
 
+    /// The path in use, if its group goes on, and it is open and has room for `packets` packets, which leave now.
+    #[inline(always)]
+    pub(crate) fn keep(&mut self, peer: &mut Peer, now: Time, packets: u16) -> Option<PathId> {
+        if self.left == 0 {
+            return None;
+        }
+        let path = peer.paths.get_mut(self.path.index())?;
+        if !path.is_open || !path.fits(packets) {
+            return None;
+        }
+        self.left = self.left.saturating_sub(packets);
+        path.on_sent(now, u32::from(packets));
+        Some(self.path)
+    }
+
     /// A path for the next `packets` packets, and how many of them it takes, which leave now; `None` when congestion control closes
     /// all.
     #[inline(always)]
     pub(crate) fn take(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<(PathId, u16)> {
-        if self.left > 0 {
-            let path = &mut peer.paths[self.path.index()];
-            if path.is_open && path.fits(packets) {
-                self.left = self.left.saturating_sub(packets);
-                path.on_sent(now, u32::from(packets));
-                return Some((self.path, packets));
-            }
+        if let Some(path) = self.keep(peer, now, packets) {
+            return Some((path, packets));
         }
         let (path, taken) = self.next_group(peer, config, now, packets)?;
         peer.paths[path.index()].on_sent(now, u32::from(taken));

@@ -175,6 +175,8 @@ pub(crate) struct SendWindow {
     /// Of these: in flight on no path.
     landed: u16,
     pages: Pages,
+    /// The page of the last packet, while that is in the window.
+    last_page: u32,
     paths: [PathList; PathId::MAX],
 }
 
@@ -186,6 +188,7 @@ impl SendWindow {
             outstanding: 0,
             landed: 0,
             pages: Pages::default(),
+            last_page: 0,
             paths: [EMPTY_LIST; PathId::MAX],
         }
     }
@@ -230,7 +233,11 @@ impl SendWindow {
             return None;
         }
         let psn = self.next;
-        let (id, i) = self.pages.find_or_make(pool, psn.0, self.una.0)?;
+        let i = (psn.0 % PAGE) as usize;
+        if i == 0 || self.outstanding == 0 {
+            (self.last_page, _) = self.pages.find_or_make(pool, psn.0, self.una.0)?;
+        }
+        let id = self.last_page;
         let (order, prev) = self.append(pool, psn, path);
         pool.page_mut(id).records[i] = Record {
             handle,
@@ -246,6 +253,7 @@ impl SendWindow {
     }
 
     /// The record of an outstanding packet, `None` if `psn` is outside or done.
+    #[inline]
     pub(crate) fn record(&self, pool: &Pool<SendPage>, psn: Psn) -> Option<Record> {
         let (id, i) = self.locate(psn)?;
         let page = pool.page(id);
@@ -311,12 +319,19 @@ impl SendWindow {
         let in_flight = ((page.done | page.landed) >> i).trailing_zeros().min(PAGE - i as u32);
         let records = &page.records[i..][..most.min(in_flight) as usize];
         // A packet continues the run if the one before it on its path is the one before it in number.
-        let follows = |(before, record): &(u16, &Record)| record.flags == first.flags && record.links.prev() == *before;
-        let count = 1 + (index_of(psn)..).zip(records.iter().skip(1)).take_while(follows).count();
+        let (mut count, mut tail) = (0, index_of(psn));
+        for record in records {
+            if count > 0 {
+                if record.flags != first.flags || record.links.prev() != tail {
+                    break;
+                }
+                tail += 1;
+            }
+            count += 1;
+        }
         let Some((records, last)) = records.get(..count).and_then(|run| Some((run, run.last()?))) else {
             return Next::Other;
         };
-        let tail = index_of(psn.add(count as u32 - 1));
         if list.tail == tail {
             (list.head, list.tail) = (NONE, NONE);
         } else {
@@ -356,6 +371,7 @@ impl SendWindow {
     }
 
     /// The outstanding packet of `path` that left first.
+    #[inline]
     pub(crate) fn oldest_on(&self, pool: &Pool<SendPage>, path: PathId) -> Option<(Psn, Record)> {
         let head = self.paths[path.index()].head;
         if head == NONE {
@@ -371,6 +387,7 @@ impl SendWindow {
     }
 
     /// Whether a packet that left later on `path` than its oldest, which is `record`, is known to have arrived.
+    #[inline]
     pub(crate) fn is_overtaken_on(&self, path: PathId, record: &Record) -> bool {
         let list = &self.paths[path.index()];
         list.progressed && (record.order.wrapping_sub(list.acked_order) as i16) < 0
@@ -438,7 +455,7 @@ impl SendWindow {
     }
 
     /// Puts `psn` at the end of `path`'s list. Returns its place in the order and the one before it.
-    #[inline]
+    #[inline(always)]
     fn append(&mut self, pool: &mut Pool<SendPage>, psn: Psn, path: PathId) -> (u16, u16) {
         let own = index_of(psn);
         let list = &mut self.paths[path.index()];

@@ -15,21 +15,24 @@ pub struct Pool<T> {
     pages: Vec<T>,
     free: Vec<u32>,
     limit: u32,
+    /// Pages that can still be taken.
+    available: u32,
 }
 
 impl<T: Page> Pool<T> {
     /// A pool of at most `limit` pages. None is made before it is taken.
     pub fn new(limit: u32) -> Self {
-        Pool { pages: Vec::new(), free: Vec::new(), limit }
+        Pool { pages: Vec::new(), free: Vec::new(), limit, available: limit }
     }
 
     /// A fresh page, or `None` at the bound.
     pub fn take(&mut self) -> Option<u32> {
+        if self.available == 0 {
+            return None;
+        }
+        self.available -= 1;
         if let Some(id) = self.free.pop() {
             return Some(id);
-        }
-        if self.pages.len() as u32 >= self.limit {
-            return None;
         }
         self.pages.push(T::default());
         Some(self.pages.len() as u32 - 1)
@@ -39,6 +42,7 @@ impl<T: Page> Pool<T> {
     pub fn give(&mut self, id: u32) {
         self.pages[id as usize].reset();
         self.free.push(id);
+        self.available += 1;
     }
 
     /// A page that is in use.
@@ -55,12 +59,13 @@ impl<T: Page> Pool<T> {
 
     /// Pages in use.
     pub fn used(&self) -> u32 {
-        (self.pages.len() - self.free.len()) as u32
+        self.limit - self.available
     }
 
     /// Pages that can still be taken.
+    #[inline]
     pub fn available(&self) -> u32 {
-        self.limit - self.used()
+        self.available
     }
 }
 

@@ -14,6 +14,8 @@ use bifrost_transport::time::{Time, US};
 #[derive(Default)]
 struct Progress {
     total: u16,
+    /// Paths of which packets were acknowledged: bit i is path i.
+    paths: u8,
     by_path: [u16; PathId::MAX],
     /// When the last of these left.
     newest: [Tick; PathId::MAX],
@@ -29,6 +31,16 @@ impl Progress {
             self.first = Some((sent, path));
         }
     }
+}
+
+/// The numbers of the bits that are set, ascending.
+#[inline(always)]
+fn bits(mut mask: u8) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let first = mask.trailing_zeros();
+        mask &= mask.wrapping_sub(1);
+        (first < u8::BITS).then_some(first as usize)
+    })
 }
 
 /// The room that every peer is believed to have, packets.
@@ -90,10 +102,12 @@ impl Engine {
 
     /// Splits the RTT into fabric and endpoint delay (NSDI'26, appendix D); returns both, ns, if plausible. What the peer holds
     /// back on purpose is no sign of load, and not counted.
+    #[inline(always)]
     fn measure(&mut self, now: Time, arrival: &Arrival, ack: &AckHeader, peer: usize) -> (Option<u64>, Option<u64>) {
         let Some(peer) = self.peers[peer].as_mut() else { return (None, None) };
         let remote = ack.sent.since(ack.nic_rx).max(0);
         let unintended = (remote as u64).saturating_sub(peer.ack_delay_ns());
+        let before = peer.measured_of(ack.path);
         let Some(path) = peer.paths.get_mut(ack.path.index()) else { return (None, None) };
         let total = now.tick().since(ack.echo);
         let fabric = arrival.nic_rx.tick().since(ack.echo) - remote;
@@ -102,7 +116,7 @@ impl Engine {
         let total = path.total.sample(now, total);
         // A packet that waited on the way back for the peer's ACK timer has measured the timer too; fabric has not.
         let fabric = total.and_then(|_| path.measured(now, fabric.max(1)));
-        peer.update_rtt();
+        peer.on_measured(ack.path, before);
         if !known {
             peer.invalidate();
         }
@@ -111,6 +125,7 @@ impl Engine {
 
     /// How long the peer has held this ACK back: since the first packet that it answers came in, of which the sender knows when
     /// it left. Unless it answers more than came in since the ACK before, which then was lost, and has not been held so long.
+    #[inline(always)]
     fn note_hold(&mut self, now: Time, peer: usize, ack: &AckHeader, progress: &Progress) {
         let Some(peer) = self.peers[peer].as_mut().filter(|_| !ack.probe) else { return };
         let mut held = ack.sent.since(ack.nic_rx).max(0);
@@ -140,13 +155,14 @@ impl Engine {
         } else {
             base.distance_from(una).max(0) as u32
         };
-        let runs = ack.bitmap.runs().map(|(first, count)| {
+        let mut runs = ack.bitmap.runs().map(|(first, count)| {
             let first = ack.base.add(first as u32);
             (first, count.min(next.distance_from(first).max(0) as u32))
         });
         // These mistakes are made with single packets.
         let (leaks_handle, wrong_owner) = (mutated!(self.config, LeakHandle), mutated!(self.config, WrongOwner));
-        for (first, count) in std::iter::once((una, below)).chain(runs) {
+        let mut named = Some((una, below));
+        while let Some((first, count)) = named {
             let (mut at, end) = (first, first.add(count));
             while at != end {
                 let psn = at;
@@ -163,6 +179,7 @@ impl Engine {
                         at = psn.add(records.len() as u32);
                         landed[path.index()] += records.len() as u32;
                         progress.total += records.len() as u16;
+                        progress.paths |= 1 << path.get();
                         progress.by_path[path.index()] += records.len() as u16;
                         progress.newest[path.index()] = newest;
                         progress.note_first(records[0].sent, path);
@@ -174,8 +191,8 @@ impl Engine {
                 }
                 // A packet that was sent once tells about its path. One that was sent again does only if the ACK names the
                 // very transmission: otherwise an earlier one may have arrived, on another path, late but not lost.
-                let named = ack.psn == psn;
-                let timely = |before: &Record| !before.is_retransmitted() || named && ack.echo == before.sent;
+                let echoed = ack.psn == psn;
+                let timely = |before: &Record| !before.is_retransmitted() || echoed && ack.echo == before.sent;
                 // That it arrived says when the network last delivered; that its own path did only if the ACK names the path.
                 let clear = |before: &Record| {
                     !before.is_retransmitted() || timely(before) && (!before.is_copied() || ack.path == before.path())
@@ -184,6 +201,7 @@ impl Engine {
                 let path = before.path().index();
                 let leaks = before.is_retransmitted() && mutated!(self.config, InFlightLeaks);
                 landed[path] += u32::from(in_flight && !leaks);
+                progress.paths |= 1 << path;
                 progress.total += 1;
                 if clear(&before) {
                     progress.by_path[path] += 1;
@@ -197,11 +215,11 @@ impl Engine {
                 } else {
                     let rtt = peer.paths[path].total.smoothed_ns();
                     let age = tick.since(before.sent).max(0) as u64;
-                    if named || age < rtt / 2 {
+                    if echoed || age < rtt / 2 {
                         self.counters.spurious_packets += 1;
                         peer.paths[ack.path.index()].congestion(|cc| cc.on_spurious(now));
                         // A probe that left because an ACK was lost was not hasty.
-                        if named || loss.probes == 0 {
+                        if echoed || loss.probes == 0 {
                             loss.be_patient(now, rtt);
                         }
                     }
@@ -213,6 +231,7 @@ impl Engine {
                 let owner = if every_64th && wrong_owner { !*owner } else { *owner };
                 out.release.push((owner, before.handle));
             }
+            named = if ack.bitmap.is_empty() { None } else { runs.next() };
         }
         if progress.by_path[ack.path.index()] == 0 {
             // A packet that was sent again has arrived, or a copy, on a path of its own.
@@ -222,7 +241,8 @@ impl Engine {
             return progress;
         }
         let hold = peer.timing().hold;
-        for (i, path) in peer.paths.iter_mut().enumerate() {
+        for i in bits(progress.paths) {
+            let Some(path) = peer.paths.get_mut(i) else { continue };
             path.on_done(landed[i]);
             if progress.by_path[i] > 0 {
                 path.on_arrivals(now, progress.by_path[i]);
@@ -250,7 +270,9 @@ impl Engine {
         let Some(active) = conn.active.as_mut() else { return };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
         let blocked = std::mem::take(&mut active.blocked);
-        for (i, path) in peer.paths.iter_mut().enumerate() {
+        let measured = if fabric.is_some() { 1 << ack.path.get() } else { 0 };
+        for i in bits(progress.paths | measured) {
+            let Some(path) = peer.paths.get_mut(i) else { continue };
             let packets = progress.by_path[i];
             let measured = i == ack.path.index();
             if packets == 0 && !(measured && fabric.is_some()) {
@@ -283,6 +305,7 @@ impl Engine {
     }
 
     /// The newest packet that the ACK answers has arrived, and is not present: the peer has not taken it.
+    #[inline(always)]
     fn note_refusal(&mut self, now: Time, index: u32, ack: &AckHeader) {
         let bit = ack.psn.distance_from(ack.base);
         let clear = |bit: i32| (0..Bitmap::MAX_BITS as i32).contains(&bit) && !ack.bitmap.bit(bit as usize);
@@ -333,6 +356,7 @@ impl Engine {
     }
 
     /// After an ACK: is a SKIP still owed?
+    #[inline(always)]
     fn settle(&mut self, index: u32, ack: &AckHeader) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };

@@ -121,19 +121,22 @@ impl Engine {
     /// The packet of `slot` lies in guest memory (or in memory held for the guest) as `handle`.
     /// Returns false when it could not be taken after all; the caller discards the handle.
     pub fn placed(&mut self, now: Time, slot: Slot, handle: u32, out: &mut Output) -> bool {
-        // As a rule it is the next one, and an ACK is neither due nor to be timed.
+        // As a rule it is the next one, and its ACK is not due, or is due already.
         if let Some(Some(conn)) = self.conns.get_mut(slot.conn as usize)
             && let Some(active) = conn.active.as_deref_mut()
             && active.recv.is_next(slot.psn)
             && !slot.gap
-            && u32::from(active.ack.packets) + 1 < u32::from(self.config.ack_threshold)
-            && active.ack.deadline != Time::NEVER
+            && (active.ack.queued || u32::from(active.ack.packets) + 1 < u32::from(self.config.ack_threshold))
         {
             active.recv.take_next();
             active.ack.near = true;
-            active.ack.packets += 1;
+            active.ack.packets = active.ack.packets.saturating_add(1);
+            let is_untimed = active.ack.deadline == Time::NEVER && active.ack.packets < self.config.ack_threshold;
             out.publish.push((conn.owner, handle));
             self.counters.received_packets += 1;
+            if is_untimed {
+                self.time_ack(now, slot.conn);
+            }
             return true;
         }
         self.take(now, slot, Some(handle), out)
@@ -393,14 +396,23 @@ impl Engine {
             self.acknowledge(now, slot.conn, out);
         } else if due {
             self.ack_soon(slot.conn);
-        } else if active.ack.deadline == Time::NEVER && !mutated!(self.config, AckTimerNotArmed) {
-            let at = now.after(self.ack_delay_ns(slot.conn));
-            if let Some(active) = self.conns[slot.conn as usize].as_mut().and_then(|c| c.active.as_mut()) {
-                active.ack.deadline = at;
-            }
-            self.arm(slot.conn, at);
+        } else if active.ack.deadline == Time::NEVER {
+            self.time_ack(now, slot.conn);
         }
         true
+    }
+
+    /// Sets the time of an ACK that is not due yet.
+    #[inline]
+    fn time_ack(&mut self, now: Time, index: u32) {
+        if mutated!(self.config, AckTimerNotArmed) {
+            return;
+        }
+        let at = now.after(self.ack_delay_ns(index));
+        if let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) {
+            active.ack.deadline = at;
+        }
+        self.arm(index, at);
     }
 
     /// How long an ACK may wait: a fraction of the RTT, so that it never dominates the sender's timers.
@@ -537,6 +549,7 @@ fn header(now: Time, version: Version, cid: Cid, echo: &Echo, (packets, marked):
     }
 }
 
+#[inline(always)]
 fn note_arrival(ack: &mut AckState, arrival: &Arrival, header: &DataHeader) {
     if arrival.marked {
         ack.marked = ack.marked.saturating_add(1);

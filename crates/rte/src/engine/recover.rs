@@ -28,11 +28,15 @@ const TAIL_PROBES: u8 = 4;
 
 impl Engine {
     /// Detects losses by rules (a) and (b) and retransmits the packets.
+    #[inline(always)]
     pub(super) fn detect_losses(&mut self, now: Time, index: u32, out: &mut Output) {
         let in_flight = |active: &Active| active.send.outstanding() > 0;
-        if !self.conn(index).and_then(|c| c.active.as_deref()).is_some_and(in_flight) {
-            return;
+        if self.conn(index).and_then(|c| c.active.as_deref()).is_some_and(in_flight) {
+            self.retransmit_losses(now, index, out);
         }
+    }
+
+    fn retransmit_losses(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(timing) = self.timing(now, index) else { return };
         let mut first = 0;
         // Bounded: every pass takes the head of a path's list; a retransmission on the same path ends the search there.
@@ -131,6 +135,7 @@ impl Engine {
     }
 
     /// Arms the timer for the next possible event of the packets in flight.
+    #[inline]
     pub(super) fn rearm_loss(&mut self, now: Time, index: u32) {
         let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
         if active.send.outstanding() == 0 && (!active.blocked || active.queued) {
@@ -139,11 +144,17 @@ impl Engine {
             }
             return;
         }
-        let Some(mut timing) = self.timing(now, index) else { return };
+        self.arm_loss(now, index);
+    }
+
+    /// [`rearm_loss`](Self::rearm_loss) of a connection with packets in flight, or one that is blocked.
+    #[inline(never)]
+    fn arm_loss(&mut self, now: Time, index: u32) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        let Some(active) = conn.active.as_mut() else { return };
-        let mut at = Time::NEVER;
+        let Some(active) = conn.active.as_deref_mut() else { return };
         let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
+        let mut timing = timing_of(now, active, peer);
+        let mut at = Time::NEVER;
         if active.send.outstanding() > 0 {
             let soon = now.after(US);
             let may_expire = active.loss.heard.after(timing.rto).max(soon);
@@ -152,7 +163,8 @@ impl Engine {
                 (asks, timing.tail_probe) = (may_ask_again(active, peer), timing.after_probe(peer));
             }
             let may_probe = timing.may_probe(&active.loss).max(soon);
-            for path in PathId::all() {
+            for i in 0..peer.paths.len() {
+                let path = PathId::masked(i as u8);
                 let Some((_, record)) = active.send.oldest_on(&self.send_pool, path) else { continue };
                 let waited = age(now, &record);
                 at = at.min(now.after((timing.rto << record.rtos()).saturating_sub(waited)).max(may_expire));
@@ -180,11 +192,11 @@ impl Engine {
     }
 
     /// Durations of a connection's timers.
+    #[inline(always)]
     fn timing(&self, now: Time, index: u32) -> Option<Timing> {
         let conn = self.conn(index)?;
-        let patience = conn.active.as_ref()?.loss.patience_ns(now);
         let peer = self.peers[usize::from(conn.peer.0)].as_ref()?;
-        Some(peer.timing().with_patience(if peer.rtt().is_some() { patience } else { 0 }))
+        Some(timing_of(now, conn.active.as_deref()?, peer))
     }
 
     /// The RTO of a connection, ns; 0 while it is idle.
@@ -198,7 +210,8 @@ impl Engine {
         let active = conn.active.as_deref()?;
         let peer = self.peers[usize::from(conn.peer.0)].as_ref()?;
         let newest = active.loss.newest_acked;
-        PathId::all().skip(first).find_map(|path| {
+        (first..peer.paths.len()).find_map(|i| {
+            let path = PathId::masked(i as u8);
             let (psn, record) = active.send.oldest_on(&self.send_pool, path)?;
             if active.send.is_overtaken_on(path, &record) {
                 return Some((path, psn, record, Why::SamePath));
@@ -490,6 +503,12 @@ impl Timing {
 fn may_ask_again(active: &Active, peer: &Peer) -> bool {
     let is_left = active.loss.probes < TAIL_PROBES && active.room == u16::MAX && active.send.landed() == 0;
     is_left && peer.has_unasked()
+}
+
+/// Durations of the timers of a connection to `peer`.
+#[inline(always)]
+fn timing_of(now: Time, active: &Active, peer: &Peer) -> Timing {
+    peer.timing().with_patience(if peer.rtt().is_some() { active.loss.patience_ns(now) } else { 0 })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

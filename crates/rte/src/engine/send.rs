@@ -1,11 +1,11 @@
 //! Sending: admission, windows, paths, PSNs (NSDI'26, 4.1 and 5.2 "TX workflow").
 
 use bifrost_wire::Mac;
-use bifrost_wire::bifrost::{DataHeader, PathId};
+use bifrost_wire::bifrost::{Cid, DataHeader, PathId, Psn, Version};
 
 use super::Engine;
 use super::share::Stop;
-use crate::config::{CcKind, Ordering};
+use crate::config::{CcKind, Config, Ordering};
 use crate::conn::{Active, Conn, Pair, Pending, State};
 use crate::deadline::Key;
 use crate::mutation::mutated;
@@ -68,7 +68,48 @@ impl Engine {
         if !is_last && !self.find_sender(to) {
             return self.transmit_unopened(now, to, packet, out);
         }
+        if packet.segments == 1 && self.send_at_once(now, to.ordering, packet, out) {
+            return Admission::Accepted;
+        }
         self.transmit_open(now, self.last_sender, to.ordering, packet, out)
+    }
+
+    /// Sends a packet of one segment on the last sender's connection if nothing prevents it: nothing waits, all windows
+    /// are open, and the path in use stays. Otherwise changes nothing and returns false.
+    #[inline(always)]
+    fn send_at_once(&mut self, now: Time, ordering: Ordering, packet: Outbound, out: &mut Output) -> bool {
+        let index = self.last_sender;
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return false };
+        let Some(active) = conn.active.as_deref_mut() else { return false };
+        let Some(Some(peer)) = self.peers.get_mut(usize::from(conn.peer.0)) else { return false };
+        let window = conn.window.min(conn.peer_window).min(active.room);
+        let waits = !active.pending.is_empty() || !peer.waiting.is_empty();
+        if waits
+            || !peer.probe_timer_armed
+            || active.send.span() >= u32::from(window).min(SEND_WINDOW)
+            || self.send_pool.available() < 2
+            || mutated!(self.config, ReleaseBeforeAck)
+        {
+            return false;
+        }
+        let Some(path) = active.spray.keep(peer, now, 1) else { return false };
+        if active.send.outstanding() == 0 {
+            (active.loss.heard, active.loss.last_progress) = (now, now);
+        }
+        conn.ordering = ordering;
+        conn.tx_packets += 1;
+        conn.last_activity = now;
+        self.counters.sent_packets += 1;
+        peer.touch(now, index, true);
+        let header =
+            data_header(conn.version, conn.responder, conn.peer_cid, &self.config, now, path, active.send.next());
+        let (vni, owner) = (conn.pair.vni, conn.owner);
+        let data = DataOut { peer: conn.peer, vni, owner, handle: packet.handle, segment: 0, header };
+        leave(active, &mut self.send_pool, data, Some(packet.flow), out);
+        if active.loss.deadline == Time::NEVER {
+            self.rearm_loss(now, index);
+        }
+        true
     }
 
     /// Makes the open connection that leads to a destination the last sender, if there is one.
@@ -80,7 +121,7 @@ impl Engine {
         found.is_some()
     }
 
-    #[inline]
+    #[inline(never)]
     fn transmit_open(
         &mut self,
         now: Time,
@@ -117,6 +158,7 @@ impl Engine {
 
     /// The way of a packet whose pair has no open connection to its destination.
     #[cold]
+    #[inline(never)]
     fn transmit_unopened(&mut self, now: Time, to: &Destination, packet: Outbound, out: &mut Output) -> Admission {
         let admission = self.admit_unopened(now, to, packet, out);
         if admission == Admission::Plain {
@@ -243,23 +285,8 @@ impl Engine {
         if peer.touch(now, index, true) {
             self.timers.push(now.after(MS), Key::Peer(conn.peer.0));
         }
-        let header = DataHeader {
-            version: conn.version,
-            cc: match self.config.congestion_control {
-                CcKind::Swift => bifrost_wire::bifrost::cc::SWIFT,
-                CcKind::None => bifrost_wire::bifrost::cc::NONE,
-            },
-            probe: false,
-            ack_now: false,
-            from_responder: conn.responder,
-            ecn: true,
-            retransmit: false,
-            path,
-            distance: 0,
-            psn: active.send.next(),
-            cid: conn.peer_cid,
-            timestamp: now.tick(),
-        };
+        let header =
+            data_header(conn.version, conn.responder, conn.peer_cid, &self.config, now, path, active.send.next());
         let (vni, owner) = (conn.pair.vni, conn.owner);
         let data = DataOut { peer: conn.peer, vni, owner, handle: item.handle, segment: item.first, header };
         leave(active, &mut self.send_pool, data, item.flow, out);
@@ -277,14 +304,7 @@ impl Engine {
     }
 
     /// Sends the record of `psn` again, on another path if there is one.
-    pub(super) fn resend(
-        &mut self,
-        now: Time,
-        index: u32,
-        psn: bifrost_wire::bifrost::Psn,
-        again: Again,
-        out: &mut Output,
-    ) {
+    pub(super) fn resend(&mut self, now: Time, index: u32, psn: Psn, again: Again, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Conn { active: Some(active), peer: peer_id, .. } = conn else { return };
         let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return };
@@ -344,6 +364,37 @@ impl Engine {
             out.data.push(DataOut { header: DataHeader { path, ..header }, ..data });
             self.counters.copied_packets += 1;
         }
+    }
+}
+
+/// The header of a packet that leaves for the first time, without flow distance.
+#[inline(always)]
+fn data_header(
+    version: Version,
+    from_responder: bool,
+    cid: Cid,
+    config: &Config,
+    now: Time,
+    path: PathId,
+    psn: Psn,
+) -> DataHeader {
+    let cc = match config.congestion_control {
+        CcKind::Swift => bifrost_wire::bifrost::cc::SWIFT,
+        CcKind::None => bifrost_wire::bifrost::cc::NONE,
+    };
+    DataHeader {
+        version,
+        cc,
+        probe: false,
+        ack_now: false,
+        from_responder,
+        ecn: true,
+        retransmit: false,
+        path,
+        distance: 0,
+        psn,
+        cid,
+        timestamp: now.tick(),
     }
 }
 

@@ -51,6 +51,9 @@ impl Engine {
     }
 
     fn conn_timeout(&mut self, now: Time, index: u32, out: &mut Output) {
+        if self.only_ack_due(now, index) {
+            return;
+        }
         if let Some(active) = self.conn(index).and_then(|c| c.active.as_ref()) {
             let (ack, loss, skip) = (active.ack.deadline, active.loss.deadline, active.skip);
             if ack <= now {
@@ -106,6 +109,38 @@ impl Engine {
             self.deactivate(index);
         }
         self.arm_idle(index, next);
+    }
+
+    /// Handles the usual expiry: an ACK is due, or nothing, because what the timer was armed for has happened. Returns
+    /// false, and changes nothing, if there may be other work.
+    #[inline(always)]
+    fn only_ack_due(&mut self, now: Time, index: u32) -> bool {
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return false };
+        let (is_open, idle) = (conn.is_open(), now.since(conn.last_activity));
+        let Some(active) = conn.active.as_deref_mut() else { return false };
+        let Some(Some(peer)) = self.peers.get(usize::from(conn.peer.0)) else { return false };
+        let waits = !active.pending.is_empty() || !peer.waiting.is_empty() || active.skip.is_some();
+        if !is_open
+            || waits
+            || active.send.outstanding() > 0
+            || active.loss.deadline <= now
+            || conn.idle_armed == Time::NEVER
+            || idle >= self.config.idle_shrink_ns.min(self.config.idle_reap_ns)
+        {
+            return false;
+        }
+        active.blocked = false;
+        active.loss.deadline = Time::NEVER;
+        let ack = active.ack.deadline;
+        if ack <= now {
+            if !active.ack.queued {
+                active.ack.queued = true;
+                self.ack_ready.push(index);
+            }
+        } else if ack != Time::NEVER {
+            self.arm(index, ack);
+        }
+        true
     }
 
     fn peer_timeout(&mut self, now: Time, id: u16, out: &mut Output) {

@@ -125,16 +125,14 @@ impl AckHeader {
         }
         let counts = word(fixed, 24);
         let words = (counts >> 6 & 0x0f) as usize;
-        let mut bitmap = [0; Bitmap::MAX_WORDS];
-        let bitmap = bitmap.get_mut(..words).ok_or(Refusal::BitmapLength)?;
+        if words > Bitmap::MAX_WORDS {
+            return Err(Refusal::BitmapLength);
+        }
         if rest.len() < 4 * words {
             return Err(Refusal::BitmapTruncated);
         }
         if rest.len() > 4 * words {
             return Err(Refusal::TrailingBytes);
-        }
-        for (word, bytes) in bitmap.iter_mut().zip(rest.as_chunks::<4>().0) {
-            *word = u32::from_be_bytes(*bytes);
         }
         Ok(Self {
             version,
@@ -151,7 +149,7 @@ impl AckHeader {
             num_ack: (counts >> 21) as u16,
             num_ece: (counts >> 10) as u16 & Self::MAX_COUNT,
             base: Psn(word(fixed, 28)),
-            bitmap: Bitmap::from_words(bitmap).ok_or(Refusal::BitmapLength)?,
+            bitmap: Bitmap::from_bytes(rest.as_chunks::<4>().0).ok_or(Refusal::BitmapLength)?,
         })
     }
 }

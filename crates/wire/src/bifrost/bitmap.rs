@@ -29,6 +29,17 @@ impl Bitmap {
         Some(bitmap)
     }
 
+    /// A bitmap of these words in network byte order, or `None` if there are more than [`Bitmap::MAX_WORDS`].
+    #[inline]
+    pub(super) fn from_bytes(words: &[[u8; 4]]) -> Option<Self> {
+        let mut bitmap = Self::empty();
+        for (slot, bytes) in bitmap.words.get_mut(..words.len())?.iter_mut().zip(words) {
+            *slot = u32::from_be_bytes(*bytes);
+        }
+        bitmap.len = words.len() as u8;
+        Some(bitmap)
+    }
+
     /// The words that are sent.
     #[must_use]
     pub fn words(&self) -> &[u32] {
