@@ -183,11 +183,25 @@ pub(crate) struct Recording<'a> {
     pub(crate) apply: Apply<'a>,
     /// `None` if there was more to do than to take a step in them.
     pub(crate) touched: Option<Touched>,
+    /// The packet belongs to a connection that is translated, and is not its first.
+    is_translated: bool,
 }
 
 impl<'a> Recording<'a> {
     pub(crate) fn new(apply: Apply<'a>) -> Self {
-        Recording { apply, touched: Some(Touched::NONE) }
+        Recording { apply, touched: Some(Touched::NONE), is_translated: false }
+    }
+
+    /// The packet is of a kind that has no record. If it is the SYN that answers the first packet of a translated connection, an earlier
+    /// record of its flow no longer holds: addresses and ports may have been those of a conversation without translation.
+    #[inline(always)]
+    pub(crate) fn outdate(&self, flows: &mut Flows, source: Source, parsed: &Parsed) {
+        if self.is_translated
+            && parsed.tcp.is_some()
+            && let Some(key) = Key::of_next(source, parsed)
+        {
+            flows.outdate(&key, parsed.flow_hash);
+        }
     }
 }
 
@@ -213,6 +227,7 @@ impl Effects for Recording<'_> {
     }
 
     fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason> {
+        self.is_translated |= step.continues().is_some();
         // Of two connections one could be noted: of the guest that sends, and of the one that it answers.
         match (step.continues(), &mut self.touched) {
             (Some((index, direction)), Some(touched)) if !touched.has_connection() => {

@@ -336,6 +336,8 @@ impl Switch {
                 let generation = effects.apply.sessions.generation();
                 notes.from_guests.take(generation, frame.parsed, frame.largest_packet(), Some(*key), verdict);
             }
+        } else if key.is_none() {
+            effects.outdate(&mut cache.from_guests, Source::Guest(port), frame.parsed);
         }
         ports[port.place()].counters.count_from_guest(verdict);
         verdict
@@ -415,12 +417,18 @@ impl Switch {
             }
             return verdict;
         }
-        self.by_stages_from_underlay(vpc, peer, frame, key)
+        self.by_stages_from_underlay((vni, vpc), peer, frame, key)
     }
 
     /// The same of what no flow record holds for: leaves one.
     #[inline(never)]
-    fn by_stages_from_underlay(&mut self, vpc: VpcId, peer: PeerId, frame: Frame<'_>, key: Option<Key>) -> &Verdict {
+    fn by_stages_from_underlay(
+        &mut self,
+        (vni, vpc): (Vni, VpcId),
+        peer: PeerId,
+        frame: Frame<'_>,
+        key: Option<Key>,
+    ) -> &Verdict {
         let Switch {
             index,
             ports,
@@ -457,6 +465,8 @@ impl Switch {
                 let generation = effects.apply.sessions.generation();
                 notes.from_peers.take(generation, frame.parsed, frame.parsed.packet_len(), Some(*key), verdict);
             }
+        } else if key.is_none() {
+            effects.outdate(&mut cache.from_peers, Source::Peer(vni, peer), frame.parsed);
         }
         count_from_underlay(underlay, ports, port, verdict);
         verdict

@@ -456,6 +456,39 @@ fn what_is_balanced_goes_by_flow_records() {
 }
 
 #[test]
+fn answers_are_translated_after_a_direct_connection_with_the_same_ports() {
+    // Of a backend here, and of one at a peer.
+    for (address, there) in [("10.0.0.2", 2), ("10.0.0.3", 3)] {
+        let mut switch = build(&web(&[(address, 8080, 1)]));
+        let mut second = 1000;
+        let mut answer = |switch: &mut Switch, flags| {
+            // Another turn each time, so that no note is followed.
+            second += 1;
+            switch.advance(second * SECOND);
+            let answer = frame((mac(there), mac(1)), (address, 8080), ("10.0.0.1", 1000), Some(flags));
+            let verdict = match there {
+                2 => guest(switch, 1, &answer),
+                _ => *switch.from_underlay(vni(100), PeerId(1), &answer, &read(&answer)),
+            };
+            ends(&rewritten(&answer, &verdict)).0
+        };
+        for flags in [SYN, ACK] {
+            let direct = frame((mac(1), mac(there)), ("10.0.0.1", 1000), (address, 8080), Some(flags));
+            assert!(guest(&mut switch, 0, &direct).passes());
+        }
+        for flags in [SYN | ACK, ACK, ACK, FIN] {
+            assert_eq!(answer(&mut switch, flags), at(address, 8080), "flags {flags:#x}");
+        }
+        assert!(switch.flow_counters().found_packets >= 2, "the direct connection has a record");
+        // The client's kernel knows no connection to this address and uses the port again.
+        assert!(ask(&mut switch, ("10.0.0.1", 1000), (VIP, 80), Some(SYN)).0.passes());
+        for flags in [SYN | ACK, ACK, ACK, RST] {
+            assert_eq!(answer(&mut switch, flags), at(VIP, 80), "flags {flags:#x}");
+        }
+    }
+}
+
+#[test]
 fn an_answer_does_not_bring_back_a_backend_that_was_removed() {
     let mut switch = build(&web(&[("10.0.0.3", 8080, 1)]));
     connected(&mut switch, "10.0.0.1", VIP, "10.0.0.3");

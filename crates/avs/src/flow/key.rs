@@ -32,7 +32,13 @@ impl Key {
             Some(tcp) => !tcp.flags.contains(Flags::SYN),
             None => parsed.protocol == UDP && !parsed.is_fragment(),
         };
-        if !ordinary || parsed.vlan.is_some() || parsed.dst_mac.is_multicast() {
+        if ordinary { Self::of_next(source, parsed) } else { None }
+    }
+
+    /// Of the packets that follow one of TCP or UDP in its flow.
+    #[inline(always)]
+    pub(crate) fn of_next(source: Source, parsed: &Parsed) -> Option<Key> {
+        if parsed.vlan.is_some() || parsed.dst_mac.is_multicast() {
             return None;
         }
         let (addresses, v6) = match (parsed.src_ip, parsed.dst_ip) {

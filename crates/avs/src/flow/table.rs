@@ -219,6 +219,17 @@ impl<T: Copy> Flows<T> {
         Inserted::Kept
     }
 
+    /// The record of a flow, if there is one, no longer holds: the flow's addresses and ports now belong to another conversation.
+    pub(crate) fn outdate(&mut self, key: &Key, flow_hash: u32) {
+        let Some(Set(set)) = self.sets.get(self.set(key, flow_hash)) else { return };
+        for entry in set.iter().filter(|entry| entry.flow_hash == flow_hash) {
+            if let Some(record) = self.records.get_mut(entry.record as usize).filter(|record| record.key == *key) {
+                // Of an earlier configuration: its room is used again.
+                record.epoch = record.epoch.wrapping_sub(1);
+            }
+        }
+    }
+
     /// The set of a flow.
     #[inline(always)]
     fn set(&self, key: &Key, flow_hash: u32) -> usize {
@@ -326,6 +337,18 @@ mod tests {
         assert_eq!((f.records.len(), found(&f, 1, 7, 0), found(&f, 1, 7, 1)), (1, Some(11), None));
         f.insert(&key(1), 7, 1, 1500, &Touched::NONE, 12);
         assert_eq!((f.records.len(), found(&f, 1, 7, 0), found(&f, 1, 7, 1)), (1, None, Some(12)));
+    }
+
+    #[test]
+    fn an_outdated_record_gives_its_room_to_the_next_of_its_flow() {
+        let mut f = flows(4);
+        f.insert(&key(1), 7, 5, 1500, &Touched::NONE, 10);
+        f.insert(&key(2), 7, 5, 1500, &Touched::NONE, 20);
+        f.outdate(&key(1), 7);
+        f.outdate(&key(3), 7);
+        assert_eq!((found(&f, 1, 7, 5), found(&f, 2, 7, 5)), (None, Some(20)));
+        f.insert(&key(1), 7, 5, 1500, &Touched::NONE, 11);
+        assert_eq!((found(&f, 1, 7, 5), f.records.len()), (Some(11), 2));
     }
 
     #[test]
