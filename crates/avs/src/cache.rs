@@ -238,6 +238,11 @@ impl Effects for Recording<'_> {
         self.apply.service(port, direction, step)
     }
 
+    #[cold]
+    fn supersede(&mut self, connection: u32) {
+        self.apply.supersede(connection);
+    }
+
     #[inline(always)]
     fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>) {
         self.apply.acl(port, direction, rule);

@@ -32,6 +32,8 @@ pub(crate) trait Effects {
     fn connections(&self) -> service::Memory<'_>;
     /// A packet from or to a port belongs to a connection that is translated, and passes.
     fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason>;
+    /// A translated connection is over, and another conversation has its addresses and ports.
+    fn supersede(&mut self, connection: u32);
     /// A packet of a guest, or for it, gets or had the address that the guest has outside; a mapping of which nothing is remembered.
     #[inline(always)]
     fn readdressed(&mut self, _port: PortId, _direction: Direction, _outside: IpAddr) {}
@@ -104,6 +106,12 @@ impl<const SERVICES: bool> Effects for Apply<'_, SERVICES> {
             self.sessions.outdate_notes();
         }
         applied
+    }
+
+    #[cold]
+    fn supersede(&mut self, connection: u32) {
+        self.connections.remove(connection);
+        self.sessions.outdate_notes();
     }
 
     #[inline(always)]

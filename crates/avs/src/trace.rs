@@ -274,6 +274,10 @@ impl Effects for Looking<'_> {
         result
     }
 
+    fn supersede(&mut self, connection: u32) {
+        self.planned_connections.end(connection);
+    }
+
     fn readdressed(&mut self, port: PortId, direction: Direction, outside: IpAddr) {
         self.checks.push(Check { port, direction, by: By::Floating(outside), result: Ok(()), logged: false });
     }

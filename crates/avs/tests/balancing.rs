@@ -456,7 +456,7 @@ fn what_is_balanced_goes_by_flow_records() {
 }
 
 #[test]
-fn answers_are_translated_after_a_direct_connection_with_the_same_ports() {
+fn a_client_can_use_a_port_for_a_balanced_connection_between_direct_ones() {
     // Of a backend here, and of one at a peer.
     for (address, there) in [("10.0.0.2", 2), ("10.0.0.3", 3)] {
         let mut switch = build(&web(&[(address, 8080, 1)]));
@@ -472,19 +472,25 @@ fn answers_are_translated_after_a_direct_connection_with_the_same_ports() {
             };
             ends(&rewritten(&answer, &verdict)).0
         };
-        for flags in [SYN, ACK] {
-            let direct = frame((mac(1), mac(there)), ("10.0.0.1", 1000), (address, 8080), Some(flags));
-            assert!(guest(&mut switch, 0, &direct).passes());
-        }
+        let direct = |switch: &mut Switch, flags| {
+            let frame = frame((mac(1), mac(there)), ("10.0.0.1", 1000), (address, 8080), Some(flags));
+            assert!(guest(switch, 0, &frame).passes());
+        };
+        direct(&mut switch, SYN);
         for flags in [SYN | ACK, ACK, ACK, FIN] {
             assert_eq!(answer(&mut switch, flags), at(address, 8080), "flags {flags:#x}");
         }
         assert!(switch.flow_counters().found_packets >= 2, "the direct connection has a record");
-        // The client's kernel knows no connection to this address and uses the port again.
+        // The client's kernel knows no connection to the load balancer, and uses the port again.
         assert!(ask(&mut switch, ("10.0.0.1", 1000), (VIP, 80), Some(SYN)).0.passes());
         for flags in [SYN | ACK, ACK, ACK, RST] {
             assert_eq!(answer(&mut switch, flags), at(VIP, 80), "flags {flags:#x}");
         }
+        direct(&mut switch, SYN);
+        for flags in [SYN | ACK, ACK, ACK, FIN] {
+            assert_eq!(answer(&mut switch, flags), at(address, 8080), "flags {flags:#x}");
+        }
+        assert_eq!(switch.connection_counters().current, 0);
     }
 }
 

@@ -132,6 +132,10 @@ fn translate_back_at(
     verdict: &mut Verdict,
     effects: &mut impl Effects,
 ) -> Result<(), DropReason> {
+    if let Some(connection) = service::superseded(effects.connections(), to, frame) {
+        effects.supersede(connection);
+        return Ok(());
+    }
     let Some(step) = service::back(effects.connections(), to, frame) else { return Ok(()) };
     effects.service(to.id, Direction::Ingress, &step)?;
     let rewrite = verdict.rewrite.get_or_insert_with(|| Rewrite::link(frame.parsed, GATEWAY_MAC, to.mac));

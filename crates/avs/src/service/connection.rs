@@ -12,7 +12,7 @@ use crate::groups::event_of;
 use crate::ids::{Direction, LoadBalancerId, PortId};
 use crate::mapping::{Mappings, Pair};
 use crate::rewrite::{Endpoint, Translation};
-use crate::session::{self, Event, Key, Payload, Planned, Quote, Sessions};
+use crate::session::{self, Event, Key, Payload, Planned, Quote, Sessions, State};
 use crate::tables::Port;
 
 /// Source ports that are tried for a connection whose own one is taken. It is if the guest has the same one for two connections that
@@ -231,6 +231,17 @@ pub(crate) fn back(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<
     let key = Key::of(port.id, Direction::Ingress, frame.head, frame.parsed);
     let index = memory.connections.find_second_after(&key, memory.after)?;
     Some(memory.connections.payload(index).answers(index, event_of(frame.parsed)))
+}
+
+/// The connection through a load balancer whose addresses and ports belong to another conversation, as what a guest is sent shows: a SYN
+/// from the backend after the connection is over. The guest has connected to the backend itself, or the other way round.
+pub(crate) fn superseded(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<u32> {
+    frame.parsed.tcp.filter(|tcp| tcp.flags.contains(Flags::SYN))?;
+    let Memory { connections, after, .. } = memory;
+    let index =
+        connections.find_second_after(&Key::of(port.id, Direction::Ingress, frame.head, frame.parsed), after)?;
+    let is_balanced = matches!(connections.payload(index).by, Translator::Balancer(_));
+    (is_balanced && connections.standing(index).0 == State::Closed).then_some(index)
 }
 
 impl Connection {
