@@ -303,6 +303,17 @@ impl Daemon {
         Ok(stats.get("counters").and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0))
     }
 
+    /// Changes the configuration file, and makes the daemon reload it. Returns when the change is in force.
+    ///
+    /// # Errors
+    /// The file cannot be read or written, or the daemon refuses it.
+    pub fn reconfigure(&self, change: impl FnOnce(String) -> String) -> Result<()> {
+        let file = self.log.with_extension("toml");
+        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        fs::write(&file, change(text)).with_context(|| format!("writing {}", file.display()))?;
+        self.control(&["reload"]).map(drop)
+    }
+
     /// Processor time that the process has used, s.
     ///
     /// # Errors

@@ -74,28 +74,49 @@ pub fn limit_links(host: &Host, paths: u8, mbit_per_s: u32) -> Result<()> {
     Ok(())
 }
 
+/// Counts, from zero, and drops the packets that arrive on `device` and that nftables' `expression` matches. Replaces
+/// the loss that was set in the namespace.
+///
+/// # Errors
+/// nftables refuses the rule.
+pub(crate) fn count_and_drop(namespace: &Namespace, device: &str, expression: &str) -> Result<()> {
+    let verdict = format!("{expression} counter drop");
+    set_rule(namespace, &[device.to_owned()], Some(&verdict)).with_context(|| format!("counting {expression}"))
+}
+
 fn set_ingress_loss(namespace: &Namespace, devices: &[String], loss_percent: f64) -> Result<()> {
-    // Deleting a table that does not exist fails; adding one that exists does not.
-    let mut rules = format!("add table netdev {TABLE}\ndelete table netdev {TABLE}\n");
-    if loss_percent > 0.0 {
+    let verdict = (loss_percent > 0.0).then(|| {
         let threshold = (loss_percent / 100.0 * f64::from(MODULUS)).round() as u32;
-        let verdict = if threshold >= MODULUS {
+        if threshold >= MODULUS {
             "counter drop".to_owned()
         } else {
             format!("numgen random mod {MODULUS} < {threshold} counter drop")
-        };
+        }
+    });
+    set_rule(namespace, devices, verdict.as_deref()).with_context(|| format!("setting loss in {}", namespace.name()))
+}
+
+/// Replaces the rule for what arrives on `devices`.
+fn set_rule(namespace: &Namespace, devices: &[String], rule: Option<&str>) -> Result<()> {
+    // Deleting a table that does not exist fails; adding one that exists does not.
+    let mut rules = format!("add table netdev {TABLE}\ndelete table netdev {TABLE}\n");
+    if let Some(rule) = rule {
         let _ = write!(
             rules,
             "table netdev {TABLE} {{\n chain loss {{\n type filter hook ingress devices = {{ {} }} priority 0\n \
-             {verdict}\n }}\n}}\n",
+             {rule}\n }}\n}}\n",
             devices.join(", ")
         );
     }
-    namespace.run("nft", &["-f", "-"], &rules).with_context(|| format!("setting loss in {}", namespace.name()))?;
+    namespace.run("nft", &["-f", "-"], &rules)?;
     Ok(())
 }
 
-fn dropped(namespace: &Namespace) -> Result<u64> {
+/// Packets that the rule in the namespace has dropped.
+///
+/// # Errors
+/// nftables prints no JSON.
+pub(crate) fn dropped(namespace: &Namespace) -> Result<u64> {
     let Ok(text) = namespace.run("nft", &["-j", "list", "table", "netdev", TABLE], "") else {
         // No table: no loss is configured.
         return Ok(0);

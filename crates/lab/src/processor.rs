@@ -20,7 +20,7 @@ pub type Shares = BTreeMap<String, f64>;
 
 /// Programs that are reported by name: prefixes of their names in the kernel.
 const SWITCHES: [&str; 2] = ["bifrostd", "ovs-vswitchd"];
-const SERVERS: [&str; 1] = ["redis-server"];
+const SERVERS: [&str; 2] = ["redis-server", "nginx"];
 
 /// Number of rounds of [`transfer_ns`], and of ping-pongs in a round.
 const ROUNDS: u32 = 9;

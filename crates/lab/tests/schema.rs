@@ -7,10 +7,11 @@ use std::path::Path;
 
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
-    applications, cni, congestion_control, coverage, delayed_release, elephants, flow_records, full_links, granularity,
-    gw_bgp, gw_elastic, gw_hosts, gw_kill, gw_order, gw_overload, gw_services, iperf, isolation, lossless, migrate,
-    nat, nginx, outage, path_failure, rdm_block, rdm_loss, rdm_sort, rdm_upgrade, redis_loss, route_refresh, slicing,
-    soak, sockperf, stable, switch_latency, switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
+    applications, cni, congestion_control, coverage, delayed_release, elephants, flow_log, flow_records, full_links,
+    granularity, gw_bgp, gw_elastic, gw_hosts, gw_kill, gw_order, gw_overload, gw_services, iperf, isolation,
+    load_balancer, lossless, migrate, mirror, nat, nginx, outage, path_failure, rdm_block, rdm_loss, rdm_sort,
+    rdm_upgrade, redis_loss, requests, route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall,
+    switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
@@ -330,6 +331,64 @@ fn all() -> Vec<Value> {
         rps: 5_000.0,
         latency_ms_p50: 1.0,
         latency_ms_p99: 3.5,
+        processor_percent: [("idle".to_owned(), 12.5)].into(),
+    };
+    let load_balancer = load_balancer::Row {
+        run: requests::Row {
+            through: load_balancer::Through::LoadBalancer,
+            connections: nat::Connections::Persistent,
+            repetition: 0,
+            clients: 16,
+            requests: 10_000,
+            rps: 5_000.0,
+            latency_ms_p50: 1.0,
+            latency_ms_p99: 3.5,
+            processor_percent: [("idle".to_owned(), 12.5)].into(),
+        },
+        change: Some(load_balancer::Change {
+            held_connections: 512,
+            drained_connections: 256,
+            moved_connections: 0,
+            misplaced_connections: 0,
+        }),
+    };
+    let mirror = mirror::Row {
+        run: requests::Row {
+            through: mirror::Mirroring::Truncated,
+            connections: nat::Connections::Persistent,
+            repetition: 0,
+            clients: 16,
+            requests: 10_000,
+            rps: 5_000.0,
+            latency_ms_p50: 1.0,
+            latency_ms_p99: 3.5,
+            processor_percent: [("idle".to_owned(), 12.5)].into(),
+        },
+        mirrored: Some(mirror::Mirrored {
+            paced_latency_us_p99_9: 350.5,
+            sent_copies: 100_000,
+            missed_copies: 1,
+            unsent_copies: 2,
+            arrived_copies: 100_000,
+            expected_datagrams: 4000,
+            correct_datagrams: 3999,
+            wrong_datagrams: 1,
+        }),
+    };
+    let flow_log = flow_log::Row {
+        mode: flow_log::Logging::Crowded,
+        repetition: 0,
+        duration_s: 5.0,
+        received_packets: 550_000,
+        processor_s: 2.5,
+        created_records: 80_000,
+        lost_records: 0,
+        unlogged_packets: 470_000,
+        sent_records: 79_999,
+        unsent_records: 1,
+        collected_records: 79_999,
+        collected_packets: 79_999,
+        memory_mib: 20.5,
     };
     let nginx = nginx::Row {
         mode: Mode::OpenVswitch,
@@ -604,6 +663,9 @@ fn all() -> Vec<Value> {
         results("route-refresh", route_refresh),
         results("switch-latency", switch_latency),
         results("nat", nat),
+        results("load-balancer", load_balancer),
+        results("mirror", mirror),
+        results("flow-log", flow_log),
         results("cni", cni),
         results("nginx", nginx),
         results("applications", applications),

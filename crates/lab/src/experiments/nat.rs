@@ -1,38 +1,34 @@
 //! `nat`: the cost of NAT: new connections per second, and requests over persistent ones, through an uplink of the
-//! switch, compared with the same switch without NAT and with the kernel's nftables.
+//! switch, compared with the same switch without NAT, with the kernel's nftables, and with Open vSwitch's `ct(nat)`.
 //!
 //! `ab` in one container sends requests to `nginx` in another on the same host. Nothing crosses an underlay, so NAT
 //! is the only difference.
 
 use std::fmt;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::bars::{Bar, Sense};
+use super::requests::networks::{Reference, container, port};
+use super::requests::{self, CLIENTS, Setup};
+use crate::bars::Bar;
 use crate::daemon::Settings;
 use crate::frame::Experiment;
-use crate::interrupt;
 use crate::lab::Lab;
-use crate::netns::Namespace;
 use crate::options::Mode;
-use crate::plot::{self, Panel};
-use crate::programs::apache_bench::{self, Load};
-use crate::programs::nginx::{Nginx, PORT};
-use crate::progress::Progress;
-use crate::report::{Table, factor};
+use crate::plot;
+use crate::programs::nginx::Nginx;
 use crate::results::{from_values, to_values};
-use crate::stats::{Spread, cell, middle, paired_ratio};
 use crate::topology::Guest;
 
 pub use super::nginx::Connections;
 
-/// Number of clients: enough to keep the server busy.
-const CLIENTS: u32 = 16;
-/// Required ratio of requests over persistent connections to those without NAT: NAT may cost a tenth.
-const LEAST_SHARE: f64 = 0.9;
+/// Rules of the reference: every container shares the address of the device towards the server.
+const MASQUERADE: &str = "table ip nat {\n chain out {\n  type nat hook postrouting priority srcnat;\n  oifname \
+                          \"out0\" masquerade\n }\n}\n";
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
@@ -50,44 +46,29 @@ pub enum Through {
     SharedAddress,
     /// A kernel that forwards between two veth pairs, with `masquerade` of nftables.
     Nftables,
+    /// Open vSwitch in user space between two veth pairs, with `ct(nat)`.
+    OpenVswitch,
 }
 
-impl Through {
-    const ALL: [Through; 4] = [Through::Switch, Through::FloatingIp, Through::SharedAddress, Through::Nftables];
+impl Setup for Through {
+    const ALL: &'static [Through] =
+        &[Through::Switch, Through::FloatingIp, Through::SharedAddress, Through::Nftables, Through::OpenVswitch];
 }
 
 impl fmt::Display for Through {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             Through::Switch => "switch",
             Through::FloatingIp => "floating_ip",
             Through::SharedAddress => "shared_address",
             Through::Nftables => "nftables",
+            Through::OpenVswitch => "open_vswitch",
         })
     }
 }
 
 /// One run of `ab`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
-    /// The path between client and server.
-    #[serde(rename = "mode")]
-    pub through: Through,
-    /// Whether connections are persistent.
-    pub connections: Connections,
-    /// Number of the repetition, from 0.
-    pub repetition: u32,
-    /// Number of clients, each with one request in flight.
-    pub clients: u32,
-    /// Requests answered.
-    pub requests: u64,
-    /// Requests answered per second; with short connections, also connections opened and closed.
-    pub rps: f64,
-    /// Median time of a request, including its connection setup, ms.
-    pub latency_ms_p50: f64,
-    /// 99th percentile, ms.
-    pub latency_ms_p99: f64,
-}
+pub type Row = requests::Row<Through>;
 
 impl Experiment for NatExperiment {
     fn name(&self) -> &'static str {
@@ -95,7 +76,8 @@ impl Experiment for NatExperiment {
     }
 
     fn summary(&self) -> &'static str {
-        "New connections and requests per second through NAT at an uplink, compared with the switch alone and nftables"
+        "New connections and requests per second through NAT at an uplink, compared with the switch alone, nftables \
+         and Open vSwitch"
     }
 
     fn modes(&self) -> Vec<Mode> {
@@ -108,54 +90,33 @@ impl Experiment for NatExperiment {
 
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let repetitions = lab.repetitions(3);
-        let points = Through::ALL.len() * Connections::ALL.len();
-        let mut progress = Progress::new(points as u64 * u64::from(repetitions));
+        let mut progress = requests::progress::<Through>(repetitions);
         let mut rows = Vec::new();
         for repetition in 0..repetitions {
             let label = format!("nat-{repetition}");
             progress.begin("building the network");
-            let guests = Guests::create(lab, repetition)?;
+            let guests = Guests::create(lab)?;
             let settings = Settings { more: vec![guests.configuration()], ..lab.settings() };
             let mut network = lab.network_with(Mode::Off, &label, settings)?;
-            let forwarder = Forwarder::create(lab, repetition)?;
-            let places = [&guests.server, &guests.outside, &forwarder.server];
+            let kernel = Reference::nftables(lab, 10, 1, MASQUERADE)?;
+            let mut ovs = Reference::open_vswitch((lab, &network, &label), 20, 1, &[], flows)?;
             let mut servers = Vec::new();
-            for server in places {
+            for server in [&guests.server, &guests.outside, &kernel.servers[0], &ovs.servers[0]] {
                 servers.push(Nginx::start(server, &lab.logs(&format!("{label}-{}", server.name)))?);
             }
-            for through in Through::ALL {
+            for &through in Through::ALL {
                 let (client, server) = match through {
                     Through::Switch => (&guests.client, &guests.server),
                     Through::FloatingIp => (&guests.other, &guests.outside),
                     Through::SharedAddress => (&guests.client, &guests.outside),
-                    Through::Nftables => (&forwarder.client, &forwarder.server),
+                    Through::Nftables => (&kernel.client, &kernel.servers[0]),
+                    Through::OpenVswitch => (&ovs.client, &ovs.servers[0]),
                 };
-                client.allow_many_connections()?;
-                for connections in Connections::ALL {
-                    interrupt::check()?;
-                    progress.begin(&format!("{through}, {connections}"));
-                    let load = Load {
-                        server: (server.address, PORT).into(),
-                        clients: CLIENTS,
-                        seconds: lab.seconds(5.0, 1.0).ceil() as u32,
-                        keep_alive: connections == Connections::Persistent,
-                    };
-                    let name = format!("{through}-{connections}");
-                    let measured = apache_bench::run(client, load, &lab.logs(&label), &name)?;
-                    progress.end(&format!("{through:<14} {connections:<10}: {:.0} requests/s", measured.rps));
-                    rows.push(Row {
-                        through,
-                        connections,
-                        repetition,
-                        clients: CLIENTS,
-                        requests: measured.requests,
-                        rps: measured.rps,
-                        latency_ms_p50: measured.latency_ms.p50,
-                        latency_ms_p99: measured.latency_ms.p99,
-                    });
-                }
+                let ends = (client, server.address);
+                rows.extend(requests::measure(lab, &mut progress, (&label, repetition), through, ends)?);
             }
             servers.iter_mut().try_for_each(Nginx::check_alive)?;
+            ovs.check_alive()?;
             network.check()?;
         }
         to_values(&rows)
@@ -163,60 +124,47 @@ impl Experiment for NatExperiment {
 
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
-        let mut text = format!(
+        let references = [
+            (Through::Switch, "of the switch's"),
+            (Through::Nftables, "of nftables'"),
+            (Through::OpenVswitch, "of Open vSwitch's"),
+        ];
+        Ok(format!(
             "`ab` with {CLIENTS} clients in one container requests 1 KB from `nginx` in another on the same host. \
              Medians, with the minimum and maximum of the repetitions in brackets. `switch`: both are guests of one \
              network. `floating_ip`, `shared_address`: the server is behind an uplink. `nftables`: a kernel forwards \
-             between two veth pairs and masquerades; its clients have no TAP device, and no process is in the path.\n"
-        );
-        for connections in Connections::ALL {
-            text += match connections {
-                Connections::Short => "\n### A connection for each request\n\n",
-                Connections::Persistent => "\n### Persistent connections\n\n",
-            };
-            let mut table =
-                Table::new(&["through", "requests/s", "P50 ms", "P99 ms", "of the switch's", "of nftables'"]);
-            for through in Through::ALL {
-                let of = |through, field| spread(&rows, through, connections, field);
-                let rps: fn(&Row) -> f64 = |r| r.rps;
-                table.row(vec![
-                    through.to_string(),
-                    cell(of(through, rps)),
-                    cell(of(through, |r| r.latency_ms_p50)),
-                    cell(of(through, |r| r.latency_ms_p99)),
-                    factor(middle(of(through, rps)), middle(of(Through::Switch, rps))),
-                    factor(middle(of(through, rps)), middle(of(Through::Nftables, rps))),
-                ]);
-            }
-            text += &table.render();
-        }
-        Ok(text)
+             between two veth pairs and masquerades; its clients have no TAP device, and no process is in the path. \
+             `open_vswitch`: its datapath in user space, with `ct(nat)`.\n{}",
+            requests::tables(&rows, &references)
+        ))
     }
 
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let kinds = [
-            (plot::Series::on("short"), Connections::Short),
-            (plot::Series::off("persistent"), Connections::Persistent),
-        ];
-        let x = ("through", Through::ALL.as_slice());
-        let panel = Panel::over("requests/s", x, ("requests/s", false), &kinds, |connections, through| {
-            spread(&rows, *through, connections, |r| r.rps)
-        });
-        Ok(vec![plot::draw(&directory.join("nat.svg"), &[panel], 1)?])
+        Ok(vec![plot::draw(&directory.join("nat.svg"), &[requests::panel(&rows)], 1)?])
     }
 
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let bar = |through: Through| {
-            let is = |through| move |r: &Row| r.through == through && r.connections == Connections::Persistent;
-            let both = (is(through), is(Through::Switch));
-            let measured = paired_ratio(&rows, |r| r.repetition, both, |r| r.rps);
-            let name = format!("{through}: requests over persistent connections, of the switch's without translation");
-            Bar::new(name, measured, Sense::AtLeast, LEAST_SHARE, "x")
-        };
-        Ok([Through::FloatingIp, Through::SharedAddress].map(bar).into())
+        let new = |reference, bound| requests::new_connections(&rows, (Through::SharedAddress, reference), bound);
+        Ok(vec![
+            requests::share(&rows, Through::FloatingIp, Through::Switch),
+            requests::share(&rows, Through::SharedAddress, Through::Switch),
+            new(Through::Nftables, 1.0),
+            new(Through::OpenVswitch, 2.0),
+        ])
     }
+}
+
+/// OpenFlow flows of a NAT with one shared address.
+fn flows(client: &str, servers: &[String]) -> String {
+    let (server, shared) = (&servers[0], "203.0.113.254");
+    format!(
+        "table=0,ip,actions=ct(nat,table=1)\n\
+         table=1,in_port=1,ip,ct_state=+trk+new,actions=ct(commit,nat(src={shared})),mod_dl_dst:{server},output:2\n\
+         table=1,in_port=1,ip,ct_state=+trk+est,actions=mod_dl_dst:{server},output:2\n\
+         table=1,in_port=2,ip,ct_state=+trk+est,actions=mod_dl_dst:{client},output:1\n"
+    )
 }
 
 /// Containers of the first host, in addition to its usual guest.
@@ -230,28 +178,18 @@ struct Guests {
 }
 
 impl Guests {
-    fn create(lab: &Lab, repetition: u32) -> Result<Self> {
-        let create = |n: u8, name: &str, address: [u8; 4]| guest(lab, repetition, (n, name), address);
+    fn create(lab: &Lab) -> Result<Self> {
+        let inside = |n| Ipv4Addr::new(10, 1, 0, n);
         Ok(Guests {
-            client: create(1, "client", [10, 1, 0, 1])?,
-            other: create(2, "other", [10, 1, 0, 2])?,
-            server: create(3, "server", [10, 1, 0, 3])?,
-            outside: create(4, "outside", [203, 0, 113, 1])?,
+            client: container(lab, (1, "client"), inside(1), false)?,
+            other: container(lab, (2, "other"), inside(2), false)?,
+            server: container(lab, (3, "server"), inside(3), true)?,
+            outside: container(lab, (4, "outside"), Ipv4Addr::new(203, 0, 113, 1), true)?,
         })
     }
 
     /// The part of the daemon's configuration for these guests.
     fn configuration(&self) -> String {
-        let port = |guest: &Guest, vni: u32, gateway: &str| {
-            format!(
-                "[[port]]\nname = \"{}\"\nvni = {vni}\nmac = \"{}\"\naddresses = [\"{}/24\"]\nnetns = \"{}\"\ndevice = \
-                 \"eth0\"\n{gateway}",
-                guest.name,
-                guest.mac,
-                guest.address,
-                guest.namespace.name()
-            )
-        };
         let inside = [&self.client, &self.other, &self.server];
         let inside = inside.map(|guest| port(guest, 201, "default_gateway = \"10.1.0.254\"\n")).concat();
         let (uplink, outside) = (&self.outside.name, port(&self.outside, 202, ""));
@@ -265,79 +203,27 @@ impl Guests {
     }
 }
 
-/// A kernel that forwards from a client to a server, and translates.
-struct Forwarder {
-    client: Guest,
-    server: Guest,
-    _router: Namespace,
-}
-
-impl Forwarder {
-    fn create(lab: &Lab, repetition: u32) -> Result<Self> {
-        let client = guest(lab, repetition, (5, "nft-client"), [10, 1, 0, 1])?;
-        let server = guest(lab, repetition, (6, "nft-server"), [203, 0, 113, 1])?;
-        let router = guest(lab, repetition, (7, "nft-router"), [0; 4])?.namespace;
-        router.ip_batch(&format!(
-            "link add in type veth peer name eth0 netns {}\nlink add out type veth peer name eth0 netns {}\n\
-             addr add 10.1.0.254/24 dev in\naddr add 203.0.113.254/24 dev out\nlink set in up\nlink set out up\n",
-            client.namespace.name(),
-            server.namespace.name()
-        ))?;
-        client
-            .namespace
-            .ip_batch("addr add 10.1.0.1/24 dev eth0\nlink set eth0 up\nroute add default via 10.1.0.254 dev eth0\n")?;
-        server.namespace.ip_batch("addr add 203.0.113.1/24 dev eth0\nlink set eth0 up\n")?;
-        router.write_sysctls(&[("net/ipv4/ip_forward", "1")])?;
-        let rules = "table ip nat {\n chain out {\n  type nat hook postrouting priority srcnat;\n  oifname out masquerade\n }\n}\n";
-        router.run("nft", &["-f", "-"], rules)?;
-        Ok(Forwarder { client, server, _router: router })
-    }
-}
-
-/// Creates a namespace. Clients use the first processor, like the switch, and servers the second.
-fn guest(lab: &Lab, repetition: u32, (n, name): (u8, &str), address: [u8; 4]) -> Result<Guest> {
-    let mut namespace = Namespace::create(format!("{}-{repetition}-{name}", lab.run.id()))?;
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    if !lab.options.share_processors && processors > 1 {
-        let is_server = name.contains("server") || name == "outside";
-        namespace.pin(usize::from(is_server));
-    }
-    let mac = format!("02:00:00:00:01:{n:02x}");
-    Ok(Guest { namespace, name: name.to_owned(), address: address.into(), mac })
-}
-
-/// The median over repetitions; `None` if it was not measured.
-fn spread(rows: &[Row], through: Through, connections: Connections, field: fn(&Row) -> f64) -> Option<Spread> {
-    Spread::of(rows.iter().filter(|row| row.through == through && row.connections == connections).map(field))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::requests::tests::row;
     use super::*;
-
-    fn row(through: Through, connections: Connections, rps: f64) -> Row {
-        Row {
-            through,
-            connections,
-            repetition: 0,
-            clients: CLIENTS,
-            requests: 1,
-            rps,
-            latency_ms_p50: 1.0,
-            latency_ms_p99: 2.0,
-        }
-    }
 
     #[test]
     fn each_bar_can_fail() {
-        let passed = |floating, shared| -> Vec<bool> {
-            let rows = [(Through::Switch, 100.0), (Through::FloatingIp, floating), (Through::SharedAddress, shared)]
-                .map(|(through, rps)| row(through, Connections::Persistent, rps));
-            NatExperiment.bars(&to_values(&rows).unwrap()).unwrap().iter().map(Bar::passes).collect()
+        let passed = |[floating, shared, new]: [f64; 3]| -> Vec<bool> {
+            let persistent =
+                [(Through::Switch, 100.0), (Through::FloatingIp, floating), (Through::SharedAddress, shared)]
+                    .map(|(through, rps)| row(through, Connections::Persistent, rps));
+            let short = [(Through::Nftables, 100.0), (Through::OpenVswitch, 60.0), (Through::SharedAddress, new)]
+                .map(|(through, rps)| row(through, Connections::Short, rps));
+            let values = to_values(&[persistent, short].concat()).unwrap();
+            NatExperiment.bars(&values).unwrap().iter().map(Bar::passes).collect()
         };
-        assert_eq!(passed(91.0, 91.0), [true, true]);
-        assert_eq!(passed(89.0, 91.0), [false, true]);
-        assert_eq!(passed(91.0, 89.0), [true, false]);
+        assert_eq!(passed([91.0, 91.0, 121.0]), [true; 4]);
+        assert_eq!(passed([89.0, 91.0, 121.0]), [false, true, true, true]);
+        assert_eq!(passed([91.0, 89.0, 121.0]), [true, false, true, true]);
+        assert_eq!(passed([91.0, 91.0, 101.0]), [true, true, true, false]);
+        assert_eq!(passed([91.0, 91.0, 99.0]), [true, true, false, false]);
         assert_eq!(NatExperiment.bars(&[]).unwrap().iter().filter(|bar| bar.passes()).count(), 0);
     }
 
@@ -349,5 +235,7 @@ mod tests {
         assert_eq!(values[0]["mode"], "shared_address");
         let report = NatExperiment.report(&values).unwrap();
         assert!(report.contains("0.50x"), "{report}");
+        let profile = report.lines().rfind(|line| line.starts_with("| short") && line.contains("nftables"));
+        assert!(profile.is_some_and(|line| line.contains("43.00")), "{report}");
     }
 }

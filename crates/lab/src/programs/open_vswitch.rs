@@ -130,18 +130,28 @@ impl OpenVswitch {
         command::run("ovs-appctl", &[&["-t", &target], arguments].concat())
     }
 
+    /// Adds an OpenFlow group to `bridge`.
+    ///
+    /// # Errors
+    /// The error of `ovs-ofctl`.
+    pub fn add_group(&self, bridge: &str, group: &str) -> Result<()> {
+        command::run("ovs-ofctl", &["-O", "OpenFlow13", "add-group", &self.management(bridge), group])?;
+        Ok(())
+    }
+
     /// Replaces the flows of `bridge` atomically by `flows`, one per line.
     ///
     /// # Errors
     /// The error of `ovs-ofctl`.
     pub fn replace_flows(&self, bridge: &str, flows: &str) -> Result<()> {
-        let management = format!("unix:{}", self.directory.join(format!("{bridge}.mgmt")).display());
-        command::run_with_input(
-            "ovs-ofctl",
-            &["-O", "OpenFlow13", "--bundle", "replace-flows", &management, "-"],
-            flows,
-        )?;
+        let arguments = ["-O", "OpenFlow13", "--bundle", "replace-flows", &self.management(bridge), "-"];
+        command::run_with_input("ovs-ofctl", &arguments, flows)?;
         Ok(())
+    }
+
+    /// The address for OpenFlow of `bridge`.
+    fn management(&self, bridge: &str) -> String {
+        format!("unix:{}", self.directory.join(format!("{bridge}.mgmt")).display())
     }
 
     /// Returns an error if the switch has ended.
