@@ -26,7 +26,7 @@ use crate::options::Mode;
 use crate::plot;
 use crate::programs::nginx::Nginx;
 use crate::programs::ping_pong;
-use crate::report::{Table, number};
+use crate::report::Table;
 use crate::results::{from_values, to_values};
 use crate::stats::{Spread, cell, median_of};
 use crate::topology::Guest;
@@ -196,7 +196,7 @@ impl Experiment for MirrorExperiment {
             Table::new(&["mirror", "P99.9 µs", "copies sent", "arrived", "missed", "unsent", "read", "wrong"]);
         for mirroring in Mirroring::ALL {
             let of: Vec<Mirrored> = mirrored.iter().filter(|(m, _)| m == mirroring).map(|(_, m)| *m).collect();
-            let sum = |field: fn(&Mirrored) -> u64| number(of.iter().map(field).sum::<u64>() as f64);
+            let sum = |field: fn(&Mirrored) -> u64| of.iter().map(field).sum::<u64>().to_string();
             table.row(vec![
                 mirroring.to_string(),
                 cell(Spread::of(of.iter().map(|m| m.paced_latency_us_p99_9))),

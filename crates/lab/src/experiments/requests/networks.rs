@@ -57,7 +57,8 @@ pub(crate) struct Reference {
     pub(crate) client: Guest,
     /// The servers, with the addresses [`server`].
     pub(crate) servers: Vec<Guest>,
-    _middle: Namespace,
+    /// What forwards; deleted last.
+    middle: Namespace,
 }
 
 impl Reference {
@@ -68,7 +69,7 @@ impl Reference {
     /// The network cannot be built, or the rules are refused.
     pub(crate) fn nftables(lab: &Lab, first: u8, servers: u8, rules: &str) -> Result<Self> {
         let reference = Self::build(lab, ("nft", first), servers)?;
-        let router = &reference._middle;
+        let router = &reference.middle;
         let mut batch = String::from("addr add 10.1.0.254/24 dev in\n");
         for number in 0..servers {
             batch += &format!("addr add 203.0.{}.254/24 dev out{number}\n", 113 + number);
@@ -95,7 +96,7 @@ impl Reference {
         let mut reference = Self::build(lab, ("ovs", first), servers)?;
         let directory = network.directory().join("reference.ovs");
         let logs = lab.logs(label).join("ovs");
-        let switch = OpenVswitch::start(&reference._middle, Datapath::Userspace, directory, &logs)?;
+        let switch = OpenVswitch::start(&reference.middle, Datapath::Userspace, directory, &logs)?;
         let mut words = String::from("-- add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure");
         for (device, port) in Self::devices(servers).zip(1..) {
             words += &format!(" -- add-port br0 {device} -- set interface {device} ofport_request={port}");
@@ -131,10 +132,10 @@ impl Reference {
         let client = container(lab, (first + 1, &format!("{name}-client")), CLIENT, false)?;
         let create = |n| container(lab, (first + 2 + n, &format!("{name}-server{n}")), server(n), true);
         let servers: Vec<Guest> = (0..servers).map(create).collect::<Result<_>>()?;
-        let reference = Reference { switch: None, client, servers, _middle: middle };
+        let reference = Reference { switch: None, client, servers, middle };
         for (device, guest) in Self::devices(reference.servers.len() as u8).zip(reference.guests()) {
             let Guest { namespace, mac, address, .. } = guest;
-            reference._middle.ip_batch(&format!(
+            reference.middle.ip_batch(&format!(
                 "link add {device} type veth peer name eth0 address {mac} netns {}\nlink set {device} up\n",
                 namespace.name()
             ))?;
