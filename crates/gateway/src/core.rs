@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bifrost_tables::{Meter, TokenBucket};
 
+use crate::ahead::{self, Ahead};
 use crate::decision::{Context, Decision, State};
 use crate::fragments::Fragments;
 use crate::nat::Nat;
@@ -35,6 +36,8 @@ pub struct Core {
     tables: Arc<Tables>,
     nat: Arc<Nat>,
     state: State,
+    /// Whether the tables have many entries.
+    many: bool,
 }
 
 impl Core {
@@ -50,7 +53,8 @@ impl Core {
             more: Vec::new(),
             counters: Counters::default(),
         };
-        Core { tables, nat, state }
+        let many = ahead::are_many(&tables);
+        Core { tables, nat, state, many }
     }
 
     /// The counters.
@@ -74,17 +78,36 @@ impl Core {
         (0..frames).for_each(|_| self.state.counters.drop(DropReason::NoRoom));
     }
 
-    /// Prefetches the data that the decision about a frame will need. Call it for several frames before the first of
-    /// them is [processed](Self::process), so that their memory accesses overlap. With few sessions, which stay in the
-    /// caches anyway, it does nothing.
+    /// Adds a frame, which will be [processed](Self::process) soon, to a vector. With small tables and few sessions,
+    /// which stay in the caches anyway, it does nothing.
     #[inline]
-    pub fn fetch_ahead(&self, frame: &[u8]) {
-        self.nat.fetch_ahead(frame);
+    pub fn look_ahead(&self, ahead: &mut Ahead, frame: &[u8]) {
+        if self.many || self.nat.are_many() {
+            ahead.add(&self.nat, frame);
+        }
+    }
+
+    /// Prefetches what the tables have about the vector's frames, so that their memory accesses overlap, and empties
+    /// the vector.
+    #[inline]
+    pub fn fetch_ahead(&self, ahead: &mut Ahead) {
+        if self.many {
+            ahead.fetch(&self.tables, &self.nat, &self.state);
+        }
+        ahead.clear();
+    }
+
+    /// For tests: of how many of these frames it can prefetch where they go.
+    #[cfg(test)]
+    pub(crate) fn found_ahead(&self, frames: &[Vec<u8>]) -> usize {
+        let mut ahead = Ahead::default();
+        frames.iter().for_each(|frame| ahead.add(&self.nat, frame));
+        ahead.fetch(&self.tables, &self.nat, &self.state)
     }
 
     /// Processes a packet: decides and rewrites it. A dropped packet may be partly rewritten.
     pub fn process(&mut self, context: Context<'_>, packet: &mut Packet<'_>) -> Verdict {
-        let Core { tables, nat, state } = self;
+        let Core { tables, nat, state, .. } = self;
         state.more.clear();
         let decided = Decision { tables, nat, state, context, steps: None }.decide(packet);
         match decided {

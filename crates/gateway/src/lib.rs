@@ -41,6 +41,7 @@ mod trace;
 mod tests;
 
 pub use crate::core::{Core, Verdict};
+pub use ahead::{Ahead, VECTOR};
 pub use counters::{Counters, DropReason, Service};
 pub use decision::Context;
 pub use nat::{INTERNET, Nat, NatConfig};

@@ -21,7 +21,6 @@ use bifrost_wire::protocol::{TCP, UDP};
 use bifrost_wire::tcp;
 
 use crate::DropReason;
-use crate::ahead;
 use crate::rewrite::End;
 use crate::session::{self, Flow};
 use crate::shared::{SESSIONS_MAX, Shared, Side};
@@ -147,14 +146,24 @@ impl Nat {
         self.len() == 0
     }
 
+    /// Whether there are so many sessions that prefetching them saves time.
+    #[inline]
+    pub(crate) fn are_many(&self) -> bool {
+        self.many.load(Relaxed)
+    }
+
     /// Prefetches a flow's slot. With few sessions, which stay in the caches anyway, it does nothing.
     #[inline]
-    pub(crate) fn fetch_ahead(&self, frame: &[u8]) {
-        if self.many.load(Relaxed)
-            && let Some(flow) = ahead::flow(frame)
-        {
-            self.shared.fetch_ahead(&flow);
+    pub(crate) fn fetch_ahead(&self, flow: &Flow) {
+        if self.are_many() {
+            self.shared.fetch_ahead(flow);
         }
+    }
+
+    /// The translation of a packet from the outside, without recording the packet.
+    #[inline]
+    pub(crate) fn glance(&self, flow: &Flow) -> Option<Flow> {
+        self.shared.look(Side::Outside, flow)
     }
 
     /// Translates a packet from the inside. It may start a session, from an address of `pool` to `target`, or to the

@@ -222,6 +222,13 @@ impl Tables {
         self.on_link.lookup(address).map(|()| address).or(self.router)
     }
 
+    /// Prefetches the Internet route of an IPv4 address. Returns false if there is no table for it.
+    pub(crate) fn fetch_internet(&self, address: IpAddr) -> bool {
+        let (IpAddr::V4(address), Some(fib)) = (address, &self.fib4) else { return false };
+        fib.fetch_ahead(address);
+        true
+    }
+
     /// The next hop of a packet to the Internet.
     pub(crate) fn internet(&self, address: IpAddr) -> Option<IpAddr> {
         let hop = match address {

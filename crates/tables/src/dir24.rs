@@ -183,6 +183,12 @@ impl Dir24 {
         self.second(self.top[(addr >> 8) as usize], addr)
     }
 
+    /// Prefetches the entry of an address.
+    #[inline]
+    pub fn fetch_ahead(&self, addr: Ipv4Addr) {
+        prefetch(&self.top[(addr.to_bits() >> 8) as usize]);
+    }
+
     /// [`lookup`](Self::lookup) of several addresses, with overlapping memory accesses.
     #[inline]
     pub fn lookup_batch(&self, addrs: &[Ipv4Addr; FIB_BATCH]) -> [Option<u32>; FIB_BATCH] {

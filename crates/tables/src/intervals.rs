@@ -101,6 +101,34 @@ impl<K: Key, const N: usize> Intervals<K, N> {
         }
         places.map(|place| self.slots[place])
     }
+
+    /// [`slot`](Self::slot) of keys in different tables, with overlapping memory accesses: first where the tables' levels
+    /// are, then all of them level by level.
+    pub(crate) fn slots_of<const B: usize>(asked: &[Option<(&Self, K)>; B]) -> [u32; B] {
+        let tables = || asked.iter().flatten().map(|(table, _)| *table);
+        tables().for_each(|table| [table.levels.first(), table.levels.last()].into_iter().flatten().for_each(prefetch));
+        tables().filter_map(|table| table.levels.first()?.nodes.first()).for_each(prefetch);
+        let depth = tables().map(|table| table.levels.len()).max().unwrap_or(0);
+        let mut places = [0; B];
+        for depth in 0..depth {
+            for (place, asked) in places.iter_mut().zip(asked) {
+                let Some((table, key)) = asked else { continue };
+                let Some(level) = table.levels.get(depth) else { continue };
+                *place = level.below(*place, *key);
+                match table.levels.get(depth + 1) {
+                    Some(next) => prefetch(&next.nodes[*place]),
+                    None => prefetch(&table.slots[*place]),
+                }
+            }
+        }
+        let mut slots = [NO_SLOT; B];
+        for ((slot, place), asked) in slots.iter_mut().zip(places).zip(asked) {
+            if let Some((table, _)) = asked {
+                *slot = table.slots[place];
+            }
+        }
+        slots
+    }
 }
 
 impl<K: Key, const N: usize> Level<K, N> {

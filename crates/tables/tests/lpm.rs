@@ -61,10 +61,19 @@ proptest! {
         }
         // Both families mixed, and each alone.
         let family = |v6| addrs.iter().copied().filter(|a| a.is_ipv6() == v6).collect::<Vec<_>>();
+        let half = Lpm::new(all.iter().copied().take(all.len() / 2)).unwrap();
         for addrs in [family(false), family(true), addrs.clone()] {
             for chunk in addrs.as_chunks::<BATCH>().0 {
                 let expected = chunk.map(|addr| lpm.lookup(addr));
                 prop_assert_eq!(lpm.lookup_batch(chunk), expected);
+                // In this table, in half of it, and in none.
+                let mut turn = 0;
+                let asked = chunk.map(|addr| {
+                    turn += 1;
+                    [Some((&lpm, addr)), None, Some((&half, addr))][turn % 3]
+                });
+                let expected = asked.map(|asked| asked.and_then(|(table, addr)| table.lookup(addr)));
+                prop_assert_eq!(Lpm::lookup_several(&asked), expected);
             }
         }
     }

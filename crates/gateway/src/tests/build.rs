@@ -176,6 +176,11 @@ impl Pod {
         (verdict, bytes)
     }
 
+    /// Of how many frames a core can prefetch where they go.
+    pub(super) fn found_ahead(&self, frames: &[Vec<u8>]) -> usize {
+        self.cores[0].found_ahead(frames)
+    }
+
     pub(super) fn run(&mut self, packet: &mut Packet<'_>) -> Verdict {
         self.turn += 1;
         let context = Context { now: self.now, neighbours: &self.neighbours };

@@ -119,16 +119,50 @@ fn prefetching_finds_the_flow_of_a_session() {
 
     let end = |address: &str, port| End { address: ip(address), port };
     let inside = Flow { network: VPC, protocol: 6, source: end("192.168.0.1", 3000), destination: end(REMOTE, 443) };
-    assert_eq!(crate::ahead::flow(&out(3000, Flags::ACK)), Some(inside));
+    assert_eq!(crate::ahead::flow_of(&out(3000, Flags::ACK)), Some(inside));
     let reply = Flow { network: INTERNET, protocol: 6, source: end(REMOTE, 443), destination: end(NAT_ADDRESS, 2000) };
-    assert_eq!(crate::ahead::flow(&back(2000, Flags::ACK)), Some(reply));
+    assert_eq!(crate::ahead::flow_of(&back(2000, Flags::ACK)), Some(reply));
+    let six = Flow { network: VPC, protocol: 17, source: end("fd10::1", 1), destination: end("fd11::1", 2) };
+    let packet = udp_packet(("fd10::1", 1), ("fd11::1", 2), &[]);
+    for host in [HOST_A, HOST_6] {
+        assert_eq!(crate::ahead::flow_of(&tunnelled(host, VPC, &packet)), Some(six));
+    }
     let other = [
         tunnelled(HOST_A, VPC, &echo("192.168.0.1", REMOTE, 8, 77)),
-        tunnelled(HOST_A, VPC, &udp_packet(("fd10::1", 1), ("fd11::1", 2), &[0; 64])),
         out(3000, Flags::ACK)[..87].to_vec(),
+        tunnelled(HOST_6, VPC, &packet)[..127].to_vec(),
         Vec::new(),
     ];
-    assert!(other.iter().all(|frame| crate::ahead::flow(frame).is_none()));
+    assert!(other.iter().all(|frame| crate::ahead::flow_of(frame).is_none()));
+}
+
+#[test]
+fn prefetching_finds_where_packets_go() {
+    let mut pod = Pod::new();
+    let to = |address: &str| tunnelled(HOST_A, VPC, &udp_packet(("192.168.0.1", 9), (address, 9), &[0; 8]));
+    let port = pod.forward(&out(3000, Flags::SYN)).inner.src_port;
+    let known = [
+        to("192.168.0.2"),
+        to("192.168.1.1"),
+        to("10.50.0.1"),
+        to(REMOTE),
+        tunnelled(HOST_6, VPC, &udp_packet(("fd10::1", 1), ("fd11::1", 2), &[0; 8])),
+        back(port, Flags::ACK),
+        link(&udp_packet((REMOTE, 5), ("203.0.113.2", 6), &[])),
+    ];
+    for frame in &known {
+        assert_eq!(pod.found_ahead(std::slice::from_ref(frame)), 1, "{frame:02x?}");
+    }
+    assert_eq!(pod.found_ahead(&known), known.len());
+    // No host, no route, no session, no VPC; and more than a vector.
+    let unknown = [
+        to("192.168.0.77"),
+        to("192.168.9.1"),
+        back(port ^ 1, Flags::ACK),
+        tunnelled(HOST_A, 999, &udp_packet(("192.168.0.1", 9), (REMOTE, 9), &[])),
+    ];
+    assert_eq!(pod.found_ahead(&unknown), 0);
+    assert_eq!(pod.found_ahead(&vec![to(REMOTE); VECTOR + 1]), VECTOR);
 }
 
 #[test]

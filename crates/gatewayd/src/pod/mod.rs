@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use bifrost_control::api;
 use bifrost_control::server::CaptureStream;
-use bifrost_gateway::{Context, Core, HEADROOM, Nat, Packet, Tables, Verdict};
+use bifrost_gateway::{Ahead, Context, Core, HEADROOM, Nat, Packet, Tables, Verdict};
 use bifrost_plb::TRAILER_LEN;
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::memif::{ClientConfig, Queue};
@@ -115,6 +115,7 @@ impl Program for GatewayPod {
             counts.push(Arc::clone(&of_worker));
             let worker = Worker {
                 core: Core::new(Arc::clone(&tables), Arc::clone(&nat), config.cores, fastrand::u64(..)),
+                ahead: Ahead::default(),
                 queues: Vec::new(),
                 neighbours: Arc::clone(&neighbours),
                 missing: missing_to.clone(),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use bifrost_control::api;
-use bifrost_gateway::{Context, Core, Packet, Verdict};
+use bifrost_gateway::{Ahead, Context, Core, Packet, Verdict};
 use bifrost_plb::{TRAILER_LEN, Trailer};
 use bifrost_port::clock::{cycles, monotonic_ns};
 use bifrost_port::memif::Queue;
@@ -22,7 +22,7 @@ use crate::capture::{Outcome, Tap};
 /// Packets of a queue in a turn.
 const BATCH: u16 = 32;
 /// Packets that wait for memory together: first their bytes, which another processor has just written, and then what the tables have about them.
-const VECTOR: u16 = 16;
+const VECTOR: u16 = bifrost_gateway::VECTOR as u16;
 /// Bytes of headers.
 const HEAD: usize = 128;
 /// How often a worker that sleeps looks whether it is to end.
@@ -60,6 +60,8 @@ pub(super) type Counts = Arc<Mutex<api::Counts>>;
 /// What a worker needs.
 pub(super) struct Worker {
     pub(super) core: Core,
+    /// The next packets.
+    pub(super) ahead: Ahead,
     /// One of each interface.
     pub(super) queues: Vec<Queue>,
     pub(super) neighbours: Arc<SharedNeighbours>,
@@ -144,7 +146,7 @@ impl Worker {
 
     /// Handles the packets of one queue; `SEEN`: a capture runs.
     fn turn<const SEEN: bool>(&mut self, index: usize, now: u64, known: &ExactMap<IpAddr, Mac>, allowed: u16) -> u16 {
-        let Worker { core, queues, missing, pod, tests, tap, control, .. } = self;
+        let Worker { core, queues, missing, pod, tests, tap, control, ahead, .. } = self;
         let queue = &mut queues[index];
         let count = queue.available().min(allowed);
         queue.fetch_descriptors(count);
@@ -154,9 +156,10 @@ impl Worker {
                 // The next vector's bytes come while this one is worked on.
                 let rest = count - number;
                 (VECTOR..rest.min(2 * VECTOR)).for_each(|ahead| queue.fetch_packet(ahead, HEAD));
-                for ahead in 0..rest.min(VECTOR) {
-                    queue.waiting(ahead).into_iter().for_each(|packet| core.fetch_ahead(packet));
+                for next in 0..rest.min(VECTOR) {
+                    queue.waiting(next).into_iter().for_each(|packet| core.look_ahead(ahead, packet));
                 }
+                core.fetch_ahead(ahead);
             }
             if tests.jitter_us > 0 {
                 std::thread::sleep(Duration::from_nanos(fastrand::u64(..tests.jitter_us.saturating_mul(1000))));
