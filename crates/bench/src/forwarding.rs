@@ -19,9 +19,9 @@ pub const PACKETS: u32 = 8192;
 const FLOWS: u32 = 1024;
 const VPCS: u32 = 64;
 const HOSTS: u32 = 256;
-const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 254);
-const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+pub(crate) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+pub(crate) const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 255, 255, 254);
+pub(crate) const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 
 /// The service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ fn frame(service: Service, flow: u32) -> Vec<u8> {
     link(&datagram(vtep(host), GATEWAY, (50_000, vxlan::UDP_PORT), &[&header[..], &inner].concat()))
 }
 
-fn datagram(source: Ipv4Addr, destination: Ipv4Addr, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
+pub(crate) fn datagram(source: Ipv4Addr, destination: Ipv4Addr, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     let len = (udp::HEADER_LEN + payload.len()) as u16;
     let header = ipv4::Header::new(source, destination, UDP, len);
     let udp = udp::Header { source_port: ports.0, destination_port: ports.1, len, checksum: 1 };

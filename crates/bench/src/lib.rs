@@ -16,6 +16,7 @@ pub mod report;
 pub mod round;
 pub mod routes;
 pub mod stages;
+pub mod tenants;
 pub mod vectors;
 pub mod wall;
 
