@@ -57,13 +57,24 @@ pub(in super::super) struct Machine {
     pub(in super::super) overlap: f64,
 }
 
+/// Data that packets of one owner share, such as the entries of a vNIC.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in super::super) struct Shared {
+    /// Flows of an owner; 0: one owner has all flows.
+    pub(in super::super) flows: u64,
+    /// Lines of it that a packet reads.
+    pub(in super::super) each: u64,
+    /// Lines of an owner.
+    pub(in super::super) total: u64,
+}
+
 /// Tables, as accessed by a packet.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Tables {
-    /// Concurrent flows, each with its own entries.
+    /// Concurrent flows.
     pub(in super::super) flows: u64,
-    /// Lines of flow entries that a packet reads.
-    pub(in super::super) flow_lines: u64,
+    /// Lines that packets of a flow, of a vNIC, and of a tenant read.
+    pub(in super::super) owned: [Shared; 3],
     /// Lines that a packet reads of data that all flows share: the upper levels of tables.
     pub(in super::super) common_lines: u64,
     /// Total lines of that data.
@@ -73,11 +84,19 @@ pub(in super::super) struct Tables {
     pub(in super::super) packet_lines: u64,
     /// Lines of that pool.
     pub(in super::super) pool_lines: u64,
-    /// Number of tenants.
-    pub(in super::super) tenants: u64,
+    /// Flows of a tenant.
+    pub(in super::super) tenant_flows: u64,
     /// Bytes that a packet writes of a core's per-tenant data: its share of the tenant's rate. Data of tenants is
     /// adjacent.
     pub(in super::super) private_bytes: u64,
+}
+
+impl Tables {
+    /// Bytes that all flows together read, without per-core data.
+    pub(in super::super) fn bytes(&self) -> u64 {
+        let owned = self.owned.iter().map(|shared| self.flows.div_ceil(shared.flows.max(1)) * shared.total);
+        (owned.sum::<u64>() + self.common_total) * LINE
+    }
 }
 
 /// Purpose of an access.
@@ -85,6 +104,10 @@ pub(in super::super) struct Tables {
 pub(in super::super) enum Stream {
     /// Entries of the flow.
     Flow,
+    /// Entries of its vNIC.
+    Vnic,
+    /// Entries of its tenant.
+    Tenant,
     /// Data that all flows share.
     Common,
     /// Buffer and descriptors.
@@ -95,7 +118,10 @@ pub(in super::super) enum Stream {
 
 impl Stream {
     /// All, in the order of [`Replayed::by_stream`].
-    pub(in super::super) const ALL: [Stream; 4] = [Stream::Flow, Stream::Common, Stream::Packet, Stream::Private];
+    pub(in super::super) const ALL: [Stream; 6] =
+        [Stream::Flow, Stream::Vnic, Stream::Tenant, Stream::Common, Stream::Packet, Stream::Private];
+    /// Those of [`Tables::owned`].
+    const OWNED: [Stream; 3] = [Stream::Flow, Stream::Vnic, Stream::Tenant];
 }
 
 /// Results.
@@ -115,7 +141,7 @@ pub(in super::super) struct Replayed {
 pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, spray: bool, packets: u64) -> Replayed {
     let mut rng = Rng::new(7);
     let mut private = vec![Cache::new(machine.private_bytes, 16); cores as usize];
-    let mut shared = Cache::new(machine.shared_bytes, 16);
+    let mut shared_cache = Cache::new(machine.shared_bytes, 16);
     let mut answered = [[0u64; 3]; Stream::ALL.len()];
     // The first two thirds only fill the caches.
     let warm = packets * 2 / 3;
@@ -134,23 +160,31 @@ pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, s
             };
             answered[stream as usize][level] += u64::from(n >= warm);
         };
-        (0..tables.flow_lines).for_each(|i| read(Stream::Flow, 1 << 60 | (flow * tables.flow_lines + i), &mut shared));
+        for (stream, shared) in Stream::OWNED.into_iter().zip(tables.owned) {
+            let owner = flow / shared.flows.max(1);
+            for i in 0..shared.each {
+                // Each access has its part of the owner's lines, and goes to any of them.
+                let part = (shared.total / shared.each).max(1);
+                let line = i * part + mix(flow ^ i << 40) % part;
+                read(stream, 1 << 60 | (stream as u64) << 56 | (owner * shared.total.max(1) + line), &mut shared_cache);
+            }
+        }
         for level in 0..tables.common_lines {
             // Upper levels are small and lower ones large: each half of the accesses goes to a sixteenth of the
             // remaining lines.
             let total = (tables.common_total >> (4 * (tables.common_lines - 1 - level).min(15))).max(1);
-            read(Stream::Common, 2 << 60 | level << 40 | (mix(flow ^ level << 32) % total), &mut shared);
+            read(Stream::Common, 2 << 60 | level << 40 | (mix(flow ^ level << 32) % total), &mut shared_cache);
         }
-        let tenant = mix(flow ^ 0x7e4a << 32) % tables.tenants.max(1);
+        let tenant = flow / tables.tenant_flows.max(1);
         let kept = tenant * tables.private_bytes..(tenant + 1) * tables.private_bytes;
         let lines = kept.start / LINE..kept.end.div_ceil(LINE);
-        lines.for_each(|line| read(Stream::Private, 4 << 60 | core << 40 | line, &mut shared));
+        lines.for_each(|line| read(Stream::Private, 4 << 60 | core << 40 | line, &mut shared_cache));
         for _ in 0..tables.packet_lines {
             let pool = &mut pools[core as usize];
             *pool = (*pool + 1) % tables.pool_lines;
             let line = 3 << 60 | core << 40 | *pool;
             // The device has just written it.
-            shared.access(line);
+            shared_cache.access(line);
             let own = &mut private[core as usize];
             own.invalidate(line);
             own.access(line);
@@ -189,12 +223,12 @@ mod tests {
             Machine { private_bytes: 1 << 16, shared_bytes: 1 << 20, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
         let tables = |flows| Tables {
             flows,
-            flow_lines: 4,
+            owned: [Shared { flows: 1, each: 4, total: 4 }, Shared::default(), Shared::default()],
             common_lines: 0,
             common_total: 0,
             packet_lines: 0,
             pool_lines: 1,
-            tenants: 0,
+            tenant_flows: 1,
             private_bytes: 0,
         };
         // 64 flows per core on four cores fit a private cache, 256 per core do not.
@@ -214,13 +248,12 @@ mod tests {
             Machine { private_bytes: 1 << 20, shared_bytes: 1 << 22, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
         let tables = Tables {
             flows: 8192,
-            flow_lines: 2,
+            owned: [Shared { flows: 1, each: 2, total: 2 }, Shared::default(), Shared::default()],
             common_lines: 0,
             common_total: 0,
             packet_lines: 3,
             pool_lines: 64,
-            // Hardly two flows have the same tenant.
-            tenants: 1 << 16,
+            tenant_flows: 1,
             private_bytes: 2 * LINE,
         };
         let of = |stream: Stream, spray| replay(&machine, &tables, 8, spray, 400_000).by_stream[stream as usize];
@@ -230,5 +263,33 @@ mod tests {
         let [spray, hash] = [true, false].map(|spray| of(Stream::Private, spray)[2]);
         assert!(hash < 0.05 && spray > 0.5, "{hash} {spray}");
         assert!(of(Stream::Flow, true)[2] < of(Stream::Private, true)[2] / 2.0);
+    }
+    #[test]
+    fn entries_of_vnics_and_tenants_are_shared_by_their_flows() {
+        let machine =
+            Machine { private_bytes: 1 << 14, shared_bytes: 1 << 22, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
+        let tables = Tables {
+            flows: 1 << 16,
+            owned: [
+                Shared { flows: 1, each: 1, total: 1 },
+                Shared { flows: 16, each: 2, total: 2 },
+                Shared { flows: 1 << 12, each: 3, total: 48 },
+            ],
+            common_lines: 0,
+            common_total: 0,
+            packet_lines: 0,
+            pool_lines: 1,
+            tenant_flows: 1 << 12,
+            private_bytes: 0,
+        };
+        assert_eq!(tables.bytes(), ((1 << 16) + (2 << 12) + 16 * 48) * LINE);
+        let replayed = replay(&machine, &tables, 2, true, 600_000);
+        let [flow, vnic, tenant] =
+            [Stream::Flow, Stream::Vnic, Stream::Tenant].map(|stream| replayed.by_stream[stream as usize]);
+        // Per packet as many as there are; what more flows share is nearer.
+        for (lines, each) in [(flow, 1.0), (vnic, 2.0), (tenant, 3.0)] {
+            assert!((lines.iter().sum::<f64>() - each).abs() < 1e-9, "{lines:?}");
+        }
+        assert!(tenant[2] < 0.01 && vnic[2] / 2.0 < flow[2], "{replayed:?}");
     }
 }
