@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use pulldown_cmark::{Options as Markdown, Parser, html};
 
+use crate::command;
+use crate::daemon::Binaries;
 use crate::figures::{self, NOT_MEASURED};
 use crate::frame::Experiment;
 use crate::options::Options;
@@ -73,6 +75,7 @@ pub fn write(chapters: &[Chapter<'_>], options: &Options, directory: &Path) -> R
         // Writing to a string cannot fail.
         let _ = writeln!(text, "- **{figure}**. {why}");
     }
+    text += &computed(options);
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>The figures, \
          measured</title><style>{STYLE}</style></head><body>\n"
@@ -84,6 +87,19 @@ pub fn write(chapters: &[Chapter<'_>], options: &Options, directory: &Path) -> R
         fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(())
+}
+
+/// What is computed from stated inputs, by the program that users have for it.
+fn computed(options: &Options) -> String {
+    let arguments = ["gw", "cost"];
+    let printed = Binaries::find(&Options { modes: Vec::new(), ..options.clone() })
+        .and_then(|binaries| command::run(&binaries.bifrostctl.to_string_lossy(), &arguments));
+    let printed = printed.unwrap_or_else(|error| format!("Not computed: {error:#}\n"));
+    format!(
+        "\n## Figures that are computed\n\nSIGCOMM'25 figure 15 and table 6, from the paper's prices, powers and rates: \
+         `bifrostctl gw cost`, whose options change the inputs.\n\n```text\n{}\n```\n",
+        printed.trim_end()
+    )
 }
 
 fn body(chapter: &Chapter<'_>, directory: &Path) -> Result<String> {
@@ -138,7 +154,12 @@ mod tests {
     #[test]
     fn the_report_has_measured_and_missing_experiments() {
         let out = tempfile::tempdir().unwrap();
-        let options = run::settle(&Vectors, Options { quick: true, ..Options::default() }).unwrap();
+        // A program that prints its arguments.
+        let bin_dir = out.path().join("bin");
+        fs::create_dir(&bin_dir).unwrap();
+        std::os::unix::fs::symlink("/bin/echo", bin_dir.join("bifrostctl")).unwrap();
+        let options = Options { quick: true, bin_dir: Some(bin_dir), ..Options::default() };
+        let options = run::settle(&Vectors, options).unwrap();
         let rows = to_values(&[row(Switch::Batches, 1e6), row(Switch::Vectors, 2e6)]).unwrap();
         let host = HostInfo::collect(&options);
         let results = Results { schema_version: SCHEMA_VERSION, experiment: "vectors".to_owned(), host, rows };
@@ -155,6 +176,8 @@ mod tests {
             "`sudo bifrost-lab run vectors --quick`",
             "Not measured: no <huge> pages",
             "- **NSDI'26 section 6.1.4, aggregation and pooling**",
+            "SIGCOMM'25 figure 15 and table 6",
+            "```text\ngw cost\n```",
         ] {
             assert!(text.contains(part), "{part} is not in:\n{text}");
         }

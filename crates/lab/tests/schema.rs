@@ -549,6 +549,7 @@ fn all() -> Vec<Value> {
         forwarder: gw_services::Forwarder::Pod,
         service: gw_services::Service::CloudService,
         repetition: 0,
+        turn: 3,
         flows: 500_000,
         frame_bytes: 256,
         duration_s: 4.0,

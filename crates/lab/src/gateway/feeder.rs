@@ -116,63 +116,139 @@ pub fn answer_arp(
 }
 
 /// Feeds a ring with the flows in turn: first one packet of each, then traffic for `warm_up`, then for `time`, during
-/// which packets are counted. `mark` is called when counting begins and ends.
+/// which packets are counted.
 ///
 /// # Errors
 /// The client stops returning packets.
 pub fn feed(
-    (to, from): (&mut ToClient, &mut FromClient),
+    rings: (&mut ToClient, &mut FromClient),
     flows: &Flows,
     (warm_up, time): (Duration, Duration),
-    mut mark: impl FnMut() -> Result<()>,
 ) -> Result<Fed> {
-    let payload = vec![0u8; flows.payload];
-    let mut buffer = [0; LONGEST];
-    let mut psn = 0u32;
-    let mut fed = Fed::default();
-    let mut flow = flows.headers.iter().cycle();
-    let first_round = flows.headers.len() as u64;
-    let (mut warm_until, mut counting): (Option<Instant>, Option<Instant>) = (None, None);
-    let mut heard = Instant::now();
-    loop {
-        let room = to.room().min(BATCH);
-        for headers in flow.by_ref().take(usize::from(room)) {
-            let trailer = Trailer { psn, payload: None, pod: 1, queue: 0, drop: false, unordered: false }.emit();
-            psn = psn.wrapping_add(1);
-            to.push(&[headers, &payload, &trailer]).map_err(|_| anyhow!("the pod's buffers are too small"))?;
+    let mut pump = Pump::new(rings);
+    let mut flow = pump.first_round(flows)?;
+    let began = Instant::now();
+    while began.elapsed() < warm_up {
+        pump.turn(Some(&mut flow))?;
+    }
+    pump.fed = Fed::default();
+    let since = Instant::now();
+    while since.elapsed() < time {
+        pump.turn(Some(&mut flow))?;
+    }
+    Ok(Fed { seconds: since.elapsed().as_secs_f64(), ..pump.fed })
+}
+
+/// Feeds a ring with several kinds of traffic in short turns, so that drift of the machine affects all of them alike.
+/// After one packet of each flow of each kind, each kind has `rounds` turns of `time`; every second round is in reverse
+/// order. `mark` is called before and after each turn, when the client has returned all
+/// packets and has been idle for `rest`. Returns the kind, the packets and both marks of each turn.
+///
+/// # Errors
+/// The client stops returning packets, or an error of `mark`.
+pub fn feed_in_turns<T>(
+    rings: (&mut ToClient, &mut FromClient),
+    kinds: &[Flows],
+    (rounds, time, rest): (u32, Duration, Duration),
+    mut mark: impl FnMut() -> Result<T>,
+) -> Result<Vec<(usize, Fed, [T; 2])>> {
+    let mut pump = Pump::new(rings);
+    let mut flows = kinds.iter().map(|kind| pump.first_round(kind)).collect::<Result<Vec<_>>>()?;
+    let mut turns = Vec::new();
+    for round in 0..rounds {
+        for place in 0..kinds.len() {
+            let kind = if round % 2 == 0 { place } else { kinds.len() - 1 - place };
+            pump.drain(rest)?;
+            let before = mark()?;
+            pump.fed = Fed::default();
+            let since = Instant::now();
+            while since.elapsed() < time {
+                pump.turn(Some(&mut flows[kind]))?;
+            }
+            let seconds = since.elapsed().as_secs_f64();
+            pump.drain(rest)?;
+            turns.push((kind, Fed { seconds, ..pump.fed }, [before, mark()?]));
         }
-        to.publish();
+    }
+    Ok(turns)
+}
+
+/// Both rings of a client, and what has passed through them.
+struct Pump<'a> {
+    to: &'a mut ToClient,
+    from: &'a mut FromClient,
+    psn: u32,
+    /// Packets that the client has not returned yet.
+    outside: u64,
+    fed: Fed,
+    heard: Instant,
+    buffer: [u8; LONGEST],
+}
+
+/// The headers of flows, again and again, and the payload.
+struct Source<'f> {
+    headers: std::iter::Cycle<std::slice::Iter<'f, [u8; HEADERS]>>,
+    payload: Vec<u8>,
+}
+
+impl<'a> Pump<'a> {
+    fn new((to, from): (&'a mut ToClient, &'a mut FromClient)) -> Self {
+        let fed = Fed::default();
+        Pump { to, from, psn: 0, outside: 0, fed, heard: Instant::now(), buffer: [0; LONGEST] }
+    }
+
+    /// Sends a packet of each flow, and takes as many back.
+    fn first_round<'f>(&mut self, flows: &'f Flows) -> Result<Source<'f>> {
+        let mut source = Source { headers: flows.headers.iter().cycle(), payload: vec![0; flows.payload] };
+        self.fed = Fed::default();
+        while self.fed.forwarded + self.fed.dropped < flows.headers.len() as u64 {
+            self.turn(Some(&mut source))?;
+        }
+        Ok(source)
+    }
+
+    /// Takes back all packets, then waits.
+    fn drain(&mut self, rest: Duration) -> Result<()> {
+        while self.outside > 0 {
+            self.turn(None)?;
+        }
+        std::thread::sleep(rest);
+        self.heard = Instant::now();
+        Ok(())
+    }
+
+    /// Sends as many packets as there is room for, up to a batch, and takes back what has been returned.
+    fn turn(&mut self, source: Option<&mut Source<'_>>) -> Result<()> {
+        if let Some(Source { headers, payload }) = source {
+            let room = self.to.room().min(BATCH);
+            for headers in headers.by_ref().take(usize::from(room)) {
+                let trailer = Trailer { psn: self.psn, payload: None, pod: 1, queue: 0, drop: false, unordered: false };
+                self.psn = self.psn.wrapping_add(1);
+                self.to
+                    .push(&[headers, payload, &trailer.emit()])
+                    .map_err(|_| anyhow!("the pod's buffers are too small"))?;
+                self.outside += 1;
+            }
+            self.to.publish();
+        }
         let mut count = 0;
         while count < 2 * BATCH {
-            let Some(popped) = from.pop(&mut buffer) else { break };
+            let Some(popped) = self.from.pop(&mut self.buffer) else { break };
             count += 1;
-            let trailer = popped.ok().and_then(|len| buffer.get(len.checked_sub(TRAILER_LEN)?..len)?.first_chunk());
-            match trailer.map(|bytes| Trailer::parse(*bytes)) {
-                Some(Ok(trailer)) if trailer.drop => fed.dropped += 1,
-                Some(Ok(_)) => fed.forwarded += 1,
+            let bytes = popped.ok().and_then(|len| self.buffer.get(len.checked_sub(TRAILER_LEN)?..len)?.first_chunk());
+            match bytes.map(|bytes| Trailer::parse(*bytes)) {
+                Some(Ok(trailer)) if trailer.drop => self.fed.dropped += 1,
+                Some(Ok(_)) => self.fed.forwarded += 1,
                 _ => bail!("the pod returned a packet without a trailer"),
             }
         }
-        from.release();
-        let now = Instant::now();
+        self.from.release();
+        self.outside = self.outside.saturating_sub(count.into());
         if count > 0 {
-            heard = now;
-        } else if now.duration_since(heard) > Duration::from_secs(5) {
+            self.heard = Instant::now();
+        } else if self.heard.elapsed() > Duration::from_secs(5) {
             bail!("the pod has stopped returning packets");
         }
-        match (warm_until, counting) {
-            (None, _) if fed.forwarded + fed.dropped >= first_round => warm_until = Some(now + warm_up),
-            (Some(until), None) if now >= until => {
-                mark()?;
-                fed = Fed::default();
-                counting = Some(Instant::now());
-            }
-            (_, Some(since)) if now.duration_since(since) >= time => {
-                fed.seconds = now.duration_since(since).as_secs_f64();
-                mark()?;
-                return Ok(fed);
-            }
-            _ => {}
-        }
+        Ok(())
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::{FEEDS, FLOWS, Measured, PAYLOAD, Service, WARM_UP, WORKS};
+use super::{FEEDS, FLOWS, Measured, PAYLOAD, Service, WORKS};
 use crate::gateway::feeder::{self, Feeder, Flows};
 use crate::gateway::frames::{self, GATEWAY, GATEWAY_MAC, HEADERS, Inner, PROVIDER, SENDER};
 use crate::gateway::programs::{Daemon, of_workers};
@@ -25,6 +25,11 @@ const BACKENDS_VNI: u32 = 900;
 const VTEPS: [Ipv4Addr; 4] =
     [SENDER, Ipv4Addr::new(10, 0, 0, 12), Ipv4Addr::new(10, 0, 0, 13), Ipv4Addr::new(10, 0, 0, 14)];
 const CUSTOMER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 20);
+/// The services that take turns.
+const SERVICES: [Service; 4] = [Service::Vpc, Service::Internet, Service::Idc, Service::CloudService];
+/// Duration of a turn, and of the rest before and after it: a worker that is idle tells how long it was busy.
+const TURN: Duration = Duration::from_millis(400);
+const REST: Duration = Duration::from_millis(30);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The headers of all flows, in sending order: consecutive flows have nothing in common.
@@ -54,7 +59,8 @@ fn address(host: u32) -> Ipv4Addr {
     Ipv4Addr::new(192, 168, 1, host as u8)
 }
 
-pub(super) fn measure(lab: &Lab, service: Service, time: Duration, logs: &Path) -> Result<Measured> {
+/// The services, in short turns.
+pub(super) fn measure(lab: &Lab, time: Duration, logs: &Path) -> Result<Vec<(Service, f64, Measured)>> {
     let (control, memif) = (lab.run.directory().join("gw.sock"), lab.run.directory().join("memif.sock"));
     let feeder = Feeder::listen(memif.clone(), 2)?;
     let namespace = Namespace::create(format!("{}-pod", lab.run.id()))?;
@@ -70,17 +76,22 @@ pub(super) fn measure(lab: &Lab, service: Service, time: Duration, logs: &Path) 
         let state = pod.status().unwrap_or_default();
         wanted.iter().all(|address| state["neighbours"][address].is_string())
     })?;
-    let flows = Flows { headers: flows(service)?, payload: PAYLOAD };
-    let mut busy = Vec::new();
-    let mark = || {
-        busy.push(of_workers(&pod.status()?, "busy_ns")?);
-        Ok(())
-    };
-    let fed = processor::on(FEEDS, || feeder::feed((to, from), &flows, (WARM_UP, time), mark))?;
+    let kinds = SERVICES
+        .into_iter()
+        .map(|service| Ok(Flows { headers: flows(service)?, payload: PAYLOAD }))
+        .collect::<Result<Vec<_>>>()?;
+    let mark = || Ok((of_workers(&pod.status()?, "busy_ns")?, processor::transfer_ns(FEEDS, WORKS)?));
+    let rounds = (time.as_secs_f64() / TURN.as_secs_f64()).ceil() as u32;
+    let turns = processor::on(FEEDS, || feeder::feed_in_turns((to, from), &kinds, (rounds, TURN, REST), mark))?;
     pod.check_alive()?;
-    let [before, after] = busy[..] else { bail!("the pod does not report its busy time") };
-    let busy_s = ((after - before) as f64 / 1e9).min(fed.seconds);
-    Ok(Measured { forwarded: fed.forwarded, dropped: fed.dropped, seconds: fed.seconds, busy_s })
+    let measured = |(kind, fed, [before, after]): (usize, feeder::Fed, [(u64, f64); 2])| {
+        let busy_s = ((after.0 - before.0) as f64 / 1e9).min(fed.seconds);
+        // The larger latency: the processors may have moved in between.
+        let transfer_ns = before.1.max(after.1);
+        let (forwarded, dropped, seconds) = (fed.forwarded, fed.dropped, fed.seconds);
+        (SERVICES[kind], transfer_ns, Measured { forwarded, dropped, seconds, busy_s })
+    };
+    Ok(turns.into_iter().map(measured).collect())
 }
 
 fn configuration(control: &Path, memif: &Path) -> String {
