@@ -56,19 +56,29 @@ pub struct NatConfig {
 
 /// Sessions that start and end under one lock.
 #[derive(Debug, Default)]
-struct Part {
-    /// The slots of both flows of each session, inside and outside; unordered.
-    sessions: Vec<(u32, u32)>,
+pub(crate) struct Part {
+    /// Unordered: the last one takes the place of one that ends.
+    pub(crate) sessions: Vec<Entry>,
     /// Position of the search for expired sessions.
     sweep: usize,
+}
+
+/// A session of a part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// The slots of both flows.
+    pub(crate) inside: u32,
+    pub(crate) outside: u32,
+    /// When it began here, s; 0: another pod had it before.
+    pub(crate) began_s: u32,
 }
 
 /// All sessions.
 #[derive(Debug)]
 pub struct Nat {
-    config: NatConfig,
-    shared: Shared,
-    parts: Box<[Mutex<Part>]>,
+    pub(crate) config: NatConfig,
+    pub(crate) shared: Shared,
+    pub(crate) parts: Box<[Mutex<Part>]>,
     /// Sessions of each VPC that has any.
     vpcs: Box<[Mutex<ExactMap<u32, u32>>]>,
     /// Ports of an address that belong to a part.
@@ -214,7 +224,8 @@ impl Nat {
         self.shared.look(Side::Outside, flow)
     }
 
-    fn part_of(&self, flow: &Flow) -> usize {
+    /// The part whose lock a session from the inside begins under.
+    pub(crate) fn part_of(&self, flow: &Flow) -> usize {
         ((u128::from(self.hash.hash_one(flow)) * self.parts.len() as u128) >> 64) as usize
     }
 
@@ -231,28 +242,44 @@ impl Nat {
         if let Some(outside) = self.shared.find(Side::Inside, &flow, now_s, seen.marks(Side::Inside)) {
             return Ok(outside);
         }
-        self.sweep(&mut part, now_s, SWEEP);
-        if self.is_full(flow.network) {
-            self.make_room(&mut part, now_s);
-        }
+        self.clear(&mut part, flow.network, now_s);
         let outside = self.choose(number as u16, seen, pool, target)?;
+        self.start(&mut part, &flow, &outside, (now_s, seen.marks(Side::Inside)), now_s)?;
+        Ok(outside)
+    }
+
+    /// Starts a session whose last packet was seen at a time, s, and with marks. The caller has checked that neither
+    /// flow exists, under the locks that keep others from starting one.
+    pub(crate) fn start(
+        &self,
+        part: &mut Part,
+        flow: &Flow,
+        outside: &Flow,
+        (seen_s, marks): (u32, u8),
+        began_s: u32,
+    ) -> Result<(), DropReason> {
         self.reserve(flow.network)?;
-        let inside_marks = seen.marks(Side::Inside);
         // The outside first, so that a reply finds it.
         let slots =
-            self.shared.insert(Side::Outside, &outside.reversed(), &flow.reversed(), now_s, 0).and_then(|there| {
-                let here = self.shared.insert(Side::Inside, &flow, &outside, now_s, inside_marks);
+            self.shared.insert(Side::Outside, &outside.reversed(), &flow.reversed(), seen_s, 0).and_then(|there| {
+                let here = self.shared.insert(Side::Inside, flow, outside, seen_s, marks);
                 if here.is_none() {
                     self.shared.remove(there);
                 }
                 here.map(|here| (here, there))
             });
-        let Some(slots) = slots else {
+        let Some((inside, outside)) = slots else {
             self.release(flow.network);
             return Err(DropReason::NatFull);
         };
-        part.sessions.push(slots);
-        Ok(outside)
+        part.sessions.push(Entry { inside, outside, began_s });
+        Ok(())
+    }
+
+    /// The part that chooses a port of an address, if one does.
+    pub(crate) fn part_of_port(&self, port: u16) -> Option<usize> {
+        let number = usize::from(port.checked_sub(FIRST_PORT)? / self.block);
+        (number < self.parts.len()).then_some(number)
     }
 
     /// The translation of the session that this packet starts.
@@ -331,16 +358,29 @@ impl Nat {
         }
     }
 
+    /// When the last packet of a session was seen, s, and what all of its packets marked; under its part's lock.
+    pub(crate) fn noted(&self, entry: Entry) -> (u32, u8) {
+        let notes = [entry.inside, entry.outside].map(|slot| self.shared.note_at(slot));
+        (notes[0].seconds().max(notes[1].seconds()), notes[0].marks() | notes[1].marks())
+    }
+
+    /// Makes room for a session of a VPC by ending expired ones.
+    pub(crate) fn clear(&self, part: &mut Part, vpc: u32, now_s: u32) {
+        self.sweep(part, now_s, SWEEP);
+        if self.is_full(vpc) {
+            self.make_room(part, now_s);
+        }
+    }
+
     /// Removes the expired sessions among the next `count`.
     fn sweep(&self, part: &mut Part, now_s: u32, count: usize) {
         for _ in 0..count.min(part.sessions.len()) {
             if part.sweep >= part.sessions.len() {
                 part.sweep = 0;
             }
-            let (inside, outside) = part.sessions[part.sweep];
-            let notes = [inside, outside].map(|slot| self.shared.note_at(slot));
-            let marks = notes[0].marks() | notes[1].marks();
-            let seen_s = notes[0].seconds().max(notes[1].seconds());
+            let entry = part.sessions[part.sweep];
+            let (seen_s, marks) = self.noted(entry);
+            let Entry { inside, outside, .. } = entry;
             let flow = self.shared.flow_at(inside);
             if !session::is_over(flow.protocol, marks, seen_s, now_s) {
                 part.sweep += 1;
@@ -355,6 +395,6 @@ impl Nat {
 }
 
 /// If another core panicked while it held the lock, the data is still valid.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -26,6 +26,8 @@ const REPLIED: u8 = 1;
 const FIN_INSIDE: u8 = 2;
 const FIN_OUTSIDE: u8 = 4;
 const RESET: u8 = 8;
+/// All of them.
+pub(crate) const MARKS: u8 = REPLIED | FIN_INSIDE | FIN_OUTSIDE | RESET;
 
 /// Source and destination of packets, in a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::TraceSpec;
+use super::sessions::{from_hexadecimal, hexadecimal};
+use super::{ApiError, TraceSpec};
 
 /// Counters by name; each name ends in its unit.
 pub type Counts = BTreeMap<Cow<'static, str>, u64>;
@@ -219,6 +220,59 @@ pub enum PodCommand {
         /// Whether it is withdrawn.
         drain: bool,
     },
+    /// Asks for sessions of translation, for a pod that takes this one's place; the answer is [`TranslatedSessions`].
+    ExportSessions {
+        /// Those that began in this pod then or later, in seconds of its own clock; 0: all.
+        #[serde(default)]
+        since_s: u32,
+        /// Where an earlier answer ended.
+        #[serde(default)]
+        from: Option<u64>,
+    },
+    /// Has sessions of another pod go on in this one; the answer is [`ImportedSessions`].
+    ImportSessions {
+        /// [`TranslatedSessions::sessions`].
+        sessions: String,
+    },
+}
+
+/// Sessions of translation of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TranslatedSessions {
+    /// In a format that pods understand, hexadecimal.
+    pub sessions: String,
+    /// How many they are.
+    pub count: u64,
+    /// Where to go on; nothing: that was all.
+    pub next: Option<u64>,
+    /// The pod's clock, s.
+    pub now_s: u32,
+}
+
+impl TranslatedSessions {
+    /// The text of sessions in bytes.
+    pub fn text(bytes: &[u8]) -> String {
+        hexadecimal(bytes)
+    }
+
+    /// The bytes of such a text.
+    ///
+    /// # Errors
+    /// It is not hexadecimal.
+    pub fn bytes(text: &str) -> Result<Vec<u8>, ApiError> {
+        from_hexadecimal(text, "give it as `export_sessions` has answered")
+    }
+}
+
+/// What became of sessions of another pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportedSessions {
+    /// Sessions that go on here.
+    pub taken: u64,
+    /// Sessions that were here already.
+    pub known: u64,
+    /// Sessions that cannot go on here: another one has their port, no pool has their address, or there is no room.
+    pub refused: u64,
 }
 
 /// A packet that is only described: `POST /v1/trace` of `bifrost-nicd` and of `bifrost-gw`, which answer with a [`Trace`](super::Trace).

@@ -161,8 +161,7 @@ pub struct SessionsReport {
 impl PortSessions {
     /// With these bytes.
     pub fn new(port: String, bytes: &[u8]) -> PortSessions {
-        let digit = |n: u8| char::from(b"0123456789abcdef"[usize::from(n & 15)]);
-        PortSessions { port, sessions: bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect() }
+        PortSessions { port, sessions: hexadecimal(bytes) }
     }
 
     /// The bytes.
@@ -170,13 +169,23 @@ impl PortSessions {
     /// # Errors
     /// The text is not hexadecimal.
     pub fn bytes(&self) -> Result<Vec<u8>, ApiError> {
-        let digit = |c: u8| char::from(c).to_digit(16).map(|n| n as u8);
-        let (pairs, rest) = self.sessions.as_bytes().as_chunks::<2>();
-        let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect::<Option<_>>();
-        let hint = "give it as POST /v1/sessions/export has answered";
-        let refused = || ApiError::bad_request("that is not hexadecimal").at("sessions").hint(hint);
-        bytes.filter(|_| rest.is_empty()).ok_or_else(refused)
+        from_hexadecimal(&self.sessions, "give it as POST /v1/sessions/export has answered")
     }
+}
+
+/// Bytes as text.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    let digit = |n: u8| char::from(b"0123456789abcdef"[usize::from(n & 15)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect()
+}
+
+/// The bytes of such a text of the field `sessions`, or an error with a hint.
+pub(super) fn from_hexadecimal(text: &str, hint: &str) -> Result<Vec<u8>, ApiError> {
+    let digit = |c: u8| char::from(c).to_digit(16).map(|n| n as u8);
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect::<Option<_>>();
+    let refused = || ApiError::bad_request("that is not hexadecimal").at("sessions").hint(hint);
+    bytes.filter(|_| rest.is_empty()).ok_or_else(refused)
 }
 
 impl fmt::Display for SessionsReport {

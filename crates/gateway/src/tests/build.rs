@@ -99,13 +99,13 @@ pub(super) fn tables() -> Tables {
     t
 }
 
+pub(super) fn nat_config() -> NatConfig {
+    let pools = vec![(INTERNET, vec![ip(NAT_ADDRESS)]), (SERVICE, vec![ip("100.64.1.1")])];
+    NatConfig { pools, cores: 4, sessions: 4000, seed: 5 }
+}
+
 pub(super) fn nat() -> Nat {
-    Nat::new(NatConfig {
-        pools: vec![(INTERNET, vec![ip(NAT_ADDRESS)]), (SERVICE, vec![ip("100.64.1.1")])],
-        cores: 4,
-        sessions: 4000,
-        seed: 5,
-    })
+    Nat::new(nat_config())
 }
 
 /// Two cores of one pod, to which packets go in turn.
@@ -126,7 +126,24 @@ impl Pod {
     }
 
     pub(super) fn of(tables: Tables) -> Self {
-        let (tables, nat) = (Arc::new(tables), Arc::new(nat()));
+        Self::with(tables, nat())
+    }
+
+    pub(super) fn with_nat(config: NatConfig) -> Self {
+        Self::with(tables(), Nat::new(config))
+    }
+
+    /// Whose sessions are in as many parts, under another secret.
+    pub(super) fn with_nat_cores(cores: u16) -> Self {
+        Self::with_nat(NatConfig { cores, seed: 6, ..nat_config() })
+    }
+
+    pub(super) fn nat(&self) -> &Nat {
+        &self.nat
+    }
+
+    fn with(tables: Tables, nat: Nat) -> Self {
+        let (tables, nat) = (Arc::new(tables), Arc::new(nat));
         let core = || Core::new(Arc::clone(&tables), Arc::clone(&nat), 2, 3);
         let mut neighbours = exact_map(1);
         for address in [HOST_A, HOST_B, HOST_6, ISP, "fd00::fffe"] {

@@ -1,6 +1,7 @@
 mod build;
 mod errors;
 mod fragments;
+mod handover;
 mod nat;
 mod properties;
 mod services;

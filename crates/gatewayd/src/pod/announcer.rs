@@ -50,6 +50,8 @@ pub struct BgpSettings {
     pub address: Ipv4Addr,
     /// The next hop of IPv6 prefixes; without it there are none.
     pub address6: Option<Ipv6Addr>,
+    /// It begins drained.
+    pub drained: bool,
 }
 
 /// Sessions with all proxies.
@@ -373,6 +375,7 @@ mod tests {
             bfd: Some((50_000, 3)),
             address: [10, 1, 0, 11].into(),
             address6: None,
+            drained: false,
         };
         Announcer::new(settings, OWN)
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use bifrost_control::api;
 use bifrost_control::server::CaptureStream;
-use bifrost_gateway::{Ahead, Context, Core, HEADROOM, Nat, Packet, Tables, Verdict};
+use bifrost_gateway::{Ahead, BadSessions, Context, Core, Export, HEADROOM, Nat, Packet, Tables, Verdict};
 use bifrost_plb::TRAILER_LEN;
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::memif::{ClientConfig, Queue};
@@ -93,6 +93,7 @@ impl Program for GatewayPod {
     /// Connects to the pipeline and starts the workers.
     fn start(config: Config) -> Result<Self> {
         let shared = Arc::new(Shared::default());
+        shared.drain(config.bgp.as_ref().is_some_and(|bgp| bgp.drained));
         let interface = |path: &PathBuf| ClientConfig {
             path: path.clone(),
             name: "bifrost-gw".to_owned(),
@@ -291,6 +292,11 @@ impl Control {
     }
 }
 
+/// What a command is answered with.
+fn answer(value: impl serde::Serialize) -> Result<serde_json::Value, api::ApiError> {
+    serde_json::to_value(value).map_err(|error| api::ApiError::internal(error.to_string()))
+}
+
 /// Gives a frame to those that it may be for; what is to be answered.
 fn take(known: &mut Neighbours, announcer: Option<&mut Announcer>, now: u64, frame: &[u8]) -> Option<Vec<u8>> {
     let reply = known.on_frame(now, frame);
@@ -385,10 +391,28 @@ impl Source for PodSource {
 
     fn command(&self, command: serde_json::Value) -> Result<serde_json::Value, api::ApiError> {
         let asked = serde_json::from_value(command).map_err(|error| api::ApiError::bad_request(error.to_string()))?;
+        let now = monotonic_ns();
         match asked {
-            api::PodCommand::Drain { drain } => self.shared.drain(drain),
+            api::PodCommand::Drain { drain } => {
+                self.shared.drain(drain);
+                Ok(serde_json::json!({}))
+            }
+            api::PodCommand::ExportSessions { since_s, from } => {
+                let Export { bytes, sessions, next } = self.nat.export(now, since_s, from);
+                let now_s = (now / 1_000_000_000) as u32;
+                let sessions_text = api::TranslatedSessions::text(&bytes);
+                answer(api::TranslatedSessions { sessions: sessions_text, count: sessions as u64, next, now_s })
+            }
+            api::PodCommand::ImportSessions { sessions } => {
+                let bytes = api::TranslatedSessions::bytes(&sessions)?;
+                let imported = self.nat.import(now, &bytes).map_err(|BadSessions| {
+                    api::ApiError::bad_request("these are not sessions of a pod, or of a newer one").at("sessions")
+                })?;
+                let [taken, known, refused] =
+                    [imported.taken, imported.known, imported.refused].map(|count| count as u64);
+                answer(api::ImportedSessions { taken, known, refused })
+            }
         }
-        Ok(serde_json::json!({}))
     }
 
     fn capture(&self, spec: &api::CaptureSpec) -> Result<Box<dyn CaptureStream>, api::ApiError> {

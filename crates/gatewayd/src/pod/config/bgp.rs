@@ -18,6 +18,8 @@ pub(super) struct Section {
     announce: Option<Vec<Spanned<IpNet>>>,
     hold_s: Option<Spanned<u16>>,
     bfd: Option<BfdSection>,
+    #[serde(default)]
+    drained: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -84,6 +86,7 @@ impl Section {
                 .map(|bfd| (bfd.interval_ms.get_ref().saturating_mul(1000), *bfd.multiplier.get_ref())),
             address,
             address6,
+            drained: self.drained,
         })
     }
 }
@@ -125,11 +128,12 @@ peers = ["10.1.0.2"]
     fn what_is_announced() {
         let load = |text: &str| file::load_text(text, Config::load);
         let bgp = load(GOOD).unwrap().bgp.unwrap();
-        assert_eq!((bgp.hold_s, bgp.bfd, bgp.address), (3, None, [10, 1, 0, 11].into()));
+        assert_eq!((bgp.hold_s, bgp.bfd, bgp.address, bgp.drained), (3, None, [10, 1, 0, 11].into(), false));
         assert_eq!(bgp.routes, ["10.0.0.1/32".parse().unwrap()]);
-        let more = "announce = [\"203.0.113.0/24\"]\nbfd = { interval_ms = 50, multiplier = 3 }\n";
+        let more = "drained = true\nannounce = [\"203.0.113.0/24\"]\nbfd = { interval_ms = 50, multiplier = 3 }\n";
         let bgp = load(&format!("{GOOD}{more}")).unwrap().bgp.unwrap();
-        assert_eq!((bgp.routes, bgp.bfd), (vec!["203.0.113.0/24".parse().unwrap()], Some((50_000, 3))));
+        let net = "203.0.113.0/24".parse().unwrap();
+        assert_eq!((bgp.routes, bgp.bfd, bgp.drained), (vec![net], Some((50_000, 3)), true));
         let both = GOOD.replace("[\"10.1.0.11\"]", "[\"10.1.0.11\", \"fd01::11\"]");
         let bgp = load(&both).unwrap().bgp.unwrap();
         assert_eq!(bgp.address6, Some("fd01::11".parse().unwrap()));
