@@ -2,6 +2,7 @@
 
 mod autoscale;
 mod gate;
+mod handover;
 mod migrate;
 mod scaler;
 mod upgrade;
@@ -69,7 +70,7 @@ enum PodCommand {
     /// Replace a pod by a new one without losing a packet: create the new one, watch it for a while, drain the old one, delete it
     ///
     /// Both announce the same addresses in the meantime. If the new pod does not announce what the old one does, or stops doing so while it is watched, it is deleted, and the old
-    /// one stays as it was. Sessions of translation are a pod's own and do not move.
+    /// one stays as it was. Sessions of translation go on in the new pod, if it has the old one's pools.
     Migrate(MigrateArgs),
     /// Replace all pods of a service by new ones of another image or template, one after the other, without losing a packet
     ///
@@ -176,6 +177,10 @@ struct Created {
     name: String,
     /// From the command until the pod was connected.
     took_ms: u64,
+    /// Sessions of translation of the pod whose place it took; nothing: it had none to hand over.
+    sessions: Option<u64>,
+    /// Those of them that cannot go on in it.
+    refused_sessions: u64,
 }
 
 pub(crate) fn run(args: PodArgs, nicd: &Path, out: Output) -> Result<(), Failure> {
@@ -185,7 +190,7 @@ pub(crate) fn run(args: PodArgs, nicd: &Path, out: Output) -> Result<(), Failure
     match command {
         PodCommand::List => return out.print(&site.rows()?, |rows| table(rows)),
         PodCommand::Create(CreateArgs { name, template, cpus }) => {
-            done.created.push(site.create(&name, &read(&template)?, cpus.as_deref())?);
+            done.created.push(site.create(&name, &read(&template)?, cpus.as_deref(), false)?);
         }
         PodCommand::Scale(ScaleArgs { service, count, template }) => {
             check_name(&format!("{service}-{count}"))?;
@@ -194,7 +199,7 @@ pub(crate) fn run(args: PodArgs, nicd: &Path, out: Output) -> Result<(), Failure
             let names: Vec<&str> = all.iter().map(|row| row.name.as_str()).collect();
             let (missing, surplus) = to_scale(&service, count, &names);
             for name in missing {
-                done.created.push(site.create(&name, &template, None)?);
+                done.created.push(site.create(&name, &template, None, false)?);
             }
             for name in surplus {
                 site.delete(&name)?;
@@ -222,13 +227,27 @@ pub(crate) fn run(args: PodArgs, nicd: &Path, out: Output) -> Result<(), Failure
         }
     }
     out.print(&done, |done| {
-        let created = done.created.iter().map(|pod| format!("{} is connected after {} ms", pod.name, pod.took_ms));
+        let created = done.created.iter().map(Created::text);
         let drained = done.drained.iter().map(|name| format!("{name} is drained: nothing comes any more"));
         let announcing = done.announcing.iter().map(|name| format!("{name} announces its addresses again"));
         let deleted = done.deleted.iter().map(|name| format!("{name} is deleted"));
         let lines: Vec<_> = created.chain(announcing).chain(drained).chain(deleted).collect();
         if lines.is_empty() { "nothing to do".to_owned() } else { lines.join("\n") }
     })
+}
+
+impl Created {
+    fn text(&self) -> String {
+        let Created { name, took_ms, sessions, refused_sessions } = self;
+        let connected = format!("{name} is connected after {took_ms} ms");
+        match (sessions, refused_sessions) {
+            (None, _) => connected,
+            (Some(sessions), 0) => format!("{connected}; {sessions} sessions of translation go on in it"),
+            (Some(sessions), refused) => {
+                format!("{connected}; {sessions} sessions of translation go on in it, and {refused} cannot")
+            }
+        }
+    }
 }
 
 /// Where pods are.
@@ -239,7 +258,8 @@ struct Site {
 }
 
 impl Site {
-    fn create(&self, name: &str, template: &Template, cpus: Option<&str>) -> Result<Created, Failure> {
+    /// `drained`: it announces nothing until it is told to.
+    fn create(&self, name: &str, template: &Template, cpus: Option<&str>, drained: bool) -> Result<Created, Failure> {
         let began = Instant::now();
         check_name(name)?;
         if self.rows()?.iter().any(|row| row.name == name) {
@@ -264,13 +284,17 @@ impl Site {
         let version = self.version(template)?;
         let plan = template.plan(&Choice { name, number, link, processors, directory: &directory });
         let start = || {
-            write(&directory, &plan.configuration)?;
+            let configuration = if drained { template::drained(&plan.configuration) } else { None };
+            write(&directory, configuration.as_ref().unwrap_or(&plan.configuration))?;
             self.ask(&PipelineCommand::AddPod { settings: plan.settings.clone() })?;
             self.podman(&container(name, template, cpus, &directory, &version))?;
-            self.await_connected(name, began)
+            self.await_connected(name, began)?;
+            // Only the first start of its container is one into a drained pod.
+            if drained { write(&directory, &plan.configuration) } else { Ok(()) }
         };
+        let took_ms = || began.elapsed().as_millis() as u64;
         match start() {
-            Ok(()) => Ok(Created { name: name.to_owned(), took_ms: began.elapsed().as_millis() as u64 }),
+            Ok(()) => Ok(Created { name: name.to_owned(), took_ms: took_ms(), sessions: None, refused_sessions: 0 }),
             Err(error) => {
                 // Nothing of it stays: what is wrong can be put right, and the command be given again.
                 let _ = self.remove(name);

@@ -161,10 +161,22 @@ impl Template {
         Plan { settings: settings.to_string(), configuration: configuration.to_string() }
     }
 
+    /// Whether pods have sessions of translation.
+    pub(crate) fn translates(&self) -> bool {
+        self.gateway.get("pools").and_then(Value::as_array).is_some_and(|pools| !pools.is_empty())
+    }
+
     /// The first address that no pod has; `own`: those that pods have.
     pub(crate) fn free_link(&self, own: &[IpAddr]) -> Option<Ipv4Addr> {
         self.pod.links.iter().copied().find(|link| !own.contains(&IpAddr::V4(*link)))
     }
+}
+
+/// The configuration of a pod that announces nothing until it is told to; none: it has no BGP.
+pub(crate) fn drained(configuration: &str) -> Option<String> {
+    let mut configuration: Table = toml::from_str(configuration).ok()?;
+    configuration.get_mut("bgp")?.as_table_mut()?.insert("drained".to_owned(), true.into());
+    Some(configuration.to_string())
 }
 
 /// The MAC address of the pod with an address: local (IEEE 802, bit 1 of the first octet), and another one for each.
@@ -213,6 +225,18 @@ router = "10.1.0.254"
 vni = 100
 routes = [{ prefix = "192.168.0.0/24", to = "local" }]
 "#;
+
+    #[test]
+    fn a_pod_that_takes_sessions_over_begins_drained() {
+        let with = format!("{TEMPLATE}\n[[pools]]\nname = \"nat\"\naddresses = [\"203.0.113.1\"]\n");
+        let translates = [TEMPLATE, &with].map(|text| Template::parse(text).unwrap().translates());
+        assert_eq!(translates, [false, true]);
+        assert_eq!(drained(TEMPLATE), None);
+        let text = drained(&format!("{with}[bgp]\nasn = 1\n")).unwrap();
+        let table: Table = toml::from_str(&text).unwrap();
+        assert_eq!(table["bgp"]["drained"], Value::from(true));
+        assert_eq!(table["bgp"]["asn"], Value::from(1));
+    }
 
     #[test]
     fn a_pod_of_a_template() {

@@ -139,7 +139,7 @@ impl Site {
         }
         // Sessions of hosts and switches go on with other pods before it ends.
         let deleted = look.deleted.as_ref().map_or(Ok(()), |name| self.drain(name).and_then(|()| self.delete(name)));
-        let create = |name: &String| self.create(name, &read(&args.template)?, None);
+        let create = |name: &String| self.create(name, &read(&args.template)?, None, false);
         let created: Result<Option<Created>, Failure> = look.created.as_ref().map(create).transpose();
         look.error = deleted.err().or(created.err()).map(|error| error.to_string());
         look

@@ -1,5 +1,6 @@
 //! Make before break: a pod withdraws what it announces, and another one takes its place.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bifrost_control::Client;
@@ -7,6 +8,7 @@ use bifrost_control::api::{GatewayPod, PodCommand};
 
 use super::super::{get, known};
 use super::gate::{Gate, announced};
+use super::handover::Handover;
 use super::{Created, PAUSE, Site, check_name, failure};
 use crate::failure::Failure;
 use crate::gw::template::Template;
@@ -31,12 +33,34 @@ impl Site {
             let hint = "`bifrost-gw --json` shows its BGP sessions; without BGP nothing can be moved".to_owned();
             return Err(failure(from, "it announces nothing that could be moved", hint));
         }
-        let created = self.create(to, template, cpus)?;
-        if let Err(why) = gate.watch(self, to, &wanted) {
+        let translates = template.translates();
+        let mut created = self.create(to, template, cpus, translates)?;
+        let go_back = |why: String| {
             let _ = self.remove(to);
-            return Err(failure(to, why, format!("it is deleted, and {from} is as it was")));
+            failure(to, why, format!("it is deleted, and {from} is as it was"))
+        };
+        let begun = if translates { Handover::begin(self, from, to) } else { Ok(None) };
+        let mut handover = begun.map_err(|error| go_back(format!("sessions cannot be handed over: {error}")))?;
+        if translates {
+            self.tell(to, &PodCommand::Drain { drain: false }).map_err(|error| go_back(error.to_string()))?;
         }
-        self.drain(from)?;
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // The switch sends packets to both meanwhile.
+            let following = handover.as_mut().map(|handover| scope.spawn(|| handover.follow(&stop)));
+            let watched = gate.watch(self, to, &wanted);
+            let drained = watched.is_ok().then(|| self.drain(from));
+            stop.store(true, Ordering::Relaxed);
+            if let Some(following) = following {
+                let _ = following.join();
+            }
+            watched.map_err(&go_back)?;
+            drained.unwrap_or(Ok(()))
+        })?;
+        if let Some(handover) = &mut handover {
+            created.sessions = Some(handover.finish()?);
+            created.refused_sessions = handover.refused();
+        }
         self.remove(from)?;
         Ok(created)
     }
