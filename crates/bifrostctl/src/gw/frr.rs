@@ -1,4 +1,5 @@
-//! Configurations of FRR for a BGP proxy in front of gateway pods, and for the switch behind it (*Albatross*, SIGCOMM'25, section 5).
+//! Configurations of FRR for a BGP proxy in front of gateway pods, and of FRR or BIRD for the switch behind it
+//! (*Albatross*, SIGCOMM'25, section 5).
 //!
 //! Pods come and go; the switch has one session for each proxy. The proxy passes on what pods announce, with their own next hops: it is not on the
 //! way of any packet.
@@ -8,12 +9,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::bird;
+use crate::failure::Failure;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum BgpCommand {
-    /// Print the configuration of FRR (8.4 and later) for one end of the session between proxy and switch
+    /// Print the configuration of FRR (8.4 and later) or BIRD (2.0.8 and later) for one end of the session between proxy and switch
     ///
     /// Both ends get the same options. Pods speak iBGP with the proxy, which passes their addresses on with their own next hops. It prints, and changes nothing:
-    /// `vtysh -f FILE` has FRR read it.
+    /// `vtysh -f FILE` has FRR read it. BIRD must be started with `-R`, so that the switch forwards while it starts again.
     Config(BgpConfigArgs),
 }
 
@@ -21,12 +25,15 @@ pub(crate) enum BgpCommand {
 pub(crate) struct BgpConfigArgs {
     /// Which end
     end: BgpEnd,
+    /// The program that reads it; a proxy is FRR
+    #[arg(long, value_name = "NAME", default_value = "frr")]
+    daemon: BgpDaemon,
     /// The AS of proxy and pods
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     asn: u32,
-    /// The proxy's address on the link, where pods and switch are, too
-    #[arg(long, value_name = "ADDRESS")]
-    proxy: Ipv4Addr,
+    /// The proxy's address on the link, where pods and switch are, too; a switch takes several, comma-separated
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
+    proxy: Vec<Ipv4Addr>,
     /// The network of the pods' addresses on the link
     #[arg(long, value_name = "PREFIX", value_parser = Prefix::parse_v4)]
     pods: Prefix,
@@ -57,15 +64,35 @@ pub(crate) enum BgpEnd {
     Switch,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum BgpDaemon {
+    Frr,
+    Bird,
+}
+
 impl BgpCommand {
     /// What is to be printed.
-    pub(crate) fn text(self) -> String {
+    ///
+    /// # Errors
+    /// There is no such configuration.
+    pub(crate) fn text(self) -> Result<String, Failure> {
         let BgpCommand::Config(args) = self;
-        let BgpConfigArgs { end, asn, proxy, pods, switch_asn, switch, vips, max_pods, max_prefixes, bfd_ms } = args;
-        let site = Site { asn, proxy, pods, switch_asn, switch, vips, max_pods, max_prefixes, bfd_ms };
-        match end {
-            BgpEnd::Proxy => self::proxy(&site),
-            BgpEnd::Switch => self::switch(&site),
+        let BgpConfigArgs { end, daemon, asn, proxy, pods, switch_asn, switch, vips, .. } = args;
+        let BgpConfigArgs { max_pods, max_prefixes, bfd_ms, .. } = args;
+        let usage = |what: &str, location: &str, hint| {
+            Err(Failure::Usage { what: what.to_owned(), location: location.to_owned(), hint })
+        };
+        let site = Site { asn, proxies: proxy, pods, switch_asn, switch, vips, max_pods, max_prefixes, bfd_ms };
+        match (end, daemon) {
+            (BgpEnd::Proxy, BgpDaemon::Bird) => {
+                usage("a proxy is FRR", "--daemon", "leave --daemon away; BIRD can be the switch")
+            }
+            (BgpEnd::Proxy, BgpDaemon::Frr) => match site.proxies[..] {
+                [proxy] => Ok(self::proxy(&site, proxy)),
+                _ => usage("several addresses for one proxy", "--proxy", "print a configuration for each proxy"),
+            },
+            (BgpEnd::Switch, BgpDaemon::Frr) => Ok(self::switch(&site)),
+            (BgpEnd::Switch, BgpDaemon::Bird) => Ok(bird::switch(&site)),
         }
     }
 }
@@ -73,7 +100,7 @@ impl BgpCommand {
 /// A prefix, as it is written: FRR checks it, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Prefix {
-    address: IpAddr,
+    pub(super) address: IpAddr,
     len: u8,
 }
 
@@ -82,8 +109,8 @@ pub(crate) struct Prefix {
 pub(crate) struct Site {
     /// The AS of proxy and pods.
     pub(crate) asn: u32,
-    /// The proxy's address on the link.
-    pub(crate) proxy: Ipv4Addr,
+    /// The proxies' addresses on the link.
+    pub(crate) proxies: Vec<Ipv4Addr>,
     /// The network of the pods' addresses on the link.
     pub(crate) pods: Prefix,
     pub(crate) switch_asn: u32,
@@ -96,6 +123,13 @@ pub(crate) struct Site {
     pub(crate) max_prefixes: u16,
     /// The interval of BFD, ms; an end is given up after three.
     pub(crate) bfd_ms: u16,
+}
+
+impl Site {
+    /// How many addresses a proxy may announce.
+    pub(super) fn all_prefixes(&self) -> u32 {
+        u32::from(self.max_pods) * u32::from(self.max_prefixes)
+    }
 }
 
 impl Prefix {
@@ -135,7 +169,7 @@ impl Prefix {
 }
 
 /// Bits of a prefix that is one address.
-fn longest(address: IpAddr) -> u8 {
+pub(super) fn longest(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
@@ -145,12 +179,14 @@ impl std::fmt::Display for Prefix {
     }
 }
 
-/// The configuration of the proxy.
-pub(crate) fn proxy(site: &Site) -> String {
-    let Site { asn, proxy, pods, switch_asn, switch, max_pods, max_prefixes, .. } = site;
+/// The configuration of the proxy with an address.
+pub(crate) fn proxy(site: &Site, proxy: Ipv4Addr) -> String {
+    let Site { asn, pods, switch_asn, switch, max_pods, max_prefixes, .. } = site;
     format!(
         "\
 frr defaults traditional
+! Filters that are read while it runs (vtysh -f) hold after 1 s, and not after 5 s.
+bgp route-map delay-timer 1
 !
 ! What pods may announce, and the switch may learn; neither proxy nor pods learn anything.
 {filters}!
@@ -195,13 +231,16 @@ router bgp {asn}
     )
 }
 
-/// The configuration of the switch, as far as it concerns this proxy.
+/// The configuration of the switch, as far as it concerns these proxies.
 pub(crate) fn switch(site: &Site) -> String {
-    let Site { asn, proxy, switch_asn, switch, max_pods, max_prefixes, .. } = site;
-    let all = u32::from(*max_pods) * u32::from(*max_prefixes);
+    let Site { proxies, switch_asn, switch, .. } = site;
+    let neighbors: String = proxies.iter().map(|proxy| neighbor(site, *proxy)).collect();
+    let activated: String = proxies.iter().map(|proxy| activated(site, *proxy, "")).collect();
     format!(
         "\
 frr defaults traditional
+! Filters that are read while it runs (vtysh -f) hold after 1 s, and not after 5 s.
+bgp route-map delay-timer 1
 !
 {filters}{map}!
 router bgp {switch_asn}
@@ -211,18 +250,9 @@ router bgp {switch_asn}
  ! While a proxy starts again, packets go on to its pods.
  bgp graceful-restart
  bgp bestpath as-path multipath-relax
- neighbor {proxy} remote-as {asn}
- neighbor {proxy} timers 1 3
- neighbor {proxy} timers connect 1
- neighbor {proxy} ttl-security hops 1
- neighbor {proxy} bfd profile bifrost
- address-family ipv4 unicast
+{neighbors} address-family ipv4 unicast
   maximum-paths 64
-  neighbor {proxy} activate
-  neighbor {proxy} prefix-list vips in
-  neighbor {proxy} prefix-list none out
-  neighbor {proxy} maximum-prefix {all}
- exit-address-family
+{activated} exit-address-family
 {ipv6}exit
 !
 {bfd}",
@@ -233,7 +263,31 @@ router bgp {switch_asn}
     )
 }
 
-fn has_ipv6(site: &Site) -> bool {
+fn neighbor(site: &Site, proxy: Ipv4Addr) -> String {
+    format!(
+        " neighbor {proxy} remote-as {asn}
+ neighbor {proxy} timers 1 3
+ neighbor {proxy} timers connect 1
+ neighbor {proxy} ttl-security hops 1
+ neighbor {proxy} bfd profile bifrost
+",
+        asn = site.asn
+    )
+}
+
+/// What the switch takes from a proxy, of one family; `more` is put behind the filter.
+fn activated(site: &Site, proxy: Ipv4Addr, more: &str) -> String {
+    format!(
+        "  neighbor {proxy} activate
+  neighbor {proxy} prefix-list vips in
+{more}  neighbor {proxy} prefix-list none out
+  neighbor {proxy} maximum-prefix {all}
+",
+        all = site.all_prefixes()
+    )
+}
+
+pub(super) fn has_ipv6(site: &Site) -> bool {
     site.vips.iter().any(|prefix| prefix.address.is_ipv6())
 }
 
@@ -261,19 +315,9 @@ fn proxy_ipv6(site: &Site) -> String {
 const NEXT_HOPS: &str = "!\nroute-map pods permit 10\n set ipv6 next-hop prefer-global\nexit\n";
 
 fn switch_ipv6(site: &Site) -> String {
-    let Site { proxy, max_pods, max_prefixes, .. } = site;
-    let all = u32::from(*max_pods) * u32::from(*max_prefixes);
-    format!(
-        " address-family ipv6 unicast
-  maximum-paths 64
-  neighbor {proxy} activate
-  neighbor {proxy} prefix-list vips in
-  neighbor {proxy} route-map pods in
-  neighbor {proxy} prefix-list none out
-  neighbor {proxy} maximum-prefix {all}
- exit-address-family
-"
-    )
+    let of = |proxy: &Ipv4Addr| activated(site, *proxy, &format!("  neighbor {proxy} route-map pods in\n"));
+    let activated: String = site.proxies.iter().map(of).collect();
+    format!(" address-family ipv6 unicast\n  maximum-paths 64\n{activated} exit-address-family\n")
 }
 
 fn filters(site: &Site) -> String {
@@ -308,7 +352,7 @@ mod tests {
     fn site() -> Site {
         Site {
             asn: 64_512,
-            proxy: [10, 1, 0, 2].into(),
+            proxies: vec![[10, 1, 0, 2].into()],
             pods: Prefix::parse("10.1.0.0/24").unwrap(),
             switch_asn: 65_000,
             switch: [10, 1, 0, 254].into(),
@@ -323,11 +367,14 @@ mod tests {
     fn configurations_are_as_they_were_tried() {
         let mut both = site();
         both.vips.push(Prefix::parse("fd00::/64").unwrap());
+        let address = both.proxies[0];
         for (text, file, golden) in [
-            (proxy(&site()), "proxy.conf", include_str!("golden/proxy.conf")),
+            (proxy(&site(), address), "proxy.conf", include_str!("golden/proxy.conf")),
             (switch(&site()), "switch.conf", include_str!("golden/switch.conf")),
-            (proxy(&both), "proxy-ipv6.conf", include_str!("golden/proxy-ipv6.conf")),
+            (proxy(&both, address), "proxy-ipv6.conf", include_str!("golden/proxy-ipv6.conf")),
             (switch(&both), "switch-ipv6.conf", include_str!("golden/switch-ipv6.conf")),
+            (bird::switch(&site()), "bird.conf", include_str!("golden/bird.conf")),
+            (bird::switch(&both), "bird-ipv6.conf", include_str!("golden/bird-ipv6.conf")),
         ] {
             if std::env::var_os("BIFROST_WRITE_DOCS").is_some() {
                 let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gw/golden").join(file);
@@ -335,6 +382,14 @@ mod tests {
             } else {
                 assert_eq!(text, golden, "{file}; BIFROST_WRITE_DOCS=1 writes it again");
             }
+        }
+    }
+
+    #[test]
+    fn a_switch_has_each_proxy() {
+        let two = Site { proxies: vec![[10, 1, 0, 2].into(), [10, 1, 0, 3].into()], ..site() };
+        for (text, wanted) in [(switch(&two), " remote-as 64512"), (bird::switch(&two), "from proxy {")] {
+            assert_eq!(text.matches(wanted).count(), 2, "{text}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! `bifrostctl gw`: looks into a gateway, which is `bifrost-nicd` and a pod behind it.
 
+mod bird;
 mod cost;
 mod frr;
 mod pod;
@@ -191,7 +192,7 @@ pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
     match args.command {
         GwCommand::Pods => out.print(&pipeline(&args.nicd)?.pods, |pods| self::pods(pods)),
         GwCommand::Pod(pod) => pod::run(pod, &args.nicd, out),
-        GwCommand::Bgp(command) => out.print(&command.text(), |text| text.trim_end().to_owned()),
+        GwCommand::Bgp(command) => out.print(&command.text()?, |text| text.trim_end().to_owned()),
         GwCommand::Cost(args) => cost::run(&args, out),
         GwCommand::Queues => out.print(&pipeline(&args.nicd)?.pods, |pods| queues(pods)),
         GwCommand::Limiter => out.print(&pipeline(&args.nicd)?.pods, |pods| limiter(pods)),
