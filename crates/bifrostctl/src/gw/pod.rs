@@ -4,6 +4,8 @@ mod autoscale;
 mod gate;
 mod handover;
 mod migrate;
+#[cfg(test)]
+mod packaged;
 mod scaler;
 mod upgrade;
 

@@ -309,7 +309,7 @@ fn until<T>(what: &str, mut is: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn post(socket: &Path, command: &Value) -> Value {
+pub(crate) fn post(socket: &Path, command: &Value) -> Value {
     use std::io::{Read as _, Write as _};
     let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
     let (body, what) = (command.to_string(), "content-type: application/json\r\nconnection: close");

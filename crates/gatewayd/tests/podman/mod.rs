@@ -233,3 +233,63 @@ fn live(tool: &Tool<'_>) {
     assert_eq!(tool.list(), []);
     assert_eq!(std::fs::read_dir(tool.podman.directory.path().join("pods")).unwrap().count(), 0);
 }
+
+/// A file of `packaging/gateway`, for pods in another directory.
+fn packaged(name: &str, directory: &Path) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/gateway").join(name);
+    let text = std::fs::read_to_string(path).unwrap();
+    text.replace("/var/lib/bifrost/gw", &directory.display().to_string())
+}
+
+#[test]
+#[ignore = "runs containers: some seconds"]
+fn the_packaged_forms_of_a_pod_run() {
+    let podman = match Podman::start() {
+        Ok(podman) => podman,
+        Err(why) => return println!("SKIPPED: Podman runs no containers on this machine: {why}"),
+    };
+    in_namespace(move || {
+        let world = World::start(&Options { timeout_us: PATIENT_US, ..Options::default() });
+        let tool = Tool { podman: &podman, nicd: world.path("nicd.sock") };
+        let (name, pods) = ("vpc-1", podman.directory.path().join("pods"));
+        let directory = pods.join(name);
+        std::fs::create_dir_all(&directory).unwrap();
+        let text = format!(
+            "name = \"{name}\"\nnumber = 7\ncores = 1\nown = [\"10.9.9.1\"]\nmac = \"02:00:00:00:09:01\"\n\
+             interfaces = [{{ vlan = 9, socket = {:?} }}]\n",
+            directory.join("0.sock")
+        );
+        let command = serde_json::json!({ "command": "add_pod", "settings": text });
+        assert_eq!(crate::bgp::post(&world.path("nicd.sock"), &command), serde_json::json!({}));
+        let text = format!(
+            "control = {{ socket = {:?} }}\n[gateway]\npod = 7\ncores = 1\ninterfaces = [{:?}]\n\
+             addresses = [\"10.9.9.1\"]\nmac = \"02:00:00:00:09:01\"\nmtu = 1400\non_link = [\"10.9.0.0/24\"]\nsessions = 64\n",
+            directory.join("gw.sock"),
+            directory.join("0.sock"),
+        );
+        std::fs::write(directory.join("gw.toml"), text).unwrap();
+        let connected = |tool: &Tool<'_>, is: bool| tool.list().iter().any(|pod| pod.0 == name && pod.2 == is);
+
+        // What systemd runs, until SIGTERM.
+        let unit = packaged("bifrost-gw@.service", &pods).replace("%i", name).replace("\\\n", " ");
+        let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/podman ")).unwrap();
+        let mut service = Command::new(podman.program());
+        let mut service = service.args(command.split_whitespace()).stdin(Stdio::null()).spawn().unwrap();
+        tool.until("the service's pod is connected", |tool| connected(tool, true));
+        assert_eq!(tool.list()[0].1, "running", "it is a pod as others");
+        kill_process(Pid::from_child(&service), Signal::TERM).unwrap();
+        assert!(service.wait().unwrap().success());
+        tool.until("the service's pod is gone", |tool| connected(tool, false));
+        assert_eq!(tool.list()[0].1, "none");
+
+        // What Kubernetes is told, by Podman.
+        if !Path::new("/usr/libexec/podman/catatonit").exists() {
+            return println!("SKIPPED: `podman play kube` needs the package catatonit");
+        }
+        let file = tool.template("kubernetes.yaml", &packaged("kubernetes.yaml", &pods));
+        podman.run(&["play", "kube", "--network", "none", &file]).unwrap();
+        tool.until("the pod of the manifest is connected", |tool| connected(tool, true));
+        podman.run(&["play", "kube", "--down", &file]).unwrap();
+        tool.until("the pod of the manifest is gone", |tool| connected(tool, false));
+    });
+}
