@@ -19,6 +19,9 @@ use crate::command;
 /// Where the state files and the daemons' sockets live.
 pub const STATE_DIRECTORY: &str = "/run/bifrost-lab";
 
+/// The script in a directory of a run that is Podman with a storage of the run's own.
+pub const PODMAN: &str = "podman";
+
 /// The claim of one running lab: its unique name, and the locked state file.
 #[derive(Debug)]
 pub struct Run {
@@ -79,7 +82,7 @@ impl Drop for Run {
     }
 }
 
-/// Removes namespaces, processes and files of runs whose process is dead. Returns the names of what was removed.
+/// Removes containers, namespaces, processes and files of runs whose process is dead. Returns the names of what was removed.
 pub fn clean() -> Result<Vec<String>> {
     require_root()?;
     fs::create_dir_all(STATE_DIRECTORY).with_context(|| format!("creating {STATE_DIRECTORY}"))?;
@@ -107,6 +110,20 @@ pub fn clean() -> Result<Vec<String>> {
             Err(TryLockError::Error(error)) => bail!("locking {}: {error}", path.display()),
         }
     }
+    // Before their namespaces and files go. Nothing else would end them: Podman starts them again.
+    for id in &dead {
+        for podman in podmans(&Path::new(STATE_DIRECTORY).join(id)) {
+            let shown = podman.display().to_string();
+            match command::run(&shown, &["rm", "--force", "--all", "--time", "0"]) {
+                Ok(names) if names.trim().is_empty() => {}
+                Ok(names) => {
+                    removed.push(format!("containers {}", names.split_whitespace().collect::<Vec<_>>().join(" ")))
+                }
+                // Its files go, and what it cannot remove is seen in the list of processes.
+                Err(error) => eprintln!("{shown}: containers stay: {error:#}"),
+            }
+        }
+    }
     for name in &namespaces {
         let Some(id) = run_of(name) else { continue };
         if !alive.contains(id) && process_of(id).is_some_and(|pid| dead.contains(id) || !is_lab_process(pid)) {
@@ -120,6 +137,15 @@ pub fn clean() -> Result<Vec<String>> {
         removed.push(format!("state of run {id}"));
     }
     Ok(removed)
+}
+
+/// The scripts [`PODMAN`] of a run: in its directory, and in directories there.
+fn podmans(directory: &Path) -> Vec<PathBuf> {
+    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let parts = entries(directory).filter(|path| path.is_dir());
+    let both =
+        parts.flat_map(|part| entries(&part).filter(|path| path.is_dir()).chain([part.clone()]).collect::<Vec<_>>());
+    both.chain([directory.to_owned()]).map(|part| part.join(PODMAN)).filter(|script| script.is_file()).collect()
 }
 
 /// Returns an error that says what to do if the process does not run as root.
@@ -175,6 +201,20 @@ fn remove_namespace(name: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scripts_of_podman_are_found_in_all_parts_of_a_run() {
+        let run = std::env::temp_dir().join(format!("bifrost-lab-{}", std::process::id()));
+        for part in ["kill-f0", "0/kill-b0", "1/2/too-deep"] {
+            fs::create_dir_all(run.join(part)).unwrap();
+            fs::write(run.join(part).join(PODMAN), "").unwrap();
+        }
+        fs::create_dir_all(run.join("elastic-0").join(PODMAN)).unwrap();
+        let mut found = podmans(&run);
+        found.sort();
+        assert_eq!(found, ["0/kill-b0/podman", "kill-f0/podman"].map(|path| run.join(path)));
+        fs::remove_dir_all(run).unwrap();
+    }
 
     #[test]
     fn only_our_names_are_recognised() {

@@ -13,6 +13,7 @@ use bifrost_lab::experiments::{
     rdm_upgrade, redis_loss, requests, route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall,
     switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
+use bifrost_lab::gateway::switch::Daemon;
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
 use bifrost_lab::results::{HostInfo, Results, SCHEMA_VERSION, to_values};
 use bifrost_lab::stats::LatencyMs;
@@ -583,11 +584,26 @@ fn all() -> Vec<Value> {
         broken_streams: 0,
         retransmitted_segments: 0,
         stalled_ms: 25.0,
+        nat_streams: 8,
+        broken_nat_streams: 0,
+        nat_retransmitted_segments: 0,
+        moved_sessions: 60,
+        opened_connections: 200,
+        failed_connections: 0,
+        slowest_connection_ms: 1020.0,
         hung_ms: 180.0,
         killed_lost_probes: 500,
+        upgraded_pods: 2,
+        upgrade_s: 14.0,
+        upgrade_lost_probes: 0,
+        overload_lost_percent: 30.0,
+        scale_out_s: 3.2,
+        scaled_pods: 2,
+        scaled_lost_percent: 0.0,
     };
     let gw_bgp = gw_bgp::Row {
         containers: gw_elastic::Pods::Podman,
+        switch: Daemon::Bird,
         repetition: 0,
         pods: 4,
         switch_sessions: 2,
@@ -605,12 +621,13 @@ fn all() -> Vec<Value> {
         pod_convergence_ms: 1200.0,
     };
     let gw_kill = gw_kill::Row {
-        victim: gw_kill::Victim::Pipeline,
+        victim: gw_kill::Victim::Bird,
         repetition: 0,
         sent_probes: 56_000,
         lost_probes: 12_000,
         longest_gap_ms: 1053.0,
         back_ms: 1637.0,
+        neighbours_ran_s: 125.0,
     };
     let gw_order = gw_order::Row {
         case: gw_order::Case::StoppedWorker,

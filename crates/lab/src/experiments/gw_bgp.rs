@@ -13,12 +13,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
-use crate::command;
 use crate::experiments::gw_elastic::Pods;
 use crate::frame::Experiment;
 use crate::gateway::fabric::{Fabric, Settings, until};
-use crate::gateway::frr::Frr;
 use crate::gateway::peers::Peers;
+use crate::gateway::switch::{Daemon, Switch};
 use crate::interrupt;
 use crate::lab::Lab;
 use crate::netns::Namespace;
@@ -51,6 +50,8 @@ pub struct Row {
     /// What pods were.
     #[serde(rename = "mode")]
     pub containers: Pods,
+    /// What the switch runs.
+    pub switch: Daemon,
     /// Counts from 0.
     pub repetition: u32,
     /// Pods of the server.
@@ -87,9 +88,10 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} pods: {} sessions of the switch, {} paths, {} next hops; one that hangs is missed after {:.0} ms; at \
+            "{} as the switch of {} pods: {} sessions, {} paths, {} next hops; one that hangs is missed after {:.0} ms; at \
              {:.1} times its load {} BFD and {} BGP sessions end, without the priority ring {} and {}; 64 servers are \
              back after {:.0} ms with {} sessions, after {:.0} ms with {}",
+            self.switch,
             self.pods,
             self.switch_sessions,
             self.paths,
@@ -125,16 +127,19 @@ impl Experiment for GwBgp {
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let mut rows = Vec::new();
         for repetition in 0..lab.repetitions(3) {
-            let row = measure(lab, repetition).with_context(|| format!("repetition {repetition}"))?;
-            println!("{row}");
-            rows.push(row);
+            for switch in Daemon::ALL {
+                let row = measure(lab, switch, repetition)
+                    .with_context(|| format!("repetition {repetition} with {switch}"))?;
+                println!("{row}");
+                rows.push(row);
+            }
         }
         to_values(&rows)
     }
 
     fn report(&self, rows: &[Value]) -> Result<String> {
         let rows: Vec<Row> = from_values(rows)?;
-        let mut table = Table::new(&["what", "measured"]);
+        let mut table = Table::new(&["what", "FRR", "BIRD"]);
         let all: [(&str, Field); 13] = [
             ("sessions of the switch with a server of four pods", |row| row.switch_sessions.into()),
             ("paths to their address that it knows", |row| row.paths.into()),
@@ -151,13 +156,14 @@ impl Experiment for GwBgp {
             ("64 servers without proxies: back after [ms]", |row| row.pod_convergence_ms),
         ];
         for (what, field) in all {
-            table.row(vec![what.to_owned(), cell(spread(&rows, field))]);
+            let cells = Daemon::ALL.map(|switch| cell(spread(of(&rows, switch), field)));
+            table.row([what.to_owned()].into_iter().chain(cells).collect());
         }
         Ok(format!(
             "Four pods in containers announce an address by iBGP to two proxies (FRR), and these by eBGP to a switch \
-             (FRR). Overload is {OVERLOAD} packets a second at a pod that takes {CAPACITY}, for ten seconds; then the \
+             (FRR, or BIRD). Overload is {OVERLOAD} packets a second at a pod that takes {CAPACITY}, for ten seconds; then the \
              same with `priority = false`. The switch with 64 servers has simulated peers that announce 256 addresses \
-             in all; its bgpd and zebra are killed and start again. Medians, and in brackets the least and the most \
+             in all; its BGP daemon (of FRR, bgpd and zebra) is killed and starts again. Medians, and in brackets the least and the most \
              of the repetitions.\n\n{}",
             table.render()
         ))
@@ -166,89 +172,102 @@ impl Experiment for GwBgp {
     fn plots(&self, rows: &[Value], directory: &Path) -> Result<Vec<PathBuf>> {
         let rows: Vec<Row> = from_values(rows)?;
         let series = [(Series::off("without proxies"), false), (Series::on("with proxies"), true)];
-        let repetitions: Vec<u32> = rows.iter().map(|row| row.repetition).collect();
-        let panel = Panel::over(
-            "a switch with 64 servers",
-            ("repetition", &repetitions),
-            ("back after [ms]", false),
-            &series,
-            |with, of| {
-                let row = rows.iter().find(|row| row.repetition == *of)?;
-                let ms = if with { row.proxy_convergence_ms } else { row.pod_convergence_ms };
-                Spread::of([ms].into_iter())
-            },
-        );
-        Ok(vec![plot::draw(&directory.join("convergence.svg"), &[panel], 1)?])
+        let panels = Daemon::ALL.map(|switch| {
+            let repetitions: Vec<u32> = of(&rows, switch).map(|row| row.repetition).collect();
+            Panel::over(
+                &format!("a switch ({switch}) with 64 servers"),
+                ("repetition", &repetitions),
+                ("back after [ms]", false),
+                &series,
+                |with, repetition| {
+                    let row = of(&rows, switch).find(|row| row.repetition == *repetition)?;
+                    let ms = if with { row.proxy_convergence_ms } else { row.pod_convergence_ms };
+                    Spread::of([ms].into_iter())
+                },
+            )
+        });
+        Ok(vec![plot::draw(&directory.join("convergence.svg"), &panels, 2)?])
     }
 
     fn bars(&self, rows: &[Value]) -> Result<Vec<Bar>> {
         let rows: Vec<Row> = from_values(rows)?;
-        let most = |field: Field| spread(&rows, field).map(|spread| spread.most);
-        let least = |field: Field| spread(&rows, field).map(|spread| spread.least);
-        let median = |field: Field| spread(&rows, field).map(|spread| spread.median);
-        let (pods, proxies) = (PODS as f64, PROXIES as f64);
-        Ok(vec![
-            Bar::new(
-                "sessions of the switch",
-                most(|row| row.switch_sessions.into()),
-                Sense::AtMost,
-                proxies,
-                "sessions",
-            )
-            .exact(),
-            Bar::new("paths that it knows", least(|row| row.paths.into()), Sense::AtLeast, pods * proxies, "paths")
-                .exact(),
-            Bar::new("pods that it sends to", least(|row| row.next_hops.into()), Sense::AtLeast, pods, "pods").exact(),
-            Bar::new("a pod that hangs is missed after", median(|row| row.hung_ms), Sense::AtMost, 300.0, "ms"),
-            Bar::new("overload", least(|row| row.overload), Sense::AtLeast, 3.5, "times"),
-            Bar::new("BFD under overload", most(|row| row.bfd_flaps.into()), Sense::AtMost, 0.0, "sessions down")
-                .exact(),
-            Bar::new("BGP under overload", most(|row| row.bgp_flaps.into()), Sense::AtMost, 0.0, "sessions down")
-                .exact(),
-            Bar::new(
-                "BFD without the priority ring",
-                least(|row| row.bfd_flaps_without.into()),
-                Sense::AtLeast,
-                1.0,
-                "sessions down",
-            ),
-            Bar::new(
-                "a switch with 64 servers and proxies is back after",
-                most(|row| row.proxy_convergence_ms),
-                Sense::AtMost,
-                10_000.0,
-                "ms",
-            ),
-        ])
+        Ok(Daemon::ALL.into_iter().flat_map(|switch| bars(&rows, switch)).collect())
     }
 }
 
-fn spread(rows: &[Row], field: Field) -> Option<Spread> {
-    Spread::of(rows.iter().map(field))
+fn bars(rows: &[Row], switch: Daemon) -> Vec<Bar> {
+    let spread = |field: Field| spread(of(rows, switch), field);
+    let most = |field: Field| spread(field).map(|spread| spread.most);
+    let least = |field: Field| spread(field).map(|spread| spread.least);
+    let median = |field: Field| spread(field).map(|spread| spread.median);
+    let (pods, proxies) = (PODS as f64, PROXIES as f64);
+    let name = |what: &str| format!("{switch}: {what}");
+    vec![
+        Bar::new(
+            name("sessions of the switch"),
+            most(|row| row.switch_sessions.into()),
+            Sense::AtMost,
+            proxies,
+            "sessions",
+        )
+        .exact(),
+        Bar::new(name("paths that it knows"), least(|row| row.paths.into()), Sense::AtLeast, pods * proxies, "paths")
+            .exact(),
+        Bar::new(name("pods that it sends to"), least(|row| row.next_hops.into()), Sense::AtLeast, pods, "pods")
+            .exact(),
+        Bar::new(name("a pod that hangs is missed after"), median(|row| row.hung_ms), Sense::AtMost, 300.0, "ms"),
+        Bar::new(name("overload"), least(|row| row.overload), Sense::AtLeast, 3.5, "times"),
+        Bar::new(name("BFD under overload"), most(|row| row.bfd_flaps.into()), Sense::AtMost, 0.0, "sessions down")
+            .exact(),
+        Bar::new(name("BGP under overload"), most(|row| row.bgp_flaps.into()), Sense::AtMost, 0.0, "sessions down")
+            .exact(),
+        Bar::new(
+            name("BFD without the priority ring"),
+            least(|row| row.bfd_flaps_without.into()),
+            Sense::AtLeast,
+            1.0,
+            "sessions down",
+        ),
+        Bar::new(
+            name("a switch with 64 servers and proxies is back after"),
+            most(|row| row.proxy_convergence_ms),
+            Sense::AtMost,
+            10_000.0,
+            "ms",
+        ),
+    ]
 }
 
-fn measure(lab: &Lab, repetition: u32) -> Result<Row> {
+fn of(rows: &[Row], switch: Daemon) -> impl Iterator<Item = &Row> {
+    rows.iter().filter(move |row| row.switch == switch)
+}
+
+fn spread<'a>(rows: impl Iterator<Item = &'a Row>, field: Field) -> Option<Spread> {
+    Spread::of(rows.map(field))
+}
+
+fn measure(lab: &Lab, switch: Daemon, repetition: u32) -> Result<Row> {
     // Short: Podman puts a path that contains it into the address of a socket.
-    let label = |part: &str| format!("{part}-{repetition}");
-    let fabric = Fabric::start(lab, &label("pods"), Settings { proxies: PROXIES, ..Settings::default() })?;
+    let label = |part: &str| format!("{part}-{}{repetition}", &switch.name()[..1]);
+    let fabric = Fabric::start(lab, &label("pods"), Settings { proxies: PROXIES, switch, ..Settings::default() })?;
     let names: Vec<String> = (1..=PODS).map(|number| format!("pod-{number}")).collect();
     names.iter().try_for_each(|name| fabric.pod(&["create", name]).map(drop))?;
     fabric.until_next_hops(PODS)?;
     names.iter().try_for_each(|name| fabric.until_watched(name))?;
     let next_hops = fabric.next_hops()? as u32;
     let switch_sessions = fabric.switch().sessions()? as u32;
-    let route = fabric.switch().show("bgp ipv4 unicast 10.0.0.1/32")?;
-    let paths = route["paths"].as_array().map_or(0, Vec::len) as u32;
+    let paths = fabric.switch().paths("10.0.0.1/32")? as u32;
     fabric.signal(&names[0], Signal::STOP)?;
     let hung_ms = fabric.until_next_hops(PODS - 1)?.as_secs_f64() * 1e3;
     drop(fabric);
 
-    let with = overload(lab, &label("load"), true)?;
-    let without = overload(lab, &label("bare"), false)?;
-    let (proxy_sessions, proxy_convergence_ms) = convergence(lab, &label("proxies"), PROXIES, PODS)?;
-    let (pod_sessions, pod_convergence_ms) = convergence(lab, &label("direct"), PODS, 1)?;
+    let with = overload(lab, &label("load"), switch, true)?;
+    let without = overload(lab, &label("bare"), switch, false)?;
+    let (proxy_sessions, proxy_convergence_ms) = convergence(lab, &label("proxies"), switch, PROXIES, PODS)?;
+    let (pod_sessions, pod_convergence_ms) = convergence(lab, &label("direct"), switch, PODS, 1)?;
     Ok(Row {
         containers: Pods::Podman,
+        switch,
         repetition,
         pods: PODS as u32,
         switch_sessions,
@@ -274,8 +293,8 @@ struct Overloaded {
     bgp: u32,
 }
 
-fn overload(lab: &Lab, label: &str, priority: bool) -> Result<Overloaded> {
-    let settings = Settings { proxies: PROXIES, priority, pod_packets_per_second: CAPACITY };
+fn overload(lab: &Lab, label: &str, switch: Daemon, priority: bool) -> Result<Overloaded> {
+    let settings = Settings { proxies: PROXIES, priority, pod_packets_per_second: CAPACITY, switch };
     let fabric = Fabric::start(lab, label, settings)?;
     fabric.pod(&["create", "one"])?;
     fabric.until_next_hops(1)?;
@@ -302,7 +321,7 @@ fn ends(pod: &Value) -> (u32, u32) {
 
 /// Sessions of a switch with 64 servers that have `peers` each, and the time from its restart until it has all of them
 /// and their routes, ms.
-fn convergence(lab: &Lab, label: &str, peers: usize, routes_of_each: usize) -> Result<(u32, f64)> {
+fn convergence(lab: &Lab, label: &str, daemon: Daemon, peers: usize, routes_of_each: usize) -> Result<(u32, f64)> {
     let directory = lab.run.directory().join(label);
     std::fs::create_dir_all(&directory)?;
     let create = |name: &str| Namespace::create(format!("{}-{label}-{name}", lab.run.id()));
@@ -316,7 +335,12 @@ fn convergence(lab: &Lab, label: &str, peers: usize, routes_of_each: usize) -> R
     let all: Vec<_> = (0..SERVERS).flat_map(|server| (0..peers).map(move |peer| (server, peer))).collect();
     let lines = all.iter().map(|(server, peer)| format!("addr add {}/16 dev u0\n", address(*server, *peer)));
     servers.ip_batch(&lines.collect::<String>())?;
-    let frr = Frr::start(&switch, &directory.join("frr"), label, &[CONFIGURATION.to_owned()], &lab.logs(label))?;
+    let configuration = match daemon {
+        Daemon::Frr => FRR,
+        Daemon::Bird => BIRD,
+    };
+    let logs = lab.logs(label);
+    let running = Switch::start(daemon, &switch, &directory.join("switch"), label, configuration.to_owned(), &logs)?;
     let vip = |server: usize, pod: usize| IpNet::from(IpAddr::from([10, 0, server as u8, pod as u8]));
     let of_peer = |(server, peer): &(usize, usize)| {
         // Each proxy announces all pods of its server; without proxies each pod announces itself.
@@ -326,21 +350,20 @@ fn convergence(lab: &Lab, label: &str, peers: usize, routes_of_each: usize) -> R
     let sessions = all.len();
     let _peers = Peers::start(&servers, SWITCH, ASN, all.iter().map(of_peer).collect())?;
     let is_there = || {
-        let routes = command::run("ip", &["-n", switch.name(), "route", "show", "proto", "bgp"])?;
-        let routes = routes.lines().filter(|line| line.starts_with("10.0.")).count();
-        Ok((frr.sessions()? == sessions && routes == SERVERS * PODS).then_some(()))
+        let whole = running.sessions()? == sessions && running.routes(&switch)? == SERVERS * PODS;
+        Ok(whole.then_some(()))
     };
     until("the switch has all routes", is_there)?;
     let began = Instant::now();
-    frr.kill(&["zebra", "bgpd"])?;
+    running.kill()?;
     // What it says of itself before it is back is of no use.
     let again = || Ok(is_there().unwrap_or(None));
     until("the switch has all routes again", again)?;
     Ok((sessions as u32, began.elapsed().as_secs_f64() * 1e3))
 }
 
-/// Of the switch with simulated servers.
-const CONFIGURATION: &str = "\
+/// FRR's, as the switch with simulated servers.
+const FRR: &str = "\
 frr defaults traditional
 router bgp 65000
  bgp router-id 10.4.255.254
@@ -358,6 +381,24 @@ exit
 !
 bfd
 exit
+";
+
+/// The same for BIRD.
+const BIRD: &str = "\
+router id 10.4.255.254;
+protocol device { }
+protocol direct { ipv4; }
+protocol kernel { merge paths on limit 64; ipv4 { import none; export where source = RTS_BGP; }; }
+protocol bgp servers {
+  local 10.4.255.254 as 65000;
+  neighbor range 10.4.0.0/16 as 65000;
+  dynamic name \"server\";
+  dynamic name digits 3;
+  direct;
+  hold time 30;
+  keepalive time 10;
+  ipv4 { import all; export none; gateway direct; };
+}
 ";
 
 #[cfg(test)]

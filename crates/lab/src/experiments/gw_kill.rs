@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::bars::{Bar, Sense};
 use crate::frame::Experiment;
 use crate::gateway::fabric::{Fabric, Settings, until};
+use crate::gateway::switch::Daemon;
 use crate::interrupt;
 use crate::lab::Lab;
 use crate::options::Mode;
@@ -34,6 +35,10 @@ const SHARE: f64 = 0.5 + 3.0 * 0.0625;
 /// 100 ms, the program starts in 400 ms; then a neighbour that has just tried to connect tries again after 1 s
 /// (`timers connect 1`, and the same in pods), and an announcement takes 500 ms to the switch's kernel.
 const RESTARTED_MS: f64 = 2000.0;
+/// For so long FRR, which a proxy is, says after its start that it is starting again (the Restart State bit of RFC 4724),
+/// whatever its configuration says. A switch that starts again does not wait for the routes of such a neighbour, and
+/// its kernel forgets them until they come.
+const STARTING_S: f64 = 120.0;
 /// What a new pod may take until it forwards: whatever was killed, all is as before by then.
 const BACK_MS: f64 = 10_000.0;
 
@@ -53,10 +58,21 @@ pub enum Victim {
     Proxy,
     /// bgpd of the switch.
     Switch,
+    /// BIRD, if that is what the switch runs.
+    Bird,
 }
 
 impl Victim {
-    const ALL: [Victim; 4] = [Victim::Pod, Victim::Pipeline, Victim::Proxy, Victim::Switch];
+    /// In the order in which they are killed: a proxy that has started again is starting for two minutes.
+    const ALL: [Victim; 5] = [Victim::Pod, Victim::Pipeline, Victim::Switch, Victim::Bird, Victim::Proxy];
+
+    /// What the switch runs meanwhile.
+    fn daemon(self) -> Daemon {
+        match self {
+            Victim::Pod | Victim::Pipeline | Victim::Proxy | Victim::Switch => Daemon::Frr,
+            Victim::Bird => Daemon::Bird,
+        }
+    }
 
     fn name(self) -> &'static str {
         match self {
@@ -64,15 +80,18 @@ impl Victim {
             Victim::Pipeline => "the pipeline",
             Victim::Proxy => "one of two proxies",
             Victim::Switch => "bgpd of the switch",
+            Victim::Bird => "BIRD of the switch",
         }
     }
 
-    /// For how long no probe may come, ms, and how many of them may be lost.
-    fn bars(self) -> (f64, f64) {
+    /// For how long no probe may come, ms, and how many of them may be lost. `settled`: proxies have started long ago.
+    fn bars(self, settled: bool) -> (f64, f64) {
         let of = |ms: f64, share: f64| ms / 1e3 * f64::from(PROBES) * share;
         match self {
             Victim::Pod => (MISSED_MS, of(MISSED_MS, SHARE)),
-            Victim::Pipeline | Victim::Switch => (RESTARTED_MS, of(RESTARTED_MS, 1.0)),
+            // The kernel keeps the routes (RFC 4724).
+            Victim::Switch | Victim::Bird if settled => (100.0, 0.0),
+            Victim::Pipeline | Victim::Switch | Victim::Bird => (RESTARTED_MS, of(RESTARTED_MS, 1.0)),
             // No packet passes through it, and the other proxy has the same routes: what is left is the scheduler's.
             Victim::Proxy => (100.0, 0.0),
         }
@@ -95,6 +114,8 @@ pub struct Row {
     pub longest_gap_ms: f64,
     /// Until all sessions and next hops were there again, ms.
     pub back_ms: f64,
+    /// How long its neighbours had run, s.
+    pub neighbours_ran_s: f64,
 }
 
 impl fmt::Display for Row {
@@ -126,11 +147,22 @@ impl Experiment for GwKill {
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let mut rows = Vec::new();
         for repetition in 0..lab.repetitions(3) {
-            let label = format!("kill-{repetition}");
-            let fabric = Fabric::start(lab, &label, Settings { proxies: PROXIES, ..Settings::default() })?;
-            ["one", "two"].iter().try_for_each(|name| fabric.pod(&["create", name]).map(drop))?;
+            let mut fabrics = Vec::new();
+            for daemon in Daemon::ALL {
+                let label = format!("kill-{}{repetition}", &daemon.name()[..1]);
+                let settings = Settings { proxies: PROXIES, switch: daemon, ..Settings::default() };
+                let fabric = Fabric::start(lab, &label, settings)?;
+                ["one", "two"].iter().try_for_each(|name| fabric.pod(&["create", name]).map(drop))?;
+                fabrics.push((daemon, fabric, Instant::now()));
+            }
             for victim in Victim::ALL {
-                let row = measure(&fabric, victim, repetition)
+                let found = fabrics.iter().find(|(daemon, ..)| *daemon == victim.daemon());
+                let (_, fabric, started) = found.context("a network with this switch")?;
+                if matches!(victim, Victim::Switch | Victim::Bird) {
+                    let wanted = Duration::from_secs_f64(lab.seconds(STARTING_S + 5.0, 0.0));
+                    interrupt::sleep(wanted.saturating_sub(started.elapsed()))?;
+                }
+                let row = measure(fabric, victim, repetition, *started)
                     .with_context(|| format!("{}, repetition {repetition}", victim.name()))?;
                 println!("{row}");
                 rows.push(row);
@@ -149,7 +181,7 @@ impl Experiment for GwKill {
             table.row([victim.name().to_owned()].into_iter().chain(cells).collect());
         }
         Ok(format!(
-            "Two pods in containers behind two proxies (FRR) and a switch (FRR); {PROBES} probes a second pass. Each program \
+            "Two pods in containers behind two proxies (FRR) and a switch (FRR or BIRD); {PROBES} probes a second pass. Each program \
              gets SIGKILL in turn. What starts it again is Podman for pods, and for the others what a service manager with \
              `Restart=always` and `RestartSec=100ms` does. Medians, and in brackets the least and the most of the \
              repetitions.\n\n{}",
@@ -161,7 +193,7 @@ impl Experiment for GwKill {
         let rows: Vec<Row> = from_values(rows)?;
         let series = [(Series::on("longest gap"), ())];
         let victims: Vec<u32> = (0..Victim::ALL.len() as u32).collect();
-        let labels = "0: pod, 1: pipeline, 2: proxy, 3: switch";
+        let labels = "0: pod, 1: pipeline, 2: bgpd, 3: BIRD, 4: proxy";
         let panel =
             Panel::over("what is killed", (labels, &victims), ("no probe for [ms]", false), &series, |(), of| {
                 spread(&rows, Victim::ALL[*of as usize], |row| row.longest_gap_ms)
@@ -175,7 +207,9 @@ impl Experiment for GwKill {
         for victim in Victim::ALL {
             let name = victim.name();
             let most = |field: fn(&Row) -> f64| spread(&rows, victim, field).map(|spread| spread.most);
-            let (gap, lost) = victim.bars();
+            let of = || rows.iter().filter(|row| row.victim == victim);
+            let settled = of().next().is_some() && of().all(|row| row.neighbours_ran_s >= STARTING_S);
+            let (gap, lost) = victim.bars(settled);
             let lost_probes = most(|row| row.lost_probes.into());
             bars.push(Bar::new(format!("{name}: probes lost"), lost_probes, Sense::AtMost, lost, "probes"));
             bars.push(Bar::new(
@@ -196,18 +230,19 @@ fn spread(rows: &[Row], victim: Victim, field: fn(&Row) -> f64) -> Option<Spread
     Spread::of(rows.iter().filter(|row| row.victim == victim).map(field))
 }
 
-fn measure(fabric: &Fabric, victim: Victim, repetition: u32) -> Result<Row> {
+fn measure(fabric: &Fabric, victim: Victim, repetition: u32, started: Instant) -> Result<Row> {
     until("all sessions are there", || Ok(is_whole(fabric).then_some(())))?;
     // What was begun before this, such as timers of restarts, is over.
     interrupt::sleep(Duration::from_secs(2))?;
     let probes = fabric.probe(PROBES)?;
     interrupt::sleep(Duration::from_secs(1))?;
     let began = Instant::now();
+    let neighbours_ran_s = (began - started).as_secs_f64();
     match victim {
         Victim::Pod => fabric.signal("two", Signal::KILL)?,
         Victim::Pipeline => fabric.pipeline().kill()?,
         Victim::Proxy => fabric.proxy(0).kill(&["bgpd", "bfdd", "zebra"])?,
-        Victim::Switch => fabric.switch().kill(&["bgpd"])?,
+        Victim::Switch | Victim::Bird => fabric.switch().kill_bgp()?,
     }
     // It has been noticed by then.
     interrupt::sleep(Duration::from_millis(500))?;
@@ -223,6 +258,7 @@ fn measure(fabric: &Fabric, victim: Victim, repetition: u32) -> Result<Row> {
         lost_probes: probed.lost(),
         longest_gap_ms: probed.longest_gap.as_secs_f64() * 1e3,
         back_ms,
+        neighbours_ran_s,
     })
 }
 

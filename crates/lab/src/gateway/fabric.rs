@@ -1,5 +1,5 @@
-//! Pods in containers that announce themselves: a switch (FRR, and the kernel forwards), hosts behind it, a BGP proxy
-//! (FRR), and `bifrost-nicd` with the pods that `bifrostctl gw pod` makes.
+//! Pods in containers that announce themselves: a switch (FRR or BIRD, and the kernel forwards), hosts behind it, BGP
+//! proxies (FRR), and `bifrost-nicd` with the pods that `bifrostctl gw pod` makes.
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,18 +11,25 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::frr::Frr;
+use super::openings::Openings;
 use super::probes::Probes;
 use super::programs;
 use super::streams::Streams;
 use super::supervised::Supervised;
+use super::switch::{self, Switch};
 use crate::lab::Lab;
 use crate::netns::Namespace;
+use crate::state::PODMAN;
 use crate::{command, interrupt};
 
 /// How long a step may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Where what pods have in common is.
+const TEMPLATE_FILE: &str = "pods.toml";
 /// What pods announce.
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+/// A server in the Internet, which guests reach by translation to an address that pods announce, too.
+const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 
 /// What a network is to be like.
 #[derive(Debug, Clone, Copy)]
@@ -33,11 +40,13 @@ pub struct Settings {
     pub priority: bool,
     /// Packets that a pod takes a second at most; 0: as many as it can.
     pub pod_packets_per_second: u32,
+    /// What the switch runs.
+    pub switch: switch::Daemon,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { proxies: 1, priority: true, pod_packets_per_second: 0 }
+        Settings { proxies: 1, priority: true, pod_packets_per_second: 0, switch: switch::Daemon::Frr }
     }
 }
 
@@ -46,6 +55,7 @@ impl Default for Settings {
 pub struct Fabric {
     // The order matters: containers and programs end before their namespaces go.
     podman: Podman,
+    daemon: Switch,
     frrs: Vec<Frr>,
     nicd: Supervised,
     ctl: PathBuf,
@@ -54,7 +64,8 @@ pub struct Fabric {
     hosts: [Namespace; 2],
     /// Hosts whose kernels have a guest's addresses.
     guests: [Namespace; 2],
-    proxies: Vec<Namespace>,
+    outside: Namespace,
+    _proxies: Vec<Namespace>,
     _gateway: Namespace,
 }
 
@@ -83,7 +94,7 @@ impl Podman {
             at("podman-run"),
             at("podman-tmp"),
         );
-        let podman = Podman(directory.join("podman"));
+        let podman = Podman(directory.join(PODMAN));
         std::fs::write(&podman.0, script)?;
         std::fs::set_permissions(&podman.0, std::fs::Permissions::from_mode(0o755))?;
         let script = directory.join("gw-image.sh");
@@ -116,6 +127,7 @@ impl Fabric {
             (0..settings.proxies).map(|number| create(&format!("proxy{number}"))).collect::<Result<Vec<_>>>()?;
         let hosts = [create("a")?, create("b")?];
         let guests = [create("c")?, create("d")?];
+        let outside = create("e")?;
         switch
             .ip_batch("link add br0 type bridge mcast_snooping 0\nlink set br0 up\naddr add 10.1.0.254/24 dev br0\n")?;
         switch.write_sysctls(&[
@@ -129,6 +141,7 @@ impl Fabric {
             (&hosts[1], "u0", "to-b".to_owned()),
             (&guests[0], "u0", "to-c".to_owned()),
             (&guests[1], "u0", "to-d".to_owned()),
+            (&outside, "u0", "to-e".to_owned()),
         ];
         ends.extend(proxies.iter().enumerate().map(|(number, proxy)| (proxy, "u0", format!("to-proxy{number}"))));
         for (end, device, port) in &ends {
@@ -146,8 +159,12 @@ impl Fabric {
         switch.ip_batch(
             "link set to-gateway master br0\n\
              addr add 10.2.0.254/24 dev to-a\naddr add 10.3.0.254/24 dev to-b\n\
-             addr add 10.4.0.254/24 dev to-c\naddr add 10.5.0.254/24 dev to-d\n",
+             addr add 10.4.0.254/24 dev to-c\naddr add 10.5.0.254/24 dev to-d\n\
+             addr add 10.6.0.254/24 dev to-e\nroute add 198.51.100.0/24 via 10.6.0.9\n",
         )?;
+        outside.ip_batch(&format!(
+            "addr add 10.6.0.9/24 dev u0\naddr add {OUTSIDE}/32 dev lo\nroute add default via 10.6.0.254\n"
+        ))?;
         for (number, proxy) in proxies.iter().enumerate() {
             switch.ip_batch(&format!("link set to-proxy{number} master br0\n"))?;
             proxy.ip_batch(&format!("addr add {}/24 dev u0\n", proxy_address(number)))?;
@@ -171,50 +188,42 @@ impl Fabric {
         let nicd = lab.binaries.gateway("bifrost-nicd")?;
         let nicd = Supervised::start(&gateway, nicd, &arguments, &logs.join("bifrost-nicd.log"))?;
         until("the pipeline answers", || Ok(programs::state(&socket).ok()))?;
-        std::fs::write(directory.join("pods.toml"), template(settings))?;
-        let mut fabric = Fabric {
+        std::fs::write(directory.join(TEMPLATE_FILE), template(settings))?;
+        let ctl = lab.binaries.bifrostctl.clone();
+        let config = |end: &str, daemon: &str, proxies: &[Ipv4Addr]| configuration(&ctl, end, daemon, proxies);
+        let all: Vec<Ipv4Addr> = (0..settings.proxies).map(proxy_address).collect();
+        let text = config("switch", settings.switch.name(), &all)?;
+        let daemon = Switch::start(settings.switch, &switch, &directory.join("switch"), "switch", text, &logs)?;
+        let start_proxy = |(number, (namespace, address)): (usize, (&Namespace, &Ipv4Addr))| {
+            let name = format!("proxy-{number}");
+            let text = config("proxy", "frr", &[*address])?;
+            Frr::start(namespace, &directory.join(&name), &name, &[text], &logs)
+        };
+        let frrs = proxies.iter().zip(&all).enumerate().map(start_proxy).collect::<Result<Vec<_>>>()?;
+        Ok(Fabric {
             podman,
-            frrs: Vec::new(),
+            daemon,
+            frrs,
             nicd,
-            ctl: lab.binaries.bifrostctl.clone(),
+            ctl,
             directory,
             switch,
             hosts,
             guests,
-            proxies,
+            outside,
+            _proxies: proxies,
             _gateway: gateway,
-        };
-        fabric.start_frr(None, &logs)?;
-        (0..settings.proxies).try_for_each(|number| fabric.start_frr(Some(number), &logs))?;
-        Ok(fabric)
+        })
     }
 
-    /// An end of a BGP session in FRR, which begins with the configuration that `bifrostctl gw bgp config` prints for it.
-    fn start_frr(&mut self, number: Option<usize>, logs: &Path) -> Result<()> {
-        let (end, name) = match number {
-            None => ("switch", "switch".to_owned()),
-            Some(number) => ("proxy", format!("proxy-{number}")),
-        };
-        let namespace = number.map_or(&self.switch, |number| &self.proxies[number]);
-        let site = "--asn 64512 --pods 10.1.0.0/24 --switch-asn 65000 --switch 10.1.0.254 --vips 10.0.0.0/24";
-        let mut texts = Vec::new();
-        for proxy in number.map_or(0..self.proxies.len(), |number| number..number + 1) {
-            let address = proxy_address(proxy).to_string();
-            let words = ["gw", "bgp", "config", end, "--proxy", &address].into_iter().chain(site.split(' '));
-            texts.push(command::run(&self.ctl.display().to_string(), &words.collect::<Vec<_>>())?);
-        }
-        self.frrs.push(Frr::start(namespace, &self.directory.join(&name), &name, &texts, logs)?);
-        Ok(())
-    }
-
-    /// FRR of the switch.
-    pub fn switch(&self) -> &Frr {
-        &self.frrs[0]
+    /// The daemon of the switch.
+    pub fn switch(&self) -> &Switch {
+        &self.daemon
     }
 
     /// FRR of a proxy.
     pub fn proxy(&self, number: usize) -> &Frr {
-        &self.frrs[number + 1]
+        &self.frrs[number]
     }
 
     /// The process of `bifrost-nicd`, which starts again when it has ended.
@@ -235,15 +244,39 @@ impl Fabric {
     /// # Errors
     /// What it says.
     pub fn pod(&self, words: &[&str]) -> Result<Value> {
+        let template = self.directory.join(TEMPLATE_FILE).display().to_string();
+        let needed = ["create", "scale", "migrate"].contains(&words[0]);
+        let more: &[&str] = if needed { &["--template", &template] } else { &[] };
+        Ok(serde_json::from_str(&self.tool(&[words, more].concat())?)?)
+    }
+
+    /// Replaces the pods of a service by those of a template that differs in what nobody sees.
+    ///
+    /// # Errors
+    /// What `bifrostctl gw pod upgrade` says.
+    pub fn upgrade(&self, service: &str, watch_seconds: &str) -> Result<Value> {
+        let (old, new) = (self.directory.join(TEMPLATE_FILE), self.directory.join("upgraded.toml"));
+        std::fs::write(&new, std::fs::read_to_string(old)?.replace("memory_mib = 256", "memory_mib = 260"))?;
+        let new = new.display().to_string();
+        let words = ["upgrade", service, "--template", &new, "--watch-seconds", watch_seconds];
+        Ok(serde_json::from_str(&self.tool(&words)?)?)
+    }
+
+    /// Has a service have as many pods as its load needs, for some seconds.
+    ///
+    /// # Errors
+    /// What `bifrostctl gw pod autoscale` says.
+    pub fn autoscale(&self, service: &str, seconds: u32) -> Result<()> {
+        let (template, looks) = (self.directory.join(TEMPLATE_FILE).display().to_string(), seconds.to_string());
+        let words = ["autoscale", service, "--template", &template, "--looks", &looks, "--out-after", "1"];
+        self.tool(&[&words[..], &["--high", "50", "--low", "1", "--max", "3"]].concat()).map(drop)
+    }
+
+    fn tool(&self, words: &[&str]) -> Result<String> {
         let path = |name: &str| self.directory.join(name).display().to_string();
         let (nicd, pods, podman) = (path("nicd.sock"), path("pods"), self.podman.0.display().to_string());
         let all = ["--json", "gw", "--nicd", &nicd, "pod", "--podman", &podman, "--directory", &pods];
-        let mut all: Vec<&str> = all.into_iter().chain(words.iter().copied()).collect();
-        let template = path("pods.toml");
-        if ["create", "scale", "migrate"].contains(&words[0]) {
-            all.extend(["--template", &template]);
-        }
-        Ok(serde_json::from_str(&command::run(&self.ctl.display().to_string(), &all)?)?)
+        command::run(&self.ctl.display().to_string(), &[&all[..], words].concat())
     }
 
     /// Sends a signal to the process of a pod's container.
@@ -303,7 +336,23 @@ impl Fabric {
     /// # Errors
     /// One cannot be opened.
     pub fn stream(&self) -> Result<Streams<'_>> {
-        Streams::start(&self.guests, guest_address(1))
+        Streams::start(&self.guests[0], &self.guests[1], guest_address(1))
+    }
+
+    /// As [`stream`](Self::stream), from the other guest through the translation to a server in the Internet.
+    ///
+    /// # Errors
+    /// One cannot be opened.
+    pub fn stream_outside(&self) -> Result<Streams<'_>> {
+        Streams::start(&self.guests[1], &self.outside, OUTSIDE)
+    }
+
+    /// Opens connections from a guest to a server in the Internet, one after the other, until they are stopped.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open_outside(&self) -> Result<Openings> {
+        Openings::start(&self.guests[0], &self.outside, OUTSIDE)
     }
 }
 
@@ -322,6 +371,15 @@ pub fn until<T>(what: &str, mut is: impl FnMut() -> Result<Option<T>>) -> Result
         }
         interrupt::sleep(Duration::from_millis(2))?;
     }
+}
+
+/// What `bifrostctl gw bgp config` prints for an end of the session between proxies and switch.
+fn configuration(ctl: &Path, end: &str, daemon: &str, proxies: &[Ipv4Addr]) -> Result<String> {
+    let proxies: Vec<String> = proxies.iter().map(Ipv4Addr::to_string).collect();
+    let proxies = proxies.join(",");
+    let site = "--asn 64512 --pods 10.1.0.0/24 --switch-asn 65000 --switch 10.1.0.254 --vips 10.0.0.0/24";
+    let words = ["gw", "bgp", "config", end, "--daemon", daemon, "--proxy", &proxies].into_iter();
+    command::run(&ctl.display().to_string(), &words.chain(site.split(' ')).collect::<Vec<_>>())
 }
 
 /// The address of a proxy on the link.
@@ -343,14 +401,15 @@ fn host_of_guest(number: usize) -> String {
          link add vx0 mtu 1500 address 02:00:00:00:01:{mac:02x} type vxlan id 100 local {local} remote {VIP} \
          dstport 4789 nolearning\n\
          link set vx0 up addrgenmode none\naddr add {own}/24 dev vx0\n\
-         neigh add {other} lladdr 02:00:00:00:00:01 dev vx0\n",
+         neigh add {other} lladdr 02:00:00:00:00:01 dev vx0\n\
+         neigh add {ROUTER} lladdr 02:00:00:00:00:01 dev vx0\nroute add 198.51.100.0/24 via {ROUTER} dev vx0\n",
         mac = own.octets()[3],
     )
 }
 
 /// What pods have in common.
 fn template(settings: Settings) -> String {
-    let Settings { proxies, priority, pod_packets_per_second } = settings;
+    let Settings { proxies, priority, pod_packets_per_second, .. } = settings;
     let peers: Vec<String> = (0..proxies).map(|number| format!("\"{}\"", proxy_address(number))).collect();
     let tests = format!("packets_per_second = {pod_packets_per_second}, control_with_data = {}", !priority);
     // A ring with room for less than an order queue: it is what is full under overload.
@@ -361,6 +420,9 @@ fn template(settings: Settings) -> String {
         .replace("TESTS", &tests)
         .replace("RING", ring)
 }
+
+/// The gateway in the guests' network.
+const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 168, 0, 254);
 
 const TEMPLATE: &str = r#"tests = { TESTS }
 [pod]
@@ -377,10 +439,19 @@ ring_entries = RING
 [bgp]
 asn = 64512
 peers = [PEERS]
+announce = ["10.0.0.1/32", "10.0.0.200/32"]
 bfd = { interval_ms = 50, multiplier = 3 }
+[[pools]]
+name = "nat"
+addresses = ["10.0.0.200"]
+[[internet]]
+prefix = "0.0.0.0/0"
+next_hop = "10.1.0.254"
 [[vpcs]]
 vni = 100
-routes = [{ prefix = "192.168.0.0/24", to = "local" }]
+routers = ["192.168.0.254"]
+snat = "nat"
+routes = [{ prefix = "192.168.0.0/24", to = "local" }, { prefix = "0.0.0.0/0", to = "internet" }]
 hosts = [
   { address = "192.168.0.1", mac = "02:00:00:00:01:01", vtep = "10.2.0.11" },
   { address = "192.168.0.2", mac = "02:00:00:00:01:02", vtep = "10.3.0.12" },

@@ -44,13 +44,13 @@ pub struct Streamed {
 }
 
 impl<'a> Streams<'a> {
-    /// Opens them from one guest to `server` on the other one, and sends at a constant rate until they are stopped.
+    /// Opens them from one namespace to the address `server` of another one, and sends at a constant rate until they are
+    /// stopped.
     ///
     /// # Errors
     /// One cannot be opened.
-    pub fn start(guests: &'a [Namespace; 2], server: Ipv4Addr) -> Result<Self> {
-        let listener = guests[1].enter(move || Ok(TcpListener::bind((server, PORT))?))?;
-        let client = &guests[0];
+    pub fn start(client: &'a Namespace, other: &Namespace, server: Ipv4Addr) -> Result<Self> {
+        let listener = other.enter(move || Ok(TcpListener::bind((server, PORT))?))?;
         let before = Tcp::in_namespace(client)?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut senders = Vec::new();
