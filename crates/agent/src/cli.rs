@@ -3,10 +3,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use bifrost_relay_api::enroll::Token;
+use bifrost_relay_api::limits::{ENROLL_PORT, PORT};
 use bifrost_relay_api::tls::Files;
 use clap::Parser;
 
 use crate::follow;
+use crate::identity::{Enrolling, Identity};
 use crate::run::Settings;
 
 /// Brings what a relay says into this host's bifrostd, and keeps it so.
@@ -25,6 +28,9 @@ use crate::run::Settings;
   A host of a fleet, with certificates:
     bifrost-agent --relay https://relay1:4790,https://relay2:4790 --host host-a \\
         --ca /etc/bifrost/ca.pem --certificate /etc/bifrost/host-a.pem --key /etc/bifrost/host-a.key
+  The same, with a certificate that a relay gives for a token (bifrostctl fleet host enroll host-a):
+    BIFROST_TOKEN=... bifrost-agent --relay https://relay1:4790 --host host-a \\
+        --identity /var/lib/bifrost-agent --enroll https://relay1:4792
   A trial on one machine:
     bifrost-agent --relay http://127.0.0.1:4790 --host host-a --insecure --socket /tmp/a.sock")]
 pub struct Cli {
@@ -37,8 +43,18 @@ pub struct Cli {
     /// The control socket of this host's bifrostd.
     #[arg(long, value_name = "PATH", env = "BIFROST_SOCKET", default_value = "/run/bifrost/bifrostd.sock")]
     pub socket: PathBuf,
+    /// A directory where the agent keeps this host's certificate, which relays give it and it renews by itself; in place of --ca,
+    /// --certificate and --key.
+    #[arg(long, value_name = "DIRECTORY", env = "BIFROST_IDENTITY", conflicts_with_all = ["ca", "certificate", "key", "insecure"])]
+    pub identity: Option<PathBuf>,
+    /// While that directory has no certificate: the relay that gives the first one, https://NAME:PORT.
+    #[arg(long, value_name = "URL", env = "BIFROST_ENROLL", requires_all = ["identity", "token"])]
+    pub enroll: Option<String>,
+    /// What `bifrostctl fleet host enroll` has said. Better in the environment: others see arguments. It is used once.
+    #[arg(long, value_name = "TOKEN", env = "BIFROST_TOKEN", hide_env_values = true, requires = "enroll")]
+    pub token: Option<Token>,
     /// PEM file of the authority that vouches for relays.
-    #[arg(long, value_name = "FILE", env = "BIFROST_CA", required_unless_present = "insecure")]
+    #[arg(long, value_name = "FILE", env = "BIFROST_CA", required_unless_present_any = ["insecure", "identity"])]
     pub ca: Option<PathBuf>,
     /// PEM file of this host's certificate, and of those between it and the authority.
     #[arg(
@@ -46,11 +62,11 @@ pub struct Cli {
         visible_alias = "cert",
         value_name = "FILE",
         env = "BIFROST_CERTIFICATE",
-        required_unless_present = "insecure"
+        required_unless_present_any = ["insecure", "identity"]
     )]
     pub certificate: Option<PathBuf>,
     /// PEM file of the certificate's private key.
-    #[arg(long, value_name = "FILE", env = "BIFROST_KEY", required_unless_present = "insecure")]
+    #[arg(long, value_name = "FILE", env = "BIFROST_KEY", required_unless_present_any = ["insecure", "identity"])]
     pub key: Option<PathBuf>,
     /// No TLS: anyone on the way to the relay may read and change everything. For trials.
     #[arg(long, conflicts_with_all = ["ca", "certificate", "key"])]
@@ -61,6 +77,22 @@ pub struct Cli {
 }
 
 impl Cli {
+    /// The certificate that the agent keeps itself, and how it gets the first one.
+    ///
+    /// # Errors
+    /// The relay's address is none; what to do.
+    pub fn identity(&self) -> Result<Option<(Identity, Option<Enrolling>)>, String> {
+        let Some(directory) = &self.identity else { return Ok(None) };
+        let enrolling = match (&self.enroll, &self.token) {
+            (Some(relay), Some(token)) => {
+                let relay = address("--enroll", relay, "https://", ENROLL_PORT)?;
+                Some(Enrolling { relay, token: token.clone() })
+            }
+            _ => None,
+        };
+        Ok(Some((Identity::new(directory.clone()), enrolling)))
+    }
+
     /// What it says.
     ///
     /// # Errors
@@ -74,30 +106,48 @@ impl Cli {
             } else if relay.starts_with(other) {
                 return Err(format!("--relay {relay:?}: write https://, or give --insecure"));
             }
-            let relay = if relay.starts_with(scheme) { relay.to_owned() } else { format!("{scheme}{relay}") };
-            let relay = relay.trim_end_matches('/').to_owned();
-            let uri: tonic::codegen::http::Uri = relay.parse().map_err(|e| format!("--relay {relay:?}: {e}"))?;
-            if uri.port().is_none() {
-                let port = bifrost_relay_api::limits::PORT;
-                return Err(format!("--relay {relay:?} has no port; relays listen on {port} unless told otherwise"));
-            }
-            relays.push(relay);
+            relays.push(address("--relay", relay, scheme, PORT)?);
         }
         if relays.is_empty() {
             return Err("--relay: name at least one relay, such as https://relay1:4790".to_owned());
         }
         let tls = match (self.ca, self.certificate, self.key) {
             (Some(ca), Some(certificate), Some(key)) => Some(Files { ca, certificate, key }),
-            _ => None,
+            _ => self.identity.map(|directory| Identity::new(directory).files()),
         };
         let instance = format!("{:016x}", fastrand::u64(..));
         Ok(Settings { follow: follow::Settings { relays, host: self.host, tls, instance }, socket: self.socket })
     }
 }
 
+/// An address of a relay with its scheme, without a slash at its end. `usual` is the port that relays have for this.
+fn address(option: &str, text: &str, scheme: &str, usual: u16) -> Result<String, String> {
+    let text = if text.starts_with(scheme) { text.to_owned() } else { format!("{scheme}{text}") };
+    let text = text.trim_end_matches('/').to_owned();
+    let uri: tonic::codegen::http::Uri = text.parse().map_err(|e| format!("{option} {text:?}: {e}"))?;
+    if uri.port().is_none() {
+        return Err(format!("{option} {text:?} has no port; relays listen on {usual} unless told otherwise"));
+    }
+    Ok(text)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    #[test]
+    fn a_first_certificate_takes_an_address_and_a_token() {
+        let token = Token { secret: [1; 16], authority: [2; 32] };
+        let line = format!("bifrost-agent --relay a:1 --host h --identity /d --token {token} --enroll");
+        let parse = |at: &str| Cli::try_parse_from(line.split(' ').chain([at])).unwrap().identity();
+        let (identity, enrolling) = parse("a:2").unwrap().unwrap();
+        let enrolling = enrolling.unwrap();
+        assert_eq!((identity, enrolling.relay.as_str()), (Identity::new("/d".into()), "https://a:2"));
+        assert_eq!(enrolling.token, token);
+        assert!(parse("https://a").unwrap_err().contains("4792"));
+    }
 
     fn settings(line: &str) -> Result<Settings, String> {
         let arguments = std::iter::once("bifrost-agent").chain(line.split(' '));
@@ -112,12 +162,17 @@ mod tests {
         let secure = settings("--relay a:1,https://[::1]:2/ --host h --ca c --cert d --key e").unwrap();
         assert_eq!(secure.follow.relays, ["https://a:1", "https://[::1]:2"]);
         assert!(secure.follow.tls.is_some());
+        let kept = settings("--relay a:1 --host h --identity /d").unwrap().follow.tls.unwrap();
+        assert_eq!((kept.certificate.as_path(), kept.key), (Path::new("/d/identity.pem"), kept.certificate.clone()));
         for (wrong, why) in [
             ("--relay a:1 --host h", "--ca"),
             ("--relay http://a:1 --host h --ca c --cert d --key e", "https://"),
             ("--relay https://a:1 --host h --insecure", "http://"),
             ("--relay a:1 --host h --insecure --ca c", "cannot be used with"),
             ("--relay a --host h --insecure", "no port"),
+            ("--relay a:1 --host h --insecure --identity /d", "cannot be used with"),
+            ("--relay a:1 --host h --identity /d --enroll a:2", "--token"),
+            ("--relay a:1 --host h --identity /d --enroll a:2 --token x", "is not a token"),
             ("--relay , --host h --insecure", "at least one relay"),
             ("--relay a:1 --insecure", "--host"),
         ] {

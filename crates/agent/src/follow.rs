@@ -17,7 +17,7 @@ use tonic::transport::{Channel, Endpoint};
 /// What the relay may send ahead, bytes: a piece.
 const WINDOW: u32 = 1 << 20;
 /// How long a connection, the stream and its welcome each may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// The pauses between connections, first and longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// A stream that lasted this long was a good one: the next pause is the first again.
@@ -58,7 +58,7 @@ pub enum Event {
 
 /// Why a stream ended.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+pub(crate) enum Ended {
     #[error(transparent)]
     Tls(#[from] TlsError),
     #[error("no connection: {}", chain(.0))]
@@ -169,7 +169,7 @@ async fn stream(
     }
 }
 
-async fn connect(settings: &Settings, relay: &str) -> Result<Channel, Ended> {
+pub(crate) async fn connect(settings: &Settings, relay: &str) -> Result<Channel, Ended> {
     let endpoint = Endpoint::from_shared(relay.to_owned())?
         .connect_timeout(PATIENCE)
         .tcp_nodelay(true)
@@ -195,7 +195,7 @@ async fn tell(events: &mpsc::Sender<Event>, event: Event) -> Result<(), Ended> {
 }
 
 /// An error with its causes, which tonic keeps to itself.
-fn chain(error: &tonic::transport::Error) -> String {
+pub(crate) fn chain(error: &tonic::transport::Error) -> String {
     let mut causes = vec![error.to_string()];
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::SystemTime;
 
 use bifrost_control::server::metrics::Source;
 use prometheus_client::metrics::counter::Counter;
@@ -31,6 +32,9 @@ pub struct Metrics {
     refused: Counter,
     drift: Counter,
     reconnects: Counter,
+    certificate_until: Number,
+    certificate_renewals: Counter,
+    certificate_failures: Counter,
 }
 
 impl Default for Metrics {
@@ -47,6 +51,9 @@ impl Default for Metrics {
             refused: Counter::default(),
             drift: Counter::default(),
             reconnects: Counter::default(),
+            certificate_until: Number::default(),
+            certificate_renewals: Counter::default(),
+            certificate_failures: Counter::default(),
             registry: Registry::default(),
         };
         let m = &metrics;
@@ -70,6 +77,15 @@ impl Default for Metrics {
             "Streams with relays that were lost, or could not be made",
             m.reconnects.clone(),
         );
+        let help = "When the certificate that the agent renews expires, seconds since 1970; 0: it renews none";
+        registry.register("certificate_expires_at", help, m.certificate_until.clone());
+        registry.register(
+            "certificate_renewals",
+            "Further certificates that the agent got",
+            m.certificate_renewals.clone(),
+        );
+        let help = "Attempts to get a further certificate that failed; the log says why";
+        registry.register("certificate_failures", help, m.certificate_failures.clone());
         Metrics { registry, ..metrics }
     }
 }
@@ -78,6 +94,20 @@ impl Metrics {
     /// A stream was lost.
     pub fn lost(&self) {
         self.reconnects.inc();
+    }
+
+    /// The certificate that is in use expires then.
+    pub fn certificate(&self, until: SystemTime) {
+        self.certificate_until.set(until.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs()));
+    }
+
+    /// A further certificate was to be got; whether it was.
+    pub fn renewal(&self, is_got: bool) {
+        if is_got {
+            self.certificate_renewals.inc()
+        } else {
+            self.certificate_failures.inc()
+        };
     }
 
     /// Takes over how it is, and what has happened.

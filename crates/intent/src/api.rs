@@ -65,6 +65,33 @@ pub struct ChangedObject {
     pub spec: Option<Value>,
 }
 
+/// How long a token of a host is valid unless it is said otherwise, seconds.
+pub const TOKEN_S: u64 = 3600;
+/// The longest time that a token is valid, seconds.
+pub const MAX_TOKEN_S: u64 = 7 * 86_400;
+
+/// What `POST /v1/enroll` asks for: a token with which a host gets its first certificate.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Enroll {
+    /// The host's name; there is an object of it.
+    pub host: String,
+    /// How long the token is valid, 1 to [`MAX_TOKEN_S`] seconds. Absent: [`TOKEN_S`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_s: Option<u64>,
+}
+
+/// The answer to `POST /v1/enroll`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Enrolled {
+    /// The host.
+    pub host: String,
+    /// The token. It is secret, and takes the place of an earlier one of the host.
+    pub token: String,
+    /// When it expires, milliseconds since 1970.
+    pub until_ms: u64,
+}
+
 /// Which objects `GET /v1/objects` is about; what is absent means any.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

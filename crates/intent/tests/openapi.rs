@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use bifrost_intent::api::{
-    Applied, ChangedObject, HostCounts, HostProblem, HostStatus, OPENAPI, ObjectEntry, Objects, Overview, Status,
-    SubnetOverview, VpcOverview, Waited, Why, WhyHost, schema,
+    Applied, ChangedObject, Enroll, Enrolled, HostCounts, HostProblem, HostStatus, OPENAPI, ObjectEntry, Objects,
+    Overview, Status, SubnetOverview, VpcOverview, Waited, Why, WhyHost, schema,
 };
 use bifrost_intent::{Batch, Change, Key, Kind, Model, Op};
 use serde_json::{Value, json};
@@ -206,6 +206,8 @@ fn answers_are_as_described() {
         ("Waited", json!(waited)),
         ("Why", json!(why)),
         ("Overview", json!(overview)),
+        ("Enroll", json!(Enroll { host: "h1".into(), ttl_s: Some(1) })),
+        ("Enrolled", json!(Enrolled { host: "h1".into(), token: "t".into(), until_ms: 1 })),
     ] {
         assert_right(part, &value);
         let described = keys(&api["components"]["schemas"], part);

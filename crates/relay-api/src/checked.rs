@@ -294,7 +294,7 @@ fn unknown() -> Invalid {
 }
 
 /// A host's name: 1 to 63 of `a-z`, `0-9`, `-` and `.`.
-fn host_name(name: String) -> Result<String, Invalid> {
+pub(crate) fn host_name(name: String) -> Result<String, Invalid> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let is_good = (1..=MAX_HOST).contains(&name.len())
         && name.chars().all(|c| plain(c) || c == '-' || c == '.')
@@ -304,7 +304,7 @@ fn host_name(name: String) -> Result<String, Invalid> {
         return Ok(name);
     }
     let what = format!("a host's name is 1 to {MAX_HOST} of a-z, 0-9, '-' and '.', between letters or digits");
-    Err(invalid("hello.host", what))
+    Err(invalid("host", what))
 }
 
 fn kind(name: String) -> Result<String, Invalid> {
@@ -327,7 +327,7 @@ fn bounded(field: &'static str, text: String, least: usize, most: usize) -> Resu
     Err(invalid(field, format!("has {} bytes; {least} to {most} are allowed", text.len())))
 }
 
-fn invalid(field: &'static str, what: String) -> Invalid {
+pub(crate) fn invalid(field: &'static str, what: String) -> Invalid {
     Invalid { field, what }
 }
 
@@ -370,7 +370,7 @@ mod tests {
         }
         for bad in ["", "-a", "a-", ".a", "Host", "a b", "a/b", "ä", "../etc", &"x".repeat(64)] {
             let error = FromAgent::try_from(hello(bad)).unwrap_err();
-            assert_eq!(error.field, "hello.host", "{bad}");
+            assert_eq!(error.field, "host", "{bad}");
         }
     }
 

@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod checked;
+pub mod enroll;
 pub mod limits;
 mod pieces;
 pub mod tls;

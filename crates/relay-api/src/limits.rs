@@ -4,6 +4,8 @@
 pub const VERSION: u32 = 1;
 /// The port that relays listen on, TCP.
 pub const PORT: u16 = 4790;
+/// The port on which relays give first certificates, TCP.
+pub const ENROLL_PORT: u16 = 4792;
 /// The longest name of a host, bytes: one label of DNS, or several.
 pub const MAX_HOST: usize = 63;
 /// The longest text about a program or its start, bytes.
@@ -30,3 +32,9 @@ pub const MAX_IMPAIRED: usize = 100;
 pub const KEEP_ALIVE_S: u64 = 10;
 /// How long the answer to that may take, seconds.
 pub const KEEP_ALIVE_TIMEOUT_S: u64 = 10;
+/// The largest request for a certificate, bytes.
+pub const MAX_REQUEST: usize = 4096;
+/// The most bytes of certificates, PEM.
+pub const MAX_CERTIFICATES: usize = 256 << 10;
+/// The largest message about certificates, bytes.
+pub const MAX_CERTIFICATE_MESSAGE: usize = 1 << 20;

@@ -57,7 +57,10 @@ impl Files {
     /// # Errors
     /// One cannot be read, or is no PEM of its kind. Whether they fit together is found out by the first connection.
     pub fn read(&self) -> Result<Material, TlsError> {
-        let material = Material { ca: read(&self.ca)?, certificate: read(&self.certificate)?, key: read(&self.key)? };
+        let (ca, certificate) = (read(&self.ca)?, read(&self.certificate)?);
+        // One file has both at any time, though it may be replaced between two reads.
+        let key = if self.key == self.certificate { certificate.clone() } else { read(&self.key)? };
+        let material = Material { ca, certificate, key };
         for (path, pem) in [(&self.ca, &material.ca), (&self.certificate, &material.certificate)] {
             let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
             if all.is_ok_and(|all| !all.is_empty()) {
@@ -83,6 +86,17 @@ impl Material {
         }
     }
 
+    /// The certificates of those who may vouch for the other end, PEM.
+    pub fn authorities(&self) -> &[u8] {
+        &self.ca
+    }
+
+    /// Settings of a relay that gives first certificates: it shows its authority, which hosts know by a digest, and asks for nothing.
+    pub fn enrollment(&self) -> ServerTlsConfig {
+        let shown = [&*self.certificate, b"\n", &*self.ca].concat();
+        ServerTlsConfig::new().identity(Identity::from_pem(shown, &self.key))
+    }
+
     /// Settings of a relay. Who shows no certificate of the authority is refused.
     pub fn server(&self) -> ServerTlsConfig {
         ServerTlsConfig::new()
@@ -105,6 +119,12 @@ pub fn is_of_host(certificates: &[CertificateDer<'_>], host: &str) -> bool {
     let Some(certificate) = certificates.first() else { return false };
     let Ok(certificate) = webpki::EndEntityCert::try_from(certificate) else { return false };
     certificate.valid_dns_names().any(|name| name.eq_ignore_ascii_case(host))
+}
+
+/// The same of the first certificate of a PEM file, which nobody has verified.
+pub fn is_of_host_pem(certificates: &[u8], host: &str) -> bool {
+    let first = CertificateDer::pem_slice_iter(certificates).next();
+    first.is_some_and(|first| first.is_ok_and(|first| is_of_host(&[first], host)))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `GET /v1/status` | [`Status`] |
 //! | `POST /v1/apply` with a [`Batch`]; `?dry_run=true` changes nothing | [`Applied`](bifrost_intent::api::Applied) |
+//! | `POST /v1/enroll` with an [`Enroll`] | [`Enrolled`] |
 //! | `GET /v1/objects` with an [`ObjectsQuery`] | [`Objects`](bifrost_intent::api::Objects) |
 //! | `GET /v1/hosts` | a list of [`HostStatus`] |
 //! | `GET /v1/overview` | [`Overview`](bifrost_intent::api::Overview) |
@@ -27,9 +28,10 @@ use bifrost_control::api::{ApiError, ErrorKind};
 use bifrost_control::server::Peer;
 use bifrost_intent::Batch;
 use bifrost_intent::api::{
-    ApplyQuery, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectsQuery, Status, WaitQuery, Waited, WhyQuery,
+    ApplyQuery, Enroll, Enrolled, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectsQuery, Status, WaitQuery, Waited, WhyQuery,
 };
 
+use crate::enrollment::Enrollment;
 use crate::metrics;
 use crate::relay::{Relay, SubmitError, now_ms};
 use crate::roles::{self, Access};
@@ -43,10 +45,14 @@ type Shared = Arc<Relay>;
 type Answer<T> = Result<Json<T>, ApiError>;
 
 /// The whole API, for those who have roles.
-pub(crate) fn router(relay: Shared, roles: roles::Shared) -> Router {
-    let changing =
-        Router::new().route("/v1/apply", post(apply)).route("/v1/wait", get(wait)).route("/metrics", get(counted));
-    changing.with_state(Arc::clone(&relay)).merge(reading(relay)).layer(Extension(roles))
+pub(crate) fn router(relay: Shared, roles: roles::Shared, enrollment: Option<Enrollment>) -> Router {
+    let changing = Router::new()
+        .route("/v1/apply", post(apply))
+        .route("/v1/enroll", post(enroll))
+        .route("/v1/wait", get(wait))
+        .route("/metrics", get(counted));
+    let changing = changing.with_state(Arc::clone(&relay)).layer(Extension(enrollment));
+    changing.merge(reading(relay)).layer(Extension(roles))
 }
 
 /// The part that only reads, and answers at once. Around it is a layer that says who has roles.
@@ -118,6 +124,27 @@ async fn apply(
     })
 }
 
+async fn enroll(
+    access: Access,
+    Extension(peer): Extension<Peer>,
+    Extension(enrollment): Extension<Option<Enrollment>>,
+    body: Bytes,
+) -> Answer<Enrolled> {
+    let enroll: Enroll = serde_json::from_slice(&body).map_err(|e| {
+        ApiError::bad_request(e.to_string()).at("body of POST /v1/enroll").hint("for example {\"host\": \"h1\"}")
+    })?;
+    let Some(enrollment) = enrollment else {
+        let hint = "start it with --ca-key and --enroll, or sign certificates otherwise";
+        return Err(ApiError::conflict("this relay gives no certificates").hint(hint));
+    };
+    if !access.is_admin() {
+        let why = "needs the role admin of \"*\"; the relay's --roles file says who has it";
+        enrollment.forbid(&enroll, peer, why);
+        return Err(ApiError::new(ErrorKind::Forbidden, why));
+    }
+    enrollment.invite(&enroll, peer).await.map(Json)
+}
+
 async fn objects(
     State(relay): State<Shared>,
     access: Access,
@@ -177,7 +204,7 @@ async fn counted(State(relay): State<Shared>) -> Result<Response, ApiError> {
 }
 
 async fn unknown(uri: Uri) -> ApiError {
-    let hint = "/v1/ has status, apply, objects, hosts, overview, wait, why and openapi.json";
+    let hint = "/v1/ has status, apply, enroll, objects, hosts, overview, wait, why and openapi.json";
     ApiError::not_found("no such resource").at(uri.path()).hint(hint)
 }
 

@@ -136,6 +136,30 @@ impl Audit {
         let _ = self.write(&lines);
     }
 
+    /// Says what has become of something that concerns a certificate of a host. `why` is why it was refused.
+    ///
+    /// # Errors
+    /// The log cannot be written, and nothing may be done without it.
+    pub(crate) fn event(
+        &self,
+        event: Event,
+        peer: Option<Peer>,
+        key: &Key,
+        why: Option<&str>,
+        now_ms: u64,
+    ) -> Result<(), String> {
+        let mut line = self.line(fastrand::u64(..), peer, now_ms);
+        line.op = Some(event.name());
+        line.key = Some(key);
+        line.outcome = if why.is_some() { "refused" } else { "made" };
+        line.why = why.map(|why| shorten(why, MAX_WHY));
+        match self.write(&[line]) {
+            Err(error) if self.is_required => Err(SubmitError::Audit(error.to_string()).to_string()),
+            // It was told and counted.
+            _ => Ok(()),
+        }
+    }
+
     /// A line for each change, which `finish` completes; one without a key for a batch that has none, or more than are allowed.
     fn lines<'a>(
         &'a self,
@@ -144,24 +168,10 @@ impl Audit {
         finish: impl Fn(&mut Line<'a>, Option<usize>),
     ) -> Vec<Line<'a>> {
         let Request { number, peer, batch } = *request;
-        let line = Line {
-            time_ms: now_ms,
-            relay: &self.relay,
-            batch: format!("{number:016x}"),
-            uid: peer.uid,
-            gid: peer.gid,
-            pid: peer.pid,
-            op: None,
-            key: None,
-            generation_before: None,
-            generation: None,
-            revision: None,
-            outcome: "",
-            why: None,
-        };
+        let line = self.line(number, Some(peer), now_ms);
         let one_by_one = if (1..=MAX_CHANGES).contains(&batch.changes.len()) { &*batch.changes } else { &[] };
         let mut lines: Vec<_> =
-            one_by_one.iter().map(|c| Line { op: Some(c.op), key: Some(&c.key), ..line.clone() }).collect();
+            one_by_one.iter().map(|c| Line { op: Some(name(c.op)), key: Some(&c.key), ..line.clone() }).collect();
         lines.iter_mut().enumerate().for_each(|(item, line)| finish(line, Some(item)));
         if lines.is_empty() {
             let mut line = line;
@@ -169,6 +179,25 @@ impl Audit {
             lines.push(line);
         }
         lines
+    }
+
+    /// A line that says when and who.
+    fn line<'a>(&'a self, number: u64, peer: Option<Peer>, now_ms: u64) -> Line<'a> {
+        Line {
+            time_ms: now_ms,
+            relay: &self.relay,
+            batch: format!("{number:016x}"),
+            uid: peer.map(|peer| peer.uid),
+            gid: peer.map(|peer| peer.gid),
+            pid: peer.and_then(|peer| peer.pid),
+            op: None,
+            key: None,
+            generation_before: None,
+            generation: None,
+            revision: None,
+            outcome: "",
+            why: None,
+        }
     }
 
     fn write(&self, lines: &[Line<'_>]) -> io::Result<()> {
@@ -184,6 +213,34 @@ impl Audit {
             tracing::error!(path = %file.path.display(), %error, "the audit log cannot be written; {effect}");
         }
         written
+    }
+}
+
+/// What concerns a certificate of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A token was made.
+    Token,
+    /// The host's first certificate.
+    Enrolled,
+    /// A further one.
+    Renewed,
+}
+
+impl Event {
+    fn name(self) -> &'static str {
+        match self {
+            Event::Token => "token",
+            Event::Enrolled => "enroll",
+            Event::Renewed => "renew",
+        }
+    }
+}
+
+fn name(op: Op) -> &'static str {
+    match op {
+        Op::Set => "set",
+        Op::Delete => "delete",
     }
 }
 
@@ -205,12 +262,14 @@ struct Line<'a> {
     relay: &'a str,
     /// The same in all lines of a batch.
     batch: String,
-    uid: u32,
-    gid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    op: Option<Op>,
+    op: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<&'a Key>,
     /// 0: it did not exist.

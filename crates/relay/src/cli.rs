@@ -14,6 +14,7 @@ use bifrost_store::{EtcdOptions, EtcdTls, EtcdUser, Store};
 use clap::Parser;
 
 use crate::audit::Audit;
+use crate::authority::Authority;
 use crate::roles::Roles;
 
 const EXAMPLES: &str = "\
@@ -68,6 +69,16 @@ pub(crate) struct Cli {
     /// The key of the certificate, PEM
     #[arg(long, value_name = "FILE", env = "BIFROST_KEY", requires_all = ["ca", "certificate"])]
     key: Option<PathBuf>,
+    /// The key of the authority, or of one of those of --ca: with it, hosts get certificates from this relay. PEM
+    #[arg(long, value_name = "FILE", env = "BIFROST_CA_KEY", requires = "ca")]
+    ca_key: Option<PathBuf>,
+    /// Where hosts that have a token get their first certificate, such as 0.0.0.0:4792
+    #[arg(long, value_name = "ADDRESS:PORT", env = "BIFROST_RELAY_ENROLL", requires = "ca_key")]
+    pub(crate) enroll: Option<SocketAddr>,
+    /// How long the certificates of hosts are valid, seconds
+    #[arg(long, value_name = "SECONDS", env = "BIFROST_HOST_LIFETIME_S", default_value_t = 30 * 86_400, requires = "ca_key",
+          value_parser = clap::value_parser!(u64).range(5..=10 * 366 * 86_400))]
+    host_lifetime_s: u64,
     /// Neither encrypt nor ask agents for certificates: each is believed which host it is for
     #[arg(long, conflicts_with = "ca")]
     insecure: bool,
@@ -114,6 +125,13 @@ impl Cli {
         let Some(path) = &self.roles else { return Ok(None) };
         let roles = Roles::open(path).map_err(|error| anyhow!("--roles: {}: {error}", path.display()))?;
         Ok(Some(Arc::new(roles)))
+    }
+
+    /// The authority that signs certificates of hosts, if this relay is to.
+    pub(crate) fn open_authority(&self, tls: Option<&Material>) -> Result<Option<Authority>> {
+        let (Some(key), Some(files)) = (&self.ca_key, tls) else { return Ok(None) };
+        let lifetime = Duration::from_secs(self.host_lifetime_s);
+        Ok(Some(Authority::open(files.authorities(), key, lifetime)?))
     }
 
     /// Opens the store.

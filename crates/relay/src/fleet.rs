@@ -337,6 +337,11 @@ impl Fleet {
         Some(Why { object: entry(key, stored), hosts })
     }
 
+    /// Whether there is a host of that name.
+    pub(crate) fn has_host(&self, name: &str) -> bool {
+        Key::new(Kind::Host, "", name).is_ok_and(|key| self.model.get(&key).is_some())
+    }
+
     /// What is known of a host.
     pub(crate) fn host(&self, name: &str) -> HostStatus {
         let Some(host) = self.hosts.get(name) else {

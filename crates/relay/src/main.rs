@@ -5,8 +5,10 @@
 mod agents;
 mod api;
 mod audit;
+mod authority;
 mod cli;
 mod console;
+mod enrollment;
 mod feed;
 mod fleet;
 mod metrics;
@@ -18,6 +20,7 @@ mod relay;
 mod roles;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,8 +31,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use bifrost_control::server::{self as control_server, ServeError, serve_router};
 use bifrost_intent::api::MAX_BODY;
-use bifrost_relay_api::limits::{KEEP_ALIVE_S, KEEP_ALIVE_TIMEOUT_S, MAX_MESSAGE};
+use bifrost_relay_api::limits::{KEEP_ALIVE_S, KEEP_ALIVE_TIMEOUT_S, MAX_CERTIFICATE_MESSAGE, MAX_MESSAGE};
+use bifrost_relay_api::pb::certificates_server::CertificatesServer;
+use bifrost_relay_api::pb::enrollment_server::EnrollmentServer;
 use bifrost_relay_api::pb::relay_server::RelayServer;
+use bifrost_relay_api::tls::Material;
 use clap::Parser as _;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
@@ -40,6 +46,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::agents::Agents;
 use crate::cli::{Cli, Kept};
+use crate::enrollment::Enrollment;
 use crate::quiet::{Connection, Quiet};
 use crate::relay::Relay;
 
@@ -68,6 +75,7 @@ async fn run(cli: Cli) -> Result<()> {
     let name = cli.name();
     let audit = cli.open_audit(&name)?;
     let roles = cli.open_roles()?;
+    let authority = cli.open_authority(tls.as_ref())?;
     let store = cli.open_store().await?;
     let relay = Relay::new(name, cli.store.to_string(), store, audit);
     let following = tokio::spawn(Arc::clone(&relay).follow());
@@ -91,24 +99,30 @@ async fn run(cli: Cli) -> Result<()> {
     let agents = RelayServer::new(Agents { relay: Arc::clone(&relay), is_secure: tls.is_some() })
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
-    let mut server = Server::builder()
-        .max_concurrent_streams(MAX_STREAMS)
-        .http2_keepalive_interval(Some(Duration::from_secs(KEEP_ALIVE_S)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(KEEP_ALIVE_TIMEOUT_S)));
+    let enrollment = authority.map(|authority| Enrollment::new(Arc::clone(&relay), authority));
+    if let (Some(address), Some(enrollment), Some(files)) = (cli.enroll, &enrollment, &tls) {
+        let listener = listen(address, "--enroll").await?;
+        tokio::spawn(enroll(listener, enrollment.clone(), files)?);
+    }
+    let mut server = server();
     if let Some(files) = &tls {
         server = server.tls_config(files.server()).context("the certificates do not fit together")?;
     }
-    let listener = listen(cli.listen).await?;
+    let renewals = enrollment
+        .clone()
+        .map(|enrollment| CertificatesServer::new(enrollment).max_decoding_message_size(MAX_CERTIFICATE_MESSAGE));
+    let listener = listen(cli.listen, "--listen").await?;
     let (stop_agents, agents_stopped) = oneshot::channel::<()>();
-    let agents = server.add_service(agents).serve_with_incoming_shutdown(listener, async {
-        // Dropped, it says the same.
-        let _ = agents_stopped.await;
-    });
+    let agents =
+        server.add_service(agents).add_optional_service(renewals).serve_with_incoming_shutdown(listener, async {
+            // Dropped, it says the same.
+            let _ = agents_stopped.await;
+        });
     let agents = tokio::spawn(agents);
 
     let (stop_api, api_stopped) = oneshot::channel();
     let socket = cli.socket.clone();
-    let api = match serve_router(&socket, api::router(Arc::clone(&relay), roles), MAX_BODY, api_stopped) {
+    let api = match serve_router(&socket, api::router(Arc::clone(&relay), roles, enrollment), MAX_BODY, api_stopped) {
         Ok(api) => tokio::spawn(api),
         Err(ServeError::AlreadyRunning(path)) => {
             bail!("another program listens on {}; stop it, or name another socket with --socket", path.display())
@@ -144,9 +158,32 @@ async fn run(cli: Cli) -> Result<()> {
     Ok(())
 }
 
-async fn listen(address: SocketAddr) -> Result<ReceiverStream<io::Result<Connection>>> {
+fn server() -> Server {
+    Server::builder()
+        .max_concurrent_streams(MAX_STREAMS)
+        .http2_keepalive_interval(Some(Duration::from_secs(KEEP_ALIVE_S)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(KEEP_ALIVE_TIMEOUT_S)))
+}
+
+/// Gives first certificates to hosts that have tokens, for as long as it is polled.
+fn enroll(
+    listener: ReceiverStream<io::Result<Connection>>,
+    enrollment: Enrollment,
+    files: &Material,
+) -> Result<impl Future<Output = ()> + Send + 'static> {
+    let mut server = server().tls_config(files.enrollment()).context("the certificates do not fit together")?;
+    let service = EnrollmentServer::new(enrollment).max_decoding_message_size(MAX_CERTIFICATE_MESSAGE);
+    let serving = server.add_service(service).serve_with_incoming(listener);
+    Ok(async move {
+        if let Err(error) = serving.await {
+            tracing::error!("hosts get no first certificates any more: {error}");
+        }
+    })
+}
+
+async fn listen(address: SocketAddr, option: &str) -> Result<ReceiverStream<io::Result<Connection>>> {
     let listener = tokio::net::TcpListener::bind(address).await.with_context(|| {
-        format!("cannot listen on {address} for agents; is it an address of this host, and free? See --listen")
+        format!("cannot listen on {address} for agents; is it an address of this host, and free? See {option}")
     })?;
     Ok(Quiet::new(quiet::MOST, quiet::QUIET_TIME).incoming(listener))
 }

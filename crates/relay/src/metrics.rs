@@ -41,6 +41,9 @@ pub(crate) fn text(relay: &Relay) -> Result<String, fmt::Error> {
     counter("batches_forbidden", "Batches that those who asked may not make. See --roles", &counts.forbidden);
     counter("conflicts", "Commits that were planned again, because another relay was first", &counts.conflicts);
     counter("store_losses", "How often the store was lost", &counts.store_losses);
+    counter("hosts_enrolled", "First certificates that hosts got for tokens", &counts.enrolled);
+    counter("certificates_renewed", "Further certificates that hosts got", &counts.renewed);
+    counter("certificates_refused", "Requests for certificates that were refused", &counts.certificates_refused);
     let mut counter = |name: &str, help: &str, value: u64| registry.register(name, help, ConstCounter::new(value));
     let (written, lost) = relay.audit().map_or((0, 0), Audit::counts);
     counter("audit_lines", "Lines that were written to the audit log", written);

@@ -57,6 +57,10 @@ pub(crate) struct Counts {
     pub(crate) refused: AtomicU64,
     pub(crate) forbidden: AtomicU64,
     pub(crate) store_losses: AtomicU64,
+    /// First certificates that hosts got, further ones, and those that they did not get.
+    pub(crate) enrolled: AtomicU64,
+    pub(crate) renewed: AtomicU64,
+    pub(crate) certificates_refused: AtomicU64,
 }
 
 /// How far the relay has followed the store.

@@ -103,6 +103,11 @@ impl Access {
         self.role(EVERYTHING).is_some()
     }
 
+    /// Whether one may change everything.
+    pub(crate) fn is_admin(&self) -> bool {
+        self.role(EVERYTHING) == Some(Role::Admin)
+    }
+
     /// What one may know of a host: what it refuses of others is only counted.
     pub(crate) fn host(&self, mut host: HostStatus) -> HostStatus {
         if !self.sees_everything() {
@@ -257,6 +262,12 @@ mod tests {
         ] {
             assert_eq!(keys.map(|key| may(uid, gid)(key)), expected, "user {uid}, group {gid}");
         }
+    }
+
+    #[test]
+    fn tokens_are_made_by_those_who_may_change_everything() {
+        let is_admin = |uid| Grants::parse(FILE).unwrap().of(Peer { uid, gid: 1, pid: None }).is_admin();
+        assert_eq!([0, 1002, 1003, 1001, 1].map(is_admin), [true, true, false, false, false]);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use bifrost_control::Client;
 use bifrost_control::client::ClientError;
 use bifrost_intent::api::{
-    Applied, ChangedObject, HostProblem, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectEntry, Objects, ObjectsQuery, Status,
-    Waited, Why, schema,
+    Applied, ChangedObject, Enroll, Enrolled, HostProblem, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectEntry, Objects,
+    ObjectsQuery, Status, TOKEN_S, Waited, Why, schema,
 };
 use bifrost_intent::{Batch, Change, Key, Kind, MAX_CHANGES, Op, UPLINK};
 use clap::{Args, Subcommand};
@@ -36,6 +36,7 @@ Examples: two hosts, a network, and a port of a container on each
 
   bifrostctl fleet apply -f network.yaml --wait 10     the objects of the file are to be as it says
   bifrostctl fleet diff -f network.yaml                what that would change
+  bifrostctl fleet host enroll h3                      a token, for the first certificate of a host
   bifrostctl fleet why port/demo/web                   which hosts need it, and whether they have it
   bifrostctl fleet hosts                               who is connected, and has everything
   bifrostctl fleet delete port/demo/web";
@@ -112,6 +113,9 @@ enum FleetCommand {
     },
     /// Hosts: whether their agents are connected, what is in force there, and what is refused
     Hosts,
+    /// One host
+    #[command(subcommand)]
+    Host(HostCommand),
     /// The JSON Schema of files for `apply`, for editors and checks; it asks no relay
     Schema {
         /// The relay's whole API, as OpenAPI 3.1
@@ -122,6 +126,20 @@ enum FleetCommand {
     Why {
         /// Its key
         key: Key,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum HostCommand {
+    /// Make a token with which a host gets its first certificate, in place of an earlier one
+    #[command(after_help = "The relay needs --ca-key and --enroll. On the host, in the environment of bifrost-agent:
+  BIFROST_IDENTITY=/var/lib/bifrost-agent BIFROST_ENROLL=https://RELAY:4792 BIFROST_TOKEN=...")]
+    Enroll {
+        /// Its name; `bifrostctl fleet add host/NAME addresses=...` makes it known
+        name: String,
+        /// How long the token is valid, seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = TOKEN_S)]
+        ttl: u64,
     },
 }
 
@@ -151,6 +169,10 @@ pub(crate) fn run(args: FleetArgs, out: Output) -> Result<(), Failure> {
             let schema = if api { serde_json::from_str(OPENAPI) } else { schema("Document") };
             let schema: Value = schema.map_err(|e| usage("schema", e.to_string()))?;
             out.print(&schema, |schema| format!("{schema:#}"))
+        }
+        FleetCommand::Host(HostCommand::Enroll { name, ttl }) => {
+            let enroll = Enroll { host: name, ttl_s: Some(ttl) };
+            out.print(&relay.post::<Enrolled>("/v1/enroll", &enroll)?, |enrolled| enrolled.token.clone())
         }
         FleetCommand::Status => out.print(&relay.get::<Status>("/v1/status", ANSWER)?, view::status),
         FleetCommand::Hosts => out.print(&relay.get::<Vec<HostStatus>>("/v1/hosts", ANSWER)?, |v| view::hosts(v)),

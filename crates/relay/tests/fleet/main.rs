@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod browser;
+mod enroll;
 mod etcd;
 mod matrix;
 #[path = "../../../bifrostd/tests/common/netns.rs"]

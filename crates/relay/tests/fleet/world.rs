@@ -26,6 +26,8 @@ pub(crate) struct World {
     _switch: Net,
     tag: String,
     directory: PathBuf,
+    /// More arguments of relays.
+    arguments: Vec<String>,
     _one: MutexGuard<'static, ()>,
 }
 
@@ -85,7 +87,7 @@ impl World {
         let names = hosts.iter().map(|host| host.name.as_str());
         certify(&directory, names.chain(relays.iter().map(|relay| relay.address.as_str())));
         let etcd = is_in_etcd.then(|| Etcd::start(cable(&tag, "et", &switch), &directory));
-        World { hosts, relays, etcd, _switch: switch, tag, directory, _one: one }
+        World { hosts, relays, etcd, _switch: switch, tag, directory, arguments: Vec::new(), _one: one }
     }
 
     pub(crate) fn hosts(&self) -> &[Host] {
@@ -159,7 +161,7 @@ impl World {
         command.args(["--store", &store, "--listen", &format!("{}:4790", relay.address)]);
         let (certificate, key) = (file(&format!("{}.pem", relay.address)), file(&format!("{}.key", relay.address)));
         command.args(["--ca", &file("ca.pem"), "--cert", &certificate, "--key", &key]);
-        command.args(["--console", &format!("{}:4791", relay.address)]);
+        command.args(&self.arguments).args(["--console", &format!("{}:4791", relay.address)]);
         command.args(["--metrics", &format!("{}:9790", relay.address)]).arg("--socket").arg(&relay.tool.socket);
         self.relays[number].program = Some(spawn(command, &self.relays[number].log));
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -167,6 +169,28 @@ impl World {
             assert!(Instant::now() < deadline, "relay {number} is not ready\n{}", self.logs());
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Relays that are started from now on give hosts certificates, which are valid for some seconds.
+    pub(crate) fn give_certificates(&mut self, lifetime_s: u32) {
+        let (key, address) = (self.directory.join("ca.key").display().to_string(), &self.relays[0].address);
+        let arguments = ["--ca-key", &key, "--enroll", &format!("{address}:4792")];
+        self.arguments = arguments.map(str::to_owned).to_vec();
+        self.arguments.extend(["--host-lifetime-s".to_owned(), lifetime_s.to_string()]);
+    }
+
+    /// The agent of a host, with a certificate that it gets and keeps in a directory. Where its log is.
+    pub(crate) fn start_agent_enrolling(&mut self, host: usize, directory: &str, token: &str) -> PathBuf {
+        let address = &self.relays[0].address;
+        let host = &mut self.hosts[host];
+        let log = host.directory.join(format!("{directory}.log"));
+        let identity = host.directory.join(directory).display().to_string();
+        let (relay, enroll) = (format!("https://{address}:4790"), format!("https://{address}:4792"));
+        let arguments = ["--relay", &relay, "--identity", &identity, "--enroll", &enroll].map(str::to_owned);
+        let mut command = host.agent(&arguments);
+        command.env("BIFROST_TOKEN", token);
+        host.agent = Some(spawn(command, &log));
+        log
     }
 
     /// What Prometheus would read of a relay.
@@ -325,6 +349,11 @@ impl Host {
         self.agent = None;
     }
 
+    /// A file of its directory.
+    pub(crate) fn file(&self, name: &str) -> String {
+        std::fs::read_to_string(self.directory.join(name)).unwrap_or_default()
+    }
+
     /// What the agent has brought.
     pub(crate) fn objects(&self) -> Vec<String> {
         let query = ObjectsQuery { owner: Some("fleet".into()), ..ObjectsQuery::default() };
@@ -396,6 +425,7 @@ fn certify<'n>(directory: &Path, names: impl Iterator<Item = &'n str>) {
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     write("ca.pem", authority.pem());
+    write("ca.key", authority.key().serialize_pem());
     for name in names {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
