@@ -24,6 +24,8 @@ use crate::pinned;
 /// A further certificate is fetched when this part of its time is over, or up to [`JITTER`] later: hosts do not come all at once.
 const RENEW_AFTER: f64 = 0.6;
 const JITTER: f64 = 0.1;
+/// No further one is fetched in this part of its time.
+const LEAST_PART: f64 = 0.05;
 /// Between attempts to get one, first and longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(600));
 /// How long it is slept at a time: the clock may be set.
@@ -138,16 +140,18 @@ impl Identity {
                     counted.renewal(true);
                     tracing::info!("the host has a new certificate");
                     pause = PAUSES.0;
+                    // By a clock that is ahead the new one is due again, too.
+                    let lasts = self.validity().ok().flatten().map_or(Duration::ZERO, |validity| validity.lasts());
+                    tokio::time::sleep(lasts.mul_f64(LEAST_PART).max(pause)).await;
                 }
                 Err(error) => {
                     counted.renewal(false);
                     let left = until.duration_since(SystemTime::now()).unwrap_or_default().as_secs();
                     tracing::warn!("no new certificate: {error}; the one in use expires in {left} s");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSES.1);
                 }
             }
-            // Also after success: a relay whose certificates last no time is not asked without end.
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSES.1);
         }
     }
 
@@ -183,7 +187,12 @@ impl Identity {
     fn replace(&self, name: &str, contents: &[u8]) -> Result<(), IdentityError> {
         let (path, new) = (self.directory.join(name), self.directory.join(format!("{name}.new")));
         let write = || {
-            let mut file = fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&new)?;
+            // One of an earlier attempt may have other rights.
+            match fs::remove_file(&new) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut file = fs::OpenOptions::new().create_new(true).write(true).mode(0o600).open(&new)?;
             file.write_all(contents)?;
             file.sync_all()?;
             fs::rename(&new, &path)?;
@@ -259,6 +268,8 @@ async fn wait_until(at: SystemTime) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use rcgen::{BasicConstraints, CertifiedIssuer, IsCa};
 
     use super::*;
@@ -292,9 +303,11 @@ mod tests {
             assert!(error.contains(why), "{error}");
             assert_eq!(identity.validity().unwrap().unwrap().until, until);
         }
+        let left = identity.directory.join("identity.pem.new");
+        fs::write(&left, "of an earlier attempt").unwrap();
+        fs::set_permissions(&left, fs::Permissions::from_mode(0o666)).unwrap();
         identity.keep("h1", &other, &signed(&authority, "h1", &other, 2101), false).unwrap();
         assert!(identity.validity().unwrap().unwrap().until > until);
-        use std::os::unix::fs::PermissionsExt as _;
         let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&identity.directory), mode(&identity.path())), (0o700, 0o600), "it has a key");
         fs::write(identity.path(), "damaged").unwrap();

@@ -171,10 +171,14 @@ pub struct Validity {
 }
 
 impl Validity {
+    /// How long it is valid in all.
+    pub fn lasts(&self) -> Duration {
+        self.until.duration_since(self.from).unwrap_or_default()
+    }
+
     /// When a part of the time is over, 0.0 to 1.0.
     pub fn after(&self, part: f64) -> SystemTime {
-        let whole = self.until.duration_since(self.from).unwrap_or_default();
-        self.from + whole.mul_f64(part.clamp(0.0, 1.0))
+        self.from + self.lasts().mul_f64(part.clamp(0.0, 1.0))
     }
 }
 
@@ -246,7 +250,7 @@ mod tests {
         let key = rcgen::KeyPair::generate().unwrap();
         let facts = facts(params.self_signed(&key).unwrap().pem().as_bytes()).unwrap();
         let day = Duration::from_secs(86_400);
-        assert_eq!(facts.validity.until.duration_since(facts.validity.from).unwrap(), day * 10);
+        assert_eq!(facts.validity.lasts(), day * 10);
         assert_eq!(facts.validity.after(0.5), facts.validity.from + day * 5);
         assert_eq!(facts.key, key.public_key_raw());
         assert_eq!(super::facts(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), None);

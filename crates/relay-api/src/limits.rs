@@ -36,5 +36,7 @@ pub const KEEP_ALIVE_TIMEOUT_S: u64 = 10;
 pub const MAX_REQUEST: usize = 4096;
 /// The most bytes of certificates, PEM.
 pub const MAX_CERTIFICATES: usize = 256 << 10;
+/// The largest message that asks for a first certificate, bytes: a request with the host's name and a secret.
+pub const MAX_ENROLLING: usize = 8 << 10;
 /// The largest message about certificates, bytes.
 pub const MAX_CERTIFICATE_MESSAGE: usize = 1 << 20;

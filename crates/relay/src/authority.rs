@@ -1,5 +1,6 @@
 //! The authority that signs certificates of hosts: its certificate, one of those of `--ca`, and its key, `--ca-key`.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -50,7 +51,11 @@ impl Authority {
     /// The key cannot be read, or there is no such certificate.
     pub(crate) fn open(authorities: &[u8], key: &Path, lifetime: Duration) -> Result<Authority> {
         let about = || format!("--ca-key: {}", key.display());
-        let length = std::fs::metadata(key).with_context(about)?.len();
+        let metadata = std::fs::metadata(key).with_context(about)?;
+        if metadata.mode() & 0o007 != 0 {
+            bail!("{}: all users of this machine may use it, and could be any host; run chmod o= on it", about());
+        }
+        let length = metadata.len();
         if length > MAX_KEY_FILE {
             bail!("{}: {length} bytes are too many for a key", about());
         }
@@ -129,6 +134,8 @@ fn date(at: SystemTime) -> Result<OffsetDateTime, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use rcgen::{BasicConstraints, CertifiedIssuer, IsCa};
 
     use super::*;
@@ -144,7 +151,12 @@ mod tests {
         let other = CertificateParams::default().self_signed(&KeyPair::generate().unwrap()).unwrap();
         let path = std::env::temp_dir().join(format!("bifrost-authority-{:016x}", fastrand::u64(..)));
         std::fs::write(&path, issuer.key().serialize_pem()).unwrap();
+        let allow = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         let all = format!("{}{}", other.pem(), issuer.pem());
+        allow(0o644);
+        let open = Authority::open(all.as_bytes(), &path, lifetime).unwrap_err().to_string();
+        assert!(open.contains("all users of this machine may use it"), "{open}");
+        allow(0o640);
         let authority = Authority::open(all.as_bytes(), &path, lifetime).unwrap();
         let foreign = Authority::open(other.pem().as_bytes(), &path, lifetime).unwrap_err().to_string();
         assert!(foreign.contains("none of the certificates of --ca is of this key"), "{foreign}");

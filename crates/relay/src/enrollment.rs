@@ -1,8 +1,9 @@
 //! How hosts get certificates (docs/FLEET.md 5): the first one for a token, further ones for the one before.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use bifrost_control::api::ApiError;
 use bifrost_control::server::Peer;
@@ -23,6 +24,10 @@ use crate::tokens::{self, NotTaken};
 
 /// The most first certificates that are asked for at a time: each costs a look into the store, and anyone may ask.
 const MAX_AT_ONCE: usize = 16;
+/// A host gets one certificate in this time: each is a line in the audit log.
+const LEAST_TIME: Duration = Duration::from_secs(1);
+/// When more hosts than this have got one lately, those that may have another are forgotten.
+const MANY: usize = 1024;
 /// The log tells of refused requests once in this time: anyone who reaches the relay may make them.
 const TELL_AGAIN_MS: u64 = 1000;
 
@@ -32,13 +37,15 @@ pub(crate) struct Enrollment {
     relay: Arc<Relay>,
     authority: Arc<Authority>,
     turns: Arc<Semaphore>,
+    recent: Arc<Mutex<Recent>>,
     told_ms: Arc<AtomicU64>,
 }
 
 impl Enrollment {
     pub(crate) fn new(relay: Arc<Relay>, authority: Authority) -> Enrollment {
         let turns = Arc::new(Semaphore::new(MAX_AT_ONCE));
-        Enrollment { relay, authority: Arc::new(authority), turns, told_ms: Arc::default() }
+        let authority = Arc::new(authority);
+        Enrollment { relay, authority, turns, recent: Arc::default(), told_ms: Arc::default() }
     }
 
     /// Refuses a token to somebody who may not have one.
@@ -113,6 +120,10 @@ impl Enrollment {
     }
 
     fn sign(&self, event: Event, asked: &Asked, verified: &Verified) -> Result<Signed, Status> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner).refuses(&asked.host, Instant::now());
+        if recent {
+            return Err(Status::resource_exhausted("the host has just got a certificate; try again in a second"));
+        }
         let signed = self.authority.sign(&asked.host, verified, SystemTime::now());
         let key = Key::new(Kind::Host, "", &asked.host).map_err(|e| Status::invalid_argument(e.to_string()))?;
         let logged = self.log(event, None, &key, signed.as_ref().err().cloned());
@@ -154,6 +165,25 @@ impl Enrollment {
     }
 }
 
+/// Which hosts have got certificates lately.
+#[derive(Debug, Default)]
+struct Recent(HashMap<String, Instant>);
+
+impl Recent {
+    /// Whether a host has to wait for its next certificate; otherwise it is about to get it.
+    fn refuses(&mut self, host: &str, now: Instant) -> bool {
+        let is_recent = |last: &Instant| now.saturating_duration_since(*last) < LEAST_TIME;
+        if self.0.get(host).is_some_and(is_recent) {
+            return true;
+        }
+        if self.0.len() >= MANY {
+            self.0.retain(|_, last| is_recent(last));
+        }
+        self.0.insert(host.to_owned(), now);
+        false
+    }
+}
+
 #[tonic::async_trait]
 impl pb::enrollment_server::Enrollment for Enrollment {
     async fn enroll(&self, request: Request<pb::Enrolling>) -> Result<Response<pb::Signed>, Status> {
@@ -173,4 +203,21 @@ impl pb::certificates_server::Certificates for Enrollment {
 
 fn verify(asked: &Asked) -> Result<Verified, Status> {
     Authority::verify(&asked.request).map_err(|why| Status::invalid_argument(format!("request: {why}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_gets_one_certificate_a_second() {
+        let (mut recent, start) = (Recent::default(), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        assert!(!recent.refuses("h1", at(0)) && !recent.refuses("h2", at(0)));
+        assert!(recent.refuses("h1", at(999)) && !recent.refuses("h1", at(1000)));
+        for n in 0..3 * MANY as u64 {
+            assert!(!recent.refuses(&format!("many{n}"), at(2000 + n)));
+        }
+        assert!(recent.0.len() <= MANY + 1, "old ones are forgotten");
+    }
 }

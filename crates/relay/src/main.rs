@@ -31,7 +31,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use bifrost_control::server::{self as control_server, ServeError, serve_router};
 use bifrost_intent::api::MAX_BODY;
-use bifrost_relay_api::limits::{KEEP_ALIVE_S, KEEP_ALIVE_TIMEOUT_S, MAX_CERTIFICATE_MESSAGE, MAX_MESSAGE};
+use bifrost_relay_api::limits::{
+    KEEP_ALIVE_S, KEEP_ALIVE_TIMEOUT_S, MAX_CERTIFICATE_MESSAGE, MAX_ENROLLING, MAX_MESSAGE,
+};
 use bifrost_relay_api::pb::certificates_server::CertificatesServer;
 use bifrost_relay_api::pb::enrollment_server::EnrollmentServer;
 use bifrost_relay_api::pb::relay_server::RelayServer;
@@ -52,6 +54,9 @@ use crate::relay::Relay;
 
 /// Streams of one connection: an agent has one.
 const MAX_STREAMS: u32 = 8;
+/// What somebody without a certificate may send ahead on a connection, bytes: the least window that HTTP/2 has for connections
+/// (RFC 9113, 6.9.2). With the number of connections it bounds the memory that strangers can have.
+const ENROLL_WINDOW: u32 = 65_535;
 
 fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
@@ -101,7 +106,7 @@ async fn run(cli: Cli) -> Result<()> {
         .max_encoding_message_size(MAX_MESSAGE);
     let enrollment = authority.map(|authority| Enrollment::new(Arc::clone(&relay), authority));
     if let (Some(address), Some(enrollment), Some(files)) = (cli.enroll, &enrollment, &tls) {
-        let listener = listen(address, "--enroll").await?;
+        let listener = listen(address, "--enroll", quiet::MOST_STRANGERS).await?;
         tokio::spawn(enroll(listener, enrollment.clone(), files)?);
     }
     let mut server = server();
@@ -111,7 +116,7 @@ async fn run(cli: Cli) -> Result<()> {
     let renewals = enrollment
         .clone()
         .map(|enrollment| CertificatesServer::new(enrollment).max_decoding_message_size(MAX_CERTIFICATE_MESSAGE));
-    let listener = listen(cli.listen, "--listen").await?;
+    let listener = listen(cli.listen, "--listen", quiet::MOST).await?;
     let (stop_agents, agents_stopped) = oneshot::channel::<()>();
     let agents =
         server.add_service(agents).add_optional_service(renewals).serve_with_incoming_shutdown(listener, async {
@@ -171,8 +176,9 @@ fn enroll(
     enrollment: Enrollment,
     files: &Material,
 ) -> Result<impl Future<Output = ()> + Send + 'static> {
-    let mut server = server().tls_config(files.enrollment()).context("the certificates do not fit together")?;
-    let service = EnrollmentServer::new(enrollment).max_decoding_message_size(MAX_CERTIFICATE_MESSAGE);
+    let server = server().initial_stream_window_size(ENROLL_WINDOW).initial_connection_window_size(ENROLL_WINDOW);
+    let mut server = server.tls_config(files.enrollment()).context("the certificates do not fit together")?;
+    let service = EnrollmentServer::new(enrollment).max_decoding_message_size(MAX_ENROLLING);
     let serving = server.add_service(service).serve_with_incoming(listener);
     Ok(async move {
         if let Err(error) = serving.await {
@@ -181,9 +187,9 @@ fn enroll(
     })
 }
 
-async fn listen(address: SocketAddr, option: &str) -> Result<ReceiverStream<io::Result<Connection>>> {
+async fn listen(address: SocketAddr, option: &str, most: usize) -> Result<ReceiverStream<io::Result<Connection>>> {
     let listener = tokio::net::TcpListener::bind(address).await.with_context(|| {
         format!("cannot listen on {address} for agents; is it an address of this host, and free? See {option}")
     })?;
-    Ok(Quiet::new(quiet::MOST, quiet::QUIET_TIME).incoming(listener))
+    Ok(Quiet::new(most, quiet::QUIET_TIME).incoming(listener))
 }

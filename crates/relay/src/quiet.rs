@@ -18,6 +18,8 @@ use tonic::transport::server::Connected;
 /// The most of them. The one that has been quiet for longest makes room: an agent is known within one exchange of messages. More than there
 /// are hosts, for after a relay's start all agents come at once.
 pub(crate) const MOST: usize = 8192;
+/// The most connections of those who have no certificate yet: each is over after one request.
+pub(crate) const MOST_STRANGERS: usize = 1024;
 /// How long a connection may be quiet.
 pub(crate) const QUIET_TIME: Duration = Duration::from_secs(20);
 /// Between attempts to take a connection, when descriptors are short.

@@ -1,8 +1,9 @@
 //! Hosts with a daemon and an agent each, joined by a bridge, and relays on it: one with a directory, or several with an etcd.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -426,6 +427,7 @@ fn certify<'n>(directory: &Path, names: impl Iterator<Item = &'n str>) {
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     write("ca.pem", authority.pem());
     write("ca.key", authority.key().serialize_pem());
+    std::fs::set_permissions(directory.join("ca.key"), Permissions::from_mode(0o600)).unwrap();
     for name in names {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
