@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use bifrost_wire::Mac;
 use ipnet::IpNet;
 
+use crate::grants;
 use crate::key::Key;
 use crate::model::{Index, Model};
 
@@ -90,13 +91,18 @@ pub(crate) fn mac_of(address: IpAddr) -> Mac {
     })
 }
 
-/// A free address outside, of those that a pool has. None: there is none among the first ones.
-pub(crate) fn outside_address(model: &Model, pool: &BTreeSet<IpNet>) -> Option<IpAddr> {
+/// A free address outside, of those that a pool has and a project may use. None: there is none among the first ones.
+pub(crate) fn outside_address(model: &Model, project: &str, pool: &BTreeSet<IpNet>) -> Option<IpAddr> {
+    // Of one or two addresses each can be a host's.
+    fn range(prefix: IpNet) -> (u128, u128) {
+        hosts(prefix).unwrap_or_else(|| (number(prefix.network()), number(prefix.broadcast())))
+    }
     let all = pool.iter().flat_map(|prefix| {
-        // Of one or two addresses each can be a host's.
-        let whole = || (number(prefix.network()), number(prefix.broadcast()));
-        let (first, last) = hosts(*prefix).unwrap_or_else(whole);
-        (first..=last).map(|n| address(*prefix, n))
+        let (first, last) = range(*prefix);
+        grants::parts(model, project, *prefix).into_iter().flat_map(move |part| {
+            let of_part = range(part);
+            (first.max(of_part.0)..=last.min(of_part.1)).map(move |n| address(part, n))
+        })
     });
     let is_free = |address: &IpAddr| model.found(&Index::Outside(*address)).next().is_none();
     all.take(MAX_TRIED).find(is_free)

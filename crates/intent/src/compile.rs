@@ -56,7 +56,7 @@ pub(crate) fn contributions(model: &Model, key: &Key) -> Vec<Contribution> {
             vec![one(Topic::Vpc(key.clone()), HostKind::Vpc, &vni.to_string(), Value::Object(item))]
         }
         // The routes of a table are those of their ports.
-        Spec::Project(_) | Spec::Subnet(_) | Spec::RouteTable(_) => Vec::new(),
+        Spec::Project(_) | Spec::OutsideGrant(_) | Spec::Subnet(_) | Spec::RouteTable(_) => Vec::new(),
         Spec::AddressSet(spec) => {
             let name = key.on_host();
             let item = json!({"name": name, "addresses": spec.addresses});

@@ -23,6 +23,8 @@ pub enum Kind {
     Host,
     /// What a project may have. Without it a project has no limits.
     Project,
+    /// Outside addresses that a project may use.
+    OutsideGrant,
     /// A network of tenants.
     Vpc,
     /// Addresses of a VPC.
@@ -49,9 +51,10 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 13] = [
+    pub const ALL: [Kind; 14] = [
         Kind::Host,
         Kind::Project,
+        Kind::OutsideGrant,
         Kind::Vpc,
         Kind::Subnet,
         Kind::AddressSet,
@@ -70,6 +73,7 @@ impl Kind {
         match self {
             Kind::Host => "host",
             Kind::Project => "project",
+            Kind::OutsideGrant => "outside_grant",
             Kind::Vpc => "vpc",
             Kind::Subnet => "subnet",
             Kind::AddressSet => "address_set",

@@ -15,6 +15,7 @@
 mod allocate;
 pub mod api;
 pub mod compile;
+mod grants;
 pub mod key;
 pub mod model;
 mod overview;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use bifrost_wire::Mac;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -72,6 +72,8 @@ pub(crate) enum Index {
     Allotted(String),
     /// What has an address outside: an uplink, a NAT gateway, a guest.
     Outside(IpAddr),
+    /// A grant of that prefix of outside addresses.
+    Granted(IpNet),
     /// A host where that VNI stands for the outside.
     OutsideVni(u32),
     /// A port whose guest is attached there: a host, and what is attached to on it.
@@ -223,6 +225,38 @@ impl Model {
         let (first, last) = (prefix.network(), prefix.broadcast());
         let range = self.index.range(Index::Address(vpc.clone(), first)..=Index::Address(vpc.clone(), last));
         range.filter_map(|(index, _)| if let Index::Address(_, address) = index { Some(*address) } else { None })
+    }
+
+    /// The grants of outside addresses, some more than once.
+    pub(crate) fn grants(&self) -> impl Iterator<Item = &Key> {
+        let range = self.index.range(Index::Granted(IpNet::V4(Ipv4Net::default()))..);
+        let grants = range.map_while(|(index, found)| if let Index::Granted(_) = index { Some(found) } else { None });
+        grants.flat_map(Found::iter)
+    }
+
+    /// The grants of prefixes that have all of a prefix.
+    pub(crate) fn grants_of(&self, prefix: IpNet) -> impl Iterator<Item = &Key> {
+        let wider = (0..=prefix.prefix_len()).rev().filter_map(move |length| IpNet::new(prefix.addr(), length).ok());
+        wider.flat_map(move |wider| self.found(&Index::Granted(wider.trunc())))
+    }
+
+    /// The prefixes within one that are granted, each with its grant.
+    pub(crate) fn granted_within(&self, prefix: IpNet) -> impl Iterator<Item = (IpNet, &Key)> {
+        // In order of first address and length: what begins with the same address and is wider comes before.
+        let range = Index::Granted(prefix.trunc())..=Index::Granted(IpNet::from(prefix.broadcast()));
+        self.index.range(range).flat_map(|(index, found)| {
+            let prefix = if let Index::Granted(prefix) = index { Some(*prefix) } else { None };
+            prefix.into_iter().flat_map(|prefix| found.iter().map(move |grant| (prefix, grant)))
+        })
+    }
+
+    /// The outside addresses in use within a prefix, each with what has it.
+    pub(crate) fn outside_within(&self, prefix: IpNet) -> impl Iterator<Item = (IpAddr, &Key)> {
+        let range = Index::Outside(prefix.network())..=Index::Outside(prefix.broadcast());
+        self.index.range(range).flat_map(|(index, found)| {
+            let address = if let Index::Outside(address) = index { Some(*address) } else { None };
+            address.into_iter().flat_map(|address| found.iter().map(move |user| (address, user)))
+        })
     }
 
     /// The highest address that a subnet has given.
@@ -378,6 +412,7 @@ impl Model {
                 all.extend(table.routes.iter().map(|route| Index::routed(&vpc, route.prefix)));
             }
             Spec::FloatingIp(floating) => all.extend(floating.address.map(Index::Outside)),
+            Spec::OutsideGrant(grant) => all.extend(grant.prefixes.iter().map(|prefix| Index::Granted(prefix.trunc()))),
             Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) | Spec::Peering(_) | Spec::Mirror(_) => {}
         }
         all.sort_unstable();

@@ -10,10 +10,11 @@ use serde_json::Value;
 
 use crate::allocate;
 use crate::compile;
+use crate::grants;
 use crate::key::{Key, Kind};
 use crate::model::{Index, Model, Stored};
 use crate::quota;
-use crate::spec::{MAX_ADDRESSES, MAX_GROUPS, MAX_ROUTED, PortSpec, Spec};
+use crate::spec::{MAX_ADDRESSES, MAX_GRANTED, MAX_GROUPS, MAX_ROUTED, PortSpec, Spec};
 
 mod nat;
 mod services;
@@ -313,8 +314,27 @@ impl Trial<'_> {
             }
         }
         self.check_users_of_ports();
+        self.problems.extend(grants::problems(self.model, &self.before));
         if self.problems.is_empty() {
             self.check_on_hosts();
+        }
+    }
+
+    fn check_grant(&mut self, key: &Key, prefixes: &BTreeSet<ipnet::IpNet>) {
+        self.check_count(key, "prefixes", prefixes.len(), 1, MAX_GRANTED);
+        for (i, prefix) in prefixes.iter().enumerate() {
+            let field = format!("prefixes[{i}]");
+            if *prefix != prefix.trunc() {
+                self.wrong(key, &field, format!("{prefix} has host bits set; write {}", prefix.trunc()));
+            }
+            if prefixes.iter().any(|other| other != prefix && other.contains(prefix)) {
+                self.wrong(key, &field, format!("{prefix} is within another prefix of it; remove it"));
+            }
+            let within = self.model.granted_within(*prefix).map(|(_, other)| other);
+            let other = self.model.grants_of(*prefix).chain(within).find(|other| *other != key).cloned();
+            if let Some(other) = other {
+                self.conflict(key, &field, format!("{prefix} overlaps with {other}"));
+            }
         }
     }
 
@@ -362,6 +382,7 @@ impl Trial<'_> {
             Spec::RouteTable(spec) => self.check_routes(key, spec),
             Spec::Mirror(spec) => self.check_mirror(key, spec),
             Spec::Peering(spec) => self.check_peering(key, &spec.vpcs),
+            Spec::OutsideGrant(spec) => self.check_grant(key, &spec.prefixes),
             Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) => {}
         }
     }

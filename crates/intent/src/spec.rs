@@ -24,6 +24,8 @@ pub use services::{
 pub const MAX_ADDRESSES: usize = 8;
 /// The most security groups of a port.
 pub const MAX_GROUPS: usize = 16;
+/// The most prefixes of a grant.
+pub const MAX_GRANTED: usize = 256;
 /// The most prefixes behind a port.
 pub const MAX_ROUTED: usize = 16;
 
@@ -33,6 +35,7 @@ pub const MAX_ROUTED: usize = 16;
 pub enum Spec {
     Host(HostSpec),
     Project(ProjectSpec),
+    OutsideGrant(OutsideGrantSpec),
     Vpc(VpcSpec),
     Subnet(SubnetSpec),
     AddressSet(AddressSetSpec),
@@ -127,7 +130,7 @@ impl Quota {
     /// The most objects of a kind; none: no limit.
     pub fn of(&self, kind: Kind) -> Option<u64> {
         match kind {
-            Kind::Host | Kind::Project => None,
+            Kind::Host | Kind::Project | Kind::OutsideGrant => None,
             Kind::Vpc => self.vpcs,
             Kind::Subnet => self.subnets,
             Kind::AddressSet => self.address_sets,
@@ -147,6 +150,7 @@ impl Quota {
         match kind {
             Kind::Host => "hosts",
             Kind::Project => "projects",
+            Kind::OutsideGrant => "outside_grants",
             Kind::Vpc => "vpcs",
             Kind::Subnet => "subnets",
             Kind::AddressSet => "address_sets",
@@ -164,6 +168,14 @@ impl Quota {
     fn is_empty(&self) -> bool {
         *self == Quota::default()
     }
+}
+
+/// Outside addresses that a project may use. While there is one, each project may use only those that it was granted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutsideGrantSpec {
+    /// 1 to [`MAX_GRANTED`] prefixes; no host bits are set. They overlap with none of another grant.
+    pub prefixes: BTreeSet<IpNet>,
 }
 
 /// A network of a tenant.
@@ -255,6 +267,7 @@ impl Spec {
         Ok(match kind {
             Kind::Host => Spec::Host(read(value)?),
             Kind::Project => Spec::Project(read(value)?),
+            Kind::OutsideGrant => Spec::OutsideGrant(read(value)?),
             Kind::Vpc => Spec::Vpc(read(value)?),
             Kind::Subnet => Spec::Subnet(read(value)?),
             Kind::AddressSet => Spec::AddressSet(read(value)?),
@@ -274,6 +287,7 @@ impl Spec {
         let value = match self {
             Spec::Host(spec) => serde_json::to_value(spec),
             Spec::Project(spec) => serde_json::to_value(spec),
+            Spec::OutsideGrant(spec) => serde_json::to_value(spec),
             Spec::Vpc(spec) => serde_json::to_value(spec),
             Spec::Subnet(spec) => serde_json::to_value(spec),
             Spec::AddressSet(spec) => serde_json::to_value(spec),
@@ -295,6 +309,7 @@ impl Spec {
         match self {
             Spec::Host(_) => Kind::Host,
             Spec::Project(_) => Kind::Project,
+            Spec::OutsideGrant(_) => Kind::OutsideGrant,
             Spec::Vpc(_) => Kind::Vpc,
             Spec::Subnet(_) => Kind::Subnet,
             Spec::AddressSet(_) => Kind::AddressSet,
@@ -313,7 +328,7 @@ impl Spec {
     pub fn references(&self, key: &Key) -> Vec<(String, Key)> {
         let sibling = |field: String, kind, name: &str| (field, key.sibling(kind, name));
         match self {
-            Spec::Host(_) | Spec::Project(_) | Spec::Vpc(_) | Spec::AddressSet(_) => Vec::new(),
+            Spec::Host(_) | Spec::Project(_) | Spec::OutsideGrant(_) | Spec::Vpc(_) | Spec::AddressSet(_) => Vec::new(),
             Spec::Subnet(spec) => vec![sibling("vpc".into(), Kind::Vpc, &spec.vpc)],
             Spec::SecurityGroup(spec) => {
                 let named = spec.remotes().into_iter();

@@ -35,11 +35,13 @@ fn objects() -> Vec<Value> {
         json!({"addresses": ["203.0.113.1/24"], "vni": 4000, "mac": "02:00:00:00:00:09", "device": "wan", "netns": "out",
                "default_gateway": "203.0.113.254"}),
     );
-    let quota: Value =
-        Kind::ALL.iter().filter(|kind| kind.has_project()).map(|kind| (format!("{kind}s"), json!(9))).collect();
+    let quota: Value = (Kind::ALL.iter().filter(|kind| kind.has_project() && **kind != Kind::OutsideGrant))
+        .map(|kind| (format!("{kind}s"), json!(9)))
+        .collect();
     vec![
         json!({"key": "host/h1", "addresses": ["192.0.2.1", "2001:db8::1"], "transport": "plain", "uplink": uplink}),
         json!({"key": "project/demo", "quota": quota}),
+        json!({"key": "outside_grant/demo/all", "prefixes": ["203.0.113.0/28", "203.0.113.20/32"]}),
         json!({"key": "vpc/demo/net", "vni": 100, "reliability": "all", "ordering": "strict", "dhcp": true, "dhcp_lease_s": 600, "ra_interval_s": 30,
                "dns": ["10.0.0.53"], "domain": "a.internal",
                "acl": [with(json!({"direction": "egress", "action": "deny"}), json!({"protocol": 47, "to": ["10.0.0.0/8"]}))]}),

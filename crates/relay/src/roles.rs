@@ -31,7 +31,7 @@ pub(crate) enum Role {
     Viewer,
     /// Change them.
     Editor,
-    /// Change also the project with its quota; of everything: hosts.
+    /// Change also the project with its quota; of everything: hosts, and which outside addresses projects may use.
     Admin,
 }
 
@@ -128,7 +128,7 @@ impl Access {
         for change in &batch.changes {
             let key = &change.key;
             let (needed, of) = match key.kind() {
-                Kind::Host => (Role::Admin, EVERYTHING),
+                Kind::Host | Kind::OutsideGrant => (Role::Admin, EVERYTHING),
                 Kind::Project => (Role::Admin, key.name()),
                 _ => (Role::Editor, key.project()),
             };
@@ -248,17 +248,18 @@ mod tests {
 
     #[test]
     fn roles_say_what_one_sees_and_changes() {
-        let keys = ["vpc/demo/net", "project/demo", "vpc/other/net", "project/other", "host/h1"];
+        let keys =
+            ["vpc/demo/net", "project/demo", "vpc/other/net", "project/other", "host/h1", "outside_grant/demo/a"];
         let (no, see, both) = ((false, false), (true, false), (true, true));
         for (uid, gid, expected) in [
-            (1, 1, [no; 5]),
-            (1000, 1, [see, see, no, no, see]),
-            (1, 2000, [both, see, no, no, see]),
-            (1000, 2000, [both, see, no, no, see]),
-            (1001, 1, [both, both, no, no, see]),
-            (1002, 1, [both; 5]),
-            (1003, 1, [see; 5]),
-            (0, 0, [both; 5]),
+            (1, 1, [no; 6]),
+            (1000, 1, [see, see, no, no, see, see]),
+            (1, 2000, [both, see, no, no, see, see]),
+            (1000, 2000, [both, see, no, no, see, see]),
+            (1001, 1, [both, both, no, no, see, see]),
+            (1002, 1, [both; 6]),
+            (1003, 1, [see; 6]),
+            (0, 0, [both; 6]),
         ] {
             assert_eq!(keys.map(|key| may(uid, gid)(key)), expected, "user {uid}, group {gid}");
         }

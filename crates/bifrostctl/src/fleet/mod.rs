@@ -21,8 +21,8 @@ use crate::objects::value_of;
 use crate::output::Output;
 
 pub(crate) const EXAMPLES: &str = "\
-Objects have keys: host/NAME, project/NAME, and KIND/PROJECT/NAME with the kinds vpc, subnet, address_set, security_group, port, peering,
-load_balancer, nat_gateway, floating_ip, route_table and mirror.
+Objects have keys: host/NAME, project/NAME, and KIND/PROJECT/NAME with the kinds outside_grant, vpc, subnet, address_set, security_group, port,
+peering, load_balancer, nat_gateway, floating_ip, route_table and mirror.
 Values are written as in bifrostd's configuration file; a list is written with commas.
 
 Examples: two hosts, a network, and a port of a container on each

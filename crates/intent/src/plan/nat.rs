@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use super::Trial;
 use crate::allocate;
 use crate::compile::{has_router, inside_address};
+use crate::grants;
 use crate::key::{Key, Kind};
 use crate::model::{Index, Model, Stored};
 use crate::spec::{Block, FloatingIpSpec, MAX_ADDRESSES, MAX_POOL, NatGatewaySpec, Spec, UplinkSpec};
@@ -76,9 +77,10 @@ impl Trial<'_> {
         let pool = key.sibling(Kind::AddressSet, pool);
         // The check of references tells that it is missing.
         let Some(Spec::AddressSet(set)) = self.model.get(&pool).map(|stored| &stored.spec) else { return };
-        spec.address = allocate::outside_address(self.model, &set.addresses);
+        spec.address = allocate::outside_address(self.model, key.project(), &set.addresses);
         if spec.address.is_none() {
-            self.conflict(key, "pool", format!("no address of {pool} is free; add some, or name an address"));
+            let granted = if self.model.grants().next().is_some() { " and granted to the project" } else { "" };
+            self.conflict(key, "pool", format!("no address of {pool} is free{granted}; add some, or name an address"));
         }
     }
 
@@ -115,6 +117,14 @@ impl Trial<'_> {
             return self.wrong(key, field, format!("{address} cannot be an address outside"));
         }
         self.check_only(key, field, &Index::Outside(address), address);
+        if !grants::may_use(self.model, key.project(), address) {
+            let project = key.project();
+            let what = format!(
+                "{address} is not granted to project {project:?}; name another, or have an administrator add \
+                 outside_grant/{project}/NAME with its prefix"
+            );
+            self.conflict(key, field, what);
+        }
     }
 
     /// Gives hosts their blocks: those that get a port of a VPC with a gateway, or an uplink, and
