@@ -50,7 +50,7 @@ fn add(bytes: i64, allocations: u64) {
 }
 
 /// The system's allocator with counting. Frees are credited to the current account, too, so an engine's memory must
-/// be freed on its own account; [`crate::round`] does that.
+/// be freed on its own account.
 #[derive(Debug)]
 pub struct Counting;
 

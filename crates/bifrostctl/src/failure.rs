@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use bifrost_control::api::FaultSpecError;
 use bifrost_control::client::ClientError;
 
-use crate::output::printable;
+use crate::printable::printable;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]

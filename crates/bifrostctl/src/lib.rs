@@ -11,6 +11,7 @@ mod fleet;
 mod gw;
 mod objects;
 mod output;
+mod printable;
 mod sessions;
 mod table;
 mod top;

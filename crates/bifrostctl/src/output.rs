@@ -1,11 +1,11 @@
 //! Prints results, as text or as JSON.
 
-use std::borrow::Cow;
 use std::io::{self, Write};
 
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::printable::printable;
 
 /// How results are printed.
 #[derive(Clone, Copy, Debug)]
@@ -28,24 +28,6 @@ impl Output {
     }
 }
 
-/// A text without control characters but line ends: names and paths come from elsewhere, and a terminal obeys what is in them.
-pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    let commands = |c: char| c.is_control() && c != '\n';
-    if !text.contains(commands) {
-        return Cow::Borrowed(text);
-    }
-    text.chars()
-        .fold(String::new(), |mut out, c| {
-            if commands(c) {
-                out.extend(c.escape_debug())
-            } else {
-                out.push(c)
-            }
-            out
-        })
-        .into()
-}
-
 /// Writes a line to stdout. False: nobody reads any more (such as `| head`), which is no error.
 pub(crate) fn line(text: &str) -> Result<bool, Failure> {
     let (mut stdout, text) = (io::stdout().lock(), printable(text));
@@ -53,16 +35,5 @@ pub(crate) fn line(text: &str) -> Result<bool, Failure> {
         Ok(()) => Ok(true),
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         Err(e) => Err(Failure::Output(e)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_terminal_is_told_nothing() {
-        assert_eq!(printable("web1  10.0.0.1\nweb2 \u{2026}"), "web1  10.0.0.1\nweb2 \u{2026}");
-        assert_eq!(printable("a\u{1b}[2Jb\u{9b}c\rd\u{7f}"), "a\\u{1b}[2Jb\\u{9b}c\\rd\\u{7f}");
     }
 }

@@ -31,6 +31,7 @@
 mod capture;
 mod connections;
 mod exposition;
+mod failure;
 mod list;
 pub mod metrics;
 mod routes;

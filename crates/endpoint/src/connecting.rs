@@ -14,7 +14,6 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::inner::Inner;
 use crate::setup::{self, SetupBytes};
-use crate::worker::Worker;
 
 /// A connection that is being set up. Dropping it cancels the setup.
 #[derive(Debug)]
@@ -31,8 +30,7 @@ pub struct Connecting {
 }
 
 impl Connecting {
-    pub(crate) fn new(worker: &Worker, peer: SocketAddr, timeout: Duration) -> Result<Self, Error> {
-        let inner = worker.inner.clone();
+    pub(crate) fn new(inner: Rc<RefCell<Inner>>, peer: SocketAddr, timeout: Duration) -> Result<Self, Error> {
         let local = inner.borrow().config.address;
         let stream = setup::open(local, peer).map_err(|error| Error::Setup(peer, error))?;
         let prepared = {

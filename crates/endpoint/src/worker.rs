@@ -140,7 +140,7 @@ impl Worker {
     /// # Errors
     /// When resources are exhausted, or no stream can be opened.
     pub fn begin_connect(&self, peer: SocketAddr, timeout: Duration) -> Result<Connecting, Error> {
-        Connecting::new(self, peer, timeout)
+        Connecting::new(Rc::clone(&self.inner), peer, timeout)
     }
 
     /// Registers memory that peers may read and write once [`Region::allow`] permits it.

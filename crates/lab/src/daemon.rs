@@ -16,8 +16,10 @@ use crate::interrupt;
 use crate::options::{Guests, Options};
 use crate::process;
 use crate::state::Run;
-use crate::topology::overlay::VNI;
 use crate::topology::{Guest, Host, Topology};
+
+/// The VNI of the guests' network.
+pub const VNI: u32 = 100;
 
 /// How long a daemon may take until it answers on its control socket.
 const START_TIMEOUT: Duration = Duration::from_secs(10);

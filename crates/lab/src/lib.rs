@@ -36,6 +36,7 @@ pub mod qemu;
 pub mod report;
 pub mod results;
 pub mod run;
+pub mod shape;
 pub mod standstill;
 pub mod state;
 pub mod stats;

@@ -25,3 +25,19 @@ pub mod redis_server;
 pub mod sockperf;
 pub mod stream;
 pub mod testpmd;
+
+use application::Application;
+
+use crate::options::App;
+
+/// The application with a name.
+pub fn application(app: App) -> &'static dyn Application {
+    match app {
+        App::Postgresql => &postgresql::Postgresql,
+        App::Mariadb => &mariadb::Mariadb,
+        App::Memcached => &memcached::Memcached,
+        App::Http2 => &http2::Http2,
+        App::Quic => &quic::Quic,
+        App::Udp => &datagrams::Datagrams,
+    }
+}

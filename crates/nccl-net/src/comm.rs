@@ -5,8 +5,8 @@ use std::slice;
 
 use bifrost_endpoint::{Endpoint, Error};
 
+use crate::fail::Fail;
 use crate::frame::{self, Frame, GROUP_MAX, Group, HEADER, PIECE, SIZE_MAX, Wanted};
-use crate::plugin::Fail;
 use crate::receiving::{Receiving, Target};
 use crate::requests::{Requests, State};
 use crate::sending::Sending;

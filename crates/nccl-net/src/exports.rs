@@ -4,13 +4,14 @@ use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 
+use crate::fail::Fail;
 use crate::ffi::{
     HANDLE_LEN, INTERNAL_ERROR, LOG_WARN, Logger, NetV8, NetV9, NetV10, NetV11, NetV12, Out, P, PTR_HOST, Properties,
     Result as Code, SUCCESS,
 };
 use crate::frame::{GROUP_MAX, SIZE_MAX};
 use crate::hub::Handle;
-use crate::plugin::{self, Fail, log, plugin};
+use crate::plugin::{self, log, plugin};
 use crate::receiving::Target;
 use crate::token::{Kind, Token};
 

@@ -1,6 +1,7 @@
 //! A worker with its listeners and connections.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,9 +10,9 @@ use std::time::{Duration, Instant};
 use bifrost_endpoint::{Connecting, Endpoint, Listener, Worker};
 
 use crate::comm::Comm;
+use crate::fail::Fail;
 use crate::ffi::HANDLE_LEN;
 use crate::frame::Frame;
-use crate::plugin::{Fail, unpredictable};
 use crate::token::ID_MASK;
 
 /// Time limit of a connection's setup, and of its first message.
@@ -207,6 +208,11 @@ impl Handle {
         let at = SocketAddr::new(IpAddr::V6(address).to_canonical(), port);
         Some(Self { at, nonce: number(32)?, stage: (number(40)?, number(48)?) })
     }
+}
+
+/// 64 unpredictable bits from the system, by way of the standard library.
+fn unpredictable() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 #[cfg(test)]

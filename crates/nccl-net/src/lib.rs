@@ -25,6 +25,7 @@
 mod comm;
 mod devices;
 mod exports;
+mod fail;
 mod ffi;
 mod frame;
 mod hub;

@@ -2,7 +2,6 @@
 //! alive.
 
 use std::ffi::{CStr, CString, c_int};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,22 +13,10 @@ use bifrost_endpoint::{Choice, Worker, WorkerConfig};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::devices::{self, Device};
-use crate::ffi::{
-    INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, LOG_FLAGS, LOG_INFO, LOG_WARN, Logger, REMOTE_ERROR,
-    Result as Code, SYSTEM_ERROR,
-};
+use crate::fail::Fail;
+use crate::ffi::{LOG_FLAGS, LOG_INFO, LOG_WARN, Logger};
 use crate::frame::{HEADER, PIECE};
 use crate::hub::Hub;
-
-/// Why a call failed, by NCCL's status codes.
-#[derive(Debug)]
-pub(crate) enum Fail {
-    Argument(String),
-    Usage(String),
-    System(String),
-    Internal(String),
-    Remote(String),
-}
 
 /// The plugin's state.
 #[derive(Debug)]
@@ -60,28 +47,6 @@ const NEGLECTED_AFTER: Duration = Duration::from_micros(500);
 const TURNS: usize = 16;
 /// Time limit for delivering sent data on a closed connection.
 const FLUSH_TIME: Duration = Duration::from_secs(5);
-
-impl Fail {
-    pub(crate) fn code(&self) -> Code {
-        match self {
-            Self::Argument(_) => INVALID_ARGUMENT,
-            Self::Usage(_) => INVALID_USAGE,
-            Self::System(_) => SYSTEM_ERROR,
-            Self::Internal(_) => INTERNAL_ERROR,
-            Self::Remote(_) => REMOTE_ERROR,
-        }
-    }
-}
-
-impl std::fmt::Display for Fail {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = match self {
-            Self::Argument(text) | Self::Usage(text) | Self::System(text) => text,
-            Self::Internal(text) | Self::Remote(text) => text,
-        };
-        f.write_str(text)
-    }
-}
 
 /// Sets NCCL's log, and finds the devices once per process.
 pub(crate) fn init(logger: Option<Logger>) -> Result<(), Fail> {
@@ -220,11 +185,6 @@ pub(crate) fn log(level: c_int, text: &str) {
     const FILE: &CStr = c"bifrost";
     // SAFETY: NCCL provided the function for this; the format takes one string.
     unsafe { logger(level, LOG_FLAGS, FILE.as_ptr(), 0, c"NET/Bifrost : %s".as_ptr(), text.as_ptr()) };
-}
-
-/// 64 unpredictable bits from the system, by way of the standard library.
-pub(crate) fn unpredictable() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 /// Polls workers that NCCL does not poll: it calls while it waits, but not while it computes. A

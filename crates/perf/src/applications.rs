@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
 
-use crate::cli::{Common, print};
+use crate::common::{Common, print};
 use crate::link::Net;
 use crate::{block, sort, stats};
 

@@ -6,6 +6,7 @@ mod applications;
 mod bandwidth;
 mod block;
 mod cli;
+mod common;
 mod latency;
 mod link;
 mod numbered;

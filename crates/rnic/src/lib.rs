@@ -33,7 +33,8 @@ pub use burst::{Burst, Outgoing};
 pub use completion::{Completion, CompletionKind, CqId, Status};
 pub use counters::Counters;
 pub use nic::{Config, Nic};
-pub use region::{Access, Domain, Key, Region};
+pub use region::{Access, Region};
 pub use verbs::{
-    Connect, Datagram, INLINE_MAX, Operation, PostError, QpInit, ReceiveRequest, SendRequest, Slice, VerbsError,
+    Connect, Datagram, Domain, INLINE_MAX, Key, Operation, PostError, QpInit, ReceiveRequest, SendRequest, Slice,
+    VerbsError,
 };

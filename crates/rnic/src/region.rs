@@ -1,14 +1,6 @@
 //! Registered memory (IBTA 10.6), owned by the NIC while it is registered.
 
-use crate::verbs::{Slice, VerbsError};
-
-/// A protection domain: queue pairs can use only regions of their own domain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Domain(pub u32);
-
-/// The key of a region, for local or remote access. A later region in the same slot has another key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key(pub u32);
+use crate::verbs::{Domain, Key, Slice, VerbsError};
 
 /// Who may write to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use bifrost_wire::roce::{Header, Operation, Sequence};
 
 use crate::completion::CompletionKind;
-use crate::region::{Domain, Key, Regions};
-use crate::verbs::{Connect, ReceiveRequest, Slice};
+use crate::region::Regions;
+use crate::verbs::{Connect, Domain, Key, ReceiveRequest, Slice};
 
 /// A message whose last packet has not arrived.
 #[derive(Clone, Copy, Debug)]

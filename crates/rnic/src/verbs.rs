@@ -5,7 +5,14 @@ use std::net::IpAddr;
 use bifrost_wire::roce::{Qpn, Sequence, Transport};
 
 use crate::completion::CqId;
-use crate::region::{Domain, Key};
+
+/// A protection domain: queue pairs can use only regions of their own domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Domain(pub u32);
+
+/// The key of a region, for local or remote access. A later region in the same slot has another key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key(pub u32);
 
 /// A new queue pair.
 #[derive(Clone, Copy, Debug)]

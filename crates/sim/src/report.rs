@@ -5,92 +5,11 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::link::DropReason;
-use crate::scenario::Scenario;
 use crate::violation::Violation;
 use crate::world::World;
 
-/// Maximum number of latencies stored per workload; beyond that, only every n-th is stored.
-const KEPT_LATENCIES: usize = 1 << 20;
-
 /// Maximum number of hosts for a report of every path between two of them, because the number of paths is quadratic.
 const MOST_HOSTS_WITH_PATHS: usize = 128;
-
-/// Counters of a world.
-#[derive(Clone, Debug, Default)]
-pub struct Statistics {
-    /// Things that happened.
-    pub events: u64,
-    /// Turns of all hosts.
-    pub turns: u64,
-    /// Datagrams sent by hosts.
-    pub sent_packets: u64,
-    /// Datagrams dropped, by reason.
-    drops: BTreeMap<&'static str, u64>,
-    /// DATA among them.
-    pub lost_data_packets: u64,
-    /// For each lost packet that arrived later: time from its first sending, ns.
-    pub recovery_ns: Vec<u64>,
-    /// Lost packets that never arrived; they may have left as plain VXLAN.
-    pub unrecovered: u64,
-    workloads: Vec<WorkloadStatistics>,
-    bin_ns: u64,
-}
-
-#[derive(Clone, Debug, Default)]
-struct WorkloadStatistics {
-    messages: u64,
-    bytes: u64,
-    latencies: Vec<u64>,
-    /// Every n-th latency is kept.
-    every: u64,
-    first_at: Option<u64>,
-    last_at: u64,
-    bins: Vec<u64>,
-}
-
-impl Statistics {
-    pub(crate) fn new(scenario: &Scenario) -> Self {
-        let empty = WorkloadStatistics { every: 1, ..WorkloadStatistics::default() };
-        Statistics { workloads: vec![empty; scenario.workloads.len()], bin_ns: scenario.bin.0, ..Statistics::default() }
-    }
-
-    pub(crate) fn dropped(&mut self, reason: DropReason) {
-        *self.drops.entry(reason.name()).or_default() += 1;
-    }
-
-    /// A message arrived: a packet of a light guest, or a request with its response.
-    pub(crate) fn received(&mut self, workload: u32, at: u64, bytes: u64, latency: u64) {
-        let w = &mut self.workloads[workload as usize];
-        if w.messages.is_multiple_of(w.every) {
-            w.latencies.push(latency);
-            if w.latencies.len() >= KEPT_LATENCIES {
-                let mut n = 0;
-                w.latencies.retain(|_| {
-                    n += 1;
-                    n % 2 == 1
-                });
-                w.every *= 2;
-            }
-        }
-        w.messages += 1;
-        w.bytes += bytes;
-        w.first_at = w.first_at.or(Some(at.saturating_sub(latency)));
-        w.last_at = at;
-        if let Some(bin) = at.checked_div(self.bin_ns) {
-            let bin = bin as usize;
-            if w.bins.len() <= bin {
-                w.bins.resize(bin + 1, 0);
-            }
-            w.bins[bin] += bytes;
-        }
-    }
-
-    /// Datagrams dropped, by reason.
-    pub fn drops(&self) -> &BTreeMap<&'static str, u64> {
-        &self.drops
-    }
-}
 
 /// A distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

@@ -2,7 +2,7 @@
 
 use std::mem::size_of;
 
-use crate::send::Outgoing;
+use socket2::SockAddr;
 
 /// Space for the control messages (traffic class and segment size) of a message, words.
 pub(crate) const SEND_CONTROL_WORDS: usize = 8;
@@ -23,8 +23,13 @@ pub(crate) fn control_messages(mut rest: &[u8]) -> impl Iterator<Item = (i32, i3
     })
 }
 
-/// Writes the control messages of `message`; returns their length in bytes.
-pub(crate) fn write_control(words: &mut [u64; SEND_CONTROL_WORDS], message: &Outgoing<'_>) -> usize {
+/// Writes the control messages of a message to `to`; returns their length in bytes.
+pub(crate) fn write_control(
+    words: &mut [u64; SEND_CONTROL_WORDS],
+    to: &SockAddr,
+    segment: Option<u16>,
+    traffic_class: u8,
+) -> usize {
     let mut at = 0;
     let mut put = |level: i32, kind: i32, value: u64, len: u64| {
         words[at] = size_of::<libc::cmsghdr>() as u64 + len;
@@ -32,15 +37,12 @@ pub(crate) fn write_control(words: &mut [u64; SEND_CONTROL_WORDS], message: &Out
         words[at + 2] = value;
         at += 3;
     };
-    if message.traffic_class != 0 {
-        let (level, kind) = if message.to.is_ipv4() {
-            (libc::IPPROTO_IP, libc::IP_TOS)
-        } else {
-            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)
-        };
-        put(level, kind, pair(i32::from(message.traffic_class), 0), 4);
+    if traffic_class != 0 {
+        let (level, kind) =
+            if to.is_ipv4() { (libc::IPPROTO_IP, libc::IP_TOS) } else { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) };
+        put(level, kind, pair(i32::from(traffic_class), 0), 4);
     }
-    if let Some(segment) = message.segment {
+    if let Some(segment) = segment {
         let [a, b] = segment.to_ne_bytes();
         put(libc::SOL_UDP, libc::UDP_SEGMENT, u64::from_ne_bytes([a, b, 0, 0, 0, 0, 0, 0]), 2);
     }
@@ -60,15 +62,13 @@ const _: () = assert!(size_of::<usize>() == 8 && size_of::<libc::cmsghdr>() == 1
 mod tests {
     use std::net::SocketAddr;
 
-    use socket2::SockAddr;
-
     use super::*;
 
     #[test]
     fn control_messages_survive_truncation() {
         let to = SockAddr::from(SocketAddr::from(([127, 0, 0, 1], 1)));
         let mut words = [0; SEND_CONTROL_WORDS];
-        let len = write_control(&mut words, &Outgoing { to: &to, segment: Some(1400), traffic_class: 0xb9 });
+        let len = write_control(&mut words, &to, Some(1400), 0xb9);
         let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let all: Vec<_> = control_messages(&bytes[..len]).collect();
         assert_eq!(all.len(), 2);

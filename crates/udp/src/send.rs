@@ -63,7 +63,7 @@ impl SendHeaders {
             }
             self.ranges.push((start, self.iovecs.len() - start));
             let mut control = [0; SEND_CONTROL_WORDS];
-            let control_len = write_control(&mut control, &message);
+            let control_len = write_control(&mut control, message.to, message.segment, message.traffic_class);
             self.controls.push(control);
             // SAFETY: a C struct of integers and pointers, for which all zeros is a valid value.
             let mut header: libc::mmsghdr = unsafe { zeroed() };

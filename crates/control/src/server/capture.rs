@@ -32,7 +32,7 @@ pub fn capture_response(stream: Box<dyn CaptureStream>, stopping: Arc<AtomicBool
     let thread = std::thread::Builder::new().name("capture".to_owned());
     match thread.spawn(move || pump(stream, &pieces, &stopping)) {
         Ok(_) => ([(CONTENT_TYPE, "application/x-pcapng")], Body::new(Pieces(receiver))).into_response(),
-        Err(e) => super::routes::failure(ApiError::internal(format!("cannot start a thread: {e}"))),
+        Err(e) => super::failure::failure(ApiError::internal(format!("cannot start a thread: {e}"))),
     }
 }
 

@@ -11,7 +11,7 @@ use serde::Serialize;
 use tokio::task::JoinHandle;
 
 use super::Pages;
-use super::routes::failure;
+use super::failure::failure;
 use crate::api::ApiError;
 
 /// Bytes of JSON that are made at a time, and what the last page brings beyond.

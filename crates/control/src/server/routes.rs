@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Backend;
 use super::capture::{Stopping, capture_response};
 use super::connections::{Lasting, Peer, whole_body};
+use super::failure::failure;
 use super::list::list;
 use crate::api::{
     ApiError, ApplySpec, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, MAX_APPLY_BYTES,
@@ -243,16 +244,5 @@ where
         Err(e) => {
             failure(ApiError::internal(format!("the request's handler failed: {e}")).hint("see the daemon's log"))
         }
-    }
-}
-
-pub(super) fn failure(error: ApiError) -> Response {
-    error.into_response()
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, Json(ErrorBody::from(self))).into_response()
     }
 }

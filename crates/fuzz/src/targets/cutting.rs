@@ -14,7 +14,7 @@ use bifrost_avs::{
 };
 use bifrost_nic::{Offload, parse};
 
-use super::switch::{mac, plain_tables, vni};
+use super::tables::{mac, plain_tables, vni};
 use crate::Input;
 
 const TCP: u8 = 6;
@@ -74,16 +74,9 @@ fn tables(input: &mut Input<'_>) -> Tables {
     tables.flows = FlowLimits { records: 8, vectors: true };
     #[cfg(feature = "mutations")]
     {
-        tables.mutation = mutation();
+        tables.mutation = super::tables::mutation();
     }
     tables
-}
-
-/// The mutation that the environment variable `MUTATION` names.
-#[cfg(feature = "mutations")]
-pub(super) fn mutation() -> Option<bifrost_avs::Mutation> {
-    let name = std::env::var("MUTATION").ok()?;
-    bifrost_avs::Mutation::ALL.into_iter().find(|m| format!("{m:?}") == name)
 }
 
 /// Fields of a whole packet that rules match.

@@ -8,7 +8,7 @@ use bifrost_nic::{Checksum, Offload, parse, transport_checksum};
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::{ethernet, ipv4, udp};
 
-use super::switch::{mac, plain_tables};
+use super::tables::{mac, plain_tables};
 use crate::Input;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);

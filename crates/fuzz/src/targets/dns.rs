@@ -8,7 +8,7 @@ use bifrost_nic::{Checksum, Offload, parse, transport_checksum};
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::{ethernet, ipv4, ipv6, udp};
 
-use super::switch::{mac, plain_tables, vni};
+use super::tables::{mac, plain_tables, vni};
 use crate::Input;
 
 const V4: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 254)];

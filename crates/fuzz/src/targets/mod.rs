@@ -26,4 +26,5 @@ mod router;
 pub(crate) mod routes;
 pub(crate) mod segments;
 pub(crate) mod switch;
+mod tables;
 pub(crate) mod vhost;

@@ -11,7 +11,7 @@ use bifrost_avs::{
 use bifrost_nic::{L3, Offload, Parsed, parse};
 
 use super::frame::frame;
-use super::switch::{mac, vni};
+use super::tables::{mac, vni};
 use crate::Input;
 
 const UPLINK: PortId = PortId(3);

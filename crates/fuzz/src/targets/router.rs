@@ -9,7 +9,7 @@ use bifrost_wire::protocol::{ICMPV6, UDP};
 use bifrost_wire::{Mac, checksum, ethernet, icmp, ipv6, udp};
 
 use super::frame;
-use super::switch::{mac, plain_tables};
+use super::tables::{mac, plain_tables};
 use crate::Input;
 
 const OWN: [Ipv6Addr; 2] = [address(0, 1), address(1, 1)];
@@ -73,7 +73,7 @@ fn tables(input: &mut Input<'_>) -> Tables {
     let mut tables = Tables { ipv6_leases: vec![lease], ..plain_tables() };
     #[cfg(feature = "mutations")]
     {
-        tables.mutation = super::cutting::mutation();
+        tables.mutation = super::tables::mutation();
     }
     tables
 }

@@ -19,6 +19,7 @@ use crate::lab::{Lab, Network};
 use crate::options::{App, Injector, Mode};
 use crate::patience::until_answered;
 use crate::plot::{self, Panel};
+use crate::programs;
 use crate::programs::application::{self, CONNECTIONS, Load, Server};
 use crate::progress::Progress;
 use crate::report::{Table, factor};
@@ -386,7 +387,7 @@ impl Bench {
             fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
         }
         let guest = &self.network.topology.hosts[1].guest;
-        let server = application::of(app).serve(guest, &files, &self.logs);
+        let server = programs::application(app).serve(guest, &files, &self.logs);
         self.server = Some(server.with_context(|| format!("starting the server for {}", app.name()))?);
         Ok(())
     }
@@ -423,7 +424,7 @@ impl Bench {
             name: &name,
         };
         let watch = standstill::Watch::start()?;
-        let measured = application::of(app).load(&load);
+        let measured = programs::application(app).load(&load);
         let seen = watch.finish()?;
         let measured =
             measured.with_context(|| format!("{} over {} at {loss_percent} % loss", app.name(), self.mode.name()))?;

@@ -15,7 +15,7 @@ use crate::frame::Experiment;
 use crate::lab::Lab;
 use crate::options::Mode;
 use crate::results::from_values;
-use crate::topology::shape::Shape;
+use crate::shape::Shape;
 
 /// Duration of a point, s, and in a quick run.
 const SECONDS: (f64, f64) = (30.0, 5.0);

@@ -14,8 +14,8 @@ use crate::frame::Experiment;
 use crate::lab::Lab;
 use crate::options::Mode;
 use crate::results::from_values;
+use crate::shape::Shape;
 use crate::stats::median_of;
-use crate::topology::shape::Shape;
 
 /// Duration of a point, s, and in a quick run.
 const SECONDS: (f64, f64) = (30.0, 5.0);

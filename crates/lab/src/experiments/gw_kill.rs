@@ -12,8 +12,9 @@ use serde_json::Value;
 
 use crate::bars::{Bar, Sense};
 use crate::frame::Experiment;
-use crate::gateway::fabric::{Fabric, Settings, until};
+use crate::gateway::fabric::{Fabric, Settings};
 use crate::gateway::switch::Daemon;
+use crate::gateway::until::until;
 use crate::interrupt;
 use crate::lab::Lab;
 use crate::options::Mode;

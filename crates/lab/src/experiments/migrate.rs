@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::bars::{Bar, Sense};
+use crate::daemon::VNI;
 use crate::frame::Experiment;
 use crate::interrupt;
 use crate::lab::Lab;
@@ -30,7 +31,7 @@ use crate::report::{Table, number};
 use crate::results::{from_values, to_values};
 use crate::state::Run;
 use crate::stats::{Spread, distinct, median_of};
-use crate::topology::overlay::{Overlay, VNI};
+use crate::topology::overlay::Overlay;
 use crate::topology::{Plan, Topology};
 
 const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -17,13 +17,12 @@ use super::programs;
 use super::streams::Streams;
 use super::supervised::Supervised;
 use super::switch::{self, Switch};
+use super::until::until;
+use crate::command;
 use crate::lab::Lab;
 use crate::netns::Namespace;
 use crate::state::PODMAN;
-use crate::{command, interrupt};
 
-/// How long a step may take.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Where what pods have in common is.
 const TEMPLATE_FILE: &str = "pods.toml";
 /// What pods announce.
@@ -353,23 +352,6 @@ impl Fabric {
     /// The system's.
     pub fn open_outside(&self) -> Result<Openings> {
         Openings::start(&self.guests[0], &self.outside, OUTSIDE)
-    }
-}
-
-/// Waits until `is` finds something.
-///
-/// # Errors
-/// It does not.
-pub fn until<T>(what: &str, mut is: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = is()? {
-            return Ok(found);
-        }
-        if Instant::now() > deadline {
-            bail!("{what}: not within {PATIENCE:?}");
-        }
-        interrupt::sleep(Duration::from_millis(2))?;
     }
 }
 

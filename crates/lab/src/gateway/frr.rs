@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::fabric::until;
 use super::supervised::Supervised;
+use super::until::until;
 use crate::command;
 use crate::netns::Namespace;
 

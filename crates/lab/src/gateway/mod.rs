@@ -16,4 +16,5 @@ pub mod site;
 pub mod streams;
 pub mod supervised;
 pub mod switch;
+pub mod until;
 pub mod world;

@@ -12,9 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use hdrhistogram::Histogram;
 
-use crate::options::App;
 use crate::process::Program;
-use crate::programs::{datagrams, http2, mariadb, memcached, postgresql, quic};
 use crate::topology::Guest;
 
 /// User and group for servers that refuse to run as root: Debian's `nobody` and `nogroup`.
@@ -120,18 +118,6 @@ pub fn write_percentiles(latency_us: &Histogram<u64>, path: &Path) -> Result<()>
     )?;
     writeln!(file, "#[Max     = {:12.3}, Total count    = {:12}]", latency_us.max() as f64 / 1e3, latency_us.len())?;
     file.flush().with_context(failed)
-}
-
-/// The application with a name.
-pub fn of(app: App) -> &'static dyn Application {
-    match app {
-        App::Postgresql => &postgresql::Postgresql,
-        App::Mariadb => &mariadb::Mariadb,
-        App::Memcached => &memcached::Memcached,
-        App::Http2 => &http2::Http2,
-        App::Quic => &quic::Quic,
-        App::Udp => &datagrams::Datagrams,
-    }
 }
 
 /// A server that is a thread of the lab. Dropping it stops the thread and waits for it.

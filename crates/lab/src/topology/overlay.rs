@@ -5,15 +5,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::daemon::{Binaries, Daemon, LISTENING, Reliability, Settings, machine_socket};
+use crate::daemon::{Binaries, Daemon, LISTENING, Reliability, Settings, VNI, machine_socket};
 use crate::options::{Cabling, Guests, Mode};
 use crate::programs::open_vswitch::{Datapath, OpenVswitch};
 use crate::programs::path_prober::PathProbers;
 use crate::state::Run;
 use crate::topology::{Guest, Host, Topology, multipath_tcp};
-
-/// The VNI of the guests' network.
-pub const VNI: u32 = 100;
 
 /// The kernel caches one route per VXLAN remote and processor, so it would send all flows over the link of the first
 /// flow. Packets with a mark are routed individually: each flow then takes the link of its own hash.

@@ -37,8 +37,8 @@ use crate::udp::{UdpConfig, UdpCounters, UdpUnderlay};
 use crate::underlay::{Datagram, LaneId, PolledUnderlay, TxBatch, Underlay};
 use lane::{Lane, Macs};
 use next_hop::Resolver;
-use parse::{Outer, Ports};
-use program::{NOTE_BYTES, Steering};
+use parse::{NOTE_BYTES, Outer, Ports};
+use program::Steering;
 pub(crate) use socket::{NoFrame, QueueConfig, Received, XdpSocket};
 use umem::Frame;
 

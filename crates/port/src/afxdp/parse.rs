@@ -5,13 +5,22 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use bifrost_wire::checksum;
 
-use super::program::{NOTE_BIFROST, NOTE_BYTES, NOTE_MAGIC, NOTE_VXLAN};
 use crate::underlay::Service;
 
 /// Offset of the UDP payload after Ethernet, IPv4 without options and UDP, bytes.
 pub(crate) const IPV4_PAYLOAD: usize = 14 + 20 + 8;
 /// Offset of the UDP payload after Ethernet, IPv6 without extension headers and UDP, bytes.
 pub(crate) const IPV6_PAYLOAD: usize = 14 + 40 + 8;
+
+/// Length of a note, bytes; it is directly in front of the frame.
+pub(crate) const NOTE_BYTES: usize = 24;
+/// First word of a note. Then come the worker, the offset of the UDP payload, the service, and in two words the time
+/// (monotonic clock, ns). All words are in native byte order.
+pub(crate) const NOTE_MAGIC: u32 = 0xb1f2_0457;
+/// Service in a note: the BIFROST port.
+pub(crate) const NOTE_BIFROST: u32 = 0;
+/// Service in a note: the plain VXLAN port.
+pub(crate) const NOTE_VXLAN: u32 = 1;
 
 const PROTOCOL_UDP: u8 = 17;
 

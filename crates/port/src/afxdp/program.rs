@@ -9,19 +9,9 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::parse::{IPV4_PAYLOAD, IPV6_PAYLOAD};
+use super::parse::{IPV4_PAYLOAD, IPV6_PAYLOAD, NOTE_BIFROST, NOTE_BYTES, NOTE_MAGIC, NOTE_VXLAN};
 use crate::bpf::{self, Assembler, Instruction, Jump, ProgramKind, Register, Size, xdp};
 use crate::steer::{FOLD_MULTIPLIER, FOLD_SHIFT};
-
-/// Length of a note, bytes; it is directly in front of the frame.
-pub(crate) const NOTE_BYTES: usize = 24;
-/// First word of a note. Then come the worker, the offset of the UDP payload, the service, and in two words the time
-/// (monotonic clock, ns). All words are in native byte order.
-pub(crate) const NOTE_MAGIC: u32 = 0xb1f2_0457;
-/// Service in a note: the BIFROST port.
-pub(crate) const NOTE_BIFROST: u32 = 0;
-/// Service in a note: the plain VXLAN port.
-pub(crate) const NOTE_VXLAN: u32 = 1;
 
 /// Pkt Type of a connection request, and of a reset (as in [`crate::steer`]).
 const REQUEST: u32 = 3;

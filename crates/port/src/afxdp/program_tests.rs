@@ -8,8 +8,9 @@ use fastrand::Rng;
 
 use super::lane::{Lane, Macs};
 use super::next_hop::Resolver;
+use super::parse::{NOTE_BYTES, NOTE_MAGIC};
 use super::parse::{Outer, Ports};
-use super::program::{NOTE_BYTES, NOTE_MAGIC, Wanted, load};
+use super::program::{Wanted, load};
 use crate::bpf::{create_socket_map, test_run};
 use crate::clock::monotonic_ns;
 use crate::{Service, steer};

@@ -60,6 +60,11 @@ impl DirtyLog {
         }
     }
 
+    /// Marks all pages of `memory`.
+    pub(super) fn mark_all(&self, memory: &Memory) {
+        memory.spans().for_each(|(guest, size)| self.mark(guest, size));
+    }
+
     /// Notifies the front-end of new marks, if it requested that. Never blocks.
     pub(super) fn tell(&self) {
         self.0.call.notify();

@@ -76,7 +76,7 @@ fn a_log_has_a_bit_for_each_page_of_the_memory() {
     assert!(DirtyLog::covers(enough, &guest.memory) && !DirtyLog::covers(enough - 1, &guest.memory));
     assert!(DirtyLog::covers(1, &Memory::default()) && DirtyLog::covers(u64::MAX, &guest.memory));
     let shared = Shared::for_guest();
-    guest.memory.mark_all(&shared.log);
+    shared.log.mark_all(&guest.memory);
     assert_eq!(shared.take(), (GUEST / LOG_PAGE..(GUEST + MEMORY) / LOG_PAGE).collect());
     let file = File::from(memfd_create("short", MemfdFlags::CLOEXEC).expect("a file"));
     file.set_len(4096).expect("its size");

@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 
 use vm_memory::{AtomicInteger, VolatileMemory, VolatileSlice};
 
-use super::dirty_log::DirtyLog;
 use super::mapping::{self, Mapping};
 use super::mutation::access;
 use crate::prefetch::{LINE, prefetch, prefetch_to_write};
@@ -152,9 +151,9 @@ impl Memory {
         self.regions.iter().find_map(|r| user.checked_sub(r.user).filter(|at| *at < r.size).map(|at| r.guest + at))
     }
 
-    /// Marks all of it as written.
-    pub(super) fn mark_all(&self, log: &DirtyLog) {
-        self.regions.iter().for_each(|r| log.mark(r.guest, r.size));
+    /// Guest address and size of each region.
+    pub(super) fn spans(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.regions.iter().map(|r| (r.guest, r.size))
     }
 
     /// Bytes mapped for its regions.

@@ -51,6 +51,7 @@ mod packed_tests;
 mod pairs;
 #[cfg(test)]
 mod pairs_tests;
+mod position;
 mod queue;
 mod receive;
 mod record;

@@ -19,10 +19,8 @@ use super::index::{Index, Size, Table};
 use super::memory::{Area, Memory};
 use super::mutation::mutated;
 use super::packed_inflight::PackedInflight;
+use super::position::{F_AVAILABLE, F_USED, Position};
 use super::ring::{BadChain, Broken, Piece, Ring, RingSpec, WRAP, Walk, Want};
-
-const F_AVAILABLE: u16 = 1 << 7;
-const F_USED: u16 = 1 << 15;
 
 /// Bit offsets in the descriptor's second half: id and flags.
 const AT_ID: u32 = 32;
@@ -34,51 +32,6 @@ const ENABLE: u32 = 0;
 const DISABLE: u32 = 1;
 /// Notify when the descriptor in the other half is reached.
 const AT_POSITION: u32 = 2;
-
-/// A position in the ring: a slot and the wrap counter there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Position {
-    pub(super) slot: Index,
-    pub(super) wrap: bool,
-}
-
-impl Position {
-    /// The start of a new ring.
-    pub(super) const START: Position = Position { slot: Index::ZERO, wrap: true };
-
-    /// `count` descriptors later, at most once around.
-    #[inline]
-    pub(super) fn after(self, count: u16, size: Size) -> Position {
-        let (slot, wrapped) = size.forward(self.slot, count);
-        Position { slot, wrap: self.wrap != wrapped }
-    }
-
-    /// `count` descriptors earlier, at most once around.
-    fn before(self, count: u16, size: Size) -> Position {
-        let (slot, wrapped) = size.back(self.slot, count);
-        Position { slot, wrap: self.wrap != wrapped }
-    }
-
-    /// Whether these flags of a descriptor at this position mean used.
-    pub(super) fn is_used(self, flags: u16) -> bool {
-        (flags & F_AVAILABLE != 0) == self.wrap && (flags & F_USED != 0) == self.wrap
-    }
-
-    #[inline]
-    fn is_available(self, flags: u16) -> bool {
-        (flags & F_AVAILABLE != 0) == self.wrap && (flags & F_USED != 0) != self.wrap
-    }
-
-    /// The format of front-ends and of the event suppression structures.
-    #[inline]
-    fn to_bits(self) -> u16 {
-        self.slot.get() | if self.wrap { WRAP } else { 0 }
-    }
-
-    fn from_bits(bits: u16, size: Size) -> Option<Position> {
-        Some(Position { slot: size.check(bits & !WRAP)?, wrap: bits & WRAP != 0 })
-    }
-}
 
 /// A buffer that was taken and not returned; none if `count` is 0.
 #[derive(Clone, Debug, Default)]

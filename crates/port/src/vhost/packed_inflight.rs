@@ -8,7 +8,7 @@ use super::chain::{DESCRIPTOR, Descriptor};
 use super::index::{Index, Size, Table};
 use super::inflight::in_order;
 use super::memory::Area;
-use super::packed::Position;
+use super::position::Position;
 
 /// Length of the header before the descriptors' records, bytes: features u64; version, number, free head and the
 /// previous one u16 each; used index and the previous one u16 each, their wrap counters u8 each; padding.

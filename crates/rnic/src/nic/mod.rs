@@ -14,9 +14,11 @@ use crate::burst::Burst;
 use crate::completion::{Completion, CompletionKind, CompletionQueue, CqId, Status};
 use crate::counters::Counters;
 use crate::queue_pair::{QueuePair, State};
-use crate::region::{Access, Domain, Key, Region, Regions};
+use crate::region::{Access, Region, Regions};
 use crate::requester::{NEVER, Part, Pending, Verdict};
-use crate::verbs::{Connect, INLINE_MAX, Operation, PostError, QpInit, ReceiveRequest, SendRequest, Slice, VerbsError};
+use crate::verbs::{
+    Connect, Domain, INLINE_MAX, Key, Operation, PostError, QpInit, ReceiveRequest, SendRequest, Slice, VerbsError,
+};
 
 /// Capacity and identity of a NIC.
 #[derive(Clone, Copy, Debug)]

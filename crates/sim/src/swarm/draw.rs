@@ -1,6 +1,7 @@
 //! A random scenario. The meaning of a seed may change whenever this file does; to keep a world, keep its scenario
 //! file.
 
+use super::choice::Draw;
 use super::workloads::{guests, workloads};
 use crate::link::LinkPatch;
 use crate::rng::Rng;
@@ -14,37 +15,6 @@ const LONGEST_ROUTE: u64 = 6;
 
 /// Minimum start time of a process.
 const LONG_NS: u64 = 5_000_000;
-
-/// Random choices.
-pub(crate) trait Draw {
-    /// True once in `n` times.
-    fn one_in(&mut self, n: u64) -> bool;
-    /// A number in `low..=high`.
-    fn range(&mut self, low: u64, high: u64) -> u64;
-    /// A number in `low..=high`, uniform in magnitude.
-    fn scale(&mut self, low: u64, high: u64) -> u64;
-    /// One of these.
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T;
-}
-
-impl Draw for Rng {
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    fn range(&mut self, low: u64, high: u64) -> u64 {
-        low + self.below(high - low + 1)
-    }
-
-    fn scale(&mut self, low: u64, high: u64) -> u64 {
-        let (a, b) = ((low as f64).ln(), (high as f64 + 1.0).ln());
-        ((a + (b - a) * self.unit()).exp() as u64).clamp(low, high)
-    }
-
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
 
 /// The world of a seed.
 pub fn scenario(seed: u64) -> Scenario {

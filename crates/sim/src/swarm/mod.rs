@@ -3,6 +3,7 @@
 //! [`scenario`] draws the world, [`run`] runs it with all [checkers](crate::checkers), [`shrink`] reduces a failing
 //! one. As in TigerBeetle and FoundationDB, random testing finds cases that nobody thought of.
 
+mod choice;
 mod draw;
 #[cfg(feature = "mutations")]
 pub mod mutations;
@@ -10,7 +11,7 @@ mod run;
 mod shrink;
 mod workloads;
 
-pub(crate) use draw::Draw;
+pub(crate) use choice::Draw;
 pub use draw::scenario;
 pub use run::{Outcome, run, run_scenario};
 pub use shrink::shrink;

@@ -1,6 +1,6 @@
 //! Random guests, and their traffic.
 
-use super::draw::Draw;
+use super::choice::Draw;
 use crate::rng::Rng;
 use crate::scenario::{Gap, GuestGroup, Members, Scenario, Workload};
 use crate::units::{Bytes, Ns};

@@ -5,8 +5,8 @@ use super::events::Event;
 use crate::flows::{Flows, Receipt};
 use crate::host::NEVER;
 use crate::port::SimPort;
-use crate::report::Statistics;
 use crate::sender::Next;
+use crate::statistics::Statistics;
 use crate::violation::Violations;
 
 impl World {

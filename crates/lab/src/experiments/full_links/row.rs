@@ -5,8 +5,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::options::Mode;
+use crate::shape::Shape;
 use crate::stats::mean;
-use crate::topology::shape::{self, Shape};
+use crate::topology::shape;
 use crate::topology::{GUEST_MTU, UNDERLAY_MTU};
 
 /// Time excluded at the start of the flows, s: connection setup and TCP slow start.

@@ -31,7 +31,7 @@ impl VhostDevice {
         let memory = Arc::clone(&self.memory);
         self.log_writes()?;
         if missed {
-            memory.mark_all(&log);
+            log.mark_all(&memory);
         }
         Ok(())
     }
