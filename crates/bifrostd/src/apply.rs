@@ -1,4 +1,4 @@
-//! Changes of objects: planned by `control::objects`, brought into force, kept on disk.
+//! Changes of objects: planned by `control::objects`, applied, and saved to disk.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -12,7 +12,7 @@ use crate::background::in_background;
 use crate::daemon::{Failure, State};
 
 impl State {
-    /// All of a batch, or nothing.
+    /// Applies a whole batch or nothing.
     pub(crate) fn apply(&mut self, spec: &ApplySpec) -> Result<ApplyReport, ApiError> {
         let started = Instant::now();
         let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
@@ -21,49 +21,49 @@ impl State {
         let deleted = plan.changes().len() as u64 - set;
         let mut report = ApplyReport { set, deleted, unchanged: plan.unchanged(), ..ApplyReport::default() };
         if !plan.changes().is_empty() {
-            report.changes = self.bring_into_force(plan)?;
+            report.changes = self.put_into_force(plan)?;
         }
         report.took_us = micros(started.elapsed());
         Ok(report)
     }
 
-    fn bring_into_force(&mut self, plan: Plan) -> Result<ReloadReport, ApiError> {
+    fn put_into_force(&mut self, plan: Plan) -> Result<ReloadReport, ApiError> {
         let taken = self.take_over(Arc::clone(plan.config())).map_err(|e| ApiError::conflict(format!("{e:#}")))?;
-        // Others' objects that fail are theirs to be tried again, and no reason to refuse this batch.
+        // Failed objects of other owners are retried later; they are no reason to refuse this batch.
         let is_of_batch = |failure: &&Failure| {
             let id = failure.object.as_ref().map(|(kind, name)| Id { kind: *kind, key: name.clone() });
             id.is_some_and(|id| plan.changes().contains_key(&id))
         };
         let failed: Vec<String> = taken.failures.iter().filter(is_of_batch).map(|f| f.error.clone()).collect();
         if !failed.is_empty() {
-            self.go_back();
+            self.roll_back();
             return Err(ApiError::conflict(failed.join("; ")).hint("nothing was changed"));
         }
         for failure in &taken.failures {
-            tracing::warn!("not in force, and tried again with the next change: {}", failure.error);
+            tracing::warn!("not applied; retried with the next change: {}", failure.error);
         }
         if let Err(error) = self.snapshot.append(&plan) {
-            self.go_back();
+            self.roll_back();
             return Err(ApiError::internal(format!("{error:#}")).hint("nothing was changed; is the disk full?"));
         }
         self.objects.commit(plan);
-        self.snapshot.tidy(self.objects.others());
+        self.snapshot.compact(self.objects.others());
         Ok(in_background(move || taken.diff.report()))
     }
 
-    /// Brings what was in force before back into force.
-    fn go_back(&mut self) {
+    /// Restores the former configuration.
+    fn roll_back(&mut self) {
         match self.take_over(Arc::clone(self.objects.config())) {
             Ok(taken) => {
                 for failure in taken.failures {
-                    tracing::error!("not in force again: {}", failure.error);
+                    tracing::error!("not restored: {}", failure.error);
                 }
             }
-            Err(error) => tracing::error!("what was in force before is not again: {error:#}"),
+            Err(error) => tracing::error!("the former configuration cannot be restored: {error:#}"),
         }
     }
 
-    /// Another file: one batch of its owner.
+    /// Applies a new configuration file as one batch.
     pub(crate) fn apply_file(&mut self, file: Config) -> Result<bifrost_control::ConfigDiff, ApiError> {
         let plan = in_background(|| self.objects.plan_file(Arc::new(file)))
             .map_err(|errors: ApplyError| ApiError::from(errors))?;
@@ -73,12 +73,12 @@ impl State {
             return Ok(taken.diff);
         }
         let failures: Vec<String> = taken.failures.into_iter().map(|failure| failure.error).collect();
-        let what = format!("taken over but for these, which the next reload tries again: {}", failures.join("; "));
+        let what = format!("applied except for these, which the next reload retries: {}", failures.join("; "));
         Err(ApiError::conflict(what))
     }
 }
 
-/// A port or peer that could not be brought into force.
+/// A port or peer that could not be applied.
 pub(crate) fn failure(kind: Kind, name: &str, error: &anyhow::Error) -> Failure {
     Failure { object: Some((kind, name.to_owned())), error: format!("{error:#}") }
 }

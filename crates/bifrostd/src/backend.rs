@@ -1,4 +1,4 @@
-//! What the API asks, answered from the workers.
+//! API requests, answered from the state of the workers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use crate::background::in_background;
 use crate::daemon::{Daemon, State};
 use crate::flow_log;
 use crate::health::Health;
-use crate::lists::{self, Sight};
+use crate::lists::{self, StateView};
 use crate::mirror;
 use crate::nat;
 use crate::samples;
@@ -28,19 +28,19 @@ use crate::sessions;
 use crate::translate;
 use crate::trim::trim;
 
-/// Faults in force at a time.
+/// Most faults in force at a time.
 const MAX_FAULTS: usize = 256;
 
-/// `is_asked`: whether this host asks the balancer's backends.
+/// `is_checked`: whether this host checks the balancer's backends.
 fn backend_status(
     health: &Health,
     balancer: &LoadBalancer,
-    is_asked: bool,
+    is_checked: bool,
     backend: &config::Backend,
 ) -> BackendStatus {
     let config::Backend { address, port, weight } = *backend;
     let known = health.get(&(balancer.name.clone(), SocketAddr::new(address, port)));
-    let health = match (weight, is_asked, known) {
+    let health = match (weight, is_checked, known) {
         (0, ..) => BackendHealth::Draining,
         (_, false, _) => BackendHealth::Unchecked,
         (_, true, Some(false)) => BackendHealth::Down,
@@ -51,12 +51,12 @@ fn backend_status(
 
 impl Backend for Daemon {
     fn status(&self) -> Result<Status, ApiError> {
-        let (sight, faults) = {
+        let (state_view, faults) = {
             let state = self.state();
-            (Sight::of(&state), state.faults.len() as u64)
+            (StateView::of(&state), state.faults.len() as u64)
         };
         let mut views = Vec::new();
-        for worker in &sight.workers {
+        for worker in &state_view.workers {
             let totals = worker.ask(|worker| worker.totals()).map_err(lists::gone)?;
             let mut guests = (0, 0);
             for page in worker.traffic() {
@@ -66,12 +66,12 @@ impl Backend for Daemon {
             }
             views.push(WorkerView { totals, guests });
         }
-        let modes = sight.peer_modes()?;
-        let config = &sight.config;
+        let modes = state_view.peer_modes()?;
+        let config = &state_view.config;
         let peers = config.peers.iter().map(|p| PeerStatus {
             name: p.name.clone(),
             addresses: p.addresses.clone(),
-            transport: match sight.names.peer(&p.name) {
+            transport: match state_view.names.peer(&p.name) {
                 _ if p.transport == PeerTransport::Plain => PeerMode::Plain,
                 Some(id) => modes.get(&id).copied().unwrap_or_default(),
                 None => PeerMode::Idle,
@@ -94,13 +94,13 @@ impl Backend for Daemon {
     }
 
     fn ports(&self) -> Result<Pages<PortStatus>, ApiError> {
-        let (sight, waiting) = {
+        let (state_view, waiting) = {
             let state = self.state();
             let machines = state.machines.iter().filter(|(_, m)| !m.is_running()).map(|(name, _)| name);
             let containers = state.containers.iter().filter(|(_, c)| c.is_waiting()).map(|(name, _)| name);
-            (Sight::of(&state), machines.chain(containers).cloned().collect())
+            (StateView::of(&state), machines.chain(containers).cloned().collect())
         };
-        lists::ports(sight, waiting)
+        lists::ports(state_view, waiting)
     }
 
     fn routes(&self) -> Result<Pages<Route>, ApiError> {
@@ -110,10 +110,10 @@ impl Backend for Daemon {
 
     fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError> {
         let state = self.state();
-        let is_asked = |b: &LoadBalancer| state.config.ports.iter().any(|port| b.asks_from(port));
+        let is_checked = |b: &LoadBalancer| state.config.ports.iter().any(|port| b.asks_from(port));
         let backends = |b: &LoadBalancer| {
-            let is_asked = is_asked(b);
-            b.backends.iter().map(|backend| backend_status(&state.health, b, is_asked, backend)).collect()
+            let is_checked = is_checked(b);
+            b.backends.iter().map(|backend| backend_status(&state.health, b, is_checked, backend)).collect()
         };
         let status = |b: &LoadBalancer| LoadBalancerStatus {
             name: b.name.clone(),
@@ -128,29 +128,29 @@ impl Backend for Daemon {
     }
 
     fn nat(&self) -> Result<Vec<NatStatus>, ApiError> {
-        let sight = Sight::of(&self.state());
+        let state_view = StateView::of(&self.state());
         let mut shared = Vec::new();
-        for source in &sight.config.nat.sources {
-            let uplink = sight.names.port(&source.uplink).map(bifrost_avs::PortId);
+        for source in &state_view.config.nat.sources {
+            let uplink = state_view.names.port(&source.uplink).map(bifrost_avs::PortId);
             let uplink = uplink.ok_or_else(|| ApiError::internal(format!("no port named {:?}", source.uplink)))?;
             shared.extend(source.addresses.iter().map(|address| (uplink, *address)));
         }
         let mut used = vec![[0; 3]; shared.len()];
-        for worker in &sight.workers {
-            let asked = shared.clone();
-            let pages = worker.each(asked.len() as u32, move |core, at| {
-                let (uplink, address) = asked[at as usize];
+        for worker in &state_view.workers {
+            let addresses = shared.clone();
+            let pages = worker.each(addresses.len() as u32, move |core, at| {
+                let (uplink, address) = addresses[at as usize];
                 core.switch().nat_ports(uplink, address)
             });
-            let mut told = 0..used.len();
+            let mut next = 0..used.len();
             for page in pages {
-                for (ports, at) in page.map_err(lists::gone)?.into_iter().zip(told.by_ref()) {
+                for (ports, at) in page.map_err(lists::gone)?.into_iter().zip(next.by_ref()) {
                     (0..3).for_each(|kind| used[at][kind] += ports[kind]);
                 }
             }
         }
-        // Only the worker of an uplink gives its ports out.
-        Ok(nat::status(&sight.config, &mut used.into_iter()))
+        // Only the worker that serves an uplink allocates its ports.
+        Ok(nat::status(&state_view.config, &mut used.into_iter()))
     }
 
     fn mirrors(&self) -> Result<Vec<MirrorStatus>, ApiError> {
@@ -195,13 +195,13 @@ impl Backend for Daemon {
     }
 
     fn conns(&self) -> Result<Pages<Conn>, ApiError> {
-        let sight = Sight::of(&self.state());
-        Ok(lists::conns(sight))
+        let state_view = StateView::of(&self.state());
+        Ok(lists::conns(state_view))
     }
 
     fn paths(&self) -> Result<Pages<Path>, ApiError> {
-        let sight = Sight::of(&self.state());
-        Ok(lists::paths(sight))
+        let state_view = StateView::of(&self.state());
+        Ok(lists::paths(state_view))
     }
 
     fn drain_path(&self, DrainSpec { peer, path }: DrainSpec, drained: bool) -> Result<DrainReport, ApiError> {
@@ -214,21 +214,21 @@ impl Backend for Daemon {
         if path >= paths {
             return Err(ApiError::not_found(format!("no path {path} to {peer}"))
                 .at("path")
-                .hint(format!("it has {paths}, numbered from 0: see bifrostctl paths")));
+                .hint(format!("the peer has {paths} paths, numbered from 0; see bifrostctl paths")));
         }
         let before = state.drained.get(&peer).copied().unwrap_or(0);
         let after = if drained { before | 1 << path } else { before & !(1 << path) };
         let in_use_paths: Vec<u8> = (0..paths).filter(|path| after >> path & 1 == 0).collect();
         if in_use_paths.is_empty() {
-            return Err(ApiError::conflict(format!("path {path} is the last one in use to {peer}"))
+            return Err(ApiError::conflict(format!("path {path} is the last path in use to {peer}"))
                 .at("path")
-                .hint(format!("restore another first; to leave {peer} altogether, remove its routes and reload")));
+                .hint(format!("restore another path first; to stop using {peer}, remove its routes and reload")));
         }
         state.on_all(move |worker| worker.core_mut().drain_paths(id, after)).map_err(gone)?;
         state.drained.insert(peer.clone(), after);
         let changed = before != after;
         if changed {
-            tracing::info!(peer, path, drained, "a path is taken out of use, or back");
+            tracing::info!(peer, path, drained, "a path was drained or restored");
         }
         Ok(DrainReport { peer, path, drained, changed, in_use_paths })
     }
@@ -272,8 +272,8 @@ impl Backend for Daemon {
                 .hint("use loss or down, or inject the fault on the underlay: --peer NAME --direction tx"));
         }
         if state.faults.len() >= MAX_FAULTS {
-            return Err(ApiError::conflict(format!("there are {MAX_FAULTS} faults already"))
-                .hint("each packet is held against each of them; remove some: bifrostctl fault clear"));
+            return Err(ApiError::conflict(format!("{MAX_FAULTS} faults are already in force"))
+                .hint("every packet is compared with every fault; remove some: bifrostctl fault clear"));
         }
         let id = state.next_fault;
         let fault = translate::fault(id as u32, &spec, &state.names).ok_or_else(|| unknown_target(&state, &spec))?;
@@ -282,7 +282,7 @@ impl Backend for Daemon {
         state.on_all(move |worker| worker.core_mut().faults_mut().set(fault, seed)).map_err(gone)?;
         let entry = FaultEntry { id, spec, hits_packets: 0 };
         state.faults.push(entry.clone());
-        tracing::warn!(id, "a fault is injected");
+        tracing::warn!(id, "fault injected");
         Ok(entry)
     }
 
@@ -329,7 +329,7 @@ impl Backend for Daemon {
     }
 
     fn objects(&self, query: ObjectsQuery) -> Result<ObjectList, ApiError> {
-        // Apart from the lock: there may be very many.
+        // Without the lock: the list may be very long.
         let objects = self.state().objects.clone();
         in_background(|| objects.list(&query))
     }
@@ -340,16 +340,16 @@ impl Backend for Daemon {
     }
 
     fn sessions(&self, filter: SessionFilter) -> Result<Pages<Session>, ApiError> {
-        let sight = Sight::of(&self.state());
-        sessions::list(sight, &filter)
+        let state_view = StateView::of(&self.state());
+        sessions::list(state_view, &filter)
     }
 
     fn export_sessions(&self, query: SessionsQuery) -> Result<PortSessions, ApiError> {
         let (worker, port) = self.state().worker_of_sessions(&query.port)?;
         let exported = sessions::export(&worker, port, query.port)?;
-        // Its number may be another port's by now.
+        // The number may belong to another port by now.
         let (_, now) = self.state().worker_of_sessions(&exported.port)?;
-        let changed = || ApiError::conflict("the port has changed meanwhile").at("port").hint("try again");
+        let changed = || ApiError::conflict("the port changed during the export").at("port").hint("try again");
         if now == port { Ok(exported) } else { Err(changed()) }
     }
 
@@ -364,11 +364,11 @@ impl Backend for Daemon {
     }
 
     fn capture(&self, spec: CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
-        self.begin_capture(&spec)
+        self.start_capture(&spec)
     }
 }
 
-/// What the status says of a worker.
+/// Data of a worker for the status.
 struct WorkerView {
     totals: Totals,
     /// Packets from and to guests.
@@ -382,7 +382,7 @@ fn workers(state: &mut State, views: &[WorkerView]) -> Vec<WorkerStatus> {
         let own = &totals.own;
         let (at, busy_ns, percent) = busy;
         let elapsed = now.duration_since(*at).as_nanos() as f64;
-        // Asked again too soon, the last answer is the better one.
+        // For intervals under 100 ms the former value is more precise.
         if elapsed > 1e8 {
             *percent = own.busy_ns.saturating_sub(*busy_ns) as f64 / elapsed * 100.0;
             (*at, *busy_ns) = (now, own.busy_ns);

@@ -1,16 +1,17 @@
-//! Work that must not keep the data path from its processors.
+//! Work at lower priority than the data path.
 
 use std::thread;
 
-/// By how much it is nicer than the thread that asks for it: beside a worker that is always busy, it gets a seventh of a processor
-/// (`sched(7)`: each step is a factor of 1.25). Less would keep its waiters waiting.
+/// Added niceness. Beside a worker that is always busy, the thread gets a seventh of a CPU (`sched(7)`: each step is a
+/// factor of 1.25). A higher value would delay its callers.
 const NICER: i32 = 8;
 
-/// Does `work` on a thread of lower priority, and waits for it. Threads that `work` starts have that priority, too.
+/// Does `work` on a thread of lower priority, and waits for it. Threads that `work` starts inherit the priority.
 pub(crate) fn in_background<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            // A thread's own, on Linux. It cannot be refused; if it were, work would only be done sooner.
+            // On Linux niceness is per thread. Raising it cannot fail; if it did, the work would only run at normal
+            // priority.
             let _ = rustix::process::nice(NICER);
             work()
         });

@@ -1,4 +1,4 @@
-//! What a daemon begins with: kept objects, sockets, or what another daemon has handed over.
+//! Initial state of a daemon: objects from disk and new sockets, or what another daemon has handed over.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -22,9 +22,9 @@ use crate::snapshot::Snapshot;
 use crate::translate;
 use crate::upgrade::Handed;
 
-/// What a daemon has before it reads its configuration: nothing, or what another one has handed over.
+/// State inherited from another daemon; empty after a normal start.
 #[derive(Default)]
-pub(crate) struct Before {
+pub(crate) struct Inherited {
     pub(crate) names: Names,
     /// The other daemon's instance.
     pub(crate) instance: u64,
@@ -38,15 +38,15 @@ pub(crate) struct Before {
     pub(crate) holders: Holders,
 }
 
-impl Before {
-    pub(crate) fn of(handed: Option<Handed>) -> Before {
-        let Some(handed) = handed else { return Before { next_fault: 1, ..Before::default() } };
+impl Inherited {
+    pub(crate) fn of(handed: Option<Handed>) -> Inherited {
+        let Some(handed) = handed else { return Inherited { next_fault: 1, ..Inherited::default() } };
         let Handed { descriptors, names, instance, faults, next_fault, drained, health, shared, others: _ } = handed;
         let health = health.into_iter().map(|(balancer, backend, works)| ((balancer, backend), works)).collect();
         let holders = shared.into_iter().filter_map(|(vni, address, mac)| Some(((Vni::new(vni)?, address), Mac(mac))));
         let holders = holders.collect();
         let (sockets, lock, queues) = (Some(descriptors.sockets), descriptors.lock, descriptors.queues);
-        Before {
+        Inherited {
             names,
             instance,
             sockets,
@@ -61,46 +61,46 @@ impl Before {
     }
 }
 
-/// The objects of the file, and others of another daemon, all of them.
+/// The objects of the file, and all objects of other owners that the old daemon handed over.
 pub(crate) fn restore_handed(file: Arc<Config>, handed: &Handed) -> Result<Store> {
     let (store, left_out) = Store::restore(file, handed.others.clone());
     match left_out.first() {
         None => Ok(store),
-        Some(what) => Err(anyhow!("an object of the old daemon does not fit: {what}")),
+        Some(what) => Err(anyhow!("an object of the old daemon does not fit the configuration: {what}")),
     }
 }
 
-/// The objects of the file, and what was kept of others.
+/// The objects of the file, and those of other owners from the journal.
 pub(crate) fn restore(file: Arc<Config>, directory: Option<&Path>) -> Result<(Snapshot, Store)> {
     let Some(directory) = directory else { return Ok((Snapshot::default(), Store::new(file))) };
     let (snapshot, others) = Snapshot::open(directory, file.workers.count)?;
     let (store, left_out) = Store::restore(file, others);
     for what in left_out {
-        tracing::error!("left out of what was kept: {what}");
+        tracing::error!("an object from the journal is left out: {what}");
     }
     Ok((snapshot, store))
 }
 
-/// Packets that `underlay.mtu` lets pass and a NIC does not would vanish without a trace.
+/// Packets up to `underlay.mtu` that exceed a NIC's MTU would be lost without a trace.
 pub(crate) fn warn_of_small_devices(config: &Config) {
     let devices = match device::find(&config.underlay.addresses) {
         Ok(Ok(devices)) => devices,
-        // They were bound to a moment ago: nothing is known of a device that goes away.
+        // The addresses were bound a moment ago: the device is disappearing.
         Ok(Err(_)) => return,
-        Err(error) => return tracing::warn!(%error, "cannot ask for the MTU of the underlay's devices"),
+        Err(error) => return tracing::warn!(%error, "cannot read the MTU of the underlay's devices"),
     };
     let mtu = u32::from(config.underlay.mtu);
     for small in devices.iter().filter(|device| device.mtu < mtu) {
         tracing::warn!(
             device = small.name,
-            "its MTU is {}, underlay.mtu is {mtu}: larger packets between hosts will be lost (ip link set dev {} mtu {mtu})",
+            "MTU {}, underlay.mtu {mtu}: larger packets between hosts will be lost (ip link set dev {} mtu {mtu})",
             small.mtu,
             small.name,
         );
     }
 }
 
-/// The underlay of each worker, in order.
+/// The underlays of the workers, in order.
 pub(crate) fn open_underlays(config: &Config) -> Result<Vec<HostUnderlay>> {
     Ok(match config.underlay.port {
         UnderlayPort::Udp => {
@@ -114,7 +114,7 @@ pub(crate) fn open_underlays(config: &Config) -> Result<Vec<HostUnderlay>> {
     })
 }
 
-/// The underlay of each worker, in order, of sockets of another daemon.
+/// The underlays of the workers, in order, on sockets of another daemon.
 pub(crate) fn adopt_underlays(config: &Config, sockets: Vec<Sockets>) -> Result<Vec<HostUnderlay>> {
     ensure!(config.underlay.port == UnderlayPort::Udp, "only UDP sockets are taken over");
     let of_worker = |(worker, sockets)| {

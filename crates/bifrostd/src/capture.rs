@@ -1,4 +1,4 @@
-//! A capture: begun on every worker, fetched from them now and then, written as pcapng.
+//! A packet capture: started on every worker, fetched from them periodically, written as pcapng.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,34 +16,34 @@ use bifrost_wire::pcapng::{Flow, Notes};
 
 use crate::daemon::{Daemon, State};
 
-/// How often what was captured is fetched.
+/// Interval at which captured packets are fetched.
 const FETCH_EVERY: Duration = Duration::from_millis(20);
-/// Room for what comes in between, bytes, for each worker: twice, for one is filled while the other one is written.
+/// Buffer of each worker, bytes. There are two: one is filled while the other one is written.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// What a stage shows, for who opens the file.
+/// Description of a stage for readers of the file.
 fn description(stage: Stage) -> &'static str {
     match stage {
-        Stage::UnderlayRx => "datagrams as they came from the underlay; outer headers made up",
+        Stage::UnderlayRx => "datagrams as received from the underlay; synthetic outer headers",
         Stage::Pre => "parsed frames; from the underlay: decapsulated, checksum verified",
-        Stage::Avs => "frames for which the virtual switch has decided",
-        Stage::Rte => "frames that the reliable transport took or let pass; from the underlay: new ones",
-        Stage::Post => "finished segments: cut, rewritten, checksums complete",
-        Stage::GuestRx => "frames that a guest is shown",
-        Stage::GuestTx => "frames as fetched from a guest: not segmented, checksums perhaps incomplete",
+        Stage::Avs => "frames after the decision of the virtual switch",
+        Stage::Rte => "frames that the reliable transport accepted or passed on; from the underlay: without duplicates",
+        Stage::Post => "finished packets: segmented, rewritten, checksums complete",
+        Stage::GuestRx => "frames as delivered to a guest",
+        Stage::GuestTx => "frames as fetched from a guest: not segmented, checksums possibly incomplete",
         Stage::UnderlayTx => "datagrams to the underlay; synthetic outer headers",
-        Stage::Drop => "what is dropped, wherever; the comment has the reason",
+        Stage::Drop => "packets dropped at any stage; the comment gives the reason",
     }
 }
 
-/// A capture that runs. Dropped, it ends.
+/// A running capture; it ends when dropped.
 struct Running {
     workers: Vec<OneWorker>,
     file: CaptureFile<Stage>,
     ports: BTreeMap<u16, String>,
     peers: BTreeMap<u16, String>,
-    begun: bool,
-    /// Makes room for the next capture.
+    started: bool,
+    /// Cleared at the end, so that the next capture can start.
     running: Arc<AtomicBool>,
 }
 
@@ -53,19 +53,19 @@ struct OneWorker {
 }
 
 impl Daemon {
-    /// Begins a capture.
-    pub(crate) fn begin_capture(&self, spec: &CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
+    /// Starts a capture.
+    pub(crate) fn start_capture(&self, spec: &CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
         let stages = stages(&spec.at, &Stage::ALL, Stage::name)?;
         let filter = Filter::parse(&spec.filter).map_err(|e| bad_filter(&spec.filter, e.at, &e.to_string()))?;
         let state = self.state();
         let port = spec.port.as_ref().map(|name| state.names.port(name).ok_or_else(|| unknown_port(&state, name)));
         let port = port.transpose()?;
         if self.capturing.swap(true, Ordering::Relaxed) {
-            return Err(ApiError::conflict("another capture is running").hint("wait for its end, or end it"));
+            return Err(ApiError::conflict("another capture is running").hint("wait until it ends, or stop it"));
         }
         let workers =
             state.workers.iter().map(|handle| OneWorker { remote: handle.remote(), spare: Chunk::new(CHUNK_BYTES) });
-        // Whatever fails from here on, dropping this ends it everywhere.
+        // If a later step fails, dropping this ends the capture on all workers.
         let running = Running {
             workers: workers.collect(),
             file: CaptureFile::new(spec, stages.clone(), (0..state.workers.len()).map(|n| format!("worker-{n}"))),
@@ -81,7 +81,7 @@ impl Daemon {
                 .iter()
                 .filter_map(|p| Some((state.names.peer(&p.name)?, p.name.clone())))
                 .collect(),
-            begun: false,
+            started: false,
             running: Arc::clone(&self.capturing),
         };
         let snaplen = spec.snaplen_bytes;
@@ -95,7 +95,7 @@ impl Daemon {
 
 fn unknown_port(state: &State, name: &str) -> ApiError {
     let known: Vec<&str> = state.config.ports.iter().map(|p| p.name.as_str()).collect();
-    ApiError::not_found(format!("no port named {name:?}")).at("port").hint(format!("there are {}", known.join(", ")))
+    ApiError::not_found(format!("no port named {name:?}")).at("port").hint(format!("known ports: {}", known.join(", ")))
 }
 
 impl CaptureStream for Running {
@@ -104,8 +104,8 @@ impl CaptureStream for Running {
             return None;
         }
         let mut out = Vec::new();
-        if !self.begun {
-            self.begun = true;
+        if !self.started {
+            self.started = true;
             let program = concat!("bifrostd ", env!("CARGO_PKG_VERSION"));
             self.file.head(&mut out, program, |stage| (stage.name(), description(stage)));
             return Some(out);
@@ -125,7 +125,7 @@ impl CaptureStream for Running {
 }
 
 impl Running {
-    /// Writes what a worker has captured.
+    /// Writes the packets that a worker has captured.
     fn fetch(&mut self, index: usize, out: &mut Vec<u8>) {
         let worker = &mut self.workers[index];
         let spare = std::mem::take(&mut worker.spare);
@@ -150,7 +150,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         for worker in &self.workers {
-            // A worker that has ended captures nothing.
+            // A worker that has ended no longer captures.
             let _ = worker.remote.run(|w| w.core_mut().stop_capture());
         }
         self.running.store(false, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What an earlier daemon has counted, of which this one has taken over the work: counters go on where they were.
+//! Counters of the daemon from which this one took over, so that counters continue where they were.
 
 use std::collections::BTreeMap;
 
@@ -8,28 +8,29 @@ use bifrost_control::counters::{self, Kind};
 use crate::daemon::State;
 use crate::samples;
 
-/// Counters by name and place.
+/// Counters by name and by where they were counted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Carried(BTreeMap<(String, Place), u64>);
 
-/// What is somewhere now ends with the daemon, and its packets are handed over, or lost: it is counted as what became of it.
+/// Gauges of packets in queues, and the counters to which these packets are added at a takeover: they are handed over,
+/// or lost.
 const ENDS: [(&str, &str); 4] = [
     ("port.unswitched_packets", "port.gone_unswitched_packets"),
     ("port.blocked_packets", "port.gone_switched_packets"),
     ("tap.rx_held_frames", "tap.rx_refused_frames"),
     ("fault.waiting_packets", "fault.overflow_packets"),
 ];
-/// What is handed over is counted by the next daemon as if it began there.
+/// Gauges of objects that are handed over, and the counters in which the next daemon counts them once more.
 const BEGINS: [(&str, &str); 3] = [
     ("avs.current_sessions", "avs.created_sessions"),
     ("avs.balanced_current_sessions", "avs.balanced_created_sessions"),
     ("avs.nat_current_mappings", "avs.nat_created_mappings"),
 ];
-/// The kernel counts these, for as long as the device is there.
+/// Counted by the kernel while the device exists.
 const KERNELS: [&str; 1] = ["tap.tx_overrun_packets"];
 
 impl Carried {
-    /// What the next daemon has to add to what it counts itself, if this one does nothing any more.
+    /// The values that the next daemon has to add to its own counters. This daemon must have stopped.
     ///
     /// # Errors
     /// A worker does not answer.
@@ -61,18 +62,18 @@ impl Carried {
         Carried(carried)
     }
 
-    /// What another daemon says that it has counted. Names that nobody counts here are left out.
-    pub(crate) fn told(samples: Vec<Sample>) -> Carried {
+    /// Counters that another daemon has handed over. Unknown names are left out.
+    pub(crate) fn from_handed(samples: Vec<Sample>) -> Carried {
         let known = samples.into_iter().filter(|sample| counters::meaning(&sample.counter).is_some());
         Carried(known.map(|Sample { counter, at, value }| ((counter, at), value)).collect())
     }
 
-    /// A port's device is another one from now on, and its counters begin again.
+    /// Forgets the counters of a port that has a new device.
     pub(crate) fn forget(&mut self, port: &str) {
         self.0.retain(|(_, at), _| at.port.as_deref() != Some(port));
     }
 
-    /// Adds to these, and takes out what was added.
+    /// Adds the carried values to `samples`, and removes them here.
     pub(crate) fn add_to(&mut self, samples: &mut [Sample]) {
         if self.0.is_empty() {
             return;
@@ -84,18 +85,18 @@ impl Carried {
         }
     }
 
-    /// What nothing else has told about.
+    /// Carried values that were not added to any sample.
     pub(crate) fn rest(self) -> Vec<Sample> {
         self.0.into_iter().map(|((counter, at), value)| Sample { counter, at, value }).collect()
     }
 
-    /// What workers and their ports have counted, without where.
+    /// Counters of workers and their ports, by name only.
     pub(crate) fn sums(&self) -> Vec<(String, u64)> {
         let of_workers = self.0.iter().filter(|((_, at), _)| at.worker.is_some() && at.peer.is_none());
         of_workers.map(|((counter, _), value)| (counter.clone(), *value)).collect()
     }
 
-    /// What was counted of a port, on whichever worker.
+    /// A counter of a port, summed over all workers.
     pub(crate) fn of_port(&self, port: &str, counter: &str) -> u64 {
         let of_it = |((name, at), _): &(&(String, Place), &u64)| name == counter && at.port.as_deref() == Some(port);
         self.0.iter().filter(of_it).map(|(_, value)| value).sum()
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_carried_and_what_there_is_now_is_not() {
+    fn counters_are_carried_and_gauges_are_not() {
         let carried = Carried::of_samples(vec![
             sample("port.tx_packets", Some("a"), 10),
             sample("port.blocked_packets", Some("a"), 3),
@@ -121,12 +122,12 @@ mod tests {
             sample("tap.tx_overrun_packets", Some("a"), 6),
             sample("avs.current_sessions", None, 7),
             sample("avs.created_sessions", None, 20),
-            sample("nobody.knows_packets", None, 1),
+            sample("unknown.test_packets", None, 1),
         ]);
         assert_eq!(carried.of_port("a", "port.tx_packets"), 10);
         assert_eq!(carried.of_port("a", "port.gone_switched_packets"), 4);
         assert_eq!(carried.sums().iter().map(|(_, value)| value).sum::<u64>(), 10 + 4 + 13);
-        let mut next = Carried::told(carried.clone().rest());
+        let mut next = Carried::from_handed(carried.clone().rest());
         let mut page = [sample("port.tx_packets", Some("a"), 2), sample("port.tx_packets", Some("b"), 2)];
         next.add_to(&mut page);
         assert_eq!(page.map(|sample| sample.value), [12, 2]);

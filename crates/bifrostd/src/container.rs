@@ -1,8 +1,9 @@
-//! A container's port: its device is in the container's network namespace, and comes and goes with that.
+//! A container's port: its device is in the container's network namespace, and appears and disappears with it.
 //!
-//! While there is no namespace, the port is there without a device, as a virtual machine's while no machine runs: other hosts are not
-//! told that nobody is here, which they would believe for a while. What it counts begins with its device. What tells is the
-//! namespace's file, looked at a few times a second: nothing announces that something is mounted there.
+//! Without a namespace, the port exists without a device, like a virtual machine's port while the machine is not
+//! running. Removing it would tell other hosts that the vNIC is unknown, which they cache for a while. Counters start
+//! with the device. The namespace's file is polled several times a second, because the kernel does not report that
+//! something is mounted there.
 
 use anyhow::{Context, Result};
 use bifrost_control::config::{Port, PortKind};
@@ -15,25 +16,25 @@ use crate::daemon::State;
 use crate::kept::Held;
 use crate::translate;
 
-/// Where the device of a TAP port with a network namespace is.
+/// The network namespace of a TAP port.
 #[derive(Debug)]
 pub(crate) struct Container {
     netns: String,
-    /// What the device was made in; `None` while the port waits for a namespace of that name.
+    /// Namespace of the device; `None` while the port waits for a namespace of that name.
     made_in: Option<NamespaceId>,
-    /// Attempts in a row that have failed.
+    /// Consecutive failed attempts.
     failures: u32,
 }
 
-/// A device that no worker has any more.
+/// A device that no worker serves any more.
 #[must_use]
-pub(crate) struct GivenUp {
+pub(crate) struct Released {
     queues: Vec<Device>,
     kept: Option<Held>,
 }
 
-impl GivenUp {
-    /// Has the kernel remove the device.
+impl Released {
+    /// Removes the device.
     pub(crate) fn remove(self) {
         drop(self.queues);
         if let Some(kept) = self.kept {
@@ -43,27 +44,28 @@ impl GivenUp {
 }
 
 impl Container {
-    /// Whether there is no namespace, or no device in it yet.
+    /// Whether the namespace does not exist, or its device does not exist yet.
     pub(crate) fn is_waiting(&self) -> bool {
         self.made_in.is_none()
     }
 }
 
-/// Whether the device of a changed port may be changed in its place.
-pub(crate) fn may_have_same_tap(old: &Port, new: &Port) -> bool {
+/// Whether a changed port may keep its device, with other settings.
+pub(crate) fn may_keep_tap(old: &Port, new: &Port) -> bool {
     let of = |port: &Port| (port.kind, port.netns.clone(), port.device.clone());
     new.kind == PortKind::Tap && of(old) == of(new)
 }
 
 impl State {
-    /// Gives the TAP port `port`, number `owner`, its device; the workers have empty ports for it. Without its namespace, it waits.
+    /// Opens the device of the TAP port `port`, number `owner`, for which the workers have empty ports. Without its
+    /// namespace, the port waits.
     ///
     /// # Errors
-    /// There is a namespace, and no device can be made in it.
+    /// The namespace exists, but no device can be created in it.
     pub(crate) fn open_container(&mut self, port: &Port, owner: u16) -> Result<()> {
         let tap = translate::tap(&self.config, port);
         let Some(netns) = tap.netns.clone() else { return self.plug(port, owner) };
-        // Asked before: if it is replaced meanwhile, the next look finds another one.
+        // Read before the device is created: if the namespace is replaced in between, the next poll sees another one.
         let found = tap::namespace(&netns).with_context(|| format!("looking for network namespace {netns}"))?;
         if found.is_some() {
             self.plug(port, owner)?;
@@ -78,7 +80,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes a port from the workers, to be added again with the same device.
+    /// Removes a port from the workers and keeps its device, so that the port can be added again with it.
     ///
     /// # Errors
     /// A worker does not answer.
@@ -90,7 +92,7 @@ impl State {
         if self.kept.set_aside(name, queues.unwrap_or_default()) {
             return Ok(());
         }
-        let kept = self.kept.give_up(name);
+        let kept = self.kept.release(name);
         drop(devices);
         if let Some(device) = kept {
             device.remove();
@@ -98,18 +100,18 @@ impl State {
         Ok(())
     }
 
-    /// Recreates devices that somebody has deleted.
+    /// Recreates devices that were deleted by others.
     ///
     /// # Errors
-    /// What keeps one from being made; the others are.
-    pub(crate) fn mend_containers(&mut self) -> Result<()> {
+    /// The first device that cannot be created; the others are.
+    pub(crate) fn repair_containers(&mut self) -> Result<()> {
         let failed: Vec<u16> = self.on_all(|worker| worker.core_mut().failed_ports())?.concat();
         let mut result = Ok(());
         let of_taps = self.config.ports.iter().filter(|port| port.kind == PortKind::Tap);
         let numbered = of_taps.filter_map(|port| Some((self.names.port(&port.name)?, port.clone())));
         let gone: Vec<_> = numbered.filter(|(owner, _)| failed.contains(owner)).collect();
         for (owner, port) in gone {
-            tracing::info!(port = port.name, "its device was gone");
+            tracing::info!(port = port.name, "its device was deleted; recreating it");
             let made = self.unplug(&port, owner).and_then(|device| {
                 device.remove();
                 self.plug(&port, owner)
@@ -119,52 +121,53 @@ impl State {
         result
     }
 
-    /// Makes and gives up devices as namespaces have come and gone. The kernel takes its time to remove devices: that is for
-    /// the caller to do.
+    /// Creates and releases devices as namespaces have appeared and disappeared. The caller removes the released ones,
+    /// because the kernel takes long for that.
     #[must_use]
-    pub(crate) fn follow_namespaces(&mut self) -> Vec<GivenUp> {
-        let mut given_up = Vec::new();
-        let look = |(name, container): (&String, &Container)| {
-            // What cannot be looked at is left as it is.
+    pub(crate) fn follow_namespaces(&mut self) -> Vec<Released> {
+        let mut released = Vec::new();
+        let changed_namespace = |(name, container): (&String, &Container)| {
+            // After an error nothing changes.
             let found = tap::namespace(&container.netns).ok()?;
             (found != container.made_in).then(|| (name.clone(), found))
         };
-        let changed: Vec<_> = self.containers.iter().filter_map(look).collect();
+        let changed: Vec<_> = self.containers.iter().filter_map(changed_namespace).collect();
         for (name, found) in changed {
             let Some(owner) = self.names.port(&name) else { continue };
             let Some(port) = self.config.ports.iter().find(|port| port.name == name).cloned() else { continue };
             let Some(mut container) = self.containers.remove(&name) else { continue };
             let netns = &container.netns;
             if container.made_in.take().is_some() {
-                tracing::info!(port = name, netns, "its network namespace is gone");
+                tracing::info!(port = name, netns, "its network namespace has disappeared");
                 match self.unplug(&port, owner) {
-                    Ok(device) => given_up.push(device),
-                    Err(error) => tracing::error!(port = name, "giving up its device: {error:#}"),
+                    Ok(device) => released.push(device),
+                    Err(error) => tracing::error!(port = name, "cannot release its device: {error:#}"),
                 }
             }
             let made = found.map(|_| self.plug(&port, owner));
             match made {
                 None => container.failures = 0,
                 Some(Ok(())) => {
-                    tracing::info!(port = name, netns, "its network namespace is there");
+                    tracing::info!(port = name, netns, "its network namespace has appeared");
                     (container.made_in, container.failures) = (found, 0);
                 }
                 Some(Err(error)) => {
-                    // Workers that have their queue already would keep the device, and its name taken.
-                    given_up.extend(self.unplug(&port, owner));
+                    // Workers that already have their queue would keep the device alive and its name in use.
+                    released.extend(self.unplug(&port, owner));
                     container.failures = container.failures.saturating_add(1);
-                    // Not the first one: a name is there a moment before its namespace is.
+                    // Not for the first failure: the name exists shortly before its namespace does.
                     if container.failures == 2 {
-                        tracing::warn!("{error:#}; it is tried again");
+                        tracing::warn!("{error:#}; retrying");
                     }
                 }
             }
             self.containers.insert(name, container);
         }
-        given_up
+        released
     }
 
-    /// Makes the device, or takes over the one that outlived an earlier daemon, and gives each worker that serves it its queue.
+    /// Creates the device, or takes over that of an earlier daemon, and gives each worker that serves the port its
+    /// queue.
     fn plug(&mut self, port: &Port, owner: u16) -> Result<()> {
         let queues = self.kept.open(&port.name, &translate::tap(&self.config, port));
         let queues = queues.with_context(|| format!("port {}", port.name))?;
@@ -176,7 +179,7 @@ impl State {
         self.change_devices(port, owner, devices.into_iter()).map(drop)
     }
 
-    /// Gives workers the devices that were opened before they knew all peers.
+    /// Gives workers the devices that were opened before all peers were known.
     ///
     /// # Errors
     /// A worker cannot serve one.
@@ -187,23 +190,23 @@ impl State {
         Ok(())
     }
 
-    /// Takes the device from the workers.
-    fn unplug(&mut self, port: &Port, owner: u16) -> Result<GivenUp> {
+    /// Removes the device from the workers.
+    fn unplug(&mut self, port: &Port, owner: u16) -> Result<Released> {
         self.forget_carried(&port.name);
-        let kept = self.kept.give_up(&port.name);
+        let kept = self.kept.release(&port.name);
         let serving = self.serving(port, owner).iter();
         let empty: Vec<Device> =
             serving.map(|_| Ok(Box::new(Unplugged::new()?) as Device)).collect::<std::io::Result<_>>()?;
-        Ok(GivenUp { queues: self.change_devices(port, owner, empty.into_iter())?, kept })
+        Ok(Released { queues: self.change_devices(port, owner, empty.into_iter())?, kept })
     }
 
-    /// Puts other devices behind a port, one for each worker that serves it, and returns those that were there. The port is a new one, so that
-    /// its counters go with those of the device.
+    /// Replaces the devices of a port, one for each worker that serves it, and returns the former ones. The port is
+    /// recreated, so that its counters start with those of the device.
     fn change_devices(&self, port: &Port, owner: u16, devices: impl Iterator<Item = Device>) -> Result<Vec<Device>> {
         let mut former = Vec::new();
         for (worker, device) in self.serving(port, owner).iter().zip(devices) {
             let config = self.port_config(port, owner, device)?;
-            // In one go: no packet finds the port gone.
+            // In one step, so that no packet arrives while the port does not exist.
             let change = move |w: &mut Worker<HostUnderlay>| (w.remove_port(owner), w.add_port(config));
             let (old, added) = worker.run(change)?;
             former.extend(old);

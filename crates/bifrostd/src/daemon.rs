@@ -20,9 +20,9 @@ use bifrost_wire::Vni;
 
 use crate::apply::failure;
 use crate::background::in_background;
-use crate::beginning::{Before, adopt_underlays, open_underlays, restore, restore_handed, warn_of_small_devices};
+use crate::beginning::{Inherited, adopt_underlays, open_underlays, restore, restore_handed, warn_of_small_devices};
 use crate::carried::Carried;
-use crate::container::{Container, GivenUp, may_have_same_tap};
+use crate::container::{Container, Released, may_have_same_tap};
 use crate::devices;
 use crate::flow_log;
 use crate::health::Health;
@@ -34,90 +34,90 @@ use crate::snapshot::Snapshot;
 use crate::translate;
 use crate::upgrade::{Handed, Progress};
 
-/// How often containers' network namespaces are looked for: a look costs a system call for each port.
-const LOOK_FOR_NAMESPACES: Duration = Duration::from_millis(250);
-/// How long that is put off after a panic in it, which may come again.
+/// Poll interval for containers' network namespaces: a poll costs a system call for each port.
+const NAMESPACE_POLL: Duration = Duration::from_millis(250);
+/// Pause after a panic, which may recur.
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 
 /// A running daemon. All changes go through one lock; the data path never waits for it.
 pub(crate) struct Daemon {
     pub(crate) file: PathBuf,
-    /// Where objects are kept.
+    /// Directory of the objects' journal.
     pub(crate) state_directory: Option<PathBuf>,
     pub(crate) progress: Progress,
-    /// Names this start among all of the host's; later ones are larger (PROTOCOL §4.6).
+    /// Identifies this start of the daemon; a later start has a larger number (PROTOCOL §4.6).
     pub(crate) instance: u64,
     pub(crate) started: Instant,
-    /// Somebody captures packets.
+    /// Whether a capture is running.
     pub(crate) capturing: Arc<AtomicBool>,
-    /// What can be seen of the workers without the lock.
+    /// Progress of the workers, readable without the lock.
     pulses: Vec<Arc<Pulse>>,
     state: Mutex<State>,
 }
 
-/// What changes.
+/// The mutable part of a daemon.
 pub(crate) struct State {
-    /// What is in force: all objects and settings, but for what could not be brought into force.
+    /// The configuration in force: all objects and settings without those that could not be applied.
     pub(crate) config: Arc<Config>,
-    /// Whose objects these are, and which versions.
+    /// Owners and versions of the objects.
     pub(crate) objects: Store,
-    /// Where the objects are kept that are not the file's.
+    /// Journal of the objects that are not in the file.
     pub(crate) snapshot: Snapshot,
     pub(crate) names: NamesInForce,
     /// Sockets of virtual machines, by port name. Dropped before the workers.
     pub(crate) machines: BTreeMap<String, Machine>,
-    /// Where the devices of TAP ports are that have a network namespace, by port name.
+    /// Devices of TAP ports with a network namespace, by port name.
     pub(crate) containers: BTreeMap<String, Container>,
     /// TAP devices that outlive the daemon.
     pub(crate) kept: Kept,
-    /// Devices that are open, and that no worker serves yet, with their ports and the ports' numbers; `None` once the daemon has started.
+    /// Open devices that no worker serves yet, with their ports and port numbers; `None` once the daemon has started.
     pub(crate) not_served: Option<Vec<(Port, u16, Vec<Device>)>>,
     pub(crate) workers: Vec<Handle<HostUnderlay>>,
     pub(crate) faults: Vec<FaultEntry>,
     /// Paths that the operator has taken out of use, by peer: bit i is path i.
     pub(crate) drained: BTreeMap<String, PathSet>,
     pub(crate) next_fault: u64,
-    /// Busy time of each worker when it was last asked, with the time of asking.
+    /// Of each worker: time of the last query, busy time until then in ns, busy share in percent.
     pub(crate) busy: Vec<(Instant, u64, f64)>,
-    /// What is known of load balancers' backends.
+    /// Health of load balancers' backends.
     pub(crate) health: Health,
-    /// What is known of addresses that guests share.
+    /// Holders of shared addresses.
     pub(crate) shared: Shared,
-    /// What was done with flow records.
+    /// Counters of exported flow records.
     pub(crate) flow_log: flow_log::Counters,
-    /// What the metadata service has done.
+    /// Counters of the metadata service.
     pub(crate) metadata: bifrost_metadata::Counters,
-    /// What became of mirrored packets.
+    /// Counters of mirrored packets.
     pub(crate) mirrored: mirror::Counted,
-    /// What an earlier daemon has counted.
+    /// Counters of the daemon from which this one took over.
     pub(crate) carried: Arc<Carried>,
 }
 
-/// What was taken over.
+/// Result of a change of the configuration.
 pub(crate) struct Taken {
     pub(crate) diff: ConfigDiff,
-    /// What was not: it is not in the configuration in force.
+    /// Objects that could not be applied: they are not in the configuration in force.
     pub(crate) failures: Vec<Failure>,
 }
 
-/// Something that could not be brought into force.
+/// An object that could not be applied.
 pub(crate) struct Failure {
-    /// Kind and name; none: no single object.
+    /// Kind and name; `None` if it is not a single object.
     pub(crate) object: Option<(Kind, String)>,
     pub(crate) error: String,
 }
 
-/// Numbers of ports and peers; a name keeps its number while it exists.
+/// Numbers of ports and peers. A name keeps its number while it exists.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
     ports: BTreeMap<String, u16>,
     peers: BTreeMap<String, u16>,
-    /// The other way round.
+    /// Names by number.
     of_ports: HashMap<u16, String>,
     of_peers: HashMap<u16, String>,
 }
 
-/// The numbers in force, which lists look at without the daemon's lock.
+/// The numbers in force, which lists read without the daemon's lock.
 #[derive(Debug, Default)]
 pub(crate) struct NamesInForce {
     now: Arc<Names>,
@@ -125,18 +125,19 @@ pub(crate) struct NamesInForce {
 }
 
 impl NamesInForce {
-    /// These from now on. What they no longer name is gone from the workers, and what is new is not there yet.
+    /// Replaces the names. Removed ports and peers are already removed from the workers, and new ones are not added
+    /// yet.
     fn set(&mut self, names: Names) {
         self.now = Arc::new(names);
         *self.shared.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&self.now);
     }
 
-    /// Those of this moment.
+    /// The current names.
     pub(crate) fn now(&self) -> &Arc<Names> {
         &self.now
     }
 
-    /// Those in force, whenever that is looked at.
+    /// A shared reference that always shows the names in force.
     pub(crate) fn in_force(&self) -> Arc<RwLock<Arc<Names>>> {
         Arc::clone(&self.shared)
     }
@@ -151,7 +152,7 @@ impl std::ops::Deref for NamesInForce {
 }
 
 impl Names {
-    /// Of these numbers, of which each is given once; others are left out.
+    /// Names with the given numbers. If two names have the same number, the second one is left out.
     pub(crate) fn of_numbers(ports: BTreeMap<String, u16>, peers: BTreeMap<String, u16>) -> Names {
         let once = |numbers: BTreeMap<String, u16>| {
             let mut given = HashSet::new();
@@ -181,7 +182,7 @@ impl Names {
         self.of_ports.get(&owner).map(String::as_str)
     }
 
-    /// The names of `config`, with numbers of these where they have one.
+    /// The names of `config`: known ones keep their numbers, new ones get free numbers.
     fn next(&self, config: &Config) -> Names {
         let port_names: Vec<&str> = config.ports.iter().map(|p| p.name.as_str()).collect();
         let peer_names: Vec<&str> = config.peers.iter().map(|p| p.name.as_str()).collect();
@@ -209,11 +210,12 @@ fn number(old: &BTreeMap<String, u16>, names: &[&str]) -> BTreeMap<String, u16> 
 }
 
 impl Daemon {
-    /// Opens sockets and devices, or takes over those that are `kept`, and starts the workers. With what another daemon has `handed` over, that one
-    /// works until [`Successor::go_on`](crate::upgrade::Successor::go_on): workers do nothing, and [`settle`](Self::settle) is to be called after that.
+    /// Opens sockets and devices, or takes over those that are `kept`, and starts the workers. With state that another
+    /// daemon has `handed` over, the workers are paused, and that daemon keeps working until
+    /// [`Successor::complete`](crate::upgrade::Successor::complete); call [`settle`](Self::settle) after that.
     ///
     /// # Errors
-    /// Something cannot be opened; nothing is left behind then that was not there before.
+    /// Something cannot be opened; nothing new is left behind.
     pub(crate) fn start(
         file: PathBuf,
         config: Config,
@@ -227,7 +229,7 @@ impl Daemon {
             Some(handed) => (Snapshot::default(), restore_handed(Arc::new(config), handed)?),
         };
         let config = Arc::clone(objects.config());
-        let Before {
+        let Inherited {
             names: former,
             instance: before,
             sockets,
@@ -238,7 +240,7 @@ impl Daemon {
             drained,
             health,
             holders,
-        } = Before::of(handed);
+        } = Inherited::of(handed);
         let mut names = NamesInForce::default();
         names.set(former.next(&config));
         let shared = Shared::of(&config, holders);
@@ -248,7 +250,7 @@ impl Daemon {
             Some(sockets) => adopt_underlays(&config, sockets)?,
         };
         warn_of_small_devices(&config);
-        // After the sockets: a second daemon is told about those.
+        // After the sockets, so that a second daemon fails with the error about the socket.
         let records = devices::directory(&config.control.socket);
         if is_handed {
             kept.remember_handed(&records, config.host.keep_devices, lock, queues)?;
@@ -256,7 +258,7 @@ impl Daemon {
             kept.remember(&records, config.host.keep_devices)?;
         }
         let instance = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
-        // Also if the clock has been set back.
+        // Larger even if the clock was set back.
         let instance = instance.max(before + 1);
         let mut workers = Vec::new();
         for (index, underlay) in underlays.into_iter().enumerate() {
@@ -306,14 +308,15 @@ impl Daemon {
             carried: Arc::default(),
         };
         state.set_mirrors()?;
-        // Ports first: a peer that is heard before them would be told that their vNICs are not here, and believe it for
-        // a while.
+        // Ports before peers: a peer whose packets arrive before the ports exist would be notified that their vNICs are
+        // not on this host, and would cache that.
         let config = Arc::clone(&state.config);
         for port in &config.ports {
             match state.add_port(port) {
-                // An error of the file's; others' objects come from a file that nobody edits.
+                // An error in the file stops the start. Objects of other owners must not: nobody can edit them before
+                // the daemon runs.
                 Err(error) if state.objects.is_other(Kind::Port, &port.name) => {
-                    tracing::error!("not in force, and tried again with the next change: {error:#}");
+                    tracing::error!("not applied; retried with the next change: {error:#}");
                     Arc::make_mut(&mut state.config).ports.retain(|p| p.name != port.name);
                 }
                 result => result?,
@@ -324,8 +327,8 @@ impl Daemon {
         for peer in &state.config.peers {
             state.set_peer(peer)?;
         }
-        state.set_again()?;
-        // What waits in devices that have outlived a daemon can leave only now.
+        state.restore_operator_state()?;
+        // Only now can packets leave that waited in devices of an earlier daemon.
         state.serve_devices()?;
         if !is_handed {
             state.kept.started();
@@ -336,28 +339,30 @@ impl Daemon {
         Ok(Daemon { file, state_directory, progress, instance, started: now, capturing: Arc::default(), pulses, state })
     }
 
-    /// The daemon that had this one's work before has ended, or will: what both had is this one's now.
+    /// Called when the former daemon has ended or will: records, devices and the journal now belong to this daemon
+    /// alone.
     pub(crate) fn settle(&self) {
         let mut state = self.state();
         state.kept.started();
         let Some(directory) = &self.state_directory else { return };
         match Snapshot::open(directory, state.workers.len()) {
             Ok((snapshot, _)) => state.snapshot = snapshot,
-            Err(error) => tracing::error!("objects that are applied from now on do not outlive the daemon: {error:#}"),
+            Err(error) => tracing::error!("objects that are applied from now on will not survive a restart: {error:#}"),
         }
     }
 
-    /// The state; changes that panicked half-way are seen as they are.
+    /// Locks the state. After a panic during a change, the state is used as it is.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has containers' devices come and go with their network namespaces, and says where a worker does not get on, until the daemon ends.
+    /// Creates and removes containers' devices as their network namespaces appear and disappear, and logs stuck
+    /// workers, until the daemon ends.
     pub(crate) fn follow_namespaces(&self) {
         let mut watches: Vec<PulseWatch> = self.pulses.iter().map(|_| PulseWatch::default()).collect();
         loop {
-            std::thread::sleep(LOOK_FOR_NAMESPACES);
-            // Before the lock: its holder may be waiting for just this worker.
+            std::thread::sleep(NAMESPACE_POLL);
+            // Before taking the lock: its holder may be waiting for this very worker.
             for (worker, (pulse, watch)) in self.pulses.iter().zip(&mut watches).enumerate() {
                 if let Some((stage, port)) = watch.look(pulse, Instant::now()) {
                     tracing::error!(
@@ -368,29 +373,29 @@ impl Daemon {
                     );
                 }
             }
-            let look = || {
+            let poll = || {
                 let mut state = self.state();
                 if state.workers.is_empty() {
                     return false;
                 }
-                let given_up = state.follow_namespaces();
-                // The lock first, for dropping them takes long.
+                let released = state.follow_namespaces();
+                // After releasing the lock: dropping devices takes long.
                 drop(state);
-                given_up.into_iter().for_each(GivenUp::remove);
+                released.into_iter().for_each(Released::remove);
                 true
             };
-            match panics::contain(look) {
+            match panics::contain(poll) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(panic) => {
-                    tracing::error!(%panic, "looking for network namespaces has failed; it is tried again");
+                    tracing::error!(%panic, "panic while polling network namespaces; retrying");
                     std::thread::sleep(AFTER_PANIC);
                 }
             }
         }
     }
 
-    /// Ends the workers; devices vanish with them if they are not to be kept.
+    /// Stops the workers. Devices that are not kept disappear with them.
     pub(crate) fn stop(&self) {
         let mut state = self.state();
         state.machines.clear();
@@ -400,13 +405,14 @@ impl Daemon {
 }
 
 impl State {
-    /// Takes over what differs; nothing of it if it contradicts itself or needs a restart.
+    /// Applies the differences to `config`; none of them if it contradicts itself or needs a restart.
     pub(crate) fn take_over(&mut self, config: Arc<Config>) -> Result<Taken> {
-        // Built here and first, so that a contradiction changes nothing, and no worker waits while tables grow.
+        // Build the tables first, and outside of the workers: a contradiction then changes nothing, and no worker waits
+        // while tables grow.
         let workers = self.workers.len() as u16;
         let (diff, names, prepared) = in_background(|| {
             let diff = ConfigDiff::between(&self.config, &config).map_err(|e| {
-                anyhow!("needs a restart, for these cannot change while running: {}", e.fields.join(", "))
+                anyhow!("needs a restart, because these cannot change at run time: {}", e.fields.join(", "))
             })?;
             let names = self.names.next(&config);
             let mut tables = translate::tables(&config, &names, &self.health, &self.shared.holders);
@@ -420,8 +426,9 @@ impl State {
         if diff.transport.is_some() {
             tracing::warn!("changed [transport] settings apply to connections after the next restart");
         }
-        // The data path keeps VNI and MAC with a port, its device addresses and MTU: where these changed the port is recreated, with the same device
-        // if that is kept. So it is where other workers are to serve it, for which its network may be the reason.
+        // The data path stores VNI and MAC with a port, and its device stores addresses and MTU. A port with changes in
+        // these is recreated, with the same device if that is kept; so is a port that other workers are to serve, for
+        // example after a change of its VPC.
         let old_ports: BTreeMap<&str, &Port> = self.config.ports.iter().map(|port| (&*port.name, port)).collect();
         let pairs = config.ports.iter().filter_map(|new| Some((*old_ports.get(&*new.name)?, new)));
         let is_kept = |old: &Port, new: &Port| {
@@ -429,7 +436,7 @@ impl State {
         };
         let (kept, remade): (Vec<_>, Vec<_>) =
             pairs.map(|(old, new)| (old.clone(), new.clone())).partition(|(old, new)| is_kept(old, new));
-        self.note_gone(&diff)?;
+        self.note_departures(&diff)?;
         for (port, next) in
             diff.ports.removed.iter().map(|old| (old, None)).chain(remade.iter().map(|(old, new)| (old, Some(new))))
         {
@@ -451,12 +458,13 @@ impl State {
         let before = std::mem::replace(&mut self.config, config);
         self.names.set(names);
         self.shared = Shared::of(&self.config, std::mem::take(&mut self.shared.holders));
-        // Peers before routes that name them, the switch before ports that it must know. What fails is taken out of the
-        // configuration in force, so that the next reload tries it again, and does not keep the rest from working.
+        // Peers before routes that refer to them, and the switch before ports that it must know. An object that fails
+        // is removed from the configuration in force, so that the next reload retries it and it does not block the
+        // others.
         let mut failures = Vec::new();
         let changed_peers = diff.peers.removed.iter().chain(diff.peers.changed.iter().map(|c| &c.old));
         for peer in changed_peers.filter(|peer| self.drained.remove(&peer.name).is_some()) {
-            tracing::warn!(peer = peer.name, "the peer has changed: none of its paths is drained any more");
+            tracing::warn!(peer = peer.name, "the peer has changed; none of its paths is drained any more");
         }
         for peer in diff.peers.added.iter().chain(diff.peers.changed.iter().map(|c| &c.new)) {
             if let Err(error) = self.set_peer(peer) {
@@ -481,10 +489,10 @@ impl State {
                 Arc::make_mut(&mut self.config).ports.retain(|p| p.name != port.name);
             }
         }
-        if let Err(error) = self.mend_containers() {
+        if let Err(error) = self.repair_containers() {
             failures.push(Failure { object: None, error: format!("{error:#}") });
         }
-        self.note_came(&diff)?;
+        self.note_arrivals(&diff)?;
         if !policies.is_empty() {
             self.on_all(move |worker| {
                 for (owner, (ordering, reliable)) in &policies {
@@ -495,7 +503,7 @@ impl State {
         Ok(Taken { diff, failures })
     }
 
-    /// By number, those of the ports that are kept as they are whose network is to treat their packets otherwise, and how.
+    /// The new policies of `kept` ports whose VPC's policy has changed, by port number.
     fn changed_policies(&self, config: &Config, kept: &[(Port, Port)], names: &Names) -> Vec<(u16, translate::Policy)> {
         let of = |config: &Config| -> HashMap<_, _> {
             config.vpcs.iter().map(|vpc| (vpc.vni, translate::policy(vpc))).collect()
@@ -508,14 +516,14 @@ impl State {
         changed.collect()
     }
 
-    /// Has workers copy what mirrors want. What was copied before and has not been sent is lost.
+    /// Tells workers which packets to mirror. Earlier copies that were not sent yet are lost.
     fn set_mirrors(&self) -> Result<()> {
         let specs = mirror::specs(&self.config, &self.names);
         self.on_all(move |worker| worker.core_mut().set_mirrors(specs.clone(), mirror::COPIES_BYTES))?;
         Ok(())
     }
 
-    /// Backends work, or do not: the switches' next connections go by that.
+    /// Records changes of backends' health; the switches use them for new connections.
     pub(crate) fn set_health(&mut self, changes: Health) -> Result<()> {
         self.health.extend(changes);
         let config = &self.config;
@@ -527,7 +535,7 @@ impl State {
         self.rebuild()
     }
 
-    /// vNICs have taken addresses that they share. Returns whether that is news.
+    /// Records the holders of shared addresses. Returns whether any has changed.
     pub(crate) fn set_holders(&mut self, holders: Holders) -> Result<bool> {
         if self.shared.holders == holders {
             return Ok(false);
@@ -537,7 +545,8 @@ impl State {
         Ok(true)
     }
 
-    /// Has the switches go by what is known now, with the configuration in force.
+    /// Rebuilds the switches' tables from the configuration in force, backends' health and the holders of shared
+    /// addresses.
     fn rebuild(&mut self) -> Result<()> {
         let workers = self.workers.len() as u16;
         let prepared = in_background(|| {
@@ -556,7 +565,7 @@ impl State {
         Ok(())
     }
 
-    /// Runs something on every worker, in order.
+    /// Runs `work` on every worker, in order.
     pub(crate) fn on_all<T: Send + 'static>(
         &self,
         work: impl Fn(&mut bifrost_datapath::Worker<HostUnderlay>) -> T + Clone + Send + 'static,
@@ -570,13 +579,13 @@ impl State {
             .collect()
     }
 
-    /// A port's device is another one from now on: what an earlier daemon has counted of it is of the past.
+    /// Forgets counters carried from an earlier daemon: the port has a new device.
     pub(crate) fn forget_carried(&mut self, port: &str) {
         Arc::make_mut(&mut self.carried).forget(port);
     }
 
-    /// Faults and drained paths that another daemon had.
-    fn set_again(&self) -> Result<()> {
+    /// Restores injected faults and drained paths of the former daemon.
+    fn restore_operator_state(&self) -> Result<()> {
         for entry in &self.faults {
             let Some(fault) = translate::fault(entry.id as u32, &entry.spec, &self.names) else { continue };
             let seed = entry.spec.seed;
@@ -598,7 +607,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives a port its limits, which the workers that serve it share, and the DSCP of what its guest sends.
+    /// Sets a port's limits, which the workers that serve it share, and the DSCP of its guest's packets.
     pub(crate) fn set_limits(&self, port: &Port) -> Result<()> {
         let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
         let (limits, marking) = (translate::limits(&port.limits), translate::marking(port.dscp));
@@ -617,7 +626,7 @@ impl State {
         }
     }
 
-    /// The port of a worker that has `device`.
+    /// The configuration of a worker's port with this `device`.
     pub(crate) fn port_config(&self, port: &Port, owner: u16, device: Device) -> Result<PortConfig<Device>> {
         let vni = Vni::new(port.vni.value()).ok_or_else(|| anyhow!("port {}: bad VNI", port.name))?;
         let vpc = self.config.vpc(port.vni).ok_or_else(|| anyhow!("port {}: no such VPC", port.name))?;
@@ -643,7 +652,7 @@ impl State {
 
     fn remove_port(&mut self, name: &str, owner: u16) -> Result<()> {
         self.forget_carried(name);
-        let kept = self.kept.give_up(name);
+        let kept = self.kept.release(name);
         drop(self.on_all(move |worker| worker.remove_port(owner))?);
         if let Some(device) = kept {
             device.remove();
@@ -652,7 +661,7 @@ impl State {
     }
 
     fn open_machine(&mut self, port: &Port, owner: u16) -> Result<()> {
-        let worker = self.serving(port, owner).first().ok_or_else(|| anyhow!("there are no workers"))?;
+        let worker = self.serving(port, owner).first().ok_or_else(|| anyhow!("no workers"))?;
         let machine = Machine::open(translate::vhost(port, &self.config), owner, worker);
         self.machines.insert(port.name.clone(), machine.with_context(|| format!("port {}", port.name))?);
         Ok(())
@@ -677,7 +686,7 @@ mod tests {
         assert_eq!((first["a"], first["b"], first["c"]), (0, 1, 2));
         let second = number(&first, &["c", "d", "a"]);
         assert_eq!((second["a"], second["c"]), (0, 2));
-        assert_eq!(second["d"], 3, "the number of one that goes away is not reused in the same step");
+        assert_eq!(second["d"], 3, "a freed number is not reused in the same step");
         let third = number(&second, &["e"]);
         assert_eq!(third["e"], 1);
     }

@@ -1,8 +1,9 @@
-//! Which TAP devices of this daemon outlive it, on disk: so that the next one finds them, and takes no other's.
+//! Records on disk of the TAP devices that outlive this daemon: the next daemon finds them, and takes no devices of
+//! others.
 //!
-//! A file for each port, in a directory beside the control socket. It is written before a device is made persistent, and removed
-//! after that was taken back: whenever the daemon ends, a device that stays behind has its file. Nothing is synchronised to disk, for
-//! devices do not outlive the host either.
+//! There is one file for each port, in a directory beside the control socket. It is written before a device is made
+//! persistent, and removed after the device no longer is: whenever the daemon ends, a device that remains has its file.
+//! Files are not synced to disk, because devices do not survive a reboot either.
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
@@ -17,27 +18,27 @@ use anyhow::{Context as _, Result, bail, ensure};
 use bifrost_port::tap::{DeviceId, TapConfig};
 use serde::{Deserialize, Serialize};
 
-/// What the names of records end with; a port's name is before it.
+/// Suffix of records' file names, after the port's name.
 const ENDING: &str = ".json";
-/// What the names of files end with that are being written.
+/// Suffix of files that are being written.
 const UNFINISHED: &str = ".new";
 const LOCK: &str = "lock";
-/// The largest record that is read, bytes: a port has at most some dozens of addresses.
+/// Maximum size of a record, bytes: a port has at most some dozens of addresses.
 const MAX_BYTES: u64 = 64 << 10;
-/// As many records as there can be ports.
+/// Maximum number of records: that of ports.
 const MAX_RECORDS: usize = 1 << 16;
-/// How long a daemon that was killed may take to let go.
+/// How long a killed daemon may take to release the lock.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The version of the format. Others are not understood.
+/// Version of the format. Records of other versions are ignored.
 const VERSION: u32 = 1;
 
-/// The records of a daemon, which is the only one that has them while this exists.
+/// The records of a daemon. No other process can open them while this exists.
 #[derive(Debug)]
 pub(crate) struct Devices {
     directory: PathBuf,
     records: BTreeMap<String, Record>,
     boot: String,
-    /// The process that has this file locked has the records.
+    /// The process that holds this lock owns the records.
     lock: File,
 }
 
@@ -45,13 +46,13 @@ pub(crate) struct Devices {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     version: u32,
-    /// Which start of the host it was: all devices go with it.
+    /// Boot ID of the host: devices do not survive a reboot.
     boot: String,
     port: String,
     /// `SO_NETNS_COOKIE`
     namespace: u64,
     index: u32,
-    // What the device was made of.
+    // Parameters of the device.
     device: String,
     netns: Option<String>,
     mac: [u8; 6],
@@ -62,7 +63,7 @@ pub(crate) struct Record {
     tx_queue_packets: u32,
 }
 
-/// Where the records are of the daemon with this control socket.
+/// The directory of the records of the daemon with this control socket.
 pub(crate) fn directory(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(".devices");
@@ -74,7 +75,7 @@ impl Record {
         DeviceId { namespace: self.namespace, index: self.index }
     }
 
-    /// What the device was made of.
+    /// The device's parameters.
     pub(crate) fn config(&self) -> TapConfig {
         TapConfig {
             device: self.device.clone(),
@@ -111,7 +112,7 @@ impl Record {
         }
     }
 
-    /// What a file of this name says; `None`: it is of an earlier start of the host, or no whole record.
+    /// The record in a file of this name; `None` if it is of an earlier boot, or not a complete record.
     fn read(name: &str, text: &[u8], boot: &str) -> Option<Record> {
         let record: Record = serde_json::from_slice(text).ok()?;
         let is_it = record.version == VERSION && record.boot == boot && record.port == name;
@@ -120,31 +121,31 @@ impl Record {
 }
 
 impl Devices {
-    /// Takes the records in a directory, which is made if it is not there.
+    /// Locks and reads the records in a directory, which is created if it does not exist.
     ///
     /// # Errors
-    /// Another daemon has them, or they cannot be read or written.
+    /// Another daemon holds the lock, or the records cannot be read or written.
     pub(crate) fn open(directory: &Path) -> Result<Devices> {
         let doing = |what: &str| format!("{what} {}", directory.display());
         if let Some(parent) = directory.parent() {
-            DirBuilder::new().recursive(true).mode(0o755).create(parent).with_context(|| doing("making"))?;
+            DirBuilder::new().recursive(true).mode(0o755).create(parent).with_context(|| doing("creating"))?;
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(|| doing("making"))?;
-        // Who writes records has devices removed.
-        let found = std::fs::symlink_metadata(directory).with_context(|| doing("looking at"))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(|| doing("creating"))?;
+        // Records decide which devices are removed: nobody else may write them.
+        let found = std::fs::symlink_metadata(directory).with_context(|| doing("checking"))?;
         let ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0;
-        ensure!(ours, "{} must be a directory into which only this user can write", directory.display());
-        let lock = lock(&directory.join(LOCK)).with_context(|| doing("taking"))?;
+        ensure!(ours, "{} must be a directory that only this user can write to", directory.display());
+        let lock = lock(&directory.join(LOCK)).with_context(|| doing("locking"))?;
         Devices::open_locked(directory, lock)
     }
 
-    /// [`open`](Self::open) with the lock of a daemon that runs, and whose records these are, too.
+    /// [`open`](Self::open) with the lock of a running daemon, which shares the records.
     ///
     /// # Errors
     /// They cannot be read.
     pub(crate) fn open_locked(directory: &Path, lock: File) -> Result<Devices> {
         let doing = |what: &str| format!("{what} {}", directory.display());
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("asking for the boot id")?;
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("reading the boot ID")?;
         let boot = boot.trim().to_owned();
         let mut records = BTreeMap::new();
         for entry in std::fs::read_dir(directory).with_context(|| doing("reading"))? {
@@ -155,7 +156,7 @@ impl Devices {
                     Ok(Some(record)) => {
                         records.insert(port.to_owned(), record);
                     }
-                    // A device that it may speak of cannot be found.
+                    // Its device, if any, cannot be identified.
                     Ok(None) => remove(&path),
                     Err(error) => tracing::warn!(%error, "cannot read {}", path.display()),
                 }
@@ -166,7 +167,7 @@ impl Devices {
         Ok(Devices { directory: directory.to_owned(), records, boot, lock })
     }
 
-    /// A copy of the lock, which both hold then.
+    /// A duplicate of the lock's descriptor; the lock is held until both are closed.
     ///
     /// # Errors
     /// The process has no more descriptors.
@@ -178,15 +179,15 @@ impl Devices {
         self.records.get(port)
     }
 
-    /// The ports that have one.
+    /// The ports that have a record.
     pub(crate) fn ports(&self) -> Vec<String> {
         self.records.keys().cloned().collect()
     }
 
-    /// Notes that the device of a port is this one, made of `config`. When it returns, the next daemon knows.
+    /// Records the device of a port, created from `config`. When this returns, the next daemon will find it.
     ///
     /// # Errors
-    /// It cannot be written; the former record stays.
+    /// The file cannot be written; the former record stays.
     pub(crate) fn set(&mut self, port: &str, id: DeviceId, config: &TapConfig) -> Result<()> {
         let record = Record::of(&self.boot, port, id, config);
         if self.records.get(port) == Some(&record) {
@@ -206,14 +207,14 @@ impl Devices {
         Ok(())
     }
 
-    /// Forgets the device of a port.
+    /// Removes the record of a port's device.
     pub(crate) fn forget(&mut self, port: &str) {
         if self.records.remove(port).is_some() {
             remove(&self.path(port));
         }
     }
 
-    /// Removes the directory, if nothing is in it.
+    /// Removes the directory if it has no records.
     pub(crate) fn remove_directory(self) {
         if self.records.is_empty() {
             remove(&self.directory.join(LOCK));
@@ -233,7 +234,7 @@ fn lock(path: &Path) -> Result<File> {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
-            Err(TryLockError::WouldBlock) => bail!("another bifrostd uses it; end that first"),
+            Err(TryLockError::WouldBlock) => bail!("another bifrostd uses it; stop that one first"),
             Err(TryLockError::Error(error)) => return Err(error.into()),
         }
     }
@@ -286,7 +287,7 @@ mod tests {
         let other = TapConfig { mtu: 1400, ..config() };
         devices.set("b", DeviceId { index: 8, ..ID }, &other).unwrap();
         devices.forget("a");
-        devices.forget("nobody");
+        devices.forget("unknown");
         drop(devices);
         let mut devices = Devices::open(&directory).unwrap();
         assert_eq!(devices.ports(), ["..", "a.json", "b", "lock", "x.json.new"]);
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_of_this_boot_is_left_out_and_removed() {
+    fn invalid_records_and_those_of_another_boot_are_removed() {
         let directory = empty("damaged");
         let mut devices = Devices::open(&directory).unwrap();
         devices.set("good", ID, &config()).unwrap();
@@ -322,17 +323,17 @@ mod tests {
             std::fs::write(directory.join(format!("{name}.json")), text).unwrap();
         }
         std::fs::write(directory.join("c.json.new"), "{").unwrap();
-        std::fs::write(directory.join("of somebody else"), "").unwrap();
+        std::fs::write(directory.join("other file"), "").unwrap();
         let devices = Devices::open(&directory).unwrap();
         assert_eq!(devices.ports(), ["good"]);
         let mut left: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|e| e.unwrap().file_name()).collect();
         left.sort();
-        assert_eq!(left, ["good.json", "lock", "of somebody else"]);
+        assert_eq!(left, ["good.json", "lock", "other file"]);
         std::fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]
-    fn a_second_daemon_does_not_get_them() {
+    fn a_second_daemon_cannot_open_the_records() {
         let directory = empty("second");
         let first = Devices::open(&directory).unwrap();
         let error = format!("{:#}", Devices::open(&directory).unwrap_err());

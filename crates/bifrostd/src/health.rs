@@ -1,9 +1,8 @@
-//! Which backends of load balancers work: each host asks for itself, over the way that its guests would take.
+//! Health of load balancers' backends: each host checks them itself, over the paths that its guests would use.
 //!
-//! A question is an ordinary TCP connection from the network namespace of a port
-//! (`[load_balancer.check] from`, or one of the VPC), so what is asked about is all of it: route,
-//! transport, rules, backend. A backend whose answers change its state takes no new connections, or
-//! takes them again; those that it has stay.
+//! A check is an ordinary TCP connection from the network namespace of a port (`[load_balancer.check] from`, or a port
+//! of the VPC). It covers the route, the transport, the rules and the backend. A backend that becomes unhealthy gets no
+//! new connections until it is healthy again; existing connections stay.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
@@ -20,37 +19,37 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::daemon::Daemon;
 
-/// How often it is looked at what has to be asked.
+/// Interval at which due checks are started.
 const TICK: Duration = Duration::from_millis(50);
-/// How long to wait after a panic, which may come again.
+/// Pause after a panic, which may recur.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
-/// Namespaces of a VPC that are tried for a question.
+/// Most namespaces of a VPC that are tried for a check.
 const MAX_NAMESPACES: usize = 16;
-/// Questions that are asked at a time; others wait for their turn.
-const MAX_ASKING: usize = 64;
-/// Bytes of an HTTP answer that are read for its status line.
+/// Most concurrent checks; others wait.
+const MAX_RUNNING: usize = 64;
+/// Bytes of an HTTP response that are read for its status line.
 const STATUS_LINE: usize = 64;
 
-/// A backend of a load balancer: its name, and where the backend is.
+/// A backend of a load balancer: the balancer's name, and the backend's address.
 pub(crate) type Target = (String, SocketAddr);
 
-/// How to ask a backend, and the network namespaces to ask from: the first one that is there.
-type Question = (HealthCheck, Arc<[PathBuf]>);
+/// How to check a backend, and the network namespaces to check from: the first one that exists is used.
+type ProbeSpec = (HealthCheck, Arc<[PathBuf]>);
 
-/// What is known of backends. One that is not in here has not been asked often enough, and is taken to work.
+/// Whether backends are healthy. A backend without an entry has not been checked often enough, and counts as healthy.
 pub(crate) type Health = BTreeMap<Target, bool>;
 
-/// How a backend's answers have been.
+/// The latest results of a backend's checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Streak {
-    /// What the last ones said.
+    /// Result of the last checks.
     good: bool,
-    /// How many in a row.
+    /// How many consecutive checks had that result.
     count: u32,
 }
 
 impl Streak {
-    /// After another answer; `Some`: what the backend's state is to be, if it is another one.
+    /// Adds a result; `Some` is the backend's new state, if it changes.
     fn after(&mut self, good: bool, works: bool, check: &HealthCheck) -> Option<bool> {
         let count = if self.good == good { self.count.saturating_add(1) } else { 1 };
         *self = Streak { good, count };
@@ -59,87 +58,86 @@ impl Streak {
     }
 }
 
-/// What is asked of one backend.
-struct Asked {
+/// The checks of one backend.
+struct Probe {
     check: HealthCheck,
     streak: Streak,
     next: Instant,
-    is_asking: bool,
+    is_running: bool,
 }
 
-/// Answers that have come, from threads that ask. None: there was nowhere to ask from, which says
-/// nothing of the backend.
-type Answers = Arc<Mutex<Vec<(Target, Option<bool>)>>>;
+/// Results of checks. `None`: there was no namespace to check from, which says nothing about the backend.
+type Results = Arc<Mutex<Vec<(Target, Option<bool>)>>>;
 
-/// Asks until the daemon ends. After a panic it begins again.
-pub(crate) fn follow_for_ever(daemon: &Daemon) {
-    while let Err(panic) = panics::contain(|| follow(daemon)) {
-        tracing::error!(%panic, "asking backends has failed; it is tried again");
+/// Checks backends until the daemon ends. Restarts after a panic.
+pub(crate) fn run(daemon: &Daemon) {
+    while let Err(panic) = panics::contain(|| run_loop(daemon)) {
+        tracing::error!(%panic, "panic while checking backends; retrying");
         thread::sleep(AFTER_PANIC);
     }
 }
 
-/// Asks until the daemon ends.
-fn follow(daemon: &Daemon) {
-    let answers = Answers::default();
-    let mut asked: BTreeMap<Target, Asked> = BTreeMap::new();
-    let mut asking = 0;
+/// Checks backends until the daemon ends.
+fn run_loop(daemon: &Daemon) {
+    let results = Results::default();
+    let mut probes: BTreeMap<Target, Probe> = BTreeMap::new();
+    let mut running = 0;
     loop {
         thread::sleep(TICK);
         let Some(wanted) = wanted(daemon) else { return };
-        asked.retain(|target, asked| wanted.get(target).is_some_and(|(check, _)| *check == asked.check));
+        probes.retain(|target, probe| wanted.get(target).is_some_and(|(check, _)| *check == probe.check));
         for (target, (check, _)) in &wanted {
-            asked.entry(target.clone()).or_insert_with(|| Asked {
+            probes.entry(target.clone()).or_insert_with(|| Probe {
                 check: check.clone(),
                 streak: Streak::default(),
                 next: Instant::now(),
-                is_asking: false,
+                is_running: false,
             });
         }
-        let come = std::mem::take(&mut *answers.lock().unwrap_or_else(PoisonError::into_inner));
-        asking -= come.len();
+        let finished = std::mem::take(&mut *results.lock().unwrap_or_else(PoisonError::into_inner));
+        running -= finished.len();
         let mut changes = Health::new();
-        for (target, good) in come {
-            // Of a backend that has gone meanwhile, or is asked otherwise, it says nothing.
-            let Some(asked) = asked.get_mut(&target) else { continue };
-            asked.is_asking = false;
+        for (target, good) in finished {
+            // The backend may have been removed, or its check changed.
+            let Some(probe) = probes.get_mut(&target) else { continue };
+            probe.is_running = false;
             let Some(good) = good else { continue };
             let works = daemon.state().health.get(&target).copied().unwrap_or(true);
-            if let Some(works) = asked.streak.after(good, works, &asked.check) {
+            if let Some(works) = probe.streak.after(good, works, &probe.check) {
                 changes.insert(target, works);
             }
         }
         if !changes.is_empty() {
             for ((balancer, backend), works) in &changes {
-                tracing::warn!(balancer, %backend, works, "a backend of a load balancer");
+                tracing::warn!(balancer, %backend, works, "the health of a load balancer's backend changed");
             }
             if let Err(error) = daemon.state().set_health(changes) {
-                tracing::error!(error = format!("{error:#}"), "the health of backends is not taken over");
+                tracing::error!(error = format!("{error:#}"), "cannot apply the health of backends");
             }
         }
         let now = Instant::now();
-        let due = asked.iter_mut().filter(|(_, asked)| !asked.is_asking && asked.next <= now);
-        for (target, asked) in due.take(MAX_ASKING.saturating_sub(asking)) {
+        let due = probes.iter_mut().filter(|(_, probe)| !probe.is_running && probe.next <= now);
+        for (target, probe) in due.take(MAX_RUNNING.saturating_sub(running)) {
             let Some((_, namespaces)) = wanted.get(target) else { continue };
-            let (to, check, namespaces) = (target.clone(), asked.check.clone(), Arc::clone(namespaces));
-            let answers = Arc::clone(&answers);
-            let ask = move || {
-                // A panic is no answer, and the next question is asked all the same.
-                let good = panics::contain(|| question(&namespaces, to.1, &check)).unwrap_or(Some(false));
-                answers.lock().unwrap_or_else(PoisonError::into_inner).push((to, good));
+            let (to, check, namespaces) = (target.clone(), probe.check.clone(), Arc::clone(namespaces));
+            let results = Arc::clone(&results);
+            let check = move || {
+                // A panic counts as a failed check, and does not stop later checks.
+                let good = panics::contain(|| run_check(&namespaces, to.1, &check)).unwrap_or(Some(false));
+                results.lock().unwrap_or_else(PoisonError::into_inner).push((to, good));
             };
-            // A thread: it goes to another network namespace, and waits there.
-            if thread::Builder::new().name("health".into()).spawn(ask).is_ok() {
-                asked.is_asking = true;
-                asked.next = now + asked.check.interval;
-                asking += 1;
+            // On a thread, because it enters another network namespace, and blocks.
+            if thread::Builder::new().name("health".into()).spawn(check).is_ok() {
+                probe.is_running = true;
+                probe.next = now + probe.check.interval;
+                running += 1;
             }
         }
     }
 }
 
-/// The backends to be asked, and how; `None` once the daemon ends.
-fn wanted(daemon: &Daemon) -> Option<BTreeMap<Target, Question>> {
+/// The backends to check, and how; `None` once the daemon ends.
+fn wanted(daemon: &Daemon) -> Option<BTreeMap<Target, ProbeSpec>> {
     let state = daemon.state();
     if state.workers.is_empty() {
         return None;
@@ -147,9 +145,9 @@ fn wanted(daemon: &Daemon) -> Option<BTreeMap<Target, Question>> {
     Some(targets(&state.config))
 }
 
-fn targets(config: &Config) -> BTreeMap<Target, Question> {
+fn targets(config: &Config) -> BTreeMap<Target, ProbeSpec> {
     let mut all = BTreeMap::new();
-    // Load balancers of a VPC that name no port ask from the same ones.
+    // Load balancers that configure no port share the list of their VPC.
     let mut of_vpc: HashMap<Vni, Arc<[PathBuf]>> = HashMap::new();
     for balancer in &config.load_balancers {
         let Some(check) = &balancer.check else { continue };
@@ -168,18 +166,18 @@ fn targets(config: &Config) -> BTreeMap<Target, Question> {
     all
 }
 
-/// Where a load balancer's backends may be asked from, in the order of the ports' names.
+/// Namespaces from which a load balancer's backends may be checked, in the order of the ports' names.
 fn namespaces(config: &Config, balancer: &LoadBalancer) -> Arc<[PathBuf]> {
     let mut ports: Vec<_> = config.ports.iter().filter(|port| balancer.asks_from(port)).collect();
     ports.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     ports.into_iter().filter_map(|port| port.netns.clone()).take(MAX_NAMESPACES).collect()
 }
 
-/// Whether a backend answers; `None`: there is no namespace to ask from.
-fn question(namespaces: &[PathBuf], backend: SocketAddr, check: &HealthCheck) -> Option<bool> {
+/// Whether a backend is healthy; `None` if there is no namespace to check from.
+fn run_check(namespaces: &[PathBuf], backend: SocketAddr, check: &HealthCheck) -> Option<bool> {
     namespaces.iter().find_map(|netns| enter(netns).ok())?;
     let to = SocketAddr::new(backend.ip(), check.port.unwrap_or(backend.port()));
-    Some(ask(to, check).is_ok())
+    Some(connect(to, check).is_ok())
 }
 
 /// Moves this thread into a network namespace.
@@ -188,7 +186,7 @@ fn enter(netns: &Path) -> std::io::Result<()> {
     Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
-fn ask(to: SocketAddr, check: &HealthCheck) -> std::io::Result<()> {
+fn connect(to: SocketAddr, check: &HealthCheck) -> std::io::Result<()> {
     let deadline = Instant::now() + check.timeout;
     let mut stream = TcpStream::connect_timeout(&to, check.timeout)?;
     let Some(path) = &check.http_path else { return Ok(()) };
@@ -234,11 +232,11 @@ mod tests {
     }
 
     #[test]
-    fn a_state_changes_after_some_answers_in_a_row() {
+    fn a_state_changes_after_consecutive_results() {
         let mut streak = Streak::default();
         let mut works = true;
-        let answers = [false, false, true, false, false, false, false, true, true, true];
-        let states = answers.map(|good| {
+        let results = [false, false, true, false, false, false, false, true, true, true];
+        let states = results.map(|good| {
             if let Some(state) = streak.after(good, works, &check()) {
                 works = state;
             }
@@ -248,10 +246,11 @@ mod tests {
     }
 
     #[test]
-    fn checks_without_a_port_ask_from_those_of_the_vpc() {
+    fn checks_without_a_port_use_those_of_the_vpc() {
         let port = |name: &str, vni: u32, mac: u32, rest: &str| {
             format!(
-                "[[port]]\nname = \"{name}\"\nvni = {vni}\nmac = \"02:00:00:00:00:0{mac}\"\naddresses = [\"10.0.0.{mac}/24\"]\n{rest}\n"
+                "[[port]]\nname = \"{name}\"\nvni = {vni}\nmac = \"02:00:00:00:00:0{mac}\"\n\
+                 addresses = [\"10.0.0.{mac}/24\"]\n{rest}\n"
             )
         };
         let config = |from: &str| {
@@ -262,7 +261,8 @@ mod tests {
                 port("c", 2, 4, "netns = \"c\""),
             ];
             let text = format!(
-                "[host]\nname = \"h\"\n[underlay]\naddresses = [\"192.0.2.1\"]\n[[vpc]]\nvni = 1\ngateway = [\"10.0.0.254\"]\n[[vpc]]\nvni = 2\n{}\
+                "[host]\nname = \"h\"\n[underlay]\naddresses = [\"192.0.2.1\"]\n\
+                 [[vpc]]\nvni = 1\ngateway = [\"10.0.0.254\"]\n[[vpc]]\nvni = 2\n{}\
                  [[load_balancer]]\nname = \"lb\"\nvni = 1\naddress = \"10.0.0.100\"\nport = 80\n\
                  backend = [{{ address = \"10.0.0.1\" }}]\ncheck = {{ {from} }}\n",
                 ports.concat()
@@ -271,17 +271,17 @@ mod tests {
         };
         let from = |text: &str| {
             let config = config(text);
-            let asked = targets(&config).into_values().next().unwrap().1;
-            asked.iter().map(|netns| netns.display().to_string()).collect::<Vec<_>>()
+            let namespaces = targets(&config).into_values().next().unwrap().1;
+            namespaces.iter().map(|netns| netns.display().to_string()).collect::<Vec<_>>()
         };
-        assert_eq!(from(""), ["/run/netns/b", "/run/netns/z"], "of this VPC, with a namespace, by name");
+        assert_eq!(from(""), ["/run/netns/b", "/run/netns/z"], "ports of this VPC with a namespace, by name");
         assert_eq!(from("from = \"z\""), ["/run/netns/z"]);
-        let missing = [PathBuf::from("/run/netns/there-is-none")];
-        assert_eq!(question(&missing, ([127, 0, 0, 1], 1).into(), &check()), None, "that says nothing of a backend");
+        let missing = [PathBuf::from("/run/netns/missing")];
+        assert_eq!(run_check(&missing, ([127, 0, 0, 1], 1).into(), &check()), None, "no namespace, no result");
     }
 
     #[test]
-    fn statuses_of_http() {
+    fn http_statuses() {
         for (line, good) in [
             (&b"HTTP/1.1 200 OK\r\n"[..], true),
             (b"HTTP/1.0 204\r\n", true),

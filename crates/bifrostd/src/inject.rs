@@ -1,8 +1,9 @@
-//! Panics and slowness on demand, for the tests of the whole daemon. Only in debug builds, and only if the environment names a file: no operator can
-//! bring them about.
+//! Injects panics and slow steps, for tests of the whole daemon. Only in debug builds, and only if an environment
+//! variable names a file: an operator cannot trigger it.
 //!
-//! The file has a stage and a port, or `-` for the port whose turn it is; after the word `slow`, each such step takes 5 ms from now on, after `stuck` 1.5 s, instead of one
-//! panic. The file is removed once that is so.
+//! The file contains a stage and a port, or `-` for the port that is served next. With the word `slow` in front, each
+//! such step takes 5 ms from then on, with `stuck` 1.5 s; otherwise one step panics. The file is removed once the
+//! injection is set.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,16 +14,16 @@ use bifrost_port::vhost::inject::panic_at_next_message;
 
 use crate::daemon::Daemon;
 
-/// Names the file.
+/// Environment variable with the file's path.
 const VARIABLE: &str = "BIFROST_INJECT_PANIC";
-const LOOK: Duration = Duration::from_millis(10);
+const POLL: Duration = Duration::from_millis(10);
 
-/// Looks for the file as long as the daemon runs.
+/// Polls the file while the daemon runs.
 pub(crate) fn listen(daemon: &Arc<Daemon>) {
     let Some(file) = std::env::var_os(VARIABLE).map(PathBuf::from) else { return };
-    tracing::warn!(file = %file.display(), "panics can be injected: this is a test");
+    tracing::warn!(file = %file.display(), "panics can be injected: this is a test run");
     let daemon = Arc::downgrade(daemon);
-    let look = move || {
+    let poll = move || {
         while let Some(daemon) = daemon.upgrade() {
             if let Ok(text) = std::fs::read_to_string(&file)
                 && let Some((stage, port)) = text.trim_end_matches('\n').rsplit_once(' ')
@@ -31,10 +32,10 @@ pub(crate) fn listen(daemon: &Arc<Daemon>) {
                 let _ = std::fs::remove_file(&file);
             }
             drop(daemon);
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("inject".into()).spawn(look) {
+    if let Err(error) = std::thread::Builder::new().name("inject".into()).spawn(poll) {
         tracing::error!(%error, "panics cannot be injected");
     }
 }

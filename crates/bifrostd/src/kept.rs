@@ -1,8 +1,9 @@
 //! Devices of TAP ports that outlive the daemon, with their index, addresses and routes, however it ended.
 //!
-//! Twice, for each way has what the other lacks. A service manager holds queues while the daemon is away (`sd_notify(3)`, `FDSTORE=1`):
-//! the carrier stays, and what the guest sends waits. And devices are persistent, so that they are there, too, after the service was
-//! stopped, and without a service manager; [`crate::devices`] notes which.
+//! There are two mechanisms, which complement each other. The service manager holds the queues while the daemon is not
+//! running (`sd_notify(3)`, `FDSTORE=1`): the carrier stays, and packets from the guest wait. And devices are
+//! persistent: they also exist after the service was stopped, and without a service manager; [`crate::devices`] records
+//! them.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
@@ -16,59 +17,59 @@ use sd_notify::NotifyState;
 
 use crate::devices::{Devices, Record};
 
-/// How long after the start other processes may have queues of our devices: a daemon that was killed takes a moment to end.
+/// How long after the start other processes may hold queues of our devices: a killed daemon takes a moment to end.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What outlives the daemon.
+/// Devices that outlive the daemon.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    /// What the service manager handed to this process and no port has taken yet, by its name for it.
+    /// Descriptors from the service manager that no port has taken yet, by their names.
     found: BTreeMap<String, OwnedFd>,
     /// Devices in use, by port.
     held: BTreeMap<String, Held>,
-    /// There is a service manager.
+    /// Whether there is a service manager.
     manager: bool,
-    /// Devices are to outlive the daemon.
+    /// Whether devices are to outlive the daemon.
     keep: bool,
-    /// Which persistent devices there are; `None`: nothing is to be kept, and nothing was.
+    /// Records of persistent devices; `None` if devices are not to be kept, and were not before.
     devices: Option<Devices>,
-    /// Devices that are new and not persistent yet: those of a daemon that cannot start go with it.
+    /// New devices that are not persistent yet, so that they disappear if the daemon cannot start.
     fresh: Option<BTreeMap<String, (DeviceId, TapConfig)>>,
     deadline: Instant,
-    /// Another daemon still uses the devices: none of them may be removed, or made again.
+    /// Whether another daemon still uses the devices: none may be removed or recreated.
     is_shared: bool,
 }
 
-/// A device that is there until it is removed.
+/// A device that exists until it is removed.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Held {
-    /// The manager's names for its queues.
+    /// The service manager's names for its queues.
     names: Vec<String>,
     queue: OwnedFd,
 }
 
 impl Kept {
-    /// Takes what the service manager has handed over. To be called once, before the process opens anything by number.
+    /// Takes the descriptors from the service manager. Call it once, before the process opens descriptors by number.
     pub(crate) fn take() -> Kept {
         let mut found = BTreeMap::new();
         match sd_notify::listen_fds_with_names() {
             Ok(fds) => {
                 for (fd, name) in fds {
-                    // SAFETY: the service manager opened these for this process alone (LISTEN_PID), and this is the only
-                    // place that asks for them.
+                    // SAFETY: the service manager opened these for this process alone (LISTEN_PID), and no other code
+                    // takes them.
                     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-                    // Nor are they for programs that this one starts. It cannot fail for an open descriptor.
+                    // Child processes must not inherit them. This cannot fail for an open descriptor.
                     let _ = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
                     found.insert(name, fd);
                 }
             }
-            Err(error) => tracing::warn!(%error, "what the service manager hands over cannot be read"),
+            Err(error) => tracing::warn!(%error, "cannot read the descriptors from the service manager"),
         }
         Kept { found, ..Kept::nothing() }
     }
 
-    /// Nothing has outlived a daemon.
+    /// No devices of an earlier daemon.
     pub(crate) fn nothing() -> Kept {
         Kept {
             found: BTreeMap::new(),
@@ -82,8 +83,8 @@ impl Kept {
         }
     }
 
-    /// [`remember`](Self::remember), with what a daemon that runs has handed over: its `lock` of the records, and its devices' `queues` by name. Until
-    /// [`started`](Self::started) both have them.
+    /// [`remember`](Self::remember), with what a running daemon has handed over: its `lock` of the records, and its
+    /// devices' `queues` by name. Both daemons use them until [`started`](Self::started).
     ///
     /// # Errors
     /// They cannot be read.
@@ -100,7 +101,7 @@ impl Kept {
         Ok(())
     }
 
-    /// A copy of the lock of the records, for another daemon.
+    /// A duplicate of the records' lock, for another daemon.
     ///
     /// # Errors
     /// The process has no more descriptors.
@@ -108,11 +109,11 @@ impl Kept {
         self.devices.as_ref().map(Devices::lock).transpose()
     }
 
-    /// Takes the records of persistent devices in `directory`. Without `keep` the devices of this daemon are to end with it; those of
-    /// an earlier one are taken up for the last time.
+    /// Opens the records of persistent devices in `directory`. Without `keep`, the devices of this daemon end with it;
+    /// those of an earlier daemon are reused for the last time.
     ///
     /// # Errors
-    /// Another daemon has them, or they cannot be read or written.
+    /// Another daemon holds the lock, or the records cannot be read or written.
     pub(crate) fn remember(&mut self, directory: &Path, keep: bool) -> Result<()> {
         self.keep = keep;
         self.devices = (keep || directory.exists()).then(|| Devices::open(directory)).transpose()?;
@@ -120,11 +121,11 @@ impl Kept {
         Ok(())
     }
 
-    /// The queues of a port's device, in worker order: of the one that has outlived an earlier daemon, made what `config` says, or
-    /// otherwise of a new one. This one is to outlive the daemon, too.
+    /// The queues of a port's device, in worker order. The device is that of an earlier daemon, changed to `config`, or
+    /// otherwise a new one. It is to outlive this daemon, too.
     ///
     /// # Errors
-    /// No device can be made.
+    /// The device cannot be created.
     pub(crate) fn open(&mut self, port: &str, config: &TapConfig) -> Result<Vec<TapQueue>, TapError> {
         let names: Vec<String> = (0..config.queues).map(|queue| name(port, queue, config)).collect();
         let record = self.devices.as_ref().and_then(|devices| devices.get(port)).cloned();
@@ -161,7 +162,7 @@ impl Kept {
             for (queue, name) in queues.iter().zip(&names).skip(stored.len()) {
                 let state = [NotifyState::FdStore, NotifyState::FdName(name)];
                 if let Err(error) = sd_notify::notify_with_fds(&state, &[queue.fd()]) {
-                    tracing::warn!(port, %error, "the service manager does not keep its device over a restart");
+                    tracing::warn!(port, %error, "the service manager cannot keep its device over a restart");
                 }
             }
             stored.extend(names.into_iter().skip(stored.len()));
@@ -177,23 +178,23 @@ impl Kept {
                 fresh.insert(port.to_owned(), (id, config.clone()));
             }
             (Some(id), _) => self.persist(port, id, config, first.fd()),
-            (None, _) => tracing::warn!(port, "the kernel does not say which device it is: it ends with the daemon"),
+            (None, _) => tracing::warn!(port, "the kernel does not identify its device; it will end with the daemon"),
         }
         Ok(queues)
     }
 
-    /// Keeps a port's device as if an earlier daemon had left it, with its `queues` in worker order, for the same port to
-    /// [open](Kept::open) it as something else. `false`: there is nothing to keep.
+    /// Keeps a port's device as if an earlier daemon had left it, with its `queues` in worker order. The same port can
+    /// then [open](Kept::open) it with other parameters. `false`: there is nothing to keep.
     pub(crate) fn set_aside(&mut self, port: &str, queues: Vec<OwnedFd>) -> bool {
         let recorded = self.devices.as_ref().is_some_and(|devices| devices.get(port).is_some());
         let Some(held) = self.held.remove(port).filter(|_| recorded && !queues.is_empty()) else { return false };
-        // Without a service manager nobody else knows these names.
+        // Without a service manager these names are only used here.
         let names = (0..).map(|queue| held.names.get(queue).cloned().unwrap_or(format!("tap.{queue}.00000000.{port}")));
         self.found.extend(names.zip(queues));
         true
     }
 
-    /// The daemon has started: from now on its devices outlive it.
+    /// Call when the daemon has started: from now on its devices outlive it.
     pub(crate) fn started(&mut self) {
         self.is_shared = false;
         for (port, (id, config)) in self.fresh.take().unwrap_or_default() {
@@ -204,14 +205,14 @@ impl Kept {
         }
     }
 
-    /// Has the service manager let go of a port's device, which exists until it is [removed](Held::remove).
-    pub(crate) fn give_up(&mut self, port: &str) -> Option<Held> {
+    /// Makes the service manager release a port's device, which exists until it is [removed](Held::remove).
+    pub(crate) fn release(&mut self, port: &str) -> Option<Held> {
         let held = self.held.remove(port).or_else(|| {
             let (names, queues): (Vec<_>, Vec<_>) = self.take_handed(port, u16::MAX).into_iter().unzip();
             Some(Held { names, queue: queues.into_iter().next()? })
         })?;
         held.names.iter().for_each(|name| forget(name));
-        // In this order: were the daemon killed in between, the next one would find a record of nothing.
+        // In this order: if the daemon is killed in between, only a record without a device remains.
         let _ = tap::set_persistent(held.queue.as_fd(), false);
         if let Some(devices) = &mut self.devices {
             devices.forget(port);
@@ -222,7 +223,8 @@ impl Kept {
         Some(held)
     }
 
-    /// Removes devices of earlier daemons that no port has taken over; `ports` are the TAP ports that there are, maybe without a device.
+    /// Removes devices of earlier daemons that no port has taken over. `ports` are all TAP ports, including those
+    /// without a device.
     pub(crate) fn remove_rest<'a>(&mut self, ports: impl Iterator<Item = &'a str>) {
         if self.is_shared {
             return;
@@ -240,8 +242,8 @@ impl Kept {
         }
     }
 
-    /// What the service manager has handed over of a port's device: its first queues in worker order, up to the given number. It is asked to let
-    /// go of the others.
+    /// The queues of a port's device from the service manager: the first ones in worker order, up to the given number.
+    /// The service manager is asked to release the others.
     fn take_handed(&mut self, port: &str, queues: u16) -> Vec<(String, OwnedFd)> {
         let of_port: Vec<_> = self.found.extract_if(.., |name, _| port_of(name) == Some(port)).collect();
         let mut handed: Vec<_> = of_port.into_iter().map(|(name, fd)| (queue_of(&name), name, fd)).collect();
@@ -257,26 +259,26 @@ impl Kept {
         taken
     }
 
-    /// Takes up the device that is recorded. If that cannot be, it is removed.
+    /// Reattaches to the recorded device, or removes it if that fails.
     fn reattach(&self, port: &str, config: &TapConfig, record: &Record) -> Option<Vec<TapQueue>> {
         let former = record.config();
         let problem = if (&former.netns, &former.device) == (&config.netns, &config.device) {
             match tap::reattach(config, &former, record.id(), self.deadline) {
                 Ok(Some(queues)) => return Some(queues),
-                Ok(None) => "its device is gone".to_owned(),
+                Ok(None) => "its device no longer exists".to_owned(),
                 Err(error) => error.to_string(),
             }
         } else {
-            "its device has another name, or is elsewhere".to_owned()
+            "its device has another name or network namespace".to_owned()
         };
-        tracing::warn!(port, problem, "makes a new device");
+        tracing::warn!(port, problem, "creating a new device");
         if let Err(error) = tap::remove_device(former.netns.as_deref(), record.id()) {
-            tracing::warn!(port, %error, "a device stays behind");
+            tracing::warn!(port, %error, "a device remains");
         }
         None
     }
 
-    /// Has a device outlive the daemon, or end with it, as is configured.
+    /// Makes a device outlive the daemon, or end with it, as configured.
     fn persist(&mut self, port: &str, id: DeviceId, config: &TapConfig, queue: BorrowedFd<'_>) {
         let Some(devices) = &mut self.devices else { return };
         let done = if self.keep {
@@ -294,7 +296,7 @@ impl Kept {
     }
 }
 
-/// Takes over what the service manager has held; `None`: that is not possible, and the device is gone.
+/// Takes over queues from the service manager; `None` if that is not possible, and the device is removed.
 fn adopt(
     port: &str,
     config: &TapConfig,
@@ -305,7 +307,7 @@ fn adopt(
     let id = handed.first().and_then(|(_, queue)| tap::identify(queue.as_fd()).ok());
     let former = match record.filter(|record| Some(record.id()) == id) {
         Some(record) => Some(record.config()),
-        // Without a record the names tell whether it was made of the same.
+        // Without a record, the names show whether the parameters are the same.
         None => handed.iter().zip(names).all(|((found, _), name)| found == name).then(|| config.clone()),
     };
     let queues: Vec<OwnedFd> = handed.into_iter().map(|(_, queue)| queue).collect();
@@ -313,16 +315,16 @@ fn adopt(
     let problem = match former.map(|former| tap::adopt(config, &former, queues)) {
         Some(Ok(queues)) => return Some(queues),
         Some(Err(error)) => error.to_string(),
-        None => "it was made of something else".to_owned(),
+        None => "it has other parameters".to_owned(),
     };
-    tracing::warn!(port, problem, "does not take over what the service manager has held");
+    tracing::warn!(port, problem, "discarding its queues from the service manager");
     if let Some(Ok(queue)) = first {
         Held { names: Vec::new(), queue }.remove();
     }
     None
 }
 
-/// Removes a device that no daemon uses, with its record. `false`: it is still there.
+/// Removes a device that no daemon uses, with its record. `false`: the device still exists.
 fn remove_recorded(devices: &mut Devices, port: &str) -> bool {
     let Some(record) = devices.get(port) else { return true };
     match tap::remove_device(record.config().netns.as_deref(), record.id()) {
@@ -334,7 +336,7 @@ fn remove_recorded(devices: &mut Devices, port: &str) -> bool {
             true
         }
         Err(error) => {
-            tracing::warn!(port, %error, "the device of an earlier daemon stays behind");
+            tracing::warn!(port, %error, "cannot remove the device of an earlier daemon");
             false
         }
     }
@@ -343,7 +345,7 @@ fn remove_recorded(devices: &mut Devices, port: &str) -> bool {
 /// Removes the persistent devices that a daemon has left behind.
 ///
 /// # Errors
-/// A daemon runs that has them, or one cannot be removed.
+/// A running daemon uses them, or a device cannot be removed.
 pub(crate) fn remove_all(directory: &Path) -> Result<()> {
     if !directory.exists() {
         return Ok(());
@@ -356,27 +358,28 @@ pub(crate) fn remove_all(directory: &Path) -> Result<()> {
 }
 
 impl Held {
-    /// Removes the device. The kernel takes its time for that.
+    /// Removes the device, which the kernel takes long for.
     pub(crate) fn remove(self) {
         if let Err(error) = tap::remove(self.queue.as_fd()) {
-            tracing::warn!(%error, "a device stays behind");
+            tracing::warn!(%error, "a device remains");
         }
     }
 }
 
-/// The number of a queue.
+/// The number of a queue from its name.
 fn queue_of(name: &str) -> Option<u16> {
     name.strip_prefix("tap.")?.split('.').next()?.parse().ok()
 }
 
-/// The service manager's name for a queue: all that a new device depends on is in it, as a checksum. 255 characters at most, no colon.
+/// The service manager's name for a queue. It contains a checksum of all parameters of the device. At most 255
+/// characters, no colon.
 pub(crate) fn name(port: &str, queue: u16, config: &TapConfig) -> String {
     let TapConfig { device, netns, mac, addresses, mtu, default_gateway, queues, tx_queue_packets, pools: _ } = config;
     let all = format!("{device} {netns:?} {mac:?} {addresses:?} {mtu} {default_gateway:?} {queues} {tx_queue_packets}");
     format!("tap.{queue}.{:08x}.{port}", crc32fast::hash(all.as_bytes()))
 }
 
-/// Whose queue it is.
+/// The port of a queue from its name.
 fn port_of(name: &str) -> Option<&str> {
     name.strip_prefix("tap.")?.splitn(3, '.').nth(2)
 }
@@ -384,7 +387,7 @@ fn port_of(name: &str) -> Option<&str> {
 fn forget(name: &str) {
     let state = [NotifyState::FdStoreRemove, NotifyState::FdName(name)];
     if let Err(error) = sd_notify::notify(&state) {
-        tracing::warn!(name, %error, "the service manager cannot be asked to let go of a device");
+        tracing::warn!(name, %error, "cannot ask the service manager to release a device");
     }
 }
 
@@ -395,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_of_a_queue_says_whose_it_is_and_changes_with_its_device() {
+    fn the_name_of_a_queue_identifies_its_port_and_device() {
         let config = TapConfig { device: "eth0".into(), netns: Some("a".into()), ..TapConfig::default() };
         let first = name("db.1", 0, &config);
         assert_eq!(port_of(&first), Some("db.1"));

@@ -1,4 +1,4 @@
-//! Lists of what may be many, page by page: made from the workers while the API sends them, without the daemon's lock.
+//! Long lists, page by page: built from the workers while the API sends them, without the daemon's lock.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -15,31 +15,31 @@ use crate::carried::Carried;
 use crate::daemon::{Names, State};
 use crate::translate;
 
-/// Ports of a page.
+/// Ports per page.
 const PORTS: usize = 256;
-/// Routes of a page.
+/// Routes per page.
 const ROUTES: usize = 4096;
 
-/// A page, or why there is none.
+/// A page, or an error.
 type Page<T> = Result<Vec<T>, ApiError>;
 
-/// What lists are made from: the configuration of one moment, and ways to the workers.
+/// The source of lists: the configuration at one moment, and handles of the workers.
 #[derive(Clone)]
-pub(crate) struct Sight {
+pub(crate) struct StateView {
     pub(crate) config: Arc<Config>,
-    /// Names when the list began.
+    /// Names at the start of the list.
     pub(crate) names: Arc<Names>,
     /// Names now.
     in_force: Arc<RwLock<Arc<Names>>>,
     pub(crate) workers: Vec<Remote<HostUnderlay>>,
-    /// What an earlier daemon has counted.
+    /// Counters of the daemon from which this one took over.
     carried: Arc<Carried>,
 }
 
-impl Sight {
-    /// As things are now.
-    pub(crate) fn of(state: &State) -> Sight {
-        Sight {
+impl StateView {
+    /// The current state.
+    pub(crate) fn of(state: &State) -> StateView {
+        StateView {
             config: Arc::clone(&state.config),
             names: Arc::clone(state.names.now()),
             in_force: state.names.in_force(),
@@ -48,34 +48,35 @@ impl Sight {
         }
     }
 
-    /// Names now: what has another number than when the list began is not what a worker has told about.
+    /// Current names. If a number changed since the start of the list, data of workers under it may be another
+    /// object's.
     pub(crate) fn names_now(&self) -> Arc<Names> {
         Arc::clone(&self.in_force.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The peer of that number, if it was the same all the while.
+    /// The peer with that number, if it has not changed since the start of the list.
     pub(crate) fn peer<'a>(&'a self, now: &Names, id: u16) -> Option<&'a str> {
         self.names.peer_name(id).filter(|name| now.peer(name) == Some(id))
     }
 
-    /// The port of that number, if it was the same all the while.
+    /// The port with that number, if it has not changed since the start of the list.
     pub(crate) fn port<'a>(&'a self, now: &Names, owner: u16) -> Option<&'a str> {
         self.names.port_name(owner).filter(|name| now.port(name) == Some(owner))
     }
 
-    /// How packets reach each peer that has connections, by number.
+    /// How packets are carried to each peer that has connections, by number.
     pub(crate) fn peer_modes(&self) -> Result<HashMap<u16, PeerMode>, ApiError> {
         let mut modes = HashMap::new();
         for worker in &self.workers {
-            // The same thing is told once.
-            let mut told = HashMap::new();
+            // Report each mode once.
+            let mut reported = HashMap::new();
             let news = worker.connections(move |peer, c| {
                 let mode = match c.state {
                     RteState::Open => PeerMode::Bifrost,
-                    RteState::Plain { .. } | RteState::BestEffort if !told.contains_key(&peer) => PeerMode::Plain,
+                    RteState::Plain { .. } | RteState::BestEffort if !reported.contains_key(&peer) => PeerMode::Plain,
                     _ => return None,
                 };
-                (told.insert(peer, mode) != Some(mode)).then_some((peer, mode))
+                (reported.insert(peer, mode) != Some(mode)).then_some((peer, mode))
             });
             for page in news {
                 for (peer, mode) in page.map_err(gone)? {
@@ -88,7 +89,7 @@ impl Sight {
         Ok(modes)
     }
 
-    /// Received packets that wait for earlier ones, by port.
+    /// Received packets that wait for earlier packets, by port.
     fn held(&self) -> Result<HashMap<u16, u64>, ApiError> {
         let mut held = HashMap::new();
         for worker in &self.workers {
@@ -101,22 +102,22 @@ impl Sight {
     }
 }
 
-/// All connections, of one worker after the other.
-pub(crate) fn conns(sight: Sight) -> Pages<Conn> {
-    let sight = Arc::new(sight);
-    let workers = sight.workers.clone();
+/// All connections, worker by worker.
+pub(crate) fn conns(state_view: StateView) -> Pages<Conn> {
+    let state_view = Arc::new(state_view);
+    let workers = state_view.workers.clone();
     Box::new(workers.into_iter().flat_map(move |worker| {
-        let sight = Arc::clone(&sight);
+        let state_view = Arc::clone(&state_view);
         let pages: Pages<Conn> = match round_trips(&worker) {
             Err(error) => Box::new(std::iter::once(Err(error))),
             Ok(round_trips) => {
                 Box::new(worker.connections(|peer, c| Some((peer, *c))).map(move |page| -> Page<Conn> {
-                    let (page, now) = (page.map_err(gone)?, sight.names_now());
-                    let told = page.iter().map(|(peer, c)| {
-                        let name = sight.peer(&now, *peer).unwrap_or("?");
+                    let (page, now) = (page.map_err(gone)?, state_view.names_now());
+                    let conns = page.iter().map(|(peer, c)| {
+                        let name = state_view.peer(&now, *peer).unwrap_or("?");
                         conn(c, name, round_trips.get(peer).copied())
                     });
-                    Ok(told.collect())
+                    Ok(conns.collect())
                 }))
             }
         };
@@ -124,7 +125,7 @@ pub(crate) fn conns(sight: Sight) -> Pages<Conn> {
     }))
 }
 
-/// Of each peer the longest round trip of the paths in use, ns.
+/// The longest round-trip time of the selected paths to each peer, ns.
 fn round_trips(worker: &Remote<HostUnderlay>) -> Result<HashMap<u16, u64>, ApiError> {
     let mut round_trips = HashMap::new();
     for page in worker.paths() {
@@ -167,20 +168,20 @@ fn conn(c: &ConnSnapshot, peer: &str, srtt_ns: Option<u64>) -> Conn {
     }
 }
 
-/// All paths, of one worker after the other.
-pub(crate) fn paths(sight: Sight) -> Pages<Path> {
-    let sight = Arc::new(sight);
-    let workers = sight.workers.clone();
+/// All paths, worker by worker.
+pub(crate) fn paths(state_view: StateView) -> Pages<Path> {
+    let state_view = Arc::new(state_view);
+    let workers = state_view.workers.clone();
     Box::new(workers.into_iter().flat_map(move |worker| {
-        let sight = Arc::clone(&sight);
+        let state_view = Arc::clone(&state_view);
         worker.paths().map(move |page| -> Page<Path> {
-            let (page, now) = (page.map_err(gone)?, sight.names_now());
-            // Those to one peer are next to each other.
+            let (page, now) = (page.map_err(gone)?, state_view.names_now());
+            // Paths to one peer are adjacent.
             let of_peers = page.chunk_by(|a, b| a.peer == b.peer);
             Ok(of_peers
                 .flat_map(|paths| {
                     let total = paths.iter().map(|p| p.snapshot.recent_packets).sum::<f64>();
-                    let name = sight.peer(&now, paths[0].peer).unwrap_or("?");
+                    let name = state_view.peer(&now, paths[0].peer).unwrap_or("?");
                     paths.iter().map(move |p| path(p, name, total))
                 })
                 .collect())
@@ -188,7 +189,7 @@ pub(crate) fn paths(sight: Sight) -> Pages<Path> {
     }))
 }
 
-/// `total`: packets lately sent on all paths to the peer.
+/// `total`: packets recently sent on all paths to the peer.
 fn path(p: &PathView, peer: &str, total: f64) -> Path {
     let s = &p.snapshot;
     let known = |ns: u64| (ns > 0).then(|| us(ns));
@@ -221,49 +222,54 @@ fn path(p: &PathView, peer: &str, total: f64) -> Path {
     }
 }
 
-/// All ports, in the configuration's order. `waiting`: the names of those that have no guest yet.
-pub(crate) fn ports(sight: Sight, waiting: HashSet<String>) -> Result<Pages<PortStatus>, ApiError> {
-    let held = sight.held()?;
+/// All ports, in the configuration's order. `waiting`: names of the ports that have no guest yet.
+pub(crate) fn ports(state_view: StateView, waiting: HashSet<String>) -> Result<Pages<PortStatus>, ApiError> {
+    let held = state_view.held()?;
     let mut from = 0;
     Ok(Box::new(std::iter::from_fn(move || {
-        let ports = sight.config.ports.get(from..)?;
+        let ports = state_view.config.ports.get(from..)?;
         let ports = &ports[..ports.len().min(PORTS)];
         from += ports.len();
         if ports.is_empty() {
             return None;
         }
-        Some(some_ports(&sight, ports, &waiting, &held))
+        Some(some_ports(&state_view, ports, &waiting, &held))
     })))
 }
 
-fn some_ports(sight: &Sight, ports: &[Port], waiting: &HashSet<String>, held: &HashMap<u16, u64>) -> Page<PortStatus> {
+fn some_ports(
+    state_view: &StateView,
+    ports: &[Port],
+    waiting: &HashSet<String>,
+    held: &HashMap<u16, u64>,
+) -> Page<PortStatus> {
     let mut all: Vec<PortStatus> = ports.iter().map(|port| described(port, waiting.contains(&port.name))).collect();
-    let places = ports.iter().zip(0..).filter_map(|(port, at)| Some((sight.names.port(&port.name)?, at)));
-    let places: HashMap<u16, usize> = places.collect();
-    for worker in &sight.workers {
-        for page in worker.ports_of(places.keys().copied().collect()) {
-            let (page, now) = (page.map_err(gone)?, sight.names_now());
-            for view in page.iter().filter(|view| sight.port(&now, view.owner).is_some()) {
-                if let Some(status) = places.get(&view.owner).and_then(|at| all.get_mut(*at)) {
+    let indexes = ports.iter().zip(0..).filter_map(|(port, at)| Some((state_view.names.port(&port.name)?, at)));
+    let indexes: HashMap<u16, usize> = indexes.collect();
+    for worker in &state_view.workers {
+        for page in worker.ports_of(indexes.keys().copied().collect()) {
+            let (page, now) = (page.map_err(gone)?, state_view.names_now());
+            for view in page.iter().filter(|view| state_view.port(&now, view.owner).is_some()) {
+                if let Some(status) = indexes.get(&view.owner).and_then(|at| all.get_mut(*at)) {
                     add(status, view);
                 }
             }
         }
     }
     for status in &mut all {
-        let before = |counter| sight.carried.of_port(&status.name, counter);
+        let before = |counter| state_view.carried.of_port(&status.name, counter);
         let [tx, tx_bytes, rx, rx_bytes] =
             ["port.tx_packets", "port.tx_bytes", "port.rx_packets", "port.rx_bytes"].map(before);
         (status.tx_packets, status.tx_bytes) = (status.tx_packets + tx, status.tx_bytes + tx_bytes);
         (status.rx_packets, status.rx_bytes) = (status.rx_packets + rx, status.rx_bytes + rx_bytes);
     }
-    for (owner, at) in &places {
+    for (owner, at) in &indexes {
         all[*at].rx_held_packets = held.get(owner).copied().unwrap_or(0);
     }
     Ok(all)
 }
 
-/// What the configuration says of a port.
+/// The status fields that come from a port's configuration.
 fn described(p: &Port, waiting: bool) -> PortStatus {
     PortStatus {
         name: p.name.clone(),
@@ -280,7 +286,7 @@ fn described(p: &Port, waiting: bool) -> PortStatus {
     }
 }
 
-/// What a worker says of a port.
+/// Adds a worker's counters of a port.
 fn add(status: &mut PortStatus, port: &PortView) {
     status.rx_packets += port.rx_packets;
     status.rx_bytes += port.rx_bytes;
@@ -306,7 +312,7 @@ fn add(status: &mut PortStatus, port: &PortView) {
     }
 }
 
-/// A port's fault, as the API shows it.
+/// A port's fault in the form of the API.
 fn fault(fault: &bifrost_datapath::PortFault) -> PortFault {
     PortFault {
         stage: fault.stage.name().to_owned(),
@@ -316,19 +322,19 @@ fn fault(fault: &bifrost_datapath::PortFault) -> PortFault {
     }
 }
 
-/// All routes, and then all ways into other VPCs.
+/// All routes, then all peerings with other VPCs.
 pub(crate) fn routes(config: Arc<Config>) -> Pages<Route> {
     let (count, mut from) = (config.routes.len() + config.peerings.len(), 0);
     Box::new(std::iter::from_fn(move || {
-        let places = from..count.min(from + ROUTES);
-        from = places.end;
-        (!places.is_empty()).then(|| -> Page<Route> { Ok(some_routes(&config, places)) })
+        let indexes = from..count.min(from + ROUTES);
+        from = indexes.end;
+        (!indexes.is_empty()).then(|| -> Page<Route> { Ok(some_routes(&config, indexes)) })
     }))
 }
 
-fn some_routes(config: &Config, places: std::ops::Range<usize>) -> Vec<Route> {
+fn some_routes(config: &Config, indexes: std::ops::Range<usize>) -> Vec<Route> {
     let path_mtu = config.path_mtu();
-    let route = |place: usize| match config.routes.get(place) {
+    let route = |index: usize| match config.routes.get(index) {
         Some(r) => Some(Route {
             vni: r.vni.value(),
             prefix: r.prefix,
@@ -337,7 +343,7 @@ fn some_routes(config: &Config, places: std::ops::Range<usize>) -> Vec<Route> {
             mtu_bytes: u32::from(path_mtu(r)),
             to_vni: None,
         }),
-        None => config.peerings.get(place - config.routes.len()).map(|p| Route {
+        None => config.peerings.get(index - config.routes.len()).map(|p| Route {
             vni: p.vni.value(),
             prefix: p.prefix,
             peer: String::new(),
@@ -346,7 +352,7 @@ fn some_routes(config: &Config, places: std::ops::Range<usize>) -> Vec<Route> {
             to_vni: Some(p.to_vni.value()),
         }),
     };
-    places.filter_map(route).collect()
+    indexes.filter_map(route).collect()
 }
 
 pub(crate) fn gone(error: Gone) -> ApiError {

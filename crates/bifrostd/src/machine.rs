@@ -1,4 +1,4 @@
-//! A virtual machine's port: its socket, and the worker that works on its queue while the machine runs.
+//! A virtual machine's port: its vhost-user socket, and the worker that serves its queues while the machine runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +11,9 @@ use bifrost_port::panics::Panic;
 use bifrost_port::vhost::{DirtyLog, QueueOwner, Unplugged, VhostConfig, VhostPort, VhostQueue};
 use bifrost_rte::Time;
 
-use crate::moves::end_of_following;
+use crate::moves::end_of_forwarding;
 
-/// A served vhost-user socket; dropped, it ends, and the worker has an empty port.
+/// A served vhost-user socket. Dropping it closes the socket and leaves the worker an empty port.
 pub(crate) struct Machine {
     running: Arc<AtomicBool>,
     port: VhostPort,
@@ -28,7 +28,7 @@ impl Machine {
         Ok(Machine { running, port: VhostPort::open(config, Box::new(plug))? })
     }
 
-    /// What its front-ends have done, by name.
+    /// Counters of its front-ends, by name.
     pub(crate) fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.port.counters()
     }
@@ -44,12 +44,12 @@ struct Plug {
     owner: u16,
     worker: Remote<HostUnderlay>,
     running: Arc<AtomicBool>,
-    /// The guest has come from another host, and has not ended since.
+    /// Whether the guest came by migration from another host, and has not stopped since.
     has_arrived: bool,
 }
 
 impl Plug {
-    /// The old device is dropped here, on the socket's thread.
+    /// Replaces the device. The old one is dropped here, on the socket's thread.
     fn swap(&self, device: Device) -> Result<()> {
         let owner = self.owner;
         let old = self.worker.run(move |worker| worker.swap_device(owner, device))?;
@@ -61,7 +61,7 @@ impl QueueOwner for Plug {
     fn start(&mut self, queue: VhostQueue) {
         match self.swap(queue) {
             Ok(()) => self.running.store(true, Ordering::Relaxed),
-            Err(error) => tracing::error!(port = self.owner, "a guest cannot be served: {error:#}"),
+            Err(error) => tracing::error!(port = self.owner, "cannot serve a guest: {error:#}"),
         }
     }
 
@@ -72,28 +72,28 @@ impl QueueOwner for Plug {
     }
 
     fn arrived(&mut self) {
-        // Its front-end says so several times.
+        // The front-end reports it several times.
         if !std::mem::replace(&mut self.has_arrived, true) {
             tracing::info!(port = self.owner, "a guest has arrived from another host");
         }
-        let (owner, until) = (self.owner, end_of_following());
+        let (owner, until) = (self.owner, end_of_forwarding());
         let _ = self.worker.run(move |worker| worker.core_mut().note_arrived(owner, until));
     }
 
     fn fault(&mut self, panic: &Panic) {
         let fault = PortFault { stage: Stage::Message, panic: panic.clone(), at: Time(monotonic_ns()) };
         let owner = self.owner;
-        // A worker that has ended has nobody to show it to.
+        // A worker that has ended does not report faults.
         let _ = self.worker.run(move |worker| worker.core_mut().note_fault(owner, fault));
     }
 
     fn stop(&mut self) {
         self.running.store(false, Ordering::Relaxed);
         self.has_arrived = false;
-        // A worker that has ended has dropped the queue; a port that was removed, too.
+        // If the worker has ended, or the port was removed, the queue was dropped already.
         let unplugged = Unplugged::new().map_err(anyhow::Error::from);
         if let Err(error) = unplugged.and_then(|device| self.swap(Box::new(device))) {
-            tracing::debug!(port = self.owner, "a guest's port was gone already: {error:#}");
+            tracing::debug!(port = self.owner, "a guest's port was removed already: {error:#}");
         }
     }
 }

@@ -69,11 +69,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Keeps the program in memory, and the libraries: the kernel may drop what was not used for a while, and packets would wait until it
-/// is read from disk again. What is allocated from now on is not locked.
+/// Locks the program and its libraries in memory. Otherwise the kernel may evict pages that were not used for a while,
+/// and packets would wait until they are read from disk again. Memory that is allocated later is not locked.
 fn lock_program() {
     if let Err(error) = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT) {
-        tracing::warn!(%error, "cannot lock the program in memory; when memory is scarce, packets may wait for the disk");
+        tracing::warn!(%error, "cannot lock the program in memory: packets may wait for the disk");
     }
 }
 
@@ -86,7 +86,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         }
     };
     if cli.check {
-        println!("{}: good", cli.config.display());
+        println!("{}: valid", cli.config.display());
         return Ok(ExitCode::SUCCESS);
     }
     if cli.remove_devices {
@@ -98,7 +98,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     }
     let kept = Kept::take();
     lock_program();
-    // Before anything is opened, so that a signal during start-up ends it instead of being lost.
+    // Before anything is opened: a signal during start-up then ends the daemon instead of being lost.
     let signals = signals()?;
     let (socket, metrics) = (config.control.socket.clone(), config.control.metrics);
     let daemon = Arc::new(Daemon::start(cli.config.clone(), config, cli.state.as_deref(), kept, None)?);
@@ -110,10 +110,10 @@ fn signals() -> Result<Signals> {
     Signals::new([SIGHUP, SIGINT, SIGTERM]).context("waiting for signals")
 }
 
-/// Goes on with the work of the daemon that has started this one.
+/// Takes over from the daemon that started this one.
 fn take_over(cli: &Cli, config: Config) -> Result<ExitCode> {
     let successor = Successor::of_stdin()?;
-    let begun = (|| {
+    let started = (|| {
         lock_program();
         let signals = signals()?;
         let text = std::fs::read(&cli.config).with_context(|| format!("reading {}", cli.config.display()))?;
@@ -122,11 +122,11 @@ fn take_over(cli: &Cli, config: Config) -> Result<ExitCode> {
         let listeners = handed.descriptors.listeners.try_clone().context("copying listeners")?;
         let (directory, kept) = (cli.state.as_deref(), Kept::nothing());
         let daemon = Arc::new(Daemon::start(cli.config.clone(), config, directory, kept, Some(handed))?);
-        successor.go_on(&daemon)?;
+        successor.complete(&daemon)?;
         anyhow::Ok((daemon, listeners, socket, signals))
     })();
-    let (daemon, listeners, socket, signals) = match begun {
-        Ok(begun) => begun,
+    let (daemon, listeners, socket, signals) = match started {
+        Ok(started) => started,
         Err(error) => {
             successor.fail(&error);
             return Err(error);
@@ -137,7 +137,7 @@ fn take_over(cli: &Cli, config: Config) -> Result<ExitCode> {
     work(&daemon, server, signals)
 }
 
-/// Does what is not the workers', until a signal ends it or another daemon goes on.
+/// The work of the main thread and its helpers, until a signal arrives or another daemon has taken over.
 fn work(daemon: &Arc<Daemon>, server: ServerHandle, mut signals: Signals) -> Result<ExitCode> {
     daemon.progress.set_listeners(server.listeners().try_clone().context("copying listeners")?);
     let thread = |name: &str, work: fn(&Daemon)| {
@@ -146,38 +146,38 @@ fn work(daemon: &Arc<Daemon>, server: ServerHandle, mut signals: Signals) -> Res
         started.map(drop).context("starting a thread")
     };
     thread("namespaces", Daemon::follow_namespaces)?;
-    thread("health", health::follow_for_ever)?;
-    thread("shared", shared::follow_for_ever)?;
-    thread("metadata", metadata::follow_for_ever)?;
-    thread("flow-log", flow_log::follow_for_ever)?;
-    thread("mirror", mirror::follow_for_ever)?;
+    thread("health", health::run)?;
+    thread("shared", shared::run)?;
+    thread("metadata", metadata::run)?;
+    thread("flow-log", flow_log::run)?;
+    thread("mirror", mirror::run)?;
     #[cfg(debug_assertions)]
     inject::listen(daemon);
     tracing::info!(socket = %server.socket().display(), "ready");
-    // Without a service manager that wants to know, this does nothing.
-    sd_notify::notify(&[NotifyState::Ready]).context("telling systemd")?;
+    // Without a service manager this does nothing.
+    sd_notify::notify(&[NotifyState::Ready]).context("notifying systemd")?;
     in_background(trim);
     for signal in &mut signals {
         if signal == SIGHUP {
             match panics::contain(|| daemon.reload()) {
                 Err(panic) => {
-                    tracing::error!(%panic, "a panic while reloading; what was changed until then is in force")
+                    tracing::error!(%panic, "panic while reloading; changes made before it are in force")
                 }
                 Ok(Ok(report)) => tracing::info!("{}", report.to_string().replace('\n', "; ")),
-                Ok(Err(error)) => tracing::error!(%error, "not reloaded; the configuration in force stays"),
+                Ok(Err(error)) => tracing::error!(%error, "not reloaded; the former configuration stays in force"),
             }
         } else {
             break;
         }
     }
-    let _none = daemon.progress.wait();
+    let _no_upgrade = daemon.progress.wait();
     if daemon.progress.is_over() {
-        // Nothing of what is open is to be closed in order: another daemon uses it.
+        // Exit without closing anything: another daemon uses the same sockets and devices.
         server.leave();
-        tracing::info!("ends; another daemon does the work");
+        tracing::info!("exiting; another daemon has taken over");
         std::process::exit(0);
     }
-    tracing::info!("ending");
+    tracing::info!("stopping");
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     server.stop();
     daemon.stop();

@@ -1,8 +1,8 @@
-//! The metadata service of this host's guests (`[port.metadata]`): workers hand over what guests send to it, and this
-//! thread answers.
+//! The metadata service of this host's guests (`[port.metadata]`): workers pass guests' packets for it to this thread,
+//! which answers them.
 //!
-//! HTTP and TCP are `bifrost-metadata`'s. A guest is known by the port through which its frames come. The queue from
-//! the workers is bounded, and they never wait for this thread.
+//! `bifrost-metadata` implements HTTP and TCP. A guest is identified by the port from which its frames come. The queue
+//! from the workers is bounded, and they never wait for this thread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,46 +21,46 @@ use bifrost_wire::ethernet::{self, ethertype};
 
 use crate::daemon::{Daemon, State, random};
 
-/// Frames that wait for this thread, at most.
+/// Most frames that wait for this thread.
 const QUEUE: usize = 1024;
-/// Frames that are looked at before the answers leave, at most.
+/// Most frames that are processed before the answers leave.
 const BATCH: usize = 64;
-/// How long to wait after a panic, which may come again.
+/// Pause after a panic, which may recur.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
-/// How long to sleep at most.
+/// Longest sleep.
 const LONGEST_MS: u64 = 10_000;
 
-/// A guest that has asked.
+/// A guest that has used the service.
 struct Known {
-    /// As configured when it asked last, and the domain of its network.
+    /// Its port when it last sent a request, and the domain of its VPC.
     port: Port,
     domain: Option<String>,
     about: Arc<Documents>,
-    /// The worker that has fetched its last frame.
+    /// The worker that fetched its last frame.
     worker: u16,
 }
 
-/// The service, and the guests that have asked.
+/// The service, and the guests that have used it.
 struct Service {
     server: Server,
     known: BTreeMap<u16, Known>,
 }
 
-/// Answers until the daemon ends. After a panic it begins again, without the connections.
-pub(crate) fn follow_for_ever(daemon: &Daemon) {
+/// Answers requests until the daemon ends. Restarts after an error or a panic, without the connections.
+pub(crate) fn run(daemon: &Daemon) {
     loop {
-        match panics::contain(|| follow(daemon)) {
+        match panics::contain(|| run_loop(daemon)) {
             Ok(Ok(())) => return,
             Ok(Err(error)) => {
-                tracing::error!(error = format!("{error:#}"), "the metadata service has failed; it is tried again")
+                tracing::error!(error = format!("{error:#}"), "the metadata service failed; restarting it")
             }
-            Err(panic) => tracing::error!(%panic, "the metadata service has failed; it is tried again"),
+            Err(panic) => tracing::error!(%panic, "the metadata service failed; restarting it"),
         }
         thread::sleep(AFTER_PANIC);
     }
 }
 
-fn follow(daemon: &Daemon) -> Result<()> {
+fn run_loop(daemon: &Daemon) -> Result<()> {
     let (sender, frames) = sync_channel(QUEUE);
     let workers: Vec<Remote<HostUnderlay>> = {
         let state = daemon.state();
@@ -86,7 +86,7 @@ fn follow(daemon: &Daemon) -> Result<()> {
                 }
             });
             if given.is_err() {
-                // It ends with the daemon.
+                // The daemon is stopping.
                 return Ok(());
             }
         }
@@ -98,7 +98,7 @@ fn follow(daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
-/// The next frames, none after `wait_ms`; `None`: the workers have ended.
+/// The next frames; none after a timeout of `wait_ms`; `None` if the workers have ended.
 fn next(frames: &Receiver<HostFrame>, wait_ms: u64) -> Option<Vec<HostFrame>> {
     match frames.recv_timeout(Duration::from_millis(wait_ms)) {
         Ok(first) => Some([first].into_iter().chain(frames.try_iter().take(BATCH - 1)).collect()),
@@ -126,7 +126,7 @@ impl Service {
         }
     }
 
-    /// What is known of the guest of a port, as the configuration has it now; `None`: it has no metadata.
+    /// The guest of a port, updated from the current configuration; `None` if it has no metadata.
     fn know(&mut self, state: &State, number: u16) -> Option<&mut Known> {
         let port = state.names.port_name(number).and_then(|name| state.config.port(name));
         let Some(port) = port.filter(|port| port.metadata.is_some()) else {
@@ -146,7 +146,7 @@ impl Service {
         self.known.get_mut(&number)
     }
 
-    /// Does what is due. Returns after how many ms to call it again at the latest, and frames for guests by worker.
+    /// Processes due events. Returns the time until the next call, ms, and frames for guests by worker.
     fn poll(&mut self) -> (u64, BTreeMap<u16, Answers>) {
         let (now_ms, mut packets) = (now_ms(), Vec::new());
         let next_ms =
@@ -167,7 +167,7 @@ fn now_ms() -> u64 {
     clock::monotonic_ns() / 1_000_000
 }
 
-/// What the guest of a port may learn.
+/// The metadata of a port's guest.
 fn documents(port: &Port, domain: Option<&str>) -> Documents {
     let Some(metadata) = &port.metadata else { return Documents::default() };
     let name = &metadata.hostname;

@@ -1,7 +1,7 @@
-//! Mirrors: takes copies of packets from the workers, and sends them in VXLAN (RFC 7348).
+//! Mirrors: fetches copies of packets from the workers, and sends them in VXLAN (RFC 7348).
 //!
-//! A thread of its own does that, so that no worker waits for the network: a worker's room for copies is bounded, and so is the time for which
-//! copies that cannot be sent are tried.
+//! This runs on its own thread, so that no worker waits for the network. A worker's buffer for copies is bounded.
+//! Copies that cannot be sent at once are counted and dropped.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,22 +17,22 @@ use bifrost_wire::{Vni, vxlan};
 
 use crate::daemon::{Daemon, Names};
 
-/// How often copies are fetched while there are mirrors, and how often it is looked whether there are.
+/// Interval of fetches while there are mirrors, and of checks for mirrors otherwise.
 const TICK: Duration = Duration::from_millis(5);
 const IDLE_TICK: Duration = Duration::from_millis(100);
-/// Room for what comes in between, bytes, for each worker: twice, for one is filled while the other one is sent.
+/// Buffer of each worker, bytes. There are two: one is filled while the other one is sent.
 pub(crate) const COPIES_BYTES: usize = 2 << 20;
-/// How long to wait after a panic, which may come again.
+/// Pause after a panic, which may recur.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
-/// The same trouble is told once in this time.
-const TROUBLE_AGAIN: Duration = Duration::from_secs(60);
+/// Minimum interval between warnings.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What became of the copies of one mirror.
+/// Counters of the copies of one mirror.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counters {
     /// Sent.
     pub(crate) sent_packets: u64,
-    /// Found no room at a worker.
+    /// Did not fit into a worker's buffer.
     pub(crate) missed_packets: u64,
     /// Could not be sent.
     pub(crate) unsent_packets: u64,
@@ -56,14 +56,14 @@ impl Counters {
     }
 }
 
-/// Counters of all mirrors together, those that are gone, too, and by name of those that there are.
+/// Total of all mirrors, including removed ones, and counters of existing mirrors by name.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) all: Counters,
     by_name: BTreeMap<String, Counters>,
 }
 
-/// What workers are to copy, in the order of the configuration.
+/// Mirrors for the workers, in the order of the configuration.
 pub(crate) fn specs(config: &Config, names: &Names) -> Vec<MirrorSpec> {
     let spec = |mirror: &Mirror| MirrorSpec {
         ports: config.ports.iter().filter(|port| mirror.has(port)).filter_map(|port| names.port(&port.name)).collect(),
@@ -78,7 +78,7 @@ pub(crate) fn specs(config: &Config, names: &Names) -> Vec<MirrorSpec> {
     config.mirrors.iter().map(spec).collect()
 }
 
-/// What the API tells.
+/// The status of mirrors for the API.
 pub(crate) fn status(config: &Config, counted: &Counted) -> Vec<MirrorStatus> {
     let status = |mirror: &Mirror| {
         let counters = counted.by_name.get(&mirror.name).copied().unwrap_or_default();
@@ -103,15 +103,15 @@ pub(crate) fn status(config: &Config, counted: &Counted) -> Vec<MirrorStatus> {
     config.mirrors.iter().map(status).collect()
 }
 
-/// Sends until the daemon ends. After a panic it begins again.
-pub(crate) fn follow_for_ever(daemon: &Daemon) {
-    while let Err(panic) = panics::contain(|| follow(daemon)) {
-        tracing::error!(%panic, "sending mirrored packets has failed; it is tried again");
+/// Sends copies until the daemon ends. Restarts after a panic.
+pub(crate) fn run(daemon: &Daemon) {
+    while let Err(panic) = panics::contain(|| run_loop(daemon)) {
+        tracing::error!(%panic, "panic while sending mirrored packets; retrying");
         thread::sleep(AFTER_PANIC);
     }
 }
 
-fn follow(daemon: &Daemon) {
+fn run_loop(daemon: &Daemon) {
     let (mut sender, mut spares) = (Sender::default(), Vec::new());
     loop {
         let state = daemon.state();
@@ -130,10 +130,12 @@ fn follow(daemon: &Daemon) {
         for (worker, spare) in state.workers.iter().zip(std::mem::take(&mut spares)) {
             match worker.run(move |w| w.core_mut().fetch_mirrored(spare)) {
                 Ok(copies) => fetched.push(copies.unwrap_or_else(|| Copies::new(COPIES_BYTES))),
-                Err(error) => tracing::error!(error = format!("{error:#}"), "a worker gives no mirrored packets"),
+                Err(error) => {
+                    tracing::error!(error = format!("{error:#}"), "cannot fetch mirrored packets from a worker")
+                }
             }
         }
-        // The network is not waited for with the lock.
+        // Release the lock before sending.
         drop(state);
         let counted: Vec<(String, Counters)> = sender.send(&mirrors, &fetched);
         let state = &mut daemon.state().mirrored;
@@ -154,7 +156,7 @@ fn follow(daemon: &Daemon) {
 struct Sender {
     sockets: BTreeMap<SocketAddr, UdpSocket>,
     datagram: Vec<u8>,
-    trouble: Option<Instant>,
+    last_warning: Option<Instant>,
 }
 
 impl Sender {
@@ -163,10 +165,10 @@ impl Sender {
         let mut counted: Vec<(String, Counters)> =
             mirrors.iter().map(|mirror| (mirror.name.clone(), Counters::default())).collect();
         for copies in fetched {
-            for (place, frame) in copies.iter() {
-                // A reload may have come between: a copy of a mirror that is gone is nobody's.
+            for (index, frame) in copies.iter() {
+                // A reload may have happened in between: copies for removed mirrors are dropped.
                 let Some((mirror, (_, counters))) =
-                    mirrors.get(usize::from(place)).zip(counted.get_mut(usize::from(place)))
+                    mirrors.get(usize::from(index)).zip(counted.get_mut(usize::from(index)))
                 else {
                     continue;
                 };
@@ -174,7 +176,7 @@ impl Sender {
                     Ok(()) => counters.sent_packets += 1,
                     Err(error) => {
                         counters.unsent_packets += 1;
-                        self.tell(mirror, &error);
+                        self.warn(mirror, &error);
                     }
                 }
             }
@@ -195,22 +197,22 @@ impl Sender {
         self.datagram.extend_from_slice(&vxlan::emit(vni));
         self.datagram.extend_from_slice(frame);
         match socket.send(&self.datagram) {
-            // An earlier datagram has found nobody: that is told once, and this one was not sent.
+            // The error is about an earlier datagram, is reported once, and prevented this one from being sent.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => socket.send(&self.datagram).map(drop),
             sent => sent.map(drop),
         }
     }
 
-    fn tell(&mut self, mirror: &Mirror, error: &io::Error) {
-        if self.trouble.is_none_or(|last| last.elapsed() >= TROUBLE_AGAIN) {
-            self.trouble = Some(Instant::now());
+    fn warn(&mut self, mirror: &Mirror, error: &io::Error) {
+        if self.last_warning.is_none_or(|last| last.elapsed() >= WARN_INTERVAL) {
+            self.last_warning = Some(Instant::now());
             let (name, target) = (&mirror.name, mirror.target);
             tracing::warn!(mirror = name, %target, %error, "mirrored packets are lost");
         }
     }
 }
 
-/// A socket that never waits.
+/// A non-blocking socket.
 fn open(target: SocketAddr) -> io::Result<UdpSocket> {
     let any = match target {
         SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),

@@ -1,5 +1,5 @@
 //! Ports that move between hosts: a change that removes a port and adds a route to its vNIC at a peer, or the reverse.
-//! The old host forwards what peers still send to it.
+//! The old host forwards packets that peers still send to it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use bifrost_wire::Mac;
 
 use crate::daemon::State;
 
-/// How long packets for a port that has moved away are forwarded, and accepted by its new host once its guest runs.
-const FOLLOW: Duration = Duration::from_secs(30);
-/// How long a port that has moved here may wait for its guest.
-const COME: Duration = Duration::from_secs(600);
+/// How long the old host forwards packets for a moved port, and how long the new host accepts them once the guest runs.
+const FORWARDING: Duration = Duration::from_secs(30);
+/// How long a port that has moved to this host may wait for its guest.
+const ARRIVAL: Duration = Duration::from_secs(600);
 
-/// Until when forwarded packets for a guest that has just started here are accepted.
-pub(crate) fn end_of_following() -> Time {
-    after(FOLLOW)
+/// Until when forwarded packets are accepted for a guest that has just started here.
+pub(crate) fn end_of_forwarding() -> Time {
+    after(FORWARDING)
 }
 
 fn after(time: Duration) -> Time {
@@ -31,13 +31,13 @@ fn after(time: Duration) -> Time {
 impl State {
     /// Tells workers which ports a change moves to other hosts. Call it before the ports are removed, so that no packet
     /// is dropped in between.
-    pub(crate) fn note_gone(&self, diff: &ConfigDiff) -> Result<()> {
-        self.note(&gone(diff), Moved::To, FOLLOW)
+    pub(crate) fn note_departures(&self, diff: &ConfigDiff) -> Result<()> {
+        self.note(&departures(diff), Moved::To, FORWARDING)
     }
 
-    /// Tells workers which ports a change has brought from other hosts.
-    pub(crate) fn note_came(&self, diff: &ConfigDiff) -> Result<()> {
-        self.note(&came(diff), Moved::From, COME)
+    /// Tells workers which ports a change has moved here from other hosts.
+    pub(crate) fn note_arrivals(&self, diff: &ConfigDiff) -> Result<()> {
+        self.note(&arrivals(diff), Moved::From, ARRIVAL)
     }
 
     fn note(&self, ports: &[(&Port, &str)], moved: fn(u16) -> Moved, time: Duration) -> Result<()> {
@@ -50,7 +50,7 @@ impl State {
         if moves.is_empty() {
             return Ok(());
         }
-        tracing::info!(ports = moves.len(), "ports move to other hosts, or from them");
+        tracing::info!(ports = moves.len(), "ports are moving to or from other hosts");
         self.on_all(move |worker| {
             moves.iter().for_each(|(vni, mac, moved)| worker.core_mut().note_moved(*vni, *mac, *moved, until));
         })?;
@@ -58,14 +58,14 @@ impl State {
     }
 }
 
-/// Ports that are gone, and the peers where their vNICs are now.
-fn gone(diff: &ConfigDiff) -> Vec<(&Port, &str)> {
+/// Removed ports whose vNICs are now at peers, with these peers.
+fn departures(diff: &ConfigDiff) -> Vec<(&Port, &str)> {
     let routes = diff.routes.added.iter().chain(diff.routes.changed.iter().map(|change| &change.new));
     at_peers(&diff.ports.removed, routes)
 }
 
-/// Ports that have come, and the peers where their vNICs were.
-fn came(diff: &ConfigDiff) -> Vec<(&Port, &str)> {
+/// Added ports whose vNICs were at peers, with these peers.
+fn arrivals(diff: &ConfigDiff) -> Vec<(&Port, &str)> {
     let routes = diff.routes.removed.iter().chain(diff.routes.changed.iter().map(|change| &change.old));
     at_peers(&diff.ports.added, routes)
 }
@@ -101,10 +101,10 @@ mod tests {
             of(&diff).into_iter().map(|(port, peer)| (port.name.clone(), peer.to_owned())).collect::<Vec<_>>()
         };
         let moved = [("p".to_owned(), "b".to_owned())];
-        assert_eq!(names(gone, &port, &route), moved);
-        assert_eq!(names(came, &route, &port), moved);
+        assert_eq!(names(departures, &port, &route), moved);
+        assert_eq!(names(arrivals, &route, &port), moved);
         for (old, new) in [(&none, &port), (&port, &none), (&none, &route), (&port, &port), (&route, &none)] {
-            assert!(names(gone, old, new).is_empty() && names(came, old, new).is_empty());
+            assert!(names(departures, old, new).is_empty() && names(arrivals, old, new).is_empty());
         }
     }
 }

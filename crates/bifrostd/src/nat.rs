@@ -1,11 +1,12 @@
-//! What the API tells about NAT.
+//! The status of NAT for the API.
 
 use std::net::IpAddr;
 
 use bifrost_control::api::{NatKind, NatStatus};
 use bifrost_control::config::{BalancedProtocol, Config, Vni};
 
-/// Every address outside, in the configuration's order. `used`: of each shared address ports of TCP and UDP, and identifiers, in use.
+/// All external addresses, in the configuration's order. `used`: TCP ports, UDP ports and ICMP identifiers in use, for
+/// each shared address.
 pub(crate) fn status(config: &Config, used: &mut dyn Iterator<Item = [u32; 3]>) -> Vec<NatStatus> {
     let is_here = |vni: Vni, address: IpAddr| {
         config.ports.iter().any(|port| port.vni == vni && port.addresses.iter().any(|own| own.addr() == address))

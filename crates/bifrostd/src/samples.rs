@@ -1,4 +1,4 @@
-//! Every counter of every room, with where it was counted.
+//! All counters of all crates, with where they were counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,25 +12,26 @@ use bifrost_port::afxdp::AfxdpCounters;
 use bifrost_port::udp::UdpCounters;
 
 use crate::daemon::State;
-use crate::lists::{Sight, gone};
+use crate::lists::{StateView, gone};
 
-/// What the workers count. A worker's own counters are of one moment, between two turns, and so are those of each port and each peer.
+/// The counters of workers and the daemon. A worker's own counters are consistent, read between two turns; so are those
+/// of each port and of each peer.
 pub(crate) fn of(state: &State) -> Pages<Sample> {
-    let sight = Arc::new(Sight::of(state));
-    let devices = Arc::new(devices(&sight));
+    let state_view = Arc::new(StateView::of(state));
+    let devices = Arc::new(devices(&state_view));
     let of_daemon = of_daemon(state);
-    let workers = sight.workers.clone().into_iter().zip(0..).flat_map(move |(worker, index)| {
+    let workers = state_view.workers.clone().into_iter().zip(0..).flat_map(move |(worker, index)| {
         let at = Place { worker: Some(index), ..Place::default() };
         let (totals, totals_at) = (worker.clone(), at.clone());
         let own = std::iter::once_with(move || of_worker(&totals, &totals_at));
-        let (seen, devices, ports_at) = (Arc::clone(&sight), Arc::clone(&devices), at.clone());
+        let (seen, devices, ports_at) = (Arc::clone(&state_view), Arc::clone(&devices), at.clone());
         let ports = worker.ports().map(move |page| -> Result<Vec<Sample>, ApiError> {
             let (page, now) = (page.map_err(gone)?, seen.names_now());
-            // One that is on its way out has no name any more.
+            // A port that is being removed has no name any more.
             let named = page.iter().filter_map(|port| Some((port, seen.port(&now, port.owner)?)));
             Ok(named.flat_map(|(port, name)| of_named_port(port, name, &devices, &ports_at)).collect())
         });
-        let seen = Arc::clone(&sight);
+        let seen = Arc::clone(&state_view);
         let paths = worker.paths().map(move |page| -> Result<Vec<Sample>, ApiError> {
             let (page, now) = (page.map_err(gone)?, seen.names_now());
             Ok(page.iter().flat_map(|path| of_named_path(path, seen.peer(&now, path.peer), &at)).collect())
@@ -50,12 +51,12 @@ pub(crate) fn of(state: &State) -> Pages<Sample> {
     }))
 }
 
-/// What the workers count as a whole, and by port, whichever they are.
+/// The counters of workers and their ports, by name only.
 pub(crate) fn sums(state: &State) -> impl Iterator<Item = Result<Vec<(String, u64)>, ApiError>> + use<> {
-    let sight = Arc::new(Sight::of(state));
-    let devices = Arc::new(devices(&sight));
+    let state_view = Arc::new(StateView::of(state));
+    let devices = Arc::new(devices(&state_view));
     let carried = state.carried.sums();
-    let counted = sight.workers.clone().into_iter().flat_map(move |worker| {
+    let counted = state_view.workers.clone().into_iter().flat_map(move |worker| {
         let totals = worker.clone();
         let own = std::iter::once_with(move || Totalled::of(&totals).map(|totals| totals.counters()));
         let devices = Arc::clone(&devices);
@@ -67,7 +68,7 @@ pub(crate) fn sums(state: &State) -> impl Iterator<Item = Result<Vec<(String, u6
     counted.chain(std::iter::once(Ok(carried)))
 }
 
-/// A worker as a whole, with its sockets.
+/// Totals of a worker and of its sockets.
 struct Totalled(Totals, UdpCounters, Option<AfxdpCounters>);
 
 impl Totalled {
@@ -93,10 +94,10 @@ fn of_worker(worker: &Remote<HostUnderlay>, at: &Place) -> Result<Vec<Sample>, A
     Ok(counters.map(|(counter, value)| Sample { counter, at: at.clone(), value }).collect())
 }
 
-/// What each port's device is called in counters, by the port's number.
-fn devices(sight: &Sight) -> HashMap<u16, &'static str> {
+/// The prefix of each port's device counters, by the port's number.
+fn devices(state_view: &StateView) -> HashMap<u16, &'static str> {
     let device = |kind| if kind == PortKind::VhostUser { "vhost" } else { "tap" };
-    sight.config.ports.iter().filter_map(|p| Some((sight.names.port(&p.name)?, device(p.kind)))).collect()
+    state_view.config.ports.iter().filter_map(|p| Some((state_view.names.port(&p.name)?, device(p.kind)))).collect()
 }
 
 fn device(devices: &HashMap<u16, &'static str>, owner: u16) -> &'static str {
@@ -123,7 +124,7 @@ fn of_named_path(path: &PathView, peer: Option<&str>, of_worker: &Place) -> impl
     named.map(move |(name, value)| Sample { counter: name.to_owned(), at: at.clone(), value })
 }
 
-/// What is counted beside the workers.
+/// Counters outside of the workers.
 fn of_daemon(state: &State) -> Vec<Sample> {
     let nowhere = |counter, value| Sample { counter, at: Place::default(), value };
     let mut samples: Vec<Sample> =
@@ -142,7 +143,7 @@ fn of_daemon(state: &State) -> Vec<Sample> {
     samples
 }
 
-/// What the device counts, and the kernel of it.
+/// Counters of the device, and those of the kernel.
 fn of_device(port: &PortView, device: &'static str) -> impl Iterator<Item = (String, u64)> {
     let own = port.device.iter().map(move |(name, value)| (format!("{device}.{name}"), *value));
     let kernel = port.kernel.iter().flat_map(|kernel| kernel.read());
@@ -150,7 +151,7 @@ fn of_device(port: &PortView, device: &'static str) -> impl Iterator<Item = (Str
 }
 
 fn of_port(port: &PortView, device: &'static str) -> Vec<(String, u64)> {
-    // Reasons for which nothing was dropped are many, and say nothing.
+    // Drop reasons are many; those with a count of 0 are left out.
     let switch = port
         .switch()
         .filter(|(name, value)| *value > 0 || !(name.starts_with("dropped_") || name.starts_with("ingress_dropped_")));
@@ -190,7 +191,7 @@ fn of_path(path: &PathView) -> [(&'static str, u64); 11] {
         ("path.probe_packets", s.probes_sent),
         ("path.lost_probe_packets", s.probes_lost),
         ("path.in_flight_packets", u64::from(s.in_flight_packets)),
-        // Without congestion control it has no bound.
+        // Without congestion control the window is unbounded.
         ("path.window_packets", s.window_packets.min(1e9) as u64),
         ("path.srtt_ns", s.srtt_ns),
         ("path.min_rtt_ns", s.min_rtt_ns),
@@ -211,13 +212,13 @@ mod tests {
 
     use super::*;
 
-    /// The names of all counters, as the rooms themselves have them.
+    /// The names of all counters, from the crates that count.
     fn counted() -> BTreeSet<String> {
         fn of<'a>(
-            room: &'a str,
+            prefix: &'a str,
             names: impl Iterator<Item = (&'static str, u64)> + 'a,
         ) -> impl Iterator<Item = String> {
-            names.map(move |(name, _)| format!("{room}{name}"))
+            names.map(move |(name, _)| format!("{prefix}{name}"))
         }
         let switch = bifrost_avs::UnderlayCounters::default();
         let sessions = bifrost_avs::SessionCounters::default();
@@ -245,7 +246,7 @@ mod tests {
         names.extend(bifrost_datapath::Counters::default().iter().map(|(name, _)| name));
         names.extend(TapCounters::default().iter().map(|(name, _)| format!("tap.{name}")));
         names.extend(VhostCounters::default().iter().map(|(name, _)| format!("vhost.{name}")));
-        // What is read elsewhere when it is asked for.
+        // Gauges that are read on demand.
         let gauges = [
             "rte.send_pages",
             "rte.receive_pages",
@@ -262,12 +263,12 @@ mod tests {
     }
 
     #[test]
-    fn every_counter_is_explained_and_no_other() {
+    fn exactly_the_existing_counters_are_explained() {
         let explained: BTreeSet<String> = counters::all().map(|(name, _)| name).collect();
         let counted = counted();
         let unexplained: Vec<_> = counted.difference(&explained).collect();
-        assert!(unexplained.is_empty(), "write into control/src/counters what these mean: {unexplained:#?}");
+        assert!(unexplained.is_empty(), "explain these in control/src/counters: {unexplained:#?}");
         let uncounted: Vec<_> = explained.difference(&counted).collect();
-        assert!(uncounted.is_empty(), "nobody counts these: {uncounted:#?}");
+        assert!(uncounted.is_empty(), "these do not exist: {uncounted:#?}");
     }
 }

@@ -1,5 +1,5 @@
 //! Sessions of security groups: lists, and the export and import of a port's sessions when its guest moves. Workers
-//! process them in pieces, and the daemon's lock is not held meanwhile.
+//! process them in batches, without the daemon's lock.
 
 use std::sync::Arc;
 
@@ -10,30 +10,30 @@ use bifrost_datapath::Remote;
 use bifrost_port::HostUnderlay;
 
 use crate::daemon::State;
-use crate::lists::{Sight, gone};
+use crate::lists::{StateView, gone};
 use crate::translate;
 
-/// Sessions that match the filter, of one worker after the other. An id has the worker in its upper half and the place
-/// in its lower half.
-pub(crate) fn list(sight: Sight, filter: &SessionFilter) -> Result<Pages<Session>, ApiError> {
-    let passes = Passes::of(&sight, filter)?;
-    let (sight, mut left) = (Arc::new(sight), filter.limit.unwrap_or(u64::MAX));
+/// Sessions that match the filter, worker by worker. An id has the worker in its upper half and the slot in its lower
+/// half.
+pub(crate) fn list(state_view: StateView, filter: &SessionFilter) -> Result<Pages<Session>, ApiError> {
+    let matcher = Matcher::of(&state_view, filter)?;
+    let (state_view, mut left) = (Arc::new(state_view), filter.limit.unwrap_or(u64::MAX));
     let (first, from) = match filter.after.map(|after| (after >> 32, after as u32)) {
         None => (0, 0),
-        // Behind a worker's last place.
+        // After a worker's last slot.
         Some((worker, u32::MAX)) => (worker + 1, 0),
-        Some((worker, place)) => (worker, place + 1),
+        Some((worker, slot)) => (worker, slot + 1),
     };
-    let workers = (0u64..).zip(sight.workers.clone()).skip_while(move |(index, _)| *index < first);
+    let workers = (0u64..).zip(state_view.workers.clone()).skip_while(move |(index, _)| *index < first);
     let pages = workers.flat_map(move |(index, worker)| {
         let from = if index == first { from } else { 0 };
-        let (passes, sight) = (passes, Arc::clone(&sight));
-        let pages = worker.sessions(from, move |place, session| passes.is_passed(session).then_some((place, *session)));
+        let (matcher, state_view) = (matcher, Arc::clone(&state_view));
+        let pages = worker.sessions(from, move |slot, session| matcher.matches(session).then_some((slot, *session)));
         pages.map(move |page| -> Result<Vec<Session>, ApiError> {
-            let (page, now) = (page.map_err(gone)?, sight.names_now());
-            let listed = page.iter().filter_map(|(place, session)| {
-                let port = sight.port(&now, session.port.0)?;
-                Some(listed(index << 32 | u64::from(*place), port, session))
+            let (page, now) = (page.map_err(gone)?, state_view.names_now());
+            let listed = page.iter().filter_map(|(slot, session)| {
+                let port = state_view.port(&now, session.port.0)?;
+                Some(listed(index << 32 | u64::from(*slot), port, session))
             });
             Ok(listed.collect())
         })
@@ -52,9 +52,9 @@ pub(crate) fn list(sight: Sight, filter: &SessionFilter) -> Result<Pages<Session
     })))
 }
 
-/// A filter, as workers ask it.
+/// A filter in the form for workers.
 #[derive(Clone, Copy)]
-struct Passes {
+struct Matcher {
     port: Option<PortId>,
     protocol: Option<u8>,
     address: Option<std::net::IpAddr>,
@@ -62,15 +62,15 @@ struct Passes {
     state: Option<SessionState>,
 }
 
-impl Passes {
-    fn of(sight: &Sight, filter: &SessionFilter) -> Result<Passes, ApiError> {
+impl Matcher {
+    fn of(state_view: &StateView, filter: &SessionFilter) -> Result<Matcher, ApiError> {
         let protocol = filter.check()?;
-        let id = |name: &String| sight.names.port(name).map(PortId).ok_or_else(|| unknown(name));
+        let id = |name: &String| state_view.names.port(name).map(PortId).ok_or_else(|| unknown(name));
         let port = filter.port.as_ref().map(id).transpose()?;
-        Ok(Passes { port, protocol, address: filter.address, number: filter.number, state: filter.state })
+        Ok(Matcher { port, protocol, address: filter.address, number: filter.number, state: filter.state })
     }
 
-    fn is_passed(&self, session: &SessionView) -> bool {
+    fn matches(&self, session: &SessionView) -> bool {
         let ends = [session.local, session.remote];
         self.port.is_none_or(|port| session.port == port)
             && self.protocol.is_none_or(|protocol| session.protocol == protocol)
@@ -107,13 +107,13 @@ fn state(class: Class) -> SessionState {
     }
 }
 
-/// A port's sessions, for its next host.
+/// Exports a port's sessions, for its next host.
 pub(crate) fn export(worker: &Remote<HostUnderlay>, port: PortId, name: String) -> Result<PortSessions, ApiError> {
     let pages = worker.moving_sessions(port).collect::<Result<Vec<Vec<MovingSession>>, _>>().map_err(gone)?;
     Ok(PortSessions::new(name, &write_moving_sessions(pages.concat())))
 }
 
-/// Goes on with the sessions that a port's guest had on another host.
+/// Imports the sessions that a port's guest had on another host.
 pub(crate) fn import(worker: &Remote<HostUnderlay>, port: PortId, bytes: &[u8]) -> Result<SessionsReport, ApiError> {
     let read = read_moving_sessions(bytes);
     let (all, unreadable) = read.map_err(|e| ApiError::bad_request(e.to_string()).at("sessions"))?;
@@ -129,11 +129,12 @@ impl State {
         let (port, id) = port.and_then(|port| Some((port, self.names.port(name)?))).ok_or_else(|| unknown(name))?;
         let home = translate::home(&self.config, port, id).unwrap_or_default();
         if self.workers.len() > 1 && !self.config.is_served_by_one(port) {
-            let what = format!("the sessions of {name:?} are with several workers, by the addresses of their peers");
-            return Err(ApiError::bad_request(what).at("port").hint("ports of virtual machines are with one"));
+            let what = format!("the sessions of {name:?} are spread over several workers");
+            return Err(ApiError::bad_request(what)
+                .at("port")
+                .hint("only ports that one worker serves can be exported, such as those of virtual machines"));
         }
-        let worker =
-            self.workers.get(usize::from(home)).ok_or_else(|| ApiError::internal("there is no such worker"))?;
+        let worker = self.workers.get(usize::from(home)).ok_or_else(|| ApiError::internal("no such worker"))?;
         Ok((worker.remote(), PortId(id)))
     }
 }

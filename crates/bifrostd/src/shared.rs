@@ -1,9 +1,8 @@
-//! Which vNICs have the addresses that they share (`[[port]] shared`, `[[route]] shared`): the last one that has taken
-//! each.
+//! Holders of shared addresses (`[[port]] shared`, `[[route]] shared`): the vNIC that last took each address.
 //!
-//! Each worker's switch notes what guests and other hosts say. This thread reads these notes, decides, and gives all
-//! workers new tables, as the health of backends does. What a guest of this host says goes on to all hosts of its
-//! network, and is repeated, for hosts that have started since. Without shared addresses nothing is asked.
+//! Each worker's switch records the claims of guests and other hosts. This thread reads the claims, decides, and gives
+//! all workers new tables, as for backends' health. Claims of this host's guests are announced to all hosts of their
+//! VPC, and repeated for hosts that have started since. Without shared addresses nothing is polled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,34 +17,34 @@ use bifrost_wire::Mac;
 
 use crate::daemon::{Daemon, State};
 
-/// How often workers are asked.
+/// Polling interval.
 const TICK: Duration = Duration::from_millis(20);
-/// The pause after a move, in multiples of its duration, and its bound: guests that take an address from each other all
-/// the time leave the daemon time for other work.
+/// Pause after a move, in multiples of its duration, and its upper bound: even if guests constantly take an address
+/// from each other, the daemon has time for other work.
 const REST: u32 = 4;
 const LONGEST_REST: Duration = Duration::from_millis(500);
-/// Interval of the repeated announcements to other hosts.
+/// Interval of repeated announcements to other hosts.
 const REPEAT: Duration = Duration::from_secs(10);
-/// How long to wait after a panic, which may come again.
+/// Pause after a panic, which may recur.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
-/// A shared address and its network.
+/// A shared address and its VPC.
 pub(crate) type Name = (Vni, IpAddr);
 
-/// The vNIC that holds each shared address. An address that is not here has no holder.
+/// The vNIC that holds each shared address. An address without an entry has no holder.
 pub(crate) type Holders = BTreeMap<Name, Mac>;
 
-/// What is known of shared addresses.
+/// State of shared addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// Who has them.
+    /// Their holders.
     pub(crate) holders: Holders,
     /// Whether the configuration has any.
     is_used: bool,
 }
 
 impl Shared {
-    /// Of a configuration, and what was known before of who has which.
+    /// For a configuration, with the former holders.
     pub(crate) fn of(config: &Config, holders: Holders) -> Shared {
         let is_used = config.ports.iter().any(|port| !port.shared.is_empty())
             || config.routes.iter().any(|route| !route.shared.is_empty());
@@ -58,7 +57,7 @@ impl Shared {
     }
 }
 
-/// Each shared address, with the vNICs that may have it.
+/// Each shared address, with the vNICs that may hold it.
 pub(crate) fn vnics(config: &Config) -> BTreeMap<Name, BTreeSet<Mac>> {
     let of_ports = config.ports.iter().map(|port| (port.vni, port.mac, &port.shared[..]));
     let of_routes = config.routes.iter().map(|route| (route.vni, route.mac, &route.shared[..]));
@@ -71,15 +70,15 @@ pub(crate) fn vnics(config: &Config) -> BTreeMap<Name, BTreeSet<Mac>> {
     all
 }
 
-/// Works until the daemon ends. After a panic it begins again.
-pub(crate) fn follow_for_ever(daemon: &Daemon) {
-    while let Err(panic) = panics::contain(|| follow(daemon)) {
-        tracing::error!(%panic, "following shared addresses has failed; it is tried again");
+/// Follows claims until the daemon ends. Restarts after a panic.
+pub(crate) fn run(daemon: &Daemon) {
+    while let Err(panic) = panics::contain(|| run_loop(daemon)) {
+        tracing::error!(%panic, "panic while following shared addresses; retrying");
         thread::sleep(AFTER_PANIC);
     }
 }
 
-fn follow(daemon: &Daemon) {
+fn run_loop(daemon: &Daemon) {
     let mut repeat_at = Instant::now() + REPEAT;
     loop {
         let (begin, mut pause) = (Instant::now(), TICK);
@@ -97,7 +96,7 @@ fn follow(daemon: &Daemon) {
                 Ok(true) => pause = (begin.elapsed() * REST).clamp(TICK, LONGEST_REST),
                 Err(error) => {
                     pause = LONGEST_REST;
-                    tracing::error!(error = format!("{error:#}"), "shared addresses stay where they are");
+                    tracing::error!(error = format!("{error:#}"), "cannot move shared addresses");
                 }
             }
         }
@@ -106,8 +105,8 @@ fn follow(daemon: &Daemon) {
 }
 
 impl State {
-    /// Decides by what workers have noted, and tells other hosts; everything if that `is_due`. Returns whether an
-    /// address has moved.
+    /// Updates the holders from the workers' claims, and announces changes to other hosts; all holders if `is_due`.
+    /// Returns whether an address has moved.
     fn follow_shared(&mut self, is_due: bool) -> Result<bool> {
         if !self.shared.is_used {
             return Ok(false);
@@ -131,17 +130,17 @@ impl State {
         }
         let holders = &self.shared.holders;
         let of_holder = claims.iter().filter_map(|claim| Some((name(claim)?, claim)));
-        let mut said = BTreeMap::<Name, Statement>::new();
+        let mut statements = BTreeMap::<Name, Statement>::new();
         for (name, claim) in of_holder.filter(|(name, claim)| holders.get(name) == Some(&claim.mac)) {
-            let statement = said.entry(name).or_insert(claim.statement);
+            let statement = statements.entry(name).or_insert(claim.statement);
             *statement = claim.statement.max(*statement);
         }
-        self.announce(|name| said.get(name).copied().or(is_due.then_some(Statement::Has)))?;
+        self.announce(|name| statements.get(name).copied().or(is_due.then_some(Statement::Has)))?;
         Ok(has_moved)
     }
 
-    /// Tells the other hosts of a network which addresses vNICs of this one have, those of which there is a statement
-    /// to make.
+    /// Announces addresses held by vNICs of this host to the other hosts of their VPC, if `statement` returns a
+    /// statement for them.
     fn announce(&self, statement: impl Fn(&Name) -> Option<Statement>) -> Result<()> {
         let is_here = |vni: Vni, mac: Mac| self.config.ports.iter().any(|port| (port.vni, port.mac) == (vni, mac));
         let mut frames = Vec::new();
@@ -166,13 +165,13 @@ fn name(claim: &Claim) -> Option<Name> {
     Some((Vni::new(claim.vni.get())?, claim.address))
 }
 
-/// Who has the addresses after `claims`, which are sorted by time.
+/// The holders after `claims`, which are sorted by time.
 fn decide(holders: &Holders, claims: &[Claim], vnics: &BTreeMap<Name, BTreeSet<Mac>>) -> Holders {
     let mut holders = holders.clone();
     for claim in claims {
         let Some(name) = name(claim) else { continue };
         if !vnics.get(&name).is_some_and(|vnics| vnics.contains(&claim.mac)) {
-            // The configuration has changed meanwhile.
+            // The configuration has changed since.
             continue;
         }
         if claim.statement == Statement::Takes || !holders.contains_key(&name) {
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_that_takes_an_address_has_it() {
+    fn the_last_vnic_that_takes_an_address_holds_it() {
         use Statement::{Has, Takes};
         let Some(vni) = Vni::new(100) else { panic!("a VNI") };
         let mac = |n| Mac([2, 0, 0, 0, 0, n]);

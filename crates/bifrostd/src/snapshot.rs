@@ -1,4 +1,5 @@
-//! The objects of other owners than the file, on disk: they outlive the daemon. What is written is in `control::objects::journal`.
+//! Journal on disk of the objects that are not in the file, so that they survive a restart. `control::objects::journal`
+//! defines the format.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -10,14 +11,14 @@ use bifrost_control::objects::journal::{self, Loaded};
 use bifrost_control::objects::{Entry, Id, Plan};
 use std::collections::BTreeMap;
 
-/// The file's name in the daemon's directory.
+/// The journal's name in the daemon's directory.
 const NAME: &str = "objects.journal";
-/// The largest file that is read, bytes.
+/// Maximum size of the journal, bytes.
 const MAX_BYTES: u64 = 1 << 30;
-/// The journal is written again, without what was replaced, when it has grown by its own length and this, bytes.
+/// The journal is compacted when it is longer than twice its length after the last compaction, plus this, bytes.
 const SLACK: u64 = 4 << 20;
 
-/// Where objects are kept; nowhere, if the daemon has no directory.
+/// The journal; none if the daemon has no directory.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     file: Option<Open>,
@@ -28,12 +29,12 @@ struct Open {
     path: PathBuf,
     file: File,
     len: u64,
-    /// Its length when it had nothing that was replaced.
-    whole: u64,
+    /// Its length after the last compaction, bytes.
+    compact_len: u64,
 }
 
 impl Snapshot {
-    /// Opens the journal in a directory, and reads it. A damaged one is put aside, and told.
+    /// Opens and reads the journal in a directory. A damaged journal is renamed, and an error logged.
     ///
     /// # Errors
     /// The file cannot be opened, read or written.
@@ -44,13 +45,13 @@ impl Snapshot {
         let mut bytes = Vec::new();
         (&file).take(MAX_BYTES + 1).read_to_end(&mut bytes).with_context(|| doing("reading"))?;
         if bytes.len() as u64 > MAX_BYTES {
-            bail!("{} has more than {MAX_BYTES} bytes; move it away", path.display());
+            bail!("{} has more than {MAX_BYTES} bytes; move it elsewhere", path.display());
         }
         let loaded = match journal::read(&bytes, workers) {
             Ok(loaded) => loaded,
             Err(error) => {
                 let aside = path.with_extension("journal.damaged");
-                std::fs::rename(&path, &aside).with_context(|| doing("putting aside"))?;
+                std::fs::rename(&path, &aside).with_context(|| doing("renaming"))?;
                 tracing::error!(
                     "{}: {error}; it is now {}, and the daemon starts with the objects of its file alone: have the \
                      others applied again",
@@ -65,37 +66,37 @@ impl Snapshot {
             tracing::error!("{}: left out: {what}", path.display());
         }
         if (loaded.len as u64) < bytes.len() as u64 && loaded.len > 0 {
-            tracing::warn!("{}: its last batch was not written to the end, and is left out", path.display());
+            tracing::warn!("{}: the last batch is incomplete, and is left out", path.display());
         }
-        let mut open = Open { path, file, len: loaded.len as u64, whole: 0 };
-        open.cut().with_context(|| format!("writing {}", open.path.display()))?;
+        let mut open = Open { path, file, len: loaded.len as u64, compact_len: 0 };
+        open.truncate().with_context(|| format!("writing {}", open.path.display()))?;
         let mut snapshot = Snapshot { file: Some(open) };
         snapshot.rewrite(&loaded.objects)?;
         Ok((snapshot, loaded.objects))
     }
 
-    /// Keeps what a batch changes. When this returns, it outlives a crash of the host.
+    /// Saves the changes of a batch. When this returns, they survive a crash of the host.
     ///
     /// # Errors
-    /// It cannot be written; then nothing of it is kept.
+    /// The journal cannot be written; then none of the changes is saved.
     pub(crate) fn append(&mut self, plan: &Plan) -> Result<()> {
         let changes = plan.changes().iter().map(|(id, entry)| (id, entry.as_ref()));
         let (Some(open), Some(line)) = (&mut self.file, journal::line(changes)) else { return Ok(()) };
         let written = open.file.write_all(line.as_bytes()).and_then(|()| open.file.sync_data());
         if let Err(error) = written {
-            // The next line has to begin where this one did.
-            open.cut().with_context(|| format!("cutting {}", open.path.display()))?;
+            // Remove a partly written line.
+            open.truncate().with_context(|| format!("truncating {}", open.path.display()))?;
             return Err(error).with_context(|| format!("writing {}", open.path.display()));
         }
         open.len += line.len() as u64;
         Ok(())
     }
 
-    /// Writes the journal without what was replaced, if there is much of that.
-    pub(crate) fn tidy(&mut self, objects: &BTreeMap<Id, Entry>) {
-        let due = self.file.as_ref().is_some_and(|open| open.len > open.whole * 2 + SLACK);
+    /// Compacts the journal if it has many replaced entries.
+    pub(crate) fn compact(&mut self, objects: &BTreeMap<Id, Entry>) {
+        let due = self.file.as_ref().is_some_and(|open| open.len > open.compact_len * 2 + SLACK);
         if due && let Err(error) = self.rewrite(objects) {
-            // What there is stays good, only longer.
+            // The existing journal stays valid.
             tracing::error!("{error:#}");
         }
     }
@@ -117,9 +118,9 @@ impl Snapshot {
             drop(buffered);
             file.sync_all()?;
             std::fs::rename(&next, &path)?;
-            // The name, too, has to outlive a crash.
+            // The new name must survive a crash, too.
             path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())?;
-            Ok(Open { path: path.clone(), file, len, whole: len })
+            Ok(Open { path: path.clone(), file, len, compact_len: len })
         };
         *former = write().with_context(|| format!("writing {}", next.display()))?;
         Ok(())
@@ -127,8 +128,8 @@ impl Snapshot {
 }
 
 impl Open {
-    /// Cuts off what is not a whole line.
-    fn cut(&mut self) -> std::io::Result<()> {
+    /// Truncates the file to its complete lines.
+    fn truncate(&mut self) -> std::io::Result<()> {
         self.file.set_len(self.len)?;
         self.file.seek(SeekFrom::Start(self.len)).map(drop)
     }

@@ -1,4 +1,4 @@
-//! What would become of a packet that is only described, in words.
+//! Traces: what would happen to a described packet, in words.
 
 #[cfg(test)]
 mod described_tests;
@@ -20,10 +20,10 @@ use crate::daemon::{Daemon, State};
 use crate::translate;
 
 impl Daemon {
-    /// Asks the worker that would get the packet.
+    /// Traces a packet on the worker that would process it.
     pub(crate) fn trace_packet(&self, spec: &TraceSpec) -> Result<Trace, ApiError> {
         let state = self.state();
-        let to = spec.to.ok_or_else(|| ApiError::bad_request("say where it goes").at("to"))?;
+        let to = spec.to.ok_or_else(|| ApiError::bad_request("give the destination").at("to"))?;
         match &spec.port {
             Some(name) => from_port(&state, spec, name, to),
             None => from_peer(&state, spec, to),
@@ -36,16 +36,16 @@ fn from_port(state: &State, spec: &TraceSpec, name: &str, to: IpAddr) -> Result<
     let (Some(owner), Some(port)) = (state.names.port(name), config.ports.iter().find(|p| p.name == name)) else {
         let known: Vec<&str> = config.ports.iter().map(|p| p.name.as_str()).collect();
         let error = ApiError::not_found(format!("no port named {name:?}")).at("port");
-        return Err(error.hint(format!("there are {}", known.join(", "))));
+        return Err(error.hint(format!("known ports: {}", known.join(", "))));
     };
     let own = port.addresses.iter().map(|net| net.addr()).find(|address| address.is_ipv4() == to.is_ipv4());
     let Some(from) = spec.from.or(own) else {
         return Err(ApiError::bad_request(format!("port {name} has no address of that family")).at("to"));
     };
-    let vni = Vni::new(port.vni.value()).ok_or_else(|| ApiError::internal("a VNI out of range"))?;
+    let vni = Vni::new(port.vni.value()).ok_or_else(|| ApiError::internal("VNI out of range"))?;
     let source = mac(spec.from_mac.as_deref(), "from_mac")?.unwrap_or(port.mac);
     let known = mac(spec.to_mac.as_deref(), "to_mac")?;
-    // As the guest finds it: by asking for what is on its own network, and for its gateway otherwise.
+    // As the guest resolves it: the destination itself if it is on-link, otherwise the gateway.
     let on_link = port.addresses.iter().any(|net| net.contains(&to));
     let routed = !on_link && config.vpc(port.vni).is_some_and(|vpc| !vpc.gateway.is_empty());
     let destination = match known {
@@ -59,7 +59,7 @@ fn from_port(state: &State, spec: &TraceSpec, name: &str, to: IpAddr) -> Result<
     };
     let mut packet = describe(spec, from, to);
     if destination.is_none() {
-        packet = format!("the guest's question who has {to}, before it can send {packet}");
+        packet = format!("the guest's ARP or ND request for {to}, before it can send {packet}");
     }
     let pair = (source, destination.unwrap_or(Mac::BROADCAST));
     let worker = worker_of(state, Some(port), pair);
@@ -69,7 +69,7 @@ fn from_port(state: &State, spec: &TraceSpec, name: &str, to: IpAddr) -> Result<
         core.trace_from_guest(owner, &frame)
     })?;
     let mut sender = owner;
-    // Through an uplink back to this host it is handed over twice.
+    // A packet through an uplink back to this host is handed over twice.
     for _ in 0..2 {
         let End::HandedOver { worker, port, frame } = trace.end.clone() else { break };
         let rest = on_worker(state, usize::from(worker), move |w| {
@@ -86,14 +86,15 @@ fn from_port(state: &State, spec: &TraceSpec, name: &str, to: IpAddr) -> Result<
 }
 
 fn from_peer(state: &State, spec: &TraceSpec, to: IpAddr) -> Result<Trace, ApiError> {
-    let missing = || ApiError::bad_request("say who sends it: a peer's address, a network and a guest").at("from_peer");
+    let missing =
+        || ApiError::bad_request("give the sender: a peer's address, a VNI and the guest's address").at("from_peer");
     let (peer, number, from) = (spec.from_peer.ok_or_else(missing)?, spec.vni.ok_or_else(missing)?, spec.from);
     let from = from.ok_or_else(missing)?;
     let vni = Vni::new(number).ok_or_else(|| ApiError::bad_request("a VNI has 24 bits").at("vni"))?;
-    let station = |address| on_worker(state, 0, move |w| w.core_mut().resolve(vni, address));
-    let (sender, receiver) = (station(from)?, station(to)?);
+    let resolve = |address| on_worker(state, 0, move |w| w.core_mut().resolve(vni, address));
+    let (sender, receiver) = (resolve(from)?, resolve(to)?);
     let port = state.config.ports.iter().find(|p| p.vni.value() == number && Some(p.mac) == receiver);
-    // What is on one network comes from its sender, and other packets from their gateway.
+    // On-link packets have the sender's MAC address, routed ones the gateway's.
     let direct = port.is_none_or(|p| p.addresses.iter().any(|net| net.contains(&from)));
     let source = mac(spec.from_mac.as_deref(), "from_mac")?
         .or(if direct { sender } else { Some(GATEWAY_MAC) })
@@ -110,7 +111,7 @@ fn from_peer(state: &State, spec: &TraceSpec, to: IpAddr) -> Result<Trace, ApiEr
     Ok(Words { state, vni: number, to }.trace(packet, &trace))
 }
 
-/// The worker that gets packets between two vNICs, of which one is behind `port`.
+/// The worker that processes packets between two vNICs, one of which is behind `port`.
 fn worker_of(state: &State, port: Option<&Port>, (a, b): (Mac, Mac)) -> usize {
     let home = port.and_then(|port| translate::home(&state.config, port, state.names.port(&port.name)?));
     let by_pair = || steer::worker_of_pair(a.octets(), b.octets(), state.workers.len() as u16);
@@ -127,11 +128,11 @@ fn on_worker<T: Send + 'static>(
 }
 
 fn mac(text: Option<&str>, field: &str) -> Result<Option<Mac>, ApiError> {
-    text.map(|text| text.parse().map_err(|_| ApiError::bad_request(format!("{text:?} is no MAC address")).at(field)))
+    text.map(|text| text.parse().map_err(|_| ApiError::bad_request(format!("{text:?} is not a MAC address")).at(field)))
         .transpose()
 }
 
-/// A packet in a line.
+/// A packet in one line.
 fn describe(spec: &TraceSpec, from: IpAddr, to: IpAddr) -> String {
     let address = |address: IpAddr, port: u16| std::net::SocketAddr::new(address, port).to_string();
     let what = match (spec.tcp, spec.udp) {
@@ -145,18 +146,18 @@ fn describe(spec: &TraceSpec, from: IpAddr, to: IpAddr) -> String {
         (None, None) => format!("a ping from {from} to {to}"),
     };
     let size = spec.size_bytes.map_or(String::new(), |size| format!(", {size} bytes"));
-    let cut = if spec.dont_fragment { ", not to be cut" } else { "" };
-    what + &size + cut
+    let df = if spec.dont_fragment { ", DF set" } else { "" };
+    what + &size + df
 }
 
-/// What is needed to say it.
+/// The context for describing a trace.
 struct Words<'a> {
     state: &'a State,
     vni: u32,
     to: IpAddr,
 }
 
-/// One step in words. `details` in pairs.
+/// A step in words, with `details` as name-value pairs.
 fn step<const N: usize>(stage: &str, passes: bool, what: String, details: [(&str, String); N]) -> TraceStep {
     let details = details.into_iter().map(|(name, value)| (name.to_owned(), value)).collect::<BTreeMap<_, _>>();
     TraceStep { stage: stage.to_owned(), passes, what, details }
@@ -172,15 +173,17 @@ impl Words<'_> {
 
     fn end(&self, end: &End) -> (TraceVerdict, String, Option<String>) {
         match end {
-            End::Sent { peer } => (TraceVerdict::Sent, format!("it leaves for {}", self.peer(*peer)), None),
+            End::Sent { peer } => (TraceVerdict::Sent, format!("it is sent to {}", self.peer(*peer)), None),
             End::Delivered { port } => {
-                (TraceVerdict::Delivered, format!("the guest of {} is shown it", self.port(*port)), None)
+                (TraceVerdict::Delivered, format!("it is delivered to the guest of {}", self.port(*port)), None)
             }
             End::HandedOver { worker, port, .. } => {
-                let what = format!("worker {worker} shows it to the guest of {}", self.port(*port));
+                let what = format!("worker {worker} delivers it to the guest of {}", self.port(*port));
                 (TraceVerdict::Delivered, what, None)
             }
-            End::Copied { to } => (TraceVerdict::Sent, format!("a copy goes to each of {to} vNICs of its group"), None),
+            End::Copied { to } => {
+                (TraceVerdict::Sent, format!("a copy is sent to each of {to} vNICs of its group"), None)
+            }
             End::Answered => (TraceVerdict::Answered, "the switch answers it itself".to_owned(), None),
             End::Dropped { counter, port } => {
                 let meaning = counters::meaning(counter).map_or(String::new(), |m| format!(": {}", m.what));
@@ -207,8 +210,8 @@ impl Words<'_> {
             Step::Parsed(Err(reason)) => step("parse", false, format!("malformed: {reason}"), []),
             Step::Faults { at_port, ids } => {
                 let ids = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-                let place = if *at_port { "at the port" } else { "on the paths" };
-                step("fault", true, format!("injected faults {place} may hit it: {ids}"), [("ids", ids.clone())])
+                let location = if *at_port { "at the port" } else { "on the paths" };
+                step("fault", true, format!("injected faults {location} may affect it: {ids}"), [("ids", ids.clone())])
             }
             Step::FromGuest(trace) => return self.of_guest(trace),
             Step::FromUnderlay(trace) => {
@@ -225,32 +228,32 @@ impl Words<'_> {
                 return std::iter::once(found).chain(checks).chain(size.then(too_large)).collect();
             }
             Step::HandedOver { worker, port } => {
-                let what = format!("worker {worker} serves {}, and goes on with it", self.port(*port));
+                let what = format!("worker {worker} serves {}, and continues with it", self.port(*port));
                 step("worker", true, what, [("worker", worker.to_string()), ("port", self.port(*port))])
             }
             Step::FromWorker(trace) => return trace.checks.iter().map(|check| self.check(check)).collect(),
             Step::Limit { port, is_tx: true, wait_ns, .. } => {
                 let wait_us = wait_ns.div_ceil(1000);
                 let what = match wait_us {
-                    0 => "within what the guest may send".to_owned(),
-                    _ => format!("more than the guest may send: it waits {wait_us} us in the guest's queue"),
+                    0 => "within the guest's send limit".to_owned(),
+                    _ => format!("above the guest's send limit: it waits {wait_us} us in the guest's queue"),
                 };
                 step("limit", true, what, [("port", self.port(*port)), ("wait_us", wait_us.to_string())])
             }
             Step::Limit { port, passes, .. } => {
-                let what = if *passes { "within what the guest may get" } else { "more than the guest may get" };
+                let what = if *passes { "within the guest's receive limit" } else { "above the guest's receive limit" };
                 step("limit", *passes, what.to_owned(), [("port", self.port(*port))])
             }
             Step::Waiting { packets } => {
-                let what = format!("{packets} packets of the guest wait for a window before it");
+                let what = format!("{packets} earlier packets of the guest wait for a window");
                 step("limit", true, what, [("waiting_packets", packets.to_string())])
             }
             Step::Cut { pieces, mtu } => {
-                let what = format!("cut into {pieces} packets of at most {mtu} bytes");
+                let what = format!("segmented into {pieces} packets of at most {mtu} bytes");
                 step("size", true, what, [("pieces", pieces.to_string()), ("mtu_bytes", mtu.to_string())])
             }
             Step::Rewritten { destination } => {
-                let what = format!("{GATEWAY_MAC} -> {destination}, one hop less to live");
+                let what = format!("{GATEWAY_MAC} -> {destination}, TTL or hop limit decremented");
                 step(
                     "rewrite",
                     true,
@@ -261,7 +264,7 @@ impl Words<'_> {
             Step::Carried { peer, how, connection } => return vec![self.carried(*peer, *how, connection.as_ref())],
             Step::Outer(lanes) => return lanes.iter().map(lane).collect(),
             Step::Room { port, hidden, capacity } => {
-                let what = format!("{hidden} of {capacity} receive buffers hold packets that wait for earlier ones");
+                let what = format!("{hidden} of {capacity} receive buffers hold packets that wait for earlier packets");
                 let details = [("waiting_packets", hidden.to_string()), ("capacity_packets", capacity.to_string())];
                 let [waiting, capacity] = details;
                 step("room", true, what, [waiting, capacity, ("port", self.port(*port))])
@@ -274,7 +277,7 @@ impl Words<'_> {
         if let Err(reason) = trace.admitted {
             return vec![refused("admission", reason)];
         }
-        let mut steps = vec![step("admission", true, "its addresses are the guest's own".to_owned(), [])];
+        let mut steps = vec![step("admission", true, "its source addresses belong to the guest".to_owned(), [])];
         let dropped = trace.verdict.drop_reason();
         match (trace.hop, dropped) {
             (Some(hop), None) => steps.push(self.hop(&hop)),
@@ -282,20 +285,20 @@ impl Words<'_> {
                 steps.push(self.hop(&hop));
             }
             (_, Some(reason)) => steps.push(refused("route", reason)),
-            (None, None) => steps.push(step("route", true, "for the switch itself".to_owned(), [])),
+            (None, None) => steps.push(step("route", true, "to the switch itself".to_owned(), [])),
         }
         steps.extend(trace.checks.iter().map(|check| self.check(check)));
         if dropped == Some(DropReason::PathMtu) {
             steps.push(too_large());
         } else if matches!(trace.verdict.action, Action::Answer { .. }) && trace.hop.is_some() {
-            let what = "too large for its way, and not to be cut: the guest is told so by ICMP";
+            let what = "larger than the path MTU, must not be fragmented: the guest is notified by ICMP";
             steps.push(step("size", false, what.to_owned(), []));
         }
         steps
     }
 
     fn hop(&self, hop: &bifrost_avs::Hop) -> TraceStep {
-        let place = hop.peer.map_or("this host".to_owned(), |peer| self.peer(peer.0));
+        let host = hop.peer.map_or("this host".to_owned(), |peer| self.peer(peer.0));
         let prefix = self.prefix(hop.vni.get(), hop.mac).map_or(String::new(), |prefix| prefix.to_string());
         let by = match (hop.routed, prefix.as_str()) {
             (true, "") => "through the gateway".to_owned(),
@@ -303,7 +306,7 @@ impl Words<'_> {
             (false, _) => "by its MAC address".to_owned(),
         };
         let network = if hop.vni.get() == self.vni { String::new() } else { format!(" in VNI {}", hop.vni.get()) };
-        let what = format!("{by}: {}{network} on {place}, path MTU {}", hop.mac, hop.mtu);
+        let what = format!("{by}: {}{network} on {host}, path MTU {}", hop.mac, hop.mtu);
         step(
             "route",
             true,
@@ -311,7 +314,7 @@ impl Words<'_> {
             [
                 ("vni", hop.vni.get().to_string()),
                 ("mac", hop.mac.to_string()),
-                ("place", place),
+                ("place", host),
                 ("prefix", prefix),
                 ("path_mtu_bytes", hop.mtu.to_string()),
                 ("routed", hop.routed.to_string()),
@@ -319,7 +322,7 @@ impl Words<'_> {
         )
     }
 
-    /// The longest prefix with the destination, of those that lead to a vNIC.
+    /// The longest prefix that contains the destination and leads to a vNIC.
     fn prefix(&self, vni: u32, mac: Mac) -> Option<ipnet::IpNet> {
         let config = &self.state.config;
         let Config { routes, ports, .. } = &**config;
@@ -341,28 +344,28 @@ impl Words<'_> {
         let config = &self.state.config;
         let of_port = config.ports.iter().find(|p| p.name == name);
         let permitted = |permission: &Permission| match permission {
-            Permission::Unrestricted => ("everything may".to_owned(), String::new()),
+            Permission::Unrestricted => ("everything is allowed".to_owned(), String::new()),
             Permission::None => ("no rule allows it".to_owned(), String::new()),
-            Permission::Rule(place) => {
-                let rule = of_port.and_then(|port| rules::of_group(config, port, *direction, *place));
-                let rule = rule.unwrap_or_else(|| format!("rule {place}"));
+            Permission::Rule(index) => {
+                let rule = of_port.and_then(|port| rules::of_group(config, port, *direction, *index));
+                let rule = rule.unwrap_or_else(|| format!("rule {index}"));
                 (format!("{rule} allows it"), rule)
             }
         };
         let mut rule = String::new();
         let (stage, what) = match by {
-            By::Acl(None) => ("acl", "no rule is about it, so it passes".to_owned()),
-            By::Acl(Some(place)) => {
-                let found = of_port.and_then(|port| rules::of_acl(config, port, *direction, *place));
-                rule = found.unwrap_or_else(|| format!("rule {place}"));
-                let what = if result.is_ok() { "allows" } else { "refuses" };
+            By::Acl(None) => ("acl", "no rule matches, so it passes".to_owned()),
+            By::Acl(Some(index)) => {
+                let found = of_port.and_then(|port| rules::of_acl(config, port, *direction, *index));
+                rule = found.unwrap_or_else(|| format!("rule {index}"));
+                let what = if result.is_ok() { "allows" } else { "denies" };
                 ("acl", format!("{rule} {what} it"))
             }
             By::Fragments => {
                 let what = if result.is_ok() {
-                    "follows the first one of its packet"
+                    "follows the first fragment of its packet"
                 } else {
-                    "does not follow one that passed"
+                    "does not follow a first fragment that passed"
                 };
                 ("fragment", format!("a fragment that {what}"))
             }
@@ -370,48 +373,48 @@ impl Words<'_> {
                 let balancer = config.load_balancers.get(usize::from(id.0)).map_or("?", |balancer| &balancer.name);
                 rule = format!("load balancer {balancer}");
                 let what = match (direction, is_new) {
-                    (Direction::Ingress, _) => "its connection is with",
-                    (_, true) => "its connection begins with",
-                    (_, false) => "its connection stays with",
+                    (Direction::Ingress, _) => "its connection belongs to",
+                    (_, true) => "its connection is assigned to",
+                    (_, false) => "its connection stays on",
                 };
                 ("service", format!("{rule}: {what} {address} port {port}"))
             }
             By::Floating(outside) => {
                 rule = format!("floating address {outside}");
-                ("nat", format!("the guest is known outside as {outside}"))
+                ("nat", format!("the guest's external address is {outside}"))
             }
             By::Nat { outside: (address, port), is_new } => {
                 rule = format!("outside {}", std::net::SocketAddr::new(*address, *port));
                 let what = match (direction, is_new) {
-                    (Direction::Ingress, _) => "a conversation of the guest, which is known outside at",
-                    (_, true) => "a conversation with the outside begins, from",
-                    (_, false) => "a conversation with the outside goes on, from",
+                    (Direction::Ingress, _) => "an existing mapping, external address",
+                    (_, true) => "a new mapping, external address",
+                    (_, false) => "an existing mapping, external address",
                 };
                 ("nat", format!("{what} {address} port {port}"))
             }
-            By::NoGroup => ("group", "not asked about such packets".to_owned()),
-            By::Error { known: true, .. } => ("group", "an ICMP error about a session that there is".to_owned()),
+            By::NoGroup => ("group", "not checked for such packets".to_owned()),
+            By::Error { known: true, .. } => ("group", "an ICMP error about an existing session".to_owned()),
             By::Error { permission, .. } => {
                 let (what, by) = permitted(permission);
                 rule = by;
-                ("group", format!("an ICMP error about no session; {what}"))
+                ("group", format!("an ICMP error about an unknown session; {what}"))
             }
             By::Session { state, origin, idle_s } => {
                 let who = if *origin == Direction::Egress { "the guest" } else { "others" };
-                ("group", format!("it belongs to a session ({state}, begun by {who}, last packet {idle_s} s ago)"))
+                ("group", format!("it belongs to a session ({state}, started by {who}, last packet {idle_s} s ago)"))
             }
             By::Groups { ends, permission } => {
                 let (what, by) = permitted(permission);
                 rule = by;
                 let full = *result == Err(DropReason::SessionsFull);
                 let then = match (result.is_ok(), full) {
-                    (true, _) => ", and a session would begin",
-                    (false, true) => ", but there is no room for another session",
+                    (true, _) => ", and a session would be created",
+                    (false, true) => ", but the session table is full",
                     (false, false) => "",
                 };
                 let before = match ends {
-                    Some((state, true)) => format!("its session ({state}) is allowed no longer; "),
-                    Some((state, false)) => format!("its session ({state}) is over; "),
+                    Some((state, true)) => format!("its session ({state}) is no longer allowed; "),
+                    Some((state, false)) => format!("its session ({state}) has ended; "),
                     None => String::new(),
                 };
                 ("group", format!("{before}no session; {what}{then}"))
@@ -436,11 +439,11 @@ impl Words<'_> {
 
     fn carried(&self, peer: u16, how: Carriage, connection: Option<&bifrost_rte::ConnSnapshot>) -> TraceStep {
         let (carriage, why) = match how {
-            Carriage::NotReliable => ("plain VXLAN", "the network carries such packets so"),
-            Carriage::PlainPeer => ("plain VXLAN", "the peer speaks nothing else"),
+            Carriage::NotReliable => ("plain VXLAN", "the VPC does not carry such packets reliably"),
+            Carriage::PlainPeer => ("plain VXLAN", "the peer supports nothing else"),
             Carriage::Connection => ("reliable", "on an open connection"),
-            Carriage::Opening => ("reliable", "when the connection that is being set up is open"),
-            Carriage::SetUp => ("reliable", "on a connection that it would have set up"),
+            Carriage::Opening => ("reliable", "once the connection that is being set up is open"),
+            Carriage::SetUp => ("reliable", "on a connection that would be set up"),
             Carriage::BestEffort => ("plain VXLAN", "all paths have failed"),
             Carriage::Unanswered => ("plain VXLAN", "the peer has not answered set-up"),
         };
@@ -468,7 +471,7 @@ impl Words<'_> {
 
     fn port(&self, id: u16) -> String {
         let found = self.state.config.ports.iter().find(|p| self.state.names.port(&p.name) == Some(id));
-        found.map_or("a port that is gone", |p| &p.name).to_owned()
+        found.map_or("a removed port", |p| &p.name).to_owned()
     }
 }
 
@@ -480,7 +483,8 @@ fn refused(stage: &str, reason: DropReason) -> TraceStep {
 
 fn too_large() -> TraceStep {
     let reason = DropReason::PathMtu;
-    let what = "too large for its way, not to be cut, and its sender is told often enough, or must not be told";
+    let what =
+        "larger than the path MTU, must not be fragmented; no ICMP error: rate limit, or a source that gets none";
     step("size", false, what.to_owned(), [("reason", reason.name().to_owned())])
 }
 

@@ -1,4 +1,4 @@
-//! From the configuration's words to the rooms' own.
+//! Translates the configuration into the types of other crates.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -23,7 +23,7 @@ use crate::health::Health;
 use crate::metadata;
 use crate::shared::{self, Holders};
 
-// What the configuration gives no guest is what the switch answers with.
+// The MAC address that guests may not have is that of the switch's gateway.
 const _: () = assert!(config::GATEWAY_MAC.as_u64() == avs::GATEWAY_MAC.as_u64());
 
 /// The UDP sockets of the underlay.
@@ -52,12 +52,12 @@ pub(crate) fn afxdp(config: &Config) -> AfxdpConfig {
     }
 }
 
-/// The worker that alone serves port number `id`, if not all do: these take turns.
+/// The only worker that serves port number `id`, chosen by that number; `None` if all workers serve it.
 pub(crate) fn home(config: &Config, port: &config::Port, id: u16) -> Option<u16> {
     config.is_served_by_one(port).then(|| id % config.workers.count.max(1) as u16)
 }
 
-/// The tables of the first worker's switch; those of the others differ by whose they are.
+/// The tables of the first worker's switch. Those of other workers differ only in `workers.own`.
 pub(crate) fn tables(config: &Config, names: &Names, health: &Health, holders: &Holders) -> avs::Tables {
     let vni = |v: config::Vni| Vni::new(v.value());
     let vpcs = config.vpcs.iter().filter_map(|v| {
@@ -128,11 +128,11 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health, holders: &
 }
 
 fn load_balancer(config: &Config, balancer: &config::LoadBalancer, health: &Health) -> Option<avs::LoadBalancer> {
-    // What was known while this host asked says nothing once it no longer does.
-    let is_asked = config.ports.iter().any(|port| balancer.asks_from(port));
+    // Results of former checks are stale if this host no longer checks the backends.
+    let is_checked = config.ports.iter().any(|port| balancer.asks_from(port));
     let backend = |b: &config::Backend| {
         let target = (balancer.name.clone(), SocketAddr::new(b.address, b.port));
-        let works = !is_asked || health.get(&target).copied().unwrap_or(true);
+        let works = !is_checked || health.get(&target).copied().unwrap_or(true);
         avs::Backend { address: b.address, port: b.port, weight: if works { b.weight } else { 0 } }
     };
     Some(avs::LoadBalancer {
@@ -148,7 +148,7 @@ fn load_balancer(config: &Config, balancer: &config::LoadBalancer, health: &Heal
     })
 }
 
-/// Shared addresses, and who has them.
+/// Shared addresses and their holders.
 fn shared_addresses(config: &Config, holders: &Holders) -> Vec<avs::SharedAddress> {
     let shared = shared::vnics(config).into_iter().filter_map(|((vni, address), vnics)| {
         let holder = holders.get(&(vni, address)).copied().filter(|mac| vnics.contains(mac));
@@ -157,7 +157,7 @@ fn shared_addresses(config: &Config, holders: &Holders) -> Vec<avs::SharedAddres
     shared.collect()
 }
 
-/// The addresses that vNICs of other hosts share with others and have now, as members of their security groups.
+/// Shared addresses that vNICs of other hosts hold, as members of these vNICs' security groups.
 fn shared_members(config: &Config, holders: &Holders) -> Vec<avs::Member> {
     let mut members = Vec::new();
     for ((vni, address), mac) in holders {
@@ -169,7 +169,8 @@ fn shared_members(config: &Config, holders: &Holders) -> Vec<avs::Member> {
     members
 }
 
-/// What guests are told by DHCP: the first IPv4 address of each port, and the gateway in its subnet if there is one.
+/// DHCPv4 leases: the first IPv4 address of each port, and a gateway, if possible the configured one or one in its
+/// subnet.
 fn leases(config: &Config, names: &Names) -> impl Iterator<Item = avs::Lease> {
     let v4 = |addr: &IpAddr| if let IpAddr::V4(addr) = addr { Some(*addr) } else { None };
     config.ports.iter().filter_map(move |port| {
@@ -193,7 +194,7 @@ fn leases(config: &Config, names: &Names) -> impl Iterator<Item = avs::Lease> {
     })
 }
 
-/// What guests are told about IPv6: all addresses of each port that has some, where there is a gateway.
+/// IPv6 leases: the addresses of each port, except link-local ones, in VPCs with an IPv6 gateway.
 fn ipv6_leases(config: &Config, names: &Names) -> impl Iterator<Item = avs::Ipv6Lease> {
     let v6 = |addr: &IpAddr| if let IpAddr::V6(addr) = addr { Some(*addr) } else { None };
     config.ports.iter().filter_map(move |port| {
@@ -216,12 +217,13 @@ fn ipv6_leases(config: &Config, names: &Names) -> impl Iterator<Item = avs::Ipv6
     })
 }
 
-/// Whether guests are told that the gateways are their DNS servers.
+/// Whether the gateways are announced to guests as DNS servers.
 fn is_name_server(vpc: &config::Vpc) -> bool {
     vpc.domain.is_some() && vpc.dns.is_empty()
 }
 
-/// The names of guests, for each VPC with a domain: of this host's by their ports, of other hosts' by their routes.
+/// The names of guests, for each VPC with a domain: from ports for guests of this host, from routes for those of other
+/// hosts.
 fn zones(config: &Config) -> Vec<avs::Zone> {
     let zone = |vpc: &config::Vpc| {
         let (vni, domain) = (Vni::new(vpc.vni.value())?, vpc.domain.clone()?);
@@ -321,16 +323,16 @@ fn security_group(config: &Config, group: &config::SecurityGroup) -> avs::Securi
     avs::SecurityGroup { rules, restricts_egress: group.restricts_egress }
 }
 
-/// What logs call the rule of a group at a place in its list.
-pub(crate) fn group_rule(group: &config::SecurityGroup, direction: avs::Direction, place: usize) -> avs::RuleName {
-    let number = u32::try_from(place + 1).unwrap_or(u32::MAX);
+/// The name in logs of the rule at `index` in a group's list.
+pub(crate) fn group_rule(group: &config::SecurityGroup, direction: avs::Direction, index: usize) -> avs::RuleName {
+    let number = u32::try_from(index + 1).unwrap_or(u32::MAX);
     avs::RuleName { owner: avs::RuleOwner::Group(group.name.clone()), direction, number }
 }
 
-/// The same of the rule of a VPC's ACL at a place.
-pub(crate) fn acl_rule(vpc: &config::Vpc, place: usize) -> Option<avs::RuleName> {
-    let number = u32::try_from(place + 1).unwrap_or(u32::MAX);
-    let direction = direction_of(vpc.acl.get(place)?.direction);
+/// The same for the rule at `index` of a VPC's ACL.
+pub(crate) fn acl_rule(vpc: &config::Vpc, index: usize) -> Option<avs::RuleName> {
+    let number = u32::try_from(index + 1).unwrap_or(u32::MAX);
+    let direction = direction_of(vpc.acl.get(index)?.direction);
     Some(avs::RuleName { owner: avs::RuleOwner::Acl(Vni::new(vpc.vni.value())?), direction, number })
 }
 
@@ -341,7 +343,7 @@ fn direction_of(direction: config::Direction) -> avs::Direction {
     }
 }
 
-/// A group's rule's alternatives, each combination by itself.
+/// The alternatives of a group's rule: one for each combination of its conditions.
 pub(crate) fn alternatives(config: &Config, rule: &config::Rule) -> Vec<(avs::Pattern, avs::Remote)> {
     let remote = |remote: &config::Remote| match remote {
         config::Remote::Group(name) => group(config, name).map(avs::Remote::Group),
@@ -357,16 +359,16 @@ pub(crate) fn alternatives(config: &Config, rule: &config::Rule) -> Vec<(avs::Pa
     all
 }
 
-/// An address set's place in the tables.
+/// An address set's index in the tables.
 fn set(config: &Config, name: &str) -> Option<avs::AddressSetId> {
-    let place = config.address_sets.iter().position(|s| s.name == name)?;
-    u16::try_from(place).ok().map(avs::AddressSetId)
+    let index = config.address_sets.iter().position(|s| s.name == name)?;
+    u16::try_from(index).ok().map(avs::AddressSetId)
 }
 
-/// A security group's place in the tables.
+/// A security group's index in the tables.
 fn group(config: &Config, name: &str) -> Option<avs::GroupId> {
-    let place = config.security_groups.iter().position(|g| g.name == name)?;
-    u16::try_from(place).ok().map(avs::GroupId)
+    let index = config.security_groups.iter().position(|g| g.name == name)?;
+    u16::try_from(index).ok().map(avs::GroupId)
 }
 
 fn acl_rules(rule: &config::AclRule, name: Option<avs::RuleName>) -> impl Iterator<Item = avs::AclRule> {
@@ -376,7 +378,7 @@ fn acl_rules(rule: &config::AclRule, name: Option<avs::RuleName>) -> impl Iterat
     patterns(&rule.rule).into_iter().map(move |pattern| avs::AclRule { direction, pattern, allow, log: log.clone() })
 }
 
-/// The alternatives of a rule's prefixes, protocols and ports, each combination by itself.
+/// The alternatives of a rule: one for each combination of its prefixes, protocols and port ranges.
 pub(crate) fn patterns(rule: &config::Rule) -> Vec<avs::Pattern> {
     fn or_any<T: Clone>(items: &[T]) -> Vec<Option<T>> {
         if items.is_empty() { vec![None] } else { items.iter().cloned().map(Some).collect() }
@@ -396,10 +398,10 @@ pub(crate) fn patterns(rule: &config::Rule) -> Vec<avs::Pattern> {
     patterns
 }
 
-/// How packets of a port become visible, and whether they are reliable.
+/// In which order packets of a port are delivered, and whether they are carried reliably.
 pub(crate) type Policy = (rte::Ordering, bool);
 
-/// How a VPC's packets become visible, and whether it is reliable at all.
+/// The policy of a VPC's ports.
 pub(crate) fn policy(vpc: &config::Vpc) -> Policy {
     let ordering = match vpc.ordering {
         config::Ordering::Flow => rte::Ordering::Flow,
@@ -409,7 +411,7 @@ pub(crate) fn policy(vpc: &config::Vpc) -> Policy {
     (ordering, vpc.is_reliable())
 }
 
-/// The settings of the engine.
+/// The settings of the transport engine.
 pub(crate) fn transport(config: &Config) -> rte::Config {
     let t = &config.transport;
     let ns = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
@@ -437,12 +439,12 @@ pub(crate) fn transport(config: &Config) -> rte::Config {
     }
 }
 
-/// The longest datagram in which packets may leave together, UDP payload in bytes: what passes the underlay, over IPv6 too.
+/// The longest datagram for a bundle of packets, UDP payload in bytes: it fits the underlay's MTU, over IPv6 too.
 pub(crate) fn bundle_bytes(config: &Config) -> u16 {
     config.transport.bundle_bytes.min(config.underlay.mtu.saturating_sub(48))
 }
 
-/// How plain VXLAN chooses among paths.
+/// How plain VXLAN selects paths.
 pub(crate) fn plain_paths(config: &Config) -> PlainPaths {
     PlainPaths {
         after_gap: match config.underlay.plain_paths {
@@ -466,7 +468,7 @@ pub(crate) fn peer(config: &Config, peer: &config::Peer, id: u16) -> PeerConfig 
     }
 }
 
-/// The outer DSCP of what a port's guest sends.
+/// The outer DSCP of packets from a port's guest.
 pub(crate) fn marking(dscp: config::Dscp) -> Marking {
     match dscp {
         config::Dscp::Fixed(dscp) => Marking::Fixed(dscp),
@@ -474,7 +476,7 @@ pub(crate) fn marking(dscp: config::Dscp) -> Marking {
     }
 }
 
-/// How much a port lets pass.
+/// The rate limits of a port.
 pub(crate) fn limits(limits: &config::PortLimits) -> Limits {
     let rate = |mbit: Option<u64>, kpps: Option<u64>| Rate {
         bytes: mbit.map(|mbit| mbit * 1_000_000 / 8),
@@ -483,7 +485,7 @@ pub(crate) fn limits(limits: &config::PortLimits) -> Limits {
     Limits::new(rate(limits.tx_mbit, limits.tx_kpps), rate(limits.rx_mbit, limits.rx_kpps))
 }
 
-/// A port's device, with a queue for each worker that serves it.
+/// A port's TAP device, with a queue for each worker that serves it.
 pub(crate) fn tap(config: &Config, port: &config::Port) -> TapConfig {
     TapConfig {
         device: port.device.clone(),
@@ -497,7 +499,7 @@ pub(crate) fn tap(config: &Config, port: &config::Port) -> TapConfig {
     }
 }
 
-/// A port's socket.
+/// A port's vhost-user socket.
 pub(crate) fn vhost(port: &config::Port, config: &Config) -> VhostConfig {
     let socket = port.socket.clone().unwrap_or_default();
     let record = record(port, &socket, &config.control.socket);
@@ -519,8 +521,8 @@ pub(crate) fn vhost(port: &config::Port, config: &Config) -> VhostConfig {
     }
 }
 
-/// Where the record of a machine's rings is: beside its socket, or beside the control socket where others, such as the
-/// machine's own user, can write the socket's directory.
+/// The path of the record of a machine's in-flight buffers: beside its socket, or beside the control socket if other
+/// users, such as the machine's own, can write to the socket's directory.
 fn record(port: &config::Port, socket: &Path, control: &Path) -> PathBuf {
     let is_ours = |directory: &Path| {
         let metadata = std::fs::symlink_metadata(directory);
@@ -532,7 +534,7 @@ fn record(port: &config::Port, socket: &Path, control: &Path) -> PathBuf {
     }
 }
 
-/// What a kind of port is called.
+/// The name of a kind of port.
 pub(crate) fn kind(kind: config::PortKind) -> &'static str {
     match kind {
         config::PortKind::Tap => "tap",

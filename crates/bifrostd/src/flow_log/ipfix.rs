@@ -1,7 +1,7 @@
-//! IPFIX messages (RFC 7011) of flow records, as bidirectional flows (RFC 5103): no I/O.
+//! IPFIX messages (RFC 7011) of flow records, as bidirectional flows (RFC 5103). No I/O.
 //!
-//! A record is told from the side that sent the first packet. What IANA has no element for is an enterprise-specific one, whose meaning is
-//! told in an options template (RFC 5610).
+//! The source of a record is the end that sent the first packet. Where IANA has no element, an enterprise-specific one
+//! is used, which an options template describes (RFC 5610).
 
 use std::net::IpAddr;
 
@@ -10,28 +10,28 @@ use bifrost_wire::Vni;
 
 use super::{Entry, rules};
 
-/// Version of IPFIX.
+/// IPFIX version.
 const VERSION: u16 = 10;
-/// Bytes of a message's header.
+/// Length of a message header, bytes.
 const HEADER: usize = 16;
-/// Most bytes of a message: it passes every link with IPv6, in UDP (RFC 7011, section 10.3.3).
+/// Longest message, bytes: in UDP it fits every IPv6 link (RFC 7011, section 10.3.3).
 const MOST: usize = 1232;
-/// Sets of templates, and of options templates.
+/// Set IDs of template sets and options template sets.
 const TEMPLATES: u16 = 2;
 const OPTIONS_TEMPLATES: u16 = 3;
-/// Templates of records, and of what enterprise-specific elements mean.
+/// IDs of the templates of flow records, and of descriptions of enterprise-specific elements.
 const V4: u16 = 256;
 const V6: u16 = 257;
 const ELEMENT_TYPES: u16 = 258;
-/// Templates of records about rules.
+/// IDs of the templates of records about rules.
 const RULES_V4: u16 = 259;
 const RULES_V6: u16 = 260;
-/// A length that is told with each value.
+/// Variable length: given with each value.
 const VARIABLE: u16 = 65535;
 /// Reverse elements (RFC 5103, section 6.1).
 const REVERSE: Enterprise = Enterprise::Number(29_305);
 
-/// Elements of ours: see [`OWN`].
+/// Our enterprise-specific elements: see [`OWN`].
 const HANDSHAKE_US: u16 = 1;
 const DROP_REASON: u16 = 2;
 const RULE_NAME: u16 = 3;
@@ -53,10 +53,10 @@ enum Enterprise {
     Own,
 }
 
-/// An element of a template: its number, bytes, and whose it is.
+/// An element of a template: number, length in bytes, enterprise.
 type Field = (u16, u16, Enterprise);
 
-/// Elements of a record, in order: for IPv4 addresses, or for IPv6.
+/// Elements of a flow record, in order, for IPv4 or IPv6 addresses.
 fn fields(v6: bool) -> [Field; 19] {
     let none = Enterprise::None;
     let (source, destination, address) = if v6 { (27, 28, 16) } else { (8, 12, 4) };
@@ -71,7 +71,7 @@ fn fields(v6: bool) -> [Field; 19] {
         (7, 2, none),
         (11, 2, none),
         (4, 1, none),
-        // packetDeltaCount, octetDeltaCount, tcpControlBits, and those of what came back
+        // packetDeltaCount, octetDeltaCount, tcpControlBits, and their reverse elements
         (2, 8, none),
         (1, 8, none),
         (6, 2, none),
@@ -89,7 +89,7 @@ fn fields(v6: bool) -> [Field; 19] {
     ]
 }
 
-/// The same of a record about a rule.
+/// The same for a record about a rule.
 fn rule_fields(v6: bool) -> [Field; 14] {
     let none = Enterprise::None;
     let (source, destination, address) = if v6 { (27, 28, 16) } else { (8, 12, 4) };
@@ -116,7 +116,7 @@ fn rule_fields(v6: bool) -> [Field; 14] {
 pub(super) struct Exporter {
     domain: u32,
     enterprise: u32,
-    /// Records that have been sent.
+    /// Number of data records sent, modulo 2^32.
     sequence: u32,
 }
 
@@ -125,12 +125,12 @@ impl Exporter {
         Exporter { domain, enterprise, sequence: 0 }
     }
 
-    /// The message that says what records look like; `now_s`: seconds since 1970.
+    /// The message with the templates. `now_s`: seconds since 1970.
     pub(super) fn templates(&mut self, now_s: u32) -> Vec<u8> {
         let mut message = self.begin(now_s);
         set(&mut message, TEMPLATES, |out| {
             for (id, v6) in [(V4, false), (V6, true)] {
-                // The reason is a record's last field.
+                // The drop reason is a record's last field.
                 let fields = fields(v6);
                 put16(out, id);
                 put16(out, fields.len() as u16 + 1);
@@ -160,12 +160,12 @@ impl Exporter {
                 text(out, name);
             }
         });
-        // Of data records, which those of options are, too (RFC 7011, section 3.1).
+        // Options data records count, too (RFC 7011, section 3.1).
         self.sequence = self.sequence.wrapping_add(OWN.len() as u32);
         finish(message)
     }
 
-    /// The messages of some records, and how many each has.
+    /// Messages with flow records, and the number of records in each.
     pub(super) fn records(&mut self, entries: &[Entry<'_>], now_s: u32) -> Vec<(Vec<u8>, usize)> {
         let of = |v6| entries.iter().filter(move |entry| entry.record.local.is_ipv6() == v6);
         let mut messages = self.data(V4, of(false), write, now_s);
@@ -173,7 +173,7 @@ impl Exporter {
         messages
     }
 
-    /// The same of records about rules.
+    /// The same for records about rules.
     pub(super) fn rules(&mut self, entries: &[rules::Entry<'_>], now_s: u32) -> Vec<(Vec<u8>, usize)> {
         let of = |v6| entries.iter().filter(move |entry| entry.record.local.is_ipv6() == v6);
         let mut messages = self.data(RULES_V4, of(false), write_rule, now_s);
@@ -181,7 +181,7 @@ impl Exporter {
         messages
     }
 
-    /// The messages of records of one template.
+    /// Messages with records of one template.
     fn data<T>(
         &mut self,
         template: u16,
@@ -215,7 +215,7 @@ impl Exporter {
     fn begin(&self, now_s: u32) -> Vec<u8> {
         let mut message = Vec::with_capacity(MOST);
         put16(&mut message, VERSION);
-        // The length, once it is known.
+        // The length, set at the end.
         put16(&mut message, 0);
         for word in [now_s, self.sequence, self.domain] {
             message.extend(word.to_be_bytes());
@@ -253,7 +253,7 @@ fn write(out: &mut Vec<u8>, entry: &&Entry<'_>) {
     }
     out.push(record.end.number());
     out.push(forwarding_status(record.rejected));
-    // Seen from the switch: what a guest sends comes in.
+    // From the switch's point of view: packets from a guest are ingress.
     out.push(if record.origin == Direction::Egress { 0 } else { 1 });
     network(out, record.vni, entry.port);
     let micros = record.handshake_ns.map_or(0, |ns| ns / 1000);
@@ -287,14 +287,14 @@ fn ends(out: &mut Vec<u8>, ends: [(IpAddr, u16); 2], protocol: u8) {
     out.push(protocol);
 }
 
-/// The network and the port's name.
+/// The VNI and the port's name.
 fn network(out: &mut Vec<u8>, vni: Vni, port: &str) {
-    // VXLAN, and its 24 bits (IANA, layer2SegmentId).
+    // Type VXLAN, and the 24-bit VNI (IANA, layer2SegmentId).
     out.extend((1 << 56 | u64::from(vni.get())).to_be_bytes());
     text(out, port);
 }
 
-/// `forwardingStatus` (RFC 7270, section 4.12): forwarded, or dropped for what.
+/// `forwardingStatus` (RFC 7270, section 4.12): forwarded, or dropped with a reason.
 fn forwarding_status(rejected: Option<DropReason>) -> u8 {
     const FORWARDED: u8 = 64;
     const DROPPED: u8 = 128;
@@ -312,14 +312,14 @@ fn put16(out: &mut Vec<u8>, number: u16) {
     out.extend(number.to_be_bytes());
 }
 
-/// A text with its length (RFC 7011, section 7); all of ours are short.
+/// A string with its length (RFC 7011, section 7), truncated to 254 bytes.
 fn text(out: &mut Vec<u8>, text: &str) {
     let len = text.len().min(254);
     out.push(len as u8);
     out.extend(&text.as_bytes()[..len]);
 }
 
-/// A set, with what `content` writes.
+/// A set with the content that `content` writes.
 fn set(message: &mut Vec<u8>, id: u16, content: impl FnOnce(&mut Vec<u8>)) {
     let from = message.len();
     put16(message, id);
@@ -369,7 +369,7 @@ mod tests {
         }
     }
 
-    /// Reads as a collector does: by the templates that it was told.
+    /// Reads messages as a collector does, by the templates that it has received.
     #[derive(Default)]
     struct Reader {
         templates: HashMap<u16, Vec<(u16, u16, Option<u32>)>>,
@@ -416,7 +416,7 @@ mod tests {
                 }
                 let (template, count) = (number(bytes, 2) as u16, number(bytes, 2));
                 if id == OPTIONS_TEMPLATES {
-                    assert_eq!(number(bytes, 2), 2, "fields of the scope");
+                    assert_eq!(number(bytes, 2), 2, "scope fields");
                 }
                 let fields = (0..count).map(|_| {
                     let (element, len) = (number(bytes, 2) as u16, number(bytes, 2) as u16);
@@ -429,11 +429,11 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_reads_what_was_written() {
+    fn a_collector_reads_flow_records() {
         let mut exporter = Exporter::new(7, 4242);
         let mut reader = Reader::default();
         reader.read(&exporter.templates(99));
-        assert_eq!(reader.records.len(), OWN.len(), "what the elements mean");
+        assert_eq!(reader.records.len(), OWN.len(), "descriptions of our elements");
         let records: Vec<_> = (0..100)
             .map(|n| record(n, n % 3 == 0, if n % 4 == 0 { Direction::Ingress } else { Direction::Egress }))
             .collect();
@@ -443,7 +443,7 @@ mod tests {
         assert_eq!(messages.iter().map(|(_, count)| count).sum::<usize>(), 100);
         assert!(messages.len() > 5 && messages.iter().all(|(message, _)| message.len() <= MOST));
         messages.iter().for_each(|(message, _)| reader.read(message));
-        // Told again, as a collector that begins later needs it.
+        // Templates are repeated, for collectors that start later.
         reader.read(&exporter.templates(99));
 
         let own = &reader.templates[&V4];
@@ -456,7 +456,7 @@ mod tests {
                 &values[at][..]
             };
             let big = |element, enterprise| value(element, enterprise).iter().fold(0u64, |n, b| n << 8 | u64::from(*b));
-            // The guest's port tells records apart.
+            // The guest's port identifies the record.
             let is_in = big(7, None) == 443;
             let n = big(if is_in { 11 } else { 7 }, None) as u16;
             let record = &records[usize::from(n)];
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_reads_what_rules_did() {
+    fn a_collector_reads_records_about_rules() {
         let mut exporter = Exporter::new(7, 4242);
         let mut reader = Reader::default();
         reader.read(&exporter.templates(99));

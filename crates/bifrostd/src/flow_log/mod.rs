@@ -1,7 +1,7 @@
-//! Flow logs: takes records from the workers, and gives them to a file and a collector.
+//! Flow logs: fetches records from the workers, and writes them to a file and a collector.
 //!
-//! A thread of its own does that, so that neither a slow disk nor the network holds up a worker; a worker is asked for a bounded part of its
-//! conversations at a time.
+//! This runs on its own thread, so that neither a slow disk nor the network delays a worker. Each poll scans a bounded
+//! part of a worker's flows.
 
 mod ipfix;
 mod rules;
@@ -25,31 +25,31 @@ use self::ipfix::Exporter;
 pub(crate) use self::rules::logged as logged_rules;
 use crate::daemon::Daemon;
 
-/// How often workers are asked, for a part of their conversations.
+/// Polling interval; each poll scans a part of the flows.
 const TICK: Duration = Duration::from_millis(100);
-/// Parts in which all conversations of a worker are scanned, one part each tick.
+/// Number of parts in which a worker's flows are scanned, one part each tick.
 const PARTS: usize = 8;
-/// How long to wait after a panic, which may come again.
+/// Pause after a panic, which may recur.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
-/// The same trouble is told once in this time.
-const TROUBLE_AGAIN: Duration = Duration::from_secs(60);
+/// Minimum interval between warnings.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What was done with records.
+/// Counters of exported records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counters {
     /// Written to the file.
     pub(crate) json_records: u64,
-    /// Not written to it.
+    /// Not written to the file.
     pub(crate) json_lost_records: u64,
     /// Sent to the collector.
     pub(crate) ipfix_records: u64,
-    /// Not sent to it.
+    /// Not sent to the collector.
     pub(crate) ipfix_lost_records: u64,
-    /// Messages to the collector, those with templates among them.
+    /// Messages to the collector, including those with templates.
     pub(crate) ipfix_messages: u64,
     /// Records about rules, written to their file.
     pub(crate) rule_json_records: u64,
-    /// Records about rules, not written to it.
+    /// Records about rules, not written to their file.
     pub(crate) rule_json_lost_records: u64,
 }
 
@@ -79,7 +79,7 @@ impl Counters {
     }
 }
 
-/// A record, and what the switch does not know.
+/// A record with the port's name and wall-clock times.
 #[derive(Clone, Copy)]
 struct Entry<'a> {
     record: &'a FlowRecord,
@@ -90,15 +90,15 @@ struct Entry<'a> {
     end_ms: u64,
 }
 
-/// Exports until the daemon ends. After a panic it begins again.
-pub(crate) fn follow_for_ever(daemon: &Daemon) {
-    while let Err(panic) = panics::contain(|| follow(daemon)) {
-        tracing::error!(%panic, "exporting flow logs has failed; it is tried again");
+/// Exports records until the daemon ends. Restarts after a panic.
+pub(crate) fn run(daemon: &Daemon) {
+    while let Err(panic) = panics::contain(|| run_loop(daemon)) {
+        tracing::error!(%panic, "panic while exporting flow logs; retrying");
         thread::sleep(AFTER_PANIC);
     }
 }
 
-fn follow(daemon: &Daemon) {
+fn run_loop(daemon: &Daemon) {
     let mut names = BTreeMap::new();
     let mut outputs: Option<Outputs> = None;
     loop {
@@ -122,17 +122,17 @@ fn follow(daemon: &Daemon) {
         let taken = match state.on_all(take) {
             Ok(taken) => taken,
             Err(error) => {
-                tracing::error!(error = format!("{error:#}"), "a worker gives no flow records");
+                tracing::error!(error = format!("{error:#}"), "cannot fetch flow records from a worker");
                 continue;
             }
         };
-        // Of ports that have just been removed there are records, too: their names are kept.
+        // Keep the names of removed ports, which may still have records.
         for port in &state.config.ports {
             if let Some(id) = state.names.port(&port.name) {
                 names.insert(PortId(id), port.name.clone());
             }
         }
-        // Neither the disk nor the network is waited for with the lock.
+        // Release the lock before writing to the disk or the network.
         drop(state);
         if let Some(wanted) = wanted.as_ref().filter(|wanted| outputs.as_ref().is_none_or(|o| o.spec != **wanted)) {
             outputs = Some(Outputs::new(wanted.clone()));
@@ -152,12 +152,12 @@ fn follow(daemon: &Daemon) {
     }
 }
 
-/// The ports whose conversations are logged.
+/// The ports whose flows are logged.
 pub(crate) fn ports<'a>(config: &'a Config, log: &'a FlowLog) -> impl Iterator<Item = &'a str> {
     config.ports.iter().filter(|port| log.has(port)).map(|port| port.name.as_str())
 }
 
-/// What workers have to tell.
+/// Records from workers.
 #[derive(Default)]
 struct Records {
     flows: Vec<FlowRecord>,
@@ -170,7 +170,7 @@ struct Outputs {
     file: Option<LogFile>,
     rules_file: Option<LogFile>,
     collector: Option<Collector>,
-    trouble: Option<Instant>,
+    last_warning: Option<Instant>,
 }
 
 impl Outputs {
@@ -178,8 +178,8 @@ impl Outputs {
         let file = |path: &Option<PathBuf>| path.clone().map(|path| LogFile { path, open: None });
         let (file, rules_file) = (file(&spec.json), file(&spec.rules_json));
         let exporter = || Exporter::new(spec.domain, spec.enterprise);
-        let collector = spec.collector.map(|_| Collector { socket: None, exporter: exporter(), told: None });
-        Outputs { spec, file, rules_file, collector, trouble: None }
+        let collector = spec.collector.map(|_| Collector { socket: None, exporter: exporter(), templates_sent: None });
+        Outputs { spec, file, rules_file, collector, last_warning: None }
     }
 
     fn export(&mut self, records: &Records, names: &BTreeMap<PortId, String>, now_ns: u64) -> Counters {
@@ -204,7 +204,7 @@ impl Outputs {
                 Ok(()) => counted.json_records = count,
                 Err(error) => {
                     counted.json_lost_records = count;
-                    trouble(&mut self.trouble, &format!("{}: {error}", file.path.display()));
+                    warn(&mut self.last_warning, &format!("{}: {error}", file.path.display()));
                 }
             }
         }
@@ -213,14 +213,14 @@ impl Outputs {
                 Ok(()) => counted.rule_json_records = rules.len() as u64,
                 Err(error) => {
                     counted.rule_json_lost_records = rules.len() as u64;
-                    trouble(&mut self.trouble, &format!("{}: {error}", file.path.display()));
+                    warn(&mut self.last_warning, &format!("{}: {error}", file.path.display()));
                 }
             }
         }
         if let Some(collector) = &mut self.collector {
             let now_s = now.as_secs() as u32;
             if let Err(error) = collector.send(&self.spec, (&entries, &rules), now_s, &mut counted) {
-                trouble(&mut self.trouble, &format!("the IPFIX collector: {error}"));
+                warn(&mut self.last_warning, &format!("the IPFIX collector: {error}"));
             }
             counted.ipfix_lost_records = count + rules.len() as u64 - counted.ipfix_records;
         }
@@ -228,14 +228,15 @@ impl Outputs {
     }
 }
 
-fn trouble(last: &mut Option<Instant>, what: &str) {
-    if last.is_none_or(|last| last.elapsed() >= TROUBLE_AGAIN) {
+fn warn(last: &mut Option<Instant>, what: &str) {
+    if last.is_none_or(|last| last.elapsed() >= WARN_INTERVAL) {
         *last = Some(Instant::now());
         tracing::warn!("flow records are lost: {what}");
     }
 }
 
-/// A file with a JSON object a line. When it is renamed or removed, as logrotate does, a new one begins.
+/// A file with one JSON object per line. After it was renamed or removed, for example by logrotate, a new one is
+/// created.
 struct LogFile {
     path: PathBuf,
     open: Option<(File, (u64, u64))>,
@@ -334,8 +335,8 @@ impl<'a> Line<'a> {
 struct Collector {
     socket: Option<UdpSocket>,
     exporter: Exporter,
-    /// When it was told what records look like.
-    told: Option<Instant>,
+    /// When the templates were last sent.
+    templates_sent: Option<Instant>,
 }
 
 impl Collector {
@@ -352,16 +353,16 @@ impl Collector {
                 if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
             let socket = UdpSocket::bind((any, 0))?;
             socket.connect(address)?;
-            // A full queue loses records, which are counted, and holds up nobody.
+            // Records that do not fit into a full queue are counted as lost; sending never blocks.
             socket.set_nonblocking(true)?;
             self.socket = Some(socket);
         }
         let Some(socket) = &self.socket else { return Ok(()) };
-        // Over UDP a template may be lost, and a collector may be restarted (RFC 7011, section 8.1).
-        if self.told.is_none_or(|told| told.elapsed() >= spec.template_interval) {
+        // Over UDP, a template may be lost, and the collector may restart (RFC 7011, section 8.1).
+        if self.templates_sent.is_none_or(|templates_sent| templates_sent.elapsed() >= spec.template_interval) {
             socket.send(&self.exporter.templates(now_s))?;
             counted.ipfix_messages += 1;
-            self.told = Some(Instant::now());
+            self.templates_sent = Some(Instant::now());
         }
         let mut result = Ok(());
         let mut messages = self.exporter.records(entries, now_s);
@@ -372,7 +373,7 @@ impl Collector {
                     counted.ipfix_messages += 1;
                     counted.ipfix_records += count as u64;
                 }
-                // What was refused by a host without collector is told with the next message.
+                // If no collector listens, the ICMP error is reported for the next message.
                 Err(error) => result = Err(error),
             }
         }

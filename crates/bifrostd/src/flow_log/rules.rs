@@ -1,4 +1,4 @@
-//! What logged rules did, for the file and the collector.
+//! Records about logged rules, for the file and the collector.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::translate;
 
-/// A record, and what the switch does not know.
+/// A record with the port's name and wall-clock times.
 #[derive(Clone, Copy)]
 pub(super) struct Entry<'a> {
     pub(super) record: &'a RuleRecord,
@@ -20,7 +20,7 @@ pub(super) struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Address and port of who sent the packets, and of whom they are for.
+    /// Address and port of the packets' source and destination.
     pub(super) fn ends(&self) -> [(IpAddr, u16); 2] {
         let record = self.record;
         let (local, remote) = ((record.local, record.local_port), (record.remote, record.remote_port));
@@ -28,7 +28,7 @@ impl Entry<'_> {
     }
 }
 
-/// A rule in words, as `bifrostctl trace` names it.
+/// The text for a rule, as in `bifrostctl trace`.
 pub(super) fn words(rule: &RuleName) -> String {
     let RuleName { owner, direction, number } = rule;
     match owner {
@@ -41,7 +41,7 @@ fn word(direction: Direction) -> &'static str {
     if direction == Direction::Egress { "egress" } else { "ingress" }
 }
 
-/// The rules that are logged, in words.
+/// The texts of all logged rules.
 pub(crate) fn logged(config: &Config) -> Vec<String> {
     let all = |rules: &[config::Rule], name: &dyn Fn(usize) -> Option<RuleName>| {
         let logged = rules.iter().enumerate().filter(|(_, rule)| rule.log);
@@ -67,14 +67,14 @@ pub(super) struct Line<'a> {
     end_ms: u64,
     port: &'a str,
     vni: u32,
-    /// In words.
+    /// See [`words`].
     rule: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     security_group: Option<&'a str>,
-    /// The number of the rule in its list, from 1.
+    /// The rule's number in its list, from 1.
     rule_number: u32,
     action: &'static str,
-    /// `egress`: the guest sent the packets; `ingress`: they were for it.
+    /// `egress`: the guest sent the packets; `ingress`: they were addressed to it.
     direction: &'static str,
     source: IpAddr,
     source_port: u16,
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_names_the_rule_and_tells_the_packet_from_its_sender() {
+    fn a_line_names_the_rule_and_the_packets_source() {
         let (owner, direction) = (RuleOwner::Group("web".into()), Direction::Ingress);
         let record = RuleRecord {
             rule: Arc::new(RuleName { owner, direction, number: 2 }),

@@ -1,4 +1,4 @@
-//! The frames of packets that are only described, as the parser sees them.
+//! Frames built from descriptions of packets, as the parser sees them.
 
 use bifrost_control::api::TraceSpec;
 use bifrost_control::described::{frame, question};
@@ -12,7 +12,7 @@ fn spec(to: &str) -> TraceSpec {
 }
 
 #[test]
-fn frames_are_what_was_described() {
+fn frames_match_their_descriptions() {
     let macs = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
     for (from, to) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
         let (source, destination) = (from.parse().unwrap(), to.parse().unwrap());
@@ -41,7 +41,7 @@ fn frames_are_what_was_described() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_packets_are_refused() {
     let (from, to) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
     let small = TraceSpec { tcp: Some((1, 2)), size_bytes: Some(39), ..spec("10.0.0.2") };
     assert_eq!(frame(&small, from, to, (Mac::ZERO, Mac::ZERO)).unwrap_err().location, "size_bytes");

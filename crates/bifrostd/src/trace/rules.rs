@@ -1,12 +1,12 @@
-//! Which rule of the configuration a rule of the switch is: one that names alternatives became several.
+//! Maps a rule of the switch to its rule in the configuration, which may have become several rules.
 
 use bifrost_avs::Direction;
 use bifrost_control::config::{self, Action, Config, Port, Rule};
 
 use crate::translate;
 
-/// The rule of a network's ACL at a place among those of a direction.
-pub(crate) fn of_acl(config: &Config, port: &Port, direction: Direction, place: usize) -> Option<String> {
+/// The ACL rule of a port's VPC that a switch's rule belongs to. `index`: of that rule among those of the direction.
+pub(crate) fn of_acl(config: &Config, port: &Port, direction: Direction, index: usize) -> Option<String> {
     let rules = &config.vpc(port.vni)?.acl;
     let wanted = match direction {
         Direction::Ingress => config::Direction::Ingress,
@@ -14,14 +14,14 @@ pub(crate) fn of_acl(config: &Config, port: &Port, direction: Direction, place: 
     };
     let of_direction = rules.iter().enumerate().filter(|(_, rule)| rule.direction == wanted);
     let sizes = of_direction.map(|(number, rule)| (number, translate::patterns(&rule.rule).len()));
-    let number = nth(sizes, place)?;
+    let number = nth(sizes, index)?;
     let rule = rules.get(number)?;
     let action = if rule.action == Action::Allow { "allow" } else { "deny" };
     Some(format!("[[vpc.acl]] {} of VNI {} ({action}{})", number + 1, port.vni.value(), words(&rule.rule)))
 }
 
-/// The rule of a port's security groups at a place among those of a direction.
-pub(crate) fn of_group(config: &Config, port: &Port, direction: Direction, place: usize) -> Option<String> {
+/// The same for the rules of a port's security groups.
+pub(crate) fn of_group(config: &Config, port: &Port, direction: Direction, index: usize) -> Option<String> {
     let groups = port.security_groups.iter().filter_map(|name| config.security_groups.iter().find(|g| g.name == *name));
     let (list, all): (_, Vec<_>) = match direction {
         Direction::Ingress => ("ingress", groups.map(|g| (g, &g.ingress)).collect()),
@@ -30,17 +30,18 @@ pub(crate) fn of_group(config: &Config, port: &Port, direction: Direction, place
     let every =
         || all.iter().flat_map(|(group, rules)| rules.iter().enumerate().map(move |(n, rule)| (group, n, rule)));
     let sizes = every().enumerate().map(|(at, (_, _, rule))| (at, translate::alternatives(config, rule).len()));
-    let at = nth(sizes, place)?;
+    let at = nth(sizes, index)?;
     let (group, number, rule) = every().nth(at)?;
     Some(format!("{list} rule {} of security group {} ({})", number + 1, group.name, words(rule).trim_start()))
 }
 
-/// The number of the rule that owns the alternative at `place`. `rules`: each rule's number and how many alternatives it has.
-fn nth(rules: impl Iterator<Item = (usize, usize)>, place: usize) -> Option<usize> {
+/// The number of the rule that the alternative at `index` belongs to. `rules`: each rule's number and its count of
+/// alternatives.
+fn nth(rules: impl Iterator<Item = (usize, usize)>, index: usize) -> Option<usize> {
     let mut first = 0;
     for (number, alternatives) in rules {
         first += alternatives;
-        if place < first {
+        if index < first {
             return Some(number);
         }
     }
@@ -86,7 +87,7 @@ mod tests {
         };
         let rules = [rule(&[6, 17], &[1..=1, 2..=9]), rule(&[], &[]), rule(&[6], &[22..=22])];
         let sizes = || rules.iter().map(|rule| translate::patterns(rule).len());
-        let found: Vec<_> = (0..7).map(|place| nth(sizes().enumerate(), place)).collect();
+        let found: Vec<_> = (0..7).map(|index| nth(sizes().enumerate(), index)).collect();
         assert_eq!(found, [Some(0), Some(0), Some(0), Some(0), Some(1), Some(2), None]);
         assert_eq!(words(&rules[0]), " tcp udp port 1 ports 2-9");
         assert_eq!(words(&rules[1]), " everything");

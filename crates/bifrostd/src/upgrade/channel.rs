@@ -1,4 +1,4 @@
-//! The socket between two daemons: messages with descriptors, each awaited for a bounded time.
+//! The socket between two daemons: messages with descriptors, with timeouts.
 
 use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
@@ -12,12 +12,12 @@ use rustix::net::{
     SendFlags,
 };
 
-use super::format::{HEAD_BYTES, Head, Kind};
+use super::format::{HEADER_BYTES, Header, Kind};
 
-/// Descriptors that go with one byte: the kernel takes 253 (`SCM_MAX_FD`).
-const AT_ONCE: usize = 128;
+/// Descriptors sent with one byte: the kernel accepts up to 253 (`SCM_MAX_FD`).
+const MAX_PER_CALL: usize = 128;
 
-/// One end.
+/// One end of the socket.
 #[derive(Debug)]
 pub(super) struct Channel(UnixStream);
 
@@ -34,7 +34,7 @@ impl Channel {
         Channel(stream)
     }
 
-    /// Sends a message. Fails if the other end does not read for `patience`.
+    /// Sends a message. Fails if the other end reads nothing for `patience`.
     pub(super) fn send(
         &self,
         kind: Kind,
@@ -43,12 +43,12 @@ impl Channel {
         patience: Duration,
     ) -> Result<()> {
         self.0.set_write_timeout(Some(patience))?;
-        let head = Head { kind, bytes: body.len() as u64, descriptors: u32::try_from(descriptors.len())? };
+        let header = Header { kind, bytes: body.len() as u64, descriptors: u32::try_from(descriptors.len())? };
         let mut stream = &self.0;
-        stream.write_all(&head.emit()).context("writing to the other bifrostd")?;
+        stream.write_all(&header.emit()).context("writing to the other bifrostd")?;
         stream.write_all(body).context("writing to the other bifrostd")?;
-        for some in descriptors.chunks(AT_ONCE) {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE))];
+        for some in descriptors.chunks(MAX_PER_CALL) {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PER_CALL))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             ensure!(control.push(SendAncillaryMessage::ScmRights(some)), "too many descriptors at once");
             let sent = rustix::net::sendmsg(&self.0, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL);
@@ -57,15 +57,15 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message. Fails if nothing arrives for `patience`, at its start or within it.
+    /// Receives the next message. Fails if nothing arrives for `patience`, before or within it.
     pub(super) fn receive(&self, patience: Duration) -> Result<Message> {
         self.0.set_read_timeout(Some(patience))?;
         let mut stream = &self.0;
-        let mut head = [0; HEAD_BYTES];
-        stream.read_exact(&mut head).context("the other bifrostd says nothing")?;
-        let Head { kind, bytes, descriptors: wanted } = Head::parse(&head)?;
+        let mut header = [0; HEADER_BYTES];
+        stream.read_exact(&mut header).context("the other bifrostd does not answer")?;
+        let Header { kind, bytes, descriptors: wanted } = Header::parse(&header)?;
         let mut body = Vec::new();
-        stream.take(bytes).read_to_end(&mut body).context("the other bifrostd stops in the middle of a message")?;
+        stream.take(bytes).read_to_end(&mut body).context("the other bifrostd stopped in the middle of a message")?;
         ensure!(body.len() as u64 == bytes, "the other bifrostd ended in the middle of a message");
         let mut descriptors = Vec::new();
         while descriptors.len() < wanted as usize {
@@ -73,12 +73,12 @@ impl Channel {
             self.receive_descriptors(&mut descriptors)?;
             ensure!(descriptors.len() > before, "descriptors are missing");
         }
-        ensure!(descriptors.len() == wanted as usize, "there are more descriptors than announced");
+        ensure!(descriptors.len() == wanted as usize, "more descriptors than announced");
         Ok(Message { kind, body, descriptors })
     }
 
     fn receive_descriptors(&self, descriptors: &mut Vec<OwnedFd>) -> Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PER_CALL))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
         let mut slices = [IoSliceMut::new(&mut byte)];
@@ -92,7 +92,7 @@ impl Channel {
         }
         ensure!(!received.flags.contains(ReturnFlags::CTRUNC), "descriptors were lost: is LimitNOFILE too small?");
         if received.bytes == 0 {
-            bail!("the other bifrostd ended before all descriptors had come");
+            bail!("the other bifrostd ended before all descriptors had arrived");
         }
         Ok(())
     }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_with_all_their_descriptors_in_order() {
+    fn messages_arrive_with_all_descriptors_in_order() {
         let (ours, theirs) = pair();
         let files: Vec<_> = (0..300).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
         let body = vec![7; 1 << 20];
@@ -127,26 +127,26 @@ mod tests {
         assert!(offer.descriptors.iter().all(|fd| fd.as_raw_fd() > 2));
         assert_eq!(theirs.receive(LATE).unwrap().kind, Kind::Running);
         send.join().unwrap();
-        // It has ended.
+        // The sender has ended.
         assert!(theirs.receive(SOON).is_err());
     }
 
     #[test]
-    fn who_says_nothing_or_nonsense_is_given_up() {
+    fn silence_and_invalid_messages_are_errors() {
         let (ours, theirs) = pair();
         assert!(theirs.receive(SOON).is_err());
-        (&ours.0).write_all(&Head { kind: Kind::Ready, bytes: 10, descriptors: 0 }.emit()).unwrap();
+        (&ours.0).write_all(&Header { kind: Kind::Ready, bytes: 10, descriptors: 0 }.emit()).unwrap();
         (&ours.0).write_all(b"half").unwrap();
         assert!(theirs.receive(SOON).is_err());
         let (ours, theirs) = pair();
         (&ours.0).write_all(&[0; 64]).unwrap();
         assert!(format!("{:#}", theirs.receive(SOON).unwrap_err()).contains("not a message"));
-        // Announced, and never sent.
+        // Announced, but never sent.
         let (ours, theirs) = pair();
-        (&ours.0).write_all(&Head { kind: Kind::Ready, bytes: 0, descriptors: 3 }.emit()).unwrap();
+        (&ours.0).write_all(&Header { kind: Kind::Ready, bytes: 0, descriptors: 3 }.emit()).unwrap();
         (&ours.0).write_all(&[0]).unwrap();
         assert!(theirs.receive(SOON).is_err());
-        // Nobody takes it.
+        // The receiver does not read.
         let (ours, _theirs) = pair();
         assert!(ours.send(Kind::State, &vec![0; 8 << 20], &[], SOON).is_err());
     }

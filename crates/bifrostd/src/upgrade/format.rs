@@ -1,62 +1,63 @@
-//! What two daemons say to each other while one goes on with the work of the other, as bytes.
+//! Wire format of the messages between the daemons during an upgrade.
 //!
-//! A message is a head of 20 bytes (magic number, version, kind, bytes of the body, descriptors), the body, and then the descriptors. Numbers are
-//! little-endian. The body of an [`Offer`](Kind::Offer) and of [`Ready`](Kind::Ready) is JSON; that of a [`State`](Kind::State) has sections, each
-//! with its kind (16 bits), its worker (16) and its length (64).
+//! A message is a header of 20 bytes (magic number, version, kind, bytes of the body, number of descriptors), the body,
+//! and then the descriptors. Numbers are little-endian. The bodies of [`Offer`](Kind::Offer) and [`Ready`](Kind::Ready)
+//! are JSON; that of [`State`](Kind::State) consists of sections, each with its kind (16 bits), worker (16 bits) and
+//! length (64 bits).
 //!
-//! Within a version fields of JSON, fields at the end of records, and kinds of sections may be added; who does not know them passes over them, and
-//! what is missing has a default. So neighbouring releases understand each other in both directions. Anything else takes another version, and is
-//! refused: the old daemon goes on.
+//! Within a version, JSON fields, fields at the end of records, and kinds of sections may be added. Unknown ones are
+//! ignored, and missing ones have defaults, so that adjacent releases understand each other in both directions. Other
+//! changes need a new version; a message of another version is refused, and the old daemon continues.
 
 use anyhow::{Result, bail, ensure};
 
-/// The version that is spoken here.
+/// The version of this format.
 pub(crate) const VERSION: u16 = 1;
-/// Bytes of a head.
-pub(crate) const HEAD_BYTES: usize = 20;
-/// The longest body, bytes: a million sessions have 50 MB.
+/// Length of a header, bytes.
+pub(crate) const HEADER_BYTES: usize = 20;
+/// Longest body, bytes: a million sessions take 50 MB.
 pub(crate) const MAX_BYTES: u64 = 1 << 30;
-/// The most descriptors of a message.
+/// Most descriptors of a message.
 pub(crate) const MAX_DESCRIPTORS: u32 = 1 << 18;
 const MAGIC: u32 = u32::from_le_bytes(*b"BFup");
-/// Bytes in front of a section, and in front of a packet.
+/// Length of the header of a section, and of a packet, bytes.
 const SECTION_BYTES: usize = 12;
 const PACKET_BYTES: usize = 6;
-/// The longest packet with its virtio header, bytes.
+/// Longest packet with its virtio header, bytes.
 const MAX_PACKET: usize = 68 << 10;
-/// Sections: what a switch remembers of conversations, and what guests have sent.
+/// Kinds of sections: the memory of a switch (sessions), and unfinished packets of guests.
 const MEMORY: u16 = 1;
 const PACKETS: u16 = 2;
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// From the old daemon: all that is needed to prepare, with descriptors.
+    /// From the old daemon: everything needed to prepare, with descriptors.
     Offer = 1,
-    /// From the new one: it is prepared, and needs only what changes with every packet.
+    /// From the new daemon: it is prepared, and needs only the state that changes with every packet.
     Ready = 2,
-    /// From the old one, which does nothing any more: that.
+    /// From the old daemon, after it has stopped: that state.
     State = 3,
-    /// From the new one: it works.
+    /// From the new daemon: it is running.
     Running = 4,
-    /// From the new one: it ends, and why.
+    /// From the new daemon: it ends, with the reason.
     Failed = 5,
-    /// From the old one, last of all: what it has counted. JSON.
+    /// From the old daemon, at the end: its counters, as JSON.
     Counters = 6,
 }
 
-/// The head of a message.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct Header {
     pub(crate) kind: Kind,
-    /// Of the body.
+    /// Length of the body.
     pub(crate) bytes: u64,
     pub(crate) descriptors: u32,
 }
 
-impl Head {
-    pub(crate) fn emit(&self) -> [u8; HEAD_BYTES] {
-        let mut out = [0; HEAD_BYTES];
+impl Header {
+    pub(crate) fn emit(&self) -> [u8; HEADER_BYTES] {
+        let mut out = [0; HEADER_BYTES];
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&VERSION.to_le_bytes());
         out[6..8].copy_from_slice(&(self.kind as u16).to_le_bytes());
@@ -66,29 +67,32 @@ impl Head {
     }
 
     /// # Errors
-    /// It is no head, is of another version, or has more than a message may have.
-    pub(crate) fn parse(bytes: &[u8; HEAD_BYTES]) -> Result<Head> {
+    /// It is not a header, has another version, or exceeds the limits of a message.
+    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header> {
         let mut fields = Fields(bytes);
         let (magic, version, kind) = (fields.u32()?, fields.u16()?, fields.u16()?);
         let (bytes, descriptors) = (fields.u64()?, fields.u32()?);
-        ensure!(magic == MAGIC, "that is not a message of another bifrostd");
-        ensure!(version == VERSION, "the other bifrostd hands over in version {version}, and this one in {VERSION}");
+        ensure!(magic == MAGIC, "not a message of another bifrostd");
+        ensure!(
+            version == VERSION,
+            "the other bifrostd hands over in version {version}, this one in version {VERSION}"
+        );
         let kinds = [Kind::Offer, Kind::Ready, Kind::State, Kind::Running, Kind::Failed, Kind::Counters];
         let Some(kind) = kinds.into_iter().find(|known| *known as u16 == kind) else {
-            bail!("a message of kind {kind} is not known");
+            bail!("unknown message of kind {kind}");
         };
-        ensure!(bytes <= MAX_BYTES, "a message of {bytes} bytes; {MAX_BYTES} are the most");
-        ensure!(descriptors <= MAX_DESCRIPTORS, "{descriptors} descriptors; {MAX_DESCRIPTORS} are the most");
-        Ok(Head { kind, bytes, descriptors })
+        ensure!(bytes <= MAX_BYTES, "a message of {bytes} bytes; the maximum is {MAX_BYTES}");
+        ensure!(descriptors <= MAX_DESCRIPTORS, "{descriptors} descriptors; the maximum is {MAX_DESCRIPTORS}");
+        Ok(Header { kind, bytes, descriptors })
     }
 }
 
-/// What a worker hands over when it stops.
+/// State that a worker hands over when it stops.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WorkerState {
-    /// What its switch remembers: `Switch::carry_memory`.
+    /// Memory of its switch: `Switch::carry_memory`.
     pub(crate) memory: Vec<u8>,
-    /// Guests' packets by port number, in the order in which they are to leave.
+    /// Guests' packets with their port number, in sending order.
     pub(crate) packets: Vec<(u16, Vec<u8>)>,
 }
 
@@ -121,24 +125,24 @@ pub(crate) fn emit_state(workers: &[WorkerState]) -> Vec<u8> {
     out
 }
 
-/// The content of a [`Kind::State`] for the given number of `workers`.
+/// Parses a [`Kind::State`] for the given number of `workers`.
 ///
 /// # Errors
-/// It is cut short, names a worker that is not there, or has a packet that no port can have had.
+/// The state is truncated, refers to an unknown worker, or has a packet longer than any port's.
 pub(crate) fn parse_state(bytes: &[u8], workers: usize) -> Result<Vec<WorkerState>> {
     let mut states = vec![WorkerState::default(); workers];
     let mut rest = Fields(bytes);
     while !rest.0.is_empty() {
         let (kind, number, len) = (rest.u16()?, rest.u16()?, rest.u64()?);
         let section = rest.bytes(len)?;
-        let Some(state) = states.get_mut(usize::from(number)) else { bail!("there is no worker {number}") };
+        let Some(state) = states.get_mut(usize::from(number)) else { bail!("no worker {number}") };
         match kind {
             MEMORY => state.memory = section.to_vec(),
             PACKETS => {
                 let mut packets = Fields(section);
                 while !packets.0.is_empty() {
                     let (port, len) = (packets.u16()?, packets.u32()?);
-                    ensure!(len as usize <= MAX_PACKET, "a packet of {len} bytes");
+                    ensure!(len as usize <= MAX_PACKET, "a packet of {len} bytes; the maximum is {MAX_PACKET}");
                     state.packets.push((port, packets.bytes(len.into())?.to_vec()));
                 }
             }
@@ -148,13 +152,13 @@ pub(crate) fn parse_state(bytes: &[u8], workers: usize) -> Result<Vec<WorkerStat
     Ok(states)
 }
 
-/// What is left to read.
+/// The bytes that are left to read.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
     fn bytes(&mut self, len: u64) -> Result<&'a [u8]> {
         let split = usize::try_from(len).ok().and_then(|len| self.0.split_at_checked(len));
-        let Some((first, rest)) = split else { bail!("it ends {len} bytes before it should") };
+        let Some((first, rest)) = split else { bail!("truncated: fewer than {len} bytes are left") };
         self.0 = rest;
         Ok(first)
     }
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_what_is_cut_is_refused() {
+    fn states_are_read_back_and_truncated_ones_refused() {
         let mut random = fastrand::Rng::with_seed(1);
         for workers in 0..6 {
             for _ in 0..20 {
@@ -197,7 +201,7 @@ mod tests {
                 assert_eq!(parse_state(&bytes, workers).unwrap(), states);
                 if workers > 0 {
                     let cut = random.usize(1..bytes.len());
-                    // Or it ends between two sections, and something is missing.
+                    // If it ends between two sections, some state is missing.
                     assert!(
                         parse_state(&bytes[..cut], workers).map_or(true, |read| read != states || cut == bytes.len())
                     );
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_of_a_later_release_are_passed_over() {
+    fn sections_of_a_later_release_are_ignored() {
         let states = [WorkerState { memory: vec![1, 2, 3], packets: vec![(4, vec![5; 60])] }];
         let mut bytes = vec![99, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3];
         bytes.extend(emit_state(&states));
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_does_no_harm() {
+    fn damaged_states_do_no_harm() {
         let mut random = fastrand::Rng::with_seed(2);
         for _ in 0..5000 {
             let states = [random_state(&mut random), random_state(&mut random)];
@@ -233,18 +237,18 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_read_back_and_others_refused() {
-        let head = Head { kind: Kind::State, bytes: 12345, descriptors: 678 };
-        assert_eq!(Head::parse(&head.emit()).unwrap(), head);
+    fn headers_are_read_back_and_others_refused() {
+        let header = Header { kind: Kind::State, bytes: 12345, descriptors: 678 };
+        assert_eq!(Header::parse(&header.emit()).unwrap(), header);
         let changed = |at: usize, to: u8| {
-            let mut bytes = head.emit();
+            let mut bytes = header.emit();
             bytes[at] = to;
-            format!("{:#}", Head::parse(&bytes).unwrap_err())
+            format!("{:#}", Header::parse(&bytes).unwrap_err())
         };
         assert!(changed(0, 0).contains("not a message"));
         assert!(changed(4, 2).contains("in version 2"));
         assert!(changed(6, 9).contains("kind 9"));
-        assert!(changed(14, 1).contains("the most"));
+        assert!(changed(14, 1).contains("the maximum"));
         assert!(changed(19, 1).contains("descriptors"));
     }
 }

@@ -1,4 +1,4 @@
-//! The old daemon's side: it starts the new one, and stops when that is prepared.
+//! The old daemon's side: it starts the new daemon, and stops when that is prepared.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -27,23 +27,23 @@ use crate::background::in_background;
 use crate::carried::Carried;
 use crate::daemon::{Daemon, State};
 
-/// How long the new daemon may take to prepare, while this one works.
+/// Timeout for the new daemon's preparation, while this one is running.
 const PREPARE: Duration = Duration::from_secs(30);
-/// How long it may take from there, while nothing is carried.
+/// Timeout for the rest, while no packets are carried.
 const COMMIT: Duration = Duration::from_secs(2);
-/// How long acknowledgements are waited for: some round trips. What is not acknowledged then is handed over.
+/// How long to wait for acknowledgements: some round trips. Packets that are unacknowledged then are handed over.
 const SETTLE: Duration = Duration::from_millis(2);
-/// How long a new daemon that has failed may take to end, so that it can be told how.
+/// How long to wait for the exit status of a new daemon that has failed.
 const EXPLAIN: Duration = Duration::from_millis(100);
-/// How often it is looked whether all have come.
-const LOOK: Duration = Duration::from_micros(100);
+/// Polling interval for acknowledgements.
+const POLL: Duration = Duration::from_micros(100);
 
-/// Whether another daemon goes on with the work of this one.
+/// Progress of an upgrade.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    /// What runs now, as it lay there at the start: a package may have replaced it since.
+    /// Path of this program at its start: a package may have replaced the file since.
     program: Option<PathBuf>,
-    /// What the API listens on, once it does.
+    /// The API's listeners, once they exist.
     listeners: Mutex<Option<Listeners>>,
     one_at_a_time: Mutex<()>,
     is_over: AtomicBool,
@@ -56,17 +56,17 @@ impl Progress {
         Progress { program, listeners, one_at_a_time, is_over: AtomicBool::new(false) }
     }
 
-    /// What requests come to, and the next daemon is to have.
+    /// Sets the API's listeners, for the next daemon.
     pub(crate) fn set_listeners(&self, listeners: Listeners) {
         *self.listeners.lock().unwrap_or_else(PoisonError::into_inner) = Some(listeners);
     }
 
-    /// Waits for the end of an upgrade that is going on, one way or the other; as long as the result lives none begins.
+    /// Waits for the end of a running upgrade. No upgrade starts while the result lives.
     pub(crate) fn wait(&self) -> MutexGuard<'_, ()> {
         self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another daemon does the work: this one has only to end.
+    /// Whether another daemon has taken over, so that this one must exit.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::SeqCst)
     }
@@ -78,43 +78,46 @@ impl Progress {
 }
 
 impl Daemon {
-    /// Has another program go on. If this returns without an error it does, and this process is to end.
+    /// Hands over to another program. After a return without an error, that program has taken over, and this process
+    /// must exit.
     pub(crate) fn hand_over(&self, spec: &UpgradeSpec) -> Result<UpgradeReport, ApiError> {
         let _one = match self.progress.one_at_a_time.try_lock() {
             Ok(one) => one,
             Err(TryLockError::Poisoned(one)) => one.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                return Err(ApiError::conflict("an upgrade is going on").hint("wait for its end"));
+                return Err(ApiError::conflict("an upgrade is running").hint("wait until it ends"));
             }
         };
         let program = spec.binary.clone().or_else(|| self.progress.program.clone());
-        let program = program.ok_or_else(|| ApiError::bad_request("which program runs is not known").at("binary"))?;
+        let program =
+            program.ok_or_else(|| ApiError::bad_request("the path of the running program is unknown").at("binary"))?;
         let refused = |error: anyhow::Error| {
-            tracing::error!("not upgraded, this daemon goes on: {error:#}");
-            ApiError::conflict(format!("not upgraded, the running daemon goes on: {error:#}"))
+            tracing::error!("not upgraded, this daemon continues: {error:#}");
+            ApiError::conflict(format!("not upgraded, the running daemon continues: {error:#}"))
         };
         let file_crc = self.check_file().map_err(refused)?;
-        // Nobody changes anything until it is over, one way or the other.
+        // The lock prevents changes until the upgrade has ended.
         let state = self.state();
         check_possible(&state).map_err(refused)?;
-        tracing::info!(program = %program.display(), "another bifrostd prepares to go on");
+        tracing::info!(program = %program.display(), "another bifrostd prepares to take over");
         let mut command = Command::new(&program);
         command.arg("--take-over").arg("--config").arg(&self.file);
         if let Some(directory) = &self.state_directory {
             command.arg("--state").arg(directory);
         }
-        let report = self.converse(&state, command, file_crc).map_err(refused)?;
-        // Requests to this daemon wait until it ends: their answers would be of the past.
+        let report = self.negotiate(&state, command, file_crc).map_err(refused)?;
+        // Keep the lock: requests to this daemon wait until it ends, because its state is stale now.
         std::mem::forget(state);
         self.progress.is_over.store(true, Ordering::SeqCst);
         tracing::info!("{}", report.to_string().replace('\n', "; "));
         let _ = sd_notify::notify(&[NotifyState::Custom(&format!("MAINPID={}", report.pid))]);
-        // The main thread ends the process once this has been answered.
+        // The main thread ends the process after the answer has been sent.
         let _ = signal_hook::low_level::raise(signal_hook::consts::SIGTERM);
         Ok(report)
     }
 
-    /// The checksum of the configuration file, which has to be what is in force: the new daemon goes by the file.
+    /// The checksum of the configuration file. The file must match the configuration in force, because the new daemon
+    /// reads it.
     fn check_file(&self) -> Result<u32> {
         let text = std::fs::read(&self.file).with_context(|| format!("reading {}", self.file.display()))?;
         let file = in_background(|| Config::load(&self.file)).map_err(|errors| anyhow!("{errors}"))?;
@@ -123,27 +126,28 @@ impl Daemon {
         let plan = plan.map_err(|errors| anyhow!("{}", ApiError::from(errors).what))?;
         let is_same = match ConfigDiff::between(&state.config, plan.config()) {
             Ok(diff) => diff.is_empty(),
-            Err(needed) => bail!("a restart is needed, for these have changed: {}", needed.fields.join(", ")),
+            Err(needed) => bail!("a restart is needed, because these have changed: {}", needed.fields.join(", ")),
         };
-        let hint = "bifrostctl reload first, and see whether it reports what cannot be brought into force";
-        ensure!(is_same, "{} is not what is in force; {hint}", self.file.display());
+        let hint = "run bifrostctl reload first, and see whether it reports errors";
+        ensure!(is_same, "{} differs from the configuration in force; {hint}", self.file.display());
         Ok(crc32fast::hash(&text))
     }
 
-    fn converse(&self, state: &State, mut command: Command, file_crc: u32) -> Result<UpgradeReport> {
+    fn negotiate(&self, state: &State, mut command: Command, file_crc: u32) -> Result<UpgradeReport> {
         let (ours, theirs) = UnixStream::pair().context("making a socket for the new daemon")?;
         let channel = Channel::new(ours);
         command.stdin(OwnedFd::from(theirs));
-        // What the service manager has handed to this process is not the next one's.
+        // The descriptors from the service manager are for this process only.
         for name in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
             command.env_remove(name);
         }
         let began = Instant::now();
-        let mut successor = Heir(command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?);
+        let mut successor =
+            NewDaemon(command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?);
         drop(command);
         let ready = self.prepare(state, &channel, file_crc).map_err(|error| successor.explain(error))?;
         let prepared = began.elapsed();
-        // Dropped in this order: the new daemon is gone before this one works again.
+        // Drop order: the new daemon is killed before this one resumes.
         let mut stopped = Stopped { state, is_over: false };
         let mut successor = successor;
         let (states, stopped_at) = stop(state)?;
@@ -151,18 +155,19 @@ impl Daemon {
         let packets: u64 = states.iter().map(|(_, aside)| aside.packets.len() as u64).sum();
         let states: Vec<WorkerState> =
             states.into_iter().map(|(memory, aside)| WorkerState { memory, packets: aside.packets }).collect();
-        let said = channel.send(Kind::State, &emit_state(&states), &[], COMMIT).and_then(|()| channel.receive(COMMIT));
-        let taken = said.and_then(|message| Ready::of(&message)).map_err(|error| successor.explain(error))?;
-        ensure!(taken.is_running, "the new daemon is out of step");
+        let answer =
+            channel.send(Kind::State, &emit_state(&states), &[], COMMIT).and_then(|()| channel.receive(COMMIT));
+        let taken = answer.and_then(|message| Ready::of(&message)).map_err(|error| successor.explain(error))?;
+        ensure!(taken.is_running, "unexpected answer of the new daemon");
         let now = Instant::now();
         stopped.is_over = true;
         successor.leave();
-        // Nothing waits for these, and nothing can go wrong any more.
+        // Nothing depends on the counters, and the upgrade can no longer fail.
         let counted = Carried::of(state).map_err(|error| anyhow!("{}", error.what));
-        let told =
+        let sent =
             counted.and_then(|counted| channel.send(Kind::Counters, &serde_json::to_vec(&counted)?, &[], COMMIT));
-        if let Err(error) = told {
-            tracing::warn!("the new daemon's counters begin at zero: {error:#}");
+        if let Err(error) = sent {
+            tracing::warn!("the new daemon's counters start at zero: {error:#}");
         }
         Ok(UpgradeReport {
             pid: taken.pid,
@@ -177,7 +182,7 @@ impl Daemon {
         })
     }
 
-    /// Gives the new daemon what it needs to prepare, and waits until it has.
+    /// Sends the offer to the new daemon, and waits until it is prepared.
     fn prepare(&self, state: &State, channel: &Channel, file_crc: u32) -> Result<Ready> {
         let descriptors = state.descriptors(self.progress.listeners()?)?;
         let (ports, peers) = state.names.numbers();
@@ -198,13 +203,13 @@ impl Daemon {
         descriptors.describe(&mut offer);
         channel.send(Kind::Offer, &serde_json::to_vec(&offer)?, &descriptors.all(), PREPARE)?;
         let ready = Ready::of(&channel.receive(PREPARE)?)?;
-        ensure!(!ready.is_running, "the new daemon is out of step");
+        ensure!(!ready.is_running, "unexpected answer of the new daemon");
         Ok(ready)
     }
 }
 
 impl State {
-    /// Copies of everything that is open.
+    /// Duplicates of all open descriptors.
     fn descriptors(&self, listeners: Listeners) -> Result<Descriptors> {
         let lock = self.kept.lock().context("copying a descriptor")?;
         let mut sockets: Vec<Sockets> = Vec::new();
@@ -233,34 +238,34 @@ impl State {
     }
 }
 
-/// What keeps a daemon from being upgraded.
+/// Fails if the daemon cannot be upgraded.
 fn check_possible(state: &State) -> Result<()> {
-    ensure!(!state.workers.is_empty(), "it is ending");
+    ensure!(!state.workers.is_empty(), "the daemon is stopping");
     ensure!(
         state.config.underlay.port == UnderlayPort::Udp,
-        "with [underlay] port = \"afxdp\" it takes a restart: what the kernel has put into its rings cannot be handed over"
+        "with [underlay] port = \"afxdp\" a restart is needed: packets in the kernel's rings cannot be handed over"
     );
     let machine = state.config.ports.iter().find(|port| port.kind == PortKind::VhostUser);
     if let Some(port) = machine {
-        bail!("port {} is a virtual machine's: its rings are not handed over yet, and it takes a restart", port.name);
+        bail!("port {} is a virtual machine's, whose rings cannot be handed over: a restart is needed", port.name);
     }
     let broken = state.on_all(|worker| worker.core_mut().failed_ports())?.concat();
     if let Some(owner) = broken.first() {
         let name = state.names.port_name(*owner).unwrap_or("?");
-        bail!("the device of port {name} is out of use; bifrostctl reload makes it again");
+        bail!("the device of port {name} has failed; bifrostctl reload recreates it");
     }
     Ok(())
 }
 
-/// What a worker leaves: what its switch remembers, and what of guests is unfinished.
+/// State of a stopped worker: the memory of its switch, and guests' unfinished packets.
 type Left = (Vec<u8>, SetAside);
 
-/// Stops all workers. What each leaves, and since when nothing is carried.
+/// Stops all workers. Returns their state, and the time since which no packets are carried.
 fn stop(state: &State) -> Result<(Vec<Left>, Instant)> {
     state.on_all(|worker| worker.hold_guests(true))?;
     let settled = Instant::now() + SETTLE;
     while Instant::now() < settled && state.on_all(|worker| worker.unfinished_packets())?.iter().sum::<u64>() > 0 {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL);
     }
     let stopped_at = Instant::now();
     state.on_all(|worker| worker.pause())?;
@@ -273,7 +278,7 @@ fn stop(state: &State) -> Result<(Vec<Left>, Instant)> {
     Ok((states, stopped_at))
 }
 
-/// Workers that may have been stopped: they go on when this is dropped, unless another daemon does.
+/// Workers that may have been stopped: dropping this resumes them, unless another daemon has taken over.
 struct Stopped<'a> {
     state: &'a State,
     is_over: bool,
@@ -282,21 +287,21 @@ struct Stopped<'a> {
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
         if !self.is_over && self.state.on_all(|worker| worker.resume()).is_err() {
-            tracing::error!("a worker does not go on after an upgrade that has failed");
+            tracing::error!("a worker cannot be resumed after a failed upgrade");
         }
     }
 }
 
-/// The new daemon's process: killed when this is dropped, unless it is to live.
-struct Heir(Child);
+/// The new daemon's process: dropping this kills it, unless [`leave`](Self::leave) was called.
+struct NewDaemon(Child);
 
-impl Heir {
-    /// It lives on; who ends first does not matter to either.
+impl NewDaemon {
+    /// Lets the process live; either process may end first.
     fn leave(self) {
         std::mem::forget(self);
     }
 
-    /// What became of it is often the better explanation.
+    /// Adds the exit status of the new daemon, which often explains the error better.
     fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
         let deadline = Instant::now() + EXPLAIN;
         let status: Option<ExitStatus> = loop {
@@ -312,9 +317,9 @@ impl Heir {
     }
 }
 
-impl Drop for Heir {
+impl Drop for NewDaemon {
     fn drop(&mut self) {
-        // Gone is as good as killed.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,23 +1,24 @@
-//! Another program goes on with the work of a running daemon, and guests hardly notice.
+//! Upgrade: another process takes over from a running daemon with hardly any interruption for guests.
 //!
 //! ```text
 //!  old                                              new (a child of the old one)
-//!   | works                                          |
+//!   | running                                        |
 //!   |-- Offer: configuration's checksum, others'  -->| reads the configuration, takes devices and sockets, builds
-//!   |   objects, names, descriptors of everything    | tables, starts workers that do nothing yet
+//!   |   objects, names, descriptors of everything    | tables, starts paused workers
 //!   |<-- Ready ------------------------------------- |
 //!   | fetches nothing from guests; waits a moment    |
 //!   | for acknowledgements; stops its workers        |
-//!   |-- State: sessions, packets not acknowledged -->| has its workers work
+//!   |-- State: sessions, packets not acknowledged -->| resumes its workers
 //!   |<-- Running ------------------------------------|
 //!   |-- Counters ----------------------------------->|
-//!   | tells the service manager, answers, ends       | answers requests
+//!   | notifies the service manager, answers, exits   | answers requests
 //! ```
 //!
-//! Both have the same open files all the while, and only one works on them. Whatever goes wrong before *Running* has come (an error, a crash, silence),
-//! the old daemon ends the new one, and goes on. It has kept everything; connections with traffic are set up again then.
+//! Both processes have the same open files during the upgrade, and only one uses them. After any failure before
+//! *Running* (an error, a crash, a timeout), the old daemon kills the new one and continues. It has kept its state;
+//! connections with traffic are then set up again.
 //!
-//! What is handed over, and what the new daemon learns again, is in ARCHITECTURE.md.
+//! ARCHITECTURE.md lists what is handed over, and what the new daemon learns again.
 
 mod channel;
 mod format;

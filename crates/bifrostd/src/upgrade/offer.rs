@@ -1,4 +1,4 @@
-//! What the new daemon needs to prepare, while the old one works.
+//! The state that the new daemon needs to prepare, while the old one is running.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +10,7 @@ use bifrost_control::api::FaultEntry;
 use bifrost_port::udp::Sockets;
 use serde::{Deserialize, Serialize};
 
-/// The body of an offer: everything in words and numbers, and which descriptors follow, in the order of [`Descriptors`].
+/// The body of an offer. It also tells which descriptors follow, in the order of [`Descriptors`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Offer {
@@ -18,43 +18,43 @@ pub(crate) struct Offer {
     pub(crate) release: String,
     /// CRC-32 of the configuration file that is in force.
     pub(crate) file_crc: u32,
-    /// The objects of other owners than the file, as a journal.
+    /// The objects that are not in the file, as a journal.
     pub(crate) journal: String,
     /// The numbers of ports and peers.
     pub(crate) ports: BTreeMap<String, u16>,
     pub(crate) peers: BTreeMap<String, u16>,
-    /// What the old daemon tells peers of itself; the new one's has to be larger.
+    /// Instance that the old daemon announces to peers; the new daemon's must be larger.
     pub(crate) instance: u64,
-    /// Faults that are injected, and the number of the next one.
+    /// Injected faults, and the number of the next one.
     pub(crate) faults: Vec<FaultEntry>,
     pub(crate) next_fault: u64,
-    /// Paths that are out of use, by peer.
+    /// Drained paths, by peer.
     pub(crate) drained: BTreeMap<String, u8>,
-    /// Backends of load balancers, by balancer: whether they work.
+    /// Health of load balancers' backends: balancer, backend, whether it is healthy.
     pub(crate) health: Vec<(String, SocketAddr, bool)>,
-    /// Which vNICs have the addresses that they share: network, address, MAC address.
+    /// Holders of shared addresses: VNI, address, MAC address.
     pub(crate) shared: Vec<(u32, IpAddr, [u8; 6])>,
     /// Whether there is a listener for metrics, and a lock of the devices' records.
     pub(crate) has_metrics: bool,
     pub(crate) has_lock: bool,
-    /// By worker: sockets to receive from, and to send from.
+    /// By worker: number of receive sockets and of transmit sockets.
     pub(crate) sockets: Vec<(usize, usize)>,
-    /// Queues of devices, as the service manager names them.
+    /// Queues of devices, by their names for the service manager.
     pub(crate) queues: Vec<String>,
 }
 
-/// What comes with an [`Offer`].
+/// The descriptors that follow an [`Offer`].
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     pub(crate) listeners: Listeners,
-    /// Who holds this has the records of devices.
+    /// Lock of the devices' records.
     pub(crate) lock: Option<OwnedFd>,
     pub(crate) sockets: Vec<Sockets>,
     pub(crate) queues: BTreeMap<String, OwnedFd>,
 }
 
 impl Descriptors {
-    /// In the order in which they are sent.
+    /// All descriptors, in sending order.
     pub(super) fn all(&self) -> Vec<BorrowedFd<'_>> {
         let Listeners { api, metrics } = &self.listeners;
         let mut all = vec![api.as_fd()];
@@ -67,7 +67,7 @@ impl Descriptors {
         all
     }
 
-    /// Notes in an offer which there are.
+    /// Describes the descriptors in an offer.
     pub(super) fn describe(&self, offer: &mut Offer) {
         offer.has_metrics = self.listeners.metrics.is_some();
         offer.has_lock = self.lock.is_some();
@@ -75,10 +75,10 @@ impl Descriptors {
         offer.queues = self.queues.keys().cloned().collect();
     }
 
-    /// Those of an offer.
+    /// Assigns received descriptors according to an offer.
     ///
     /// # Errors
-    /// They are fewer or more than it says.
+    /// There are fewer or more than the offer says.
     pub(super) fn of(offer: &Offer, descriptors: Vec<OwnedFd>) -> Result<Descriptors> {
         let mut rest = VecDeque::from(descriptors);
         let mut next = || rest.pop_front().context("the offer has fewer descriptors than it says");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_are_those_that_the_offer_says() {
+    fn descriptors_are_assigned_as_the_offer_says() {
         let mut offer = Offer {
             has_lock: true,
             sockets: vec![(2, 3), (2, 0)],
@@ -120,13 +120,13 @@ mod tests {
         for count in [0, 1, 10, 12] {
             assert!(Descriptors::of(&offer, files(count)).is_err(), "{count}");
         }
-        // A number that nothing could hold is an error, and no memory.
+        // An absurd number is an error, without an allocation of that size.
         offer.sockets = vec![(usize::MAX, usize::MAX)];
         assert!(Descriptors::of(&offer, files(11)).is_err());
     }
 
     #[test]
-    fn an_offer_of_another_release_is_read_as_far_as_it_is_known() {
+    fn unknown_fields_of_an_offer_are_ignored() {
         let later = "{\"release\": \"9.9\", \"file_crc\": 7, \"something\": [1], \"sockets\": [[1, 2]]}";
         let offer: Offer = serde_json::from_str(later).unwrap();
         assert_eq!((offer.file_crc, offer.sockets, offer.next_fault), (7, vec![(1, 2)], 0));

@@ -1,4 +1,4 @@
-//! The new daemon's side: it prepares, waits for the old one to stop, and works.
+//! The new daemon's side: it prepares, waits for the old daemon to stop, and takes over.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -19,19 +19,19 @@ use super::offer::{Descriptors, Offer};
 use crate::carried::Carried;
 use crate::daemon::{Daemon, Names, State};
 
-/// How long the old daemon may take for each step: it makes the offer at once, and then needs some milliseconds.
+/// Timeout for each step of the old daemon: it sends the offer at once, and later needs some milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long for its counters, while requests wait.
+/// Timeout for its counters, while requests wait.
 const COUNTERS: Duration = Duration::from_secs(2);
 
-/// What both of the new daemon's good answers say.
+/// The body of the new daemon's answers `Ready` and `Running`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Ready {
-    /// Its version and process.
+    /// Its version and process ID.
     pub(super) release: String,
     pub(super) pid: u32,
-    /// Sessions that it has taken over, and packets and sessions that it has not.
+    /// Sessions taken over, and packets and sessions left out.
     pub(super) sessions: u64,
     pub(super) left_out: u64,
     #[serde(skip)]
@@ -40,12 +40,12 @@ pub(super) struct Ready {
 
 impl Ready {
     /// # Errors
-    /// It has failed, and says why; or that is no answer.
+    /// The new daemon has failed, or the message is not an answer.
     pub(super) fn of(Message { kind, body, .. }: &Message) -> Result<Ready> {
         let is_running = match kind {
             Kind::Ready => false,
             Kind::Running => true,
-            Kind::Failed => bail!("the new daemon says: {}", String::from_utf8_lossy(body).escape_debug()),
+            Kind::Failed => bail!("the new daemon reports: {}", String::from_utf8_lossy(body).escape_debug()),
             other => bail!("the new daemon answers with {other:?}"),
         };
         let ready: Ready = serde_json::from_slice(body).context("reading the new daemon's answer")?;
@@ -53,13 +53,13 @@ impl Ready {
     }
 }
 
-/// A new daemon that is about to go on with the work of its parent.
+/// A new daemon that is about to take over from its parent.
 #[derive(Debug)]
 pub(crate) struct Successor {
     channel: Channel,
 }
 
-/// What the old daemon has handed to a new one for its start.
+/// State from the old daemon for the start of the new one.
 #[derive(Debug)]
 pub(crate) struct Handed {
     pub(crate) descriptors: Descriptors,
@@ -74,10 +74,10 @@ pub(crate) struct Handed {
 }
 
 impl Successor {
-    /// The parent has put a socket between both in the place of this process's standard input.
+    /// Takes the socket to the parent, which is this process's standard input.
     ///
     /// # Errors
-    /// It is not such a socket.
+    /// Standard input is not a stream socket.
     pub(crate) fn of_stdin() -> Result<Successor> {
         let stdin = std::io::stdin().as_fd().try_clone_to_owned().context("taking standard input")?;
         let kind = rustix::net::sockopt::socket_type(&stdin);
@@ -87,39 +87,41 @@ impl Successor {
         Ok(Successor { channel: Channel::new(UnixStream::from(stdin)) })
     }
 
-    /// What the old daemon offers. `file_crc`: of the configuration file; `workers`: how many it asks for.
+    /// Receives the old daemon's offer. `file_crc`: checksum of the configuration file; `workers`: the number of
+    /// workers that it configures.
     ///
     /// # Errors
-    /// The offer does not come, is not understood, or is of another configuration.
+    /// The offer does not arrive, is invalid, or is for another configuration.
     pub(crate) fn offer(&self, file_crc: u32, workers: usize) -> Result<Handed> {
         let Message { kind, body, descriptors } = self.channel.receive(PATIENCE)?;
-        ensure!(kind == Kind::Offer, "the old daemon begins with {kind:?}");
+        ensure!(kind == Kind::Offer, "expected an offer of the old daemon, got {kind:?}");
         let offer: Offer = serde_json::from_slice(&body).context("reading the old daemon's offer")?;
-        ensure!(offer.file_crc == file_crc, "the configuration file has changed meanwhile");
+        ensure!(offer.file_crc == file_crc, "the configuration file has changed during the upgrade");
         ensure!(offer.sockets.len() == workers, "the old daemon has {} workers", offer.sockets.len());
         let descriptors = Descriptors::of(&offer, descriptors)?;
-        let loaded = journal::read(offer.journal.as_bytes(), workers).context("reading others' objects")?;
+        let loaded = journal::read(offer.journal.as_bytes(), workers).context("reading the objects of other owners")?;
         if let Some(what) = loaded.not_understood.first() {
-            bail!("an object of the old daemon is not understood: {what}");
+            bail!("unknown object of the old daemon: {what}");
         }
         let Offer { ports, peers, instance, faults, next_fault, drained, health, shared, release, .. } = offer;
-        tracing::info!(release, "prepares to go on with the work of another bifrostd");
+        tracing::info!(release, "preparing to take over from another bifrostd");
         let names = Names::of_numbers(ports, peers);
         fault("offered");
         Ok(Handed { descriptors, others: loaded.objects, names, instance, faults, next_fault, drained, health, shared })
     }
 
-    /// All is prepared: waits until the old daemon has stopped, and works from there. When this returns, it is this daemon that works.
+    /// Reports that this daemon is prepared, waits until the old one has stopped, and resumes the workers. When this
+    /// returns, this daemon has taken over.
     ///
     /// # Errors
-    /// The old daemon goes on itself; this one has to end.
-    pub(crate) fn go_on(&self, daemon: &Daemon) -> Result<()> {
+    /// The old daemon continues; this one must exit.
+    pub(crate) fn complete(&self, daemon: &Daemon) -> Result<()> {
         fault("prepared");
         let release = env!("CARGO_PKG_VERSION").to_owned();
         let mut ready = Ready { release, pid: std::process::id(), ..Ready::default() };
         self.channel.send(Kind::Ready, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
         let Message { kind, body, .. } = self.channel.receive(PATIENCE)?;
-        ensure!(kind == Kind::State, "the old daemon goes on with {kind:?}");
+        ensure!(kind == Kind::State, "expected the state of the old daemon, got {kind:?}");
         fault("stopped");
         let mut state = daemon.state();
         let workers = parse_state(&body, state.workers.len())?;
@@ -130,28 +132,29 @@ impl Successor {
         self.channel.send(Kind::Running, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
         match self.counters() {
             Ok(carried) => state.carried = carried.into(),
-            Err(error) => tracing::warn!("counters begin at zero: {error:#}"),
+            Err(error) => tracing::warn!("counters start at zero: {error:#}"),
         }
         Ok(())
     }
 
-    /// What the old daemon has counted.
+    /// Receives the old daemon's counters.
     fn counters(&self) -> Result<Carried> {
         let Message { kind, body, .. } = self.channel.receive(COUNTERS)?;
-        ensure!(kind == Kind::Counters, "the old daemon ends with {kind:?}");
+        ensure!(kind == Kind::Counters, "expected the counters of the old daemon, got {kind:?}");
         let counters: Vec<Sample> = serde_json::from_slice(&body).context("reading the old daemon's counters")?;
-        Ok(Carried::told(counters))
+        Ok(Carried::from_handed(counters))
     }
 
-    /// Tells the old daemon why this one ends.
+    /// Reports to the old daemon why this one ends.
     pub(crate) fn fail(&self, error: &anyhow::Error) {
-        // It finds out anyway.
+        // The old daemon notices the end anyway.
         let _ = self.channel.send(Kind::Failed, format!("{error:#}").as_bytes(), &[], Duration::from_secs(1));
     }
 }
 
 impl State {
-    /// Gives workers what those of another daemon had. Returns how many sessions they have taken, and what they have left out.
+    /// Restores the state of another daemon's workers. Returns the number of sessions taken over, and of sessions and
+    /// packets left out.
     fn take_over_workers(&self, states: Vec<WorkerState>) -> Result<(u64, u64)> {
         let (mut sessions, mut left_out) = (0, 0);
         for (worker, WorkerState { memory, packets }) in self.workers.iter().zip(states) {
@@ -169,7 +172,7 @@ impl State {
     }
 }
 
-/// Has a test's daemon fail here, if the environment names this step: it ends (`exit`), is killed (`kill`), or stops for a while (`hang`).
+/// Fails at this step if a test's environment variable names it: exits (`exit`), aborts (`kill`), or hangs (`hang`).
 #[cfg(debug_assertions)]
 fn fault(step: &str) {
     let Ok(wanted) = std::env::var("BIFROST_UPGRADE_FAULT") else { return };
