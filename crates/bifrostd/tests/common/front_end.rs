@@ -1,5 +1,5 @@
-//! A raw vhost-user front-end and virtio driver, honest or not: a test can write any byte into rings, records and guest memory, from
-//! several threads, and send any message with any file descriptor.
+//! A raw vhost-user front-end and virtio driver, conforming or hostile: a test can write any byte into rings, records
+//! and guest memory, from several threads, and send any message with any file descriptor.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read as _};
@@ -52,29 +52,29 @@ pub const F_INDIRECT: u16 = 4;
 pub const F_AVAILABLE: u16 = 1 << 7;
 pub const F_USED: u16 = 1 << 15;
 
-/// Where the memory begins for the guest, and for its front-end.
+/// Start of the memory in the guest's and in the front-end's address space.
 pub const GUEST: u64 = 0x4000_0000;
 pub const USER: u64 = 0x7f00_0000_0000;
-/// Bytes of memory; the file is sparse.
+/// Size of the memory, bytes; the file is sparse.
 pub const MEMORY: u64 = 64 << 20;
-/// Bytes of a `struct virtio_net_hdr_v1`.
+/// Length of a `struct virtio_net_hdr_v1`, bytes.
 pub const HEADER: usize = 12;
-/// Rings.
+/// Indexes of the rings.
 pub const RX: usize = 0;
 pub const TX: usize = 1;
-/// Where rings, their parts, and buffers begin.
+/// Offsets of rings, their parts, and buffers.
 const RING: u64 = 2 << 20;
 const AVAILABLE: u64 = 1 << 19;
 const USED: u64 = 1 << 20;
 const BUFFERS: u64 = 8 << 20;
-/// What an attack may use as it likes.
+/// Free area for attacks.
 pub const SCRATCH: u64 = 48 << 20;
-/// Bytes of each buffer.
+/// Size of each buffer, bytes.
 const BUFFER: u64 = 2048;
-/// Buffers of each ring at most; larger rings use them again.
+/// Most buffers of each ring; larger rings share them.
 const SLOTS: u64 = 8192;
 
-/// A file of memory that both sides have mapped.
+/// A memory file that both sides map.
 pub struct Memory {
     pub file: File,
     base: *mut u8,
@@ -148,12 +148,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: nobody has a reference into the mapping any more.
+        // SAFETY: no references into the mapping exist any more.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
     }
 }
 
-/// What rings to have.
+/// Parameters of the rings.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub packed: bool,
@@ -167,13 +167,14 @@ pub struct FrontEnd {
     pub kind: Kind,
     pub memory: Arc<Memory>,
     pub kicks: [OwnedFd; 2],
-    /// Buffers offered, and taken back, since the rings were new.
+    /// Buffers offered, and taken back, since the rings were set up.
     offered: [u16; 2],
     taken: [u16; 2],
 }
 
 impl FrontEnd {
-    /// Connects and agrees on features; nothing runs yet. `None`: nobody listens, or the daemon hangs up.
+    /// Connects and negotiates features; nothing runs yet. `None`: there is no listener, or the daemon closes the
+    /// connection.
     pub fn connect(socket: &Path, kind: Kind) -> Option<FrontEnd> {
         let deadline = Instant::now() + Duration::from_secs(5);
         let socket = loop {
@@ -186,7 +187,7 @@ impl FrontEnd {
         FrontEnd::on(socket, kind)
     }
 
-    /// As [`FrontEnd::connect`], on a socket that is connected.
+    /// As [`FrontEnd::connect`], on a connected socket.
     pub fn on(socket: UnixStream, kind: Kind) -> Option<FrontEnd> {
         socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let kick = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
@@ -202,7 +203,7 @@ impl FrontEnd {
         Some(front_end)
     }
 
-    /// A machine that runs: memory and both rings are set up, and receive buffers offered.
+    /// A running machine: memory and both rings are set up, and receive buffers offered.
     pub fn running(socket: &Path, kind: Kind) -> Option<FrontEnd> {
         let mut front_end = FrontEnd::connect(socket, kind)?;
         front_end.set_memory();
@@ -211,18 +212,18 @@ impl FrontEnd {
         front_end.is_alive().then_some(front_end)
     }
 
-    /// Sends a message. Whether the daemon took it from the socket is not known.
+    /// Sends a message, without waiting until the daemon has received it.
     pub fn tell(&self, request: u32, payload: &[u8], files: &[BorrowedFd<'_>]) -> bool {
         self.send_message(request, VERSION, payload, files)
     }
 
-    /// Sends a message and waits for the daemon's word that it has succeeded.
+    /// Sends a message, and returns whether the daemon reports success.
     pub fn is_accepted(&self, request: u32, payload: &[u8], files: &[BorrowedFd<'_>]) -> bool {
         self.send_message(request, VERSION | NEED_REPLY, payload, files)
             && self.reply().is_some_and(|(payload, _)| payload == 0u64.to_le_bytes())
     }
 
-    /// Asks; the answer, and the file with it.
+    /// Sends a request, and returns the answer with its file.
     pub fn ask(&self, request: u32, payload: &[u8]) -> Option<(Vec<u8>, Option<File>)> {
         if self.tell(request, payload, &[]) { self.reply() } else { None }
     }
@@ -231,7 +232,7 @@ impl FrontEnd {
         self.ask(request, &[])?.0.first_chunk().copied().map(u64::from_le_bytes)
     }
 
-    /// Whether the daemon still answers, after all messages before.
+    /// Whether the daemon still answers, after it has processed all earlier messages.
     pub fn is_alive(&self) -> bool {
         self.number(GET_FEATURES).is_some()
     }
@@ -270,11 +271,11 @@ impl FrontEnd {
         self.tell(SET_MEM_TABLE, &table(&[region(GUEST, MEMORY, USER, 0)]), &[self.memory.file.as_fd()]);
     }
 
-    /// Sets both rings up, and enables them.
+    /// Sets up and enables both rings.
     pub fn start_rings(&mut self) {
         for ring in [RX, TX] {
             self.tell(SET_VRING_NUM, &words(&[ring as u32, self.kind.size.into()]), &[]);
-            // A packed ring begins with wrap counters of 1.
+            // A packed ring starts with wrap counters of 1.
             let base = if self.kind.packed { 0x8000_8000 } else { 0 };
             self.tell(SET_VRING_BASE, &words(&[ring as u32, base]), &[]);
             self.set_address(ring);
@@ -299,7 +300,7 @@ impl FrontEnd {
         self.tell(SET_VRING_ENABLE, &words(&[ring as u32, enabled.into()]), &[])
     }
 
-    /// Offsets in the memory of a ring's parts. In a packed ring, available and used are the driver's and the device's event
+    /// Memory offsets of a ring's parts. In a packed ring, available and used are the driver's and the device's event
     /// suppression structures.
     pub fn descriptors(&self, ring: usize) -> u64 {
         ring as u64 * RING
@@ -324,7 +325,8 @@ impl FrontEnd {
         (n % self.kind.size, if first_lap { F_AVAILABLE } else { F_USED })
     }
 
-    /// Makes one descriptor available: any buffer, with any flags. In order; each is a buffer of its own.
+    /// Makes one descriptor available, for any buffer, with any flags. Buffers are offered in order, one descriptor
+    /// each.
     pub fn offer(&mut self, ring: usize, guest: u64, len: u32, flags: u16) {
         let (size, n) = (self.kind.size, self.offered[ring]);
         let slot = n % size;
@@ -336,7 +338,7 @@ impl FrontEnd {
             self.memory.store16(self.available(ring) + 4 + 2 * u64::from(slot), slot);
             self.memory.store16(self.available(ring) + 2, n.wrapping_add(1));
         }
-        // Laps of a packed ring end where 16 bits do, as its size is a power of two.
+        // A lap of a packed ring ends where 16 bits wrap, because its size is a power of two.
         self.offered[ring] = n.wrapping_add(1);
     }
 
@@ -344,7 +346,7 @@ impl FrontEnd {
         let _ = rustix::io::write(&self.kicks[ring], &1u64.to_ne_bytes());
     }
 
-    /// Buffers that the device has.
+    /// Number of buffers that the device has.
     pub fn outstanding(&mut self, ring: usize) -> u16 {
         while self.taken[ring] != self.offered[ring] && self.is_back(ring) {
             self.taken[ring] = self.taken[ring].wrapping_add(1);
@@ -352,7 +354,7 @@ impl FrontEnd {
         self.offered[ring].wrapping_sub(self.taken[ring])
     }
 
-    /// Whether the next buffer is back; of this driver's own, a packed ring's come back one descriptor at a time.
+    /// Whether the device has returned the next buffer. Buffers of this driver have one descriptor each.
     fn is_back(&self, ring: usize) -> bool {
         let n = self.taken[ring];
         if !self.kind.packed {
@@ -371,7 +373,7 @@ impl FrontEnd {
         sent
     }
 
-    /// The same without a kick.
+    /// As [`FrontEnd::send`], without a kick.
     pub fn queue(&mut self, frame: &[u8]) -> bool {
         let deadline = Instant::now() + Duration::from_millis(200);
         while self.outstanding(TX) >= self.kind.size {
@@ -397,8 +399,8 @@ impl FrontEnd {
         self.kick(RX);
     }
 
-    /// Takes received frames, and offers their buffers again. Of split rings only; a frame that takes more than one buffer comes in
-    /// pieces.
+    /// Takes received frames, and offers their buffers again. For split rings only. A frame in several buffers is
+    /// returned in parts.
     pub fn receive(&mut self) -> Vec<Vec<u8>> {
         assert!(!self.kind.packed);
         let mut frames = Vec::new();
@@ -415,7 +417,7 @@ impl FrontEnd {
     }
 }
 
-/// A memory region as messages have it.
+/// A memory region in the format of messages.
 pub fn region(guest: u64, bytes: u64, user: u64, offset: u64) -> Vec<u8> {
     [guest, bytes, user, offset].iter().flat_map(|w| w.to_le_bytes()).collect()
 }
@@ -425,7 +427,7 @@ pub fn table(regions: &[Vec<u8>]) -> Vec<u8> {
     [words(&[regions.len() as u32, 0]), regions.concat()].concat()
 }
 
-/// Numbers as messages have them.
+/// Numbers in the format of messages.
 pub fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }

@@ -16,7 +16,7 @@ use bifrost_lab::standstill::Watch;
 use super::manager::Manager;
 use super::{Counters, Net, netns};
 
-/// How to join two hosts, and what is the same on both.
+/// How hosts are linked, and the common part of their configurations.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Links between the hosts, one address each.
@@ -35,12 +35,13 @@ pub struct Options {
     pub peer: &'static str,
     /// MTU of the links, bytes.
     pub mtu: u16,
-    /// Routes say what the guests take, whatever the links let pass.
+    /// Whether routes have the guests' MTU as path MTU.
     pub path_mtu: bool,
 }
 
-/// Keys of `[transport]` for tests whose guests may lose nothing: a packet is given up after three timeouts, and with the timeouts of a
-/// fast network a busy machine can keep a daemon from its processor for that long. These add up to more than a second.
+/// Keys of `[transport]` for tests whose guests must not lose packets. A packet is given up after three timeouts, which
+/// together are more than a second here: on a busy machine, a daemon may get no CPU for as long as the timeouts of a
+/// fast network.
 pub const PATIENT: &str = "initial_rto_us = 200000\nrto_floor_us = 200000\n";
 
 impl Default for Options {
@@ -65,7 +66,7 @@ pub fn vpc(vni: u32, reliability: &str, ordering: &str) -> String {
     format!("[[vpc]]\nvni = {vni}\nreliability = \"{reliability}\"\nordering = \"{ordering}\"\n")
 }
 
-/// A guest in a namespace of its own, or to be in one that exists.
+/// A guest in its own namespace, or in an existing one.
 #[derive(Clone, Debug)]
 pub struct Guest {
     pub name: &'static str,
@@ -112,12 +113,12 @@ pub struct Host {
     pub addresses: Vec<IpAddr>,
     pub client: Client,
     pub directory: PathBuf,
-    /// The configuration to be written by [`Host::start`] and [`Host::write_config`].
+    /// The configuration, written by [`Host::start`] and [`Host::write_config`].
     pub config: String,
-    /// Keeps what the daemon wants to be kept, if there is one.
+    /// Service manager that keeps the daemon's descriptors, if there is one.
     pub manager: Option<Manager>,
     child: Option<Child>,
-    /// The process that goes on with the work of the child, which has ended.
+    /// The process that has taken over from the child, which has ended.
     heir: Option<u32>,
 }
 
@@ -134,12 +135,12 @@ impl Host {
         self.directory.join(format!("{}.log", self.name))
     }
 
-    /// Where the daemon keeps objects, if the test has made it.
+    /// The daemon's state directory, if the test has created it.
     pub fn state_directory(&self) -> PathBuf {
         self.directory.join(format!("{}.state", self.name))
     }
 
-    /// Where a test says which stage is to panic.
+    /// The file that names the stage that is to panic.
     pub fn injection_file(&self) -> PathBuf {
         self.directory.join(format!("{}.inject", self.name))
     }
@@ -200,7 +201,7 @@ impl Host {
         self.heir.unwrap_or_else(|| self.child.as_ref().unwrap().id())
     }
 
-    /// An upgrade that the test has asked for itself is done.
+    /// Records an upgrade that the test has started itself.
     pub fn has_heir(&mut self, pid: u32) {
         self.heir = Some(pid);
         if let Some(mut child) = self.child.take() {
@@ -208,7 +209,7 @@ impl Host {
         }
     }
 
-    /// Has another program, or the same once more, go on with the daemon's work.
+    /// Upgrades the daemon to another program, or to the same one.
     pub fn upgrade(&mut self, binary: Option<&Path>) -> Result<UpgradeReport, ClientError> {
         let before = self.pid();
         let report = self.client.upgrade(&UpgradeSpec { binary: binary.map(Path::to_owned) })?;
@@ -216,13 +217,13 @@ impl Host {
         match self.child.take() {
             Some(mut child) => {
                 let mut status = None;
-                super::eventually(10.0, "the old daemon ends", || {
+                super::eventually(10.0, "the old daemon exits", || {
                     status = child.try_wait().unwrap();
                     status.is_some()
                 });
                 assert!(status.unwrap().success(), "{}", self.log());
             }
-            None => super::eventually(10.0, "the old daemon ends", || !is_alive(before)),
+            None => super::eventually(10.0, "the old daemon exits", || !is_alive(before)),
         }
         Ok(report)
     }
@@ -230,12 +231,12 @@ impl Host {
     /// `kill -9`.
     pub fn crash(&mut self) {
         if let Some(pid) = self.heir.take() {
-            // It is no child of this process.
+            // It is not a child of this process.
             let _ = rustix::process::kill_process(
                 rustix::process::Pid::from_raw(pid as i32).unwrap(),
                 rustix::process::Signal::KILL,
             );
-            super::eventually(10.0, "the daemon ends", || !is_alive(pid));
+            super::eventually(10.0, "the daemon exits", || !is_alive(pid));
         }
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -248,11 +249,11 @@ impl Host {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Waits for the daemon's end.
+    /// Waits until the daemon exits.
     pub fn wait(&mut self, seconds: f64) -> ExitStatus {
         let mut status = None;
         let child = self.child.as_mut().unwrap();
-        super::eventually(seconds, "the daemon ends", || {
+        super::eventually(seconds, "the daemon exits", || {
             status = child.try_wait().unwrap();
             status.is_some()
         });
@@ -270,13 +271,13 @@ impl Host {
         self.client.stats().unwrap().counters
     }
 
-    /// A counter; those that nothing has counted yet are 0.
+    /// A counter; 0 if it does not exist yet.
     pub fn counter(&self, name: &str) -> u64 {
         self.counters().get(name).copied().unwrap_or(0)
     }
 
-    /// Every packet is accounted for at every stage: at any time on each worker, and in a moment between workers. A daemon that
-    /// does not run has nothing to say.
+    /// Asserts that every packet is accounted for at every stage: at any time on each worker, and after a moment
+    /// between workers. A daemon that does not run is skipped.
     pub fn assert_balanced(&self) {
         let mut last = Vec::new();
         for _ in 0..100 {
@@ -293,7 +294,7 @@ impl Host {
         panic!("{}: packets vanished between workers: {last:#?}", self.name);
     }
 
-    /// The sum of all samples of a counter, wherever it counts: those of ports are no others' counters.
+    /// The sum of all samples of a counter, including those of ports.
     pub fn sample(&self, counter: &str) -> u64 {
         let samples = self.client.samples().unwrap();
         let mut of_it = samples.iter().filter(|sample| sample.counter == counter).peekable();
@@ -314,12 +315,12 @@ impl Host {
         self.client.conns().unwrap().into_iter().filter(|c| c.vni == remote.vni && c.remote_mac == remote.mac).collect()
     }
 
-    /// Breaks something at a port; returns the fault's number.
+    /// Injects a fault at a port; returns the fault's number.
     pub fn port_fault(&self, port: &str, set: impl FnOnce(&mut FaultSpec)) -> u64 {
         self.fault(FaultTarget::Port { name: port.to_string() }, set)
     }
 
-    /// Breaks a path, or all of them, of packets from `peer`.
+    /// Injects a fault on a path, or on all paths, of packets from `peer`.
     pub fn path_fault(&self, peer: &str, path: Option<u8>, set: impl FnOnce(&mut FaultSpec)) -> u64 {
         self.fault(FaultTarget::Peer { name: peer.to_string(), path }, set)
     }
@@ -331,7 +332,7 @@ impl Host {
     }
 }
 
-/// Whether a process runs; one that nobody has waited for does not.
+/// Whether a process runs; a zombie does not.
 fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
@@ -345,14 +346,14 @@ impl Drop for Host {
 
 const NAMES: [&str; 3] = ["host-a", "host-b", "host-c"];
 
-/// Two daemons, two kernels' work and a load are all that two processors carry: one lab at a time.
+/// Only one lab runs at a time: two daemons, the kernels' work and the load need both CPUs.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Hosts, joined by links, and guests.
+/// Linked hosts and their guests.
 pub struct Lab {
     pub hosts: Vec<Host>,
     guests: Vec<(Guest, Net)>,
-    /// Where the bridges are, if there are any.
+    /// Namespace of the bridges, if there are any.
     pub bridges: Option<Net>,
     tag: String,
     options: Options,
@@ -366,9 +367,9 @@ impl Lab {
         Lab::of(2, options)
     }
 
-    /// Two hosts, or three; of three, each link is a bridge.
+    /// Two or three hosts; with three hosts, each link is a bridge.
     pub fn of(count: usize, options: Options) -> Lab {
-        // A test that failed has cleaned up, too.
+        // A failed test has cleaned up, too.
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let tag = netns::tag();
         let directory = netns::directory(&tag);
@@ -429,7 +430,7 @@ impl Lab {
                 heir: None,
             });
         }
-        // IPv6 needs the carrier, which a new pair of devices has some time after both ends are up.
+        // IPv6 needs the carrier, which appears some time after both ends of a new veth pair are up.
         for address in hosts[1].addresses.iter().filter(|a| a.is_ipv6()) {
             super::eventually(5.0, "the underlay works", || {
                 super::traffic::ping(&hosts[0].net, &address.to_string(), 1, 8) == 1
@@ -447,8 +448,8 @@ impl Lab {
         lab
     }
 
-    /// Whether the machine itself stood still for so long that packets are given up, or nearly: the transport waits for
-    /// 28 ms of silence, and the daemons take some time to catch up.
+    /// Whether the machine itself stood still for so long that packets may be given up: the transport waits for 28 ms
+    /// of silence, and the daemons take some time to catch up.
     pub fn stood_still(&self) -> bool {
         let seen = self.watch.seen();
         let stood = seen.iter().any(|standstill| standstill.length >= Duration::from_millis(10));
@@ -458,7 +459,7 @@ impl Lab {
         stood
     }
 
-    /// Nothing was given up, unless the machine stood still.
+    /// Asserts that no packet was given up, unless the machine stood still.
     pub fn assert_nothing_given_up(&self) {
         for host in &self.hosts {
             let given_up = host.counter("rte.given_up_packets");
@@ -466,7 +467,7 @@ impl Lab {
         }
     }
 
-    /// Adds a guest to a host, and routes to it to the others.
+    /// Adds a guest to a host, and routes to it on the other hosts.
     pub fn add(&mut self, host: usize, guest: Guest) {
         let net = Net::new(&self.tag, guest.name);
         let section = section(&guest, net.name());
@@ -479,7 +480,7 @@ impl Lab {
         self.guests.push((guest, net));
     }
 
-    /// Adds a virtual machine's port to a host, and routes to it to the others. `mode` is the port's.
+    /// Adds a virtual machine's port to a host, and routes to it on the other hosts. `mode` is the port's.
     pub fn add_machine(&mut self, host: usize, guest: &Guest, mode: &str) {
         let socket = self.machine_socket(guest.name);
         let section = format!(
@@ -496,7 +497,7 @@ impl Lab {
         self.add_routes(host, &routes);
     }
 
-    /// Writes routes into the configuration of all hosts but one.
+    /// Adds routes to the configurations of all hosts but one.
     fn add_routes(&mut self, host: usize, routes: &str) {
         for (_, other) in self.hosts.iter_mut().enumerate().filter(|(i, _)| *i != host) {
             other.config.push_str(routes);
@@ -517,7 +518,7 @@ impl Lab {
                 panic!("{} is not ready: {e}\n{}", host.name, std::fs::read_to_string(host.log_file()).unwrap())
             });
         }
-        // What the guests' kernels say about IPv6 when their device appears.
+        // Wait for the guests' kernels, which send IPv6 packets when their devices appear.
         std::thread::sleep(Duration::from_millis(20));
     }
 
@@ -525,15 +526,15 @@ impl Lab {
         &self.guests.iter().find(|(g, _)| g.name == guest).unwrap().1
     }
 
-    /// Deletes a guest's namespace, as when a container ends.
+    /// Deletes a guest's namespace, as when a container stops.
     pub fn delete_net(&self, guest: &str) {
         netns::run("ip", &["netns", "del", self.net(guest).name()], "");
     }
 
-    /// Makes a new namespace of the name that a guest's had, as when a container starts again.
+    /// Creates a namespace with the name of a guest's former one, as when a container restarts.
     pub fn make_net(&mut self, guest: &str) {
         let (_, net) = self.guests.iter_mut().find(|(g, _)| g.name == guest).unwrap();
-        // Not dropped after the new one is there, which has the same name.
+        // Dropping the former one would delete the new one, which has the same name.
         std::mem::forget(std::mem::replace(net, Net::new(&self.tag, guest)));
     }
 

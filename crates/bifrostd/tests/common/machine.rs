@@ -1,5 +1,5 @@
-//! Virtual machines with a real virtio_net driver: user-mode Linux, whose root is the machine's own, read-only, and QEMU
-//! with nothing but Busybox.
+//! Virtual machines with a real virtio_net driver: user-mode Linux, whose root file system is the test machine's,
+//! read-only, and QEMU with only BusyBox.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// What the guest's kernel starts.
+/// The guest's init script.
 const INIT: &str = r#"#!/bin/sh
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -30,11 +30,11 @@ echo o > /proc/sysrq-trigger
 sleep 10
 "#;
 
-/// What user-mode Linux needs on some processors: `scripts/uml-xstate.c`.
+/// Library that user-mode Linux needs on some CPUs: `scripts/uml-xstate.c`.
 const UML_XSTATE: &str = "/var/cache/bifrost-lab/uml-xstate.so";
 /// Where `scripts/install-debian-packages.sh` unpacks a kernel for QEMU.
 const KERNEL: &str = "/var/cache/bifrost-lab/kernel";
-/// What QEMU's guest loads, in order.
+/// Modules that QEMU's guest loads, in order.
 const MODULES: [&str; 8] = [
     "drivers/virtio/virtio_ring",
     "drivers/virtio/virtio",
@@ -68,9 +68,9 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Starts a machine whose vNIC is behind `socket`; `script` runs in it, then it ends.
+    /// Starts a machine whose vNIC is behind `socket`. It runs `script`, then ends.
     pub fn start(directory: &Path, name: &'static str, socket: &Path, address: &str, script: &str) -> Machine {
-        // Without it the test has nothing to say; it must not look like a failure of the daemon.
+        // Without user-mode Linux the test cannot run, which must not look like a failure of the daemon.
         let version = Command::new("linux.uml").arg("--version").output();
         assert!(
             version.as_ref().is_ok_and(|o| o.status.success()),
@@ -81,7 +81,7 @@ impl Machine {
         std::fs::write(file("script"), script).unwrap();
         super::netns::run("chmod", &["+x", &file("init").display().to_string()], "");
         let console = File::options().create(true).append(true).open(file("console")).unwrap();
-        // Its many processes end with the session that they live in.
+        // Its many processes are killed with their session.
         let child = Command::new("setpriv")
             .env("LD_PRELOAD", UML_XSTATE)
             .args(["--pdeathsig", "KILL", "setsid", "linux.uml", "mem=160M", "quiet", "con=null", "con0=null,fd:1"])
@@ -99,8 +99,8 @@ impl Machine {
         Machine { name, child, console: file("console") }
     }
 
-    /// Starts a QEMU machine that makes `socket` and waits for the daemon there, with a processor for each of `queues` queue
-    /// pairs, and these options of its network device more. It runs without KVM, as everywhere.
+    /// Starts a QEMU machine that creates `socket` and waits for the daemon there. It has a virtual CPU for each of
+    /// `queues` queue pairs, and `device` adds options of its network device. It runs without KVM.
     pub fn qemu(
         directory: &Path,
         name: &'static str,
@@ -113,7 +113,7 @@ impl Machine {
         Machine::qemu_with(directory, name, socket, address, queues, device, script, &[])
     }
 
-    /// The same with a control socket, where [`Control`] finds it; `incoming`: it waits there for a machine that moves.
+    /// As [`Machine::qemu`], with a control socket for [`Control`]. With `incoming`, it waits there for a migration.
     pub fn movable(
         directory: &Path,
         name: &'static str,
@@ -144,8 +144,8 @@ impl Machine {
         let kernel = glob(&Path::new(KERNEL).join("boot"), "vmlinuz-");
         let modules = glob(&Path::new(KERNEL).join("lib/modules"), "").join("kernel");
         let root = file("root");
-        for place in ["bin", "proc", "sys", "dev", "modules"] {
-            std::fs::create_dir_all(root.join(place)).unwrap();
+        for directory in ["bin", "proc", "sys", "dev", "modules"] {
+            std::fs::create_dir_all(root.join(directory)).unwrap();
         }
         std::fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
         std::fs::write(root.join("init"), QEMU_INIT).unwrap();
@@ -171,7 +171,7 @@ impl Machine {
             .args(["-chardev", &format!("socket,id=port,path={},server=on,wait=off", socket.display())])
             .args(["-smp", &queues.to_string()])
             .args(["-netdev", &format!("vhost-user,id=net,chardev=port,queues={queues}")])
-            // Without KVM, QEMU 7.2 dies of masking an MSI-X vector of a vhost device.
+            // Without KVM, QEMU 7.2 crashes when an MSI-X vector of a vhost device is masked.
             .args(["-device", &format!("virtio-net-pci,netdev=net,romfile=,vectors=0,mac=02:00:00:00:00:01{device}")])
             .arg("-kernel")
             .arg(kernel)
@@ -187,17 +187,17 @@ impl Machine {
         Machine { name, child, console: file("console") }
     }
 
-    /// What it has said.
+    /// Its console output.
     pub fn console(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.console).unwrap_or_default()).into_owned()
     }
 
-    /// Waits until it says `text`.
+    /// Waits until the console shows `text`.
     pub fn wait_for(&self, text: &str, seconds: f64) {
         let deadline = std::time::Instant::now() + Duration::from_secs_f64(seconds);
         while !self.console().contains(text) {
             let late = std::time::Instant::now() > deadline || self.has_ended();
-            assert!(!late, "machine {} does not say {text:?} within {seconds} s:\n{}", self.name, self.console());
+            assert!(!late, "machine {} does not print {text:?} within {seconds} s:\n{}", self.name, self.console());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -207,7 +207,7 @@ impl Machine {
         stat.contains(") Z ") && !self.console().contains("guest: done")
     }
 
-    /// The number behind `NAME=` in what it has said.
+    /// The number after the last `NAME=` in its console output.
     pub fn said(&self, name: &str) -> u64 {
         let text = self.console();
         let value = text.lines().filter_map(|l| l.trim().strip_prefix(name)?.strip_prefix('=')).next_back();
@@ -215,7 +215,7 @@ impl Machine {
     }
 }
 
-/// What controls a QEMU machine (QMP).
+/// Control connection to a QEMU machine (QMP).
 pub struct Control {
     stream: BufReader<UnixStream>,
 }
@@ -239,7 +239,7 @@ impl Control {
         control
     }
 
-    /// What a command returns. Events are passed over.
+    /// Runs a command, and returns its result. Events are ignored.
     pub fn ask(&mut self, command: Value) -> Value {
         self.stream.get_mut().write_all(format!("{command}\n").as_bytes()).unwrap();
         loop {
@@ -259,22 +259,22 @@ impl Control {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("QEMU has ended ({error}): {line:?}"))
     }
 
-    /// Moves the machine to one that waits; returns what QEMU says of that once it runs there.
+    /// Migrates the machine to a waiting one; returns QEMU's status once that runs.
     pub fn migrate(&mut self, to: &Path) -> Value {
         self.ask(json!({"execute": "migrate", "arguments": {"uri": format!("unix:{}", to.display())}}));
-        let mut said = Value::Null;
+        let mut status = Value::Null;
         super::eventually(120.0, "the machine has moved", || {
-            said = self.ask(json!({"execute": "query-migrate"}));
-            assert!(said["status"] != "failed" && said["status"] != "cancelled", "{said}");
-            said["status"] == "completed"
+            status = self.ask(json!({"execute": "query-migrate"}));
+            assert!(status["status"] != "failed" && status["status"] != "cancelled", "{status}");
+            status["status"] == "completed"
         });
-        said
+        status
     }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // What was started leads a session; the guest's processes are in its group and would outlive it.
+        // The started process leads a session; the guest's processes are in its group and would survive it.
         if let Some(leader) = rustix::process::Pid::from_raw(self.child.id() as i32) {
             let _ = rustix::process::kill_process_group(leader, rustix::process::Signal::KILL);
         }
@@ -286,8 +286,8 @@ impl Drop for Machine {
 /// The one entry of a directory whose name starts with `prefix`.
 fn glob(directory: &Path, prefix: &str) -> PathBuf {
     let entries = std::fs::read_dir(directory).unwrap_or_else(|error| {
-        panic!("{}: {error}: scripts/install-debian-packages.sh makes it", directory.display());
+        panic!("{}: {error}: scripts/install-debian-packages.sh creates it", directory.display());
     });
     let mut found = entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(prefix));
-    found.next().unwrap_or_else(|| panic!("nothing is called {prefix} in {}", directory.display())).path()
+    found.next().unwrap_or_else(|| panic!("no entry starts with {prefix:?} in {}", directory.display())).path()
 }

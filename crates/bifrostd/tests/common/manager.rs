@@ -1,4 +1,4 @@
-//! What the daemon needs of a service manager: one that keeps descriptors while it is away (`sd_notify(3)`, `sd_listen_fds(3)`).
+//! A service manager that keeps descriptors while the daemon is not running (`sd_notify(3)`, `sd_listen_fds(3)`).
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// A program by which a shell becomes the daemon, which finds its own process id in LISTEN_PID.
+/// Shell script that becomes the daemon, with its own process ID in LISTEN_PID.
 const BECOME: &str = "LISTEN_PID=$$ exec \"$0\" \"$@\"";
 
-/// Keeps descriptors under their names until dropped.
+/// Keeps descriptors by name until dropped.
 pub struct Manager {
     socket: PathBuf,
     kept: Arc<Mutex<BTreeMap<String, OwnedFd>>>,
@@ -46,34 +46,34 @@ impl Manager {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
-    /// Puts something in the place of what is kept under this name.
+    /// Replaces the descriptor with this name.
     pub fn keep(&self, name: &str, fd: OwnedFd) {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), fd);
     }
 
-    /// What [`Command`] has to run, with these arguments in front of the program's own.
+    /// The program and first arguments for [`Command`].
     pub fn program(daemon: &str) -> [&str; 4] {
         ["sh", "-c", BECOME, daemon]
     }
 
-    /// Hands over what is kept.
+    /// Hands the descriptors over to `command`.
     pub fn hand_over(&self, command: &mut Command) {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let names = kept.keys().cloned().collect::<Vec<_>>().join(":");
         command.env("NOTIFY_SOCKET", &self.socket).env("LISTEN_FDS", kept.len().to_string());
         command.env("LISTEN_FDNAMES", names);
-        // Above the numbers that they get, so that none is overwritten before it is copied.
+        // Duplicates with numbers above the final ones, so that no descriptor is overwritten before it is copied.
         let above: Vec<OwnedFd> = kept.values().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 500).unwrap()).collect();
         let take = move || {
             for (number, fd) in (3..).zip(&above) {
-                // SAFETY: a system call on numbers; what else this child has under them it does not need.
+                // SAFETY: a system call on descriptor numbers, which the child does not use otherwise.
                 if unsafe { libc::dup2(fd.as_raw_fd(), number) } < 0 {
                     return Err(std::io::Error::last_os_error());
                 }
             }
             Ok(())
         };
-        // SAFETY: only a system call that may be made after a fork.
+        // SAFETY: only an async-signal-safe system call.
         unsafe { command.pre_exec(take) };
     }
 }
@@ -87,7 +87,7 @@ impl Drop for Manager {
     }
 }
 
-/// One message, or none for a moment.
+/// Receives a message, or `None` after a timeout.
 fn receive(socket: &UnixDatagram) -> Option<(String, Vec<OwnedFd>)> {
     let (mut text, mut space) = ([0; 4096], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))]);
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -1,7 +1,7 @@
-//! What the tests of the whole daemon share: namespaces, hosts, guests, traffic.
+//! Shared by the tests of the whole daemon: namespaces, hosts, guests, traffic.
 //!
-//! Everything lives in network namespaces `be<pid>x<n>-<role>` and directories `/tmp/bifrost-e2e-<pid>x<n>`: tests may run
-//! side by side, twice in a row, and after a run that crashed.
+//! Everything is in network namespaces `be<pid>x<n>-<role>` and directories `/tmp/bifrost-e2e-<pid>x<n>`: tests may run
+//! in parallel, repeatedly, and after a crashed run.
 
 pub mod front_end;
 pub mod host;
@@ -31,7 +31,7 @@ pub fn eventually(seconds: f64, what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// What grew between two readings, less what `ignore` says.
+/// The growth between two readings of the counters for which `counts` is true.
 pub fn growth(before: &Counters, after: &Counters, counts: impl Fn(&str) -> bool) -> Counters {
     let grown = |name: &str, value: u64| value - before.get(name).copied().unwrap_or(0);
     after.iter().filter(|(n, _)| counts(n)).map(|(n, v)| (n.clone(), grown(n, *v))).filter(|(_, g)| *g > 0).collect()

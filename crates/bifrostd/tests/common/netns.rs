@@ -1,4 +1,4 @@
-//! Network namespaces: made by `ip netns`, entered by threads and programs.
+//! Network namespaces: created by `ip netns`, entered by threads and programs.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,9 +10,9 @@ use std::thread::JoinHandle;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// What all names begin with; the process id follows.
+/// Prefix of all names; the process ID follows.
 const PREFIX: &str = "be";
-/// What all directories begin with; the process id follows.
+/// Prefix of all directories; the process ID follows.
 const DIRECTORY: &str = "bifrost-e2e-";
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -20,7 +20,10 @@ static TIDY: Once = Once::new();
 
 /// A tag for the names of one test, unique on this machine.
 pub fn tag() -> String {
-    assert!(rustix::process::geteuid().is_root(), "these tests make network namespaces and devices: run them as root");
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "these tests create network namespaces and devices: run them as root"
+    );
     TIDY.call_once(remove_leftovers);
     format!("{}x{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }
@@ -54,7 +57,7 @@ impl Net {
         run("ip", &["-n", &self.name, "-batch", "-"], lines);
     }
 
-    /// A command inside; the process id is the program's own, and it dies with the calling thread.
+    /// A command in the namespace. The process ID is the program's own, and it is killed with the calling thread.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "nsenter", &format!("--net=/run/netns/{}", self.name), program]);
@@ -66,7 +69,7 @@ impl Net {
         feed(self.command(program).args(arguments), input)
     }
 
-    /// Runs `work` on a thread inside; its sockets stay there for good.
+    /// Runs `work` on a thread in the namespace; its sockets stay there.
     pub fn enter<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         match self.spawn(work).join() {
             Ok(value) => value,
@@ -95,12 +98,13 @@ impl Net {
         value.unwrap_or_else(|| panic!("the kernel has no {name}"))
     }
 
-    /// Segments that this namespace's TCP has sent again.
+    /// Segments that this namespace's TCP has retransmitted.
     pub fn retransmits(&self) -> u64 {
         self.tcp_counter("RetransSegs")
     }
 
-    /// Of these, segments that the receiver has not had twice (DSACK, RFC 2883): the first one was lost, not late.
+    /// Retransmitted segments that the receiver did not report as duplicates (DSACK, RFC 2883): the original was lost,
+    /// not late.
     pub fn needed_retransmits(&self) -> u64 {
         self.retransmits().saturating_sub(self.tcp_counter("TCPDSACKRecvSegs"))
     }
@@ -137,7 +141,7 @@ fn feed(command: &mut Command, input: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// Removes what runs have left behind whose process is gone. Their daemons died with them.
+/// Removes leftovers of runs whose process has ended. Their daemons ended with them.
 fn remove_leftovers() {
     let dead = |name: &str, prefix: &str| {
         let pid = name.strip_prefix(prefix).and_then(|rest| rest.split('x').next()).and_then(|p| p.parse::<u32>().ok());

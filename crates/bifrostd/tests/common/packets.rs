@@ -1,4 +1,4 @@
-//! Packets of guests, built byte by byte, and what arrives at one.
+//! Guests' packets, built byte by byte, and the frames that arrive at a guest.
 
 use std::io::Read as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ pub const ICMPV6: u8 = 58;
 /// More fragments follow (RFC 791), in the field with the offset.
 pub const MORE: u16 = 0x2000;
 
-/// A vNIC, as the headers of its packets have it.
+/// The addresses of a vNIC.
 #[derive(Clone, Copy, Debug)]
 pub struct End {
     pub mac: [u8; 6],
@@ -63,7 +63,7 @@ pub fn fragment_header(next: u8, offset: u16, more: bool, id: u32) -> Vec<u8> {
     [&[next, 0, high, low][..], &id.to_be_bytes()].concat()
 }
 
-/// A TCP segment without payload, with its checksum; as `v6` says of IPv6.
+/// A TCP segment without payload, with its checksum. `v6`: over IPv6.
 pub fn tcp(from: End, to: End, v6: bool, ports: (u16, u16), flags: u8) -> Vec<u8> {
     let mut segment = [ports.0, ports.1].iter().flat_map(|port| port.to_be_bytes()).collect::<Vec<u8>>();
     segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x60, flags, 0xff, 0xff, 0, 0, 0, 0]);
@@ -105,13 +105,13 @@ fn with_checksum(from: End, to: End, v6: bool, protocol: u8, mut segment: Vec<u8
     segment
 }
 
-/// All frames that arrive in a namespace, from now on.
+/// Records the frames that arrive in a namespace.
 pub struct Listener {
     seen: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl Listener {
-    /// Frames from `from` alone.
+    /// Records only frames from `from` and the gateway.
     pub fn start(net: &Net, from: End) -> Listener {
         let seen: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
         let (theirs, ready) = (Arc::downgrade(&seen), Arc::new(std::sync::Barrier::new(2)));
@@ -126,7 +126,7 @@ impl Listener {
             let mut buffer = vec![0; 65_536];
             while let Some(seen) = theirs.upgrade() {
                 let Ok(length) = socket.read(&mut buffer) else { continue };
-                // What the namespace itself sends has another source.
+                // Frames from the namespace itself have another source.
                 if length >= 14 && (buffer[6..12] == from.mac || buffer[6..12] == super::tenants::GATEWAY_MAC) {
                     seen.lock().unwrap_or_else(PoisonError::into_inner).push(buffer[..length].to_vec());
                 }
@@ -136,12 +136,12 @@ impl Listener {
         Listener { seen }
     }
 
-    /// Takes what has arrived so far.
+    /// Takes the frames that have arrived so far.
     pub fn take(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Waits until a frame arrives of which `is_it` says so; whether it did.
+    /// Waits for a frame that matches `is_it`; returns whether one arrived.
     pub fn sees(&self, seconds: f64, is_it: impl Fn(&[u8]) -> bool) -> bool {
         let deadline = Instant::now() + Duration::from_secs_f64(seconds);
         while Instant::now() < deadline {

@@ -1,4 +1,4 @@
-//! Frames and datagrams as nobody well-behaved sends them.
+//! Malformed and forged frames and datagrams.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
@@ -6,7 +6,7 @@ use bifrost_lab::programs::packet_socket::{OFFLOAD_LEN, PacketSocket};
 
 use super::Net;
 
-/// Sends Ethernet frames from inside a namespace, past its IP stack. Returns how many the kernel took.
+/// Sends Ethernet frames from a namespace, bypassing its IP stack. Returns how many the kernel accepted.
 pub fn send_frames(net: &Net, device: &'static str, frames: Vec<Vec<u8>>) -> usize {
     net.enter(move || {
         let socket = PacketSocket::open(device).unwrap();

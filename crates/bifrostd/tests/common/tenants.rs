@@ -1,4 +1,4 @@
-//! Two tenants on two hosts and one worker each: one attacks, the other one has a Redis that must not notice.
+//! Two tenants on two hosts with one worker each: one attacks, the other one has a Redis that must not be affected.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,30 +18,32 @@ use super::front_end::{FrontEnd, Kind};
 use super::host::vpc;
 use super::{Guest, Lab, Options, eventually};
 
-/// Where the Redis of the tenant that must not notice listens.
+/// Address of the other tenant's Redis.
 const REDIS: ([u8; 4], u16) = ([10, 0, 0, 2], 6379);
-/// Requests a second, on all connections together. They are due at regular times: one that is held up does not hide others.
+/// Requests per second on all connections together. They are due at regular times, so that a delayed request does not
+/// hide delays of others.
 const RATE: f64 = 3000.0;
 const CONNECTIONS: u32 = 6;
-/// One measurement.
+/// Duration of one measurement.
 const DURATION: Duration = Duration::from_millis(700);
-/// What an attack may multiply the other tenant's P99.9 by.
+/// Largest allowed ratio of the other tenant's P99.9 with and without the attack.
 const BAR: f64 = 2.0;
-/// Numbers of pairs, one measurement alone and one beside the attack, after which P99.9 of all measurements of each kind
-/// is compared. If a comparison misses the bar, more pairs are added to the same pool. A virtual machine's processors
+/// Numbers of pairs (one measurement alone and one beside the attack) after which P99.9 of all measurements of each
+/// kind is compared. If a comparison misses the bar, more pairs are added to the same pool. A virtual machine's CPUs
 /// stand still for a millisecond or more about once per measurement, which dominates P99.9 of few measurements.
-const LOOKS: [usize; 4] = [4, 8, 24, 96];
+const COMPARISONS: [usize; 4] = [4, 8, 24, 96];
 
 /// How the attacker is attached to the first host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attachment {
     Tap,
-    /// A port of kind vhost-user, whose front-end is the test's.
+    /// A vhost-user port whose front-end is in the test.
     Machine,
 }
 
-/// `a` (10.0.0.1) on the first host asks the Redis of `b` (10.0.0.2) on the second. `x` (10.9.0.1, fd09::1) on the first host is the
-/// other tenant's and attacks; its network has a guest `y` (10.9.0.2, fd09::2) on the second, and a gateway.
+/// `a` (10.0.0.1) on the first host sends requests to the Redis of `b` (10.0.0.2) on the second. The attacker `x`
+/// (10.9.0.1, fd09::1) on the first host belongs to the other tenant, whose VPC has a guest `y` (10.9.0.2, fd09::2) on
+/// the second host, and a gateway.
 pub struct Tenants {
     pub lab: Lab,
     redis: Child,
@@ -52,7 +54,7 @@ pub struct Tenants {
 /// Held by the test that measures.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// An attack that runs: its threads end once told to, and say how often they have done what they do.
+/// Threads of a running attack: they end on request, and return how often they have acted.
 pub type Threads = Vec<JoinHandle<u64>>;
 
 /// The attacker's gateway.
@@ -88,7 +90,7 @@ impl Tenants {
         command.args(["--save", "", "--appendonly", "no", "--daemonize", "no", "--dir", "/"]);
         let redis = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
         let pids = [lab.hosts[0].pid(), lab.hosts[1].pid()];
-        // One host, one processor: otherwise it depends on the scheduler's moves whether both daemons share one.
+        // One CPU per host: otherwise the scheduler decides whether both daemons share one.
         for (processor, process) in [(0, pids[0]), (1, pids[1]), (1, redis.id())] {
             pin_process(process, processor);
         }
@@ -113,7 +115,7 @@ impl Tenants {
         FrontEnd::running(&self.socket(), Kind { packed, size }).expect("the port serves a machine")
     }
 
-    /// One measurement: latencies, µs. Every request is answered, and rightly.
+    /// One measurement: latencies, µs. Asserts that every request gets the right answer.
     fn measure(&self) -> Histogram<u64> {
         let load = Load {
             server: SocketAddr::from(REDIS),
@@ -141,15 +143,15 @@ impl Tenants {
         report.latency_us
     }
 
-    /// Measures alone and beside the attack in turns, and holds what happens to the other tenant to the bar. `attack` starts
-    /// threads that go on until they are told to stop. Returns how often they did what they do.
+    /// Measures alone and beside the attack alternately, and asserts that the attack does not affect the other tenant
+    /// beyond the bar. `attack` starts threads that run until the flag is set. Returns how often they acted.
     pub fn judge(&self, what: &str, attack: impl Fn(&Tenants, &Arc<AtomicBool>) -> Threads) -> u64 {
-        // What a build has left in the page cache is written now: the kernel's threads that do it run for a millisecond at a time.
+        // Write dirty pages of a build now: otherwise the kernel's flusher threads run for a millisecond at a time.
         rustix::fs::sync();
         let before = self.noticed();
         let (mut alone, mut beside, mut done) = (Pool::new(), Pool::new(), 0);
-        for pair in 1..=LOOKS[LOOKS.len() - 1] {
-            // Neither of the two always comes first: the machine's speed drifts.
+        for pair in 1..=COMPARISONS[COMPARISONS.len() - 1] {
+            // Alternate the order, because the machine's speed drifts.
             if pair % 2 == 0 {
                 beside.add(self.least_disturbed(|| self.measure_beside(&attack, &mut done)));
                 alone.add(self.least_disturbed(|| self.measure()));
@@ -157,13 +159,13 @@ impl Tenants {
                 alone.add(self.least_disturbed(|| self.measure()));
                 beside.add(self.least_disturbed(|| self.measure_beside(&attack, &mut done)));
             }
-            if LOOKS.contains(&pair) && beside.p999_us() <= BAR * alone.p999_us() {
+            if COMPARISONS.contains(&pair) && beside.p999_us() <= BAR * alone.p999_us() {
                 break;
             }
         }
         let ratio = beside.p999_us() / alone.p999_us();
         println!("{what}: P99.9, us: alone {alone}; beside the attack {beside}; {ratio:.2} times; {done} times done");
-        assert!(done > 0, "{what}: nothing was done");
+        assert!(done > 0, "{what}: the attack did nothing");
         self.check_alive();
         let after = self.noticed();
         assert_eq!(before, after, "{what}: the other tenant has lost packets");
@@ -171,9 +173,9 @@ impl Tenants {
         done
     }
 
-    /// A measurement, again if the machine stood still in it, at most twice: what decides is what processors saw that did not run, and
-    /// whether the kernel had dropped a part of Redis or of its client, which then waits for the disk; not what was measured. The one with
-    /// the shortest standstills counts. Also returns how often it was measured.
+    /// A measurement. It is repeated at most twice if the machine stood still, or if the kernel had evicted pages of
+    /// Redis or of its client, which then wait for the disk. The attempt with the shortest standstills counts. Also
+    /// returns the number of attempts.
     fn least_disturbed(&self, mut measure: impl FnMut() -> Histogram<u64>) -> (Histogram<u64>, u32) {
         let pages = || [self.redis.id(), std::process::id()].map(pages_read_back);
         let attempt = || {
@@ -188,7 +190,8 @@ impl Tenants {
         standstill::least_disturbed(CONNECTIONS, Histogram::len, attempt).expect("the machine can be watched")
     }
 
-    /// One measurement while the attack runs; it ends, whatever the measurement says. Adds to `done` how often it did what it does.
+    /// One measurement while the attack runs. The attack ends even if the measurement fails. Adds to `done` how often
+    /// it acted.
     fn measure_beside(
         &self,
         attack: &impl Fn(&Tenants, &Arc<AtomicBool>) -> Threads,
@@ -205,7 +208,7 @@ impl Tenants {
         measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Both daemons are those that were started, answer, and have not panicked.
+    /// Asserts that both daemons are still the same processes, answer, and have not panicked.
     pub fn check_alive(&self) {
         for (host, pid) in self.lab.hosts.iter().zip(self.pids) {
             assert_eq!(host.client.status().expect("the daemon answers").pid, pid);
@@ -214,19 +217,19 @@ impl Tenants {
         }
     }
 
-    /// What the other tenant would notice: drops at its ports, and segments that its kernels had to send again.
+    /// Effects on the other tenant: drops at its ports, and segments that its kernels had to retransmit.
     fn noticed(&self) -> Vec<(String, u64)> {
         let mut noticed = Vec::new();
         for (host, name) in self.lab.hosts.iter().zip(["a", "b"]) {
             let drops = host.port(name).drops_packets;
-            // What its kernel says about IPv6 when the device appears, and later.
+            // Except IPv6 multicast of its kernel, such as when the device appears.
             noticed.extend(drops.into_iter().filter(|(reason, n)| reason != "multicast" && *n > 0));
-            noticed.push((format!("sent again by {name}"), self.lab.net(name).needed_retransmits()));
+            noticed.push((format!("retransmitted by {name}"), self.lab.net(name).needed_retransmits()));
         }
         noticed
     }
 
-    /// Memory of the first daemon, KiB: its own in use, without that of guests, and addresses.
+    /// Memory of the first daemon, KiB: its resident anonymous memory, without that of guests, and its address space.
     pub fn memory_kib(&self) -> (u64, u64) {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.pids[0])).unwrap();
         let field = |name: &str| {
@@ -244,16 +247,16 @@ impl Drop for Tenants {
     }
 }
 
-/// Pages for which a process had to wait for the disk so far (proc_pid_stat(5), `majflt`).
+/// Major page faults of a process so far (proc_pid_stat(5), `majflt`).
 fn pages_read_back(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // Behind the program's name, which may hold anything: the state is field 3.
+    // After the program's name, which may contain anything: the state is field 3.
     let behind_name = stat.rsplit(')').next().unwrap();
     behind_name.split_whitespace().nth(12 - 3).unwrap().parse().unwrap()
 }
 
-/// Latencies of all measurements of one kind together. P99.9 of a single one is its third largest latency, which jumps by
-/// factors from one to the next.
+/// Latencies of all measurements of one kind together. P99.9 of a single measurement is its third largest latency,
+/// which varies by large factors.
 struct Pool {
     all: Histogram<u64>,
     /// P99.9 of each measurement, µs.
@@ -284,14 +287,14 @@ impl std::fmt::Display for Pool {
     }
 }
 
-/// Runs `step` on a thread until told to stop; how often it said that it did something. For what takes little processor time, such
-/// as sending at a given pace.
+/// Runs `step` on a thread until `stop` is set; returns the sum of its results. For steps that take little CPU time,
+/// such as sending at a given rate.
 pub fn repeat(stop: &Arc<AtomicBool>, step: impl FnMut() -> u64 + Send + 'static) -> JoinHandle<u64> {
     let stop = Arc::clone(stop);
     std::thread::spawn(move || repeat_here(&stop, step))
 }
 
-/// The same on the calling thread, which may have entered a namespace.
+/// As [`repeat`], on the calling thread, which may have entered a namespace.
 pub fn repeat_here(stop: &AtomicBool, mut step: impl FnMut() -> u64) -> u64 {
     give_way();
     let mut done = 0;
@@ -301,8 +304,8 @@ pub fn repeat_here(stop: &AtomicBool, mut step: impl FnMut() -> u64) -> u64 {
     done
 }
 
-/// The same for what takes all processor time that it gets: it gets what nobody else wants. A guest has processors of its own, and
-/// what is measured is what it does to the daemon.
+/// As [`repeat`], for steps that use all CPU time they can get: they only get idle time. A guest has its own CPUs; the
+/// tests measure its effect on the daemon.
 pub fn spin(stop: &Arc<AtomicBool>, mut step: impl FnMut() + Send + 'static) -> JoinHandle<u64> {
     let stop = Arc::clone(stop);
     std::thread::spawn(move || {
@@ -314,28 +317,30 @@ pub fn spin(stop: &Arc<AtomicBool>, mut step: impl FnMut() + Send + 'static) -> 
     })
 }
 
-/// The calling thread, and those that it starts, run after those of ordinary priority, as far as the scheduler is fair: what the
-/// attacker does itself takes no time from the daemon's workers, which would have processors of their own.
+/// Lowers the priority of the calling thread and of threads that it starts: the attacker's own work must not take CPU
+/// time from the daemon's workers, which would have their own CPUs.
 pub fn give_way() {
     rustix::process::setpriority_process(None, 19).unwrap();
 }
 
-/// The calling thread runs when no other wants to.
+/// The calling thread only runs on an idle CPU.
 fn be_idle() {
     be(0, libc::SCHED_IDLE, 0);
 }
 
-/// The calling thread, and those that it starts, run before all others. What measures must not wait for the attacker's own threads:
-/// on the two processors of a test machine that would be a scheduler's slice of milliseconds, which says nothing about the daemon.
+/// Gives the calling thread and threads that it starts the highest priority. The measurement must not wait for the
+/// attacker's own threads: on a test machine with two CPUs, that would be a time slice of milliseconds, independent of
+/// the daemon.
 fn be_first() {
     be(0, libc::SCHED_FIFO, 2);
 }
 
-/// A daemon's workers run before all threads but those that measure: each would have a processor of its own.
+/// Gives a daemon's workers priority over all threads except the measuring ones: on a real host each would have its own
+/// CPU.
 ///
-/// That the attacker's threads have the lowest priority is not enough. A worker that a thread of real-time priority has
-/// interrupted for microseconds may have had its fair share by as much; then the scheduler picks even a thread of policy
-/// `SCHED_IDLE` before it, and looks again at its next tick, milliseconds later.
+/// The lowest priority for the attacker's threads is not enough. After a real-time thread has interrupted a worker for
+/// microseconds, the worker may have exceeded its fair share by as much. The scheduler then even prefers a `SCHED_IDLE`
+/// thread, until its next tick milliseconds later.
 fn put_workers_first(daemon: u32) {
     let mut workers = 0;
     for thread in std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap() {
@@ -348,7 +353,7 @@ fn put_workers_first(daemon: u32) {
     assert_eq!(workers, 1, "workers of daemon {daemon}");
 }
 
-/// All threads of a process, and those that they start, run on this processor, if there is one of that number.
+/// Pins all threads of a process, and threads that they start, to this CPU, modulo the number of CPUs.
 fn pin_process(process: u32, processor: usize) {
     for thread in std::fs::read_dir(format!("/proc/{process}/task")).unwrap() {
         let id = thread.unwrap().file_name().to_string_lossy().parse().unwrap();
@@ -356,14 +361,14 @@ fn pin_process(process: u32, processor: usize) {
     }
 }
 
-/// A thread, 0 for the calling one, and those that it starts run on this processor.
+/// Pins a thread (0: the calling one), and threads that it starts, to this CPU.
 fn pin(thread: i32, processor: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(processor % std::thread::available_parallelism().unwrap());
     rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(thread), &set).unwrap();
 }
 
-/// A thread, 0 for the calling one, has this policy and priority.
+/// Sets the policy and priority of a thread (0: the calling one).
 fn be(thread: libc::pid_t, policy: libc::c_int, sched_priority: libc::c_int) {
     let parameter = libc::sched_param { sched_priority };
     // SAFETY: the kernel reads one structure, which outlives the call.
@@ -371,7 +376,7 @@ fn be(thread: libc::pid_t, policy: libc::c_int, sched_priority: libc::c_int) {
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// Bounds how often something is done: lets `per_s` pass a second.
+/// Limits actions to `per_s` per second.
 pub struct Pace {
     started: Instant,
     per_s: f64,
@@ -383,7 +388,7 @@ impl Pace {
         Pace { started: Instant::now(), per_s, count: 0.0 }
     }
 
-    /// Waits until it is time for the next one.
+    /// Waits until the next action is due.
     pub fn wait(&mut self) {
         self.count += 1.0;
         let due = Duration::from_secs_f64(self.count / self.per_s);

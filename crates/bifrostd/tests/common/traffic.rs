@@ -12,16 +12,16 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::Net;
 
-/// How long a stream may stand still before the test fails.
+/// How long a stream may stall before the test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Answers to `count` pings with `size` bytes of payload, 5 ms apart.
+/// Sends `count` pings with `size` bytes of payload, 5 ms apart; returns the number of answers.
 pub fn ping(from: &Net, to: &str, count: u32, size: usize) -> u32 {
     ping_with(from, to, count, size, 64).len() as u32
 }
 
-/// As [`ping`], through a transport that may have to give packets up: it sends each of these once more, as plain VXLAN
-/// (PROTOCOL 14.1), so that one of which only the acknowledgement was lost arrives twice.
+/// As [`ping`], through a transport that may give packets up. It then sends each of these once more as plain VXLAN
+/// (PROTOCOL 14.1), so that a packet whose acknowledgement was lost arrives twice.
 pub fn ping_despite_giving_up(from: &Net, to: &str, count: u32, size: usize) -> u32 {
     exchange_pings(from, to, count, size, 64, ANSWERS, true).len() as u32
 }
@@ -31,7 +31,8 @@ pub fn ping_briefly(from: &Net, to: &str, count: u32, size: usize) -> u32 {
     exchange_pings(from, to, count, size, 64, Duration::from_millis(50), false).len() as u32
 }
 
-/// Pings sent with a TTL (hop limit). Returns the TTL of each answer; 0 over IPv6, where the socket does not say.
+/// Sends pings with a TTL (hop limit). Returns the TTL of each answer; 0 over IPv6, where the socket does not report
+/// it.
 pub fn ping_with(from: &Net, to: &str, count: u32, size: usize, ttl: u32) -> Vec<u8> {
     exchange_pings(from, to, count, size, ttl, ANSWERS, false)
 }
@@ -68,7 +69,7 @@ fn exchange_pings(
             let mut packet = [&[ask, 0, 0, 0, id[0], id[1]][..], &(number as u16).to_be_bytes(), &payload].concat();
             let sum = super::raw::checksum(&packet);
             packet[2..4].copy_from_slice(&sum.to_be_bytes());
-            // An unreachable neighbour of an earlier one is told by an error here.
+            // May return the error of an earlier ping, such as an unreachable neighbor.
             let _ = socket.send_to(&packet, &SocketAddr::new(to, 0).into());
             let last = number + 1 == count;
             let until = Instant::now() + if last { patience } else { Duration::from_millis(5) };
@@ -78,7 +79,7 @@ fn exchange_pings(
                 let Ok(length) = socket.read(&mut buffer) else { continue };
                 let Some(message) = buffer[..length].get(header..).filter(|m| m.len() >= 8) else { continue };
                 let at = usize::from(u16::from_be_bytes([message[6], message[7]]));
-                // A raw socket sees damaged ones, too.
+                // A raw socket also receives damaged packets.
                 let intact = to.is_ipv6() || super::raw::checksum(message) == 0;
                 if intact && message[0] == answer && message[4..6] == id && at < seen.len() {
                     assert!(message[8..] == payload, "a ping came back changed");
@@ -91,8 +92,8 @@ fn exchange_pings(
     })
 }
 
-/// A TCP connection between two guests, over which both sides send `bytes` at the same time. Panics if a byte is wrong
-/// or nothing moves for long. Returns how long it took.
+/// A TCP connection between two guests, on which both sides send `bytes` at the same time. Panics on a wrong byte or a
+/// stall. Returns its duration.
 pub fn exchange(client: &Net, server: &Net, address: &str, port: u16, bytes: u64) -> Duration {
     let started = Instant::now();
     let pair = Exchange::start(client, server, address, port, bytes);
@@ -125,7 +126,7 @@ impl Exchange {
 
     /// Waits for the end.
     pub fn finish(self) {
-        // The first one first: if it could not connect, the other would wait forever.
+        // The client first: if it could not connect, the server would wait forever.
         for end in self.ends {
             if let Err(panic) = end.join() {
                 std::panic::resume_unwind(panic);
@@ -138,7 +139,7 @@ impl Exchange {
     }
 }
 
-/// A stream of which the test decides when what is sent.
+/// A stream on which the test decides when to send what.
 pub struct Talk {
     pub client: TcpStream,
     pub server: TcpStream,
@@ -159,7 +160,7 @@ impl Talk {
         Talk { client, server, sent: 0 }
     }
 
-    /// One message there and one back; how long it took.
+    /// Sends a message and gets one back; returns the duration.
     pub fn say(&mut self, bytes: usize) -> Duration {
         let started = Instant::now();
         self.sent += 1;
@@ -174,7 +175,7 @@ impl Talk {
     }
 }
 
-/// A stream to an echo service, for as long as the test wants; every byte that comes back is checked.
+/// A stream to an echo service until the test ends it; every returned byte is checked.
 pub struct Echo {
     ends: [JoinHandle<()>; 2],
     shared: Arc<EchoState>,
@@ -183,7 +184,7 @@ pub struct Echo {
 #[derive(Default)]
 struct EchoState {
     stop: AtomicBool,
-    /// Bytes that came back.
+    /// Returned bytes.
     bytes: AtomicU64,
     /// Longest time between two reads, µs.
     silence: AtomicU64,
@@ -217,7 +218,7 @@ impl Echo {
             let (mut chunk, mut expected) = (vec![0; 16 << 10], vec![0; 16 << 10]);
             let (mut at, mut last) = (expected.len(), Instant::now());
             loop {
-                let got = reader.read(&mut chunk).unwrap_or_else(|e| panic!("nothing comes back any more: {e}"));
+                let got = reader.read(&mut chunk).unwrap_or_else(|e| panic!("the echo has stopped: {e}"));
                 if got == 0 {
                     return;
                 }
@@ -237,20 +238,20 @@ impl Echo {
         Echo { ends: [receiving, sending], shared }
     }
 
-    /// Waits until `bytes` more have come back.
+    /// Waits until `bytes` more have been returned.
     pub fn wait_for_progress(&self, bytes: u64, patience: Duration) {
         let goal = self.shared.bytes.load(Ordering::Relaxed) + bytes;
-        super::eventually(patience.as_secs_f64(), "the stream goes on", || {
+        super::eventually(patience.as_secs_f64(), "the stream makes progress", || {
             self.shared.bytes.load(Ordering::Relaxed) >= goal
         });
     }
 
-    /// The longest time without a byte since this was asked last.
+    /// The longest time without a byte since the last call.
     pub fn take_longest_silence(&self) -> Duration {
         Duration::from_micros(self.shared.silence.swap(0, Ordering::Relaxed))
     }
 
-    /// Waits until all that was sent has come back; how many bytes.
+    /// Waits until all sent bytes have been returned; returns their number.
     pub fn finish(self) -> u64 {
         self.shared.stop.store(true, Ordering::Relaxed);
         for end in self.ends {
@@ -262,7 +263,7 @@ impl Echo {
     }
 }
 
-/// Requests of one byte with their answers, one at a time, for as long as the test wants.
+/// One-byte requests with their answers, one at a time, until the test ends them.
 pub struct Requests {
     asking: JoinHandle<()>,
     shared: Arc<EchoState>,
@@ -293,7 +294,7 @@ impl Requests {
         Requests { asking, shared }
     }
 
-    /// The longest time until an answer since this was asked last.
+    /// The longest response time since the last call.
     pub fn take_longest(&self) -> Duration {
         Duration::from_micros(self.shared.silence.swap(0, Ordering::Relaxed))
     }
@@ -342,7 +343,7 @@ fn both_ways(stream: &TcpStream, bytes: u64, send: u64, expect: u64) {
     if let Err(panic) = sending.join() {
         std::panic::resume_unwind(panic);
     }
-    // Nobody closes before the other has everything: no reset cuts the end off.
+    // Neither side closes before the other has everything, so that no reset discards data.
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(reader.read(&mut chunk).unwrap(), 0, "more bytes than were sent");
 }

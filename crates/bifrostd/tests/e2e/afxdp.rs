@@ -9,7 +9,7 @@ use crate::common::{Guest, Lab, Options, eventually};
 
 const MEGABYTES: u64 = 1 << 20;
 
-/// Two hosts with a guest each, not running; the underlay of those in `afxdp` is AF_XDP sockets.
+/// Two hosts with a guest each, not running. Hosts in `afxdp` use AF_XDP sockets as underlay.
 fn lab(options: Options, afxdp: &[usize]) -> Lab {
     let mut lab = Lab::new(options);
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
@@ -21,7 +21,7 @@ fn lab(options: Options, afxdp: &[usize]) -> Lab {
     lab
 }
 
-/// Pings, and TCP in both directions; all of it reliable, and nearly all of it past the kernel of `afxdp`.
+/// Pings, and TCP in both directions; nearly all of it bypasses the kernel on the hosts in `afxdp`.
 fn traffic(lab: &Lab, afxdp: &[usize]) {
     let (a, b) = (lab.net("a"), lab.net("b"));
     assert_eq!(ping(a, "10.0.0.2", 20, 1472), 20);
@@ -35,9 +35,9 @@ fn traffic(lab: &Lab, afxdp: &[usize]) {
     }
     for &host in afxdp {
         let counters = lab.hosts[host].counters();
-        for way in ["tx", "rx"] {
-            let datagrams = counters[&format!("afxdp.{way}_datagrams")];
-            assert!(datagrams > 3000, "{datagrams} {way}");
+        for direction in ["tx", "rx"] {
+            let datagrams = counters[&format!("afxdp.{direction}_datagrams")];
+            assert!(datagrams > 3000, "{datagrams} {direction}");
         }
         for drop in ["rx_malformed_frames", "rx_bad_checksum_frames", "rx_parsed_datagrams"] {
             assert_eq!(counters[&format!("afxdp.{drop}")], 0, "{drop}");
@@ -70,7 +70,7 @@ fn with_a_host_that_has_udp_sockets() {
     let mut lab = lab(Options::default(), &[0]);
     lab.start();
     traffic(&lab, &[0]);
-    // What the XDP program leaves to the kernel comes through the socket: here a datagram in fragments.
+    // Packets that the XDP program passes to the kernel arrive through the socket: here a fragmented datagram.
     let before = lab.hosts[0].counter("afxdp.rx_fallback_datagrams");
     let (from, to) = (lab.hosts[1].addresses[0], SocketAddr::new(lab.hosts[0].addresses[0], 4789));
     lab.hosts[1].net.enter(move || {
@@ -131,14 +131,14 @@ fn a_link_goes_down_under_load_and_comes_back() {
         (0..8).map(|n| Exchange::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5100 + n, 4 * MEGABYTES)).collect();
     link("down");
     streams.into_iter().for_each(Exchange::finish);
-    // The others carry all that comes after.
+    // The other paths carry all later traffic.
     exchange(lab.net("a"), lab.net("b"), "10.0.0.2", 5002, 8 * MEGABYTES);
     assert!(!works(), "{:?}", path());
     link("up");
     carries("the path is in use again");
-    // Routes are read every two seconds; until then what takes this path leaves through the kernel.
+    // Routes are read every two seconds; until then packets on this path leave through the kernel.
     let fallback = || lab.hosts[0].counter("afxdp.tx_fallback_datagrams");
-    eventually(20.0, "the path is in use, and all is past the kernel", || {
+    eventually(20.0, "the path is in use, and bypasses the kernel", || {
         let (aside, used) = (fallback(), path().tx_packets);
         talk.say(100_000);
         fallback() == aside && path().tx_packets > used + 5
@@ -161,6 +161,6 @@ fn a_killed_daemon_leaves_nothing_attached() {
     lab.hosts[0].crash();
     eventually(5.0, "nothing is attached", || !link(&lab).contains("xdp"));
     lab.hosts[0].start();
-    // Its guest's kernel is a new one.
-    eventually(10.0, "the guests talk again", || ping(lab.net("a"), "10.0.0.2", 1, 56) == 1);
+    // Its guest has a new device.
+    eventually(10.0, "the guests communicate again", || ping(lab.net("a"), "10.0.0.2", 1, 56) == 1);
 }

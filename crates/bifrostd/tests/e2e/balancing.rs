@@ -19,7 +19,7 @@ const VIP: &str = "10.0.0.100";
 const VIP6: &str = "fd00::100";
 const BODY: usize = 300_000;
 
-/// A guest's service: tells each client its name, and then sends back what it gets. Of HTTP: an answer with a status.
+/// A guest's service: sends its name to each client, and then echoes data. To HTTP requests it answers with a status.
 pub(crate) struct Service {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -62,7 +62,7 @@ fn serve(mut stream: TcpStream, name: &str, status: &str) {
         let _ = write!(stream, "HTTP/1.1 {status}\r\nConnection: close\r\n\r\n");
         return;
     }
-    // "hello" is asked, and who it was that asked is said, too.
+    // The answer to "hello" also contains the client's address.
     let _ = writeln!(stream, "{name} {client}");
     while let Ok(n) = stream.read(&mut buffer) {
         if n == 0 || stream.write_all(&buffer[..n]).is_err() {
@@ -71,7 +71,7 @@ fn serve(mut stream: TcpStream, name: &str, status: &str) {
     }
 }
 
-/// A connection through a load balancer, and which backend it has.
+/// A connection through a load balancer, and its backend.
 pub(crate) struct Conversation {
     pub(crate) stream: TcpStream,
     pub(crate) backend: String,
@@ -95,7 +95,7 @@ impl Conversation {
         Some(Conversation { stream, backend: backend.to_owned(), client: client.parse().unwrap() })
     }
 
-    /// Bytes there and back, unchanged: segmentation offload in both directions.
+    /// Sends bytes and gets them back unchanged, with segmentation offload in both directions.
     pub(crate) fn exchange(&mut self) -> std::io::Result<()> {
         let sent: Vec<u8> = (0..BODY).map(|n| (n / 7) as u8).collect();
         let (mut writer, expected) = (self.stream.try_clone()?, sent.clone());
@@ -103,7 +103,7 @@ impl Conversation {
         let mut heard = vec![0; BODY];
         self.stream.read_exact(&mut heard)?;
         writing.join().unwrap()?;
-        assert!(heard == expected, "bytes have changed");
+        assert!(heard == expected, "wrong bytes");
         Ok(())
     }
 }
@@ -155,7 +155,7 @@ fn connections_are_shared_and_stay_where_they_are() {
     let mut open: Vec<Conversation> =
         (0..12).map(|_| Conversation::start(lab.net("a"), VIP, 80).expect("a connection")).collect();
     let names: BTreeSet<&str> = open.iter().map(|c| c.backend.as_str()).collect();
-    assert_eq!(names, BTreeSet::from(["b", "c"]), "one of 2,000 runs would find one alone");
+    assert_eq!(names, BTreeSet::from(["b", "c"]), "one in 2,000 runs would use only one backend");
     assert!(open.iter().all(|c| c.client == IpAddr::from([10, 0, 0, 1])), "backends see the client's own address");
     open.iter_mut().for_each(|c| c.exchange().unwrap());
     let mut v6 = Conversation::start(lab.net("a"), VIP6, 80).expect("a connection over IPv6");
@@ -164,20 +164,20 @@ fn connections_are_shared_and_stay_where_they_are() {
     let counters = lab.hosts[0].counters();
     assert!(counters["avs.balanced_created_sessions"] >= 13, "{counters:?}");
 
-    // One is drained: it keeps what it has, and gets nothing more.
+    // One backend is drained: it keeps its connections, and gets no new ones.
     let drained = backends(&[(2, 0), (3, 1)]);
     reload(&mut lab, &both, &drained);
     open.iter_mut().for_each(|c| c.exchange().unwrap());
     let new: Vec<_> =
         (0..8).map(|_| Conversation::start(lab.net("a"), VIP, 80).expect("a connection").backend).collect();
     assert!(new.iter().all(|name| name == "c"), "{new:?}");
-    // It is removed: its connections end, and no others.
+    // The backend is removed: only its connections end.
     let removed = backends(&[(3, 1)]);
     reload(&mut lab, &drained, &removed);
     for conversation in &mut open {
         conversation.stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-        let goes_on = conversation.exchange().is_ok();
-        assert_eq!(goes_on, conversation.backend == "c", "of {}", conversation.backend);
+        let continues = conversation.exchange().is_ok();
+        assert_eq!(continues, conversation.backend == "c", "backend {}", conversation.backend);
     }
     assert!(lab.hosts[0].drops("a", "backend_gone") > 0);
 }
@@ -186,8 +186,8 @@ fn connections_are_shared_and_stay_where_they_are() {
 fn a_backend_reaches_itself_and_datagrams_are_balanced() {
     let lab = lab(&config(&backends(&[(3, 1)])));
     let _c = Service::start(lab.net("c"), "10.0.0.3", 8080, "c", "200 OK");
-    let mut own = Conversation::start(lab.net("c"), VIP, 80).expect("a connection of a backend with itself");
-    assert_eq!(own.client, VIP.parse::<IpAddr>().unwrap(), "so that the answers come back through the switch");
+    let mut own = Conversation::start(lab.net("c"), VIP, 80).expect("a connection of a backend to itself");
+    assert_eq!(own.client, VIP.parse::<IpAddr>().unwrap(), "so that answers pass the switch");
     own.exchange().unwrap();
     let server = lab.net("b").enter(|| UdpSocket::bind("10.0.0.2:5353").unwrap());
     let client = lab.net("a").enter(|| UdpSocket::bind("10.0.0.1:0").unwrap());
@@ -201,7 +201,7 @@ fn a_backend_reaches_itself_and_datagrams_are_balanced() {
         let (len, from) = server.recv_from(&mut buffer).unwrap();
         assert_eq!((len, buffer[0], from.ip()), (40, n, IpAddr::from([10, 0, 0, 1])));
         server.send_to(&buffer[..len], from).unwrap();
-        assert_eq!(client.recv(&mut buffer).unwrap(), 40, "a connected socket takes answers of its peer alone");
+        assert_eq!(client.recv(&mut buffer).unwrap(), 40, "a connected socket only accepts answers from its peer");
     }
     let trace = lab.hosts[0].client.trace(&TraceSpec {
         port: Some("a".to_owned()),
@@ -213,7 +213,7 @@ fn a_backend_reaches_itself_and_datagrams_are_balanced() {
     let trace = trace.unwrap();
     let service = trace.steps.iter().find(|step| step.stage == "service").unwrap();
     assert!(service.what.contains("10.0.0.3 port 8080"), "{trace:#?}");
-    // Nobody listens at another port of the address.
+    // Another port of the address has no service.
     assert!(Conversation::start(lab.net("a"), VIP, 81).is_none());
     assert!(lab.hosts[0].drops("a", "no_service") > 0);
 }
@@ -224,14 +224,14 @@ fn backends_that_do_not_answer_get_no_connections() {
                  timeout_ms = 500\nrise = 1\nfall = 2\n";
     let both = backends(&[(2, 1), (3, 1)]);
     let mut lab = lab(&config(&both));
-    // From a port of this host: the other one would ask from one of its own.
+    // Checks from a port of this host; the other host would use one of its own.
     let host = &mut lab.hosts[0];
     host.config = host.config.replacen(&both, &format!("{both}{check}"), 1);
     host.write_config();
     assert_eq!(host.client.reload().unwrap().load_balancers.changed, ["web"]);
     let host = &lab.hosts[0];
     let state = |n: usize| host.client.load_balancers().unwrap()[0].backends[n].health;
-    // `c` answers, but not well; nobody answers for `b`.
+    // `c` answers with an error; `b` does not answer.
     let sick = Service::start(lab.net("c"), "10.0.0.3", 8080, "c", "503 Service Unavailable");
     eventually(10.0, "both are down", || [state(0), state(1)] == [BackendHealth::Down; 2]);
     assert!(Conversation::start(lab.net("a"), VIP, 80).is_none());
@@ -248,7 +248,7 @@ fn backends_that_do_not_answer_get_no_connections() {
     kept.exchange().unwrap();
 }
 
-/// ICMP errors that kernels send: each end must find its own addresses in what they quote, or it would ignore them.
+/// ICMP errors from kernels: each end must find its own addresses in the quoted packet, or it would ignore the error.
 #[test]
 fn errors_about_balanced_datagrams_reach_both_ends() {
     let lab = lab(&config(&backends(&[(3, 1)])));
@@ -260,17 +260,17 @@ fn errors_about_balanced_datagrams_reach_both_ends() {
     let client = lab.net("a").enter(|| UdpSocket::bind("10.0.0.1:7000").unwrap());
     client.set_read_timeout(patience).unwrap();
     client.connect((VIP, 53)).unwrap();
-    eventually(10.0, "the client hears that nobody listens", || refused(&client));
-    // Somebody does now, and it is the client that is gone.
+    eventually(10.0, "the client gets the error: no listener", || refused(&client));
+    // Now the server listens, and the client is closed.
     let server = lab.net("b").enter(|| UdpSocket::bind("10.0.0.2:5353").unwrap());
     server.set_read_timeout(patience).unwrap();
     let from = std::cell::Cell::new(None);
-    eventually(10.0, "the backend is asked", || {
+    eventually(10.0, "the backend gets a request", || {
         let _ = client.send(b"?");
         from.set(server.recv_from(&mut [0; 100]).ok().map(|(_, from)| from));
         from.get().is_some()
     });
     drop(client);
     server.connect(from.get().unwrap()).unwrap();
-    eventually(10.0, "the backend hears that its client is gone", || refused(&server));
+    eventually(10.0, "the backend gets the error: no client", || refused(&server));
 }

@@ -1,4 +1,4 @@
-//! A packet is seen at every stage of its way, and what is dropped with its reason: read back with tshark.
+//! A packet is captured at every stage, and a dropped one with its reason; read back with tshark.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,7 +12,7 @@ use bifrost_control::client::ClientError;
 use crate::common::traffic::Talk;
 use crate::common::{Lab, Options, eventually, netns, raw};
 
-/// A capture that grows while others look at it.
+/// A capture that can be read while it grows.
 #[derive(Clone, Default)]
 struct Shared(Arc<Mutex<Vec<u8>>>);
 
@@ -26,16 +26,16 @@ impl Write for Shared {
     }
 }
 
-/// What tshark reads of a packet.
+/// A packet's fields from tshark.
 #[derive(Debug)]
 struct Seen {
     stage: String,
     comment: String,
-    /// Of the innermost TCP header.
+    /// From the innermost TCP header.
     sequence: Option<u32>,
     payload: u32,
     syn: bool,
-    /// Innermost.
+    /// Innermost source address.
     source: String,
     psn: Option<u32>,
 }
@@ -81,8 +81,8 @@ fn a_packet_is_seen_at_every_stage_and_a_drop_with_its_reason() {
         let spec = CaptureSpec { filter, seconds: 4, ..CaptureSpec::default() };
         std::thread::spawn(move || Client::new(socket).unwrap().capture(&spec, &mut out))
     };
-    eventually(5.0, "the capture has begun", || !out.0.lock().unwrap().is_empty());
-    // One at a time.
+    eventually(5.0, "the capture has started", || !out.0.lock().unwrap().is_empty());
+    // Only one capture at a time.
     let second = lab.hosts[0].client.capture(&CaptureSpec::default(), &mut std::io::sink());
     assert!(matches!(&second, Err(ClientError::Api(e)) if e.what.contains("another capture")), "{second:?}");
     let (a, b) = (lab.guest("a").mac_bytes(), lab.guest("b").mac_bytes());
@@ -92,7 +92,7 @@ fn a_packet_is_seen_at_every_stage_and_a_drop_with_its_reason() {
     for _ in 0..60 {
         talk.say(20_000);
     }
-    // Another conversation: the filter keeps it out.
+    // Another connection, which the filter excludes.
     Talk::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5002).say(1000);
     capture.join().unwrap().unwrap();
 
@@ -100,7 +100,7 @@ fn a_packet_is_seen_at_every_stage_and_a_drop_with_its_reason() {
     std::fs::write(&file, &*out.0.lock().unwrap()).unwrap();
     let seen = read(&file);
     let at = |stage: &'static str| seen.iter().filter(move |s| s.stage == stage);
-    // Out: the first segment of a large packet has the packet's sequence number.
+    // Outbound: the first segment of a large packet has the packet's sequence number.
     let first = at("guest-tx").find(|s| s.payload > 1448).expect("a packet that is to be segmented");
     let same = |s: &&Seen| s.sequence == first.sequence && s.source == "10.0.0.1" && s.payload > 0;
     for (stage, comment) in [
@@ -117,13 +117,13 @@ fn a_packet_is_seen_at_every_stage_and_a_drop_with_its_reason() {
     let datagram = at("underlay-tx").find(same).unwrap();
     assert_eq!(segment.payload, datagram.payload);
     assert!(segment.comment.contains(&format!("PSN {}; CID ", datagram.psn.unwrap())), "{segment:?} {datagram:?}");
-    // In: the answer to the first packet.
-    let first = at("guest-rx").find(|s| s.syn && s.source == "10.0.0.2").expect("the guest is shown the SYN, ACK");
+    // Inbound: the answer to the first packet.
+    let first = at("guest-rx").find(|s| s.syn && s.source == "10.0.0.2").expect("the guest gets the SYN, ACK");
     for stage in ["underlay-rx", "pre", "rte", "avs"] {
         assert!(at(stage).any(|s| s.syn && s.sequence == first.sequence && s.source == "10.0.0.2"), "not at {stage}");
     }
     assert!(first.comment.starts_with("shown to the guest; port a; peer host-b"), "{first:?}");
-    // The other host loses some: those leave twice, with the same number.
+    // The other host loses packets: these leave twice, with the same number.
     let again = at("post").find(|s| s.comment.starts_with("sent again")).expect("a retransmission");
     assert!(at("post").any(|s| s.comment.starts_with("sent; ") && s.sequence == again.sequence), "{again:?}");
     // The switch's drop.
@@ -131,12 +131,12 @@ fn a_packet_is_seen_at_every_stage_and_a_drop_with_its_reason() {
     assert_eq!(dropped.len(), 1, "{dropped:?}");
     assert!(dropped[0].comment.starts_with("dropped: spoofed_ip; port a; vni 100; flow 0x"), "{dropped:?}");
     assert!(!at("post").chain(at("rte")).any(|s| s.source == "10.0.0.3"));
-    // Only what passes the filter; nobody else's.
+    // Only packets that match the filter.
     let ports = String::from_utf8(
         Command::new("tshark").args(["-n", "-Y", "tcp.port == 5002", "-r"]).arg(&file).output().unwrap().stdout,
     );
     assert_eq!(ports.unwrap(), "");
-    // The next one can begin; what is asked wrongly is said to be so.
+    // The next capture can start; invalid requests get an error.
     for (spec, what) in [
         (CaptureSpec { filter: "tcp prot 1".into(), ..CaptureSpec::default() }, "column 5: "),
         (CaptureSpec { at: vec!["nowhere".into()], ..CaptureSpec::default() }, "no stage \"nowhere\""),

@@ -10,7 +10,7 @@ use crate::common::{Guest, Lab, Net, Options, eventually};
 /// DSCPs that rules count, by their names in nftables.
 const CLASSES: [&str; 4] = ["cs0", "af41", "ef", "cs6"];
 
-/// Counts what arrives (a large packet with its segments once) in `net` by UDP port (0: any protocol) and DSCP.
+/// Counts packets that arrive in `net` (a large packet with its segments once) by UDP port (0: any protocol) and DSCP.
 fn count(net: &Net, ports: &[u16]) {
     let mut rules = String::from("table ip classes {\n");
     let all = || ports.iter().flat_map(|port| CLASSES.map(|class| (port, class)));
@@ -34,7 +34,7 @@ fn counted(net: &Net, port: u16, class: &str) -> u64 {
     packets.and_then(|packets| packets.parse().ok()).unwrap_or_else(|| panic!("{text}"))
 }
 
-/// Sends 20 packets of a DSCP, which the transport does not carry.
+/// Sends 20 packets with a DSCP, not carried by the transport.
 fn send(net: &Net, dscp: u32) {
     net.enter(move || {
         let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
@@ -61,14 +61,14 @@ fn the_outer_header_has_the_configured_class() {
     let (host, b) = (&lab.hosts[1].net, lab.net("b"));
     count(host, &[4789, 4794]);
     count(b, &[0]);
-    // A port's number marks everything, and acknowledgements have their own; the other host marks nothing.
+    // A fixed DSCP marks all packets of a port; acknowledgements have their own. The other host marks nothing.
     exchange(lab.net("a"), b, "10.0.0.2", 5001, 4 << 20);
     assert!(counted(host, 4794, "ef") > 10 && counted(host, 4794, "cs6") > 10);
     count(&lab.hosts[0].net, &[4794]);
     exchange(b, lab.net("a"), "10.0.0.1", 5002, 4 << 20);
     assert!(counted(&lab.hosts[0].net, 4794, "cs0") > 10);
     assert_eq!(counted(&lab.hosts[0].net, 4794, "cs6") + counted(&lab.hosts[0].net, 4794, "ef"), 0);
-    // Copied: what is not carried reliably, but not network control. The inner class stays.
+    // The DSCP of packets that are not carried reliably is copied, except network control. The inner DSCP stays.
     let plain = ["cs0", "af41", "cs6"].map(|class| counted(host, 4789, class));
     send(lab.net("c"), 34);
     send(lab.net("c"), 48);

@@ -15,11 +15,12 @@ use crate::common::host::{Guest, Host, PATIENT};
 use crate::common::traffic::{exchange, ping};
 use crate::common::{Lab, Net, Options, eventually, netns};
 
-/// The plugin, built as it is now.
+/// The plugin, built from the current source.
 fn plugin() -> &'static Path {
     static PLUGIN: OnceLock<PathBuf> = OnceLock::new();
     PLUGIN.get_or_init(|| {
-        // The whole workspace and a test choose the same features of dependencies as `cargo test`, so that nothing is built twice.
+        // With the whole workspace and a test, dependencies have the same features as in `cargo test`, so that nothing
+        // is built twice.
         let arguments = ["build", "--quiet", "--locked", "--workspace", "--bin", "bifrost-cni", "--test", "program"];
         let status = Command::new(env!("CARGO")).args(arguments).status().unwrap();
         assert!(status.success(), "the plugin cannot be built");
@@ -27,12 +28,12 @@ fn plugin() -> &'static Path {
     })
 }
 
-/// Where a runtime finds the plugin, and others.
+/// Directory of the tools.
 fn tools() -> PathBuf {
     std::env::var_os("BIFROST_CNI_TOOLS").expect("set BIFROST_CNI_TOOLS, as by `scripts/install-cni.sh`").into()
 }
 
-/// A container's interface, for the plugin alone.
+/// A container's interface, attached by running the plugin directly.
 struct Container<'a> {
     host: &'a Host,
     id: &'static str,
@@ -79,7 +80,7 @@ fn run(program: &mut Command, input: &Value) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// What was answered: a result (null, if there is nothing to say), or an error.
+/// The plugin's answer: a result (null if there is no output), or an error.
 fn answer(output: &Output) -> Result<Value, Value> {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(errors, "", "the plugin has written to standard error");
@@ -87,7 +88,7 @@ fn answer(output: &Output) -> Result<Value, Value> {
     if output.status.success() { Ok(value) } else { Err(value) }
 }
 
-/// How a host gets to a container of another one.
+/// Adds a route to a container on another host.
 fn route(host: &Host, peer: &str, address: &str, mac: &str) {
     set(host, Kind::Route, json!({"vni": 100, "prefix": format!("{address}/32"), "peer": peer, "mac": mac}));
 }
@@ -98,7 +99,7 @@ fn set(host: &Host, kind: Kind, spec: Value) {
     host.client.apply(&ApplySpec { items: vec![item] }).unwrap();
 }
 
-/// Two hosts, of which the first one keeps its objects, and the second one has the guest `b`, 10.0.0.2.
+/// Two hosts: the first one has a state directory, the second one has the guest `b`, 10.0.0.2.
 fn lab() -> Lab {
     let mut lab = Lab::new(Options { transport: PATIENT.into(), ..Options::default() });
     std::fs::create_dir_all(lab.hosts[0].state_directory()).unwrap();
@@ -108,7 +109,7 @@ fn lab() -> Lab {
 }
 
 #[test]
-fn a_container_is_attached_and_taken_away() {
+fn a_container_is_attached_and_detached() {
     let lab = lab();
     let net = Net::new(lab.tag(), "c");
     let container = Container::new(&lab.hosts[0], "c1", &net, "10.0.0.5/24");
@@ -117,20 +118,20 @@ fn a_container_is_attached_and_taken_away() {
     assert_eq!((&added["cniVersion"], &added["interfaces"][0]["name"]), (&json!("1.1.0"), &json!("eth0")));
     assert_eq!((&added["ips"][0]["address"], &added["ips"][0]["interface"]), (&json!("10.0.0.5/24"), &json!(0)));
     route(&lab.hosts[1], "host-a", "10.0.0.5", &mac);
-    // When the plugin answers packets pass: the first one, too.
+    // When the plugin answers, packets pass, even the first one.
     assert_eq!(ping(&net, "10.0.0.2", 3, 56), 3);
     exchange(&net, lab.net("b"), "10.0.0.2", 5001, 1 << 20);
     let previous = json!({"prevResult": added});
     assert_eq!(container.call_with("CHECK", &previous), Ok(Value::Null));
 
-    // A second time it is an error, and what is there stays, whatever else would be wrong with the second call.
+    // A second ADD is an error, and the attachment stays, whatever else is wrong with that call.
     for more in [json!({}), json!({"runtimeConfig": {}}), json!({"mtu": 9000}), json!({"ipam": {"type": "host-local"}})]
     {
         let again = container.call_with("ADD", &more).unwrap_err();
         assert!(again["code"] == 102 && again["msg"].as_str().unwrap().contains("already"), "{more}: {again}");
         assert_eq!(ping(&net, "10.0.0.2", 1, 56), 1);
     }
-    // Somebody takes an address away, then the device.
+    // An address is removed, then the device.
     net.ip("addr del 10.0.0.5/24 dev eth0\n");
     let changed = container.call_with("CHECK", &previous).unwrap_err();
     assert!(changed["code"] == 101 && changed["msg"].as_str().unwrap().contains("10.0.0.5/24"), "{changed}");
@@ -141,7 +142,7 @@ fn a_container_is_attached_and_taken_away() {
     assert_eq!(container.call("DEL"), Ok(Value::Null));
     assert_eq!(container.ports(), Vec::<String>::new());
     assert_eq!(container.call_with("CHECK", &previous).unwrap_err()["code"], 3);
-    // A runtime may say it more than once, also when the namespace is gone.
+    // A runtime may repeat DEL, also after the namespace is deleted.
     assert_eq!(container.call("DEL"), Ok(Value::Null));
     assert!(container.call("ADD").is_ok());
     drop(Net::new(lab.tag(), "other"));
@@ -169,12 +170,12 @@ fn a_container_that_cannot_be_attached_leaves_nothing() {
         assert!(error["cniVersion"] == "1.1.0", "{error}");
         assert!(!net.has_device("eth0"), "{more}");
     }
-    // An interface of that name, which somebody else made, stays.
+    // An existing interface of that name stays.
     net.ip("link add eth0 type bridge\n");
     let error = container.call("ADD").unwrap_err();
     assert!(error["msg"].as_str().unwrap().contains("eth0"), "{error}");
     assert!(net.has_device("eth0"));
-    // A namespace that is none.
+    // A namespace that does not exist.
     let mut program = Command::new(plugin());
     program.env("CNI_COMMAND", "ADD").env("CNI_CONTAINERID", "c1").env("CNI_IFNAME", "eth0");
     let error = answer(&run(program.env("CNI_NETNS", "/run/netns/nobody-has-this"), &container.network)).unwrap_err();
@@ -183,7 +184,7 @@ fn a_container_that_cannot_be_attached_leaves_nothing() {
 }
 
 #[test]
-fn what_a_runtime_has_forgotten_is_collected() {
+fn stale_attachments_are_collected() {
     let mut lab = lab();
     let nets = ["c", "d", "e"].map(|role| Net::new(lab.tag(), role));
     let containers = ["c1", "d1", "e1"].iter().zip(&nets).zip(5..);
@@ -199,7 +200,7 @@ fn what_a_runtime_has_forgotten_is_collected() {
     assert_eq!(containers[0].call_with("GC", &valid(&["c1", "e1", "f1"])), Ok(Value::Null));
     assert_eq!(containers[0].ports().len(), 2);
     assert!(nets[0].has_device("eth0") && !nets[1].has_device("eth0") && nets[2].has_device("eth0"));
-    // Another network's are none of its business.
+    // Attachments of another network are not collected.
     let mut other = Container::new(&lab.hosts[0], "c1", &nets[0], "10.0.0.9/24");
     other.network["name"] = json!("others");
     assert_eq!(other.call_with("GC", &valid(&[])), Ok(Value::Null));
@@ -228,7 +229,8 @@ fn a_port_of_the_host_reaches_its_containers() {
     exchange(&net, node, "10.0.0.100", 8081, 1 << 20);
 }
 
-/// A network in a directory of its own, as a runtime reads it: with both families, and addresses from host-local.
+/// Writes a network configuration for a runtime into its own directory: with both families, and addresses from
+/// host-local.
 fn configure(lab: &Lab, version: &str) -> PathBuf {
     let directory = netns::directory(lab.tag()).join(format!("net.d-{version}"));
     std::fs::create_dir_all(&directory).unwrap();
@@ -243,7 +245,7 @@ fn configure(lab: &Lab, version: &str) -> PathBuf {
         },
     }]});
     std::fs::write(directory.join("10-pods.conflist"), network.to_string()).unwrap();
-    // The runtime finds the plugin beside the others.
+    // All plugins are in one directory.
     let programs = netns::directory(lab.tag()).join("plugins");
     std::fs::create_dir_all(&programs).unwrap();
     for (name, file) in [("host-local", tools().join("host-local")), ("bifrost-cni", plugin().to_owned())] {
@@ -295,13 +297,13 @@ fn cnitool_attaches_in_every_version() {
         tool("del", &[]).unwrap();
         assert!(!net.has_device("eth0"));
         assert!(lab.hosts[0].client.objects(&query).unwrap().objects.is_empty());
-        // One that the switch refuses keeps no address.
+        // A container that the switch refuses keeps no address.
         let file = directory.join("10-pods.conflist");
         let network = std::fs::read_to_string(&file).unwrap();
         std::fs::write(&file, network.replace("\"vni\":100", "\"vni\":999")).unwrap();
         let error = tool("add", &[]).unwrap_err();
         assert!(error.contains("999"), "{error}");
-        // host-local has the addresses back.
+        // The addresses are returned to host-local.
         let leases = std::fs::read_dir(netns::directory(lab.tag()).join("addresses/pods")).unwrap();
         let leases: Vec<_> =
             leases.map(|entry| entry.unwrap().file_name()).filter(|n| n.to_string_lossy().contains(".0.")).collect();
@@ -309,7 +311,7 @@ fn cnitool_attaches_in_every_version() {
     }
 }
 
-/// Podman with a storage of its own, which goes with it.
+/// Podman with its own storage, which is removed with it.
 struct Podman {
     directory: PathBuf,
     networks: PathBuf,
@@ -354,12 +356,13 @@ impl Podman {
     }
 }
 
-/// A runtime that cannot run a container without a network, such as for want of control groups, says nothing about the plugin.
+/// If a runtime cannot run a container without a network either, for example for lack of control groups, that is not
+/// the plugin's fault.
 fn skip(runtime: &str, why: &str) {
-    println!("SKIPPED: {runtime} runs no containers on this machine: {why}");
+    println!("SKIPPED: {runtime} cannot run containers on this machine: {why}");
 }
 
-/// A container's files, with nothing but a static shell.
+/// A container's files: only a static shell.
 fn shell(directory: &Path) -> PathBuf {
     let files = directory.join("files");
     std::fs::create_dir_all(files.join("bin")).unwrap();
@@ -383,7 +386,7 @@ fn podman_runs_containers() {
     let lab = lab();
     let podman = Podman::new(&lab, configure(&lab, "0.4.0"));
     podman.make_image();
-    // Without limits of its own, which a container that runs the tests may not raise.
+    // With low limits: if the tests run in a container, Podman's default limits cannot be set.
     let limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"];
     let mut alone = vec!["run", "--rm", "--network", "none"];
     alone.extend(limits);
@@ -406,7 +409,7 @@ fn podman_runs_containers() {
         assert!(pings.contains("2 packets received"), "{pings}");
     }
     assert_eq!(lab.hosts[0].client.ports().unwrap().len(), 2);
-    // Over a crash of the daemon containers keep their interfaces.
+    // Containers keep their interfaces when the daemon crashes.
     let mut lab = lab;
     lab.hosts[0].crash();
     lab.hosts[0].start();
@@ -419,7 +422,7 @@ fn podman_runs_containers() {
     lab.hosts[0].stop();
 }
 
-/// containerd with a storage of its own. Dropping it ends the process.
+/// containerd with its own storage. Dropping it ends the process.
 struct Containerd {
     directory: PathBuf,
     child: Child,
@@ -453,8 +456,8 @@ impl Containerd {
         Containerd { directory, child }
     }
 
-    /// Runs a program in a container on the networks of a directory. ctr looks for networks and plugins in fixed places: it gets
-    /// its own /etc and /opt.
+    /// Runs a program in a container on the networks of a directory. ctr searches networks and plugins in fixed paths,
+    /// so it gets its own /etc and /opt.
     fn run(&self, networks: &Path, plugins: &Path, name: &str, program: &[&str]) -> Result<String, String> {
         self.ctr(networks, plugins, &["--cni"], name, program)
     }
@@ -493,7 +496,7 @@ impl Containerd {
 
 impl Drop for Containerd {
     fn drop(&mut self) {
-        // What holds a container outlives containerd, and so does a container that could not be attached.
+        // Shims outlive containerd, and so does a container that could not be attached.
         let socket = self.directory.join("containerd.sock");
         let ctr = || {
             let mut ctr = Command::new("ctr");
@@ -520,15 +523,15 @@ fn containerd_runs_containers() {
     if let Err(why) = containerd.ctr(&networks, &plugins, &[], "alone", &["/bin/true"]) {
         return skip("containerd", &why);
     }
-    // host-local gives out addresses in order.
+    // host-local allocates addresses in order.
     for (name, address) in [("one", "10.0.0.10"), ("two", "10.0.0.11")] {
         route(&lab.hosts[1], "host-a", address, &format!("02:42:0a:00:00:{}", if name == "one" { "0a" } else { "0b" }));
         let pings =
             containerd.run(&networks, &plugins, name, &["/bin/ping", "-c", "2", "-W", "2", "10.0.0.2"]).unwrap();
         assert!(pings.contains("2 packets received"), "{pings}");
-        assert!(lab.hosts[0].client.ports().unwrap().is_empty(), "the container is gone, and its port with it");
+        assert!(lab.hosts[0].client.ports().unwrap().is_empty(), "the container has ended, and its port is removed");
     }
-    // What the switch refuses, the runtime tells.
+    // The runtime reports the error of the switch.
     let file = networks.join("10-pods.conflist");
     let network = std::fs::read_to_string(&file).unwrap().replace("\"vni\":100", "\"vni\":999");
     std::fs::write(&file, network).unwrap();

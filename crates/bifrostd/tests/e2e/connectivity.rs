@@ -1,4 +1,4 @@
-//! Guests reach whom they should, whole and only them.
+//! Guests reach exactly the guests that they should, with intact data.
 
 use crate::common::host::vpc;
 use crate::common::traffic::{exchange, ping, ping_with};
@@ -6,12 +6,12 @@ use crate::common::{Guest, Lab, Options};
 
 const MEGABYTES: u64 = 1 << 20;
 
-/// Ping and TCP both ways under one policy; `reliable_ping`: also what is no TCP.
+/// Ping and TCP in both directions under one policy.
 fn policy(reliability: &str, ordering: &str) {
     let lab = Lab::running(Options { vpcs: vpc(100, reliability, ordering), ..Options::default() });
     let (a, b) = (lab.net("a"), lab.net("b"));
     assert_eq!(ping(a, "10.0.0.2", 20, 56), 20);
-    // The largest that fits the guest's MTU: 1500 less 28.
+    // The largest payload for the guest's MTU: 1500 - 28 bytes.
     assert_eq!(ping(b, "10.0.0.1", 20, 1472), 20);
     for host in &lab.hosts {
         let reliable = host.counter("rte.sent_packets");
@@ -22,12 +22,12 @@ fn policy(reliability: &str, ordering: &str) {
     }
     exchange(a, b, "10.0.0.2", 5001, 4 * MEGABYTES);
     exchange(b, a, "10.0.0.1", 5002, 4 * MEGABYTES);
-    // The last acknowledgements.
+    // Wait for the last acknowledgements.
     std::thread::sleep(std::time::Duration::from_millis(50));
     for host in &lab.hosts {
         let counters = host.counters();
         let (sent, plain) = (counters["rte.sent_packets"], counters["datapath.plain_tx_packets"]);
-        // 8 MiB each way in segments of 1448 bytes.
+        // 8 MiB in each direction in segments of 1448 bytes.
         if reliability == "off" {
             assert_eq!(sent, 0);
             assert!(plain >= 5793, "{plain} plain");
@@ -46,13 +46,13 @@ fn policy(reliability: &str, ordering: &str) {
         assert_eq!(counters["drop.bad_checksum_frames"], 0);
     }
     lab.assert_nothing_given_up();
-    // Segmentation is ours: the guest hands over large packets.
+    // The daemon segments: the guest sends large packets.
     let port = lab.hosts[0].port("a");
     assert!(port.tx_bytes / port.tx_packets > 3000, "{} bytes in {} packets", port.tx_bytes, port.tx_packets);
 }
 
 #[test]
-fn tcp_reliable_in_order_of_flows() {
+fn tcp_reliable_in_flow_order() {
     policy("tcp", "flow");
 }
 
@@ -62,7 +62,7 @@ fn all_reliable_in_strict_order() {
 }
 
 #[test]
-fn all_reliable_as_it_arrives() {
+fn all_reliable_unordered() {
     policy("all", "off");
 }
 
@@ -78,7 +78,7 @@ fn ipv6_guests_over_ipv6() {
     lab.add(1, Guest::new("b", 2, &["10.0.0.2/24", "fd01::2/64"]));
     lab.start();
     let (a, b) = (lab.net("a"), lab.net("b"));
-    assert_eq!(ping(a, "fd01::2", 10, 1452), 10, "neighbour discovery is answered by the switch");
+    assert_eq!(ping(a, "fd01::2", 10, 1452), 10, "the switch answers neighbor discovery");
     assert_eq!(ping(b, "10.0.0.1", 10, 56), 10);
     exchange(a, b, "fd01::2", 5001, 4 * MEGABYTES);
     exchange(b, a, "10.0.0.1", 5002, 4 * MEGABYTES);
@@ -100,25 +100,25 @@ fn the_gateway_routes_between_subnets() {
     lab.add(0, Guest::new("c", 3, &["10.0.2.3/24"]).gateway("10.0.2.254"));
     lab.start();
     let (a, b, c) = (lab.net("a"), lab.net("b"), lab.net("c"));
-    assert_eq!(ping(a, "10.0.1.254", 3, 56), 3, "the gateway answers itself");
+    assert_eq!(ping(a, "10.0.1.254", 3, 56), 3, "the gateway answers pings");
     for (from, to) in [(a, "10.0.2.2"), (a, "10.0.2.3"), (b, "10.0.1.1")] {
         assert_eq!(ping_with(from, to, 5, 56, 64), [63; 5], "one hop to {to}");
     }
-    assert_eq!(ping_with(b, "10.0.2.3", 5, 56, 64), [64; 5], "neighbours are no hop apart");
+    assert_eq!(ping_with(b, "10.0.2.3", 5, 56, 64), [64; 5], "on-link guests are not a hop apart");
     exchange(a, b, "10.0.2.2", 5001, 2 * MEGABYTES);
     exchange(c, b, "10.0.2.2", 5002, 2 * MEGABYTES);
     exchange(a, c, "10.0.2.3", 5003, 2 * MEGABYTES);
-    // A packet whose time is up goes no further.
+    // A packet whose TTL expires is dropped.
     let before = lab.hosts[0].drops("a", "ttl_expired");
     assert!(ping_with(a, "10.0.2.2", 2, 56, 1).is_empty());
     assert_eq!(lab.hosts[0].drops("a", "ttl_expired"), before + 2);
-    // Nobody has this address.
+    // An unused address.
     assert_eq!(ping(a, "10.0.2.77", 2, 56), 0);
     assert_eq!(lab.hosts[0].drops("a", "no_route"), 2);
 }
 
 #[test]
-fn ports_of_one_host_talk_without_the_underlay() {
+fn ports_of_one_host_do_not_use_the_underlay() {
     let mut lab = Lab::new(Options::default());
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
     lab.add(0, Guest::new("b", 2, &["10.0.0.2/24"]));
@@ -133,7 +133,7 @@ fn ports_of_one_host_talk_without_the_underlay() {
 }
 
 #[test]
-fn networks_with_the_same_addresses_never_meet() {
+fn networks_with_the_same_addresses_are_isolated() {
     let vpcs = vpc(100, "tcp", "flow") + &vpc(200, "all", "strict");
     let mut lab = Lab::new(Options { vpcs, ..Options::default() });
     // The same MAC and IP addresses in both, and only VNI 100 has a third guest.
@@ -147,10 +147,10 @@ fn networks_with_the_same_addresses_never_meet() {
         |guest: &str| lab.hosts.iter().find_map(|h| h.client.ports().unwrap().into_iter().find(|p| p.name == guest));
     let received = |guest: &str| sniff(guest).unwrap().rx_packets;
     assert_eq!(ping(lab.net("a1"), "10.0.0.2", 10, 56), 10);
-    assert_eq!((received("b2"), received("a2")), (0, 0), "VNI 200 saw something of VNI 100");
+    assert_eq!((received("b2"), received("a2")), (0, 0), "VNI 200 received packets of VNI 100");
     let before = received("b1");
     assert_eq!(ping(lab.net("a2"), "10.0.0.2", 10, 56), 10);
-    assert_eq!(received("b1"), before, "VNI 100 saw something of VNI 200");
+    assert_eq!(received("b1"), before, "VNI 100 received packets of VNI 200");
     assert_eq!(ping(lab.net("a2"), "10.0.0.3", 2, 56), 0, "VNI 200 has no such guest");
     assert_eq!(received("c1"), 0);
     exchange(lab.net("a1"), lab.net("b1"), "10.0.0.2", 5001, 2 * MEGABYTES);

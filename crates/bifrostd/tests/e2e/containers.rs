@@ -1,4 +1,4 @@
-//! Containers end and start again while the daemon runs, or are not there when it starts.
+//! Containers stop and restart while the daemon runs, or do not exist when it starts.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -9,10 +9,10 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::common::traffic::{Talk, ping};
 use crate::common::{Guest, Lab, Options, eventually};
 
-/// Until a device has followed its namespace; a look is due every quarter of a second.
+/// Time for a device to follow its namespace, which is polled every quarter of a second.
 const SOON_S: f64 = 5.0;
 
-/// The devices in the namespace behind `file`, which may have no name any more.
+/// The devices in the namespace of `file`, which may have no name any more.
 pub fn devices(file: &File) -> String {
     std::thread::scope(|scope| {
         let list = || {
@@ -35,7 +35,7 @@ fn a_container_that_starts_after_the_daemon_gets_its_device() {
         let host = &lab.hosts[0];
         assert!(host.port("a").waiting && !host.port("c").waiting, "{:?}", host.client.ports());
         assert!(host.log().contains("waits for its network namespace"), "{}", host.log());
-        assert_eq!(ping(lab.net("c"), "10.0.0.2", 3, 56), 3, "another guest has what it needs");
+        assert_eq!(ping(lab.net("c"), "10.0.0.2", 3, 56), 3, "another guest is not affected");
         lab.make_net("a");
         eventually(SOON_S, "the port has its device", || !lab.hosts[0].port("a").waiting);
         assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
@@ -44,7 +44,7 @@ fn a_container_that_starts_after_the_daemon_gets_its_device() {
 }
 
 #[test]
-fn a_container_that_starts_again_gets_a_new_device_and_others_notice_nothing() {
+fn a_restarted_container_gets_a_new_device_without_effect_on_others() {
     let mut lab = Lab::running(Options::default());
     lab.add(0, Guest::new("c", 3, &["10.0.0.3/24"]));
     for host in &lab.hosts {
@@ -59,31 +59,31 @@ fn a_container_that_starts_again_gets_a_new_device_and_others_notice_nothing() {
         assert!(devices(&former).contains("eth0"));
         lab.delete_net("c");
         if round == 0 {
-            // Long gone, or as quick as a restart is.
+            // Once with a pause, later as quickly as a restart.
             eventually(SOON_S, "the port waits", || lab.hosts[0].port("c").waiting);
             talk.say(1000);
             std::thread::sleep(Duration::from_millis(300));
         }
         lab.make_net("c");
         eventually(SOON_S, "it has a device again", || lab.net("c").has_device("eth0"));
-        eventually(SOON_S, "the old one is given up", || !devices(&former).contains("eth0"));
-        // The other host may have been told that nobody is there, and believe it for a moment.
-        eventually(SOON_S, "it is reached", || ping(lab.net("b"), "10.0.0.3", 1, 56) == 1);
+        eventually(SOON_S, "the old device is removed", || !devices(&former).contains("eth0"));
+        // The other host may have been notified that the vNIC is unknown, which it caches for a moment.
+        eventually(SOON_S, "it is reachable", || ping(lab.net("b"), "10.0.0.3", 1, 56) == 1);
         assert_eq!(ping(lab.net("c"), "10.0.0.2", 3, 56), 3);
         talk.say(1000);
     }
     assert_eq!(
         lab.net("a").needed_retransmits() + lab.net("b").needed_retransmits(),
         0,
-        "another guest's stream lost something"
+        "another guest's stream lost packets"
     );
 }
 
 #[test]
-fn a_device_that_was_deleted_comes_back_with_a_reload() {
+fn a_reload_recreates_a_deleted_device() {
     let lab = Lab::running(Options::default());
     lab.net("a").ip("link del eth0\n");
-    eventually(SOON_S, "it is noticed", || lab.hosts[0].port("a").failed);
+    eventually(SOON_S, "the failure is detected", || lab.hosts[0].port("a").failed);
     lab.hosts[0].client.reload().unwrap();
     assert!(!lab.hosts[0].port("a").failed);
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);

@@ -1,4 +1,4 @@
-//! A panic while one port is served costs that port, for a while, and nobody else: not a byte of another tenant's stream is lost.
+//! A panic while one port is served only affects that port, for a while: other tenants' streams lose no byte.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,13 +12,13 @@ use crate::common::{Guest, Lab, Options, eventually};
 
 const MEGABYTES: u64 = 1 << 20;
 
-/// Has the next step of this kind of a port panic.
+/// Makes the next step of this kind panic for a port.
 fn inject(host: &Host, stage: &str, port: &str) {
     let file = host.injection_file();
     let whole = file.with_extension("new");
     std::fs::write(&whole, format!("{stage} {port}\n")).unwrap();
     std::fs::rename(whole, &file).unwrap();
-    eventually(5.0, "the panic is due", || !file.exists());
+    eventually(5.0, "the daemon has read the injection", || !file.exists());
 }
 
 /// Two tenants on two hosts: a and b, c and d.
@@ -33,7 +33,7 @@ fn lab(workers: usize) -> Lab {
 }
 
 #[test]
-fn a_panic_at_any_stage_of_a_port_costs_that_port_until_a_reload() {
+fn a_panic_at_any_stage_disables_the_port_until_a_reload() {
     for workers in [1, 2] {
         let mut lab = lab(workers);
         lab.start();
@@ -44,7 +44,7 @@ fn a_panic_at_any_stage_of_a_port_costs_that_port_until_a_reload() {
             let other = Exchange::start(lab.net("c"), lab.net("d"), "10.0.0.4", 5001 + n as u16, 8 * MEGABYTES);
             inject(&lab.hosts[0], stage, "a");
             assert!(ping_briefly(lab.net("a"), "10.0.0.2", 20, 1000) < 20, "{stage}: the port is out of use");
-            eventually(5.0, "the fault is seen", || lab.hosts[0].port("a").failed);
+            eventually(5.0, "the fault is reported", || lab.hosts[0].port("a").failed);
             let port = lab.hosts[0].port("a");
             let fault = port.fault.unwrap();
             assert_eq!((fault.stage.as_str(), port.fault_times), (stage, 1));
@@ -54,12 +54,12 @@ fn a_panic_at_any_stage_of_a_port_costs_that_port_until_a_reload() {
             lab.hosts[0].assert_balanced();
             assert!(!lab.hosts[0].port("c").failed);
             lab.hosts[0].client.reload().unwrap();
-            assert!(!lab.hosts[0].port("a").failed, "{stage}: a reload puts it back");
-            eventually(5.0, "it is reached again", || ping(lab.net("a"), "10.0.0.2", 1, 100) == 1);
+            assert!(!lab.hosts[0].port("a").failed, "{stage}: a reload re-enables it");
+            eventually(5.0, "it is reachable again", || ping(lab.net("a"), "10.0.0.2", 1, 100) == 1);
         }
-        assert_eq!(lab.hosts[0].client.status().unwrap().pid, pid, "no process has ended");
+        assert_eq!(lab.hosts[0].client.status().unwrap().pid, pid, "the daemon has not restarted");
         assert!(lab.hosts[0].counter("datapath.caught_panics") >= stages.len() as u64);
-        // Once each, with message and place.
+        // Each panic is logged once.
         let log = lab.hosts[0].log();
         assert_eq!(log.matches("the port is out of use until").count(), workers * stages.len(), "{log}");
         assert_eq!(log.matches("thread 'worker").count(), 0, "{log}");
@@ -67,21 +67,21 @@ fn a_panic_at_any_stage_of_a_port_costs_that_port_until_a_reload() {
 }
 
 #[test]
-fn a_panic_that_is_nobodys_costs_nobody_anything() {
+fn a_panic_outside_of_any_port_affects_no_port() {
     let mut lab = lab(1);
     lab.start();
     for (n, stage) in ["loop", "arrival", "timer", "acknowledge", "emit control", "send"].into_iter().enumerate() {
         let other = Exchange::start(lab.net("c"), lab.net("d"), "10.0.0.4", 5001 + n as u16, 8 * MEGABYTES);
         inject(&lab.hosts[0], stage, "-");
         other.finish();
-        eventually(5.0, "it happens", || lab.hosts[0].counter("datapath.caught_panics") > n as u64);
+        eventually(5.0, "the panic is caught", || lab.hosts[0].counter("datapath.caught_panics") > n as u64);
         assert_eq!(ping(lab.net("a"), "10.0.0.2", 5, 100), 5, "after {stage}");
         lab.hosts[0].assert_balanced();
     }
     assert!(lab.hosts[0].client.ports().unwrap().iter().all(|port| !port.failed));
 }
 
-/// A front-end's message, and how the other side answers; `None`: it hangs up.
+/// Sends GET_FEATURES as a front-end and returns the answer; `None` if the connection is closed.
 fn ask_for_features(socket: &Path) -> Option<u64> {
     let mut stream = UnixStream::connect(socket).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
@@ -93,7 +93,7 @@ fn ask_for_features(socket: &Path) -> Option<u64> {
 }
 
 #[test]
-fn a_panic_at_a_message_costs_that_device() {
+fn a_panic_at_a_message_only_affects_that_device() {
     let mut lab = lab(1);
     lab.add_machine(0, &Guest::new("m", 5, &["10.0.0.5/24"]), "server");
     lab.start();
@@ -107,16 +107,16 @@ fn a_panic_at_a_message_costs_that_device() {
         assert_eq!(lab.hosts[0].port("m").fault.unwrap().stage, "message");
     }
     let began = Instant::now();
-    assert_eq!(ask_for_features(&socket), None, "after the fourth one in a minute it takes a while");
-    assert!(began.elapsed() >= Duration::from_secs(1), "the connection waits");
+    assert_eq!(ask_for_features(&socket), None, "a fourth fault within a minute delays the next connection");
+    assert!(began.elapsed() >= Duration::from_secs(1), "the connection is delayed");
     other.finish();
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 5, 100), 5);
-    assert!(lab.hosts[0].client.reload().is_ok(), "the device's thread takes part");
-    assert_eq!(lab.hosts[0].stop().code(), Some(0), "and ends with the daemon");
+    assert!(lab.hosts[0].client.reload().is_ok(), "the device's thread still works");
+    assert_eq!(lab.hosts[0].stop().code(), Some(0), "the thread ends with the daemon");
 }
 
 #[test]
-fn a_machine_comes_back_by_itself_and_keeps_its_streams() {
+fn a_machine_recovers_by_itself_and_keeps_its_streams() {
     let mut lab = Lab::new(Options::default());
     lab.add_machine(0, &Guest::new("a", 1, &["10.0.0.1/24"]).mtu(1450), "client");
     lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]).mtu(1450));
@@ -125,7 +125,7 @@ fn a_machine_comes_back_by_itself_and_keeps_its_streams() {
     let a = Machine::qemu(&directory, "a", &socket, "10.0.0.1/24", 1, "", "nc -ll -p 5001 -e cat");
     a.wait_for("guest: up", 120.0);
     let echo = Echo::start(lab.net("b"), "10.0.0.1", 5001);
-    // No more: the fourth one in a minute would have to wait.
+    // At most three: a fourth fault within a minute would be delayed.
     for (n, stage) in ["fetch", "place", "emit"].into_iter().enumerate() {
         echo.wait_for_progress(MEGABYTES, Duration::from_secs(60));
         inject(&lab.hosts[0], stage, "a");
@@ -133,14 +133,14 @@ fn a_machine_comes_back_by_itself_and_keeps_its_streams() {
         assert_eq!(lab.hosts[0].port("a").fault.unwrap().stage, stage);
         echo.wait_for_progress(MEGABYTES, Duration::from_secs(60));
     }
-    // The guest would have said so of a descriptor that came back twice.
+    // The guest's driver reports descriptors that are returned twice.
     assert!(!a.console().contains("is not a head"), "{}", a.console());
     assert_eq!(lab.hosts[0].counter("vhost.broken_rings"), 0);
-    println!("{} bytes came back as they were sent", echo.finish());
+    println!("{} bytes were returned unchanged", echo.finish());
 }
 
 #[test]
-fn a_port_that_keeps_its_worker_does_not_keep_others_from_it() {
+fn a_slow_port_does_not_block_other_ports() {
     let mut lab = lab(1);
     lab.start();
     let (c, d) = ("c", "d");
@@ -151,14 +151,14 @@ fn a_port_that_keeps_its_worker_does_not_keep_others_from_it() {
     };
     let alone = exchange(5001);
     let port = lab.hosts[0].port("a");
-    assert_eq!((port.slow_turns, port.rest_times), (0, 0), "nobody is slow");
-    // Each packet that is placed for a takes 5 ms, as with a ring full of buffers that cannot be used; and b sends one each 5 ms.
+    assert_eq!((port.slow_turns, port.rest_times), (0, 0), "no port is slow");
+    // Placing a packet for `a` takes 5 ms, as with a ring full of unusable buffers; `b` sends one every 5 ms.
     inject(&lab.hosts[0], "slow place", "a");
     let with = std::thread::scope(|scope| {
         let pings = scope.spawn(|| ping_despite_giving_up(lab.net("b"), "10.0.0.1", 600, 100));
-        eventually(5.0, "it rests", || lab.hosts[0].port("a").rest_times > 0);
+        eventually(5.0, "the port is suspended", || lab.hosts[0].port("a").rest_times > 0);
         let with = exchange(5002);
-        assert!(pings.join().unwrap() < 600, "what is too much is dropped");
+        assert!(pings.join().unwrap() < 600, "excess packets are dropped");
         with
     });
     println!("alone {alone:?}, beside a slow port {with:?}");
@@ -169,8 +169,8 @@ fn a_port_that_keeps_its_worker_does_not_keep_others_from_it() {
     assert!(log.contains("a port keeps its worker from all others") && log.contains("place"), "{log}");
     let other = lab.hosts[0].port("c");
     assert_eq!((other.slow_turns, other.rest_times), (0, 0), "{other:?}");
-    // What takes seconds is told while it lasts.
+    // A step that takes seconds is logged while it lasts.
     inject(&lab.hosts[0], "stuck flush", "c");
     ping(lab.net("c"), "10.0.0.4", 1, 100);
-    eventually(10.0, "it is in the log", || lab.hosts[0].log().contains("a worker has been at one step"));
+    eventually(10.0, "it is logged", || lab.hosts[0].log().contains("a worker has been at one step"));
 }

@@ -1,4 +1,4 @@
-//! A worker that cannot keep up with what comes for one guest: that one pays, nobody else.
+//! A worker that cannot keep up with the packets for one guest: only that guest loses packets.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -12,12 +12,12 @@ use crate::common::netns::Net;
 use crate::common::traffic::{Exchange, ping};
 use crate::common::{Guest, Lab, Options, eventually, raw};
 
-/// Datagrams that leave in one call.
+/// Datagrams per system call.
 const RUN: usize = 60;
-/// Such calls in a millisecond at most: more than any worker can do.
+/// Most calls per millisecond: more than any worker can process.
 const MOST: u32 = 100;
 
-/// The same datagram, again and again.
+/// Sends the same datagram repeatedly.
 struct Flood {
     runs_per_ms: Arc<AtomicU32>,
     stop: Arc<AtomicBool>,
@@ -48,7 +48,7 @@ impl Flood {
         Flood { runs_per_ms, stop, thread: Some(thread) }
     }
 
-    /// A quarter more, at least; `false`: there is no more.
+    /// Increases the rate by at least a quarter; `false` at the maximum.
     fn increase(&self) -> bool {
         let rate = self.runs_per_ms.load(Ordering::Relaxed);
         self.runs_per_ms.store(rate + rate.div_ceil(4), Ordering::Relaxed);
@@ -65,7 +65,7 @@ impl Drop for Flood {
     }
 }
 
-/// Two tenants on both hosts: `a` and `b`, `x` and `y`. The second host has those keys for its underlay.
+/// Two tenants on both hosts: `a` and `b`, `x` and `y`. `underlay`: keys for the second host's underlay.
 fn lab(underlay: &str) -> Lab {
     let vpcs = vpc(100, "tcp", "flow") + &vpc(200, "tcp", "flow");
     let mut lab = Lab::new(Options { vpcs, ..Options::default() });
@@ -80,7 +80,7 @@ fn lab(underlay: &str) -> Lab {
     lab
 }
 
-/// What is for `y`, and of no use to its IP, comes faster than the worker can take it; no faster than it needs to be for that.
+/// Sends packets for `y`, which its IP stack drops, slightly faster than the worker can process them.
 fn flood(lab: &Lab) -> Flood {
     let [x, y] = ["x", "y"].map(|guest| lab.guest(guest).mac_bytes());
     let packet = raw::udp_in_ipv4([10, 9, 0, 1], [10, 9, 0, 99], &[0; 64]);
@@ -101,46 +101,46 @@ fn flood(lab: &Lab) -> Flood {
 }
 
 #[test]
-fn who_is_sent_more_than_a_worker_can_take_pays_alone() {
-    pays_alone("", 100);
+fn only_the_overloading_guest_loses_packets() {
+    check_overload("", 100);
 }
 
-/// There the worker knows how long a packet has waited from the XDP program, if there is room for packets to wait. In front of that a
-/// `veth` device has room for 256, and what comes when they are there is lost, whosever it is.
+/// With AF_XDP, the worker knows from the XDP program how long a packet has waited, if there are frames for waiting
+/// packets. A `veth` device queues 256 packets in front of that; when its queue is full, packets of any guest are lost.
 #[test]
-fn who_is_sent_more_than_a_worker_can_take_past_the_kernel_pays_alone() {
-    pays_alone("port = \"afxdp\"\nxdp_frames = 8192", 80);
+fn only_the_overloading_guest_loses_packets_with_afxdp() {
+    check_overload("port = \"afxdp\"\nxdp_frames = 8192", 80);
 }
 
-/// As many as there are by default: a burst of the flood, which is half as long, may find them all taken.
+/// With the default number of frames: a burst of the flood, which is half as long, may use all of them.
 #[test]
-fn who_is_sent_more_than_a_worker_can_take_past_the_kernel_pays_nearly_alone() {
-    pays_alone("port = \"afxdp\"", 60);
+fn other_guests_lose_few_packets_with_afxdp_and_few_frames() {
+    check_overload("port = \"afxdp\"", 60);
 }
 
-/// `least`: answers to a hundred pings of the one who does not pay.
-fn pays_alone(underlay: &str, least: u32) {
+/// `least`: minimum number of answers to 100 pings of the other guest.
+fn check_overload(underlay: &str, least: u32) {
     let lab = lab(underlay);
     let flood = flood(&lab);
     let overload = |guest| lab.hosts[1].drops(guest, "overload");
     let before = overload("y");
-    // Plain VXLAN: what is lost is not repeated.
+    // Plain VXLAN: lost packets are not retransmitted.
     let answered = ping(lab.net("a"), "10.0.0.2", 100, 56);
     let refused = overload("y") - before;
     drop(flood);
     assert!(answered >= least || (answered > least - 10 && lab.stood_still()), "{answered} of 100 pings were answered");
     assert!(refused > 1000, "{refused} packets were refused");
     assert_eq!(overload("b"), 0);
-    assert!(lab.hosts[1].port("y").rx_packets > 1000, "what the worker can take arrives");
+    assert!(lab.hosts[1].port("y").rx_packets > 1000, "packets within the worker's capacity arrive");
     lab.hosts[1].assert_balanced();
 }
 
 #[test]
-fn what_is_dropped_in_overload_comes_again_and_its_sender_slows_down() {
+fn overload_drops_are_retransmitted_and_slow_the_sender() {
     let lab = lab("");
     let stream = Exchange::start(lab.net("x"), lab.net("y"), "10.9.0.2", 5001, 256 << 20);
-    let told = || lab.hosts[1].counter("rte.rate_limited_packets");
-    // What may be out, and what has left for the first time.
+    let limited = || lab.hosts[1].counter("rte.rate_limited_packets");
+    // The window, and the packets sent for the first time.
     let sender = || {
         let conns = lab.hosts[0].client.conns().unwrap();
         conns.iter().find(|conn| conn.vni == 200).map_or((0, 0), |conn| (conn.window_packets, conn.tx_packets))
@@ -156,10 +156,10 @@ fn what_is_dropped_in_overload_comes_again_and_its_sender_slows_down() {
     let (mut least, mut slowest) = (window, rate);
     eventually(10.0, "data packets are dropped early, and their sender slows down", || {
         (least, slowest) = (least.min(sender().0), slowest.min(packets_in_a_second()));
-        told() > 100 && least < window / 8 && slowest < rate / 2.0
+        limited() > 100 && least < window / 8 && slowest < rate / 2.0
     });
     drop(flood);
-    // Every byte of it is looked at.
+    // Every byte is checked.
     stream.finish();
     lab.hosts.iter().for_each(|host| host.assert_balanced());
     lab.assert_nothing_given_up();

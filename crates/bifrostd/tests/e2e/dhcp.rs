@@ -1,4 +1,4 @@
-//! DHCP: a real client (busybox's) in a guest's namespace configures its interface as the switch says.
+//! DHCP: a real client (BusyBox's) in a guest's namespace configures its interface from the switch's answers.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -6,15 +6,15 @@ use crate::common::host::vpc;
 use crate::common::traffic::ping;
 use crate::common::{Guest, Lab, Options};
 
-/// What the client runs when it has a lease: it does what it is told, and writes it down.
+/// Script that the client runs when it has a lease: it writes the lease to a file and applies it.
 const SCRIPT: &str = "#!/bin/busybox sh\n\
     [ \"$1\" = bound ] || exit 0\n\
     env >\"$OUT\"\n\
     ip addr add \"$ip/$mask\" dev \"$interface\"\n\
     [ -z \"$router\" ] || ip route add default via \"$router\" dev \"$interface\" onlink\n";
 
-/// Asks once, with more options as given; what the client was told, by name.
-fn told<'a>(lab: &Lab, guest: &str, more: &[&str], text: &'a mut String) -> Vec<(&'a str, &'a str)> {
+/// Runs the client once, with more options; returns the lease, by name.
+fn lease<'a>(lab: &Lab, guest: &str, more: &[&str], text: &'a mut String) -> Vec<(&'a str, &'a str)> {
     let directory = &lab.hosts[0].directory;
     let (script, out) = (directory.join("udhcpc.sh"), directory.join(format!("{guest}.lease")));
     std::fs::write(&script, SCRIPT).unwrap();
@@ -29,12 +29,12 @@ fn told<'a>(lab: &Lab, guest: &str, more: &[&str], text: &'a mut String) -> Vec<
     text.lines().filter_map(|line| line.split_once('=')).collect()
 }
 
-fn value<'a>(told: &[(&str, &'a str)], name: &str) -> &'a str {
-    told.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no {name} in {told:?}")).1
+fn value<'a>(lease: &[(&str, &'a str)], name: &str) -> &'a str {
+    lease.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no {name} in {lease:?}")).1
 }
 
-/// One lab: building one takes a second.
-fn guests_are_told_their_addresses(workers: usize) {
+/// One lab for all checks, because building one takes a second.
+fn guests_get_their_addresses(workers: usize) {
     let more = "gateway = [\"10.0.0.254\", \"10.9.0.254\"]\ndhcp = true\ndomain = \"vpc1.internal\"\ndns = [\"10.0.0.53\", \"9.9.9.9\"]\ndhcp_lease_s = 600\n";
     let vpcs = format!("{}{more}{}", vpc(100, "tcp", "flow"), vpc(200, "tcp", "flow"));
     let mut lab = Lab::new(Options { workers, vpcs, ..Options::default() });
@@ -45,7 +45,7 @@ fn guests_are_told_their_addresses(workers: usize) {
     lab.start();
     let text = &mut String::new();
 
-    let a = told(&lab, "a", &["-O", "mtu"], text);
+    let a = lease(&lab, "a", &["-O", "mtu"], text);
     let expected = [
         ("ip", "10.0.0.1"),
         ("mask", "24"),
@@ -59,36 +59,36 @@ fn guests_are_told_their_addresses(workers: usize) {
     for (name, expected) in expected {
         assert_eq!(value(&a, name), expected, "{name}");
     }
-    let c = told(&lab, "c", &["-O", "staticroutes"], text);
+    let c = lease(&lab, "c", &["-O", "staticroutes"], text);
     assert_eq!([value(&c, "ip"), value(&c, "mask")], ["10.9.1.3", "32"]);
     assert_eq!(value(&c, "staticroutes"), "10.0.0.254/32 0.0.0.0 0.0.0.0/0 10.0.0.254");
-    // What they were told works.
+    // The configuration works.
     assert_eq!(ping(lab.net("a"), "10.9.1.3", 2, 100), 2);
 
     let host = &lab.hosts[0];
     assert_eq!(host.drops("a", "dhcp_malformed") + host.drops("a", "dhcp_rate"), 0);
-    // A client that gives its address up needs no answer.
+    // A client that releases its address gets no answer.
     let mut command = lab.net("a").command("timeout");
     command.args(["2", "busybox", "udhcpc", "-i", "eth0", "-f", "-R", "-t", "5", "-T", "1", "-s", "/bin/true"]);
     let _ = command.output().unwrap();
-    assert!(host.drops("a", "dhcp_unanswered") > 0, "an address that was released is counted");
-    // In a network without DHCP nobody answers.
+    assert!(host.drops("a", "dhcp_unanswered") > 0, "a release is counted");
+    // In a VPC without DHCP there is no answer.
     let mut command = lab.net("d").command("busybox");
     let output = command.args(["udhcpc", "-i", "eth0", "-n", "-q", "-t", "1", "-T", "1", "-s", "/bin/true"]).output();
     assert!(!output.unwrap().status.success());
     assert!(host.drops("d", "broadcast") > 0);
-    // An address of another network is refused, and the right one given.
+    // A request for another address is refused, and the right address assigned.
     let text = &mut String::new();
-    let a = told(&lab, "a", &["-r", "10.0.0.77"], text);
+    let a = lease(&lab, "a", &["-r", "10.0.0.77"], text);
     assert_eq!(value(&a, "ip"), "10.0.0.1");
 }
 
 #[test]
 fn a_client_configures_its_interface() {
-    guests_are_told_their_addresses(1);
+    guests_get_their_addresses(1);
 }
 
 #[test]
 fn a_client_configures_its_interface_with_two_workers() {
-    guests_are_told_their_addresses(2);
+    guests_get_their_addresses(2);
 }

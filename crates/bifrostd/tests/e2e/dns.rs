@@ -1,4 +1,4 @@
-//! DNS: real resolvers (glibc's and busybox's) in a guest's namespace ask its gateway for other guests.
+//! DNS: real resolvers (glibc's and BusyBox's) in a guest's namespace query its gateway for other guests.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::host::vpc;
 use crate::common::{Guest, Lab, Options};
 
-/// What glibc finds, asked in a namespace whose only name server is the gateway.
+/// The result of glibc's resolver in a namespace whose only name server is the gateway.
 fn resolved(lab: &Lab, guest: &str, gateway: &str, name: &str) -> Option<String> {
     let resolv = lab.hosts[0].directory.join("resolv.conf");
     std::fs::write(&resolv, format!("nameserver {gateway}\nsearch vpc1.internal\noptions timeout:5 attempts:2\n"))
@@ -17,8 +17,8 @@ fn resolved(lab: &Lab, guest: &str, gateway: &str, name: &str) -> Option<String>
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
 }
 
-/// What busybox says.
-fn looked_up(lab: &Lab, guest: &str, arguments: &[&str]) -> String {
+/// The output of BusyBox's `nslookup`.
+fn nslookup(lab: &Lab, guest: &str, arguments: &[&str]) -> String {
     let mut command = lab.net(guest).command("busybox");
     let output = command.arg("nslookup").args(arguments).output().unwrap();
     String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
@@ -33,7 +33,7 @@ fn guests_find_each_other_by_name() {
     lab.add(0, Guest::new("b", 2, &["10.0.0.2/24", "fd00::2/64"]));
     lab.add(1, Guest::new("far", 3, &["10.0.0.3/24"]));
     lab.add(0, Guest::new("d", 4, &["10.0.0.4/24"]).vni(200));
-    // Guests of other hosts have the names of their routes.
+    // Names of guests on other hosts come from their routes.
     let mac = "mac = \"02:00:00:00:00:03\"\n";
     let config = &mut lab.hosts[0].config;
     assert!(config.contains(mac));
@@ -41,22 +41,22 @@ fn guests_find_each_other_by_name() {
     lab.start();
 
     for gateway in ["10.0.0.254", "fd00::fe"] {
-        let b = resolved(&lab, "a", gateway, "b").expect("there is b");
+        let b = resolved(&lab, "a", gateway, "b").expect("b has a name");
         assert!(b.contains("10.0.0.2") && b.contains("fd00::2"), "{b}");
         assert!(resolved(&lab, "a", gateway, "far.vpc1.internal").is_some_and(|far| far.contains("10.0.0.3")));
-        // Not in this network, not at all, and not ours.
+        // A name of another VPC, an unknown name, and a name in another domain.
         for name in ["d", "nobody", "example.com"] {
             assert_eq!(resolved(&lab, "a", gateway, name), None, "{name} by {gateway}");
         }
     }
-    let back = looked_up(&lab, "a", &["10.0.0.2", "10.0.0.254"]);
+    let back = nslookup(&lab, "a", &["10.0.0.2", "10.0.0.254"]);
     assert!(back.contains("b.vpc1.internal"), "{back}");
-    let nobody = looked_up(&lab, "a", &["nobody.vpc1.internal", "10.0.0.254"]);
+    let nobody = nslookup(&lab, "a", &["nobody.vpc1.internal", "10.0.0.254"]);
     assert!(nobody.contains("NXDOMAIN"), "{nobody}");
-    let other = looked_up(&lab, "a", &["example.com", "10.0.0.254"]);
+    let other = nslookup(&lab, "a", &["example.com", "10.0.0.254"]);
     assert!(other.contains("REFUSED"), "{other}");
 
-    // A network without a domain has no name server, and what is no question is counted.
+    // A VPC without a domain has no name server, and malformed queries are counted.
     let ask = |guest: &str, message: &'static [u8]| {
         lab.net(guest).enter(move || {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
@@ -72,7 +72,7 @@ fn guests_find_each_other_by_name() {
     assert_eq!((host.drops("a", "dns_malformed"), host.drops("a", "dns_rate")), (1, 0));
     assert_eq!(host.drops("d", "gateway_service"), 1);
 
-    // A reload takes names away.
+    // A reload removes names.
     let host = &mut lab.hosts[0];
     host.config = host.config.replacen("name = \"far\"\n", "name = \"farther\"\n", 1);
     host.write_config();

@@ -1,4 +1,4 @@
-//! Paths taken out of use while traffic flows: nothing new leaves on them, and nothing is lost.
+//! Paths are drained while traffic flows: no new packets leave on them, and none is lost.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::common::{Guest, Lab, Options, eventually};
 
 const MEGABYTES: u64 = 1 << 20;
 
-/// Each path has a link of its own.
+/// Each path has its own link.
 fn options(reliability: &str) -> Options {
     Options { links: 4, vpcs: vpc(100, reliability, "flow"), ..Options::default() }
 }
@@ -26,7 +26,7 @@ fn path(host: &Host, number: u8) -> Path {
     host.client.paths().unwrap().into_iter().find(|p| p.path == number).unwrap()
 }
 
-/// Counts what leaves a host over link 2, for VXLAN and for BIFROST: data, whose VXLAN header is followed by packet type 0.
+/// Counts packets that leave a host over link 2: VXLAN, and BIFROST data (long datagrams).
 fn count_what_leaves(host: &Host) {
     let rules = "table netdev count {\n chain out {\n  type filter hook egress device l2 priority 0;\n  \
                  udp dport 4789 counter\n  udp dport 4794 udp length > 200 counter\n }\n}\n";
@@ -44,12 +44,12 @@ fn left(host: &Host) -> [u64; 2] {
 }
 
 #[test]
-fn a_link_is_pulled_without_the_loss_of_a_packet() {
+fn a_drained_link_is_unplugged_without_loss() {
     for (workers, reliability, peer, which) in [(2, "tcp", "auto", 1), (1, "off", "auto", 0), (1, "off", "plain", 0)] {
         let lab = Lab::running(Options { workers, peer, ..options(reliability) });
         let both = [(0, "host-b"), (1, "host-a")];
         lab.hosts.iter().for_each(count_what_leaves);
-        // Many flows, so that some take the path in any case; and little at a time, or it might be left out because it is slower.
+        // Many flows, so that some use the path; and little data at a time, because a slower path may be skipped.
         let mut talks: Vec<_> =
             (0..24).map(|n| Talk::start(lab.net("a"), lab.net("b"), "10.0.0.2", 6100 + n)).collect();
         eventually(20.0, "the path carries traffic", || {
@@ -61,13 +61,13 @@ fn a_link_is_pulled_without_the_loss_of_a_packet() {
         for (host, peer) in both {
             drain(&lab.hosts[host], peer, 2, true);
         }
-        // What was in flight has arrived, or was sent again elsewhere.
+        // In-flight packets have arrived, or were retransmitted on other paths.
         std::thread::sleep(Duration::from_millis(20));
         let before: Vec<_> = lab.hosts.iter().map(left).collect();
-        eventually(10.0, "more has left elsewhere", || streams.iter().any(Exchange::is_finished));
+        eventually(10.0, "traffic continues on other paths", || streams.iter().any(Exchange::is_finished));
         streams.into_iter().for_each(Exchange::finish);
         assert_eq!(lab.hosts.iter().map(left).collect::<Vec<_>>(), before, "{reliability}, {peer}");
-        // The cable: nobody notices.
+        // Unplugging the cable has no effect.
         for host in &lab.hosts {
             assert!(host.net.run("ip", &["link", "set", "l2", "down"], "").status.success());
         }
@@ -81,7 +81,7 @@ fn a_link_is_pulled_without_the_loss_of_a_packet() {
         }
         if !lab.stood_still() {
             let again = lab.net("a").needed_retransmits() + lab.net("b").needed_retransmits();
-            // Not every copy is reported; the packets of a path that vanish are dozens.
+            // Not every duplicate is reported; losing a path's packets would cost dozens.
             assert!(again <= 2, "{reliability}, {peer}: {again} segments were lost");
         }
         let before = left(&lab.hosts[0]);
@@ -101,7 +101,7 @@ fn a_link_is_pulled_without_the_loss_of_a_packet() {
 }
 
 #[test]
-fn a_drain_is_refused_where_it_makes_no_sense_and_outlives_a_reload() {
+fn invalid_drains_are_refused_and_a_drain_survives_a_reload() {
     let mut lab = Lab::running(options("tcp"));
     let refused = |host: &Host, peer: &str, path: u8| match host
         .client
@@ -113,16 +113,16 @@ fn a_drain_is_refused_where_it_makes_no_sense_and_outlives_a_reload() {
     let host = &lab.hosts[0];
     assert_eq!(refused(host, "nobody", 0), (ErrorKind::NotFound, "peer".into(), "there are: host-b".into()));
     let (kind, location, hint) = refused(host, "host-b", 4);
-    assert!(kind == ErrorKind::NotFound && location == "path" && hint.contains("it has 4"), "{hint}");
+    assert!(kind == ErrorKind::NotFound && location == "path" && hint.contains("the peer has 4 paths"), "{hint}");
     for path in 0..3 {
         drain(host, "host-b", path, true);
     }
     let (kind, location, hint) = refused(host, "host-b", 3);
-    assert!(kind == ErrorKind::Conflict && location == "path" && hint.contains("restore another first"), "{hint}");
+    assert!(kind == ErrorKind::Conflict && location == "path" && hint.contains("restore another path first"), "{hint}");
     exchange(lab.net("a"), lab.net("b"), "10.0.0.2", 5001, MEGABYTES);
     let drained = |host: &Host| host.client.paths().unwrap().iter().map(|p| p.drained).collect::<Vec<_>>();
     assert_eq!(drained(host), [true, true, true, false]);
-    // A trace names the path that is left, and no other.
+    // A trace shows only the remaining path.
     let output = host.client.trace(&bifrost_control::api::TraceSpec {
         port: Some("a".into()),
         to: Some("10.0.0.2".parse().unwrap()),
@@ -131,13 +131,13 @@ fn a_drain_is_refused_where_it_makes_no_sense_and_outlives_a_reload() {
     });
     let paths: Vec<_> = output.unwrap().steps.into_iter().filter(|s| s.stage == "path").map(|s| s.what).collect();
     assert!(paths.len() == 1 && paths[0].starts_with("3: "), "{paths:?}");
-    // Another route, the same peer: the drain holds.
+    // After a change of a route to the same peer, the drain stays.
     let more = "[[route]]\nvni = 100\nprefix = \"10.0.0.9/32\"\npeer = \"host-b\"\nmac = \"02:00:00:00:00:09\"\n";
     lab.hosts[0].config.push_str(more);
     lab.hosts[0].write_config();
     lab.hosts[0].client.reload().unwrap();
     assert_eq!(drained(&lab.hosts[0]), [true, true, true, false]);
-    // Another peer by that name: it does not.
+    // After a change of the peer, it does not.
     let changed = lab.hosts[0].config.replace("transport = \"auto\"", "transport = \"plain\"");
     assert_ne!(changed, lab.hosts[0].config);
     lab.hosts[0].config = changed;
@@ -165,7 +165,7 @@ fn flowlets_spread_a_flow_that_pauses() {
     }
     let (moved, on_path) = (lab.hosts[0].counter("datapath.plain_moved_flowlets"), left(&lab.hosts[0])[0]);
     let all = lab.hosts[0].counter("datapath.plain_tx_packets");
-    // At least 40 bursts, of which three in four draw another path; a quarter of all draws path 2.
+    // At least 40 bursts; three in four choose another path, and a quarter of all choose path 2.
     assert!(moved >= 15 && (1..all).contains(&on_path), "{moved} moved, {on_path} of {all} on path 2");
     assert_eq!(lab.hosts[0].counter("datapath.plain_moved_buckets"), 0);
 }

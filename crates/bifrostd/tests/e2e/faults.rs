@@ -1,4 +1,4 @@
-//! Losses, delays, duplicates, corruption and outages, which guests must not notice.
+//! Losses, delays, duplicates, corruption and outages that guests must not notice.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use bifrost_control::api::{ConnState, PathState};
 
 const MEGABYTES: u64 = 1 << 20;
 
-/// nftables rules for what comes in for BIFROST.
+/// nftables rules for incoming BIFROST packets.
 fn wire(verdict: &str) -> String {
     format!(
         "table inet loss {{\n chain in {{\n  type filter hook prerouting priority raw;\n  udp dport 4794 {verdict}\n }}\n}}\n"
@@ -36,8 +36,8 @@ fn loss_at_the_port_is_repaired_below_the_guests() {
         // 1 % of at least 5793 packets and their acknowledgements.
         let dropped = counters["fault.dropped_packets"];
         assert!(dropped > 30, "{dropped}");
-        assert_eq!(counters["rte.no_guest_buffer_packets"], 0, "what has not arrived is not refused");
-        assert_eq!(counters["rte.refused_packets"], 0, "what has not arrived is not refused");
+        assert_eq!(counters["rte.no_guest_buffer_packets"], 0, "packets that have not arrived are not refused");
+        assert_eq!(counters["rte.refused_packets"], 0, "packets that have not arrived are not refused");
         assert!(host.counter("rte.retransmitted_packets") > 20);
         assert_eq!(host.client.faults().unwrap()[0].hits_packets, dropped);
     }
@@ -84,7 +84,7 @@ fn corruption_at_the_port_never_reaches_the_guest() {
     let counters = lab.hosts[1].counters();
     assert!(counters["fault.corrupted_packets"] > 20);
     assert!(counters["drop.bad_checksum_frames"] > 20);
-    assert!(lab.net("b").tcp_counter("InErrs") == 0, "a corrupted segment was shown to the guest");
+    assert!(lab.net("b").tcp_counter("InErrs") == 0, "a corrupted segment reached the guest");
     assert!(retransmits(&lab) <= 2, "{}", retransmits(&lab));
 }
 
@@ -93,7 +93,7 @@ fn loss_on_the_wire_is_repaired_below_the_guests() {
     let mut lab = Lab::new(Options { transport: "setup_tries = 20\n".to_string(), ..Options::default() });
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
     lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
-    // The rule sees what a veth pair carries, which would be many datagrams in one.
+    // The rule sees packets as a veth pair carries them; with GSO these would be many datagrams in one.
     for host in &mut lab.hosts {
         host.config = host.config.replace("mtu = 1700", "mtu = 1700\ngso = false");
     }
@@ -112,10 +112,10 @@ fn loss_on_the_wire_is_repaired_below_the_guests() {
 }
 
 #[test]
-fn a_dead_path_is_left_and_taken_back() {
+fn a_dead_path_is_avoided_and_used_again_after_recovery() {
     let lab = Lab::running(Options::default());
     let stream = Exchange::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001, 24 * MEGABYTES);
-    eventually(5.0, "the stream is under way", || lab.hosts[0].counter("rte.sent_packets") > 2000);
+    eventually(5.0, "the stream is running", || lab.hosts[0].counter("rte.sent_packets") > 2000);
     let id = lab.hosts[1].path_fault("host-a", Some(1), |f| f.down = true);
     let state = || lab.hosts[0].client.paths().unwrap().into_iter().find(|p| p.path == 1).unwrap().state;
     stream.finish();
@@ -126,7 +126,7 @@ fn a_dead_path_is_left_and_taken_back() {
     });
     assert!(retransmits(&lab) <= 2, "{} retransmissions by the guests", retransmits(&lab));
     lab.hosts[1].client.remove_fault(id).unwrap();
-    eventually(5.0, "the path is taken back", || {
+    eventually(5.0, "the path is usable again", || {
         talk.say(4000);
         !is_out(state())
     });
@@ -134,7 +134,7 @@ fn a_dead_path_is_left_and_taken_back() {
 }
 
 #[test]
-fn a_dead_path_is_left_where_plain_vxlan_is_all_that_is_sent() {
+fn a_dead_path_is_avoided_by_plain_vxlan() {
     let lab = Lab::running(Options::default());
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 10, 56), 10);
     lab.hosts[1].path_fault("host-a", Some(1), |f| f.down = true);
@@ -145,13 +145,13 @@ fn a_dead_path_is_left_where_plain_vxlan_is_all_that_is_sent() {
     });
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 100, 56), 100);
     for host in &lab.hosts {
-        assert_eq!(host.counter("rte.sent_packets"), 0, "something was sent reliably: this shows nothing");
+        assert_eq!(host.counter("rte.sent_packets"), 0, "packets were sent reliably: the test is void");
     }
 }
 
 #[test]
-fn when_all_paths_fail_traffic_goes_on_and_comes_back() {
-    // BIFROST's port is blocked, plain VXLAN passes: the guests keep talking.
+fn when_all_paths_fail_traffic_falls_back_and_recovers() {
+    // BIFROST's port is blocked, plain VXLAN passes: the guests can still communicate.
     let lab = Lab::running(Options::default());
     let mut talk = Talk::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001);
     for _ in 0..20 {
@@ -190,7 +190,7 @@ fn when_all_paths_fail_traffic_goes_on_and_comes_back() {
 }
 
 #[test]
-fn a_total_outage_ends_where_it_began() {
+fn connections_survive_a_total_outage() {
     let lab = Lab::running(Options::default());
     let mut talk = Talk::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001);
     talk.say(10_000);
@@ -205,8 +205,8 @@ fn a_total_outage_ends_where_it_began() {
         }
         talking.join().unwrap()
     });
-    assert!(outage.as_millis() >= 500, "nothing passes while all is down: {outage:?}");
-    // The guests' own timers double from 200 ms; nothing may last longer than they need.
+    assert!(outage.as_millis() >= 500, "no traffic during the outage: {outage:?}");
+    // The guests' own timers double from 200 ms; the outage must not last longer than these require.
     assert!(outage.as_millis() < 2500, "{outage:?}");
     for _ in 0..20 {
         talk.say(10_000);
@@ -214,7 +214,7 @@ fn a_total_outage_ends_where_it_began() {
 }
 
 #[test]
-fn a_packet_is_kept_through_an_outage_for_as_long_as_is_set() {
+fn a_packet_is_kept_during_an_outage_for_the_configured_time() {
     for give_up_ms in [10, 1000] {
         let lab = Lab::running(Options { transport: format!("give_up_ms = {give_up_ms}\n"), ..Options::default() });
         let mut talk = Talk::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001);
@@ -231,7 +231,7 @@ fn a_packet_is_kept_through_an_outage_for_as_long_as_is_set() {
             } else {
                 std::thread::sleep(Duration::from_millis(300));
                 let (given_up, lasted) = (given_up(), began.elapsed());
-                // Read in time, nothing can have been given up.
+                // If read in time, no packet can have been given up.
                 assert!(given_up == 0 || lasted.as_millis() >= give_up_ms, "{given_up} given up within {lasted:?}");
             }
             for (host, id) in lab.hosts.iter().zip(ids) {

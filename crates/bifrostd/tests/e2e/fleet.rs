@@ -1,4 +1,4 @@
-//! Objects come from a relay, through an agent: a relay that says what the test wants, the agent, and real daemons.
+//! Objects from a relay, through an agent: a relay controlled by the test, the agent, and real daemons.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::relay::{Relay, Session, gone, set};
 
 const MEGABYTES: u64 = 1 << 20;
 
-/// An agent. Dropping it is a `kill -9`: nothing of it runs on.
+/// An agent. Dropping it is like a `kill -9`.
 struct Agent {
     runtime: Option<Runtime>,
     metrics: Arc<Metrics>,
@@ -87,13 +87,13 @@ fn sessions(relay: &Relay) -> [Session; 2] {
     if one.hello.host == "host-a" { [one, other] } else { [other, one] }
 }
 
-/// Everything, as after a connection.
+/// Sends all objects, as after a connection.
 fn send_all(sessions: &[Session; 2], [c, d]: &[Net; 2], revision: u64) {
     sessions[0].send(vec![route("host-b", 4), port(c, 3)], revision);
     sessions[1].send(vec![port(d, 4), route("host-a", 3)], revision);
 }
 
-/// Says that something is to end, in the end.
+/// Sets a flag when dropped.
 struct Stopper<'a>(&'a AtomicBool);
 
 impl Drop for Stopper<'_> {
@@ -102,7 +102,7 @@ impl Drop for Stopper<'_> {
     }
 }
 
-/// Two daemons with agents, and a guest on each that the relay has brought.
+/// Two daemons with agents, and a guest on each, created by the relay.
 struct Fleet {
     agents: Vec<Agent>,
     sessions: [Session; 2],
@@ -133,12 +133,12 @@ impl Fleet {
 }
 
 #[test]
-fn what_the_relay_says_carries_traffic_with_or_without_relay_and_agent() {
+fn fleet_objects_carry_traffic_with_or_without_relay_and_agent() {
     let mut fleet = Fleet::new();
     assert_eq!(fleet.answers(), 5);
     exchange(&fleet.nets[0], &fleet.nets[1], "10.0.0.4", 5002, MEGABYTES);
 
-    // Agents are killed and started again, the relay goes: what is there is not touched.
+    // Agents are killed and restarted, and the relay stops: existing objects are not affected.
     let cids = |lab: &Lab| lab.hosts[0].client.conns().unwrap().iter().map(|conn| conn.cid).collect::<Vec<_>>();
     let before = cids(&fleet.lab);
     let port_of_relay = fleet.relay.address.port();
@@ -151,7 +151,7 @@ fn what_the_relay_says_carries_traffic_with_or_without_relay_and_agent() {
                 exchange(c, d, "10.0.0.4", 6000 + number, 16 * MEGABYTES);
             }
         });
-        // Also when this panics: the streams would go on.
+        // Also stops the streams after a panic.
         let _stopper = Stopper(&stop);
         fleet.agents.clear();
         fleet.agents = fleet.lab.hosts.iter().map(|host| Agent::start(&fleet.relay, host)).collect();
@@ -163,17 +163,17 @@ fn what_the_relay_says_carries_traffic_with_or_without_relay_and_agent() {
         let so_far = streams.load(Ordering::Relaxed);
         eventually(20.0, "two more streams", || streams.load(Ordering::Relaxed) >= so_far + 2);
     });
-    assert_eq!(fleet.nets[0].needed_retransmits() + fleet.nets[1].needed_retransmits(), 0, "a stream lost something");
+    assert_eq!(fleet.nets[0].needed_retransmits() + fleet.nets[1].needed_retransmits(), 0, "a stream lost packets");
     fleet.lab.assert_nothing_given_up();
     assert_eq!(cids(&fleet.lab), before, "a connection was restarted");
-    // As long as is asked for; a second is enough to see that nothing waits for the relay.
+    // For the requested time; a second is enough to see that nothing depends on the relay.
     let away = std::env::var("BIFROST_RELAY_AWAY_S").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
     for _ in 0..away {
         assert_eq!(fleet.answers(), 5);
         std::thread::sleep(Duration::from_secs(1));
     }
 
-    // What was deleted meanwhile goes once the relay has sent everything, and not before.
+    // Objects deleted in the meantime are removed once the relay has sent everything, and not before.
     fleet.relay = Relay::start(port_of_relay, None);
     fleet.sessions = sessions(&fleet.relay);
     fleet.sessions[0].say(bifrost_relay_api::ToAgent::Changes(vec![port(&fleet.nets[0], 3)]));
@@ -185,15 +185,15 @@ fn what_the_relay_says_carries_traffic_with_or_without_relay_and_agent() {
     fleet.sessions[0].send(vec![gone("port", "p3")], 4);
     fleet.sessions[0].reported(4);
     assert!(!fleet.nets[0].has_device("eth0"));
-    // The file's guests were never the fleet's.
+    // The file's guests do not belong to the fleet.
     assert_eq!(ping(fleet.lab.net("a"), "10.0.0.2", 5, 56), 5);
 }
 
 #[test]
-fn a_daemon_that_was_killed_is_given_everything_again() {
+fn a_killed_daemon_gets_all_objects_again() {
     let mut fleet = Fleet::new();
     assert_eq!(fleet.answers(), 5);
-    // It has no state directory: it comes back with the objects of its file alone.
+    // Without a state directory it restarts with only the objects of its file.
     fleet.lab.hosts[0].crash();
     fleet.lab.hosts[0].start();
     eventually(10.0, "the agent has noticed", || keys(&fleet.lab.hosts[0]).len() == 2);
@@ -203,7 +203,7 @@ fn a_daemon_that_was_killed_is_given_everything_again() {
 }
 
 #[test]
-fn a_port_that_cannot_be_made_does_not_stop_the_others() {
+fn a_port_that_cannot_be_created_does_not_block_others() {
     let fleet = Fleet::new();
     let [c, d] = &fleet.nets;
     let mut bad = port(c, 9);
@@ -217,10 +217,10 @@ fn a_port_that_cannot_be_made_does_not_stop_the_others() {
     assert!(report.problems.iter().any(|p| p.what.contains("no peer named \"nobody\"")), "{report:?}");
     assert_eq!(ping(c, "10.0.0.5", 3, 56), 3);
     assert_eq!(ping(c, "10.0.0.4", 3, 56), 3);
-    // It is right now.
+    // A correct version.
     fleet.sessions[0].send(vec![port(c, 3), gone("port", "p9"), gone("route", &route_key(7))], 3);
     assert_eq!(fleet.sessions[0].reported(3).problems, []);
-    // An operator deletes what is the fleet's.
+    // An operator deletes objects of the fleet.
     let delete = |kind, key: &str| ApplyItem {
         op: ApplyOp::Delete,
         kind,
@@ -231,8 +231,8 @@ fn a_port_that_cannot_be_made_does_not_stop_the_others() {
     };
     let items = vec![delete(Kind::Route, &route_key(4)), delete(Kind::Port, "p5")];
     fleet.lab.hosts[0].client.apply(&ApplySpec { items }).unwrap();
-    // The digests are compared every minute, which is too long for a test; the next change compares nothing, but the
-    // agent of another start does.
+    // The digests are compared every minute, which is too long for a test. A change compares nothing, but an agent that
+    // starts does.
     let agent = Agent::start(&fleet.relay, &fleet.lab.hosts[0]);
     let session = fleet.relay.session();
     session.send(vec![port(c, 3), route("host-b", 4), port(&e, 5)], 4);

@@ -13,10 +13,11 @@ use crate::common::{Guest, Lab, Options, eventually};
 
 const PORT: u16 = 4739;
 const BODY: usize = 300_000;
-/// Records are made when a connection has been over for a second, by a thread that looks at all of them within a second.
+/// Records are created when a connection has been closed for a second, by a thread that scans all of them within a
+/// second.
 const SOON_S: f64 = 10.0;
 
-/// A collector: its datagrams.
+/// A collector: its address and socket.
 fn collect(host: &Host) -> (SocketAddr, UdpSocket) {
     let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), PORT);
     let socket = host.net.enter(move || UdpSocket::bind(address).unwrap());
@@ -24,10 +25,10 @@ fn collect(host: &Host) -> (SocketAddr, UdpSocket) {
     (address, socket)
 }
 
-/// What came to a collector, as a file of raw IPv4 packets.
+/// Writes a collector's messages as a file of raw IPv4 packets.
 fn pcap(path: &Path, messages: &[Vec<u8>]) {
     let mut file = Vec::new();
-    // Magic, version 2.4, no zone, no accuracy, longest packet, LINKTYPE_RAW.
+    // Magic, version 2.4, time zone 0, accuracy 0, maximum packet length, LINKTYPE_RAW.
     for word in [0xa1b2_c3d4_u32, 0x0002_0004, 0, 0, 65535, 101] {
         file.extend(word.to_be_bytes());
     }
@@ -75,7 +76,7 @@ fn exchange(lab: &Lab, port: u16) {
 }
 
 #[test]
-fn conversations_are_told_as_json_and_ipfix() {
+fn flows_are_logged_as_json_and_ipfix() {
     let acl = "[[vpc.acl]]\ndirection = \"egress\"\naction = \"deny\"\nprotocol = \"udp\"\nports = [9]\n";
     let vpcs = format!("{}{acl}", vpc(100, "tcp", "flow"));
     let mut lab = Lab::new(Options { vpcs, ..Options::default() });
@@ -101,7 +102,7 @@ fn conversations_are_told_as_json_and_ipfix() {
         let is_it = |line: &Value| line["protocol"] == protocol && line["destination_port"] == port;
         lines(&json).into_iter().find(is_it)
     };
-    eventually(SOON_S, "both are told", || find(6, 8080).is_some() && find(17, 9).is_some());
+    eventually(SOON_S, "both are logged", || find(6, 8080).is_some() && find(17, 9).is_some());
     let tcp = find(6, 8080).unwrap();
     let number = |line: &Value, key: &str| line[key].as_u64().unwrap_or_else(|| panic!("{key} of {line}"));
     assert_eq!((&tcp["port"], &tcp["direction"], &tcp["action"]), (&"a".into(), &"egress".into(), &"accepted".into()));
@@ -122,7 +123,7 @@ fn conversations_are_told_as_json_and_ipfix() {
     assert_eq!((&udp["action"], &udp["reason"]), (&"rejected".into(), &"acl".into()));
     assert_eq!((number(&udp, "packets"), number(&udp, "bytes"), number(&udp, "source_port")), (3, 3 * 128, 5000));
 
-    // The same in IPFIX; templates come again.
+    // The same in IPFIX, with repeated templates.
     std::thread::sleep(Duration::from_millis(1200));
     exchange(&lab, 8081);
     let mut messages = Vec::new();
@@ -163,16 +164,16 @@ fn conversations_are_told_as_json_and_ipfix() {
         assert!(!text.contains(trouble), "{trouble} in {text}");
     }
 
-    // What is open when the logs are switched off is told, and nothing after that.
+    // When logging is disabled, open flows are logged, and nothing after that.
     let open = lab.net("a").enter(|| UdpSocket::bind("10.0.0.1:6000").unwrap());
     open.send_to(&[1; 10], "10.0.0.2:7").unwrap();
     let host = &mut lab.hosts[0];
     host.config = off;
     host.write_config();
     assert!(host.client.reload().unwrap().flow_log_changed);
-    eventually(SOON_S, "the open one is told", || find(17, 7).is_some());
+    eventually(SOON_S, "the open flow is logged", || find(17, 7).is_some());
     let host = &lab.hosts[0];
-    eventually(SOON_S, "the workers count nothing", || host.client.flow_log().unwrap().flows == 0);
+    eventually(SOON_S, "the workers track no flows", || host.client.flow_log().unwrap().flows == 0);
     let before = lines(&json).len();
     exchange(&lab, 8082);
     std::thread::sleep(Duration::from_millis(2500));
@@ -188,7 +189,7 @@ fn conversations_are_told_as_json_and_ipfix() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_and_a_collector_that_is_not_there_cost_nothing_but_records() {
+fn an_unwritable_file_and_an_unreachable_collector_only_lose_records() {
     let mut lab = Lab::new(Options::default());
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
     lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
@@ -206,6 +207,6 @@ fn a_file_that_cannot_be_written_and_a_collector_that_is_not_there_cost_nothing_
     // As logrotate does.
     std::fs::rename(&json, directory.join("flows.json.1")).unwrap();
     exchange(&lab, 8082);
-    eventually(SOON_S, "a new file begins", || lines(&json).iter().any(|line| line["destination_port"] == 8082));
+    eventually(SOON_S, "a new file is created", || lines(&json).iter().any(|line| line["destination_port"] == 8082));
     eventually(SOON_S, "the collector refuses", || host.client.flow_log().unwrap().ipfix_lost_records > 0);
 }

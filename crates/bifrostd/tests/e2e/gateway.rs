@@ -1,4 +1,5 @@
-//! A gateway (`bifrost-nicd` and `bifrost-gw`) as the next hop of a host's guests, over plain VXLAN: to the Internet, to another VPC, to a cloud service.
+//! A gateway (`bifrost-nicd` and `bifrost-gw`) as the next hop of a host's guests over plain VXLAN: to the Internet, to
+//! another VPC, to a cloud service.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -14,7 +15,7 @@ use crate::common::traffic::{exchange, ping, ping_with};
 use crate::common::{Guest, Lab, Options, eventually};
 
 const MEGABYTES: u64 = 1 << 20;
-/// A server of the Internet: the first host's kernel.
+/// An Internet server: the first host's kernel.
 const OUTSIDE: &str = "198.51.100.1";
 
 /// Both programs, in the second host's namespace, on its end of the link.
@@ -121,7 +122,7 @@ next_hop = "172.31.0.1"
 }
 
 #[test]
-fn guests_reach_the_world_through_it() {
+fn guests_reach_all_services_of_the_gateway() {
     let gateways = |n: u32, address: &str| format!("{}gateway = [\"{address}\"]\n", vpc(n, "tcp", "flow"));
     let vpcs = gateways(100, "10.1.0.254") + &gateways(200, "10.2.0.254") + &gateways(300, "10.3.0.254");
     let mut lab = Lab::new(Options { links: 1, peer: "plain", vpcs, ..Options::default() });
@@ -134,7 +135,7 @@ fn guests_reach_the_world_through_it() {
         ));
     }
     let host = &lab.hosts[0].net;
-    // A veth pair leaves checksums unfinished, which a NIC would finish.
+    // A veth pair leaves checksums incomplete, which a NIC would complete.
     let output = host.run("ethtool", &["-K", "l0", "tx", "off", "tso", "off", "gso", "off"], "");
     assert!(output.status.success(), "{output:?}");
     host.ip(&format!("addr add {OUTSIDE}/32 dev lo\nlink set lo up\nroute add 203.0.113.0/24 via 172.31.0.2 dev l0\n"));
@@ -142,19 +143,19 @@ fn guests_reach_the_world_through_it() {
     let gateway = Gateway::start(&lab);
     let (a, b, c) = (lab.net("a"), lab.net("b"), lab.net("c"));
 
-    // The Internet, by translation.
+    // The Internet, through NAT.
     assert_eq!(ping_with(a, OUTSIDE, 5, 56, 64).len(), 5, "the Internet answers");
     exchange(a, &lab.hosts[0].net, OUTSIDE, 5001, 2 * MEGABYTES);
     let refused = a.enter(|| {
         let socket = UdpSocket::bind("10.1.0.1:0").unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         socket.connect((OUTSIDE, 9)).unwrap();
-        socket.send(b"nobody listens").unwrap();
+        socket.send(b"no listener").unwrap();
         socket.recv(&mut [0; 16]).unwrap_err().kind()
     });
-    assert_eq!(refused, ErrorKind::ConnectionRefused, "an ICMP error finds the guest behind the translation");
+    assert_eq!(refused, ErrorKind::ConnectionRefused, "the ICMP error reaches the guest through NAT");
 
-    // Another VPC, both ways.
+    // Another VPC, in both directions.
     assert_eq!((ping(a, "10.2.0.2", 5, 1472), ping(b, "10.1.0.1", 5, 56)), (5, 5));
     exchange(a, b, "10.2.0.2", 5002, 2 * MEGABYTES);
 

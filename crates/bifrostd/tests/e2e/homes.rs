@@ -1,4 +1,4 @@
-//! Ports that one of several workers serves alone: their packets get there, whichever worker meets them first.
+//! Ports that only one of several workers serves: their packets get there, whichever worker receives them first.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -12,16 +12,16 @@ use crate::common::{Guest, Lab, Options, eventually};
 
 const MEGABYTES: u64 = 1 << 20;
 
-/// Gives a port keys of its configuration.
+/// Adds keys to a port's configuration.
 fn with(host: &mut Host, port: &str, keys: &str) {
     let name = format!("name = \"{port}\"\n");
     assert!(host.config.contains(&name));
     host.config = host.config.replacen(&name, &format!("{name}{keys}\n"), 1);
 }
 
-/// Packets have gone from worker to worker, and none was lost on that way.
+/// Asserts that packets were handed over between workers, and none was lost.
 fn assert_handed_over(host: &Host) {
-    eventually(2.0, "what was handed over has arrived", || {
+    eventually(2.0, "packets that were handed over have arrived", || {
         let counters = host.counters();
         counters["datapath.handed_over_packets"] == counters["datapath.taken_over_packets"]
     });
@@ -34,7 +34,7 @@ fn assert_handed_over(host: &Host) {
 }
 
 #[test]
-fn one_queue_is_enough_for_whoever_sends() {
+fn a_port_with_one_queue_reaches_all_others() {
     let mut lab = Lab::new(Options { workers: 2, ..Options::default() });
     let (near, far) = (["a1", "a2", "a3"], ["b1", "b2", "b3"]);
     let (near_nets, far_nets) =
@@ -54,7 +54,7 @@ fn one_queue_is_enough_for_whoever_sends() {
     for (i, (from, _)) in guests.iter().enumerate() {
         for (j, (to, net)) in guests.iter().enumerate().filter(|(j, _)| *j != i) {
             let address = net.split('/').next().unwrap();
-            // Pings go as plain VXLAN.
+            // Pings are sent as plain VXLAN.
             assert_eq!(ping(lab.net(from), address, 2, 56), 2, "{from} to {to}");
             let port = 5000 + (10 * i + j) as u16;
             streams.push(Exchange::start(lab.net(from), lab.net(to), address, port, MEGABYTES / 4));
@@ -70,7 +70,7 @@ fn one_queue_is_enough_for_whoever_sends() {
             assert!(!owners.is_empty() && owners.iter().all(|o| *o == worker as u32), "{name}: {owners:?}");
         }
     }
-    // Foreseen as it is.
+    // A trace predicts the handover.
     let spec = TraceSpec {
         port: Some("a1".into()),
         to: Some("10.0.0.12".parse().unwrap()),
@@ -80,10 +80,10 @@ fn one_queue_is_enough_for_whoever_sends() {
     let trace = lab.hosts[0].client.trace(&spec).unwrap();
     assert_eq!(trace.worker, 0);
     assert!(trace.steps.iter().any(|step| step.stage == "worker" && step.details["worker"] == "1"), "{trace:?}");
-    assert_eq!(trace.what, "the guest of a2 is shown it");
+    assert_eq!(trace.what, "it is delivered to the guest of a2");
 }
 
-/// Whether a TCP connection from one guest to a listening socket of another comes about.
+/// Whether a TCP connection from one guest to a listening socket of another is established.
 fn connects(lab: &Lab, from: &str, to: &str, address: &str, port: u16) -> bool {
     let socket: SocketAddr = format!("{address}:{port}").parse().unwrap();
     let listener = lab.net(to).enter(move || TcpListener::bind(socket).unwrap());
@@ -94,10 +94,11 @@ fn connects(lab: &Lab, from: &str, to: &str, address: &str, port: u16) -> bool {
 }
 
 #[test]
-fn security_groups_behind_a_gateway_know_their_conversations() {
+fn security_groups_behind_a_gateway_know_their_sessions() {
     let vpcs = format!("{}gateway = [\"10.0.1.254\", \"10.0.2.254\"]\n", vpc(100, "tcp", "flow"));
     let mut lab = Lab::new(Options { workers: 2, vpcs, ..Options::default() });
-    // On the first host: a1 and c1, of different networks, with a group that lets nothing begin, and a2, without; c2 is on the other host.
+    // a1 and c3, in different subnets of the first host, have a group without ingress rules; the other guests have
+    // none.
     let guests: [(usize, &str, u8, &str, &str); 6] = [
         (0, "a1", 11, "10.0.1.1/24", "10.0.1.254"),
         (0, "a2", 12, "10.0.1.2/24", "10.0.1.254"),
@@ -118,19 +119,19 @@ fn security_groups_behind_a_gateway_know_their_conversations() {
     let mut port = 5000;
     for (from, to) in [("a1", "c1"), ("a1", "c2"), ("a1", "a2"), ("a1", "a3"), ("c3", "a2"), ("c3", "a3")] {
         port += 1;
-        // What it begins is answered.
+        // Its own connections get answers.
         assert_eq!(ping(lab.net(from), address(to), 3, 56), 3, "{from} to {to}");
         exchange(lab.net(from), lab.net(to), address(to), port, MEGABYTES / 4);
-        // And nothing may begin with it.
+        // Others cannot connect to it.
         assert_eq!(ping(lab.net(to), address(from), 1, 56), 0, "{to} to {from}");
         assert!(!connects(&lab, to, from, address(from), port), "{to} to {from}");
     }
-    // Not even from one that has such a group itself, on another worker.
+    // Not even a guest with the same group, on another worker.
     assert!(!connects(&lab, "a1", "c3", address("c3"), 6000) && !connects(&lab, "c3", "a1", address("a1"), 6000));
     let host = &lab.hosts[0];
     assert_handed_over(host);
     assert!(host.drops("a1", "group_ingress") > 0 && host.drops("c3", "group_ingress") > 0);
-    // A network that gets no gateway any more: each port has all workers again, and its groups.
+    // Without a gateway, each port is served by all workers again, and keeps its groups.
     let before = host.counters()["avs.created_sessions"];
     lab.hosts[0].config = lab.hosts[0].config.replace("gateway = [\"10.0.1.254\", \"10.0.2.254\"]\n", "");
     lab.hosts[0].write_config();
@@ -144,7 +145,7 @@ fn security_groups_behind_a_gateway_know_their_conversations() {
 #[test]
 fn machines_of_hosts_with_two_workers() {
     let mut lab = Lab::new(Options { workers: 2, ..Options::default() });
-    // The second port of each host, and so the second worker's; the containers have both.
+    // The machine is the second port of each host, and so served by the second worker; containers are served by both.
     let (nets, machines) = (["10.0.0.1/24", "10.0.0.2/24"], ["a", "b"]);
     lab.add(0, Guest::new("c", 3, &["10.0.0.3/24"]).mtu(1450));
     lab.add(1, Guest::new("d", 4, &["10.0.0.4/24"]).mtu(1450));

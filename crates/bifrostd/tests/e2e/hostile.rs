@@ -1,4 +1,4 @@
-//! What nobody well-behaved sends: each kind is dropped, counted once under its reason, and harms nobody else.
+//! Malformed and forged packets: each kind is dropped, counted once under its reason, and does not affect others.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use crate::common::host::vpc;
 use crate::common::traffic::Talk;
 use crate::common::{Counters, Guest, Lab, Options, eventually, growth, raw};
 
-/// Counters of which none may grow but those that a test names.
+/// Counters that may only grow if a test names them.
 fn is_refusal(name: &str) -> bool {
     let rte = [
         "duplicate",
@@ -43,7 +43,7 @@ struct Attack {
 }
 
 impl Attack {
-    /// Two networks, of which the attacked pair is in one; a connection is open and idle.
+    /// Two VPCs; the attacked pair is in one of them, with an open idle connection.
     fn new(workers: usize) -> Attack {
         let vpcs = vpc(100, "tcp", "flow") + &vpc(200, "tcp", "flow");
         let mut lab = Lab::new(Options { vpcs, workers, ..Options::default() });
@@ -56,25 +56,25 @@ impl Attack {
         let talk = Talk::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001);
         let own = lab.hosts[0].addresses[0];
         let mut attack = Attack { lab, talk, to: SocketAddr::new(own, 4794), vxlan: SocketAddr::new(own, 4789) };
-        attack.traffic_goes_on();
+        attack.assert_traffic_flows();
         attack
     }
 
-    /// Our side of the connection.
+    /// The first host's side of the connection.
     fn conn(&self) -> Conn {
         self.lab.hosts[0].conns_with(self.lab.guest("b")).remove(0)
     }
 
-    fn traffic_goes_on(&mut self) {
+    fn assert_traffic_flows(&mut self) {
         for _ in 0..3 {
             let took = self.talk.say(50_000);
             assert!(took.as_secs_f64() < 1.0, "{took:?}");
         }
-        // Last acknowledgements.
+        // Wait for the last acknowledgements.
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 
-    /// Sends datagrams from the peer's host; exactly these counters must grow, by exactly this much.
+    /// Sends datagrams from the peer's host. Exactly these counters must grow, by exactly these amounts.
     fn expect(&mut self, what: &str, datagrams: Vec<Vec<u8>>, counters: &[(&str, u64)]) {
         let (from, to) = (self.lab.hosts[1].addresses[0], self.to);
         self.expect_from(what, from, to, datagrams, counters);
@@ -91,7 +91,7 @@ impl Attack {
         let before = self.lab.hosts[0].counters();
         raw::send_datagrams(&self.lab.hosts[1].net, from, to, datagrams);
         self.compare(what, &before, counters);
-        self.traffic_goes_on();
+        self.assert_traffic_flows();
     }
 
     fn compare(&self, what: &str, before: &Counters, counters: &[(&str, u64)]) {
@@ -105,13 +105,13 @@ impl Attack {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         assert_eq!(grown, expected, "{what}");
-        // None that comes late, either.
+        // No counter grows later, either.
         std::thread::sleep(std::time::Duration::from_millis(10));
         assert_eq!(growth(before, &self.lab.hosts[0].counters(), is_refusal), expected, "{what}");
     }
 }
 
-/// A data header of version 2 with a frame behind it.
+/// A data packet: header and frame.
 fn data(kind: u8, version: u8, flags: u8, psn: u32, cid: u32, frame: &[u8]) -> Vec<u8> {
     let mut packet = vec![kind, version << 4, flags, 0];
     packet.extend_from_slice(&psn.to_be_bytes());
@@ -170,7 +170,7 @@ fn malformed_datagrams() {
     no_flag[0] = 0;
     attack.expect("no I flag", vec![no_flag], &[("drop.bad_vxlan_packets", 1)]);
     let types = (0..=255u8).filter(|t| !(1..=8).contains(t)).map(|t| v(&data(t, 2, 0, 0, cid, &frame)));
-    attack.expect("no such type", types.collect(), &[("refused.packet_type_packets", 248)]);
+    attack.expect("unknown type", types.collect(), &[("refused.packet_type_packets", 248)]);
     let whole = [
         (16, data(1, 2, 0, 0, cid, &[])),
         (32, ack(2, 0, cid, 0, 0)),
@@ -180,12 +180,12 @@ fn malformed_datagrams() {
         (12, vec![6, 0x10, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]),
         (16, data(7, 2, 0, 0, cid, &[])),
     ];
-    let cut = whole.iter().flat_map(|(fixed, packet)| (0..*fixed).map(|n| v(&packet[..n])).collect::<Vec<_>>());
-    attack.expect("cut short", cut.collect(), &[("refused.short_datagram_packets", 16 + 32 + 4 * 12 + 16)]);
+    let short = whole.iter().flat_map(|(fixed, packet)| (0..*fixed).map(|n| v(&packet[..n])).collect::<Vec<_>>());
+    attack.expect("truncated", short.collect(), &[("refused.short_datagram_packets", 16 + 32 + 4 * 12 + 16)]);
     let bodies = whole[2..5].iter().flat_map(|(_, p)| (12..40).map(|n| v(&p[..n])).collect::<Vec<_>>());
-    attack.expect("set-up cut short", bodies.collect(), &[("refused.body_truncated_packets", 84)]);
+    attack.expect("truncated set-up", bodies.collect(), &[("refused.body_truncated_packets", 84)]);
     let frames = (0..14).map(|n| v(&data(1, 2, 0, 0, cid, &frame[..n])));
-    attack.expect("no room for an Ethernet header", frames.collect(), &[("refused.short_frame_packets", 14)]);
+    attack.expect("too short for an Ethernet header", frames.collect(), &[("refused.short_frame_packets", 14)]);
     let long = vec![
         v(&data(1, 2, 0x80, 0, cid, &frame)),
         v(&data(7, 2, 0, 0, cid, &[0])),
@@ -195,7 +195,7 @@ fn malformed_datagrams() {
     attack.expect("trailing bytes", long, &[("refused.trailing_bytes_packets", 4)]);
     let versions =
         vec![v(&data(1, 0, 0, 0, cid, &frame)), v(&data(1, 5, 0, 0, cid, &frame)), v(&ack(15, 0, cid, 0, 0))];
-    attack.expect("versions to come", versions, &[("refused.version_packets", 3)]);
+    attack.expect("future versions", versions, &[("refused.version_packets", 3)]);
     let acks = vec![v(&ack(2, 3, cid, 0, 0)), v(&ack(2, 0, cid, 0, 9)), v(&ack(2, 0, cid, 0, 8))];
     let counters = [
         ("refused.ack_type_packets", 1),
@@ -219,12 +219,12 @@ fn malformed_datagrams() {
     for (bundle, reason) in bundles {
         attack.expect("bundles", vec![v(&bundle)], &[(format!("refused.{reason}_packets").as_str(), 1)]);
     }
-    // Each packet in it is judged by itself.
+    // Each packet of a bundle is checked by itself.
     let mixed =
         bundle(3, cid, &[&data(1, 3, 0, 0, cid, &frame[..9]), &ack(3, 5, cid, 0, 0), &data(7, 5, 0, 0, cid, &[])]);
     let counters =
         [("refused.short_frame_packets", 1), ("refused.ack_type_packets", 1), ("refused.version_packets", 1)];
-    attack.expect("a bundle of what is no packet", vec![v(&mixed)], &counters);
+    attack.expect("a bundle of invalid packets", vec![v(&mixed)], &counters);
     attack.expect(
         "CID 0",
         vec![v(&data(1, 2, 0, 0, 0, &frame)), v(&ack(2, 0, 0, 0, 0))],
@@ -233,7 +233,7 @@ fn malformed_datagrams() {
 }
 
 #[test]
-fn well_formed_datagrams_that_fit_nothing() {
+fn well_formed_datagrams_without_matching_state() {
     let mut attack = Attack::new(1);
     let v = |payload: &[u8]| raw::vxlan(100, payload);
     let (a, b) = (attack.lab.guest("a").mac_bytes(), attack.lab.guest("b").mac_bytes());
@@ -245,22 +245,18 @@ fn well_formed_datagrams_that_fit_nothing() {
     attack.lab.hosts[1].net.ip("addr add 172.31.0.77/24 dev l0\n");
     let to = attack.to;
     attack.expect_from(
-        "a stranger's",
+        "from an unknown peer",
         stranger,
         to,
         vec![v(&data(1, 2, 0, 0, cid, &frame))],
         &[("drop.unknown_peer_packets", 1)],
     );
     attack.expect(
-        "another version than agreed",
+        "not the negotiated version",
         vec![v(&data(1, 1, 0, 0, cid, &frame))],
         &[("rte.wrong_version_packets", 1)],
     );
-    attack.expect(
-        "a path that is not there",
-        vec![v(&data(1, version, 7, 0, cid, &frame))],
-        &[("rte.unknown_path_packets", 1)],
-    );
+    attack.expect("an unknown path", vec![v(&data(1, version, 7, 0, cid, &frame))], &[("rte.unknown_path_packets", 1)]);
     attack.expect(
         "another tenant's VNI",
         vec![raw::vxlan(200, &data(1, version, 0, 0, cid, &frame))],
@@ -269,12 +265,12 @@ fn well_formed_datagrams_that_fit_nothing() {
     let base = attack.conn().rx_packets as u32;
     let far = [base + 4096 + 100, base.wrapping_sub(5000), base.wrapping_add(1 << 31)];
     let far = far.iter().map(|&psn| v(&data(1, version, 0, psn, cid, &frame))).collect();
-    attack.expect("PSNs far away", far, &[("rte.outside_window_packets", 3)]);
+    attack.expect("PSNs outside the window", far, &[("rte.outside_window_packets", 3)]);
     let skips =
         vec![v(&data(7, version, 0, base + 100_000, cid, &[])), v(&data(7, version, 0, base ^ (1 << 31), cid, &[]))];
-    attack.expect("SKIPs far away", skips, &[("rte.outside_window_packets", 2)]);
+    attack.expect("SKIPs outside the window", skips, &[("rte.outside_window_packets", 2)]);
     attack.expect(
-        "an ACK of what was never sent",
+        "an ACK of a packet that was never sent",
         vec![v(&ack(version, 0, cid, 1 << 30, 0))],
         &[("rte.ack_invalid_packets", 1)],
     );
@@ -284,26 +280,30 @@ fn well_formed_datagrams_that_fit_nothing() {
         &data(1, version, 7, 0, cid, &frame),
     ];
     attack.expect(
-        "a bundle of what fits nothing",
+        "a bundle of packets without matching state",
         vec![v(&bundle(3, cid, &mixed))],
         &[("rte.outside_window_packets", 1), ("rte.unknown_cid_packets", 1), ("rte.unknown_path_packets", 1)],
     );
-    attack.expect("an ACK for nobody", vec![v(&ack(version, 0, cid ^ 1, 0, 0))], &[("rte.unknown_cid_packets", 1)]);
     attack.expect(
-        "a RESET for nobody",
+        "an ACK with an unknown CID",
+        vec![v(&ack(version, 0, cid ^ 1, 0, 0))],
+        &[("rte.unknown_cid_packets", 1)],
+    );
+    attack.expect(
+        "a RESET with an unknown CID",
         vec![v(&[6, 0x10, 0, 0, 0xab, 0xcd, 0xef, 1, 0, 0, 0, 0])],
         &[("rte.stray_setup_packets", 1)],
     );
     attack.expect("an old REQUEST", vec![v(&setup(3, 2, 0x10, 77, 0, a, b))], &[("rte.stale_setup_packets", 1)]);
     attack.expect(
-        "an answer that nobody waits for",
+        "unexpected answers",
         vec![v(&setup(4, 2, 0, 77, cid, a, b)), v(&setup(5, 2, 2, 0, cid, a, b))],
         &[("rte.stray_setup_packets", 2)],
     );
-    // To a vNIC that is in the other network only.
+    // To a vNIC that is only in the other VPC.
     let t = attack.lab.guest("t").mac_bytes();
     attack.expect(
-        "a REQUEST across networks",
+        "a REQUEST across VPCs",
         vec![v(&setup(3, 2, 0x10, 77, 0, t, b))],
         &[("rte.rejected_vnic_packets", 1)],
     );
@@ -313,7 +313,7 @@ fn well_formed_datagrams_that_fit_nothing() {
         &[("rte.rejected_vnic_packets", 1)],
     );
     attack.expect(
-        "a REQUEST of versions to come",
+        "a REQUEST of future versions",
         vec![v(&setup(3, 9, 0x80, 78, 0, attack.lab.guest("c").mac_bytes(), b))],
         &[("rte.rejected_version_packets", 1)],
     );
@@ -343,16 +343,16 @@ fn resets_are_limited() {
         assert_eq!(of("rte.resets_sent_packets") + of("rte.resets_suppressed_packets"), 4000);
         assert!(of("rte.resets_sent_packets") >= 1);
         assert!(of("rte.resets_sent_packets") <= 32 * (elapsed_ms + 100), "{grown:?} in {elapsed_ms} ms");
-        // They reach the peer, where they fit nothing.
+        // They reach the peer, which has no matching connection.
         let peer = &attack.lab.hosts[1];
         let (stray, overflow) = (peer.counter("rte.stray_setup_packets"), peer.counter("drop.reset_overflow_packets"));
         assert_eq!(stray + overflow, of("rte.resets_sent_packets"));
-        attack.traffic_goes_on();
+        attack.assert_traffic_flows();
         assert_eq!(attack.conn().cid, cid);
     }
 }
 
-/// What it is, the frame, and the counters that grow.
+/// Name of the case, the frame, and the counters that grow.
 type Case = (&'static str, Vec<u8>, &'static [(&'static str, u64)]);
 
 #[test]
@@ -367,29 +367,33 @@ fn frames_that_do_not_belong_to_the_connection() {
     let cases: [Case; 6] = [
         ("to another vNIC", raw::ethernet(c, b, 0x0800, &packet([10, 0, 0, 3])), &[("drop.wrong_vnic_packets", 1)]),
         (
-            "to all",
+            "broadcast",
             raw::ethernet([0xff; 6], b, 0x0800, &packet([10, 0, 0, 1])),
             &[("avs.underlay_dropped_broadcast_packets", 1)],
         ),
         (
-            "from a vNIC of the same host that has no part in it",
+            "from another vNIC of the same host",
             raw::ethernet(a, d, 0x0800, &neighbour),
             &[("drop.wrong_vnic_packets", 1)],
         ),
         (
-            "from nobody",
+            "from an unknown vNIC",
             raw::ethernet(a, [2, 0, 0, 0, 0, 99], 0x0800, &packet([10, 0, 0, 1])),
             &[("drop.wrong_vnic_packets", 1)],
         ),
         (
-            "from an address that lives here",
+            "from an address of this host",
             raw::ethernet(a, b, 0x0800, &foreign),
             &[("avs.underlay_dropped_wrong_peer_packets", 1)],
         ),
-        ("no frame", raw::ethernet(a, b, 0x0800, &[0x45, 0, 0]), &[("malformed.underlay_ipv4_truncated_frames", 1)]),
+        (
+            "a truncated packet",
+            raw::ethernet(a, b, 0x0800, &[0x45, 0, 0]),
+            &[("malformed.underlay_ipv4_truncated_frames", 1)],
+        ),
     ];
     for (what, frame, counters) in cases {
-        // The next number of the sequence is taken from the peer, whose own packet is then a duplicate.
+        // The forged packet uses the next sequence number, so that the peer's own packet is then a duplicate.
         let conn = attack.conn();
         let before = attack.lab.hosts[0].counters();
         let received = attack.lab.hosts[0].port("c").rx_packets;
@@ -398,13 +402,13 @@ fn frames_that_do_not_belong_to_the_connection() {
         raw::send_datagrams(&attack.lab.hosts[1].net, from, to, vec![datagram]);
         let mut expected = counters.to_vec();
         expected.push(("rte.policy_dropped_packets", 1));
-        if what == "from nobody" {
-            // The switch looks first.
+        if what == "from an unknown vNIC" {
+            // The switch checks first.
             expected[0] = ("avs.underlay_dropped_wrong_peer_packets", 1);
         }
         attack.compare(what, &before, &expected);
         assert_eq!(attack.lab.hosts[0].port("c").rx_packets, received, "{what}");
-        // The stolen number costs one of the guest's packets, which its own TCP sends again.
+        // This costs one packet of the guest, which its TCP retransmits.
         let took = attack.talk.say(10_000);
         assert!(took.as_secs_f64() < 5.0, "{what}: {took:?}");
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -412,7 +416,7 @@ fn frames_that_do_not_belong_to_the_connection() {
 }
 
 #[test]
-fn plain_vxlan_from_wrong_places() {
+fn forged_plain_vxlan() {
     let mut attack = Attack::new(1);
     let (a, b) = (attack.lab.guest("a").mac_bytes(), attack.lab.guest("b").mac_bytes());
     let good = raw::udp_in_ipv4([10, 0, 0, 2], [10, 0, 0, 1], &[7; 40]);
@@ -421,33 +425,33 @@ fn plain_vxlan_from_wrong_places() {
     let from = attack.lab.hosts[1].addresses[0];
     let received = attack.lab.hosts[0].port("a").rx_packets;
     let other = attack.lab.hosts[0].port("t").rx_packets;
-    attack.expect_from("what is right", from, to, vec![raw::vxlan(100, &frame)], &[]);
+    attack.expect_from("a valid packet", from, to, vec![raw::vxlan(100, &frame)], &[]);
     assert!(attack.lab.hosts[0].port("a").rx_packets > received);
     attack.expect_from(
-        "an unknown network",
+        "an unknown VNI",
         from,
         to,
         vec![raw::vxlan(4711, &frame)],
         &[("avs.underlay_dropped_unknown_vni_packets", 1)],
     );
     attack.expect_from(
-        "the other network",
+        "the other VPC's VNI",
         from,
         to,
         vec![raw::vxlan(200, &frame)],
         &[("avs.underlay_dropped_wrong_peer_packets", 1)],
     );
     attack.expect_from(
-        "an own address",
+        "from an address of this host",
         from,
         to,
         vec![raw::vxlan(100, &raw::ethernet(b, a, 0x0800, &good))],
         &[("avs.underlay_dropped_wrong_peer_packets", 1)],
     );
-    let lie = raw::ethernet(a, b, 0x0806, &raw::arp(2, ([2, 0, 0, 0, 0, 9], [10, 0, 0, 3]), (a, [10, 0, 0, 1])));
+    let forged = raw::ethernet(a, b, 0x0806, &raw::arp(2, ([2, 0, 0, 0, 0, 9], [10, 0, 0, 3]), (a, [10, 0, 0, 1])));
     let before = attack.lab.hosts[0].counters();
-    raw::send_datagrams(&attack.lab.hosts[1].net, from, to, vec![raw::vxlan(100, &lie)]);
-    eventually(2.0, "ARP that lies is dropped", || {
+    raw::send_datagrams(&attack.lab.hosts[1].net, from, to, vec![raw::vxlan(100, &forged)]);
+    eventually(2.0, "forged ARP is dropped", || {
         growth(&before, &attack.lab.hosts[0].counters(), |n| n.starts_with("avs.underlay_dropped"))
             .values()
             .sum::<u64>()
@@ -474,7 +478,7 @@ fn noise() {
         let mut bytes: Vec<u8> = (0..length).map(|_| random() as u8).collect();
         match random() % 4 {
             0 => {}
-            // Ever more of it is right. A foreign CID, so that no accident hits the connection.
+            // Increasingly valid. With a foreign CID, so that no packet hits the connection by accident.
             kind => {
                 bytes = [vec![(1 + random() % 7) as u8, 0x20], bytes].concat();
                 if kind > 1 && bytes.len() >= 12 {
@@ -482,7 +486,7 @@ fn noise() {
                 }
                 if kind > 2 && bytes.len() > 24 && (3..=5).contains(&bytes[0]) {
                     bytes.resize(40, 0);
-                    // Not to one of our vNICs: a REQUEST with a random instance would be taken for a restart.
+                    // Not to a vNIC of this host: a REQUEST with a random instance would be taken for a restart.
                     bytes[12..18].copy_from_slice(&b);
                     bytes[18..24].copy_from_slice(&a);
                 }
@@ -504,13 +508,13 @@ fn noise() {
         let answers = ["rte.resets_sent_packets", "rte.resets_suppressed_packets"];
         grown.iter().filter(|(n, _)| !answers.contains(&n.as_str())).map(|(_, v)| v).sum::<u64>() >= count
     });
-    attack.traffic_goes_on();
+    attack.assert_traffic_flows();
     assert_eq!(attack.conn().cid, cid);
     assert!(!attack.lab.hosts[0].log().contains("panicked"));
 }
 
 #[test]
-fn a_guest_that_lies() {
+fn a_guest_that_forges_frames() {
     let mut attack = Attack::new(1);
     let lab = &attack.lab;
     let (a, b, c) = (lab.guest("a").mac_bytes(), lab.guest("b").mac_bytes(), lab.guest("c").mac_bytes());
@@ -548,8 +552,8 @@ fn a_guest_that_lies() {
         }
         assert_eq!(grown, Counters::from([(reason.to_string(), 1)]));
     }
-    assert_eq!(lab.hosts[1].port("b").rx_packets, received, "something of it reached the other guest");
-    // Frames that end early: the kernel sends what has a header, and the switch looks closer.
+    assert_eq!(lab.hosts[1].port("b").rx_packets, received, "forged frames reached the other guest");
+    // Truncated frames: the kernel sends frames with an Ethernet header, and the switch checks the rest.
     let before = lab.hosts[0].counters();
     let mut short: Vec<Vec<u8>> = (1..20).map(|n| raw::ethernet(b, a, 0x0800, &good[..n])).collect();
     short.push(raw::ethernet([0xff; 6], a, 0x0806, &[9; 28]));
@@ -558,7 +562,7 @@ fn a_guest_that_lies() {
     eventually(2.0, "short frames are counted", || {
         growth(&before, &lab.hosts[0].counters(), malformed).values().sum::<u64>() == 20
     });
-    // Larger than its MTU: the kernel itself refuses.
+    // Larger than its MTU: refused by the kernel.
     assert_eq!(raw::send_frames(lab.net("a"), "eth0", vec![raw::ethernet(b, a, 0x0800, &long)]), 0);
-    attack.traffic_goes_on();
+    attack.assert_traffic_flows();
 }

@@ -1,5 +1,5 @@
-//! What a guest may do to others by sending whatever it likes: nothing. How fast the others remain meanwhile is `bifrost-lab`'s
-//! experiment `isolation`; here is what must hold on any machine.
+//! A guest cannot affect others by what it sends. `bifrost-lab`'s experiment `isolation` measures the others' speed
+//! meanwhile; this tests what must hold on any machine.
 
 use std::io::{Read as _, Write as _};
 use std::time::Duration;
@@ -11,15 +11,16 @@ use crate::common::host::vpc;
 use crate::common::traffic::Talk;
 use crate::common::{Guest, Lab, Options, eventually};
 
-/// Sessions that a port may have.
+/// Maximum number of sessions of a port.
 const SESSIONS: u64 = 512;
-/// What a daemon's memory may grow by, KiB.
+/// Allowed growth of a daemon's memory, KiB.
 const MEMORY_KIB: u64 = 32 << 10;
 
-/// Two tenants on two hosts. `a` and `b` belong to one; `x` is the other one's, attacks, and has a guest `y` on the other host.
+/// Two tenants on two hosts. `a` and `b` belong to one. The attacker `x` belongs to the other, and has a guest `y` on
+/// the other host.
 struct Tenants {
     lab: Lab,
-    /// Of the tenant that is not to notice, and of the attacker's own.
+    /// Connections of the other tenant and of the attacker.
     talks: [Talk; 2],
     memory_kib: [u64; 2],
 }
@@ -32,7 +33,7 @@ impl Tenants {
         lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
         lab.add(0, Guest::new("x", 0x21, &["10.9.0.1/24", "fd09::1/64"]).vni(200));
         lab.add(1, Guest::new("y", 0x22, &["10.9.0.2/24", "fd09::2/64"]).vni(200));
-        // Who connects lets nobody in: what it hears, it hears because its connection is remembered.
+        // Clients have no ingress rules: they get answers only because of their sessions.
         for (host, closed, open) in [(0, ["a", "x"], None), (1, ["", ""], Some(["b", "y"]))] {
             let config = &mut lab.hosts[host].config;
             let names = open.map_or(closed.map(|name| (name, "closed")), |names| names.map(|name| (name, "open")));
@@ -70,7 +71,7 @@ impl Tenants {
         of_port.map(|s| s.value).sum()
     }
 
-    /// Lets `x` send, not faster than its queue takes it, until the daemon has seen it.
+    /// Lets `x` send, as fast as its queue accepts, until the daemon has received it.
     fn attack(&self, traffic: Traffic, count: usize) {
         let vnic = |guest: &str, n: u8| Vnic {
             mac: self.lab.guest(guest).mac_bytes(),
@@ -92,15 +93,15 @@ impl Tenants {
             taken
         });
         assert!(taken * 2 > count as u64, "{traffic:?}: the kernel took {taken} of {count} frames");
-        // A queue may have been full at times.
+        // A queue may have been full temporarily.
         eventually(5.0, "the attack has arrived", || (self.fetched() - before) * 10 >= taken * 9);
     }
 
-    /// Nobody has noticed; the attacker's own connection is there, too.
+    /// Asserts that neither the other tenant nor the attacker's own connection is affected.
     fn check(&mut self) {
         for talk in &mut self.talks {
             // The server speaks first.
-            talk.server.write_all(b"still there?").unwrap();
+            talk.server.write_all(b"server first").unwrap();
             let mut heard = [0; 12];
             talk.client.read_exact(&mut heard).unwrap();
             talk.say(50_000);
@@ -110,10 +111,10 @@ impl Tenants {
             daemon.assert_balanced();
             assert!(!daemon.log().contains("panicked"));
             let mut drops = daemon.port(["a", "b"][host]).drops_packets;
-            // What its kernel says about IPv6 when the device appears.
+            // Except IPv6 multicast of its kernel when the device appears.
             drops.remove("multicast");
             assert!(drops.values().all(|count| *count == 0), "{drops:?}");
-            // Of the attacker's port, and of a few connections.
+            // Those of the attacker's port, and of a few connections.
             let sessions = daemon.counter("avs.current_sessions");
             assert!(sessions <= SESSIONS + 8, "{sessions} sessions");
             let memory_kib = self.memory_kib(host);
@@ -127,7 +128,7 @@ impl Tenants {
 }
 
 #[test]
-fn damaged_frames_of_every_protocol_are_dropped_for_a_reason_and_harm_nobody_else() {
+fn damaged_frames_of_every_protocol_are_dropped_with_a_reason_and_affect_no_other_guest() {
     let mut tenants = Tenants::new();
     tenants.attack(Traffic::Damaged, 10_000);
     tenants.check();
@@ -140,7 +141,7 @@ fn damaged_frames_of_every_protocol_are_dropped_for_a_reason_and_harm_nobody_els
 }
 
 #[test]
-fn a_guest_that_begins_conversations_without_end_takes_its_own_sessions_and_no_others() {
+fn a_guest_that_opens_sessions_endlessly_only_uses_its_own_limit() {
     let mut tenants = Tenants::new();
     for (traffic, count) in [(Traffic::Conversations, 3000), (Traffic::Syns, 3000)] {
         let evicted = [0, 1].map(|host| tenants.lab.hosts[host].counter("avs.evicted_sessions"));

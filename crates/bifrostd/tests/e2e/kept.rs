@@ -1,4 +1,5 @@
-//! A service manager keeps the queues of containers' devices while there is no daemon. Without one: `persistent.rs`.
+//! A service manager keeps the queues of containers' devices while the daemon is not running. Without one:
+//! `persistent.rs`.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -7,8 +8,8 @@ use crate::common::manager::Manager;
 use crate::common::traffic::{Echo, Requests, exchange, ping};
 use crate::common::{Guest, Lab, Net, Options, eventually};
 
-/// How long TCP may stand still beyond the time in which there is no daemon, in half of the cases: in one of them the machine may
-/// have stood still itself.
+/// How much longer than the daemon's restart TCP may stall, in half of the cases: in a single case the machine itself
+/// may have stood still.
 const SLACK: Duration = Duration::from_millis(50);
 
 /// Two hosts whose daemons have service managers.
@@ -29,14 +30,14 @@ pub fn index(net: &Net) -> String {
     String::from_utf8_lossy(&text).split(':').next().unwrap().to_owned()
 }
 
-/// What the service manager of a host keeps, once it is `count`.
+/// The names of the descriptors in a host's service manager, once there are `count`.
 fn names(lab: &Lab, host: usize, count: usize) -> Vec<String> {
     let names = || lab.hosts[host].manager.as_ref().unwrap().names();
-    eventually(5.0, "the service manager has what it is given", || names().len() == count);
+    eventually(5.0, "the service manager has all descriptors", || names().len() == count);
     names()
 }
 
-/// Echoes what comes, as long as the stream is open.
+/// Echoes data while the stream is open.
 pub fn serve_echo(net: &Net, address: &str, port: u16) {
     let to = std::net::SocketAddr::new(address.parse().unwrap(), port);
     let listener = net.enter(move || std::net::TcpListener::bind(to).unwrap());
@@ -73,14 +74,14 @@ fn survive_kills(workers: usize) {
         requests.wait_for(20);
         let [to, from] = echoes.each_ref().map(Echo::take_longest_silence);
         let silences = [to, from, requests.take_longest()];
-        println!("{workers} workers, kill {kill}: silences {silences:?}, of which the restart took {restart:?}");
-        let [to, from, asked] = silences.map(|silence| silence.saturating_sub(restart));
+        println!("{workers} workers, kill {kill}: silences {silences:?}, including {restart:?} of the restart");
+        let [to, from, request] = silences.map(|silence| silence.saturating_sub(restart));
         beyond.extend([to, from]);
-        requests_beyond.push(asked);
+        requests_beyond.push(request);
         assert!(lab.hosts[host].log().contains("takes over its device"), "{}", lab.hosts[host].log());
         names(&lab, host, workers);
     }
-    // A request that was lost would be sent again by its TCP after 200 ms.
+    // TCP would retransmit a lost request after 200 ms.
     for mut beyond in [beyond, requests_beyond] {
         beyond.sort();
         assert!(beyond[beyond.len() / 2] <= SLACK, "silences beyond restarts: {beyond:?}");
@@ -108,7 +109,7 @@ fn a_container_with_two_queues_keeps_its_device_and_its_streams_when_the_daemon_
 }
 
 #[test]
-fn a_device_becomes_what_is_configured_now() {
+fn a_device_follows_the_configuration() {
     let mut lab = kept(2);
     let first = (index(lab.net("a")), names(&lab, 0, 2));
     let mtu = |lab: &Lab| {
@@ -126,7 +127,7 @@ fn a_device_becomes_what_is_configured_now() {
         );
         assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
     }
-    // More workers, and fewer. One alone has another kind of device.
+    // More workers, and fewer. A single worker has another kind of device.
     for (before, workers, same) in [(2, 3, true), (3, 2, true), (2, 1, false)] {
         lab.hosts[0].crash();
         let device = index(lab.net("a"));
@@ -141,7 +142,7 @@ fn a_device_becomes_what_is_configured_now() {
 }
 
 #[test]
-fn a_device_goes_with_its_port() {
+fn a_device_is_removed_with_its_port() {
     let mut lab = kept(1);
     names(&lab, 0, 1);
     let whole = lab.hosts[0].config.clone();
@@ -165,12 +166,12 @@ fn a_device_goes_with_its_port() {
         lab.hosts[0].write_config();
         lab.hosts[0].client.reload().unwrap();
         names(&lab, 0, 1);
-        eventually(5.0, "it is reached", || ping(lab.net("b"), "10.0.0.1", 1, 56) == 1);
+        eventually(5.0, "it is reachable", || ping(lab.net("b"), "10.0.0.1", 1, 56) == 1);
     }
 }
 
 #[test]
-fn a_device_goes_with_its_namespace() {
+fn a_device_is_removed_with_its_namespace() {
     let mut lab = kept(1);
     let first = names(&lab, 0, 1);
     // While the daemon runs, and while it does not.
@@ -192,7 +193,7 @@ fn a_device_goes_with_its_namespace() {
         assert_eq!(names(&lab, 0, 1), first);
         assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
     }
-    // It is made again while the daemon is away.
+    // The namespace is recreated while the daemon is not running.
     lab.hosts[0].crash();
     lab.delete_net("a");
     lab.make_net("a");
@@ -202,7 +203,7 @@ fn a_device_goes_with_its_namespace() {
 }
 
 #[test]
-fn what_is_handed_over_by_mistake_is_let_go() {
+fn unknown_descriptors_are_released() {
     let mut lab = kept(1);
     let name = names(&lab, 0, 1).remove(0);
     lab.hosts[0].crash();
@@ -219,7 +220,7 @@ fn what_is_handed_over_by_mistake_is_let_go() {
 }
 
 #[test]
-fn the_end_of_a_service_ends_no_device_that_is_kept() {
+fn kept_devices_survive_the_end_of_the_service() {
     let mut lab = kept(1);
     names(&lab, 0, 1);
     let before = index(lab.net("a"));
@@ -227,7 +228,7 @@ fn the_end_of_a_service_ends_no_device_that_is_kept() {
     lab.hosts[0].manager = None;
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(index(lab.net("a")), before);
-    // Not kept any more: the next end is its end, with or without a service manager.
+    // Without `keep_devices` it ends with the daemon, with or without a service manager.
     lab.hosts[0].config = lab.hosts[0].config.replacen("[host]\n", "[host]\nkeep_devices = false\n", 1);
     lab.hosts[0].manager = Some(Manager::start(&lab.hosts[0].directory.join("again.notify")));
     lab.hosts[0].start();
@@ -238,7 +239,7 @@ fn the_end_of_a_service_ends_no_device_that_is_kept() {
     eventually(5.0, "the device is gone", || !lab.net("a").has_device("eth0"));
 }
 
-/// The same with the real service manager and the unit as it is packaged, sandbox included.
+/// The same with systemd and the packaged unit, including its sandbox.
 #[test]
 fn the_packaged_unit_keeps_devices_over_a_crash_and_a_restart() {
     let directory = std::env::temp_dir().join(format!("bifrost-e2e-systemd-{}", std::process::id()));
@@ -275,11 +276,11 @@ fn the_packaged_unit_keeps_devices_over_a_crash_and_a_restart() {
         panic!("{pids}")
     };
     assert!(former != pid && pid == answered && alive == "alive", "{pids}");
-    assert_eq!(step("killed again").0, device, "the service manager starts the one that goes on again");
+    assert_eq!(step("killed again").0, device, "the service manager restarts the new daemon");
     assert_eq!(step("stopped"), (device, "ActiveState=inactive NFileDescriptorStore=0 NRestarts=0 "));
     assert_eq!(step("started again"), (device, "ActiveState=active NFileDescriptorStore=1 NRestarts=0 "));
     assert_eq!(step("removed"), ("none", "ActiveState=inactive NFileDescriptorStore=0 NRestarts=0 "));
     assert_eq!(log.matches("takes over its device").count(), 5);
-    assert!(cleaned.unwrap().success(), "its control groups are still there");
+    assert!(cleaned.unwrap().success(), "its control groups still exist");
     std::fs::remove_dir_all(directory).unwrap();
 }

@@ -6,7 +6,7 @@ use crate::common::traffic::{Exchange, exchange};
 use crate::common::{Guest, Lab, Options, eventually};
 
 const MEGABYTES: u64 = 1 << 20;
-/// Of the tests' limits, bits a second.
+/// The tests' limit, bit/s.
 const RATE: f64 = 40e6;
 
 /// Two guests on each host: `a` and `b` are to be limited, `c` and `d` are not.
@@ -19,14 +19,15 @@ fn lab() -> Lab {
     lab
 }
 
-/// Writes keys into a guest's `[[port]]`.
+/// Adds keys to a guest's `[[port]]`.
 fn limit(lab: &mut Lab, host: usize, guest: &str, keys: &str) {
     let mac = format!("mac = \"{}\"\n", lab.guest(guest).mac);
     let config = &mut lab.hosts[host].config;
     *config = config.replacen(&mac, &format!("{mac}{keys}\n"), 1);
 }
 
-/// Streams between the limited guests, and between the others meanwhile. Returns how long the limited ones took.
+/// Transfers data between the limited guests, and between the others at the same time. Returns the duration for the
+/// limited ones.
 fn stream(lab: &Lab, bytes: u64) -> Duration {
     let started = Instant::now();
     let slow = Exchange::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001, bytes);
@@ -40,7 +41,7 @@ fn stream(lab: &Lab, bytes: u64) -> Duration {
     took
 }
 
-/// Packets that the queue of guest `a` had no room for. Its TCP may repeat what has to wait for long, which is no loss.
+/// Packets dropped by the queue of guest `a`. Retransmissions of its TCP after a long wait are not losses.
 fn dropped(lab: &Lab) -> u64 {
     let text = lab.net("a").enter(|| std::fs::read_to_string("/sys/class/net/eth0/statistics/tx_dropped").unwrap());
     text.trim().parse().unwrap()
@@ -53,7 +54,7 @@ fn assert_rate(lab: &Lab, bytes: u64, took: Duration) {
 }
 
 #[test]
-fn what_a_guest_sends_too_much_waits_in_its_queue() {
+fn packets_above_the_send_limit_wait_in_the_guests_queue() {
     let mut lab = lab();
     limit(&mut lab, 0, "a", "tx_mbit = 40");
     lab.start();
@@ -67,7 +68,7 @@ fn what_a_guest_sends_too_much_waits_in_its_queue() {
 }
 
 #[test]
-fn what_is_too_much_for_a_guest_is_dropped_and_comes_again() {
+fn packets_above_the_receive_limit_are_dropped_and_retransmitted() {
     let mut lab = lab();
     limit(&mut lab, 1, "b", "rx_mbit = 40");
     lab.start();
@@ -98,7 +99,7 @@ fn a_reload_changes_limits_under_a_stream() {
 }
 
 #[test]
-fn workers_limit_a_guest_together() {
+fn workers_share_a_guests_limit() {
     let mut lab = Lab::new(Options { workers: 2, ..Options::default() });
     for (name, n, address) in [("a", 11, "10.0.0.11/24"), ("c", 12, "10.0.0.12/24"), ("e", 13, "10.0.0.13/24")] {
         lab.add(0, Guest::new(name, n, &[address]));

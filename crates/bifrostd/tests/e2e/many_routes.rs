@@ -1,4 +1,4 @@
-//! A million routes, in ten networks.
+//! A million routes in ten VPCs.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use crate::common::{Guest, Lab, Options, eventually};
 
 const MEGABYTES: u64 = 1 << 20;
 const NETWORKS: u32 = 10;
-/// Of each network, half of them IPv4's and half IPv6's.
+/// Routes of each VPC, half IPv4 and half IPv6.
 const ROUTES: u32 = 100_000;
 
-/// Routes to vNICs whose MAC addresses begin with `first`.
+/// Routes to vNICs whose MAC addresses start with `first`.
 fn routes(first: u8) -> String {
     let mut text = String::new();
     for network in 0..NETWORKS {
@@ -28,19 +28,19 @@ fn routes(first: u8) -> String {
     text
 }
 
-/// What a daemon may keep, routes and all, once it has read them, bytes.
+/// Maximum memory of a daemon once it has read the routes, bytes.
 const RESIDENT_MAX: u64 = 512 << 20;
 
-/// Tells how long a step took, and what the daemon has in memory, which must not be more than it needs.
-fn tell(step: &str, began: Instant, host: &Host) {
+/// Prints the duration of a step and the daemon's memory, which must be within the limit.
+fn check_memory(step: &str, began: Instant, host: &Host) {
     let seconds = began.elapsed().as_secs_f64();
-    // Free memory is given back after the answer.
-    eventually(20.0, "memory that is free goes back", || resident(host)[0] < RESIDENT_MAX);
+    // Free memory is returned after the answer.
+    eventually(20.0, "free memory is returned", || resident(host)[0] < RESIDENT_MAX);
     let [now, most] = resident(host).map(|bytes| bytes >> 20);
     println!("{step} in {seconds:.1} s; resident: {now} MiB, at most {most} MiB");
 }
 
-/// Of a daemon, bytes: what it has, and what it had at most.
+/// A daemon's current and maximum resident memory, bytes.
 fn resident(host: &Host) -> [u64; 2] {
     let status = std::fs::read_to_string(format!("/proc/{}/status", host.pid())).unwrap();
     ["VmRSS:", "VmHWM:"].map(|key| {
@@ -51,7 +51,7 @@ fn resident(host: &Host) -> [u64; 2] {
 
 #[test]
 #[ignore = "gigabytes of memory, a minute: make prove"]
-fn a_million_routes_come_and_change_under_traffic() {
+fn a_million_routes_are_added_and_changed_under_traffic() {
     let vpcs =
         (100..100 + NETWORKS).map(|n| vpc(n, "tcp", "flow") + "gateway = [\"10.254.0.254\", \"10.255.0.254\"]\n");
     let mut lab = Lab::new(Options { vpcs: vpcs.collect(), ..Options::default() });
@@ -64,7 +64,7 @@ fn a_million_routes_come_and_change_under_traffic() {
     lab.hosts[0].config.push_str(&routes(2));
     let began = Instant::now();
     lab.start();
-    tell("started", began, &lab.hosts[0]);
+    check_memory("started", began, &lab.hosts[0]);
     for (from, to) in [("a", "b"), ("y", "z")] {
         assert_eq!(ping_with(lab.net(from), "10.255.0.2", 5, 56, 64), [63; 5]);
         exchange(lab.net(from), lab.net(to), "10.255.0.2", 5001, MEGABYTES);
@@ -79,8 +79,8 @@ fn a_million_routes_come_and_change_under_traffic() {
     lab.hosts[0].write_config();
     let began = Instant::now();
     let report = lab.hosts[0].client.reload().unwrap();
-    assert!(streams.iter().any(|stream| !stream.is_finished()), "nothing was under way any more");
-    tell("changed", began, &lab.hosts[0]);
+    assert!(streams.iter().any(|stream| !stream.is_finished()), "no stream was running any more");
+    check_memory("changed", began, &lab.hosts[0]);
     assert_eq!(report.routes.changed.len(), (NETWORKS * ROUTES) as usize);
     streams.into_iter().for_each(Exchange::finish);
     lab.assert_nothing_given_up();
@@ -88,5 +88,5 @@ fn a_million_routes_come_and_change_under_traffic() {
     lab.hosts[0].write_config();
     let began = Instant::now();
     assert_eq!(lab.hosts[0].client.reload().unwrap().routes.removed.len(), (NETWORKS * ROUTES) as usize);
-    tell("removed", began, &lab.hosts[0]);
+    check_memory("removed", began, &lab.hosts[0]);
 }

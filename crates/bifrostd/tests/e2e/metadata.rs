@@ -1,4 +1,4 @@
-//! The metadata service, asked by curl and by plain TCP from guests' namespaces.
+//! The metadata service, accessed by curl and by plain TCP from guests' namespaces.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common::host::vpc;
 use crate::common::{Guest, Lab, Options, eventually};
 
-/// What curl gets in a guest's namespace: status and body.
+/// Runs curl in a guest's namespace; returns status and body.
 fn get(lab: &Lab, guest: &str, url: &str) -> (String, String) {
     get_within(lab, guest, url, "10")
 }
@@ -21,7 +21,7 @@ fn get_within(lab: &Lab, guest: &str, url: &str, seconds: &str) -> (String, Stri
     (status.to_owned(), body.to_owned())
 }
 
-/// `a` and `d` have the same addresses in two networks, and metadata; `b` has none; `e` is on the other host.
+/// `a` and `d` have the same addresses in two VPCs, and metadata; `b` has no metadata; `e` is on the other host.
 fn lab(workers: usize) -> Lab {
     let more = "gateway = [\"10.0.0.254\", \"fd00::fe\"]\ndomain = \"vpc1.internal\"\n";
     let vpcs = format!("{}{more}{}gateway = [\"10.0.0.254\"]\n", vpc(100, "tcp", "flow"), vpc(200, "tcp", "flow"));
@@ -49,7 +49,7 @@ fn lab(workers: usize) -> Lab {
 }
 
 #[test]
-fn guests_learn_about_themselves() {
+fn guests_get_their_metadata() {
     let lab = lab(2);
     let base = "http://169.254.169.254/latest";
     for (guest, host) in [("a", "a.vpc1.internal"), ("d", "d"), ("e", "e.vpc1.internal")] {
@@ -60,10 +60,10 @@ fn guests_learn_about_themselves() {
         assert_eq!(ask("meta-data/nothing").0, "404");
     }
     assert_eq!(get(&lab, "a", "http://[fd00:ec2::254]/latest/meta-data/ipv6").1, "fd00::1");
-    // Without metadata nothing answers, and that is counted.
+    // Without metadata there is no answer, and the drop is counted.
     assert_eq!(get_within(&lab, "b", &format!("{base}/meta-data/"), "0.5").0, "000");
     assert!(lab.hosts[0].drops("b", "gateway_service") > 0);
-    // Silent connections of one guest do not keep another one waiting.
+    // Idle connections of one guest do not block another guest.
     let silent: Vec<TcpStream> = lab.net("a").enter(|| {
         let to = "169.254.169.254:80".parse().unwrap();
         (0..6).filter_map(|_| TcpStream::connect_timeout(&to, Duration::from_millis(300)).ok()).collect()
@@ -71,10 +71,10 @@ fn guests_learn_about_themselves() {
     assert!(!silent.is_empty());
     assert_eq!(get(&lab, "d", &format!("{base}/meta-data/instance-id")).1, "i-d");
     drop(silent);
-    eventually(5.0, "the connections that were closed make room", || {
+    eventually(5.0, "closed connections are freed", || {
         get(&lab, "a", &format!("{base}/meta-data/instance-id")).1 == "i-a"
     });
-    // A request that comes byte by byte is one, too.
+    // A request may arrive byte by byte.
     let reply = lab.net("a").enter(|| {
         let mut stream = TcpStream::connect("169.254.169.254:80").unwrap();
         stream.set_nodelay(true).unwrap();
@@ -91,7 +91,7 @@ fn guests_learn_about_themselves() {
     host.assert_balanced();
 }
 
-/// A reload changes what a guest learns, without a restart of anything.
+/// A reload changes a guest's metadata without a restart.
 #[test]
 fn a_reload_changes_metadata() {
     let mut lab = lab(1);
@@ -103,7 +103,7 @@ fn a_reload_changes_metadata() {
     assert_eq!(get(&lab, "a", url).1, "i-new");
 }
 
-/// cloud-init's own reader of EC2 metadata understands what is served.
+/// cloud-init's EC2 metadata reader understands the service.
 #[test]
 #[ignore = "needs the Debian package cloud-init, or its Python modules: docs/VERIFICATION.md"]
 fn cloud_init_reads_metadata() {

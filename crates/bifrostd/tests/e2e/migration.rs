@@ -1,4 +1,4 @@
-//! A virtual machine moves from one host to another while it runs, and its TCP goes on.
+//! A virtual machine migrates from one host to another while it runs, and its TCP connection continues.
 
 use std::path::Path;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn port(socket: &Path) -> ApplyItem {
     set(Kind::Port, spec)
 }
 
-/// Others may begin with the echo service, and ping.
+/// Allows others to connect to the echo service, and to ping.
 fn group() -> ApplyItem {
     let ingress = json!([{"protocol": "tcp", "ports": [5001]}, {"protocol": "icmp"}]);
     set(Kind::SecurityGroup, json!({"name": "echo", "ingress": ingress}))
@@ -43,8 +43,8 @@ fn apply(host: &Host, items: Vec<ApplyItem>) {
     host.client.apply(&ApplySpec { items }).unwrap_or_else(|error| panic!("{}: {error:?}", host.name));
 }
 
-/// Hosts a and c have machines, b a container.
-fn machine_moves(device: &str, says: &str) {
+/// Hosts a and c have machines, b has a container.
+fn machine_migrates(device: &str, says: &str) {
     let mut lab = Lab::of(3, Options::default());
     lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]).mtu(1450));
     lab.start();
@@ -62,35 +62,35 @@ fn machine_moves(device: &str, says: &str) {
     echo.wait_for_progress(2 << 20, Duration::from_secs(60));
     let mut control = Control::of(&directory, "here");
     echo.take_longest_silence();
-    let said = control.migrate(&incoming);
+    let status = control.migrate(&incoming);
     let sessions = lab.hosts[0].client.export_sessions("a").unwrap();
     let taken = lab.hosts[2].client.import_sessions(&sessions).unwrap();
-    assert!(taken.sessions + taken.left_out > 0, "the stream's session goes along: {taken:?}");
-    // The hosts learn of it one after the other.
+    assert!(taken.sessions + taken.left_out > 0, "the stream's session is moved: {taken:?}");
+    // The hosts are updated one after the other.
     apply(&lab.hosts[0], vec![gone(Kind::Port, "a"), route("host-c")]);
-    eventually(20.0, "something follows the machine", || lab.hosts[0].counter("datapath.followed_packets") > 0);
+    eventually(20.0, "packets are forwarded to the machine", || lab.hosts[0].counter("datapath.followed_packets") > 0);
     apply(&lab.hosts[1], vec![route("host-c")]);
     echo.wait_for_progress(4 << 20, Duration::from_secs(60));
-    println!("{device:?}: silence {:?}; QEMU: {said}", echo.take_longest_silence());
+    println!("{device:?}: silence {:?}; QEMU: {status}", echo.take_longest_silence());
     drop(a);
     assert_eq!(ping(lab.net("b"), "10.0.0.1", 3, 56), 3);
-    println!("{} bytes came back as they were sent", echo.finish());
+    println!("{} bytes were returned unchanged", echo.finish());
     for host in [&lab.hosts[0], &lab.hosts[2]] {
         assert_eq!(host.counter("vhost.broken_rings"), 0, "{}", host.name);
         assert_eq!(host.counter("vhost.refused_messages"), 0, "{}", host.name);
     }
     assert!(lab.hosts[2].log().contains("a guest has arrived from another host"), "{}", lab.hosts[2].log());
-    // Its kernel would have said so of a descriptor that came back twice, or of a ring that is not what it was.
+    // Its driver reports descriptors that are returned twice, and inconsistent rings.
     assert!(!c.console().contains("is not a head"), "{}", c.console());
 }
 
 #[test]
-fn a_machine_moves_while_its_tcp_goes_on() {
-    machine_moves("", "packed 0");
+fn a_machine_migrates_while_its_tcp_continues() {
+    machine_migrates("", "packed 0");
 }
 
 #[test]
 #[ignore = "takes half a minute; the port's own tests move packed rings"]
-fn a_machine_with_packed_rings_moves_while_its_tcp_goes_on() {
-    machine_moves(",packed=on", "packed 1");
+fn a_machine_with_packed_rings_migrates_while_its_tcp_continues() {
+    machine_migrates(",packed=on", "packed 1");
 }

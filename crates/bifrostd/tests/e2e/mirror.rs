@@ -1,4 +1,4 @@
-//! Packets of guests are copied to a target in VXLAN: what arrives there is read back with tshark.
+//! Guests' packets are mirrored to a target in VXLAN; the copies are read back with tshark.
 
 use std::net::UdpSocket;
 use std::process::Command;
@@ -15,28 +15,28 @@ fn mirror(name: &str, more: &str) -> String {
     format!("[[mirror]]\nname = \"{name}\"\nports = [\"a\"]\n{target}{more}")
 }
 
-/// A copy, as tshark reads it.
+/// A copy's fields from tshark.
 #[derive(Debug, PartialEq, Eq)]
 struct Copied {
     vni: u32,
     source: String,
-    /// Of ICMP.
+    /// The ICMP type.
     kind: Option<u8>,
     tcp_port: Option<u16>,
-    /// Bytes that arrived, with the headers of VXLAN.
+    /// Length of the copy, bytes.
     captured: usize,
-    /// Bytes of the packet that was copied, as its IP header has it.
+    /// Length of the original packet from its IP header, bytes.
     ip_len: usize,
 }
 
-/// Everything that has arrived at a socket.
+/// All copies that have arrived at a socket.
 fn copies(lab: &Lab, socket: &UdpSocket) -> Vec<Copied> {
     let mut file = Vec::new();
     pcapng::section(&mut file, "test");
     pcapng::interface(&mut file, "mirror", "copies", 65_535);
     let mut datagram = [0; 65_536];
     while let Ok(len) = socket.recv(&mut datagram) {
-        // Headers as they were on the link, as far as tshark needs them.
+        // Outer headers, as far as tshark needs them.
         let udp_len = (8 + len as u16).to_be_bytes();
         let total = (28 + len as u16).to_be_bytes();
         let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
@@ -95,12 +95,12 @@ fn copies_arrive_at_the_target() {
     let asked: Vec<_> = of(4242).into_iter().filter(|c| c.source == "10.0.0.1" && c.kind == Some(8)).collect();
     let answered: Vec<_> = of(4242).into_iter().filter(|c| c.source == "10.0.0.2" && c.kind == Some(0)).collect();
     assert_eq!((asked.len(), answered.len()), (10, 10), "{seen:#?}");
-    // Of each, 256 bytes: the whole packet is longer.
+    // Copies are truncated to 256 bytes; the packets are longer.
     assert!(asked.iter().chain(&answered).all(|copy| copy.captured == 256 && copy.ip_len == 1028), "{seen:#?}");
     assert!(of(4243).iter().all(|copy| copy.source == "10.0.0.1" && copy.captured == 60));
     assert_eq!((of(4243).len(), of(4244).len()), (2, 0));
 
-    // A connection: only one way, only its ports; and the mirrored guest's bytes arrive as always.
+    // A connection: only one direction, only the selected ports; the mirrored guest's traffic is not affected.
     Talk::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001).say(1000);
     assert_eq!(sent("web"), 0);
     let host = &mut lab.hosts[0];

@@ -1,4 +1,4 @@
-//! NAT between real kernels: guests reach the outside through an uplink, and are reached from there.
+//! NAT between real kernels: guests connect through an uplink to the outside, and the outside connects to guests.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -21,8 +21,8 @@ const FLOATING6: &str = "2001:db8::20";
 const FORWARD: &str = "[[port_forward]]\nvni = 100\nuplink = \"wan\"\naddress = \"203.0.113.10\"\nport = 8080\n\
                        inside = \"10.0.0.1\"\ninside_port = 80\n";
 
-/// Guests `a` and `c` of one host share addresses and have some of their own. Behind the uplink is the namespace `wan`, whose kernel has
-/// an address in the network of those, and others elsewhere.
+/// Guests `a` and `c` of one host share external addresses; `c` also has floating ones. The namespace `wan` is behind
+/// the uplink: its kernel has an address in the external subnet, and others elsewhere.
 fn lab(workers: usize) -> Lab {
     let gateway = "gateway = [\"10.0.0.254\", \"fd00::fe\"]\n";
     let vpcs = format!("{}{gateway}{}", vpc(100, "tcp", "flow"), vpc(900, "off", "off"));
@@ -54,8 +54,8 @@ fn connect(from: &Net, to: &str, port: u16) -> Conversation {
     Conversation::start(from, to, port).unwrap_or_else(|| panic!("a connection to {to} port {port}"))
 }
 
-/// Everything at once: a lab takes a second to build.
-fn guests_meet_the_outside(workers: usize) {
+/// One lab for all checks, because building one takes a second.
+fn guests_use_nat(workers: usize) {
     let mut lab = lab(workers);
     let _remote = Service::start(lab.net("wan"), REMOTE, 80, "remote", "200 OK");
     let _remote6 = Service::start(lab.net("wan"), REMOTE6, 80, "remote6", "200 OK");
@@ -63,7 +63,7 @@ fn guests_meet_the_outside(workers: usize) {
     let _c = Service::start(lab.net("c"), "10.0.0.3", 22, "c", "200 OK");
     let _c6 = Service::start(lab.net("c"), "fd00::3", 22, "c6", "200 OK");
 
-    // Out, from shared addresses and from one of its own.
+    // Outbound, from shared and floating addresses.
     let outs = [
         ("a", REMOTE, "remote", SHARED),
         ("a", REMOTE6, "remote6", SHARED6),
@@ -78,7 +78,7 @@ fn guests_meet_the_outside(workers: usize) {
         assert_eq!(ping(lab.net(guest), to, 2, 100), 2, "{guest} pings {to}");
         open.push(conversation);
     }
-    // In, to a floating address, and through a port.
+    // Inbound, to a floating address and through a forwarded port.
     for (to, port, name) in [(FLOATING, 22, "c"), (FLOATING6, 22, "c6"), (SHARED, 8080, "a")] {
         let mut conversation = connect(lab.net("wan"), to, port);
         assert_eq!(conversation.backend, name);
@@ -86,14 +86,14 @@ fn guests_meet_the_outside(workers: usize) {
         conversation.exchange().unwrap();
     }
     assert_eq!([ping(lab.net("wan"), FLOATING, 2, 100), ping(lab.net("wan"), FLOATING6, 2, 100)], [2, 2]);
-    // From guest to guest, as others see them.
+    // Between guests, over external addresses.
     let mut meet = connect(lab.net("a"), FLOATING, 22);
     assert_eq!((meet.backend.as_str(), meet.client), ("c", address(SHARED)));
     meet.exchange().unwrap();
     let mut meet = connect(lab.net("c"), SHARED, 8080);
     assert_eq!((meet.backend.as_str(), meet.client), ("a", address(FLOATING)));
     meet.exchange().unwrap();
-    errors_reach_who_has_sent(&lab);
+    errors_reach_the_sender(&lab);
 
     let host = &lab.hosts[0];
     let nat = host.client.nat().unwrap();
@@ -109,15 +109,15 @@ fn guests_meet_the_outside(workers: usize) {
         ..TraceSpec::default()
     };
     let trace = host.client.trace(&trace).unwrap();
-    let told = trace.steps.iter().find(|step| step.stage == "nat").unwrap_or_else(|| panic!("{trace:#?}"));
-    assert!(told.what.contains(SHARED), "{trace:#?}");
+    let step = trace.steps.iter().find(|step| step.stage == "nat").unwrap_or_else(|| panic!("{trace:#?}"));
+    assert!(step.what.contains(SHARED), "{trace:#?}");
 
-    // Nobody is there.
+    // A port without a mapping.
     let socket = lab.net("wan").enter(|| UdpSocket::bind("0.0.0.0:0").unwrap());
     socket.send_to(b"?", (SHARED, 29_999)).unwrap();
     eventually(5.0, "the drop is counted", || host.drops("wan", "nat_no_mapping") > 0);
 
-    // A forward goes; all others stay.
+    // A forward is removed; other connections stay.
     let mut through = connect(lab.net("wan"), SHARED, 8080);
     let host = &mut lab.hosts[0];
     host.config = host.config.replace(FORWARD, "");
@@ -125,37 +125,37 @@ fn guests_meet_the_outside(workers: usize) {
     assert_eq!(host.client.reload().unwrap().port_forwards.removed, ["tcp 203.0.113.10:8080"]);
     open.iter_mut().for_each(|conversation| conversation.exchange().unwrap());
     through.stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    assert!(through.exchange().is_err(), "a connection through a forward that is gone goes on");
+    assert!(through.exchange().is_err(), "a connection through a removed forward continues");
 }
 
-/// ICMP errors that kernels send: each end must find its own addresses in what they quote, or it would ignore them.
-fn errors_reach_who_has_sent(lab: &Lab) {
+/// ICMP errors from kernels: each end must find its own addresses in the quoted packet, or it would ignore the error.
+fn errors_reach_the_sender(lab: &Lab) {
     let refused = |socket: &UdpSocket| {
         let _ = socket.send(b"?");
         socket.recv(&mut [0; 100]).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused)
     };
-    let ways = [
+    let cases = [
         ("a", "10.0.0.1", REMOTE, 9),
         ("a", "fd00::1", REMOTE6, 9),
         ("c", "10.0.0.3", REMOTE, 9),
         ("wan", "203.0.113.1", FLOATING, 9),
         ("wan", "2001:db8::1", FLOATING6, 9),
     ];
-    for (from, own, to, port) in ways {
+    for (from, own, to, port) in cases {
         let (own, to) = (SocketAddr::new(address(own), 0), SocketAddr::new(address(to), port));
         let socket = lab.net(from).enter(move || UdpSocket::bind(own).unwrap());
         socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         socket.connect(to).unwrap();
-        eventually(5.0, &format!("{from} hears that nobody listens at {to}"), || refused(&socket));
+        eventually(5.0, &format!("{from} gets an error: no listener at {to}"), || refused(&socket));
     }
 }
 
 #[test]
-fn guests_meet_the_outside_through_one_worker() {
-    guests_meet_the_outside(1);
+fn guests_use_nat_with_one_worker() {
+    guests_use_nat(1);
 }
 
 #[test]
-fn guests_meet_the_outside_through_several_workers() {
-    guests_meet_the_outside(2);
+fn guests_use_nat_with_several_workers() {
+    guests_use_nat(2);
 }

@@ -1,4 +1,4 @@
-//! Objects change one at a time, beside those of the file.
+//! Objects are applied one at a time, in addition to those of the file.
 
 use bifrost_control::api::{ApplyItem, ApplyOp, ApplyReport, ApplySpec, ObjectsQuery};
 use bifrost_control::client::ClientError;
@@ -40,10 +40,10 @@ fn apply(host: &Host, items: Vec<ApplyItem>) -> Result<ApplyReport, String> {
 }
 
 #[test]
-fn a_port_and_its_route_come_and_go_under_a_stream() {
+fn a_port_and_its_route_are_added_and_removed_under_a_stream() {
     let lab = Lab::running(Options::default());
     let stream = Exchange::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001, 64 * MEGABYTES);
-    eventually(5.0, "the stream is under way", || lab.hosts[0].counter("rte.sent_packets") > 1000);
+    eventually(5.0, "the stream is running", || lab.hosts[0].counter("rte.sent_packets") > 1000);
     let cids = |lab: &Lab| lab.hosts[0].conns_with(lab.guest("b")).iter().map(|c| c.cid).collect::<Vec<_>>();
     let before = cids(&lab);
     let (c, d) = (Net::new(lab.tag(), "c"), Net::new(lab.tag(), "d"));
@@ -53,7 +53,7 @@ fn a_port_and_its_route_come_and_go_under_a_stream() {
     assert_eq!(ping(&c, "10.0.0.4", 5, 56), 5);
     exchange(&d, &c, "10.0.0.3", 5002, MEGABYTES);
     assert!(!stream.is_finished(), "the stream was too short to be disturbed");
-    // A reload of the file keeps what is not its own.
+    // A reload of the file keeps other owners' objects.
     assert!(lab.hosts[0].client.reload().unwrap().is_empty());
     assert_eq!(ping(&c, "10.0.0.4", 3, 56), 3);
     let again = apply(&lab.hosts[0], vec![port(&c, 3), route("host-b", 4)]).unwrap();
@@ -64,7 +64,7 @@ fn a_port_and_its_route_come_and_go_under_a_stream() {
     assert!(!c.has_device("eth0"));
     assert_eq!((lab.hosts[0].client.ports().unwrap().len(), lab.hosts[0].client.routes().unwrap().len()), (1, 1));
     stream.finish();
-    assert_eq!(lab.net("a").needed_retransmits() + lab.net("b").needed_retransmits(), 0, "the stream lost something");
+    assert_eq!(lab.net("a").needed_retransmits() + lab.net("b").needed_retransmits(), 0, "the stream lost packets");
     lab.assert_nothing_given_up();
     assert_eq!(cids(&lab), before, "the connection was restarted");
 }
@@ -75,7 +75,7 @@ fn a_batch_that_fails_halfway_changes_nothing() {
     let c = Net::new(lab.tag(), "c");
     let mut bad = port(&c, 9);
     bad.spec.as_mut().unwrap()["netns"] = json!("/etc/hostname");
-    // Wrong only once it is tried: after the other port has been made.
+    // Fails only when applied, after the other port was created.
     let error = apply(&lab.hosts[0], vec![port(&c, 3), bad, route("host-b", 4)]).unwrap_err();
     assert!(error.contains("port p9") && error.contains("/etc/hostname"), "{error}");
     assert!(error.ends_with("(nothing was changed)"), "{error}");
@@ -83,19 +83,19 @@ fn a_batch_that_fails_halfway_changes_nothing() {
     let agents = ObjectsQuery { owner: Some("agent".into()), ..ObjectsQuery::default() };
     assert_eq!(lab.hosts[0].client.objects(&agents).unwrap().objects.len(), 0);
     assert_eq!((lab.hosts[0].client.ports().unwrap().len(), lab.hosts[0].client.routes().unwrap().len()), (1, 1));
-    // Wrong by itself, or with what there is.
+    // Invalid by itself, or together with existing objects.
     let error = apply(&lab.hosts[0], vec![port(&c, 3), route("host-x", 4)]).unwrap_err();
     assert!(error.starts_with("items[1]: route \"100/10.0.0.4/32\": peer: no peer named \"host-x\""), "{error}");
     let error = apply(&lab.hosts[0], vec![delete(Kind::Port, "a")]).unwrap_err();
     assert!(error.contains("belongs to the configuration file"), "{error}");
-    // The same works once it is right.
+    // The corrected batch succeeds.
     apply(&lab.hosts[0], vec![port(&c, 3), route("host-b", 4)]).unwrap();
     assert_eq!(ping(&c, "10.0.0.1", 3, 56), 3);
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
 }
 
 #[test]
-fn what_was_applied_is_there_after_a_crash() {
+fn applied_objects_survive_a_crash() {
     let mut lab = Lab::running(Options::default());
     let state = lab.hosts[0].state_directory();
     std::fs::create_dir(&state).unwrap();
@@ -111,7 +111,7 @@ fn what_was_applied_is_there_after_a_crash() {
     assert_eq!(objects(&lab), before);
     assert_eq!(ping(&c, "10.0.0.1", 3, 56), 3);
 
-    // Damage is told, and the file's objects are there.
+    // Damage is logged, and the file's objects exist.
     lab.hosts[0].crash();
     let journal = state.join("objects.journal");
     let damaged = std::fs::read_to_string(&journal).unwrap().replace("host-b", "host-c");

@@ -1,4 +1,4 @@
-//! Guests of different networks reach each other where both networks say so, and nowhere else.
+//! Guests of different VPCs reach each other only where both VPCs have a peering.
 
 use bifrost_control::api::TraceSpec;
 
@@ -8,14 +8,14 @@ use crate::common::{Guest, Lab, Options};
 
 const MEGABYTES: u64 = 1 << 20;
 
-/// Into VNI 200 and back, IPv4 and IPv6.
+/// Peerings to VNI 200 and back, IPv4 and IPv6.
 const THERE: &str = "[[peering]]\nvni = 100\nprefix = \"10.2.0.0/16\"\nto_vni = 200\n\
                      [[peering]]\nvni = 100\nprefix = \"fd02::/64\"\nto_vni = 200\n";
 const BACK: &str = "[[peering]]\nvni = 200\nprefix = \"10.1.0.0/16\"\nto_vni = 100\n\
                     [[peering]]\nvni = 200\nprefix = \"fd01::/64\"\nto_vni = 100\n";
 
-/// `a` is in VNI 100; `b`, on the other host, and `c`, on the same one, are in VNI 200; `b` has the MAC address of `a`.
-/// `d`, in VNI 300 and on the other host, has addresses as if it were in VNI 200's subnet.
+/// `a` is in VNI 100. `b`, on the other host, and `c`, on the same one, are in VNI 200; `b` has the MAC address of `a`.
+/// `d`, in VNI 300 and on the other host, has an address from VNI 200's subnet.
 fn lab(peerings: &str) -> Lab {
     let gateways = |n: u32, v4: &str, v6: &str| format!("{}gateway = [\"{v4}\", \"{v6}\"]\n", vpc(n, "all", "flow"));
     let vpcs = gateways(100, "10.1.0.254", "fd01::fe")
@@ -44,13 +44,13 @@ fn peered_networks_reach_each_other() {
     for (from, to) in [(a, "fd02::2"), (c, "fd01::1")] {
         assert_eq!(ping(from, to, 5, 56), 5, "{to}");
     }
-    assert_eq!(ping_with(b, "10.2.0.3", 5, 56, 64), [64; 5], "its own network is no hop away");
+    assert_eq!(ping_with(b, "10.2.0.3", 5, 56, 64), [64; 5], "no hop within a VPC");
     let before: Vec<u64> = lab.hosts.iter().map(|h| h.counter("rte.sent_packets")).collect();
     exchange(a, b, "10.2.0.2", 5001, 4 * MEGABYTES);
     exchange(b, a, "fd01::1", 5002, 4 * MEGABYTES);
     exchange(a, c, "10.2.0.3", 5003, 4 * MEGABYTES);
     let after: Vec<u64> = lab.hosts.iter().map(|h| h.counter("rte.sent_packets")).collect();
-    assert_eq!(before, after, "connections of the transport are of one network");
+    assert_eq!(before, after, "transport connections stay within one VPC");
     exchange(c, b, "10.2.0.2", 5004, 4 * MEGABYTES);
 
     let host = &lab.hosts[0];
@@ -66,15 +66,15 @@ fn peered_networks_reach_each_other() {
     let routes = host.client.routes().unwrap();
     assert!(routes.iter().any(|r| r.to_vni == Some(200) && r.prefix.to_string() == "10.2.0.0/16"), "{routes:?}");
 
-    // The third network has the same addresses, and is none of them.
-    assert_eq!(ping(a, "10.2.0.4", 2, 56), 0, "nobody in VNI 200 has this address");
+    // The third VPC has the same addresses, without a peering.
+    assert_eq!(ping(a, "10.2.0.4", 2, 56), 0, "VNI 200 does not have this address");
     assert_eq!(host.drops("a", "no_route"), 2);
-    assert_eq!(ping(lab.net("d"), "10.1.0.1", 2, 56), 0, "VNI 300 leads nowhere");
+    assert_eq!(ping(lab.net("d"), "10.1.0.1", 2, 56), 0, "VNI 300 has no peering");
     assert_eq!(lab.hosts[1].drops("d", "no_route"), 2);
 }
 
 #[test]
-fn a_reload_parts_them() {
+fn a_reload_removes_peerings() {
     let mut lab = lab(&format!("{THERE}{BACK}"));
     assert_eq!(ping(lab.net("a"), "10.2.0.2", 3, 56), 3);
     let config = lab.hosts[0].config.replace(THERE, "").replace(BACK, "");
@@ -84,7 +84,7 @@ fn a_reload_parts_them() {
     assert_eq!(report.peerings.removed.len(), 4, "{report:?}");
     assert_eq!(ping(lab.net("a"), "10.2.0.2", 2, 56), 0);
     assert_eq!(lab.hosts[0].drops("a", "no_route"), 2);
-    // What the other host still sends is refused: each host goes by its own configuration.
+    // Packets of the other host are refused: each host uses its own configuration.
     let refused = lab.hosts[0].counter("avs.underlay_dropped_wrong_peer_packets");
     assert_eq!(ping(lab.net("b"), "10.1.0.1", 2, 56), 0);
     assert_eq!(lab.hosts[0].counter("avs.underlay_dropped_wrong_peer_packets"), refused + 2);

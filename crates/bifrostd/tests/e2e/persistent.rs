@@ -9,8 +9,9 @@ use crate::common::traffic::{Echo, Requests, Talk, exchange, ping};
 use crate::common::{Guest, Lab, Options, eventually};
 use crate::kept::{index, serve_echo};
 
-/// How long TCP may stand still beyond the time in which there is no daemon. What the guest sends meanwhile is lost, and its TCP tries
-/// again after 200 ms, 400 ms, and so on; the transport of the other host knows that the daemon is back after some milliseconds.
+/// How much longer than the daemon's restart TCP may stall. The guest's packets are lost meanwhile, and its TCP
+/// retransmits after 200 ms, 400 ms, and so on; the other host's transport detects within milliseconds that the daemon
+/// is back.
 const SLACK: Duration = Duration::from_millis(900);
 
 fn running(workers: usize) -> Lab {
@@ -21,12 +22,12 @@ fn running(workers: usize) -> Lab {
     lab
 }
 
-/// Where the daemon notes which devices outlive it.
+/// The directory of the daemon's device records.
 fn records(host: &Host) -> PathBuf {
     host.directory.join(format!("{}.sock.devices", host.name))
 }
 
-/// Its files, without the lock.
+/// The record files, without the lock.
 fn files(host: &Host) -> Vec<String> {
     let entries = std::fs::read_dir(records(host)).into_iter().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -35,7 +36,7 @@ fn files(host: &Host) -> Vec<String> {
     names
 }
 
-/// Runs the daemon to remove what it has left; what it says.
+/// Runs the daemon with `--remove-devices`; returns its success and its errors.
 fn remove_devices(host: &Host) -> (bool, String) {
     let config = host.config_file();
     let output =
@@ -65,7 +66,7 @@ fn survive_kills(workers: usize) {
         echo.wait_for_progress(1 << 20, Duration::from_secs(20));
         requests.wait_for(20);
         let silences = [echo.take_longest_silence(), requests.take_longest()];
-        println!("{workers} workers, kill {kill}: silences {silences:?}, of which the restart took {restart:?}");
+        println!("{workers} workers, kill {kill}: silences {silences:?}, including {restart:?} of the restart");
         beyond.extend(silences.map(|silence| silence.saturating_sub(restart)));
         assert_eq!(index(lab.net("a")), before, "another device");
         assert!(lab.hosts[0].log().contains("takes over its device"), "{}", lab.hosts[0].log());
@@ -93,7 +94,7 @@ fn a_container_with_two_queues_keeps_its_device_and_its_streams_without_a_servic
 }
 
 #[test]
-fn a_device_of_a_port_that_is_gone_is_removed() {
+fn the_device_of_a_removed_port_is_removed() {
     let mut lab = running(1);
     assert_eq!(files(&lab.hosts[0]), ["a.json"]);
     let whole = lab.hosts[0].config.clone();
@@ -116,11 +117,11 @@ fn a_device_of_a_port_that_is_gone_is_removed() {
         lab.hosts[0].write_config();
         lab.hosts[0].client.reload().unwrap();
         assert_eq!(files(&lab.hosts[0]), ["a.json"]);
-        eventually(5.0, "it is reached", || ping(lab.net("b"), "10.0.0.1", 1, 56) == 1);
+        eventually(5.0, "it is reachable", || ping(lab.net("b"), "10.0.0.1", 1, 56) == 1);
     }
 }
 
-/// A reload changes a device in its place, and takes back what cannot be.
+/// A reload changes the existing device; so does the next daemon.
 #[test]
 fn a_port_that_changes_keeps_its_device() {
     for workers in [1, 2] {
@@ -140,7 +141,7 @@ fn a_port_that_changes_keeps_its_device() {
         let shown = String::from_utf8_lossy(&shown);
         let all = ["mtu 1400", "10.0.0.1/24", "10.6.0.1/16", "fd00::1/64", "10.7.0.0/16 via 10.0.0.9", "default via"];
         assert!(all.iter().all(|part| shown.contains(part)), "{shown}");
-        // And the next daemon knows.
+        // The next daemon changes it back.
         lab.hosts[0].crash();
         lab.hosts[0].config = good;
         lab.hosts[0].start();
@@ -155,20 +156,20 @@ fn a_port_that_changes_keeps_its_device() {
 #[test]
 fn a_command_removes_the_devices_of_a_daemon_that_ended() {
     let mut lab = running(1);
-    let (done, said) = remove_devices(&lab.hosts[0]);
-    assert!(!done && said.contains("another bifrostd"), "{said}");
+    let (done, errors) = remove_devices(&lab.hosts[0]);
+    assert!(!done && errors.contains("another bifrostd"), "{errors}");
     assert!(lab.net("a").has_device("eth0"));
     lab.hosts[0].crash();
     for _ in 0..2 {
-        let (done, said) = remove_devices(&lab.hosts[0]);
-        assert!(done, "{said}");
+        let (done, errors) = remove_devices(&lab.hosts[0]);
+        assert!(done, "{errors}");
         assert!(!lab.net("a").has_device("eth0") && !records(&lab.hosts[0]).exists());
     }
     lab.hosts[0].start();
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
 }
 
-/// In the host's own namespace, as an uplink is.
+/// In the host's own namespace, like an uplink.
 #[test]
 fn a_device_in_the_hosts_namespace_is_kept() {
     let mut lab = Lab::new(Options::default());
@@ -189,10 +190,10 @@ fn a_device_in_the_hosts_namespace_is_kept() {
 }
 
 #[test]
-fn only_a_device_of_ours_is_taken() {
+fn only_own_devices_are_taken_over() {
     let mut lab = running(1);
     let own = index(lab.net("a"));
-    // The guest gives it another name.
+    // The guest renames the device.
     lab.hosts[0].crash();
     lab.net("a").ip("link set eth0 down\nlink set eth0 name mine\nlink set mine up\n");
     lab.hosts[0].start();
@@ -200,14 +201,14 @@ fn only_a_device_of_ours_is_taken() {
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
     lab.hosts[0].crash();
     lab.net("a").ip("link set mine down\nlink set mine name eth0\nlink set eth0 up\n");
-    // It holds a queue of it: a guest that does so loses the device, and the daemon nothing.
+    // The guest holds a queue of the device: it loses the device, and the daemon is not affected.
     let held = lab.net("a").enter(|| attach("eth0").unwrap());
     lab.hosts[0].start();
     let log = lab.hosts[0].log();
     assert!(log.contains("another process has them open") && index(lab.net("a")) != own, "{log}");
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
     drop(held);
-    // It removes ours, and makes one of its name: that is an error, and stays.
+    // The guest replaces the device with its own of the same name: the daemon fails, and leaves that device.
     lab.hosts[0].crash();
     lab.net("a").ip("link del eth0\ntuntap add eth0 mode tap\n");
     let theirs = index(lab.net("a"));
@@ -218,7 +219,7 @@ fn only_a_device_of_ours_is_taken() {
     lab.net("a").ip("link del eth0\n");
     lab.hosts[0].start();
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
-    // It takes ours to another namespace.
+    // The guest moves the device to another namespace.
     lab.hosts[0].crash();
     let elsewhere = lab.net("b").name().to_owned();
     lab.net("a").ip(&format!("link set eth0 name moved netns {elsewhere}\n"));
@@ -228,14 +229,14 @@ fn only_a_device_of_ours_is_taken() {
 }
 
 #[test]
-fn a_namespace_that_was_made_again_gets_a_device() {
+fn a_recreated_namespace_gets_a_device() {
     let mut lab = running(1);
     lab.hosts[0].crash();
     lab.delete_net("a");
     lab.make_net("a");
     lab.hosts[0].start();
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
-    // It is not there when the daemon comes.
+    // The namespace does not exist when the daemon starts.
     lab.hosts[0].crash();
     lab.delete_net("a");
     lab.hosts[0].start();
@@ -249,9 +250,9 @@ fn a_namespace_that_was_made_again_gets_a_device() {
     assert_eq!(index(lab.net("a")), device);
 }
 
-/// Whenever the daemon is killed, the next one works, and nothing stays behind.
+/// Whenever the daemon is killed, the next one works, and no device remains without a record.
 #[test]
-fn a_daemon_that_is_killed_while_it_starts_leaves_what_the_next_one_understands() {
+fn a_daemon_killed_during_its_start_leaves_a_consistent_state() {
     let mut lab = running(1);
     let mut random = fastrand::Rng::with_seed(7);
     for round in 0..30 {
@@ -270,7 +271,7 @@ fn a_daemon_that_is_killed_while_it_starts_leaves_what_the_next_one_understands(
     assert_eq!(files(&lab.hosts[0]), ["a.json"]);
 }
 
-/// Opens a queue of a device of the calling thread's namespace.
+/// Opens a queue of a device in the calling thread's namespace.
 fn attach(name: &str) -> std::io::Result<File> {
     use std::os::fd::AsRawFd as _;
     let file = File::options().read(true).write(true).open("/dev/net/tun")?;

@@ -17,10 +17,10 @@ fn error(result: Result<bifrost_control::api::ReloadReport, ClientError>) -> Str
 }
 
 #[test]
-fn ports_routes_peers_and_networks_come_and_go_under_a_stream() {
+fn ports_routes_peers_and_vpcs_are_added_and_removed_under_a_stream() {
     let mut lab = Lab::running(Options::default());
     let stream = Exchange::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001, 64 * MEGABYTES);
-    eventually(5.0, "the stream is under way", || lab.hosts[0].counter("rte.sent_packets") > 1000);
+    eventually(5.0, "the stream is running", || lab.hosts[0].counter("rte.sent_packets") > 1000);
     let first = [lab.hosts[0].config.clone(), lab.hosts[1].config.clone()];
     let index =
         |lab: &Lab| lab.net("a").enter(|| std::fs::read_to_string("/sys/class/net/eth0/ifindex").unwrap_or_default());
@@ -32,7 +32,7 @@ fn ports_routes_peers_and_networks_come_and_go_under_a_stream() {
     };
     let before = stream_conns(&lab);
 
-    // A guest on each side, one in a new network; a peer that is not there, and a route to it.
+    // A guest on each side, one in a new VPC; an unreachable peer, and a route to it.
     lab.add(0, Guest::new("c", 3, &["10.0.0.3/24"]));
     lab.add(1, Guest::new("d", 4, &["10.0.0.4/24"]));
     lab.add(0, Guest::new("e", 5, &["10.0.0.5/24"]).vni(300));
@@ -50,12 +50,12 @@ fn ports_routes_peers_and_networks_come_and_go_under_a_stream() {
     );
     assert_eq!((report.routes.added.len(), report.vpcs.added), (2, vec!["300".to_string()]));
     lab.hosts[1].signal(Signal::HUP);
-    eventually(3.0, "SIGHUP is obeyed", || lab.hosts[1].client.ports().unwrap().len() == 2);
+    eventually(3.0, "SIGHUP reloads the file", || lab.hosts[1].client.ports().unwrap().len() == 2);
     assert_eq!(ping(lab.net("c"), "10.0.0.4", 5, 56), 5);
     exchange(lab.net("d"), lab.net("c"), "10.0.0.3", 5002, MEGABYTES);
     assert!(!stream.is_finished(), "the stream was too short to be disturbed");
 
-    // And away again.
+    // The additions are removed.
     let conns = lab.hosts[1].client.conns().unwrap().len();
     assert_eq!(conns, 2);
     for (host, config) in lab.hosts.iter_mut().zip(first) {
@@ -66,11 +66,11 @@ fn ports_routes_peers_and_networks_come_and_go_under_a_stream() {
     assert_eq!((report.ports.removed.len(), report.peers.removed.len(), report.vpcs.removed.len()), (2, 1, 1));
     assert!(!lab.net("c").has_device("eth0"));
     lab.hosts[1].client.reload().unwrap();
-    assert!(lab.hosts[0].client.reload().unwrap().is_empty(), "nothing is left to be done");
+    assert!(lab.hosts[0].client.reload().unwrap().is_empty(), "no difference remains");
     assert_eq!(lab.hosts[1].client.conns().unwrap().len(), 1);
 
     stream.finish();
-    assert_eq!(lab.net("a").needed_retransmits() + lab.net("b").needed_retransmits(), 0, "the stream lost something");
+    assert_eq!(lab.net("a").needed_retransmits() + lab.net("b").needed_retransmits(), 0, "the stream lost packets");
     lab.assert_nothing_given_up();
     assert_eq!(index(&lab), device, "the port got a new device");
     assert_eq!(stream_conns(&lab), before, "the connection was restarted");
@@ -86,14 +86,14 @@ fn a_bad_file_changes_nothing() {
     let line = |text: &str, what: &str| 1 + text.lines().position(|l| l.contains(what)).unwrap();
     let route = routes(&Guest::new("x", 9, &["10.0.0.9/24"]), "host-x");
     let cases = [
-        // Wrong by itself.
+        // Invalid by itself.
         (
             format!("{good}{route}"),
             format!(":{}: route[1].peer: no peer named \"host-x\"", line(&format!("{good}{route}"), "host-x")),
         ),
-        // Wrong for a running daemon.
+        // Cannot change at run time.
         (good.replace("paths = 4", "paths = 3"), "underlay.paths".to_string()),
-        // Wrong only once it is tried: together with things that could be done.
+        // Fails only when applied, together with valid changes.
         (format!("{good}{}{extra}", vpc(300, "tcp", "flow")), "/etc/hostname".to_string()),
     ];
     let before = (lab.hosts[0].client.ports().unwrap().len(), lab.hosts[0].client.routes().unwrap());
@@ -104,10 +104,10 @@ fn a_bad_file_changes_nothing() {
         assert!(error.contains(&says), "{says:?} is not in {error}");
         let logged = lab.hosts[0].log().matches("not reloaded").count();
         lab.hosts[0].signal(Signal::HUP);
-        eventually(3.0, "the log says it, too", || lab.hosts[0].log().matches("not reloaded").count() > logged);
+        eventually(3.0, "the failure is logged, too", || lab.hosts[0].log().matches("not reloaded").count() > logged);
         assert_eq!((lab.hosts[0].client.ports().unwrap().len(), lab.hosts[0].client.routes().unwrap()), before);
         talk.say(10_000);
-        // What failed is not taken for done: it fails again, and works once it is right.
+        // A failed change is retried: it fails again, and succeeds once it is corrected.
         lab.hosts[0].client.reload().unwrap_err();
     }
     let ns = Net::new(lab.tag(), "c");
@@ -120,7 +120,7 @@ fn a_bad_file_changes_nothing() {
 }
 
 #[test]
-fn a_changed_port_that_fails_is_tried_again() {
+fn a_changed_port_that_fails_is_retried() {
     let mut lab = Lab::running(Options::default());
     let name = lab.net("a").name().to_string();
     let good = lab.hosts[0].config.clone();
@@ -135,7 +135,7 @@ fn a_changed_port_that_fails_is_tried_again() {
 }
 
 #[test]
-fn a_port_that_is_gone_is_refused_to_its_peers() {
+fn peers_are_refused_connections_to_a_removed_port() {
     let mut lab = Lab::running(Options { transport: "plain_retry_s = 1\n".to_string(), ..Options::default() });
     lab.add(1, Guest::new("c", 3, &["10.0.0.3/24"]));
     for host in &lab.hosts {
@@ -149,12 +149,12 @@ fn a_port_that_is_gone_is_refused_to_its_peers() {
     lab.hosts[1].config = config.replace(&removed, "");
     lab.hosts[1].write_config();
     assert_eq!(lab.hosts[1].client.reload().unwrap().ports.removed, ["b"]);
-    // The peer learns it from RESET and REJECT, and sends in vain.
+    // The peer gets RESET and REJECT, and falls back to plain VXLAN, whose packets are dropped.
     use std::io::Write;
-    talk.client.write_all(b"anybody?").unwrap();
+    talk.client.write_all(b"hello").unwrap();
     eventually(3.0, "REJECT", || lab.hosts[0].counter("rte.rejects_received_packets") >= 1);
     assert!(lab.hosts[1].counter("rte.rejected_vnic_packets") >= 1);
-    eventually(3.0, "plain packets find nobody", || {
+    eventually(3.0, "plain packets are dropped", || {
         lab.hosts[1].counter("avs.underlay_dropped_unknown_mac_packets") >= 1
     });
     exchange(lab.net("a"), lab.net("c"), "10.0.0.3", 5002, MEGABYTES);
