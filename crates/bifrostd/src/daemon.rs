@@ -22,7 +22,7 @@ use crate::apply::failure;
 use crate::background::in_background;
 use crate::beginning::{Inherited, adopt_underlays, open_underlays, restore, restore_handed, warn_of_small_devices};
 use crate::carried::Carried;
-use crate::container::{Container, Released, may_have_same_tap};
+use crate::container::{Container, Released, may_keep_tap};
 use crate::devices;
 use crate::flow_log;
 use crate::health::Health;
@@ -443,7 +443,7 @@ impl State {
             if let Some(owner) = self.names.port(&port.name) {
                 self.machines.remove(&port.name);
                 self.containers.remove(&port.name);
-                match next.filter(|next| may_have_same_tap(port, next)) {
+                match next.filter(|next| may_keep_tap(port, next)) {
                     Some(_) => self.set_port_aside(&port.name, owner)?,
                     None => self.remove_port(&port.name, owner)?,
                 }

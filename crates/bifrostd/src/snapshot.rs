@@ -53,8 +53,8 @@ impl Snapshot {
                 let aside = path.with_extension("journal.damaged");
                 std::fs::rename(&path, &aside).with_context(|| doing("renaming"))?;
                 tracing::error!(
-                    "{}: {error}; it is now {}, and the daemon starts with the objects of its file alone: have the \
-                     others applied again",
+                    "{}: {error}; renamed to {}; the daemon starts with only the objects of its file: apply the others \
+                     again",
                     path.display(),
                     aside.display()
                 );

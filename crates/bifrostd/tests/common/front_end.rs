@@ -138,8 +138,8 @@ impl Memory {
         u64::from_le(unsafe { &*self.at::<AtomicU64>(at) }.load(Ordering::Acquire))
     }
 
-    /// Writes a descriptor, its flags last. `third` and `fourth` are flags and next in split rings and tables, id and flags in
-    /// packed rings.
+    /// Writes a descriptor, its flags last. `third` and `fourth` are flags and next in split rings and tables, ID and
+    /// flags in packed rings.
     pub fn descriptor(&self, at: u64, guest: u64, len: u32, third: u16, fourth: u16) {
         self.store64(at, guest);
         self.store64(at + 8, u64::from(len) | u64::from(third) << 32 | u64::from(fourth) << 48);

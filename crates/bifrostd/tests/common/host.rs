@@ -119,7 +119,7 @@ pub struct Host {
     pub manager: Option<Manager>,
     child: Option<Child>,
     /// The process that has taken over from the child, which has ended.
-    heir: Option<u32>,
+    successor: Option<u32>,
 }
 
 impl Host {
@@ -198,12 +198,12 @@ impl Host {
     }
 
     pub fn pid(&self) -> u32 {
-        self.heir.unwrap_or_else(|| self.child.as_ref().unwrap().id())
+        self.successor.unwrap_or_else(|| self.child.as_ref().unwrap().id())
     }
 
     /// Records an upgrade that the test has started itself.
-    pub fn has_heir(&mut self, pid: u32) {
-        self.heir = Some(pid);
+    pub fn set_successor(&mut self, pid: u32) {
+        self.successor = Some(pid);
         if let Some(mut child) = self.child.take() {
             let _ = child.wait();
         }
@@ -213,7 +213,7 @@ impl Host {
     pub fn upgrade(&mut self, binary: Option<&Path>) -> Result<UpgradeReport, ClientError> {
         let before = self.pid();
         let report = self.client.upgrade(&UpgradeSpec { binary: binary.map(Path::to_owned) })?;
-        self.heir = Some(report.pid);
+        self.successor = Some(report.pid);
         match self.child.take() {
             Some(mut child) => {
                 let mut status = None;
@@ -230,7 +230,7 @@ impl Host {
 
     /// `kill -9`.
     pub fn crash(&mut self) {
-        if let Some(pid) = self.heir.take() {
+        if let Some(pid) = self.successor.take() {
             // It is not a child of this process.
             let _ = rustix::process::kill_process(
                 rustix::process::Pid::from_raw(pid as i32).unwrap(),
@@ -427,7 +427,7 @@ impl Lab {
                 config,
                 manager: None,
                 child: None,
-                heir: None,
+                successor: None,
             });
         }
         // IPv6 needs the carrier, which appears some time after both ends of a new veth pair are up.
@@ -556,8 +556,10 @@ impl Drop for Lab {
         if std::thread::panicking() {
             self.stood_still();
         }
-        for host in
-            self.hosts.iter().filter(|host| (host.child.is_some() || host.heir.is_some()) && !std::thread::panicking())
+        for host in self
+            .hosts
+            .iter()
+            .filter(|host| (host.child.is_some() || host.successor.is_some()) && !std::thread::panicking())
         {
             host.assert_balanced();
         }

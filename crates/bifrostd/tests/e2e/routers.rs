@@ -1,4 +1,4 @@
-//! A guest that routes: real kernels in a network behind it, and others that reach them through the gateway.
+//! A guest that routes: real kernels in a subnet behind it, and others that reach them through the gateway.
 
 use std::net::UdpSocket;
 
@@ -11,7 +11,7 @@ const MEGABYTES: u64 = 1 << 20;
 
 /// `r`, on the first host, routes; `inner` is behind it. `a` is on the same host and `b` on the other one.
 #[test]
-fn a_network_behind_a_guest_is_reached() {
+fn a_subnet_behind_a_guest_is_reachable() {
     let vpcs = format!("{}gateway = [\"10.0.0.254\", \"fd00::fe\"]\n", vpc(100, "tcp", "flow"));
     let mut lab = Lab::new(Options { vpcs, ..Options::default() });
     let router = Guest::new("r", 9, &["10.0.0.9/24", "fd00::9/64"]).gateway("10.0.0.254");
@@ -36,23 +36,23 @@ fn a_network_behind_a_guest_is_reached() {
     for guest in ["a", "b", "r"] {
         lab.net(guest).ip("route add default via fd00::fe\n");
     }
-    eventually(5.0, "the network behind the guest works", || ping(&inner, "fd05::1", 1, 8) == 1);
+    eventually(5.0, "the subnet behind the guest works", || ping(&inner, "fd05::1", 1, 8) == 1);
 
     for (guest, address) in [("a", "10.0.0.1"), ("b", "10.0.0.2")] {
         let net = lab.net(guest);
-        // The answer comes by the router alone, which is on their network.
+        // Answers pass only the guest's router, which is on-link for them.
         assert_eq!(ping_with(net, "10.5.0.2", 3, 56, 64), [63; 3], "from {guest}");
         assert_eq!(ping(&inner, address, 3, 56), 3, "to {guest}");
         exchange(net, &inner, "10.5.0.2", 5001, 2 * MEGABYTES);
         exchange(net, &inner, "fd05::2", 5002, 2 * MEGABYTES);
     }
-    // What is not behind it, it may not send from.
+    // The guest may not send from addresses that are not behind it.
     inner.ip("addr add fd06::2/128 dev lan nodad\n");
     let before = lab.hosts[0].drops("r", "spoofed_ip");
-    inner.enter(|| UdpSocket::bind("[fd06::2]:0").unwrap().send_to(b"who is it?", "[fd00::2]:9").unwrap());
-    eventually(5.0, "what has another source is dropped", || lab.hosts[0].drops("r", "spoofed_ip") > before);
+    inner.enter(|| UdpSocket::bind("[fd06::2]:0").unwrap().send_to(b"spoofed", "[fd00::2]:9").unwrap());
+    eventually(5.0, "packets with another source are dropped", || lab.hosts[0].drops("r", "spoofed_ip") > before);
 
-    // After a reload it does not route any longer, and the guest's device stays.
+    // After a reload it no longer routes, and the guest's device stays.
     lab.hosts[0].config = lab.hosts[0].config.replacen(routed, "name = \"r\"\n", 1);
     lab.hosts[0].write_config();
     assert_eq!(lab.hosts[0].client.reload().unwrap().ports.changed, ["r"]);

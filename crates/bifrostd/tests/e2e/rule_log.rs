@@ -1,4 +1,4 @@
-//! Logs of rules on real traffic: which connection began by which rule, and what an ACL rejects.
+//! Logs of rules on real traffic: which rule allowed a connection, and what an ACL rejects.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -12,7 +12,7 @@ use crate::common::{Guest, Lab, Options, eventually};
 
 const GROUP: &str = "[[security_group]]\nname = \"web\"\ningress = [{ protocol = \"icmp\" }, \
                      { protocol = \"tcp\", ports = [8080], log = true }, { protocol = \"tcp\", ports = [8081] }]\n";
-/// Records are made by a thread that looks at all ports within a second.
+/// Records are created by a thread that scans all ports within a second.
 const SOON_S: f64 = 10.0;
 
 fn exchange(lab: &Lab, port: u16) {
@@ -30,7 +30,7 @@ fn exchange(lab: &Lab, port: u16) {
 }
 
 #[test]
-fn each_connection_and_what_is_rejected_name_their_rule() {
+fn accepted_connections_and_rejected_packets_name_their_rule() {
     let acl = "[[vpc.acl]]\ndirection = \"egress\"\naction = \"allow\"\nprotocol = \"tcp\"\n\
                [[vpc.acl]]\ndirection = \"egress\"\naction = \"deny\"\nprotocol = \"udp\"\nports = [9]\nlog = true\n";
     let vpcs = format!("{}{acl}", vpc(100, "tcp", "flow"));
@@ -63,8 +63,8 @@ fn each_connection_and_what_is_rejected_name_their_rule() {
     let group = "ingress rule 2 of security group web";
     let acl = "[[vpc.acl]] 2 of VNI 100";
     let packets = |lines: &[Value]| lines.iter().map(|line| line["packets"].as_u64().unwrap()).sum::<u64>();
-    eventually(SOON_S, "all is told", || by(group).len() == 2 && packets(&by(acl)) == 3);
-    // One line for each connection, not for each packet, and none of the other rule.
+    eventually(SOON_S, "all records are written", || by(group).len() == 2 && packets(&by(acl)) == 3);
+    // One line per connection, not per packet, and none for the other rule.
     std::thread::sleep(Duration::from_millis(1500));
     let lines = lines();
     assert!(lines.iter().all(|line| line["rule"] == group || line["rule"] == acl), "{lines:?}");
@@ -91,7 +91,7 @@ fn each_connection_and_what_is_rejected_name_their_rule() {
     assert_eq!(status.rules, [group, acl]);
     assert_eq!((status.rule_json_records, status.created_records), (status.rule_created_records, 0));
     assert_eq!((status.rule_suppressed_packets, status.rule_json_lost_records), (0, 0));
-    // What would become of a packet says that it would be logged.
+    // A trace shows whether a packet would be logged.
     let traced = |udp| {
         let spec = TraceSpec {
             port: Some("a".into()),

@@ -11,11 +11,11 @@ use crate::common::{Lab, Options, eventually};
 
 const MEGABYTES: u64 = 1 << 20;
 
-/// What guest a lets in, and what it lets out.
+/// Guest a's group: some TCP inbound, everything outbound.
 const GROUP: &str = "[[security_group]]\nname = \"web\"\n\
     [[security_group.ingress]]\nprotocol = \"tcp\"\nports = [\"5001-5002\"]\nfrom = [\"10.0.0.0/24\"]\n";
 
-/// A lab whose port a has security groups.
+/// A lab in which port a has security groups.
 fn guarded(rules: &str) -> Lab {
     let mut lab = Lab::running(Options::default());
     let config = lab.hosts[0].config.replacen("name = \"a\"\n", "name = \"a\"\nsecurity_groups = [\"web\"]\n", 1);
@@ -26,7 +26,7 @@ fn guarded(rules: &str) -> Lab {
     lab
 }
 
-/// Whether a TCP connection from b to a listening socket of a comes about.
+/// Whether a TCP connection from b to a listening socket of a is established.
 fn connects(lab: &Lab, port: u16) -> bool {
     let listener = lab.net("a").enter(move || TcpListener::bind(("10.0.0.1", port)).unwrap());
     let address = SocketAddr::from(([10, 0, 0, 1], port));
@@ -37,13 +37,13 @@ fn connects(lab: &Lab, port: u16) -> bool {
 }
 
 #[test]
-fn groups_let_in_what_they_name_and_answers_to_what_the_guest_asked() {
+fn groups_allow_what_they_name_and_answers_to_the_guest() {
     let lab = guarded(GROUP);
     let (a, b) = (lab.net("a"), lab.net("b"));
     exchange(b, a, "10.0.0.1", 5001, 2 * MEGABYTES);
     exchange(a, b, "10.0.0.2", 5003, 2 * MEGABYTES);
-    assert_eq!(ping(a, "10.0.0.2", 5, 56), 5, "the guest asked");
-    assert_eq!(ping(b, "10.0.0.1", 3, 56), 0, "nobody may ask it");
+    assert_eq!(ping(a, "10.0.0.2", 5, 56), 5, "answers to the guest pass");
+    assert_eq!(ping(b, "10.0.0.1", 3, 56), 0, "others may not ping it");
     let before = lab.hosts[0].drops("a", "group_ingress");
     assert!(before >= 3, "{before}");
     assert!(!connects(&lab, 5003));
@@ -51,12 +51,12 @@ fn groups_let_in_what_they_name_and_answers_to_what_the_guest_asked() {
     let counters = lab.hosts[0].counters();
     assert!(counters["avs.created_sessions"] >= 3 && counters["avs.current_sessions"] >= 3, "{counters:?}");
     sessions_are_listed(&lab);
-    // What was refused was acknowledged all the same: the sender does not repeat it.
+    // Refused packets were acknowledged: the sender does not retransmit them.
     assert_eq!(lab.hosts[1].counter("rte.given_up_packets"), 0);
     assert!(counters.get("rte.policy_dropped_packets").is_none_or(|n| *n >= 1));
 }
 
-/// What there is after the traffic above: filtered, and page by page.
+/// Lists the sessions of the traffic above, filtered and page by page.
 fn sessions_are_listed(lab: &Lab) {
     let list = |filter: SessionFilter| lab.hosts[0].client.sessions(&filter).unwrap();
     let all = list(SessionFilter::default());
@@ -77,14 +77,14 @@ fn sessions_are_listed(lab: &Lab) {
         paged.push(session.id);
     }
     assert_eq!(paged, all.iter().map(|session| session.id).collect::<Vec<_>>());
-    let nobody = SessionFilter { port: Some("nobody".to_owned()), ..SessionFilter::default() };
-    assert!(lab.hosts[0].client.sessions(&nobody).is_err());
+    let unknown = SessionFilter { port: Some("unknown".to_owned()), ..SessionFilter::default() };
+    assert!(lab.hosts[0].client.sessions(&unknown).is_err());
 }
 
 #[test]
-fn a_reload_ends_what_is_allowed_no_longer_and_nothing_else() {
+fn a_reload_only_ends_sessions_that_are_no_longer_allowed() {
     let mut lab = guarded(GROUP);
-    // Two connections that stay open, one of which will not be allowed.
+    // Two connections that stay open; one of them will no longer be allowed.
     let listen = |port| lab.net("a").enter(move || TcpListener::bind(("10.0.0.1", port)).unwrap());
     let listeners = [5001, 5002].map(listen);
     let connect = |port| lab.net("b").enter(move || TcpStream::connect(("10.0.0.1", port)).unwrap());
@@ -100,7 +100,7 @@ fn a_reload_ends_what_is_allowed_no_longer_and_nothing_else() {
     assert_eq!(lab.hosts[0].client.reload().unwrap().security_groups.changed, ["web"]);
     for (n, (client, server)) in clients.iter_mut().zip(&mut servers).enumerate() {
         server.set_read_timeout(Some(Duration::from_secs(if n == 0 { 10 } else { 1 }))).unwrap();
-        client.write_all(b"still there?").unwrap();
+        client.write_all(b"twelve bytes").unwrap();
         let mut heard = [0; 12];
         let result = server.read_exact(&mut heard);
         assert_eq!(result.is_ok(), n == 0, "connection {n}: {result:?}");
@@ -110,7 +110,7 @@ fn a_reload_ends_what_is_allowed_no_longer_and_nothing_else() {
     assert_eq!(index(&lab), device, "the guest's device is the same");
 }
 
-/// What guest a lets in: who has the group "web", on any host, and who is in a set. It may begin nothing itself.
+/// Guest a's group: allows ingress from members of the group "web" on any host, and from an address set; no egress.
 const NAMED: &str = "[[security_group]]\nname = \"web\"\negress = []\n\
     [[security_group.ingress]]\nprotocol = \"tcp\"\nports = [5001]\nfrom = [\"group:web\"]\n\
     [[security_group.ingress]]\nprotocol = \"tcp\"\nports = [5002]\nfrom = [\"set:office\"]\n\
@@ -120,15 +120,15 @@ const NAMED: &str = "[[security_group]]\nname = \"web\"\negress = []\n\
 fn rules_name_groups_and_sets_of_addresses() {
     let mut lab = guarded(NAMED);
     assert!(!connects(&lab, 5001) && !connects(&lab, 5002));
-    assert_eq!(ping(lab.net("a"), "10.0.0.2", 1, 56), 0, "nothing may leave");
+    assert_eq!(ping(lab.net("a"), "10.0.0.2", 1, 56), 0, "no egress is allowed");
     assert!(lab.hosts[0].drops("a", "group_egress") > 0);
-    // The other host's guest gets the group.
+    // The other host's guest becomes a member of the group.
     let route = lab.hosts[0].config.find("[[route]]\n").unwrap() + "[[route]]\n".len();
     lab.hosts[0].config.insert_str(route, "security_groups = [\"web\"]\n");
     lab.hosts[0].write_config();
     assert_eq!(lab.hosts[0].client.reload().unwrap().routes.changed.len(), 1);
     assert!(connects(&lab, 5001) && !connects(&lab, 5002));
-    // A set gets a member.
+    // The address set gets a member.
     lab.hosts[0].config = lab.hosts[0].config.replace("addresses = []", "addresses = [\"10.0.0.2/32\"]");
     lab.hosts[0].write_config();
     assert_eq!(lab.hosts[0].client.reload().unwrap().address_sets.changed, ["office"]);
@@ -141,7 +141,7 @@ fn rules_name_groups_and_sets_of_addresses() {
 }
 
 #[test]
-fn an_acl_refuses_by_itself() {
+fn an_acl_denies_without_groups() {
     let mut lab = Lab::running(Options::default());
     let acl = "[[vpc.acl]]\ndirection = \"ingress\"\naction = \"deny\"\nprotocol = \"tcp\"\nports = [5003]\n";
     let at = lab.hosts[0].config.find("[[vpc]]").unwrap();

@@ -1,4 +1,4 @@
-//! What an operator is told: drops with their reasons and places, and the same for Prometheus.
+//! What an operator sees: drops with their reasons and locations, and the same in Prometheus.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,10 +9,10 @@ use bifrost_control::api::Sample;
 use crate::common::traffic::{Exchange, exchange, ping};
 use crate::common::{Guest, Lab, Options, eventually, raw};
 
-/// Where the first host is asked for metrics, from within it.
+/// Address of the first host's metrics, only reachable on that host.
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9795);
 
-/// A lab of two guests, whose first host answers Prometheus.
+/// A lab with two guests, whose first host serves metrics.
 fn lab() -> Lab {
     let mut lab = Lab::new(Options::default());
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
@@ -23,7 +23,7 @@ fn lab() -> Lab {
     lab
 }
 
-/// A real HTTP GET, from within the first host.
+/// A real HTTP GET on the first host.
 fn scrape(lab: &Lab) -> String {
     lab.hosts[0].net.enter(|| {
         let mut stream = TcpStream::connect(METRICS).unwrap();
@@ -82,7 +82,7 @@ fn every_packet_is_accounted_for_while_it_is_carried_and_lost() {
         ping(lab.net("c"), "10.0.0.1", 1, 56);
     }
     stream.finish();
-    // A port that goes takes its counters along, and one that comes back starts at zero.
+    // A removed port's counters are removed, and a recreated port's counters start at zero.
     let whole = lab.hosts[0].config.clone();
     for config in [whole.replacen("mtu = 1500", "mtu = 1400", 1), whole] {
         lab.hosts[0].config = config;
@@ -94,14 +94,14 @@ fn every_packet_is_accounted_for_while_it_is_carried_and_lost() {
 }
 
 #[test]
-fn drops_and_metrics_say_what_became_of_packets() {
+fn drops_and_metrics_account_for_packets() {
     let lab = lab();
     exchange(lab.net("a"), lab.net("b"), "10.0.0.2", 5001, 1 << 20);
-    assert_eq!(ping(lab.net("a"), "10.0.0.9", 2, 56), 0, "nobody is there");
+    assert_eq!(ping(lab.net("a"), "10.0.0.9", 2, 56), 0, "an unused address");
     let (a, b) = (lab.guest("a").mac_bytes(), lab.guest("b").mac_bytes());
     let spoofed = raw::udp_in_ipv4([10, 0, 0, 3], [10, 0, 0, 2], &[7; 40]);
     assert_eq!(raw::send_frames(lab.net("a"), "eth0", vec![raw::ethernet(b, a, 0x0800, &spoofed); 3]), 3);
-    eventually(5.0, "they are dropped", || lab.hosts[0].drops("a", "spoofed_ip") == 3);
+    eventually(5.0, "the frames are dropped", || lab.hosts[0].drops("a", "spoofed_ip") == 3);
 
     let drops = lab.hosts[0].client.drops().unwrap();
     let of = |counter: &str| drops.drops.iter().find(|d| d.counter == counter).unwrap_or_else(|| panic!("{drops:#?}"));
@@ -113,7 +113,7 @@ fn drops_and_metrics_say_what_became_of_packets() {
     );
     assert!(of("avs.dropped_unknown_neighbour_packets").count > 0);
 
-    // Others may come up for the first time in between.
+    // Further counters may appear in between.
     let samples: Vec<Sample> = lab.hosts[0].client.samples().unwrap();
     assert_eq!(drops.unexplained, []);
     let metrics = parse(&scrape(&lab));

@@ -1,4 +1,4 @@
-//! Addresses that guests share: containers on one host and on two have them, moved by announcements and by keepalived.
+//! Shared addresses of containers on one and on two hosts, moved by announcements and by keepalived.
 
 use std::net::UdpSocket;
 use std::process::{Child, Stdio};
@@ -12,8 +12,7 @@ use crate::common::{Guest, Lab, Net, Options, eventually};
 const SHARED: &str = "10.0.0.100";
 const SHARED_V6: &str = "fd00::100";
 
-/// `a` and `c` are on the first host, `b` and `d` on the second one; `a` and `b` share addresses, and with `e`, on the
-/// first host, too.
+/// `a`, `c` and `e` are on the first host, `b` and `d` on the second one; `a`, `b` and `e` share addresses.
 fn lab(workers: usize) -> Lab {
     let more = "gateway = [\"10.0.0.254\", \"fd00::fe\"]\n";
     let vpcs = format!("{}{more}", vpc(100, "tcp", "flow"));
@@ -35,7 +34,7 @@ fn lab(workers: usize) -> Lab {
     lab
 }
 
-/// Adds the addresses in the kernel of guest `n`, and announces the one of IPv4.
+/// Adds the addresses in the kernel of guest `n`, and announces the IPv4 address.
 fn take(net: &Net, n: u8) {
     net.ip(&format!("addr add {SHARED}/32 dev eth0\naddr add {SHARED_V6}/128 dev eth0 nodad\n"));
     let (mac, address) = ([2, 0, 0, 0, 0, n], [10, 0, 0, 100]);
@@ -52,8 +51,8 @@ fn guests_share_an_address() {
     let lab = lab(2);
     let [a, b, c, d, e] = ["a", "b", "c", "d", "e"].map(|name| lab.net(name));
     let clients = [c, d];
-    assert!(clients.iter().all(|client| ping(client, SHARED, 1, 100) == 0), "nobody has it");
-    // On the same host, and on the other one. The kernels of the clients know the gateway as their neighbor there.
+    assert!(clients.iter().all(|client| ping(client, SHARED, 1, 100) == 0), "the address has no holder");
+    // On the same host and on the other one. The clients' kernels have the gateway as the address's neighbor.
     let mut before = None;
     for (turn, (holder, n)) in [(a, 1), (e, 5), (b, 2), (a, 1)].into_iter().enumerate() {
         if let Some(before) = before.replace(holder) {
@@ -61,13 +60,13 @@ fn guests_share_an_address() {
         }
         take(holder, n);
         for client in clients {
-            eventually(5.0, "it has moved", || ping(client, SHARED, 1, 100) == 1);
+            eventually(5.0, "the address has moved", || ping(client, SHARED, 1, 100) == 1);
             let mut talk = Talk::start(client, holder, SHARED, 5000 + turn as u16);
             talk.say(1000);
         }
     }
-    // In IPv6 it was not announced: a packet from it is enough where nobody has it.
-    a.enter(|| UdpSocket::bind((SHARED_V6, 0)).unwrap().send_to(b"from it", ("fd00::4", 9)).unwrap());
+    // The IPv6 address was not announced: without a holder, a packet from it is enough.
+    a.enter(|| UdpSocket::bind((SHARED_V6, 0)).unwrap().send_to(b"claim", ("fd00::4", 9)).unwrap());
     for client in clients {
         eventually(5.0, "a has it", || ping(client, SHARED_V6, 1, 100) == 1);
     }
@@ -76,10 +75,10 @@ fn guests_share_an_address() {
         host.assert_balanced();
     }
     assert_eq!(lab.hosts[0].drops("a", "spoofed_arp") + lab.hosts[1].drops("b", "spoofed_arp"), 0);
-    // Another guest cannot take it.
+    // Another guest cannot take the address.
     take(d, 4);
     remove(d);
-    eventually(5.0, "what it says is dropped", || lab.hosts[1].drops("d", "spoofed_arp") > 0);
+    eventually(5.0, "its announcement is dropped", || lab.hosts[1].drops("d", "spoofed_arp") > 0);
     assert_eq!(ping(c, SHARED, 2, 100), 2);
 }
 
@@ -87,8 +86,8 @@ fn guests_share_an_address() {
 struct Keepalived(Child);
 
 impl Keepalived {
-    /// With two VRRP routers, one for each family: a packet each 100 ms, and a backup takes over after 300 ms and its
-    /// skew.
+    /// With a VRRP router for each family: an advertisement every 100 ms; a backup takes over after 300 ms and its skew
+    /// time.
     fn start(lab: &Lab, guest: &str, priority: u8) -> Keepalived {
         let directory = lab.hosts[0].directory.join(format!("keepalived-{guest}"));
         std::fs::create_dir_all(&directory).unwrap();
@@ -112,8 +111,8 @@ impl Keepalived {
         Keepalived(command.spawn().unwrap())
     }
 
-    /// Kills it, so that it says nothing and the addresses stay in the guest's kernel. The child is killed first, because
-    /// it would clean up after its parent; the parent is stopped meanwhile, so that it does not start another child.
+    /// Kills it silently, so that the addresses stay in the guest's kernel. The child is killed first, because it would
+    /// clean up after its parent; the parent is stopped meanwhile, so that it does not start another child.
     fn crash(mut self) {
         use rustix::process::{Pid, Signal, kill_process};
         let pid = self.0.id();
@@ -135,8 +134,8 @@ impl Drop for Keepalived {
     }
 }
 
-/// Two real keepalived on two hosts, over multicast: one is master, and when it is gone the other one is, within its
-/// own time.
+/// Two keepalived on two hosts, over multicast: one is master, and after it fails the other one takes over within its
+/// timeout.
 #[test]
 #[ignore = "VRRP's timeouts of 300 ms need a machine that is not busy: docs/VERIFICATION.md"]
 fn keepalived_moves_an_address_between_hosts() {
@@ -147,25 +146,25 @@ fn keepalived_moves_an_address_between_hosts() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.contains(&format!("{SHARED}/32")) && text.contains(&format!("{SHARED_V6}/128"))
     };
-    let reached = |client: &Net| ping(client, SHARED, 1, 100) == 1 && ping(client, SHARED_V6, 1, 100) == 1;
+    let reaches = |client: &Net| ping(client, SHARED, 1, 100) == 1 && ping(client, SHARED_V6, 1, 100) == 1;
     let first = Keepalived::start(&lab, "a", 150);
-    eventually(10.0, "a is master", || has("a") && reached(c) && reached(d));
+    eventually(10.0, "a is master", || has("a") && reaches(c) && reaches(d));
     let second = Keepalived::start(&lab, "b", 100);
-    // Long enough for b to become master if it did not hear a.
+    // Long enough for b to become master if it did not receive a's advertisements.
     std::thread::sleep(Duration::from_millis(1500));
-    assert!(has("a") && !has("b"), "b hears that a is master");
+    assert!(has("a") && !has("b"), "b receives a's advertisements");
     assert!(lab.hosts[0].sample("avs.copied_packets") > 0);
 
-    // A crash: a keeps the address in its kernel, and says nothing.
+    // A crash: a keeps the address in its kernel, and sends nothing.
     let crashed = Instant::now();
     first.crash();
-    // Its kernel does not answer any more, either.
+    // Its kernel no longer answers, either.
     remove(lab.net("a"));
     eventually(5.0, "b is master", || has("b"));
     let took_over = crashed.elapsed();
-    eventually(5.0, "clients reach b", || reached(c) && reached(d));
+    eventually(5.0, "clients reach b", || reaches(c) && reaches(d));
     let reached_again = crashed.elapsed();
-    // Three packets and the skew are up to 361 ms; the rest is for a busy machine.
+    // Three advertisement intervals and the skew are up to 361 ms; the rest is for a busy machine.
     assert!(reached_again < Duration::from_secs(4), "b took over after {took_over:?}, reached after {reached_again:?}");
     let mut talk = Talk::start(c, lab.net("b"), SHARED, 5000);
     talk.say(1000);

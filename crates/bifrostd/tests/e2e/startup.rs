@@ -1,4 +1,4 @@
-//! What is wrong at start is said, and nothing is left behind.
+//! Errors at start are reported, and nothing is left behind.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::{Guest, Lab, Options};
 
-/// Starts the first host's daemon, which must fail and say these things.
+/// Starts the first host's daemon, which must fail and log these texts.
 fn fails(lab: &mut Lab, says: &[&str]) {
     let had_socket = lab.hosts[0].socket().exists();
     let host = &mut lab.hosts[0];
@@ -44,21 +44,21 @@ fn a_device_that_exists_is_not_taken_over() {
     let mut lab = lab();
     lab.net("b").ip("link add eth0 type veth peer name other\n");
     fails(&mut lab, &["port b", "eth0", "exists"]);
-    assert!(!lab.net("a").has_device("eth0"), "the first port's device is left behind");
+    assert!(!lab.net("a").has_device("eth0"), "the first port's device was left behind");
     assert!(lab.net("b").has_device("eth0"));
 }
 
 #[test]
-fn what_is_no_namespace_is_named() {
+fn a_file_that_is_not_a_namespace_is_reported() {
     let mut lab = lab();
     let name = lab.net("b").name().to_string();
     lab.hosts[0].config = lab.hosts[0].config.replace(&name, "/etc/hostname");
     fails(&mut lab, &["port b", "/etc/hostname", "the file of a namespace"]);
-    assert!(!lab.net("a").has_device("eth0"), "the first port's device is left behind");
+    assert!(!lab.net("a").has_device("eth0"), "the first port's device was left behind");
 }
 
 #[test]
-fn an_address_that_is_not_here_is_named() {
+fn an_unknown_underlay_address_is_reported() {
     let mut lab = lab();
     lab.hosts[0].config = lab.hosts[0].config.replace("\"172.31.1.1\"", "\"172.31.9.1\"");
     fails(&mut lab, &["172.31.9.1", "underlay.addresses"]);
@@ -80,7 +80,7 @@ fn a_second_daemon_does_not_disturb_the_first() {
             assert!(says.iter().all(|s| log.contains(s)), "{says:?} not in:\n{log}");
         };
         second(&config, &["another", "bifrostd"]);
-        // With a socket and a guest of its own, the ports are what both want.
+        // With its own socket and guest, the second daemon conflicts on the UDP ports.
         let other = lab.hosts[0].directory.join("other.toml");
         let text = std::fs::read_to_string(&config).unwrap();
         std::fs::write(&other, text.replace("host-a.sock", "other.sock").replace("eth0", "eth1")).unwrap();
@@ -95,7 +95,7 @@ fn a_second_daemon_does_not_disturb_the_first() {
 }
 
 #[test]
-fn a_clean_end_removes_the_socket_and_devices_that_are_not_to_be_kept() {
+fn a_clean_exit_removes_the_socket_and_devices_that_are_not_kept() {
     let mut lab = Lab::new(Options::default());
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
     lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
@@ -105,7 +105,7 @@ fn a_clean_end_removes_the_socket_and_devices_that_are_not_to_be_kept() {
     assert!(lab.hosts[0].stop().success());
     assert!(!lab.hosts[0].socket().exists());
     assert!(!lab.net("a").has_device("eth0"));
-    // After a crash the socket's file is left, which the next start sees through.
+    // After a crash the socket's file is left, and does not prevent the next start.
     lab.hosts[1].crash();
     assert!(lab.hosts[1].socket().exists());
     lab.hosts[0].start();
@@ -114,24 +114,24 @@ fn a_clean_end_removes_the_socket_and_devices_that_are_not_to_be_kept() {
 }
 
 #[test]
-fn a_link_that_is_too_small_for_the_underlay_is_named() {
+fn a_link_with_a_smaller_mtu_than_the_underlay_is_reported() {
     let mut lab = lab();
     lab.hosts[0].net.ip("link set l1 mtu 1500\n");
     lab.hosts[0].start();
     let log = lab.hosts[0].log();
-    let warnings: Vec<_> = log.lines().filter(|line| line.contains("underlay.mtu is 1700")).collect();
-    assert!(matches!(warnings[..], [line] if line.contains("MTU is 1500") && line.contains("dev l1")), "{log}");
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("underlay.mtu 1700")).collect();
+    assert!(matches!(warnings[..], [line] if line.contains("MTU 1500") && line.contains("dev l1")), "{log}");
 }
 
 #[test]
-fn the_service_manager_is_told_when_guests_have_their_devices() {
+fn the_service_manager_is_notified_when_guests_have_their_devices() {
     let lab = lab();
     let host = &lab.hosts[0];
     host.write_config();
     let path = host.directory.join("notify.sock");
     let socket = UnixDatagram::bind(&path).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    // Beside what it has the service manager keep.
+    // Skip messages that store descriptors.
     let message = || loop {
         let mut buffer = [0; 256];
         let length = socket.recv(&mut buffer).unwrap();

@@ -1,9 +1,9 @@
-# A service manager with the packaged unit, in namespaces of its own: the daemon is killed, restarted, upgraded, ended and started again.
-#   systemd.sh DIRECTORY UNIT DAEMON     in mount, process and network namespaces of its own
-#   systemd.sh clean DIRECTORY           in a mount namespace of its own, afterwards
-# DIRECTORY has bifrostd.toml, and gets what was seen after each step (steps) and what the daemon said (daemon.log).
+# systemd with the packaged unit, in its own namespaces: the daemon is killed, restarted, upgraded, stopped and started again.
+#   systemd.sh DIRECTORY UNIT DAEMON     in new mount, PID and network namespaces
+#   systemd.sh clean DIRECTORY           in a new mount namespace, afterwards
+# DIRECTORY contains bifrostd.toml, and gets the state after each step (steps) and the daemon's log (daemon.log).
 set -eu
-# Whatever the machine has there, the manager finds the one kind that it needs, below a group of its own.
+# Mounts cgroup2, which systemd needs, whatever the machine has mounted. systemd runs in its own control group.
 mount_groups() {
     umount -R /sys/fs/cgroup 2>/dev/null || true
     mount -t cgroup2 none /sys/fs/cgroup
@@ -64,26 +64,26 @@ DefaultDependencies=no
 Wants=bifrostd.service steps.service
 END
 cat >/run/test/steps <<END
-look() {
+show() {
     index=\$(ip -n guest -o link show eth0 2>/dev/null | cut -d: -f1)
     echo "\$1: device \${index:-none}, \$(systemctl show bifrostd -p ActiveState -p NRestarts -p NFileDescriptorStore | sort | tr '\n' ' ')"
 }
-look started
+show started
 systemctl kill --signal=KILL bifrostd
 for _ in \$(seq 100); do
     [ "\$(systemctl show bifrostd -p NRestarts -p ActiveState --value | sort | tr -d '\n')" = 1active ] && break
     sleep 0.1
 done
-look killed
+show killed
 systemctl restart bifrostd
-look restarted
+show restarted
 former=\$(systemctl show bifrostd -p MainPID --value)
 curl --silent --show-error --unix-socket /run/bifrost/bifrostd.sock --data '{}' http://bifrostd/v1/upgrade >/run/test/upgrade.json
 for _ in \$(seq 100); do
     kill -0 "\$former" 2>/dev/null || break
     sleep 0.1
 done
-look "upgraded"
+show "upgraded"
 pid=\$(systemctl show bifrostd -p MainPID --value)
 echo "main process: \$former \$pid, which answers \$(sed 's/.*"pid":\([0-9]*\).*/\1/' /run/test/upgrade.json) \$(kill -0 "\$pid" && echo alive)"
 systemctl kill --signal=KILL bifrostd
@@ -91,15 +91,15 @@ for _ in \$(seq 100); do
     [ "\$(systemctl show bifrostd -p NRestarts -p ActiveState --value | sort | tr -d '\n')" = 1active ] && break
     sleep 0.1
 done
-look "killed again"
+show "killed again"
 systemctl reset-failed bifrostd
 systemctl stop bifrostd
-look stopped
+show stopped
 systemctl start bifrostd
-look "started again"
+show "started again"
 systemctl stop bifrostd
 /run/test/bifrostd --config /run/test/bifrostd.toml --remove-devices
-look removed
+show removed
 cp /run/test/daemon.log "$directory"
 systemctl exit 0 --no-block
 END

@@ -1,4 +1,4 @@
-//! What is told of a packet beforehand, by the daemon, is what becomes of it.
+//! Traces predict what happens to packets.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use crate::common::host::{Host, vpc};
 use crate::common::traffic::{Talk, ping};
 use crate::common::{Guest, Lab, Options, eventually};
 
-/// `a` is guarded: it lets in some TCP, by the second rule of its group. It is limited, too. With a gateway there is one worker, for
-/// guarded ports may not have both.
+/// `a` has rate limits, and a security group whose second rule allows some TCP. With a gateway there is one worker,
+/// because ports with groups cannot be served by both.
 fn lab(workers: usize) -> Lab {
     let gateway = if workers == 1 { "gateway = [\"10.0.0.254\"]\n" } else { "" };
     let acl = "[[vpc.acl]]\ndirection = \"egress\"\naction = \"deny\"\nprotocol = \"udp\"\nports = [53]\n";
@@ -36,11 +36,14 @@ fn step<'a>(trace: &'a Trace, stage: &str) -> &'a TraceStep {
     trace.steps.iter().find(|s| s.stage == stage).unwrap_or_else(|| panic!("no {stage}: {trace:#?}"))
 }
 
-/// What a host has counted of everything but the daemon's own turns.
+/// A host's counters, except those of the daemon's own turns.
 fn counted(host: &Host) -> Vec<(String, u64)> {
     let counters = host.client.samples().unwrap();
-    let told = counters.into_iter().filter(|s| !s.counter.starts_with("datapath.") && !s.counter.ends_with("_ns"));
-    told.map(|s| (format!("{} {}", s.counter, s.at), s.value)).filter(|(name, _)| !name.starts_with("path.")).collect()
+    let counted = counters.into_iter().filter(|s| !s.counter.starts_with("datapath.") && !s.counter.ends_with("_ns"));
+    counted
+        .map(|s| (format!("{} {}", s.counter, s.at), s.value))
+        .filter(|(name, _)| !name.starts_with("path."))
+        .collect()
 }
 
 fn dropped_by(trace: &Trace) -> (TraceVerdict, &str) {
@@ -48,7 +51,7 @@ fn dropped_by(trace: &Trace) -> (TraceVerdict, &str) {
 }
 
 #[test]
-fn every_stage_says_what_it_decides() {
+fn every_stage_reports_its_decision() {
     let lab = lab(2);
     let (near, far) = (&lab.hosts[0], &lab.hosts[1]);
     let tcp = TraceSpec { tcp: Some((40_000, 6379)), ..from_a("10.0.0.2") };
@@ -60,12 +63,12 @@ fn every_stage_says_what_it_decides() {
     assert_eq!(step(&before, "group").details["session"], "new");
     assert_eq!(step(&before, "limit").details["wait_us"], "0");
     assert_eq!(step(&before, "transport").details["carriage"], "reliable");
-    assert!(step(&before, "transport").what.contains("would have set up"), "{before:#?}");
+    assert!(step(&before, "transport").what.contains("would be set up"), "{before:#?}");
     let (from, to) = (&step(&before, "path").details["from"], &step(&before, "path").details["to"]);
     let among = |host: &Host, outer: &str| host.addresses.iter().any(|a| outer.starts_with(&format!("{a}:")));
     assert!(among(near, from) && among(far, to), "{from} {to}");
 
-    // It was not sent, and nothing was begun.
+    // The packet was not sent, and no session or connection was created.
     assert_eq!((near.counter("avs.created_sessions"), near.client.conns().unwrap().len()), (0, 0));
 
     let mut talk = Talk::start(lab.net("b"), lab.net("a"), "10.0.0.1", 5001);
@@ -76,7 +79,7 @@ fn every_stage_says_what_it_decides() {
     assert_eq!(step(&known, "group").details["session"], "existing", "{known:#?}");
     assert!(step(&known, "transport").details["cid"].starts_with("0x"), "{known:#?}");
 
-    // The other way: what a peer sends to the guarded guest.
+    // The other direction: packets from a peer to `a`.
     let address = far.addresses[0];
     let incoming = |port: u16| TraceSpec {
         from_peer: Some(address),
@@ -97,18 +100,18 @@ fn every_stage_says_what_it_decides() {
         "{denied:#?}"
     );
     assert!(!step(&denied, "group").passes && !denied.advice.is_empty());
-    // And so it is, counted by that name.
+    // Real packets are dropped with the same counter.
     let was = near.drops("a", "group_ingress");
     let to = "10.0.0.1:5003".parse().unwrap();
     lab.net("b").enter(move || TcpStream::connect_timeout(&to, Duration::from_millis(200)).unwrap_err());
     assert!(near.drops("a", "group_ingress") > was);
-    let stranger = TraceSpec { from_peer: Some("192.0.2.99".parse().unwrap()), ..incoming(5004) };
-    let stranger = near.client.trace(&stranger).unwrap();
-    assert_eq!(dropped_by(&stranger), (TraceVerdict::Dropped, "drop.unknown_peer_packets"));
+    let unknown = TraceSpec { from_peer: Some("192.0.2.99".parse().unwrap()), ..incoming(5004) };
+    let unknown = near.client.trace(&unknown).unwrap();
+    assert_eq!(dropped_by(&unknown), (TraceVerdict::Dropped, "drop.unknown_peer_packets"));
 }
 
 #[test]
-fn drops_are_told_by_their_counters_and_nothing_is_counted() {
+fn drops_are_predicted_with_their_counters_and_not_counted() {
     let lab = lab(1);
     let near = &lab.hosts[0];
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 2, 56), 2);
@@ -124,7 +127,7 @@ fn drops_are_told_by_their_counters_and_nothing_is_counted() {
         (&nobody, "avs.dropped_unknown_neighbour_packets", "route"),
         (&spoofed, "avs.dropped_spoofed_ip_packets", "admission"),
     ];
-    // Guests say something by themselves now and then, so one quiet moment is enough.
+    // Guests sometimes send packets by themselves, so one quiet moment is enough.
     eventually(10.0, "nothing is counted", || {
         let before = counted(near);
         for (spec, counter, stage) in dropped {
@@ -132,11 +135,15 @@ fn drops_are_told_by_their_counters_and_nothing_is_counted() {
             assert_eq!(dropped_by(&trace), (TraceVerdict::Dropped, counter), "{trace:#?}");
             assert!(!step(&trace, stage).passes, "{trace:#?}");
         }
-        let told = near.client.trace(&big).unwrap();
-        assert_eq!(told.verdict, TraceVerdict::Answered, "{told:#?}");
-        assert!(step(&told, "size").what.contains("told so by ICMP"), "{told:#?}");
-        let cut = near.client.trace(&TraceSpec { dont_fragment: false, ..big.clone() }).unwrap();
-        assert_eq!((cut.verdict, step(&cut, "size").details["pieces"].as_str()), (TraceVerdict::Sent, "3"), "{cut:#?}");
+        let answered = near.client.trace(&big).unwrap();
+        assert_eq!(answered.verdict, TraceVerdict::Answered, "{answered:#?}");
+        assert!(step(&answered, "size").what.contains("notified by ICMP"), "{answered:#?}");
+        let segmented = near.client.trace(&TraceSpec { dont_fragment: false, ..big.clone() }).unwrap();
+        assert_eq!(
+            (segmented.verdict, step(&segmented, "size").details["pieces"].as_str()),
+            (TraceVerdict::Sent, "3"),
+            "{segmented:#?}"
+        );
         assert_eq!(near.client.trace(&gateway).unwrap().verdict, TraceVerdict::Answered);
         counted(near) == before
     });

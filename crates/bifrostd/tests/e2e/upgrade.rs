@@ -1,4 +1,4 @@
-//! Another daemon goes on with the work of one that runs, and guests go on, too.
+//! Upgrades: a new daemon takes over from a running one, and guests' connections continue.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,8 +10,8 @@ use crate::common::traffic::{Echo, Requests, exchange, ping};
 use crate::common::{Guest, Lab, Options, eventually};
 use crate::kept::{index, serve_echo};
 
-/// How long guests may wait in half of the upgrades. Debug programs on a machine that does other things: what is reached is measured elsewhere
-/// (`bifrost-lab run upgrade`).
+/// How long guests may wait in half of the upgrades. These are debug builds on a machine with other work; `bifrost-lab
+/// run upgrade` measures the real times.
 const SILENCE: Duration = Duration::from_millis(100);
 
 fn running(workers: usize) -> Lab {
@@ -22,7 +22,7 @@ fn running(workers: usize) -> Lab {
     lab
 }
 
-/// A program that becomes the daemon, with a fault at a step of an upgrade.
+/// A program that becomes the daemon, and fails at a step of the upgrade.
 fn faulty(host: &Host, fault: &str) -> PathBuf {
     let daemon = env!("CARGO_BIN_EXE_bifrostd");
     script(host, &format!("BIFROST_UPGRADE_FAULT='{fault}' exec {daemon} \"$@\""))
@@ -35,14 +35,14 @@ fn script(host: &Host, text: &str) -> PathBuf {
     file
 }
 
-/// Some that grow all the while.
+/// Some counters that grow constantly.
 fn counters(host: &Host) -> [u64; 5] {
     let (counters, port) = (host.counters(), &host.client.ports().unwrap()[0]);
     let of = |name: &str| counters.get(name).copied().unwrap_or(0);
     [of("port.tx_packets"), of("rte.sent_packets"), of("udp.rx_datagrams"), port.rx_packets, port.tx_bytes]
 }
 
-fn go_on(workers: usize) {
+fn survive_upgrades(workers: usize) {
     let mut lab = running(workers);
     let before = [index(lab.net("a")), index(lab.net("b"))];
     lab.net("a").ip("route add 10.7.0.0/16 via 10.0.0.9\n");
@@ -71,13 +71,13 @@ fn go_on(workers: usize) {
         echoes.iter().for_each(|echo| echo.wait_for_progress(1 << 20, Duration::from_secs(20)));
         requests.wait_for(20);
         let [to, from] = echoes.each_ref().map(Echo::take_longest_silence);
-        let asked = requests.take_longest();
-        println!("{workers} workers, upgrade {upgrade}: silences {to:?} {from:?}, request {asked:?}; {report}");
-        silences.push(to.max(from).max(asked));
+        let request = requests.take_longest();
+        println!("{workers} workers, upgrade {upgrade}: silences {to:?} {from:?}, request {request:?}; {report}");
+        silences.push(to.max(from).max(request));
         assert_eq!([index(lab.net("a")), index(lab.net("b"))], before, "another device");
     }
     silences.sort();
-    // Half of them: the machine may do other things.
+    // Only half of them: the machine may have other work.
     assert!(silences[silences.len() / 2] <= SILENCE || lab.stood_still(), "silences: {silences:?}");
     for echo in echoes {
         assert!(echo.finish() > 8 << 20);
@@ -88,7 +88,7 @@ fn go_on(workers: usize) {
     assert!(routes.contains("10.7.0.0/16 via 10.0.0.9") && routes.contains("default via 10.0.0.254"), "{routes}");
     exchange(lab.net("b"), lab.net("a"), "10.0.0.1", 5002, 1 << 20);
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
-    // The next daemon finds what it would find after any other.
+    // The next daemon starts as after any other crash.
     lab.hosts[0].crash();
     lab.hosts[0].start();
     assert!(lab.hosts[0].log().contains("takes over its device"));
@@ -97,16 +97,16 @@ fn go_on(workers: usize) {
 }
 
 #[test]
-fn streams_go_on_over_upgrades() {
-    go_on(1);
+fn streams_survive_upgrades() {
+    survive_upgrades(1);
 }
 
 #[test]
-fn streams_go_on_over_upgrades_with_two_workers() {
-    go_on(2);
+fn streams_survive_upgrades_with_two_workers() {
+    survive_upgrades(2);
 }
 
-/// Whatever the new daemon does wrong at whichever step, the old one goes on; and the next upgrade works.
+/// If the new daemon fails at any step, the old one continues, and the next upgrade works.
 #[test]
 fn a_new_daemon_that_fails_leaves_the_old_one_working() {
     let mut lab = running(1);
@@ -118,26 +118,26 @@ fn a_new_daemon_that_fails_leaves_the_old_one_working() {
         let (how, expected) = if number % 2 == 0 { ("exit", "exit status: 7") } else { ("kill", "signal: 6") };
         faults.push((format!("{how} {step}"), expected));
     }
-    faults.push(("hang stopped".to_owned(), "says nothing"));
+    faults.push(("hang stopped".to_owned(), "does not answer"));
     for (fault, expected) in faults {
         echo.wait_for_progress(1 << 20, Duration::from_secs(20));
         let program = faulty(&lab.hosts[0], &fault);
         let began = Instant::now();
         let error = lab.hosts[0].upgrade(Some(&program)).unwrap_err().to_string();
         println!("{fault}: {:?}: {error}", began.elapsed());
-        assert!(error.contains("the running daemon goes on") && error.contains(expected), "{fault}: {error}");
+        assert!(error.contains("the running daemon continues") && error.contains(expected), "{fault}: {error}");
         echo.wait_for_progress(1 << 20, Duration::from_secs(20));
         assert_eq!((lab.hosts[0].client.status().unwrap().pid, index(lab.net("a"))), (pid, device.clone()));
     }
-    // Programs that are no daemons.
+    // Programs that are not daemons.
     for (text, expected) in [
         ("exit 3", "exit status: 3"),
-        ("echo nonsense that is longer than a head of a message >&0; sleep 1", "not a message"),
+        ("echo nonsense that is longer than the header of a message >&0; sleep 1", "not a message"),
         ("exec sleep 100 <&-", "other bifrostd"),
     ] {
         let program = script(&lab.hosts[0], text);
         let error = lab.hosts[0].upgrade(Some(&program)).unwrap_err().to_string();
-        assert!(error.contains("the running daemon goes on") && error.contains(expected), "{text}: {error}");
+        assert!(error.contains("the running daemon continues") && error.contains(expected), "{text}: {error}");
         echo.wait_for_progress(1 << 20, Duration::from_secs(20));
     }
     let error = lab.hosts[0].upgrade(Some(std::path::Path::new("/nowhere/bifrostd"))).unwrap_err().to_string();
@@ -148,7 +148,7 @@ fn a_new_daemon_that_fails_leaves_the_old_one_working() {
     assert_eq!(index(lab.net("a")), device);
 }
 
-/// `kill -9` of the new one, at any time.
+/// `kill -9` of the new daemon at any time.
 #[test]
 fn a_new_daemon_that_is_killed_at_any_time_leaves_the_old_one_working() {
     let mut lab = running(1);
@@ -160,7 +160,7 @@ fn a_new_daemon_that_is_killed_at_any_time_leaves_the_old_one_working() {
         echo.wait_for_progress(1 << 18, Duration::from_secs(20));
         let pid = lab.hosts[0].pid();
         let killer = std::thread::spawn({
-            // In half of the rounds surely too early for it.
+            // In half of the rounds certainly before it has taken over.
             let after = Duration::from_micros(random.u64(0..if round % 2 == 0 { 10_000 } else { 60_000 }));
             move || {
                 let deadline = Instant::now() + Duration::from_secs(5);
@@ -168,7 +168,7 @@ fn a_new_daemon_that_is_killed_at_any_time_leaves_the_old_one_working() {
                     let children = children(pid);
                     if let Some(child) = children.first() {
                         std::thread::sleep(after);
-                        // Only while it is a child: later it does the work.
+                        // Only while it is a child: later it has taken over.
                         if self::children(pid).contains(child) {
                             let _ = rustix::process::kill_process(
                                 rustix::process::Pid::from_raw(*child as i32).unwrap(),
@@ -187,7 +187,7 @@ fn a_new_daemon_that_is_killed_at_any_time_leaves_the_old_one_working() {
         let client = bifrost_control::Client::new(lab.hosts[0].socket()).unwrap();
         match client.upgrade(&Default::default()) {
             Err(_) if client.status().is_ok_and(|status| status.pid == pid) => failed += 1,
-            // It was killed a moment after it had taken over: that is a crash like any other, and not what is tested here.
+            // It was killed just after it had taken over: an ordinary crash, which is not tested here.
             Err(error) => {
                 let log = lab.hosts[0].log();
                 assert!(log.matches("goes on with the work of").count() > done + crashed, "{error}\n{log}");
@@ -196,7 +196,7 @@ fn a_new_daemon_that_is_killed_at_any_time_leaves_the_old_one_working() {
                 lab.hosts[0].start();
             }
             Ok(report) if client.status().is_ok_and(|status| status.pid == report.pid) => {
-                lab.hosts[0].has_heir(report.pid);
+                lab.hosts[0].set_successor(report.pid);
                 done += 1;
             }
             Ok(_) => {
@@ -217,7 +217,7 @@ fn a_new_daemon_that_is_killed_at_any_time_leaves_the_old_one_working() {
     echo.finish();
 }
 
-/// The processes that this one has started.
+/// The child processes of a process.
 fn children(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
@@ -228,11 +228,11 @@ fn children(pid: u32) -> Vec<u32> {
 fn what_cannot_be_handed_over_is_refused() {
     let mut lab = running(1);
     let whole = lab.hosts[0].config.clone();
-    // The file is not what is in force.
+    // The file differs from the configuration in force.
     lab.hosts[0].config = whole.replacen("mtu = 1500", "mtu = 1400", 1);
     lab.hosts[0].write_config();
     let error = lab.hosts[0].upgrade(None).unwrap_err().to_string();
-    assert!(error.contains("is not what is in force"), "{error}");
+    assert!(error.contains("differs from the configuration in force"), "{error}");
     lab.hosts[0].config = whole.replacen("count = 1", "count = 2", 1);
     lab.hosts[0].write_config();
     let error = lab.hosts[0].upgrade(None).unwrap_err().to_string();
@@ -254,9 +254,9 @@ fn what_cannot_be_handed_over_is_refused() {
     assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
 }
 
-/// What the operator has set while the old daemon ran is in force in the new one.
+/// Settings of the operator in the old daemon stay in force in the new one.
 #[test]
-fn faults_drained_paths_and_objects_of_others_are_kept() {
+fn faults_drained_paths_and_objects_of_other_owners_are_kept() {
     let mut lab = Lab::new(Options::default());
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
     let metrics = "[control]\nmetrics = \"127.0.0.1:9795\"\n";
@@ -287,13 +287,13 @@ fn faults_drained_paths_and_objects_of_others_are_kept() {
     host.client.clear_faults().unwrap();
 }
 
-/// Answers to what a guest has asked pass its security groups as before, also when the other side speaks first.
+/// Sessions survive: packets of a guest's connections pass its security groups, even if the other side sends first.
 #[test]
-fn conversations_that_were_let_in_go_on() {
+fn sessions_survive_upgrades() {
     let mut lab = Lab::new(Options { vpcs: vpc(100, "tcp", "flow"), ..Options::default() });
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
     lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
-    // Nobody may begin anything with it.
+    // No ingress is allowed.
     let closed = "security_groups = [\"closed\"]\n[[security_group]]\nname = \"closed\"\n";
     lab.hosts[0].config =
         lab.hosts[0].config.replacen("device = \"eth0\"\n", &format!("device = \"eth0\"\n{closed}"), 1);
@@ -303,18 +303,18 @@ fn conversations_that_were_let_in_go_on() {
     for _ in 0..3 {
         let report = lab.hosts[0].upgrade(None).unwrap();
         assert!(report.sessions >= 1, "{report}");
-        // The other side speaks first.
+        // The other side sends first.
         std::mem::swap(&mut talk.client, &mut talk.server);
         talk.say(1000);
         std::mem::swap(&mut talk.client, &mut talk.server);
         talk.say(100_000);
     }
     assert!(lab.hosts[0].drops("a", "group_ingress") == 0);
-    eventually(5.0, "it counts", || lab.hosts[0].counter("avs.current_sessions") >= 1);
+    eventually(5.0, "sessions are counted", || lab.hosts[0].counter("avs.current_sessions") >= 1);
 }
 
-/// How long requests and a stream stand still, at worst, in each of many upgrades in a row, beside the same time without one. To be run on a
-/// machine that does nothing else; `BIFROST_UPGRADES` is how many for each load.
+/// The longest stalls of requests and of a stream in each of many upgrades, compared with the same time without one.
+/// Run it on an idle machine; `BIFROST_UPGRADES` is the number for each load.
 #[test]
 #[ignore = "a measurement, which takes a minute"]
 fn stalls_of_many_upgrades() {

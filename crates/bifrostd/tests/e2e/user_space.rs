@@ -1,5 +1,5 @@
-//! A guest whose driver runs in user space (`dpdk-testpmd`, `net_virtio_user`): it polls, asks for no notifications, and uses a
-//! buffer again as soon as it has got it back, and not before.
+//! A guest with a user-space driver (`dpdk-testpmd`, `net_virtio_user`): it polls, disables notifications, and reuses a
+//! buffer as soon as it is returned, but not before.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -9,13 +9,13 @@ use std::process::{Child, Command, Stdio};
 use crate::common::host::{PATIENT, vpc};
 use crate::common::{Guest, Lab, Options, eventually};
 
-/// Where `scripts/install-debian-packages.sh` unpacks it.
+/// Installed by `scripts/install-debian-packages.sh`.
 const TESTPMD: &str = "/var/cache/bifrost-lab/dpdk/usr/bin/dpdk-testpmd";
-/// Frames each way: less than half of a ring, for each may take two descriptors, so that the driver has room for all at once.
+/// Frames in each direction: less than half of a ring, because each may take two descriptors and all must fit at once.
 const FRAMES: u32 = 400;
-/// Bytes of a frame.
+/// Length of a frame, bytes.
 const LEN: usize = 600;
-/// Bytes of a capture file's header, and of that of each frame in it.
+/// Length of a capture file's header, and of each frame's header in it, bytes.
 const FILE_HEADER: usize = 24;
 const RECORD: usize = 16;
 
@@ -56,7 +56,7 @@ fn frames(path: &Path) -> Vec<Vec<u8>> {
     frames
 }
 
-/// `dpdk-testpmd` with a port on each host, fed from files, and writing to files what arrives.
+/// `dpdk-testpmd` with a port on each host. It sends frames from files, and writes received frames to files.
 struct Testpmd {
     child: Child,
     directory: PathBuf,
@@ -66,7 +66,7 @@ impl Testpmd {
     fn start(directory: &Path, sockets: [PathBuf; 2]) -> Testpmd {
         let log = File::create(directory.join("testpmd.log")).unwrap();
         let mut command = Command::new("setpriv");
-        // It never sleeps: the daemons, which do, go first.
+        // It never sleeps, so it has a lower priority than the daemons.
         command.args([
             "--pdeathsig",
             "KILL",
@@ -92,7 +92,7 @@ impl Testpmd {
                 socket.display()
             ));
         }
-        // Between the ports of a pair: file and guest.
+        // Forward between the two ports of a pair: file and guest.
         command.args(["--", "-i", "--forward-mode=io", "--no-flush-rx", "--total-num-mbufs=6144"]);
         let child = command
             .stdin(Stdio::piped())
@@ -103,18 +103,18 @@ impl Testpmd {
         Testpmd { child, directory: directory.to_path_buf() }
     }
 
-    fn tell(&mut self, command: &str) {
+    fn command(&mut self, command: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
     }
 
-    /// Ends it, and returns what has arrived at each port.
+    /// Ends it, and returns the frames received at each port.
     fn finish(mut self) -> [Vec<Vec<u8>>; 2] {
-        self.tell("stop");
-        self.tell("quit");
-        eventually(20.0, "testpmd ends", || self.child.try_wait().unwrap().is_some());
+        self.command("stop");
+        self.command("quit");
+        eventually(20.0, "testpmd exits", || self.child.try_wait().unwrap().is_some());
         let printed = std::fs::read_to_string(self.directory.join("testpmd.log")).unwrap();
         let dropped = |line: &&str| line.contains("TX-dropped:") && !line.contains("TX-dropped: 0 ");
-        assert_eq!(printed.lines().find(dropped), None, "the driver had no room: the test sends too much at once");
+        assert_eq!(printed.lines().find(dropped), None, "the driver's ring was full: the test sends too much at once");
         [0, 1].map(|n| frames(&self.directory.join(format!("received-{n}"))))
     }
 }
@@ -130,36 +130,36 @@ impl Drop for Testpmd {
 }
 
 #[test]
-fn a_driver_in_user_space_loses_nothing_and_gets_nothing_twice() {
+fn a_user_space_driver_gets_every_frame_once() {
     let mut lab =
         Lab::new(Options { vpcs: vpc(100, "all", "flow"), transport: PATIENT.to_owned(), ..Options::default() });
     lab.add_machine(0, &Guest::new("a", 1, &["10.0.0.1/24"]).mtu(1450), "server");
     lab.add_machine(1, &Guest::new("b", 2, &["10.0.0.2/24"]).mtu(1450), "server");
     lab.start();
-    // Packets are sent again, and compared with what was kept of them.
+    // Packets are retransmitted, and compared with the copies.
     lab.hosts[1].path_fault("host-a", None, |fault| fault.loss_percent = 3.0);
     let mut testpmd = Testpmd::start(&lab.hosts[0].directory, [lab.machine_socket("a"), lab.machine_socket("b")]);
     eventually(20.0, "both ports are in use", || !lab.hosts[0].port("a").waiting && !lab.hosts[1].port("b").waiting);
-    testpmd.tell("start");
+    testpmd.command("start");
     let arrived = |host: usize, port: &str| lab.hosts[host].port(port).rx_packets >= u64::from(FRAMES);
     eventually(20.0, "all frames arrive", || arrived(0, "a") && arrived(1, "b"));
-    eventually(5.0, "all buffers go back", || {
+    eventually(5.0, "all buffers are returned", || {
         lab.hosts[0].port("a").tx_held_packets == 0 && lab.hosts[1].port("b").tx_held_packets == 0
     });
-    // The guest polls its rings: what was shown to it has long been taken.
+    // The guest polls its rings: it has taken all delivered frames by then.
     std::thread::sleep(std::time::Duration::from_millis(100));
     let received = testpmd.finish();
     for (n, received) in received.iter().enumerate() {
         let (to, from) = (n as u8 + 1, 2 - n as u8);
         let sent: Vec<_> = (0..FRAMES).map(|number| frame(from, to, number)).collect();
-        // One flow each way: in order, too.
-        assert!(*received == sent, "{} frames of {FRAMES} at port {n}, or in disorder", received.len());
+        // One flow in each direction, so in order.
+        assert!(*received == sent, "{} of {FRAMES} frames at port {n}, or out of order", received.len());
     }
     for host in &lab.hosts {
         assert!(host.counter("rte.sent_packets") >= u64::from(FRAMES));
-        assert_eq!(host.counter("vhost.tx_reused_buffer_packets"), 0, "it leaves buffers alone");
+        assert_eq!(host.counter("vhost.tx_reused_buffer_packets"), 0, "the driver does not reuse in-flight buffers");
         assert_eq!(host.counter("vhost.broken_rings"), 0);
         assert_eq!(host.counter("rte.given_up_packets"), 0);
     }
-    assert!(lab.hosts[0].counter("rte.retransmitted_packets") > 0, "the fault");
+    assert!(lab.hosts[0].counter("rte.retransmitted_packets") > 0, "the fault causes retransmissions");
 }

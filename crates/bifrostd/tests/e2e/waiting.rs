@@ -1,4 +1,4 @@
-//! A window that is closed holds up what is for its destination, and nothing else of the same guest.
+//! A closed window only blocks packets for its destination, not others of the same guest.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::common::netns::Net;
 use crate::common::{Guest, Lab, Options, eventually};
 
-/// A stream in one direction that never ends by itself.
+/// A stream in one direction that runs until dropped.
 struct Stream {
     received: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -58,7 +58,7 @@ impl Stream {
         Stream { received, stop, threads: vec![sink, source] }
     }
 
-    /// Bits a second, over the next second.
+    /// The rate over the next second, bit/s.
     fn rate(&self) -> f64 {
         let (before, started) = (self.received.load(Ordering::Relaxed), Instant::now());
         std::thread::sleep(Duration::from_secs(1));
@@ -75,9 +75,9 @@ impl Drop for Stream {
     }
 }
 
-/// Guest `a` on the first host, `b` on the second and `c` on the third, which takes 2 Mbit/s.
+/// Guest `a` is on the first host, `b` on the second, and `c`, limited to 2 Mbit/s, on the third.
 #[test]
-fn a_destination_that_takes_little_holds_up_no_other() {
+fn a_slow_destination_does_not_block_others() {
     let mut lab = Lab::of(3, Options::default());
     lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
     lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
@@ -88,7 +88,7 @@ fn a_destination_that_takes_little_holds_up_no_other() {
     let to_b = Stream::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001);
     let alone = to_b.rate().min(to_b.rate());
 
-    // All connect before the first one sends: behind its packets the others' would wait for seconds.
+    // All connect before the first one sends: otherwise the others would wait behind its packets for seconds.
     let to_c: Vec<Ends> = (0..16).map(|n| Stream::connect(lab.net("a"), lab.net("c"), "10.0.0.3", 6001 + n)).collect();
     let to_c: Vec<Stream> = to_c.into_iter().map(Stream::run).collect();
     let waits = || lab.hosts[0].sample("port.blocked_packets");
@@ -103,9 +103,9 @@ fn a_destination_that_takes_little_holds_up_no_other() {
         (to_c.iter().map(|s| s.received.load(Ordering::Relaxed)).sum(), rates.iter().fold(0.0, |a, b| a.max(*b)));
     println!("alone {alone:.3e} bit/s, beside {rates:?} bit/s, up to {waited} packets wait, c got {slow} bytes");
     assert!(waited > 20, "{waited} packets waited for c");
-    assert!(slow > 0, "what is slow gets on, too");
+    assert!(slow > 0, "the slow destination makes progress");
     assert!(beside > 0.7 * alone, "{beside:.3e} bit/s beside, {alone:.3e} alone");
-    // A new conversation begins at once, too.
+    // A new connection is established immediately, too.
     let started = Instant::now();
     drop(Stream::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5002));
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());

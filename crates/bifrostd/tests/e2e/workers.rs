@@ -1,4 +1,4 @@
-//! Several workers, and what a daemon costs that has nothing to do.
+//! Several workers, and the cost of an idle daemon.
 
 use std::collections::BTreeSet;
 
@@ -29,13 +29,13 @@ fn plain(net: &str) -> &str {
 }
 
 #[test]
-fn two_workers_share_connections_and_never_miss() {
+fn two_workers_share_connections_without_wrong_deliveries() {
     let lab = lab(2);
     let mut streams = Vec::new();
     for i in 0..4 {
         for j in 0..4 {
             let port = 5000 + (10 * i + j) as u16;
-            // Half of them begin on the other side; two flows for each pair.
+            // Half of them start on the other side; two flows for each pair.
             for (more, flip) in [(0, false), (100, true)] {
                 let (from, to, address) = if flip { (B[j], A[i], A_NET[i]) } else { (A[i], B[j], B_NET[j]) };
                 streams.push(Exchange::start(lab.net(from), lab.net(to), plain(address), port + more, MEGABYTES / 2));
@@ -80,10 +80,10 @@ fn hosts_with_different_numbers_of_workers() {
         assert_eq!(host.counter("rte.unknown_cid_packets"), 0);
         assert_eq!(host.counter("rte.unanswered_connections"), 0);
     }
-    // One message of the kernel's holds datagrams for several workers, of which it sees the first only.
+    // One kernel message holds datagrams for several workers, but is steered by the first only.
     let handed_over = lab.hosts.iter().map(|h| h.counter("datapath.handed_over_packets")).sum::<u64>();
-    assert!(handed_over > 0, "nothing had to be handed over, so this test shows nothing");
-    // Its RESETs arrive at worker 0, whichever of the two owns the connection.
+    assert!(handed_over > 0, "nothing was handed over: the test is void");
+    // Its RESETs arrive at worker 0, even if the other one owns the connection.
     let restarted = lab.hosts[0].counter("rte.restarted_connections");
     lab.hosts[1].crash();
     lab.hosts[1].start();
@@ -96,7 +96,7 @@ fn hosts_with_different_numbers_of_workers() {
     }
     streams.into_iter().for_each(Exchange::finish);
     let restarted = lab.hosts[0].counter("rte.restarted_connections") - restarted;
-    assert!((16..=32).contains(&restarted), "{restarted}: once each, by RESET or REQUEST, or by both when they cross");
+    assert!((16..=32).contains(&restarted), "{restarted}: once each, by RESET or REQUEST, or by both if they cross");
     assert_eq!(lab.hosts[0].counter("rte.rejects_received_packets"), 0);
     assert_eq!(lab.hosts[0].counter("rte.best_effort_connections"), 0);
 }
@@ -126,7 +126,7 @@ fn through_the_gateway_with_two_workers() {
 }
 
 #[test]
-fn idle_daemons_cost_next_to_nothing() {
+fn idle_daemons_use_almost_no_cpu() {
     let lab = lab(2);
     assert_eq!(ping(lab.net("a1"), "10.0.0.21", 5, 56), 5);
     crate::common::traffic::exchange(lab.net("a1"), lab.net("b1"), "10.0.0.21", 5001, MEGABYTES);
@@ -153,7 +153,7 @@ fn idle_daemons_cost_next_to_nothing() {
     }
 }
 
-/// A guest's counter of its TCP.
+/// A TCP counter of a guest's kernel.
 fn tcp_counter(lab: &Lab, guest: &str, name: &'static str) -> u64 {
     lab.net(guest).enter(move || {
         let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
@@ -164,7 +164,7 @@ fn tcp_counter(lab: &Lab, guest: &str, name: &'static str) -> u64 {
     })
 }
 
-/// What each worker of a host has counted.
+/// A counter of each worker of a host.
 fn by_worker(host: &Host, counter: &str) -> Vec<u64> {
     let samples = host.client.samples().unwrap();
     let of = |worker| {
@@ -175,7 +175,7 @@ fn by_worker(host: &Host, counter: &str) -> Vec<u64> {
 }
 
 #[test]
-fn two_workers_keep_connections_and_order_while_a_path_loses() {
+fn two_workers_keep_connections_and_order_on_a_lossy_path() {
     let lab = lab(2);
     for (host, peer) in [(0, "host-b"), (1, "host-a")] {
         lab.hosts[host].path_fault(peer, Some(1), |fault| fault.loss_percent = 1.0);
@@ -191,7 +191,7 @@ fn two_workers_keep_connections_and_order_while_a_path_loses() {
     assert!(lab.hosts.iter().map(|host| host.counter("fault.dropped_packets")).sum::<u64>() > 0, "nothing was lost");
     for host in &lab.hosts {
         let counters = host.counters();
-        // Each pair's connection is on the worker that its two addresses name, on both hosts.
+        // Each pair's connection is on the worker that its two MAC addresses determine, on both hosts.
         let conns = host.client.conns().unwrap();
         assert_eq!(conns.len(), 16, "one for each pair");
         for conn in &conns {
@@ -199,7 +199,7 @@ fn two_workers_keep_connections_and_order_while_a_path_loses() {
             let owner = u32::from(steer::worker_of_pair(local.octets(), remote.octets(), 2));
             assert_eq!((conn.cid >> 24, conn.peer_cid >> 24), (owner, owner), "{conn:?}");
         }
-        // And its packets are with it: no worker has met one that it does not know, and few had to be handed over.
+        // Its packets reach that worker: no worker received an unknown one, and few had to be handed over.
         assert_eq!((counters["rte.unknown_cid_packets"], counters["rte.restarted_connections"]), (0, 0));
         for counter in ["rte.sent_packets", "rte.received_packets"] {
             let packets = by_worker(host, counter);
@@ -216,7 +216,7 @@ fn two_workers_keep_connections_and_order_while_a_path_loses() {
         host.assert_balanced();
         assert_eq!(counters["rte.given_up_packets"], 0);
     }
-    // So no guest has seen a segment before an earlier one.
+    // So no guest received segments out of order.
     for guest in A.iter().chain(&B) {
         let early = tcp_counter(&lab, guest, "TCPOFOQueue");
         assert_eq!(early, 0, "{guest} got segments out of order");

@@ -1,6 +1,7 @@
 //! A customer's office: a kernel whose device `tunnel` leads to the gateway through GRE.
 //!
-//! The device is TUN, as not every kernel has GRE devices: the kernel cuts and joins packets as it would at one, and a thread puts GRE in front of each.
+//! It is a TUN device, because not every kernel has GRE devices: the kernel fragments and reassembles packets as for a
+//! GRE device, and a thread adds and removes the GRE header.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -54,7 +55,7 @@ impl Office {
             Socket::new(domain, Type::RAW, Some(Protocol::from(i32::from(bifrost_wire::protocol::GRE)))).unwrap()
         });
         let stop = Arc::new(AtomicBool::new(false));
-        let asked = Arc::clone(&stop);
+        let stopped = Arc::clone(&stop);
         let (mut reader, mut writer) = (device.try_clone().unwrap(), device);
         socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         let (sender, mut receiver) = (socket.try_clone().unwrap(), socket);
@@ -72,9 +73,9 @@ impl Office {
         });
         let from_gateway = std::thread::spawn(move || {
             let mut bytes = [0; LONGEST];
-            while !asked.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 let Ok(len) = receiver.read(&mut bytes) else { continue };
-                // A raw socket of IPv4 shows the header.
+                // A raw IPv4 socket includes the IP header.
                 let payload = &bytes[if gateway.is_ipv4() { IPV4_HEADER } else { 0 }..len];
                 let (header, packet) = gre::Header::parse(payload).unwrap();
                 assert_eq!((header.key, header.ethertype), (KEY, ethertype_of(packet)));
@@ -96,7 +97,7 @@ impl Office {
 impl Drop for Office {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Its reader is told.
+        // This ends its reader.
         self.net.ip("link del tunnel\n");
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -112,7 +113,7 @@ fn is_fragment(packet: &[u8]) -> bool {
     bifrost_nic::parse_packet(ethertype_of(packet), packet).is_ok_and(|parsed| parsed.is_fragment())
 }
 
-/// A TUN device in the thread's namespace. It goes with its descriptor.
+/// A TUN device in the thread's namespace. It is removed with its descriptor.
 fn tun() -> File {
     const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
     let file = File::options().read(true).write(true).open("/dev/net/tun").unwrap();

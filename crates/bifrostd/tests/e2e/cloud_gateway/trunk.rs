@@ -1,4 +1,5 @@
-//! A switch port with a VLAN: what leaves for the gateway gets the tag, and what comes from it must have it and loses it.
+//! A switch port with a VLAN: frames to the gateway get the tag, and frames from it must have the tag, which is
+//! removed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,10 +10,10 @@ use bifrost_port::raw::{RawConfig, RawDevice, RawMode};
 
 use crate::common::Net;
 
-/// Where a tag is in a frame: behind both MAC addresses.
+/// Offset of the tag in a frame: after both MAC addresses.
 const AT: usize = 12;
 
-/// Ends with the last reference.
+/// Runs until dropped.
 pub(super) struct Trunk {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -26,7 +27,7 @@ impl Trunk {
         let [a, b] = vlan.to_be_bytes();
         let tag = [0x81, 0, a, b];
         let stop = Arc::new(AtomicBool::new(false));
-        let asked = Arc::clone(&stop);
+        let stopped = Arc::clone(&stop);
         let thread = bridges.spawn(move || {
             let open = |device: &str| {
                 let config =
@@ -34,7 +35,7 @@ impl Trunk {
                 RawDevice::open(&config).unwrap()
             };
             let (mut inside, mut outside) = (open("trunk"), open("l0h2"));
-            while !asked.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 let to_gateway = inside.receive().unwrap();
                 for index in 0..to_gateway {
                     let (macs, rest) = inside.frame(index).split_at(AT);
@@ -44,7 +45,7 @@ impl Trunk {
                 let from_gateway = outside.receive().unwrap();
                 for index in 0..from_gateway {
                     let (macs, rest) = outside.frame(index).split_at(AT);
-                    // Nothing else gets through a port that has this VLAN alone.
+                    // The port only has this VLAN: other frames are dropped.
                     if let Some(rest) = rest.strip_prefix(&tag) {
                         inside.send(&[macs, rest]);
                     }

@@ -1,4 +1,5 @@
-//! A gateway on a third host, and what it joins: two hosts with guests, a server of the Internet, and perhaps a customer's office.
+//! A gateway on a third host, and what it connects: two hosts with guests, an Internet server, and optionally a
+//! customer's office.
 
 use std::fs::File;
 use std::path::Path;
@@ -89,21 +90,21 @@ prefix = "0.0.0.0/0"
 next_hop = "172.31.0.9"
 "#;
 
-/// What lies between hosts and gateway.
+/// The network between hosts and gateway.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Underlay {
-    /// The hosts use the transport to the gateway.
+    /// Whether the hosts use the transport to the gateway.
     pub(super) transport: bool,
-    /// The headers of tunnels are IPv6.
+    /// Whether the outer headers are IPv6.
     pub(super) v6: bool,
     /// The VLAN of the gateway's frames; hosts have none.
     pub(super) vlan: Option<u16>,
-    /// A customer's office is there.
+    /// Whether there is a customer's office.
     pub(super) office: bool,
 }
 
 impl Underlay {
-    /// The address of station `n`: the hosts are 1 and 2, the gateway is 3, the router of the office 20.
+    /// The address of node `n`: the hosts are 1 and 2, the gateway is 3, the office's router is 20.
     pub(super) fn address(self, n: u8) -> String {
         if self.v6 { format!("fd00::{n}") } else { format!("172.31.0.{n}") }
     }
@@ -152,7 +153,7 @@ impl Drop for World {
     }
 }
 
-/// A VPC whose guests send what is not of their subnet to the gateway.
+/// A VPC whose guests send packets for other subnets to the gateway.
 fn network(vni: u32, routers: &[&str]) -> (String, String) {
     let section = format!("{}gateway = {routers:?}\n", vpc(vni, "all", "flow"));
     let route = |prefix: &str| {
@@ -166,7 +167,7 @@ fn network(vni: u32, routers: &[&str]) -> (String, String) {
     (section, routes)
 }
 
-/// Starts a program of the gateway, which the workspace's tests are built with.
+/// Starts a program of the gateway, which is built with the workspace's tests.
 fn start(host: &Host, underlay: Underlay, name: &str, config: &str) -> Child {
     let program = Path::new(env!("CARGO_BIN_EXE_bifrostd")).with_file_name(name);
     assert!(program.is_file(), "{} is missing: cargo build -p bifrost-gatewayd", program.display());
@@ -185,8 +186,8 @@ fn start_nicd(host: &Host, underlay: Underlay) -> Child {
 }
 
 impl World {
-    /// `a` is in VPC 100 on the first host, `b` in VPC 200 and `s`, a service's backend, in VPC 300 on the second; the third host's device is the
-    /// gateway's.
+    /// `a` is in VPC 100 on the first host; `b` in VPC 200 and `s`, a service's backend in VPC 300, are on the second;
+    /// the gateway uses the third host's device.
     pub(super) fn new(underlay: Underlay) -> World {
         let networks: [(u32, &[&str]); 3] =
             [(100, &["10.1.0.254", "fd01::fe"]), (200, &["10.2.0.254"]), (300, &["100.64.0.254"])];
@@ -206,45 +207,46 @@ impl World {
             }
             networks.iter().for_each(|(_, route)| host.config.push_str(route));
         }
-        // No packet comes from the Internet that is larger than the guests take.
-        let internet = station(&lab, "internet", 1500);
+        // Packets from the Internet are not larger than the guests' MTU.
+        let internet = node(&lab, "internet", 1500);
         internet.ip(
             "addr add 172.31.0.9/24 dev l0\naddr add 198.51.100.1/32 dev lo\nroute add 203.0.113.0/24 via 172.31.0.3\n",
         );
         lab.hosts[2].net.ip("addr flush dev l0\nlink set l0 addrgenmode none\n");
-        // A veth pair leaves checksums unfinished, and segments uncut, for the other kernel. A NIC would not, and the gateway is none of these kernels.
+        // A veth pair leaves checksums incomplete and packets unsegmented for the other kernel, unlike a NIC. The
+        // gateway bypasses that kernel.
         for net in [&lab.hosts[0].net, &lab.hosts[1].net] {
-            finish_frames(net);
+            disable_offloads(net);
         }
         let trunk = underlay.vlan.map(|vlan| Trunk::start(lab.bridges.as_ref().unwrap(), vlan));
-        let office = underlay.office.then(|| Office::start(station(&lab, "office", 1700), underlay));
+        let office = underlay.office.then(|| Office::start(node(&lab, "office", 1700), underlay));
         let host = &lab.hosts[2];
         let programs = Programs { nicd: start_nicd(host, underlay), pod: start(host, underlay, "bifrost-gw", POD) };
         lab.hosts[..2].iter_mut().for_each(|host| drop(host.start()));
         lab.net("a").ip("route add default via fd01::fe\n");
         let world = World { underlay, programs, _trunk: trunk, office, internet, lab };
-        world.knows_its_neighbours();
+        world.wait_for_neighbors();
         world
     }
 
-    pub(super) fn knows_its_neighbours(&self) {
+    pub(super) fn wait_for_neighbors(&self) {
         let Underlay { office, .. } = self.underlay;
-        let stations = [1, 2].into_iter().chain(office.then_some(20)).map(|n| self.underlay.address(n));
-        let stations: Vec<String> = stations.chain(["172.31.0.9".to_owned()]).collect();
-        eventually(20.0, "the gateway knows its neighbours", || {
+        let nodes = [1, 2].into_iter().chain(office.then_some(20)).map(|n| self.underlay.address(n));
+        let nodes: Vec<String> = nodes.chain(["172.31.0.9".to_owned()]).collect();
+        eventually(20.0, "the gateway knows its neighbors", || {
             let known = self.try_pod().unwrap_or_default().neighbours;
-            stations.iter().all(|a| known.get(a).is_some_and(Option::is_some))
+            nodes.iter().all(|a| known.get(a).is_some_and(Option::is_some))
         });
     }
 
-    /// Both programs are killed and started again.
+    /// Kills and restarts both programs.
     pub(super) fn restart(&mut self) {
         self.kill_nicd();
         self.programs.pod.kill().unwrap();
         self.programs.pod.wait().unwrap();
         self.programs.pod = start(&self.lab.hosts[2], self.underlay, "bifrost-gw", POD);
         self.start_nicd();
-        self.knows_its_neighbours();
+        self.wait_for_neighbors();
     }
 
     pub(super) fn kill_nicd(&mut self) {
@@ -256,12 +258,12 @@ impl World {
         self.programs.nicd = start_nicd(&self.lab.hosts[2], self.underlay);
     }
 
-    /// Whether the pod's process is the one that was started.
+    /// Whether the pod's process still runs.
     pub(super) fn pod_lives(&mut self) -> bool {
         self.programs.pod.try_wait().unwrap().is_none()
     }
 
-    /// `nft` in the network between the hosts.
+    /// Runs `nft` in the namespace of the bridge between the hosts.
     pub(super) fn bridge(&self, command: &str, input: &str) -> String {
         let arguments: Vec<&str> = command.split_whitespace().collect();
         let done = self.lab.bridges.as_ref().unwrap().run("nft", &arguments, input);
@@ -292,16 +294,16 @@ impl World {
     }
 }
 
-/// A namespace whose `l0` is in the network between the hosts.
-fn station(lab: &Lab, name: &str, mtu: u16) -> Net {
+/// A namespace whose `l0` is connected to the bridge between the hosts.
+fn node(lab: &Lab, name: &str, mtu: u16) -> Net {
     let (net, bridges) = (Net::new(lab.tag(), name), lab.bridges.as_ref().unwrap());
     net.ip(&format!("link add l0 mtu {mtu} type veth peer name {name} netns {}\nlink set l0 up\n", bridges.name()));
     bridges.ip(&format!("link set {name} mtu 1700\nlink set {name} master b0 up\n"));
-    finish_frames(&net);
+    disable_offloads(&net);
     net
 }
 
-fn finish_frames(net: &Net) {
+fn disable_offloads(net: &Net) {
     let done = net.run("ethtool", &["-K", "l0", "tx", "off", "tso", "off", "gso", "off"], "");
     assert!(done.status.success(), "{done:?}");
 }
