@@ -20,7 +20,7 @@ const ENDS: [(&str, &str); 4] = [
     ("tap.rx_held_frames", "tap.rx_refused_frames"),
     ("fault.waiting_packets", "fault.overflow_packets"),
 ];
-/// Gauges of objects that are handed over, and the counters in which the next daemon counts them once more.
+/// Gauges of objects that are handed over, and the counters in which the next daemon counts them again.
 const BEGINS: [(&str, &str); 3] = [
     ("avs.current_sessions", "avs.created_sessions"),
     ("avs.balanced_current_sessions", "avs.balanced_created_sessions"),

@@ -313,8 +313,8 @@ impl Daemon {
         let config = Arc::clone(&state.config);
         for port in &config.ports {
             match state.add_port(port) {
-                // An error in the file stops the start. Objects of other owners must not: nobody can edit them before
-                // the daemon runs.
+                // An error in the file stops the start. An error in another owner's object must not, because it cannot
+                // be corrected before the daemon runs.
                 Err(error) if state.objects.is_other(Kind::Port, &port.name) => {
                     tracing::error!("not applied; retried with the next change: {error:#}");
                     Arc::make_mut(&mut state.config).ports.retain(|p| p.name != port.name);
