@@ -1,8 +1,9 @@
-//! Whether every packet is accounted for: what entered a stage has left it, was dropped for a reason that is counted, or is
-//! still there.
+//! Checks that every packet is accounted for: each packet that entered a stage has left it, was dropped and counted, or
+//! is still in it.
 //!
-//! Each stage is one equation over counters of one place. Those of a worker as a whole are read together, between two turns of its
-//! loop, and so are those of one of its ports, so equations hold at any time and under any load, but for what is between two workers.
+//! Each stage is one equation over the counters of a port, a worker, or the daemon. The counters of a worker are read
+//! together, between two turns of its loop, and so are those of each of its ports. Equations therefore hold at any time
+//! and under any load, except the one for packets between two workers.
 
 use std::collections::BTreeMap;
 
@@ -10,24 +11,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{Place, Sample};
 
-/// Over which samples an equation sums up.
+/// The samples over which an equation sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
-    /// Those of one port on one worker.
+    /// Samples of one port on one worker.
     Port,
-    /// Those of one worker as a whole. Not those of its ports, which are read later, one after the other.
+    /// Samples of one worker, without those of its ports, which are read later, one port after the other.
     Worker,
-    /// All of the daemon: holds while nothing is between two workers.
+    /// All samples of the daemon. The equation holds while no packet is between two workers.
     Daemon,
 }
 
-/// What enters is what leaves.
+/// An equation: the sum of `entered` equals the sum of `left`.
 struct Stage {
     name: &'static str,
     scope: Scope,
-    /// It is only for places that count this.
+    /// The equation applies only where this counter exists.
     needs: &'static str,
-    /// A name that ends in `*` stands for all that begin so.
+    /// A name that ends in `*` stands for all counters with this prefix.
     entered: &'static [&'static str],
     left: &'static [&'static str],
 }
@@ -93,7 +94,7 @@ const STAGES: [Stage; 9] = [
         entered: &["datapath.emitted_packets", "fault.tx_duplicated_packets", "fault.tx_released_packets"],
         left: &[
             "underlay.tx_packets",
-            // They left in the datagrams of others.
+            // Sent in the datagrams of other packets.
             "datapath.bundled_packets",
             "drop.gone_tx_packets",
             "drop.reused_buffer_packets",
@@ -124,7 +125,7 @@ const STAGES: [Stage; 9] = [
         name: "kernel to guests",
         scope: Scope::Worker,
         needs: "udp.rx_datagrams",
-        // What stays on this host is placed by the same code.
+        // The same code places packets between ports of this host.
         entered: &[
             "udp.rx_datagrams",
             "afxdp.rx_datagrams",
@@ -135,7 +136,7 @@ const STAGES: [Stage; 9] = [
             "datapath.answered_packets",
             "fault.rx_duplicated_packets",
             "fault.rx_released_packets",
-            // These are dropped elsewhere, and counted among all.
+            // Dropped in other stages, but included in `fault.dropped_packets`.
             "fault.tx_dropped_packets",
             "fault.guest_dropped_packets",
         ],
@@ -191,7 +192,7 @@ const STAGES: [Stage; 9] = [
     },
 ];
 
-/// Delayed packets, which a fault has put off, or doubled.
+/// Packets that a fault has delayed or duplicated.
 const WAITING: Stage = Stage {
     name: "faults that delay",
     scope: Scope::Worker,
@@ -205,7 +206,7 @@ const WAITING: Stage = Stage {
     ],
 };
 
-/// A stage's account at one place.
+/// The balance of a stage at one port, worker, or the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Balance {
@@ -221,18 +222,18 @@ pub struct Balance {
 }
 
 impl Balance {
-    /// Packets that vanished; below 0: that nobody knows where they came from.
+    /// Packets that vanished; below 0: packets of unknown origin.
     pub fn unexplained(&self) -> i64 {
         self.entered as i64 - self.left as i64
     }
 }
 
-/// The account of every stage at every place that counts it.
+/// The balances of all stages, everywhere they are counted.
 pub fn balance(samples: &[Sample]) -> Vec<Balance> {
     STAGES.iter().chain([&WAITING]).flat_map(|stage| stage.accounts(samples)).collect()
 }
 
-/// The accounts that do not balance, of those that hold at any time.
+/// The balances that are not 0, among the stages whose equation holds at any time.
 pub fn unexplained(samples: &[Sample]) -> Vec<Balance> {
     let stages = STAGES.iter().chain([&WAITING]).filter(|stage| stage.scope != Scope::Daemon);
     stages.flat_map(|stage| stage.accounts(samples)).filter(|account| account.unexplained() != 0).collect()
@@ -256,7 +257,7 @@ impl Stage {
 }
 
 impl Scope {
-    /// Where a sample is counted together with others. `None`: nowhere.
+    /// Which balance a sample belongs to. `None`: to none of this scope.
     fn place(self, at: &Place) -> Option<Place> {
         if at.peer.is_some() {
             return None;
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn each_port_of_each_worker_has_an_account_of_its_own() {
+    fn each_port_of_each_worker_has_its_own_balance() {
         let mut all = samples(
             0,
             Some("a"),
@@ -321,12 +322,12 @@ mod tests {
         let wrong = unexplained(&all);
         assert_eq!(wrong.iter().map(|b| b.at.worker.unwrap()).collect::<Vec<_>>(), [1, 1]);
         assert_eq!(wrong[0].at.port.as_deref(), Some("a"));
-        // Nobody counts what went over the underlay here, so there is no account of it.
+        // These samples have no counters of the underlay, so there is no balance of it.
         assert!(accounts.iter().all(|b| !b.stage.contains("kernel")));
     }
 
     #[test]
-    fn a_worker_has_its_own_account_and_ports_and_paths_are_no_part_of_it() {
+    fn the_balance_of_a_worker_excludes_its_ports_and_paths() {
         let mut all = samples(
             0,
             None,
@@ -338,7 +339,7 @@ mod tests {
                 ("malformed.underlay_tcp_header_frames", 2),
             ],
         );
-        // Meanwhile there were more.
+        // Ports are read later, and count more by then.
         all.extend(samples(0, Some("a"), &[("datapath.guest_rx_packets", 50)]));
         all.push(Sample {
             counter: "datapath.guest_rx_packets".into(),
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn between_workers_it_holds_when_nothing_is_on_its_way() {
+    fn the_balance_between_workers_holds_when_no_packet_is_in_transit() {
         let mut all = samples(0, None, &[("datapath.handed_over_packets", 5)]);
         all.extend(samples(1, None, &[("datapath.handed_over_packets", 0), ("datapath.taken_over_packets", 4)]));
         let account = balance(&all).into_iter().find(|b| b.stage == "worker to worker").unwrap();

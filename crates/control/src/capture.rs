@@ -1,4 +1,4 @@
-//! What all captures share: reading the request's stages and filter, and writing the pcapng file within its limits.
+//! Functions shared by all captures: parsing the request's stages, and writing the pcapng file within its limits.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -6,10 +6,10 @@ use bifrost_wire::pcapng::{self, Notes};
 
 use crate::api::{ApiError, CaptureSpec};
 
-/// The stages that a request names, each once, in its order; all if it names none.
+/// The stages that a request names, without duplicates, in its order; all stages if it names none.
 ///
 /// # Errors
-/// There is no such stage.
+/// A stage does not exist.
 pub fn stages<S: Copy + PartialEq>(
     names: &[String],
     all: &[S],
@@ -19,8 +19,8 @@ pub fn stages<S: Copy + PartialEq>(
     for name in names {
         let stage = all.iter().copied().find(|stage| name_of(*stage) == name).ok_or_else(|| {
             let known: Vec<&str> = all.iter().map(|stage| name_of(*stage)).collect();
-            let error = ApiError::bad_request(format!("there is no stage {name:?}")).at("at");
-            error.hint(format!("there are {}", known.join(", ")))
+            let error = ApiError::bad_request(format!("unknown stage {name:?}")).at("at");
+            error.hint(format!("known stages: {}", known.join(", ")))
         })?;
         if !stages.contains(&stage) {
             stages.push(stage);
@@ -29,18 +29,18 @@ pub fn stages<S: Copy + PartialEq>(
     Ok(if stages.is_empty() { all.to_vec() } else { stages })
 }
 
-/// The error about a filter: what is wrong, and a mark below byte `at` of it.
+/// An error of a filter, with a mark below its byte `at`.
 pub fn bad_filter(filter: &str, at: usize, what: &str) -> ApiError {
     let before = filter.get(..at).unwrap_or(filter).chars().count();
     ApiError::bad_request(what).at("filter").hint(format!("{filter}\n{}^", " ".repeat(before)))
 }
 
-/// Nanoseconds since 1970: the clock of a capture file.
+/// Nanoseconds since 1970, as used in capture files.
 pub fn now_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// A pcapng file that is being written: an interface for each stage of each source, until a limit of the request is reached.
+/// A pcapng file being written: one interface for each stage of each source, until a limit of the request is reached.
 #[derive(Debug)]
 pub struct CaptureFile<S> {
     stages: Vec<S>,
@@ -58,7 +58,7 @@ struct Source {
     name: String,
     /// Packets by stage.
     seen: Vec<u64>,
-    /// Packets that found no room.
+    /// Packets dropped because the queue was full.
     missed: u64,
 }
 
@@ -69,12 +69,12 @@ pub struct Packet<'a> {
     pub at_ns: u64,
     /// Its length on the wire, in bytes.
     pub len: u32,
-    /// What was kept of it.
+    /// The captured bytes, at most `snaplen_bytes`.
     pub bytes: &'a [u8],
 }
 
 impl<S: Copy + PartialEq> CaptureFile<S> {
-    /// A file within the request's limits, whose time runs from now.
+    /// A file within the request's limits. Its time limit starts now.
     pub fn new(spec: &CaptureSpec, stages: Vec<S>, sources: impl IntoIterator<Item = String>) -> Self {
         let source = |name| Source { name, seen: vec![0; stages.len()], missed: 0 };
         Self {
@@ -88,7 +88,7 @@ impl<S: Copy + PartialEq> CaptureFile<S> {
         }
     }
 
-    /// Writes the file's beginning: who captures, and the interfaces, named `STAGE/SOURCE`.
+    /// Writes the section header with the capturing program, and the interfaces, named `STAGE/SOURCE`.
     pub fn head(&self, out: &mut Vec<u8>, program: &str, describe: impl Fn(S) -> (&'static str, &'static str)) {
         pcapng::section(out, program);
         for source in &self.sources {
@@ -99,27 +99,27 @@ impl<S: Copy + PartialEq> CaptureFile<S> {
         }
     }
 
-    /// How long until the capture's time is over.
+    /// Time until the capture's time limit.
     pub fn time_left(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// Ends the capture: nothing more will come.
+    /// Ends the capture.
     pub fn end(&mut self) {
         self.ended = true;
     }
 
-    /// Whether the capture is over.
+    /// Whether the capture has ended.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Counts packets of a source that found no room.
+    /// Counts packets of a source that were dropped because the queue was full.
     pub fn missed(&mut self, source: usize, packets: u64) {
         self.sources[source].missed += packets;
     }
 
-    /// Writes a packet of a stage that was asked for. Ends the capture instead if a limit is reached.
+    /// Writes a packet if its stage was requested. Ends the capture instead if a limit is reached.
     pub fn packet(&mut self, out: &mut Vec<u8>, source: usize, stage: S, packet: Packet<'_>, notes: Notes<'_>) {
         if self.packets_left == 0 || self.bytes_left == 0 {
             self.ended = true;
@@ -132,7 +132,7 @@ impl<S: Copy + PartialEq> CaptureFile<S> {
         pcapng::packet(out, self.interface(source, at), packet.at_ns, packet.len, packet.bytes, notes);
     }
 
-    /// Writes the file's end: what every interface has seen. Packets that found no room stand at their source's first interface.
+    /// Writes the statistics of every interface. Packets that did not fit count at their source's first interface.
     pub fn tail(&self, out: &mut Vec<u8>) {
         let now = now_ns();
         for (number, source) in self.sources.iter().enumerate() {
@@ -169,11 +169,11 @@ mod tests {
         assert_eq!(named(&["out", "out"]).unwrap(), [Stage::Out]);
         assert_eq!(named(&["out", "in"]).unwrap(), [Stage::Out, Stage::In]);
         let error = named(&["nowhere"]).unwrap_err();
-        assert_eq!((error.location.as_str(), error.hint.as_str()), ("at", "there are in, out"));
+        assert_eq!((error.location.as_str(), error.hint.as_str()), ("at", "known stages: in, out"));
     }
 
     #[test]
-    fn the_mark_stands_below_the_mistake() {
+    fn the_mark_is_below_the_error() {
         assert_eq!(bad_filter("é prot", 3, "what?").hint, "é prot\n  ^");
         assert_eq!(bad_filter("tcp", 9, "what?").hint, "tcp\n   ^");
     }

@@ -1,4 +1,4 @@
-//! The other end of the API: a blocking client for programs and tests.
+//! A blocking client of the API, for programs and tests.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -21,45 +21,45 @@ use crate::api::{
     Trace, TraceSpec, UpgradeReport, UpgradeSpec,
 };
 
-/// How long an answer may take.
+/// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a reload may take.
+/// Timeout of a reload.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a service manager may take to restart a daemon that has ended during an upgrade.
 const RESTART: Duration = Duration::from_secs(1);
-/// How long an answer that comes in pieces may take beyond the time that was asked for.
+/// Timeout of a streamed response beyond the requested duration.
 const STREAM_SLACK: Duration = Duration::from_secs(15);
-/// The largest answer, bytes: some hundred thousand connections.
+/// Largest response, bytes: some hundred thousand connections.
 const MAX_BODY: usize = 256 << 20;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens on the socket.
-    #[error("bifrostd is not running: nobody answers on {}", .0.display())]
+    /// No process listens on the socket.
+    #[error("bifrostd is not running: no process listens on {}", .0.display())]
     NotRunning(PathBuf),
-    /// The socket is there, and not for this user.
+    /// The socket exists, but this user may not connect to it.
     #[error("not allowed to connect to {}; run as root or as a member of the socket's group", .0.display())]
     NotAllowed(PathBuf),
     /// The daemon refused the request.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// No answer in time.
+    /// The request timed out.
     #[error("bifrostd did not answer on {} within {} s", path.display(), after.as_secs())]
     Timeout {
         /// The socket.
         path: PathBuf,
-        /// How long was waited.
+        /// The timeout.
         after: Duration,
     },
-    /// What came cannot be written.
+    /// The result could not be written.
     #[error("cannot write the result: {0}")]
     Output(io::Error),
-    /// The answer is none that this release understands.
-    #[error("bifrostd's answer is not understood: {0}; do bifrostctl and bifrostd have the same version?")]
+    /// This release cannot parse the response.
+    #[error("cannot parse bifrostd's response: {0}; do bifrostctl and bifrostd have the same version?")]
     Protocol(String),
-    /// The system refused.
-    #[error("cannot talk to {}: {source}", path.display())]
+    /// A system call failed.
+    #[error("cannot communicate with {}: {source}", path.display())]
     Io {
         /// The socket.
         path: PathBuf,
@@ -68,8 +68,8 @@ pub enum ClientError {
     },
 }
 
-/// A client of one daemon. It connects for every request, so that a daemon may restart between two of them.
-/// Its calls block, and must not be made inside an asynchronous runtime.
+/// A client of one daemon. It connects for every request, so that the daemon may restart in between.
+/// Its calls block; do not call them inside an asynchronous runtime.
 #[derive(Debug)]
 pub struct Client {
     socket: PathBuf,
@@ -77,7 +77,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the daemon on that socket. Nothing is sent yet.
+    /// A client of the daemon on this socket. Does not connect yet.
     pub fn new(socket: impl AsRef<Path>) -> Result<Client, ClientError> {
         let socket = socket.as_ref().to_owned();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -93,12 +93,12 @@ impl Client {
         &self.socket
     }
 
-    /// Asks for something that this client has no method for, of a daemon with an API of its own.
+    /// Sends a GET request to a daemon with another API.
     pub fn get<T: DeserializeOwned>(&self, target: &str, after: Duration) -> Result<T, ClientError> {
         self.request(Method::GET, target, None::<&()>, after)
     }
 
-    /// Sends something that this client has no method for, to a daemon with an API of its own.
+    /// Sends a POST request to a daemon with another API.
     pub fn post<T: DeserializeOwned>(
         &self,
         target: &str,
@@ -108,7 +108,7 @@ impl Client {
         self.request(Method::POST, target, Some(body), after)
     }
 
-    /// The daemon as a whole.
+    /// The daemon's status.
     pub fn status(&self) -> Result<Status, ClientError> {
         self.fetch("/v1/status")
     }
@@ -128,7 +128,7 @@ impl Client {
         self.fetch("/v1/load-balancers")
     }
 
-    /// All addresses outside.
+    /// All outside addresses.
     pub fn nat(&self) -> Result<Vec<NatStatus>, ClientError> {
         self.fetch("/v1/nat")
     }
@@ -138,7 +138,7 @@ impl Client {
         self.fetch("/v1/mirrors")
     }
 
-    /// What is logged of conversations, and what became of the records.
+    /// Status of the flow logs.
     pub fn flow_log(&self) -> Result<FlowLogStatus, ClientError> {
         self.fetch("/v1/flow-log")
     }
@@ -153,7 +153,7 @@ impl Client {
         self.fetch("/v1/paths")
     }
 
-    /// Takes a path out of use (`drained`), or back.
+    /// Drains a path (`drained`), or restores it.
     pub fn drain_path(&self, spec: &DrainSpec, drained: bool) -> Result<DrainReport, ClientError> {
         let target = if drained { "/v1/paths/drain" } else { "/v1/paths/restore" };
         self.request(Method::POST, target, Some(spec), TIMEOUT)
@@ -164,17 +164,17 @@ impl Client {
         self.fetch("/v1/stats")
     }
 
-    /// All counters and gauges, each with where it was counted.
+    /// All counters and gauges, each with its worker, port, peer or path.
     pub fn samples(&self) -> Result<Vec<Sample>, ClientError> {
         self.fetch("/v1/samples")
     }
 
-    /// What was dropped, where, and what that means.
+    /// Drop counters that are not 0, with explanations.
     pub fn drops(&self) -> Result<Drops, ClientError> {
         self.fetch("/v1/drops")
     }
 
-    /// All faults in force.
+    /// All active faults.
     pub fn faults(&self) -> Result<Vec<FaultEntry>, ClientError> {
         self.fetch("/v1/faults")
     }
@@ -194,7 +194,7 @@ impl Client {
         self.request(Method::DELETE, "/v1/faults", None::<&()>, TIMEOUT)
     }
 
-    /// Has the daemon read its configuration again.
+    /// Makes the daemon reload its configuration.
     pub fn reload(&self) -> Result<ReloadReport, ClientError> {
         self.request(Method::POST, "/v1/reload", None::<&()>, RELOAD_TIMEOUT)
     }
@@ -204,21 +204,21 @@ impl Client {
         self.fetch(&with_query("/v1/sessions", filter.pairs()))
     }
 
-    /// A port's sessions, for the host to which its guest moves.
+    /// Exports a port's sessions for the host to which its guest moves.
     pub fn export_sessions(&self, port: &str) -> Result<PortSessions, ClientError> {
         let query = SessionsQuery { port: port.to_owned() };
         self.request(Method::POST, "/v1/sessions/export", Some(&query), RELOAD_TIMEOUT)
     }
 
-    /// Goes on with the sessions that a port's guest had on another host.
+    /// Imports the sessions that a port's guest had on another host.
     pub fn import_sessions(&self, sessions: &PortSessions) -> Result<SessionsReport, ClientError> {
         self.request(Method::POST, "/v1/sessions/import", Some(sessions), RELOAD_TIMEOUT)
     }
 
-    /// Has another program take over the daemon's work; returns once that one answers.
+    /// Replaces the running daemon by another program; returns once the new one answers.
     ///
     /// # Errors
-    /// The running daemon continues, and the error says why; or the new one took over, and does not answer.
+    /// The upgrade failed and the running daemon continues, or the new one does not answer.
     pub fn upgrade(&self, spec: &UpgradeSpec) -> Result<UpgradeReport, ClientError> {
         let report: UpgradeReport = self.request(Method::POST, "/v1/upgrade", Some(spec), RELOAD_TIMEOUT)?;
         let began = Instant::now();
@@ -237,12 +237,12 @@ impl Client {
         }
     }
 
-    /// Changes objects: all that the batch says, or nothing.
+    /// Applies a batch of object changes: all of them, or none.
     pub fn apply(&self, spec: &ApplySpec) -> Result<ApplyReport, ClientError> {
         self.request(Method::POST, "/v1/apply", Some(spec), RELOAD_TIMEOUT)
     }
 
-    /// The objects in force, as far as one answer has them.
+    /// One page of the objects in force.
     pub fn objects(&self, query: &ObjectsQuery) -> Result<ObjectList, ClientError> {
         self.fetch(&objects_target(query))
     }
@@ -252,37 +252,37 @@ impl Client {
         self.fetch(&objects_target(&ObjectsQuery { digest: Some(String::new()), ..query.clone() }))
     }
 
-    /// What would become of a packet.
+    /// Traces a described packet.
     pub fn trace(&self, spec: &TraceSpec) -> Result<Trace, ClientError> {
         self.request(Method::POST, "/v1/trace", Some(spec), TIMEOUT)
     }
 
-    /// The gateway's NIC pipeline; the socket is that of `bifrost-nicd`.
+    /// Status of the gateway's NIC pipeline; connects to the socket of `bifrost-nicd`.
     pub fn pipeline(&self) -> Result<Pipeline, ClientError> {
         self.fetch("/v1/status")
     }
 
-    /// Gives the gateway's NIC pipeline a command; the socket is that of `bifrost-nicd`.
+    /// Sends a command to the gateway's NIC pipeline; connects to the socket of `bifrost-nicd`.
     pub fn command_pipeline(&self, command: &PipelineCommand) -> Result<serde_json::Value, ClientError> {
         self.request(Method::POST, "/v1/command", Some(command), TIMEOUT)
     }
 
-    /// Gives a gateway pod a command; the socket is that of `bifrost-gw`.
+    /// Sends a command to a gateway pod; connects to the socket of `bifrost-gw`.
     pub fn command_pod(&self, command: &PodCommand) -> Result<serde_json::Value, ClientError> {
         self.request(Method::POST, "/v1/command", Some(command), TIMEOUT)
     }
 
-    /// A gateway pod; the socket is that of `bifrost-gw`.
+    /// Status of a gateway pod; connects to the socket of `bifrost-gw`.
     pub fn gateway_pod(&self) -> Result<GatewayPod, ClientError> {
         self.fetch("/v1/status")
     }
 
-    /// What one of a gateway's programs would do with a packet; the socket is that of `bifrost-nicd` or `bifrost-gw`.
+    /// Traces a described packet in a gateway program; connects to the socket of `bifrost-nicd` or `bifrost-gw`.
     pub fn trace_gateway(&self, spec: &GatewayTraceSpec) -> Result<Trace, ClientError> {
         self.request(Method::POST, "/v1/trace", Some(spec), TIMEOUT)
     }
 
-    /// Captures packets into `out`, as a pcapng file, until the capture is over or `out` takes no more.
+    /// Captures packets into `out`, as a pcapng file, until the capture ends or `out` returns an error.
     pub fn capture(&self, spec: &CaptureSpec, out: &mut dyn Write) -> Result<(), ClientError> {
         let body = serde_json::to_vec(spec).map_err(|e| ClientError::Protocol(e.to_string()))?;
         let after = Duration::from_secs(spec.seconds).saturating_add(STREAM_SLACK);
@@ -326,7 +326,7 @@ impl Client {
             Err(_) => return Err(ClientError::Timeout { path: self.socket.clone(), after }),
         };
         let protocol =
-            |e: serde_json::Error| ClientError::Protocol(format!("{e} in the answer to {target} ({status})"));
+            |e: serde_json::Error| ClientError::Protocol(format!("{e} in the response to {target} ({status})"));
         if status.is_success() {
             serde_json::from_slice(&body).map_err(protocol)
         } else {
@@ -366,7 +366,7 @@ impl Client {
         self.ask(request(Method::POST, target, body)?, read).await
     }
 
-    /// Sends a request, and has its answer read.
+    /// Sends a request, and reads the response with `read`.
     async fn ask<T>(
         &self,
         request: Request<Full<Bytes>>,
@@ -378,7 +378,7 @@ impl Client {
         let answer = async { read(sender.send_request(request).await.map_err(|e| self.http_error(e))?).await };
         tokio::pin!(answer);
         let connection = async {
-            // How it ended is told by the answer, too.
+            // The response also reports errors of the connection.
             let _ = connection.await;
         };
         tokio::pin!(connection);
@@ -403,7 +403,7 @@ impl Client {
     }
 }
 
-/// Path and query that ask for objects.
+/// Path and query of a request for objects.
 fn objects_target(query: &ObjectsQuery) -> String {
     let pairs = [
         ("kind", query.kind.map(|kind| kind.to_string())),
@@ -417,7 +417,7 @@ fn objects_target(query: &ObjectsQuery) -> String {
     with_query("/v1/objects", pairs)
 }
 
-/// A path, and what of a query is there.
+/// A path with a query of the pairs that have a value.
 fn with_query(path: &str, pairs: impl IntoIterator<Item = (&'static str, Option<String>)>) -> String {
     let escaped = |text: &str| {
         let escape = |byte: u8| match byte {
@@ -430,7 +430,7 @@ fn with_query(path: &str, pairs: impl IntoIterator<Item = (&'static str, Option<
     format!("{path}?{}", pairs.collect::<Vec<_>>().join("&"))
 }
 
-/// A body, as long as one may be.
+/// Reads a body of at most [`MAX_BODY`] bytes.
 async fn whole(body: Incoming) -> Result<Bytes, ClientError> {
     let body = Limited::new(body, MAX_BODY).collect().await;
     Ok(body.map_err(|e| ClientError::Protocol(e.to_string()))?.to_bytes())

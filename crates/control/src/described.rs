@@ -1,4 +1,4 @@
-//! The frame of a packet that is only described.
+//! Builds the frame of a packet that is only described.
 
 use std::net::IpAddr;
 
@@ -15,17 +15,17 @@ const V4_ECHO: u8 = 8;
 const V6_ECHO: u8 = 128;
 const ECHO_LEN: usize = 8;
 
-/// The frame, from one vNIC to another, of a packet whose description was checked.
+/// The frame of a packet whose description was checked, from one vNIC to another.
 ///
 /// # Errors
-/// It is smaller than its headers, has flags that do not exist, or its ends are of different families.
+/// The size is below that of the headers, a flag is unknown, or the addresses are of different families.
 pub fn frame(spec: &TraceSpec, source: IpAddr, destination: IpAddr, macs: (Mac, Mac)) -> Result<Vec<u8>, ApiError> {
     let (protocol, mut body) = transport(spec, destination.is_ipv6())?;
     let header = if destination.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
     let least = header + body.len();
     let size = spec.size_bytes.map_or(least, |size| size as usize);
     if size < least {
-        return Err(ApiError::bad_request(format!("its headers alone have {least} bytes")).at("size_bytes"));
+        return Err(ApiError::bad_request(format!("the headers alone are {least} bytes")).at("size_bytes"));
     }
     body.resize(size - header, 0);
     if protocol == UDP {
@@ -58,7 +58,8 @@ pub fn frame(spec: &TraceSpec, source: IpAddr, destination: IpAddr, macs: (Mac, 
     Ok(frame)
 }
 
-/// The question who has an address, which comes before the packet where nobody is known to have it.
+/// An ARP request or neighbor solicitation for an address, which a guest sends before the packet if the address is
+/// unresolved.
 pub fn question(source: IpAddr, target: IpAddr, mac: Mac) -> Vec<u8> {
     match (source, target) {
         (IpAddr::V6(source), IpAddr::V6(target)) => {
@@ -117,7 +118,7 @@ fn flags(names: &[String]) -> Result<Flags, ApiError> {
     names.iter().try_fold(Flags(0), |flags, name| {
         let found = known.iter().find(|(known, _)| known == name).map(|(_, flag)| flags.with(*flag));
         found.ok_or_else(|| {
-            ApiError::bad_request(format!("there is no flag {name:?}")).at("flags").hint("fin, syn, rst, psh, ack")
+            ApiError::bad_request(format!("unknown flag {name:?}")).at("flags").hint("fin, syn, rst, psh, ack")
         })
     })
 }

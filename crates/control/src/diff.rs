@@ -12,7 +12,7 @@ use crate::config::{
     SecurityGroup, Sessions, SourceNat, Transport, Uplink, Vpc,
 };
 
-/// The difference between two configurations that a running daemon can take over.
+/// The difference between two configurations, as far as a running daemon can apply it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConfigDiff {
     /// Ports, by name.
@@ -49,18 +49,18 @@ pub struct ConfigDiff {
     pub transport: Option<Transport>,
 }
 
-/// What happened to things of one kind.
+/// Changes of objects of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Changes<T> {
     /// Only in the new configuration, in its order.
     pub added: Vec<T>,
     /// Only in the old configuration, in its order.
     pub removed: Vec<T>,
-    /// In both, and different, in the order of the new one.
+    /// In both configurations but different, in the order of the new one.
     pub changed: Vec<Change<T>>,
 }
 
-/// A thing before and after.
+/// An object before and after a change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change<T> {
     /// Before.
@@ -69,7 +69,7 @@ pub struct Change<T> {
     pub new: T,
 }
 
-/// What differs and can only be taken over by a restart; never empty.
+/// Differences that need a restart; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestartNeeded {
     /// One entry a field, such as `underlay.addresses: 192.0.2.1 -> 192.0.2.3`.
@@ -77,8 +77,11 @@ pub struct RestartNeeded {
 }
 
 impl ConfigDiff {
-    /// Compares. An error if something differs that a running daemon cannot take over: host name, control socket,
-    /// workers, underlay. Then nothing of the new configuration should be taken over.
+    /// Compares two configurations.
+    ///
+    /// # Errors
+    /// A setting differs that a running daemon cannot change: host name, control socket, workers, underlay. Do not
+    /// apply any of the new configuration then.
     pub fn between(old: &Config, new: &Config) -> Result<ConfigDiff, RestartNeeded> {
         let fields = fixed_fields(old, new);
         if !fields.is_empty() {
@@ -111,7 +114,7 @@ impl ConfigDiff {
         self.report().is_empty()
     }
 
-    /// The difference as the API reports it.
+    /// The difference in the format of the API.
     pub fn report(&self) -> ReloadReport {
         ReloadReport {
             ports: self.ports.names(|p| p.name.clone()),
@@ -274,14 +277,14 @@ mod tests {
             "vni = 1\n        [[port]]",
             "vni = 1\ngateway = ['10.0.0.254']\n[[vpc]]\nvni = 2\ngateway = ['10.2.0.254']\n[[port]]",
         );
-        let way = |vni, net, to| format!("[[peering]]\nvni = {vni}\nprefix = '{net}'\nto_vni = {to}\n");
-        let there = format!("{two}{}{}", way(1, "10.2.0.0/16", 2), way(2, "10.0.0.0/16", 1));
-        let p = report(&there, &there.replace("10.0.0.0/16", "10.0.0.0/24")).peerings;
+        let peering = |vni, net, to| format!("[[peering]]\nvni = {vni}\nprefix = '{net}'\nto_vni = {to}\n");
+        let peered = format!("{two}{}{}", peering(1, "10.2.0.0/16", 2), peering(2, "10.0.0.0/16", 1));
+        let p = report(&peered, &peered.replace("10.0.0.0/16", "10.0.0.0/24")).peerings;
         assert_eq!(
             (p.added, p.removed),
             (names(&["vni 2 10.0.0.0/24 to vni 1"]), names(&["vni 2 10.0.0.0/16 to vni 1"]))
         );
-        assert!(report(&two, &there).peerings.added.len() == 2 && !report(&two, &there).is_empty());
+        assert!(report(&two, &peered).peerings.added.len() == 2 && !report(&two, &peered).is_empty());
         assert!(r.ports.is_empty() && r.peers.is_empty() && r.vpcs.is_empty() && !r.transport_changed);
         let r = report(BASE, &BASE.replace("vni = 1\n        [[port]]", "vni = 1\nreliability = 'all'\n[[port]]"));
         assert_eq!(r.vpcs.changed, names(&["1"]));

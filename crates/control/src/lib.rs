@@ -1,14 +1,14 @@
-//! What an operator says to the daemon, and what the daemon says back.
+//! Configuration, control API and counter descriptions: the interface between operators and the daemon.
 //!
-//! - [`config`]: the TOML file, checked as a whole into types that cannot be wrong.
-//! - [`diff`]: what a reload changes, and what it cannot change.
-//! - [`objects`]: the objects of the file and of others, and changes to them one at a time.
-//! - [`api`]: the types of the HTTP API, shared by both of its ends.
-//! - [`balance`]: whether every packet is accounted for.
-//! - [`counters`]: what every counter means.
-//! - [`described`]: the frame of a packet that is only described.
-//! - [`server`]: the daemon's end, HTTP/1.1 with JSON over a Unix socket.
-//! - [`client`]: the other end, for `bifrostctl`, the lab and tests.
+//! - [`config`]: the TOML file, parsed and validated as a whole.
+//! - [`diff`]: the difference between two configurations, and what needs a restart.
+//! - [`objects`]: configuration objects of the file and of other owners, and changes to single ones.
+//! - [`api`]: the types of the HTTP API, shared by server and client.
+//! - [`balance`]: checks that every packet is accounted for.
+//! - [`counters`]: descriptions of all counters.
+//! - [`described`]: builds the frame of a packet that is only described.
+//! - [`server`]: the API server, HTTP/1.1 with JSON over a Unix socket.
+//! - [`client`]: the API client, for `bifrostctl`, the lab and tests.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

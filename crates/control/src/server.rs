@@ -1,6 +1,6 @@
-//! The daemon's end of the API: HTTP/1.1 with JSON over a Unix socket, on a thread of its own.
+//! The API server: HTTP/1.1 with JSON over a Unix socket, on its own thread.
 //!
-//! | request | answer |
+//! | request | response |
 //! |---|---|
 //! | `GET /v1/status` | [`Status`] |
 //! | `GET /v1/ports`, `/v1/routes`, `/v1/conns`, `/v1/paths` | a list of [`PortStatus`], [`Route`], [`Conn`], [`Path`](ApiPath) |
@@ -20,11 +20,11 @@
 //! | `POST /v1/upgrade` with an [`UpgradeSpec`], from root or the daemon's own user | the [`UpgradeReport`] |
 //! | `GET /v1/sessions` with a [`SessionFilter`] | a list of [`Session`] |
 //! | `POST /v1/sessions/export` with a [`SessionsQuery`] | the [`PortSessions`] |
-//! | `POST /v1/sessions/import` with these | the [`SessionsReport`] |
+//! | `POST /v1/sessions/import` with [`PortSessions`] | the [`SessionsReport`] |
 //! | `POST /v1/trace` with a [`TraceSpec`] | the [`Trace`] |
-//! | `POST /v1/capture` with a [`CaptureSpec`] | a pcapng file, as long as the capture runs |
+//! | `POST /v1/capture` with a [`CaptureSpec`] | a pcapng file, streamed while the capture runs |
 //!
-//! What is counted can also be had over TCP, by `GET /metrics` in the text format of Prometheus ([`serve_with_metrics`]).
+//! Counters are also served over TCP, by `GET /metrics` in the text format of Prometheus ([`serve_with_metrics`]).
 //!
 //! Errors are `{"error": {"what", "where", "hint"}}` with a 4xx or 5xx status.
 
@@ -60,12 +60,12 @@ use crate::api::{
 pub use capture::capture_response;
 pub use connections::Peer;
 
-/// How long a stop waits for requests that are being answered.
+/// How long a stop waits for requests in progress.
 const DRAIN: Duration = Duration::from_secs(2);
-/// How long to wait after a panic of the API's thread, which may come again.
+/// Delay before a restart after a panic of the API's thread, which may recur.
 const RESTART: Duration = Duration::from_secs(1);
 
-/// A list, page by page: each is made when it is asked for, and ends with the first error. Pages may be empty.
+/// A list in pages, each built on demand. It ends with the first error. Pages may be empty.
 pub type Pages<T> = Box<dyn Iterator<Item = Result<Vec<T>, ApiError>> + Send>;
 
 /// A list of one page.
@@ -73,9 +73,9 @@ pub fn one_page<T: Send + 'static>(page: Vec<T>) -> Pages<T> {
     Box::new(std::iter::once(Ok(page)))
 }
 
-/// What answers the requests. Calls come from the server's threads, several at a time; they may block for a while.
+/// Answers requests. The server's threads call it concurrently; calls may block for a while.
 pub trait Backend: Send + Sync + 'static {
-    /// The daemon as a whole.
+    /// The daemon's status.
     fn status(&self) -> Result<Status, ApiError>;
     /// All ports.
     fn ports(&self) -> Result<Pages<PortStatus>, ApiError>;
@@ -83,77 +83,78 @@ pub trait Backend: Send + Sync + 'static {
     fn routes(&self) -> Result<Pages<Route>, ApiError>;
     /// All load balancers.
     fn load_balancers(&self) -> Result<Vec<LoadBalancerStatus>, ApiError>;
-    /// All addresses outside.
+    /// All outside addresses.
     fn nat(&self) -> Result<Vec<NatStatus>, ApiError>;
     /// All mirrors.
     fn mirrors(&self) -> Result<Vec<MirrorStatus>, ApiError>;
-    /// What is logged of conversations, and what became of the records.
+    /// Status of the flow logs.
     fn flow_log(&self) -> Result<FlowLogStatus, ApiError>;
     /// All reliable connections.
     fn conns(&self) -> Result<Pages<Conn>, ApiError>;
     /// All paths to all peers.
     fn paths(&self) -> Result<Pages<ApiPath>, ApiError>;
-    /// Takes a path out of use, or back; its names are not looked up yet.
+    /// Drains or restores a path. Its names are not resolved yet.
     /// [`ErrorKind::Conflict`](crate::api::ErrorKind::Conflict) if no path would be left.
     fn drain_path(&self, spec: DrainSpec, drained: bool) -> Result<DrainReport, ApiError>;
     /// All counters.
     fn stats(&self) -> Result<Stats, ApiError>;
-    /// All counters and gauges, each with where it was counted.
+    /// All counters and gauges, each with its worker, port, peer or path.
     fn samples(&self) -> Result<Pages<Sample>, ApiError>;
-    /// All faults in force.
+    /// All active faults.
     fn faults(&self) -> Result<Vec<FaultEntry>, ApiError>;
-    /// Injects a fault; its values are in range, its names are not looked up yet.
+    /// Injects a fault. Its values are in range; its names are not resolved yet.
     fn add_fault(&self, spec: FaultSpec) -> Result<FaultEntry, ApiError>;
-    /// Removes one fault; [`ErrorKind::NotFound`](crate::api::ErrorKind::NotFound) if there is no such.
+    /// Removes one fault; [`ErrorKind::NotFound`](crate::api::ErrorKind::NotFound) if it does not exist.
     fn remove_fault(&self, id: u64) -> Result<(), ApiError>;
-    /// Removes all faults; how many there were.
+    /// Removes all faults; returns their number.
     fn clear_faults(&self) -> Result<u64, ApiError>;
-    /// Reads the configuration again and takes it over.
+    /// Reloads the configuration.
     fn reload(&self) -> Result<ReloadReport, ApiError>;
-    /// Changes objects: all that the batch says, or nothing.
+    /// Applies a batch of object changes: all of them, or none.
     fn apply(&self, spec: ApplySpec) -> Result<ApplyReport, ApiError>;
     /// The objects in force.
     fn objects(&self, query: ObjectsQuery) -> Result<ObjectList, ApiError>;
-    /// Digests of them.
+    /// Digests of the objects in force.
     fn object_digests(&self, query: ObjectsQuery) -> Result<Vec<ObjectsDigest>, ApiError>;
-    /// Has another program go on with the daemon's work. When this returns without an error, that program answers requests from now on.
+    /// Replaces the running daemon by another program. After success, the other program answers requests.
     fn upgrade(&self, _spec: UpgradeSpec) -> Result<UpgradeReport, ApiError> {
         Err(ApiError::bad_request("this daemon cannot be upgraded while it runs").hint("restart it"))
     }
-    /// Sessions of security groups; names are not looked up yet.
+    /// Sessions of security groups. Names are not resolved yet.
     fn sessions(&self, _filter: SessionFilter) -> Result<Pages<Session>, ApiError> {
         Ok(one_page(Vec::new()))
     }
-    /// A port's sessions, for the host to which its guest moves; its name is not looked up yet.
+    /// Exports a port's sessions for the host to which its guest moves. Its name is not resolved yet.
     fn export_sessions(&self, query: SessionsQuery) -> Result<PortSessions, ApiError> {
         Err(ApiError::not_found(format!("there is no port named {:?}", query.port)))
     }
-    /// Goes on with the sessions that a port's guest had on another host.
+    /// Imports the sessions that a port's guest had on another host.
     fn import_sessions(&self, sessions: PortSessions) -> Result<SessionsReport, ApiError> {
         Err(ApiError::not_found(format!("there is no port named {:?}", sessions.port)))
     }
-    /// What would become of a packet; its description makes sense, its names are not looked up yet. Nothing changes.
+    /// Traces a described packet, without side effects. The description is valid; its names are not resolved yet.
     fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError>;
-    /// Begins a capture; its values are in range, its names are not looked up yet. It ends when the stream is dropped.
+    /// Starts a capture, which ends when the stream is dropped. Its values are in range; its names are not resolved
+    /// yet.
     fn capture(&self, spec: CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError>;
 }
 
-/// A capture that runs.
+/// A running capture.
 pub trait CaptureStream: Send {
-    /// What has come since the last call, which may be nothing; waits for a moment. `None`: it is over.
+    /// Waits a moment, and returns the data since the last call, possibly none. `None`: the capture has ended.
     fn next(&mut self) -> Option<Vec<u8>>;
 }
 
-/// Why the API could not be offered.
+/// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Somebody answers on the socket.
+    /// Another process listens on the socket.
     #[error("another bifrostd is running: {0} is in use; stop that one, or set another [control].socket")]
     AlreadyRunning(PathBuf),
-    /// Something that is not a socket is in the way.
+    /// The path exists but is not a socket.
     #[error("{0} exists but is not a socket; remove it, or set another [control].socket")]
     NotASocket(PathBuf),
-    /// The system refused the address for metrics.
+    /// Cannot listen on the address for metrics.
     #[error(
         "cannot listen on {address} for metrics: {source}; is [control].metrics an address of this host, and free?"
     )]
@@ -163,12 +164,12 @@ pub enum ServeError {
         /// Why it failed.
         source: io::Error,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("{what} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// On what.
+        /// Its path.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
@@ -182,40 +183,40 @@ pub struct ServerHandle {
     thread: Option<JoinHandle<()>>,
     socket: PathBuf,
     listeners: Listeners,
-    /// Another process answers on the socket: its file stays.
+    /// Another process listens on the socket: do not remove its file.
     is_left: Arc<AtomicBool>,
 }
 
-/// What requests come to.
+/// The sockets that accept requests.
 #[derive(Debug)]
 pub struct Listeners {
     /// The Unix socket.
     pub api: UnixListener,
-    /// For metrics, if there is such an address.
+    /// The TCP socket for metrics, if configured.
     pub metrics: Option<TcpListener>,
 }
 
 impl Listeners {
-    /// Copies of them, for another process that is to answer.
+    /// Duplicates them for another process.
     ///
     /// # Errors
-    /// The process has no more descriptors.
+    /// The process is out of file descriptors.
     pub fn try_clone(&self) -> io::Result<Listeners> {
         let metrics = self.metrics.as_ref().map(TcpListener::try_clone).transpose()?;
         Ok(Listeners { api: self.api.try_clone()?, metrics })
     }
 }
 
-/// Offers the API on the Unix socket `path` (mode 0660, its directory is made if need be). When this returns, requests
-/// are taken. A socket that a dead daemon left is replaced; one that somebody answers on is an error.
+/// Serves the API on the Unix socket `path` (mode 0660); creates its directory if necessary. Clients can connect when
+/// this returns. A stale socket of a dead daemon is replaced; a socket on which a process listens is an error.
 pub fn serve(path: impl AsRef<Path>, backend: Arc<dyn Backend>) -> Result<ServerHandle, ServeError> {
     serve_with_metrics(path, None, backend)
 }
 
-/// [`serve`], and `GET /metrics` on a TCP address if there is one, for anyone who reaches it.
+/// [`serve`], and `GET /metrics` on a TCP address if there is one, without access control.
 ///
 /// # Errors
-/// As of [`serve`]; the address cannot be had.
+/// Those of [`serve`]; or the address is not available.
 pub fn serve_with_metrics(
     path: impl AsRef<Path>,
     metrics: Option<SocketAddr>,
@@ -228,10 +229,11 @@ pub fn serve_with_metrics(
     answer(path, socket, Listeners { api, metrics }, backend)
 }
 
-/// [`serve_with_metrics`] on sockets of another process, which listens on `path` and is about to [leave](ServerHandle::leave).
+/// [`serve_with_metrics`] on sockets of another process, which listens on `path` and is about to
+/// [leave](ServerHandle::leave).
 ///
 /// # Errors
-/// The socket at `path` is gone, or the system refused the operation.
+/// The socket at `path` is gone, or a system call failed.
 pub fn serve_handed(
     path: impl AsRef<Path>,
     listeners: Listeners,
@@ -251,7 +253,7 @@ fn answer(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        // Backend calls block; a few may at a time.
+        // Backend calls block; a few may run at a time.
         .max_blocking_threads(4)
         .thread_name("api-call")
         .build()
@@ -260,7 +262,7 @@ fn answer(
     let metrics = match metrics {
         Some(listener) => {
             let _inside = runtime.enter();
-            Some(tokio::net::TcpListener::from_std(listener).map_err(failed("cannot offer metrics beside"))?)
+            Some(tokio::net::TcpListener::from_std(listener).map_err(failed("cannot serve metrics beside"))?)
         }
         None => None,
     };
@@ -274,7 +276,7 @@ fn answer(
                 runtime.spawn(metrics::run(listener, metrics::of_backend(Arc::clone(&backend))));
             }
             let mut stopped = stopped;
-            // A request that panics is answered with an error; this is for what is around requests.
+            // A panic in a request handler is answered with an error. This catches panics outside of handlers.
             while catch_unwind(AssertUnwindSafe(|| {
                 let copy = listener.try_clone().and_then(|listener| {
                     let _inside = runtime.enter();
@@ -287,10 +289,10 @@ fn answer(
             }))
             .is_err()
             {
-                tracing::error!("the API's thread has panicked; it begins again");
+                tracing::error!("the API's thread panicked and restarts");
                 thread::sleep(RESTART);
             }
-            // A backend call that hangs must not keep the daemon from leaving.
+            // A backend call that hangs must not keep the daemon from exiting.
             runtime.shutdown_timeout(DRAIN);
             if !is_left_now.load(Ordering::Relaxed) {
                 socket.remove();
@@ -300,15 +302,15 @@ fn answer(
     Ok(ServerHandle { stop: Some(stop), thread: Some(thread), socket: path.to_owned(), listeners, is_left })
 }
 
-/// Offers other requests than [`serve`]'s on a Unix socket, with the same bounds. Handlers have a [`Peer`] as an extension.
+/// Serves another API on a Unix socket, with the bounds of [`serve`]. Handlers get a [`Peer`] as an extension.
 ///
-/// When it returns, clients can connect. The future serves them until `stopped`, and then removes the socket.
+/// Clients can connect when this returns. The future serves them until `stopped`, and then removes the socket.
 ///
 /// # Errors
-/// As of [`serve`].
+/// Those of [`serve`].
 ///
 /// # Panics
-/// It is called outside of a runtime of tokio.
+/// When called outside of a tokio runtime.
 pub fn serve_router(
     path: &Path,
     router: axum::Router,
@@ -331,25 +333,25 @@ impl ServerHandle {
         &self.socket
     }
 
-    /// What requests come to.
+    /// The sockets that accept requests.
     pub fn listeners(&self) -> &Listeners {
         &self.listeners
     }
 
-    /// [`stop`](Self::stop), but the socket stays: another process answers on it.
+    /// [`stop`](Self::stop) without removing the socket, on which another process listens.
     pub fn leave(mut self) {
         self.is_left.store(true, Ordering::Relaxed);
         self.finish();
     }
 
-    /// Stops taking requests, finishes those being answered (for at most a few seconds), removes the socket.
+    /// Stops accepting requests, finishes those in progress (for at most a few seconds), and removes the socket.
     pub fn stop(mut self) {
         self.finish();
     }
 
     fn finish(&mut self) {
         if let Some(stop) = self.stop.take() {
-            // The thread may have ended by itself; then there is nobody to tell.
+            // Fails if the thread has already ended.
             let _ = stop.send(());
         }
         if let Some(thread) = self.thread.take()
@@ -367,18 +369,17 @@ impl Drop for ServerHandle {
 }
 
 async fn run(listener: tokio::net::UnixListener, backend: Arc<dyn Backend>, stopped: &mut oneshot::Receiver<()>) {
-    let (tell, told) = oneshot::channel();
+    let (stop_server, server_stopped) = oneshot::channel();
     let stopping = Arc::new(AtomicBool::new(false));
-    let server = connections::run(listener, routes::router(backend, Arc::clone(&stopping)), told);
+    let server = connections::run(listener, routes::router(backend, Arc::clone(&stopping)), server_stopped);
     tokio::pin!(server);
     tokio::select! {
-        // It ends when it is told to.
         () = &mut server => return,
         _ = stopped => {}
     }
     stopping.store(true, Ordering::Relaxed);
-    let _ = tell.send(());
+    let _ = stop_server.send(());
     if tokio::time::timeout(DRAIN, server).await.is_err() {
-        tracing::warn!("the API was stopped while a request was being answered");
+        tracing::warn!("the API was stopped while a request was in progress");
     }
 }

@@ -349,7 +349,7 @@ fn bad_configurations() {
         (
             "bifrost_port = 4794",
             "bifrost_port = 4789",
-            &["11: underlay.vxlan_port: is bifrost_port too (4789); they must differ"],
+            &["11: underlay.vxlan_port: equals bifrost_port (4789); they must differ"],
         ),
         (
             "bifrost_port = 4794",
@@ -396,7 +396,7 @@ fn bad_configurations() {
         (
             "addresses = [\"192.0.2.2\"]",
             "addresses = [\"224.0.0.1\"]",
-            &["35: peer[0].addresses[0]: 224.0.0.1 is no address of one host"],
+            &["35: peer[0].addresses[0]: 224.0.0.1 is not a unicast address"],
         ),
         (
             "addresses = [\"192.0.2.2\"]",
@@ -412,14 +412,14 @@ fn bad_configurations() {
             "addresses = [\"192.0.2.2\"]",
             "addresses = [\"192.0.2.2\", \"2001:db8::2\"]",
             &[
-                "35: peer[0].addresses: path 1 would go from 198.51.100.1 to 2001:db8::2; a path needs both ends of one family: order the addresses alike",
+                "35: peer[0].addresses: path 1 would run from 198.51.100.1 to 2001:db8::2; both ends must be of one family: list the families in the same order",
             ],
         ),
         (
             "addresses = [\"10.0.0.1/24\"]",
             "addresses = [\"10.0.0.1\"]",
             &[
-                "62: port[1].addresses[0]: \"10.0.0.1\" lacks a prefix length; for this address alone write \"10.0.0.1/32\"",
+                "62: port[1].addresses[0]: \"10.0.0.1\" lacks a prefix length; for a single address write \"10.0.0.1/32\"",
             ],
         ),
         (
@@ -430,7 +430,7 @@ fn bad_configurations() {
         (
             "mac = \"02:00:00:00:00:02\"",
             "mac = \"03:00:00:00:00:02\"",
-            &["67: route[0].mac: 03:00:00:00:00:02 is no address of one interface"],
+            &["67: route[0].mac: 03:00:00:00:00:02 is not a unicast MAC address"],
         ),
         (
             "gateway = [\"10.0.0.254\"]",
@@ -445,14 +445,14 @@ fn bad_configurations() {
         (
             "gateway = [\"10.0.0.254\"]",
             "gateway = [\"10.0.0.254\"]\ndns = [\"9.9.9.9\"]",
-            &["43: vpc[0].dns: guests are told by DHCP alone; add `dhcp = true`"],
+            &["43: vpc[0].dns: DNS servers are announced only with DHCP; add `dhcp = true`"],
         ),
         (
             "gateway = [\"10.0.0.254\"]",
             "gateway = [\"10.0.0.254\"]\ndhcp = true\ndhcp_lease_s = 59\ndns = [\"fd00::35\", \"9.9.9.9\", \"9.9.9.9\"]",
             &[
                 "44: vpc[0].dhcp_lease_s: 59 is not in 60..=31536000",
-                "45: vpc[0].dns[0]: VNI 100 has no IPv6 gateway, which tells guests of fd00::35; add one",
+                "45: vpc[0].dns[0]: VNI 100 has no IPv6 gateway, which announces fd00::35; add one",
                 "45: vpc[0].dns[2]: 9.9.9.9 is already vpc[0].dns[1] (line 45)",
             ],
         ),
@@ -461,8 +461,8 @@ fn bad_configurations() {
             "gateway = [\"fd00::fe\"]\ndhcp = true\nra_interval_s = 3\ndns = [\"fd00::35\", \"9.9.9.9\", \"ff02::1\"]",
             &[
                 "44: vpc[0].ra_interval_s: 3 is not in 4..=1800",
-                "45: vpc[0].dns[1]: VNI 100 has no IPv4 gateway, which tells guests of 9.9.9.9; add one",
-                "45: vpc[0].dns[2]: ff02::1 is no address of one host",
+                "45: vpc[0].dns[1]: VNI 100 has no IPv4 gateway, which announces 9.9.9.9; add one",
+                "45: vpc[0].dns[2]: ff02::1 is not a unicast address",
             ],
         ),
         (
@@ -519,14 +519,14 @@ fn bad_configurations() {
             "vni = 200\nmac",
             "vni = 100\nmac",
             &[
-                "61: port[1].mac: 02:00:00:00:00:01 is, in VNI 100, already port[0].mac (line 51)",
-                "62: port[1].addresses[0]: 10.0.0.1 is, in VNI 100, already port[0].addresses[0] (line 52)",
+                "61: port[1].mac: 02:00:00:00:00:01 in VNI 100 is already port[0].mac (line 51)",
+                "62: port[1].addresses[0]: 10.0.0.1 in VNI 100 is already port[0].addresses[0] (line 52)",
             ],
         ),
         (
             "gateway = [\"10.0.0.254\"]",
             "gateway = [\"10.0.0.1\"]",
-            &["52: port[0].addresses[0]: 10.0.0.1 is, in VNI 100, already vpc[0].gateway[0] (line 42)"],
+            &["52: port[0].addresses[0]: 10.0.0.1 in VNI 100 is already vpc[0].gateway[0] (line 42)"],
         ),
         (
             "name = \"web2\"",
@@ -538,21 +538,21 @@ fn bad_configurations() {
             "mtu = 1500",
             "mtu = 1535",
             &[
-                "53: port[0].mtu: 1535 and 66 bytes of headers (IPv4 20, UDP 8, VXLAN 8, BIFROST 16, Ethernet 14) are more than underlay.mtu (1600); at most 1534 fit",
+                "53: port[0].mtu: 1535 plus 66 bytes of headers (IPv4 20, UDP 8, VXLAN 8, BIFROST 16, Ethernet 14) exceed underlay.mtu (1600); at most 1534 fit",
             ],
         ),
         ("mtu = 1500", "mtu = 1000", &["53: port[0].mtu: 1000 is below 1280"]),
         (
             "mac = \"02:00:00:00:00:02\"",
             "mac = \"02:00:00:00:00:02\"\nmtu = 1535",
-            &["68: route[0].mtu: 1535 is more than underlay.mtu (1600) lets pass; at most 1534 fit"],
+            &["68: route[0].mtu: 1535 does not fit underlay.mtu (1600); at most 1534 fit"],
         ),
         (
             "prefix = \"10.0.0.2/32\"",
             "mtu = 1279\nprefix = \"fd00::2/128\"",
-            &["65: route[0].mtu: 1279 is below 1280, the least that IPv6 allows (RFC 8200)"],
+            &["65: route[0].mtu: 1279 is below 1280, the minimum MTU of IPv6 (RFC 8200)"],
         ),
-        ("mtu = 1600", "mtu = 1500", &["53: port[0].mtu: 1500 and 66 bytes", "58: port[1].mtu: 1500 and 66 bytes"]),
+        ("mtu = 1600", "mtu = 1500", &["53: port[0].mtu: 1500 plus 66 bytes", "58: port[1].mtu: 1500 plus 66 bytes"]),
         (
             "default_gateway = \"10.0.0.254\"",
             "default_gateway = \"10.0.0.1\"",
@@ -562,7 +562,7 @@ fn bad_configurations() {
             "default_gateway = \"10.0.0.254\"",
             "default_gateway = \"10.1.0.1\"",
             &[
-                "56: port[0].default_gateway: 10.1.0.1 is neither in the port's subnets nor a gateway of VNI 100, so that nobody answers for it",
+                "56: port[0].default_gateway: 10.1.0.1 is neither in the port's subnets nor a gateway of VNI 100; nothing would answer ARP or ND for it",
             ],
         ),
         (
@@ -573,12 +573,12 @@ fn bad_configurations() {
         (
             "addresses = [\"10.0.0.1/24\"]",
             "addresses = [\"10.0.0.1/24\"]\ndefault_gateway = \"fd00::2\"",
-            &["63: port[1].default_gateway: fd00::2 is of no use: the port has no IPv6 address"],
+            &["63: port[1].default_gateway: fd00::2 cannot be reached: the port has no IPv6 address"],
         ),
         (
             "queues = 1",
             "queues = 3",
-            &["57: port[0].queues: 3 queues: there is 1, for one worker, or 2, for each of them one (workers.count)"],
+            &["57: port[0].queues: 3 queues; use 1, for one worker, or 2, one for each worker (workers.count)"],
         ),
         ("queues = 1", "queues = 0", &["57: port[0].queues: 0 is not in 1..=32"]),
         (
@@ -603,13 +603,13 @@ fn bad_configurations() {
         (
             "name = \"web2\"",
             "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/vm/../bifrost/a.sock\"",
-            &["61: port[1].socket: \"/run/vm/../bifrost/a.sock\" has a part \"..\"; write the path without"],
+            &["61: port[1].socket: \"/run/vm/../bifrost/a.sock\" contains \"..\"; write the path without it"],
         ),
         (
             "name = \"web2\"",
             "name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/vm.sock.inflight\"",
             &[
-                "61: port[1].socket: \"/run/vm.sock.inflight\": names with \".inflight\" are those of the daemon's records",
+                "61: port[1].socket: \"/run/vm.sock.inflight\": names with \".inflight\" are reserved for the daemon's records",
             ],
         ),
         (
@@ -651,7 +651,7 @@ fn bad_configurations() {
         (
             "prefix = \"10.0.1.0/24\"",
             "prefix = \"10.0.0.2/32\"",
-            &["70: route[1].prefix: 10.0.0.2/32 is, in VNI 100, already route[0].prefix (line 65)"],
+            &["70: route[1].prefix: 10.0.0.2/32 in VNI 100 is already route[0].prefix (line 65)"],
         ),
         (
             "prefix = \"10.0.1.0/24\"",
@@ -661,7 +661,7 @@ fn bad_configurations() {
         (
             "mac = \"02:00:00:00:00:03\"",
             "mac = \"02:00:00:00:00:02\"",
-            &["72: route[1].mac: 02:00:00:00:00:02 lives on peer \"host-b\" already (line 67), not on two hosts"],
+            &["72: route[1].mac: 02:00:00:00:00:02 is already on peer \"host-b\" (line 67); a vNIC is on one host"],
         ),
         (
             "mac = \"02:00:00:00:00:03\"",

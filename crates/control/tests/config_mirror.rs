@@ -43,11 +43,11 @@ fn every_mistake_is_told_where_it_is() {
         ("ports = [\"web\"]", "vpcs = [7]", "mirror[0].vpcs[0]: there is no [[vpc]] with vni = 7"),
         ("\"10.0.9.0/24\"", "\"10.0.9.1/24\"", "mirror[0].prefixes: 10.0.9.1/24 has host bits set"),
         ("protocol = \"tcp\"", "protocol = \"icmp\"", "mirror[0].l4_ports: only \"tcp\" and \"udp\" have ports"),
-        ("192.0.2.9:4789", "192.0.2.9", "mirror[0].target: \"192.0.2.9\" is no address with a port"),
+        ("192.0.2.9:4789", "192.0.2.9", "mirror[0].target: \"192.0.2.9\" is not an address with a port"),
         ("target = \"192.0.2.9:4789\"\n", "", "mirror[0].target: missing"),
         ("target_vni = 4242", "target_vni = 0", "mirror[0].target_vni: 0"),
         ("target_vni = 4242", "target_vni = 1\none_in = 0", "mirror[0].one_in: 0"),
-        ("target_vni = 4242", "target_vni = 1\ntruncate = 1565", "mirror[0].truncate: 1565 is more than underlay.mtu"),
+        ("target_vni = 4242", "target_vni = 1\ntruncate = 1565", "mirror[0].truncate: 1565 does not fit underlay.mtu"),
         ("target_vni = 4242", "target_vni = 1\ndirection = \"up\"", "mirror[0].direction: \"up\" is not one of"),
     ];
     for (from, to, message) in cases {
@@ -62,7 +62,7 @@ fn every_mistake_is_told_where_it_is() {
     }
     let mirror = &BASE[BASE.find("[[mirror]]").unwrap()..];
     let twice = Config::parse(&format!("{BASE}{mirror}"), "t").unwrap_err();
-    assert!(twice.to_string().contains("mirror[1].name: mirror \"ids\" is described twice"));
+    assert!(twice.to_string().contains("mirror[1].name: mirror \"ids\" is defined twice"));
     let many: String = (0..65).map(|n| mirror.replace("ids", &format!("ids{n}"))).collect();
     let many = Config::parse(&format!("{}{many}", &BASE[..BASE.len() - mirror.len()]), "t").unwrap_err();
     assert!(many.to_string().contains("65 are more than 64"));

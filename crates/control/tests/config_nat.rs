@@ -69,12 +69,12 @@ fn every_mistake_is_told_where_it_is() {
         (
             "port = \"wan\"\n",
             "port = \"wan\"\n[[uplink]]\nport = \"wan\"\n",
-            "uplink[1].port: port \"wan\" is an uplink already",
+            "uplink[1].port: port \"wan\" is already an uplink",
         ),
         (
             "vni = 900\n[[port]]",
             "vni = 900\ngateway = [\"203.0.113.254\"]\n[[port]]",
-            "uplink[0].port: VNI 900 of port \"wan\" must have nothing else",
+            "uplink[0].port: VNI 900 of port \"wan\" must not have another port",
         ),
         (
             "mtu = 1500",
@@ -84,12 +84,12 @@ fn every_mistake_is_told_where_it_is() {
         (
             "uplink = \"wan\"\naddresses",
             "uplink = \"web\"\naddresses",
-            "nat[0].uplink: \"web\" is no uplink; add an [[uplink]]",
+            "nat[0].uplink: \"web\" is not an uplink; add an [[uplink]]",
         ),
         (
             "vni = 100\nuplink = \"wan\"\naddresses",
             "vni = 900\nuplink = \"wan\"\naddresses",
-            "nat[0].vni: VNI 900 is that of the uplink",
+            "nat[0].vni: VNI 900 is the uplink's",
         ),
         (
             "vni = 100\nuplink = \"wan\"\naddresses",
@@ -97,13 +97,13 @@ fn every_mistake_is_told_where_it_is() {
             "nat[0].vni: there is no [[vpc]] with vni = 7",
         ),
         ("gateway = [\"10.0.0.254\"]\n", "", "nat[0].vni: VNI 100 has no IPv4 gateway"),
-        ("\"203.0.113.11\"", "\"203.0.113.10\"", "nat[0].addresses[1]: 203.0.113.10 is named twice"),
+        ("\"203.0.113.11\"", "\"203.0.113.10\"", "nat[0].addresses[1]: 203.0.113.10 is listed twice"),
         (
             "\"203.0.113.11\"",
             "\"203.0.113.1\"",
             "nat[0].addresses[1]: 203.0.113.1 is the address of the port \"wan\" itself",
         ),
-        ("\"203.0.113.11\"", "\"224.0.0.1\"", "nat[0].addresses[1]: 224.0.0.1 cannot be an address outside"),
+        ("\"203.0.113.11\"", "\"224.0.0.1\"", "nat[0].addresses[1]: 224.0.0.1 cannot be an outside address"),
         (
             "\"203.0.113.11\"]",
             "\"203.0.113.11\"]\nports = [2000]",
@@ -133,12 +133,12 @@ fn every_mistake_is_told_where_it_is() {
         (
             forward,
             "[[floating_ip]]\nvni = 100\nuplink = \"wan\"\naddress = \"203.0.113.21\"\ninside = \"10.0.0.1\"\n",
-            "floating_ip[1].inside: 10.0.0.1 has a floating address already",
+            "floating_ip[1].inside: 10.0.0.1 already has a floating address",
         ),
         (
             "inside = \"10.0.0.2\"",
             "inside = \"10.0.0.1\"",
-            "port_forward[0].inside: 10.0.0.1 has a floating address, through which all its ports are reached",
+            "port_forward[0].inside: 10.0.0.1 has a floating address, which already makes all its ports reachable",
         ),
         (
             "address = \"203.0.113.10\"",
@@ -150,7 +150,7 @@ fn every_mistake_is_told_where_it_is() {
         (
             "[[uplink]]",
             "[[peer]]\nname = \"b\"\naddresses = [\"192.0.2.2\"]\n[[route]]\nvni = 100\nprefix = \"0.0.0.0/0\"\npeer = \"b\"\nmac = \"02:00:00:00:00:07\"\n[[uplink]]",
-            "nat[0].vni: VNI 100 has another IPv4 route for all destinations",
+            "nat[0].vni: VNI 100 has another IPv4 default route",
         ),
         (source, "[[nat]]\nvni = 100\nuplink = \"wan\"\naddresses = []\n", "nat[0].addresses: missing"),
     ];
@@ -176,5 +176,5 @@ fn every_mistake_is_told_where_it_is() {
     assert!(Config::parse(&twice, "t").unwrap_err().to_string().contains("port_forward[1].port: port 8080"));
     let same = format!("{BASE}{}", forward.replace("port = 8080", "port = 8081\ninside_port = 8080"));
     assert!(Config::parse(&same, "t").unwrap_err().to_string().contains("port_forward[1].inside: another port"));
-    assert!(Config::parse(&format!("{BASE}{source}"), "t").unwrap_err().to_string().contains("has a [[nat]] already"));
+    assert!(Config::parse(&format!("{BASE}{source}"), "t").unwrap_err().to_string().contains("already has a [[nat]]"));
 }

@@ -94,7 +94,7 @@ fn peerings_lead_there_and_back_through_gateways() {
         (
             GOOD,
             format!("{}{back}", peering(100, "10.0.1.0/24", 200)),
-            &["peering[0].prefix: 10.0.1.0/24 is, in VNI 100, already route[0].prefix (line 22)"],
+            &["peering[0].prefix: 10.0.1.0/24 in VNI 100 is already route[0].prefix (line 22)"],
         ),
         (
             GOOD,

@@ -94,7 +94,7 @@ fn rules_name_groups_and_sets() {
     assert!(!Config::parse(&without, "t").unwrap().security_groups[1].restricts_egress);
     for (from, to, expected) in [
         ("group:closed", "group:clsed", "no security group named \"clsed\"; did you mean \"closed\"?"),
-        ("set:office", "set:nowhere", "no address set named \"nowhere\"; known ones: office"),
+        ("set:office", "set:nowhere", "no address set named \"nowhere\"; known names: office"),
         ("set:office", "sets:office", "is not an address with a prefix length"),
         ("name = \"office\"", "name = \"of fice\"", "is not 1 to 63 of"),
         ("10.9.0.0/16", "10.9.0.1/16", "address_set[0].addresses: 10.9.0.1/16 has host bits set; write 10.9.0.0/16"),
@@ -116,7 +116,7 @@ fn networks_behind_a_guest_are_its_alone() {
     let config = with("\"10.5.0.0/16\", \"fd05::/64\"", "\"10.5.1.0/24\"").unwrap();
     assert_eq!(config.ports[1].routed.len(), 2);
     for (a, b, expected) in [
-        ("\"10.5.0.0/16\"", "\"10.5.0.0/16\"", "10.5.0.0/16 is, in VNI 100, already port[1].routed"),
+        ("\"10.5.0.0/16\"", "\"10.5.0.0/16\"", "10.5.0.0/16 in VNI 100 is already port[1].routed"),
         ("\"10.5.0.1/16\"", "", "10.5.0.1/16 has host bits set; write 10.5.0.0/16"),
         ("\"10.0.0.1/32\"", "", "10.0.0.1 is the address of the local port \"web1\""),
         ("\"10.5.0.0\"", "", "lacks a prefix length"),
@@ -143,7 +143,7 @@ fn shared_addresses_have_no_other_owner() {
         ("shared = [\"10.0.1.2\"]", "", "port[1].shared[0]: 10.0.1.2 has another owner in VNI 100"),
         ("shared = [\"10.0.0.254\"]", "", "port[1].shared[0]: 10.0.0.254 has another owner in VNI 100"),
         (shared, "routed = [\"10.0.0.100/32\"]", "port[1].shared[0]: 10.0.0.100 has another owner in VNI 100"),
-        ("shared = [\"10.0.0.9\", \"10.0.0.9\"]", "", "port[1].shared[1]: 10.0.0.9 is named twice"),
+        ("shared = [\"10.0.0.9\", \"10.0.0.9\"]", "", "port[1].shared[1]: 10.0.0.9 is listed twice"),
         ("", "shared = [\"224.0.0.18\"]", "port[2].shared[0]: 224.0.0.18 is not the address of a host"),
         ("", "shared = [\"10.0.0.100/32\"]", "port[2].shared[0]"),
     ] {

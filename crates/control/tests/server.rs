@@ -427,8 +427,8 @@ fn bad_requests() {
     let plain = |line: &str| format!("{line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     let cases = [
         (plain("GET /v1/nothing"), "404", "no such resource"),
-        (plain("POST /v1/status"), "405", "POST is not possible here"),
-        (plain("GET /v1/reload"), "405", "GET is not possible here"),
+        (plain("POST /v1/status"), "405", "method POST is not allowed here"),
+        (plain("GET /v1/reload"), "405", "method GET is not allowed here"),
         (plain("DELETE /v1/faults?id=x"), "400", "DELETE /v1/faults?id=3 one"),
         (plain("DELETE /v1/faults?it=1"), "400", "unknown field `it`"),
         (put(body), "400", "101 is not in 0..=100 percent"),
@@ -437,7 +437,7 @@ fn bad_requests() {
         (post("/v1/paths/drain", "{\"peer\": \"host-b\"}"), "400", "missing field `path`"),
         (post("/v1/paths/restore", "{\"peer\": \"host-b\", \"path\": 256}"), "400", "body of POST /v1/paths/restore"),
         (post("/v1/paths/drain", "{\"peer\": \"host-b\", \"path\": 1, \"all\": true}"), "400", "unknown field `all`"),
-        (plain("GET /v1/paths/drain"), "405", "GET is not possible here"),
+        (plain("GET /v1/paths/drain"), "405", "method GET is not allowed here"),
         ("not http at all\r\n\r\n".to_owned(), "400", ""),
     ];
     for (request, status, part) in cases {

@@ -190,7 +190,7 @@ fn a_new_daemon_that_is_killed_at_any_time_leaves_the_old_one_working() {
             // It was killed just after it had taken over: an ordinary crash, which is not tested here.
             Err(error) => {
                 let log = lab.hosts[0].log();
-                assert!(log.matches("goes on with the work of").count() > done + crashed, "{error}\n{log}");
+                assert!(log.matches("has replaced").count() > done + crashed, "{error}\n{log}");
                 crashed += 1;
                 lab.hosts[0].crash();
                 lab.hosts[0].start();

@@ -17,9 +17,9 @@ pub struct LoadBalancerStatus {
     pub port: u16,
     /// `tcp` or `udp`.
     pub protocol: String,
-    /// `connection` or `client`: what goes to the same backend.
+    /// `connection` or `client`: which packets go to the same backend.
     pub affinity: String,
-    /// Where connections go.
+    /// Its backends.
     pub backends: Vec<BackendStatus>,
 }
 
@@ -40,11 +40,11 @@ pub struct BackendStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BackendHealth {
-    /// It is not asked whether it works, and takes them.
+    /// Without a health check: it takes new connections.
     Unchecked,
-    /// It works.
+    /// Healthy.
     Up,
-    /// It does not answer: it keeps its connections and gets no others.
+    /// Its health check fails: it keeps its connections and gets no others.
     Down,
     /// Its weight is 0: it keeps its connections and gets no others.
     Draining,
@@ -55,7 +55,7 @@ pub enum BackendHealth {
 }
 
 impl BackendHealth {
-    /// In a word.
+    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             BackendHealth::Unchecked => "unchecked",

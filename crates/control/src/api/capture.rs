@@ -1,31 +1,31 @@
-//! What to capture: `POST /v1/capture`.
+//! Packet captures: `POST /v1/capture`.
 
 use serde::{Deserialize, Serialize};
 
 use super::ApiError;
 
-/// The most bytes kept of a packet.
+/// Largest snapshot length of a packet, bytes.
 pub const MAX_SNAPLEN: u32 = 262_144;
-/// The longest capture, seconds.
+/// Longest capture, s.
 pub const MAX_CAPTURE_SECONDS: u64 = 86_400;
 
-/// What to capture, and when to stop. The answer is a file in the format pcapng, as it comes.
+/// What to capture, and when to stop. The response streams a pcapng file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CaptureSpec {
-    /// Where: names of stages; none: all of them.
+    /// Names of stages; empty: all of them.
     pub at: Vec<String>,
-    /// Which packets, as `bifrostctl capture --help` says; empty: all.
+    /// Filter expression, see `bifrostctl capture --help`; empty: all packets.
     pub filter: String,
     /// Only packets from and to this port.
     pub port: Option<String>,
-    /// Bytes kept of each packet, 1 to [`MAX_SNAPLEN`].
+    /// Snapshot length: bytes captured of each packet, 1 to [`MAX_SNAPLEN`].
     pub snaplen_bytes: u32,
-    /// Ends after so many packets, at least 1.
+    /// Maximum number of packets, from 1.
     pub packets: u64,
-    /// Ends after so many bytes of packets, at least 1.
+    /// Maximum number of captured bytes, from 1.
     pub bytes: u64,
-    /// Ends after so long, 1 to [`MAX_CAPTURE_SECONDS`].
+    /// Maximum duration, s, 1 to [`MAX_CAPTURE_SECONDS`].
     pub seconds: u64,
 }
 
@@ -44,10 +44,10 @@ impl Default for CaptureSpec {
 }
 
 impl CaptureSpec {
-    /// Whether all values are in range. Names and the filter are for the daemon to look at.
+    /// Checks that all values are in range. The daemon checks names and the filter.
     ///
     /// # Errors
-    /// The first value that is not.
+    /// The first value out of range.
     pub fn check(&self) -> Result<(), ApiError> {
         let ranges = [
             ("snaplen_bytes", u64::from(self.snaplen_bytes), u64::from(MAX_SNAPLEN)),

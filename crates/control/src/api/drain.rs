@@ -1,4 +1,4 @@
-//! Paths that are taken out of use, such as before somebody touches their cable.
+//! Draining of paths, for example before work on a cable.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ pub struct DrainSpec {
     pub path: u8,
 }
 
-/// What became of it.
+/// The outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DrainReport {
@@ -22,7 +22,7 @@ pub struct DrainReport {
     pub path: u8,
     /// Whether it is drained now.
     pub drained: bool,
-    /// Whether it was not so before.
+    /// Whether this changed its state.
     pub changed: bool,
     /// The paths to the peer that are not drained now.
     pub in_use_paths: Vec<u8>,

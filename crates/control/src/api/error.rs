@@ -1,17 +1,17 @@
-//! Errors as the API carries them: what was wrong, where, and what to do.
+//! Errors of the API: what was wrong, where, and what to do.
 
 use serde::{Deserialize, Serialize};
 
 /// A request that failed. On the wire: `{"error": {"what": …, "where": …, "hint": …}}` with the status of its kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
-    /// Which kind, hence the HTTP status.
+    /// Its kind, which determines the HTTP status.
     pub kind: ErrorKind,
     /// What was wrong, a sentence without its full stop.
     pub what: String,
-    /// Where: a field, a name, a path. May be empty.
+    /// Where: a field, a name, a path; may be empty.
     pub location: String,
-    /// What to do about it. May be empty.
+    /// What to do about it; may be empty.
     pub hint: String,
 }
 
@@ -20,11 +20,11 @@ pub struct ApiError {
 pub enum ErrorKind {
     /// The request is wrong: 400.
     BadRequest,
-    /// Those who ask may not do that: 403.
+    /// The client is not permitted to do this: 403.
     Forbidden,
-    /// What it names does not exist: 404.
+    /// A named object does not exist: 404.
     NotFound,
-    /// It contradicts the daemon's state: 409.
+    /// The request conflicts with the daemon's state: 409.
     Conflict,
     /// The daemon failed: 500.
     Internal,
@@ -45,7 +45,7 @@ impl ErrorKind {
         }
     }
 
-    /// The kind that an HTTP status code stands for; statuses of nobody here count as the nearest kind.
+    /// The kind of an HTTP status code; other codes count as the nearest kind.
     pub fn from_status(status: u16) -> ErrorKind {
         match status {
             403 => ErrorKind::Forbidden,
@@ -69,12 +69,12 @@ impl ApiError {
         ApiError::new(ErrorKind::BadRequest, what)
     }
 
-    /// What the request names does not exist.
+    /// A named object does not exist.
     pub fn not_found(what: impl Into<String>) -> ApiError {
         ApiError::new(ErrorKind::NotFound, what)
     }
 
-    /// The request contradicts the daemon's state.
+    /// The request conflicts with the daemon's state.
     pub fn conflict(what: impl Into<String>) -> ApiError {
         ApiError::new(ErrorKind::Conflict, what)
     }
@@ -89,13 +89,13 @@ impl ApiError {
         ApiError::new(ErrorKind::Unavailable, what)
     }
 
-    /// Says where.
+    /// Sets the location.
     pub fn at(mut self, location: impl Into<String>) -> ApiError {
         self.location = location.into();
         self
     }
 
-    /// Says what to do.
+    /// Sets the hint.
     pub fn hint(mut self, hint: impl Into<String>) -> ApiError {
         self.hint = hint.into();
         self

@@ -1,25 +1,25 @@
-//! Injected faults: a test breaks the network at a known point.
+//! Fault injection for tests.
 
 use serde::{Deserialize, Serialize};
 
-/// The longest delay, and the longest jitter, that a fault may add, µs: a delayed packet occupies a buffer.
+/// Maximum delay, and maximum jitter, of a fault, µs: a delayed packet occupies a buffer.
 pub const MAX_FAULT_DELAY_US: u64 = 10_000_000;
 
-/// What to break: the body of `PUT /v1/faults`. Values are checked when it is made or received.
+/// A fault to inject: the body of `PUT /v1/faults`. Deserializing it checks its values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Flat", into = "Flat")]
 pub struct FaultSpec {
-    /// Where.
+    /// Where it applies.
     pub target: FaultTarget,
-    /// Which packets; the receiver's side is where the papers inject loss.
+    /// Which packets it affects; the papers inject loss at the receiver.
     pub direction: Direction,
     /// Share of packets dropped, 0 to 100.
     pub loss_percent: f64,
     /// Added delay, µs, 0 to [`MAX_FAULT_DELAY_US`].
     pub delay_us: u64,
-    /// Added random delay, uniform from 0 to this, µs; without `reorder_percent` order is kept.
+    /// Added random delay, uniform from 0 to this value, µs; without `reorder_percent` the order is kept.
     pub jitter_us: u64,
-    /// Share of packets that overtake the ones before, 0 to 100.
+    /// Share of packets that overtake earlier ones, 0 to 100.
     pub reorder_percent: f64,
     /// Share of packets delivered twice, 0 to 100.
     pub duplicate_percent: f64,
@@ -27,7 +27,7 @@ pub struct FaultSpec {
     pub corrupt_percent: f64,
     /// Drops everything.
     pub down: bool,
-    /// Seed of the random decisions, so that a run can be repeated; none: the daemon picks one.
+    /// Seed of the random decisions, for repeatable runs; none: the daemon picks one.
     pub seed: Option<u64>,
 }
 
@@ -48,21 +48,21 @@ pub enum FaultTarget {
     },
 }
 
-/// Which packets a fault applies to.
+/// Which packets a fault affects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
-    /// Those received: at a port, from the switch towards the guest; at a peer, from that peer.
+    /// Received packets: at a port, from the switch to the guest; at a peer, from that peer.
     #[default]
     Rx,
-    /// Those sent: at a port, from the guest; at a peer, to that peer.
+    /// Sent packets: at a port, from the guest; at a peer, to that peer.
     Tx,
 }
 
-/// A fault in force: an element of `GET /v1/faults`.
+/// An active fault: an element of `GET /v1/faults`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FaultEntry {
-    /// Names it in `DELETE /v1/faults?id=…`.
+    /// Its id, for `DELETE /v1/faults?id=…`.
     pub id: u64,
     /// What it does.
     pub spec: FaultSpec,
@@ -74,7 +74,7 @@ pub struct FaultEntry {
 /// The outcome of `DELETE /v1/faults`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultCleared {
-    /// How many faults were removed.
+    /// Number of removed faults.
     pub removed: u64,
 }
 
@@ -90,7 +90,7 @@ pub enum FaultSpecError {
     /// A path number above 7.
     #[error("path: {0} is not in 0..=7")]
     Path(u8),
-    /// A share that is no percentage.
+    /// A percentage out of range.
     #[error("{field}: {value} is not in 0..=100 percent")]
     Percent {
         /// The field.
@@ -106,13 +106,13 @@ pub enum FaultSpecError {
         /// Its value, µs.
         value: u64,
     },
-    /// It would do nothing.
+    /// It would have no effect.
     #[error("no effect: give at least one of loss, delay, jitter, reorder, duplicate, corrupt, down")]
     NoEffect,
 }
 
 impl FaultSpec {
-    /// A fault on `target` that does nothing yet, on received packets. Set its effects, then [`check`](Self::check).
+    /// A fault on received packets of `target`, without effects. Set its effects, then call [`check`](Self::check).
     pub fn new(target: FaultTarget) -> FaultSpec {
         FaultSpec {
             target,
@@ -128,7 +128,7 @@ impl FaultSpec {
         }
     }
 
-    /// Checks ranges, and that it has an effect.
+    /// Checks the ranges, and that it has an effect.
     pub fn check(&self) -> Result<(), FaultSpecError> {
         if let FaultTarget::Peer { path: Some(path), .. } = self.target
             && path > 7
@@ -167,7 +167,7 @@ impl std::fmt::Display for FaultTarget {
     }
 }
 
-/// A [`FaultSpec`] as JSON has it.
+/// The JSON format of a [`FaultSpec`].
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Flat {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn not_a_number_is_no_percentage() {
+    fn not_a_number_is_not_a_percentage() {
         let mut spec = FaultSpec::new(FaultTarget::Port { name: "a".into() });
         spec.loss_percent = f64::NAN;
         assert!(matches!(spec.check(), Err(FaultSpecError::Percent { .. })));

@@ -1,4 +1,4 @@
-//! What the gateway's programs tell: `bifrost-nicd` and `bifrost-gw` answer on sockets of their own.
+//! The API of the gateway's programs: `bifrost-nicd` and `bifrost-gw` listen on their own sockets.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -8,24 +8,24 @@ use serde::{Deserialize, Serialize};
 use super::sessions::{from_hexadecimal, hexadecimal};
 use super::{ApiError, TraceSpec};
 
-/// Counters by name; each name ends in its unit.
+/// Counters by name; names end in the unit.
 pub type Counts = BTreeMap<Cow<'static, str>, u64>;
 
 /// The NIC pipeline: `GET /v1/status` of `bifrost-nicd`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pipeline {
-    /// How frames of its device come and go.
+    /// How frames are received from its device and sent to it.
     pub device_mode: Cow<'static, str>,
     /// Turns of its loop.
     pub turns: u64,
-    /// Of these, turns after which it slept.
+    /// Of these: turns after which it slept.
     pub sleeps: u64,
     /// Counters of the device.
     pub device: Counts,
-    /// Frames that are malformed.
+    /// Malformed frames.
     pub malformed_frames: u64,
-    /// Frames that are for no pod.
+    /// Frames to no pod.
     pub no_pod_frames: u64,
     /// The stages, in order.
     pub stages: Vec<PipelineStage>,
@@ -41,9 +41,9 @@ pub struct PipelineStage {
     pub name: Cow<'static, str>,
     /// Packets that it handled.
     pub packets: u64,
-    /// Time that this took, ns.
+    /// Time spent on them, ns.
     pub busy_ns: u64,
-    /// The same in cycles of the processor's time stamp counter; 0 where there is none.
+    /// Time spent on them, cycles of the processor's time stamp counter; 0 without one.
     pub busy_cycles: u64,
 }
 
@@ -53,17 +53,17 @@ pub struct PipelineStage {
 pub struct PipelinePod {
     /// Its name.
     pub name: String,
-    /// Its number, in trailers.
+    /// Its number in trailers.
     pub number: u16,
     /// Its MAC address, if it shares VLANs with others.
     pub mac: Option<String>,
-    /// Its own addresses: those for which it gets control traffic.
+    /// Its own addresses, whose control traffic it gets.
     pub own: Vec<String>,
     /// Which of its interfaces are connected.
     pub interfaces_up: Vec<bool>,
-    /// By what its packets are spread: `plb` (by packet) or `rss` (by flow).
+    /// How its packets are spread: `plb` (by packet) or `rss` (by flow).
     pub mode: Cow<'static, str>,
-    /// Whether all packets are already spread by `mode`.
+    /// Whether all packets already use `mode`.
     pub settled: bool,
     /// Its order queues.
     pub queues: Vec<OrderQueue>,
@@ -73,13 +73,13 @@ pub struct PipelinePod {
     pub order: Counts,
     /// Counters of its limiter.
     pub limiter: Counts,
-    /// Tenants with a meter of their own: they exceeded their rate.
+    /// Tenants with their own meter: they exceeded their rate.
     pub limited_vnis: Vec<u32>,
     /// Tenants that are not limited.
     pub bypassed_vnis: Vec<u32>,
-    /// The tenants that send most, in samples of what arrived lately.
+    /// The tenants that send most, in samples of recent packets.
     pub top_tenants: Vec<TopTenant>,
-    /// The reliable transport with hosts, as it was within the last second, if it is configured.
+    /// The reliable transport with hosts, if configured; up to a second old.
     pub transport: Option<GatewayTransport>,
 }
 
@@ -87,7 +87,7 @@ pub struct PipelinePod {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GatewayTransport {
-    /// Counters of what concerns no host in particular.
+    /// Counters that belong to no single host.
     pub counters: Counts,
     /// Counters of the transport engine.
     pub engine: Counts,
@@ -99,29 +99,29 @@ pub struct GatewayTransport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GatewayHost {
-    /// Its addresses; the first one of a family is its tunnel end point.
+    /// Its addresses; the first one of a family is its tunnel endpoint.
     pub addresses: Vec<String>,
     /// Its connections.
     pub connections: u32,
-    /// Of these, open ones.
+    /// Of these: open ones.
     pub open_connections: u32,
-    /// Of these, connections that have fallen back to plain VXLAN.
+    /// Of these: connections that have fallen back to plain VXLAN.
     pub best_effort_connections: u32,
-    /// Packets sent again, on connections that exist.
+    /// Packets retransmitted, on existing connections.
     pub retransmitted_packets: u64,
-    /// Packets that arrived more than once, on connections that exist.
+    /// Packets that arrived more than once, on existing connections.
     pub duplicate_packets: u64,
-    /// Packets given up, on connections that exist.
+    /// Packets given up, on existing connections.
     pub given_up_packets: u64,
-    /// Frames from it that wait for their turn, or for the pod.
+    /// Frames from it that wait for earlier frames, or for the pod.
     pub held_frames: u32,
     /// Frames to it that are kept until they are acknowledged.
     pub kept_frames: u32,
-    /// Frames of either kind that it may have.
+    /// Maximum number of frames of either kind.
     pub share_frames: u32,
     /// Its paths; the first one is path 0.
     pub paths: Vec<GatewayPath>,
-    /// What happened.
+    /// Its counters.
     pub counters: Counts,
 }
 
@@ -133,9 +133,9 @@ pub struct GatewayPath {
     pub state: Cow<'static, str>,
     /// Whether packets are sprayed over it.
     pub selected: bool,
-    /// Smoothed delay of the network, ns.
+    /// Smoothed round-trip time of the fabric, ns.
     pub srtt_ns: u64,
-    /// Smallest recent delay, ns.
+    /// Lowest recent round-trip time, ns.
     pub min_rtt_ns: u64,
     /// Loss rate, in millionths.
     pub loss_ppm: u32,
@@ -145,7 +145,7 @@ pub struct GatewayPath {
     pub in_flight_packets: u32,
     /// Packets sent.
     pub tx_packets: u64,
-    /// Packets found lost.
+    /// Packets detected as lost.
     pub lost_packets: u64,
 }
 
@@ -153,21 +153,21 @@ pub struct GatewayPath {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OrderQueue {
-    /// Places for packets.
+    /// Capacity, packets.
     pub entries: u32,
-    /// Of these, places whose packets are at the pod, or wait for others.
+    /// Entries in use: their packets are at the pod, or wait for others.
     pub in_use: u32,
-    /// Of these, places whose packets came back and wait for others.
+    /// Of these: packets that came back and wait for others.
     pub held: u32,
 }
 
-/// A tenant that sends much.
+/// A tenant with a high packet rate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TopTenant {
     /// Its VNI; above 24 bits: a number that stands for an address of the Internet side.
     pub vni: u32,
-    /// Its share of the packets that arrived lately, percent.
+    /// Its share of recent packets, percent.
     pub percent: f64,
 }
 
@@ -175,21 +175,23 @@ pub struct TopTenant {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GatewayPod {
-    /// Whether it is connected with its pipeline.
+    /// Whether it is connected to its pipeline.
     pub connected: bool,
-    /// Counters of each worker; `busy_ns` is the time that it worked on packets, `busy_cycles` the same by the time stamp counter.
+    /// Counters of each worker. `busy_ns` is its time spent on packets, `busy_cycles` the same in cycles of the time
+    /// stamp counter.
     pub workers: Vec<Counts>,
-    /// Sessions of translation.
+    /// NAT sessions.
     pub nat_sessions: u64,
-    /// Link-layer addresses of next hops, as far as they are known.
+    /// Link-layer addresses of next hops; none: unresolved.
     pub neighbours: BTreeMap<String, Option<String>>,
-    /// Whether it is to announce nothing.
+    /// Whether it is drained: it announces no addresses.
     pub draining: bool,
-    /// Whether its addresses are announced: its workers work, its router answers, and it is not draining.
+    /// Whether its addresses are announced: its workers run, its router answers, and it is not draining.
     pub announcing: bool,
     /// Its BGP sessions, in the order of the configuration.
     pub bgp: Vec<GatewayPeer>,
-    /// Packets of BGP and BFD dropped: their hop limit is not 255, so that they may come from further away than the link.
+    /// BGP and BFD packets dropped because their hop limit is not 255: they may come from outside of the link (RFC
+    /// 5082).
     pub refused_hop_limit_packets: u64,
 }
 
@@ -197,17 +199,17 @@ pub struct GatewayPod {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GatewayPeer {
-    /// The proxy.
+    /// The proxy's address.
     pub address: String,
     /// `idle`, `open-sent`, `open-confirm` or `established`.
     pub state: Cow<'static, str>,
-    /// The state of BFD, if there is BFD: `down`, `init` or `up`.
+    /// The state of BFD, if configured: `down`, `init` or `up`.
     pub bfd: Option<Cow<'static, str>>,
-    /// What it was told.
+    /// Prefixes announced to it.
     pub announced: Vec<String>,
-    /// Sessions that were established and have ended.
+    /// Number of established sessions that have ended.
     pub ended_sessions: u64,
-    /// How often BFD was up and went down.
+    /// How often BFD went from up to down.
     pub bfd_downs: u64,
 }
 
@@ -215,9 +217,9 @@ pub struct GatewayPeer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case", tag = "command")]
 pub enum PodCommand {
-    /// Withdraws what the pod announces, or announces it again. It forwards what comes in either case.
+    /// Withdraws the pod's routes, or announces them again. It forwards packets in either case.
     Drain {
-        /// Whether it is withdrawn.
+        /// Whether to withdraw them.
         drain: bool,
     },
     /// Asks for sessions of translation, for a pod that takes this one's place; the answer is [`TranslatedSessions`].
@@ -275,13 +277,15 @@ pub struct ImportedSessions {
     pub refused: u64,
 }
 
-/// A packet that is only described: `POST /v1/trace` of `bifrost-nicd` and of `bifrost-gw`, which answer with a [`Trace`](super::Trace).
+/// A described packet: `POST /v1/trace` of `bifrost-nicd` and of `bifrost-gw`, which respond with a
+/// [`Trace`](super::Trace).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayTraceSpec {
-    /// The pod that it is for; none: the pipeline's first. A pod does not look at it.
+    /// The pod; none: the pipeline's first. A pod ignores it.
     pub pod: Option<String>,
-    /// The packet, with both of its addresses. From [`from_peer`](TraceSpec::from_peer), in VXLAN with its VNI; without these, as it is, from the Internet.
+    /// The packet, with both of its addresses. With [`from_peer`](TraceSpec::from_peer) and a VNI it arrives in VXLAN;
+    /// without them, from the Internet and without encapsulation.
     pub packet: TraceSpec,
 }
 
@@ -293,31 +297,32 @@ pub enum PipelineCommand {
     SetMode {
         /// The pod's name.
         pod: String,
-        /// How.
+        /// The mode.
         mode: SpreadMode,
     },
-    /// Exempts a tenant from the limiter; or forgets it, exempted or limited.
+    /// Exempts a tenant from the limiter; or removes its exemption or its own meter.
     Bypass {
         /// The pod's name.
         pod: String,
         /// The tenant.
         vni: u32,
-        /// Whether it is exempted.
+        /// Whether to exempt it.
         bypass: bool,
     },
-    /// Adds a pod while the others work. It stays until it is removed, also when `bifrost-nicd` starts again, if it has a directory for that.
+    /// Adds a pod while the others run. It stays until it is removed, also across restarts of `bifrost-nicd` with a
+    /// state directory.
     AddPod {
-        /// TOML: what is in a `[[pods]]` of the configuration file.
+        /// TOML: the contents of a `[[pods]]` table of the configuration file.
         settings: String,
     },
-    /// Removes a pod that was added. Who was connected is disconnected, and what waited for the pod is dropped.
+    /// Removes an added pod. Its connections are closed, and packets that wait for it are dropped.
     RemovePod {
         /// The pod's name.
         pod: String,
     },
 }
 
-/// By what a pod's packets are spread.
+/// How a pod's packets are spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpreadMode {

@@ -13,17 +13,17 @@ pub struct MirrorStatus {
     pub ports: Vec<String>,
     /// `both`, `egress` or `ingress`.
     pub direction: String,
-    /// Who gets the copies.
+    /// The VXLAN endpoint that receives the copies.
     pub target: SocketAddr,
-    /// In this VNI.
+    /// The VNI of the copies.
     pub target_vni: u32,
-    /// One packet of so many is copied.
+    /// Sampling: one of `one_in` packets is copied.
     pub one_in: u32,
-    /// Bytes of a packet that are copied.
+    /// Longest copy of a packet, bytes.
     pub truncate_bytes: u32,
-    /// Copies that were sent.
+    /// Copies sent.
     pub sent_packets: u64,
-    /// Copies that found no room between worker and sender.
+    /// Copies dropped because the queue between worker and sending thread was full.
     pub missed_packets: u64,
     /// Copies that could not be sent.
     pub unsent_packets: u64,

@@ -1,7 +1,7 @@
 //! The types of the API (version 1), shared by server and client.
 //!
-//! Every number's unit is in its name. Receivers fill in fields that a sender of another release does not know with
-//! their defaults, so that `bifrostctl` and `bifrostd` need not be upgraded together.
+//! The name of every number includes its unit. Missing fields get their defaults, so that `bifrostctl` and `bifrostd`
+//! of different releases work together.
 
 mod balancer;
 mod capture;
@@ -51,7 +51,7 @@ pub use sessions::{
 pub use trace::{MAX_TRACE_SIZE, Trace, TraceSpec, TraceStep, TraceVerdict};
 pub use upgrade::{UpgradeReport, UpgradeSpec};
 
-/// The daemon as a whole: `GET /v1/status`.
+/// The daemon's status: `GET /v1/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
@@ -61,7 +61,7 @@ pub struct Status {
     pub version: String,
     /// Process id.
     pub pid: u32,
-    /// Seconds since the daemon was ready.
+    /// Time since the daemon was ready, s.
     pub uptime_s: f64,
     /// The configuration file in force.
     pub config_file: String,
@@ -71,13 +71,13 @@ pub struct Status {
     pub workers: Vec<WorkerStatus>,
     /// The configured peers.
     pub peers: Vec<PeerStatus>,
-    /// How many ports there are.
+    /// Number of ports.
     pub ports: u64,
-    /// How many routes there are.
+    /// Number of routes.
     pub routes: u64,
-    /// How many reliable connections there are, in any state.
+    /// Number of reliable connections, in any state.
     pub conns: u64,
-    /// How many injected faults are in force. Anything but 0 is a test, not production.
+    /// Number of active injected faults. Above 0: a test, not production.
     pub faults: u64,
 }
 
@@ -85,19 +85,19 @@ pub struct Status {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerStatus {
-    /// Its index, the top 8 bits of the CIDs that it owns.
+    /// Its index: the top 8 bits of the CIDs that it owns.
     pub index: u32,
-    /// The CPU it is pinned to, if it is.
+    /// The CPU to which it is pinned, if any.
     pub cpu: Option<u32>,
     /// Turns of the loop since the start.
     pub loops: u64,
-    /// How often the loop found nothing to do and slept.
+    /// How often the loop was idle and slept.
     pub sleeps: u64,
-    /// Share of the time spent working rather than asleep or polling in vain, over the last second; 0 to 100.
+    /// Share of the last second spent on turns with work, without sleeping and idle polling; 0 to 100.
     pub busy_percent: f64,
-    /// Packets taken from guests.
+    /// Packets fetched from guests.
     pub guest_tx_packets: u64,
-    /// Packets given to guests.
+    /// Packets delivered to guests.
     pub guest_rx_packets: u64,
     /// Datagrams sent on the underlay.
     pub underlay_tx_packets: u64,
@@ -113,20 +113,20 @@ pub struct PeerStatus {
     pub name: String,
     /// Its underlay addresses.
     pub addresses: Vec<IpAddr>,
-    /// How packets reach it now.
+    /// How packets are sent to it now.
     pub transport: PeerMode,
 }
 
-/// How packets reach a peer.
+/// How packets are sent to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PeerMode {
-    /// Nothing was exchanged yet.
+    /// No packets were exchanged yet.
     #[default]
     Idle,
     /// It speaks the reliable transport.
     Bifrost,
-    /// Plain VXLAN: configured so, or it did not answer connection set-up (and is tried again later).
+    /// Plain VXLAN: configured, or the peer did not answer connection set-up (which is retried later).
     Plain,
     /// A mode of a newer release.
     #[serde(other)]
@@ -139,9 +139,9 @@ pub enum PeerMode {
 pub struct PortStatus {
     /// Its name.
     pub name: String,
-    /// The VPC it belongs to.
+    /// The VNI of its VPC.
     pub vni: u32,
-    /// What kind of port: `tap` or `vhost-user`.
+    /// The kind of port: `tap` or `vhost-user`.
     pub kind: String,
     /// The guest's MAC address.
     pub mac: String,
@@ -149,63 +149,65 @@ pub struct PortStatus {
     pub addresses: Vec<IpNet>,
     /// The guest's MTU, bytes.
     pub mtu_bytes: u32,
-    /// The network namespace its device lives in; none: the daemon's own.
+    /// The network namespace of its device; none: the daemon's own.
     pub netns: Option<String>,
-    /// The interface's name in there; the socket of a vhost-user port.
+    /// The interface's name in the namespace, or the socket of a vhost-user port.
     pub device: String,
-    /// No guest has started on the vhost-user port, or the TAP port's network namespace is not there; it carries nothing.
+    /// No guest has started on the vhost-user port, or the TAP port's network namespace does not exist; it carries no
+    /// packets.
     pub waiting: bool,
     /// Queues of the device.
     pub queues: u32,
-    /// Its device is gone, since somebody has deleted it in there, or a fault has taken the port out of use; it carries nothing.
+    /// Its device was deleted, or a fault has taken the port out of use; it carries no packets.
     pub failed: bool,
-    /// The last fault of the port; it may be in use again.
+    /// The last fault of the port, which may be in use again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<PortFault>,
-    /// How often a fault has taken it out of use since it was made.
+    /// How often a fault has taken it out of use since it was created.
     #[serde(default)]
     pub fault_times: u64,
-    /// Turns in which it kept its worker for more than a millisecond beyond what its packets need.
+    /// Turns in which it occupied its worker for more than a millisecond beyond the normal cost of its packets.
     #[serde(default)]
     pub slow_turns: u64,
-    /// How often it had to rest for that.
+    /// How often it was paused because of slow turns.
     #[serde(default)]
     pub rest_times: u64,
-    /// Packets given to the guest.
+    /// Packets delivered to the guest.
     pub rx_packets: u64,
-    /// Bytes given to the guest, Ethernet headers included.
+    /// Bytes delivered to the guest, Ethernet headers included.
     pub rx_bytes: u64,
-    /// Packets taken from the guest.
+    /// Packets fetched from the guest.
     pub tx_packets: u64,
-    /// Bytes taken from the guest, Ethernet headers included.
+    /// Bytes fetched from the guest, Ethernet headers included.
     pub tx_bytes: u64,
-    /// Packets of the guest that are kept until they are acknowledged (delayed release), now.
+    /// Packets of the guest that are held until they are acknowledged (delayed release), now.
     pub tx_held_packets: u64,
-    /// How often the guest's packets had to wait because it had sent what its limits let pass.
+    /// How often a rate limit delayed the guest's packets.
     #[serde(default)]
     pub tx_held_back_times: u64,
-    /// Received packets that are placed and wait for earlier ones before the guest sees them, now.
+    /// Received packets that are placed, but not published to the guest until earlier ones arrive, now.
     pub rx_held_packets: u64,
     /// Dropped packets by reason.
     pub drops_packets: BTreeMap<String, u64>,
-    /// Conversations that its security groups remember, now.
+    /// Sessions of its security groups, now.
     pub sessions: u64,
-    /// Conversations that made room for others at a bound, by what they were worth, the least first: `unanswered` (or over), `answered` (a
-    /// question and its answer, a half-open connection), `closing`, `assured` (datagrams both ways for a while), `established`.
+    /// Sessions evicted at a bound, by state, in order of eviction: `unanswered` (or closed), `answered` (a single
+    /// request and response, or a half-open connection), `closing`, `assured` (longer datagram exchanges),
+    /// `established`.
     pub evicted_sessions: BTreeMap<String, u64>,
 }
 
-/// A panic while a port was served, which has taken it out of use.
+/// A panic while a port was served, which took it out of use.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PortFault {
-    /// What was being done: `fetch`, `place`, ...
+    /// The stage: `fetch`, `place`, ...
     pub stage: String,
     /// The panic's message.
     pub message: String,
-    /// Its place: file, line and column.
+    /// Its location: file, line and column.
     pub location: String,
-    /// How long ago, s.
+    /// Time since the panic, s.
     pub ago_s: f64,
 }
 
@@ -216,14 +218,13 @@ pub struct Route {
     pub vni: u32,
     /// Inner destinations.
     pub prefix: IpNet,
-    /// The host behind which they live.
+    /// The peer that hosts them.
     pub peer: String,
     /// The remote vNIC.
     pub mac: String,
-    /// Path MTU: the largest IP packet that gets there, bytes.
+    /// Path MTU: the largest IP packet on the route, bytes.
     pub mtu_bytes: u32,
-    /// The VPC into which it leads, of a peering: the routes there say where the destinations are, and host, vNIC and path MTU are
-    /// empty here.
+    /// For a peering: the VNI of the other VPC, whose routes apply. Peer, MAC address and path MTU are empty then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_vni: Option<u32>,
 }
@@ -236,7 +237,7 @@ pub struct Conn {
     pub cid: u32,
     /// The peer's CID; 0: not known yet.
     pub peer_cid: u32,
-    /// Where it is in its life.
+    /// Its state.
     pub state: ConnState,
     /// The VPC.
     pub vni: u32,
@@ -250,11 +251,11 @@ pub struct Conn {
     pub version: u8,
     /// Packets sent and not acknowledged.
     pub in_flight_packets: u64,
-    /// How many packets may be in flight: fewer for a while after the peer has received some and not taken them.
+    /// The window: packets that may be in flight. It shrinks for a while after the peer has refused packets.
     pub window_packets: u64,
-    /// Packets that wait for set-up or for room in the window.
+    /// Packets waiting for set-up or for the window.
     pub waiting_packets: u64,
-    /// Received packets that wait for earlier ones.
+    /// Received packets waiting for earlier ones.
     pub held_packets: u64,
     /// Smoothed round-trip time over all paths, µs; none: not measured yet.
     pub srtt_us: Option<f64>,
@@ -264,30 +265,30 @@ pub struct Conn {
     pub tx_packets: u64,
     /// Packets received, without duplicates.
     pub rx_packets: u64,
-    /// Packets sent again.
+    /// Packets retransmitted.
     pub retransmitted_packets: u64,
     /// Packets received more than once.
     pub duplicates_packets: u64,
-    /// Packets that were given up after three timeouts.
+    /// Packets given up after three timeouts.
     pub given_up_packets: u64,
-    /// Seconds since the last packet either way.
+    /// Time since the last packet in either direction, s.
     pub idle_s: f64,
 }
 
-/// Where a connection is in its life.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ConnState {
-    /// Set-up was sent and is not answered.
+    /// A connection request was sent and is not answered yet.
     #[default]
     Connecting,
     /// Data flows.
     Established,
-    /// All paths failed: packets go as plain VXLAN until one recovers (NSDI'26 paper, section 7.2).
+    /// All paths failed: packets are sent as plain VXLAN until one recovers (NSDI'26 paper, section 7.2).
     Fallback,
-    /// The peer did not answer set-up: packets go as plain VXLAN until it is tried again.
+    /// The peer did not answer set-up: packets are sent as plain VXLAN until set-up is retried.
     Plain,
-    /// Nothing was sent for a while; it holds the minimum of memory.
+    /// Idle for a while; it uses a minimum of memory.
     Idle,
     /// A state of a newer release.
     #[serde(other)]
@@ -310,11 +311,11 @@ pub struct Path {
     pub source_port: u16,
     /// Whether it carries traffic.
     pub state: PathState,
-    /// The operator has taken it out of use; it carries traffic only if all paths to the peer are.
+    /// The operator has drained it; it carries traffic only if all paths to the peer are drained.
     pub drained: bool,
     /// Smoothed round-trip time of the fabric alone, µs; none: not measured yet.
     pub srtt_us: Option<f64>,
-    /// Smoothed round-trip time with the time spent in both endpoints, µs.
+    /// Smoothed round-trip time including the time in both endpoints, µs.
     pub total_srtt_us: Option<f64>,
     /// Lowest round-trip time seen, µs.
     pub min_rtt_us: Option<f64>,
@@ -322,7 +323,7 @@ pub struct Path {
     pub rttvar_us: Option<f64>,
     /// Smoothed share of the packets sent on it that were lost; 0 to 100.
     pub loss_percent: f64,
-    /// Its share of the packets lately sent to this peer; 0 to 100.
+    /// Its share of the packets recently sent to this peer; 0 to 100.
     pub share_percent: f64,
     /// Congestion window, packets.
     pub cwnd_packets: f64,
@@ -334,7 +335,7 @@ pub struct Path {
     pub rx_packets: u64,
     /// Packets sent on it that were lost.
     pub lost_packets: u64,
-    /// Packets that the fabric marked with congestion experienced.
+    /// Packets that the fabric marked ECN CE.
     pub ce_marked_packets: u64,
     /// Probes sent.
     pub probes_packets: u64,
@@ -377,12 +378,12 @@ impl Default for Path {
 pub enum PathState {
     /// It carries traffic.
     Active,
-    /// It works, and others are better.
+    /// It works, but other paths are better.
     #[default]
     Standby,
-    /// It loses packets or slowed down; only probes go there.
+    /// It loses packets or became slow; only probes are sent on it.
     Suspect,
-    /// Nothing comes back.
+    /// No packets come back.
     Down,
     /// A state of a newer release.
     #[serde(other)]
@@ -393,6 +394,6 @@ pub enum PathState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stats {
-    /// Value by name; a name ends in its unit (`_packets`, `_bytes`, `_us`, `_count`).
+    /// Values by name; names end in the unit (`_packets`, `_bytes`, `_us`, `_count`).
     pub counters: BTreeMap<String, u64>,
 }

@@ -4,41 +4,41 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// One address outside, or one port of it: an element of `GET /v1/nat`.
+/// An outside address, or a port of one: an element of `GET /v1/nat`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NatStatus {
-    /// What kind of translation.
+    /// The kind of translation.
     pub kind: NatKind,
     /// Name of the uplink's port.
     pub uplink: String,
     /// The VPC of the guests.
     pub vni: u32,
-    /// The address outside.
+    /// The outside address.
     pub address: IpAddr,
-    /// Of a forward: `tcp` or `udp`.
+    /// For a forward: `tcp` or `udp`.
     #[serde(default)]
     pub protocol: Option<String>,
-    /// Of a forward: the port outside.
+    /// For a forward: the outside port.
     #[serde(default)]
     pub port: Option<u16>,
-    /// The guest's address, if it is one guest's.
+    /// The guest's address, unless guests share the outside one.
     #[serde(default)]
     pub inside: Option<IpAddr>,
-    /// Of a forward: the guest's port.
+    /// For a forward: the guest's port.
     #[serde(default)]
     pub inside_port: Option<u16>,
-    /// Whether a port of this host has the guest's address; always, if guests share the outside one.
+    /// Whether a port of this host has the guest's address; true if guests share the outside one.
     pub here: bool,
-    /// Of a shared address: the first and the last port that this host gives out.
+    /// For a shared address: the first and the last port that this host allocates.
     #[serde(default)]
     pub ports: Option<(u16, u16)>,
-    /// Of a shared address: ports in use.
+    /// For a shared address: TCP ports in use.
     #[serde(default)]
     pub tcp_ports: u32,
-    /// The same of UDP.
+    /// For a shared address: UDP ports in use.
     #[serde(default)]
     pub udp_ports: u32,
-    /// Identifiers of echo requests in use.
+    /// For a shared address: ICMP echo identifiers in use.
     #[serde(default)]
     pub echo_identifiers: u32,
 }
@@ -49,18 +49,18 @@ pub struct NatStatus {
 pub enum NatKind {
     /// Guests share the address.
     Shared,
-    /// It is one guest's alone.
+    /// The address belongs to one guest.
     Floating,
-    /// A port of it leads to a guest.
+    /// A port of the address is forwarded to a guest.
     Forward,
-    /// One of a newer release.
+    /// A kind of a newer release.
     #[default]
     #[serde(other)]
     Unknown,
 }
 
 impl NatKind {
-    /// In a word.
+    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             NatKind::Shared => "shared",

@@ -1,24 +1,24 @@
-//! Objects one at a time: what is to be changed, what was, and what there is.
+//! Changes to single objects, and lists of objects.
 
 use serde::{Deserialize, Serialize};
 
 use super::ReloadReport;
 use crate::config::Kind;
 
-/// The most items of one batch.
+/// Maximum number of items of one batch.
 pub const MAX_APPLY_ITEMS: usize = 10_000;
-/// The largest body of `POST /v1/apply`, bytes.
+/// Largest body of `POST /v1/apply`, bytes.
 pub const MAX_APPLY_BYTES: usize = 16 << 20;
-/// The most objects of one answer.
+/// Maximum number of objects in one response.
 pub const MAX_LISTED_OBJECTS: usize = 10_000;
-/// The owner of what the configuration file describes.
+/// The owner of objects that the configuration file defines.
 pub const FILE_OWNER: &str = "file";
 
-/// The body of `POST /v1/apply`: all of it is done, or nothing.
+/// The body of `POST /v1/apply`: a batch that is applied as a whole, or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApplySpec {
-    /// What is to be done, at most [`MAX_APPLY_ITEMS`]; of an object once only. The order does not matter.
+    /// Changes, at most [`MAX_APPLY_ITEMS`], and at most one for an object. The order does not matter.
     pub items: Vec<ApplyItem>,
 }
 
@@ -26,51 +26,52 @@ pub struct ApplySpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApplyItem {
-    /// What is to be done.
+    /// The operation.
     pub op: ApplyOp,
-    /// With an object of which kind.
+    /// The object's kind.
     pub kind: Kind,
-    /// The object's key. None: what the spec says.
+    /// The object's key. None: the key in the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Which version of the object this is, 1 and more: later ones replace earlier ones, and the same one changes nothing. A deletion
-    /// deletes this version and earlier ones. None: the one after what there is.
+    /// The object's version, from 1: later versions replace earlier ones, and the same version changes nothing. A
+    /// deletion deletes this version and earlier ones. None: the current version plus 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
-    /// Who says so, 1 to 63 of `[a-z0-9-.]`: only the owner changes an object. `file` is the configuration file.
+    /// The object's owner, 1 to 63 of `[a-z0-9-.]`: only the owner may change it. `file` is reserved for the
+    /// configuration file.
     pub owner: String,
-    /// What the object is to be, with the keys of its table in the configuration file; none to delete.
+    /// The object's new state, with the keys of its table in the configuration file; none for a deletion.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<serde_json::Value>,
 }
 
-/// What is to be done with an object.
+/// An operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ApplyOp {
-    /// It is to exist, and to be as its spec says.
+    /// Creates or replaces the object.
     Set,
-    /// It is to be gone; that it is gone already is no error.
+    /// Deletes the object. Not an error if it does not exist.
     Delete,
 }
 
-/// What a batch did.
+/// The outcome of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ApplyReport {
-    /// Objects that are new, or different.
+    /// Objects created or changed.
     pub set: u64,
-    /// Objects that are gone.
+    /// Objects deleted.
     pub deleted: u64,
     /// Items that changed nothing.
     pub unchanged: u64,
-    /// From the request to the last worker's change, microseconds.
+    /// Time from the request until all workers had applied it, µs.
     pub took_us: u64,
-    /// Names of what was added, removed and changed.
+    /// Names of added, removed and changed objects.
     pub changes: ReloadReport,
 }
 
-/// Which objects `GET /v1/objects` is about; what is absent means any.
+/// The query of `GET /v1/objects`; absent fields match everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ObjectsQuery {
@@ -86,23 +87,23 @@ pub struct ObjectsQuery {
     /// Of this VPC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vni: Option<u32>,
-    /// From here on: what [`ObjectList::next`] of an earlier answer was.
+    /// Where to continue: [`ObjectList::next`] of an earlier response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// How many objects to list at most, 1 to [`MAX_LISTED_OBJECTS`].
+    /// Maximum number of objects, 1 to [`MAX_LISTED_OBJECTS`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// Present: digests instead of the objects.
+    /// If present: returns digests instead of objects.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
 }
 
-/// The answer to `GET /v1/objects`.
+/// The response of `GET /v1/objects`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ObjectList {
-    /// Those that were asked for, kind by kind.
+    /// The requested objects, by kind.
     pub objects: Vec<ObjectEntry>,
-    /// Where the rest begins, if there is more: the `from` to ask for it with. What is in force then is told.
+    /// If there is more: the `from` of the next request, which returns the objects in force at its own time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
@@ -114,25 +115,25 @@ pub struct ObjectEntry {
     pub kind: Kind,
     /// Its key.
     pub key: String,
-    /// Who may change it.
+    /// Its owner, who may change it.
     pub owner: String,
-    /// Its version; 0: the file's, which has none.
+    /// Its version; 0: an object of the file, which has none.
     pub generation: u64,
-    /// When it became what it is, milliseconds since 1970; 0: unknown, as for the file's.
+    /// Time of the last change, milliseconds since 1970; 0: unknown, as for objects of the file.
     pub changed_ms: u64,
-    /// What it is. Defaults are left out.
+    /// Its state. Defaults are left out.
     pub spec: serde_json::Value,
 }
 
-/// The answer to `GET /v1/objects?digest`: one for each owner and VPC.
+/// The response of `GET /v1/objects?digest`: one for each owner and VPC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectsDigest {
-    /// Whose objects.
+    /// The owner.
     pub owner: String,
-    /// Of which VPC; none: of those that belong to no single one.
+    /// The VNI of the VPC; none: objects that belong to no single VPC.
     pub vni: Option<u32>,
-    /// How many there are.
+    /// Number of objects.
     pub objects: u64,
-    /// 16 hexadecimal digits: equal where kinds, keys, generations and specs are.
+    /// 16 hexadecimal digits, equal if all kinds, keys, generations and specs are equal.
     pub digest: String,
 }

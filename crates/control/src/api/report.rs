@@ -1,10 +1,10 @@
-//! What a reload did.
+//! Reports of reloads.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The most names of a kind that are told in words.
+/// Maximum number of names of a kind that are displayed.
 const NAMED: usize = 10;
 
 /// The outcome of `POST /v1/reload`.
@@ -45,7 +45,7 @@ pub struct ReloadReport {
     pub transport_changed: bool,
 }
 
-/// Names of what was added, removed and changed.
+/// Names of added, removed and changed objects of a kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Changed {
@@ -53,7 +53,7 @@ pub struct Changed {
     pub added: Vec<String>,
     /// Only in the old configuration.
     pub removed: Vec<String>,
-    /// In both, and different.
+    /// In both, but different.
     pub changed: Vec<String>,
 }
 
@@ -90,7 +90,7 @@ impl ReloadReport {
     }
 }
 
-/// In words, a line for each kind of change; of very many names the first ones and how many more there are.
+/// One line for each kind of change; long lists of names are truncated.
 impl fmt::Display for ReloadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_empty() {
@@ -115,7 +115,7 @@ impl fmt::Display for ReloadReport {
             f.write_str("\nbounds of sessions changed")?;
         }
         if self.transport_changed {
-            f.write_str("\ntransport settings changed; they are in force after the next restart of bifrostd")?;
+            f.write_str("\ntransport settings changed; they take effect after the next restart of bifrostd")?;
         }
         Ok(())
     }
@@ -137,7 +137,7 @@ mod tests {
             report.to_string(),
             "reloaded\nports added: a, b\nroutes removed: vni 1 10.0.0.2/32\n\
              routes changed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 990 more\n\
-             transport settings changed; they are in force after the next restart of bifrostd"
+             transport settings changed; they take effect after the next restart of bifrostd"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Counters with where they were counted, and those of drops with what they mean.
+//! Counters with their worker, port, peer or path, and drop counters with explanations.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 use crate::balance::{self, Balance};
 use crate::counters::{self, Kind};
 
-/// A counter or gauge of one place: an element of `GET /v1/samples`.
+/// A counter or gauge of one worker, port, peer or path: an element of `GET /v1/samples`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sample {
-    /// Its name, which ends in its unit; [`counters`] says what it means.
+    /// Its name, which ends in its unit; [`counters`] describes it.
     pub counter: String,
     /// Where it was counted.
     #[serde(flatten)]
     pub at: Place,
-    /// The number.
+    /// The value.
     pub value: u64,
 }
 
@@ -50,19 +50,19 @@ impl fmt::Display for Place {
     }
 }
 
-/// What was dropped since the start: `GET /v1/drops`.
+/// Drops since the start: `GET /v1/drops`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Drops {
-    /// Seconds since the daemon was ready.
+    /// Time since the daemon was ready, s.
     pub uptime_s: f64,
-    /// By counter and place; those that are 0 are left out.
+    /// Drop counters that are not 0, by name and place.
     pub drops: Vec<DropCount>,
-    /// Accounts that do not balance: packets that vanished without being counted, which is a defect.
+    /// Balances that are not 0: packets that vanished without being counted, which is a defect.
     pub unexplained: Vec<Balance>,
 }
 
-/// What was dropped for one reason at one place.
+/// Drops for one reason at one place.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DropCount {
@@ -71,16 +71,16 @@ pub struct DropCount {
     /// Where it was counted.
     #[serde(flatten)]
     pub at: Place,
-    /// How many, in the counter's unit, since the start.
+    /// Its value, in the counter's unit, since the start.
     pub count: u64,
-    /// What is dropped, in a line.
+    /// Description, one line.
     pub what: String,
     /// What to do.
     pub advice: String,
 }
 
 impl Drops {
-    /// Those samples that are drops.
+    /// Selects the drop counters that are not 0 from samples.
     pub fn of(uptime_s: f64, samples: &[Sample]) -> Drops {
         let explained = samples.iter().filter(|s| s.value > 0).filter_map(|sample| {
             let meaning = counters::meaning(&sample.counter).filter(|m| m.kind == Kind::Drop)?;
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_are_explained_and_sorted_and_nothing_else_is_among_them() {
+    fn only_drops_are_selected_and_they_are_explained_and_sorted() {
         let port = |name: &str| Place { worker: Some(1), port: Some(name.into()), ..Place::default() };
         let drops = Drops::of(
             2.5,

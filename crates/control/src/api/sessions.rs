@@ -1,4 +1,4 @@
-//! Sessions of security groups: lists of them, and a port's for the host to which its guest moves.
+//! Sessions of security groups: lists, and the export of a port's sessions to the host to which its guest moves.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::ApiError;
 
-/// The largest body of `POST /v1/sessions/import`, bytes: a hundred thousand sessions have 10 MB.
+/// Largest body of `POST /v1/sessions/import`, bytes: a hundred thousand sessions take 10 MB.
 pub const MAX_SESSIONS_BYTES: usize = 16 << 20;
 
-/// Which sessions to list: the query of `GET /v1/sessions`. What is absent does not restrict.
+/// Which sessions to list: the query of `GET /v1/sessions`. Absent fields match everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionFilter {
-    /// Of this port.
+    /// Sessions of this port.
     pub port: Option<String>,
     /// Of this IP protocol: one of [`PROTOCOLS`], or a number.
     pub protocol: Option<String>,
@@ -24,9 +24,9 @@ pub struct SessionFilter {
     pub number: Option<u16>,
     /// In this state.
     pub state: Option<SessionState>,
-    /// Those behind the one with this [`Session::id`].
+    /// Only sessions after the one with this [`Session::id`].
     pub after: Option<u64>,
-    /// How many to list at most, 1 and more.
+    /// Maximum number of sessions, from 1.
     pub limit: Option<u64>,
 }
 
@@ -34,29 +34,29 @@ pub struct SessionFilter {
 pub const PROTOCOLS: [(&str, u8); 4] = [("tcp", 6), ("udp", 17), ("icmp", 1), ("icmpv6", 58)];
 
 impl SessionFilter {
-    /// The protocol's number, if one is asked for.
+    /// Checks the filter; returns the protocol's number, if it names one.
     ///
     /// # Errors
-    /// There is no such protocol or state, or the limit is 0.
+    /// The protocol or state is unknown, or the limit is 0.
     pub fn check(&self) -> Result<Option<u8>, ApiError> {
         if self.limit == Some(0) {
-            return Err(ApiError::bad_request("0 sessions are no list").at("limit").hint("give 1 or more"));
+            return Err(ApiError::bad_request("0 is not allowed").at("limit").hint("use 1 or more"));
         }
         if self.state == Some(SessionState::Unknown) {
-            let hint = "give unanswered, answered, closing, assured or established";
-            return Err(ApiError::bad_request("there is no such state").at("state").hint(hint));
+            let hint = "use unanswered, answered, closing, assured or established";
+            return Err(ApiError::bad_request("unknown state").at("state").hint(hint));
         }
         let number = |name: &str| match PROTOCOLS.iter().find(|(known, _)| *known == name) {
             Some((_, number)) => Ok(*number),
             None => name.parse().map_err(|_| {
-                let what = format!("there is no IP protocol named {name:?}");
-                ApiError::bad_request(what).at("protocol").hint("give tcp, udp, icmp, icmpv6, or 0 to 255")
+                let what = format!("unknown IP protocol {name:?}");
+                ApiError::bad_request(what).at("protocol").hint("use tcp, udp, icmp, icmpv6, or 0 to 255")
             }),
         };
         self.protocol.as_deref().map(number).transpose()
     }
 
-    /// As the query of a request.
+    /// The pairs of a request's query.
     pub(crate) fn pairs(&self) -> [(&'static str, Option<String>); 7] {
         [
             ("port", self.port.clone()),
@@ -73,45 +73,45 @@ impl SessionFilter {
 /// One session of a security group: an element of `GET /v1/sessions`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Session {
-    /// Where it is in the list: the `after` with which a list goes on behind it. A later session may get the same one.
+    /// Its position in the list: pass it as `after` to continue a list. A later session may get the same id.
     pub id: u64,
-    /// The port whose group it is.
+    /// The port to which it belongs.
     pub port: String,
     /// The IP protocol: one of [`PROTOCOLS`], or a number.
     pub protocol: String,
     /// The guest's address.
     pub local_address: IpAddr,
-    /// The guest's port; instead of one, echo requests have their identifier, and other ICMP messages their type.
+    /// The guest's port; for echo requests the identifier, for other ICMP messages the type.
     pub local_port: u16,
-    /// The other end's address.
+    /// The remote address.
     pub remote_address: IpAddr,
-    /// The other end's port, likewise.
+    /// The remote port, likewise.
     pub remote_port: u16,
-    /// Whether the guest began, and not the other end.
+    /// Whether the guest initiated it.
     pub is_outbound: bool,
-    /// What has been seen of it.
+    /// Its state.
     pub state: SessionState,
     /// Time since its last packet, s.
     pub idle_s: u32,
-    /// Time until it ends if no packet comes, s.
+    /// Time until it expires without further packets, s.
     pub expires_s: u32,
 }
 
-/// What has been seen of a session. At a bound, those of the first ones make room for others.
+/// The state of a session. At a bound, sessions of the first states are evicted first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SessionState {
-    /// Nobody has answered, or the conversation is over.
+    /// Not answered, or closed.
     Unanswered,
     /// A datagram or a SYN was answered.
     Answered,
-    /// A TCP connection of which one side has sent its FIN.
+    /// A TCP connection with a FIN from one side.
     Closing,
-    /// Datagrams both ways for a while.
+    /// A longer exchange of datagrams in both directions.
     Assured,
     /// An established TCP connection.
     Established,
-    /// One of a newer release.
+    /// A state of a newer release.
     #[default]
     #[serde(other)]
     Unknown,
@@ -130,7 +130,7 @@ impl fmt::Display for SessionState {
     }
 }
 
-/// Whose: the body of `POST /v1/sessions/export`.
+/// A port: the body of `POST /v1/sessions/export`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SessionsQuery {
@@ -138,38 +138,38 @@ pub struct SessionsQuery {
     pub port: String,
 }
 
-/// A port's sessions: the answer to that, and the body of `POST /v1/sessions/import`.
+/// A port's sessions: the response of `POST /v1/sessions/export`, and the body of `POST /v1/sessions/import`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PortSessions {
-    /// The port's name; on another host it may have another one.
+    /// The port's name, which may differ on the other host.
     pub port: String,
     /// The sessions in the format of an upgrade, hexadecimal.
     pub sessions: String,
 }
 
-/// What became of them.
+/// The outcome of an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionsReport {
-    /// Sessions that go on here.
+    /// Sessions that were imported.
     pub sessions: u64,
-    /// Those that do not: there is no room, the port has not their address, or they were there already.
+    /// Sessions that were not: the table is full, the port does not have their address, or they already existed.
     pub left_out: u64,
 }
 
 impl PortSessions {
-    /// With these bytes.
+    /// Encodes the bytes of the sessions.
     pub fn new(port: String, bytes: &[u8]) -> PortSessions {
         PortSessions { port, sessions: hexadecimal(bytes) }
     }
 
-    /// The bytes.
+    /// The decoded bytes of the sessions.
     ///
     /// # Errors
     /// The text is not hexadecimal.
     pub fn bytes(&self) -> Result<Vec<u8>, ApiError> {
-        from_hexadecimal(&self.sessions, "give it as POST /v1/sessions/export has answered")
+        from_hexadecimal(&self.sessions, "send the response of POST /v1/sessions/export unchanged")
     }
 }
 
@@ -184,13 +184,13 @@ pub(super) fn from_hexadecimal(text: &str, hint: &str) -> Result<Vec<u8>, ApiErr
     let digit = |c: u8| char::from(c).to_digit(16).map(|n| n as u8);
     let (pairs, rest) = text.as_bytes().as_chunks::<2>();
     let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect::<Option<_>>();
-    let refused = || ApiError::bad_request("that is not hexadecimal").at("sessions").hint(hint);
+    let refused = || ApiError::bad_request("not hexadecimal").at("sessions").hint(hint);
     bytes.filter(|_| rest.is_empty()).ok_or_else(refused)
 }
 
 impl fmt::Display for SessionsReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} sessions go on here, {} left out", self.sessions, self.left_out)
+        write!(f, "{} sessions imported, {} left out", self.sessions, self.left_out)
     }
 }
 
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_what_they_were_and_other_text_is_refused() {
+    fn bytes_survive_encoding_and_other_text_is_refused() {
         let bytes: Vec<u8> = (0..=255).collect();
         let sessions = PortSessions::new("a".to_owned(), &bytes);
         assert_eq!(sessions.bytes(), Ok(bytes));

@@ -1,4 +1,4 @@
-//! A packet that is only described, and what would become of it: `POST /v1/trace`.
+//! Traces a described packet through the data path: `POST /v1/trace`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use super::ApiError;
 /// The largest IP packet that can be described, bytes.
 pub const MAX_TRACE_SIZE: u32 = 65_535;
 
-/// A packet, by what matters of it. It comes from the guest behind a port, or from another host.
+/// The description of a packet, which comes from a port's guest or from another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TraceSpec {
@@ -34,13 +34,13 @@ pub struct TraceSpec {
     pub ping: bool,
     /// Bytes of the IP packet, up to [`MAX_TRACE_SIZE`]; none: the headers alone.
     pub size_bytes: Option<u32>,
-    /// Nobody may cut it (IPv4).
+    /// The DF flag (IPv4).
     pub dont_fragment: bool,
-    /// Its time to live, or hop limit.
+    /// TTL, or hop limit.
     pub ttl: u8,
     /// Source MAC address; none: the sender's own.
     pub from_mac: Option<String>,
-    /// Destination MAC address; none: the one that the sender would find.
+    /// Destination MAC address; none: the one that the sender would resolve.
     pub to_mac: Option<String>,
 }
 
@@ -66,38 +66,40 @@ impl Default for TraceSpec {
 }
 
 impl TraceSpec {
-    /// Refuses what describes no packet.
+    /// Checks that it describes a packet.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error found.
     pub fn check(&self) -> Result<(), ApiError> {
         let refuse = |what: &str, at: &str| Err(ApiError::bad_request(what).at(at));
         match (&self.port, self.from_peer) {
             (None, None) | (Some(_), Some(_)) => {
-                return refuse("say who sends it: a port, or a peer's address", "port");
+                return refuse("name the sender: a port, or a peer's address", "port");
             }
-            (None, Some(_)) if self.vni.is_none() => return refuse("say in which network it arrives", "vni"),
-            (None, Some(_)) if self.from.is_none() => return refuse("say which guest sent it", "from"),
-            (Some(_), None) if self.vni.is_some() => return refuse("a port's network is known", "vni"),
+            (None, Some(_)) if self.vni.is_none() => return refuse("missing: the VNI in which it arrives", "vni"),
+            (None, Some(_)) if self.from.is_none() => return refuse("missing: the guest's address", "from"),
+            (Some(_), None) if self.vni.is_some() => {
+                return refuse("not allowed with a port, whose VNI is known", "vni");
+            }
             _ => {}
         }
         self.check_packet()
     }
 
-    /// The same for the packet alone, without its sender.
+    /// Checks the packet alone, without its sender.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error found.
     pub fn check_packet(&self) -> Result<(), ApiError> {
         let refuse = |what: &str, at: &str| Err(ApiError::bad_request(what).at(at));
         let kinds = [self.tcp.is_some(), self.udp.is_some(), self.ping].into_iter().filter(|is| *is).count();
         if kinds != 1 {
-            return refuse("say what it is, once: tcp, udp or ping", "tcp");
+            return refuse("name exactly one of tcp, udp and ping", "tcp");
         }
         if !self.flags.is_empty() && self.tcp.is_none() {
             return refuse("only TCP has flags", "flags");
         }
-        let Some(to) = self.to else { return refuse("say where it goes", "to") };
+        let Some(to) = self.to else { return refuse("missing: the destination address", "to") };
         if self.from.is_some_and(|from| from.is_ipv4() != to.is_ipv4()) {
             return refuse("source and destination are of different families", "from");
         }
@@ -111,54 +113,54 @@ impl TraceSpec {
     }
 }
 
-/// What would become of a packet: the answer.
+/// The result of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Trace {
-    /// The packet, as it was understood.
+    /// The packet, in words.
     pub packet: String,
-    /// The worker that was asked: the one that would get it.
+    /// The worker that would process it.
     pub worker: u32,
     /// The decision of each stage, in order.
     pub steps: Vec<TraceStep>,
-    /// What becomes of it.
+    /// The verdict.
     pub verdict: TraceVerdict,
-    /// That in words.
+    /// The verdict in words.
     pub what: String,
-    /// If it is dropped: the counter that would have counted it, as `bifrostctl drops` names it.
+    /// For a drop: the counter that would count it, as named by `bifrostctl drops`.
     pub counter: Option<String>,
-    /// What to do about that; empty: nothing is known to do.
+    /// What to do about the drop; empty: no advice.
     pub advice: String,
 }
 
-/// What one stage says.
+/// The decision of a stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TraceStep {
-    /// Which: `underlay`, `parse`, `fault`, `admission`, `route`, `acl`, `group`, `limit`, `size`, `rewrite`, `transport`, `path`,
-    /// `room`.
+    /// The stage: `underlay`, `parse`, `fault`, `admission`, `route`, `acl`, `group`, `limit`, `size`, `rewrite`,
+    /// `transport`, `path`, `room`.
     pub stage: String,
-    /// Whether the packet goes on.
+    /// Whether the packet passes.
     pub passes: bool,
-    /// What it says, in words.
+    /// The decision in words.
     pub what: String,
-    /// The same for programs, by name; units are last in the names.
+    /// Details for programs, by name; names end in the unit.
     pub details: BTreeMap<String, String>,
 }
 
-/// What becomes of a packet.
+/// The verdict on a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TraceVerdict {
-    /// It leaves for another host.
+    /// Sent to another host.
     Sent,
-    /// A guest of this host is shown it.
+    /// Delivered to a guest of this host.
     Delivered,
-    /// The switch answers it itself.
+    /// Answered by the switch.
     Answered,
-    /// It goes no further.
+    /// Dropped.
     Dropped,
-    /// Something that a newer release knows.
+    /// A verdict of a newer release.
     #[default]
     #[serde(other)]
     Unknown,
@@ -169,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_describes_no_packet_is_refused_by_name() {
+    fn invalid_descriptions_are_refused_with_the_field() {
         let to = Some("10.0.0.2".parse().unwrap());
         let good = TraceSpec { port: Some("web1".into()), to, ping: true, ..TraceSpec::default() };
         assert_eq!(good.check(), Ok(()));

@@ -1,39 +1,39 @@
-//! Another program goes on with the work of a running daemon.
+//! Upgrade of a running daemon by another program.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Which program: the body of `POST /v1/upgrade`.
+/// The program: the body of `POST /v1/upgrade`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct UpgradeSpec {
-    /// A `bifrostd`; none: the one that lies where the running one was started from.
+    /// Path of a `bifrostd`; none: the path from which the running one was started.
     pub binary: Option<PathBuf>,
 }
 
-/// What became of it: the new daemon runs, and the old one ends.
+/// The outcome: the new daemon runs, and the old one exits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UpgradeReport {
-    /// The new daemon's process.
+    /// The new daemon's process id.
     pub pid: u32,
-    /// Its version.
+    /// The new daemon's version.
     pub version: String,
-    /// The old one's version.
+    /// The old daemon's version.
     pub former_version: String,
-    /// How long the new one took to prepare, while the old one worked, microseconds.
+    /// How long the new daemon prepared while the old one worked, µs.
     pub prepared_us: u64,
-    /// How long nothing was fetched from guests, microseconds; of that, the time in which nothing was carried at all.
+    /// How long no packets were fetched from guests, µs; includes `stopped_us`.
     pub held_us: u64,
-    /// In which no packet was carried, microseconds.
+    /// How long no packets were carried at all, µs.
     pub stopped_us: u64,
     /// Sessions and translated connections that were handed over.
     pub sessions: u64,
-    /// Guests' packets that were handed over, for they were not acknowledged.
+    /// Unacknowledged packets of guests that were handed over.
     pub packets: u64,
-    /// Packets and sessions that could not be.
+    /// Packets and sessions that could not be handed over.
     pub left_out: u64,
 }
 
@@ -43,8 +43,8 @@ impl fmt::Display for UpgradeReport {
         let ms = |us: u64| us as f64 / 1000.0;
         write!(
             f,
-            "bifrostd {version} (process {pid}) goes on with the work of {former_version}: prepared for {:.0} ms, guests held for {:.1} ms, \
-             of which nothing was carried for {:.1} ms\n{sessions} sessions and {packets} packets handed over, {left_out} left out",
+            "bifrostd {version} (process {pid}) has replaced {former_version}: prepared for {:.0} ms, guests held for {:.1} ms, \
+             no packets carried for {:.1} ms of these\n{sessions} sessions and {packets} packets handed over, {left_out} left out",
             ms(self.prepared_us),
             ms(self.held_us),
             ms(self.stopped_us),

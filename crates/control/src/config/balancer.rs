@@ -1,4 +1,4 @@
-//! `[[load_balancer]]`: addresses inside a VPC that stand for several backends.
+//! `[[load_balancer]]`: virtual addresses inside a VPC, each for several backends.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -7,84 +7,85 @@ use std::time::Duration;
 use super::section::{Section, Sink};
 use super::{Config, Port, PortKind, Vni};
 
-/// Most load balancers.
+/// Maximum number of load balancers.
 pub(super) const MAX_BALANCERS: usize = 4096;
-/// Most backends of one.
+/// Maximum number of backends of one load balancer.
 const MAX_BACKENDS: usize = 256;
-/// Most bytes of a path that a check asks for.
+/// Maximum length of a health check's path, bytes.
 const MAX_PATH: usize = 256;
 
-/// An address and port of a VPC that stand for several backends.
+/// A virtual address and port in a VPC, for several backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBalancer {
     /// Its name.
     pub name: String,
     /// The VPC of its clients and backends.
     pub vni: Vni,
-    /// The address that clients connect to; nobody else's.
+    /// The address that clients connect to; no other owner.
     pub address: IpAddr,
     /// The port that clients connect to.
     pub port: u16,
-    /// What it balances.
+    /// The protocol.
     pub protocol: BalancedProtocol,
-    /// What goes to the same backend.
+    /// Which packets go to the same backend.
     pub affinity: Affinity,
     /// At least one, of the family of `address`.
     pub backends: Vec<Backend>,
-    /// How this host finds out which backends work; none: all are taken to.
+    /// How this host checks the backends; none: all count as healthy.
     pub check: Option<HealthCheck>,
 }
 
-/// Where connections go.
+/// A backend of a load balancer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Backend {
     /// Its address.
     pub address: IpAddr,
     /// Its port.
     pub port: u16,
-    /// Its share of new connections, relative to the others', 0 to 1000. 0 drains it: it gets none, and keeps those that it has.
+    /// Its share of new connections, relative to the others', 0 to 1000. 0 drains it: it keeps its connections and gets
+    /// no others.
     pub weight: u16,
 }
 
-/// What a load balancer balances.
+/// The protocol of a load balancer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BalancedProtocol {
     /// TCP connections.
     Tcp,
-    /// Exchanges of UDP datagrams.
+    /// UDP flows.
     Udp,
 }
 
-/// What goes to the same backend.
+/// Which packets go to the same backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Affinity {
     /// The packets of a connection.
     Connection,
-    /// All connections of a client's address, as long as the backends stay the same.
+    /// All connections of a client's address, while the set of backends does not change.
     Client,
 }
 
-/// How to find out whether a backend works.
+/// A health check of backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// The path to ask for, with HTTP; none: a TCP connection is enough.
+    /// The path of HTTP requests; none: a TCP connection is enough.
     pub http_path: Option<String>,
-    /// Name of the TAP port from which to ask: what its guest could reach is what counts. None: any of the VPC
-    /// from which it is possible.
+    /// Name of the TAP port in whose namespace the check runs, so that it tests what the guest can reach. None: any
+    /// suitable port of the VPC.
     pub from: Option<String>,
     /// The port to connect to; none: the backend's.
     pub port: Option<u16>,
-    /// Time between two questions.
+    /// Interval between checks.
     pub interval: Duration,
-    /// How long to wait for an answer.
+    /// Timeout of a check.
     pub timeout: Duration,
-    /// Good answers in a row after which a backend works.
+    /// Consecutive successes after which a backend is up.
     pub rise: u32,
-    /// Bad ones in a row after which it does not.
+    /// Consecutive failures after which it is down.
     pub fall: u32,
 }
 
-/// `name` and `vni` have been read.
+/// Parses the section after `name` and `vni`.
 pub(super) fn load_balancer(name: String, vni: Vni, mut s: Section<'_, '_>) -> LoadBalancer {
     let address = s.required("address");
     let port = s.required_int("port", 1..=65535) as u16;
@@ -92,7 +93,7 @@ pub(super) fn load_balancer(name: String, vni: Vni, mut s: Section<'_, '_>) -> L
     let affinity = s.choice("affinity", &[("connection", Affinity::Connection), ("client", Affinity::Client)]);
     let sections = s.sections("backend");
     if sections.is_empty() && !s.has_failed("backend") {
-        s.error("backend", "there are none: add a [[load_balancer.backend]]");
+        s.error("backend", "missing: add a [[load_balancer.backend]]");
     } else if sections.len() > MAX_BACKENDS {
         s.error("backend", format!("{} are more than {MAX_BACKENDS}", sections.len()));
     }
@@ -118,9 +119,9 @@ fn health_check(mut s: Section<'_, '_>) -> HealthCheck {
     if let Some(path) = &path {
         let is_path = path.starts_with('/') && path.len() <= MAX_PATH && path.bytes().all(|b| b.is_ascii_graphic());
         if !is_http {
-            s.error("path", "of use with kind = \"http\" only");
+            s.error("path", "only allowed with kind = \"http\"");
         } else if !is_path {
-            s.error("path", format!("{path:?} is no path: / and at most {MAX_PATH} printable characters"));
+            s.error("path", format!("{path:?} is not a path: / and at most {MAX_PATH} printable characters"));
         }
     }
     let from = s.optional("from");
@@ -141,8 +142,8 @@ fn health_check(mut s: Section<'_, '_>) -> HealthCheck {
 }
 
 impl LoadBalancer {
-    /// Whether its host asks from a port whether the backends work: it is the port that the check
-    /// names, or without a name one of the VPC from which that is possible.
+    /// Whether its health check runs from a port: the port that the check names or, without a name, any suitable port
+    /// of the VPC.
     pub fn asks_from(&self, port: &Port) -> bool {
         let Some(check) = &self.check else { return false };
         match check.from.as_deref() {
@@ -152,19 +153,19 @@ impl LoadBalancer {
     }
 }
 
-/// Whether questions can come from a port: there is a network namespace to ask from.
+/// Whether health checks can run from a port: it has a network namespace.
 fn can_ask(port: &Port) -> bool {
     port.kind == PortKind::Tap && port.netns.is_some()
 }
 
-/// What must hold between load balancers and the rest.
+/// Checks the relations of load balancers to other objects.
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     let count = config.load_balancers.len();
     if count > MAX_BALANCERS {
         sink.error("load_balancer", format!("{count} are more than {MAX_BALANCERS}"));
     }
     let mut names = HashSet::new();
-    let mut places = HashSet::new();
+    let mut listeners = HashSet::new();
     let own = |vni: Vni, address: IpAddr| {
         let port = config.ports.iter().find(|p| p.vni == vni && p.addresses.iter().any(|a| a.addr() == address));
         port.map(|port| format!("port {:?} has it", port.name))
@@ -172,13 +173,13 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     for (i, balancer) in config.load_balancers.iter().enumerate() {
         let at = |key: &str| format!("load_balancer[{i}].{key}");
         if !names.insert(&balancer.name) && !sink.failed(at("name")) {
-            sink.error(at("name"), format!("load balancer {:?} is described twice", balancer.name));
+            sink.error(at("name"), format!("load balancer {:?} is defined twice", balancer.name));
         }
         let (vni, address) = (balancer.vni, balancer.address);
         if sink.failed(at("address")) || sink.failed(at("vni")) {
             continue;
         }
-        if !places.insert((vni, address, balancer.port, balancer.protocol)) {
+        if !listeners.insert((vni, address, balancer.port, balancer.protocol)) {
             sink.error(at("port"), format!("another load balancer listens at {address} port {}", balancer.port));
         }
         let is_host = !(address.is_unspecified() || address.is_multicast() || address.is_loopback());
@@ -186,7 +187,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
         if !is_host {
             sink.error(at("address"), format!("{address} cannot be the address of a load balancer"));
         } else if let Some(owner) = own(vni, address) {
-            sink.error(at("address"), format!("{address} is not free: {owner}"));
+            sink.error(at("address"), format!("{address} is in use: {owner}"));
         } else if vpc.is_none() && !sink.failed_within("vpc") {
             sink.error(at("vni"), format!("there is no [[vpc]] with vni = {vni}"));
         } else if vpc.is_some_and(|vpc| vpc.gateway.contains(&address)) {
@@ -204,7 +205,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
             if backend.address.is_ipv4() != address.is_ipv4() {
                 sink.error(&field, format!("{} is of another family than {address}", backend.address));
             } else if !known.insert((backend.address, backend.port)) {
-                sink.error(&field, format!("{} port {} is described twice", backend.address, backend.port));
+                sink.error(&field, format!("{} port {} is listed twice", backend.address, backend.port));
             }
         }
         if let Some(from) = balancer.check.as_ref().and_then(|check| check.from.as_deref()) {
@@ -219,7 +220,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
                     sink.error(&field, format!("port {from:?} is in VNI {}, not {vni}", port.vni));
                 }
                 Some(port) if !can_ask(port) => {
-                    sink.error(&field, format!("port {from:?} is no TAP device in a network namespace"));
+                    sink.error(&field, format!("port {from:?} is not a TAP device in a network namespace"));
                 }
                 Some(_) => {}
             }

@@ -1,4 +1,4 @@
-//! What must hold between fields. A field that already has an error of its own is left out.
+//! Checks of relations between fields. Fields that already have an error are skipped.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -36,7 +36,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
 fn workers(config: &Config, sink: &Sink<'_>) {
     let mut seen = Seen::new(sink);
     for (i, cpu) in config.workers.cpus.iter().enumerate() {
-        seen.once(format!("workers.cpus[{i}]"), cpu, || format!("CPU {cpu} is"));
+        seen.once(format!("workers.cpus[{i}]"), cpu, || format!("CPU {cpu}"));
     }
 }
 
@@ -46,11 +46,11 @@ fn underlay(config: &Config, sink: &Sink<'_>) {
     for (i, address) in underlay.addresses.iter().enumerate() {
         let field = format!("underlay.addresses[{i}]");
         if host_address(sink, &field, *address) {
-            seen.once(field, address, || format!("{address} is"));
+            seen.once(field, address, || address.to_string());
         }
     }
     if underlay.bifrost_port == underlay.vxlan_port {
-        sink.error("underlay.vxlan_port", format!("is bifrost_port too ({}); they must differ", underlay.vxlan_port));
+        sink.error("underlay.vxlan_port", format!("equals bifrost_port ({}); they must differ", underlay.vxlan_port));
     }
     let first = u32::from(underlay.source_port_base);
     let last = first + u32::from(underlay.paths) - 1;
@@ -71,7 +71,7 @@ fn underlay(config: &Config, sink: &Sink<'_>) {
         sink.error("underlay.xdp_frames", format!("{} is not a power of two", underlay.xdp_frames));
     }
     if underlay.mtu < 1280 && underlay.addresses.iter().any(IpAddr::is_ipv6) {
-        sink.error("underlay.mtu", format!("{} is below 1280, the least that IPv6 allows (RFC 8200)", underlay.mtu));
+        sink.error("underlay.mtu", format!("{} is below 1280, the minimum MTU of IPv6 (RFC 8200)", underlay.mtu));
     }
 }
 
@@ -82,7 +82,7 @@ fn transport(config: &Config, sink: &Sink<'_>) {
         sink.error("transport.spray_paths", message);
     }
     if t.initial_window > t.max_window {
-        // The one that was written is the one to look at.
+        // Report the field that the file sets.
         let field = ["transport.max_window", "transport.initial_window"].into_iter().find(|f| sink.written(f));
         let message = format!("initial_window ({}) is more than max_window ({})", t.initial_window, t.max_window);
         sink.error(field.unwrap_or("transport"), message);
@@ -112,7 +112,7 @@ fn peers(config: &Config, sink: &Sink<'_>) {
         if peer.name == config.host.name && !sink.failed(&field) && !sink.failed("host.name") {
             sink.error(&field, format!("{:?} is this host's own name", peer.name));
         }
-        names.once(field, &peer.name, || format!("peer {:?} is", peer.name));
+        names.once(field, &peer.name, || format!("peer {:?}", peer.name));
         for (k, address) in peer.addresses.iter().enumerate() {
             let field = format!("peer[{i}].addresses[{k}]");
             if !host_address(sink, &field, *address) {
@@ -121,7 +121,7 @@ fn peers(config: &Config, sink: &Sink<'_>) {
             if config.underlay.addresses.contains(address) {
                 sink.error(&field, format!("{address} is this host's own underlay address"));
             }
-            addresses.once(field, address, || format!("{address} is"));
+            addresses.once(field, address, || address.to_string());
         }
         let all = format!("peer[{i}].addresses");
         if sink.failed_within(&all) || sink.failed_within("underlay.addresses") || source_ports_overflow(config) {
@@ -129,7 +129,7 @@ fn peers(config: &Config, sink: &Sink<'_>) {
         }
         if let Some(mixed) = config.paths(peer).find(|p| p.local.is_ipv4() != p.remote.is_ipv4()) {
             let message = format!(
-                "path {} would go from {} to {}; a path needs both ends of one family: order the addresses alike",
+                "path {} would run from {} to {}; both ends must be of one family: list the families in the same order",
                 mixed.path, mixed.local, mixed.remote
             );
             sink.error(&all, message);
@@ -140,12 +140,12 @@ fn peers(config: &Config, sink: &Sink<'_>) {
 fn vpcs(config: &Config, sink: &Sink<'_>) {
     let mut vnis = Seen::new(sink);
     for (i, vpc) in config.vpcs.iter().enumerate() {
-        vnis.once(format!("vpc[{i}].vni"), &vpc.vni, || format!("VNI {} is", vpc.vni));
+        vnis.once(format!("vpc[{i}].vni"), &vpc.vni, || format!("VNI {}", vpc.vni));
         let mut gateways = Seen::new(sink);
         for (k, address) in vpc.gateway.iter().enumerate() {
             let field = format!("vpc[{i}].gateway[{k}]");
             if host_address(sink, &field, *address) {
-                gateways.once(field, address, || format!("{address} is"));
+                gateways.once(field, address, || address.to_string());
             }
         }
         dhcp(sink, i, vpc);
@@ -157,7 +157,7 @@ fn vpcs(config: &Config, sink: &Sink<'_>) {
     dns_names(config, sink);
 }
 
-/// Names of guests have to be names in their VPC's domain, if it has one.
+/// In a VPC with a domain, names of guests must be DNS names.
 fn dns_names(config: &Config, sink: &Sink<'_>) {
     let domain = |vni| config.vpc(vni).is_some_and(|vpc| vpc.domain.is_some());
     for (i, port) in config.ports.iter().enumerate().filter(|(_, port)| domain(port.vni)) {
@@ -165,7 +165,7 @@ fn dns_names(config: &Config, sink: &Sink<'_>) {
         if !is_dns_name(&port.name) && !sink.failed(&field) {
             sink.error(
                 field,
-                format!("{:?} has an empty part, and guests of a VPC with a domain have DNS names", port.name),
+                format!("{:?} has an empty label; guests of a VPC with a domain need DNS names", port.name),
             );
         }
     }
@@ -178,14 +178,14 @@ fn dns_names(config: &Config, sink: &Sink<'_>) {
         if !domain(route.vni) {
             sink.error(field, format!("VNI {} has no domain; add `domain` to its [[vpc]]", route.vni));
         } else if route.prefix.prefix_len() != route.prefix.max_prefix_len() {
-            sink.error(field, format!("{} is more than one address, and a name is one guest's", route.prefix));
+            sink.error(field, format!("{} is more than one address; a name belongs to one guest", route.prefix));
         } else if !is_dns_name(name) {
-            sink.error(field, format!("{name:?} has an empty part, and is a DNS name"));
+            sink.error(field, format!("{name:?} has an empty label; it must be a DNS name"));
         }
     }
 }
 
-/// The gateway is the server; what guests are told has to be of use to them.
+/// DHCP needs a gateway, and DNS servers need DHCP and a gateway of their family.
 fn dhcp(sink: &Sink<'_>, i: usize, vpc: &Vpc) {
     let at = |key: &str| format!("vpc[{i}].{key}");
     let gateways_known = !sink.failed_within(&at("gateway"));
@@ -193,7 +193,7 @@ fn dhcp(sink: &Sink<'_>, i: usize, vpc: &Vpc) {
         sink.error(at("dhcp"), format!("VNI {} has no gateway, which is the DHCP server; add one", vpc.vni));
     }
     if !vpc.dhcp && !vpc.dns.is_empty() && !sink.failed(at("dhcp")) {
-        sink.error(at("dns"), "guests are told by DHCP alone; add `dhcp = true`");
+        sink.error(at("dns"), "DNS servers are announced only with DHCP; add `dhcp = true`");
     }
     let mut servers = Seen::new(sink);
     for (k, address) in vpc.dns.iter().enumerate() {
@@ -201,15 +201,15 @@ fn dhcp(sink: &Sink<'_>, i: usize, vpc: &Vpc) {
         if !host_address(sink, &field, *address) {
             continue;
         }
-        let is_told = vpc.gateway.iter().any(|gateway| gateway.is_ipv4() == address.is_ipv4());
-        // No gateway at all is an error of its own.
-        if vpc.dhcp && !vpc.gateway.is_empty() && !is_told && gateways_known {
+        let is_announced = vpc.gateway.iter().any(|gateway| gateway.is_ipv4() == address.is_ipv4());
+        // A VPC without any gateway has been reported above.
+        if vpc.dhcp && !vpc.gateway.is_empty() && !is_announced && gateways_known {
             let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
-            let message = format!("VNI {} has no {family} gateway, which tells guests of {address}; add one", vpc.vni);
+            let message = format!("VNI {} has no {family} gateway, which announces {address}; add one", vpc.vni);
             sink.error(&field, message);
             continue;
         }
-        servers.once(field, address, || format!("{address} is"));
+        servers.once(field, address, || address.to_string());
     }
 }
 
@@ -228,33 +228,33 @@ fn ports(config: &Config, sink: &Sink<'_>) {
     let vnis = Vnis::new(config, sink);
     for (i, port) in config.ports.iter().enumerate() {
         let at = |key: &str| format!("port[{i}].{key}");
-        names.once(at("name"), &port.name, || format!("port {:?} is", port.name));
+        names.once(at("name"), &port.name, || format!("port {:?}", port.name));
         let device = (port.netns.clone(), port.device.clone());
-        // Two ports of one name and no device: the name says it all.
+        // The device's name defaults to the port's: do not report a duplicate name twice.
         if port.kind == PortKind::Tap && !sink.failed(at("name")) && !sink.failed(at("netns")) {
-            devices.once(at("device"), &device, || format!("interface {:?} of the same namespace is", port.device));
+            devices.once(at("device"), &device, || format!("interface {:?} of the same namespace", port.device));
         }
         if let Some(socket) = port.socket.as_ref().filter(|_| !sink.failed(at("socket"))) {
-            sockets.once(at("socket"), socket, || format!("{} is", socket.display()));
+            sockets.once(at("socket"), socket, || socket.display().to_string());
         }
         let vni_known = vnis.check(sink, at("vni"), port.vni);
         no_gateway(sink, at("mac"), port.mac);
         if vni_known {
-            macs.once(at("mac"), &(port.vni, port.mac), || format!("{} is, in VNI {},", port.mac, port.vni));
+            macs.once(at("mac"), &(port.vni, port.mac), || format!("{} in VNI {}", port.mac, port.vni));
         }
         for (k, address) in port.addresses.iter().enumerate() {
             let field = format!("port[{i}].addresses[{k}]");
             if host_address(sink, &field, address.addr()) && vni_known {
                 let key = (port.vni, address.addr());
-                addresses.once(field, &key, || format!("{} is, in VNI {},", address.addr(), port.vni));
+                addresses.once(field, &key, || format!("{} in VNI {}", address.addr(), port.vni));
             }
         }
         let count = config.workers.count;
         if port.kind == PortKind::Tap && ![1, count].contains(&port.queues) && !sink.failed_within("workers") {
             let message = match count {
-                1 => format!("{} queues, and workers.count is 1: each worker serves one queue", port.queues),
+                1 => format!("{} queues for 1 worker (workers.count): each worker serves one queue", port.queues),
                 _ => format!(
-                    "{} queues: there is 1, for one worker, or {count}, for each of them one (workers.count)",
+                    "{} queues; use 1, for one worker, or {count}, one for each worker (workers.count)",
                     port.queues
                 ),
             };
@@ -268,9 +268,9 @@ fn ports(config: &Config, sink: &Sink<'_>) {
 fn port_mtu(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
     let field = format!("port[{i}].mtu");
     if port.mtu < 1280 && port.addresses.iter().any(|a| a.addr().is_ipv6()) {
-        sink.error(&field, format!("{} is below 1280, the least that IPv6 allows (RFC 8200)", port.mtu));
+        sink.error(&field, format!("{} is below 1280, the minimum MTU of IPv6 (RFC 8200)", port.mtu));
     }
-    // What goes through an uplink does not go over the underlay.
+    // Packets of an uplink do not use the underlay.
     let exempt = config.is_uplink(port);
     if exempt || sink.failed(&field) || sink.failed("underlay.mtu") || sink.failed_within("underlay.addresses") {
         return;
@@ -281,7 +281,7 @@ fn port_mtu(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
     if u32::from(port.mtu) + u32::from(overhead) > u32::from(underlay.mtu) {
         let family = if widest.is_ipv4() { "IPv4 20" } else { "IPv6 40" };
         let message = format!(
-            "{} and {overhead} bytes of headers ({family}, UDP 8, VXLAN 8, BIFROST 16, Ethernet 14) are more than \
+            "{} plus {overhead} bytes of headers ({family}, UDP 8, VXLAN 8, BIFROST 16, Ethernet 14) exceed \
              underlay.mtu ({}); at most {} fit",
             port.mtu,
             underlay.mtu,
@@ -291,7 +291,7 @@ fn port_mtu(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
     }
 }
 
-/// The route is made on-link, so that the gateway may be outside of the port's subnets: only, somebody must answer.
+/// The default route is on-link, so the gateway may be outside of the port's subnets, but it must answer ARP or ND.
 fn port_gateway(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
     let field = format!("port[{i}].default_gateway");
     let Some(gateway) = port.default_gateway else { return };
@@ -303,10 +303,10 @@ fn port_gateway(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
         sink.error(&field, format!("{gateway} is the port's own address"));
     } else if port.addresses.iter().all(|a| a.addr().is_ipv4() != gateway.is_ipv4()) {
         let family = if gateway.is_ipv4() { "IPv4" } else { "IPv6" };
-        sink.error(&field, format!("{gateway} is of no use: the port has no {family} address"));
+        sink.error(&field, format!("{gateway} cannot be reached: the port has no {family} address"));
     } else if !router && !port.addresses.iter().any(|a| a.contains(&gateway)) {
         let message = format!(
-            "{gateway} is neither in the port's subnets nor a gateway of VNI {}, so that nobody answers for it",
+            "{gateway} is neither in the port's subnets nor a gateway of VNI {}; nothing would answer ARP or ND for it",
             port.vni
         );
         sink.error(&field, message);
@@ -320,7 +320,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
     let known_names: HashSet<&str> = names.iter().copied().collect();
     let mut homes: HashMap<(Vni, bifrost_wire::Mac), (_, &str)> = HashMap::new();
     let vnis = Vnis::new(config, sink);
-    // Routes may be very many: nothing is searched for each of them.
+    // Indexes: there may be very many routes.
     let mut macs: HashMap<(Vni, bifrost_wire::Mac), &Port> = HashMap::new();
     let mut addresses: HashMap<(Vni, IpAddr), &Port> = HashMap::new();
     for port in &config.ports {
@@ -337,12 +337,12 @@ fn routes(config: &Config, sink: &Sink<'_>) {
                 sink.error(at(), format!("{prefix} has host bits set; write {}", prefix.trunc()));
             }
             local_destination(&addresses, sink, at(), port.vni, *prefix);
-            prefixes.once(at(), &(port.vni, *prefix), || format!("{prefix} is, in VNI {},", port.vni));
+            prefixes.once(at(), &(port.vni, *prefix), || format!("{prefix} in VNI {}", port.vni));
         }
     }
     let path_mtu = config.path_mtu();
     for (i, route) in config.routes.iter().enumerate() {
-        // Named only when something is wrong with it.
+        // Formatted only for errors.
         let at = |key| item("route", i, key);
         let vni_known = vnis.check(sink, at("vni"), route.vni);
         if !sink.failed(at("peer")) && names_known && !known_names.contains(route.peer.as_str()) {
@@ -364,7 +364,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
         if !sink.failed(at("prefix")) {
             local_destination(&addresses, sink, at("prefix"), route.vni, route.prefix);
             let key = (route.vni, route.prefix);
-            prefixes.once(at("prefix"), &key, || format!("{} is, in VNI {},", route.prefix, route.vni));
+            prefixes.once(at("prefix"), &key, || format!("{} in VNI {}", route.prefix, route.vni));
         }
         if sink.failed(at("mac")) || sink.failed(at("peer")) {
             continue;
@@ -375,7 +375,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
         let home = homes.entry((route.vni, route.mac)).or_insert_with(|| (at("mac"), &route.peer));
         if home.1 != route.peer {
             let line = in_line(sink.line_of_field(&home.0.to_string()));
-            let message = format!("{} lives on peer {:?} already{line}, not on two hosts", route.mac, home.1);
+            let message = format!("{} is already on peer {:?}{line}; a vNIC is on one host", route.mac, home.1);
             sink.error(at("mac"), message);
         }
     }
@@ -390,7 +390,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
         let known = [vnis.check(sink, at("vni"), vni), vnis.check(sink, at("to_vni"), to_vni)];
         if known[0] && prefix_known {
             local_destination(&addresses, sink, at("prefix"), vni, prefix);
-            prefixes.once(at("prefix"), &(vni, prefix), || format!("{prefix} is, in VNI {vni},"));
+            prefixes.once(at("prefix"), &(vni, prefix), || format!("{prefix} in VNI {vni}"));
         }
         if known == [true, true] {
             peerings.check(sink, at, peering);
@@ -398,12 +398,12 @@ fn routes(config: &Config, sink: &Sink<'_>) {
     }
 }
 
-/// Names a key of one of many.
+/// The field of an array element, such as `route[2].mac`; formatted on demand.
 fn item(kind: &'static str, number: usize, key: &'static str) -> impl fmt::Display {
     fmt::from_fn(move |f| write!(f, "{kind}[{number}].{key}"))
 }
 
-/// A path MTU that the underlay does not let pass, or that IPv6 does not allow.
+/// Reports a path MTU above that of the underlay, or below the minimum of IPv6.
 fn route_mtu(
     config: &Config,
     sink: &Sink<'_>,
@@ -413,7 +413,7 @@ fn route_mtu(
 ) {
     let Some(mtu) = route.mtu.filter(|_| !sink.failed(&field)) else { return };
     if mtu < 1280 && route.prefix.addr().is_ipv6() {
-        sink.error(&field, format!("{mtu} is below 1280, the least that IPv6 allows (RFC 8200)"));
+        sink.error(&field, format!("{mtu} is below 1280, the minimum MTU of IPv6 (RFC 8200)"));
     }
     if sink.failed("underlay.mtu") || sink.failed_within("underlay.addresses") || sink.failed_within("peer") {
         return;
@@ -421,11 +421,11 @@ fn route_mtu(
     let most = path_mtu(&Route { mtu: None, ..route.clone() });
     if mtu > most {
         let underlay = config.underlay.mtu;
-        sink.error(field, format!("{mtu} is more than underlay.mtu ({underlay}) lets pass; at most {most} fit"));
+        sink.error(field, format!("{mtu} does not fit underlay.mtu ({underlay}); at most {most} fit"));
     }
 }
 
-/// A route to exactly one host that is a local port's or gateway's address would contradict it.
+/// Reports a host route to the address of a local port.
 fn local_destination(
     ports: &HashMap<(Vni, IpAddr), &Port>,
     sink: &Sink<'_>,
@@ -442,14 +442,15 @@ fn local_destination(
     }
 }
 
-/// Reports a guest with the gateways' MAC address: what is sent to it would be routed, and what it sends taken for routed.
+/// Reports a guest with the gateways' MAC address: packets to it would be routed, and packets from it would count as
+/// routed.
 fn no_gateway(sink: &Sink<'_>, field: impl fmt::Display, mac: bifrost_wire::Mac) {
     if mac == GATEWAY_MAC && !sink.failed(&field) {
         sink.error(field, format!("{mac} is the MAC address of every gateway"));
     }
 }
 
-/// Reports an address that no single host can have; whether it is good.
+/// Reports an address that is not a unicast address; returns whether it is one.
 fn host_address(sink: &Sink<'_>, field: &str, address: IpAddr) -> bool {
     if sink.failed(field) {
         return false;
@@ -457,15 +458,15 @@ fn host_address(sink: &Sink<'_>, field: &str, address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(a) if a.is_broadcast());
     let bad = address.is_unspecified() || address.is_multicast() || broadcast;
     if bad {
-        sink.error(field, format!("{address} is no address of one host"));
+        sink.error(field, format!("{address} is not a unicast address"));
     }
     !bad
 }
 
-/// The VNIs that there are.
+/// The VNIs of all VPCs.
 struct Vnis {
     known: HashSet<Vni>,
-    /// Whether all of them could be read.
+    /// Whether all of them were valid.
     complete: bool,
 }
 
@@ -475,7 +476,7 @@ impl Vnis {
         Vnis { known: config.vpcs.iter().map(|v| v.vni).collect(), complete }
     }
 
-    /// Reports a VNI that no VPC has; whether it is good.
+    /// Reports a VNI without a VPC; returns whether it has one.
     fn check(&self, sink: &Sink<'_>, field: impl fmt::Display, vni: Vni) -> bool {
         if sink.failed(&field) {
             return false;
@@ -498,12 +499,12 @@ fn source_ports_overflow(config: &Config) -> bool {
     config.underlay.source_port_base.checked_add(u16::from(config.underlay.paths)).is_none()
 }
 
-/// Where something is in a file, if there is one.
+/// The line for a message; empty without a file.
 fn in_line(line: usize) -> String {
     if line == 0 { String::new() } else { format!(" (line {line})") }
 }
 
-/// Values that may occur once only, with the field of their first occurrence.
+/// Values that must be unique, with the field of their first occurrence.
 pub(super) struct Seen<'s, K, F = String> {
     sink: &'s Sink<'s>,
     first: HashMap<K, F>,
@@ -514,14 +515,14 @@ impl<'s, K: Hash + Eq + Clone, F: fmt::Display> Seen<'s, K, F> {
         Seen { sink, first: HashMap::new() }
     }
 
-    /// Notes a value without an error.
+    /// Records a value without a check.
     fn seed(&mut self, field: F, value: &K) {
         if !self.sink.failed(&field) {
             self.first.entry(value.clone()).or_insert(field);
         }
     }
 
-    /// Notes a value; reports its second occurrence as "`what` already `field` (line n)".
+    /// Records a value; reports a second occurrence as "`what` is already `field` (line n)".
     pub(super) fn once(&mut self, field: F, value: &K, what: impl FnOnce() -> String) {
         if self.sink.failed(&field) {
             return;
@@ -532,7 +533,7 @@ impl<'s, K: Hash + Eq + Clone, F: fmt::Display> Seen<'s, K, F> {
             }
             Some(first) => {
                 let line = in_line(self.sink.line_of_field(&first.to_string()));
-                self.sink.error(&field, format!("{} already {first}{line}", what()));
+                self.sink.error(&field, format!("{} is already {first}{line}", what()));
             }
         }
     }

@@ -1,17 +1,17 @@
-//! What is wrong with a configuration: every error, each with its place.
+//! Errors of a configuration, each with its line and field.
 
 use std::fmt;
 
 /// One error of a configuration file. Displays as `bifrostd.toml:17: route[2].peer: no peer named "host-x"; …`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The file's name, as it was given.
+    /// The file's name as given.
     pub file: String,
     /// Line, from 1; 0: the file as a whole.
     pub line: usize,
     /// The field, such as `route[2].peer`; elements count from 0. Empty: the file as a whole.
     pub field: String,
-    /// What is wrong, and where possible what would be right.
+    /// What is wrong and, if possible, what would be right.
     pub message: String,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// All errors of a configuration, in the order of their lines; never empty. Displays one a line.
+/// All errors of a configuration, in the order of their lines; never empty. Displays one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors(Vec<ConfigError>);
 

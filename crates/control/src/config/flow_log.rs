@@ -1,4 +1,4 @@
-//! `[flow_log]`: which conversations are logged, and where to.
+//! `[flow_log]`: which flows are logged, and where.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -7,63 +7,63 @@ use std::time::Duration;
 use super::section::{Section, Sink};
 use super::{Config, Port, Vni};
 
-/// Most entries of a list.
+/// Maximum number of entries of a list.
 const MAX_LIST: usize = 4096;
 
-/// What flow logs have, and who gets them.
+/// Settings of flow logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowLog {
-    /// A file for one JSON object a line about each conversation; none: no file.
+    /// File for flow records, one JSON object per line; none: no file.
     pub json: Option<PathBuf>,
-    /// The same about rules that are logged; none: no file.
+    /// File for records of logged rules, one JSON object per line; none: no file.
     pub rules_json: Option<PathBuf>,
-    /// Who gets IPFIX over UDP (RFC 7011); none: nobody.
+    /// IPFIX collector over UDP (RFC 7011); none: no IPFIX.
     pub collector: Option<SocketAddr>,
     /// Ports of these VPCs are logged.
     pub vpcs: Vec<Vni>,
-    /// And these ports. Without either: all ports.
+    /// These ports are logged as well. If both lists are empty: all ports.
     pub ports: Vec<String>,
-    /// Whether conversations whose packets pass are logged.
+    /// Whether flows whose packets pass are logged.
     pub accepted: bool,
-    /// Whether those whose packets are dropped are.
+    /// Whether flows whose packets are dropped are logged.
     pub rejected: bool,
-    /// A conversation that goes on has a record after so long.
+    /// Interval between records of a flow that continues.
     pub active_timeout: Duration,
-    /// One of which nothing is heard for so long has ended.
+    /// Idle time after which a flow has ended.
     pub idle_timeout: Duration,
-    /// Flows of which rules that are logged begin to tell, of each port and worker, a second.
+    /// New flows for which logged rules create records, for each port and worker, per second.
     pub rules_per_s: u32,
-    /// After so long there is a record of a rejected flow that goes on.
+    /// Interval between records of a rejected flow that continues.
     pub rules_interval: Duration,
-    /// Conversations that a worker counts at a time.
+    /// Maximum number of flows that a worker counts at a time.
     pub flows: u32,
-    /// How often the collector is told what records look like.
+    /// Interval between IPFIX templates.
     pub template_interval: Duration,
     /// Observation domain of the messages.
     pub domain: u32,
-    /// Private enterprise number of the fields that IANA has no number for; 32473 is the one for examples (RFC 5612).
+    /// Private enterprise number of the fields without an IANA number; 32473 is reserved for examples (RFC 5612).
     pub enterprise: u32,
 }
 
 impl FlowLog {
-    /// Whether a port's conversations are logged.
+    /// Whether a port's flows are logged.
     pub fn has(&self, port: &Port) -> bool {
         let all = self.vpcs.is_empty() && self.ports.is_empty();
         all || self.vpcs.contains(&port.vni) || self.ports.contains(&port.name)
     }
 
-    /// Whether conversations are logged, whatever rules say.
+    /// Whether flow records are logged, independently of rules.
     pub fn has_flows(&self) -> bool {
         (self.accepted || self.rejected) && (self.json.is_some() || self.collector.is_some())
     }
 
-    /// Whether there is somewhere to log what rules do.
+    /// Whether records of rules have a destination.
     pub fn has_rules(&self) -> bool {
         self.rules_json.is_some() || self.collector.is_some()
     }
 }
 
-/// `[flow_log]`, if it is there.
+/// Parses `[flow_log]`.
 pub(super) fn flow_log(mut s: Section<'_, '_>) -> FlowLog {
     let json: Option<String> = s.optional("json");
     let rules_json: Option<String> = s.optional("rules_json");
@@ -73,13 +73,13 @@ pub(super) fn flow_log(mut s: Section<'_, '_>) -> FlowLog {
         }
     }
     if json.is_some() && json == rules_json {
-        s.error("rules_json", "is the file of conversations; name another one");
+        s.error("rules_json", "is the same file as `json`; name another one");
     }
     let collector: Option<String> = s.optional("collector");
     let collector = collector.and_then(|text| {
         let address = text.parse::<SocketAddr>().ok().filter(|address| address.port() > 0);
         if address.is_none() && !s.has_failed("collector") {
-            s.error("collector", format!("{text:?} is no address with a port, such as 192.0.2.9:4739"));
+            s.error("collector", format!("{text:?} is not an address with a port, such as 192.0.2.9:4739"));
         }
         address
     });
@@ -90,7 +90,7 @@ pub(super) fn flow_log(mut s: Section<'_, '_>) -> FlowLog {
     let (all, accepted, rejected) = (("all", (true, true)), ("accepted", (true, false)), ("rejected", (false, true)));
     let (accepted, rejected) = s.choice("record", &[all, accepted, rejected, ("rules", (false, false))]);
     if json.is_some() && !accepted && !rejected {
-        s.error("json", "gets nothing with `record = \"rules\"`; rules are logged in `rules_json`");
+        s.error("json", "stays empty with `record = \"rules\"`; rules are logged in `rules_json`");
     }
     let vpcs = s.int_list("vpcs", MAX_LIST, 1..=u64::from(Vni::MAX));
     // In range, or 1 after a reported error.
@@ -116,7 +116,7 @@ pub(super) fn flow_log(mut s: Section<'_, '_>) -> FlowLog {
     log
 }
 
-/// What must hold between it and the rest.
+/// Checks its relations to other objects.
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     let Some(log) = &config.flow_log else { return };
     for (i, vni) in log.vpcs.iter().enumerate() {

@@ -1,31 +1,31 @@
-//! What a guest learns about itself at 169.254.169.254: `[port.metadata]`.
+//! Instance metadata of a guest, served at 169.254.169.254: `[port.metadata]`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::Config;
 use super::section::{Section, Sink};
 
-/// Bytes of user data, at most, as in EC2.
+/// Maximum size of user data, bytes, as in EC2.
 const MAX_USER_DATA: usize = 16 << 10;
-/// Characters of an instance id or a host name, at most.
+/// Maximum length of an instance id or a host name, characters.
 const MAX_NAME: usize = 253;
-/// SSH keys, and characters of each, at most.
+/// Maximum number of SSH keys, and maximum length of each, characters.
 const MAX_KEYS: usize = 16;
 const MAX_KEY: usize = 4096;
-/// Where guests ask.
+/// Addresses of the metadata service.
 const ADDRESSES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254))];
 
-/// What a guest learns about itself, beside what its port has anyway.
+/// Instance metadata of a guest, in addition to the addresses of its port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metadata {
-    /// Names the guest; software in it configures it once more when this changes.
+    /// Identifies the guest; cloud-init in it runs its first-boot configuration again when this changes.
     pub instance_id: String,
     /// Its host name, without the VPC's domain.
     pub hostname: String,
     /// Public SSH keys of its users.
     pub public_keys: Vec<String>,
-    /// What its owner has written for it, such as a script or cloud-config; at most 16 KiB.
+    /// User data, such as a script or cloud-config; at most 16 KiB.
     pub user_data: Option<String>,
 }
 
@@ -43,18 +43,18 @@ pub(super) fn metadata(name: &str, mut s: Section<'_, '_>) -> Metadata {
     let public_keys: Vec<String> = s.list("public_keys", MAX_KEYS);
     for key in &public_keys {
         if key.len() > MAX_KEY || key.contains(['\n', '\r']) {
-            s.error("public_keys", format!("a key has one line of at most {MAX_KEY} characters"));
+            s.error("public_keys", format!("a key is one line of at most {MAX_KEY} characters"));
         }
     }
     let user_data: Option<String> = s.optional("user_data");
     if let Some(len) = user_data.as_ref().map(String::len).filter(|len| *len > MAX_USER_DATA) {
-        s.error("user_data", format!("{len} bytes are more than {MAX_USER_DATA}; have it fetch the rest"));
+        s.error("user_data", format!("{len} bytes are more than {MAX_USER_DATA}; let it fetch the rest"));
     }
     s.finish();
     Metadata { instance_id, hostname, public_keys, user_data }
 }
 
-/// Guests reach the service through their gateway, and no port has its addresses.
+/// The VPC must have a gateway, through which guests reach the service, and no port may have the service's addresses.
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     for (i, port) in config.ports.iter().enumerate().filter(|(_, port)| port.metadata.is_some()) {
         let field = format!("port[{i}].metadata");
@@ -64,14 +64,14 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
         if vpc.gateway.is_empty() {
             sink.error(
                 &field,
-                format!("VNI {} has no gateway, through which guests ask for metadata; add one", port.vni),
+                format!("VNI {} has no gateway, through which guests reach the metadata service; add one", port.vni),
             );
         }
         let own = config.ports.iter().filter(|other| other.vni == port.vni);
         let mut own =
             own.flat_map(|other| other.addresses.iter().map(ipnet::IpNet::addr).chain(other.shared.iter().copied()));
         if let Some(address) = own.find(|address| ADDRESSES.contains(address)) {
-            sink.error(&field, format!("a port in VNI {} has {address}, where guests ask for metadata", port.vni));
+            sink.error(&field, format!("a port in VNI {} has {address}, the metadata service's address", port.vni));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `[[mirror]]`: copies of guests' packets for somebody else to look at.
+//! `[[mirror]]`: traffic mirroring, copies of guests' packets for an analyzer.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -10,41 +10,41 @@ use super::section::{Section, Sink};
 use super::security::{port_ranges, protocols};
 use super::{Config, Port, Vni, overhead_bytes};
 
-/// Most mirrors: each is a bit where packets are looked at.
+/// Maximum number of mirrors: the data path keeps them in a 64-bit mask.
 pub const MAX_MIRRORS: usize = 64;
-/// Most entries of a list.
+/// Maximum number of entries of a list.
 const MAX_LIST: usize = 4096;
-/// Most prefixes of one mirror.
+/// Maximum number of prefixes of one mirror.
 const MAX_PREFIXES: usize = 64;
-/// Of the headers that are counted for packets between hosts, the BIFROST header, which copies have not, bytes.
+/// Size of the BIFROST header, bytes: [`overhead_bytes`] includes it, but copies do not have it.
 const BIFROST_HEADER: u16 = 16;
 
-/// Copies of guests' packets, in VXLAN.
+/// A mirror: copies of guests' packets, sent in VXLAN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
     /// Its name.
     pub name: String,
     /// Packets of ports of these VPCs are copied.
     pub vpcs: Vec<Vni>,
-    /// And of these ports. Without either: of all ports.
+    /// Packets of these ports are copied as well. If both lists are empty: of all ports.
     pub ports: Vec<String>,
-    /// Whether what guests send is copied.
+    /// Whether packets from guests are copied.
     pub from_guests: bool,
-    /// Whether what guests are shown is.
+    /// Whether packets to guests are copied.
     pub to_guests: bool,
-    /// Numbers of the IP header; empty: any packet.
+    /// IP protocol numbers; empty: any packet.
     pub protocols: Vec<u8>,
     /// Source or destination; no host bits are set; empty: any.
     pub prefixes: Vec<IpNet>,
     /// Source or destination port of TCP or UDP; empty: any.
     pub l4_ports: Vec<RangeInclusive<u16>>,
-    /// Who gets the copies.
+    /// The VXLAN endpoint that receives the copies.
     pub target: SocketAddr,
-    /// In this VNI.
+    /// The VNI of the copies.
     pub target_vni: Vni,
-    /// One packet of so many is copied.
+    /// Sampling: one of `one_in` packets is copied.
     pub one_in: u32,
-    /// Bytes of a packet that are copied.
+    /// Longest copy of a packet, bytes.
     pub truncate: u32,
 }
 
@@ -56,7 +56,7 @@ impl Mirror {
     }
 }
 
-/// `name` has been read.
+/// Parses the section after `name`.
 pub(super) fn mirror(name: String, mut s: Section<'_, '_>) -> Mirror {
     let vpcs = s.int_list("vpcs", MAX_LIST, 1..=u64::from(Vni::MAX));
     // In range, or 1 after a reported error.
@@ -70,7 +70,7 @@ pub(super) fn mirror(name: String, mut s: Section<'_, '_>) -> Mirror {
     let target: String = s.required("target");
     let address = target.parse::<SocketAddr>().ok().filter(|address| address.port() > 0);
     if address.is_none() && !s.has_failed("target") {
-        s.error("target", format!("{target:?} is no address with a port, such as 192.0.2.9:4789"));
+        s.error("target", format!("{target:?} is not an address with a port, such as 192.0.2.9:4789"));
     }
     let mirror = Mirror {
         name,
@@ -94,7 +94,7 @@ pub(super) fn mirror(name: String, mut s: Section<'_, '_>) -> Mirror {
     mirror
 }
 
-/// What must hold between mirrors and the rest.
+/// Checks the relations of mirrors to other objects.
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     let count = config.mirrors.len();
     if count > MAX_MIRRORS {
@@ -104,7 +104,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     for (i, mirror) in config.mirrors.iter().enumerate() {
         let at = |key: &str| format!("mirror[{i}].{key}");
         if !names.insert(&mirror.name) && !sink.failed(at("name")) {
-            sink.error(at("name"), format!("mirror {:?} is described twice", mirror.name));
+            sink.error(at("name"), format!("mirror {:?} is defined twice", mirror.name));
         }
         for (k, vni) in mirror.vpcs.iter().enumerate() {
             let field = at(&format!("vpcs[{k}]"));
@@ -124,7 +124,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
             let mtu = config.underlay.mtu;
             sink.error(
                 at("truncate"),
-                format!("{} is more than underlay.mtu ({mtu}) lets pass; at most {most} fit", mirror.truncate),
+                format!("{} does not fit underlay.mtu ({mtu}); at most {most} fit", mirror.truncate),
             );
         }
     }

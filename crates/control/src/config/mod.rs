@@ -1,8 +1,8 @@
-//! The configuration file `bifrostd.toml`, parsed once into types that cannot be wrong.
+//! The configuration file `bifrostd.toml`, parsed and validated once.
 //!
-//! [`Config::load`] reads a file, [`Config::parse`] a text. Either gives a configuration in which every name
+//! [`Config::load`] reads a file, [`Config::parse`] a text. Either returns a configuration in which every name
 //! resolves and every value is in range, or all errors at once, each with file, line and field.
-//! The keys, their units, ranges and defaults are listed in `docs/operations/configuration.md`.
+//! `docs/operations/configuration.md` lists the keys with their units, ranges and defaults.
 
 mod balancer;
 mod check;
@@ -40,25 +40,25 @@ pub use security::{AclRule, Action, AddressSet, Direction, Remote, Rule, Securit
 pub use transport::{Auto, CongestionControl, Transport};
 pub use vni::Vni;
 
-/// The control socket unless the configuration names another.
+/// Default path of the control socket.
 pub const DEFAULT_SOCKET: &str = "/run/bifrost/bifrostd.sock";
 
-/// MAC address of the gateways of all networks. No guest has it.
+/// MAC address of the gateways of all networks. Guests cannot have it.
 pub const GATEWAY_MAC: Mac = Mac([0x02, 0xbf, 0x00, 0x00, 0x00, 0x01]);
 
-/// The most paths to one peer: the path number has 3 bits on the wire (NSDI'26 paper, appendix C).
+/// Maximum number of paths to one peer: the path number has 3 bits on the wire (NSDI'26 paper, appendix C).
 pub const MAX_PATHS: u8 = 8;
 
-/// The most data path loops.
+/// Maximum number of data path loops.
 pub const MAX_WORKERS: usize = 32;
-/// Most queue pairs of a virtual machine's port.
+/// Maximum number of queue pairs of a virtual machine's port.
 pub const MAX_QUEUE_PAIRS: u64 = 16;
 
-/// The largest configuration file that is read, bytes.
+/// Largest configuration file, bytes.
 pub const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// What a guest's packet grows by on the underlay, bytes, counted from the guest's MTU to the underlay's:
-/// outer IP header, UDP 8, VXLAN 8, BIFROST 16, inner Ethernet 14.
+/// Encapsulation overhead, bytes: the difference between the underlay's MTU and the guest's.
+/// Outer IP header, UDP 8, VXLAN 8, BIFROST 16, inner Ethernet 14.
 pub const fn overhead_bytes(outer: &IpAddr) -> u16 {
     let ip = match outer {
         IpAddr::V4(_) => 20,
@@ -102,11 +102,11 @@ pub struct Config {
     pub nat: Nat,
     /// `[[mirror]]`, names unique.
     pub mirrors: Vec<Mirror>,
-    /// `[flow_log]`; none: nothing is logged.
+    /// `[flow_log]`; none: flows are not logged.
     pub flow_log: Option<FlowLog>,
 }
 
-/// Who this host is.
+/// This host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// Its name, 1 to 63 of `[a-z0-9-.]`.
@@ -115,25 +115,26 @@ pub struct Host {
     pub keep_devices: bool,
 }
 
-/// The API's end.
+/// The control API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Control {
     /// Path of the Unix socket, absolute.
     pub socket: PathBuf,
-    /// Where Prometheus may read what is counted; none: nowhere.
+    /// Address of the metrics for Prometheus; none: they are off.
     pub metrics: Option<SocketAddr>,
 }
 
 /// The data path loops.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workers {
-    /// How many, 1 to [`MAX_WORKERS`].
+    /// Number of workers, 1 to [`MAX_WORKERS`].
     pub count: usize,
-    /// The CPU of each; empty: not pinned. Otherwise as long as `count`.
+    /// The CPU of each worker, `count` elements; empty: not pinned.
     pub cpus: Vec<usize>,
-    /// Of a worker's time, what a port may use beyond what its packets need, percent, 0 to 100; 0: as much as it likes.
+    /// Share of a worker's time that a port may use beyond the normal cost of its packets, percent, 0 to 100; 0:
+    /// unlimited.
     pub slow_port_percent: u8,
-    /// Of each turn of a worker's loop, what questions of the API may take, us, 5 to 10,000.
+    /// Time in each turn of a worker's loop for answering API queries, µs, 5 to 10,000.
     pub answer_us: u16,
 }
 
@@ -156,13 +157,13 @@ pub struct Underlay {
     pub gso: bool,
     /// How plain VXLAN chooses among paths.
     pub plain_paths: PlainPaths,
-    /// How long a flow has to be idle before it may take another path as plain VXLAN; 500 µs: LetFlow (NSDI'17).
+    /// Idle gap after which a plain VXLAN flow may change its path. 500 µs: LetFlow (NSDI'17).
     pub flowlet_gap: Duration,
-    /// How datagrams get to the network.
+    /// How datagrams are sent and received.
     pub port: UnderlayPort,
     /// Where the XDP program of [`UnderlayPort::Afxdp`] runs.
     pub xdp_mode: XdpMode,
-    /// Frames of [`UnderlayPort::Afxdp`] to receive into for each queue, and to send from for each worker; a power of two.
+    /// Frames of [`UnderlayPort::Afxdp`]: receive frames of each queue, and send frames of each worker; a power of two.
     pub xdp_frames: u32,
     /// Outer DSCP of the transport's ACKs and set-up, 0 to 63.
     pub control_dscp: u8,
@@ -171,36 +172,36 @@ pub struct Underlay {
 /// How plain VXLAN chooses among paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlainPaths {
-    /// A flow keeps its path while that is good.
+    /// A flow keeps its path while the path is good.
     #[default]
     Flow,
     /// Each burst of a flow takes a good path at random.
     Flowlet,
 }
 
-/// How datagrams get to the network.
+/// How datagrams are sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnderlayPort {
     /// Through the kernel's UDP sockets.
     #[default]
     Udp,
-    /// Through AF_XDP sockets, past the kernel's IP stack, with UDP sockets beside them.
+    /// Through AF_XDP sockets, which bypass the kernel's IP stack, with UDP sockets as a fallback.
     Afxdp,
 }
 
 /// Where an XDP program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum XdpMode {
-    /// In the driver if that can, otherwise behind it.
+    /// In the driver if it supports XDP, otherwise generic.
     #[default]
     Auto,
-    /// In the driver, or not at all.
+    /// In the driver only.
     Native,
-    /// Behind the driver.
+    /// In the kernel's network stack, after the driver.
     Generic,
 }
 
-/// The largest [`Underlay::mtu`] with [`UnderlayPort::Afxdp`], bytes: a frame has to fit into a page.
+/// Largest [`Underlay::mtu`] with [`UnderlayPort::Afxdp`], bytes: a frame has to fit into a page.
 pub const MAX_AFXDP_MTU: u16 = 3800;
 
 /// Another host.
@@ -208,48 +209,49 @@ pub const MAX_AFXDP_MTU: u16 = 3800;
 pub struct Peer {
     /// Its name.
     pub name: String,
-    /// Its underlay addresses, 1 to 8; datagrams from others are not its.
+    /// Its underlay addresses, 1 to 8. Datagrams from other addresses are not attributed to it.
     pub addresses: Vec<IpAddr>,
-    /// Whether to try the reliable transport.
+    /// How to send to it.
     pub transport: PeerTransport,
 }
 
-/// How to talk to a peer.
+/// How to send to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerTransport {
-    /// Reliably if it answers, else plain VXLAN.
+    /// Over the reliable transport if it answers, otherwise as plain VXLAN.
     Auto,
-    /// Plain VXLAN only, such as with a kernel VXLAN device.
+    /// Plain VXLAN only, for example to a kernel VXLAN device.
     Plain,
 }
 
 /// One tenant network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {
-    /// Its number.
+    /// Its VNI.
     pub vni: Vni,
-    /// What is carried reliably.
+    /// Which packets are carried reliably.
     pub reliability: Reliability,
-    /// In what order guests see packets.
+    /// The order in which guests receive packets.
     pub ordering: Ordering,
     /// Addresses for which the switch answers ARP and ND, as the router.
     pub gateway: Vec<IpAddr>,
-    /// Whether guests on this host that ask by DHCP are told their addresses, of each family of which there is a gateway: one at
-    /// least. Those of IPv6 are told of their router, too, without asking.
+    /// Whether the switch answers DHCP requests of guests on this host, for each family with a gateway (at least one).
+    /// With IPv6, it also sends unsolicited router advertisements.
     pub dhcp: bool,
-    /// How long a guest may use an address without asking again, s.
+    /// DHCP lease time, s.
     pub dhcp_lease_s: u32,
-    /// Time from one router advertisement that no guest has asked for to the next, at most, s.
+    /// Maximum interval between unsolicited router advertisements, s.
     pub ra_interval_s: u16,
-    /// DNS servers that guests are told of, of families of which there is a gateway; at most 8.
+    /// DNS servers announced to guests, of families with a gateway; at most 8.
     pub dns: Vec<IpAddr>,
-    /// The domain of which the gateways tell guests on this host all names by DNS; none: they tell nothing.
+    /// The DNS domain whose names the gateways resolve for guests on this host; none: the gateways are not name
+    /// servers.
     pub domain: Option<String>,
-    /// `[[vpc.acl]]`: the first rule that matches a packet decides; what none matches passes.
+    /// `[[vpc.acl]]`: the first matching rule decides; packets that match no rule pass.
     pub acl: Vec<AclRule>,
 }
 
-/// What a VPC carries reliably; the rest goes as plain VXLAN.
+/// Which packets of a VPC are carried reliably; others are sent as plain VXLAN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reliability {
     /// TCP segments.
@@ -260,14 +262,14 @@ pub enum Reliability {
     Off,
 }
 
-/// In what order a receiver publishes packets of a VPC to its guest.
+/// The order in which a receiver publishes packets of a VPC to its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ordering {
     /// In order within each flow.
     Flow,
-    /// In order of the connection, all flows together (NSDI'26 paper, section 4.2).
+    /// In order within the connection, across all flows (NSDI'26 paper, section 4.2).
     Strict,
-    /// As they arrive (NSDI'26 paper, section 7.3).
+    /// In order of arrival (NSDI'26 paper, section 7.3).
     Off,
 }
 
@@ -278,48 +280,48 @@ pub struct Port {
     pub name: String,
     /// The VPC.
     pub vni: Vni,
-    /// What kind of device.
+    /// The kind of its device.
     pub kind: PortKind,
     /// The guest's MAC address.
     pub mac: Mac,
-    /// The guest's addresses with their subnets; other source addresses are spoofed.
+    /// The guest's addresses with their subnets; other source addresses count as spoofed.
     pub addresses: Vec<IpNet>,
-    /// Addresses that the guest shares with others, one of which has each at a time.
+    /// Addresses that the guest shares with others; one guest owns each at a time (VRRP).
     pub shared: Vec<IpAddr>,
-    /// What the guest learns about itself by the metadata service; `None`: it has none.
+    /// The guest's documents in the metadata service; `None`: the service does not answer it.
     pub metadata: Option<Box<Metadata>>,
-    /// Networks behind the guest, which routes, unique in the VPC; no host bits are set.
+    /// Networks to which the guest routes, unique in the VPC; no host bits are set.
     pub routed: Vec<IpNet>,
     /// The guest's MTU, bytes.
     pub mtu: u16,
     /// The network namespace's file; none: the daemon's own namespace.
     pub netns: Option<PathBuf>,
-    /// The interface's name in there.
+    /// The interface's name in the namespace.
     pub device: String,
     /// Default route inside the namespace.
     pub default_gateway: Option<IpAddr>,
-    /// Queues of the device: 1, or one for each worker; queue pairs for vhost-user, 1 to 16.
+    /// Queues of a TAP device: 1, or one for each worker; queue pairs of vhost-user: 1 to 16.
     pub queues: usize,
     /// The vhost-user socket; none for other kinds.
     pub socket: Option<PathBuf>,
-    /// Who listens on it.
+    /// Which side listens on the socket.
     pub mode: VhostMode,
-    /// Whether the virtual machine's driver may choose packed virtqueues.
+    /// Whether to offer packed virtqueues to the virtual machine's driver.
     pub packed: bool,
-    /// Whether of what the virtual machine sends only the headers are copied when it is fetched; nothing of a TAP device's.
+    /// Whether only the headers of the virtual machine's packets are copied on fetch; false for TAP devices.
     pub slicing: bool,
-    /// Whether the virtual machine's driver may choose to get TCP segments merged.
+    /// Whether to offer merged TCP segments to the virtual machine's driver.
     pub merged: bool,
     /// Names of its security groups; they exist in [`Config::security_groups`]. Empty: everything passes.
     pub security_groups: Vec<String>,
-    /// How much may pass.
+    /// Its rate limits.
     pub limits: PortLimits,
-    /// The outer DSCP of what the guest sends.
+    /// The outer DSCP of the guest's packets.
     pub dscp: Dscp,
 }
 
 impl Port {
-    /// Whether the other one is the same device, for the same guest: what differs a running port can take over.
+    /// Whether `other` is the same device for the same guest: a running port can apply all other differences.
     pub fn is_same_device(&self, other: &Port) -> bool {
         let (security_groups, routed) = (self.security_groups.clone(), self.routed.clone());
         *self
@@ -338,18 +340,18 @@ impl Port {
 /// How the outer DSCP of a guest's packets is chosen (RFC 2983).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dscp {
-    /// This one, 0 to 63.
+    /// A fixed value, 0 to 63.
     Fixed(u8),
-    /// That of the packet, unless it is one of network control or the packet is carried reliably.
+    /// Copied from the inner packet, unless its DSCP is one of network control or the packet is carried reliably.
     Copied,
 }
 
-/// How much a port lets pass; none: any amount.
+/// Rate limits of a port; none: unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortLimits {
     /// From the guest: megabits (10^6) of Ethernet frames a second, 1 to 400,000.
     pub tx_mbit: Option<u64>,
-    /// From the guest: thousands of packets a second, 1 to 1,000,000; segments of what is to be segmented are counted.
+    /// From the guest: thousands of packets a second, 1 to 1,000,000; each segment of a packet to be segmented counts.
     pub tx_kpps: Option<u64>,
     /// To the guest: megabits of Ethernet frames a second, 1 to 400,000.
     pub rx_mbit: Option<u64>,
@@ -366,7 +368,7 @@ pub enum PortKind {
     VhostUser,
 }
 
-/// Who listens on a vhost-user socket.
+/// Which side listens on a vhost-user socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VhostMode {
     /// The daemon.
@@ -376,7 +378,7 @@ pub enum VhostMode {
     Client,
 }
 
-/// Where inner destinations live.
+/// A route to remote inner destinations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The VPC.
@@ -387,23 +389,22 @@ pub struct Route {
     pub peer: String,
     /// The remote vNIC.
     pub mac: Mac,
-    /// The largest IP packet that gets there, bytes, if it is less than what the underlay lets pass
-    /// (see [`Config::path_mtu`]).
+    /// Path MTU, bytes, if it is below that of the underlay (see [`Config::path_mtu`]).
     pub mtu: Option<u16>,
     /// The remote vNIC's name in the VPC's domain.
     pub name: Option<Box<str>>,
-    /// Security groups of the remote vNIC, for rules that are about them; they exist in [`Config::security_groups`].
+    /// Security groups of the remote vNIC, for rules that name them; they exist in [`Config::security_groups`].
     pub security_groups: Box<[String]>,
-    /// Addresses that the remote vNIC shares with others, as [`Port::shared`].
+    /// Addresses that the remote vNIC shares with others, as in [`Port::shared`].
     pub shared: Box<[IpAddr]>,
 }
 
-/// Lets guests of a VPC reach another one through both gateways; the other VPC needs a peering back.
+/// Lets guests of a VPC reach another VPC through both gateways; the other VPC needs a peering in return.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peering {
     /// The VPC.
     pub vni: Vni,
-    /// Addresses of the other one; no host bits are set.
+    /// Addresses of the other VPC; no host bits are set.
     pub prefix: IpNet,
     /// The other VPC.
     pub to_vni: Vni,
@@ -423,13 +424,13 @@ pub struct PathEnds {
 }
 
 impl Config {
-    /// Reads and checks a file. Errors name it as `path` has it.
+    /// Reads and checks a file. Errors name it as `path` does.
     pub fn load(path: impl AsRef<Path>) -> Result<Config, ConfigErrors> {
         let path = path.as_ref();
         let name = path.display().to_string();
         let too_large = || ConfigErrors::of_file(&name, format!("larger than {MAX_FILE_BYTES} bytes"));
         let unreadable = |e: std::io::Error| ConfigErrors::of_file(&name, format!("cannot be read: {e}"));
-        // A read bound, for the length of a file may be a lie (a pipe, /proc).
+        // Bound the read: the reported length of a file may be wrong (a pipe, /proc).
         let mut text = Vec::new();
         let file = std::fs::File::open(path).map_err(unreadable)?;
         std::io::Read::read_to_end(&mut std::io::Read::take(file, MAX_FILE_BYTES + 1), &mut text)
@@ -464,9 +465,10 @@ impl Config {
         self.vpcs.iter().find(|v| v.vni == vni)
     }
 
-    /// Whether of several workers one alone serves a port: it has one queue, or a machine's, which are one worker's; or it has security
-    /// groups in a VPC with a gateway, or load balancers in its VPC, so that what is asked for and what comes back have other pairs of MAC addresses;
-    /// or it is an uplink, where all ports of outside addresses are given out.
+    /// Whether only one of several workers serves a port. This holds for ports with one queue, for virtual machines,
+    /// and for uplinks, where all ports of outside addresses are allocated. In VPCs with a gateway, it also holds for
+    /// ports with security groups, and for all ports if the VPC has load balancers: requests and replies have different
+    /// pairs of MAC addresses there.
     pub fn is_served_by_one(&self, port: &Port) -> bool {
         let routed = || self.vpc(port.vni).is_some_and(|vpc| !vpc.gateway.is_empty());
         let one = port.kind == PortKind::VhostUser || port.queues == 1;
@@ -475,32 +477,32 @@ impl Config {
         self.workers.count > 1 && (one || routed() && (!port.security_groups.is_empty() || balanced()))
     }
 
-    /// Whether the outside is behind a port.
+    /// Whether a port is an uplink.
     pub fn is_uplink(&self, port: &Port) -> bool {
         self.nat.uplinks.iter().any(|uplink| uplink.port == port.name)
     }
 
-    /// Path MTU of each route: the largest IP packet of a guest that gets there, bytes. What it says or, if it says nothing,
-    /// what the underlay lets pass.
+    /// Path MTU of each route, bytes: the largest IP packet of a guest on it. The route's own value or, without one,
+    /// the underlay's.
     pub fn path_mtu(&self) -> impl Fn(&Route) -> u16 + '_ {
         let mtus = self.peers.iter().map(|p| (p.name.as_str(), self.underlay.guest_mtu(&p.addresses)));
         let mtus: HashMap<&str, u16> = mtus.collect();
         move |route| route.mtu.or_else(|| mtus.get(route.peer.as_str()).copied()).unwrap_or(self.underlay.mtu)
     }
 
-    /// The paths to a peer, in order of their numbers.
+    /// The paths to a peer, ordered by number.
     pub fn paths<'a>(&'a self, peer: &'a Peer) -> impl Iterator<Item = PathEnds> + 'a {
         self.underlay.paths_to(&peer.addresses)
     }
 }
 
 impl Underlay {
-    /// The largest IP packet of a guest that fits the links to a host of these addresses, bytes.
+    /// The largest IP packet of a guest that fits the links to a host with these addresses, bytes.
     pub fn guest_mtu(&self, remote: &[IpAddr]) -> u16 {
         self.mtu.saturating_sub(remote.iter().map(overhead_bytes).max().unwrap_or(0))
     }
 
-    /// The paths to a host of these addresses: path i runs from local address i mod n to remote address i mod m.
+    /// The paths to a host with these addresses: path i runs from local address i mod n to remote address i mod m.
     /// None if there are no addresses on either side.
     pub fn paths_to<'a>(&'a self, remote: &'a [IpAddr]) -> impl Iterator<Item = PathEnds> + 'a {
         let pairs = self.addresses.iter().cycle().zip(remote.iter().cycle());

@@ -1,4 +1,4 @@
-//! `[[uplink]]`, `[[nat]]`, `[[floating_ip]]`, `[[port_forward]]`: how guests reach the outside, and are reached from there.
+//! `[[uplink]]`, `[[nat]]`, `[[floating_ip]]`, `[[port_forward]]`: connections between guests and the outside.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use super::section::{Section, Sink, nearest};
 use super::{BalancedProtocol, Config, Vni};
 
-/// Most of each of these sections.
+/// Maximum number of uplinks, and of each of the other sections.
 const MAX_UPLINKS: usize = 64;
 const MAX_SECTIONS: usize = 4096;
-/// Most addresses that the guests of a VPC share.
+/// Maximum number of addresses that the guests of a VPC share.
 const MAX_ADDRESSES: usize = 256;
-/// The first port of an address that is given out without further settings (RFC 4787, REQ-3: not a well-known one).
+/// Default first port that is allocated of an address (RFC 4787, REQ-3: not a well-known port).
 const FIRST_PORT: u64 = 1024;
 
 /// Uplinks to the outside, and NAT.
@@ -27,14 +27,14 @@ pub struct Nat {
     pub forwards: Vec<PortForward>,
 }
 
-/// A port behind which the outside is. Its VPC has no other ports, no routes and no gateway.
+/// A port that leads to the outside. Its VPC has no other ports, no routes and no gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uplink {
     /// Name of the port; it exists in [`Config::ports`].
     pub port: String,
 }
 
-/// Addresses that the guests of a VPC share.
+/// Outside addresses that the guests of a VPC share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceNat {
     /// The VPC.
@@ -43,9 +43,9 @@ pub struct SourceNat {
     pub uplink: String,
     /// At least one.
     pub addresses: Vec<IpAddr>,
-    /// First and last port of each address that this host gives out.
+    /// First and last port of each address that this host allocates.
     pub ports: (u16, u16),
-    /// Ports of one guest at a time, at most.
+    /// Maximum number of ports of one guest at a time.
     pub ports_per_guest: u32,
 }
 
@@ -56,13 +56,13 @@ pub struct FloatingIp {
     pub vni: Vni,
     /// Name of the uplink's port.
     pub uplink: String,
-    /// The address outside.
+    /// The outside address.
     pub address: IpAddr,
-    /// The guest's address, of the same family; in force where a port has it.
+    /// The guest's address, of the same family; effective on hosts where a port has it.
     pub inside: IpAddr,
 }
 
-/// A port of an outside address that leads to a guest.
+/// A port of an outside address that is forwarded to a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortForward {
     /// The guest's VPC.
@@ -71,9 +71,9 @@ pub struct PortForward {
     pub uplink: String,
     /// The protocol.
     pub protocol: BalancedProtocol,
-    /// The address outside; others may share it.
+    /// The outside address; other forwards and `[[nat]]` may share it.
     pub address: IpAddr,
-    /// The port outside.
+    /// The outside port.
     pub port: u16,
     /// The guest's address, of the same family.
     pub inside: IpAddr,
@@ -87,12 +87,12 @@ pub(super) fn uplink(mut s: Section<'_, '_>) -> Uplink {
     uplink
 }
 
-/// `vni` has been read.
+/// Parses the section after `vni`.
 pub(super) fn source(vni: Vni, mut s: Section<'_, '_>) -> SourceNat {
     let uplink = s.required("uplink");
     let addresses: Vec<IpAddr> = s.list("addresses", MAX_ADDRESSES);
     if addresses.is_empty() && !s.has_failed("addresses") {
-        s.error("addresses", "missing: name at least one address that the guests share outside");
+        s.error("addresses", "missing: name at least one outside address for the guests to share");
     }
     let ports = s.int_list("ports", 2, 1..=65535);
     let ports = match ports[..] {
@@ -112,7 +112,7 @@ pub(super) fn source(vni: Vni, mut s: Section<'_, '_>) -> SourceNat {
     SourceNat { vni, uplink, addresses, ports: (ports.0 as u16, ports.1 as u16), ports_per_guest }
 }
 
-/// `vni` has been read.
+/// Parses the section after `vni`.
 pub(super) fn floating(vni: Vni, mut s: Section<'_, '_>) -> FloatingIp {
     let floating =
         FloatingIp { vni, uplink: s.required("uplink"), address: s.required("address"), inside: s.required("inside") };
@@ -120,7 +120,7 @@ pub(super) fn floating(vni: Vni, mut s: Section<'_, '_>) -> FloatingIp {
     floating
 }
 
-/// `vni` has been read.
+/// Parses the section after `vni`.
 pub(super) fn forward(vni: Vni, mut s: Section<'_, '_>) -> PortForward {
     let (uplink, address) = (s.required("uplink"), s.required("address"));
     let port = s.required_int("port", 1..=65535) as u16;
@@ -137,7 +137,7 @@ pub(super) fn forward(vni: Vni, mut s: Section<'_, '_>) -> PortForward {
     forward
 }
 
-/// What must hold between these sections and the rest.
+/// Checks the relations of these sections to other objects.
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     let nat = &config.nat;
     let counts = [
@@ -157,14 +157,14 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     for (i, source) in nat.sources.iter().enumerate() {
         let at = |key: &str| format!("nat[{i}].{key}");
         if !vnis.insert(source.vni) && !sink.failed(at("vni")) {
-            sink.error(at("vni"), format!("VNI {} has a [[nat]] already; name all addresses there", source.vni));
+            sink.error(at("vni"), format!("VNI {} already has a [[nat]]; name all addresses there", source.vni));
         }
         checks.uplink(&at, source.vni, &source.uplink);
         let mut known = HashSet::new();
         for (k, address) in source.addresses.iter().enumerate() {
             let field = format!("nat[{i}].addresses[{k}]");
             if !known.insert(address) && !sink.failed(&field) {
-                sink.error(&field, format!("{address} is named twice"));
+                sink.error(&field, format!("{address} is listed twice"));
             }
             checks.outside(&field, &source.uplink, *address, None);
             checks.family(&at("vni"), source.vni, *address);
@@ -181,7 +181,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     for (i, floating) in nat.floating.iter().enumerate() {
         let field = format!("floating_ip[{i}].inside");
         if inside.insert((floating.vni, floating.inside), i).is_some() && !sink.failed(&field) {
-            sink.error(&field, format!("{} has a floating address already", floating.inside));
+            sink.error(&field, format!("{} already has a floating address", floating.inside));
         }
     }
     let (mut outside_ends, mut inside_ends) = (HashSet::new(), HashSet::new());
@@ -192,15 +192,16 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
         checks.family(&at("vni"), forward.vni, forward.address);
         checks.inside(&at("inside"), forward.address, forward.vni, forward.inside);
         if !outside_ends.insert((forward.protocol, forward.address, forward.port)) && !sink.failed(at("port")) {
-            sink.error(at("port"), format!("port {} of {} leads elsewhere already", forward.port, forward.address));
+            sink.error(at("port"), format!("port {} of {} is already forwarded", forward.port, forward.address));
         }
         let end = (forward.vni, forward.protocol, forward.inside, forward.inside_port);
         if !inside_ends.insert(end) && !sink.failed(at("inside")) {
-            let message = format!("another port leads to port {} of {} already", forward.inside_port, forward.inside);
+            let message = format!("port {} of {} already has a forward", forward.inside_port, forward.inside);
             sink.error(at("inside"), message);
         }
         if inside.contains_key(&(forward.vni, forward.inside)) && !sink.failed(at("inside")) {
-            let message = format!("{} has a floating address, through which all its ports are reached", forward.inside);
+            let message =
+                format!("{} has a floating address, which already makes all its ports reachable", forward.inside);
             sink.error(at("inside"), message);
         }
     }
@@ -229,14 +230,14 @@ fn uplinks(config: &Config, sink: &Sink<'_>) {
         let gateway = config.vpc(vni).is_some_and(|vpc| !vpc.gateway.is_empty());
         let balancers = config.load_balancers.iter().any(|b| b.vni == vni);
         let message = if !seen.insert(&port.name) {
-            format!("port {:?} is an uplink already", port.name)
+            format!("port {:?} is already an uplink", port.name)
         } else if others || routes || peerings || gateway || balancers {
             format!(
-                "VNI {vni} of port {:?} must have nothing else: no port, route, peering, gateway, load balancer",
+                "VNI {vni} of port {:?} must not have another port, a route, a peering, a gateway or a load balancer",
                 port.name
             )
         } else if !port.security_groups.is_empty() {
-            format!("port {:?} has security groups; give them to the guests", port.name)
+            format!("port {:?} has security groups; set them on the guests' ports", port.name)
         } else {
             continue;
         };
@@ -249,12 +250,12 @@ struct Checks<'a> {
     sink: &'a Sink<'a>,
     /// By VPC.
     uplink_of: HashMap<Vni, &'a str>,
-    /// Whose an outside address is; `None`: several guests share it.
+    /// The guest that owns an outside address; `None`: several guests share it.
     owner: HashMap<(&'a str, IpAddr), Option<(Vni, IpAddr)>>,
 }
 
 impl<'a> Checks<'a> {
-    /// A VPC has one uplink.
+    /// The uplink must exist, and a VPC must use only one.
     fn uplink(&mut self, at: &dyn Fn(&str) -> String, vni: Vni, uplink: &'a str) {
         let (config, sink) = (self.config, self.sink);
         if sink.failed(at("uplink")) || sink.failed(at("vni")) || sink.failed_within("uplink") {
@@ -266,12 +267,11 @@ impl<'a> Checks<'a> {
                 Some(name) => format!("did you mean {name:?}?"),
                 None => "add an [[uplink]] with that port".to_owned(),
             };
-            return sink.error(at("uplink"), format!("{uplink:?} is no uplink; {known}"));
+            return sink.error(at("uplink"), format!("{uplink:?} is not an uplink; {known}"));
         }
         let other = *self.uplink_of.entry(vni).or_insert(uplink);
         if other != uplink {
-            return sink
-                .error(at("uplink"), format!("VNI {vni} goes out through {other:?} already; a VPC has one uplink"));
+            return sink.error(at("uplink"), format!("VNI {vni} already uses uplink {other:?}; a VPC has one uplink"));
         }
         if sink.failed_within("vpc") || sink.failed_within("port") {
             return;
@@ -279,11 +279,11 @@ impl<'a> Checks<'a> {
         if config.vpc(vni).is_none() {
             sink.error(at("vni"), format!("there is no [[vpc]] with vni = {vni}"));
         } else if config.port(uplink).is_some_and(|port| port.vni == vni) {
-            sink.error(at("vni"), format!("VNI {vni} is that of the uplink; name the VPC of the guests"));
+            sink.error(at("vni"), format!("VNI {vni} is the uplink's; name the VPC of the guests"));
         }
     }
 
-    /// An address outside is nobody's else.
+    /// An outside address must be a unicast address without another owner.
     fn outside(&mut self, field: &str, uplink: &'a str, address: IpAddr, owner: Option<(Vni, IpAddr)>) {
         let sink = self.sink;
         if sink.failed(field) {
@@ -292,20 +292,20 @@ impl<'a> Checks<'a> {
         let is_host = !(address.is_unspecified() || address.is_multicast() || address.is_loopback());
         let of_port = self.config.port(uplink).is_some_and(|p| p.addresses.iter().any(|a| a.addr() == address));
         if !is_host {
-            return sink.error(field, format!("{address} cannot be an address outside"));
+            return sink.error(field, format!("{address} cannot be an outside address"));
         }
         if of_port {
             return sink.error(field, format!("{address} is the address of the port {uplink:?} itself"));
         }
         match self.owner.insert((uplink, address), owner) {
             Some(other) if other.is_some() || owner.is_some() => {
-                sink.error(field, format!("{address} is in use already, and a floating address is one guest's alone"));
+                sink.error(field, format!("{address} is already in use; a floating address belongs to one guest"));
             }
             _ => {}
         }
     }
 
-    /// A VPC whose guests go out has a gateway, and no other way for everything.
+    /// A VPC with outside addresses needs a gateway of their family, and must not have another default route.
     fn family(&self, field: &str, vni: Vni, address: IpAddr) {
         let (config, sink) = (self.config, self.sink);
         if sink.failed(field) || sink.failed_within("vpc") {
@@ -314,21 +314,24 @@ impl<'a> Checks<'a> {
         let v6 = address.is_ipv6();
         let family = if v6 { "IPv6" } else { "IPv4" };
         if config.vpc(vni).is_some_and(|vpc| !vpc.gateway.iter().any(|a| a.is_ipv6() == v6)) {
-            sink.error(field, format!("VNI {vni} has no {family} gateway, through which its guests go out; add one"));
+            sink.error(
+                field,
+                format!("VNI {vni} has no {family} gateway, through which guests reach the outside; add one"),
+            );
         }
         let is_all = |prefix: &ipnet::IpNet| prefix.prefix_len() == 0 && prefix.addr().is_ipv6() == v6;
         let routed = config.ports.iter().filter(|p| p.vni == vni).flat_map(|p| &p.routed);
         let mut routes = config.routes.iter().filter(|r| r.vni == vni).map(|r| &r.prefix).chain(routed);
         let route = routes.any(&is_all);
         if route || config.peerings.iter().any(|p| p.vni == vni && is_all(&p.prefix)) {
-            let message = format!("VNI {vni} has another {family} route for all destinations; remove one of them");
+            let message = format!("VNI {vni} has another {family} default route; remove one of them");
             if !sink.failed(field) {
                 sink.error(field, message);
             }
         }
     }
 
-    /// A guest's address is of the family of its address outside.
+    /// A guest's address must be of the family of its outside address, and not be a gateway's or a load balancer's.
     fn inside(&self, field: &str, outside: IpAddr, vni: Vni, inside: IpAddr) {
         let sink = self.sink;
         if sink.failed(field) {

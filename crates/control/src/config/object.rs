@@ -1,4 +1,4 @@
-//! One object of a configuration by itself: what `[[port]]`, `[[route]]` and the other lists of tables describe.
+//! Single configuration objects: the elements of `[[port]]`, `[[route]]` and the other arrays of tables.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use super::{
     SecurityGroup, SourceNat, Uplink, Vni, Vpc, check, parse,
 };
 
-/// The kinds of objects, named as the file's tables are. What refers to others comes after them.
+/// The kinds of objects, with the names of the file's tables. A kind comes after those to which it refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -63,7 +63,7 @@ impl Kind {
         Kind::Mirror,
     ];
 
-    /// As the file and the API name it.
+    /// Its name in the file and in the API.
     pub fn name(self) -> &'static str {
         match self {
             Kind::SecurityGroup => "security_group",
@@ -82,8 +82,8 @@ impl Kind {
         }
     }
 
-    /// A key in the one way in which objects have it: addresses and numbers may be written in several. `None`: no object of the
-    /// kind can have it.
+    /// The canonical form of a key: addresses and numbers have several notations. `None`: the key is invalid for this
+    /// kind.
     pub fn canonical(self, key: &str) -> Option<String> {
         let number = |text: &str| text.parse().ok().and_then(Vni::new);
         Some(match self {
@@ -105,7 +105,7 @@ impl Kind {
         })
     }
 
-    /// How keys of the kind are written.
+    /// The format of keys of this kind.
     pub fn key_form(self) -> &'static str {
         match self {
             Kind::Vpc | Kind::Nat => "VNI",
@@ -117,7 +117,7 @@ impl Kind {
         }
     }
 
-    /// The kind of that name.
+    /// The kind with this name.
     pub fn of_name(name: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| kind.name() == name)
     }
@@ -129,9 +129,9 @@ impl fmt::Display for Kind {
     }
 }
 
-/// An object; by itself its values are in range, and what it refers to may not exist.
+/// An object. Its values are in range; the objects to which it refers need not exist.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "each is what its kind is")]
+#[allow(missing_docs, reason = "see Kind")]
 pub enum Object {
     SecurityGroup(SecurityGroup),
     AddressSet(AddressSet),
@@ -148,7 +148,7 @@ pub enum Object {
     Mirror(Mirror),
 }
 
-/// Something wrong with an object.
+/// An error of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
     /// The field, such as `addresses[0]`; empty: the object as a whole.
@@ -157,28 +157,28 @@ pub struct FieldError {
     pub message: String,
 }
 
-/// Something wrong between the objects of a configuration.
+/// An error in the relations between objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelationError {
-    /// The object; none: no single one.
+    /// The object; none: the error belongs to no single object.
     pub object: Option<(Kind, String)>,
-    /// What is wrong with it.
+    /// The error.
     pub error: FieldError,
 }
 
 impl Object {
-    /// Reads an object from its description, which has the keys that the file's table has. `workers` is the host's number of them, which
-    /// a TAP port has queues for unless it says otherwise.
+    /// Parses an object from a spec with the keys of the file's table. `workers` is the host's number of workers, the
+    /// default number of queues of a TAP port.
     ///
     /// # Errors
-    /// Everything that is wrong with it by itself.
+    /// All errors of the object itself.
     pub fn parse(kind: Kind, spec: &serde_json::Value, workers: usize) -> Result<Object, Vec<FieldError>> {
         let error = |message: String| vec![FieldError { field: String::new(), message }];
         if !spec.is_object() {
-            return Err(error(format!("the spec of a {kind} is an object with the keys of [[{kind}]]")));
+            return Err(error(format!("the spec of a {kind} must be an object with the keys of [[{kind}]]")));
         }
-        // One schema, hence one reader: that of the file.
-        let text = toml::to_string(spec).map_err(|e| error(format!("{e}; leave out what has no value")))?;
+        // The schema is that of the file, so use the same parser.
+        let text = toml::to_string(spec).map_err(|e| error(format!("{e}; leave out keys without a value")))?;
         let document = DeTable::parse(&text).map_err(|e| error(e.message().to_owned()))?;
         let sink = Sink::new("", &text, document.get_ref());
         let object = parse::object(kind, Section::root(&sink, document.get_ref()), workers);
@@ -189,7 +189,7 @@ impl Object {
         Err(errors.into_iter().map(|e| FieldError { field: e.field, message: e.message }).collect())
     }
 
-    /// Which kind.
+    /// Its kind.
     pub fn kind(&self) -> Kind {
         match self {
             Object::SecurityGroup(_) => Kind::SecurityGroup,
@@ -208,7 +208,7 @@ impl Object {
         }
     }
 
-    /// What names it among those of its kind.
+    /// Its key, unique within its kind.
     pub fn key(&self) -> String {
         match self {
             Object::SecurityGroup(group) => group.name.clone(),
@@ -230,7 +230,7 @@ impl Object {
         }
     }
 
-    /// The VPC that it belongs to, if it is one's.
+    /// The VPC to which it belongs, if any.
     pub fn vni(&self) -> Option<Vni> {
         match self {
             Object::Vpc(vpc) => Some(vpc.vni),
@@ -247,7 +247,7 @@ impl Object {
     }
 }
 
-/// A protocol's word.
+/// The name of a protocol.
 pub(super) fn protocol(protocol: BalancedProtocol) -> &'static str {
     match protocol {
         BalancedProtocol::Tcp => "tcp",
@@ -256,7 +256,7 @@ pub(super) fn protocol(protocol: BalancedProtocol) -> &'static str {
 }
 
 impl Config {
-    /// Adds an object, without a check.
+    /// Adds an object without checks.
     pub fn push(&mut self, object: Object) {
         match object {
             Object::SecurityGroup(group) => self.security_groups.push(group),
@@ -275,7 +275,7 @@ impl Config {
         }
     }
 
-    /// How many objects of a kind there are.
+    /// The number of objects of a kind.
     pub fn count(&self, kind: Kind) -> usize {
         match kind {
             Kind::SecurityGroup => self.security_groups.len(),
@@ -294,35 +294,35 @@ impl Config {
         }
     }
 
-    /// A copy of an object, by its kind and place.
-    pub fn object(&self, kind: Kind, place: usize) -> Option<Object> {
+    /// A copy of an object, by its kind and index.
+    pub fn object(&self, kind: Kind, index: usize) -> Option<Object> {
         Some(match kind {
-            Kind::SecurityGroup => Object::SecurityGroup(self.security_groups.get(place)?.clone()),
-            Kind::AddressSet => Object::AddressSet(self.address_sets.get(place)?.clone()),
-            Kind::Peer => Object::Peer(self.peers.get(place)?.clone()),
-            Kind::Vpc => Object::Vpc(self.vpcs.get(place)?.clone()),
-            Kind::Port => Object::Port(Box::new(self.ports.get(place)?.clone())),
-            Kind::Route => Object::Route(self.routes.get(place)?.clone()),
-            Kind::Peering => Object::Peering(self.peerings.get(place)?.clone()),
-            Kind::LoadBalancer => Object::LoadBalancer(self.load_balancers.get(place)?.clone()),
-            Kind::Uplink => Object::Uplink(self.nat.uplinks.get(place)?.clone()),
-            Kind::Nat => Object::Nat(self.nat.sources.get(place)?.clone()),
-            Kind::FloatingIp => Object::FloatingIp(self.nat.floating.get(place)?.clone()),
-            Kind::PortForward => Object::PortForward(self.nat.forwards.get(place)?.clone()),
-            Kind::Mirror => Object::Mirror(self.mirrors.get(place)?.clone()),
+            Kind::SecurityGroup => Object::SecurityGroup(self.security_groups.get(index)?.clone()),
+            Kind::AddressSet => Object::AddressSet(self.address_sets.get(index)?.clone()),
+            Kind::Peer => Object::Peer(self.peers.get(index)?.clone()),
+            Kind::Vpc => Object::Vpc(self.vpcs.get(index)?.clone()),
+            Kind::Port => Object::Port(Box::new(self.ports.get(index)?.clone())),
+            Kind::Route => Object::Route(self.routes.get(index)?.clone()),
+            Kind::Peering => Object::Peering(self.peerings.get(index)?.clone()),
+            Kind::LoadBalancer => Object::LoadBalancer(self.load_balancers.get(index)?.clone()),
+            Kind::Uplink => Object::Uplink(self.nat.uplinks.get(index)?.clone()),
+            Kind::Nat => Object::Nat(self.nat.sources.get(index)?.clone()),
+            Kind::FloatingIp => Object::FloatingIp(self.nat.floating.get(index)?.clone()),
+            Kind::PortForward => Object::PortForward(self.nat.forwards.get(index)?.clone()),
+            Kind::Mirror => Object::Mirror(self.mirrors.get(index)?.clone()),
         })
     }
 
     /// Copies of all objects, kind by kind.
     pub fn objects(&self) -> impl Iterator<Item = Object> + '_ {
-        let of_kind = move |kind| (0..self.count(kind)).filter_map(move |place| self.object(kind, place));
+        let of_kind = move |kind| (0..self.count(kind)).filter_map(move |index| self.object(kind, index));
         Kind::ALL.into_iter().flat_map(of_kind)
     }
 
-    /// Checks what must hold between objects, as it is checked for a file.
+    /// Checks the relations between objects, as for a file.
     ///
     /// # Errors
-    /// Everything that contradicts itself, each with the object that is to be changed.
+    /// All contradictions, each with the object to change.
     pub fn check_relations(&self) -> Result<(), Vec<RelationError>> {
         let nothing = DeTable::new();
         let sink = Sink::new("", "", &nothing);
@@ -334,10 +334,10 @@ impl Config {
         Err(errors.into_iter().map(|error| self.relation(&error.field, &error.message)).collect())
     }
 
-    /// An error whose places, such as `port[2].mac`, are told by names.
+    /// An error in which fields, such as `port[2].mac`, are replaced by names.
     fn relation(&self, field: &str, message: &str) -> RelationError {
         let message = self.by_names(message);
-        match self.place(field) {
+        match self.locate(field) {
             Some((kind, key, field)) => {
                 RelationError { object: Some((kind, key)), error: FieldError { field: field.to_owned(), message } }
             }
@@ -345,19 +345,19 @@ impl Config {
         }
     }
 
-    /// The object of a place such as `port[2].mac`, and the field of it.
-    fn place<'f>(&self, field: &'f str) -> Option<(Kind, String, &'f str)> {
+    /// The object and key of a field such as `port[2].mac`.
+    fn locate<'f>(&self, field: &'f str) -> Option<(Kind, String, &'f str)> {
         let (kind, rest) = field.split_once('[')?;
-        let (place, rest) = rest.split_once(']')?;
-        let object = self.object(Kind::of_name(kind)?, place.parse().ok()?)?;
+        let (index, rest) = rest.split_once(']')?;
+        let object = self.object(Kind::of_name(kind)?, index.parse().ok()?)?;
         Some((object.kind(), object.key(), rest.trim_start_matches('.')))
     }
 
-    /// A text in which the places of objects are their names.
+    /// Replaces fields in a text, such as `port[2].mac`, by names.
     fn by_names(&self, text: &str) -> String {
         let mut words = Vec::new();
         for word in text.split(' ') {
-            words.push(match self.place(word) {
+            words.push(match self.locate(word) {
                 Some((kind, key, "")) => format!("{kind} {key:?}"),
                 Some((kind, key, field)) => format!("{field} of {kind} {key:?}"),
                 None => word.to_owned(),

@@ -1,4 +1,4 @@
-//! The schema: which keys there are, their ranges and defaults.
+//! The schema: the keys with their ranges and defaults.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -16,19 +16,19 @@ use super::{
     security,
 };
 
-/// The most addresses of one thing.
+/// Maximum number of addresses in a list.
 const MAX_ADDRESSES: usize = 8;
-/// The most security groups of one port.
+/// Maximum number of security groups of one port or route.
 const MAX_GROUPS: usize = 8;
-/// The most networks behind one port's guest.
+/// Maximum number of networks behind one port's guest.
 const MAX_ROUTED: usize = 64;
-/// In the names of files that the daemon keeps beside vhost-user sockets.
+/// Part of the names of the in-flight records that the daemon keeps beside vhost-user sockets.
 const RECORD: &str = ".inflight";
-/// Bytes of a Unix socket's path (`sun_path`, without its final zero).
+/// Maximum length of a Unix socket's path, bytes (`sun_path`, without its final zero).
 const MAX_SOCKET_PATH: usize = 107;
-/// Bytes of a file of which all syntax errors are told.
+/// Largest file of which all syntax errors are reported, bytes.
 const MAX_RECOVERED: usize = 1 << 20;
-/// Bytes of an interface's name (`IFNAMSIZ`, without its final zero).
+/// Maximum length of an interface's name, bytes (`IFNAMSIZ`, without its final zero).
 const MAX_DEVICE_NAME: usize = 15;
 
 pub(super) fn parse(text: &str, file: &str) -> Result<Config, ConfigErrors> {
@@ -38,7 +38,7 @@ pub(super) fn parse(text: &str, file: &str) -> Result<Config, ConfigErrors> {
     };
     let sink = Sink::new(file, text, document.get_ref());
     let config = document_of(&sink, document.get_ref());
-    // Some checks look at all errors again and again.
+    // Some checks scan all errors repeatedly.
     if !sink.is_full() {
         check::check(&config, &sink);
     }
@@ -46,10 +46,10 @@ pub(super) fn parse(text: &str, file: &str) -> Result<Config, ConfigErrors> {
     if errors.is_empty() { Ok(config) } else { Err(ConfigErrors::new(errors)) }
 }
 
-/// All syntax errors, or the first one of a large file, which may have as many as bytes.
+/// All syntax errors, or only the first one of a large file, which may have one per byte.
 fn syntax_errors(text: &str, file: &str, first: toml::de::Error) -> ConfigErrors {
     let errors = if text.len() > MAX_RECOVERED { vec![first] } else { DeTable::parse_recoverable(text).1 };
-    // What was recovered around them would only give misleading errors.
+    // Checks of the recovered parts would only report misleading errors.
     let nothing = DeTable::new();
     let sink = Sink::new(file, text, &nothing);
     for error in &errors {
@@ -104,7 +104,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
     }
 }
 
-/// An object of a kind, of a host with `workers` workers.
+/// Parses an object of a kind, on a host with `workers` workers.
 pub(super) fn object(kind: Kind, s: Section<'_, '_>, workers: usize) -> Object {
     match kind {
         Kind::SecurityGroup => Object::SecurityGroup(security_group(s)),
@@ -166,7 +166,7 @@ fn control(mut s: Section<'_, '_>) -> Control {
     let metrics = metrics.filter(|text| text != "off").and_then(|text| {
         let address = text.parse::<SocketAddr>().ok().filter(|address| address.port() > 0);
         if address.is_none() && !s.has_failed("metrics") {
-            let wanted = "is not \"off\", nor an address with a port, such as 127.0.0.1:9795 or [::1]:9795";
+            let wanted = "is neither \"off\" nor an address with a port, such as 127.0.0.1:9795 or [::1]:9795";
             s.error("metrics", format!("{text:?} {wanted}"));
         }
         address
@@ -275,7 +275,8 @@ fn vpc(mut s: Section<'_, '_>) -> Vpc {
     vpc
 }
 
-/// Longest domain: a name of 63 characters and a dot before it make 253, which is the most (RFC 1035, section 2.3.4).
+/// Longest domain: with a name of 63 characters and a dot in front, it reaches the limit of 253 (RFC 1035, section
+/// 2.3.4).
 const LONGEST_DOMAIN: usize = 189;
 
 fn domain(s: &mut Section<'_, '_>) -> Option<String> {
@@ -288,12 +289,12 @@ fn domain(s: &mut Section<'_, '_>) -> Option<String> {
     Some(domain)
 }
 
-/// Whether there is no empty label in a name, and none that is too long.
+/// Whether all labels of a name have 1 to 63 characters.
 pub(super) fn is_dns_name(name: &str) -> bool {
     name.split('.').all(|label| (1..=63).contains(&label.len()))
 }
 
-/// Rates of a port's limits.
+/// Ranges of a port's rate limits.
 const MBIT: RangeInclusive<u64> = 1..=400_000;
 const KPPS: RangeInclusive<u64> = 1..=1_000_000;
 /// DSCPs (RFC 2474).
@@ -364,7 +365,7 @@ fn machine(s: &mut Section<'_, '_>, port: &mut Port) {
 
 fn container(s: &mut Section<'_, '_>, port: &mut Port, workers: usize) {
     port.netns = netns(s);
-    // The name of a port without a device names that, too.
+    // The default name of the device is that of the port.
     port.device = s.optional("device").unwrap_or_else(|| port.name.clone());
     if !s.has_failed("name") && !s.has_failed("device") {
         check_device(s, &port.device);
@@ -410,12 +411,12 @@ fn host_name(s: &mut Section<'_, '_>) -> String {
     name_of(s, "a-z, 0-9, '-' and '.'", |c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.')
 }
 
-/// The name of a port, a security group, or an address set.
+/// The name of a port, or of another object with this alphabet.
 fn port_name(s: &mut Section<'_, '_>) -> String {
     name_of(s, "a-z, A-Z, 0-9, '-', '_' and '.'", |c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
-/// The field `name`; after an error: an empty text.
+/// The field `name`; after an error: an empty string.
 fn name_of(s: &mut Section<'_, '_>, alphabet: &str, allowed: impl Fn(char) -> bool) -> String {
     let name: String = s.required("name");
     if s.has_failed("name") {
@@ -443,12 +444,12 @@ fn check_socket(s: &Section<'_, '_>, socket: &str) {
     if !s.has_failed("socket") && !Path::new(&socket).is_absolute() {
         s.error("socket", format!("{socket:?} is not an absolute path"));
     }
-    // Two paths that lead to one place are told apart by nobody, and what lies beside a socket is the daemon's.
+    // The check for duplicates compares paths as text, and files beside a socket belong to the daemon.
     if Path::new(socket).components().any(|part| part == Component::ParentDir) {
-        s.error("socket", format!("{socket:?} has a part \"..\"; write the path without"));
+        s.error("socket", format!("{socket:?} contains \"..\"; write the path without it"));
     }
     if Path::new(socket).file_name().is_some_and(|name| name.to_string_lossy().contains(RECORD)) {
-        s.error("socket", format!("{socket:?}: names with \"{RECORD}\" are those of the daemon's records"));
+        s.error("socket", format!("{socket:?}: names with \"{RECORD}\" are reserved for the daemon's records"));
     }
     if socket.len() > MAX_SOCKET_PATH {
         s.error("socket", format!("{} bytes; the path of a Unix socket has at most {MAX_SOCKET_PATH}", socket.len()));

@@ -8,13 +8,13 @@ use super::{Config, Peering, Vni};
 
 /// The peerings of a configuration.
 pub(super) struct Peerings {
-    /// VPCs that have gateways, of IPv6 or not.
+    /// VPCs with gateways, and whether they are IPv6 gateways.
     gateways: HashSet<(Vni, bool)>,
     /// From VPC, to VPC, IPv6 or not.
     peerings: HashSet<(Vni, Vni, bool)>,
-    /// No error in the VPCs.
+    /// Whether the VPCs have no errors.
     gateways_are_known: bool,
-    /// No error in the peerings.
+    /// Whether the peerings have no errors.
     peerings_are_known: bool,
 }
 

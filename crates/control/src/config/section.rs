@@ -1,4 +1,4 @@
-//! Reads TOML tables field by field, and collects every error with its place.
+//! Reads TOML tables field by field, and collects all errors with their lines.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashSet;
@@ -13,14 +13,15 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::ConfigError;
 
-/// Errors that are listed. Beyond them reading stops: a file that is no configuration at all must cost neither hours nor gigabytes.
+/// Maximum number of errors, after which reading stops: a file that is not a configuration at all must not take hours
+/// or gigabytes.
 const MAX_ERRORS: usize = 1000;
-/// Characters of a field's name and of a message that are listed. Longer ones quote what the file has.
+/// Maximum length of a field's name and of a message, characters. Longer ones, which quote the file, are truncated.
 const MAX_FIELD: usize = 200;
 const MAX_MESSAGE: usize = 2000;
 
-/// Collects errors, and finds the line of every field that was written: when there is an error, for most files have none, and
-/// some a hundred thousand routes.
+/// Collects errors, and finds the lines of fields. Lines are only computed for errors: most files have none, and some
+/// have a hundred thousand routes.
 pub(super) struct Sink<'a> {
     file: &'a str,
     text: &'a str,
@@ -36,12 +37,12 @@ struct State {
 }
 
 impl<'a> Sink<'a> {
-    /// For `document`, read from the `text` of `file`.
+    /// A sink for `document`, parsed from the `text` of `file`.
     pub(super) fn new(file: &'a str, text: &'a str, document: &'a DeTable<'a>) -> Sink<'a> {
         Sink { file, text, document, line_starts: OnceCell::new(), state: RefCell::default() }
     }
 
-    /// Reports an error of a field; its line is that of the field, or of the nearest table around it.
+    /// Reports an error of a field, at the line of the field or of the nearest enclosing table.
     pub(super) fn error(&self, field: impl fmt::Display, message: impl Into<String>) {
         let field = field.to_string();
         let line = self.line_of_field(&field);
@@ -53,7 +54,7 @@ impl<'a> Sink<'a> {
         self.push(self.line_of_offset(offset), field.to_string(), message.into());
     }
 
-    /// Whether a field already has an error, so that its value means nothing.
+    /// Whether a field already has an error, so that its value is meaningless.
     pub(super) fn failed(&self, field: impl fmt::Display) -> bool {
         let failed = &self.state.borrow().failed;
         !failed.is_empty() && failed.contains(&field.to_string())
@@ -64,14 +65,14 @@ impl<'a> Sink<'a> {
         self.state.borrow().failed.iter().any(|f| f.starts_with(field))
     }
 
-    /// Whether a field was written in the file.
+    /// Whether the file sets a field.
     pub(super) fn written(&self, field: &str) -> bool {
-        place(self.document, field).is_ok()
+        offset_of(self.document, field).is_ok()
     }
 
-    /// The line of a field that was written, or of the nearest table around it; 0: the file as a whole.
+    /// The line of a field, or of the nearest enclosing table; 0: the file as a whole.
     pub(super) fn line_of_field(&self, field: &str) -> usize {
-        let (Ok(offset) | Err(Some(offset))) = place(self.document, field) else { return 0 };
+        let (Ok(offset) | Err(Some(offset))) = offset_of(self.document, field) else { return 0 };
         self.line_of_offset(offset)
     }
 
@@ -79,7 +80,7 @@ impl<'a> Sink<'a> {
         self.state.into_inner().errors
     }
 
-    /// Whether there are as many errors as are listed: what follows need not be read.
+    /// Whether the maximum number of errors is reached: stop reading.
     pub(super) fn is_full(&self) -> bool {
         self.state.borrow().errors.len() >= MAX_ERRORS
     }
@@ -106,11 +107,11 @@ impl<'a> Sink<'a> {
     }
 }
 
-/// A text without control characters, which a terminal might obey, and with at most so many characters.
+/// Escapes control characters, which a terminal might interpret, and truncates a text to `most` characters.
 fn printable(text: &str, most: usize) -> String {
     let mut out = String::new();
     for c in text.chars().take(most) {
-        // TOML's own messages have line ends.
+        // Messages of the TOML parser contain line ends.
         if c.is_control() && c != '\n' { out.extend(c.escape_debug()) } else { out.push(c) }
     }
     if text.chars().nth(most).is_some() {
@@ -119,13 +120,14 @@ fn printable(text: &str, most: usize) -> String {
     out
 }
 
-/// Where a field such as `port[2].addresses[0]` begins, byte offset; if it was not written, that of the nearest one around it that was.
-fn place(document: &DeTable<'_>, field: &str) -> Result<usize, Option<usize>> {
+/// The byte offset of a field such as `port[2].addresses[0]`. If the file does not set it, the error is the offset of
+/// the nearest enclosing field, if any.
+fn offset_of(document: &DeTable<'_>, field: &str) -> Result<usize, Option<usize>> {
     let mut table = Some(document);
     let mut found = None;
     for part in field.split('.') {
         let (key, indexes) = part.split_once('[').map_or((part, None), |(key, rest)| (key, Some(rest)));
-        // The key's place, for a value may span several lines.
+        // The offset of the key, because a value may span several lines.
         let (name, mut value) = table.and_then(|table| table.get_key_value(key)).ok_or(found)?;
         found = Some(name.span().start);
         for index in indexes.into_iter().flat_map(|rest| rest.split('[')) {
@@ -138,11 +140,11 @@ fn place(document: &DeTable<'_>, field: &str) -> Result<usize, Option<usize>> {
     found.ok_or(None)
 }
 
-/// A value that a single TOML value gives.
+/// A type that can be read from a single TOML value.
 pub(super) trait FromValue: Sized {
-    /// What a placeholder is after an error; it never leaves this module's callers.
+    /// A placeholder after an error; it never leaves this module's callers.
     fn placeholder() -> Self;
-    /// Reads it; the error says what is wrong with the value.
+    /// Reads a value; the error describes what is wrong with it.
     fn from_value(value: &DeValue<'_>) -> Result<Self, String>;
 }
 
@@ -181,7 +183,7 @@ impl FromValue for IpNet {
     fn from_value(value: &DeValue<'_>) -> Result<IpNet, String> {
         let text = text(value)?;
         text.parse().map_err(|_| match text.parse::<IpAddr>() {
-            Ok(address) => format!("{text:?} lacks a prefix length; for this address alone write {:?}", {
+            Ok(address) => format!("{text:?} lacks a prefix length; for a single address write {:?}", {
                 IpNet::from(address).to_string()
             }),
             Err(_) => format!("{text:?} is not an address with a prefix length, such as 10.0.0.1/24"),
@@ -196,11 +198,11 @@ impl FromValue for Mac {
     fn from_value(value: &DeValue<'_>) -> Result<Mac, String> {
         let text = text(value)?;
         let mac = text.parse::<Mac>().map_err(|e| format!("{text:?}: {e}"))?;
-        if mac.is_unicast() { Ok(mac) } else { Err(format!("{mac} is no address of one interface")) }
+        if mac.is_unicast() { Ok(mac) } else { Err(format!("{mac} is not a unicast MAC address")) }
     }
 }
 
-/// One table, read field by field. What was never asked for is unknown: [`finish`](Self::finish) says so.
+/// One table, read field by field. [`finish`](Self::finish) reports keys that were not read as unknown.
 pub(super) struct Section<'a, 'i> {
     sink: &'a Sink<'a>,
     path: String,
@@ -229,12 +231,12 @@ impl<'a, 'i> Section<'a, 'i> {
         self.sink.failed(self.field(key))
     }
 
-    /// Whether a field was written.
+    /// Whether the table contains a field.
     pub(super) fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    /// A field that may be absent.
+    /// An optional field.
     pub(super) fn optional<T: FromValue>(&mut self, key: &'static str) -> Option<T> {
         let value = self.take(key)?;
         match T::from_value(value.get_ref()) {
@@ -246,7 +248,7 @@ impl<'a, 'i> Section<'a, 'i> {
         }
     }
 
-    /// A field that must be there.
+    /// A required field.
     pub(super) fn required<T: FromValue>(&mut self, key: &'static str) -> T {
         self.optional(key).unwrap_or_else(|| {
             self.error(key, "missing");
@@ -254,7 +256,7 @@ impl<'a, 'i> Section<'a, 'i> {
         })
     }
 
-    /// A field that other tables of this name have, and this one must not; `why` says what to do.
+    /// Refuses a field that other tables of this name may have; `why` says what to do.
     pub(super) fn refuse(&mut self, key: &'static str, why: &str) {
         if self.table.is_some_and(|table| table.contains_key(key)) {
             self.asked.push(key);
@@ -267,7 +269,7 @@ impl<'a, 'i> Section<'a, 'i> {
         self.optional_int(key, range).unwrap_or(default)
     }
 
-    /// An integer in a range that may be absent. After an error: the range's start.
+    /// An optional integer in a range. After an error: the range's start.
     pub(super) fn optional_int(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
         let value = self.take(key)?;
         Some(integer(value.get_ref(), &range).unwrap_or_else(|message| {
@@ -276,7 +278,7 @@ impl<'a, 'i> Section<'a, 'i> {
         }))
     }
 
-    /// An integer in a range that must be there.
+    /// A required integer in a range.
     pub(super) fn required_int(&mut self, key: &'static str, range: RangeInclusive<u64>) -> u64 {
         let start = *range.start();
         self.optional_int(key, range).unwrap_or_else(|| {
@@ -285,12 +287,12 @@ impl<'a, 'i> Section<'a, 'i> {
         })
     }
 
-    /// `"auto"` (gives none) or an integer in a range; absent: as `"auto"`.
+    /// `"auto"` (returns `None`) or an integer in a range; absent: as `"auto"`.
     pub(super) fn auto_int(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
         self.int_or_word(key, range, "auto", None)
     }
 
-    /// A word (gives none) or an integer in a range; absent: `default`.
+    /// A word (returns `None`) or an integer in a range; absent: `default`.
     pub(super) fn int_or_word(
         &mut self,
         key: &'static str,
@@ -315,7 +317,7 @@ impl<'a, 'i> Section<'a, 'i> {
         }
     }
 
-    /// One of some words; absent: the first.
+    /// One of several words; absent: the first.
     pub(super) fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> T {
         let default = choices[0].1;
         let Some(value) = self.take(key) else { return default };
@@ -332,7 +334,7 @@ impl<'a, 'i> Section<'a, 'i> {
         })
     }
 
-    /// One of some words, which must be there. After an error: the first.
+    /// One of several words, required. After an error: the first.
     pub(super) fn required_choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> T {
         if self.table.is_some_and(|table| !table.contains_key(key)) {
             let words: Vec<_> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
@@ -341,7 +343,7 @@ impl<'a, 'i> Section<'a, 'i> {
         self.choice(key, choices)
     }
 
-    /// A list; absent: empty. After an error in one element, a placeholder stands for it.
+    /// A list; absent: empty. Invalid elements become placeholders.
     pub(super) fn list<T: FromValue>(&mut self, key: &'static str, max: usize) -> Vec<T> {
         self.elements(key, max, T::from_value, T::placeholder)
     }
@@ -352,7 +354,7 @@ impl<'a, 'i> Section<'a, 'i> {
         self.elements(key, max, |value| integer(value, &range), || start)
     }
 
-    /// A table inside; absent: an empty one.
+    /// A nested table; absent: an empty one.
     pub(super) fn section(&mut self, key: &'static str) -> Section<'a, 'i> {
         let table = self.take(key).and_then(|value| {
             let table = value.get_ref().as_table();
@@ -364,7 +366,7 @@ impl<'a, 'i> Section<'a, 'i> {
         Section { sink: self.sink, path: self.field(key), table, asked: Vec::new() }
     }
 
-    /// A table inside that may be absent.
+    /// An optional nested table.
     pub(super) fn optional_section(&mut self, key: &'static str) -> Option<Section<'a, 'i>> {
         if self.has(key) {
             return Some(self.section(key));
@@ -396,7 +398,7 @@ impl<'a, 'i> Section<'a, 'i> {
         sections
     }
 
-    /// Reports the keys that nobody asked for.
+    /// Reports keys that were not read.
     pub(super) fn finish(self) {
         let Some(table) = self.table else { return };
         for key in table.keys() {
@@ -447,12 +449,13 @@ impl<'a, 'i> Section<'a, 'i> {
     }
 }
 
-/// The known word that a mistyped one most likely means.
+/// The known word that is nearest to a mistyped one.
 pub(super) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
-    // A third of the letters may be wrong; beyond that a suggestion would mislead.
+    // Up to a third of the letters may be wrong; beyond that, a suggestion would be misleading.
     let length = word.chars().count();
     let limit = (length / 3).max(1);
-    // The distance is at least what the lengths differ by; finding it takes time and memory for each pair of letters.
+    // The distance is at least the difference of the lengths. Computing it takes time and memory for each pair of
+    // letters.
     let close = known.iter().filter(|k| k.chars().count().abs_diff(length) <= limit);
     let distances = close.map(|k| (strsim::damerau_levenshtein(word, k), *k));
     distances.filter(|(distance, _)| *distance <= limit).min_by_key(|(distance, _)| *distance).map(|(_, k)| k)
@@ -462,7 +465,7 @@ fn text<'v>(value: &'v DeValue<'_>) -> Result<&'v str, String> {
     value.as_str().ok_or_else(|| mismatch("a string", value))
 }
 
-/// An integer in a range; `None` if the value is no number at all.
+/// An integer in a range; `None` if the value is not an integer.
 pub(super) fn whole_number(value: &DeValue<'_>, range: &RangeInclusive<u64>) -> Option<Result<u64, String>> {
     value.as_integer().map(|_| integer(value, range))
 }

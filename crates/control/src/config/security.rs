@@ -1,4 +1,4 @@
-//! Who may talk to whom: security groups and network ACLs.
+//! Security groups, address sets and network ACLs.
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
@@ -10,27 +10,27 @@ use super::check::Seen;
 use super::section::{FromValue, Section, Sink, nearest, whole_number};
 use super::{Config, FlowLog};
 
-/// Most rules of one list.
+/// Maximum number of rules of one list.
 const MAX_RULES: usize = 4096;
-/// Most prefixes, and most port ranges, of one rule.
+/// Maximum number of prefixes, and of port ranges, of one rule.
 const MAX_ALTERNATIVES: usize = 64;
-/// Most prefixes of an address set.
+/// Maximum number of prefixes of an address set.
 const MAX_SET: usize = 65_536;
 
-/// Conversations that may begin with a guest, and that it may begin itself.
+/// A security group: which connections to and from a guest are allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecurityGroup {
     /// Its name.
     pub name: String,
-    /// What others may begin.
+    /// Allowed connections to the guest.
     pub ingress: Vec<Rule>,
-    /// What the guest may begin.
+    /// Allowed connections from the guest.
     pub egress: Vec<Rule>,
-    /// Whether the guest may begin nothing else; otherwise everything, as far as this group is concerned.
+    /// Whether `egress` restricts the guest; otherwise this group allows all connections from it.
     pub restricts_egress: bool,
 }
 
-/// Addresses that rules name.
+/// A named set of addresses for rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressSet {
     /// Its name.
@@ -39,27 +39,27 @@ pub struct AddressSet {
     pub addresses: Vec<IpNet>,
 }
 
-/// Which packets. What is empty or `None` matches everything.
+/// The match of a rule. Empty fields match everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// The protocols: numbers of the IP header.
+    /// IP protocol numbers.
     pub protocols: Vec<u8>,
     /// Source prefixes; no host bits are set.
     pub from: Vec<IpNet>,
     /// Destination prefixes; no host bits are set.
     pub to: Vec<IpNet>,
-    /// Others at the end that `from` or `to` is about; of a security group's rule only.
+    /// Groups and sets named in `from` or `to`; only for rules of security groups.
     pub remotes: Vec<Remote>,
     /// Destination ports of TCP or UDP.
     pub ports: Vec<RangeInclusive<u16>>,
-    /// Whether there are records of what it accepts and rejects.
+    /// Whether packets that it accepts or rejects are logged.
     pub log: bool,
 }
 
-/// Whom a rule names.
+/// A group or a set in a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remote {
-    /// Guests of the same VPC that have this security group.
+    /// Guests of the same VPC with this security group.
     Group(String),
     /// An [`AddressSet`].
     Set(String),
@@ -68,15 +68,15 @@ pub enum Remote {
 /// One rule of a network's ACL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AclRule {
-    /// Packets from guests, or to guests.
+    /// Direction of the packets.
     pub direction: Direction,
-    /// Whether they pass.
+    /// The action.
     pub action: Action,
-    /// Which.
+    /// The match.
     pub rule: Rule,
 }
 
-/// Which way a packet goes, seen from the guest.
+/// The direction of a packet, as seen from the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the guest.
@@ -85,25 +85,25 @@ pub enum Direction {
     Egress,
 }
 
-/// What becomes of a packet.
+/// The action of an ACL rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It passes.
+    /// The packet passes.
     Allow,
-    /// It is dropped.
+    /// The packet is dropped.
     Deny,
 }
 
-/// How many conversations and flows are remembered, of each worker.
+/// Bounds of the session and flow tables of each worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sessions {
-    /// Of all ports, 1024 to 16777216.
+    /// Sessions of all ports, 1024 to 16777216.
     pub total: u32,
-    /// Of one port, 16 to `total`.
+    /// Sessions of one port, 16 to `total`.
     pub per_port: u32,
-    /// Flows in each direction whose packets need not be judged again, 0 to 1048576.
+    /// Flow records in each direction, which cache decisions, 0 to 1048576.
     pub flow_records: u32,
-    /// Whether what packets that come together have in common is looked up once.
+    /// Whether packets of a batch share lookups.
     pub vectors: bool,
 }
 
@@ -120,7 +120,7 @@ pub(super) fn sessions(mut s: Section<'_, '_>) -> Sessions {
     sessions
 }
 
-/// `name` has been read.
+/// Parses the section after `name`.
 pub(super) fn security_group(name: String, mut s: Section<'_, '_>) -> SecurityGroup {
     let ingress = rules(&mut s, "ingress", "from");
     let restricts_egress = s.has("egress");
@@ -129,7 +129,7 @@ pub(super) fn security_group(name: String, mut s: Section<'_, '_>) -> SecurityGr
     SecurityGroup { name, ingress, egress, restricts_egress }
 }
 
-/// `name` has been read.
+/// Parses the section after `name`.
 pub(super) fn address_set(name: String, mut s: Section<'_, '_>) -> AddressSet {
     let addresses = s.list("addresses", MAX_SET);
     no_host_bits(&s, "addresses", &addresses);
@@ -150,7 +150,7 @@ pub(super) fn acl(s: &mut Section<'_, '_>) -> Vec<AclRule> {
     sections.into_iter().map(read).collect()
 }
 
-/// Rules of a security group; `key` names the end of conversations that is not the guest's.
+/// Parses rules of a security group; `key` is the key of the remote end, `from` or `to`.
 fn rules<'a, 'i>(s: &mut Section<'a, 'i>, list: &'static str, key: &'static str) -> Vec<Rule> {
     let sections = s.sections(list);
     bounded(s, list, sections.len());
@@ -174,7 +174,7 @@ fn bounded(s: &Section<'_, '_>, key: &str, rules: usize) {
     }
 }
 
-/// Prefixes that say more than which addresses.
+/// Reports prefixes with host bits set.
 fn no_host_bits(s: &Section<'_, '_>, key: &str, prefixes: &[IpNet]) {
     if let Some(prefix) = prefixes.iter().find(|p| p.trunc() != **p).filter(|_| !s.has_failed(key)) {
         s.error(key, format!("{prefix} has host bits set; write {}", prefix.trunc()));
@@ -195,7 +195,7 @@ fn rule(mut s: Section<'_, '_>, from: Vec<IpNet>, to: Vec<IpNet>, remotes: Vec<R
     Rule { protocols, from, to, remotes, ports, log }
 }
 
-/// That rules are logged only if there is somewhere to log them.
+/// Reports logged rules if no destination for their records is configured.
 fn check_logs(config: &Config, sink: &Sink<'_>) {
     if config.flow_log.as_ref().is_some_and(FlowLog::has_rules) || sink.failed_within("flow_log") {
         return;
@@ -212,21 +212,21 @@ fn check_logs(config: &Config, sink: &Sink<'_>) {
     let acls = config.vpcs.iter().enumerate();
     let of_acls = acls.flat_map(|(i, vpc)| fields(format!("vpc[{i}].acl"), vpc.acl.iter().map(|a| &a.rule).collect()));
     for field in of_groups.chain(of_acls) {
-        let message = "there is nowhere to log it; set `rules_json` or `collector` in [flow_log]";
+        let message = "no destination for its records; set `rules_json` or `collector` in [flow_log]";
         sink.error(field, message);
     }
 }
 
-/// That the groups and sets that are named exist, and that there is somewhere to log what is logged.
+/// Checks that names are unique, that named groups and sets exist, and that logged rules have a destination.
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     check_logs(config, sink);
     let mut names = Seen::new(sink);
     for (i, group) in config.security_groups.iter().enumerate() {
-        names.once(format!("security_group[{i}].name"), &group.name, || format!("security group {:?} is", group.name));
+        names.once(format!("security_group[{i}].name"), &group.name, || format!("security group {:?}", group.name));
     }
     let mut names = Seen::new(sink);
     for (i, set) in config.address_sets.iter().enumerate() {
-        names.once(format!("address_set[{i}].name"), &set.name, || format!("address set {:?} is", set.name));
+        names.once(format!("address_set[{i}].name"), &set.name, || format!("address set {:?}", set.name));
     }
     let groups = Names::new(sink, ("security group", "security_group"), config.security_groups.iter().map(|g| &g.name));
     let sets = Names::new(sink, ("address set", "address_set"), config.address_sets.iter().map(|s| &s.name));
@@ -255,7 +255,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     }
 }
 
-/// The names of one kind of thing.
+/// The names of one kind of object.
 struct Names<'a> {
     sink: &'a Sink<'a>,
     kind: (&'static str, &'static str),
@@ -264,13 +264,13 @@ struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// `kind`: in words, and the section's name.
+    /// `kind`: its description, and the section's name.
     fn new(sink: &'a Sink<'a>, kind: (&'static str, &'static str), names: impl Iterator<Item = &'a String>) -> Self {
         let listed: Vec<&str> = names.map(String::as_str).collect();
         Names { sink, kind, known: listed.iter().copied().collect(), listed }
     }
 
-    /// Reports a name that is not among them.
+    /// Reports an unknown name.
     fn check(&self, name: &str, field: impl Fn() -> String) {
         let (words, section) = self.kind;
         if self.known.contains(name) || self.sink.failed(field()) || self.sink.failed_within(section) {
@@ -279,13 +279,13 @@ impl<'a> Names<'a> {
         let hint = match nearest(name, &self.listed) {
             Some(name) => format!("did you mean {name:?}?"),
             None if self.listed.is_empty() => format!("there are none; add a [[{section}]]"),
-            None => format!("known ones: {}", self.listed.join(", ")),
+            None => format!("known names: {}", self.listed.join(", ")),
         };
         self.sink.error(field(), format!("no {words} named {name:?}; {hint}"));
     }
 }
 
-/// A prefix, `"group:NAME"` or `"set:NAME"`.
+/// A remote end: a prefix, `"group:NAME"` or `"set:NAME"`.
 enum Who {
     Prefix(IpNet),
     Named(Remote),
@@ -309,12 +309,12 @@ impl FromValue for Who {
     }
 }
 
-/// The key `protocol`; empty: any.
+/// Parses the key `protocol`; empty: any.
 pub(super) fn protocols(s: &mut Section<'_, '_>) -> Vec<u8> {
     s.optional::<Protocols>("protocol").map_or_else(Vec::new, |p| p.0)
 }
 
-/// Ports and ranges of ports.
+/// Parses ports and port ranges.
 pub(super) fn port_ranges(s: &mut Section<'_, '_>, key: &'static str) -> Vec<RangeInclusive<u16>> {
     s.list::<PortRange>(key, MAX_ALTERNATIVES).into_iter().map(|p| p.0).collect()
 }
@@ -324,7 +324,7 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 
-/// `"any"`, `"tcp"`, `"udp"`, `"icmp"` (of both families), or a number.
+/// `"any"`, `"tcp"`, `"udp"`, `"icmp"` (ICMP and ICMPv6), or a number.
 struct Protocols(Vec<u8>);
 
 impl FromValue for Protocols {

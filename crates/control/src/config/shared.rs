@@ -1,4 +1,4 @@
-//! What must hold between shared addresses and the rest.
+//! Checks of shared addresses.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::section::Sink;
 use super::{Config, Vni};
 
-/// A shared address is a unicast address, is not a vNIC's own, and is reached through a gateway.
+/// A shared address must be a unicast address, have no other owner, and its VPC must have a gateway.
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     let of_ports = config.ports.iter().enumerate().map(|(i, port)| ("port", i, port.vni, &port.shared[..]));
     let of_routes = config.routes.iter().enumerate().map(|(i, route)| ("route", i, route.vni, &route.shared[..]));
@@ -25,20 +25,17 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
             if address.is_unspecified() || address.is_multicast() || address.is_loopback() || is_broadcast {
                 sink.error(field, format!("{address} is not the address of a host; name a unicast address"));
             } else if shared[..k].contains(&address) {
-                sink.error(field, format!("{address} is named twice; remove one"));
+                sink.error(field, format!("{address} is listed twice; remove one"));
             } else if taken.contains(&(vni, address)) {
                 sink.error(field, format!("{address} has another owner in VNI {vni}; choose another address"));
             } else if config.vpc(vni).is_some_and(|vpc| vpc.gateway.is_empty()) && !sink.failed_within("vpc") {
-                sink.error(
-                    field,
-                    format!("VNI {vni} has no gateway, through which shared addresses are reached; add one"),
-                );
+                sink.error(field, format!("VNI {vni} has no gateway, which shared addresses need; add one"));
             }
         }
     }
 }
 
-/// Addresses that one vNIC, a load balancer or a gateway has.
+/// Addresses of vNICs, load balancers and gateways.
 fn taken(config: &Config) -> HashSet<(Vni, IpAddr)> {
     let own = config.ports.iter().flat_map(|port| port.addresses.iter().map(|net| (port.vni, net.addr())));
     let balancers = config.load_balancers.iter().map(|balancer| (balancer.vni, balancer.address));

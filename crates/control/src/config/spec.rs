@@ -1,4 +1,4 @@
-//! What an object's table in the file would say: the reverse of reading it. What has its default is left out.
+//! Serializes objects with the keys of the file's tables: the reverse of parsing. Defaults are left out.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -26,7 +26,7 @@ impl Keys {
         self.set(key, value.to_string())
     }
 
-    /// A value that says something else than its default.
+    /// Sets a value that differs from its default.
     fn unless<T: PartialEq + Into<Value>>(&mut self, default: T, key: &str, value: T) -> &mut Keys {
         if value != default {
             self.set(key, value);
@@ -59,7 +59,7 @@ impl Keys {
 }
 
 impl Object {
-    /// The object's description, which [`parse`](Self::parse) reads. Equal objects have equal descriptions.
+    /// The object's spec, which [`parse`](Self::parse) reads. Equal objects have equal specs.
     pub fn spec(&self) -> Value {
         let mut keys = Keys::default();
         match self {
@@ -106,7 +106,7 @@ impl Object {
 
 fn security_group(keys: &mut Keys, group: &SecurityGroup) {
     keys.text("name", &group.name).list("ingress", group.ingress.iter().map(|of| rule(of, "from")));
-    // A list without rules says that the guest may begin nothing.
+    // An empty list allows no connections from the guest.
     if group.restricts_egress {
         keys.set("egress", group.egress.iter().map(|of| rule(of, "to")).collect::<Vec<_>>());
     }
@@ -133,12 +133,12 @@ fn acl(acl: &AclRule) -> Value {
     let mut keys = Keys::default();
     keys.set("direction", if acl.direction == Direction::Ingress { "ingress" } else { "egress" });
     keys.set("action", if acl.action == Action::Allow { "allow" } else { "deny" });
-    // It names no others.
+    // ACL rules have no remotes.
     rule_keys(&mut keys, &acl.rule, "from");
     keys.done()
 }
 
-/// `end` names the end of conversations that is not the guest's.
+/// `end` is the key of the remote end, `from` or `to`.
 fn rule(rule: &Rule, end: &str) -> Value {
     let mut keys = Keys::default();
     rule_keys(&mut keys, rule, end);

@@ -1,43 +1,44 @@
-//! `[transport]`: the settings of the reliable transport, each with its default and that default's source.
+//! `[transport]`: settings of the reliable transport, with the sources of their defaults.
 
 use std::time::Duration;
 
 /// Settings of the reliable transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transport {
-    /// Packets that take the same path before the next one is chosen, 1 to 4096. 50: NSDI'26 paper, section 4.1.
+    /// Packets sent on a path before the next path is chosen, 1 to 4096. 50: NSDI'26 paper, section 4.1.
     pub group_packets: u16,
-    /// Longest datagram in which packets leave together, bytes behind its UDP header, 0 (never) to 8952; no more than `underlay.mtu` lets
-    /// pass. 1452: what fits an MTU of 1500, over IPv6 too.
+    /// Longest UDP payload that bundles several packets, bytes, 0 (never) to 8952; limited by `underlay.mtu`. 1452:
+    /// fits an MTU of 1500, with IPv6 too.
     pub bundle_bytes: u16,
     /// Paths that carry traffic at once, 1 to the underlay's paths. 4: NSDI'26 paper, section 4.1.
     pub spray_paths: u8,
-    /// A path is kept while the better one gains less than this. 20 µs: APNET'25 paper, section 3.2.1.
+    /// A path is kept while another one is better by less than this. 20 µs: APNET'25 paper, section 3.2.1.
     pub stickiness: Duration,
-    /// Retransmission timeout before anything was measured. 4 ms: NSDI'26 paper, section 4.3.
+    /// Retransmission timeout before the first measurement. 4 ms: NSDI'26 paper, section 4.3.
     pub initial_rto: Duration,
     /// Lowest retransmission timeout.
     pub rto_floor: Auto<Duration>,
-    /// Longest wait before an ACK is sent; at most 65535 µs, for set-up carries it in 16 bits.
+    /// Maximum delay of an ACK; at most 65535 µs, because set-up packets carry it in 16 bits.
     pub ack_delay: Auto<Duration>,
-    /// Published packets after which an ACK is sent at once, 1 to 256 (what one bitmap reports).
+    /// Published packets after which an ACK is sent at once, 1 to 256 (the size of a bitmap).
     pub ack_threshold: u16,
-    /// How long a packet without acknowledgement is sent again before it is given up, 1 ms to 1 s, at most 255 times `initial_rto`.
-    /// [`Auto::Auto`]: 28 ms (NSDI'26 paper, section 7.4) for each path that delivers, up to four.
+    /// How long an unacknowledged packet is retransmitted before it is given up, 1 ms to 1 s, at most 255 times
+    /// `initial_rto`. [`Auto::Auto`]: 28 ms (NSDI'26 paper, section 7.4) for each path that delivers, up to four.
     pub give_up: Auto<Duration>,
-    /// Packets in flight per connection at first. 512: NSDI'26 paper, section 7.4.
+    /// Initial window of a connection, packets in flight. 512: NSDI'26 paper, section 7.4.
     pub initial_window: u16,
-    /// Most packets in flight per connection, at most 4096, the default: the largest guest ring (section 7.4).
+    /// Maximum window of a connection, packets in flight, at most 4096 (the default): the largest guest ring (section
+    /// 7.4).
     pub max_window: u16,
-    /// Unanswered set-ups after which a peer gets plain VXLAN, 1 to 20.
+    /// Unanswered connection requests after which a peer gets plain VXLAN, 1 to 20.
     pub setup_tries: u8,
-    /// After how long such a peer is tried again.
+    /// Time after which such a peer is tried again.
     pub plain_retry: Duration,
-    /// After how long without packets a connection is removed.
+    /// Idle time after which a connection is removed.
     pub idle_reap: Duration,
-    /// How often an idle path is probed.
+    /// Probe interval of idle paths.
     pub probe_interval: Duration,
-    /// What bounds the packets in flight on a path.
+    /// How packets in flight on a path are bounded.
     pub congestion_control: CongestionControl,
 }
 
@@ -64,12 +65,12 @@ impl Default for Transport {
     }
 }
 
-/// A setting that may be left to the transport's own measurements.
+/// A setting that the transport can derive from its measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auto<T> {
-    /// It follows what is measured.
+    /// Derived from measurements.
     Auto,
-    /// It is this.
+    /// A fixed value.
     Fixed(T),
 }
 
@@ -83,11 +84,11 @@ impl<T> Auto<T> {
     }
 }
 
-/// The congestion controls; `CC Type` names them on the wire.
+/// Congestion control algorithms; `CC Type` on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CongestionControl {
     /// Swift, per path (SIGCOMM 2020).
     Swift,
-    /// The connection's window alone.
+    /// Only the connection's window.
     None,
 }

@@ -1,4 +1,4 @@
-//! VXLAN network identifiers that are in range.
+//! VXLAN network identifiers.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Devices: sockets of the underlay (`udp`, `afxdp`), TAP devices and vhost-user rings.
+//! Devices: underlay sockets (`udp`, `afxdp`), TAP devices and vhost-user rings.
 
 use super::Kind::Drop;
 use super::reasons::{self, Reason};
@@ -7,7 +7,7 @@ use super::{Chapter, Family, count, drop, gauge};
 const SLOW_GUEST: &str = "the guest does not receive its packets fast enough";
 const DRIVER: &str = "the guest's driver is broken, or hostile";
 
-/// What can be wrong with a chain of descriptors.
+/// Errors of a descriptor chain.
 const CHAIN: &[Reason] = &[
     Reason { name: "link", what: "an invalid next descriptor, or a loop", advice: "" },
     Reason { name: "indirect", what: "an invalid indirect table", advice: "" },

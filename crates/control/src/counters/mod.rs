@@ -1,8 +1,8 @@
-//! What every counter means, and what to do when it grows: one table for `bifrostctl drops`, for Prometheus and for
-//! `docs/COUNTERS.md`.
+//! Descriptions of all counters, and what to do when they grow: one table for `bifrostctl drops`, for Prometheus and
+//! for `docs/COUNTERS.md`.
 //!
-//! The crates of the data path count; this table describes the counters. A test of the daemon, which knows both, checks that
-//! every counter is described and every described counter exists.
+//! The counters themselves are in the crates of the data path. A test of the daemon, which depends on both, checks that
+//! every counter is described and that every described counter exists.
 
 mod devices;
 mod pipeline;
@@ -15,10 +15,10 @@ use std::fmt::Write;
 
 use reasons::Reason;
 
-/// What a number is.
+/// The kind of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Packets (datagrams, frames, messages) that go no further; it only grows.
+    /// Dropped packets (datagrams, frames, messages); it only grows.
     Drop,
     /// Any other event; it only grows.
     Count,
@@ -26,10 +26,10 @@ pub enum Kind {
     Gauge,
 }
 
-/// What a counter means.
+/// The description of a counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meaning {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// What is counted, in a line.
     pub what: Cow<'static, str>,
@@ -45,14 +45,14 @@ struct Entry {
     advice: &'static str,
 }
 
-/// Counters of which there is one for each reason.
+/// A family of counters, one for each reason.
 struct Family {
     prefix: &'static str,
     suffix: &'static str,
     kind: Kind,
-    /// Before the reason.
+    /// Text before the reason.
     what: &'static str,
-    /// Where the reason has none of its own.
+    /// Advice for reasons without their own.
     advice: &'static str,
     reasons: &'static [Reason],
 }
@@ -69,7 +69,7 @@ const fn gauge(name: &'static str, what: &'static str, advice: &'static str) -> 
     Entry { name, kind: Kind::Gauge, what, advice }
 }
 
-/// A chapter of the table.
+/// A section of the table.
 struct Chapter {
     title: &'static str,
     entries: &'static [Entry],
@@ -100,12 +100,12 @@ impl Chapter {
     }
 }
 
-/// Every counter that is known, with its meaning.
+/// All known counters, with their descriptions.
 pub fn all() -> impl Iterator<Item = (String, Meaning)> {
     CHAPTERS.iter().flat_map(Chapter::all)
 }
 
-/// What a counter means. `None`: there is no such counter.
+/// The description of a counter. `None`: the counter is unknown.
 pub fn meaning(name: &str) -> Option<Meaning> {
     let chapters = || CHAPTERS.iter();
     if let Some(entry) = chapters().flat_map(|c| c.entries).find(|e| e.name == name) {
@@ -122,7 +122,7 @@ pub fn unit(name: &str) -> &str {
     name.rsplit_once(['_', '.']).map_or("", |(_, unit)| unit)
 }
 
-/// The whole table in Markdown, as `docs/COUNTERS.md` has it.
+/// The whole table in Markdown, for `docs/COUNTERS.md`.
 pub fn markdown() -> String {
     let mut text = String::new();
     for chapter in &CHAPTERS {
@@ -150,13 +150,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_counter_is_there_once_and_found_by_its_name() {
+    fn every_counter_is_listed_once_and_found_by_name() {
         let mut seen = BTreeSet::new();
         for (name, expected) in all() {
             assert_eq!(meaning(&name), Some(expected.clone()), "{name}");
             assert!(seen.insert(name.clone()), "{name} twice");
             assert!(!expected.what.is_empty() && !expected.what.contains(['|', '\n']), "{name}");
-            assert!(expected.kind != Kind::Drop || !expected.advice.is_empty(), "{name}: what is to be done?");
+            assert!(expected.kind != Kind::Drop || !expected.advice.is_empty(), "{name}: no advice");
             assert!(name.contains('.') && !unit(&name).is_empty(), "{name}");
         }
         assert_eq!(meaning("drop.nothing_packets"), None);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_document_is_this_table() {
+    fn the_document_matches_this_table() {
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/COUNTERS.md");
         let document = std::fs::read_to_string(&file).unwrap();
         let start = document.find("## ").unwrap();

@@ -1,11 +1,11 @@
-//! The loop of each worker (`datapath`), and ports as it sees them.
+//! The worker loop (`datapath`) and its ports.
 
 use super::Kind::Drop;
 use super::{Chapter, Family, count, drop, gauge, reasons};
 
-/// What to do about a port that keeps its worker.
+/// Advice for a port that occupies its worker for too long.
 const SLOW: &str = "its guest makes single packets expensive, for example with unusable buffers: look at its driver";
-/// What to do about a panic.
+/// Advice for a panic.
 const FAULT: &str = "report the panic in the log; `bifrostctl ports` shows the port";
 
 pub(super) const CHAPTER: Chapter = Chapter {
@@ -90,9 +90,13 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "packets for the guest that arrived while its port was paused; reliable ones are retransmitted",
             SLOW,
         ),
-        count("port.slow_turns", "turns in which the port occupied its worker for more than a millisecond", SLOW),
-        count("port.slow_ns", "time that these took beyond the normal cost of the port's packets", SLOW),
-        count("port.rest_times", "times that the port was paused for that", SLOW),
+        count(
+            "port.slow_turns",
+            "turns that the port extended by more than a millisecond beyond the normal cost of its packets",
+            SLOW,
+        ),
+        count("port.slow_ns", "time beyond that in these turns", SLOW),
+        count("port.rest_times", "times that the port was paused for slow turns", SLOW),
         count(
             "datapath.long_turns",
             "turns of more than a millisecond of processor time, counted while the worker looks for the cause",
@@ -151,7 +155,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count(
             "datapath.followed_packets",
             "plain VXLAN frames for guests that have moved to other hosts, sent on to these",
-            "for longer than some seconds: a peer has not been told of the move",
+            "for longer than some seconds: a peer does not know about the move",
         ),
         count(
             "datapath.kept_packets",
@@ -255,7 +259,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
         drop(
             "drop.host_queue_full_packets",
             "packets of guests to the metadata service, dropped because the daemon has too many of them",
-            "guests that ask all the time: `avs.to_host_packets` of ports",
+            "guests that send too many requests: `avs.to_host_packets` of ports",
         ),
         drop(
             "drop.hand_over_overflow_packets",

@@ -1,12 +1,12 @@
-//! Reasons by which several counters are told apart.
+//! Reasons, which distinguish the counters of a family.
 
 /// A reason.
 pub(super) struct Reason {
-    /// In the counter's name.
+    /// Part of the counter's name.
     pub(super) name: &'static str,
-    /// In words.
+    /// Description.
     pub(super) what: &'static str,
-    /// What to do; empty: as for all of the family.
+    /// What to do; empty: the family's advice.
     pub(super) advice: &'static str,
 }
 
@@ -14,7 +14,7 @@ const fn plain(name: &'static str, what: &'static str) -> Reason {
     Reason { name, what, advice: "" }
 }
 
-/// Why a frame, or what was said about it, is refused (`nic`).
+/// Why a frame or its offload metadata is refused (`nic`).
 pub(super) const MALFORMED: &[Reason] = &[
     plain("ethernet_truncated", "shorter than an Ethernet header with its tag"),
     plain("arp_truncated", "truncated ARP"),
@@ -29,7 +29,7 @@ pub(super) const MALFORMED: &[Reason] = &[
     plain("ipv4_options", "IPv4 options that do not fit the header"),
     Reason {
         name: "source_route",
-        what: "a source route: IPv4 options, or an IPv6 routing header of type 0, 1 or 2 with further destinations",
+        what: "a source route: an IPv4 option, or an IPv6 routing header of type 0, 1 or 2 with further destinations",
         advice: "an attack, or a tool in the guest: source routes are not supported",
     },
     plain(
@@ -161,7 +161,7 @@ pub(super) const SWITCH: &[Reason] = &[
     Reason {
         name: "dhcp_unanswered",
         what: "to a DHCP server, needs no answer: a release, a decline, or a request to another server",
-        advice: "a guest declines an address when another one uses it: look for that address in the VPC",
+        advice: "a guest declines an address that another guest uses: look for that address in the VPC",
     },
     Reason {
         name: "dhcp_rate",
@@ -170,8 +170,8 @@ pub(super) const SWITCH: &[Reason] = &[
     },
     Reason {
         name: "dhcp_server",
-        what: "to a DHCPv6 client, as only servers and relays send it",
-        advice: "a DHCPv6 server in the guest, or an attack from within it: only the switch is a server",
+        what: "DHCPv6 messages that only servers and relays send to clients",
+        advice: "a DHCPv6 server in the guest, or an attack from within it: only the switch may act as a server",
     },
     Reason {
         name: "solicitation_rate",
@@ -206,18 +206,18 @@ pub(super) const SWITCH: &[Reason] = &[
     Reason { name: "acl", what: "denied by the network's ACL", advice: "see `[[vpc.acl]]` if it should pass" },
     Reason {
         name: "group_egress",
-        what: "no session, and no egress rule of the sender's security groups allows it",
+        what: "without a session, and not allowed by an egress rule of the sender's security groups",
         advice: "see the port's `security_groups` (egress) if it should pass",
     },
     Reason {
         name: "group_ingress",
-        what: "no session, and no ingress rule of the receiver's security groups allows it",
+        what: "without a session, and not allowed by an ingress rule of the receiver's security groups",
         advice: "see the port's `security_groups` (ingress) if it should pass",
     },
     Reason {
         name: "fragment_without_first",
         what: "a later fragment where rules match ports, without an accepted first fragment",
-        advice: "the first was denied, lost or reordered; `avs.fragment_evicted_records` shows whether records were evicted",
+        advice: "the first was denied, lost or reordered; `avs.fragment_evicted_records` shows whether its record was evicted",
     },
     Reason {
         name: "fragment_mismatch",
@@ -226,7 +226,7 @@ pub(super) const SWITCH: &[Reason] = &[
     },
     Reason {
         name: "no_service",
-        what: "to the address of a load balancer, at a port without listener",
+        what: "to the address of a load balancer, but not to one of its ports",
         advice: "`bifrostctl load-balancers` lists the ports",
     },
     Reason {
@@ -246,12 +246,12 @@ pub(super) const SWITCH: &[Reason] = &[
     },
     Reason {
         name: "service_ports",
-        what: "to a load balancer, and all source ports of the client towards that backend are in use",
+        what: "to a load balancer, while all source ports of the client towards that backend are in use",
         advice: "use other source ports: several load balancers share the backend",
     },
     Reason {
         name: "connections_full",
-        what: "to a load balancer, and the connection table is full",
+        what: "to a load balancer, while the connection table is full",
         advice: "not possible with valid bounds, because another connection is evicted: report this",
     },
     Reason {
@@ -261,7 +261,7 @@ pub(super) const SWITCH: &[Reason] = &[
     },
     Reason {
         name: "nat_ports_full",
-        what: "to the outside, and all ports of the guest, or of its VPC's addresses, are in use",
+        what: "to the outside, while all ports of the guest, or of its VPC's addresses, are in use",
         advice: "`bifrostctl nat`; raise `ports_per_guest`, or add addresses to the `[[nat]]` of the VPC",
     },
     Reason {

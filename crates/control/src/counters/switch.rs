@@ -42,7 +42,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "from the underlay, dropped by ACLs, security groups or the port's MTU",
             "",
         ),
-        gauge("avs.current_sessions", "sessions of security groups", "at `sessions.total` it is full"),
+        gauge("avs.current_sessions", "sessions of security groups", "at `sessions.total` the table is full"),
         gauge("avs.established_sessions", "of these: with packets in both directions, and not closed", ""),
         count("avs.created_sessions", "sessions created", ""),
         count("avs.expired_sessions", "sessions that timed out", ""),
@@ -88,7 +88,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
         gauge(
             "avs.balanced_current_sessions",
             "connections of guests through load balancers, and with the outside",
-            "at `sessions.total` it is full",
+            "at `sessions.total` the table is full",
         ),
         gauge("avs.balanced_established_sessions", "of these: with packets in both directions, and not closed", ""),
         count("avs.balanced_created_sessions", "connections through load balancers, and with the outside, created", ""),
@@ -126,12 +126,12 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count(
             "metadata.expired_connections",
             "connections to the metadata service ended after 10 s",
-            "a guest that opens connections and does not ask",
+            "a guest that opens connections without sending requests",
         ),
         drop(
             "metadata.refused_packets",
-            "packets to the metadata service without room: more than 256 guests at a time, or too many packets of one",
-            "many guests start at once; they ask again",
+            "packets to the metadata service above its limits: more than 256 guests at a time, or too many packets of one",
+            "many guests start at once; they retry",
         ),
         count("mirror.sent_packets", "copies of packets sent to mirror targets", ""),
         count(
@@ -186,7 +186,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "records that could not be written to `flow_log.rules_json`",
             "the log says why: no space, no directory, no permission",
         ),
-        count("avs.flow_found_packets", "packets with a flow record: no table was looked up", ""),
+        count("avs.flow_found_packets", "packets with a flow record, which need no further lookups", ""),
         count(
             "avs.flow_batched_packets",
             "packets that used the decision about an earlier packet of their flow in the same turn",

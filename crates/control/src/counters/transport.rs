@@ -116,8 +116,8 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count("rte.reaped_connections", "idle connections removed", ""),
         count(
             "rte.faulted_connections",
-            "connections dropped because of a panic in their processing, or their port's",
-            "see the log; the port's state: `bifrostctl ports`",
+            "connections dropped because of a panic in their processing, or in their port's",
+            "see the log; `bifrostctl ports` shows the port's state",
         ),
         count(
             "rte.unanswered_connections",

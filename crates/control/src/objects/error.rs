@@ -1,36 +1,36 @@
-//! Why a batch is refused: every item, with the field and what to do.
+//! Errors of a batch: for each item, the field and what to do.
 
 use std::fmt;
 
 use crate::api::{ApiError, ErrorKind};
 use crate::config::Kind;
 
-/// The most errors that are told.
-const MAX_TOLD: usize = 20;
+/// Maximum number of errors that are displayed.
+const MAX_SHOWN: usize = 20;
 
-/// Why a batch changes nothing; never empty.
+/// Errors of a batch, which then changes nothing; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApplyError(pub Vec<ItemError>);
 
-/// What is wrong with one item, or with what would become of the rest.
+/// An error of one item, or of an object that depends on the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ItemError {
-    /// The item's place in the batch, from 0; none: an object that is not in it.
+    /// The item's index in the batch; none: the object is not in the batch.
     pub item: Option<usize>,
-    /// The object, if it is one.
+    /// The object, if known.
     pub object: Option<(Kind, String)>,
-    /// The field of the object or item; empty: the whole.
+    /// The field of the object or item; empty: the object as a whole.
     pub field: String,
     /// What is wrong.
     pub what: String,
-    /// What to do; may be empty, where `what` says it.
+    /// What to do; empty if `what` already says it.
     pub hint: String,
-    /// Whether it contradicts what there is; otherwise it is wrong by itself.
+    /// Whether it conflicts with other objects; otherwise it is invalid by itself.
     pub is_conflict: bool,
 }
 
 impl ItemError {
-    /// Where: `items[2]: port "web1": mac`.
+    /// The location, such as `items[2]: port "web1": mac`.
     fn location(&self) -> String {
         let mut parts = Vec::new();
         parts.extend(self.item.map(|item| format!("items[{item}]")));
@@ -53,10 +53,10 @@ impl fmt::Display for ItemError {
 
 impl fmt::Display for ApplyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, error) in self.0.iter().take(MAX_TOLD).enumerate() {
+        for (i, error) in self.0.iter().take(MAX_SHOWN).enumerate() {
             write!(f, "{}{error}", if i > 0 { "\n" } else { "" })?;
         }
-        match self.0.len().saturating_sub(MAX_TOLD) {
+        match self.0.len().saturating_sub(MAX_SHOWN) {
             0 => Ok(()),
             more => write!(f, "\nand {more} more"),
         }

@@ -1,8 +1,8 @@
-//! How objects outlive the daemon: a file of lines, each with a checksum, to which every batch adds one.
+//! The journal, which makes objects persistent: a text file to which every batch appends a line with a checksum.
 //!
-//! The first line is [`HEADER`]. Each further one is the CRC-32 (IEEE 802.3) of the rest of the line in 8 hexadecimal digits, a
-//! space, and a batch: a JSON list of `Record`s. Applied one after the other they give the objects. A last line without its
-//! end was being written when the host went down, and is no batch.
+//! The first line is [`HEADER`]. Each further line is the CRC-32 (IEEE 802.3) of the rest of the line in 8 hexadecimal
+//! digits, a space, and a batch: a JSON list of `Record`s. Applying the batches in order yields the objects. A last
+//! line without a line end was being written when the host went down, and is ignored.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use super::store::{Entry, Id};
 use crate::config::{Kind, Object};
 
-/// The first line: what it is, and the version of the format.
+/// The first line: the name and the version of the format.
 pub const HEADER: &str = "bifrost-objects 1\n";
-/// What begins the first line of every version.
+/// Prefix of the first line in all versions.
 const NAME: &str = "bifrost-objects ";
-/// The most records of a line that [`whole`] writes.
+/// Maximum number of records in a line that [`whole`] writes.
 const PER_LINE: usize = 1000;
 
 /// A change of one object.
@@ -29,7 +29,7 @@ struct Record {
     generation: u64,
     #[serde(default)]
     changed_ms: u64,
-    /// None: it is gone.
+    /// None: the object was deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     spec: Option<serde_json::Value>,
 }
@@ -37,29 +37,29 @@ struct Record {
 /// Why a journal cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
-    /// It does not begin like one.
+    /// It does not begin with the name of the format.
     #[error("it does not begin with {:?}: it is not a journal of objects", HEADER.trim_end())]
     NotAJournal,
-    /// Another release has written it.
+    /// It has another version of the format.
     #[error("its format is version {0}, and this release reads version 1")]
     Version(String),
-    /// A line is not what was written.
+    /// A line is damaged.
     #[error("line {0} is damaged: its checksum or text is wrong")]
     Damaged(usize),
 }
 
-/// What a journal has.
+/// The contents of a journal.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loaded {
     /// The objects.
     pub objects: BTreeMap<Id, Entry>,
-    /// Bytes that are whole lines: what follows is to be cut off.
+    /// Length of all complete lines, bytes: truncate the file to it.
     pub len: usize,
-    /// What this release does not understand, and why. It is left out.
+    /// Records that this release does not understand, with reasons. They are left out.
     pub not_understood: Vec<String>,
 }
 
-/// The line of a batch; none for one that changes nothing.
+/// The line of a batch; none if it changes nothing.
 pub fn line<'a>(changes: impl Iterator<Item = (&'a Id, Option<&'a Entry>)>) -> Option<String> {
     let record = |(id, entry): (&Id, Option<&Entry>)| Record {
         kind: id.kind.name().to_owned(),
@@ -70,27 +70,27 @@ pub fn line<'a>(changes: impl Iterator<Item = (&'a Id, Option<&'a Entry>)>) -> O
         spec: entry.map(|e| e.object.spec()),
     };
     let records: Vec<Record> = changes.map(record).collect();
-    // Texts and numbers: it cannot fail.
+    // Serializing strings and numbers does not fail.
     let text = serde_json::to_string(&records).ok().filter(|_| !records.is_empty())?;
     Some(format!("{:08x} {text}\n", crc32fast::hash(text.as_bytes())))
 }
 
-/// A whole journal, piece by piece, of these objects alone.
+/// The lines of a compact journal with only these objects.
 pub fn whole(objects: &BTreeMap<Id, Entry>) -> impl Iterator<Item = String> {
     let mut rest = objects.iter().map(|(id, entry)| (id, Some(entry)));
     let lines = std::iter::from_fn(move || line(rest.by_ref().take(PER_LINE)));
     std::iter::once(HEADER.to_owned()).chain(lines)
 }
 
-/// Reads a journal. `workers` is the host's number of them, as of [`Object::parse`].
+/// Reads a journal. `workers` is the host's number of workers, as for [`Object::parse`].
 ///
 /// # Errors
-/// It is not one, or was damaged after it was written. Nothing of it is to be used then.
+/// It is not a journal, or was damaged after it was written. None of it may be used then.
 pub fn read(bytes: &[u8], workers: usize) -> Result<Loaded, JournalError> {
     let mut loaded = Loaded::default();
     let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').take_while(|line| line.ends_with(b"\n"));
     match lines.next() {
-        // Nothing was ever written whole.
+        // Not even the header was written completely.
         None if HEADER.as_bytes().starts_with(bytes) => return Ok(loaded),
         Some(line) if line == HEADER.as_bytes() => loaded.len = line.len(),
         Some(line) => {
@@ -107,7 +107,7 @@ pub fn read(bytes: &[u8], workers: usize) -> Result<Loaded, JournalError> {
     Ok(loaded)
 }
 
-/// The records of a line, if they are what was written.
+/// The records of a line, if its checksum matches.
 fn batch(line: &[u8]) -> Option<Vec<Record>> {
     let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
     let (crc, text) = line.split_once(' ')?;
@@ -118,7 +118,7 @@ fn batch(line: &[u8]) -> Option<Vec<Record>> {
 fn add(loaded: &mut Loaded, record: Record, workers: usize) {
     let Record { kind, key, owner, generation, changed_ms, spec } = record;
     let Some(known) = Kind::of_name(&kind) else {
-        return loaded.not_understood.push(format!("{kind} {key:?}: this release has no such kind"));
+        return loaded.not_understood.push(format!("{kind} {key:?}: unknown kind"));
     };
     let id = Id { kind: known, key };
     let Some(spec) = spec else { return drop(loaded.objects.remove(&id)) };
@@ -126,9 +126,9 @@ fn add(loaded: &mut Loaded, record: Record, workers: usize) {
         Ok(object) if Id::of(&object) == id => {
             loaded.objects.insert(id, Entry { owner, generation, changed_ms, object });
         }
-        Ok(object) => loaded.not_understood.push(format!("{id}: its spec is that of {:?}", object.key())),
+        Ok(object) => loaded.not_understood.push(format!("{id}: the spec belongs to {:?}", object.key())),
         Err(errors) => {
-            // What it was before is not what its owner wants.
+            // The earlier version is no longer what the owner wants.
             loaded.objects.remove(&id);
             let errors = errors.iter().map(|e| format!("{}: {}", e.field, e.message));
             loaded.not_understood.push(format!("{id}: {}", errors.collect::<Vec<_>>().join("; ")));

@@ -1,4 +1,4 @@
-//! Which objects there are, page by page.
+//! Lists objects page by page.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -8,32 +8,33 @@ use super::store::{Entry, Id, Store};
 use crate::api::{ApiError, FILE_OWNER, MAX_LISTED_OBJECTS, ObjectEntry, ObjectList, ObjectsDigest, ObjectsQuery};
 use crate::config::{Kind, Object, Vni};
 
-/// Where a list goes on. It says what comes next, not how much was before: what comes and goes meanwhile moves nothing else.
+/// Where a list continues. It names the next object, not a number of objects, so concurrent changes do not shift the
+/// list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Cursor {
-    /// At a place of a kind in the file, after a number of other files.
-    File { kind: Kind, former_files: u64, place: usize },
-    /// Behind an object that is not the file's.
+    /// At an index among the file's objects of a kind; `former_files` identifies the loaded file.
+    File { kind: Kind, former_files: u64, index: usize },
+    /// After an object that is not the file's.
     Behind(Id),
 }
 
 impl Cursor {
-    /// As the API has it: `KIND.FILES.PLACE`, or `KIND..KEY`.
+    /// The format of the API: `KIND.FILES.INDEX`, or `KIND..KEY`.
     fn text(&self) -> String {
         match self {
-            Cursor::File { kind, former_files, place } => format!("{kind}.{former_files}.{place}"),
+            Cursor::File { kind, former_files, index } => format!("{kind}.{former_files}.{index}"),
             Cursor::Behind(id) => format!("{}..{}", id.kind, id.key),
         }
     }
 
     fn parse(text: &str) -> Option<Cursor> {
         let (kind, rest) = text.split_once('.')?;
-        let (files, place) = rest.split_once('.')?;
+        let (files, last) = rest.split_once('.')?;
         let kind = Kind::ALL.into_iter().find(|known| known.to_string() == kind)?;
         if files.is_empty() {
-            return Some(Cursor::Behind(Id { kind, key: place.to_owned() }));
+            return Some(Cursor::Behind(Id { kind, key: last.to_owned() }));
         }
-        Some(Cursor::File { kind, former_files: files.parse().ok()?, place: place.parse().ok()? })
+        Some(Cursor::File { kind, former_files: files.parse().ok()?, index: last.parse().ok()? })
     }
 
     fn kind(&self) -> Kind {
@@ -45,7 +46,7 @@ impl Cursor {
 
 /// An object in a list.
 struct Listed<'a> {
-    /// Where it is.
+    /// Its position.
     at: Cursor,
     owner: &'a str,
     generation: u64,
@@ -54,17 +55,18 @@ struct Listed<'a> {
 }
 
 impl Store {
-    /// The objects that are asked for, at most [`MAX_LISTED_OBJECTS`]. One that is there while page after page is asked for is on one of them.
+    /// A page of the requested objects, at most [`MAX_LISTED_OBJECTS`]. An object that exists while all pages are
+    /// requested is on exactly one of them.
     ///
     /// # Errors
-    /// `from` is not what an earlier answer had, or there is another file since.
+    /// `from` is not the `next` of an earlier response, or the file was reloaded since.
     pub fn list(&self, query: &ObjectsQuery) -> Result<ObjectList, ApiError> {
         let most = query.limit.unwrap_or(MAX_LISTED_OBJECTS).clamp(1, MAX_LISTED_OBJECTS);
         let mut list = ObjectList::default();
         let mut last = None;
         for Listed { at, owner, generation, changed_ms, object } in self.all(query, self.start(query)?) {
             if list.objects.len() == most {
-                // That one is there, so there is more. The file's are where they are; others may go meanwhile.
+                // There is more. Positions of the file's objects are stable; other objects may be deleted meanwhile.
                 list.next = match at {
                     Cursor::File { .. } => Some(at.text()),
                     Cursor::Behind(_) => last.map(|last: Cursor| behind(last, &at).text()),
@@ -78,7 +80,7 @@ impl Store {
         Ok(list)
     }
 
-    /// Digests of the objects that are asked for, by owner and VPC.
+    /// Digests of the requested objects, by owner and VPC.
     pub fn digests(&self, query: &ObjectsQuery) -> Vec<ObjectsDigest> {
         let mut digests: BTreeMap<(&str, Option<u32>), Digest> = BTreeMap::new();
         for Listed { owner, generation, object, .. } in self.all(query, None) {
@@ -96,19 +98,19 @@ impl Store {
     fn start(&self, query: &ObjectsQuery) -> Result<Option<Cursor>, ApiError> {
         let Some(from) = &query.from else { return Ok(None) };
         match Cursor::parse(from) {
-            None => Err(ApiError::bad_request(format!("{from:?} is not where a list goes on"))
+            None => Err(ApiError::bad_request(format!("{from:?} is not a valid position"))
                 .at("from")
-                .hint("give what `next` of the answer before was, or leave it out to begin")),
+                .hint("use `next` of the previous response, or leave it out to start")),
             Some(Cursor::File { former_files, .. }) if former_files != self.former_files => {
-                Err(ApiError::conflict("the file was loaded again since the list began")
+                Err(ApiError::conflict("the file was reloaded since the list began")
                     .at("from")
-                    .hint("begin again, without it"))
+                    .hint("start again without it"))
             }
             start => Ok(start),
         }
     }
 
-    /// Kind by kind: the file's objects in its order, then others by key.
+    /// All requested objects by kind: the file's objects in its order, then others by key.
     fn all<'a>(&'a self, query: &'a ObjectsQuery, start: Option<Cursor>) -> impl Iterator<Item = Listed<'a>> {
         let key = query.key.as_ref().map(|key| query.kind.and_then(|kind| kind.canonical(key)).unwrap_or(key.clone()));
         let from = start.as_ref().and_then(|start| Kind::ALL.iter().position(|kind| *kind == start.kind()));
@@ -118,14 +120,14 @@ impl Store {
             let start = start.as_ref().filter(|start| start.kind() == kind);
             let file = match start {
                 None => 0..self.file.count(kind),
-                Some(Cursor::File { place, .. }) => *place..self.file.count(kind).max(*place),
+                Some(Cursor::File { index, .. }) => *index..self.file.count(kind).max(*index),
                 Some(Cursor::Behind(_)) => 0..0,
             };
             let file = if query.owner.as_ref().is_none_or(|owner| owner == FILE_OWNER) { file } else { 0..0 };
             let wanted_key = key.clone();
-            let of_file = file.filter_map(move |place| {
-                let object = self.file.object(kind, place)?;
-                let at = Cursor::File { kind, former_files: self.former_files, place };
+            let of_file = file.filter_map(move |index| {
+                let object = self.file.object(kind, index)?;
+                let at = Cursor::File { kind, former_files: self.former_files, index };
                 let wanted = is_of(query.vni, &object) && wanted_key.as_ref().is_none_or(|key| *key == object.key());
                 wanted.then_some(Listed { at, owner: FILE_OWNER, generation: 0, changed_ms: 0, object })
             });
@@ -133,7 +135,7 @@ impl Store {
         })
     }
 
-    /// Those of a kind that are not the file's.
+    /// The objects of a kind that are not the file's.
     fn others_of<'a>(
         &'a self,
         kind: Kind,
@@ -147,7 +149,7 @@ impl Store {
             (_, Some(key)) => Bound::Included(of_key(key)),
             _ => Bound::Included(of_key("")),
         };
-        // A key names one at most.
+        // A key names at most one object.
         let most = if key.is_some() { 1 } else { usize::MAX };
         let key = key.map(str::to_owned);
         let others = self.others.range((from, Bound::Unbounded)).take(most).take_while(move |(id, _)| id.kind == kind);
@@ -166,11 +168,11 @@ impl Store {
     }
 }
 
-/// Where a list goes on whose last object is at `last`, and whose next one is not the file's.
+/// The cursor of a list whose last object is at `last`, and whose next one is not the file's.
 fn behind(last: Cursor, next: &Cursor) -> Cursor {
     match last {
         Cursor::Behind(id) if id.kind == next.kind() => Cursor::Behind(id),
-        // No key is empty, so this is in front of all of the kind.
+        // No key is empty, so this is before all objects of the kind.
         _ => Cursor::Behind(Id { kind: next.kind(), key: String::new() }),
     }
 }

@@ -1,8 +1,8 @@
-//! The objects in force, and changes to them one at a time: whose they are, which version, and what follows from a batch.
+//! The objects in force with their owners and versions, and changes to single objects in batches.
 //!
-//! Everything here is a function of its arguments. [`Store::plan`] says what a batch would lead to, or what is wrong with it;
-//! [`Store::commit`] takes that over once the data path has. [`Store::list`] tells what there is, page by page. [`journal`] is how
-//! objects outlive the daemon.
+//! Everything here is free of I/O. [`Store::plan`] computes the result of a batch, or its errors; [`Store::commit`]
+//! applies the plan after the data path has. [`Store::list`] lists objects page by page. [`journal`] makes objects
+//! persistent.
 
 mod digest;
 mod error;

@@ -1,4 +1,4 @@
-//! Which objects there are, and what a batch would make of them.
+//! The objects in force, and plans of batches of changes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -8,14 +8,15 @@ use super::error::{ApplyError, ItemError};
 use crate::api::{ApplyItem, ApplyOp, FILE_OWNER, MAX_APPLY_ITEMS};
 use crate::config::{Config, Kind, Object, RelationError};
 
-/// The most objects of all owners but the file.
+/// Maximum number of objects of all owners except the file.
 pub const MAX_OBJECTS: usize = 2_000_000;
-/// The most ports, and the most peers: their numbers have 16 bits, and what comes gets other ones than what goes.
+/// Maximum number of ports, and of peers: their numbers have 16 bits, and added ones do not reuse those of ones being
+/// removed.
 const MAX_NUMBERED: usize = 60_000;
-/// How often an object that does not fit is left out when objects are restored, before all are.
+/// Rounds in which objects with errors are left out when objects are restored; after that, all are left out.
 const RESTORE_ROUNDS: usize = 100;
 
-/// What names an object.
+/// Identifies an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Id {
     /// Its kind.
@@ -31,7 +32,7 @@ impl fmt::Display for Id {
 }
 
 impl Id {
-    /// An object's.
+    /// The id of an object.
     pub fn of(object: &Object) -> Id {
         Id { kind: object.kind(), key: object.key() }
     }
@@ -40,45 +41,46 @@ impl Id {
 /// An object that is not the file's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// Whose it is.
+    /// Its owner.
     pub owner: String,
-    /// Its version, 1 and more.
+    /// Its version, from 1.
     pub generation: u64,
-    /// When it became what it is, milliseconds since 1970.
+    /// Time of the last change, milliseconds since 1970.
     pub changed_ms: u64,
-    /// What it is.
+    /// The object.
     pub object: Object,
 }
 
-/// The objects in force: those of the file, with its settings, and those of other owners. A clone shares them all, and takes no time.
+/// The objects in force: those of the file, with its settings, and those of other owners. Clones share them, and are
+/// cheap.
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(super) file: Arc<Config>,
-    /// How many other files there were before.
+    /// Number of files loaded before this one.
     pub(super) former_files: u64,
     pub(super) others: Arc<BTreeMap<Id, Entry>>,
-    /// Both together. The same as `file` while there are no others.
+    /// Both combined. The same as `file` while there are no others.
     config: Arc<Config>,
 }
 
-/// What a batch would lead to.
+/// The result of a batch, not applied yet.
 #[derive(Clone, Debug)]
 pub struct Plan {
     config: Arc<Config>,
     file: Option<Arc<Config>>,
-    /// The objects that are not the file's, then.
+    /// The objects after the change that are not the file's.
     others: Arc<BTreeMap<Id, Entry>>,
     changes: BTreeMap<Id, Option<Entry>>,
     unchanged: u64,
 }
 
 impl Plan {
-    /// All objects and settings, once it is done.
+    /// All objects and settings after the change.
     pub fn config(&self) -> &Arc<Config> {
         &self.config
     }
 
-    /// What differs: each object as it is to be, or none.
+    /// The changes: each object's new state; none: it is deleted.
     pub fn changes(&self) -> &BTreeMap<Id, Option<Entry>> {
         &self.changes
     }
@@ -90,13 +92,13 @@ impl Plan {
 }
 
 impl Store {
-    /// The objects of a file, and no others.
+    /// Only the objects of a file.
     pub fn new(file: Arc<Config>) -> Store {
         Store { config: Arc::clone(&file), file, former_files: 0, others: Arc::default() }
     }
 
-    /// The objects of a file, and others that were there before; those that are the file's meanwhile, or do not fit with it, are
-    /// left out, and told.
+    /// The objects of a file, and restored objects of other owners. Returns the objects that were left out because the
+    /// file now defines them or conflicts with them.
     pub fn restore(file: Arc<Config>, mut others: BTreeMap<Id, Entry>) -> (Store, Vec<ItemError>) {
         let mut left_out = Vec::new();
         for id in of_file(&file, others.keys()) {
@@ -116,7 +118,7 @@ impl Store {
                 }
             }
             if others.len() == before || round == RESTORE_ROUNDS {
-                let alone = |(id, _)| item_error(None, Some(&id), "", "does not fit with the file", "apply it again");
+                let alone = |(id, _)| item_error(None, Some(&id), "", "conflicts with the file", "apply it again");
                 left_out.extend(std::mem::take(&mut others).into_iter().map(alone));
             }
             if others.is_empty() {
@@ -136,15 +138,15 @@ impl Store {
         &self.others
     }
 
-    /// Whether there is such an object, and it is not the file's.
+    /// Whether the object exists and is not the file's.
     pub fn is_other(&self, kind: Kind, key: &str) -> bool {
         self.others.contains_key(&Id { kind, key: key.to_owned() })
     }
 
-    /// What a batch would lead to, at a time in milliseconds since 1970. Nothing changes.
+    /// Plans a batch, without changing anything. `now_ms` is in milliseconds since 1970.
     ///
     /// # Errors
-    /// Everything that is wrong with it, as far as it can be told.
+    /// All errors that can be detected.
     pub fn plan(&self, items: &[ApplyItem], now_ms: u64) -> Result<Plan, ApplyError> {
         if items.len() > MAX_APPLY_ITEMS {
             let what = format!("{} items are more than {MAX_APPLY_ITEMS}", items.len());
@@ -157,7 +159,7 @@ impl Store {
                 Ok((id, object)) => match wanted.insert(id.clone(), (number, item, object)) {
                     None => {}
                     Some((first, ..)) => {
-                        let what = format!("is in items[{first}] already");
+                        let what = format!("is already in items[{first}]");
                         errors.push(item_error(Some(number), Some(&id), "", &what, "name each object once in a batch"));
                     }
                 },
@@ -166,9 +168,9 @@ impl Store {
         }
         let of_file = of_file(&self.file, wanted.keys());
         let mut plan = self.no_change();
-        let mut places = HashMap::new();
+        let mut numbers = HashMap::new();
         for (id, (number, item, object)) in wanted {
-            places.insert(id.clone(), number);
+            numbers.insert(id.clone(), number);
             if of_file.contains(&id) {
                 errors.push(is_the_files(Some(number), &id));
                 continue;
@@ -186,16 +188,16 @@ impl Store {
         if !plan.changes.is_empty() {
             change(Arc::make_mut(&mut plan.others), plan.changes.clone());
             plan.config = together(&self.file, &plan.others);
-            check(&plan.config, plan.others.len(), &places)?;
+            check(&plan.config, plan.others.len(), &numbers)?;
         }
         Ok(plan)
     }
 
-    /// What another file would lead to: a batch of the owner `file`, which sets what it describes and deletes what it no longer does.
-    /// `file` is good by itself.
+    /// Plans the change to another file, as a batch of the owner `file`: sets the objects that it defines, and deletes
+    /// those that it no longer defines. `file` is valid by itself.
     ///
     /// # Errors
-    /// It describes objects of others, or leaves out what theirs refer to.
+    /// It defines objects of other owners, or omits objects to which theirs refer.
     pub fn plan_file(&self, file: Arc<Config>) -> Result<Plan, ApplyError> {
         if self.others.is_empty() {
             let config = Arc::clone(&file);
@@ -206,8 +208,8 @@ impl Store {
             let mut errors: Vec<_> = taken.iter().filter_map(|id| Some((id, self.others.get(id)?))).collect();
             errors.sort_by_key(|(id, _)| *id);
             let error = |(id, entry): (&Id, &Entry)| {
-                let what = format!("is in the file, and belongs to {:?} already", entry.owner);
-                conflict(item_error(None, Some(id), "", &what, "take it out of the file, or have its owner delete it"))
+                let what = format!("is in the file, but already belongs to {:?}", entry.owner);
+                conflict(item_error(None, Some(id), "", &what, "remove it from the file, or let its owner delete it"))
             };
             return Err(ApplyError(errors.into_iter().map(error).collect()));
         }
@@ -221,7 +223,7 @@ impl Store {
         Plan { config, file: None, others, changes: BTreeMap::new(), unchanged: 0 }
     }
 
-    /// Takes over what [`plan`](Self::plan) or [`plan_file`](Self::plan_file) of this store gave.
+    /// Applies a plan of [`plan`](Self::plan) or [`plan_file`](Self::plan_file) of this store.
     pub fn commit(&mut self, plan: Plan) {
         self.others = plan.others;
         if let Some(file) = plan.file {
@@ -231,7 +233,7 @@ impl Store {
         self.config = if self.others.is_empty() { Arc::clone(&self.file) } else { plan.config };
     }
 
-    /// An item by itself: which object, and what it is to be.
+    /// Parses an item: the object's id and, unless it is to be deleted, its new state.
     fn read(&self, number: usize, item: &ApplyItem) -> Result<(Id, Option<Object>), Vec<ItemError>> {
         let kind = item.kind;
         let named = item.key.clone().map(|key| Id { kind, key });
@@ -243,19 +245,19 @@ impl Store {
         if owner == FILE_OWNER {
             return error(
                 "owner",
-                "\"file\" is the configuration file",
-                "change the file and reload it, or name another",
+                "\"file\" is reserved for the configuration file",
+                "change the file and reload it, or name another owner",
             );
         } else if !(1..=63).contains(&owner.len()) || !owner.chars().all(allowed) {
-            return error("owner", &format!("{owner:?} is not 1 to 63 of a-z, 0-9, '-' and '.'"), "name who says so");
+            return error("owner", &format!("{owner:?} is not 1 to 63 of a-z, 0-9, '-' and '.'"), "name the owner");
         } else if item.generation == Some(0) {
-            return error("generation", "0 is what the file's objects have", "begin with 1, or leave it out");
+            return error("generation", "0 is reserved for the file's objects", "start with 1, or leave it out");
         }
         let key = match &item.key {
             None => None,
             Some(key) => match kind.canonical(key) {
                 Some(key) => Some(key),
-                None => return error("key", &format!("{key:?} is no key of a {kind}"), kind.key_form()),
+                None => return error("key", &format!("{key:?} is not a key of a {kind}"), kind.key_form()),
             },
         };
         let spec = match (item.op, &item.spec) {
@@ -263,7 +265,7 @@ impl Store {
                 let Some(key) = key else { return error("key", "missing", kind.key_form()) };
                 return Ok((Id { kind, key }, None));
             }
-            (ApplyOp::Delete, Some(_)) => return error("spec", "a deletion has none", "remove it"),
+            (ApplyOp::Delete, Some(_)) => return error("spec", "not allowed in a deletion", "remove it"),
             (ApplyOp::Set, None) => {
                 return error("spec", "missing", "describe the object with the keys of its table in the file");
             }
@@ -279,13 +281,13 @@ impl Store {
         let id = Id::of(&object);
         match key {
             Some(key) if key != id.key => {
-                error("key", &format!("the spec is that of {:?}", id.key), "correct one of them, or leave out the key")
+                error("key", &format!("the spec belongs to {:?}", id.key), "correct one of them, or leave out the key")
             }
             _ => Ok((id, Some(object))),
         }
     }
 
-    /// What an item changes, if anything.
+    /// The change that an item makes, if any.
     fn change(
         &self,
         id: &Id,
@@ -300,19 +302,19 @@ impl Store {
         let old = self.others.get(id);
         if let Some(old) = old.filter(|old| old.owner != item.owner) {
             let what = format!("the object belongs to {:?}", old.owner);
-            return refuse("owner", what, "have its owner change or delete it");
+            return refuse("owner", what, "let its owner change or delete it");
         }
         let known = old.map_or(0, |old| old.generation);
         let generation = item.generation.unwrap_or(known.saturating_add(1));
         if generation < known {
             let what = format!("{generation} is stale: the object has generation {known}");
-            return refuse("generation", what, "ask for the object, and send a later generation");
+            return refuse("generation", what, "get the object, and send a later generation");
         }
         let Some(object) = object else { return Ok(old.map(|_| None)) };
         match old {
             Some(old) if old.object == object && (item.generation.is_none() || generation == known) => Ok(None),
             Some(_) if generation == known => {
-                let what = format!("{generation} is what the object has already, with another spec");
+                let what = format!("the object already has generation {generation}, with another spec");
                 refuse("generation", what, "send a later generation")
             }
             _ => Ok(Some(Some(Entry { owner: item.owner.clone(), generation, changed_ms: now_ms, object }))),
@@ -320,7 +322,7 @@ impl Store {
     }
 }
 
-/// Both together, in an order that depends on nothing else.
+/// Both combined, in a deterministic order.
 fn together(file: &Arc<Config>, others: &BTreeMap<Id, Entry>) -> Arc<Config> {
     if others.is_empty() {
         return Arc::clone(file);
@@ -339,8 +341,8 @@ fn change(others: &mut BTreeMap<Id, Entry>, changes: BTreeMap<Id, Option<Entry>>
     }
 }
 
-/// What must hold of all objects together. `places` are those of the objects in the batch.
-fn check(config: &Config, others: usize, places: &HashMap<Id, usize>) -> Result<(), ApplyError> {
+/// Checks all objects together. `numbers` are the item numbers of the batch's objects.
+fn check(config: &Config, others: usize, numbers: &HashMap<Id, usize>) -> Result<(), ApplyError> {
     if others > MAX_OBJECTS {
         let what = format!("there would be {others} objects; at most {MAX_OBJECTS} are kept");
         return Err(ApplyError(vec![conflict(item_error(None, None, "", &what, "delete some first"))]));
@@ -352,14 +354,14 @@ fn check(config: &Config, others: usize, places: &HashMap<Id, usize>) -> Result<
         }
     }
     config.check_relations().map_err(|errors| {
-        let mut errors: Vec<_> = errors.into_iter().map(|error| of_relation(error, places)).collect();
-        // What the batch says is what its author can change.
+        let mut errors: Vec<_> = errors.into_iter().map(|error| of_relation(error, numbers)).collect();
+        // Errors of the batch's own items come first.
         errors.sort_by_key(|e| e.item.unwrap_or(usize::MAX));
         ApplyError(errors)
     })
 }
 
-/// Which of these objects the file describes.
+/// The ids of objects that the file defines.
 fn of_file<'a>(file: &Config, ids: impl Iterator<Item = &'a Id>) -> HashSet<Id> {
     let mut wanted: HashMap<Kind, HashSet<&str>> = HashMap::new();
     for id in ids {
@@ -373,13 +375,13 @@ fn of_file<'a>(file: &Config, ids: impl Iterator<Item = &'a Id>) -> HashSet<Id> 
             }
         };
         if kind == Kind::Route {
-            // They may be very many: no text is made of those that it cannot be.
+            // There may be very many: format keys only of routes with a matching prefix.
             let prefixes: HashSet<_> =
                 keys.iter().filter_map(|key| key.split_once('/')?.1.parse::<ipnet::IpNet>().ok()).collect();
             let near = file.routes.iter().filter(|route| prefixes.contains(&route.prefix));
             near.for_each(|route| add(Object::Route(route.clone()).key()));
         } else {
-            (0..file.count(kind)).filter_map(|place| file.object(kind, place)).for_each(|object| add(object.key()));
+            (0..file.count(kind)).filter_map(|index| file.object(kind, index)).for_each(|object| add(object.key()));
         }
     }
     found
@@ -401,12 +403,12 @@ fn conflict(error: ItemError) -> ItemError {
 }
 
 fn is_the_files(item: Option<usize>, id: &Id) -> ItemError {
-    let hint = "change the file and reload it, or take it out of the file first";
+    let hint = "change the file and reload it, or remove it from the file first";
     conflict(item_error(item, Some(id), "owner", "the object belongs to the configuration file", hint))
 }
 
-fn of_relation(error: RelationError, places: &HashMap<Id, usize>) -> ItemError {
+fn of_relation(error: RelationError, numbers: &HashMap<Id, usize>) -> ItemError {
     let id = error.object.map(|(kind, key)| Id { kind, key });
-    let item = id.as_ref().and_then(|id| places.get(id)).copied();
+    let item = id.as_ref().and_then(|id| numbers.get(id)).copied();
     conflict(item_error(item, id.as_ref(), &error.error.field, &error.error.message, ""))
 }

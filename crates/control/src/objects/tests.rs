@@ -101,7 +101,7 @@ fn every_refusal_names_item_field_and_remedy() {
     apply(&mut store, &[port("agent", 4), ApplyItem { generation: Some(5), ..route("agent", 3) }]).unwrap();
     let spec = |item: ApplyItem, spec: serde_json::Value| ApplyItem { spec: Some(spec), ..item };
     let cases = [
-        (port("other", 4), "items[1]: port \"p4\": owner: the object belongs to \"agent\" (have its owner"),
+        (port("other", 4), "items[1]: port \"p4\": owner: the object belongs to \"agent\" (let its owner"),
         (delete(Kind::Port, "other", "p4"), "items[1]: port \"p4\": owner: the object belongs to \"agent\""),
         (
             delete(Kind::Port, "agent", "web1"),
@@ -121,22 +121,22 @@ fn every_refusal_names_item_field_and_remedy() {
                     json!({"vni": 100, "prefix": "10.1.0.3/32", "peer": "host-b", "mac": "02:00:00:00:09:09"}),
                 )
             },
-            "5 is what the object has already, with another spec (send a later",
+            "the object already has generation 5, with another spec (send a later",
         ),
-        (ApplyItem { generation: Some(0), ..port("agent", 5) }, "generation: 0 is what the file's objects have"),
-        (port("file", 5), "items[1]: owner: \"file\" is the configuration file"),
+        (ApplyItem { generation: Some(0), ..port("agent", 5) }, "generation: 0 is reserved for the file's objects"),
+        (port("file", 5), "items[1]: owner: \"file\" is reserved for the configuration file"),
         (port("A B", 5), "owner: \"A B\" is not 1 to 63 of"),
         (
             ApplyItem { key: Some("p6".into()), ..port("agent", 5) },
-            "items[1]: port \"p6\": key: the spec is that of \"p5\"",
+            "items[1]: port \"p6\": key: the spec belongs to \"p5\"",
         ),
-        (delete(Kind::Route, "agent", "10.0.0.0/8"), "key: \"10.0.0.0/8\" is no key of a route (VNI/PREFIX"),
+        (delete(Kind::Route, "agent", "10.0.0.0/8"), "key: \"10.0.0.0/8\" is not a key of a route (VNI/PREFIX"),
         (ApplyItem { key: None, ..delete(Kind::Port, "agent", "x") }, "items[1]: key: missing (its name)"),
         (ApplyItem { spec: None, ..port("agent", 5) }, "items[1]: spec: missing (describe"),
-        (spec(delete(Kind::Port, "agent", "p4"), json!({})), "spec: a deletion has none"),
+        (spec(delete(Kind::Port, "agent", "p4"), json!({})), "spec: not allowed in a deletion"),
         (
             spec(port("agent", 5), json!([])),
-            "items[1]: spec: the spec of a port is an object with the keys of [[port]]",
+            "items[1]: spec: the spec of a port must be an object with the keys of [[port]]",
         ),
         (spec(port("agent", 5), json!({"name": "p5", "vni": null})), "items[1]: spec: "),
         (
@@ -153,7 +153,7 @@ fn every_refusal_names_item_field_and_remedy() {
                 port("agent", 5),
                 json!({"name": "p5", "vni": 100, "mac": "02:00:00:00:00:01", "addresses": ["10.2.0.5/16"]}),
             ),
-            "items[1]: port \"p5\": mac: 02:00:00:00:00:01 is, in VNI 100, already mac of port \"web1\"",
+            "items[1]: port \"p5\": mac: 02:00:00:00:00:01 in VNI 100 is already mac of port \"web1\"",
         ),
         (
             spec(
@@ -164,9 +164,9 @@ fn every_refusal_names_item_field_and_remedy() {
         ),
         (
             set(Kind::Vpc, "agent", json!({"vni": 200, "gateway": ["10.0.0.254"], "dns": ["10.0.0.53"]})),
-            "items[1]: vpc \"200\": dns: guests are told by DHCP alone; add `dhcp = true`",
+            "items[1]: vpc \"200\": dns: DNS servers are announced only with DHCP; add `dhcp = true`",
         ),
-        (port("agent", 9), "items[1]: port \"p9\": is in items[0] already (name each object once"),
+        (port("agent", 9), "items[1]: port \"p9\": is already in items[0] (name each object once"),
     ];
     let before = store.clone().list(&ObjectsQuery::default());
     for (item, message) in cases {
@@ -196,7 +196,7 @@ fn another_file_keeps_the_objects_of_others() {
     let taken =
         format!("{FILE}[[port]]\nname = 'p4'\nvni = 100\nmac = '02:00:00:00:00:44'\naddresses = ['10.0.0.44/24']\n");
     let error = store.plan_file(config(&taken)).unwrap_err().to_string();
-    assert!(error.contains("port \"p4\": is in the file, and belongs to \"agent\" already (take it out"), "{error}");
+    assert!(error.contains("port \"p4\": is in the file, but already belongs to \"agent\" (remove it"), "{error}");
     let without = FILE.replace("host-b", "host-z");
     let error = store.plan_file(config(&without)).unwrap_err().to_string();
     assert!(error.contains("route \"100/10.1.0.3/32\": peer: no peer named \"host-b\""), "{error}");
@@ -385,10 +385,7 @@ fn a_journal_that_was_cut_or_damaged() {
     let text = r#"[{"kind":"tunnel","key":"x","owner":"a","generation":1,"spec":{}}]"#;
     let strange = format!("{}{:08x} {text}\n", journal::HEADER, crc32fast::hash(text.as_bytes()));
     let loaded = journal::read(strange.as_bytes(), 1).unwrap();
-    assert_eq!(
-        (loaded.objects.len(), &*loaded.not_understood),
-        (0, &["tunnel \"x\": this release has no such kind".to_owned()][..])
-    );
+    assert_eq!((loaded.objects.len(), &*loaded.not_understood), (0, &["tunnel \"x\": unknown kind".to_owned()][..]));
 }
 
 /// What the store is to do, said in a few lines: of each key its owner and generation.

@@ -1,4 +1,4 @@
-//! A capture as the body of an answer: packets as they come, for as long as somebody reads.
+//! A capture as a response body: streams packets until the capture ends or the reader goes away.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,42 +15,42 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use super::CaptureStream;
 use crate::api::ApiError;
 
-/// Pieces that wait for the reader.
-const PIECES: usize = 16;
-/// How long a reader may take nothing.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How often a full channel is tried again.
+/// Chunks queued for the reader.
+const CHUNKS: usize = 16;
+/// How long a reader may stall.
+const STALL_TIME: Duration = Duration::from_secs(10);
+/// Retry interval of a full channel.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The server is about to stop.
 pub(super) type Stopping = Arc<AtomicBool>;
 
-/// An answer whose body is what the stream gives, until it is over, nobody reads any more, or `stopping` is set.
+/// A response that streams a capture until it ends, the reader goes away, or `stopping` is set.
 pub fn capture_response(stream: Box<dyn CaptureStream>, stopping: Arc<AtomicBool>) -> Response {
-    let (pieces, receiver) = mpsc::channel(PIECES);
-    // A thread of its own: the few threads of other calls are not to wait for it.
+    let (chunks, receiver) = mpsc::channel(CHUNKS);
+    // Its own thread: a capture must not occupy one of the few threads for other calls.
     let thread = std::thread::Builder::new().name("capture".to_owned());
-    match thread.spawn(move || pump(stream, &pieces, &stopping)) {
-        Ok(_) => ([(CONTENT_TYPE, "application/x-pcapng")], Body::new(Pieces(receiver))).into_response(),
+    match thread.spawn(move || pump(stream, &chunks, &stopping)) {
+        Ok(_) => ([(CONTENT_TYPE, "application/x-pcapng")], Body::new(Chunks(receiver))).into_response(),
         Err(e) => super::failure::failure(ApiError::internal(format!("cannot start a thread: {e}"))),
     }
 }
 
-/// Until the capture is over, nobody reads any more, or the server stops.
-fn pump(mut stream: Box<dyn CaptureStream>, pieces: &mpsc::Sender<Bytes>, stopping: &AtomicBool) {
-    while let Some(piece) = stream.next() {
-        if pieces.is_closed() || stopping.load(Ordering::Relaxed) {
+/// Forwards chunks until the capture ends, the reader goes away or stalls, or the server stops.
+fn pump(mut stream: Box<dyn CaptureStream>, chunks: &mpsc::Sender<Bytes>, stopping: &AtomicBool) {
+    while let Some(chunk) = stream.next() {
+        if chunks.is_closed() || stopping.load(Ordering::Relaxed) {
             return;
         }
-        if piece.is_empty() {
+        if chunk.is_empty() {
             continue;
         }
-        let mut piece = Bytes::from(piece);
+        let mut chunk = Bytes::from(chunk);
         let since = Instant::now();
-        while let Err(error) = pieces.try_send(piece) {
+        while let Err(error) = chunks.try_send(chunk) {
             match error {
-                TrySendError::Full(again) if since.elapsed() < PATIENCE && !stopping.load(Ordering::Relaxed) => {
-                    piece = again;
+                TrySendError::Full(unsent) if since.elapsed() < STALL_TIME && !stopping.load(Ordering::Relaxed) => {
+                    chunk = unsent;
                     std::thread::sleep(PAUSE);
                 }
                 TrySendError::Full(_) | TrySendError::Closed(_) => return,
@@ -59,9 +59,9 @@ fn pump(mut stream: Box<dyn CaptureStream>, pieces: &mpsc::Sender<Bytes>, stoppi
     }
 }
 
-struct Pieces(mpsc::Receiver<Bytes>);
+struct Chunks(mpsc::Receiver<Bytes>);
 
-impl hyper::body::Body for Pieces {
+impl hyper::body::Body for Chunks {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -69,6 +69,6 @@ impl hyper::body::Body for Pieces {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        self.0.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+        self.0.poll_recv(context).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
     }
 }

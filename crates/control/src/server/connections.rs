@@ -1,7 +1,7 @@
-//! Connections of the API's socket: few at a time for each user, and none for long that asks or reads nothing.
+//! Connections to the API's socket: limited in number for each user, and closed when idle.
 //!
-//! Members of the socket's group may be many, or one of them may be hostile. Connections are descriptors and threads of the daemon,
-//! and one user's must leave room for others': above all for root, who may have to find out what is going on.
+//! The socket's group may have many members, and one of them may be hostile. Connections use descriptors and threads of
+//! the daemon. One user must not exhaust them for others, above all not for root, who may have to debug the daemon.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,44 +21,44 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 
-/// Connections of one user, and of all but root, at a time.
+/// Concurrent connections of one user, and of all users except root.
 const OF_ONE_USER: usize = 32;
 const OF_ALL_USERS: usize = 128;
 /// How long a connection may take to send the head of a request: the first one, and the next one after an answer.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// How long a request's body may take to come.
+/// How long the body of a request may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(10);
-/// How long a connection may last but for a capture: a reload may take a minute.
+/// How long a connection without a capture may last: a reload may take a minute.
 const CONNECTION_TIME: Duration = Duration::from_secs(120);
-/// After which the listener is tried again when it fails, such as for want of descriptors.
+/// Delay after a failed accept, for example when the process is out of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 const ROOT: u32 = 0;
 
-/// Who made a connection (`SO_PEERCRED`, unix(7)). Handlers of requests have it as an extension.
+/// The client of a connection (`SO_PEERCRED`, unix(7)). Request handlers get it as an extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The user.
     pub uid: u32,
     /// The group.
     pub gid: u32,
-    /// The process, as this one's PID namespace numbers it; none: it is of no process there.
+    /// The process id in the daemon's PID namespace; none: the process is not visible there.
     pub pid: Option<i32>,
 }
 
-/// Connections there are, by user.
+/// Open connections by user.
 #[derive(Debug, Default)]
 pub(super) struct Users(Mutex<HashMap<u32, usize>>);
 
-/// The place of a connection among those of its user; given back on drop.
+/// A connection's slot among those of its user; released on drop.
 #[derive(Debug)]
-struct Place {
+struct Slot {
     users: Arc<Users>,
     user: u32,
 }
 
 impl Users {
-    /// `None`: the user, or all of them, have too many. Root always has one.
-    fn enter(self: &Arc<Self>, user: u32) -> Option<Place> {
+    /// `None`: the user, or all users together, have too many connections. Root always gets a slot.
+    fn enter(self: &Arc<Self>, user: u32) -> Option<Slot> {
         let mut users = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = users.iter().filter(|(user, _)| **user != ROOT).map(|(_, n)| n).sum();
         let own = users.get(&user).copied().unwrap_or(0);
@@ -66,11 +66,11 @@ impl Users {
             return None;
         }
         users.insert(user, own + 1);
-        Some(Place { users: Arc::clone(self), user })
+        Some(Slot { users: Arc::clone(self), user })
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         let mut users = self.users.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = users.get_mut(&self.user) {
@@ -82,7 +82,7 @@ impl Drop for Place {
     }
 }
 
-/// Answers until `stopped`; then finishes what is being answered.
+/// Serves connections until `stopped`; then finishes the requests in progress.
 pub(super) async fn run(listener: UnixListener, router: Router, mut stopped: oneshot::Receiver<()>) {
     let (users, graceful) = (Arc::new(Users::default()), GracefulShutdown::new());
     loop {
@@ -96,17 +96,18 @@ pub(super) async fn run(listener: UnixListener, router: Router, mut stopped: one
             },
             _ = &mut stopped => break,
         };
-        // A user with too many connections is cut off without an answer: waiting until it is read is what an attacker wants.
+        // Excess connections are closed without a response: an attacker would not read it, and keep the connection
+        // open.
         let Ok(peer) = stream.peer_cred() else { continue };
         let peer = Peer { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() };
-        let Some(place) = users.enter(peer.uid) else { continue };
-        converse(stream, router.clone().layer(axum::Extension(peer)), place, &graceful);
+        let Some(slot) = users.enter(peer.uid) else { continue };
+        converse(stream, router.clone().layer(axum::Extension(peer)), slot, &graceful);
     }
     graceful.shutdown().await;
 }
 
-/// Serves one connection, on a task of its own.
-fn converse(stream: UnixStream, router: Router, place: Place, graceful: &GracefulShutdown) {
+/// Serves one connection in its own task.
+fn converse(stream: UnixStream, router: Router, slot: Slot, graceful: &GracefulShutdown) {
     let is_capture = Arc::new(AtomicBool::new(false));
     let router = router.layer(axum::Extension(Lasting(Arc::clone(&is_capture))));
     let connection = http1::Builder::new()
@@ -117,17 +118,17 @@ fn converse(stream: UnixStream, router: Router, place: Place, graceful: &Gracefu
     tokio::spawn(async move {
         tokio::pin!(connection);
         loop {
-            // Whatever goes wrong on a connection is the other side's affair.
+            // Errors of a connection are left to the client.
             let ended = tokio::time::timeout(CONNECTION_TIME, &mut connection).await;
             if ended.is_ok() || !is_capture.load(Ordering::Relaxed) {
                 break;
             }
         }
-        drop(place);
+        drop(slot);
     });
 }
 
-/// A connection that may last: a capture has bounds of its own.
+/// Exempts a connection from the time limit: a capture has its own bounds.
 #[derive(Clone, Debug)]
 pub(super) struct Lasting(Arc<AtomicBool>);
 
@@ -137,7 +138,7 @@ impl Lasting {
     }
 }
 
-/// Has the whole body of a request before anything looks at it: soon, and no longer than `most` bytes.
+/// Reads the whole body of a request, of at most `most` bytes and within a time limit, before the handler runs.
 pub(super) async fn whole_body(request: Request, next: Next, most: usize) -> Response {
     let (parts, body) = request.into_parts();
     let refuse = |status: StatusCode| (status, [(header::CONNECTION, "close")]).into_response();
@@ -153,14 +154,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_takes_the_places_of_others() {
+    fn a_user_cannot_exhaust_the_connections_of_others() {
         let users = Arc::new(Users::default());
         let enter = |user, wanted: usize| (0..wanted).filter_map(|_| users.enter(user)).collect::<Vec<_>>();
         let greedy = enter(1000, 500);
         assert_eq!((greedy.len(), enter(1001, 5).len()), (OF_ONE_USER, 5));
         let crowd: Vec<_> = (1001..1100).flat_map(|user| enter(user, 500)).collect();
         assert_eq!(greedy.len() + crowd.len(), OF_ALL_USERS);
-        assert_eq!(enter(ROOT, 500).len(), 500, "root is not kept out");
+        assert_eq!(enter(ROOT, 500).len(), 500, "root is not limited");
         assert_eq!(enter(2000, 1).len(), 0);
         drop(greedy);
         assert_eq!(enter(2000, 500).len(), OF_ONE_USER);

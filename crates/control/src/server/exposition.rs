@@ -1,4 +1,4 @@
-//! Samples in the text format that Prometheus reads (OpenMetrics 1.0).
+//! Samples in the text format of Prometheus (OpenMetrics 1.0).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,11 +14,11 @@ use crate::counters::{self, Kind};
 /// The format's media type.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All samples whose meaning is known, by name. `drop.no_buffer_packets` becomes `bifrost_drop_no_buffer_packets_total`;
+/// All samples of known counters, by name. `drop.no_buffer_packets` becomes `bifrost_drop_no_buffer_packets_total`;
 /// times are in seconds.
 ///
 /// # Errors
-/// None that happens: a string takes whatever is written to it.
+/// None in practice: writing to a string does not fail.
 pub(super) fn exposition(samples: Vec<Sample>) -> Result<String, fmt::Error> {
     let mut families: BTreeMap<String, Vec<(Place, u64)>> = BTreeMap::new();
     for Sample { counter, at, value } in samples {
@@ -31,7 +31,7 @@ pub(super) fn exposition(samples: Vec<Sample>) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// What the workers counted at one time.
+/// The counters of all workers at one time.
 #[derive(Debug)]
 struct Snapshot(BTreeMap<String, Vec<(Place, u64)>>);
 
@@ -62,7 +62,7 @@ fn write(mut metric: MetricEncoder<'_>, kind: Kind, value: u64, scale: Option<f6
     }
 }
 
-/// What Prometheus calls the unit of a counter, and how many of ours are one of it.
+/// The unit of a counter in Prometheus, and the divisor that converts to it.
 fn unit(counter: &str) -> (Unit, Option<f64>) {
     match counters::unit(counter) {
         "ns" => (Unit::Seconds, Some(1e9)),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn every_counter_has_a_name_of_its_own() {
+    fn every_counter_has_a_unique_name() {
         let samples = counters::all().map(|(counter, _)| Sample { counter, ..Sample::default() });
         let text = exposition(samples.collect()).unwrap();
         let mut names: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("# TYPE ")?.split(' ').next()).collect();

@@ -1,4 +1,4 @@
-//! A list as the body of an answer: made page by page as it is read, so that a long one is never there as a whole.
+//! A list as a response body: serialized page by page as it is read, so that a long list is never in memory as a whole.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -14,20 +14,20 @@ use super::Pages;
 use super::failure::failure;
 use crate::api::ApiError;
 
-/// Bytes of JSON that are made at a time, and what the last page brings beyond.
-const PIECE: usize = 64 << 10;
+/// Minimum size of a chunk, bytes of JSON: a chunk ends with the page that reaches it.
+const CHUNK: usize = 64 << 10;
 
-/// What is left of a list, and whether anything was written of it.
+/// The rest of a list, and whether an entry was already written.
 struct Rest<T> {
     pages: Pages<T>,
     is_begun: bool,
 }
 
-/// A piece of the body, and what is left, if there is more.
+/// A chunk of the body, and the rest of the list, if there is more.
 type Made<T> = Result<(Bytes, Option<Rest<T>>), ApiError>;
 
-/// Calls what gives a list, and answers with a JSON array of it. An error before anything is sent is an answer of its own; one later ends
-/// the connection in the middle.
+/// Calls `f`, and responds with its list as a JSON array. An error in the first chunk becomes an error response; a
+/// later one aborts the connection.
 pub(super) async fn list<T, F>(f: F) -> Response
 where
     T: Serialize + Send + 'static,
@@ -47,10 +47,10 @@ where
     }
 }
 
-/// The next piece.
+/// Serializes the next chunk.
 fn make<T: Serialize>(mut rest: Rest<T>) -> Made<T> {
-    let mut bytes = Vec::with_capacity(PIECE + PIECE / 4);
-    while bytes.len() < PIECE {
+    let mut bytes = Vec::with_capacity(CHUNK + CHUNK / 4);
+    while bytes.len() < CHUNK {
         let Some(page) = rest.pages.next() else {
             bytes.extend_from_slice(if rest.is_begun { b"]" } else { b"[]" });
             return Ok((bytes.into(), None));
@@ -58,7 +58,7 @@ fn make<T: Serialize>(mut rest: Rest<T>) -> Made<T> {
         for entry in page? {
             bytes.push(if std::mem::replace(&mut rest.is_begun, true) { b',' } else { b'[' });
             serde_json::to_writer(&mut bytes, &entry)
-                .map_err(|e| ApiError::internal(format!("an entry cannot be told: {e}")))?;
+                .map_err(|e| ApiError::internal(format!("cannot serialize an entry: {e}")))?;
         }
     }
     Ok((bytes.into(), Some(rest)))
@@ -69,7 +69,7 @@ struct ListBody<T> {
     next: Next<T>,
 }
 
-/// Pieces are made on a thread that may block, each when the one before it is taken: a slow reader keeps no thread.
+/// Chunks are made on a thread that may block, each after the previous one was taken: a slow reader occupies no thread.
 enum Next<T> {
     Wanted(Rest<T>),
     Making(JoinHandle<Made<T>>),
@@ -99,20 +99,20 @@ impl<T: Serialize + Send + 'static> hyper::body::Body for ListBody<T> {
                 return Poll::Pending;
             }
         };
-        match made.unwrap_or_else(|e| Err(ApiError::internal(format!("a list could not be told: {e}")))) {
+        match made.unwrap_or_else(|e| Err(ApiError::internal(format!("cannot serialize a list: {e}")))) {
             Ok((bytes, rest)) => {
                 self.next = rest.map_or(Next::Nothing, Next::Wanted);
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             Err(error) => {
-                tracing::warn!(%error, "a list ends early");
+                tracing::warn!(%error, "a list was truncated");
                 Poll::Ready(Some(Err(error)))
             }
         }
     }
 }
 
-// No part of it is borrowed from itself.
+// It is not self-referential.
 impl<T> Unpin for ListBody<T> {}
 
 #[cfg(test)]
@@ -129,7 +129,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(work)
     }
 
-    /// Pages of 100 numbers, of which number `fails_at` is an error, and how many of them were made.
+    /// Pages of 100 numbers, and a count of those made. Page `fails_at` is an error.
     fn pages(count: u64, fails_at: u64) -> (Pages<u64>, Arc<AtomicUsize>) {
         let made = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&made);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_one_array_however_many_pages_it_has() {
+    fn a_list_of_any_number_of_pages_is_one_array() {
         for count in [0, 1, 2, 2000] {
             let (pages, _) = pages(count, u64::MAX);
             let body = run(async { list(move || Ok(pages)).await.into_body().collect().await.unwrap().to_bytes() });
@@ -158,14 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_made_when_it_is_read_and_none_for_a_reader_that_has_gone() {
+    fn pages_are_made_on_demand_and_not_after_the_reader_has_gone() {
         let (pages, made) = pages(1_000_000, u64::MAX);
         run(async {
             let mut body = list(move || Ok(pages)).await.into_body();
             let mut last = made.load(Ordering::Relaxed);
             for _ in 0..5 {
-                let piece = body.frame().await.unwrap().unwrap().into_data().unwrap();
-                assert!((PIECE..2 * PIECE).contains(&piece.len()), "{}", piece.len());
+                let chunk = body.frame().await.unwrap().unwrap().into_data().unwrap();
+                assert!((CHUNK..2 * CHUNK).contains(&chunk.len()), "{}", chunk.len());
                 let now = made.load(Ordering::Relaxed);
                 assert!(now - last <= 400, "{now} pages after {last}");
                 last = now;
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_an_answer_at_first_and_ends_the_body_later() {
+    fn an_early_error_is_a_response_and_a_late_one_aborts_the_body() {
         let (first, made) = pages(10, 0);
         let refused = run(list(move || Ok(first)));
         assert_eq!((refused.status(), made.load(Ordering::Relaxed)), (StatusCode::SERVICE_UNAVAILABLE, 1));
@@ -185,7 +185,7 @@ mod tests {
         run(async {
             let response = list(move || Ok(later)).await;
             assert_eq!(response.status(), StatusCode::OK);
-            assert!(response.into_body().collect().await.is_err(), "no array that looks whole");
+            assert!(response.into_body().collect().await.is_err(), "a truncated array must not look complete");
         });
         assert_eq!(made.load(Ordering::Relaxed), 1001);
     }

@@ -1,7 +1,7 @@
-//! `GET /metrics` over TCP, for Prometheus: what is counted, and nothing that could change anything.
+//! `GET /metrics` over TCP, for Prometheus; read-only.
 //!
-//! Anyone who reaches the address may read. A few connections at a time, each for one request of bounded size and time: others
-//! wait in the listener's queue.
+//! There is no access control. The server handles a few connections at a time, each for one request of bounded size and
+//! time; others wait in the listener's queue.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,21 +23,21 @@ use tokio::sync::Semaphore;
 use super::Backend;
 use super::exposition::{CONTENT_TYPE as FORMAT, exposition};
 
-/// Gives what is counted, in the text format of Prometheus (OpenMetrics 1.0), or says why not. It may block.
+/// Returns the counters in the text format of Prometheus (OpenMetrics 1.0), or an error message. It may block.
 pub type Source = Arc<dyn Fn() -> Result<String, String> + Send + Sync>;
 
-/// Connections at a time.
+/// Concurrent connections.
 const MAX_CONNECTIONS: usize = 8;
-/// Bytes of a request's head.
+/// Largest head of a request, bytes.
 const MAX_HEAD: usize = 16 << 10;
-/// How long the head of a request may take to come.
+/// How long the head of a request may take to arrive.
 const HEAD_TIME: Duration = Duration::from_secs(5);
 /// How long a connection may last.
 const CONNECTION_TIME: Duration = Duration::from_secs(20);
-/// After which the listener is tried again when it fails, such as for want of descriptors.
+/// Delay after a failed accept, for example when the process is out of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a backend has counted.
+/// The counters of a backend.
 pub(super) fn of_backend(backend: Arc<dyn Backend>) -> Source {
     Arc::new(move || {
         let pages = backend.samples().and_then(Iterator::collect::<Result<Vec<_>, _>>);
@@ -45,36 +45,36 @@ pub(super) fn of_backend(backend: Arc<dyn Backend>) -> Source {
     })
 }
 
-/// Listens on an address, nonblocking.
+/// Opens a nonblocking listener.
 ///
 /// # Errors
-/// It is not this host's, or not free.
+/// The address is not one of this host, or is in use.
 pub fn bind(address: SocketAddr) -> io::Result<StdListener> {
     let listener = StdListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// Answers until it is dropped.
+/// Serves requests until the future is dropped.
 pub async fn run(listener: TcpListener, source: Source) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // Never closed, so this waits and nothing else.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        // The semaphore is never closed, so this does not fail.
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
         let source = Arc::clone(&source);
         tokio::spawn(async move {
-            // Whatever goes wrong on a connection is the other side's affair.
+            // Errors of a connection are left to the client.
             let _ = tokio::time::timeout(CONNECTION_TIME, converse(stream, source)).await;
-            drop(place);
+            drop(slot);
         });
     }
 }
 
-/// One request on one connection.
+/// Serves one request on one connection.
 async fn converse(stream: TcpStream, source: Source) -> hyper::Result<()> {
     let service = service_fn(move |request| answer(request, Arc::clone(&source)));
     http1::Builder::new()
@@ -88,14 +88,14 @@ async fn converse(stream: TcpStream, source: Source) -> hyper::Result<()> {
 
 async fn answer(request: Request<Incoming>, source: Source) -> Result<Response<Full<Bytes>>, Infallible> {
     if request.uri().path() != "/metrics" {
-        return Ok(respond(StatusCode::NOT_FOUND, "text/plain", "there is /metrics\n".to_owned()));
+        return Ok(respond(StatusCode::NOT_FOUND, "text/plain", "not found; use /metrics\n".to_owned()));
     }
     if request.method() != Method::GET {
         let mut response = respond(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "GET only\n".to_owned());
         response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET"));
         return Ok(response);
     }
-    // Asking the workers blocks.
+    // Querying the workers blocks.
     let text = tokio::task::spawn_blocking(move || source());
     Ok(match text.await {
         Ok(Ok(text)) => respond(StatusCode::OK, FORMAT, text),

@@ -1,4 +1,4 @@
-//! Requests to calls of the backend, results to responses.
+//! Maps requests to backend calls, and results to responses.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::api::{
     UpgradeSpec,
 };
 
-/// The largest body of most requests, bytes; a fault's specification has a few hundred.
+/// Largest body of most requests, bytes. A fault's specification has a few hundred.
 const MAX_BODY: usize = 64 << 10;
 
 type Shared = Arc<dyn Backend>;
@@ -114,10 +114,10 @@ async fn apply(State(backend): State<Shared>, body: Bytes) -> Response {
     }
 }
 
-/// The program that a client names runs with the daemon's rights: members of the socket's group may not name one.
+/// The named program runs with the daemon's privileges. Members of the socket's group must not choose it.
 async fn upgrade(State(backend): State<Shared>, Extension(peer): Extension<Peer>, body: Bytes) -> Response {
     if peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw() {
-        let error = ApiError::bad_request("an upgrade can be asked for by root and the daemon's own user alone");
+        let error = ApiError::bad_request("only root and the daemon's own user may request an upgrade");
         return failure(error.at("POST /v1/upgrade").hint("use sudo"));
     }
     match serde_json::from_slice::<UpgradeSpec>(&body) {
@@ -168,7 +168,7 @@ async fn import_sessions(State(backend): State<Shared>, body: Bytes) -> Response
     match serde_json::from_slice::<PortSessions>(&body) {
         Ok(sessions) => call(move || backend.import_sessions(sessions)).await,
         Err(e) => {
-            let hint = "give what POST /v1/sessions/export has answered on the other host; nothing was changed";
+            let hint = "send the response of POST /v1/sessions/export on the other host; nothing was changed";
             failure(ApiError::bad_request(e.to_string()).at("body of POST /v1/sessions/import").hint(hint))
         }
     }
@@ -223,16 +223,17 @@ async fn remove_faults(State(backend): State<Shared>, query: Result<Query<FaultQ
 }
 
 async fn unknown_path(uri: Uri) -> Response {
-    let hint = "/v1/ has status, ports, routes, load-balancers, nat, mirrors, flow-log, conns, paths, stats, samples, drops, faults, reload, upgrade, apply, objects, sessions, trace and capture";
+    let hint = "/v1/ has status, ports, routes, load-balancers, nat, mirrors, flow-log, conns, paths, stats, samples, drops, \
+                faults, reload, upgrade, apply, objects, sessions, trace and capture";
     failure(ApiError::not_found("no such resource").at(uri.path()).hint(hint))
 }
 
 async fn unknown_method(method: Method, uri: Uri) -> Response {
-    let error = ApiError::bad_request(format!("{method} is not possible here")).at(uri.path());
+    let error = ApiError::bad_request(format!("method {method} is not allowed here")).at(uri.path());
     (StatusCode::METHOD_NOT_ALLOWED, Json(ErrorBody::from(error))).into_response()
 }
 
-/// Runs a backend call where it may block, and answers with its result.
+/// Runs a backend call on a thread that may block, and responds with its result.
 async fn call<T, F>(f: F) -> Response
 where
     T: Serialize + Send + 'static,

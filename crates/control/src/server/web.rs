@@ -1,8 +1,8 @@
-//! Web pages for people over TCP: a page with its script, and answers in JSON that only read.
+//! Web consoles over TCP: a page with its script, and a read-only JSON API.
 //!
-//! There is no authentication, so nothing that is served here may change anything. A few connections at a time, each of bounded
-//! time. Requests that name the server by anything but an address or `localhost` are refused: a page of another site whose name leads
-//! to this address (DNS rebinding) could otherwise read what is here with a visitor's browser.
+//! There is no authentication, so nothing served here may change state. Connections are limited in number and time.
+//! Requests whose `Host` is neither an address nor `localhost` are refused: otherwise a page of another site whose name
+//! resolves to this address (DNS rebinding) could read the data with a visitor's browser.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,21 +20,22 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-/// Connections at a time; others wait in the listener's queue.
+/// Concurrent connections; others wait in the listener's queue.
 const MAX_CONNECTIONS: usize = 64;
 /// How long the head of a request may take to arrive.
 const HEAD_TIME: Duration = Duration::from_secs(5);
-/// How long a connection may last. Browsers make another one.
+/// How long a connection may last. Browsers reconnect.
 const CONNECTION_TIME: Duration = Duration::from_secs(60);
-/// After which the listener is tried again when it fails, such as for want of descriptors.
+/// Delay after a failed accept, for example when the process is out of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
-/// What a browser may load for the page, and from where: nothing but from here, and no script or style inside the page.
+/// Content security policy: everything only from this server, and no inline scripts or styles.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-/// The answer to a request with a foreign name.
+/// The response to a request with another host name.
 const WRONG_NAME: &str = "This server answers only to an address or to localhost, such as http://192.0.2.1:4791/.\n";
 
-/// The page at `/`: its HTML, which refers to `console.css` and `console.js`, and the latter, a module that may import `base.js`.
+/// Serves a page at `/`. Its HTML refers to `console.css` and `console.js`; the script is a module that may import
+/// `base.js`.
 pub fn page(html: &'static str, script: &'static str) -> Router {
     let file =
         |kind: &'static str, text: &'static str| get(move || async move { ([(header::CONTENT_TYPE, kind)], text) });
@@ -45,21 +46,21 @@ pub fn page(html: &'static str, script: &'static str) -> Router {
         .route("/console.css", file("text/css; charset=utf-8", include_str!("web/console.css")))
 }
 
-/// Answers until it is dropped.
+/// Serves requests until the future is dropped.
 pub async fn run(listener: TcpListener, router: Router) {
-    let (router, places) = (router.layer(from_fn(guarded)), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    let (router, slots) = (router.layer(from_fn(guarded)), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     loop {
-        // Never closed, so this only waits.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        // The semaphore is never closed, so this does not fail.
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
         let router = router.clone();
         tokio::spawn(async move {
-            // An error on a connection is the client's affair.
+            // Errors of a connection are left to the client.
             let _ = tokio::time::timeout(CONNECTION_TIME, converse(stream, router)).await;
-            drop(place);
+            drop(slot);
         });
     }
 }
@@ -72,7 +73,7 @@ async fn converse(stream: TcpStream, router: Router) -> hyper::Result<()> {
         .await
 }
 
-/// Refuses foreign names, and tells browsers to be strict.
+/// Refuses requests with other host names, and adds security headers.
 async fn guarded(request: Request, next: Next) -> Response {
     let mut response = match is_named_well(request.headers()) {
         true => next.run(request).await,

@@ -1,5 +1,5 @@
-// What the consoles' pages share: elements, tables, the loop that asks and draws. Names and texts come from users and hosts: they are
-// only ever set as text, never as HTML.
+// Functions shared by the consoles: elements, tables, and the loop that polls and draws. Names and texts come from users and hosts:
+// they are only set as text, never as HTML.
 
 const POLL_MS = 2000;
 const MAX_ROWS = 500;
@@ -95,7 +95,7 @@ export function curves(text, length, most, lines) {
 // ---- The loop ----------------------------------------------------------------------------------------------------------------
 
 /**
- * Shows a page. `load` asks for what has changed and says whether it has; `headline` is a text about all of it; `view` gives the content
+ * Shows a page. `load` polls for changes and returns whether there are any; `headline` returns a summary; `view` returns the content
  * for a location's hash.
  */
 export function run({ load, headline, view }) {
@@ -108,7 +108,7 @@ export function run({ load, headline, view }) {
     } catch (error) {
       content = section("Error", el("p", { class: "bad" }, error.message));
     }
-    // A later one has begun meanwhile.
+    // A later call of `draw` supersedes this one.
     if (number !== drawing) return;
     const main = document.getElementById("view");
     const field = document.activeElement?.dataset?.keep;
