@@ -2,49 +2,49 @@
 
 use thiserror::Error;
 
-/// Bytes of a control packet without authentication (RFC 5880, section 4.1).
+/// Length of a control packet without authentication, bytes (RFC 5880, section 4.1).
 pub const LEN: usize = 24;
 /// The destination port of control packets (RFC 5881, section 4).
 pub const PORT: u16 = 3784;
-/// Before a session is up, packets are sent no faster than this, ns (RFC 5880, section 6.8.3).
+/// Minimum transmit interval while a session is not up, ns (RFC 5880, section 6.8.3).
 const SLOW_NS: u64 = 1_000_000_000;
 const US: u64 = 1000;
 
 /// Settings of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BfdConfig {
-    /// How often packets are to be sent, and may come, us.
+    /// Desired min TX interval, and required min RX interval, µs.
     pub interval_us: u32,
-    /// After how many packets that did not come the other end is gone, 1 to 255.
+    /// Detect mult: number of missed packets after which the other end is down, 1 to 255.
     pub multiplier: u8,
-    /// This end's discriminator, not 0.
+    /// Local discriminator, not 0.
     pub discriminator: u32,
 }
 
 /// The state of a session (RFC 5880, section 6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BfdState {
-    /// Kept down by an administrator.
+    /// Held down by an administrator.
     AdminDown,
-    /// The other end is not there.
+    /// The other end is not reachable.
     Down,
-    /// The other end is there, and does not know yet that this one is.
+    /// The other end sends packets, but does not receive this end's yet.
     Init,
-    /// Both ends know of each other.
+    /// Both ends receive each other's packets.
     Up,
 }
 
 /// Why a packet was dropped (RFC 5880, section 6.8.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BfdError {
-    /// Too short, another version, or lengths that do not fit.
+    /// Too short, another version, or an invalid field.
     #[error("malformed")]
     Malformed,
-    /// For another session.
+    /// It belongs to another session.
     #[error("for another session")]
     OtherSession,
-    /// It has authentication, or is for several points.
-    #[error("with what is not supported")]
+    /// Authentication or multipoint.
+    #[error("with an unsupported feature")]
     Unsupported,
 }
 
@@ -56,11 +56,11 @@ pub struct Bfd {
     diagnostic: u8,
     remote: u32,
     remote_min_rx_ns: u64,
-    /// Its multiplier times the interval at which it sends, ns.
+    /// Detection time: the other end's multiplier times its transmit interval, ns.
     detection_ns: u64,
     heard_at: u64,
     send_at: u64,
-    /// The other end has polled.
+    /// The next packet has the F bit, because the other end has polled.
     finish: bool,
     random: u64,
 }
@@ -87,15 +87,15 @@ impl Bfd {
         self.state
     }
 
-    /// When [`poll`](Self::poll) is to be called next.
+    /// When to call [`poll`](Self::poll) next.
     pub fn deadline(&self) -> u64 {
         self.send_at
     }
 
-    /// A control packet has come; it must have come with a hop limit of 255.
+    /// Processes a received control packet. The caller has checked that its hop limit is 255.
     ///
     /// # Errors
-    /// It is dropped.
+    /// The packet is dropped.
     pub fn received(&mut self, now: u64, packet: &[u8]) -> Result<(), BfdError> {
         let packet: &[u8; LEN] = packet.first_chunk().ok_or(BfdError::Malformed)?;
         let word = |at: usize| u32::from_be_bytes([packet[at], packet[at + 1], packet[at + 2], packet[at + 3]]);
@@ -136,7 +136,7 @@ impl Bfd {
             (BfdState::Down, BfdState::Init) | (BfdState::Init, BfdState::Init | BfdState::Up) => (BfdState::Up, 0),
             (state, _) => (state, self.diagnostic),
         };
-        // What has changed is told at once.
+        // Changes are sent at once.
         if next != self.state || self.finish || before > self.remote_min_rx_ns {
             self.send_at = now;
         }
@@ -144,7 +144,7 @@ impl Bfd {
         Ok(())
     }
 
-    /// The packet to be sent now, if one is due; and the other end may be found gone.
+    /// Checks the detection time, and returns a packet if one is due.
     pub fn poll(&mut self, now: u64) -> Option<[u8; LEN]> {
         let silent = self.detection_ns > 0 && now.saturating_sub(self.heard_at) >= self.detection_ns;
         if silent && matches!(self.state, BfdState::Init | BfdState::Up) {
@@ -152,13 +152,13 @@ impl Bfd {
             (self.state, self.diagnostic, self.remote) = (BfdState::Down, 1, 0);
             self.send_at = now;
         }
-        // An end that wants no packets gets none (section 6.8.7).
+        // A required min RX interval of 0 means that the other end wants no packets (section 6.8.7).
         if now < self.send_at || self.remote_min_rx_ns == 0 && self.remote != 0 {
             return None;
         }
         let own_ns = u64::from(self.interval_us()) * US;
         let every_ns = own_ns.max(self.remote_min_rx_ns);
-        // 75 % to 100 % of it, or 90 % at most with a multiplier of 1 (section 6.8.7).
+        // Jitter: 75 % to 100 % of the interval, or at most 90 % with a multiplier of 1 (section 6.8.7).
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let spread = if self.config.multiplier == 1 { 15 } else { 25 };
         let percent = 75 + (self.random >> 33) % spread;
@@ -166,7 +166,7 @@ impl Bfd {
         Some(self.packet())
     }
 
-    /// The interval at which this end sends, us.
+    /// Desired min TX interval of the next packet, µs.
     fn interval_us(&self) -> u32 {
         let slow = (SLOW_NS / US) as u32;
         if self.state == BfdState::Up { self.config.interval_us } else { self.config.interval_us.max(slow) }
@@ -189,7 +189,7 @@ impl Bfd {
         packet[8..12].copy_from_slice(&self.remote.to_be_bytes());
         packet[12..16].copy_from_slice(&self.interval_us().to_be_bytes());
         packet[16..20].copy_from_slice(&self.config.interval_us.to_be_bytes());
-        // No echo.
+        // The required min echo RX interval is 0: no echo.
         packet
     }
 }
@@ -206,7 +206,7 @@ mod tests {
         Bfd::new(BfdConfig { interval_us: 50_000, multiplier: 3, discriminator })
     }
 
-    /// Time goes by, `alive` says whether the second end runs; returns when the first one was no longer up.
+    /// Advances the time; `alive`: the second end runs. Returns when the first end went down.
     fn run(a: &mut Bfd, b: &mut Bfd, from: u64, to: u64, alive: bool) -> Option<u64> {
         let (mut sent, mut down) = ([0, 0], None);
         for now in (from..to).step_by(MS as usize) {
@@ -228,14 +228,14 @@ mod tests {
     }
 
     #[test]
-    fn two_ends_find_each_other_and_one_that_goes_is_missed_soon() {
+    fn a_session_comes_up_and_a_dead_end_is_detected_in_time() {
         let (mut a, mut b) = (end(7), end(9));
         run(&mut a, &mut b, 0, 5000 * MS, true);
         assert_eq!((a.state(), b.state()), (BfdState::Up, BfdState::Up));
         assert_eq!(run(&mut a, &mut b, 5000 * MS, 65_000 * MS, true), None, "a minute without a flap");
         let down = run(&mut a, &mut b, 65_000 * MS, 66_000 * MS, false).unwrap();
         assert!((100 * MS..=151 * MS).contains(&(down - 65_000 * MS)), "{down}");
-        // It comes back, as another run of the program.
+        // The other end restarts, with another discriminator.
         let mut b = end(11);
         run(&mut a, &mut b, 66_000 * MS, 72_000 * MS, true);
         assert_eq!((a.state(), b.state()), (BfdState::Up, BfdState::Up));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped() {
+    fn invalid_packets_are_dropped() {
         let (mut a, mut b) = (end(7), end(9));
         let good = b.packet();
         let mut with = |at: usize, value: u8| {
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(with(7, 0), Err(BfdError::Malformed), "no discriminator");
         assert_eq!(with(1, 1 << 6 | 1 << 2), Err(BfdError::Unsupported), "authentication");
         assert_eq!(with(11, 8), Err(BfdError::OtherSession));
-        assert_eq!(with(1, 3 << 6), Err(BfdError::OtherSession), "up without knowing of this end");
+        assert_eq!(with(1, 3 << 6), Err(BfdError::OtherSession), "up without this end's discriminator");
         assert_eq!(a.received(0, &good[..23]), Err(BfdError::Malformed));
         assert_eq!((a.state(), a.received(0, &good), a.state()), (BfdState::Down, Ok(()), BfdState::Init));
     }

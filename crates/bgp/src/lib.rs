@@ -1,10 +1,10 @@
 //! BGP (RFC 4271) and BFD (RFC 5880, 5881) of a gateway pod, without I/O, clock or threads.
 //!
-//! A pod announces a few addresses to a proxy over iBGP, and wants no route back: [`Speaker`] sends, and reads no more of what comes than the
-//! session needs. Its bytes go over whatever connection the caller has. [`Bfd`] tells both ends within a fraction of a second that the other
-//! one is gone.
+//! A pod announces a few addresses to a proxy over iBGP, and needs no routes from it: [`Speaker`] sends routes, and of
+//! the received messages it only processes those that the session needs. The caller provides the connection. [`Bfd`]
+//! detects within a fraction of a second that the other end is gone.
 //!
-//! The messages are read and written by the crate `rustbgpd-wire`.
+//! The crate `rustbgpd-wire` parses and emits the messages.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

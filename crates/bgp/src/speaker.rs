@@ -1,6 +1,6 @@
-//! The session with one proxy (RFC 4271, section 8), without the parts that routes from it would need.
+//! The BGP session with one proxy (RFC 4271, section 8), without processing of received routes.
 //!
-//! IPv6 prefixes travel over the same session as IPv4 ones (RFC 4760, RFC 2545), if the peer takes them.
+//! The session carries IPv4 prefixes and, if the peer supports them, IPv6 prefixes (RFC 4760, RFC 2545).
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -15,49 +15,49 @@ use rustbgpd_wire::{
 use crate::update::updates;
 
 const S: u64 = 1_000_000_000;
-/// Between two attempts to connect.
+/// Interval between attempts to connect.
 const RETRY_NS: u64 = S;
-/// How long the peer may take for its OPEN and the first KEEPALIVE.
+/// How long the peer may take until its OPEN and first KEEPALIVE arrive.
 const OPEN_NS: u64 = 10 * S;
-/// What stands for AS numbers above 16 bits in an OPEN (RFC 6793, section 9).
+/// Represents AS numbers above 16 bits in an OPEN (RFC 6793, section 9).
 const AS_TRANS: u16 = 23_456;
-/// Subcodes of Cease (RFC 4486): administrative shutdown.
+/// Subcode of Cease: administrative shutdown (RFC 4486).
 const SHUTDOWN: u8 = 2;
 
 /// Settings of a [`Speaker`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpeakerConfig {
-    /// The AS, which is the peer's, too.
+    /// The AS of both ends.
     pub asn: u32,
     /// The BGP identifier.
     pub router_id: Ipv4Addr,
     /// The next hop of IPv4 prefixes: the pod's address on the link.
     pub next_hop: Ipv4Addr,
-    /// The next hop of IPv6 prefixes, likewise. Without it none is announced.
+    /// The next hop of IPv6 prefixes, likewise; none: no IPv6 prefixes are announced.
     pub next_hop6: Option<Ipv6Addr>,
-    /// The hold time to propose, s: 3 or more.
+    /// The proposed hold time, s, at least 3.
     pub hold_s: u16,
 }
 
-/// How far the session has come.
+/// The state of a session (RFC 4271, section 8.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// There is no connection.
     Idle,
     /// OPEN was sent.
     OpenSent,
-    /// OPEN has come, and KEEPALIVE is awaited.
+    /// OPEN was received; waiting for KEEPALIVE.
     OpenConfirm,
-    /// Routes are told.
+    /// Routes are announced.
     Established,
 }
 
-/// What happened to the session.
+/// A change of the session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// It is established.
     Up,
-    /// It has ended, and why.
+    /// It has ended, with the reason.
     Down(String),
 }
 
@@ -66,19 +66,19 @@ pub enum Event {
 pub struct Speaker {
     config: SpeakerConfig,
     state: State,
-    /// What is to be announced.
+    /// Routes to announce.
     routes: BTreeSet<IpNet>,
-    /// What the peer was told.
-    told: BTreeSet<IpNet>,
-    /// IPv6 prefixes can be told: the peer takes them, and there is a next hop.
+    /// Routes announced to the peer.
+    announced: BTreeSet<IpNet>,
+    /// IPv6 prefixes can be announced: the peer supports them, and there is a next hop.
     ipv6: bool,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// The connection is to be closed when `output` is sent.
+    /// Close the connection after `output` is sent.
     closing: bool,
-    /// Agreed with the peer, ns; 0: none.
+    /// The negotiated hold time, ns; 0: none.
     hold_ns: u64,
-    /// When the peer must have said something.
+    /// When the hold timer expires; 0: never.
     expires_at: u64,
     keepalive_at: u64,
     retry_at: u64,
@@ -86,13 +86,13 @@ pub struct Speaker {
 }
 
 impl Speaker {
-    /// Without a connection, and with nothing to announce.
+    /// A speaker without a connection or routes.
     pub fn new(config: SpeakerConfig) -> Self {
         Speaker {
             config,
             state: State::Idle,
             routes: BTreeSet::new(),
-            told: BTreeSet::new(),
+            announced: BTreeSet::new(),
             ipv6: false,
             input: Vec::new(),
             output: Vec::new(),
@@ -105,36 +105,36 @@ impl Speaker {
         }
     }
 
-    /// How far the session has come.
+    /// The state of the session.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// What is announced from now on. The peer is told what that changes by the next [`poll`](Self::poll).
+    /// Replaces the routes to announce. The next [`poll`](Self::poll) sends the changes to the peer.
     pub fn announce(&mut self, routes: impl IntoIterator<Item = IpNet>) {
         self.routes = routes.into_iter().map(|net| net.trunc()).collect();
     }
 
-    /// What the peer was told, and not told otherwise since.
+    /// Routes currently announced to the peer.
     pub fn announced(&self) -> impl Iterator<Item = IpNet> + '_ {
-        self.told.iter().copied()
+        self.announced.iter().copied()
     }
 
-    /// Whether a connection is to be opened now.
+    /// Whether to open a connection now.
     pub fn wants_connection(&self, now: u64) -> bool {
         self.state == State::Idle && !self.closing && now >= self.retry_at
     }
 
-    /// A connection is being opened: should it fail, the next one waits a while.
+    /// A connection is being opened. If it fails, the next attempt is delayed.
     pub fn connecting(&mut self, now: u64) {
         self.retry_at = now.saturating_add(RETRY_NS);
     }
 
-    /// There is a connection.
+    /// A connection was opened.
     pub fn connected(&mut self, now: u64) {
         let SpeakerConfig { asn, router_id, hold_s, next_hop6, .. } = self.config;
         self.reset();
-        // Without graceful restart (RFC 4724): a pod that is gone forwards nothing.
+        // Without graceful restart (RFC 4724): a dead pod does not forward packets.
         let mut capabilities = vec![
             Capability::MultiProtocol { afi: Afi::Ipv4, safi: Safi::Unicast },
             Capability::RouteRefresh,
@@ -152,7 +152,7 @@ impl Speaker {
         }));
     }
 
-    /// The connection is gone.
+    /// The connection was closed.
     pub fn closed(&mut self, now: u64, why: &str) {
         if self.state != State::Idle {
             self.down(now, why.to_owned());
@@ -160,7 +160,7 @@ impl Speaker {
         self.reset();
     }
 
-    /// Bytes have come over the connection.
+    /// Processes bytes received over the connection.
     pub fn received(&mut self, now: u64, bytes: &[u8]) {
         if self.state == State::Idle || self.closing {
             return;
@@ -188,7 +188,7 @@ impl Speaker {
         }
     }
 
-    /// Does what is due. To be called at least every quarter of a second, and after each [`announce`](Self::announce).
+    /// Runs timers and sends changes. Call it at least every 250 ms, and after each [`announce`](Self::announce).
     pub fn poll(&mut self, now: u64) {
         match self.state {
             State::Idle => return,
@@ -203,12 +203,12 @@ impl Speaker {
             self.keepalive_at = now.saturating_add(self.hold_ns / 3);
             self.send(&Message::Keepalive);
         }
-        if self.state == State::Established && !self.wanted().eq(&self.told) {
-            self.tell();
+        if self.state == State::Established && !self.wanted().eq(&self.announced) {
+            self.update();
         }
     }
 
-    /// Ends the session: routes go with it at once.
+    /// Ends the session, which withdraws all routes at once.
     pub fn shut_down(&mut self, now: u64) {
         if self.state != State::Idle {
             self.refuse(now, NotificationCode::Cease, SHUTDOWN, "shut down".to_owned());
@@ -216,17 +216,17 @@ impl Speaker {
         self.closing = true;
     }
 
-    /// What is to be sent; the caller takes from its front what it has sent.
+    /// Bytes to send; the caller removes sent bytes from the front.
     pub fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
     }
 
-    /// Whether the connection is to be closed when all output is sent.
+    /// Whether to close the connection after all output is sent.
     pub fn is_closing(&self) -> bool {
         self.closing
     }
 
-    /// What happened since the last call.
+    /// Events since the last call.
     pub fn events(&mut self) -> impl Iterator<Item = Event> + '_ {
         self.events.drain(..)
     }
@@ -234,8 +234,8 @@ impl Speaker {
     fn on_message(&mut self, now: u64, message: Message) {
         self.expires_at = if self.hold_ns > 0 { now.saturating_add(self.hold_ns) } else { 0 };
         match (self.state, message) {
-            (_, Message::Notification(told)) => {
-                self.down(now, format!("the peer says {}, subcode {}", told.code, told.subcode));
+            (_, Message::Notification(received)) => {
+                self.down(now, format!("the peer sent {}, subcode {}", received.code, received.subcode));
                 self.output.clear();
                 self.closing = true;
             }
@@ -245,8 +245,8 @@ impl Speaker {
                 self.events.push(Event::Up);
             }
             (State::Established, Message::Keepalive | Message::Update(_)) => {}
-            // All of it again (RFC 2918).
-            (State::Established, Message::RouteRefresh(_)) => self.told.clear(),
+            // Announce all routes again (RFC 2918).
+            (State::Established, Message::RouteRefresh(_)) => self.announced.clear(),
             (state, message) => {
                 let what = format!("{message} while {state:?}");
                 self.refuse(now, NotificationCode::FsmError, 0, what);
@@ -261,11 +261,11 @@ impl Speaker {
         const BAD_HOLD_TIME: u8 = 6;
         let (asn, id) = (open.four_byte_as(), open.bgp_identifier);
         let bad = if asn != self.config.asn {
-            Some((BAD_PEER_AS, format!("the peer is in AS {asn}, and not {}", self.config.asn)))
+            Some((BAD_PEER_AS, format!("the peer is in AS {asn}, not in {}", self.config.asn)))
         } else if id.is_unspecified() || id == self.config.router_id {
-            Some((BAD_IDENTIFIER, format!("the peer's identifier is {id}")))
+            Some((BAD_IDENTIFIER, format!("the peer has a bad BGP identifier, {id}")))
         } else if [1, 2].contains(&open.hold_time) {
-            Some((BAD_HOLD_TIME, format!("a hold time of {} s", open.hold_time)))
+            Some((BAD_HOLD_TIME, format!("the peer proposes a hold time of {} s", open.hold_time)))
         } else {
             None
         };
@@ -280,23 +280,23 @@ impl Speaker {
         self.send(&Message::Keepalive);
     }
 
-    /// What is to be announced and can be told to this peer, in order.
+    /// Routes that this peer supports, in order.
     fn wanted(&self) -> impl Iterator<Item = &IpNet> {
         self.routes.iter().filter(|net| self.ipv6 || matches!(net, IpNet::V4(_)))
     }
 
-    /// Tells the peer what has changed.
-    fn tell(&mut self) {
+    /// Sends the changes to the peer.
+    fn update(&mut self) {
         let wanted: BTreeSet<IpNet> = self.wanted().copied().collect();
-        let gone: Vec<IpNet> = self.told.difference(&wanted).copied().collect();
-        let new: Vec<IpNet> = wanted.difference(&self.told).copied().collect();
+        let gone: Vec<IpNet> = self.announced.difference(&wanted).copied().collect();
+        let new: Vec<IpNet> = wanted.difference(&self.announced).copied().collect();
         for update in updates(&new, &gone, self.config.next_hop, self.config.next_hop6) {
             self.send(&Message::Update(update));
         }
-        self.told = wanted;
+        self.announced = wanted;
     }
 
-    /// Tells the peer why, and ends the session.
+    /// Sends a NOTIFICATION with the reason, and ends the session.
     fn refuse(&mut self, now: u64, code: NotificationCode, subcode: u8, what: String) {
         self.send(&Message::Notification(NotificationMessage::new(code, subcode, Bytes::new())));
         self.closing = true;
@@ -305,7 +305,7 @@ impl Speaker {
 
     fn down(&mut self, now: u64, why: String) {
         self.state = State::Idle;
-        self.told.clear();
+        self.announced.clear();
         self.retry_at = now.saturating_add(RETRY_NS);
         self.events.push(Event::Down(why));
     }
@@ -314,7 +314,7 @@ impl Speaker {
         self.state = State::Idle;
         self.input.clear();
         self.output.clear();
-        self.told.clear();
+        self.announced.clear();
         self.ipv6 = false;
         self.closing = false;
         self.hold_ns = 0;
@@ -322,7 +322,7 @@ impl Speaker {
     }
 
     fn send(&mut self, message: &Message) {
-        // What this end makes is always short enough.
+        // Messages of this end are never too long.
         if let Ok(bytes) = encode_message(message) {
             self.output.extend_from_slice(&bytes);
         }
@@ -343,7 +343,7 @@ mod tests {
         Speaker::new(SpeakerConfig { asn, router_id: address, next_hop: address, next_hop6: None, hold_s: 3 })
     }
 
-    /// What each says goes to the other one, until both are silent.
+    /// Exchanges the output of both ends until there is none.
     fn exchange(now: u64, a: &mut Speaker, b: &mut Speaker) {
         for _ in 0..20 {
             let (from_a, from_b) = (std::mem::take(a.output()), std::mem::take(b.output()));
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peer_is_told_what_changes() {
+    fn changes_are_sent_to_the_peer() {
         let (mut a, _) = established();
         a.announce(nets(&["10.0.0.1/32", "203.0.113.7/24"]));
         a.poll(1);
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!((announced, withdrawn.len()), (vec!["10.0.0.1/32".to_owned(), "203.0.113.0/24".to_owned()], 0));
         assert_eq!(hop, Some([10, 1, 0, 11].into()));
         a.poll(2);
-        assert!(a.output().is_empty(), "it has been told");
+        assert!(a.output().is_empty(), "already announced");
         a.announce(nets(&["203.0.113.0/24"]));
         a.poll(3);
         let (announced, withdrawn, _) = update(&mut a);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_prefixes_go_to_peers_that_take_them() {
+    fn ipv6_prefixes_are_sent_to_peers_that_support_them() {
         let hop: Ipv6Addr = "fd01::11".parse().unwrap();
         let with = |last: u8, next_hop6| {
             let mut speaker = speaker(last, 64_512);
@@ -408,18 +408,18 @@ mod tests {
             speaker
         };
         let both = nets(&["10.0.0.1/32", "2001:db8::1/128"]);
-        // (this end, the peer): only if both know IPv6.
-        for (ours, peers, told) in [(Some(hop), None, 1), (None, Some(hop), 1), (Some(hop), Some(hop), 2)] {
+        // (this end, the peer): only if both support IPv6.
+        for (ours, peers, announced) in [(Some(hop), None, 1), (None, Some(hop), 1), (Some(hop), Some(hop), 2)] {
             let (mut a, mut b) = (with(11, ours), with(2, peers));
             a.announce(both.iter().copied());
             a.connected(0);
             b.connected(0);
             exchange(0, &mut a, &mut b);
             a.poll(1);
-            assert_eq!(a.announced().count(), told);
+            assert_eq!(a.announced().count(), announced);
             a.output().clear();
             a.poll(2);
-            assert!(a.output().is_empty(), "all that can be told has been told");
+            assert!(a.output().is_empty(), "all supported routes are announced");
         }
     }
 
@@ -432,7 +432,7 @@ mod tests {
             b.poll(now);
             exchange(now, &mut a, &mut b);
         }
-        assert_eq!(a.state(), State::Established, "each has said that it is there");
+        assert_eq!(a.state(), State::Established, "both send KEEPALIVEs");
         a.poll(6 * S + 2 * S);
         assert_eq!(a.state(), State::Established);
         a.poll(6 * S + 3 * S);
@@ -441,7 +441,7 @@ mod tests {
         assert!(!a.wants_connection(9 * S), "the connection is still there");
         a.closed(9 * S, "closed");
         assert!(!a.wants_connection(9 * S) && a.wants_connection(10 * S));
-        // And again from the start.
+        // A new session starts from scratch.
         a.announce(nets(&["10.0.0.1/32"]));
         a.connected(10 * S);
         b.closed(10 * S, "closed");
@@ -452,11 +452,11 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_do_not_fit() {
+    fn bad_opens_are_refused() {
         for (id, asn, hold_s, text) in [
-            (2, 64_513, 3, "the peer is in AS 64513, and not 64512"),
-            (11, 64_512, 3, "the peer's identifier is 10.1.0.11"),
-            (2, 64_512, 1, "a hold time of 1 s"),
+            (2, 64_513, 3, "the peer is in AS 64513, not in 64512"),
+            (11, 64_512, 3, "the peer has a bad BGP identifier, 10.1.0.11"),
+            (2, 64_512, 1, "the peer proposes a hold time of 1 s"),
         ] {
             let mut a = speaker(11, 64_512);
             a.connected(0);
@@ -475,13 +475,13 @@ mod tests {
         let (mut a, mut b) = established();
         b.shut_down(1);
         exchange(1, &mut a, &mut b);
-        let told = a.events().last();
-        assert!(matches!(&told, Some(Event::Down(why)) if why.contains("subcode 2")), "{told:?}");
+        let event = a.events().last();
+        assert!(matches!(&event, Some(Event::Down(why)) if why.contains("subcode 2")), "{event:?}");
         assert!(!b.wants_connection(100 * S), "it was shut down");
     }
 
     #[test]
-    fn a_refresh_brings_all_routes_again() {
+    fn a_route_refresh_announces_all_routes_again() {
         let (mut a, _) = established();
         a.announce(nets(&["10.0.0.1/32"]));
         a.poll(1);
@@ -494,7 +494,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a peer says, in whatever pieces: the memory is bounded, and nothing panics.
+        /// With any input in any segmentation, memory is bounded and nothing panics.
         #[test]
         fn hostile_peers(
             pieces in proptest::collection::vec((0u8..4, proptest::collection::vec(any::<u8>(), 0..300)), 0..60),

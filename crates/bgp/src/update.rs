@@ -8,13 +8,13 @@ use rustbgpd_wire::{
     PathAttribute, Prefix, Safi, UpdateMessage,
 };
 
-/// Of iBGP, if nobody says otherwise.
+/// The usual default of LOCAL_PREF.
 const LOCAL_PREF: u32 = 100;
-/// Prefixes in one UPDATE: 4096 bytes have room for them and the attributes.
+/// Maximum number of prefixes in one UPDATE: they fit in 4096 bytes with the attributes.
 const PREFIXES: usize = 500;
 const PREFIXES6: usize = 200;
 
-/// What tells a peer of this AS of new prefixes, and of those that are gone. Without `next_hop6` only of IPv4 ones.
+/// UPDATEs that announce new prefixes to an iBGP peer, and withdraw others. Without `next_hop6` only IPv4 prefixes.
 pub(crate) fn updates(
     new: &[IpNet],
     gone: &[IpNet],
@@ -34,7 +34,7 @@ fn v4(new: &[IpNet], gone: &[IpNet], next_hop: Ipv4Addr) -> Vec<UpdateMessage> {
     all
 }
 
-/// In attributes of their own, with their own next hop and without NEXT_HOP (RFC 4760, section 3).
+/// IPv6 prefixes and their next hop are in separate attributes, without NEXT_HOP (RFC 4760, section 3).
 fn v6(new: &[IpNet], gone: &[IpNet], next_hop: Ipv6Addr) -> Vec<UpdateMessage> {
     let entries = |nets: &[IpNet]| -> Vec<_> { nets.iter().filter_map(entry6).collect() };
     let withdrawn = |gone: &[NlriEntry]| update(&[], &[], &[unreachable(gone.to_vec())]);
@@ -44,12 +44,12 @@ fn v6(new: &[IpNet], gone: &[IpNet], next_hop: Ipv6Addr) -> Vec<UpdateMessage> {
     all
 }
 
-/// Never nothing: what is made here is short enough.
+/// Never `None`: the lists are short enough.
 fn update(new: &[Ipv4NlriEntry], gone: &[Ipv4NlriEntry], attributes: &[PathAttribute]) -> Option<UpdateMessage> {
     UpdateMessage::try_build(new, gone, attributes, true, false, Ipv4UnicastMode::Body).ok()
 }
 
-/// Of an announcement; the next hop is an attribute, or in one.
+/// Attributes of an announcement. `next_hop` is NEXT_HOP, or MP_REACH_NLRI, which contains the next hop.
 fn attributes(next_hop: PathAttribute) -> [PathAttribute; 4] {
     let path = AsPath { segments: Vec::new() };
     [PathAttribute::Origin(Origin::Igp), PathAttribute::AsPath(path), next_hop, PathAttribute::LocalPref(LOCAL_PREF)]

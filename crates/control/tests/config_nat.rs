@@ -175,6 +175,6 @@ fn every_mistake_is_told_where_it_is() {
     let twice = format!("{BASE}{}", forward.replace("10.0.0.2", "10.0.0.3"));
     assert!(Config::parse(&twice, "t").unwrap_err().to_string().contains("port_forward[1].port: port 8080"));
     let same = format!("{BASE}{}", forward.replace("port = 8080", "port = 8081\ninside_port = 8080"));
-    assert!(Config::parse(&same, "t").unwrap_err().to_string().contains("port_forward[1].inside: another port"));
+    assert!(Config::parse(&same, "t").unwrap_err().to_string().contains("port_forward[1].inside: port "));
     assert!(Config::parse(&format!("{BASE}{source}"), "t").unwrap_err().to_string().contains("already has a [[nat]]"));
 }

@@ -31,7 +31,7 @@ reasons! {
     InnerMalformed => "inner_malformed",
     /// The inner frame is not IP, or is tagged, or has a multicast destination.
     InnerKind => "inner_kind",
-    /// The packet met congestion, and is not ECN-capable (RFC 6040).
+    /// The outer header is marked ECN CE, but the inner packet is not ECN-capable (RFC 6040).
     NotEcnCapable => "not_ecn_capable",
     /// The hop limit is used up.
     HopLimit => "hop_limit",
@@ -108,13 +108,18 @@ pub struct Counters {
     forwarded: [u64; Service::ALL.len()],
     dropped: [u64; DropReason::ALL.len()],
     /// Packets that were fragmented, and the number of fragments after the first.
-    cut: u64,
-    pieces: u64,
+    fragmented: u64,
+    extra_fragments: u64,
 }
 
 impl Default for Counters {
     fn default() -> Self {
-        Counters { forwarded: [0; Service::ALL.len()], dropped: [0; DropReason::ALL.len()], cut: 0, pieces: 0 }
+        Counters {
+            forwarded: [0; Service::ALL.len()],
+            dropped: [0; DropReason::ALL.len()],
+            fragmented: 0,
+            extra_fragments: 0,
+        }
     }
 }
 
@@ -134,8 +139,8 @@ impl Counters {
         let forwarded =
             Service::ALL.into_iter().map(|s| (format!("forwarded_{}_packets", s.name()), self.forwarded(s)));
         let dropped = DropReason::ALL.iter().map(|r| (format!("dropped_{}_packets", r.name()), self.dropped(*r)));
-        let cut = [("fragmented_packets", self.cut), ("extra_fragment_packets", self.pieces)];
-        forwarded.chain(dropped).chain(cut.map(|(name, value)| (name.to_owned(), value)))
+        let fragments = [("fragmented_packets", self.fragmented), ("extra_fragment_packets", self.extra_fragments)];
+        forwarded.chain(dropped).chain(fragments.map(|(name, value)| (name.to_owned(), value)))
     }
 
     pub(crate) fn forward(&mut self, service: Service) {
@@ -143,9 +148,9 @@ impl Counters {
     }
 
     /// Counts a packet that was fragmented into one fragment and `more`.
-    pub(crate) fn cut(&mut self, more: usize) {
-        self.cut += 1;
-        self.pieces += more as u64;
+    pub(crate) fn count_fragmented(&mut self, more: usize) {
+        self.fragmented += 1;
+        self.extra_fragments += more as u64;
     }
 
     pub(crate) fn drop(&mut self, reason: DropReason) {

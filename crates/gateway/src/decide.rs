@@ -43,12 +43,12 @@ impl<'a> Decision<'a> {
         let (vni, _) = vxlan::parse(payload).map_err(|_| DropReason::OuterMalformed)?;
         let vni = vni.get();
         let (vni, origin) = match self.tables.tunnels_in.get(&(outer.src_ip, u64::from(vni))) {
-            Some(&place) => (self.tables.tunnels[place as usize].vni, Origin::Idc(place)),
+            Some(&index) => (self.tables.tunnels[index as usize].vni, Origin::Idc(index)),
             None if self.tables.senders.contains_key(&outer.src_ip) => (vni, Origin::Host { vni, vtep: outer.src_ip }),
             None => return Err(DropReason::UnknownSender),
         };
         self.note("sender", || match origin {
-            Origin::Idc(place) => format!("tunnel {place} of VPC {vni}, VXLAN from {}", outer.src_ip),
+            Origin::Idc(index) => format!("tunnel {index} of VPC {vni}, VXLAN from {}", outer.src_ip),
             _ => format!("host {} of VPC {vni}, VXLAN", outer.src_ip),
         });
         let mark = ecn::of(packet.bytes(), outer);
@@ -73,12 +73,12 @@ impl<'a> Decision<'a> {
         let payload = packet.bytes().get(usize::from(outer.l4)..).unwrap_or_default();
         let (gre::Header { key, ethertype }, _) =
             gre::Header::parse(payload).map_err(|_| DropReason::OuterMalformed)?;
-        let place = self.tables.tunnels_in.get(&(outer.src_ip, gre_key(key))).ok_or(DropReason::UnknownSender)?;
-        let (place, vni) = (*place, self.tables.tunnels[*place as usize].vni);
-        self.note("sender", || format!("tunnel {place} of VPC {vni}, GRE from {}", outer.src_ip));
+        let index = self.tables.tunnels_in.get(&(outer.src_ip, gre_key(key))).ok_or(DropReason::UnknownSender)?;
+        let (index, vni) = (*index, self.tables.tunnels[*index as usize].vni);
+        self.note("sender", || format!("tunnel {index} of VPC {vni}, GRE from {}", outer.src_ip));
         let mark = ecn::of(packet.bytes(), outer);
         packet.pull(usize::from(outer.l4) + gre::HEADER_LEN);
-        // The parser needs an Ethernet header, for which there is room: more than that was just removed.
+        // The parser needs an Ethernet header. It fits, because longer headers were just removed.
         encap::push_ethernet(packet, self.tables.mac, self.tables.mac, ethertype)?;
         let inner = parse(packet.bytes(), packet.len()).map_err(|_| DropReason::InnerMalformed)?;
         if !packet.settle(inner.end as usize) {
@@ -87,7 +87,7 @@ impl<'a> Decision<'a> {
         self.congestion(packet, &inner, mark)?;
         let tables = self.tables;
         let vpc = tables.vpcs.get(&vni).ok_or(DropReason::UnknownVni)?;
-        self.inside(packet, inner, vni, vpc, Origin::Idc(place))
+        self.inside(packet, inner, vni, vpc, Origin::Idc(index))
     }
 
     fn on_internet(&mut self, packet: &mut Packet<'_>, parsed: &Parsed) -> Result<Service, DropReason> {
@@ -208,11 +208,7 @@ impl<'a> Decision<'a> {
             let &(address, port) = backends.list.get(choice).ok_or(DropReason::NoBackend)?;
             self.note("service", || {
                 let backend = End { address, port };
-                format!(
-                    "a service with {} backends, of which it gets {backend} in VPC {}",
-                    backends.list.len(),
-                    backends.vni
-                )
+                format!("a service with {} backends; selected: {backend} in VPC {}", backends.list.len(), backends.vni)
             });
             let flow = Flow { network: vni, protocol: inner.protocol, source, destination };
             let seen = Seen { now: self.context.now, flow, flags: flags(inner) };
@@ -238,9 +234,9 @@ impl<'a> Decision<'a> {
         self.note("route", || match route {
             Route::Local => format!("{} is in this VPC", inner.dst_ip),
             Route::Peer(peer) => format!("{} is in VPC {peer}", inner.dst_ip),
-            Route::Idc(place) => format!("{} is behind tunnel {place}", inner.dst_ip),
+            Route::Idc(index) => format!("{} is behind tunnel {index}", inner.dst_ip),
             Route::Internet => format!("{} is on the Internet", inner.dst_ip),
-            Route::Blackhole => format!("a route refuses {}", inner.dst_ip),
+            Route::Blackhole => format!("a blackhole route to {}", inner.dst_ip),
         });
         match route {
             Route::Blackhole => Err(DropReason::NoRoute),
@@ -249,7 +245,7 @@ impl<'a> Decision<'a> {
                 Ok(unchanged(service, host(vni, inner.dst_ip)?))
             }
             Route::Peer(peer) => Ok(unchanged(Service::Vpc, host(peer, inner.dst_ip)?)),
-            Route::Idc(place) => Ok(unchanged(Service::Idc, Egress::Tunnel(place))),
+            Route::Idc(index) => Ok(unchanged(Service::Idc, Egress::Tunnel(index))),
             Route::Internet => {
                 let translated = !tables.eips.contains_key(&(vni, inner.src_ip));
                 needs_first(inner, translated || vpc.acl.is_some())?;

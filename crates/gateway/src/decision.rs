@@ -116,8 +116,8 @@ impl Decision<'_> {
         if self.steps.is_none() {
             return self.nat.outward(seen, pool, target);
         }
-        let (outside, is_there) = self.nat.foresee_outward(seen, pool, target)?;
-        let session = if is_there { "its session" } else { "a session would begin" };
+        let (outside, exists) = self.nat.foresee_outward(seen, pool, target)?;
+        let session = if exists { "its session" } else { "a session would begin" };
         self.note("translation", || format!("{session}: it leaves as {} to {}", outside.source, outside.destination));
         Ok(outside)
     }
@@ -138,11 +138,11 @@ impl Decision<'_> {
             Some(Metered { rate, .. }) => format!("the VPC may send and receive {} bytes per second", rate.per_second),
             None => "the VPC has no rate".to_owned(),
         });
-        let Some(Metered { rate, place }) = vpc.meter else { return Ok(()) };
+        let Some(Metered { rate, index }) = vpc.meter else { return Ok(()) };
         let State { meters, cores, .. } = &mut *self.state;
-        let Some(meter) = meters.get_mut(place as usize) else { return Ok(()) };
-        // A core gets only its share of the packets, so each one counts once per core against the whole rate. The longest
-        // packet always fits.
+        let Some(meter) = meters.get_mut(index as usize) else { return Ok(()) };
+        // A core gets only its share of the packets, so each one counts once per core against the whole rate. The
+        // longest packet always fits.
         let rate = Rate { burst: rate.burst.max(LONGEST * *cores), ..rate };
         let passes = meter.take(rate, self.context.now, parsed.packet_len() as u64 * *cores);
         if passes { Ok(()) } else { Err(DropReason::Meter) }

@@ -110,10 +110,10 @@ impl Fragments {
     /// It does not fit the earlier fragments of its packet.
     pub(crate) fn follow(&mut self, now: u64, piece: &Piece) -> Result<Option<Decided>, DropReason> {
         let set = self.set(&piece.key);
-        let Some(place) = set.iter().position(|record| record.key == piece.key && record.holds(now)) else {
+        let Some(index) = set.iter().position(|record| record.key == piece.key && record.holds(now)) else {
             return Ok(None);
         };
-        let record = &mut set[place];
+        let record = &mut set[index];
         let mut passed = record.passed;
         // The end is before the minimum length that the first fragment announced.
         let too_short = !piece.more && piece.end < record.least_len;
@@ -123,7 +123,7 @@ impl Fragments {
         record.passed = passed;
         let decided = record.decided;
         if passed.is_complete() {
-            set.remove(place);
+            set.remove(index);
         }
         Ok(Some(decided))
     }

@@ -82,7 +82,7 @@ impl Decision<'_> {
     /// headers to each. The first one stays in `packet`, the others go to [`State::more`](crate::decision::State).
     /// False if it must not be fragmented, or its payload is elsewhere.
     #[cold]
-    pub(crate) fn cut(
+    pub(crate) fn fragment(
         &mut self,
         packet: &mut Packet<'_>,
         parsed: &Parsed,
@@ -106,8 +106,8 @@ impl Decision<'_> {
             if index == 0 {
                 packet.replace(|out| {
                     let bytes = &piece[HEADROOM..];
-                    let Some(place) = out.get_mut(..bytes.len()) else { return 0 };
-                    place.copy_from_slice(bytes);
+                    let Some(room) = out.get_mut(..bytes.len()) else { return 0 };
+                    room.copy_from_slice(bytes);
                     bytes.len()
                 })?;
                 packet.pull(l3);
@@ -122,7 +122,7 @@ impl Decision<'_> {
         }
         // From the second to the last.
         self.state.more.reverse();
-        self.state.counters.cut(self.state.more.len());
+        self.state.counters.count_fragmented(self.state.more.len());
         Ok(true)
     }
 }

@@ -31,8 +31,8 @@ impl Decision<'_> {
         let overhead = match plan.egress {
             Egress::Host { host, .. } => encap::vxlan_overhead(host.vtep),
             Egress::Internet { .. } => 0,
-            Egress::Tunnel(place) => {
-                let tunnel = self.tables.tunnels.get(place as usize).ok_or(DropReason::NoRoute)?;
+            Egress::Tunnel(index) => {
+                let tunnel = self.tables.tunnels.get(index as usize).ok_or(DropReason::NoRoute)?;
                 match tunnel.kind {
                     TunnelKind::Vxlan { .. } => encap::vxlan_overhead(tunnel.remote),
                     TunnelKind::Gre { .. } => encap::gre_overhead(tunnel.remote),
@@ -40,8 +40,8 @@ impl Decision<'_> {
             }
         };
         let room = usize::from(self.tables.mtu).saturating_sub(overhead);
-        let may_cut = || answer::may_fragment(packet.bytes(), parsed) && !packet.is_header_only();
-        if parsed.packet_len() > room && !may_cut() {
+        let may_fragment = || answer::may_fragment(packet.bytes(), parsed) && !packet.is_header_only();
+        if parsed.packet_len() > room && !may_fragment() {
             return self.refuse(packet, parsed, origin, vpc, IcmpError::TooLarge(room as u16));
         }
         self.note("size", || match parsed.packet_len() {
@@ -77,8 +77,8 @@ impl Decision<'_> {
     ) -> Result<Service, DropReason> {
         let (egress, to, hash) = (plan.egress, parsed.dst_ip, parsed.flow_hash);
         let emit = |decision: &mut Self, piece: &mut Packet<'_>| decision.emit(piece, egress, to, hash, mark);
-        let is_cut = self.cut(packet, parsed, room, emit)?;
-        if is_cut { Ok(plan.service) } else { Err(DropReason::TooLarge) }
+        let is_fragmented = self.fragment(packet, parsed, room, emit)?;
+        if is_fragmented { Ok(plan.service) } else { Err(DropReason::TooLarge) }
     }
 
     /// Sends an IP packet to its next hop. `destination` is any address of its family.
@@ -100,7 +100,7 @@ impl Decision<'_> {
         self.note("egress", || match egress {
             Egress::Internet { .. } => "to the Internet".to_owned(),
             Egress::Host { vni, host } => format!("VXLAN to host {}, VNI {vni}, vNIC {}", host.vtep, host.mac),
-            Egress::Tunnel(place) => format!("tunnel {place}"),
+            Egress::Tunnel(index) => format!("tunnel {index}"),
         });
         let (next_hop, ethertype) = match egress {
             Egress::Internet { next_hop } => (Some(next_hop), inner),
@@ -109,8 +109,8 @@ impl Decision<'_> {
                 encap::push_vxlan(packet, vni, outer(host.vtep)?)?;
                 (tables.next_hop(host.vtep), ip::ethertype_of(host.vtep))
             }
-            Egress::Tunnel(place) => {
-                let tunnel = *tables.tunnels.get(place as usize).ok_or(DropReason::NoRoute)?;
+            Egress::Tunnel(index) => {
+                let tunnel = *tables.tunnels.get(index as usize).ok_or(DropReason::NoRoute)?;
                 match tunnel.kind {
                     TunnelKind::Vxlan { vni, mac } => {
                         encap::push_ethernet(packet, mac, tables.mac, inner)?;
@@ -165,7 +165,7 @@ impl Decision<'_> {
         let source = *own.iter().find(family).ok_or(reason)?;
         let egress = match origin {
             Origin::Internet => Egress::Internet { next_hop: self.tables.internet(parsed.src_ip).ok_or(reason)? },
-            Origin::Idc(place) => Egress::Tunnel(place),
+            Origin::Idc(index) => Egress::Tunnel(index),
             Origin::Host { vni, vtep } => Egress::Host { vni, host: Host { vtep, mac: parsed.src_mac } },
         };
         if !self.state.answers.take(self.context.now, 1) {
@@ -181,7 +181,7 @@ impl Decision<'_> {
         Ok(Service::Answer)
     }
 
-    /// Sends an inner frame back to the host that asked for it.
+    /// Sends a reply to the host that sent the request, as an inner frame.
     pub(crate) fn reply_inside(
         &mut self,
         packet: &mut Packet<'_>,

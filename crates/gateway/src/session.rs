@@ -80,12 +80,12 @@ pub(crate) fn marks(protocol: u8, flags: tcp::Flags, from_inside: bool) -> u8 {
 
 /// Whether a session with these marks has expired, if its last packet was seen at `seen_s`.
 pub(crate) fn is_over(protocol: u8, marks: u8, seen_s: u32, now_s: u32) -> bool {
-    let patience = match protocol {
+    let timeout = match protocol {
         TCP if marks & RESET != 0 || marks & (FIN_INSIDE | FIN_OUTSIDE) == FIN_INSIDE | FIN_OUTSIDE => TCP_CLOSING_S,
         TCP if marks & REPLIED != 0 => TCP_ESTABLISHED_S,
         TCP => TCP_OPENING_S,
         UDP => UDP_S,
         _ => ICMP_S,
     };
-    now_s.saturating_sub(seen_s) > patience + NOTED_EVERY_S
+    now_s.saturating_sub(seen_s) > timeout + NOTED_EVERY_S
 }

@@ -40,8 +40,8 @@ pub struct Vpc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metered {
     pub(crate) rate: Rate,
-    /// Counts from 0.
-    pub(crate) place: u32,
+    /// From 0.
+    pub(crate) index: u32,
 }
 
 impl Metered {
@@ -178,9 +178,9 @@ impl Tables {
 
     /// Allocates a rate for one VPC, in bytes per second.
     pub fn new_meter(&mut self, rate: Rate) -> Metered {
-        let place = self.meters;
+        let index = self.meters;
         self.meters += 1;
-        Metered { rate, place }
+        Metered { rate, index }
     }
 
     /// Meters that each core needs.
@@ -196,14 +196,14 @@ impl Tables {
 
     /// Adds a tunnel and returns its index.
     pub fn add_tunnel(&mut self, tunnel: Tunnel) -> u32 {
-        let place = self.tunnels.len() as u32;
+        let index = self.tunnels.len() as u32;
         let key = match tunnel.kind {
             TunnelKind::Vxlan { vni, .. } => u64::from(vni),
             TunnelKind::Gre { key } => gre_key(key),
         };
-        self.tunnels_in.insert((tunnel.remote, key), place);
+        self.tunnels_in.insert((tunnel.remote, key), index);
         self.tunnels.push(tunnel);
-        place
+        index
     }
 
     /// Adds a public address.

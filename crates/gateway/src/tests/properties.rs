@@ -54,9 +54,9 @@ proptest! {
         headroom in 0usize..=HEADROOM,
     ) {
         let mut frame = seeds().swap_remove(seed);
-        for (place, value) in damage {
-            let place = place.index(frame.len());
-            frame[place] = value;
+        for (index, value) in damage {
+            let index = index.index(frame.len());
+            frame[index] = value;
         }
         if let Some(cut) = cut {
             frame.truncate(cut.index(frame.len() + 1));
