@@ -50,7 +50,7 @@ impl Ipam<'_> {
     ///
     /// # Errors
     /// It cannot be run, or refuses.
-    pub fn tell(self, command: &str) -> Result<(), Error> {
+    pub fn call(self, command: &str) -> Result<(), Error> {
         self.run(command).map(drop)
     }
 

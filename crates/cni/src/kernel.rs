@@ -107,7 +107,7 @@ impl<'a> Namespace<'a> {
     }
 
     fn failed(&self, error: &dyn std::fmt::Display) -> Error {
-        self.wrong(Code::Io, format!("cannot talk to the kernel: {error}"))
+        self.wrong(Code::Io, format!("cannot communicate with the kernel: {error}"))
     }
 }
 

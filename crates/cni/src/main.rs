@@ -47,9 +47,9 @@ fn main() -> ExitCode {
         Err(error) => Err(error.to_json(plugin::version_of(&configuration))),
     };
     let (Ok(text) | Err(text)) = &answer;
-    // If nobody reads the output, the exit status still reports the failure.
-    let is_told = writeln!(std::io::stdout(), "{text}").is_ok();
-    if answer.is_ok() && is_told { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    // If the output cannot be written, the exit status still reports the failure.
+    let is_written = writeln!(std::io::stdout(), "{text}").is_ok();
+    if answer.is_ok() && is_written { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn work(configuration: &mut Vec<u8>) -> Result<Option<Value>, Error> {

@@ -102,7 +102,7 @@ impl Plugin<'_> {
     fn del(&self, interface: &Interface) -> Result<(), Error> {
         // Addresses are freed only after the port is gone.
         self.remove(vec![attachment::port_name(&self.network.name, interface)])?;
-        self.ipam.map_or(Ok(()), |ipam| ipam.tell("DEL"))
+        self.ipam.map_or(Ok(()), |ipam| ipam.call("DEL"))
     }
 
     fn check(&self, interface: &Interface, netns: &str) -> Result<(), Error> {
@@ -116,7 +116,7 @@ impl Plugin<'_> {
         let addresses = port.and_then(|port| port["addresses"].as_array()).into_iter().flatten();
         let addresses: Vec<_> = addresses.filter_map(|address| address.as_str()?.parse().ok()).collect();
         Namespace::open(netns)?.check(&interface.name, &addresses)?;
-        self.ipam.map_or(Ok(()), |ipam| ipam.tell("CHECK"))
+        self.ipam.map_or(Ok(()), |ipam| ipam.call("CHECK"))
     }
 
     fn gc(&self) -> Result<(), Error> {
@@ -127,7 +127,7 @@ impl Plugin<'_> {
         let mut stale: Vec<_> = self.ports(None)?.into_iter().map(|entry| entry.key).collect();
         stale.retain(|key| !valid.contains(key));
         self.remove(stale)?;
-        self.ipam.map_or(Ok(()), |ipam| ipam.tell("GC"))
+        self.ipam.map_or(Ok(()), |ipam| ipam.call("GC"))
     }
 
     fn status(&self) -> Result<(), Error> {
@@ -135,7 +135,7 @@ impl Plugin<'_> {
         self.client.wait_ready(READY).map_err(refused).map_err(unavailable)?;
         let is_new = self.network.version == answer::Version::V1_1_0;
         let ipam = self.ipam.filter(|_| is_new);
-        ipam.map_or(Ok(()), |ipam| ipam.tell("STATUS").map_err(unavailable))
+        ipam.map_or(Ok(()), |ipam| ipam.call("STATUS").map_err(unavailable))
     }
 
     /// The network's ports, or one of them.

@@ -243,12 +243,12 @@ impl Stage {
     fn accounts(&self, samples: &[Sample]) -> Vec<Balance> {
         let mut accounts: BTreeMap<Place, Balance> = BTreeMap::new();
         for sample in samples.iter().filter(|s| s.counter == self.needs) {
-            if let Some(at) = self.scope.place(&sample.at) {
+            if let Some(at) = self.scope.group_of(&sample.at) {
                 accounts.insert(at.clone(), Balance { stage: self.name.to_owned(), at, ..Balance::default() });
             }
         }
         for sample in samples {
-            let Some(account) = self.scope.place(&sample.at).and_then(|at| accounts.get_mut(&at)) else { continue };
+            let Some(account) = self.scope.group_of(&sample.at).and_then(|at| accounts.get_mut(&at)) else { continue };
             account.entered += sample.value * u64::from(has(self.entered, &sample.counter));
             account.left += sample.value * u64::from(has(self.left, &sample.counter));
         }
@@ -258,7 +258,7 @@ impl Stage {
 
 impl Scope {
     /// Which balance a sample belongs to. `None`: to none of this scope.
-    fn place(self, at: &Place) -> Option<Place> {
+    fn group_of(self, at: &Place) -> Option<Place> {
         if at.peer.is_some() {
             return None;
         }

@@ -10,7 +10,7 @@ use bifrost_control::config::{
     Transport, Vni, overhead_bytes,
 };
 
-/// Line numbers in the tables below are those of this text.
+/// Line numbers in the tables below refer to this text.
 const GOOD: &str = r#"[host]
 name = "host-a"
 [control]
@@ -123,7 +123,7 @@ fn plain_paths_and_their_gap() {
 }
 
 #[test]
-fn path_mtu_is_what_a_route_says_or_what_the_underlay_lets_pass() {
+fn path_mtu_is_that_of_the_route_or_of_the_underlay() {
     let text = GOOD.replacen("prefix = \"10.0.0.2/32\"", "prefix = \"10.0.0.2/32\"\nmtu = 1400", 1);
     let config = Config::parse(&text, "t").unwrap();
     let mtus = |config: &Config| config.routes.iter().map(config.path_mtu()).collect::<Vec<_>>();
@@ -139,7 +139,7 @@ fn classes_arrive() {
     let marked = Config::parse(&text, "marked.toml").unwrap();
     assert_eq!((marked.ports[0].dscp, marked.underlay.control_dscp), (Dscp::Fixed(46), 48));
     assert_eq!(marked.ports[1].dscp, Dscp::Fixed(0));
-    // A running port takes it over.
+    // A running port applies the change.
     let copied = Config::parse(&text.replacen("dscp = 46", "dscp = \"copy\"", 1), "copied.toml").unwrap();
     assert_eq!(copied.ports[0].dscp, Dscp::Copied);
     assert!(marked.ports[0].is_same_device(&copied.ports[0]));
@@ -152,7 +152,7 @@ fn limits_arrive_and_their_absence_does() {
     let limits = PortLimits { tx_mbit: Some(1), tx_kpps: Some(2), rx_mbit: Some(400_000), rx_kpps: Some(1_000_000) };
     assert_eq!(limited.ports[0].limits, limits);
     assert_eq!(limited.ports[1].limits, PortLimits::default());
-    // A running port takes over limits, and nothing else.
+    // A running port applies changes of limits, but not of other settings.
     let others = Config::parse(&text.replacen("tx_mbit = 1", "", 1), "others.toml").unwrap();
     assert!(limited.ports[0].is_same_device(&others.ports[0]));
     let elsewhere =
@@ -161,7 +161,7 @@ fn limits_arrive_and_their_absence_does() {
 }
 
 #[test]
-fn machines_are_sliced_unless_they_say_otherwise() {
+fn slicing_is_on_by_default() {
     let text = GOOD.replacen("count = 2\ncpus = [0, 1]", "count = 1", 1);
     let machine = |key: &str| {
         let keys = format!("name = \"web2\"\nkind = \"vhost-user\"\nsocket = \"/run/vm.sock\"\n{key}");
@@ -226,7 +226,7 @@ fn every_key_arrives() {
 }
 
 #[test]
-fn the_least_gives_the_defaults() {
+fn a_minimal_file_has_the_defaults() {
     let c = Config::parse("host.name = 'a'\nunderlay.addresses = ['192.0.2.1']", "t").unwrap();
     assert_eq!(c.control.socket.to_str(), Some("/run/bifrost/bifrostd.sock"));
     assert_eq!((c.workers.count, c.workers.cpus.len(), c.workers.slow_port_percent), (1, 0, 10));
@@ -238,13 +238,13 @@ fn the_least_gives_the_defaults() {
     );
     assert_eq!(c.transport, Transport::default());
     assert!(c.peers.is_empty() && c.vpcs.is_empty() && c.ports.is_empty() && c.routes.is_empty());
-    // Fewer paths than the default of spray_paths are no error as long as it was not written.
+    // Fewer paths than the default of spray_paths are not an error if the file does not set it.
     let c = Config::parse("host.name = 'a'\nunderlay = {addresses = ['192.0.2.1'], paths = 1}", "t").unwrap();
     assert_eq!(c.transport.spray_paths, 1);
 }
 
 #[test]
-fn paths_pair_addresses_in_turn() {
+fn paths_pair_addresses_round_robin() {
     let c = Config::parse(GOOD, "t").unwrap();
     let paths: Vec<_> =
         c.paths(&c.peers[0]).map(|p| format!("{} {}>{}:{}", p.path, p.local, p.remote, p.source_port)).collect();
@@ -670,7 +670,7 @@ fn bad_configurations() {
         ),
         // Shapes.
         ("[control]\n", "[[control]]\n", &["3: control: expected a table [control], found a list"]),
-        // Syntax: only that, for the rest would be guesswork.
+        // Syntax errors only: other errors would be guesses.
         ("name = \"host-a\"", "name = \"host-a", &["2: "]),
         ("paths = 4", "paths = 4\npaths = 5", &["13: duplicate key"]),
     ];
@@ -726,13 +726,13 @@ fn files_that_cannot_be_read() {
     let good = dir.path().join("good.toml");
     std::fs::write(&good, GOOD).unwrap();
     assert_eq!(Config::load(&good), Config::parse(GOOD, "x"));
-    // Endless files, too, have an end.
+    // Endless files are refused.
     let error = Config::load("/dev/zero").unwrap_err().to_string();
     assert!(error.contains("larger than"), "{error}");
 }
 
 proptest::proptest! {
-    /// Whatever a file says, the answer is a configuration or a list of errors, each with a place.
+    /// Any text gives a configuration or a list of errors, each with a line.
     #[test]
     fn mutilated_files_never_panic(at in 0..GOOD.len(), len in 0usize..40, with in "[ -~\n]{0,12}") {
         let mut text = GOOD.to_owned();

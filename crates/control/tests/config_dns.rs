@@ -1,4 +1,4 @@
-//! `domain` and `name`: what guests are told by DNS, and what is refused.
+//! `domain` and `name`, for DNS: accepted and refused values.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! `[flow_log]`: defaults, and what is refused.
+//! `[flow_log]`: defaults and errors.
 
 #![allow(clippy::unwrap_used)]
 
@@ -32,7 +32,7 @@ fn ports_are_logged_by_name_by_vpc_or_all() {
 }
 
 #[test]
-fn without_the_section_nothing_is_logged_and_a_change_is_taken_over() {
+fn without_the_section_nothing_is_logged_and_a_reload_changes_it() {
     let off = parse("").unwrap();
     assert_eq!(off.flow_log, None);
     let on = parse("[flow_log]\ncollector = \"[2001:db8::1]:4739\"\n").unwrap();
@@ -45,7 +45,7 @@ fn without_the_section_nothing_is_logged_and_a_change_is_taken_over() {
 }
 
 #[test]
-fn rules_are_logged_beside_conversations_or_alone() {
+fn rules_are_logged_with_flows_or_alone() {
     let rule = "[[security_group]]\nname = \"g\"\negress = [{ log = true }, {}]\n";
     let on = |keys: &str| parse(&format!("[flow_log]\n{keys}{rule}")).unwrap_or_else(|e| panic!("{e}"));
     for (keys, flows) in [

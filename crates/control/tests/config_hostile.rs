@@ -1,4 +1,4 @@
-//! Files that are no configurations, or that are made to cost much: errors, soon, and few of them.
+//! Files that are not configurations, or that are expensive to check: few errors, within a bounded time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use bifrost_control::config::Config;
 
-/// How long a file of some megabytes may take, in a build for tests on a busy machine.
+/// Maximum time for a file of some megabytes, in a debug build on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What all errors together may say, bytes.
+/// Maximum size of all errors together, bytes.
 const MOST: usize = 4 << 20;
 
 /// The errors of a text.
@@ -37,14 +37,14 @@ fn nesting_has_a_bound() {
 }
 
 #[test]
-fn errors_without_end_are_cut_short() {
+fn the_number_of_errors_is_limited() {
     let many = |line: &str| (0..10_000).map(|n| line.replace('#', &n.to_string())).collect::<String>();
     for text in [
         "]\n".repeat(100_000),
         "]\n".repeat(600_000),
         many("key# = 1\n"),
         many("[[port]]\nname = 3\n"),
-        // Each is wrong for what others have, too.
+        // Each conflicts with the others.
         many(
             "[[port]]\nname = \"p#\"\nvni = 5\nmac = \"02:00:00:00:00:01\"\naddresses = [\"10.0.0.1/24\"]\nqueues = 7\n",
         ),
@@ -58,7 +58,7 @@ fn errors_without_end_are_cut_short() {
 }
 
 #[test]
-fn what_is_quoted_is_cut_and_commands_no_terminal() {
+fn quoted_text_is_truncated_and_escaped() {
     let long = "x".repeat(4 << 20);
     for text in [format!("{long} = 1"), format!("[host]\nname = \"{long}\""), format!("[host.{long}]")] {
         errors(&text);

@@ -1,4 +1,4 @@
-//! `[[mirror]]`: what is read, and every error with its line.
+//! `[[mirror]]`: accepted values, and all errors with their lines.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +26,7 @@ target_vni = 4242
 "#;
 
 #[test]
-fn what_is_written_is_read() {
+fn all_keys_are_read() {
     let config = Config::parse(BASE, "t").unwrap();
     let mirror = &config.mirrors[0];
     assert_eq!((mirror.one_in, mirror.truncate, mirror.from_guests, mirror.to_guests), (1, 256, true, true));
@@ -37,7 +37,7 @@ fn what_is_written_is_read() {
 }
 
 #[test]
-fn every_mistake_is_told_where_it_is() {
+fn errors_name_line_and_field() {
     let cases = [
         ("ports = [\"web\"]", "ports = [\"wab\"]", "mirror[0].ports[0]: no port named \"wab\""),
         ("ports = [\"web\"]", "vpcs = [7]", "mirror[0].vpcs[0]: there is no [[vpc]] with vni = 7"),

@@ -1,4 +1,4 @@
-//! `[[uplink]]`, `[[nat]]`, `[[floating_ip]]` and `[[port_forward]]`: what is read, and every error with its line.
+//! `[[uplink]]`, `[[nat]]`, `[[floating_ip]]` and `[[port_forward]]`: accepted values, and all errors with their lines.
 
 #![allow(clippy::unwrap_used)]
 
@@ -44,7 +44,7 @@ inside = "10.0.0.2"
 "#;
 
 #[test]
-fn what_is_written_is_read() {
+fn all_keys_are_read() {
     let config = Config::parse(BASE, "t").unwrap();
     let source = &config.nat.sources[0];
     assert_eq!((source.ports, source.ports_per_guest), ((1024, 65535), 32256));
@@ -60,7 +60,7 @@ fn what_is_written_is_read() {
 }
 
 #[test]
-fn every_mistake_is_told_where_it_is() {
+fn errors_name_line_and_field() {
     let floating = "[[floating_ip]]\nvni = 100\nuplink = \"wan\"\naddress = \"203.0.113.20\"\ninside = \"10.0.0.1\"\n";
     let forward = "[[port_forward]]\nvni = 100\nuplink = \"wan\"\naddress = \"203.0.113.10\"\nport = 8080\ninside = \"10.0.0.2\"\n";
     let source = "[[nat]]\nvni = 100\nuplink = \"wan\"\naddresses = [\"203.0.113.10\", \"203.0.113.11\"]\n";
@@ -165,7 +165,7 @@ fn every_mistake_is_told_where_it_is() {
             missing.push(format!("{message}\n{errors}"));
             continue;
         };
-        // Its line has the key, or begins the section that lacks it.
+        // The line contains the key, or starts the section that lacks it.
         let line = text.lines().nth(error.line - 1).unwrap();
         let key = error.field.rsplit('.').next().unwrap().split('[').next().unwrap();
         assert!(line.starts_with(key) || line.starts_with("[["), "{error}: {line}");

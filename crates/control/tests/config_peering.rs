@@ -5,7 +5,7 @@
 use bifrost_control::Config;
 use bifrost_control::config::Peering;
 
-/// Another tenant's VPC beside that of the one guest. The line number below is of this text.
+/// A VPC of another tenant in addition to the guest's. The line number below refers to this text.
 const GOOD: &str = r#"[host]
 name = "host-a"
 [underlay]
@@ -32,7 +32,7 @@ peer = "host-b"
 mac = "02:00:00:00:00:03"
 "#;
 
-/// What the checker says with these sections at the end, less the places.
+/// The errors with these sections appended, without file and line.
 fn with_peerings(text: &str, sections: &str) -> Result<Config, Vec<String>> {
     let errors = match Config::parse(&format!("{text}{sections}"), "t") {
         Ok(config) => return Ok(config),
@@ -42,7 +42,7 @@ fn with_peerings(text: &str, sections: &str) -> Result<Config, Vec<String>> {
 }
 
 #[test]
-fn peerings_lead_there_and_back_through_gateways() {
+fn peerings_need_gateways_and_a_peering_in_return() {
     let lame = &GOOD.replace("gateway = [\"10.2.0.254\"]\n", "");
     let peering =
         |vni: u32, prefix: &str, to: u32| format!("[[peering]]\nvni = {vni}\nprefix = \"{prefix}\"\nto_vni = {to}\n");

@@ -4,7 +4,7 @@
 
 use bifrost_control::config::{Action, Config, Direction, Remote, Rule, Sessions};
 
-/// Line numbers in the table below are those of this text.
+/// Line numbers in the table below refer to this text.
 const GOOD: &str = r#"[host]
 name = "host-a"
 [underlay]
@@ -106,7 +106,7 @@ fn rules_name_groups_and_sets() {
 }
 
 #[test]
-fn networks_behind_a_guest_are_its_alone() {
+fn networks_behind_a_guest_have_no_other_owner() {
     let port = |n: u8, routed: &str| {
         format!(
             "[[port]]\nname = \"p{n}\"\nvni = 100\nmac = \"02:00:00:00:01:{n:02x}\"\naddresses = [\"10.0.1.{n}/24\"]\nrouted = [{routed}]\n"
@@ -211,7 +211,7 @@ fn errors_name_line_and_field() {
 }
 
 #[test]
-fn what_is_routed_and_remembered_has_one_worker() {
+fn ports_with_routed_sessions_have_one_worker() {
     let workers = |count| format!("[workers]\ncount = {count}\n");
     let routed = GOOD.replacen("vni = 100\n", "vni = 100\ngateway = [\"10.0.0.254\"]\n", 1);
     for (text, expected) in [(GOOD, false), (&*routed, true)] {

@@ -1,4 +1,4 @@
-//! What is shipped beside the programs: the example configuration, the systemd unit, the reference of all keys.
+//! Files shipped with the programs: the example configuration, the systemd unit, the reference of all keys.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(repository().join(file)).unwrap()
 }
 
-/// Whether a line of the example is a setting that is commented out.
+/// Whether a line of the example is a commented-out setting.
 fn is_default(line: &str) -> bool {
     line.strip_prefix('#').is_some_and(|l| l.starts_with(|c: char| c.is_ascii_lowercase() || c == '['))
 }
@@ -36,17 +36,17 @@ fn the_machine_of_the_example_passes_and_spells_out_defaults() {
     let machine: Vec<&str> =
         example.lines().filter_map(|l| l.strip_prefix("# ")).skip_while(|l| *l != "[[port]]").collect();
     let end = machine.iter().position(|l| !l.contains(" = ") && *l != "[[port]]").unwrap_or(machine.len());
-    let with = |unsaid: &[&str]| {
-        let said = machine[..end].iter().filter(|l| !unsaid.iter().any(|key| l.starts_with(&format!("{key} = "))));
-        let text = said.fold(example.clone(), |text, line| text + line + "\n");
+    let without = |keys: &[&str]| {
+        let kept = machine[..end].iter().filter(|l| !keys.iter().any(|key| l.starts_with(&format!("{key} = "))));
+        let text = kept.fold(example.clone(), |text, line| text + line + "\n");
         Config::parse(&text, "bifrostd.toml").unwrap_or_else(|e| panic!("{e}"))
     };
-    let config = with(&[]);
+    let config = without(&[]);
     assert_eq!(config.ports[1].name, "vm1");
-    assert_eq!(config, with(&["mode", "packed", "slicing", "queues"]));
+    assert_eq!(config, without(&["mode", "packed", "slicing", "queues"]));
 }
 
-/// All keys, as the checker itself lists them.
+/// All keys, as listed in error messages.
 fn all_keys() -> Vec<(String, Vec<String>)> {
     let single =
         ["host", "control", "workers", "underlay", "transport", "sessions", "flow_log"].map(|s| (s, format!("[{s}]")));
@@ -111,18 +111,18 @@ fn the_unit_has_what_the_daemon_needs() {
     for capability in ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_BPF", "CAP_NET_RAW"] {
         assert!(value("CapabilityBoundingSet").split(' ').any(|c| c == capability), "{capability}");
     }
-    // What AF_XDP takes beside capabilities.
+    // AF_XDP needs locked memory.
     assert!(value("RestrictAddressFamilies").split(' ').any(|family| family == "AF_XDP"));
     assert_eq!(value("LimitMEMLOCK"), "infinity");
-    // The default socket is in the directory that systemd makes.
+    // The default socket is in the directory that systemd creates.
     let socket = Path::new(bifrost_control::config::DEFAULT_SOCKET);
     assert_eq!(socket.parent().unwrap(), Path::new("/run").join(value("RuntimeDirectory")));
-    // So are sockets of virtual machines and records of their rings, which the next daemon needs.
+    // It also contains sockets of virtual machines and records of their rings, which the next daemon needs.
     assert_eq!(value("RuntimeDirectoryPreserve"), "yes");
     assert_eq!(value("StateDirectory"), "bifrost", "the postrm script removes /var/lib/bifrost");
 }
 
-/// `make try-guide` tries the guide; this notices a block that it would not know what to do with.
+/// `make try-guide` runs the guide's blocks; this test detects blocks without instructions for it.
 #[test]
 fn every_block_of_the_guide_is_tried_or_says_why_not() {
     let index = read("docs/OPERATIONS.md");
@@ -150,7 +150,7 @@ fn every_block_of_the_guide_is_tried_or_says_why_not() {
     assert!(opened > tried && tried > 15, "{tried} of {opened} blocks are tried");
 }
 
-/// The name that Prometheus knows a counter by.
+/// The name of a counter in Prometheus.
 fn metric(counter: &str, kind: counters::Kind) -> String {
     let unit = counters::unit(counter);
     let name = counter.strip_suffix(unit).unwrap().replace('.', "_");
@@ -164,7 +164,7 @@ fn metric(counter: &str, kind: counters::Kind) -> String {
 }
 
 #[test]
-fn alerts_and_dashboards_ask_for_counters_that_there_are() {
+fn alerts_and_dashboards_use_existing_counters() {
     let known: BTreeSet<String> = counters::all().map(|(counter, meaning)| metric(&counter, meaning.kind)).collect();
     let mut asked = 0;
     for file in ["prometheus/bifrost.rules.yml", "grafana/bifrost-hosts.json", "grafana/bifrost-fleet.json"] {
@@ -180,7 +180,7 @@ fn alerts_and_dashboards_ask_for_counters_that_there_are() {
 }
 
 #[test]
-fn dashboards_are_such_as_grafana_reads() {
+fn dashboards_have_the_structure_that_grafana_reads() {
     for name in ["hosts", "fleet", "gateway"] {
         let board: serde_json::Value =
             serde_json::from_str(&read(&format!("packaging/grafana/bifrost-{name}.json"))).unwrap();
@@ -197,9 +197,8 @@ fn dashboards_are_such_as_grafana_reads() {
     }
 }
 
-/// A link that leads nowhere is found here, not by the reader.
 #[test]
-fn links_between_pages_lead_somewhere() {
+fn links_between_pages_are_not_broken() {
     let docs = repository().join("docs");
     let pages = ["", "operations"].into_iter().flat_map(|folder| fs::read_dir(docs.join(folder)).unwrap());
     let pages: Vec<_> =
@@ -212,7 +211,7 @@ fn links_between_pages_lead_somewhere() {
             }
             let (file, anchor) = link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)));
             let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
-            assert!(target.exists(), "{}: {link} leads nowhere", page.display());
+            assert!(target.exists(), "{}: {link} does not exist", page.display());
             let Some(anchor) = anchor.filter(|_| file.is_empty() || file.ends_with(".md")) else { continue };
             let text = fs::read(&target).unwrap();
             let headings =
@@ -222,7 +221,7 @@ fn links_between_pages_lead_somewhere() {
     }
 }
 
-/// What a heading is called in links.
+/// The anchor of a heading.
 fn slug(heading: &str) -> String {
     let heading = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));

@@ -1,4 +1,4 @@
-//! Server and client over a socket, with a backend that makes everything up.
+//! Server and client over a socket, with a fake backend.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ struct Fake {
     captures_ended: Arc<AtomicU64>,
 }
 
-/// All of a list.
+/// All elements of a list.
 fn whole<T>(pages: Result<Pages<T>, ApiError>) -> Vec<T> {
     pages.unwrap().flat_map(Result::unwrap).collect()
 }
@@ -208,19 +208,19 @@ impl Backend for Fake {
     }
     fn capture(&self, spec: CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
         match spec.filter.as_str() {
-            "" => Ok(Box::new(Pieces { left: spec.packets, dropped: Arc::clone(&self.captures_ended) })),
+            "" => Ok(Box::new(Lines { left: spec.packets, dropped: Arc::clone(&self.captures_ended) })),
             _ => Err(ApiError::bad_request("no such filter").at("filter")),
         }
     }
 }
 
-/// Numbers, a line each.
-struct Pieces {
+/// A stream of numbers, one per line.
+struct Lines {
     left: u64,
     dropped: Arc<AtomicU64>,
 }
 
-impl CaptureStream for Pieces {
+impl CaptureStream for Lines {
     fn next(&mut self) -> Option<Vec<u8>> {
         std::thread::sleep(Duration::from_millis(1));
         self.left = self.left.checked_sub(1)?;
@@ -228,14 +228,14 @@ impl CaptureStream for Pieces {
     }
 }
 
-impl Drop for Pieces {
+impl Drop for Lines {
     fn drop(&mut self) {
         self.dropped.fetch_add(1, Ordering::SeqCst);
     }
 }
 
 #[test]
-fn a_capture_comes_as_long_as_it_runs() {
+fn a_capture_is_streamed_until_it_ends() {
     let rig = rig();
     let mut out = Vec::new();
     rig.client.capture(&CaptureSpec { packets: 20, ..CaptureSpec::default() }, &mut out).unwrap();
@@ -250,8 +250,8 @@ fn a_capture_comes_as_long_as_it_runs() {
 }
 
 #[test]
-fn a_capture_ends_when_nobody_reads_it_any_more_and_when_the_server_stops() {
-    /// Takes a few bytes, and then no more.
+fn a_capture_ends_when_its_reader_is_gone_and_when_the_server_stops() {
+    /// Accepts a few writes, and then fails.
     struct Head(usize);
     impl Write for Head {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -268,7 +268,7 @@ fn a_capture_ends_when_nobody_reads_it_any_more_and_when_the_server_stops() {
     rig.client.capture(&endless, &mut Head(3)).unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     while ended.load(Ordering::SeqCst) < 1 {
-        assert!(std::time::Instant::now() < deadline, "the capture goes on");
+        assert!(std::time::Instant::now() < deadline, "the capture does not end");
         std::thread::sleep(Duration::from_millis(5));
     }
     let client = Client::new(&rig.socket).unwrap();
@@ -296,7 +296,7 @@ fn rig() -> Rig {
     Rig { server, captures_ended, client: Client::new(&socket).unwrap(), socket, _dir: dir }
 }
 
-/// A request as a client writes it that is not ours.
+/// Sends a request as text; returns the whole response.
 fn raw(socket: &Path, request: &str) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
@@ -306,7 +306,7 @@ fn raw(socket: &Path, request: &str) -> String {
 }
 
 #[test]
-fn answers_arrive() {
+fn responses_arrive() {
     let r = rig();
     let status = r.client.status().unwrap();
     assert_eq!((status.host.as_str(), status.pid, status.uptime_s, status.workers.len()), ("host-a", 7, 1.5, 1));
@@ -318,7 +318,7 @@ fn answers_arrive() {
 }
 
 #[test]
-fn a_filter_of_sessions_arrives_as_it_was_given() {
+fn a_filter_of_sessions_arrives_unchanged() {
     let r = rig();
     let filter = SessionFilter {
         port: Some("a b&c".into()),
@@ -341,7 +341,7 @@ fn a_filter_of_sessions_arrives_as_it_was_given() {
 }
 
 #[test]
-fn faults_come_and_go() {
+fn faults_are_added_and_removed() {
     let r = rig();
     let mut spec = FaultSpec::new(FaultTarget::Peer { name: "b".into(), path: Some(3) });
     spec.loss_percent = 12.5;
@@ -379,7 +379,7 @@ fn paths_are_drained_and_restored() {
 }
 
 #[test]
-fn errors_arrive_whole() {
+fn errors_arrive_complete() {
     let r = rig();
     let expected = ApiError::unavailable("worker 0 does not answer").at("worker[0]").hint("wait");
     match r.client.paths() {
@@ -403,7 +403,7 @@ fn a_backend_that_panics_fails_its_request_only() {
 }
 
 #[test]
-fn a_packet_is_described_and_its_description_checked() {
+fn descriptions_of_packets_are_checked() {
     let rig = rig();
     let to = Some("10.0.0.2".parse().unwrap());
     let spec = TraceSpec { port: Some("web1".into()), to, ping: true, ..TraceSpec::default() };
@@ -444,14 +444,14 @@ fn bad_requests() {
         let answer = raw(&r.socket, &request);
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")) && answer.contains(part), "{request}\n{answer}");
     }
-    // Too large: refused without being read whole.
+    // Too large: refused without reading it completely.
     let large = raw(&r.socket, &put(&" ".repeat(70 << 10)));
     assert!(large.starts_with("HTTP/1.1 413"), "{large}");
     r.client.status().unwrap();
 }
 
 #[test]
-fn the_socket_is_private_and_goes_away() {
+fn the_socket_is_private_and_removed() {
     let mut r = rig();
     let mode = std::fs::metadata(&r.socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
@@ -476,7 +476,7 @@ fn a_second_daemon_is_refused() {
 }
 
 #[test]
-fn of_many_that_start_at_once_one_wins() {
+fn only_one_of_several_concurrent_starts_succeeds() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("d.sock");
     drop(UnixListener::bind(&socket).unwrap());
@@ -493,10 +493,10 @@ fn of_many_that_start_at_once_one_wins() {
 }
 
 #[test]
-fn a_stale_socket_is_replaced_but_no_file() {
+fn a_stale_socket_is_replaced_but_a_file_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("d.sock");
-    // A listener that goes leaves its file.
+    // A closed listener leaves its file.
     drop(UnixListener::bind(&socket).unwrap());
     assert!(socket.exists());
     let server = serve(&socket, Arc::new(Fake::default())).unwrap();
@@ -519,7 +519,7 @@ fn a_stop_leaves_the_socket_of_a_successor() {
 }
 
 #[test]
-fn a_stop_waits_for_an_answer_and_not_for_an_idle_client() {
+fn a_stop_waits_for_requests_in_progress_but_not_for_idle_clients() {
     let mut r = rig();
     let _idle = UnixStream::connect(&r.socket).unwrap();
     let mut half = UnixStream::connect(&r.socket).unwrap();
@@ -534,7 +534,7 @@ fn a_stop_waits_for_an_answer_and_not_for_an_idle_client() {
 }
 
 #[test]
-fn who_asks_or_reads_nothing_is_hung_up_on() {
+fn idle_connections_are_closed() {
     let r = rig();
     let beginnings = ["", "GET /v1/sta", "PUT /v1/faults HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"];
     let clients: Vec<_> = beginnings
@@ -546,7 +546,7 @@ fn who_asks_or_reads_nothing_is_hung_up_on() {
             stream
         })
         .collect();
-    // Others are answered meanwhile.
+    // Other clients are served meanwhile.
     r.client.status().unwrap();
     for (mut stream, beginning) in clients.into_iter().zip(beginnings) {
         let mut answer = Vec::new();
@@ -556,7 +556,7 @@ fn who_asks_or_reads_nothing_is_hung_up_on() {
 }
 
 #[test]
-fn an_answer_that_is_none() {
+fn invalid_responses_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("d.sock");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -583,7 +583,7 @@ fn an_answer_that_is_none() {
 }
 
 #[test]
-fn drops_are_those_samples_that_mean_one() {
+fn drops_are_selected_from_samples() {
     let rig = rig();
     assert_eq!(rig.client.samples().unwrap().len(), 4);
     let drops = rig.client.drops().unwrap();
@@ -592,11 +592,11 @@ fn drops_are_those_samples_that_mean_one() {
     assert_eq!(drops.uptime_s, 1.5);
 }
 
-/// Sends a request over TCP; gives the whole answer.
+/// Sends a request over TCP; returns the whole response.
 fn http(address: std::net::SocketAddr, request: &[u8]) -> String {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    // The server may answer, and close, before it has read all.
+    // The server may respond and close the connection before it has read everything.
     let _ = stream.write_all(request);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -604,7 +604,7 @@ fn http(address: std::net::SocketAddr, request: &[u8]) -> String {
 }
 
 #[test]
-fn metrics_are_read_over_tcp_and_nothing_else_is_there() {
+fn only_metrics_are_served_over_tcp() {
     let dir = tempfile::tempdir().unwrap();
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap();
@@ -613,7 +613,7 @@ fn metrics_are_read_over_tcp_and_nothing_else_is_there() {
     drop(free);
     let server = serve_with_metrics(dir.path().join("d.sock"), Some(address), Arc::new(Fake::default())).unwrap();
 
-    // Somebody who says nothing, and several who have more to say than fits, keep nobody out.
+    // A silent client, and clients with oversized requests, do not lock others out.
     let silent = std::net::TcpStream::connect(address).unwrap();
     let long = [b"GET /metrics HTTP/1.1\r\nx: ".to_vec(), vec![b'x'; 100_000]].concat();
     for _ in 0..10 {

@@ -1,13 +1,13 @@
 //! The documents of one guest, in the layout of EC2's instance metadata: a tree whose leaves are texts, and whose inner
-//! nodes list what is below them, one name a line.
+//! nodes list their children, one name per line.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-/// What one guest may learn.
+/// The documents of one guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Documents {
-    /// Names the guest; software that configures it once does so again when this changes.
+    /// Identifies the guest; cloud-init runs its first-boot configuration again when this changes.
     pub instance_id: String,
     /// Its host name, with its domain if it has one.
     pub hostname: String,
@@ -19,16 +19,16 @@ pub struct Documents {
     pub mtu: u16,
     /// Public SSH keys, one line each.
     pub public_keys: Vec<String>,
-    /// What its owner has written for it; `None`: nothing.
+    /// User data; `None`: the document does not exist.
     pub user_data: Option<Vec<u8>>,
 }
 
-/// Versions of the layout that are listed. Any other date is taken for one, too: what is here is older than all of
+/// Listed versions of the layout. All other dates are accepted as versions, too: the documents here exist in all of
 /// them.
 const VERSIONS: [&str; 2] = ["2009-04-04", "latest"];
 
 impl Documents {
-    /// The document at a path; empty parts of the path are ignored. `None`: there is none.
+    /// The document at a path; empty path segments are ignored. `None`: it does not exist.
     pub(crate) fn find(&self, path: &str) -> Option<Cow<'_, [u8]>> {
         let mut parts = path.split('/').filter(|part| !part.is_empty());
         let Some(version) = parts.next() else { return Some(lines(VERSIONS)) };
@@ -49,7 +49,7 @@ impl Documents {
 
     fn meta_data(&self, path: &str) -> Option<Cow<'_, [u8]>> {
         if path == "public-keys" && !self.public_keys.is_empty() {
-            // The one list with names: `0=key-0` is the directory `0/`.
+            // The only list in another format: `0=key-0` stands for the directory `0/`.
             return Some(lines((0..self.public_keys.len()).map(|n| format!("{n}=key-{n}"))));
         }
         let leaves = self.leaves();
@@ -67,7 +67,7 @@ impl Documents {
         (!names.is_empty()).then(|| lines(names))
     }
 
-    /// Paths below `meta-data` and texts, sorted.
+    /// All documents below `meta-data` by path, sorted.
     fn leaves(&self) -> Vec<(String, String)> {
         let (v4, v6): (Vec<&IpAddr>, Vec<&IpAddr>) = self.addresses.iter().partition(|address| address.is_ipv4());
         let list = |all: &[&IpAddr]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");

@@ -1,4 +1,4 @@
-//! The network between the service and one guest, and the guest's connections.
+//! The network stack towards one guest, and the guest's connections.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -15,11 +15,10 @@ use crate::{CONNECTIONS, Counters, LONGEST_MS, MAX_REQUEST};
 
 /// The port of HTTP.
 const HTTP: u16 = 80;
-/// Bytes that TCP keeps of a connection in each direction.
+/// TCP buffers of a connection, bytes.
 const RECEIVED: usize = 2048;
 const SENT: usize = 4096;
-/// The range of MTUs that packets are made for, bytes. IPv6 needs 1280; what a guest with less is sent over IPv4 fits
-/// into 576.
+/// Minimum and maximum MTU of sent packets, bytes. IPv6 needs 1280; 576 is for IPv4 guests with a smaller MTU.
 const MTUS: (usize, usize) = (576, 9000);
 
 /// A guest.
@@ -38,15 +37,15 @@ impl std::fmt::Debug for Guest {
     }
 }
 
-/// One of the guest's connections, or room for one.
+/// A connection of the guest, or a listening socket.
 #[derive(Debug)]
 struct Connection {
     socket: SocketHandle,
     request: Vec<u8>,
     reply: Vec<u8>,
-    /// Bytes of `reply` that TCP has.
+    /// Bytes of `reply` passed to TCP.
     sent: usize,
-    /// When it began; `None`: it has not.
+    /// When it was opened; `None`: the socket listens.
     since_ms: Option<u64>,
 }
 
@@ -57,7 +56,7 @@ impl Guest {
         let mut link = Link::new(mtu(&about));
         let mut iface = Interface::new(config, &mut link, Instant::ZERO);
         iface.update_ip_addrs(|addresses| {
-            // Both fit. Everybody is on this link, so there are no routes.
+            // Both fit. All addresses are on-link, so there are no routes.
             let _ = addresses.push(IpCidr::new(IpAddress::Ipv4(v4), 0));
             let _ = addresses.push(IpCidr::new(IpAddress::Ipv6(v6), 0));
         });
@@ -66,7 +65,7 @@ impl Guest {
         Guest { about, link, iface, sockets, connections, last_ms: 0 }
     }
 
-    /// Takes a packet, if there is room.
+    /// Queues a packet of the guest; false if the queue is full.
     pub(crate) fn receive(&mut self, now_ms: u64, about: &Arc<Documents>, packet: Vec<u8>) -> bool {
         self.last_ms = now_ms;
         if !Arc::ptr_eq(&self.about, about) {
@@ -76,7 +75,7 @@ impl Guest {
         self.link.receive(packet)
     }
 
-    /// Does what is due. Returns when there is more to do.
+    /// Processes packets and timers. Returns the time of the next timer, ms.
     pub(crate) fn poll(&mut self, now_ms: u64, counters: &mut Counters) -> Option<u64> {
         let now = Instant::from_millis(i64::try_from(now_ms).unwrap_or(i64::MAX));
         self.iface.poll(now, &mut self.link, &mut self.sockets);
@@ -89,12 +88,12 @@ impl Guest {
         ends.chain(delay).min()
     }
 
-    /// Takes what is to be sent to the guest.
+    /// Takes the packets for the guest.
     pub(crate) fn sent(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
         self.link.sent.drain(..)
     }
 
-    /// When it sent something last, ms.
+    /// When the guest last sent a packet, ms.
     pub(crate) fn last_ms(&self) -> u64 {
         self.last_ms
     }
@@ -119,8 +118,8 @@ impl Connection {
         Connection { socket, request: Vec::new(), reply: Vec::new(), sent: 0, since_ms: None }
     }
 
-    /// Ends it, and makes room for another one. After its end nothing is kept for packets of it that come late: they
-    /// are answered with a reset, which a client that has ended it does not mind.
+    /// Replaces a closed connection by a listening socket. No TIME-WAIT state is kept: late packets are answered with a
+    /// reset, which does not disturb a client that has closed the connection.
     fn renew(&mut self, sockets: &mut SocketSet<'static>) {
         sockets.remove(self.socket);
         *self = Connection::new(sockets);
@@ -136,7 +135,7 @@ impl Connection {
         let since_ms = *self.since_ms.get_or_insert(now_ms);
         if now_ms >= since_ms + LONGEST_MS {
             counters.expired_connections += 1;
-            // It ends with the next poll, after its reset has left.
+            // The next poll sends the reset, and then renews the connection.
             return socket.abort();
         }
         while self.reply.is_empty() && socket.can_recv() {
@@ -163,7 +162,7 @@ impl Connection {
         }
         let is_answered = !self.reply.is_empty() && self.sent == self.reply.len();
         if is_answered || (self.reply.is_empty() && !socket.may_recv() && socket.may_send()) {
-            // Everything is said, or the client has ended it without a request.
+            // The reply is sent, or the client has closed the connection without a request.
             socket.close();
         }
     }

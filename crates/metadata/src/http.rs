@@ -1,20 +1,20 @@
-//! HTTP/1.1, as little of it as clients of metadata need (RFC 9112): one GET or HEAD in each connection.
+//! The subset of HTTP/1.1 that metadata clients need (RFC 9112): one GET or HEAD per connection.
 
 use std::borrow::Cow;
 
 use crate::MAX_REQUEST;
 use crate::documents::Documents;
 
-/// An answer.
+/// A response.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
-    /// All of it, headers included.
+    /// The whole response, headers included.
     pub(crate) bytes: Vec<u8>,
-    /// It is not an error.
+    /// Whether it is a document, not an error.
     pub(crate) is_document: bool,
 }
 
-/// The answer to what a client has sent so far; `None`: the request is not complete.
+/// The response to the received bytes; `None`: the request is incomplete.
 pub(crate) fn answer(request: &[u8], about: &Documents) -> Option<Reply> {
     let end = request.windows(4).position(|window| window == b"\r\n\r\n");
     let Some(end) = end.filter(|end| end + 4 <= MAX_REQUEST) else {
@@ -31,16 +31,16 @@ pub(crate) fn answer(request: &[u8], about: &Documents) -> Option<Reply> {
     })
 }
 
-/// Why there is no document.
+/// Why a request is refused.
 #[derive(Debug, PartialEq, Eq)]
 enum Refused {
     BadRequest,
-    /// A proxy in the guest passes on another client's request.
+    /// A proxy in the guest forwards another client's request.
     Forwarded,
     Method,
 }
 
-/// The path of a request, and whether its answer has a body.
+/// The path of a request, and whether the response has a body.
 fn target(head: &[u8]) -> Result<(&str, bool), Refused> {
     let head = std::str::from_utf8(head).map_err(|_| Refused::BadRequest)?;
     let mut lines = head.split("\r\n");

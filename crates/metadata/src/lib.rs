@@ -1,16 +1,15 @@
-//! What guests learn about themselves at 169.254.169.254: instance id, names, addresses, keys, and user data, in the
-//! layout of Amazon EC2.
+//! The instance metadata service at 169.254.169.254: instance id, names, addresses, keys, and user data, in the layout
+//! of Amazon EC2.
 //!
-//! [`Server`] answers HTTP over TCP. It gets IP packets of guests and returns packets for them; it does no I/O and
-//! reads no clock. TCP is smoltcp's. Each guest has a network of its own here, with its own connections: who asks
-//! follows from the number under which its packets come, never from what they contain, so tenants may have the same
-//! addresses.
+//! [`Server`] answers HTTP over TCP (smoltcp). It receives IP packets of guests and returns packets for them; it does
+//! no I/O and reads no clock. Each guest has its own network and connections here. Guests are identified by the number
+//! passed with their packets, not by the contents, so tenants may use the same addresses.
 //!
 //! # Bounds
 //!
-//! A guest has [`CONNECTIONS`] connections at a time, each for [`LONGEST_MS`], and each for one request of at most
-//! [`MAX_REQUEST`] bytes. At most [`GUESTS`] guests are served at a time; one that is silent for [`IDLE_MS`] makes
-//! room. A guest whose connections are all in use is refused until one has ended, and no other guest notices.
+//! A guest has at most [`CONNECTIONS`] connections at a time, each for at most [`LONGEST_MS`] and one request of at
+//! most [`MAX_REQUEST`] bytes. Further connections are refused until one has ended, without effect on other guests. At
+//! most [`GUESTS`] guests are served at a time; a guest that is silent for [`IDLE_MS`] is removed.
 
 #![forbid(unsafe_code)]
 
@@ -27,34 +26,34 @@ pub use documents::Documents;
 
 use crate::guest::Guest;
 
-/// Connections of a guest at a time.
+/// Maximum number of connections of a guest.
 pub const CONNECTIONS: usize = 4;
-/// How long a connection may last, ms.
+/// Maximum duration of a connection, ms.
 pub const LONGEST_MS: u64 = 10_000;
-/// Bytes of a request, headers included, at most.
+/// Maximum size of a request, headers included, bytes.
 pub const MAX_REQUEST: usize = 4096;
-/// Guests that are served at a time.
+/// Maximum number of guests that are served at a time.
 pub const GUESTS: usize = 256;
-/// How long a guest is remembered that sends nothing, ms.
+/// Idle time after which a guest's state is removed, ms.
 pub const IDLE_MS: u64 = 30_000;
-/// Bytes of user data of a guest, at most, as in EC2.
+/// Maximum size of a guest's user data, bytes, as in EC2.
 pub const MAX_USER_DATA: usize = 16 << 10;
 
-/// What was done.
+/// Counters of the service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Requests that got a document.
     pub answered_requests: u64,
     /// Requests that got an error.
     pub refused_requests: u64,
-    /// Connections that were ended because they lasted too long.
+    /// Connections aborted after [`LONGEST_MS`].
     pub expired_connections: u64,
-    /// Packets of guests for which there was no room.
+    /// Packets of guests dropped at a bound: too many guests, or too many queued packets of one.
     pub refused_packets: u64,
 }
 
 impl Counters {
-    /// Adds what was counted from `before` to `now`.
+    /// Adds the difference between `before` and `now`.
     pub fn add(&mut self, now: Counters, before: Counters) {
         self.answered_requests += now.answered_requests - before.answered_requests;
         self.refused_requests += now.refused_requests - before.refused_requests;
@@ -62,7 +61,7 @@ impl Counters {
         self.refused_packets += now.refused_packets - before.refused_packets;
     }
 
-    /// Every counter by name; names end in their unit.
+    /// All counters by name; names end in the unit.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [
             ("answered_requests", self.answered_requests),
@@ -89,14 +88,14 @@ impl Server {
         Server { addresses, secret, guests: BTreeMap::new(), counters: Counters::default() }
     }
 
-    /// An IP packet of a guest, at `now_ms` of any clock that goes on. `about` is what the guest may learn.
+    /// Receives an IP packet of a guest. `now_ms`: time on any monotonic clock. `about`: the guest's documents.
     pub fn receive(&mut self, now_ms: u64, guest: u16, about: &Arc<Documents>, packet: Vec<u8>) {
         if !self.guests.contains_key(&guest) {
             if self.guests.len() >= GUESTS {
                 self.counters.refused_packets += 1;
                 return;
             }
-            // SplitMix64's increment: guests do not get the same sequence numbers.
+            // SplitMix64's increment, so that guests get different sequence numbers.
             self.secret = self.secret.wrapping_add(0x9e37_79b9_7f4a_7c15);
         }
         let (addresses, secret) = (self.addresses, self.secret);
@@ -106,8 +105,8 @@ impl Server {
         }
     }
 
-    /// Does what is due, and adds the IP packets for guests to `out`. Returns when to call it again at the latest, in
-    /// ms of the same clock; `None`: not before the next packet.
+    /// Processes packets and timers, and adds IP packets for guests to `out`. Returns the latest time of the next call,
+    /// ms on the same clock; `None`: not before the next packet.
     pub fn poll(&mut self, now_ms: u64, out: &mut Vec<(u16, Vec<u8>)>) -> Option<u64> {
         let mut next: Option<u64> = None;
         let counters = &mut self.counters;
@@ -122,12 +121,12 @@ impl Server {
         next.filter(|_| !self.guests.is_empty())
     }
 
-    /// Ends what goes on with a guest that is gone, or whose number another one has now.
+    /// Removes the state of a guest that is gone, or whose number was reused.
     pub fn forget(&mut self, guest: u16) {
         self.guests.remove(&guest);
     }
 
-    /// What was done so far.
+    /// The counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }

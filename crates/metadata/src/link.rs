@@ -1,11 +1,11 @@
-//! What smoltcp takes for a network device: IP packets in memory.
+//! A network device for smoltcp: queues of IP packets.
 
 use std::collections::VecDeque;
 
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::time::Instant;
 
-/// Packets that wait in each direction, at most.
+/// Maximum number of packets queued in each direction.
 const QUEUE: usize = 64;
 
 /// A link to one guest.
@@ -13,7 +13,7 @@ const QUEUE: usize = 64;
 pub(crate) struct Link {
     received: VecDeque<Vec<u8>>,
     pub(crate) sent: VecDeque<Vec<u8>>,
-    /// Bytes of an IP packet, at most.
+    /// Maximum size of an IP packet, bytes.
     pub(crate) mtu: usize,
 }
 
@@ -22,7 +22,7 @@ impl Link {
         Link { received: VecDeque::new(), sent: VecDeque::new(), mtu }
     }
 
-    /// Takes a packet of the guest, if there is room.
+    /// Queues a packet of the guest; false if the queue is full.
     pub(crate) fn receive(&mut self, packet: Vec<u8>) -> bool {
         let has_room = self.received.len() < QUEUE;
         if has_room {

@@ -1,4 +1,4 @@
-//! Clients in virtual time, several guests, and hostile ones.
+//! Clients in virtual time: several guests, and hostile ones.
 #![allow(clippy::unwrap_used)]
 
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
@@ -84,7 +84,7 @@ impl Client {
         }
     }
 
-    /// A request, and all that is answered.
+    /// Sends a request; returns the whole response.
     fn ask(&mut self, server: &mut Server, now_ms: u64, to: impl Into<IpAddress>, request: &[u8]) -> Vec<u8> {
         let handle = self.connect(to);
         self.exchange(server, now_ms);
@@ -120,7 +120,7 @@ impl Client {
 }
 
 #[test]
-fn documents_are_where_ec2_has_them() {
+fn documents_have_the_paths_of_ec2() {
     let (mut server, mut client) = (server(), Client::new(3, about("a")));
     let at = |path: &str, client: &mut Client, server: &mut Server| {
         let (status, body) = client.get(server, path);
@@ -149,7 +149,7 @@ fn documents_are_where_ec2_has_them() {
     assert_eq!((status.as_str(), Some(data)), ("200", about("a").user_data.clone()));
     let v6 = client.ask(&mut server, 0, V6, b"GET /latest/meta-data/ipv6 HTTP/1.0\r\n\r\n");
     assert!(v6.ends_with(b"\r\n\r\nfd00::1"));
-    // Without user data there is none.
+    // Without user data the document does not exist.
     let none = Arc::new(Documents { user_data: None, public_keys: vec![], ..(*about("a")).clone() });
     let mut client = Client::new(4, none);
     assert_eq!(client.get(&mut server, "/latest/").1, b"meta-data/");
@@ -158,7 +158,7 @@ fn documents_are_where_ec2_has_them() {
 }
 
 #[test]
-fn guests_with_the_same_addresses_learn_about_themselves() {
+fn guests_with_the_same_addresses_get_their_own_documents() {
     let mut server = server();
     let mut clients = [Client::new(1, about("a")), Client::new(2, about("b"))];
     let handles = clients.each_mut().map(|client| client.connect(V4));
@@ -172,7 +172,7 @@ fn guests_with_the_same_addresses_learn_about_themselves() {
 }
 
 #[test]
-fn what_is_no_request_is_refused() {
+fn invalid_requests_are_refused() {
     let (mut server, mut client) = (server(), Client::new(3, about("a")));
     let long = [b"GET /latest HTTP/1.1\r\nX: ", &[b'x'; MAX_REQUEST][..]].concat();
     for (request, status) in [
@@ -194,9 +194,9 @@ fn what_is_no_request_is_refused() {
     assert!(head.starts_with(b"HTTP/1.1 200 ") && head.ends_with(b"\r\n\r\n"));
 }
 
-/// More connections one after the other than there are at a time, in no time: those that have ended make room.
+/// More connections in a row than a guest may have at a time, without a delay: closed connections are reused.
 #[test]
-fn connections_that_have_ended_make_room() {
+fn closed_connections_are_reused() {
     let (mut server, mut client) = (server(), Client::new(3, about("a")));
     for n in 0..50 {
         assert_eq!(client.get(&mut server, "/latest/meta-data/instance-id").1, b"i-a", "request {n}");
@@ -205,13 +205,13 @@ fn connections_that_have_ended_make_room() {
 }
 
 #[test]
-fn a_guest_that_says_nothing_has_few_connections_and_not_for_long() {
+fn silent_connections_are_limited_and_expire() {
     let (mut server, mut client) = (server(), Client::new(3, about("a")));
     let silent: Vec<SocketHandle> = (0..CONNECTIONS + 2).map(|_| client.connect(V4)).collect();
     client.exchange(&mut server, 0);
     let open = silent.iter().filter(|handle| client.sockets.get::<tcp::Socket<'_>>(**handle).may_send()).count();
     assert_eq!(open, CONNECTIONS);
-    // Another guest does not notice.
+    // Another guest is not affected.
     assert_eq!(Client::new(4, about("b")).get(&mut server, "/latest/meta-data/instance-id").1, b"i-b");
     client.exchange(&mut server, LONGEST_MS - 1);
     assert_eq!(server.counters().expired_connections, 0);
@@ -219,14 +219,14 @@ fn a_guest_that_says_nothing_has_few_connections_and_not_for_long() {
     assert_eq!(server.counters().expired_connections, CONNECTIONS as u64);
     let reply = client.ask(&mut server, LONGEST_MS + 1, V4, b"GET /latest HTTP/1.1\r\n\r\n");
     assert!(reply.starts_with(b"HTTP/1.1 200 "));
-    // One that is gone is forgotten.
+    // Idle guests are removed.
     let mut out = Vec::new();
     assert_eq!(server.poll(10 * LONGEST_MS, &mut out), None);
     assert!(server.guests.is_empty());
 }
 
 #[test]
-fn there_is_room_for_so_many_guests() {
+fn the_number_of_guests_is_limited() {
     let mut server = server();
     for number in 0..GUESTS as u16 + 5 {
         server.receive(0, number, &about("a"), vec![0; 20]);
@@ -236,9 +236,9 @@ fn there_is_room_for_so_many_guests() {
     assert_eq!(Client::new(1000, about("b")).get(&mut server, "/latest/meta-data/instance-id").1, b"i-b");
 }
 
-/// Packets that are damaged at random positions, and nonsense: no panic, and an honest client is served afterwards.
+/// Packets that are damaged at random positions, and random packets: no panic, and another client is served afterwards.
 #[test]
-fn nonsense_does_no_harm() {
+fn hostile_packets_do_no_harm() {
     let (mut server, mut client) = (server(), Client::new(3, about("a")));
     let mut state = 1_u64;
     let mut random = move || {

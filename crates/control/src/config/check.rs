@@ -348,7 +348,7 @@ fn routes(config: &Config, sink: &Sink<'_>) {
         if !sink.failed(at("peer")) && names_known && !known_names.contains(route.peer.as_str()) {
             let known = match nearest(&route.peer, &names) {
                 Some(name) => format!("did you mean {name:?}?"),
-                None if names.is_empty() => "there are no peers; add a [[peer]]".to_owned(),
+                None if names.is_empty() => "add a [[peer]]".to_owned(),
                 None => format!("known peers: {}", names.join(", ")),
             };
             sink.error(at("peer"), format!("no peer named {:?}; {known}", route.peer));

@@ -278,7 +278,7 @@ impl<'a> Names<'a> {
         }
         let hint = match nearest(name, &self.listed) {
             Some(name) => format!("did you mean {name:?}?"),
-            None if self.listed.is_empty() => format!("there are none; add a [[{section}]]"),
+            None if self.listed.is_empty() => format!("add a [[{section}]]"),
             None => format!("known names: {}", self.listed.join(", ")),
         };
         self.sink.error(field(), format!("no {words} named {name:?}; {hint}"));

@@ -74,14 +74,14 @@ fn apply(store: &mut Store, items: &[ApplyItem]) -> Result<(), String> {
 }
 
 #[test]
-fn objects_come_and_go_beside_those_of_the_file() {
+fn objects_are_added_and_removed_beside_those_of_the_file() {
     let mut store = store();
     let plan = store.plan(&[route("agent", 3), port("agent", 4)], 1234).unwrap();
     assert_eq!((plan.changes().len(), plan.unchanged()), (2, 0));
     assert_eq!(store.config().ports.len(), 1, "a plan changes nothing");
     store.commit(plan);
     assert_eq!((store.config().ports.len(), store.config().routes.len()), (2, 2));
-    // The file's come first: places in tables follow from the order.
+    // The file's objects come first: indexes in tables follow from the order.
     assert_eq!(store.config().ports[0].name, "web1");
     let list = store.list(&ObjectsQuery { owner: Some("agent".into()), ..ObjectsQuery::default() }).unwrap();
     let listed: Vec<_> = list.objects.iter().map(|o| (o.kind, &*o.key, o.generation, o.changed_ms)).collect();
@@ -147,7 +147,7 @@ fn every_refusal_names_item_field_and_remedy() {
             "items[1]: addresses[0]: \"10.2.0.5\" lacks a prefix length",
         ),
         (spec(port("agent", 5), json!({"name": "p5", "vnii": 100})), "vnii: unknown key; did you mean \"vni\"?"),
-        // What contradicts other objects.
+        // Conflicts with other objects.
         (
             spec(
                 port("agent", 5),
@@ -176,7 +176,7 @@ fn every_refusal_names_item_field_and_remedy() {
     }
     let many = vec![delete(Kind::Port, "agent", "x"); crate::api::MAX_APPLY_ITEMS + 1];
     assert!(store.plan(&many, 0).unwrap_err().to_string().contains("10001 items are more than 10000"));
-    // What others rely on stays.
+    // Objects to which others refer cannot be deleted.
     apply(&mut store, &[set(Kind::Vpc, "agent", json!({"vni": 300}))]).unwrap();
     let guest = json!({"name": "g", "vni": 300, "mac": "02:00:00:00:03:01", "addresses": ["10.0.0.1/24"]});
     apply(&mut store, &[set(Kind::Port, "other", guest)]).unwrap();
@@ -204,14 +204,14 @@ fn another_file_keeps_the_objects_of_others() {
 }
 
 #[test]
-fn objects_are_restored_as_far_as_they_fit() {
+fn restored_objects_that_conflict_are_left_out() {
     let mut before = store();
     apply(&mut before, &[port("agent", 4), route("agent", 3), set(Kind::Vpc, "agent", json!({"vni": 300}))]).unwrap();
     let guest = json!({"name": "g", "vni": 300, "mac": "02:00:00:00:03:01", "addresses": ["10.0.0.1/24"]});
     apply(&mut before, &[set(Kind::Port, "other", guest)]).unwrap();
     let (same, left_out) = Store::restore(config(FILE), before.others().clone());
     assert_eq!((left_out.len(), same.others(), same.config()), (0, before.others(), before.config()));
-    // Meanwhile the file describes the port, and has no such peer any more.
+    // The file now defines the port, and no longer defines the peer.
     let taken = "[[port]]\nname = 'p4'\nvni = 100\nmac = '02:00:00:00:00:44'\naddresses = ['10.0.0.44/24']\n";
     let file = config(&format!("{}{taken}", FILE.replace("host-b", "host-z")));
     let (rest, left_out) = Store::restore(Arc::clone(&file), before.others().clone());
@@ -219,7 +219,7 @@ fn objects_are_restored_as_far_as_they_fit() {
     assert_eq!(left_out, [(Kind::Port, "p4".to_owned()), (Kind::Route, "100/10.1.0.3/32".to_owned())]);
     assert_eq!(rest.others().len(), 2);
     assert!(rest.config().check_relations().is_ok());
-    // The file itself comes to contradict them, which no single one can help.
+    // The error belongs to the file's objects, so leaving out single objects does not help.
     let gateway = config(&FILE.replace("10.0.0.254", "10.2.0.4"));
     let (alone, left_out) = Store::restore(Arc::clone(&gateway), before.others().clone());
     assert!(left_out.iter().any(|e| e.object == Some((Kind::Port, "p4".to_owned()))), "{left_out:?}");
@@ -227,7 +227,7 @@ fn objects_are_restored_as_far_as_they_fit() {
 }
 
 #[test]
-fn what_is_written_is_what_is_read() {
+fn specs_parse_to_equal_objects() {
     let everything = include_str!("../../tests/objects.toml");
     let config = Config::parse(everything, "objects.toml").unwrap();
     let mut kinds = std::collections::BTreeSet::new();
@@ -246,7 +246,7 @@ fn what_is_written_is_what_is_read() {
 }
 
 #[test]
-fn digests_tell_what_differs() {
+fn digests_differ_if_objects_do() {
     let agents = ObjectsQuery { owner: Some("agent".into()), ..ObjectsQuery::default() };
     let (mut a, mut b) = (store(), store());
     apply(&mut a, &[route("agent", 1), route("agent", 2), port("agent", 3)]).unwrap();
@@ -265,7 +265,7 @@ fn digests_tell_what_differs() {
 }
 
 #[test]
-fn lists_come_in_parts() {
+fn lists_have_pages() {
     let mut store = store();
     apply(&mut store, &(1..=9).map(|n| route("agent", n)).collect::<Vec<_>>()).unwrap();
     let mut query = ObjectsQuery { kind: Some(Kind::Route), limit: Some(4), ..ObjectsQuery::default() };
@@ -287,7 +287,7 @@ fn lists_come_in_parts() {
 }
 
 #[test]
-fn a_list_goes_on_where_it_was_though_objects_come_and_go() {
+fn a_list_continues_despite_concurrent_changes() {
     let mut store = store();
     apply(&mut store, &(1..60).step_by(2).map(|n| route("agent", n)).collect::<Vec<_>>()).unwrap();
     let key = |n: u8| format!("100/10.1.0.{n}/32");
@@ -307,13 +307,13 @@ fn a_list_goes_on_where_it_was_though_objects_come_and_go() {
             let change = |n| if round % 2 == 1 { route("agent", n) } else { delete(Kind::Route, "agent", &key(n)) };
             apply(&mut store, &(2..60).step_by(2).map(change).collect::<Vec<_>>()).unwrap();
         }
-        let told = |key: &String| keys.iter().filter(|(kind, told)| *kind == Kind::Route && told == key).count();
-        assert!(stays.iter().all(|key| told(key) == 1), "{limit} at a time: {keys:?}");
+        let times = |key: &String| keys.iter().filter(|(kind, listed)| *kind == Kind::Route && listed == key).count();
+        assert!(stays.iter().all(|key| times(key) == 1), "{limit} at a time: {keys:?}");
     }
 }
 
 #[test]
-fn a_list_ends_with_the_file_that_it_is_of() {
+fn a_reload_invalidates_a_list() {
     let mut store = store();
     apply(&mut store, &[route("agent", 1)]).unwrap();
     let mut query = ObjectsQuery { limit: Some(1), ..ObjectsQuery::default() };
@@ -328,11 +328,11 @@ fn a_list_ends_with_the_file_that_it_is_of() {
         assert_eq!(store.list(&query).unwrap_err().kind, ErrorKind::BadRequest, "{nonsense:?}");
     }
     query.from = Some(format!("route.{}.{}", store.former_files, usize::MAX));
-    assert_eq!(store.list(&query).unwrap().objects[0].owner, "agent", "behind the file's");
+    assert_eq!(store.list(&query).unwrap().objects[0].owner, "agent", "after the file's");
 }
 
 #[test]
-fn a_list_does_not_keep_a_change_waiting_nor_see_it() {
+fn a_clone_of_the_store_does_not_see_later_changes() {
     let mut store = store();
     apply(&mut store, &[route("agent", 1)]).unwrap();
     let seen = store.clone();
@@ -349,7 +349,7 @@ fn lines(batches: &[BTreeMap<Id, Option<Entry>>]) -> Vec<u8> {
 }
 
 #[test]
-fn a_journal_that_was_cut_or_damaged() {
+fn truncated_and_damaged_journals() {
     let mut store = store();
     let mut batches = Vec::new();
     let mut after = vec![BTreeMap::new()];
@@ -365,34 +365,34 @@ fn a_journal_that_was_cut_or_damaged() {
     assert_eq!(journal::read(&bytes, 1).unwrap().objects, *store.others());
     let whole = journal::whole(store.others()).collect::<String>();
     assert_eq!(journal::read(whole.as_bytes(), 1).unwrap().objects, *store.others());
-    // Wherever writing ended: what was whole by then.
+    // A truncated journal gives the complete lines.
     for len in 0..bytes.len() {
         let loaded = journal::read(&bytes[..len], 1).unwrap();
         let complete = bytes[..len].iter().filter(|b| **b == b'\n').count().saturating_sub(1);
         assert_eq!(loaded.objects, after[complete], "{len}");
         assert!(loaded.len <= len && bytes[..loaded.len].last().is_none_or(|b| *b == b'\n'));
     }
-    // A bit that flips is noticed, wherever it is: but for the last line's end, which is then not there.
-    for place in 0..bytes.len() - 1 {
+    // Each flipped bit is detected, except in the last line end, without which the line is incomplete.
+    for index in 0..bytes.len() - 1 {
         let mut damaged = bytes.clone();
-        damaged[place] ^= 1;
-        assert!(journal::read(&damaged, 1).is_err(), "{place}");
+        damaged[index] ^= 1;
+        assert!(journal::read(&damaged, 1).is_err(), "{index}");
     }
     let newer = String::from_utf8(bytes.clone()).unwrap().replace("objects 1", "objects 2");
     assert_eq!(journal::read(newer.as_bytes(), 1), Err(journal::JournalError::Version("2".to_owned())));
     assert_eq!(journal::read(b"hello\n", 1), Err(journal::JournalError::NotAJournal));
-    // A kind of another release is left out, and told.
+    // An unknown kind is left out and reported.
     let text = r#"[{"kind":"tunnel","key":"x","owner":"a","generation":1,"spec":{}}]"#;
     let strange = format!("{}{:08x} {text}\n", journal::HEADER, crc32fast::hash(text.as_bytes()));
     let loaded = journal::read(strange.as_bytes(), 1).unwrap();
     assert_eq!((loaded.objects.len(), &*loaded.not_understood), (0, &["tunnel \"x\": unknown kind".to_owned()][..]));
 }
 
-/// What the store is to do, said in a few lines: of each key its owner and generation.
+/// A model of the store: owner, generation and colour by key.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model(BTreeMap<u8, (u8, u64, u8)>);
 
-/// Whose, which object, generation, colour (what differs in its spec; none: delete).
+/// Owner, object, generation, colour (a value in the spec; none: delete).
 type Step = (u8, u8, Option<u64>, Option<u8>);
 
 impl Model {
@@ -439,7 +439,7 @@ fn item((owner, n, generation, colour): Step) -> ApplyItem {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]
-    fn the_store_does_what_its_model_does(
+    fn the_store_behaves_like_the_model(
         batches in prop::collection::vec(
             prop::collection::vec((0u8..2, 1u8..6, prop::option::of(1u64..6), prop::option::weighted(0.8, 0u8..3)), 1..4),
             1..20,
