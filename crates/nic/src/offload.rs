@@ -58,7 +58,7 @@ impl Offload {
         }
         let kind = match hdr.gso_type & !virtio_net::GSO_ECN {
             virtio_net::GSO_NONE if hdr.gso_type == virtio_net::GSO_NONE => {
-                if checksum.is_some_and(|place| !may_be_written(parsed, place)) {
+                if checksum.is_some_and(|field| !may_be_written(parsed, field)) {
                     return Err(Malformed::ChecksumRange);
                 }
                 return Ok(Self { checksum, segment: None });

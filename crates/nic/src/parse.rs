@@ -195,7 +195,7 @@ pub fn parse(frame: &[u8], total_len: usize) -> Result<Parsed, Malformed> {
     }
     let bytes = &frame[..frame.len().min(HEAD_LEN).min(total_len)];
     let mut head = Head { bytes, end: total_len };
-    let eth = ethernet::Header::parse(bytes).map_err(|_| head.cut(Malformed::EthernetTruncated))?;
+    let eth = ethernet::Header::parse(bytes).map_err(|_| head.truncated(Malformed::EthernetTruncated))?;
     let vlan = eth.outer.map(|tag| tag.vid);
     let mut parsed = Parsed {
         vlan,
@@ -254,14 +254,14 @@ impl<'a> Head<'a> {
     }
 
     /// The reason for a truncated header: the frame's fault, unless the caller gave only a part of it.
-    fn cut(self, reason: Malformed) -> Malformed {
+    fn truncated(self, reason: Malformed) -> Malformed {
         if self.bytes.len() < self.end { Malformed::HeadTooShort } else { reason }
     }
 }
 
 fn parse_arp(head: Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
     let packet = arp::Packet::parse(head.from(parsed.l3)).map_err(|e| match e {
-        Wire::Truncated => head.cut(Malformed::ArpTruncated),
+        Wire::Truncated => head.truncated(Malformed::ArpTruncated),
         _ => Malformed::ArpKind,
     })?;
     parsed.kind = L3::Arp;
@@ -272,7 +272,7 @@ fn parse_arp(head: Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
 
 fn parse_ipv4(head: &mut Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
     let ip = ipv4::Header::parse_quoted(head.from(parsed.l3)).map_err(|e| match e {
-        Wire::Truncated => head.cut(Malformed::Ipv4Truncated),
+        Wire::Truncated => head.truncated(Malformed::Ipv4Truncated),
         Wire::Length => Malformed::Ipv4Length,
         _ => Malformed::Ipv4Header,
     })?;
@@ -305,12 +305,12 @@ fn check_options(packet: &[u8], parsed: &Parsed) -> Result<(), Malformed> {
 fn parse_ipv6(head: &mut Head<'_>, parsed: &mut Parsed) -> Result<(), Malformed> {
     let packet = head.from(parsed.l3);
     let ip = ipv6::Header::parse_quoted(packet).map_err(|e| match e {
-        Wire::Truncated => head.cut(Malformed::Ipv6Truncated),
+        Wire::Truncated => head.truncated(Malformed::Ipv6Truncated),
         _ => Malformed::Ipv6Header,
     })?;
     set_end(head, parsed, ip.total_len(), Malformed::Ipv6Length)?;
     let transport = ip.transport(packet).map_err(|e| match e {
-        Wire::Truncated => head.cut(Malformed::Ipv6Extensions),
+        Wire::Truncated => head.truncated(Malformed::Ipv6Extensions),
         Wire::Fragment => Malformed::FragmentExtensions,
         Wire::SourceRoute => Malformed::SourceRoute,
         _ => Malformed::Ipv6Extensions,
@@ -368,7 +368,7 @@ fn transport(head: Head<'_>, parsed: &mut Parsed) -> Result<Lengths, Malformed> 
     let (header_len, least_len) = match parsed.protocol {
         TCP => {
             let tcp = tcp::Header::parse(bytes).map_err(|e| match e {
-                Wire::Truncated => head.cut(Malformed::TcpHeader),
+                Wire::Truncated => head.truncated(Malformed::TcpHeader),
                 _ => Malformed::TcpHeader,
             })?;
             parsed.src_port = tcp.source_port;
@@ -377,7 +377,7 @@ fn transport(head: Head<'_>, parsed: &mut Parsed) -> Result<Lengths, Malformed> 
             (u16::from(tcp.header_len), u16::from(tcp.header_len))
         }
         UDP => {
-            let udp = bytes.first_chunk::<{ udp::HEADER_LEN }>().ok_or(head.cut(Malformed::UdpHeader))?;
+            let udp = bytes.first_chunk::<{ udp::HEADER_LEN }>().ok_or(head.truncated(Malformed::UdpHeader))?;
             let len = u16::from_be_bytes([udp[4], udp[5]]);
             if usize::from(len) < udp::HEADER_LEN {
                 return Err(Malformed::UdpHeader);

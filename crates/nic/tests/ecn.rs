@@ -83,9 +83,9 @@ proptest! {
     }
 
     #[test]
-    fn short_frames_and_other_protocols_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..80), cut in 0..80usize, ecn: u8) {
+    fn short_frames_and_other_protocols_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..80), len in 0..80usize, ecn: u8) {
         if let Ok(parsed) = parse(&bytes, bytes.len()) {
-            let mut frame = bytes[..cut.min(bytes.len())].to_vec();
+            let mut frame = bytes[..len.min(bytes.len())].to_vec();
             let _ = ecn::of(&frame, &parsed);
             ecn::set(&mut frame, &parsed, ecn);
         }

@@ -41,19 +41,19 @@ fn run(frames: &[Vec<u8>], valid: impl Fn(usize) -> bool, batch: usize) -> Vec<R
 }
 
 /// The frames that a packet contains.
-fn cut(r: &Received) -> Vec<Vec<u8>> {
+fn segments(r: &Received) -> Vec<Vec<u8>> {
     if r.virtio.gso_type == virtio_net::GSO_NONE {
         return vec![r.bytes.clone()];
     }
     let parsed = parse(&r.bytes, r.bytes.len()).unwrap();
     let offload = Offload::from_virtio(r.virtio, &parsed, r.bytes.len()).unwrap();
     let plan = Segments::plan(&r.bytes, r.bytes.len(), offload).unwrap();
-    let cut = |i| {
+    let segment = |i| {
         let mut out = Vec::new();
         plan.write(i, |from, to, out| copy_of(&r.bytes, &[], from, to, out), &mut out);
         out
     };
-    (0..plan.count()).map(cut).collect()
+    (0..plan.count()).map(segment).collect()
 }
 
 /// Segments `from..to` of a stream in which each has 100 bytes.
@@ -95,7 +95,7 @@ fn a_train_becomes_one_packet() {
         // The large packet equals one that a sender without segmentation would have built.
         let payload = packets.iter().flat_map(|p| p.payload.clone()).collect();
         assert_eq!(r.bytes, Packet { payload, flags: 0x18, ..packets[0].clone() }.build_partial());
-        assert_eq!(cut(r), frames);
+        assert_eq!(segments(r), frames);
     }
 }
 
@@ -197,7 +197,7 @@ fn bounds_of_one_packet() {
         let frames = build(&(0..9).map(segment).collect::<Vec<_>>());
         let out = run(&frames, |_| true, 1000);
         assert_eq!(out.iter().map(|r| r.buffers.len()).collect::<Vec<_>>(), [7, 2]);
-        assert_eq!(out.iter().flat_map(cut).collect::<Vec<_>>(), frames);
+        assert_eq!(out.iter().flat_map(segments).collect::<Vec<_>>(), frames);
     }
 }
 
@@ -287,7 +287,7 @@ proptest! {
         buffers.sort_unstable();
         prop_assert_eq!(buffers, (0..frames.len() as u32).collect::<Vec<_>>());
         for r in &out {
-            let back = cut(r);
+            let back = segments(r);
             prop_assert_eq!(back.len(), r.buffers.len());
             for (frame, &b) in back.iter().zip(&r.buffers) {
                 naive_check(frame);

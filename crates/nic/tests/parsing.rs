@@ -120,13 +120,13 @@ fn refuses_with_the_right_reason() {
         ("UDP length small", udp, 0, &[(39, 7)], Malformed::UdpHeader),
         ("UDP length beyond packet", udp, 0, &[(39, 14)], Malformed::UdpHeader),
     ];
-    for (name, packet, cut, changes, reason) in cases {
+    for (name, packet, len, changes, reason) in cases {
         let mut frame = packet().build();
         for (at, value) in *changes {
             frame[*at] = *value;
         }
-        if *cut != 0 {
-            frame.truncate(*cut);
+        if *len != 0 {
+            frame.truncate(*len);
         }
         assert_eq!(parse(&frame, frame.len()), Err(*reason), "{name}");
     }

@@ -193,7 +193,7 @@ impl<T> Balancer<T> {
         };
         let order = &mut self.queues[usize::from(queue)];
         let psn = order.tail();
-        let payload = match header_only.then(|| self.payloads.bind(Owner::place(queue, psn))) {
+        let payload = match header_only.then(|| self.payloads.bind(Owner::ordered(queue, psn))) {
             Some(None) => {
                 self.counters.refused_no_payload_slot_packets += 1;
                 return Err(Refused::NoPayloadSlot);
@@ -243,7 +243,7 @@ impl<T> Balancer<T> {
         }
         if trailer.unordered {
             let owner = Owner::unordered(trailer.psn);
-            return Some(self.without_place(trailer.payload, trailer.drop, owner, Order::Unordered, packet));
+            return Some(self.without_entry(trailer.payload, trailer.drop, owner, Order::Unordered, packet));
         }
         let Some(queue) = self.queues.get_mut(usize::from(trailer.queue)) else {
             self.counters.dropped_no_such_queue_packets += 1;
@@ -252,11 +252,11 @@ impl<T> Balancer<T> {
         let legal = queue.legal(trailer.psn, &self.config);
         if legal != Legal::Yes {
             self.counters.aliases_packets += u64::from(legal == Legal::Alias);
-            let owner = Owner::place(trailer.queue, trailer.psn);
-            return Some(self.without_place(trailer.payload, trailer.drop, owner, Order::Late, packet));
+            let owner = Owner::ordered(trailer.queue, trailer.psn);
+            return Some(self.without_entry(trailer.payload, trailer.drop, owner, Order::Late, packet));
         }
         if trailer.drop && !mutated!(self.config, DropFlagIgnored) {
-            let known = queue.drop_place(trailer.psn, &self.config);
+            let known = queue.mark_dropped(trailer.psn, &self.config);
             let counter = if known {
                 &mut self.counters.dropped_by_pod_packets
             } else {
@@ -386,7 +386,7 @@ impl<T> Balancer<T> {
             Head::Alias { psn, claim, packet } => {
                 self.counters.aliases_packets += 1;
                 let payload = (claim != NO_PAYLOAD).then_some(claim);
-                sink(self.without_place(payload, false, Owner::place(queue, psn), Order::Alias, packet));
+                sink(self.without_entry(payload, false, Owner::ordered(queue, psn), Order::Alias, packet));
             }
             Head::Dropped { payload } => {
                 if payload != NO_PAYLOAD {
@@ -408,7 +408,7 @@ impl<T> Balancer<T> {
 
     /// A packet that leaves at once or is dropped, because its entry was released or never existed.
     #[cold]
-    fn without_place(&mut self, payload: Option<u32>, drop: bool, owner: Owner, order: Order, packet: T) -> Egress<T> {
+    fn without_entry(&mut self, payload: Option<u32>, drop: bool, owner: Owner, order: Order, packet: T) -> Egress<T> {
         let there = payload.is_none_or(|slot| {
             self.payloads.take(slot, owner)
                 || mutated!(self.config, PayloadOfAnybody) && slot < self.config.payload_slots

@@ -14,7 +14,7 @@ pub(crate) struct Owner {
 impl Owner {
     const UNORDERED: u8 = u8::MAX;
 
-    pub(crate) fn place(queue: u8, psn: u32) -> Self {
+    pub(crate) fn ordered(queue: u8, psn: u32) -> Self {
         Owner { queue, psn }
     }
 

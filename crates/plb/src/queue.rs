@@ -5,7 +5,7 @@ use crate::{Config, LegalCheck, NO_PAYLOAD};
 
 /// State of an entry, and the packet in it.
 #[derive(Clone, Debug)]
-enum Place<T> {
+enum State<T> {
     /// BITMAP: not valid.
     Waiting,
     /// BITMAP: valid, with the PSN of the packet in BUF.
@@ -21,7 +21,7 @@ struct Entry<T> {
     at: u64,
     /// The recorded payload slot, or [`NO_PAYLOAD`].
     payload: u32,
-    place: Place<T>,
+    state: State<T>,
 }
 
 /// How a PSN compares with the entries in use.
@@ -77,7 +77,7 @@ pub(crate) struct OrderQueue<T> {
 
 impl<T> OrderQueue<T> {
     pub(crate) fn new(config: &Config) -> Self {
-        let entry = || Entry { at: 0, payload: NO_PAYLOAD, place: Place::Waiting };
+        let entry = || Entry { at: 0, payload: NO_PAYLOAD, state: State::Waiting };
         OrderQueue {
             entries: (0..config.queue_entries).map(|_| entry()).collect(),
             head: config.first_psn,
@@ -145,31 +145,31 @@ impl<T> OrderQueue<T> {
     pub(crate) fn put(&mut self, psn: u32, claim: u32, packet: T, config: &Config) -> Put<T> {
         let index = self.index(psn);
         let entry = &mut self.entries[index];
-        let takes_place = config.legal_check == LegalCheck::LowBits || mutated!(config, DuplicateTakesPlace);
-        match &mut entry.place {
-            place @ Place::Waiting => {
-                *place = Place::Returned { psn, claim, packet };
+        let replaces = config.legal_check == LegalCheck::LowBits || mutated!(config, DuplicateTakesPlace);
+        match &mut entry.state {
+            state @ State::Waiting => {
+                *state = State::Returned { psn, claim, packet };
                 self.held += 1;
                 Put::Held { payload: entry.payload }
             }
-            Place::Returned { psn: old_psn, claim: old_claim, packet: old } if takes_place => {
+            State::Returned { psn: old_psn, claim: old_claim, packet: old } if replaces => {
                 (*old_psn, *old_claim) = (psn, claim);
                 Put::Replaced(std::mem::replace(old, packet))
             }
-            Place::Returned { .. } | Place::Dropped => Put::Duplicate(packet),
+            State::Returned { .. } | State::Dropped => Put::Duplicate(packet),
         }
     }
 
     /// Marks the entry of a PSN that passed the legal check: its packet will not arrive. False if it has arrived.
-    pub(crate) fn drop_place(&mut self, psn: u32, config: &Config) -> bool {
+    pub(crate) fn mark_dropped(&mut self, psn: u32, config: &Config) -> bool {
         let index = self.index(psn);
-        match &mut self.entries[index].place {
-            place @ Place::Waiting => {
-                *place = Place::Dropped;
+        match &mut self.entries[index].state {
+            state @ State::Waiting => {
+                *state = State::Dropped;
                 true
             }
-            place @ Place::Returned { .. } if mutated!(config, DropFlagAfterReturn) => {
-                *place = Place::Dropped;
+            state @ State::Returned { .. } if mutated!(config, DropFlagAfterReturn) => {
+                *state = State::Dropped;
                 true
             }
             _ => false,
@@ -185,22 +185,22 @@ impl<T> OrderQueue<T> {
         let entry = &mut self.entries[index];
         let (age, payload) = (now.saturating_sub(entry.at), entry.payload);
         let early = u64::from(mutated!(config, TimeoutEarly));
-        match &entry.place {
-            Place::Waiting if flush || mutated!(config, SkipWait) => {
+        match &entry.state {
+            State::Waiting if flush || mutated!(config, SkipWait) => {
                 self.head = head.wrapping_add(1);
                 return Head::Abandoned { payload };
             }
-            Place::Waiting if age + early <= config.timeout_ns || mutated!(config, NoTimeout) => return Head::Wait,
-            Place::Waiting => {
+            State::Waiting if age + early <= config.timeout_ns || mutated!(config, NoTimeout) => return Head::Wait,
+            State::Waiting => {
                 self.head = head.wrapping_add(1);
                 return Head::TimedOut { payload, blocking: self.held > 0 };
             }
-            Place::Returned { .. } | Place::Dropped => {}
+            State::Returned { .. } | State::Dropped => {}
         }
-        match std::mem::replace(&mut entry.place, Place::Waiting) {
+        match std::mem::replace(&mut entry.state, State::Waiting) {
             // Albatross checks the time first. Its hardware checks all the time; software may check late, and a
             // matching packet that arrived meanwhile is then still in order.
-            Place::Returned { psn, claim, packet } => {
+            State::Returned { psn, claim, packet } => {
                 self.held -= 1;
                 if psn == head || mutated!(config, AliasInOrder) {
                     self.head = head.wrapping_add(1);

@@ -124,7 +124,7 @@ impl Dir24 {
         if self.prefixes.remove(&(first, len)).is_none() {
             return false;
         }
-        // What covers its addresses afterwards.
+        // The prefix that covers its addresses afterwards.
         let shorter = (0..len).rev().find_map(|len| {
             let around = first & mask(len);
             self.prefixes.get(&(around, len)).map(|value| entry(*value, len))
@@ -192,9 +192,9 @@ impl Dir24 {
     /// [`lookup`](Self::lookup) of several addresses, with overlapping memory accesses.
     #[inline]
     pub fn lookup_batch(&self, addrs: &[Ipv4Addr; FIB_BATCH]) -> [Option<u32>; FIB_BATCH] {
-        let places = addrs.map(|addr| (addr.to_bits() >> 8) as usize);
-        places.iter().for_each(|place| prefetch(&self.top[*place]));
-        let tops = places.map(|place| self.top[place]);
+        let indexes = addrs.map(|addr| (addr.to_bits() >> 8) as usize);
+        indexes.iter().for_each(|index| prefetch(&self.top[*index]));
+        let tops = indexes.map(|index| self.top[index]);
         std::array::from_fn(|i| self.second(tops[i], addrs[i].to_bits()))
     }
 

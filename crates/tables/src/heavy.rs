@@ -1,7 +1,7 @@
 //! Heavy hitters: a sketch of constant size (*Space-Saving*, Metwally et al., ICDT 2005).
 
 /// Maximum number of tenants in the sketch.
-const PLACES: usize = 64;
+const TENANTS: usize = 64;
 /// Samples after which all counts are halved, so that old samples weigh less.
 const HALVED_AT: u32 = 1 << 16;
 
@@ -11,7 +11,7 @@ const HALVED_AT: u32 = 1 << 16;
 /// samples.
 #[derive(Clone, Debug, Default)]
 pub struct HeavyHitters {
-    /// Tenant and count; at most [`PLACES`].
+    /// Tenant and count; at most [`TENANTS`].
     counts: Vec<(u32, u32)>,
     samples: u32,
 }
@@ -26,7 +26,7 @@ impl HeavyHitters {
         }
         if let Some((_, count)) = self.counts.iter_mut().find(|(known, _)| *known == tenant) {
             *count += 1;
-        } else if self.counts.len() < PLACES {
+        } else if self.counts.len() < TENANTS {
             self.counts.push((tenant, 1));
         } else if let Some(least) = self.counts.iter_mut().min_by_key(|(_, count)| *count) {
             // The new tenant inherits the count, because it may have been counted before.
@@ -66,8 +66,8 @@ mod tests {
         let top = sketch.top(2);
         let share = 100.0 * f64::from(sent) / 200_000.0;
         assert_eq!((top[0].0, top[1].0), (7, 8));
-        assert!((share..share + 100.0 / PLACES as f64 + 1.0).contains(&(top[0].1 + 0.5)), "{top:?}, {share}");
-        assert!(sketch.counts.len() <= PLACES && sketch.samples < HALVED_AT);
+        assert!((share..share + 100.0 / TENANTS as f64 + 1.0).contains(&(top[0].1 + 0.5)), "{top:?}, {share}");
+        assert!(sketch.counts.len() <= TENANTS && sketch.samples < HALVED_AT);
     }
 
     #[test]

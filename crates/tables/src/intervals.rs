@@ -61,7 +61,7 @@ impl<K: Key, const N: usize> Intervals<K, N> {
         // Ranges around the current position, the narrowest last.
         let mut around: Vec<(K, u32)> = Vec::new();
         let close = |around: &mut Vec<(K, u32)>, starts: &mut Starts<K>, before: Option<K>| {
-            while let Some((last, _)) = around.pop_if(|&mut (last, _)| before.is_none_or(|place| last < place)) {
+            while let Some((last, _)) = around.pop_if(|&mut (last, _)| before.is_none_or(|key| last < key)) {
                 if let Some(start) = last.next() {
                     starts.push(start, around.last().map_or(NO_SLOT, |&(_, slot)| slot));
                 }
@@ -79,27 +79,27 @@ impl<K: Key, const N: usize> Intervals<K, N> {
 
     /// The slot of the narrowest range that contains `key`, or [`NO_SLOT`].
     pub(crate) fn slot(&self, key: K) -> u32 {
-        let mut place = 0;
+        let mut index = 0;
         for level in &self.levels {
-            place = level.below(place, key);
+            index = level.below(index, key);
         }
-        self.slots[place]
+        self.slots[index]
     }
 
     /// [`slot`](Self::slot) of several keys, level by level, with overlapping memory accesses.
     pub(crate) fn slots<const B: usize>(&self, keys: &[K; B]) -> [u32; B] {
-        let mut places = [0; B];
+        let mut indexes = [0; B];
         for (depth, level) in self.levels.iter().enumerate() {
             let next = self.levels.get(depth + 1);
-            for (place, key) in places.iter_mut().zip(keys) {
-                *place = level.below(*place, *key);
+            for (index, key) in indexes.iter_mut().zip(keys) {
+                *index = level.below(*index, *key);
                 match next {
-                    Some(next) => prefetch(&next.nodes[*place]),
-                    None => prefetch(&self.slots[*place]),
+                    Some(next) => prefetch(&next.nodes[*index]),
+                    None => prefetch(&self.slots[*index]),
                 }
             }
         }
-        places.map(|place| self.slots[place])
+        indexes.map(|index| self.slots[index])
     }
 
     /// [`slot`](Self::slot) of keys in different tables, with overlapping memory accesses: first where the tables' levels
@@ -134,11 +134,11 @@ impl<K: Key, const N: usize> Intervals<K, N> {
 impl<K: Key, const N: usize> Level<K, N> {
     /// Index of the key's node in the level below, or, in the last one, its interval.
     #[inline]
-    fn below(&self, place: usize, key: K) -> usize {
+    fn below(&self, index: usize, key: K) -> usize {
         // Compares all keys: no branch to predict, and one instruction compares several small keys.
-        let below = self.nodes[place].0.iter().fold(0, |count, &k| count + usize::from(k <= key));
+        let below = self.nodes[index].0.iter().fold(0, |count, &k| count + usize::from(k <= key));
         // The first key of a node equals the one above it, which is not larger than `key`.
-        (place * N + below - 1).min(self.keys - 1)
+        (index * N + below - 1).min(self.keys - 1)
     }
 }
 

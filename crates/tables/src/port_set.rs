@@ -29,13 +29,13 @@ impl PortSet {
 
     /// Whether a port is in use.
     pub fn contains(&self, port: u16) -> bool {
-        let (word, bit) = place(port);
+        let (word, bit) = bit_of(port);
         self.words[word] & bit != 0
     }
 
     /// Takes a port. Returns false if it is in use already.
     pub fn take(&mut self, port: u16) -> bool {
-        let (word, bit) = place(port);
+        let (word, bit) = bit_of(port);
         let is_free = self.words[word] & bit == 0;
         self.words[word] |= bit;
         self.used += u32::from(is_free);
@@ -44,7 +44,7 @@ impl PortSet {
 
     /// Frees a port. Returns false if it was not in use.
     pub fn give_back(&mut self, port: u16) -> bool {
-        let (word, bit) = place(port);
+        let (word, bit) = bit_of(port);
         let is_used = self.words[word] & bit != 0;
         self.words[word] &= !bit;
         self.used -= u32::from(is_used);
@@ -81,7 +81,7 @@ impl PortSet {
     }
 }
 
-fn place(port: u16) -> (usize, u64) {
+fn bit_of(port: u16) -> (usize, u64) {
     (usize::from(port / 64), 1 << (port % 64))
 }
 
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_the_parity_as_long_as_it_can() {
+    fn prefers_the_parity() {
         let mut ports = PortSet::default();
         let block = 1000..=1003;
         let taken: Vec<u16> = std::iter::from_fn(|| {
@@ -113,7 +113,7 @@ mod tests {
     proptest! {
         /// Against a set that is searched port by port.
         #[test]
-        fn finds_what_is_free(
+        fn finds_free_ports(
             first in 0u16..=u16::MAX,
             len in 0u16..200,
             used in proptest::collection::vec(0u16..220, 0..250),

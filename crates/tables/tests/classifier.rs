@@ -100,7 +100,7 @@ proptest! {
         for fields in packets {
             prop_assert_eq!(classifier.lookup(&fields).copied(), naive(&rules, &fields), "{:?}", fields);
             let first = classifier.first(&fields);
-            prop_assert!(first.is_none_or(|(place, value)| place == *value));
+            prop_assert!(first.is_none_or(|(index, value)| index == *value));
         }
     }
 }

@@ -74,8 +74,8 @@ mod tests {
         assert_eq!(all.len(), 2);
         assert_eq!(all[0], (libc::IPPROTO_IP, libc::IP_TOS, &0xb9i32.to_ne_bytes()[..]));
         assert_eq!(all[1], (libc::SOL_UDP, libc::UDP_SEGMENT, &1400u16.to_ne_bytes()[..]));
-        for cut in 0..len {
-            assert!(control_messages(&bytes[..cut]).count() <= 2);
+        for end in 0..len {
+            assert!(control_messages(&bytes[..end]).count() <= 2);
         }
         assert_eq!(control_messages(&[0xff; 64]).count(), 0, "absurd length");
         assert_eq!(control_messages(&[0; 64]).count(), 0, "length below the header");

@@ -80,7 +80,7 @@ proptest! {
     /// A valid checksum stays valid and a wrong one wrong, however the packet is translated.
     #[test]
     fn checksums_hold(
-        way in 0usize..5,
+        kind in 0usize..5,
         port in 1u16..,
         payload in proptest::collection::vec(any::<u8>(), 0..64),
         right in any::<bool>(),
@@ -91,9 +91,9 @@ proptest! {
             (HOST_B, "192.168.0.2", "198.51.100.1"),
             (HOST_A, "fd10::1", "fd11::1"),
             (HOST_B, "fd10::2", "2001:db8::1"),
-        ][way];
+        ][kind];
         let mut inner = udp_packet((source, port), (destination, port.wrapping_mul(3).max(1)), &payload);
-        let l4 = if way < 3 { 20 } else { 40 };
+        let l4 = if kind < 3 { 20 } else { 40 };
         if !right {
             // Not to 0, which would mean that there is no checksum.
             inner[l4 + 7] ^= if inner[l4 + 6] == 0 && inner[l4 + 7] == 0x55 { 0xaa } else { 0x55 };

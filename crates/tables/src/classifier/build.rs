@@ -41,7 +41,7 @@ struct Division {
 impl Builder {
     /// The structure for `rules` (ascending) by `fields`; the other fields are known to match.
     fn node(&mut self, mut rules: Vec<u32>, fields: Vec<usize>) -> Node {
-        self.cut(&mut rules, &fields);
+        self.truncate(&mut rules, &fields);
         if rules.len() <= SCANNED {
             return self.list(&rules);
         }
@@ -62,7 +62,7 @@ impl Builder {
     }
 
     /// Removes the rules after the first one that matches everything.
-    fn cut(&self, rules: &mut Vec<u32>, fields: &[usize]) {
+    fn truncate(&self, rules: &mut Vec<u32>, fields: &[usize]) {
         let regions = &self.tree.regions;
         let everything = |&rule: &u32| fields.iter().all(|&field| regions[rule as usize].range(field) == FULL);
         if let Some(last) = rules.iter().position(everything) {
@@ -96,9 +96,9 @@ impl Builder {
                 None => {
                     let node = self.node(rules.clone(), others.to_vec());
                     self.tree.nodes.push(node);
-                    let place = self.tree.nodes.len() as u32 - 1;
-                    known.insert(rules, place);
-                    place
+                    let index = self.tree.nodes.len() as u32 - 1;
+                    known.insert(rules, index);
+                    index
                 }
             };
             self.tree.parts[base as usize + i].node = node;
@@ -139,9 +139,9 @@ impl Builder {
             segments.push((up.unwrap_or(NONE), Vec::new()));
             around.push(i as u32);
         }
-        let places: HashMap<(u32, u32), usize> = ranges.into_iter().zip(0..).collect();
+        let indexes: HashMap<(u32, u32), usize> = ranges.into_iter().zip(0..).collect();
         for &rule in rules {
-            segments[places[&self.tree.regions[rule as usize].range(field)]].1.push(rule);
+            segments[indexes[&self.tree.regions[rule as usize].range(field)]].1.push(rule);
         }
         Some(Division { edges, innermost, segments })
     }

@@ -116,8 +116,8 @@ impl<T> Classifier<T> {
             None => (NO_PORT, NO_PORT),
         };
         let point: Point = [src, dst, dst_port, src_port, u32::from(fields.protocol)];
-        let place = tree.first(&point)? as usize;
-        Some((place, self.values.get(place)?))
+        let index = tree.first(&point)? as usize;
+        Some((index, self.values.get(index)?))
     }
 
     /// Number of rules.

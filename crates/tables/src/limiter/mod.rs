@@ -193,8 +193,8 @@ impl TenantLimiter {
             c.color_packets += 1;
             return Ruling { passes: true, stage: Stage::Color };
         }
-        let place = self.place_of(vni);
-        let passes = self.meter[place].take(now, tokens);
+        let meter = self.meter_of(vni);
+        let passes = self.meter[meter].take(now, tokens);
         if passes {
             self.counters.meter_packets += 1;
         } else {
@@ -214,12 +214,12 @@ impl TenantLimiter {
         if color > 0 {
             return (Stage::Color, color);
         }
-        (Stage::Meter, self.meter[self.place_of(vni)].clone().available(now))
+        (Stage::Meter, self.meter[self.meter_of(vni)].clone().available(now))
     }
 
     /// The tenant's index in the second stage.
     #[inline]
-    fn place_of(&self, vni: u32) -> usize {
+    fn meter_of(&self, vni: u32) -> usize {
         ((u128::from(self.hash.hash_one(vni)) * self.meter.len() as u128) >> 64) as usize
     }
 

@@ -11,7 +11,7 @@ use crate::TokenBucket;
 const ENTRIES: usize = 128;
 /// Slots of the index: twice as many as entries, so that a search visits about one.
 const INDEX: usize = 256;
-const NOBODY: u8 = u8::MAX;
+const EMPTY: u8 = u8::MAX;
 
 /// All entries are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -59,7 +59,7 @@ pub(super) enum Found<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct PreCheck {
     entries: Vec<Entry>,
-    /// By hash: an index into `entries`, or [`NOBODY`]; on a collision the next slot.
+    /// By hash: an index into `entries`, or [`EMPTY`]; on a collision the next slot.
     index: Box<[u8; INDEX]>,
     hash: FixedState,
 }
@@ -68,12 +68,12 @@ impl PreCheck {
     pub(super) fn new(seed: u64) -> Self {
         PreCheck {
             entries: Vec::with_capacity(ENTRIES),
-            index: Box::new([NOBODY; INDEX]),
+            index: Box::new([EMPTY; INDEX]),
             hash: FixedState::with_seed(seed),
         }
     }
 
-    fn places(&self, vni: u32) -> impl Iterator<Item = usize> + use<> {
+    fn slots(&self, vni: u32) -> impl Iterator<Item = usize> + use<> {
         let first = self.hash.hash_one(vni) as usize;
         (0..INDEX).map(move |n| first.wrapping_add(n) % INDEX)
     }
@@ -83,7 +83,7 @@ impl PreCheck {
         if self.entries.is_empty() {
             return None;
         }
-        let entries = self.places(vni).map(|place| self.index[place]).take_while(|entry| *entry != NOBODY);
+        let entries = self.slots(vni).map(|slot| self.index[slot]).take_while(|entry| *entry != EMPTY);
         entries.map(usize::from).find(|entry| self.entries[*entry].vni == vni)
     }
 
@@ -161,12 +161,12 @@ impl PreCheck {
     }
 
     fn rebuild(&mut self) {
-        self.index.fill(NOBODY);
+        self.index.fill(EMPTY);
         for (entry, number) in self.entries.iter().zip(0u8..) {
             // There are more slots than entries.
-            let free = self.places(entry.vni).find(|place| self.index[*place] == NOBODY);
-            if let Some(place) = free {
-                self.index[place] = number;
+            let free = self.slots(entry.vni).find(|slot| self.index[*slot] == EMPTY);
+            if let Some(slot) = free {
+                self.index[slot] = number;
             }
         }
     }
