@@ -139,7 +139,7 @@ fn a_packet_is_seen_at_every_stage_and_a_drop_with_its_reason() {
     // The next capture can start; invalid requests get an error.
     for (spec, what) in [
         (CaptureSpec { filter: "tcp prot 1".into(), ..CaptureSpec::default() }, "column 5: "),
-        (CaptureSpec { at: vec!["nowhere".into()], ..CaptureSpec::default() }, "no stage \"nowhere\""),
+        (CaptureSpec { at: vec!["nowhere".into()], ..CaptureSpec::default() }, "unknown stage \"nowhere\""),
         (CaptureSpec { port: Some("z".into()), ..CaptureSpec::default() }, "no port named \"z\""),
     ] {
         let error = lab.hosts[0].client.capture(&spec, &mut std::io::sink()).unwrap_err();
