@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bifrost_control::config::Config;
 
 /// Maximum time for a file of some megabytes, in a debug build on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const MAX_TIME: Duration = Duration::from_secs(30);
 /// Maximum size of all errors together, bytes.
 const MOST: usize = 4 << 20;
 
@@ -15,7 +15,7 @@ const MOST: usize = 4 << 20;
 fn errors(text: &str) -> Vec<String> {
     let started = Instant::now();
     let errors = Config::parse(text, "f").unwrap_err();
-    assert!(started.elapsed() < PATIENCE, "{:?} for {} bytes", started.elapsed(), text.len());
+    assert!(started.elapsed() < MAX_TIME, "{:?} for {} bytes", started.elapsed(), text.len());
     let errors: Vec<String> = errors.errors().iter().map(ToString::to_string).collect();
     assert!(errors.len() <= 1000, "{} errors", errors.len());
     assert!(errors.iter().map(String::len).sum::<usize>() < MOST);

@@ -122,7 +122,7 @@ fn errors_name_line_and_field() {
         (
             floating,
             "[[floating_ip]]\nvni = 100\nuplink = \"wan\"\naddress = \"203.0.113.11\"\ninside = \"10.0.0.1\"\n",
-            "floating_ip[0].address: 203.0.113.11 is in use already",
+            "floating_ip[0].address: 203.0.113.11 is already in use",
         ),
         (
             "inside = \"10.0.0.1\"",
@@ -143,7 +143,7 @@ fn errors_name_line_and_field() {
         (
             "address = \"203.0.113.10\"",
             "address = \"203.0.113.20\"",
-            "port_forward[0].address: 203.0.113.20 is in use already",
+            "port_forward[0].address: 203.0.113.20 is already in use",
         ),
         ("port = 8080\n", "", "port_forward[0].port: missing"),
         ("port = 8080\n", "port = 8080\nprotocol = \"sctp\"\n", "port_forward[0].protocol: \"sctp\" is not one of"),
