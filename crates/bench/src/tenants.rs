@@ -123,9 +123,9 @@ impl Tenants {
             for vector in 0..BATCH / VECTOR {
                 let places = vector * VECTOR..(vector + 1) * VECTOR;
                 if together {
-                    let frames = black_box(&self.buffers[places.clone()]);
-                    let frame = |buffer| &<[u8]>::as_ref(buffer)[HEADROOM..];
-                    frames.iter().for_each(|buffer: &Box<[u8]>| self.core.look_ahead(&mut ahead, frame(buffer)));
+                    for buffer in black_box(&self.buffers[places.clone()]) {
+                        self.core.look_ahead(&mut ahead, &buffer[HEADROOM..]);
+                    }
                     self.core.fetch_ahead(&mut ahead);
                 }
                 places.for_each(|place| forwarded += u32::from(self.process(place)));
@@ -175,7 +175,7 @@ impl Tenants {
 impl Scale {
     /// A vNIC's address: each is below another route.
     fn private(self, vnic: u32) -> Ipv4Addr {
-        Ipv4Addr::from_bits(0x0a00_0005 + (vnic * (self.routes / self.vnics) << 12))
+        Ipv4Addr::from_bits(0x0a00_0005 + ((vnic * (self.routes / self.vnics)) << 12))
     }
 }
 
@@ -185,7 +185,7 @@ fn mix(flow: u32) -> u32 {
 
 /// A flow's destination on the Internet, 11.0.0.0 to 122.255.255.255: what has no other route.
 fn abroad(flow: u32) -> Ipv4Addr {
-    Ipv4Addr::from_bits(0x0b00_0000 + (u64::from(mix(flow)) * 0x7000_0000 >> 32) as u32)
+    Ipv4Addr::from_bits(0x0b00_0000 + ((u64::from(mix(flow)) * 0x7000_0000) >> 32) as u32)
 }
 
 /// The host of a vNIC; ten vNICs or so have the same one.

@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use bifrost_tables::{BATCH, Lpm, prefetch};
+use bifrost_tables::{BATCH, Lpm, prefetch, prefetch_whole};
 use bifrost_wire::protocol::{TCP, UDP};
 use bifrost_wire::{udp, vxlan};
 
@@ -65,8 +65,10 @@ impl Ahead {
         for ((Seen { vtep, flow }, asked), vpc) in seen.iter().flatten().zip(&mut asked).zip(&mut vpcs) {
             let Some(vtep) = vtep else { continue };
             tables.senders.get_key_value(vtep).into_iter().for_each(|(address, ())| prefetch(address));
-            *vpc = tables.vpcs.get(&flow.network);
-            *asked = vpc.map(|vpc| (&vpc.routes, flow.destination.address));
+            let found = tables.vpcs.get(&flow.network);
+            found.into_iter().for_each(prefetch_whole);
+            *vpc = found;
+            *asked = found.map(|vpc| (&vpc.routes, flow.destination.address));
         }
         let routes = Lpm::lookup_several(&asked);
         let mut found = 0;
@@ -77,7 +79,7 @@ impl Ahead {
                 (_, Some(Route::Peer(peer))) => fetch_host(tables, *peer, flow.destination.address),
                 (_, Some(Route::Internet)) => {
                     tables.eips.get(&(flow.network, flow.source.address)).into_iter().for_each(prefetch);
-                    vpc.into_iter().for_each(|vpc| fetch_policy(vpc, state));
+                    vpc.into_iter().for_each(|vpc| fetch_policy(vpc, state, flow.destination.address.is_ipv6()));
                     tables.fetch_internet(flow.destination.address)
                 }
                 (_, Some(Route::Idc(place))) => fetch(tables.tunnels.get(*place as usize)),
@@ -93,7 +95,7 @@ fn from_internet(tables: &Tables, nat: &Nat, state: &State, flow: &Flow) -> bool
     let owner = tables.eip_owners.get(&flow.destination.address).copied();
     let inside = || nat.glance(flow).map(|inside| (inside.network, inside.destination.address));
     let Some((vni, address)) = owner.or_else(inside) else { return false };
-    tables.vpcs.get(&vni).into_iter().for_each(|vpc| fetch_policy(vpc, state));
+    tables.vpcs.get(&vni).into_iter().for_each(|vpc| fetch_policy(vpc, state, address.is_ipv6()));
     fetch_host(tables, vni, address)
 }
 
@@ -107,10 +109,9 @@ fn fetch<T>(entry: Option<&T>) -> bool {
 }
 
 /// What a VPC has for its Internet traffic.
-fn fetch_policy(vpc: &Vpc, state: &State) {
-    prefetch(&vpc.acl);
-    prefetch(&vpc.snat);
-    fetch(vpc.meter.and_then(|metered| state.meters.get(metered.place as usize)));
+fn fetch_policy(vpc: &Vpc, state: &State, is_v6: bool) {
+    vpc.acl.iter().for_each(|acl| acl.fetch_ahead(is_v6));
+    fetch(vpc.meter.and_then(|metered| state.meters.get(metered.index as usize)));
 }
 
 /// Whether the tables have so many entries that fetching them first saves time.

@@ -29,7 +29,7 @@ pub use lpm::{BATCH, Lpm};
 pub use maglev::{Maglev, mix};
 pub use meter::Meter;
 pub use port_set::PortSet;
-pub use prefetch::prefetch;
+pub use prefetch::{prefetch, prefetch_whole};
 pub use resilient::{AfterGap, Choice, Move, PathSet, Resilient};
 pub use routes::{
     ApplyError, FileError, FileErrorKind, FileKind, FileWriter, ROUTE_VALUE_MAX, Record, RouteFile, RoutePrefix,

@@ -1,5 +1,7 @@
 //! The search tree of the classifier.
 
+use crate::prefetch::prefetch;
+
 /// Fields of a packet: source, destination, destination port, source port, protocol.
 pub(super) const FIELDS: usize = 5;
 
@@ -80,6 +82,17 @@ impl Tree {
             self.search(root, point, &mut best);
         }
         self.numbers.get(best as usize).copied()
+    }
+
+    /// Prefetches the root and what it names.
+    #[inline]
+    pub(super) fn fetch_ahead(&self) {
+        self.nodes.last().into_iter().for_each(prefetch);
+        self.lists.first().into_iter().for_each(prefetch);
+        self.edges.first().into_iter().for_each(prefetch);
+        self.innermost.first().into_iter().for_each(prefetch);
+        self.regions.iter().take(4).step_by(2).for_each(prefetch);
+        self.numbers.first().into_iter().for_each(prefetch);
     }
 
     /// Lowers `best` to the first rule below `node` that contains the point, if that rule is earlier.

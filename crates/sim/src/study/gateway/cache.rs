@@ -57,7 +57,7 @@ pub(in super::super) struct Machine {
     pub(in super::super) overlap: f64,
 }
 
-/// Data that packets of one owner share, such as the entries of a vNIC.
+/// Data that packets of one owner share, such as the entries of a tenant.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in super::super) struct Shared {
     /// Flows of an owner; 0: one owner has all flows.
@@ -73,8 +73,8 @@ pub(in super::super) struct Shared {
 pub(in super::super) struct Tables {
     /// Concurrent flows.
     pub(in super::super) flows: u64,
-    /// Lines that packets of a flow, of a vNIC, and of a tenant read.
-    pub(in super::super) owned: [Shared; 3],
+    /// Lines that packets of a flow, and of a tenant, read.
+    pub(in super::super) owned: [Shared; 2],
     /// Lines that a packet reads of data that all flows share: the upper levels of tables.
     pub(in super::super) common_lines: u64,
     /// Total lines of that data.
@@ -104,8 +104,6 @@ impl Tables {
 pub(in super::super) enum Stream {
     /// Entries of the flow.
     Flow,
-    /// Entries of its vNIC.
-    Vnic,
     /// Entries of its tenant.
     Tenant,
     /// Data that all flows share.
@@ -118,10 +116,10 @@ pub(in super::super) enum Stream {
 
 impl Stream {
     /// All, in the order of [`Replayed::by_stream`].
-    pub(in super::super) const ALL: [Stream; 6] =
-        [Stream::Flow, Stream::Vnic, Stream::Tenant, Stream::Common, Stream::Packet, Stream::Private];
+    pub(in super::super) const ALL: [Stream; 5] =
+        [Stream::Flow, Stream::Tenant, Stream::Common, Stream::Packet, Stream::Private];
     /// Those of [`Tables::owned`].
-    const OWNED: [Stream; 3] = [Stream::Flow, Stream::Vnic, Stream::Tenant];
+    const OWNED: [Stream; 2] = [Stream::Flow, Stream::Tenant];
 }
 
 /// Results.
@@ -223,7 +221,7 @@ mod tests {
             Machine { private_bytes: 1 << 16, shared_bytes: 1 << 20, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
         let tables = |flows| Tables {
             flows,
-            owned: [Shared { flows: 1, each: 4, total: 4 }, Shared::default(), Shared::default()],
+            owned: [Shared { flows: 1, each: 4, total: 4 }, Shared::default()],
             common_lines: 0,
             common_total: 0,
             packet_lines: 0,
@@ -248,7 +246,7 @@ mod tests {
             Machine { private_bytes: 1 << 20, shared_bytes: 1 << 22, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
         let tables = Tables {
             flows: 8192,
-            owned: [Shared { flows: 1, each: 2, total: 2 }, Shared::default(), Shared::default()],
+            owned: [Shared { flows: 1, each: 2, total: 2 }, Shared::default()],
             common_lines: 0,
             common_total: 0,
             packet_lines: 3,
@@ -265,16 +263,13 @@ mod tests {
         assert!(of(Stream::Flow, true)[2] < of(Stream::Private, true)[2] / 2.0);
     }
     #[test]
-    fn entries_of_vnics_and_tenants_are_shared_by_their_flows() {
+    fn entries_of_tenants_are_shared_by_their_flows() {
         let machine =
-            Machine { private_bytes: 1 << 14, shared_bytes: 1 << 22, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
+            Machine { private_bytes: 1 << 14, shared_bytes: 1 << 20, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
+        let flow = Shared { flows: 1, each: 1, total: 1 };
         let tables = Tables {
             flows: 1 << 16,
-            owned: [
-                Shared { flows: 1, each: 1, total: 1 },
-                Shared { flows: 16, each: 2, total: 2 },
-                Shared { flows: 1 << 12, each: 3, total: 48 },
-            ],
+            owned: [flow, Shared { flows: 1 << 12, each: 3, total: 48 }],
             common_lines: 0,
             common_total: 0,
             packet_lines: 0,
@@ -282,14 +277,13 @@ mod tests {
             tenant_flows: 1 << 12,
             private_bytes: 0,
         };
-        assert_eq!(tables.bytes(), ((1 << 16) + (2 << 12) + 16 * 48) * LINE);
+        assert_eq!(tables.bytes(), ((1 << 16) + 16 * 48) * LINE);
         let replayed = replay(&machine, &tables, 2, true, 600_000);
-        let [flow, vnic, tenant] =
-            [Stream::Flow, Stream::Vnic, Stream::Tenant].map(|stream| replayed.by_stream[stream as usize]);
+        let [flow, tenant] = [Stream::Flow, Stream::Tenant].map(|stream| replayed.by_stream[stream as usize]);
         // Per packet as many as there are; what more flows share is nearer.
-        for (lines, each) in [(flow, 1.0), (vnic, 2.0), (tenant, 3.0)] {
+        for (lines, each) in [(flow, 1.0), (tenant, 3.0)] {
             assert!((lines.iter().sum::<f64>() - each).abs() < 1e-9, "{lines:?}");
         }
-        assert!(tenant[2] < 0.01 && vnic[2] / 2.0 < flow[2], "{replayed:?}");
+        assert!(tenant[2] < 0.01 && flow[2] > 0.5, "{replayed:?}");
     }
 }
