@@ -90,7 +90,7 @@ fn a_machine_migrates_while_its_tcp_continues() {
 }
 
 #[test]
-#[ignore = "takes half a minute; the port's own tests move packed rings"]
+#[ignore = "needs a machine that is not busy: docs/VERIFICATION.md; the port's own tests move packed rings"]
 fn a_machine_with_packed_rings_migrates_while_its_tcp_continues() {
     machine_migrates(",packed=on", "packed 1");
 }
