@@ -8,7 +8,7 @@ use axum::body::Bytes;
 use bifrost_control::server::Peer;
 use bifrost_intent::api::{Applied, ChangedObject};
 use bifrost_intent::{Batch, Plan, PlanError};
-use bifrost_store::{CommitError, Revision, Store, StoreError, WatchError};
+use bifrost_store::{CommitError, Revision, Snapshot, Store, StoreError, WatchError};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -294,11 +294,16 @@ impl Relay {
                 return Err(SubmitError::NotInSync);
             }
             let by = format!("{} {:016x}", self.name, fastrand::u64(..));
-            let (plan, txn, seen) = self.with(|fleet| {
+            let (planned, seen) = self.with(|fleet| {
                 *before = fleet.generations(batch);
-                let (plan, txn) = fleet.plan(batch, now_ms(), by.as_bytes())?;
-                Ok::<_, PlanError>((plan, txn, fleet.position().0))
-            })?;
+                (fleet.plan(batch, now_ms(), by.as_bytes()), fleet.position().0)
+            });
+            let (plan, txn) = match planned {
+                Ok(planned) => planned,
+                // Another relay may have committed what is missing here.
+                Err(_) if self.follows_up(seen).await => continue,
+                Err(refused) => return Err(refused.into()),
+            };
             if plan.writes.is_empty() {
                 return Ok(applied(plan, seen));
             }
@@ -320,6 +325,13 @@ impl Relay {
             }
         }
         Err(SubmitError::Busy)
+    }
+
+    /// Waits for commits of other relays that the store has and this relay has not, if there are any.
+    async fn follows_up(&self, seen: Revision) -> bool {
+        let Ok(now) = self.store.snapshot(SERIAL).await else { return false };
+        let serial = serial(&now);
+        serial > seen && self.reached(serial).await
     }
 
     /// After a commit whose answer was lost: every commit says who wrote it, and none can follow without having seen it.
@@ -348,7 +360,7 @@ impl Relay {
         if now.revision < revision {
             return Ok(true);
         }
-        let serial = now.records.iter().find(|record| record.key == SERIAL).map_or(0, |record| record.revision);
+        let serial = serial(&now);
         if !self.reached(serial).await || !self.with(|fleet| fleet.advance(now.revision, serial)) {
             return Err(NotCaughtUp::Late);
         }
@@ -365,6 +377,11 @@ impl Relay {
         let reached = position.wait_for(|position| position.revision >= revision);
         tokio::time::timeout(time, reached).await.is_ok_and(|result| result.is_ok())
     }
+}
+
+/// The revision of the last commit that a snapshot has.
+fn serial(snapshot: &Snapshot) -> Revision {
+    snapshot.records.iter().find(|record| record.key == SERIAL).map_or(0, |record| record.revision)
 }
 
 /// Milliseconds since 1970.
