@@ -379,7 +379,10 @@ fn tables_and_mirrors_that_are_not_right_are_refused() {
             mirror(json!({"vpc": "net", "ports": ["web1"]})),
             "mirror/demo/x: ports: follows from other objects; remove it",
         ),
-        (mirror(json!({"vpc": "net", "target": "here"})), "mirror/demo/x: target: \"here\" is not an address with a port"),
+        (
+            mirror(json!({"vpc": "net", "target": "here"})),
+            "mirror/demo/x: target: \"here\" is not an address with a port",
+        ),
         (mirror(json!({"vpc": "net", "colour": 1})), "mirror/demo/x: colour: unknown key"),
     ];
     for ((key, spec), expected) in cases {
