@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use super::configure::delete;
 use super::netns::{NamespaceId, namespace, own, within, within_opened};
 use super::persist::renew;
-use super::{TapConfig, TapError, TapQueue, complete, queue, sys};
+use super::{TapConfig, TapError, TapQueue, complete, queue, steer, sys};
 
 /// Takes over the queues, in worker order, of a device created for `former`, possibly in another process. Applies the
 /// differences in `config` and opens missing queues; everything else is preserved: addresses, routes, queued packets,
@@ -44,7 +44,8 @@ pub fn adopt(config: &TapConfig, former: &TapConfig, mut queues: Vec<OwnedFd>) -
         let renewed = renew(config, former, &name, &mut queues)?;
         Ok((queues, renewed))
     })?;
-    complete(config, queues, statistics, id)
+    steer(config, &queues)?;
+    Ok(complete(config, queues, statistics, id))
 }
 
 /// Removes the device of `queue`, even if other processes hold queues of it. A device that is already gone is not an

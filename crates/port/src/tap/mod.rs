@@ -133,34 +133,39 @@ pub fn create(config: &TapConfig) -> Result<Vec<TapQueue>, TapError> {
     let (queues, statistics, id) = netns::within(config.netns.as_deref(), || {
         let open = |queue| open_queue(config, &config.device, queue == 0);
         let queues: Vec<OwnedFd> = (0..config.queues).map(open).collect::<Result<_, _>>()?;
+        // The kernel sends the first packets, such as neighbour solicitations, as soon as the device is up.
+        steer(config, &queues)?;
         configure::configure(config)?;
         // A port works without counters.
         Ok((queues, DeviceStatistics::open(&config.device).ok(), DeviceId::of(&config.device).ok()))
     })?;
-    complete(config, queues, statistics, id)
+    Ok(complete(config, queues, statistics, id))
 }
 
-/// Distributes the guest's packets over the queues of a configured device.
+/// Distributes the guest's packets over the queues of a device.
+fn steer(config: &TapConfig, queues: &[OwnedFd]) -> Result<(), TapError> {
+    let [first, _, ..] = queues else { return Ok(()) };
+    steering::attach(first.as_fd()).map_err(|source| TapError::Configure {
+        device: config.device.clone(),
+        step: "attach the program that chooses its queue (this needs CAP_BPF and CAP_NET_ADMIN)".into(),
+        source,
+    })
+}
+
+/// The queues of a configured device.
 fn complete(
     config: &TapConfig,
     queues: Vec<OwnedFd>,
     statistics: Option<DeviceStatistics>,
     id: Option<DeviceId>,
-) -> Result<Vec<TapQueue>, TapError> {
-    if let [first, _, ..] = queues.as_slice() {
-        steering::attach(first.as_fd()).map_err(|source| TapError::Configure {
-            device: config.device.clone(),
-            step: "attach the program that chooses its queue (this needs CAP_BPF and CAP_NET_ADMIN)".into(),
-            source,
-        })?;
-    }
+) -> Vec<TapQueue> {
     let max_frame = usize::from(config.mtu) + ETHERNET;
     let mut queues: Vec<TapQueue> = queues.into_iter().map(|fd| TapQueue::new(fd, config.pools, max_frame)).collect();
     if let Some(first) = queues.first_mut() {
         first.statistics = statistics.map(Arc::new);
         first.device = id;
     }
-    Ok(queues)
+    queues
 }
 
 /// Opens a queue of the device `name`: the first queue of a new device, or a further one.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::configure::{self, Link, index};
 use super::statistics::DeviceStatistics;
-use super::{TapConfig, TapError, TapQueue, complete, netns, open_queue, sys};
+use super::{TapConfig, TapError, TapQueue, complete, netns, open_queue, steer, sys};
 
 /// Poll interval for a device that a process still uses.
 const LOOK: Duration = Duration::from_millis(5);
@@ -82,10 +82,11 @@ pub fn reattach(
                 return Err(foreign("its name is changing".to_string()));
             }
         }
+        steer(config, &queues)?;
         configure::update(&link.name, former, config)?;
         Ok(Some((queues, DeviceStatistics::open(&link.name).ok())))
     })?;
-    attached.map(|(queues, statistics)| complete(config, queues, statistics, Some(id))).transpose()
+    Ok(attached.map(|(queues, statistics)| complete(config, queues, statistics, Some(id))))
 }
 
 /// Removes a device in namespace `netns`, even if a process has its queues open. Returns whether it existed.
