@@ -333,6 +333,8 @@ fn a_file_moves_all_connections_while_they_are_used() {
     // And to later ones.
     let endpoint = worker.connect(address, LONG).unwrap();
     assert_eq!(endpoint.service(), Some(Service::Rc));
+    // The peer answers once it has read the file, which may change from then on.
+    assert_eq!(*endpoint.call(b"followed".to_vec(), LONG).unwrap(), *b"followed");
     let until = Instant::now() + LONG;
     let mut sequence = 0u64;
     for (text, service) in [("uc", Service::Uc), ("rc", Service::Rc), ("nonsense", Service::Rc), ("uc", Service::Uc)] {
