@@ -114,7 +114,7 @@ fn fetch_policy(vpc: &Vpc, state: &State, is_v6: bool) {
     fetch(vpc.meter.and_then(|metered| state.meters.get(metered.index as usize)));
 }
 
-/// Whether the tables have so many entries that fetching them first saves time.
+/// Whether prefetching entries saves time: small tables stay in the caches anyway.
 pub(crate) fn are_many(tables: &Tables) -> bool {
     let routes: usize = tables.vpcs.values().map(|vpc| vpc.routes.len()).sum();
     tables.hosts.len() + tables.eips.len() + routes >= MANY

@@ -29,7 +29,7 @@ const INSIDE_IS_V6: u8 = 1;
 const OUTSIDE_IS_V6: u8 = 2;
 /// VNIs have 24 bits.
 const VNI_MAX: u32 = 0xff_ffff;
-/// After so many sessions an export ends, and is to be continued: less than a megabyte.
+/// Maximum number of sessions in an export; the next one continues after it. They take less than a megabyte.
 const PAGE: usize = 8192;
 /// Sessions that are looked at while new ones of their part wait.
 const UNDER_LOCK: usize = 256;

@@ -156,7 +156,7 @@ impl Nat {
         self.len() == 0
     }
 
-    /// Whether there are so many sessions that prefetching them saves time.
+    /// Whether prefetching sessions saves time: few of them stay in the caches anyway.
     #[inline]
     pub(crate) fn are_many(&self) -> bool {
         self.many.load(Relaxed)

@@ -92,10 +92,6 @@ impl Experiment for Cni {
         vec![Mode::Off]
     }
 
-    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
-        self.modes()
-    }
-
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let repetitions = lab.options.repetitions.unwrap_or(if lab.options.quick { 30 } else { 200 });
         let standing: &[u32] = if lab.options.quick { &[0, 20] } else { &[0, 100] };

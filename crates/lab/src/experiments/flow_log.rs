@@ -148,10 +148,6 @@ impl Experiment for FlowLogExperiment {
         vec![Mode::Off]
     }
 
-    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
-        self.modes()
-    }
-
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         turns::each(lab.repetitions(3), &Logging::ALL, |logging, repetition| measure(lab, *logging, repetition))
     }

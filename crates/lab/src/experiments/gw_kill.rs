@@ -36,9 +36,8 @@ const SHARE: f64 = 0.5 + 3.0 * 0.0625;
 /// 100 ms, the program starts in 400 ms; then a neighbour that has just tried to connect tries again after 1 s
 /// (`timers connect 1`, and the same in pods), and an announcement takes 500 ms to the switch's kernel.
 const RESTARTED_MS: f64 = 2000.0;
-/// For so long FRR, which a proxy is, says after its start that it is starting again (the Restart State bit of RFC 4724),
-/// whatever its configuration says. A switch that starts again does not wait for the routes of such a neighbour, and
-/// its kernel forgets them until they come.
+/// Time after its start during which FRR sets the Restart State bit (RFC 4724), whatever its configuration, s. A switch
+/// that restarts does not wait for the routes of such a neighbour, and its kernel has none until they arrive.
 const STARTING_S: f64 = 120.0;
 /// What a new pod may take until it forwards: whatever was killed, all is as before by then.
 const BACK_MS: f64 = 10_000.0;

@@ -28,7 +28,7 @@ use crate::programs::nginx::Nginx;
 use crate::programs::ping_pong;
 use crate::report::Table;
 use crate::results::{from_values, to_values};
-use crate::stats::{Spread, cell, median_of};
+use crate::stats::{Spread, cell, paired_ratio};
 use crate::topology::Guest;
 
 pub use super::nginx::Connections;
@@ -143,10 +143,6 @@ impl Experiment for MirrorExperiment {
         vec![Mode::Off]
     }
 
-    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
-        self.modes()
-    }
-
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let repetitions = lab.repetitions(3);
         let mut progress = requests::progress::<Mirroring>(repetitions);
@@ -195,7 +191,7 @@ impl Experiment for MirrorExperiment {
         let mut table =
             Table::new(&["mirror", "P99.9 µs", "copies sent", "arrived", "missed", "unsent", "read", "wrong"]);
         for mirroring in Mirroring::ALL {
-            let of: Vec<Mirrored> = mirrored.iter().filter(|(m, _)| m == mirroring).map(|(_, m)| *m).collect();
+            let of: Vec<Mirrored> = mirrored.iter().filter(|(_, m, _)| m == mirroring).map(|(.., m)| *m).collect();
             let sum = |field: fn(&Mirrored) -> u64| of.iter().map(field).sum::<u64>().to_string();
             table.row(vec![
                 mirroring.to_string(),
@@ -220,30 +216,27 @@ impl Experiment for MirrorExperiment {
         let (runs, mirrored) = read(rows)?;
         let with = [Mirroring::Sampled, Mirroring::Truncated, Mirroring::Whole];
         let mut bars = with.map(|mirroring| requests::share(&runs, mirroring, Mirroring::Off)).to_vec();
-        // So few requests are slow that single repetitions differ by a factor.
-        let latency = |mirroring| {
-            let of = mirrored.iter().filter(|(m, _)| *m == mirroring);
-            median_of(of.map(|(_, m)| m.paced_latency_us_p99_9))
-        };
         bars.extend(with.map(|mirroring| {
-            let ratio = latency(mirroring).zip(latency(Mirroring::Off)).map(|(with, without)| with / without);
+            let is = |wanted| move |(_, m, _): &(u32, Mirroring, Mirrored)| *m == wanted;
+            let pair = (is(mirroring), is(Mirroring::Off));
+            let ratio = paired_ratio(&mirrored, |of| of.0, pair, |of| of.2.paced_latency_us_p99_9);
             let name = format!("{mirroring}: P99.9 of a thousand requests per second, over that without a mirror");
             Bar::new(name, ratio, Sense::AtMost, MOST_LATENCY, "x")
         }));
-        let is_tested = with.iter().all(|with| mirrored.iter().any(|(m, of)| m == with && of.sent_copies > 0));
-        let strays = is_tested.then(|| mirrored.iter().map(|(_, m)| m.stray()).sum::<u64>() as f64);
+        let is_tested = with.iter().all(|with| mirrored.iter().any(|(_, m, of)| m == with && of.sent_copies > 0));
+        let strays = is_tested.then(|| mirrored.iter().map(|(.., m)| m.stray()).sum::<u64>() as f64);
         let name = "copies that are wrong, or neither arrived nor counted as lost";
         bars.push(Bar::new(name, strays, Sense::AtMost, 0.0, "copies").exact());
         Ok(bars)
     }
 }
 
-/// Runs, and what else was measured with each mirror.
-type Read = (Vec<requests::Row<Mirroring>>, Vec<(Mirroring, Mirrored)>);
+/// Runs, and what else was measured in each repetition with each mirror.
+type Read = (Vec<requests::Row<Mirroring>>, Vec<(u32, Mirroring, Mirrored)>);
 
 fn read(rows: &[Value]) -> Result<Read> {
     let rows: Vec<Row> = from_values(rows)?;
-    let mirrored = rows.iter().filter_map(|row| Some((row.run.through, row.mirrored?))).collect();
+    let mirrored = rows.iter().filter_map(|row| Some((row.run.repetition, row.run.through, row.mirrored?))).collect();
     Ok((rows.into_iter().map(|row| row.run).collect(), mirrored))
 }
 

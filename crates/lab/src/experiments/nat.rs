@@ -84,10 +84,6 @@ impl Experiment for NatExperiment {
         vec![Mode::Off]
     }
 
-    fn default_modes(&self, _quick: bool) -> Vec<Mode> {
-        self.modes()
-    }
-
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let repetitions = lab.repetitions(3);
         let mut progress = requests::progress::<Through>(repetitions);

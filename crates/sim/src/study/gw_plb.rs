@@ -25,8 +25,9 @@ const MOST: u64 = 1 << 24;
 /// its routes, its ACL.
 const OWNED: [Shared; 2] =
     [Shared { flows: 1, each: 2, total: 2 }, Shared { flows: FLOWS_OF_A_TENANT, each: 18, total: 18 }];
-/// The same of data that tenants share: parts of hash tables, hosts. It grows by a line for so many flows.
+/// The same of data that tenants share: parts of hash tables, hosts.
 const COMMON_LINES: u64 = 5;
+/// Flows for each line of that data.
 const COMMON_FLOWS: u64 = 10;
 /// Accesses to memory that a core overlaps, from `gateway-memory time`: 20 lines of flow and tenant, 280 ns each, in 638
 /// ns that a packet waits in a vector.
@@ -74,7 +75,7 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
     let cores: &[u64] = if quick { &[1, 20] } else { &[1, 3, 20, 44, 92] };
     // From tables that fit private caches to the largest number of sessions; and the larger entries.
     let sizes: &[(u64, Entries)] = if quick {
-        &[(HALF_GIGABYTE, Entries::Ours)]
+        &[(HALF_GIGABYTE, Entries::Ours), (500_000, Entries::Large)]
     } else {
         &[
             (5_000, Entries::Ours),
@@ -135,8 +136,8 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
                 "plb_lines": streams(plb), "rss_lines": streams(rss),
             }),
         );
-        // The paper's claim is about tables beyond the caches.
-        if *entries == Entries::Large || megabytes >= 500 {
+        // The paper's claim is about tables beyond the caches, and its figure 4 about as many flows.
+        if *flows >= 500_000 {
             let kind = entries.name();
             let name = format!("a core's rate, PLB below RSS, {megabytes} MB of tables{kind}, {cores} cores, %");
             outcome.bars.push(Bar { name, value: apart, limit: 1.0 });
