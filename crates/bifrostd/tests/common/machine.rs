@@ -113,7 +113,8 @@ impl Machine {
         Machine::qemu_with(directory, name, socket, address, queues, device, script, &[])
     }
 
-    /// As [`Machine::qemu`], with a control socket for [`Control`]. With `incoming`, it waits there for a migration.
+    /// As [`Machine::qemu`], with a control socket for [`Control`]. With `incoming`, it waits there for a migration, and
+    /// is paused after it, until [`Control::resume`].
     pub fn movable(
         directory: &Path,
         name: &'static str,
@@ -125,7 +126,8 @@ impl Machine {
     ) -> Machine {
         let control = format!("unix:{},server=on,wait=off", Control::path(directory, name).display());
         let mut more = vec!["-qmp".to_owned(), control];
-        more.extend(incoming.iter().flat_map(|at| ["-incoming".to_owned(), format!("unix:{}", at.display())]));
+        let waits = |at: &&Path| ["-S".to_owned(), "-incoming".to_owned(), format!("unix:{}", at.display())];
+        more.extend(incoming.iter().flat_map(waits));
         Machine::qemu_with(directory, name, socket, address, 1, device, script, &more)
     }
 
@@ -185,6 +187,16 @@ impl Machine {
             .spawn()
             .unwrap();
         Machine { name, child, console: file("console") }
+    }
+
+    /// A copy of its memory.
+    pub fn memory(&self) -> Vec<u8> {
+        let files = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().flatten();
+        let is_memory = |file: &PathBuf| {
+            std::fs::read_link(file).is_ok_and(|target| target.to_string_lossy().contains("memfd:memory-backend"))
+        };
+        let memory = files.map(|file| file.path()).find(is_memory).expect("QEMU has a memfd for the guest's memory");
+        std::fs::read(memory).unwrap()
     }
 
     /// Its console output.
@@ -257,6 +269,19 @@ impl Control {
         let mut line = String::new();
         self.stream.read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("QEMU has ended ({error}): {line:?}"))
+    }
+
+    /// Waits until a machine has arrived here. It is paused.
+    pub fn wait_for_arrival(&mut self) {
+        super::eventually(120.0, "the machine has arrived", || {
+            let status = self.ask(json!({"execute": "query-status"}));
+            status["status"] == "paused" || status["status"] == "prelaunch"
+        });
+    }
+
+    /// Resumes a paused machine.
+    pub fn resume(&mut self) {
+        self.ask(json!({"execute": "cont"}));
     }
 
     /// Migrates the machine to a waiting one; returns QEMU's status once that runs.
