@@ -79,9 +79,10 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// The lane of a path, or the first if the path does not exist.
+    /// The lane of a path. The peer may have more paths than this host: answers to packets on those share its lanes.
     pub(crate) fn lane(&self, path: PathId) -> LaneId {
-        self.bifrost.get(path.index()).copied().unwrap_or(self.bifrost[0])
+        let own = self.bifrost.get(path.index()).copied();
+        own.unwrap_or_else(|| self.bifrost[path.index() % self.bifrost.len()])
     }
 
     /// The paths to a peer that the transport does not know; none otherwise.

@@ -80,7 +80,7 @@ counters! {
     wrong_vni_packets,
     /// Packets of another version than the connection's.
     wrong_version_packets,
-    /// Packets on a path that the peer does not have.
+    /// ACKs of packets on a path that this host does not have.
     unknown_path_packets,
     /// RESETs sent.
     resets_sent_packets,

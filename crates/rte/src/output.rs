@@ -45,7 +45,8 @@ pub struct ControlOut {
     pub peer: PeerId,
     /// Network identifier for the VXLAN header.
     pub vni: u32,
-    /// The path.
+    /// The path that it leaves on. An answer has the number of the peer's path: if this host has fewer paths, the
+    /// number modulo theirs counts.
     pub path: PathId,
     /// The contents.
     pub packet: Control,

@@ -256,7 +256,9 @@ fn well_formed_datagrams_without_matching_state() {
         vec![v(&data(1, 1, 0, 0, cid, &frame))],
         &[("rte.wrong_version_packets", 1)],
     );
-    attack.expect("an unknown path", vec![v(&data(1, version, 7, 0, cid, &frame))], &[("rte.unknown_path_packets", 1)]);
+    let mut elsewhere = ack(version, 0, cid, 0, 0);
+    elsewhere[2] = 7 << 4;
+    attack.expect("an ACK of an unknown path", vec![v(&elsewhere)], &[("rte.unknown_path_packets", 1)]);
     attack.expect(
         "another tenant's VNI",
         vec![raw::vxlan(200, &data(1, version, 0, 0, cid, &frame))],
@@ -274,11 +276,8 @@ fn well_formed_datagrams_without_matching_state() {
         vec![v(&ack(version, 0, cid, 1 << 30, 0))],
         &[("rte.ack_invalid_packets", 1)],
     );
-    let mixed: [&[u8]; 3] = [
-        &data(7, version, 0, base + 100_000, cid, &[]),
-        &ack(version, 0, cid ^ 1, 0, 0),
-        &data(1, version, 7, 0, cid, &frame),
-    ];
+    let mixed: [&[u8]; 3] =
+        [&data(7, version, 0, base + 100_000, cid, &[]), &ack(version, 0, cid ^ 1, 0, 0), &elsewhere];
     attack.expect(
         "a bundle of packets without matching state",
         vec![v(&bundle(3, cid, &mixed))],

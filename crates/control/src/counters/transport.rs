@@ -95,7 +95,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
         drop("rte.wrong_peer_packets", "packets from a peer that is not the connection's", STRAY),
         drop("rte.wrong_vni_packets", "packets with a VNI that is not the connection's", STRAY),
         drop("rte.wrong_version_packets", "packets with a version that is not the connection's", STRAY),
-        drop("rte.unknown_path_packets", "packets on a path that does not exist", "compare `underlay.paths`"),
+        drop("rte.unknown_path_packets", "ACKs of packets on a path that this host does not have", STRAY),
         count("rte.resets_sent_packets", "RESETs sent", ""),
         count("rte.resets_suppressed_packets", "RESETs not sent because of their rate limit", STRAY),
         count("rte.resets_received_packets", "RESETs for a connection of this host: the peer has lost it", ""),

@@ -52,9 +52,9 @@ impl Host {
     }
 
     /// Address and link of a path. If nothing has arrived from an address, its path tries the next hop of another
-    /// address.
+    /// address. The host may have more paths than the gateway: answers to packets on those share the gateway's.
     pub(super) fn path(&self, path: PathId) -> Option<(IpAddr, Link)> {
-        let index = usize::from(*self.paths.get(path.index()).or(self.paths.first())?);
+        let index = usize::from(*self.paths.get(path.index() % self.paths.len().max(1))?);
         Some((*self.addresses.get(index)?, self.link(index)?))
     }
 

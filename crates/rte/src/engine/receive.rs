@@ -64,7 +64,6 @@ impl Engine {
             && active.recv.is_next(header.psn)
             && let Some(Some(peer)) = self.peers.get_mut(usize::from(conn.peer.0))
             && peer.probe_timer_armed
-            && peer.has_path(header.path)
         {
             conn.last_activity = now;
             peer.touch(now, index, true);
@@ -206,12 +205,13 @@ impl Engine {
         self.ack_soon(index);
     }
 
-    /// A probe arrived: it is answered at once, on its path.
+    /// A probe arrived: it is answered at once, on its path, or on another one if this host has fewer.
     pub fn on_probe(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) {
         let Some(index) = self.addressed(now, arrival, header.cid, header, out) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         if let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut().filter(|peer| peer.has_fallen) {
-            peer.paths[header.path.index()].hear_again(now);
+            let own = header.path.index() % peer.paths.len();
+            peer.paths[own].hear_again(now);
         }
         let base = conn.active.as_ref().map_or(conn.recv_base, |a| a.recv.base());
         let ack = AckHeader {
@@ -321,10 +321,6 @@ impl Engine {
             return None;
         }
         let peer = self.peers[usize::from(conn.peer.0)].as_mut()?;
-        if !peer.has_path(header.path) {
-            self.counters.unknown_path_packets += 1;
-            return None;
-        }
         // Probes alone keep nothing alive, or two idle hosts would probe each other forever.
         if !header.probe {
             conn.last_activity = now;

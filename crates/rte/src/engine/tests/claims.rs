@@ -50,6 +50,40 @@ fn from(peer: PeerId, vni: u32, now: Time) -> Arrival {
 }
 
 #[test]
+fn packets_on_a_path_that_only_the_peer_has_are_answered_on_it() {
+    // The two hosts have four paths each, as far as this host knows; the peer's path 6 exists on its side only.
+    let (mut w, _, cid) = in_flight(0);
+    let now = w.now;
+    let engine = &mut w.sides[1].engine;
+    let mut out = Output::default();
+    let arrival = from(PeerId(0), VNI, now);
+    let header = DataHeader { path: PathId::masked(6), ack_now: true, ..data(Psn(200), cid, now) };
+    let Verdict::Place { slot, .. } = engine.on_data(now, &arrival, &header, &mut out) else { panic!("not placed") };
+    engine.placed(now, slot, 0, &mut out);
+    engine.on_probe(now, &arrival, &DataHeader { probe: true, ..header }, &mut out);
+    engine.flush_acks(now, &mut out);
+    let acks = out.control.iter().filter_map(|c| match &c.packet {
+        Control::Ack(ack) => Some((c.path.get(), ack.path.get(), ack.psn)),
+        _ => None,
+    });
+    assert_eq!(acks.collect::<Vec<_>>(), [(6, 6, Psn(200)), (6, 6, Psn(200))], "a probe's answer, an ACK");
+    assert_eq!(engine.counters().unknown_path_packets, 0);
+}
+
+#[test]
+fn acks_of_a_path_that_this_host_does_not_have_change_nothing() {
+    let (mut w, own, _) = in_flight(10);
+    let now = w.now;
+    let engine = &mut w.sides[0].engine;
+    let mut out = Output::default();
+    let elsewhere =
+        AckHeader { path: PathId::masked(6), ..ack(own, Psn(205), AckKind::Cumulative, Bitmap::empty(), now) };
+    engine.on_ack(now, &from(PeerId(0), VNI, now), &elsewhere, &mut out);
+    assert_eq!(engine.counters().unknown_path_packets, 1);
+    assert_eq!(engine.connection_snapshots(now).next().expect("open").in_flight_packets, 10);
+}
+
+#[test]
 fn acks_of_what_was_never_sent_release_nothing() {
     let (mut w, own, _) = in_flight(10);
     let now = w.now;
