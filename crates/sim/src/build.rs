@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use bifrost_avs as avs;
+use bifrost_datapath::Rate;
 use bifrost_rte as rte;
 use bifrost_tables::IpNet;
 use bifrost_wire::{Mac, Vni};
@@ -40,6 +41,8 @@ pub struct Guest {
     pub mac: [u8; 6],
     /// Its address; as above.
     pub ip: [u8; 4],
+    /// What it may send and receive.
+    pub(crate) rates: (Rate, Rate),
     /// Its TCP, if it has one.
     pub(crate) tcp: Option<TcpGuest>,
     /// It takes nothing out of its receive ring.
@@ -122,6 +125,7 @@ fn guests(scenario: &Scenario) -> Vec<Guest> {
                     owner,
                     mac: mac_of(ip),
                     ip,
+                    rates: (rate(group.tx_rate), rate(group.rx_rate)),
                     tcp: None,
                     stalled: false,
                     receive_gap: 0,
@@ -133,6 +137,10 @@ fn guests(scenario: &Scenario) -> Vec<Guest> {
         }
     }
     all
+}
+
+fn rate(of: Option<crate::units::Rate>) -> Rate {
+    Rate { bytes: of.map(|rate| rate.0 / 8), packets: None }
 }
 
 /// The MAC address of the guest with this address.
@@ -332,7 +340,7 @@ fn hosts(
             let reliable = policy.is_none_or(|v| v.reliability != Reliability::Off);
             let port =
                 SimPort::new(scenario.host.tx_ring, scenario.host.rx_ring, usize::from(scenario.host.mtu) + ETHERNET);
-            (Vnic { guest, vni: vni(g.vni), mac: Mac(g.mac), ordering, reliable }, port)
+            (Vnic { guest, vni: vni(g.vni), mac: Mac(g.mac), ordering, reliable, rates: g.rates }, port)
         });
         // Clocks of hosts are independent; some are about to wrap their 64 ns ticks.
         let clock_offset = rng.below(1 << 40);
@@ -341,7 +349,7 @@ fn hosts(
             underlay: SimUnderlay::new(id, scenario.host.receive_queue.0, clock_offset),
             vnics: vnics.collect(),
             tables,
-            paths: scenario.paths,
+            paths: scenario.paths_of(id),
             source_port_base: SOURCE_PORT_BASE,
             config: config.clone(),
             peers,

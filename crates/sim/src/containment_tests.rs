@@ -154,7 +154,17 @@ impl Worlds {
             };
             let vnic = |&(guest, _, _, network): &(u8, usize, u16, u32)| {
                 let (vni, mac) = (vni(network), mac(guest));
-                (Vnic { guest: guest.into(), vni, mac, ordering: Ordering::Flow, reliable: true }, port())
+                (
+                    Vnic {
+                        guest: guest.into(),
+                        vni,
+                        mac,
+                        ordering: Ordering::Flow,
+                        reliable: true,
+                        rates: Default::default(),
+                    },
+                    port(),
+                )
             };
             let mut host = Host::new(HostParts {
                 id: id as u32,

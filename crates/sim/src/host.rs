@@ -1,7 +1,7 @@
 //! A host: the daemon's data path with a simulated underlay and simulated vNICs.
 
 use bifrost_avs as avs;
-use bifrost_datapath::{Core, CoreConfig, PeerConfig, PlainPaths, PortConfig};
+use bifrost_datapath::{Core, CoreConfig, Limits, PeerConfig, PlainPaths, PortConfig, Rate};
 use bifrost_rte::Config;
 
 use crate::packet::{BIFROST_PORT, VXLAN_PORT};
@@ -23,6 +23,8 @@ pub(crate) struct Vnic {
     pub(crate) mac: bifrost_wire::Mac,
     pub(crate) ordering: bifrost_rte::Ordering,
     pub(crate) reliable: bool,
+    /// What it may send and receive.
+    pub(crate) rates: (Rate, Rate),
 }
 
 /// A host.
@@ -109,9 +111,10 @@ impl Host {
             switch,
         );
         for ((owner, vnic), port) in (0..).zip(&self.vnics).zip(self.parked.drain(..)) {
-            let Vnic { vni, mac, ordering, reliable, .. } = *vnic;
+            let Vnic { vni, mac, ordering, reliable, rates: (tx, rx), .. } = *vnic;
             let config = PortConfig { owner, vni, mac, ordering, reliable, port };
             core.add_port(config).expect("numbers of ports are different");
+            core.set_limits(owner, Limits::new(tx, rx));
         }
         for (id, &host) in (0..).zip(&self.peers) {
             let paths = vec![(address(self.id), address(host)); usize::from(self.paths)];
@@ -170,6 +173,11 @@ impl Host {
     /// The underlay.
     pub fn underlay(&self) -> &SimUnderlay {
         &self.underlay
+    }
+
+    /// Other hosts that its guests talk to, by peer number.
+    pub fn peers(&self) -> &[u32] {
+        &self.peers
     }
 
     /// Guests behind its vNICs, by port number.

@@ -7,8 +7,9 @@ use hashbrown::HashMap;
 
 use super::LIVENESS_NS;
 use super::calm::Calm;
-use crate::checker::Checker;
+use crate::checker::{Checker, Wire};
 use crate::faults::Action;
+use crate::packet::Packet;
 use crate::port::SimPort;
 use crate::violation::{Kind, Violations};
 use crate::world::World;
@@ -35,6 +36,11 @@ pub struct Bounds {
     fallen: HashMap<(u32, u32), u64, FixedState>,
     /// By host: start of the time without connections.
     alone: Vec<Option<u64>>,
+    /// By host: the hosts that are its peers, by peer number.
+    peers: Vec<Vec<u32>>,
+    /// By sending and receiving host: when plain VXLAN was last sent, ns. It keeps the connection that carries the
+    /// probes of the pair's paths.
+    plain: HashMap<(u32, u32), u64, FixedState>,
 }
 
 impl Bounds {
@@ -47,6 +53,8 @@ impl Bounds {
             connections: Vec::new(),
             fallen: HashMap::default(),
             alone: vec![None; world.hosts().len()],
+            peers: world.hosts().iter().map(|h| h.peers().to_vec()).collect(),
+            plain: HashMap::default(),
         }
     }
 
@@ -82,7 +90,13 @@ impl Bounds {
             // bound.
             let asking = matches!(c.state, State::Opening { .. });
             if !asking && self.calm.paused_until(host) < at.saturating_sub(LIVENESS_NS) {
-                beyond("ns of idleness of a connection", c.idle_ns, forgotten);
+                let peer = self.peers[host as usize].get(usize::from(c.peer.0));
+                let plain = peer.and_then(|&peer| self.plain.get(&(host, peer)));
+                beyond(
+                    "ns of idleness of a connection",
+                    plain.map_or(c.idle_ns, |at_ns| c.idle_ns.min(at - at_ns)),
+                    forgotten,
+                );
             }
             let key = (host, c.local_cid.0);
             if c.state != State::BestEffort || calm.is_none() || c.idle_ns > LIVENESS_NS / 8 {
@@ -131,6 +145,12 @@ impl Bounds {
 }
 
 impl Checker for Bounds {
+    fn wire(&mut self, at: u64, what: Wire, packet: &Packet, _: &mut Violations) {
+        if what == Wire::Sent && packet.plain().is_some() {
+            self.plain.insert((packet.src, packet.dst), at);
+        }
+    }
+
     fn turned(&mut self, at: u64, host: u32, core: &Core<SimPort>, violations: &mut Violations) {
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(EVERY) {

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::link::{LinkConfig, LinkPatch};
-use crate::units::{Bytes, Ns};
+use crate::units::{Bytes, Ns, Rate};
 
 pub use settings::{CongestionControl, TransportSettings};
 pub use workload::{Gap, Hosts, Members, Workload};
@@ -36,6 +36,9 @@ pub struct Scenario {
     /// Transport paths between two hosts, 1..=8. In the parallel topology it is that topology's number.
     #[serde(default = "four")]
     pub paths: u8,
+    /// Transport paths that the i-th host uses to others, 1 to `paths`. Hosts without an entry use `paths`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_paths: Vec<u8>,
     /// Properties of hosts.
     #[serde(default)]
     pub host: HostConfig,
@@ -222,6 +225,12 @@ pub struct GuestGroup {
     /// Number of guests per host.
     #[serde(default = "one")]
     pub per_host: u32,
+    /// The most that each may send; more waits in its ring. Without, any amount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tx_rate: Option<Rate>,
+    /// The most that each may receive; more is dropped, and sent again by the transport. Without, any amount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rx_rate: Option<Rate>,
 }
 
 fn one() -> u32 {
@@ -342,7 +351,8 @@ impl Scenario {
             self.vnis.push(VniConfig { id: 100, reliability: Reliability::Tcp, ordering: Ordering::Flow });
         }
         if self.guests.is_empty() {
-            self.guests.push(GuestGroup { vni: self.vnis[0].id, hosts: Hosts::All, per_host: 1 });
+            let vni = self.vnis[0].id;
+            self.guests.push(GuestGroup { vni, hosts: Hosts::All, per_host: 1, tx_rate: None, rx_rate: None });
         }
     }
 
@@ -358,6 +368,15 @@ impl Scenario {
         }
         if !(1..=8).contains(&self.paths) {
             return wrong("paths", format!("{} paths; use 1 to 8", self.paths));
+        }
+        if let Some((host, paths)) = (0..).zip(&self.host_paths).find(|(_, paths)| !(1..=self.paths).contains(*paths)) {
+            return wrong(
+                &format!("host_paths[{host}]"),
+                format!("{paths} paths; use 1 to {}, the `paths`", self.paths),
+            );
+        }
+        if self.host_paths.len() > hosts as usize {
+            return wrong("host_paths", format!("{} entries for {hosts} hosts", self.host_paths.len()));
         }
         if self.host.turn_cost.0 == 0 {
             return wrong("host.turn_cost", "use at least 1ns, or time could stand still".into());
@@ -386,6 +405,9 @@ impl Scenario {
         for (i, group) in self.guests.iter().enumerate() {
             if !self.vnis.iter().any(|v| v.id == group.vni) {
                 return wrong(&format!("guests[{i}].vni"), format!("unknown VNI {}; add it to [[vnis]]", group.vni));
+            }
+            if group.tx_rate.into_iter().chain(group.rx_rate).any(|rate| rate.0 < 8) {
+                return wrong(&format!("guests[{i}]"), "a rate needs at least 8 bits a second; or leave it out".into());
             }
             if let Some(host) = group.hosts.iter(hosts).find(|h| *h >= hosts) {
                 return wrong(&format!("guests[{i}].hosts"), format!("there is no host {host}; there are {hosts}"));
@@ -418,6 +440,11 @@ impl Scenario {
             }
         }
         Ok(())
+    }
+
+    /// Transport paths that a host uses to others.
+    pub fn paths_of(&self, host: u32) -> u8 {
+        self.host_paths.get(host as usize).copied().unwrap_or(self.paths)
     }
 
     /// Guests of all groups.
@@ -457,6 +484,21 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_paths_of_hosts_are_checked() {
+        let of = |paths: &str| {
+            Scenario::parse("x", &SMALL.replace("[topology]", &format!("host_paths = {paths}\n[topology]")))
+        };
+        let s = of("[2]").expect("scenario");
+        assert_eq!((s.paths_of(0), s.paths_of(1)), (2, 4));
+        for (paths, want) in
+            [("[4, 5]", "host_paths[1]: 5 paths"), ("[0]", "host_paths[0]"), ("[1, 1, 1]", "3 entries for 2")]
+        {
+            let error = of(paths).expect_err(paths).to_string();
+            assert!(error.contains(want), "{paths}\n{error}");
+        }
+    }
+
+    #[test]
     fn errors_name_the_field() {
         for (more, want) in [
             ("[[faults]]\nat = \"1ms\"\n", "faults[0]"),
@@ -465,6 +507,7 @@ mod tests {
             ("[[faults]]\nlinks = \"*\"\n[faults.set]\nloss = 2.0\n", "loss: 2"),
             ("[transport]\nspray = 3\n", "spray"),
             ("[[guests]]\nvni = 7\n", "unknown VNI 7"),
+            ("[[guests]]\nvni = 100\nrx_rate = \"0bit/s\"\n", "guests[0]: a rate"),
             ("[[workloads]]\nkind = \"packets\"\nfrom = [5]\nto = [0]\npackets = 1\n", "workloads[0].from"),
             ("[[workloads]]\nkind = \"nonsense\"\n", "nonsense"),
         ] {

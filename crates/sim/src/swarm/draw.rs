@@ -16,6 +16,9 @@ const LONGEST_ROUTE: u64 = 6;
 /// Minimum start time of a process.
 const LONG_NS: u64 = 5_000_000;
 
+/// The least rate of a guest, bits a second: a full window leaves within seconds.
+const LEAST_RATE: u64 = 20_000_000;
+
 /// The world of a seed.
 pub fn scenario(seed: u64) -> Scenario {
     let mut rng = Rng::new(seed ^ 0x5eed_5a44_0000_0000);
@@ -34,6 +37,7 @@ pub fn scenario(seed: u64) -> Scenario {
         run_to_end: false,
         bin: Ns(0),
         paths: rng.pick(&[1, 2, 4, 4, 8]),
+        host_paths: Vec::new(),
         topology,
         host,
         transport,
@@ -80,7 +84,29 @@ pub fn scenario(seed: u64) -> Scenario {
         }
     }
     s.complete();
+    // From random numbers of their own: other properties of a seed's world do not depend on these.
+    let rng = &mut Rng::new(seed ^ 0x11e1_4a7e_0000_0000);
+    different_paths(rng, &mut s);
+    rates(rng, &mut s);
     s
+}
+
+/// Hosts that use different numbers of paths, from path 0, which never stays down.
+fn different_paths(rng: &mut Rng, s: &mut Scenario) {
+    if s.paths > 1 && rng.one_in(4) {
+        s.host_paths = (0..s.topology.hosts()).map(|_| rng.range(1, s.paths.into()) as u8).collect();
+    }
+}
+
+/// Limits of what guests may send and receive.
+fn rates(rng: &mut Rng, s: &mut Scenario) {
+    if !rng.one_in(4) {
+        return;
+    }
+    for group in &mut s.guests {
+        let rate = |rng: &mut Rng| rng.one_in(2).then(|| Rate(rng.scale(LEAST_RATE, 5_000_000_000)));
+        (group.tx_rate, group.rx_rate) = (rate(rng), rate(rng));
+    }
 }
 
 impl Topology {

@@ -47,6 +47,11 @@ fn candidates(s: &Scenario) -> Vec<Scenario> {
     }
     with(&|s| s.transport = TransportSettings { first_psn: s.transport.first_psn, ..TransportSettings::default() });
     with(&|s| s.host = Default::default());
+    with(&|s| s.host_paths.clear());
+    for i in 0..s.guests.len() {
+        with(&|s| s.guests[i].tx_rate = None);
+        with(&|s| s.guests[i].rx_rate = None);
+    }
     for i in 0..links(&mut s.clone()).len() {
         with(&|s| *links(s)[i] = LinkPatch::default());
         macro_rules! without {
