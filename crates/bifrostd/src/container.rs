@@ -212,7 +212,7 @@ impl State {
             former.extend(old);
             added.with_context(|| format!("port {}", port.name))?;
         }
-        self.set_limits(port)?;
+        self.set_qos(port)?;
         Ok(former)
     }
 }

@@ -455,6 +455,9 @@ impl State {
             }
         }
         let policies = self.changed_policies(&config, &kept, &names);
+        let has_changed =
+            |(old, new): &&(Port, Port)| translate::qos(&self.config, old) != translate::qos(&config, new);
+        let changed_qos: Vec<Port> = kept.iter().filter(has_changed).map(|(_, new)| new.clone()).collect();
         let before = std::mem::replace(&mut self.config, config);
         self.names.set(names);
         self.shared = Shared::of(&self.config, std::mem::take(&mut self.shared.holders));
@@ -480,8 +483,8 @@ impl State {
         if !diff.mirrors.is_empty() || !diff.ports.is_empty() {
             self.set_mirrors()?;
         }
-        for (_, port) in kept.iter().filter(|(old, new)| (old.limits, old.dscp) != (new.limits, new.dscp)) {
-            self.set_limits(port)?;
+        for port in &changed_qos {
+            self.set_qos(port)?;
         }
         for port in diff.ports.added.iter().chain(remade.iter().map(|(_, new)| new)) {
             if let Err(error) = self.add_port(port) {
@@ -607,13 +610,16 @@ impl State {
         Ok(())
     }
 
-    /// Sets a port's limits, which the workers that serve it share, and the DSCP of its guest's packets.
-    pub(crate) fn set_limits(&self, port: &Port) -> Result<()> {
+    /// Sets a port's limits, which the workers that serve it share, the DSCP of its guest's packets, and its share of
+    /// full paths.
+    pub(crate) fn set_qos(&self, port: &Port) -> Result<()> {
         let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
-        let (limits, marking) = (translate::limits(&port.limits), translate::marking(port.dscp));
+        let (limits, dscp, [vpc, weight]) = translate::qos(&self.config, port);
+        let (limits, marking) = (translate::limits(&limits), translate::marking(dscp));
         self.on_all(move |worker| {
             worker.core_mut().set_limits(owner, limits.clone());
             worker.core_mut().set_marking(owner, marking);
+            worker.core_mut().set_weights(owner, vpc, weight);
         })?;
         Ok(())
     }
@@ -640,7 +646,7 @@ impl State {
             let config = self.port_config(port, owner, Box::new(Unplugged::new()?))?;
             worker.run(move |w| w.add_port(config))?.with_context(|| format!("port {}", port.name))?;
         }
-        let opened = self.set_limits(port).and_then(|()| match port.kind {
+        let opened = self.set_qos(port).and_then(|()| match port.kind {
             PortKind::VhostUser => self.open_machine(port, owner),
             PortKind::Tap => self.open_container(port, owner),
         });

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bifrost_avs as avs;
 use bifrost_control::config::{self, Auto, Config, CongestionControl};
 use bifrost_datapath::fault::{Direction, Fault, Target};
-use bifrost_datapath::{AfterGap, Limits, Marking, PeerConfig, PlainPaths, Rate};
+use bifrost_datapath::{AfterGap, Limits, Marking, PeerConfig, PlainPaths, Rate, Weight};
 use bifrost_port::afxdp::{self, AfxdpConfig};
 use bifrost_port::tap::TapConfig;
 use bifrost_port::udp::UdpConfig;
@@ -474,6 +474,12 @@ pub(crate) fn marking(dscp: config::Dscp) -> Marking {
         config::Dscp::Fixed(dscp) => Marking::Fixed(dscp),
         config::Dscp::Copied => Marking::Copied,
     }
+}
+
+/// What a port's guest gets: limits, DSCP, and the weights of the port and of its VPC.
+pub(crate) fn qos(config: &Config, port: &config::Port) -> (config::PortLimits, config::Dscp, [Weight; 2]) {
+    let vpc = config.vpc(port.vni).map_or(1, |vpc| vpc.weight);
+    (port.limits, port.dscp, [vpc, port.weight].map(Weight::new))
 }
 
 /// The rate limits of a port.

@@ -142,6 +142,11 @@ fn classes_arrive() {
     // A running port applies the change.
     let copied = Config::parse(&text.replacen("dscp = 46", "dscp = \"copy\"", 1), "copied.toml").unwrap();
     assert_eq!(copied.ports[0].dscp, Dscp::Copied);
+
+    let text = GOOD.replacen("queues = 1", "weight = 100", 1).replacen("reliability", "weight = 7\nreliability", 1);
+    let weighted = Config::parse(&text, "weighted.toml").unwrap();
+    assert_eq!(weighted.ports.iter().map(|p| p.weight).collect::<Vec<_>>()[..2], [100, 1]);
+    assert_eq!(weighted.vpcs.iter().map(|v| v.weight).collect::<Vec<_>>()[..2], [1, 7]);
     assert!(marked.ports[0].is_same_device(&copied.ports[0]));
 }
 
@@ -590,6 +595,12 @@ fn bad_configurations() {
                 "59: port[0].rx_mbit: 400001 is not in 1..=400000",
                 "60: port[0].rx_kpps: expected an integer, found a string",
             ],
+        ),
+        ("queues = 1", "weight = 0", &["57: port[0].weight: 0 is not in 1..=100"]),
+        (
+            "vni = 200\nreliability",
+            "vni = 200\nweight = 101\nreliability",
+            &["45: vpc[1].weight: 101 is not in 1..=100"],
         ),
         ("queues = 1", "dscp = 64", &["57: port[0].dscp: 64 is not in 0..=63"]),
         ("queues = 1", "dscp = \"EF\"", &["57: port[0].dscp: expected \"copy\" or an integer in 0..=63"]),

@@ -8,7 +8,7 @@ use bifrost_avs::{Switch, VECTOR};
 use bifrost_nic::dscp::Marking;
 use bifrost_nic::{Malformed, Parsed};
 use bifrost_port::{GuestPort, RxHandle, TxBatch, TxFrame, Underlay};
-use bifrost_rte::{Engine, Output, Time};
+use bifrost_rte::{Engine, Output, Time, Weight};
 use bifrost_tables::PathSet;
 use bifrost_wire::{Mac, Vni};
 use foldhash::fast::RandomState;
@@ -247,6 +247,14 @@ impl<P: GuestPort> Core<P> {
     pub fn set_marking(&mut self, owner: u16, marking: Marking) {
         if let Some(port) = self.port_mut(owner) {
             port.marking = marking;
+        }
+    }
+
+    /// Sets the share of full paths that a port's network gets beside others, and the port's share of that.
+    pub fn set_weights(&mut self, owner: u16, network: Weight, port: Weight) {
+        if let Some(vni) = self.port_mut(owner).map(|port| port.vni.get()) {
+            self.engine.set_network_weight(vni, network);
+            self.engine.set_port_weight(owner, port);
         }
     }
 

@@ -19,8 +19,7 @@ fn objects() -> Vec<Value> {
     let of_mirror = json!({"direction": "egress", "protocol": 6, "prefixes": ["10.0.0.0/8"], "l4_ports": [80, "81-90"], "target": "192.0.2.9:4789",
                            "target_vni": 7, "one_in": 10, "truncate": 128});
     let mirror = |key: &str, what: Value| with(of_mirror.clone(), with(json!({ "key": key }), what));
-    let limits =
-        json!({"tx_mbit": 100, "tx_kpps": 10, "rx_mbit": 100, "rx_kpps": 10, "queues": 1, "mtu": 1400, "dscp": "copy"});
+    let limits = json!({"tx_mbit": 100, "tx_kpps": 10, "rx_mbit": 100, "rx_kpps": 10, "queues": 1, "mtu": 1400, "dscp": "copy", "weight": 2});
     let port = with(
         limits.clone(),
         json!({"key": "port/demo/web", "subnets": ["a", "six"], "host": "h1", "addresses": ["10.0.0.2", "fd00::2"], "mac": "02:00:00:00:00:01",
@@ -42,7 +41,7 @@ fn objects() -> Vec<Value> {
         json!({"key": "host/h1", "addresses": ["192.0.2.1", "2001:db8::1"], "transport": "plain", "uplink": uplink}),
         json!({"key": "project/demo", "quota": quota}),
         json!({"key": "outside_grant/demo/all", "prefixes": ["203.0.113.0/28", "203.0.113.20/32"]}),
-        json!({"key": "vpc/demo/net", "vni": 100, "reliability": "all", "ordering": "strict", "dhcp": true, "dhcp_lease_s": 600, "ra_interval_s": 30,
+        json!({"key": "vpc/demo/net", "vni": 100, "reliability": "all", "ordering": "strict", "weight": 3, "dhcp": true, "dhcp_lease_s": 600, "ra_interval_s": 30,
                "dns": ["10.0.0.53"], "domain": "a.internal",
                "acl": [with(json!({"direction": "egress", "action": "deny"}), json!({"protocol": 47, "to": ["10.0.0.0/8"]}))]}),
         json!({"key": "subnet/demo/a", "vpc": "net", "prefix": "10.0.0.0/24", "gateway": "10.0.0.1"}),

@@ -167,8 +167,6 @@ pub(crate) struct Active {
     pub(crate) blocked: bool,
     /// It waits with others for room on the peer's paths ([`Peer::waiting`](crate::peer::Peer::waiting)).
     pub(crate) queued: bool,
-    /// Packets that it may still send before it is the next one's turn.
-    pub(crate) deficit: u16,
     /// Packets from the oldest outstanding one on for which the peer seems to have room.
     pub(crate) room: u16,
     /// When it last turned out to have less.
@@ -189,7 +187,6 @@ impl Active {
             skip: None,
             blocked: false,
             queued: false,
-            deficit: 0,
             room: u16::MAX,
             refused_at: Time(0),
         }
@@ -208,7 +205,6 @@ impl Active {
         self.skip = None;
         self.blocked = false;
         self.queued = false;
-        self.deficit = 0;
         self.room = u16::MAX;
         self.refused_at = Time(0);
     }

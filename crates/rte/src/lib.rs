@@ -32,6 +32,7 @@ mod recv_window;
 mod send_window;
 mod snapshot;
 mod timing;
+mod turns;
 
 pub use bifrost_transport::time::{MS, S, Time, US};
 pub use config::{CcKind, Config, Ordering};
@@ -43,3 +44,4 @@ pub use mutation::Mutation;
 pub use output::{Control, ControlOut, DataOut, Output, PeerId, PlainOut};
 pub use path::PathState;
 pub use snapshot::{ConnSnapshot, PathSnapshot};
+pub use turns::Weight;

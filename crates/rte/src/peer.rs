@@ -4,7 +4,6 @@
 //! so a new connection starts informed and an idle one costs no probes.
 
 use std::cmp::Reverse;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bifrost_wire::bifrost::PathId;
@@ -12,6 +11,7 @@ use bifrost_wire::bifrost::PathId;
 use crate::config::{CcKind, Config};
 use crate::path::{Path, PathState, SUSPECT_LOSS};
 use crate::timing::{Limits, Measured, Timing};
+use crate::turns::Turns;
 use bifrost_transport::cc::{CongestionControl, Swift, SwiftConfig, Unlimited};
 use bifrost_transport::rtt::Rtt;
 use bifrost_transport::time::{MS, Time, US};
@@ -64,8 +64,8 @@ pub(crate) struct Peer {
     /// Some of its connections may be in best effort.
     pub(crate) has_fallen: bool,
     next_forgive: Time,
-    /// Connections with packets that wait for room on the paths, in the order of their turns.
-    pub(crate) waiting: VecDeque<u32>,
+    /// Connections with packets that wait for room on the paths.
+    pub(crate) waiting: Turns,
     /// When a timer looks whether a path has opened; [`Time::NEVER`]: there is none.
     pub(crate) share_armed: Time,
     /// Paths that the selection has found to lose too much, not yet counted.
@@ -106,7 +106,7 @@ impl Peer {
             attempts: 0,
             has_fallen: false,
             next_forgive: Time(0),
-            waiting: VecDeque::new(),
+            waiting: Turns::default(),
             share_armed: Time::NEVER,
             newly_suspect: 0,
         };

@@ -43,6 +43,8 @@ pub struct Guest {
     pub ip: [u8; 4],
     /// What it may send and receive.
     pub(crate) rates: (Rate, Rate),
+    /// Its share of full paths.
+    weight: u8,
     /// Its TCP, if it has one.
     pub(crate) tcp: Option<TcpGuest>,
     /// It takes nothing out of its receive ring.
@@ -126,6 +128,7 @@ fn guests(scenario: &Scenario) -> Vec<Guest> {
                     mac: mac_of(ip),
                     ip,
                     rates: (rate(group.tx_rate), rate(group.rx_rate)),
+                    weight: group.weight,
                     tcp: None,
                     stalled: false,
                     receive_gap: 0,
@@ -338,9 +341,10 @@ fn hosts(
                 Ordering::Off => rte::Ordering::Off,
             };
             let reliable = policy.is_none_or(|v| v.reliability != Reliability::Off);
+            let weights = (policy.map_or(1, |v| v.weight), g.weight);
             let port =
                 SimPort::new(scenario.host.tx_ring, scenario.host.rx_ring, usize::from(scenario.host.mtu) + ETHERNET);
-            (Vnic { guest, vni: vni(g.vni), mac: Mac(g.mac), ordering, reliable, rates: g.rates }, port)
+            (Vnic { guest, vni: vni(g.vni), mac: Mac(g.mac), ordering, reliable, rates: g.rates, weights }, port)
         });
         // Clocks of hosts are independent; some are about to wrap their 64 ns ticks.
         let clock_offset = rng.below(1 << 40);

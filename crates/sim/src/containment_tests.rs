@@ -162,6 +162,7 @@ impl Worlds {
                         ordering: Ordering::Flow,
                         reliable: true,
                         rates: Default::default(),
+                        weights: (1, 1),
                     },
                     port(),
                 )

@@ -1,7 +1,7 @@
 //! A host: the daemon's data path with a simulated underlay and simulated vNICs.
 
 use bifrost_avs as avs;
-use bifrost_datapath::{Core, CoreConfig, Limits, PeerConfig, PlainPaths, PortConfig, Rate};
+use bifrost_datapath::{Core, CoreConfig, Limits, PeerConfig, PlainPaths, PortConfig, Rate, Weight};
 use bifrost_rte::Config;
 
 use crate::packet::{BIFROST_PORT, VXLAN_PORT};
@@ -25,6 +25,8 @@ pub(crate) struct Vnic {
     pub(crate) reliable: bool,
     /// What it may send and receive.
     pub(crate) rates: (Rate, Rate),
+    /// Shares of full paths: its network's, its own.
+    pub(crate) weights: (u8, u8),
 }
 
 /// A host.
@@ -111,10 +113,11 @@ impl Host {
             switch,
         );
         for ((owner, vnic), port) in (0..).zip(&self.vnics).zip(self.parked.drain(..)) {
-            let Vnic { vni, mac, ordering, reliable, rates: (tx, rx), .. } = *vnic;
+            let Vnic { vni, mac, ordering, reliable, rates: (tx, rx), weights, .. } = *vnic;
             let config = PortConfig { owner, vni, mac, ordering, reliable, port };
             core.add_port(config).expect("numbers of ports are different");
             core.set_limits(owner, Limits::new(tx, rx));
+            core.set_weights(owner, Weight::new(weights.0), Weight::new(weights.1));
         }
         for (id, &host) in (0..).zip(&self.peers) {
             let paths = vec![(address(self.id), address(host)); usize::from(self.paths)];

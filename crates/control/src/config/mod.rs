@@ -233,6 +233,8 @@ pub struct Vpc {
     pub reliability: Reliability,
     /// The order in which guests receive packets.
     pub ordering: Ordering,
+    /// Its share of paths that are full, relative to other VPCs, 1 to 100.
+    pub weight: u8,
     /// Addresses for which the switch answers ARP and ND, as the router.
     pub gateway: Vec<IpAddr>,
     /// Whether the switch answers DHCP requests of guests on this host, for each family with a gateway (at least one).
@@ -318,6 +320,8 @@ pub struct Port {
     pub limits: PortLimits,
     /// The outer DSCP of the guest's packets.
     pub dscp: Dscp,
+    /// Its share of what its VPC gets of paths that are full, relative to other ports, 1 to 100.
+    pub weight: u8,
 }
 
 impl Port {
@@ -332,6 +336,7 @@ impl Port {
                 metadata: self.metadata.clone(),
                 limits: self.limits,
                 dscp: self.dscp,
+                weight: self.weight,
                 ..other.clone()
             }
     }

@@ -263,6 +263,7 @@ fn vpc(mut s: Section<'_, '_>) -> Vpc {
             .choice("reliability", &[("tcp", Reliability::Tcp), ("all", Reliability::All), ("off", Reliability::Off)]),
         ordering: s
             .choice("ordering", &[("flow", Ordering::Flow), ("strict", Ordering::Strict), ("off", Ordering::Off)]),
+        weight: s.int("weight", WEIGHT, 1) as u8,
         gateway: s.list("gateway", MAX_ADDRESSES),
         dhcp: s.optional("dhcp").unwrap_or(false),
         dhcp_lease_s: s.int("dhcp_lease_s", 60..=31_536_000, 3600) as u32,
@@ -297,6 +298,8 @@ pub(super) fn is_dns_name(name: &str) -> bool {
 /// Ranges of a port's rate limits.
 const MBIT: RangeInclusive<u64> = 1..=400_000;
 const KPPS: RangeInclusive<u64> = 1..=1_000_000;
+/// Weights of VPCs and ports.
+const WEIGHT: RangeInclusive<u64> = 1..=100;
 /// DSCPs (RFC 2474).
 const DSCP: RangeInclusive<u64> = 0..=63;
 
@@ -321,6 +324,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         rx_kpps: s.optional_int("rx_kpps", KPPS),
     };
     let dscp = s.int_or_word("dscp", DSCP, "copy", Some(0)).map_or(Dscp::Copied, |dscp| Dscp::Fixed(dscp as u8));
+    let weight = s.int("weight", WEIGHT, 1) as u8;
     let mut port = Port {
         name,
         vni,
@@ -342,6 +346,7 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         merged: false,
         limits,
         dscp,
+        weight,
         security_groups,
     };
     match kind {

@@ -124,7 +124,7 @@ fn vpc(keys: &mut Keys, vpc: &Vpc) {
         Ordering::Off => "off",
     };
     keys.set("vni", vpc.vni.value()).unless("tcp", "reliability", reliability).unless("flow", "ordering", ordering);
-    keys.texts("gateway", &vpc.gateway).unless(false, "dhcp", vpc.dhcp);
+    keys.unless(1, "weight", vpc.weight).texts("gateway", &vpc.gateway).unless(false, "dhcp", vpc.dhcp);
     keys.unless(3600, "dhcp_lease_s", vpc.dhcp_lease_s).unless(600, "ra_interval_s", vpc.ra_interval_s);
     keys.texts("dns", &vpc.dns).some("domain", vpc.domain.clone()).list("acl", vpc.acl.iter().map(acl));
 }
@@ -208,6 +208,7 @@ fn port(keys: &mut Keys, port: &Port) {
         Dscp::Fixed(dscp) => _ = keys.set("dscp", dscp),
         Dscp::Copied => _ = keys.text("dscp", "copy"),
     }
+    keys.unless(1, "weight", port.weight);
     keys.set("queues", port.queues);
     match port.kind {
         PortKind::Tap => {

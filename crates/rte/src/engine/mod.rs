@@ -25,6 +25,7 @@ use crate::output::{Output, PeerId, PlainOut};
 use crate::peer::Peer;
 use crate::recv_window::{RECEIVE_WINDOW, RecvPage};
 use crate::send_window::SendPage;
+use crate::turns::{Weight, Weights};
 use bifrost_transport::pool::Pool;
 use bifrost_transport::time::{MS, Time};
 
@@ -66,6 +67,8 @@ pub struct Engine {
     peers: Vec<Option<Peer>>,
     /// By local port: what its connections announce, packets.
     receive_windows: Vec<u16>,
+    /// How networks and ports share the paths of a peer.
+    weights: Weights,
     send_pool: Pool<SendPage>,
     recv_pool: Pool<RecvPage>,
     /// Boxed, for they move between here and connections.
@@ -101,6 +104,7 @@ impl Engine {
             by_peer_cid: HashMap::default(),
             peers: Vec::new(),
             receive_windows: Vec::new(),
+            weights: Weights::default(),
             spare: Vec::new(),
             timers: Timers::default(),
             ack_ready: Vec::new(),
@@ -151,6 +155,16 @@ impl Engine {
 
     fn receive_window(&self, owner: u16) -> u16 {
         self.receive_windows.get(usize::from(owner)).copied().unwrap_or(RECEIVE_WINDOW as u16)
+    }
+
+    /// Sets a network's share of paths for which packets of several networks wait; 1 without.
+    pub fn set_network_weight(&mut self, vni: u32, weight: Weight) {
+        self.weights.set_network(vni, weight);
+    }
+
+    /// Sets a local port's share of what its network gets; 1 without.
+    pub fn set_port_weight(&mut self, owner: u16, weight: Weight) {
+        self.weights.set_port(owner, weight);
     }
 
     /// Forgets the connections of a local port, which is going away with its buffers.
@@ -383,7 +397,7 @@ impl Engine {
         if let Some(peer) = self.peers.get_mut(usize::from(conn.peer.0)).and_then(Option::as_mut) {
             peer.connections = peer.connections.saturating_sub(1);
             peer.forget_probes_of(index);
-            peer.waiting.retain(|waits| *waits != index);
+            peer.waiting.forget(conn.pair.vni, index);
         }
         self.free.push(index);
     }

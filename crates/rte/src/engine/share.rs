@@ -1,6 +1,6 @@
-//! Waiting packets, and how connections share the paths of a peer: by deficit round robin (Shreedhar and Varghese,
-//! SIGCOMM'95), in packets. Acknowledgements of one connection open paths for all; without turns, the connection with
-//! most packets in flight would get most acknowledgements, and so all the room.
+//! Waiting packets, and how networks and connections share the paths of a peer: in [turns](crate::turns).
+//! Acknowledgements of one connection open paths for all; without turns, the connection with most packets in flight
+//! would get most acknowledgements, and so all the room.
 
 use super::Engine;
 use super::send::Admission;
@@ -9,8 +9,6 @@ use crate::deadline::Key;
 use crate::output::{Output, PeerId};
 use bifrost_transport::time::Time;
 
-/// Packets that a connection sends per turn.
-const QUANTUM: u16 = 16;
 /// Maximum waiting segments of an open connection; with one more buffer its guest is blocked.
 const WAITING: usize = 64;
 
@@ -100,13 +98,12 @@ impl Engine {
     /// A connection with waiting packets cannot send: it joins those that wait for the same paths, or waits by itself.
     fn stopped(&mut self, now: Time, index: u32, stop: Stop) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        let id = conn.peer;
+        let (id, vni) = (conn.peer, conn.pair.vni);
         let (Some(active), Some(peer)) = (conn.active.as_mut(), self.peers[usize::from(id.0)].as_mut()) else { return };
         match stop {
             Stop::Paths | Stop::Turn if !active.queued => {
                 active.queued = true;
-                active.deficit = 0;
-                peer.waiting.push_back(index);
+                peer.waiting.join(vni, index);
                 self.open_by_time(now, id);
             }
             Stop::Connection => self.come_back(now, index),
@@ -134,33 +131,32 @@ impl Engine {
         // Each pass sends packets, or removes a waiting connection.
         loop {
             let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
-            let Some(&index) = peer.waiting.front() else { return };
+            let Some(index) = peer.waiting.current() else { return };
             let conn = self.conns.get_mut(index as usize).and_then(Option::as_mut).filter(|c| c.peer == id);
-            let is_open = conn.as_ref().is_some_and(|c| c.is_open());
+            let (is_open, owner) = conn.as_ref().map_or((false, 0), |c| (c.is_open(), c.owner));
             let Some(active) = conn.and_then(|c| c.active.as_mut()).filter(|a| a.queued) else {
-                peer.waiting.pop_front();
+                peer.waiting.leave(0);
                 continue;
             };
             if !is_open {
                 active.queued = false;
-                peer.waiting.pop_front();
+                peer.waiting.leave(0);
                 continue;
             }
-            if active.deficit == 0 {
-                active.deficit = QUANTUM;
-            }
-            let turn = active.deficit;
+            let turn = u16::try_from(peer.waiting.allowed(&self.weights, owner)).unwrap_or(u16::MAX);
             let (stop, sent) = self.send_waiting(now, index, turn, out);
             let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
             let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
-            active.deficit = turn - sent;
             match stop {
-                Stop::Paths => break,
-                Stop::Turn => peer.waiting.rotate_left(1),
+                Stop::Paths | Stop::Turn => {
+                    peer.waiting.sent(sent.into());
+                    if stop == Stop::Paths {
+                        break;
+                    }
+                }
                 Stop::Done | Stop::Connection => {
                     active.queued = false;
-                    active.deficit = 0;
-                    peer.waiting.pop_front();
+                    peer.waiting.leave(sent.into());
                     if stop == Stop::Connection {
                         self.come_back(now, index);
                     }

@@ -185,6 +185,17 @@ pub struct VniConfig {
     /// "flow", "strict" or "off".
     #[serde(default)]
     pub ordering: Ordering,
+    /// Its share of full paths, relative to other networks.
+    #[serde(default = "weight", skip_serializing_if = "is_one")]
+    pub weight: u8,
+}
+
+fn weight() -> u8 {
+    1
+}
+
+fn is_one(weight: &u8) -> bool {
+    *weight == 1
 }
 
 /// Which packets are carried reliably.
@@ -231,6 +242,9 @@ pub struct GuestGroup {
     /// The most that each may receive; more is dropped, and sent again by the transport. Without, any amount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rx_rate: Option<Rate>,
+    /// The share that each has of what its network gets of full paths, relative to others.
+    #[serde(default = "weight", skip_serializing_if = "is_one")]
+    pub weight: u8,
 }
 
 fn one() -> u32 {
@@ -348,11 +362,18 @@ impl Scenario {
             self.paths = *paths;
         }
         if self.vnis.is_empty() {
-            self.vnis.push(VniConfig { id: 100, reliability: Reliability::Tcp, ordering: Ordering::Flow });
+            self.vnis.push(VniConfig { id: 100, reliability: Reliability::Tcp, ordering: Ordering::Flow, weight: 1 });
         }
         if self.guests.is_empty() {
             let vni = self.vnis[0].id;
-            self.guests.push(GuestGroup { vni, hosts: Hosts::All, per_host: 1, tx_rate: None, rx_rate: None });
+            self.guests.push(GuestGroup {
+                vni,
+                hosts: Hosts::All,
+                per_host: 1,
+                tx_rate: None,
+                rx_rate: None,
+                weight: 1,
+            });
         }
     }
 

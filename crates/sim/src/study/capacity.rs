@@ -1,13 +1,16 @@
 //! Links as the bottleneck: the share that a few TCP connections get of them, and the queue lengths.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use anyhow::Result;
 use serde_json::json;
 
 use super::plot::Panel;
 use super::runs::{each, scenario};
-use super::watch::TcpWatch;
+use super::watch::{TcpSeen, TcpWatch};
 use super::{Bar, Outcome};
-use crate::scenario::{Members, Reliability, Topology, Workload};
+use crate::scenario::{GuestGroup, Members, Reliability, Topology, VniConfig, Workload};
 use crate::{Bytes, LinkPatch, Ns, Rate, Scenario, World};
 
 /// Length of a full data packet on a link, and of a guest's TCP payload in it, bytes.
@@ -116,6 +119,23 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
         limit: 5.0,
     });
     data.push(json!({ "links": "4 x 100", "tenants_mbps": shares_of_tenants, "jain": jain }));
+    let of_networks = networks(&base, duration)?;
+    let (sum, weights) = (of_networks.iter().sum::<f64>(), NETWORKS.iter().map(|n| f64::from(n.0)).sum::<f64>());
+    let due = |weight: u8| f64::from(weight) / weights * sum;
+    let off = |(mbps, (weight, _)): (&f64, &(u8, u32))| (mbps / due(*weight) - 1.0).abs() * 100.0;
+    let worst = of_networks.iter().zip(&NETWORKS).map(off).fold(0.0, f64::max);
+    let texts = of_networks
+        .iter()
+        .zip(&NETWORKS)
+        .map(|(mbps, (weight, pairs))| format!("{mbps:.0} Mbit/s (weight {weight}, {pairs} vNIC pairs)"));
+    outcome.lines.push(format!("4 x 100, networks: {}", texts.collect::<Vec<_>>().join(", ")));
+    outcome.bars.push(Bar {
+        name: "networks of weights 1, 1 and 2 with 4, 1 and 1 vNIC pairs: farthest from the share that is due, %"
+            .into(),
+        value: worst,
+        limit: 10.0,
+    });
+    data.push(json!({ "links": "4 x 100", "networks_mbps": of_networks, "weights_and_pairs": NETWORKS }));
     outcome.panels.extend([shares, queues]);
     outcome.data = data.into();
     Ok(outcome)
@@ -149,6 +169,43 @@ fn tenants(base: &Scenario, duration: u64) -> Result<Vec<f64>> {
     let skipped = (WARM_UP_NS / BIN_NS) as usize;
     let bytes = all.iter().map(|seen| seen.borrow().bins.iter().skip(skipped).sum::<u64>() as f64);
     Ok(bytes.map(|bytes| bytes * 8e3 / (duration - WARM_UP_NS) as f64).collect())
+}
+
+/// Networks of two hosts: weight, pairs of vNICs.
+const NETWORKS: [(u8, u32); 3] = [(1, 4), (1, 1), (2, 1)];
+
+/// The rates of [`NETWORKS`], each vNIC pair with four connections, Mbit/s.
+fn networks(base: &Scenario, duration: u64) -> Result<Vec<f64>> {
+    let mut s = over(base, &PLAIN, 4, true, duration);
+    let (vni, group, bulk) = (s.vnis[0].clone(), s.guests[0].clone(), s.workloads[0].clone());
+    (s.vnis, s.guests, s.workloads) = (Vec::new(), Vec::new(), Vec::new());
+    let mut receivers: Vec<Vec<u32>> = Vec::new();
+    let mut first = 0;
+    for (id, (weight, pairs)) in (100..).zip(NETWORKS) {
+        s.vnis.push(VniConfig { id, weight, ..vni.clone() });
+        s.guests.push(GuestGroup { vni: id, per_host: pairs, ..group.clone() });
+        for pair in 0..pairs {
+            let mut own = bulk.clone();
+            if let Workload::Bulk { from, to, .. } = &mut own {
+                (*from, *to) = (Members::List(vec![first + pair]), Members::List(vec![first + pairs + pair]));
+            }
+            s.workloads.push(own);
+        }
+        receivers.push((0..pairs).map(|pair| first + pairs + pair).collect());
+        first += 2 * pairs;
+    }
+    let mut world = World::new(&s, 1)?;
+    let mut watch = |guest: u32| {
+        let (watch, seen) = TcpWatch::new(guest, BIN_NS);
+        world.add_checker(watch);
+        seen
+    };
+    let seen: Vec<Vec<_>> = receivers.iter().map(|guests| guests.iter().map(|g| watch(*g)).collect()).collect();
+    world.run_until(duration - LOOK_NS);
+    let skipped = (WARM_UP_NS / BIN_NS) as usize;
+    let of_guest = |seen: &Rc<RefCell<TcpSeen>>| seen.borrow().bins.iter().skip(skipped).sum::<u64>() as f64;
+    let bytes = |seen: &Vec<_>| seen.iter().map(of_guest).sum::<f64>();
+    Ok(seen.iter().map(bytes).map(|bytes| bytes * 8e3 / (duration - WARM_UP_NS) as f64).collect())
 }
 
 /// `base` over these links, with this many connections.

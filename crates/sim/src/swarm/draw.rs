@@ -56,7 +56,7 @@ pub fn scenario(seed: u64) -> Scenario {
         s.transport.setup_tries = None;
         s.vnis.retain(|v| v.reliability != Reliability::Off);
         if s.vnis.is_empty() {
-            s.vnis.push(VniConfig { id: 100, reliability: Reliability::Tcp, ordering: Ordering::Flow });
+            s.vnis.push(VniConfig { id: 100, reliability: Reliability::Tcp, ordering: Ordering::Flow, weight: 1 });
         }
     }
     // Delays that are not caused by load close windows to a packet per hundred round trips: hence the allowance.
@@ -88,6 +88,7 @@ pub fn scenario(seed: u64) -> Scenario {
     let rng = &mut Rng::new(seed ^ 0x11e1_4a7e_0000_0000);
     different_paths(rng, &mut s);
     rates(rng, &mut s);
+    weights(rng, &mut s);
     s
 }
 
@@ -95,6 +96,14 @@ pub fn scenario(seed: u64) -> Scenario {
 fn different_paths(rng: &mut Rng, s: &mut Scenario) {
     if s.paths > 1 && rng.one_in(4) {
         s.host_paths = (0..s.topology.hosts()).map(|_| rng.range(1, s.paths.into()) as u8).collect();
+    }
+}
+
+/// Shares of full paths.
+fn weights(rng: &mut Rng, s: &mut Scenario) {
+    if rng.one_in(4) {
+        s.vnis.iter_mut().for_each(|vni| vni.weight = rng.scale(1, 100) as u8);
+        s.guests.iter_mut().for_each(|group| group.weight = rng.scale(1, 100) as u8);
     }
 }
 
@@ -254,6 +263,7 @@ fn vnis(rng: &mut Rng) -> Vec<VniConfig> {
             Reliability::Off,
         ]),
         ordering: rng.pick(&[Ordering::Flow, Ordering::Flow, Ordering::Flow, Ordering::Strict, Ordering::Off]),
+        weight: 1,
     };
     let mut all: Vec<VniConfig> = (0..count).map(|i| vni(rng, 100 + i)).collect();
     if all.iter().all(|v| v.reliability == Reliability::Off) && !rng.one_in(20) {

@@ -51,6 +51,7 @@ fn candidates(s: &Scenario) -> Vec<Scenario> {
     for i in 0..s.guests.len() {
         with(&|s| s.guests[i].tx_rate = None);
         with(&|s| s.guests[i].rx_rate = None);
+        with(&|s| s.guests[i].weight = 1);
     }
     for i in 0..links(&mut s.clone()).len() {
         with(&|s| *links(s)[i] = LinkPatch::default());

@@ -35,7 +35,14 @@ pub(super) fn guests(rng: &mut Rng, s: &mut Scenario) -> Vec<Member> {
                 all.push(Member { guest, host, vni, tcp: tcp || (per_host > 1 && i == 0 && guest.is_multiple_of(2)) });
             }
         }
-        s.guests.push(GuestGroup { vni, hosts: Members::List(list), per_host, tx_rate: None, rx_rate: None });
+        s.guests.push(GuestGroup {
+            vni,
+            hosts: Members::List(list),
+            per_host,
+            tx_rate: None,
+            rx_rate: None,
+            weight: 1,
+        });
     }
     all
 }
