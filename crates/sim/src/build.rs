@@ -356,6 +356,7 @@ fn hosts(
             paths: scenario.paths_of(id),
             source_port_base: SOURCE_PORT_BASE,
             config: config.clone(),
+            control_dscp: scenario.host.control_dscp,
             peers,
         }));
     }

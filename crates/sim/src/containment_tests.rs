@@ -176,6 +176,7 @@ impl Worlds {
                 paths: 2,
                 source_port_base: 40_000,
                 config: Config::default(),
+                control_dscp: 0,
             });
             host.start(1_000_000 + id as u64, 7 + id as u32);
             host

@@ -45,6 +45,7 @@ pub struct Host {
     paths: u8,
     source_port_base: u16,
     config: Config,
+    control_dscp: u8,
     /// End of its last turn.
     pub(crate) busy_until: u64,
     /// Time of its next turn.
@@ -67,6 +68,7 @@ pub(crate) struct HostParts {
     pub(crate) paths: u8,
     pub(crate) source_port_base: u16,
     pub(crate) config: Config,
+    pub(crate) control_dscp: u8,
 }
 
 impl Host {
@@ -83,6 +85,7 @@ impl Host {
             paths: parts.paths,
             source_port_base: parts.source_port_base,
             config: parts.config,
+            control_dscp: parts.control_dscp,
             busy_until: 0,
             turn_at: NEVER,
             paused_until: 0,
@@ -106,7 +109,7 @@ impl Host {
                 salt,
                 plain_paths,
                 bundle_bytes: BUNDLE_BYTES,
-                control_dscp: 0,
+                control_dscp: self.control_dscp,
                 slow_port_percent: 0,
                 answer_us: 0,
             },

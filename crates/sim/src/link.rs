@@ -23,6 +23,9 @@ pub struct LinkConfig {
     pub queue: Bytes,
     /// ECN-capable packets that find a longer queue than this are marked; 0: none are.
     pub ecn_threshold: Bytes,
+    /// Packets with at least this DSCP leave before all others (strict priority), and are not dropped for the queue; 0:
+    /// one queue for all.
+    pub priority_dscp: u8,
     /// Probability of loss.
     pub loss: f64,
     /// Probability of a flipped bit. UDP's checksum detects it, so the receiving host drops the packet.
@@ -48,6 +51,7 @@ impl Default for LinkConfig {
             jitter: Ns(0),
             queue: Bytes(4_000_000),
             ecn_threshold: Bytes(0),
+            priority_dscp: 0,
             loss: 0.0,
             corruption: 0.0,
             duplication: 0.0,
@@ -88,6 +92,7 @@ patch! {
     jitter: Ns,
     queue: Bytes,
     ecn_threshold: Bytes,
+    priority_dscp: u8,
     loss: f64,
     corruption: f64,
     duplication: f64,
@@ -151,6 +156,15 @@ pub enum Fate {
         /// A second copy arrives at this time.
         twice: Option<u64>,
     },
+}
+
+/// What a link looks at in a packet's IP header.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Class {
+    /// It can carry a congestion mark.
+    pub ecn_capable: bool,
+    /// Its DSCP.
+    pub dscp: u8,
 }
 
 /// One direction of a link.
@@ -227,8 +241,8 @@ impl Link {
     }
 
     /// Accepts or drops a packet with `payload` bytes of UDP payload.
-    pub fn offer(&mut self, now: u64, payload: usize, ecn_capable: bool, rng: &mut Rng) -> Fate {
-        let fate = self.decide(now, payload as u64 + OVERHEAD_BYTES, ecn_capable, rng);
+    pub fn offer(&mut self, now: u64, payload: usize, class: Class, rng: &mut Rng) -> Fate {
+        let fate = self.decide(now, payload as u64 + OVERHEAD_BYTES, class, rng);
         match fate {
             Fate::Dropped(_) => self.dropped_packets += 1,
             Fate::Passes { marked, .. } => {
@@ -240,7 +254,7 @@ impl Link {
         fate
     }
 
-    fn decide(&mut self, now: u64, size: u64, ecn_capable: bool, rng: &mut Rng) -> Fate {
+    fn decide(&mut self, now: u64, size: u64, class: Class, rng: &mut Rng) -> Fate {
         let c = &self.config;
         if c.down {
             return Fate::Dropped(DropReason::Down);
@@ -249,21 +263,27 @@ impl Link {
             return Fate::Dropped(DropReason::Loss);
         }
         let (mut departs, mut marked) = (now, false);
-        if c.rate.0 > 0 {
+        let first = c.priority_dscp > 0 && class.dscp >= c.priority_dscp;
+        if c.rate.0 > 0 && first {
+            // The packet that is being sent now is not waited for: at most a microsecond or two.
+            let own = (u128::from(size) * 8_000_000_000).div_ceil(u128::from(c.rate.0)) as u64;
+            departs = now + own;
+            self.busy_until = self.busy_until.max(now) + own;
+        } else if c.rate.0 > 0 {
             let backlog = self.busy_until.saturating_sub(now);
             let waiting = (u128::from(backlog) * u128::from(c.rate.0) / 8_000_000_000) as u64;
             if waiting + size > c.queue.0.max(size) {
                 return Fate::Dropped(DropReason::Queue);
             }
             self.queue_bytes_max = self.queue_bytes_max.max(waiting + size);
-            marked = ecn_capable && c.ecn_threshold.0 > 0 && waiting > c.ecn_threshold.0;
+            marked = class.ecn_capable && c.ecn_threshold.0 > 0 && waiting > c.ecn_threshold.0;
             departs = now + backlog + (u128::from(size) * 8_000_000_000).div_ceil(u128::from(c.rate.0)) as u64;
             self.busy_until = departs;
         }
         let mut at = departs + c.delay.0 + rng_below(rng, c.jitter.0);
         if rng.chance(c.reordering) {
             at += rng_below(rng, c.reorder_delay.0 + 1);
-        } else {
+        } else if !first {
             at = at.max(self.last_arrival);
             self.last_arrival = at;
         }
@@ -300,16 +320,17 @@ mod tests {
         let mut rng = Rng::new(1);
         let wire = 934 + OVERHEAD_BYTES;
         assert_eq!(wire, 1000);
-        assert_eq!(at(l.offer(0, 934, false, &mut rng)), 1000 + 1000, "a byte a nanosecond, then the delay");
-        assert_eq!(at(l.offer(0, 934, false, &mut rng)), 2000 + 1000, "behind the first");
-        assert_eq!(at(l.offer(10_000, 934, false, &mut rng)), 12_000, "idle again");
+        assert_eq!(at(l.offer(0, 934, Class::default(), &mut rng)), 1000 + 1000, "a byte a nanosecond, then the delay");
+        assert_eq!(at(l.offer(0, 934, Class::default(), &mut rng)), 2000 + 1000, "behind the first");
+        assert_eq!(at(l.offer(10_000, 934, Class::default(), &mut rng)), 12_000, "idle again");
     }
 
     #[test]
     fn a_full_queue_drops_and_a_long_one_marks() {
         let mut l = link(|c| (c.queue, c.ecn_threshold) = (Bytes(3000), Bytes(1500)));
         let mut rng = Rng::new(1);
-        let fates: Vec<Fate> = (0..4).map(|_| l.offer(0, 934, true, &mut rng)).collect();
+        let fates: Vec<Fate> =
+            (0..4).map(|_| l.offer(0, 934, Class { ecn_capable: true, dscp: 0 }, &mut rng)).collect();
         let marks: Vec<Option<bool>> = fates
             .iter()
             .map(|f| match f {
@@ -322,13 +343,25 @@ mod tests {
     }
 
     #[test]
+    fn a_priority_class_waits_for_no_other() {
+        let mut l = link(|c| (c.queue, c.priority_dscp) = (Bytes(3000), 48));
+        let mut rng = Rng::new(1);
+        let control = Class { ecn_capable: false, dscp: 48 };
+        let times: Vec<u64> = (0..3).map(|_| at(l.offer(0, 934, Class::default(), &mut rng))).collect();
+        assert_eq!(times, [2000, 3000, 4000]);
+        assert_eq!(l.offer(0, 934, Class { dscp: 47, ..control }, &mut rng), Fate::Dropped(DropReason::Queue));
+        assert_eq!(at(l.offer(0, 934, control, &mut rng)), 2000, "neither drop nor wait");
+        assert_eq!(at(l.offer(4000, 934, Class::default(), &mut rng)), 6000, "others wait for it");
+    }
+
+    #[test]
     fn jitter_keeps_order_and_reordering_does_not() {
         let mut rng = Rng::new(7);
         let mut l = link(|c| (c.rate, c.jitter) = (Rate(0), Ns(5000)));
-        let times: Vec<u64> = (0..100).map(|i| at(l.offer(i, 100, false, &mut rng))).collect();
+        let times: Vec<u64> = (0..100).map(|i| at(l.offer(i, 100, Class::default(), &mut rng))).collect();
         assert!(times.is_sorted() && times[99] > 1099);
         let mut l = link(|c| (c.rate, c.reordering) = (Rate(0), 0.3));
-        let times: Vec<u64> = (0..100).map(|i| at(l.offer(i, 100, false, &mut rng))).collect();
+        let times: Vec<u64> = (0..100).map(|i| at(l.offer(i, 100, Class::default(), &mut rng))).collect();
         assert!(!times.is_sorted());
     }
 
@@ -336,12 +369,12 @@ mod tests {
     fn packets_in_flight_when_a_link_goes_down_are_lost() {
         let mut l = link(|_| ());
         let mut rng = Rng::new(1);
-        l.offer(100, 934, false, &mut rng);
+        l.offer(100, 934, Class::default(), &mut rng);
         l.change(150, LinkConfig { down: true, ..l.config.clone() });
         assert!(l.lost_on_the_way(100));
-        assert_eq!(l.offer(200, 934, false, &mut rng), Fate::Dropped(DropReason::Down));
+        assert_eq!(l.offer(200, 934, Class::default(), &mut rng), Fate::Dropped(DropReason::Down));
         l.change(300, l.original.clone());
         assert!(!l.lost_on_the_way(300));
-        assert_eq!(at(l.offer(300, 934, false, &mut rng)), 2300);
+        assert_eq!(at(l.offer(300, 934, Class::default(), &mut rng)), 2300);
     }
 }

@@ -58,6 +58,8 @@ pub struct Packet {
     pub dest_port: u16,
     /// Outer ECN codepoint.
     pub ecn: u8,
+    /// Outer DSCP.
+    pub dscp: u8,
     /// Outer TTL.
     pub ttl: u8,
     /// A bit has flipped: the receiving host will drop it.

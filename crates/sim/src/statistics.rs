@@ -78,6 +78,11 @@ impl Statistics {
         }
     }
 
+    /// Bytes of frames that arrived, by workload.
+    pub(crate) fn workload_bytes(&self) -> Vec<u64> {
+        self.workloads.iter().map(|w| w.bytes).collect()
+    }
+
     /// Datagrams dropped, by reason.
     pub fn drops(&self) -> &BTreeMap<&'static str, u64> {
         &self.drops

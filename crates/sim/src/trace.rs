@@ -82,7 +82,7 @@ fn frame(packet: &Packet, out: &mut Vec<u8>) {
     let ip = |host: u32| [10, (host >> 16) as u8, (host >> 8) as u8, host as u8];
     out.extend_from_slice(&mac(packet.dst));
     out.extend_from_slice(&mac(packet.src));
-    out.extend_from_slice(&[0x08, 0x00, 0x45, packet.ecn]);
+    out.extend_from_slice(&[0x08, 0x00, 0x45, packet.dscp << 2 | packet.ecn]);
     out.extend_from_slice(&((28 + packet.bytes.len()) as u16).to_be_bytes());
     out.extend_from_slice(&[0, 0, 0x40, 0, packet.ttl, 17, 0, 0]);
     out.extend_from_slice(&ip(packet.src));

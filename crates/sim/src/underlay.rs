@@ -183,7 +183,8 @@ impl Underlay for SimUnderlay {
             packet.src = self.host;
             packet.dst = lane.to;
             (packet.source_port, packet.dest_port) = (lane.source_port, lane.dest_port);
-            (packet.ecn, packet.ttl, packet.corrupted) = (class & 3, INITIAL_TTL, false);
+            (packet.dscp, packet.ecn) = (class >> 2, class & 3);
+            (packet.ttl, packet.corrupted) = (INITIAL_TTL, false);
             self.outbox.push(packet);
         }
         batch.clear();

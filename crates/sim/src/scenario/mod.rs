@@ -154,6 +154,8 @@ pub struct HostConfig {
     pub mtu: u16,
     /// Guests with a TCP send up to 44 segments in one large frame, which the host segments (TSO).
     pub tso: bool,
+    /// Outer DSCP of the transport's acknowledgements and set-up, 0 to 63.
+    pub control_dscp: u8,
     /// Time until a crashed daemon runs again, if the fault has no end.
     pub restart_after: Ns,
 }
@@ -168,6 +170,7 @@ impl Default for HostConfig {
             rx_ring: 1024,
             mtu: 1500,
             tso: false,
+            control_dscp: 0,
             restart_after: Ns::ms(10),
         }
     }

@@ -14,6 +14,7 @@ mod granularity;
 mod gw_overload;
 mod gw_plb;
 mod incast;
+mod leaf_spine;
 mod oracle;
 mod plot;
 mod rdm_acks;
@@ -93,6 +94,11 @@ const STUDIES: &[Study] = &[
     Study::new("granularity", "packets sent on one path before the next", granularity::run),
     Study::new("unequal", "eight paths of unequal delay and rate, sprayed over 1 to 8", unequal::run),
     Study::new("clos", "1,024 hosts, all to all, 1 % of the fabric's links flap", clos::run),
+    Study::new(
+        "leaf-spine",
+        "a leaf-spine fabric with slow links: goodput, of what max-min fairness allows",
+        leaf_spine::run,
+    ),
     Study::new("swift", "Swift beside a plain version of the paper's pseudo-code", swift::run),
     Study::new("recovery", "how long until a lost packet arrives; what a dead path costs", recovery::run),
     Study::new("capacity", "links that are the bottleneck: how much of them TCP gets, and their queues", capacity::run),

@@ -58,7 +58,7 @@ fn candidates(s: &Scenario) -> Vec<Scenario> {
         macro_rules! without {
             ($($field:ident)*) => { $(with(&|s| links(s)[i].$field = None);)* };
         }
-        without!(rate delay jitter queue ecn_threshold loss corruption duplication reordering reorder_delay);
+        without!(rate delay jitter queue ecn_threshold priority_dscp loss corruption duplication reordering reorder_delay);
     }
     macro_rules! settings {
         ($($field:ident)*) => { $(with(&|s| s.transport.$field = None);)* };

@@ -3,7 +3,7 @@
 use super::World;
 use super::events::Event;
 use crate::checker::Wire;
-use crate::link::{DropReason, Fate};
+use crate::link::{Class, DropReason, Fate};
 use crate::network::Node;
 use crate::packet::{Packet, Parcel};
 use crate::rng::mix;
@@ -23,7 +23,8 @@ impl World {
     fn enter(&mut self, at: u64, link: u32, mut packet: Parcel) {
         (packet.link, packet.entered_at) = (link, at);
         let l = &mut self.network.links[link as usize];
-        match l.offer(at, packet.bytes.len(), matches!(packet.ecn, 1 | 2), &mut self.rng) {
+        let class = Class { ecn_capable: matches!(packet.ecn, 1 | 2), dscp: packet.dscp };
+        match l.offer(at, packet.bytes.len(), class, &mut self.rng) {
             Fate::Dropped(reason) => self.drop_packet(at, packet, reason, true),
             Fate::Passes { at: arrives, marked, corrupted, twice } => {
                 if marked {
