@@ -175,7 +175,7 @@ pub struct TopTenant {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GatewayPod {
-    /// Whether it is connected to its pipeline.
+    /// Whether all of its interfaces are connected to their pipelines.
     pub connected: bool,
     /// Counters of each worker. `busy_ns` is its time spent on packets, `busy_cycles` the same in cycles of the time
     /// stamp counter.
@@ -186,19 +186,44 @@ pub struct GatewayPod {
     pub neighbours: BTreeMap<String, Option<String>>,
     /// Whether it is drained: it announces no addresses.
     pub draining: bool,
-    /// Whether its addresses are announced: its workers run, its router answers, and it is not draining.
+    /// Whether its addresses are announced on one link at least: its workers run, the link's router answers, and it is
+    /// not draining.
     pub announcing: bool,
     /// Its BGP sessions, in the order of the configuration.
     pub bgp: Vec<GatewayPeer>,
+    /// Its links, in the order of the configuration.
+    pub links: Vec<GatewayLink>,
     /// BGP and BFD packets dropped because their hop limit is not 255: they may come from outside of the link (RFC
     /// 5082).
     pub refused_hop_limit_packets: u64,
+}
+
+/// A link of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GatewayLink {
+    /// The pod's addresses on it.
+    pub addresses: Vec<String>,
+    /// Whether it is connected to its pipeline.
+    pub connected: bool,
+    /// Its next hop; none: it leads only to its own prefixes.
+    pub router: Option<String>,
+    /// Whether the next hop answers ARP or neighbour discovery.
+    pub router_answers: Option<bool>,
+    /// `up`, `unwatched` (BFD is up with none of its proxies) or `down` (not connected, or the next hop does not
+    /// answer).
+    pub state: Cow<'static, str>,
+    /// The number of the link, from 0, by which packets leave that came by this one: itself while it is as good as the
+    /// others.
+    pub egress: u64,
 }
 
 /// A BGP session of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GatewayPeer {
+    /// The number of its link, from 0.
+    pub link: u64,
     /// The proxy's address.
     pub address: String,
     /// `idle`, `open-sent`, `open-confirm` or `established`.

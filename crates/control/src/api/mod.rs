@@ -33,9 +33,9 @@ pub use error::{ApiError, ErrorKind};
 pub use fault::{Direction, FaultCleared, FaultEntry, FaultSpec, FaultSpecError, FaultTarget, MAX_FAULT_DELAY_US};
 pub use flow_log::FlowLogStatus;
 pub use gateway::{
-    Counts, GatewayHost, GatewayPath, GatewayPeer, GatewayPod, GatewayTraceSpec, GatewayTransport, ImportedSessions,
-    OrderQueue, Pipeline, PipelineCommand, PipelinePod, PipelineStage, PodCommand, SpreadMode, TopTenant,
-    TranslatedSessions,
+    Counts, GatewayHost, GatewayLink, GatewayPath, GatewayPeer, GatewayPod, GatewayTraceSpec, GatewayTransport,
+    ImportedSessions, OrderQueue, Pipeline, PipelineCommand, PipelinePod, PipelineStage, PodCommand, SpreadMode,
+    TopTenant, TranslatedSessions,
 };
 pub use mirror::MirrorStatus;
 pub use nat::{NatKind, NatStatus};

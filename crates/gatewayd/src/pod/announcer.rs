@@ -1,4 +1,4 @@
-//! A pod's BGP sessions with the proxies of its server, over the priority ring: TCP by smoltcp, BGP and BFD by `bifrost_bgp`. Without I/O.
+//! A pod's BGP sessions with the proxies of one link, over the priority ring: TCP by smoltcp, BGP and BFD by `bifrost_bgp`. Without I/O.
 //!
 //! Both ends are on one link, and say so by a hop limit of 255 (RFC 5082): nobody further away can send one.
 
@@ -38,6 +38,8 @@ pub(super) const MAX_PEERS: usize = 8;
 pub struct BgpSettings {
     /// The AS of pods and proxies.
     pub asn: u32,
+    /// The pod's BGP identifier, the same on all links (RFC 4271, section 1.1).
+    pub router_id: Ipv4Addr,
     /// The proxies, on the pod's link.
     pub peers: Vec<Ipv4Addr>,
     /// What is announced.
@@ -46,12 +48,10 @@ pub struct BgpSettings {
     pub hold_s: u16,
     /// BFD: interval, us, and multiplier.
     pub bfd: Option<(u32, u8)>,
-    /// The pod's address on the link: next hop of IPv4 prefixes, and BGP identifier.
+    /// The pod's address on the link: next hop of IPv4 prefixes.
     pub address: Ipv4Addr,
     /// The next hop of IPv6 prefixes; without it there are none.
     pub address6: Option<Ipv6Addr>,
-    /// It begins drained.
-    pub drained: bool,
 }
 
 /// Sessions with all proxies.
@@ -100,7 +100,7 @@ impl Announcer {
         let mut sockets = SocketSet::new(Vec::new());
         let speaker = SpeakerConfig {
             asn: settings.asn,
-            router_id: settings.address,
+            router_id: settings.router_id,
             next_hop: settings.address,
             next_hop6: settings.address6,
             hold_s: settings.hold_s,
@@ -200,9 +200,10 @@ impl Announcer {
         self.peers.iter_mut().for_each(|peer| peer.speaker.shut_down(now));
     }
 
-    /// How the sessions are.
+    /// How the sessions are. The caller knows the number of the link.
     pub(super) fn state(&self) -> Vec<GatewayPeer> {
         let peer = |peer: &Peer| GatewayPeer {
+            link: 0,
             address: peer.address.to_string(),
             state: match peer.speaker.state() {
                 State::Idle => "idle",
@@ -225,6 +226,13 @@ impl Announcer {
             bfd_downs: peer.bfd_downs,
         };
         self.peers.iter().map(peer).collect()
+    }
+
+    /// Whether BFD says that the link works: a proxy answers. `None`: there is no BFD.
+    pub(super) fn is_watched_up(&self) -> Option<bool> {
+        self.settings.bfd?;
+        let is_up = |peer: &Peer| peer.bfd.as_ref().is_some_and(|bfd| bfd.state() == BfdState::Up);
+        Some(self.peers.iter().any(is_up))
     }
 
     pub(super) fn refused_hop_limit_packets(&self) -> u64 {
@@ -369,13 +377,13 @@ mod tests {
     fn announcer() -> Announcer {
         let settings = BgpSettings {
             asn: 64_512,
+            router_id: [10, 1, 0, 11].into(),
             peers: vec![[10, 1, 0, 2].into()],
             routes: vec!["10.0.0.1/32".parse().unwrap()],
             hold_s: 3,
             bfd: Some((50_000, 3)),
             address: [10, 1, 0, 11].into(),
             address6: None,
-            drained: false,
         };
         Announcer::new(settings, OWN)
     }

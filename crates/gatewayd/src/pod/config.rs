@@ -1,6 +1,7 @@
 //! The configuration of `bifrost-gw`.
 
 mod bgp;
+mod links;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +17,7 @@ use toml::Spanned;
 use crate::file::{self, Checker, FileErrors};
 use crate::program::check_socket;
 
-use super::announcer::BgpSettings;
+pub use links::LinkSettings;
 
 /// Groups of the Internet's table: networks with prefixes longer than /24 in them.
 const FIB_GROUPS: u32 = 1 << 16;
@@ -44,18 +45,16 @@ pub struct Config {
     pub log2_ring_entries: u8,
     /// What tests make the workers do.
     pub tests: Tests,
-    /// The pipeline's memif sockets, one for each interface.
-    pub interfaces: Vec<PathBuf>,
+    /// Its links, 1 to 4.
+    pub links: Vec<LinkSettings>,
     /// What the gateway knows.
     pub tables: Tables,
     /// The translation.
     pub nat: NatConfig,
     /// Next hops to be resolved from the start.
     pub resolve: Vec<IpAddr>,
-    /// The pod's own addresses on the network of the switch, if those of tunnels are reached through it.
-    pub link_addresses: Vec<IpAddr>,
-    /// What it announces by BGP.
-    pub bgp: Option<BgpSettings>,
+    /// It begins drained.
+    pub drained: bool,
 }
 
 /// What tests make the workers do; nothing of it unless the section `[tests]` asks for it.
@@ -112,6 +111,8 @@ struct File {
     #[serde(default)]
     internet: Vec<InternetRoute>,
     bgp: Option<bgp::Section>,
+    #[serde(default)]
+    links: Vec<Spanned<links::Section>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -130,14 +131,14 @@ struct Gateway {
     processors: Vec<usize>,
     #[serde(default = "default_spin")]
     spin_us: u64,
-    interfaces: Spanned<Vec<Spanned<PathBuf>>>,
+    interfaces: Option<Spanned<Vec<Spanned<PathBuf>>>>,
     addresses: Spanned<Vec<IpAddr>>,
     link_addresses: Option<Spanned<Vec<IpAddr>>>,
     mac: Spanned<String>,
     #[serde(default = "default_mtu")]
     mtu: Spanned<u16>,
-    on_link: Spanned<Vec<IpNet>>,
-    router: Option<IpAddr>,
+    on_link: Option<Spanned<Vec<IpNet>>>,
+    router: Option<Spanned<IpAddr>>,
     sessions: Option<Spanned<u32>>,
     /// Of older versions: `sessions` of a single core.
     sessions_per_core: Option<Spanned<u32>>,
@@ -265,27 +266,16 @@ impl Config {
 }
 
 fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
-    let File { control, gateway, tests, vpcs, tunnels, services, pools, internet, bgp } = file;
+    let File { control, gateway, tests, vpcs, tunnels, services, pools, internet, bgp, links: sections } = file;
     checker.check(&control.socket, check_socket(control.socket.get_ref()));
     if !(1..=1024).contains(gateway.cores.get_ref()) {
         checker.error(&gateway.cores, format!("cores = {}; a pod has 1 to 1,024", gateway.cores.get_ref()));
     }
-    if !(1..=4).contains(&gateway.interfaces.get_ref().len()) {
-        checker.error(&gateway.interfaces, "a pod has 1 to 4 interfaces");
-    }
-    for path in gateway.interfaces.get_ref() {
-        checker.check(path, check_socket(path.get_ref()));
-    }
+    let mut links = links::check(&gateway, &sections, checker);
     let addresses = gateway.addresses.get_ref();
     let of_family = |v4: bool| addresses.iter().filter(|a| a.is_ipv4() == v4).count();
     if addresses.is_empty() || of_family(true) > 1 || of_family(false) > 1 {
         checker.error(&gateway.addresses, "a gateway has one address of each family at most, and one at least");
-    }
-    if let Some(links) = &gateway.link_addresses {
-        let links_of = |v4: bool| links.get_ref().iter().filter(|a| a.is_ipv4() == v4).count();
-        if links_of(true) > 1 || links_of(false) > 1 {
-            checker.error(links, "link_addresses: a pod has one of each family at most");
-        }
     }
     if !(576..=9000).contains(gateway.mtu.get_ref()) {
         checker.error(&gateway.mtu, format!("mtu = {}; 576 to 9000 can be had", gateway.mtu.get_ref()));
@@ -296,9 +286,13 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     }
     let mac = mac(&gateway.mac, checker);
     let mut tables = Tables::new(addresses.clone(), mac, *gateway.mtu.get_ref(), fastrand::u64(..));
-    let on_link = Lpm::new(gateway.on_link.get_ref().iter().map(|net| (*net, ())));
-    tables.on_link = on_link.map_err(|net| checker.error(&gateway.on_link, format!("{net} twice"))).unwrap_or_default();
-    tables.router = gateway.router;
+    let (on_link, router) = links::routes(&gateway, &sections);
+    let on_link = Lpm::new(on_link.into_iter().map(|net| (net, ())));
+    tables.on_link = on_link.unwrap_or_else(|net| {
+        gateway.on_link.iter().for_each(|value| checker.error(value, format!("{net} twice")));
+        Lpm::default()
+    });
+    tables.router = router;
 
     let sessions = sessions(&gateway, checker);
     let mut nat = NatConfig { pools: Vec::new(), cores: *gateway.cores.get_ref(), sessions, seed: fastrand::u64(..) };
@@ -367,10 +361,9 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     resolve.extend(tables.next_hops.iter().map(|hop| hop.address));
     resolve.sort_unstable();
     resolve.dedup();
-    let links = gateway.link_addresses.as_ref().map_or(&[][..], |links| links.get_ref());
-    let bgp = bgp.as_ref().and_then(|section| section.check(links, gateway.addresses.get_ref(), checker));
+    bgp::check(bgp.as_ref(), &mut links, &sections, gateway.addresses.get_ref(), checker);
     Some(Config {
-        bgp,
+        drained: bgp.is_some_and(|bgp| bgp.drained),
         control: control.socket.into_inner(),
         metrics: control.metrics,
         pod: gateway.pod,
@@ -379,11 +372,10 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
         spin_ns: gateway.spin_us.saturating_mul(1000),
         log2_ring_entries: ring_entries.ilog2() as u8,
         tests,
-        interfaces: gateway.interfaces.into_inner().into_iter().map(Spanned::into_inner).collect(),
+        links,
         tables,
         nat,
         resolve,
-        link_addresses: gateway.link_addresses.map(Spanned::into_inner).unwrap_or_default(),
     })
 }
 

@@ -1,6 +1,5 @@
-//! Whether a pod can do its work, so that its addresses may be announced.
+//! Whether a pod's workers work, so that its addresses may be announced.
 
-use std::net::IpAddr;
 use std::sync::PoisonError;
 
 use super::worker::Counts;
@@ -10,11 +9,10 @@ const STUCK_NS: u64 = 1_000_000_000;
 /// How often workers are looked at.
 const LOOK_NS: u64 = 100_000_000;
 
-/// Watches the workers, and whether the router answers.
+/// Watches the workers.
 #[derive(Debug)]
 pub(super) struct Health {
     workers: Vec<Watched>,
-    router: Option<IpAddr>,
     look_at: u64,
 }
 
@@ -26,13 +24,13 @@ struct Watched {
 }
 
 impl Health {
-    pub(super) fn new(counts: Vec<Counts>, router: Option<IpAddr>) -> Self {
+    pub(super) fn new(counts: Vec<Counts>) -> Self {
         let watched = |counts| Watched { counts, turns: 0, changed_at: 0 };
-        Health { workers: counts.into_iter().map(watched).collect(), router, look_at: 0 }
+        Health { workers: counts.into_iter().map(watched).collect(), look_at: 0 }
     }
 
-    /// Whether all workers have worked within the last second, and the MAC address of the router is known (`is_known`).
-    pub(super) fn check(&mut self, now: u64, is_known: impl Fn(IpAddr) -> bool) -> bool {
+    /// Whether all workers have worked within the last second.
+    pub(super) fn check(&mut self, now: u64) -> bool {
         if now >= self.look_at {
             self.look_at = now + LOOK_NS;
             for worker in &mut self.workers {
@@ -44,7 +42,7 @@ impl Health {
             }
         }
         let works = |worker: &Watched| worker.turns > 0 && now.saturating_sub(worker.changed_at) < STUCK_NS;
-        self.workers.iter().all(works) && self.router.is_none_or(is_known)
+        self.workers.iter().all(works)
     }
 }
 
@@ -55,21 +53,20 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn a_worker_that_stands_still_or_a_router_that_is_silent() {
+    fn a_worker_that_stands_still() {
         let counts = [Counts::default(), Counts::default()];
-        let router = IpAddr::from([10, 1, 0, 254]);
-        let mut health = Health::new(counts.to_vec(), Some(router));
+        let mut health = Health::new(counts.to_vec());
         let turn = |worker: usize, turns| {
             counts[worker].lock().unwrap().insert("turns".into(), turns);
         };
-        assert!(!health.check(0, |_| true), "no worker has begun");
+        assert!(!health.check(0), "no worker has begun");
         turn(0, 1);
         turn(1, 1);
-        assert!(!health.check(100 * MS, |_| false) && health.check(100 * MS, |address| address == router));
+        assert!(health.check(100 * MS));
         turn(0, 2);
-        assert!(health.check(1000 * MS, |_| true));
-        assert!(!health.check(1100 * MS, |_| true), "worker 1 stands still");
+        assert!(health.check(1000 * MS));
+        assert!(!health.check(1100 * MS), "worker 1 stands still");
         turn(1, 2);
-        assert!(health.check(1200 * MS, |_| true));
+        assert!(health.check(1200 * MS));
     }
 }

@@ -1,4 +1,5 @@
-//! The life of a pod: connected with its pipeline, and connected again after that was gone. Tables, sessions and what is known of neighbours stay.
+//! The life of a pod: each of its interfaces is connected with its pipeline, and connected again after that was gone. The others go on meanwhile, and
+//! tables, sessions and what is known of neighbours stay.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,10 +7,12 @@ use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use bifrost_port::memif::{Client, ClientConfig, MemifError, Queue};
+use bifrost_port::memif::{Client, ClientConfig, MemifError};
 use bifrost_port::panics;
 
-use super::Control;
+use super::control::Control;
+use super::links::Links;
+use super::mailbox::{Attached, Mailbox};
 use super::worker::Worker;
 use crate::program;
 
@@ -19,29 +22,28 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// What is shared with the threads of a pod.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shared {
     /// The program ends.
     stop: AtomicBool,
-    /// Workers are to return: a connection is gone.
-    halt: AtomicBool,
     /// The pod is to announce nothing.
     draining: AtomicBool,
     /// The pod is about to end: its sessions are to end before it.
     leaving: AtomicBool,
-    /// The connections, one for each interface; none while there is no pipeline.
-    clients: Mutex<Vec<Arc<Client>>>,
+    /// The connection of each interface; none while its pipeline is not there.
+    clients: Mutex<Vec<Option<Arc<Client>>>>,
 }
 
 impl Shared {
-    /// Whether a worker is to return.
-    #[inline]
-    pub(super) fn is_halted(&self) -> bool {
-        self.halt.load(Ordering::Relaxed)
+    /// Of a pod with so many interfaces.
+    pub(super) fn new(interfaces: usize) -> Self {
+        let flag = || AtomicBool::new(false);
+        Shared { stop: flag(), draining: flag(), leaving: flag(), clients: Mutex::new(vec![None; interfaces]) }
     }
 
+    /// Whether all interfaces are connected.
     pub(super) fn is_connected(&self) -> bool {
-        !self.clients().is_empty()
+        self.clients().iter().all(Option::is_some)
     }
 
     /// Has the pod announce nothing, or what it is to announce again. It goes on forwarding.
@@ -68,109 +70,98 @@ impl Shared {
         self.close();
     }
 
-    fn is_stopping(&self) -> bool {
+    /// Whether threads are to return.
+    #[inline]
+    pub(super) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
     fn close(&self) {
-        self.clients().iter().for_each(|client| client.close());
+        self.clients().iter().flatten().for_each(|client| client.close());
     }
 
-    fn clients(&self) -> MutexGuard<'_, Vec<Arc<Client>>> {
+    fn clients(&self) -> MutexGuard<'_, Vec<Option<Arc<Client>>>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// An interface of a pod.
+#[derive(Debug)]
+pub(super) struct Interface {
+    /// The link that it belongs to.
+    pub(super) link: usize,
+    pub(super) client: ClientConfig,
 }
 
 /// A pod's threads, whether or not they run.
 pub(super) struct Life {
     pub(super) shared: Arc<Shared>,
-    pub(super) interfaces: Vec<ClientConfig>,
+    pub(super) links: Arc<Links>,
+    pub(super) interfaces: Vec<Interface>,
     /// With the processor that each is to run on.
     pub(super) workers: Vec<(Worker, Option<usize>)>,
     pub(super) control: Control,
 }
 
+/// Interfaces that are connected, each with its connection.
+pub(super) type Connected = Vec<Option<Client>>;
+
 impl Life {
-    /// Connects for the first time.
+    /// Connects for the first time: one interface at least, and all others whose pipelines are there.
     ///
     /// # Errors
-    /// There is no pipeline within ten seconds, or it wants something else.
-    pub(super) fn begin(&mut self) -> Result<()> {
+    /// There is no pipeline within ten seconds, or one wants something else.
+    pub(super) fn begin(&self) -> Result<Connected> {
         let until = Instant::now() + PATIENCE;
         loop {
-            match self.connect() {
-                Err((_, MemifError::Io(error))) if Instant::now() < until => {
-                    tracing::debug!(%error, "no pipeline yet");
+            let mut connected = Connected::new();
+            let mut reason = None;
+            for interface in &self.interfaces {
+                let path = interface.client.path.display();
+                let client = match Client::connect(&interface.client) {
+                    Ok(client) => Some(client),
+                    Err(MemifError::Io(error)) => {
+                        tracing::debug!(%error, "no pipeline yet");
+                        reason
+                            .get_or_insert_with(|| anyhow::Error::new(error).context(format!("connecting to {path}")));
+                        None
+                    }
+                    Err(error) => return Err(error).with_context(|| format!("connecting to {path}")),
+                };
+                connected.push(client);
+            }
+            match reason {
+                Some(error) if connected.iter().all(Option::is_none) => {
+                    if Instant::now() >= until {
+                        return Err(error);
+                    }
                     thread::sleep(PAUSE);
                 }
-                Err((interface, error)) => {
-                    let path = self.interfaces[interface].path.display();
-                    return Err(error).with_context(|| format!("connecting to {path}"));
-                }
-                Ok(()) => return Ok(()),
+                _ => return Ok(connected),
             }
         }
     }
 
-    /// Works until it is told to stop. To be called after [`begin`](Self::begin).
-    pub(super) fn run(mut self) -> Result<()> {
-        loop {
-            self.work()?;
-            self.shared.clients().clear();
-            let mut told = String::new();
-            loop {
-                if self.shared.is_stopping() {
-                    return Ok(());
-                }
-                thread::sleep(PAUSE);
-                // A capture waits for none of its threads in vain.
-                self.workers.iter_mut().for_each(|(worker, _)| worker.tap.poll());
-                self.control.tap.poll();
-                let Err((interface, error)) = self.connect() else { break };
-                // Nobody listening is what a pipeline that is gone is like.
-                let text = error.to_string();
-                if text != told && !matches!(error, MemifError::Io(_)) {
-                    tracing::warn!(interface, %error, "the pipeline does not take this pod");
-                }
-                told = text;
-            }
-            tracing::info!("connected with the pipeline again");
-        }
-    }
-
-    /// Connects all interfaces, and gives each worker its queues; or the number of the interface that cannot be connected.
-    fn connect(&mut self) -> Result<(), (usize, MemifError)> {
-        let mut by_core: Vec<Vec<Queue>> = Vec::new();
-        by_core.resize_with(self.workers.len() + 1, Vec::new);
-        let mut clients = Vec::new();
-        for (number, interface) in self.interfaces.iter().enumerate() {
-            let mut client = Client::connect(interface).map_err(|error| (number, error))?;
-            for (queues, queue) in by_core.iter_mut().zip(client.take_queues()) {
-                queues.push(queue);
-            }
-            clients.push(Arc::new(client));
-        }
-        let mut queues = by_core.into_iter();
-        self.control.queues = queues.next().unwrap_or_default();
-        self.workers.iter_mut().zip(queues).for_each(|((worker, _), queues)| worker.queues = queues);
-        *self.shared.clients() = clients;
-        Ok(())
-    }
-
-    /// Works until a connection is gone.
-    fn work(&mut self) -> Result<()> {
-        let Life { shared, workers, control, .. } = self;
-        let (shared, clients) = (&**shared, shared.clients().clone());
-        shared.halt.store(false, Ordering::Relaxed);
-        if shared.is_stopping() {
-            shared.close();
-        }
+    /// Works until it is told to stop. `connected`: what [`begin`](Self::begin) has returned.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub(super) fn run(self, connected: Connected) -> Result<()> {
+        let Life { shared, links, interfaces, mut workers, mut control } = self;
+        // That of the control thread first: it has the first queue of each interface.
+        let mailboxes: Vec<Arc<Mailbox>> =
+            [&control.mailbox].into_iter().chain(workers.iter().map(|(worker, _)| &worker.mailbox)).cloned().collect();
+        let attendants = interfaces.iter().zip(connected).enumerate().map(|(number, (interface, client))| {
+            let attendant = Attendant { number, interface, shared: &shared, links: &links, mailboxes: &mailboxes };
+            (attendant, client)
+        });
+        let attendants: Vec<_> = attendants.collect();
         thread::scope(|scope| {
-            let started = Self::start(scope, workers, control, clients, shared);
+            let started = Self::start(scope, &mut workers, &mut control, attendants);
             if started.is_err() {
                 // Those that run are not to work without the others.
-                shared.halt.store(true, Ordering::Relaxed);
-                shared.close();
+                shared.stop();
+                mailboxes.iter().for_each(|mailbox| mailbox.wake());
             }
             started
         })
@@ -180,8 +171,7 @@ impl Life {
         scope: &'a Scope<'a, '_>,
         workers: &'a mut [(Worker, Option<usize>)],
         control: &'a mut Control,
-        clients: Vec<Arc<Client>>,
-        shared: &'a Shared,
+        attendants: Vec<(Attendant<'a>, Option<Client>)>,
     ) -> Result<()> {
         for (number, (worker, processor)) in workers.iter_mut().enumerate() {
             spawn(scope, format!("worker{number}"), move || {
@@ -190,18 +180,86 @@ impl Life {
             })?;
         }
         spawn(scope, "control".to_owned(), move || control.run())?;
-        for client in clients {
-            spawn(scope, "memif".to_owned(), move || {
-                let reason = client.wait();
-                // Of several interfaces the first one says so.
-                if !shared.halt.swap(true, Ordering::Relaxed) && !shared.is_stopping() {
-                    tracing::warn!(reason, "the pipeline is gone; waiting for it to come back");
-                }
-                // One interface without the others is no way to work.
-                shared.close();
-            })?;
+        for (attendant, client) in attendants {
+            spawn(scope, "memif".to_owned(), move || attendant.run(client))?;
         }
         Ok(())
+    }
+}
+
+/// Keeps an interface connected, in a thread of its own.
+struct Attendant<'a> {
+    number: usize,
+    interface: &'a Interface,
+    shared: &'a Shared,
+    links: &'a Links,
+    mailboxes: &'a [Arc<Mailbox>],
+}
+
+impl Attendant<'_> {
+    /// Until the pod ends. `first`: the connection, if it is connected already.
+    fn run(self, first: Option<Client>) {
+        let (mut next, mut refused) = (first, String::new());
+        let mut was_connected = next.is_some();
+        let path = self.interface.client.path.display();
+        while !self.shared.is_stopping() {
+            let Some(client) = next.take().or_else(|| self.connect(&mut refused)) else {
+                thread::sleep(PAUSE);
+                continue;
+            };
+            if !was_connected {
+                tracing::info!(%path, "connected with the pipeline");
+            }
+            let reason = self.attend(client);
+            was_connected = false;
+            if !self.shared.is_stopping() {
+                tracing::warn!(%path, reason, "the pipeline is gone; waiting for it to come back");
+            }
+        }
+        // Nobody waits in vain for the end.
+        self.mailboxes.iter().for_each(|mailbox| mailbox.wake());
+    }
+
+    /// A new connection. `refused`: why there was none, which is told once.
+    fn connect(&self, refused: &mut String) -> Option<Client> {
+        match Client::connect(&self.interface.client) {
+            Ok(client) => {
+                refused.clear();
+                Some(client)
+            }
+            // Nobody listening is what a pipeline that is gone is like.
+            Err(MemifError::Io(_)) => None,
+            Err(error) => {
+                let text = error.to_string();
+                if text != *refused {
+                    let path = self.interface.client.path.display();
+                    tracing::warn!(%path, %error, "the pipeline does not take this pod");
+                }
+                *refused = text;
+                None
+            }
+        }
+    }
+
+    /// Gives the queues to the threads until the connection is gone; returns the reason.
+    fn attend(&self, mut client: Client) -> String {
+        let (interface, link) = (self.number, self.interface.link);
+        for (mailbox, queue) in self.mailboxes.iter().zip(client.take_queues()) {
+            mailbox.attach(Attached { interface, link, queue });
+        }
+        let client = Arc::new(client);
+        self.shared.clients()[interface] = Some(Arc::clone(&client));
+        self.links.connect(link, true);
+        // The control thread looks again: now it can ask and announce there.
+        self.mailboxes.iter().take(1).for_each(|mailbox| mailbox.wake());
+        if self.shared.is_stopping() {
+            client.close();
+        }
+        let reason = client.wait();
+        self.links.connect(link, false);
+        self.shared.clients()[interface] = None;
+        self.mailboxes.iter().for_each(|mailbox| mailbox.detach(interface));
+        reason
     }
 }
 

@@ -2,15 +2,17 @@
 
 mod announcer;
 mod config;
+mod control;
 mod health;
 mod life;
+mod links;
+mod mailbox;
 mod neighbours;
 mod worker;
 
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -20,20 +22,22 @@ use bifrost_control::server::CaptureStream;
 use bifrost_gateway::{Ahead, BadSessions, Context, Core, Export, HEADROOM, Nat, Packet, Tables, Verdict};
 use bifrost_plb::TRAILER_LEN;
 use bifrost_port::clock::monotonic_ns;
-use bifrost_port::memif::{ClientConfig, Queue};
+use bifrost_port::memif::ClientConfig;
 
-use crate::capture::{Captures, Outcome, Tap};
+use crate::capture::Captures;
 use crate::described;
 use crate::file::FileErrors;
 use crate::program::Program;
 use crate::status::{Sample, Source, StatusServer};
-use announcer::Announcer;
 pub use announcer::BgpSettings;
-pub use config::Config;
+pub use config::{Config, LinkSettings};
+use control::{Control, OfLink, SharedTold};
 use health::Health;
-use life::{Life, Shared};
+use life::{Interface, Life, Shared};
+use links::Links;
+use mailbox::Mailbox;
 pub use neighbours::Neighbours;
-use worker::{Counts, SharedNeighbours, Told, Worker, originate, wait};
+use worker::{Counts, Worker};
 
 /// Bytes of Ethernet and two tags, and what a packet may grow by behind its front.
 const SLACK: usize = 22 + TRAILER_LEN;
@@ -43,37 +47,18 @@ const ANSWER: usize = 2048;
 const WAIT: Duration = Duration::from_millis(50);
 /// The same if workers, which wake nobody, hand on control packets.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
-/// What is known of next hops, for the status server.
-type NextHops = Arc<Mutex<Vec<(IpAddr, Option<String>)>>>;
 
 /// How long a pod that ends waits until its proxies have been told.
 const LEAVE: Duration = Duration::from_millis(500);
 /// How long it forwards after that.
 const LINGER: Duration = Duration::from_millis(300);
 
-/// How the BGP sessions are, for the status server.
-type SharedSessions = Arc<Mutex<Sessions>>;
-
-#[derive(Debug, Default)]
-struct Sessions {
-    announcing: bool,
-    refused_hop_limit_packets: u64,
-    peers: Vec<api::GatewayPeer>,
-}
-
-impl Sessions {
-    /// Whether a proxy knows of an address.
-    fn announces(&self) -> bool {
-        self.peers.iter().any(|peer| !peer.announced.is_empty())
-    }
-}
-
 /// A running pod.
 #[derive(Debug)]
 pub struct GatewayPod {
     shared: Arc<Shared>,
     life: JoinHandle<()>,
-    sessions: SharedSessions,
+    told: SharedTold,
     _status: StatusServer,
 }
 
@@ -92,25 +77,31 @@ impl Program for GatewayPod {
 
     /// Connects to the pipeline and starts the workers.
     fn start(config: Config) -> Result<Self> {
-        let shared = Arc::new(Shared::default());
-        shared.drain(config.bgp.as_ref().is_some_and(|bgp| bgp.drained));
-        let interface = |path: &PathBuf| ClientConfig {
-            path: path.clone(),
-            name: "bifrost-gw".to_owned(),
-            id: 0,
-            queues: config.cores + 1,
-            log2_entries: config.log2_ring_entries,
-            headroom: bifrost_gateway::HEADROOM,
-            longest: usize::from(config.tables.mtu) + SLACK + 128,
-        };
-        let interfaces = config.interfaces.iter().map(interface).collect();
-        let neighbours = Arc::new(SharedNeighbours::new());
+        let mut interfaces = Vec::new();
+        for (link, settings) in config.links.iter().enumerate() {
+            interfaces.extend(settings.sockets.iter().map(|path| Interface {
+                link,
+                client: ClientConfig {
+                    path: path.clone(),
+                    name: "bifrost-gw".to_owned(),
+                    id: 0,
+                    queues: config.cores + 1,
+                    log2_entries: config.log2_ring_entries,
+                    headroom: bifrost_gateway::HEADROOM,
+                    longest: usize::from(config.tables.mtu) + SLACK + 128,
+                },
+            }));
+        }
+        let shared = Arc::new(Shared::new(interfaces.len()));
+        shared.drain(config.drained);
+        let links = Arc::new(Links::new(config.links.iter().map(|link| link.pipeline)));
         let tables = Arc::new(config.tables);
         let nat = Arc::new(Nat::new(config.nat));
         let (missing_to, missing) = sync_channel(64);
         let (mut counts, mut workers): (Vec<Counts>, Vec<_>) = Default::default();
         let mut captures = Captures::default();
         let (control_to, from_workers) = sync_channel(64);
+        let mailbox = || Mailbox::new().map(Arc::new).context("creating an event");
         for number in 0..usize::from(config.cores) {
             let of_worker = Counts::default();
             counts.push(Arc::clone(&of_worker));
@@ -118,10 +109,11 @@ impl Program for GatewayPod {
                 core: Core::new(Arc::clone(&tables), Arc::clone(&nat), config.cores, fastrand::u64(..)),
                 ahead: Ahead::default(),
                 queues: Vec::new(),
-                neighbours: Arc::clone(&neighbours),
+                mailbox: mailbox()?,
+                links: Arc::clone(&links),
                 missing: missing_to.clone(),
                 counts: of_worker,
-                told: Told::default(),
+                told: worker::Told::default(),
                 shared: Arc::clone(&shared),
                 pod: config.pod,
                 spin_ns: config.spin_ns,
@@ -131,22 +123,17 @@ impl Program for GatewayPod {
             };
             workers.push((worker, config.processors.get(number).copied()));
         }
-        // The pod asks from its address on the link, if it has one: others there know nothing of tunnels.
-        let own = config.link_addresses.iter().chain(&tables.vteps).copied().collect();
-        let mut known = Neighbours::new(tables.mac, own);
-        config.resolve.into_iter().for_each(|address| known.want(address));
-        let announcer = config.bgp.map(|settings| Announcer::new(settings, tables.mac));
-        announcer.iter().flat_map(Announcer::peers).for_each(|address| known.want(address));
-        let told = NextHops::default();
-        let sessions = Arc::new(Mutex::new(Sessions::default()));
-        let of_pod = Arc::clone(&neighbours);
-        let control = Control {
+        let watched = config.links.len() > 1;
+        let of_links =
+            config.links.into_iter().map(|link| OfLink::new(link, tables.mac, &tables.vteps, watched)).collect();
+        let told = SharedTold::default();
+        let mut control = Control {
             queues: Vec::new(),
-            known,
-            announcer,
-            health: Health::new(counts.clone(), tables.router),
-            sessions: Arc::clone(&sessions),
-            neighbours,
+            mailbox: mailbox()?,
+            of_links,
+            links: Arc::clone(&links),
+            next_hops: config.resolve.into_iter().collect(),
+            health: Health::new(counts.clone()),
             missing,
             from_workers,
             wait: if config.tests.control_with_data { SHORT_WAIT } else { WAIT },
@@ -155,38 +142,31 @@ impl Program for GatewayPod {
             pod: config.pod,
             tap: captures.tap("control"),
         };
-        let mut life = Life { shared: Arc::clone(&shared), interfaces, workers, control };
-        life.begin()?;
+        control.want_next_hops();
+        let life = Life { shared: Arc::clone(&shared), links: Arc::clone(&links), interfaces, workers, control };
+        let connected = life.begin()?;
         let of_status = Arc::clone(&shared);
-        let source = Arc::new(PodSource {
-            shared: of_status,
-            counts,
-            tables,
-            nat,
-            neighbours: of_pod,
-            told,
-            sessions: Arc::clone(&sessions),
-            captures,
-        });
+        let source =
+            Arc::new(PodSource { shared: of_status, counts, tables, nat, links, told: Arc::clone(&told), captures });
         let status = StatusServer::start(&config.control, config.metrics, source)
             .with_context(|| format!("listening on {}", config.control.display()))?;
         let live = move || {
-            if let Err(error) = life.run() {
+            if let Err(error) = life.run(connected) {
                 tracing::error!(%error, "the pod has ended");
                 std::process::exit(1);
             }
         };
         let life = thread::Builder::new().name("pod".to_owned()).spawn(live).context("starting a thread")?;
-        Ok(GatewayPod { shared, life, sessions, _status: status })
+        Ok(GatewayPod { shared, life, told, _status: status })
     }
 
     /// Withdraws what it announces, returns what is being worked on, and leaves.
     fn stop(self) {
-        let sessions = || self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        if sessions().announces() {
+        let told = || self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told().announces() {
             self.shared.leave();
             let until = Instant::now() + LEAVE;
-            while Instant::now() < until && sessions().announces() {
+            while Instant::now() < until && told().announces() {
                 thread::sleep(Duration::from_millis(10));
             }
             // Switches need a moment until nothing comes any more.
@@ -197,128 +177,9 @@ impl Program for GatewayPod {
     }
 }
 
-/// The control thread: the priority rings.
-struct Control {
-    queues: Vec<Queue>,
-    known: Neighbours,
-    announcer: Option<Announcer>,
-    health: Health,
-    sessions: SharedSessions,
-    neighbours: Arc<SharedNeighbours>,
-    missing: Receiver<IpAddr>,
-    /// For tests: frames that came with the data.
-    from_workers: Receiver<Vec<u8>>,
-    wait: Duration,
-    told: NextHops,
-    shared: Arc<Shared>,
-    pod: u16,
-    tap: Tap,
-}
-
-impl Control {
-    fn run(&mut self) {
-        self.queues.iter().for_each(|queue| queue.want_interrupts(true));
-        while !self.shared.is_halted() {
-            let now = monotonic_ns();
-            self.tap.poll();
-            for address in self.missing.try_iter().take(64) {
-                self.known.want(address);
-            }
-            for queue in &mut self.queues {
-                for _ in 0..queue.available() {
-                    let Some(received) = queue.received() else { break };
-                    let end = received.start + received.len.saturating_sub(TRAILER_LEN);
-                    let frame = received.buffer.get(received.start..end).unwrap_or_default();
-                    self.tap.begin(frame, false);
-                    self.tap.end(Outcome::Taken, false);
-                    let reply = take(&mut self.known, self.announcer.as_mut(), now, frame);
-                    let (start, trailer) = (received.start, drop_trailer(self.pod));
-                    received.buffer[start..start + TRAILER_LEN].copy_from_slice(&trailer);
-                    queue.send_received(start, TRAILER_LEN);
-                    if let Some(reply) = reply.filter(|_| queue.room() > 0) {
-                        self.tap.originated(&reply);
-                        originate(queue, &reply, self.pod);
-                    }
-                }
-                queue.publish();
-            }
-            for frame in self.from_workers.try_iter().take(64) {
-                let reply = take(&mut self.known, self.announcer.as_mut(), now, &frame);
-                if let Some(reply) = reply {
-                    send(&mut self.queues, &mut self.tap, &reply, self.pod);
-                }
-            }
-            let questions = self.known.questions(now);
-            for queue in &mut self.queues {
-                for question in &questions {
-                    if queue.room() > 0 {
-                        self.tap.originated(question);
-                        originate(queue, question, self.pod);
-                    }
-                }
-                queue.publish();
-            }
-            self.announce(now);
-            if let Some(known) = self.known.changes() {
-                self.neighbours.set(known);
-                let all = self.known.iter().map(|(address, mac)| (address, mac.map(|mac| mac.to_string())));
-                *self.told.lock().unwrap_or_else(PoisonError::into_inner) = all.collect();
-            }
-            let due = self.announcer.as_ref().and_then(Announcer::deadline);
-            wait(
-                &self.queues,
-                due.map_or(self.wait, |due| self.wait.min(Duration::from_nanos(due.saturating_sub(now)))),
-            );
-        }
-    }
-
-    /// Has the proxies know what they are to know.
-    fn announce(&mut self, now: u64) {
-        let Some(announcer) = &mut self.announcer else { return };
-        let mac = |address| self.known.get(address);
-        let healthy = self.health.check(now, |router| mac(router).is_some()) && !self.shared.is_draining();
-        if self.shared.is_leaving() {
-            announcer.shut_down(now);
-        }
-        let frames = announcer.poll(now, healthy, mac);
-        for frame in frames {
-            send(&mut self.queues, &mut self.tap, &frame, self.pod);
-        }
-        self.queues.iter_mut().for_each(Queue::publish);
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.announcing = announcer.is_announcing();
-        sessions.refused_hop_limit_packets = announcer.refused_hop_limit_packets();
-        sessions.peers = announcer.state();
-    }
-}
-
 /// What a command is answered with.
 fn answer(value: impl serde::Serialize) -> Result<serde_json::Value, api::ApiError> {
     serde_json::to_value(value).map_err(|error| api::ApiError::internal(error.to_string()))
-}
-
-/// Gives a frame to those that it may be for; what is to be answered.
-fn take(known: &mut Neighbours, announcer: Option<&mut Announcer>, now: u64, frame: &[u8]) -> Option<Vec<u8>> {
-    let reply = known.on_frame(now, frame);
-    if let Some(announcer) = announcer {
-        announcer.on_frame(now, frame);
-    }
-    reply
-}
-
-/// Sends a frame of the pod's own. All interfaces lead to the link; the first one that has room will do.
-fn send(queues: &mut [Queue], tap: &mut Tap, frame: &[u8], pod: u16) {
-    let with_room = |queue: &mut Queue| queue.room() > 0;
-    if let Some(number) = queues.iter_mut().position(with_room) {
-        tap.originated(frame);
-        originate(&mut queues[number], frame, pod);
-    }
-}
-
-/// What goes back for a packet that was for the pod itself.
-fn drop_trailer(pod: u16) -> [u8; TRAILER_LEN] {
-    let trailer = bifrost_plb::Trailer { psn: 0, payload: None, pod, queue: 0, drop: true, unordered: true };
-    trailer.emit()
 }
 
 /// What the status server asks.
@@ -328,26 +189,25 @@ struct PodSource {
     counts: Vec<Counts>,
     tables: Arc<Tables>,
     nat: Arc<Nat>,
-    neighbours: Arc<SharedNeighbours>,
-    told: NextHops,
-    sessions: SharedSessions,
+    links: Arc<Links>,
+    told: SharedTold,
     captures: Captures,
 }
 
 impl PodSource {
     fn state(&self) -> api::GatewayPod {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let workers = self.counts.iter().map(|counts| counts.lock().unwrap_or_else(PoisonError::into_inner).clone());
-        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         api::GatewayPod {
             connected: self.shared.is_connected(),
             draining: self.shared.is_draining(),
-            announcing: sessions.announcing,
-            bgp: sessions.peers.clone(),
-            refused_hop_limit_packets: sessions.refused_hop_limit_packets,
+            announcing: told.announcing,
+            bgp: told.peers.clone(),
+            links: told.links.clone(),
+            refused_hop_limit_packets: told.refused_hop_limit_packets,
             workers: workers.collect(),
             nat_sessions: self.nat.len() as u64,
-            neighbours: told.into_iter().map(|(address, mac)| (address.to_string(), mac)).collect(),
+            neighbours: told.next_hops.iter().map(|(address, mac)| (address.to_string(), mac.clone())).collect(),
         }
     }
 }
@@ -376,6 +236,8 @@ impl Source for PodSource {
             ("gw_draining", u64::from(state.draining)),
             ("gw_bgp_established", state.bgp.iter().filter(|peer| peer.state == "established").count() as u64),
             ("gw_bgp_peers", state.bgp.len() as u64),
+            ("gw_links", state.links.len() as u64),
+            ("gw_up_links", state.links.iter().filter(|link| link.state == "up").count() as u64),
         ] {
             all.push(Sample { name: name.to_owned(), labels: vec![], value, gauge: true });
         }
@@ -423,8 +285,10 @@ impl Source for PodSource {
         let frame = described::frame(spec, &self.tables.vteps, self.tables.mac)?;
         let end = HEADROOM + frame.len();
         let mut buffer = [&[0; HEADROOM][..], &frame, &[0; ANSWER]].concat();
-        let neighbours = self.neighbours.get();
-        let context = Context { now: monotonic_ns(), neighbours: &neighbours };
+        // As if it came by the first link.
+        let known = self.links.known();
+        let neighbours = known.get(self.links.egress(0)).ok_or_else(|| api::ApiError::internal("no links"))?;
+        let context = Context { now: monotonic_ns(), neighbours };
         let mut packet = Packet::new(&mut buffer, HEADROOM, end);
         let (verdict, steps) = bifrost_gateway::trace(&self.tables, &self.nat, context, &mut packet);
         let (verdict, what, counter) = match verdict {

@@ -14,6 +14,9 @@ const RETRY_NS: u64 = S;
 const REFRESH_NS: u64 = 20 * S;
 /// After which an address that does not answer is not known any more.
 const LOST_NS: u64 = 60 * S;
+/// The same for a watched address, which is asked each second: after three questions without an answer.
+const WATCHED_REFRESH_NS: u64 = S;
+const WATCHED_LOST_NS: u64 = 3 * S + S / 2;
 /// Addresses that are looked after at most.
 const MAX: usize = 4096;
 const HOP_LIMIT: u8 = 64;
@@ -25,6 +28,7 @@ struct Entry {
     mac: Option<Mac>,
     confirmed_at: u64,
     asked_at: Option<u64>,
+    watched: bool,
 }
 
 /// The neighbours of a link.
@@ -46,7 +50,16 @@ impl Neighbours {
     /// From now on an address is looked after.
     pub fn want(&mut self, address: IpAddr) {
         if self.wanted.len() < MAX {
-            self.wanted.entry(address).or_insert(Entry { mac: None, confirmed_at: 0, asked_at: None });
+            let new = Entry { mac: None, confirmed_at: 0, asked_at: None, watched: false };
+            self.wanted.entry(address).or_insert(new);
+        }
+    }
+
+    /// From now on an address is looked after so often that it is noticed within four seconds that it does not answer.
+    pub fn watch(&mut self, address: IpAddr) {
+        self.want(address);
+        if let Some(entry) = self.wanted.get_mut(&address) {
+            entry.watched = true;
         }
     }
 
@@ -74,12 +87,14 @@ impl Neighbours {
         let (mac, own) = (self.mac, &self.own);
         for (address, entry) in &mut self.wanted {
             let age = now.saturating_sub(entry.confirmed_at);
-            if entry.mac.is_some() && age > LOST_NS {
+            let (refresh, lost) =
+                if entry.watched { (WATCHED_REFRESH_NS, WATCHED_LOST_NS) } else { (REFRESH_NS, LOST_NS) };
+            if entry.mac.is_some() && age > lost {
                 entry.mac = None;
                 self.changed = true;
             }
             let due = entry.asked_at.is_none_or(|at| now.saturating_sub(at) >= RETRY_NS);
-            if due && (entry.mac.is_none() || age > REFRESH_NS) {
+            if due && (entry.mac.is_none() || age >= refresh) {
                 entry.asked_at = Some(now);
                 all.extend(question(mac, own, *address));
             }
@@ -246,6 +261,22 @@ mod tests {
             assert_eq!(a.questions(62 * S).len(), 1);
             assert_eq!(a.changes(), Some(vec![]), "silent for a minute");
         }
+    }
+
+    #[test]
+    fn a_watched_address_that_is_silent_is_lost_soon() {
+        let mut a = link(MAC, &["10.0.0.1"]);
+        a.watch(ip("10.0.0.2"));
+        assert_eq!(a.questions(S).len(), 1);
+        a.learn(S, ip("10.0.0.2"), PEER);
+        assert_eq!(a.changes(), Some(vec![(ip("10.0.0.2"), PEER)]));
+        assert!(a.questions(S + S / 2).is_empty());
+        for second in [2, 3, 4] {
+            assert_eq!((a.questions(second * S).len(), a.changes()), (1, None), "{second}");
+        }
+        assert_eq!((a.questions(5 * S).len(), a.changes()), (1, Some(vec![])));
+        a.learn(5 * S, ip("10.0.0.2"), PEER);
+        assert_eq!(a.get(ip("10.0.0.2")), Some(PEER));
     }
 
     #[test]

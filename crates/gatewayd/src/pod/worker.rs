@@ -1,9 +1,8 @@
 //! A core of the pod: takes packets from its queues, decides, returns them.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bifrost_control::api;
@@ -11,12 +10,11 @@ use bifrost_gateway::{Ahead, Context, Core, Packet, Verdict};
 use bifrost_plb::{TRAILER_LEN, Trailer};
 use bifrost_port::clock::{cycles, monotonic_ns};
 use bifrost_port::memif::Queue;
-use bifrost_tables::{ExactMap, exact_map};
-use bifrost_wire::Mac;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::config::Tests;
 use super::life::Shared;
+use super::links::{Known, Links};
+use super::mailbox::{Attached, Mailbox, wait};
 use crate::capture::{Outcome, Tap};
 
 /// Packets of a queue in a turn.
@@ -30,30 +28,6 @@ const SLEEP: Duration = Duration::from_millis(50);
 /// How often counters are told.
 const TICK_NS: u64 = 20_000_000;
 
-/// Link-layer addresses that all workers use: a new table whenever one changes.
-#[derive(Debug)]
-pub(super) struct SharedNeighbours {
-    generation: AtomicU64,
-    table: RwLock<Arc<ExactMap<IpAddr, Mac>>>,
-}
-
-impl SharedNeighbours {
-    pub(super) fn new() -> Self {
-        SharedNeighbours { generation: AtomicU64::new(0), table: RwLock::new(Arc::new(exact_map(0))) }
-    }
-
-    pub(super) fn set(&self, known: Vec<(IpAddr, Mac)>) {
-        let mut map = exact_map(fastrand::u64(..));
-        map.extend(known);
-        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(map);
-        self.generation.fetch_add(1, Ordering::Release);
-    }
-
-    pub(super) fn get(&self) -> Arc<ExactMap<IpAddr, Mac>> {
-        Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 /// What a worker has counted.
 pub(super) type Counts = Arc<Mutex<api::Counts>>;
 
@@ -62,9 +36,10 @@ pub(super) struct Worker {
     pub(super) core: Core,
     /// The next packets.
     pub(super) ahead: Ahead,
-    /// One of each interface.
-    pub(super) queues: Vec<Queue>,
-    pub(super) neighbours: Arc<SharedNeighbours>,
+    /// One of each interface that is connected.
+    pub(super) queues: Vec<Attached>,
+    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) links: Arc<Links>,
     /// Next hops to be resolved.
     pub(super) missing: SyncSender<IpAddr>,
     pub(super) counts: Counts,
@@ -74,50 +49,55 @@ pub(super) struct Worker {
     pub(super) spin_ns: u64,
     pub(super) tests: Tests,
     pub(super) tap: Tap,
-    /// For tests: what is dropped goes to the control thread, too.
-    pub(super) control: Option<SyncSender<Vec<u8>>>,
+    /// For tests: what is dropped goes to the control thread, too, with the link that it came by.
+    pub(super) control: Option<SyncSender<(usize, Vec<u8>)>>,
 }
 
 impl Worker {
-    /// Works until it is halted.
+    /// Works until the pod ends.
     pub(super) fn run(&mut self) {
-        let mut generation = self.neighbours.generation.load(Ordering::Acquire);
-        let mut known = self.neighbours.get();
-        let (mut tick, mut busy_at, mut told) = (0, 0, self.told);
+        let mut generation = self.links.generation();
+        let mut known = self.links.known();
+        let (mut tick, mut busy_at) = (0, 0);
         let mut awaited = false;
         let mut pace = Pace { per_second: self.tests.packets_per_second, since: monotonic_ns(), taken: 0 };
-        while !self.shared.is_halted() {
+        while !self.shared.is_stopping() {
             let now = monotonic_ns();
-            let latest = self.neighbours.generation.load(Ordering::Acquire);
+            let latest = self.links.generation();
             if latest != generation {
-                (generation, known) = (latest, self.neighbours.get());
+                (generation, known) = (latest, self.links.known());
+            }
+            if self.mailbox.apply(&mut self.queues) {
+                self.want_interrupts(false);
+                awaited = false;
             }
             if now >= tick {
-                self.tell(told);
+                self.tell();
                 self.tap.poll();
                 tick = now + TICK_NS;
             }
-            told.turns += 1;
+            self.told.turns += 1;
             let (mut done, since) = (0, cycles());
             for index in 0..self.queues.len() {
-                let (known, allowed) = (&*known, pace.allowed(now));
+                let (known, allowed) = (&known[..], pace.allowed(now));
                 done += match self.tap.is_on() {
                     false => self.turn::<false>(index, now, known, allowed),
                     true => self.turn::<true>(index, now, known, allowed),
                 };
             }
             pace.taken += u64::from(done);
-            told.packets += u64::from(done);
-            if let Some(stall) = self.tests.stall.take_if(|stall| told.packets >= stall.after_packets) {
+            self.told.packets += u64::from(done);
+            let packets = self.told.packets;
+            if let Some(stall) = self.tests.stall.take_if(|stall| packets >= stall.after_packets) {
                 tracing::info!(?stall, "standing still");
                 std::thread::sleep(Duration::from_millis(stall.ms));
             }
             if done > 0 {
                 busy_at = monotonic_ns();
-                told.busy_ns += busy_at - now;
-                told.busy_cycles += cycles().saturating_sub(since);
+                self.told.busy_ns += busy_at - now;
+                self.told.busy_cycles += cycles().saturating_sub(since);
                 if awaited {
-                    self.queues.iter().for_each(|queue| queue.want_interrupts(false));
+                    self.want_interrupts(false);
                     awaited = false;
                 }
                 continue;
@@ -128,57 +108,87 @@ impl Worker {
             }
             if !awaited {
                 // One more look: what was put in before this wakes nobody.
-                self.queues.iter().for_each(|queue| queue.want_interrupts(true));
+                self.want_interrupts(true);
                 awaited = true;
                 continue;
             }
-            self.tell(told);
+            self.tell();
             if pace.per_second > 0 {
                 // Packets may wait in the rings; nobody will wake this worker for them.
                 std::thread::sleep(Duration::from_micros(200));
                 continue;
             }
-            wait(&self.queues, SLEEP);
+            wait(&self.mailbox, &self.queues, SLEEP);
         }
-        self.tell(told);
-        self.told = told;
+        self.tell();
     }
 
-    /// Handles the packets of one queue; `SEEN`: a capture runs.
-    fn turn<const SEEN: bool>(&mut self, index: usize, now: u64, known: &ExactMap<IpAddr, Mac>, allowed: u16) -> u16 {
-        let Worker { core, queues, missing, pod, tests, tap, control, ahead, .. } = self;
-        let queue = &mut queues[index];
+    /// Handles the packets of one queue; `SEEN`: a capture runs. `known`: of each link.
+    fn turn<const SEEN: bool>(&mut self, index: usize, now: u64, known: &[Known], allowed: u16) -> u16 {
+        let Worker { core, queues, links, missing, pod, tests, tap, control, ahead, told, .. } = self;
+        let link = queues[index].link;
+        // The link by which packets leave, if this worker has a queue of it already.
+        let egress = Some(links.egress(link)).filter(|egress| *egress != link);
+        let other = egress.and_then(|egress| queues.iter().position(|attached| attached.link == egress));
+        let both = match other {
+            Some(other) => queues.get_disjoint_mut([index, other]).ok(),
+            None => None,
+        };
+        let (queue, other) = match both {
+            Some([queue, other]) => {
+                let same_pipeline = links.are_behind_one_pipeline(link, other.link);
+                (&mut queue.queue, Some((other.link, Other { queue: &mut other.queue, same_pipeline })))
+            }
+            None => (&mut queues[index].queue, None),
+        };
+        let Some(neighbours) = known.get(other.as_ref().map_or(link, |(egress, _)| *egress)) else { return 0 };
+        let other = other.map(|(_, other)| other);
         let count = queue.available().min(allowed);
         queue.fetch_descriptors(count);
         (0..count.min(VECTOR)).for_each(|ahead| queue.fetch_packet(ahead, HEAD));
+        let (pod, keep_drops) = (*pod, tests.keep_drops);
+        let mut turn = Turn { core, queue, other, tap, told, control: control.as_ref(), link, pod, keep_drops };
         for number in 0..count {
             if number % VECTOR == 0 {
                 // The next vector's bytes come while this one is worked on.
                 let rest = count - number;
-                (VECTOR..rest.min(2 * VECTOR)).for_each(|ahead| queue.fetch_packet(ahead, HEAD));
+                (VECTOR..rest.min(2 * VECTOR)).for_each(|ahead| turn.queue.fetch_packet(ahead, HEAD));
                 for next in 0..rest.min(VECTOR) {
-                    queue.waiting(next).into_iter().for_each(|packet| core.look_ahead(ahead, packet));
+                    turn.queue.waiting(next).into_iter().for_each(|packet| turn.core.look_ahead(ahead, packet));
                 }
-                core.fetch_ahead(ahead);
+                turn.core.fetch_ahead(ahead);
             }
             if tests.jitter_us > 0 {
                 std::thread::sleep(Duration::from_nanos(fastrand::u64(..tests.jitter_us.saturating_mul(1000))));
             }
-            let context = Context { now, neighbours: known };
-            handle::<SEEN>(core, queue, context, *pod, tests.keep_drops, tap, control.as_ref());
-            if let Some(address) = core.take_missing() {
+            turn.handle::<SEEN>(Context { now, neighbours });
+            if let Some(address) = turn.core.take_missing() {
                 // Somebody will ask again.
                 let _ = missing.try_send(address);
             }
         }
-        queue.publish();
+        turn.queue.publish();
+        if let Some(other) = &mut turn.other {
+            other.queue.publish();
+        }
         count
     }
 
-    fn tell(&self, told: Told) {
+    fn want_interrupts(&self, wanted: bool) {
+        self.queues.iter().for_each(|attached| attached.queue.want_interrupts(wanted));
+    }
+
+    fn tell(&self) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let Told { turns, packets, busy_ns, busy_cycles } = told;
-        let own = [("turns", turns), ("packets", packets), ("busy_ns", busy_ns), ("busy_cycles", busy_cycles)];
+        let Told { turns, packets, busy_ns, busy_cycles, rerouted_packets, rerouted_lost_packets } = self.told;
+        let own = [
+            ("turns", turns),
+            ("packets", packets),
+            ("busy_ns", busy_ns),
+            ("busy_cycles", busy_cycles),
+            ("rerouted_packets", rerouted_packets),
+            ("rerouted_lost_packets", rerouted_lost_packets),
+        ];
         counts.extend(own.map(|(name, value)| (name.into(), value)));
         counts.extend(self.core.counters().iter().map(|(name, value)| (name.into(), value)));
     }
@@ -193,6 +203,10 @@ pub(super) struct Told {
     busy_ns: u64,
     /// The same by the processor's counter.
     busy_cycles: u64,
+    /// Packets that left by another link than they came by, because that one did not work.
+    rerouted_packets: u64,
+    /// Packets that could not: the other link had no room, or another pipeline has their payload.
+    rerouted_lost_packets: u64,
 }
 
 /// For tests: how fast a worker may take packets.
@@ -220,92 +234,136 @@ impl Pace {
     }
 }
 
-/// One packet, from taking it to returning it. With `keep_drops` the trailer of a dropped packet does not say whose place is free.
-#[inline]
-fn handle<const SEEN: bool>(
-    core: &mut Core,
-    queue: &mut Queue,
-    context: Context<'_>,
+/// A queue of another link, by which packets leave because their own link does not work.
+struct Other<'a> {
+    queue: &'a mut Queue,
+    /// Packets keep their places in order queues, and their payloads.
+    same_pipeline: bool,
+}
+
+/// What handling the packets of a queue needs.
+struct Turn<'a> {
+    core: &'a mut Core,
+    queue: &'a mut Queue,
+    other: Option<Other<'a>>,
+    tap: &'a mut Tap,
+    told: &'a mut Told,
+    control: Option<&'a SyncSender<(usize, Vec<u8>)>>,
+    link: usize,
     pod: u16,
+    /// The trailer of a dropped packet does not say whose place is free.
     keep_drops: bool,
-    tap: &mut Tap,
-    control: Option<&SyncSender<Vec<u8>>>,
-) {
-    let Some(received) = queue.received() else { return };
-    let (start, end) = (received.start, received.start + received.len);
-    let buffer = received.buffer;
-    let trailer = end.checked_sub(TRAILER_LEN).filter(|at| *at >= start).and_then(|at| buffer[at..end].first_chunk());
-    let Some(trailer) = trailer.copied().and_then(|bytes| Trailer::parse(bytes).ok()) else {
-        // Not from a pipeline: it goes back as it is.
-        queue.send_received(start, end - start);
-        return;
-    };
-    let end = end - TRAILER_LEN;
-    let mut packet = match trailer.payload {
-        Some(_) => Packet::header_only(buffer, start, end),
-        None => Packet::new(buffer, start, end),
-    };
-    if SEEN {
-        tap.begin(packet.bytes(), packet.is_header_only());
-    }
-    let verdict = core.process(context, &mut packet);
-    if SEEN {
-        tap.end(Outcome::of(verdict, packet.bytes()), packet.is_header_only());
-    }
-    if let (Verdict::Drop(_), Some(control)) = (verdict, control) {
-        // What finds no room is lost, as in a ring.
-        let _ = control.try_send(packet.bytes().to_vec());
-    }
-    let range = packet.range();
-    let answer = (verdict == Verdict::Answer && trailer.payload.is_some()).then(|| packet.bytes().to_vec());
-    let fits = range.end + TRAILER_LEN <= buffer.len();
-    if matches!(verdict, Verdict::Drop(_)) || answer.is_some() || !fits {
-        // The trailer alone, GATEWAY-TRAILER §4.2.
-        let at = start.min(buffer.len() - TRAILER_LEN);
-        let trailer = match keep_drops {
-            true => Trailer { psn: 0, payload: None, drop: true, unordered: true, ..trailer },
-            false => Trailer { drop: true, ..trailer },
+}
+
+impl Turn<'_> {
+    /// One packet, from taking it to returning it.
+    #[inline]
+    fn handle<const SEEN: bool>(&mut self, context: Context<'_>) {
+        let Turn { core, queue, other, tap, told, control, link, pod, keep_drops } = self;
+        let Some(received) = queue.received() else { return };
+        let (start, end) = (received.start, received.start + received.len);
+        let buffer = received.buffer;
+        let trailer =
+            end.checked_sub(TRAILER_LEN).filter(|at| *at >= start).and_then(|at| buffer[at..end].first_chunk());
+        let Some(trailer) = trailer.copied().and_then(|bytes| Trailer::parse(bytes).ok()) else {
+            // Not from a pipeline: it goes back as it is.
+            queue.send_received(start, end - start);
+            return;
         };
-        buffer[at..at + TRAILER_LEN].copy_from_slice(&trailer.emit());
-        queue.send_received(at, TRAILER_LEN);
-    } else {
-        buffer[range.end..range.end + TRAILER_LEN].copy_from_slice(&trailer.emit());
-        queue.send_received(range.start, range.len() + TRAILER_LEN);
-    }
-    // An answer to a packet whose payload is elsewhere is a packet of the pod's own, and so are the other pieces of one that was cut (GATEWAY-TRAILER §4.3).
-    let mut lost = 0;
-    for frame in answer.into_iter().chain(core.take_more()) {
-        if queue.room() == 0 {
-            lost += 1;
-            continue;
-        }
+        let end = end - TRAILER_LEN;
+        let mut packet = match trailer.payload {
+            Some(_) => Packet::header_only(buffer, start, end),
+            None => Packet::new(buffer, start, end),
+        };
         if SEEN {
-            tap.originated(&frame);
+            tap.begin(packet.bytes(), packet.is_header_only());
         }
-        originate(queue, &frame, pod);
+        let verdict = core.process(context, &mut packet);
+        if SEEN {
+            tap.end(Outcome::of(verdict, packet.bytes()), packet.is_header_only());
+        }
+        if let (Verdict::Drop(_), Some(control)) = (verdict, control) {
+            // What finds no room is lost, as in a ring.
+            let _ = control.try_send((*link, packet.bytes().to_vec()));
+        }
+        let range = packet.range();
+        let answer = (verdict == Verdict::Answer && trailer.payload.is_some()).then(|| packet.bytes().to_vec());
+        let fits = range.end + TRAILER_LEN <= buffer.len();
+        // What goes back alone, GATEWAY-TRAILER §4.2.
+        let alone = if matches!(verdict, Verdict::Drop(_)) || answer.is_some() || !fits {
+            Some(if *keep_drops { nothing(trailer) } else { Trailer { drop: true, ..trailer } })
+        } else {
+            other.as_mut().map(|other| {
+                let sent = other.send(&buffer[range.clone()], trailer);
+                told.rerouted_packets += u64::from(sent);
+                told.rerouted_lost_packets += u64::from(!sent);
+                // Behind the same pipeline, its place is that of the packet that was sent.
+                if sent && other.same_pipeline { nothing(trailer) } else { Trailer { drop: true, ..trailer } }
+            })
+        };
+        if let Some(trailer) = alone {
+            let at = start.min(buffer.len() - TRAILER_LEN);
+            buffer[at..at + TRAILER_LEN].copy_from_slice(&trailer.emit());
+            queue.send_received(at, TRAILER_LEN);
+        } else {
+            buffer[range.end..range.end + TRAILER_LEN].copy_from_slice(&trailer.emit());
+            queue.send_received(range.start, range.len() + TRAILER_LEN);
+        }
+        // An answer to a packet whose payload is elsewhere is a packet of the pod's own, and so are the other pieces of one that was cut (GATEWAY-TRAILER §4.3).
+        let out = other.as_mut().map_or(&mut **queue, |other| &mut *other.queue);
+        let mut lost = 0;
+        for frame in answer.into_iter().chain(core.take_more()) {
+            if out.room() == 0 {
+                lost += 1;
+                continue;
+            }
+            if SEEN {
+                tap.originated(&frame);
+            }
+            originate(out, &frame, *pod);
+        }
+        if lost > 0 {
+            core.lose(lost);
+        }
     }
-    if lost > 0 {
-        core.lose(lost);
+}
+
+impl Other<'_> {
+    /// Sends a packet that came by another link; false: it cannot leave this way.
+    #[cold]
+    fn send(&mut self, packet: &[u8], trailer: Trailer) -> bool {
+        let trailer = match self.same_pipeline {
+            true => trailer,
+            // The payload is in the memory of the other pipeline.
+            false if trailer.payload.is_some() => return false,
+            // Its place is in the order queue of the other pipeline (GATEWAY-TRAILER §4.3).
+            false => Trailer { psn: 0, queue: 0, unordered: true, ..trailer },
+        };
+        if self.queue.room() == 0 {
+            return false;
+        }
+        send(self.queue, packet, trailer);
+        true
     }
+}
+
+/// A trailer that frees no place.
+fn nothing(trailer: Trailer) -> Trailer {
+    Trailer { psn: 0, payload: None, queue: 0, drop: true, unordered: true, ..trailer }
 }
 
 /// Sends a frame of the pod's own. The queue must have room.
 pub(super) fn originate(queue: &mut Queue, frame: &[u8], pod: u16) {
     let trailer = Trailer { psn: 0, payload: None, pod, queue: 0, drop: false, unordered: true };
-    queue.send(|buffer| {
-        let len = frame.len() + TRAILER_LEN;
-        let Some(room) = buffer.get_mut(..len) else { return 0 };
-        room[..frame.len()].copy_from_slice(frame);
-        room[frame.len()..].copy_from_slice(&trailer.emit());
-        len
-    });
+    send(queue, frame, trailer);
 }
 
-/// Sleeps until something comes, or for a while.
-pub(super) fn wait(queues: &[Queue], at_most: Duration) {
-    let events: Vec<_> = queues.iter().map(Queue::event).collect();
-    let mut fds: Vec<PollFd<'_>> = events.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    let _ =
-        poll(&mut fds, Some(&Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() }));
-    queues.iter().for_each(Queue::clear_event);
+fn send(queue: &mut Queue, packet: &[u8], trailer: Trailer) {
+    queue.send(|buffer| {
+        let len = packet.len() + TRAILER_LEN;
+        let Some(room) = buffer.get_mut(..len) else { return 0 };
+        room[..packet.len()].copy_from_slice(packet);
+        room[packet.len()..].copy_from_slice(&trailer.emit());
+        len
+    });
 }
