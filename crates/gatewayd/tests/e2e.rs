@@ -5,7 +5,9 @@
 
 mod bgp;
 mod console;
+mod links;
 mod podman;
+mod site;
 mod world;
 
 use std::collections::BTreeMap;

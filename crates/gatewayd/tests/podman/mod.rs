@@ -260,7 +260,7 @@ fn the_packaged_forms_of_a_pod_run() {
             directory.join("0.sock")
         );
         let command = serde_json::json!({ "command": "add_pod", "settings": text });
-        assert_eq!(crate::bgp::post(&world.path("nicd.sock"), &command), serde_json::json!({}));
+        assert_eq!(crate::site::post(&world.path("nicd.sock"), &command), serde_json::json!({}));
         let text = format!(
             "control = {{ socket = {:?} }}\n[gateway]\npod = 7\ncores = 1\ninterfaces = [{:?}]\n\
              addresses = [\"10.9.9.1\"]\nmac = \"02:00:00:00:09:01\"\nmtu = 1400\non_link = [\"10.9.0.0/24\"]\nsessions = 64\n",
