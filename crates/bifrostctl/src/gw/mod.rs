@@ -56,9 +56,9 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct GwArgs {
-    /// The control socket of bifrost-nicd
+    /// The control socket of bifrost-nicd; `gw pod` takes one for each pipeline that pods are behind
     #[arg(long, value_name = "PATH", global = true, default_value = NICD)]
-    nicd: PathBuf,
+    nicd: Vec<PathBuf>,
     /// The control socket of bifrost-gw
     #[arg(long, value_name = "PATH", global = true, default_value = GW)]
     gw: PathBuf,
@@ -188,48 +188,58 @@ struct BypassArgs {
 
 /// Asks, and prints the answer.
 pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
-    let nicd = || Client::new(&args.nicd);
-    match args.command {
-        GwCommand::Pods => out.print(&pipeline(&args.nicd)?.pods, |pods| self::pods(pods)),
-        GwCommand::Pod(pod) => pod::run(pod, &args.nicd, out),
+    let GwArgs { nicd: sockets, gw, command } = args;
+    let (first, several) = (sockets.first().cloned().unwrap_or_else(|| NICD.into()), sockets.len() > 1);
+    let socket = &first;
+    let nicd = || Client::new(socket);
+    if several && !matches!(command, GwCommand::Pod(_)) {
+        return Err(Failure::Usage {
+            what: "this command asks one pipeline".to_owned(),
+            location: "--nicd".to_owned(),
+            hint: "give --nicd once; `gw pod` takes one for each pipeline",
+        });
+    }
+    match command {
+        GwCommand::Pods => out.print(&pipeline(socket)?.pods, |pods| self::pods(pods)),
+        GwCommand::Pod(pod) => pod::run(pod, sockets, out),
         GwCommand::Bgp(command) => out.print(&command.text()?, |text| text.trim_end().to_owned()),
         GwCommand::Cost(args) => cost::run(&args, out),
-        GwCommand::Queues => out.print(&pipeline(&args.nicd)?.pods, |pods| queues(pods)),
-        GwCommand::Limiter => out.print(&pipeline(&args.nicd)?.pods, |pods| limiter(pods)),
-        GwCommand::Hosts => out.print(&transports(pipeline(&args.nicd)?.pods), hosts),
+        GwCommand::Queues => out.print(&pipeline(socket)?.pods, |pods| queues(pods)),
+        GwCommand::Limiter => out.print(&pipeline(socket)?.pods, |pods| limiter(pods)),
+        GwCommand::Hosts => out.print(&transports(pipeline(socket)?.pods), hosts),
         GwCommand::Stages => {
-            let pipeline = pipeline(&args.nicd)?;
-            let pod = Client::new(&args.gw)?.gateway_pod().map_err(|error| known("bifrost-gw", &args.gw, error))?;
+            let pipeline = pipeline(socket)?;
+            let pod = Client::new(&gw)?.gateway_pod().map_err(|error| known("bifrost-gw", &gw, error))?;
             let both = serde_json::json!({ "pipeline": pipeline.stages, "workers": pod.workers });
             out.print(&both, |_| format!("{}\n\n{}", stages(&pipeline.stages), workers(&pod)))
         }
         GwCommand::Trace(trace) => {
             let spec = trace.spec();
-            let first = nicd()?.trace_gateway(&spec).map_err(|error| known("bifrost-nicd", &args.nicd, error))?;
+            let first = nicd()?.trace_gateway(&spec).map_err(|error| known("bifrost-nicd", socket, error))?;
             // What the pipeline drops gets to no pod.
             let second = match first.verdict {
                 TraceVerdict::Dropped => None,
                 _ => {
-                    let pod = Client::new(&args.gw)?.trace_gateway(&spec);
-                    Some(pod.map_err(|error| known("bifrost-gw", &args.gw, error))?)
+                    let pod = Client::new(&gw)?.trace_gateway(&spec);
+                    Some(pod.map_err(|error| known("bifrost-gw", &gw, error))?)
                 }
             };
             let both = serde_json::json!({ "pipeline": first, "pod": second });
             out.print(&both, |_| traced(&first, second.as_ref()))
         }
-        GwCommand::Capture(what) => what.capture(&Client::new(&args.gw)?, None).map_err(|failure| match failure {
-            Failure::Client(error) => known("bifrost-gw", &args.gw, error),
+        GwCommand::Capture(what) => what.capture(&Client::new(&gw)?, None).map_err(|failure| match failure {
+            Failure::Client(error) => known("bifrost-gw", &gw, error),
             other => other,
         }),
         GwCommand::Mode(ModeArgs { pod, mode }) => {
             let mode = if matches!(mode, ModeName::Plb) { SpreadMode::Plb } else { SpreadMode::Rss };
             let command = PipelineCommand::SetMode { pod, mode };
-            let done = nicd()?.command_pipeline(&command).map_err(|error| known("bifrost-nicd", &args.nicd, error))?;
+            let done = nicd()?.command_pipeline(&command).map_err(|error| known("bifrost-nicd", socket, error))?;
             out.print(&done, |_| "changed; `bifrostctl gw pods` shows when it is settled".to_owned())
         }
         GwCommand::Bypass(BypassArgs { pod, vni, forget }) => {
             let command = PipelineCommand::Bypass { pod, vni, bypass: !forget };
-            let done = nicd()?.command_pipeline(&command).map_err(|error| known("bifrost-nicd", &args.nicd, error))?;
+            let done = nicd()?.command_pipeline(&command).map_err(|error| known("bifrost-nicd", socket, error))?;
             out.print(&done, |_| format!("VNI {vni} is {}", if forget { "limited like others" } else { "not limited" }))
         }
     }

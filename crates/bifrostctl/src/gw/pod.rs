@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bifrost_control::Client;
-use bifrost_control::api::{ErrorKind, Pipeline, PipelineCommand, PipelinePod};
+use bifrost_control::api::{ErrorKind, PipelineCommand, PipelinePod};
 use bifrost_control::client::ClientError;
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
@@ -185,9 +185,9 @@ struct Created {
     refused_sessions: u64,
 }
 
-pub(crate) fn run(args: PodArgs, nicd: &Path, out: Output) -> Result<(), Failure> {
+pub(crate) fn run(args: PodArgs, nicd: Vec<PathBuf>, out: Output) -> Result<(), Failure> {
     let PodArgs { podman, directory, command } = args;
-    let site = Site { podman, directory, nicd: nicd.to_owned() };
+    let site = Site { podman, directory, nicd };
     let mut done = Done::default();
     match command {
         PodCommand::List => return out.print(&site.rows()?, |rows| table(rows)),
@@ -256,7 +256,8 @@ impl Created {
 struct Site {
     podman: PathBuf,
     directory: PathBuf,
-    nicd: PathBuf,
+    /// The pipelines, by their numbers in templates.
+    nicd: Vec<PathBuf>,
 }
 
 impl Site {
@@ -274,21 +275,34 @@ impl Site {
         let processors = cpus.map_or_else(|| Ok(Vec::new()), template::processors);
         let mut processors = processors.map_err(|error| failure("--cpus", error, String::new()))?;
         processors.truncate(template.pod.cores.into());
-        let pods = self.pipeline()?.pods;
+        let last = template.last_pipeline();
+        if last >= self.nicd.len() {
+            let what = format!("there is no pipeline {last}: --nicd is given {} times", self.nicd.len());
+            let hint = "give --nicd for each pipeline, in the order of their numbers".to_owned();
+            return Err(failure("[[pod.networks]] pipeline", what, hint));
+        }
+        let pods = self.pods()?;
         let own: Vec<IpAddr> =
             pods.iter().flat_map(|pod| &pod.own).filter_map(|address| address.parse().ok()).collect();
-        let link = template.free_link(&own);
-        let link =
-            link.ok_or_else(|| failure("[pod] links", "pods have all of them", "add one to the template".to_owned()))?;
+        let links = template.free_links(&own).map_err(|link| {
+            let place = if template.last_pipeline() == 0 && link == 0 {
+                "[pod] links".to_owned()
+            } else {
+                format!("[[pod.networks]] {link}: links")
+            };
+            failure(&place, "pods have all of them", "add one to the template".to_owned())
+        })?;
         let number = (1..=u16::MAX).find(|number| pods.iter().all(|pod| pod.number != *number));
         let number = number.ok_or_else(|| failure(name, "pods have all numbers", String::new()))?;
         let directory = self.directory.join(name);
         let version = self.version(template)?;
-        let plan = template.plan(&Choice { name, number, link, processors, directory: &directory });
+        let plan = template.plan(&Choice { name, number, links, processors, directory: &directory });
         let start = || {
             let configuration = if drained { template::drained(&plan.configuration) } else { None };
             write(&directory, configuration.as_ref().unwrap_or(&plan.configuration))?;
-            self.ask(&PipelineCommand::AddPod { settings: plan.settings.clone() })?;
+            for (pipeline, settings) in &plan.settings {
+                self.ask(&self.nicd[*pipeline], &PipelineCommand::AddPod { settings: settings.clone() })?;
+            }
             self.podman(&container(name, template, cpus, &directory, &version))?;
             self.await_connected(name, began)?;
             // Only the first start of its container is one into a drained pod.
@@ -307,7 +321,7 @@ impl Site {
 
     fn await_connected(&self, name: &str, began: Instant) -> Result<(), Failure> {
         loop {
-            let pods = self.pipeline()?.pods;
+            let pods = self.pods()?;
             let pod = pods.iter().find(|pod| pod.name == name);
             if pod.is_some_and(|pod| pod.interfaces_up.iter().all(|up| *up)) {
                 return Ok(());
@@ -338,10 +352,15 @@ impl Site {
             let container = container_name(name);
             self.podman(&["rm", "--force", "--time", STOP_SECONDS, &container].map(str::to_owned))?;
         }
-        match self.ask(&PipelineCommand::RemovePod { pod: name.to_owned() }) {
-            Err(Failure::Client(ClientError::Api(error))) if error.kind == ErrorKind::NotFound => {}
-            result => result?,
+        let mut result = Ok(());
+        for nicd in &self.nicd {
+            match self.ask(nicd, &PipelineCommand::RemovePod { pod: name.to_owned() }) {
+                Err(Failure::Client(ClientError::Api(error))) if error.kind == ErrorKind::NotFound => {}
+                // The others are rid of it anyway.
+                other => result = result.and(other),
+            }
         }
+        result?;
         let directory = self.directory.join(name);
         match fs::remove_dir_all(&directory) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => Err(Failure::File { path: directory, source }),
@@ -351,16 +370,18 @@ impl Site {
 
     /// All pods that are in a container, or were added to the pipeline by this command.
     fn rows(&self) -> Result<Vec<Row>, Failure> {
-        Ok(join(self.containers()?, self.pipeline()?.pods))
+        Ok(join(self.containers()?, self.pods()?))
     }
 
-    fn pipeline(&self) -> Result<Pipeline, Failure> {
-        pipeline(&self.nicd)
+    /// The pods of all pipelines.
+    fn pods(&self) -> Result<Vec<PipelinePod>, Failure> {
+        let of_each = self.nicd.iter().map(|nicd| Ok(pipeline(nicd)?.pods));
+        Ok(merge(of_each.collect::<Result<_, Failure>>()?))
     }
 
-    fn ask(&self, command: &PipelineCommand) -> Result<(), Failure> {
-        let asked = Client::new(&self.nicd)?.command_pipeline(command);
-        asked.map(drop).map_err(|error| known("bifrost-nicd", &self.nicd, error))
+    fn ask(&self, nicd: &Path, command: &PipelineCommand) -> Result<(), Failure> {
+        let asked = Client::new(nicd)?.command_pipeline(command);
+        asked.map(drop).map_err(|error| known("bifrost-nicd", nicd, error))
     }
 
     /// Our containers, by the pods' names.
@@ -465,6 +486,27 @@ fn of_service(service: &str, name: &str) -> Option<u32> {
     name.strip_prefix(service)?.strip_prefix('-')?.parse().ok()
 }
 
+/// The pods of several pipelines: one that is behind several is one pod, with all of its interfaces and the sums of its counters.
+fn merge(pipelines: Vec<Vec<PipelinePod>>) -> Vec<PipelinePod> {
+    let mut all: Vec<PipelinePod> = Vec::new();
+    for pod in pipelines.into_iter().flatten() {
+        let Some(known) = all.iter_mut().find(|known| known.name == pod.name) else {
+            all.push(pod);
+            continue;
+        };
+        known.interfaces_up.extend(pod.interfaces_up);
+        let more: Vec<String> = pod.own.into_iter().filter(|own| !known.own.contains(own)).collect();
+        known.own.extend(more);
+        known.queues.extend(pod.queues);
+        for (sums, counts) in
+            [(&mut known.counters, pod.counters), (&mut known.order, pod.order), (&mut known.limiter, pod.limiter)]
+        {
+            counts.into_iter().for_each(|(name, count)| *sums.entry(name).or_default() += count);
+        }
+    }
+    all
+}
+
 /// Containers beside what the pipeline has.
 fn join(mut containers: BTreeMap<String, Container>, pods: Vec<PipelinePod>) -> Vec<Row> {
     let row = |name: String, container: Option<Container>, pipeline| {
@@ -554,6 +596,22 @@ mod tests {
         assert_eq!(words[0], ["a", "none", "0", "of", "0", "up", "10.1.0.11", "7", "0", "0"]);
         assert_eq!(words[1][..2], ["b", "running"]);
         assert_eq!(words[2][..3], ["c", "exited", "not"]);
+    }
+
+    #[test]
+    fn a_pod_behind_two_pipelines_is_one() {
+        let pod = |name: &str, own: &str, up: bool, sent: u64| PipelinePod {
+            name: name.to_owned(),
+            own: vec![own.to_owned(), "10.0.0.1".to_owned()],
+            interfaces_up: vec![up],
+            counters: [("sent_packets".into(), sent)].into_iter().collect(),
+            ..PipelinePod::default()
+        };
+        let first = vec![pod("a", "10.1.0.11", true, 3), pod("b", "10.1.0.12", true, 7)];
+        let all = merge(vec![first, vec![pod("a", "10.1.1.11", false, 4)]]);
+        assert_eq!(all.iter().map(|pod| &*pod.name).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(all[0].own, ["10.1.0.11", "10.0.0.1", "10.1.1.11"]);
+        assert_eq!((&all[0].interfaces_up[..], get(&all[0].counters, "sent_packets")), (&[true, false][..], 7));
     }
 
     #[test]

@@ -38,19 +38,42 @@ pub(crate) struct PodSection {
     #[serde(default)]
     pub(crate) vlans: Vec<u16>,
     /// Addresses on the network of the switch, of which each pod gets one.
+    #[serde(default)]
     pub(crate) links: Vec<Ipv4Addr>,
     /// A network of 96 bits on the same link, such as `fd01::`: a pod's IPv6 address there ends with its IPv4 address.
     links6: Option<Ipv6Addr>,
+    /// Several links, each with a network of its own, in place of `vlans`, `links` and `links6`.
+    #[serde(default)]
+    networks: Vec<Network>,
     /// More of `[[pods]]` of `bifrost-nicd`.
     #[serde(default)]
     pipeline: Table,
 }
 
+/// A section `[[pod.networks]]`: a link of each pod.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Network {
+    /// The number of the pipeline that it is behind: of `--nicd`, from 0.
+    #[serde(default)]
+    pipeline: usize,
+    /// None: frames without a tag.
+    vlan: Option<u16>,
+    /// Addresses on it, of which each pod gets one.
+    links: Vec<Ipv4Addr>,
+    /// See [`PodSection::links6`].
+    links6: Option<Ipv6Addr>,
+    /// The rest is for `[[links]]` of `bifrost-gw`.
+    on_link: Vec<String>,
+    router: Option<IpAddr>,
+    peers: Option<Vec<Ipv4Addr>>,
+}
+
 /// What one pod gets.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
-    /// For `bifrost-nicd`: `add_pod`.
-    pub(crate) settings: String,
+    /// For each `bifrost-nicd` that it is behind, by the number of its `--nicd`: `add_pod`.
+    pub(crate) settings: Vec<(usize, String)>,
     /// The configuration of its `bifrost-gw`.
     pub(crate) configuration: String,
 }
@@ -60,7 +83,8 @@ pub(crate) struct Plan {
 pub(crate) struct Choice<'a> {
     pub(crate) name: &'a str,
     pub(crate) number: u16,
-    pub(crate) link: Ipv4Addr,
+    /// Its address on each link.
+    pub(crate) links: Vec<Ipv4Addr>,
     /// Of the workers, in order.
     pub(crate) processors: Vec<usize>,
     /// Where its sockets are.
@@ -88,15 +112,7 @@ impl Template {
                 pod.vlans.len()
             ));
         }
-        if pod.links.is_empty() {
-            return Err("[pod] links: none; give an address on the network of the switch for each pod".to_owned());
-        }
-        if let Some(network) = pod.links6.filter(|network| network.to_bits() as u32 != 0) {
-            return Err(format!(
-                "[pod] links6: {network} is not a network of 96 bits such as fd01::; the last 32 bits are the pod's \
-                 IPv4 address"
-            ));
-        }
+        check_networks(&pod)?;
         let ours =
             [("name", ""), ("number", ""), ("cores", ""), ("own", ""), ("mac", ""), ("interfaces", "; name `vlans`")];
         if let Some((key, hint)) = ours.iter().find(|(key, _)| pod.pipeline.contains_key(*key)) {
@@ -108,42 +124,68 @@ impl Template {
                 return Err(format!("[gateway] {key}: it is chosen for each pod; take it out"));
             }
         }
+        if !pod.networks.is_empty() {
+            if let Some(key) = ["on_link", "router"].into_iter().find(|key| section.contains_key(*key)) {
+                return Err(format!("[gateway] {key}: each of [[pod.networks]] has its own; move it there"));
+            }
+            if gateway.get("bgp").and_then(Value::as_table).is_some_and(|bgp| bgp.contains_key("peers")) {
+                return Err("[bgp] peers: each of [[pod.networks]] has its own; move them there".to_owned());
+            }
+        }
+        if ["control", "links"].iter().all(|key| !gateway.contains_key(*key)) {
+            return Ok(Template { pod, fingerprint, gateway });
+        }
         if gateway.contains_key("control") {
             return Err("[control]: the sockets are chosen for each pod; take it out".to_owned());
         }
-        Ok(Template { pod, fingerprint, gateway })
+        Err("[[links]]: they are made of [[pod.networks]], which say which addresses pods choose from".to_owned())
     }
 
     /// What a pod gets.
     pub(crate) fn plan(&self, choice: &Choice<'_>) -> Plan {
-        let Choice { name, number, link, processors, directory } = choice;
+        let Choice { name, number, links, processors, directory } = choice;
         let path = |name: String| directory.join(name).display().to_string();
-        let sockets: Vec<String> = (0..self.pod.vlans.len().max(1)).map(|n| path(format!("{n}.sock"))).collect();
-        let mac = mac(*link);
-        let addresses = self.gateway.get("gateway").and_then(|section| section.get("addresses"));
-        let link6 = self.pod.links6.map(|network| Ipv6Addr::from_bits(network.to_bits() | u128::from(link.to_bits())));
-        let mut links = vec![Value::from(link.to_string())];
-        links.extend(link6.map(|link| Value::from(link.to_string())));
-        let mut own = links.clone();
-        own.extend(addresses.and_then(Value::as_array).into_iter().flatten().cloned());
+        let interfaces =
+            if self.pod.networks.is_empty() { self.pod.vlans.len().max(1) } else { self.pod.networks.len() };
+        let sockets: Vec<String> = (0..interfaces).map(|n| path(format!("{n}.sock"))).collect();
+        let mac = links.first().map(|link| mac(*link)).unwrap_or_default();
+        let tunnels = self.gateway.get("gateway").and_then(|section| section.get("addresses"));
+        let tunnels: Vec<Value> = tunnels.and_then(Value::as_array).into_iter().flatten().cloned().collect();
 
-        let mut settings = Table::new();
-        settings.insert("name".to_owned(), Value::from(*name));
-        settings.insert("number".to_owned(), i64::from(*number).into());
-        settings.insert("cores".to_owned(), i64::from(self.pod.cores).into());
-        settings.insert("mac".to_owned(), mac.clone().into());
-        settings.insert("own".to_owned(), own.into());
-        let interface = |(index, socket): (usize, &String)| {
-            let mut interface = Table::new();
-            if let Some(vlan) = self.pod.vlans.get(index) {
-                interface.insert("vlan".to_owned(), i64::from(*vlan).into());
+        let mut settings = Vec::new();
+        let mut pipelines: Vec<usize> = self.pod.networks.iter().map(|network| network.pipeline).collect();
+        pipelines.sort_unstable();
+        pipelines.dedup();
+        if pipelines.is_empty() {
+            pipelines.push(0);
+        }
+        for pipeline in pipelines {
+            let (mut own, mut interfaces) = (Vec::new(), Vec::new());
+            for (index, socket) in sockets.iter().enumerate() {
+                let network = self.pod.networks.get(index);
+                if network.is_some_and(|network| network.pipeline != pipeline) {
+                    continue;
+                }
+                let vlan = network.map_or(self.pod.vlans.get(index).copied(), |network| network.vlan);
+                let mut interface = Table::new();
+                interface.extend(vlan.map(|vlan| ("vlan".to_owned(), i64::from(vlan).into())));
+                interface.insert("socket".to_owned(), socket.clone().into());
+                interfaces.push(Value::from(interface));
+                if network.is_some() || index == 0 {
+                    own.extend(self.addresses(links, index));
+                }
             }
-            interface.insert("socket".to_owned(), socket.clone().into());
-            Value::from(interface)
-        };
-        let interfaces: Vec<Value> = sockets.iter().enumerate().map(interface).collect();
-        settings.insert("interfaces".to_owned(), interfaces.into());
-        settings.extend(self.pod.pipeline.clone());
+            own.extend(tunnels.iter().cloned());
+            let mut table = Table::new();
+            table.insert("name".to_owned(), Value::from(*name));
+            table.insert("number".to_owned(), i64::from(*number).into());
+            table.insert("cores".to_owned(), i64::from(self.pod.cores).into());
+            table.insert("mac".to_owned(), mac.clone().into());
+            table.insert("own".to_owned(), own.into());
+            table.insert("interfaces".to_owned(), interfaces.into());
+            table.extend(self.pod.pipeline.clone());
+            settings.push((pipeline, table.to_string()));
+        }
 
         let mut configuration = self.gateway.clone();
         let mut control = Table::new();
@@ -154,11 +196,29 @@ impl Template {
             section.insert("pod".to_owned(), i64::from(*number).into());
             section.insert("cores".to_owned(), i64::from(self.pod.cores).into());
             section.insert("processors".to_owned(), processors.into());
-            section.insert("interfaces".to_owned(), sockets.into_iter().map(Value::from).collect::<Vec<_>>().into());
             section.insert("mac".to_owned(), mac.into());
-            section.insert("link_addresses".to_owned(), links.into());
+            if self.pod.networks.is_empty() {
+                let sockets: Vec<Value> = sockets.iter().cloned().map(Value::from).collect();
+                section.insert("interfaces".to_owned(), sockets.into());
+                section.insert("link_addresses".to_owned(), self.addresses(links, 0).into());
+            }
         }
-        Plan { settings: settings.to_string(), configuration: configuration.to_string() }
+        let networks = self.pod.networks.iter().zip(sockets).enumerate();
+        let of_pod: Vec<Value> =
+            networks.map(|(index, (network, socket))| network.link(socket, self.addresses(links, index))).collect();
+        if !of_pod.is_empty() {
+            configuration.insert("links".to_owned(), of_pod.into());
+        }
+        Plan { settings, configuration: configuration.to_string() }
+    }
+
+    /// A pod's addresses on one of its links.
+    fn addresses(&self, links: &[Ipv4Addr], index: usize) -> Vec<Value> {
+        let Some(link) = links.get(index) else { return Vec::new() };
+        let links6 = self.pod.networks.get(index).map_or(self.pod.links6, |network| network.links6);
+        let link6 = links6.map(|network| Ipv6Addr::from_bits(network.to_bits() | u128::from(link.to_bits())));
+        let link6 = link6.map(|link| Value::from(link.to_string()));
+        [Value::from(link.to_string())].into_iter().chain(link6).collect()
     }
 
     /// Whether pods have sessions of translation.
@@ -166,9 +226,73 @@ impl Template {
         self.gateway.get("pools").and_then(Value::as_array).is_some_and(|pools| !pools.is_empty())
     }
 
-    /// The first address that no pod has; `own`: those that pods have.
-    pub(crate) fn free_link(&self, own: &[IpAddr]) -> Option<Ipv4Addr> {
-        self.pod.links.iter().copied().find(|link| !own.contains(&IpAddr::V4(*link)))
+    /// For each link the first address that no pod has; `own`: those that pods have.
+    ///
+    /// # Errors
+    /// The number of a link that has none left.
+    pub(crate) fn free_links(&self, own: &[IpAddr]) -> Result<Vec<Ipv4Addr>, usize> {
+        let of_networks = self.pod.networks.iter().map(|network| &network.links);
+        let only = self.pod.networks.is_empty().then_some(&self.pod.links);
+        let free = |(number, links): (usize, &Vec<Ipv4Addr>)| {
+            links.iter().copied().find(|link| !own.contains(&IpAddr::V4(*link))).ok_or(number)
+        };
+        only.into_iter().chain(of_networks).enumerate().map(free).collect()
+    }
+
+    /// The highest number of a pipeline that pods are behind.
+    pub(crate) fn last_pipeline(&self) -> usize {
+        self.pod.networks.iter().map(|network| network.pipeline).max().unwrap_or(0)
+    }
+}
+
+impl Network {
+    /// The section `[[links]]` of a pod.
+    fn link(&self, socket: String, addresses: Vec<Value>) -> Value {
+        let mut link = Table::new();
+        link.insert("socket".to_owned(), socket.into());
+        link.insert("pipeline".to_owned(), (self.pipeline as i64).into());
+        link.insert("addresses".to_owned(), addresses.into());
+        link.insert("on_link".to_owned(), self.on_link.iter().cloned().map(Value::from).collect::<Vec<_>>().into());
+        link.extend(self.router.map(|router| ("router".to_owned(), router.to_string().into())));
+        let peers = self.peers.as_ref().map(|peers| peers.iter().map(|peer| Value::from(peer.to_string())));
+        link.extend(peers.map(|peers| ("peers".to_owned(), peers.collect::<Vec<_>>().into())));
+        link.into()
+    }
+}
+
+/// Whether pods have links, and each can choose its addresses.
+fn check_networks(pod: &PodSection) -> Result<(), String> {
+    if pod.networks.is_empty() && pod.links.is_empty() {
+        return Err("[pod] links: none; give an address on the network of the switch for each pod".to_owned());
+    }
+    let has_one = !pod.links.is_empty() || pod.links6.is_some() || !pod.vlans.is_empty();
+    if has_one && !pod.networks.is_empty() {
+        return Err("[pod] vlans, links and links6: each of [[pod.networks]] has its own; move them there".to_owned());
+    }
+    if pod.networks.len() > MAX_INTERFACES {
+        let count = pod.networks.len();
+        return Err(format!("[[pod.networks]]: {count} of them; a pod has at most {MAX_INTERFACES} links"));
+    }
+    for (number, network) in pod.networks.iter().enumerate() {
+        if network.links.is_empty() {
+            return Err(format!("[[pod.networks]] {number}: links: none; give an address for each pod"));
+        }
+        if network.pipeline >= MAX_INTERFACES {
+            let pipeline = network.pipeline;
+            return Err(format!("[[pod.networks]] {number}: pipeline: {pipeline}; use 0 to {}", MAX_INTERFACES - 1));
+        }
+        let is_twice = |other: &Network| (other.pipeline, other.vlan) == (network.pipeline, network.vlan);
+        if pod.networks[..number].iter().any(is_twice) {
+            return Err(format!("[[pod.networks]] {number}: vlan: another one of the same pipeline has it, too"));
+        }
+    }
+    let mut all6 = pod.networks.iter().filter_map(|network| network.links6).chain(pod.links6);
+    match all6.find(|network| network.to_bits() as u32 != 0) {
+        Some(network) => Err(format!(
+            "[pod] links6: {network} is not a network of 96 bits such as fd01::; the last 32 bits are the pod's IPv4 \
+             address"
+        )),
+        None => Ok(()),
     }
 }
 
@@ -245,11 +369,12 @@ routes = [{ prefix = "192.168.0.0/24", to = "local" }]
         let plan = template.plan(&Choice {
             name: "vpc-1",
             number: 7,
-            link: [10, 1, 0, 12].into(),
+            links: vec![[10, 1, 0, 12].into()],
             processors: vec![2, 3],
             directory: Path::new("/pods/vpc-1"),
         });
-        let settings: Table = toml::from_str(&plan.settings).unwrap();
+        let [(0, settings)] = &plan.settings[..] else { panic!("one pipeline") };
+        let settings: Table = toml::from_str(settings).unwrap();
         let expected = r#"
 name = "vpc-1"
 number = 7
@@ -260,7 +385,7 @@ interfaces = [{ vlan = 100, socket = "/pods/vpc-1/0.sock" }, { vlan = 101, socke
 order_queues = 2
 limiter = { first_packets_per_second = 8, second_packets_per_second = 2 }
 "#;
-        assert_eq!(settings, toml::from_str(expected).unwrap(), "{}", plan.settings);
+        assert_eq!(settings, toml::from_str(expected).unwrap(), "{settings}");
         let configuration: Table = toml::from_str(&plan.configuration).unwrap();
         let expected = r#"
 control = { socket = "/pods/vpc-1/gw.sock" }
@@ -280,10 +405,15 @@ routes = [{ prefix = "192.168.0.0/24", to = "local" }]
 "#;
         assert_eq!(configuration, toml::from_str(expected).unwrap(), "{}", plan.configuration);
         let both = Template::parse(&TEMPLATE.replace("cores = 2", "cores = 2\nlinks6 = \"fd01::\"")).unwrap();
-        let choice =
-            Choice { name: "a", number: 1, link: [10, 1, 0, 12].into(), processors: vec![], directory: Path::new("/") };
+        let choice = Choice {
+            name: "a",
+            number: 1,
+            links: vec![[10, 1, 0, 12].into()],
+            processors: vec![],
+            directory: Path::new("/"),
+        };
         let plan = both.plan(&choice);
-        let settings: Table = toml::from_str(&plan.settings).unwrap();
+        let settings: Table = toml::from_str(&plan.settings[0].1).unwrap();
         assert_eq!(
             settings["own"],
             ["10.1.0.12", "fd01::a01:c", "10.0.0.1", "fd00::1"].map(Value::from).to_vec().into()
@@ -292,8 +422,92 @@ routes = [{ prefix = "192.168.0.0/24", to = "local" }]
         let links = &configuration["gateway"]["link_addresses"];
         assert_eq!(links, &["10.1.0.12", "fd01::a01:c"].map(Value::from).to_vec().into());
         let used: [IpAddr; 2] = [[10, 1, 0, 11].into(), [10, 0, 0, 1].into()];
-        assert_eq!(template.free_link(&used), Some([10, 1, 0, 12].into()));
-        assert_eq!(template.free_link(&[used[0], [10, 1, 0, 12].into()]), None);
+        assert_eq!(template.free_links(&used), Ok(vec![[10, 1, 0, 12].into()]));
+        assert_eq!(template.free_links(&[used[0], [10, 1, 0, 12].into()]), Err(0));
+    }
+
+    const NETWORKS: &str = r#"
+[pod]
+cores = 1
+pipeline = { timeout_us = 200 }
+[[pod.networks]]
+vlan = 100
+links = ["10.1.0.11", "10.1.0.12"]
+on_link = ["10.1.0.0/24"]
+router = "10.1.0.254"
+peers = ["10.1.0.2"]
+[[pod.networks]]
+pipeline = 1
+links = ["10.1.1.21", "10.1.1.22"]
+links6 = "fd01::"
+on_link = ["10.1.1.0/24"]
+[gateway]
+addresses = ["10.0.0.1"]
+[bgp]
+asn = 64512
+"#;
+
+    #[test]
+    fn a_pod_with_links_behind_two_pipelines() {
+        let template = Template::parse(NETWORKS).unwrap();
+        assert_eq!(template.last_pipeline(), 1);
+        let links = template.free_links(&[[10, 1, 0, 11].into()]).unwrap();
+        assert_eq!(template.free_links(&[[10, 1, 1, 21].into(), [10, 1, 1, 22].into()]), Err(1));
+        let directory = Path::new("/pods/a");
+        let plan = template.plan(&Choice { name: "a", number: 1, links, processors: vec![], directory });
+        let expected = [
+            r#"own = ["10.1.0.12", "10.0.0.1"]
+interfaces = [{ vlan = 100, socket = "/pods/a/0.sock" }]"#,
+            r#"own = ["10.1.1.21", "fd01::a01:115", "10.0.0.1"]
+interfaces = [{ socket = "/pods/a/1.sock" }]"#,
+        ];
+        for ((pipeline, settings), (number, expected)) in plan.settings.iter().zip(expected.iter().enumerate()) {
+            let common = "name = \"a\"\nnumber = 1\ncores = 1\nmac = \"02:bf:0a:01:00:0c\"\ntimeout_us = 200\n";
+            let expected: Table = toml::from_str(&format!("{common}{expected}")).unwrap();
+            assert_eq!((*pipeline, toml::from_str::<Table>(settings).unwrap()), (number, expected));
+        }
+        let configuration: Table = toml::from_str(&plan.configuration).unwrap();
+        let expected = r#"
+control = { socket = "/pods/a/gw.sock" }
+[gateway]
+pod = 1
+cores = 1
+processors = []
+mac = "02:bf:0a:01:00:0c"
+addresses = ["10.0.0.1"]
+[bgp]
+asn = 64512
+[[links]]
+socket = "/pods/a/0.sock"
+pipeline = 0
+addresses = ["10.1.0.12"]
+on_link = ["10.1.0.0/24"]
+router = "10.1.0.254"
+peers = ["10.1.0.2"]
+[[links]]
+socket = "/pods/a/1.sock"
+pipeline = 1
+addresses = ["10.1.1.21", "fd01::a01:115"]
+on_link = ["10.1.1.0/24"]
+"#;
+        assert_eq!(configuration, toml::from_str(expected).unwrap(), "{}", plan.configuration);
+    }
+
+    #[test]
+    fn networks_that_cannot_be() {
+        for (from, to, error) in [
+            ("cores = 1", "cores = 1\nvlans = [1]", "[pod] vlans, links and links6: each of [[pod.networks]]"),
+            ("[\"10.1.1.21\", \"10.1.1.22\"]", "[]", "[[pod.networks]] 1: links: none"),
+            ("pipeline = 1", "vlan = 100", "[[pod.networks]] 1: vlan: another one of the same pipeline"),
+            ("pipeline = 1", "pipeline = 4", "[[pod.networks]] 1: pipeline: 4; use 0 to 3"),
+            ("fd01::", "fd01::1", "[pod] links6: fd01::1 is not a network of 96 bits"),
+            ("[bgp]", "router = \"10.1.0.254\"\n[bgp]", "[gateway] router: each of [[pod.networks]]"),
+            ("asn = 64512", "asn = 64512\npeers = []", "[bgp] peers: each of [[pod.networks]]"),
+            ("[bgp]", "[[links]]\n[bgp]", "[[links]]: they are made of [[pod.networks]]"),
+        ] {
+            let text = Template::parse(&NETWORKS.replacen(from, to, 1)).unwrap_err();
+            assert!(text.starts_with(error), "{text}");
+        }
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl Site {
 
     /// What each pod of a service has counted.
     fn samples(&self, service: &str) -> Result<BTreeMap<String, Sample>, Failure> {
-        let pods = self.pipeline()?.pods;
+        let pods = self.pods()?;
         let pods = pods.iter().filter(|pod| of_service(service, &pod.name).is_some());
         pods.map(|pod| Ok((pod.name.clone(), sample(pod, &self.pod(&pod.name)?)))).collect()
     }

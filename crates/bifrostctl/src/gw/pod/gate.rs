@@ -65,7 +65,7 @@ impl Gate {
 
     fn send_probe(&self, site: &Site, name: &str) -> Result<(), String> {
         let Some(command) = &self.probe else { return Ok(()) };
-        let pods = site.pipeline().map_err(|error| error.to_string())?.pods;
+        let pods = site.pods().map_err(|error| error.to_string())?;
         let link = pods.iter().find(|pod| pod.name == name).and_then(|pod| pod.own.first());
         let mut probe = Command::new("timeout");
         probe.args([PROBE_SECONDS, "sh", "-c", command]).stdin(Stdio::null()).env("BIFROST_GW_POD", name);

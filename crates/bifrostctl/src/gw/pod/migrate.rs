@@ -78,7 +78,7 @@ impl Site {
         let (began, mut last, mut since) = (Instant::now(), None, Instant::now());
         while began.elapsed() < STILL_WITHIN {
             let told = announced(&self.pod(name)?).is_empty();
-            let pods = self.pipeline()?.pods;
+            let pods = self.pods()?;
             let delivered = pods.iter().find(|pod| pod.name == name).map(|pod| get(&pod.counters, "delivered_packets"));
             if !told || delivered != last {
                 (last, since) = (delivered, Instant::now());
