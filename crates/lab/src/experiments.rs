@@ -17,6 +17,7 @@ pub mod gw_bgp;
 pub mod gw_elastic;
 pub mod gw_hosts;
 pub mod gw_kill;
+pub mod gw_links;
 pub mod gw_order;
 pub mod gw_overload;
 pub mod gw_services;

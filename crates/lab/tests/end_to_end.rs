@@ -189,7 +189,8 @@ fn the_command_line_explains_errors() {
         "isolation",
     ];
     let more = ["elephants", "capacity", "ecn", "stable", "congestion-control", "sockperf"];
-    let of_the_gateway = ["gw-services", "gw-order", "gw-overload", "gw-hosts", "gw-elastic", "gw-bgp", "gw-kill"];
+    let of_the_gateway =
+        ["gw-services", "gw-order", "gw-overload", "gw-hosts", "gw-elastic", "gw-bgp", "gw-kill", "gw-links"];
     assert_eq!(
         names,
         [

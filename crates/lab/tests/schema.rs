@@ -8,7 +8,7 @@ use std::path::Path;
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, cni, congestion_control, coverage, delayed_release, elephants, flow_log, flow_records, full_links,
-    granularity, gw_bgp, gw_elastic, gw_hosts, gw_kill, gw_order, gw_overload, gw_services, iperf, isolation,
+    granularity, gw_bgp, gw_elastic, gw_hosts, gw_kill, gw_links, gw_order, gw_overload, gw_services, iperf, isolation,
     load_balancer, lossless, migrate, mirror, nat, nginx, outage, path_failure, rdm_block, rdm_loss, rdm_sort,
     rdm_upgrade, redis_loss, requests, route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall,
     switch_rate, tunnel::Switch, vectors, vhost_rate,
@@ -629,6 +629,16 @@ fn all() -> Vec<Value> {
         back_ms: 1637.0,
         neighbours_ran_s: 125.0,
     };
+    let gw_links = gw_links::Row {
+        failure: gw_links::Failure::Switch,
+        repetition: 0,
+        sent_probes: 80_000,
+        share: 0.25,
+        lost_probes: 500,
+        other_lost_probes: 0,
+        outage_ms: 190.0,
+        back_ms: 1500.0,
+    };
     let gw_order = gw_order::Row {
         case: gw_order::Case::StoppedWorker,
         repetition: 1,
@@ -657,6 +667,7 @@ fn all() -> Vec<Value> {
         results("gw-elastic", gw_elastic),
         results("gw-bgp", gw_bgp),
         results("gw-kill", gw_kill),
+        results("gw-links", gw_links),
         results("gw-order", gw_order),
         results("gw-overload", gw_overload),
         results("redis-loss", redis_loss),

@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result, anyhow};
 use super::frames::{self, Inner};
 use crate::netns::Namespace;
 
-/// Flows of probes: the switch spreads them.
-const FLOWS: usize = 64;
+/// Flows of probes, which the switch spreads: probe n is of flow n modulo this.
+pub const FLOWS: usize = 64;
 /// Of the receiver's socket, bytes.
 const BUFFER: usize = 32 << 20;
 
@@ -23,7 +23,7 @@ pub struct Probes {
     sent: Arc<AtomicU32>,
     first: Arc<AtomicBool>,
     sender: JoinHandle<()>,
-    receiver: JoinHandle<(u32, Duration)>,
+    receiver: JoinHandle<(Vec<bool>, Duration)>,
 }
 
 /// What became of probes.
@@ -81,15 +81,15 @@ impl Probes {
         let first = Arc::new(AtomicBool::new(false));
         let (seen, ended) = (Arc::clone(&first), Arc::clone(&stop));
         let receive = move || {
-            let (mut received, mut buffer) = (0, [0; 2048]);
+            let (mut received, mut buffer) = (Vec::new(), [0; 2048]);
             let (mut last, mut longest) = (None, Duration::ZERO);
             loop {
                 match receiver.recv(&mut buffer) {
-                    Ok(_) => {
+                    Ok(len) => {
                         let now = Instant::now();
                         longest = longest.max(last.map_or(Duration::ZERO, |last| now - last));
                         last = Some(now);
-                        received += 1;
+                        note(&mut received, &buffer[..len]);
                         seen.store(true, Ordering::Relaxed);
                     }
                     // Nothing has come for a while.
@@ -111,9 +111,29 @@ impl Probes {
     /// # Errors
     /// A panic.
     pub fn stop(self) -> Result<Probed> {
+        Ok(self.stop_and_list()?.0)
+    }
+
+    /// As [`stop`](Self::stop), with the numbers of the probes that did not come.
+    ///
+    /// # Errors
+    /// A panic.
+    pub fn stop_and_list(self) -> Result<(Probed, Vec<u32>)> {
         self.stop.store(true, Ordering::Relaxed);
         self.sender.join().map_err(|_| anyhow!("the sender panicked"))?;
-        let (received, longest_gap) = self.receiver.join().map_err(|_| anyhow!("the receiver panicked"))?;
-        Ok(Probed { sent: self.sent.load(Ordering::Relaxed), received, longest_gap })
+        let (seen, longest_gap) = self.receiver.join().map_err(|_| anyhow!("the receiver panicked"))?;
+        let sent = self.sent.load(Ordering::Relaxed);
+        let received = seen.iter().filter(|seen| **seen).count() as u32;
+        let came = |number: &u32| seen.get(*number as usize).copied().unwrap_or(false);
+        Ok((Probed { sent, received, longest_gap }, (0..sent).filter(|number| !came(number)).collect()))
     }
+}
+
+/// Notes the number of a probe that has come; it is behind all headers.
+fn note(seen: &mut Vec<bool>, probe: &[u8]) {
+    let Some(number) = probe.last_chunk().map(|bytes| u32::from_be_bytes(*bytes) as usize) else { return };
+    if seen.len() <= number {
+        seen.resize(number + 1, false);
+    }
+    seen[number] = true;
 }
