@@ -47,6 +47,7 @@ prepare() {
     # Without these programs, the tests that need them are skipped below, with a message.
     nice -n 19 scripts/install-etcd.sh || true
     nice -n 19 scripts/install-cni.sh || true
+    nice -n 19 scripts/install-quadlet.sh || true
 }
 packages() {
     [ -z "${installed:-}" ] || return 0
@@ -101,6 +102,15 @@ in_runtimes() {
     BIFROST_CNI_TOOLS=$tools cargo test --locked --workspace --test e2e -- cni --ignored
 }
 step "containers of runtimes: cnitool, Podman, containerd" in_runtimes
+# Podman's generator reads the unit for Quadlet.
+in_quadlet() {
+    if ! quadlet=$(scripts/install-quadlet.sh); then
+        echo "SKIPPED: the test of the unit for Quadlet, because its generator cannot be built here (see above)"
+        return 0
+    fi
+    BIFROST_QUADLET=$quadlet cargo test --locked --workspace --bin bifrostctl -- quadlet --ignored
+}
+step "a gateway pod as a unit of Quadlet" in_quadlet
 # Both of the following use the same features, for the whole workspace, so dependencies are those of the tests, and
 # the build with deliberate mistakes is done once.
 mistakes="--locked --workspace --features bifrost-fuzz/mutations,bifrost-sim/mutations"

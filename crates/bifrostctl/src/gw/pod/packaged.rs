@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::{container, read};
 
@@ -68,4 +69,55 @@ fn quadlet_starts_the_same_container() {
     }
     assert_eq!(given, wanted());
     assert!(rest.contains("[Service]\nRestart=always\n"));
+}
+
+/// What Podman's generator, `quadlet`, makes of a file of this name; or what it says is wrong with it.
+fn generated(name: &str, text: &str) -> Result<String, String> {
+    let quadlet = std::env::var_os("BIFROST_QUADLET").expect("set BIFROST_QUADLET, as by `scripts/install-quadlet.sh`");
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join(name), text).unwrap();
+    let output = Command::new(quadlet).arg("-dryrun").env("QUADLET_UNIT_DIRS", directory.path()).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+/// The words of a command, where a value is part of the word of its option.
+fn joined(command: &str) -> BTreeSet<String> {
+    let mut words = command.split_whitespace();
+    let mut all = BTreeSet::new();
+    while let Some(word) = words.next() {
+        let option = match word {
+            "-v" => "--volume",
+            "--name" | "--network" | "--cap-drop" | "--env" | "--label" => word,
+            _ => {
+                all.insert(word.to_owned());
+                continue;
+            }
+        };
+        all.insert(format!("{option}={}", words.next().unwrap_or_default()));
+    }
+    all
+}
+
+#[test]
+#[ignore = "needs BIFROST_QUADLET"]
+fn podmans_generator_makes_a_unit_of_quadlet_that_starts_the_same_container() {
+    let name = "bifrost-gw@.container";
+    let text = std::fs::read_to_string(packaged(name)).unwrap();
+    let unit = generated(name, &text).unwrap();
+    let command = value(&unit, "ExecStart");
+    let given = joined(command.strip_prefix("/usr/bin/podman run ").unwrap());
+    // What the generator adds: systemd knows the container by its file, and is told when it runs.
+    let added = "--cidfile=%t/%N.cid --replace --rm --cgroups=split --sdnotify=conmon -d".split(' ');
+    let wanted: BTreeSet<String> = wanted().into_iter().chain(added.map(str::to_owned)).collect();
+    assert_eq!(given, wanted);
+    // Podman ends the container, which withdraws its addresses on SIGTERM.
+    assert_eq!(value(&unit, "ExecStop"), "/usr/bin/podman rm -v -f -i --cidfile=%t/%N.cid");
+    for (key, wanted) in [("Restart", "always"), ("RestartSec", "100ms"), ("WantedBy", "multi-user.target")] {
+        assert_eq!(value(&unit, key), wanted);
+    }
+    assert!(unit.contains("\nAfter=bifrost-nicd.service\n") && unit.contains("\nStartLimitIntervalSec=0\n"));
+    // It knows all keys.
+    let error = generated(name, &text.replace("\nReadOnly=", "\nReadOnl=")).unwrap_err();
+    assert!(error.contains("ReadOnl"), "{error}");
 }
