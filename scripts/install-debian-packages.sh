@@ -13,7 +13,7 @@ all | demo | demo-rdma | demo-fleet) ;;
     ;;
 esac
 
-packages="redis-server redis-tools nginx apache2-utils nftables iperf3 ethtool iproute2 mptcpize valgrind user-mode-linux kmod qemu-system-x86 busybox-static isc-dhcp-client tshark openvswitch-switch openvswitch-switch-dpdk systemd sockperf memcached mariadb-server-core mariadb-client-core sysbench nghttp2-client podman catatonit containerd runc containernetworking-plugins libibverbs-dev frr bird2 curl keepalived"
+packages="redis-server redis-tools nginx apache2-utils nftables iperf3 ethtool iproute2 mptcpize valgrind user-mode-linux kmod qemu-system-x86 busybox-static isc-dhcp-client tshark openvswitch-switch openvswitch-switch-dpdk systemd sockperf memcached mariadb-server-core mariadb-client-core sysbench nghttp2-client podman catatonit containerd runc containernetworking-plugins libibverbs-dev frr bird2 gobgpd curl keepalived"
 # Where the kernel of QEMU's guests is unpacked: installing it would make it this machine's own.
 kernel=/var/cache/bifrost-lab/kernel
 # What user-mode Linux needs on some processors, and with some vhost-user ports; their sources say why.
@@ -136,7 +136,7 @@ for shim in $build; do
 done
 
 # Installation enables services for the next boot, too; what was there before is not ours to touch.
-for package in redis-server nginx memcached containerd frr bird2 keepalived; do
+for package in redis-server nginx memcached containerd frr bird2 gobgpd keepalived; do
     service=${package%2}
     case " $missing " in
     *" $package "*)

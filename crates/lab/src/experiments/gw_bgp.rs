@@ -16,7 +16,7 @@ use crate::bars::{Bar, Sense};
 use crate::experiments::gw_elastic::Pods;
 use crate::frame::Experiment;
 use crate::gateway::fabric::{Fabric, Settings};
-use crate::gateway::peers::Peers;
+use crate::gateway::gobgp::{self, Peer, Peers};
 use crate::gateway::switch::{Daemon, Switch};
 use crate::gateway::until::until;
 use crate::interrupt;
@@ -34,10 +34,11 @@ const PROXIES: usize = 2;
 /// What a pod takes a second while it is overloaded, and what comes: four times as much.
 const CAPACITY: u32 = 2500;
 const OVERLOAD: u32 = 4 * CAPACITY;
-/// Servers of the switch that is restarted; they are simulated.
+/// Servers of the switch that is restarted; their proxies, or their pods, are processes of GoBGP.
 const SERVERS: usize = 64;
-const SWITCH: Ipv4Addr = Ipv4Addr::new(10, 4, 255, 254);
-const ASN: u32 = 65_000;
+/// Both ends of their sessions.
+const SITE: gobgp::Site =
+    gobgp::Site { asn: 64_512, switch_asn: 65_000, switch: Ipv4Addr::new(10, 4, 255, 254) };
 /// A number of a row.
 type Field = fn(&Row) -> f64;
 
@@ -163,8 +164,9 @@ impl Experiment for GwBgp {
         Ok(format!(
             "Four pods in containers announce an address by iBGP to two proxies (FRR), and these by eBGP to a switch \
              (FRR, or BIRD). Overload is {OVERLOAD} packets a second at a pod that takes {CAPACITY}, for ten seconds; then the \
-             same with `priority = false`. The switch with 64 servers has simulated peers that announce 256 addresses \
-             in all; its BGP daemon (of FRR, bgpd and zebra) is killed and starts again. Medians, and in brackets the least and the most \
+             same with `priority = false`. The switch with 64 servers has processes of \
+             GoBGP as peers, one a session, that announce 256 addresses in all; its BGP daemon (of FRR, bgpd and \
+             zebra) is killed and starts again. GoBGP takes no connection for 5 s after a session has ended. Medians, and in brackets the least and the most \
              of the repetitions.\n\n{}",
             table.render()
         ))
@@ -331,25 +333,18 @@ fn convergence(lab: &Lab, label: &str, daemon: Daemon, peers: usize, routes_of_e
         "link add u0 type veth peer name u0 netns {}\nlink set u0 up addrgenmode none\n",
         switch.name()
     ))?;
-    switch.ip_batch(&format!("link set u0 up\naddr add {SWITCH}/16 dev u0\n"))?;
-    let address = |server: usize, peer: usize| Ipv4Addr::new(10, 4, server as u8, 1 + peer as u8);
-    let all: Vec<_> = (0..SERVERS).flat_map(|server| (0..peers).map(move |peer| (server, peer))).collect();
-    let lines = all.iter().map(|(server, peer)| format!("addr add {}/16 dev u0\n", address(*server, *peer)));
+    switch.ip_batch(&format!("link set u0 up\naddr add {}/16 dev u0\n", SITE.switch))?;
+    let all = speakers(peers, routes_of_each);
+    let lines = all.iter().map(|peer| format!("addr add {}/16 dev u0\n", peer.address));
     servers.ip_batch(&lines.collect::<String>())?;
-    let configuration = match daemon {
-        Daemon::Frr => FRR,
-        Daemon::Bird => BIRD,
-    };
     let logs = lab.logs(label);
-    let running = Switch::start(daemon, &switch, &directory.join("switch"), label, configuration.to_owned(), &logs)?;
-    let vip = |server: usize, pod: usize| IpNet::from(IpAddr::from([10, 0, server as u8, pod as u8]));
-    let of_peer = |(server, peer): &(usize, usize)| {
-        // Each proxy announces all pods of its server; without proxies each pod announces itself.
-        let first = if routes_of_each == 1 { *peer } else { 0 };
-        (address(*server, *peer), (first..first + routes_of_each).map(|pod| vip(*server, pod)).collect())
+    let _peers = Peers::start(&servers, &directory.join("gobgp"), SITE, &all, &logs)?;
+    let configuration = match daemon {
+        Daemon::Frr => frr(&all),
+        Daemon::Bird => bird(&all),
     };
+    let running = Switch::start(daemon, &switch, &directory.join("switch"), label, configuration, &logs)?;
     let sessions = all.len();
-    let _peers = Peers::start(&servers, SWITCH, ASN, all.iter().map(of_peer).collect())?;
     let is_there = || {
         let whole = running.sessions()? == sessions && running.routes(&switch)? == SERVERS * PODS;
         Ok(whole.then_some(()))
@@ -363,47 +358,78 @@ fn convergence(lab: &Lab, label: &str, daemon: Daemon, peers: usize, routes_of_e
     Ok((sessions as u32, began.elapsed().as_secs_f64() * 1e3))
 }
 
-/// FRR's, as the switch with simulated servers.
-const FRR: &str = "\
+/// What speaks for all servers: `of_each` on each, with as many of the addresses of the server's pods each.
+fn speakers(of_each: usize, routes_of_each: usize) -> Vec<Peer> {
+    let vip = |server: usize, pod: usize| IpNet::from(IpAddr::from([10, 0, server as u8, pod as u8]));
+    let speaker = |server: usize, number: usize| {
+        // Each proxy announces all pods of its server; without proxies each pod announces itself.
+        let first = if routes_of_each == 1 { number } else { 0 };
+        let routes = (first..first + routes_of_each).map(|pod| vip(server, pod)).collect();
+        Peer { address: Ipv4Addr::new(10, 4, server as u8, 1 + number as u8), routes }
+    };
+    (0..SERVERS).flat_map(|server| (0..of_each).map(move |number| speaker(server, number))).collect()
+}
+
+/// FRR's configuration, as the switch of `peers`: like that of `bifrostctl gw bgp config switch` it names each of
+/// them, and tries to connect every second.
+fn frr(peers: &[Peer]) -> String {
+    let gobgp::Site { asn, switch_asn, switch } = SITE;
+    let neighbors = peers.iter().map(|Peer { address, .. }| format!(" neighbor {address} peer-group servers\n"));
+    let neighbors: String = neighbors.collect();
+    format!(
+        "\
 frr defaults traditional
-router bgp 65000
- bgp router-id 10.4.255.254
+router bgp {switch_asn}
+ bgp router-id {switch}
  no bgp default ipv4-unicast
+ no bgp ebgp-requires-policy
  neighbor servers peer-group
- neighbor servers remote-as 65000
+ neighbor servers remote-as {asn}
  neighbor servers timers 10 30
- bgp listen limit 1000
- bgp listen range 10.4.0.0/16 peer-group servers
- address-family ipv4 unicast
-  maximum-paths ibgp 64
+ neighbor servers timers connect 1
+{neighbors} address-family ipv4 unicast
+  maximum-paths 64
   neighbor servers activate
  exit-address-family
 exit
 !
 bfd
 exit
-";
+"
+    )
+}
 
 /// The same for BIRD.
-const BIRD: &str = "\
-router id 10.4.255.254;
-protocol device { }
-protocol direct { ipv4; }
-protocol kernel { merge paths on limit 64; ipv4 { import none; export where source = RTS_BGP; }; }
-protocol bgp servers {
-  local 10.4.255.254 as 65000;
-  neighbor range 10.4.0.0/16 as 65000;
-  dynamic name \"server\";
-  dynamic name digits 3;
+fn bird(peers: &[Peer]) -> String {
+    let gobgp::Site { asn, switch_asn, switch } = SITE;
+    let neighbor = |(number, Peer { address, .. }): (usize, &Peer)| {
+        format!("protocol bgp server{number} from server {{ neighbor {address} as {asn}; }}\n")
+    };
+    let neighbors: String = peers.iter().enumerate().map(neighbor).collect();
+    format!(
+        "\
+router id {switch};
+protocol device {{ }}
+protocol direct {{ ipv4; }}
+protocol kernel {{ merge paths on limit 64; ipv4 {{ import none; export where source = RTS_BGP; }}; }}
+template bgp server {{
+  local {switch} as {switch_asn};
   direct;
   hold time 30;
   keepalive time 10;
-  ipv4 { import all; export none; gateway direct; };
+  connect delay time 1;
+  connect retry time 1;
+  error wait time 1, 1;
+  ipv4 {{ import all; export none; gateway direct; }};
+}}
+{neighbors}"
+    )
 }
-";
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -411,5 +437,19 @@ mod tests {
         let peer = |bfd: u32, bgp: u32| serde_json::json!({ "bfd_downs": bfd, "ended_sessions": bgp });
         let pod = serde_json::json!({ "bgp": [peer(2, 1), peer(3, 0)] });
         assert_eq!(ends(&pod), (5, 1));
+    }
+
+    #[test]
+    fn each_server_has_the_sessions_and_the_routes_that_it_is_to_have() {
+        for (of_each, routes_of_each, copies) in [(PROXIES, PODS, PROXIES), (PODS, 1, 1)] {
+            let all = speakers(of_each, routes_of_each);
+            let addresses: BTreeSet<_> = all.iter().map(|peer| peer.address).collect();
+            assert_eq!((all.len(), addresses.len()), (SERVERS * of_each, SERVERS * of_each));
+            let routes: Vec<_> = all.iter().flat_map(|peer| &peer.routes).collect();
+            let different: BTreeSet<_> = routes.iter().collect();
+            assert_eq!((routes.len(), different.len()), (SERVERS * PODS * copies, SERVERS * PODS));
+            assert_eq!(frr(&all).matches(" peer-group servers").count(), all.len());
+            assert_eq!(bird(&all).matches(" from server ").count(), all.len());
+        }
     }
 }
