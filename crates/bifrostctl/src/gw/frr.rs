@@ -198,9 +198,10 @@ router bgp {asn}
  neighbor pods peer-group
  neighbor pods remote-as {asn}
  neighbor pods timers 1 3
- ! GTSM (RFC 5082): who is further away than the link cannot speak to it.
+ ! GTSM (RFC 5082): who is further away than the link cannot speak to it. FRR 8.4 sends so to pods, but does not check
+ ! what they send: GATEWAY.md has a rule of nftables for that.
  neighbor pods ttl-security hops 1
- ! A pod that is gone forwards nothing.
+ ! A pod that is gone forwards nothing. (FRR 8.4 disregards this for pods, which do not ask for it either.)
  neighbor pods graceful-restart-disable
  neighbor pods bfd profile bifrost
  bgp listen limit {max_pods}

@@ -9,12 +9,14 @@
 //!
 //! On the link pods have fd01::11 and fd01::12, too.
 
+mod lines;
+
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::site::{BFD_MS, DETECTION, Probes, Process, Site, VIP, has_frr, post, until};
+use crate::site::{BFD_MS, DETECTION, Probes, Process, Site, VIP, configuration, has_frr, post, until};
 
 const VIP6: &str = "fd00::1";
 
@@ -53,7 +55,8 @@ fn start() -> Site {
 /// Starts FRR with what `bifrostctl gw bgp config` says for one end.
 fn start_frr(site: &mut Site, space: &str, end: &str) {
     let link = ["--proxy", "10.1.0.2", "--pods", "10.1.0.0/24", "--switch", "10.1.0.254"];
-    site.start_frr(space, end, &[&link[..], &["--vips", "10.0.0.0/24,fd00::/64"]].concat());
+    let more = [&link[..], &["--vips", "10.0.0.0/24,fd00::/64", "--bfd-ms", BFD_MS]].concat();
+    site.start_frr(space, &configuration(end, &more));
 }
 
 fn start_nicd(site: &mut Site) {

@@ -17,7 +17,9 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::trunk::{Flows, Trunk, VLAN};
-use crate::site::{BFD_MS, DETECTION, FLOWS, PROBES_PER_SECOND, Probes, Process, Site, VIP, has_frr, until};
+use crate::site::{
+    BFD_MS, DETECTION, FLOWS, PROBES_PER_SECOND, Probes, Process, Site, VIP, configuration, has_frr, until,
+};
 
 const LINKS: usize = 4;
 /// Between what is done and the next step, so that what it costs is seen in that step.
@@ -74,8 +76,10 @@ impl Server {
     fn start() -> Server {
         let mut site = network();
         let ends = ["--proxy", "10.1.0.2", "--pods", "10.1.0.0/16", "--switch", "10.1.0.254", "--vips", "10.0.0.0/24"];
-        site.start_frr("sw", "switch", &ends);
-        site.start_frr("proxy", "proxy", &ends);
+        let ends = [&ends[..], &["--bfd-ms", BFD_MS]].concat();
+        for (space, end) in [("sw", "switch"), ("proxy", "proxy")] {
+            site.start_frr(space, &configuration(end, &ends));
+        }
         let flows = Flows::new();
         let trunks = (0..LINKS / 2).map(|pipeline| {
             let ports = links_of(pipeline).map(|link| (link, format!("t{link}")));

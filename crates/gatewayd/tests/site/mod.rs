@@ -125,8 +125,8 @@ impl Site {
         Process(command.spawn().unwrap())
     }
 
-    /// Starts FRR in a namespace with what `bifrostctl gw bgp config` says for it: `end` and `more` are its arguments.
-    pub(crate) fn start_frr(&mut self, space: &str, end: &str, more: &[&str]) {
+    /// Starts FRR in a namespace with a configuration.
+    pub(crate) fn start_frr(&mut self, space: &str, configuration: &str) {
         let directory = self.path(space);
         std::fs::create_dir(&directory).unwrap();
         std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
@@ -144,9 +144,7 @@ impl Site {
             let socket = directory.join(format!("{daemon}.vty"));
             until("FRR starts", || socket.exists().then_some(()));
         }
-        let common = ["gw", "bgp", "config", end, "--asn", "64512", "--switch-asn", "65000", "--bfd-ms", BFD_MS];
-        let text = output(Command::new(ctl()).args(common).args(more));
-        std::fs::write(at("frr.conf"), text.unwrap()).unwrap();
+        std::fs::write(at("frr.conf"), configuration).unwrap();
         self.run(&format!("vtysh --vty_socket {} -f {}", directory.display(), at("frr.conf")));
     }
 
@@ -211,6 +209,12 @@ impl Site {
         };
         std::thread::spawn(open).join().unwrap()
     }
+}
+
+/// What `bifrostctl gw bgp config` says for an end of the session between proxy and switch; `more` are its options.
+pub(crate) fn configuration(end: &str, more: &[&str]) -> String {
+    let common = ["gw", "bgp", "config", end, "--asn", "64512", "--switch-asn", "65000"];
+    output(Command::new(ctl()).args(common).args(more)).unwrap()
 }
 
 pub(crate) fn until<T>(what: &str, mut is: impl FnMut() -> Option<T>) -> T {
