@@ -108,7 +108,7 @@ in_quadlet() {
         echo "SKIPPED: the test of the unit for Quadlet, because its generator cannot be built here (see above)"
         return 0
     fi
-    BIFROST_QUADLET=$quadlet cargo test --locked --workspace --bin bifrostctl -- quadlet --ignored
+    BIFROST_QUADLET=$quadlet cargo test --locked --workspace --lib -- quadlet --ignored
 }
 step "a gateway pod as a unit of Quadlet" in_quadlet
 # Both of the following use the same features, for the whole workspace, so dependencies are those of the tests, and

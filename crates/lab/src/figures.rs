@@ -273,6 +273,16 @@ const MEASURED: &[(&str, &[Figure])] = &[
         ],
     ),
     (
+        "gw-bgp",
+        &[figure(
+            "SIGCOMM'25 figure 7, BGP proxies",
+            "A switch with more than 64 BGP peers may need tens of minutes until its routes converge after a restart. \
+             With proxies a server has a fraction of the peers.",
+            "FRR and BIRD on the processors of this machine instead of a switch's, where 256 peers converge, too; 64 \
+             servers, each with two proxies or four pods, which are processes of GoBGP.",
+        )],
+    ),
+    (
         "rdm-loss",
         &[
             figure(

@@ -37,8 +37,7 @@ const OVERLOAD: u32 = 4 * CAPACITY;
 /// Servers of the switch that is restarted; their proxies, or their pods, are processes of GoBGP.
 const SERVERS: usize = 64;
 /// Both ends of their sessions.
-const SITE: gobgp::Site =
-    gobgp::Site { asn: 64_512, switch_asn: 65_000, switch: Ipv4Addr::new(10, 4, 255, 254) };
+const SITE: gobgp::Site = gobgp::Site { asn: 64_512, switch_asn: 65_000, switch: Ipv4Addr::new(10, 4, 255, 254) };
 /// A number of a row.
 type Field = fn(&Row) -> f64;
 

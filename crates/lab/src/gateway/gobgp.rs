@@ -46,13 +46,7 @@ impl Peers {
     ///
     /// # Errors
     /// GoBGP is missing, or does not start.
-    pub fn start(
-        namespace: &Namespace,
-        directory: &Path,
-        site: Site,
-        peers: &[Peer],
-        logs: &Path,
-    ) -> Result<Self> {
+    pub fn start(namespace: &Namespace, directory: &Path, site: Site, peers: &[Peer], logs: &Path) -> Result<Self> {
         fs::create_dir(directory).with_context(|| format!("creating {}", directory.display()))?;
         let start = |peer: &Peer| {
             let file = directory.join(format!("{}.toml", peer.address));
