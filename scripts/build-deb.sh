@@ -45,7 +45,7 @@ cp packaging/gateway/bifrost-nicd.service "$build/debian/bifrost-gateway.bifrost
 cp packaging/gateway/bifrost-gw-console.service "$build/debian/bifrost-gateway.bifrost-gw-console.service"
 cp packaging/agent.env packaging/relay.env "$build"
 cp packaging/gateway/nicd.toml packaging/gateway/vpc.toml packaging/gateway/kubernetes.yaml \
-    packaging/gateway/bifrost-gw@.container packaging/gateway/bifrost-gw@.service "$build"
+    packaging/gateway/bifrost-gw@.container packaging/gateway/bifrost-gw@.service scripts/gw-image.sh "$build"
 cp docs/FLEET.md docs/GATEWAY.md docs/GATEWAY-TRAILER.md docs/ROUTES-FILE.md "$build"
 "$target/debug/examples/manual" "$build"
 
