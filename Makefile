@@ -20,7 +20,7 @@ help:
 	@echo "make build      release build"
 	@echo "make deb        the Debian packages, in $(OUT)"
 	@echo "make gw-image   the OCI image of a gateway pod, localhost/bifrost-gw, by Podman (docs/GATEWAY.md)"
-	@echo "make try-guide  the operator's guide, step by step on two clean, emulated machines (minutes)"
+	@echo "make try-guide  the operator's guide, step by step on clean, emulated machines (minutes)"
 	@echo "make swarm      random worlds, a million unless SEEDS=n says otherwise; goes on where it was stopped"
 	@echo "make fuzz       every fuzz target for a minute, guided by coverage; SECONDS=n for longer"
 	@echo "make prove      exhaustive tests that take minutes"
@@ -105,7 +105,8 @@ gw-image:
 
 try-guide: packages deb
 	@{ command -v debootstrap && command -v ssh; } >/dev/null || $(SUDO) apt-get install -y -qq --no-install-recommends debootstrap openssh-client
-	@$(SUDO) env OUT=$(OUT) scripts/try-guide.sh $(OUT)/bifrost_*.deb $(OUT)/bifrost-agent_*.deb $(OUT)/bifrost-relay_*.deb
+	@$(SUDO) env OUT=$(OUT) scripts/try-guide.sh $(OUT)/bifrost_*.deb $(OUT)/bifrost-agent_*.deb $(OUT)/bifrost-relay_*.deb \
+		$(OUT)/bifrost-gateway_*.deb
 
 clean-lab:
 	$(LAB) clean

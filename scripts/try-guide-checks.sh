@@ -17,6 +17,12 @@ after() {
     "one host") after_one_host ;;
     "Certificates") after_certificates ;;
     "Create a network") after_fleet ;;
+    "many hosts") after_many_hosts ;;
+    "The proxy") after_proxy ;;
+    "A host behind the gateway") after_host_behind_gateway ;;
+    "Replace a pod") after_replaced_pod ;;
+    "Upgrade a gateway") after_upgraded_gateway ;;
+    "Remove a gateway") after_removed_gateway ;;
     *) return ;;
     esac
     total=$((total + checks))
@@ -169,7 +175,7 @@ cat /run/bifrost/vm1.sock.inflight
 bifrostctl status
 END
     says_hello
-    scp -q -F "$out/ssh" "$out/next.deb" host-a:
+    scp -q -F "$out/ssh" "$out"/next/bifrost_*.deb host-a:next.deb
     check host-a "next.*replaced.*active" <<'END'
 before=$(systemctl show -P MainPID bifrostd)
 apt-get install -y ./next.deb
@@ -212,5 +218,84 @@ systemctl start bifrost-relay
 bifrostctl fleet add security_group/demo/closed
 bifrostctl fleet set port/demo/db security_groups=closed --wait 30
 ip netns exec web ping -c 1 -W 1 10.0.0.3 || true
+END
+}
+
+# The page about the gateway begins on machines without Bifrost, and has a router.
+after_many_hosts() {
+    for host in host-a host-b; do
+        check $host "^no daemon $" <<'END'
+systemctl stop traffic server-80 server-5201 server-6379 2>/dev/null || true
+for name in $(ip netns list | cut -d ' ' -f 1); do ip netns del "$name"; done
+apt-get purge -y bifrost bifrost-agent bifrost-relay >/dev/null 2>&1
+pidof bifrostd bifrost-agent bifrost-relay || echo no daemon
+END
+    done
+    boot 3 router
+    await 3 router
+    # What is behind the router: the Internet.
+    check router "" <<'END'
+ip address add 198.51.100.7/32 dev lo
+systemd-run -q --unit internet -p Restart=always iperf3 -s -B 198.51.100.7
+END
+}
+
+# The copy that the guide describes in its text.
+after_proxy() {
+    ssh -F "$out/ssh" host-b cat switch.conf >"$out/switch.conf" || fail "host-b has no switch.conf"
+    ssh -F "$out/ssh" router "cat >/etc/frr/frr.conf" <"$out/switch.conf" || fail "switch.conf cannot be copied"
+}
+
+# A TCP connection through the translation, until the gateway is removed.
+after_host_behind_gateway() {
+    check host-a "^active $" <<'END'
+systemd-run -q --unit stream -p NetworkNamespacePath=/run/netns/web1 iperf3 -c 198.51.100.7 -b 200K -t 3600
+sleep 2
+systemctl is-active stream
+END
+    check router "198\.51\.100\.7:5201 +203\.0\.113\.8:" <<'END'
+ss -Htn state established sport = :5201
+END
+    stream_goes_on
+}
+
+stream_goes_on() {
+    check router "goes on" <<'END'
+received() {
+    ss -Htin state established sport = :5201 | grep -o 'bytes_received:[0-9]*' | cut -d : -f 2 | sort -n | tail -n 1
+}
+before=$(received)
+for try in $(seq 20); do
+    sleep 1
+    [ "$(received)" -gt $((before + 20000)) ] && echo "goes on" && break
+done
+END
+}
+
+after_replaced_pod() {
+    stream_goes_on
+    # From now on it is the newer package that the operator has.
+    ssh -F "$out/ssh" host-b "rm bifrost-gateway_*.deb" || fail "host-b has no package"
+    scp -q -F "$out/ssh" "$out"/next/bifrost-gateway_*.deb host-b: || fail "host-b: no newer package"
+}
+
+after_upgraded_gateway() {
+    check host-b "next.*localhost/bifrost-gw:2.*vpc-1 +running +1 of 1 up" <<'END'
+dpkg-query -W bifrost-gateway
+podman inspect --format '{{.ImageName}}' bifrost-gw-vpc-1
+for try in $(seq 50); do bifrostctl gw pod list | grep "1 of 1 up" && break; sleep 0.2; done
+END
+    stream_goes_on
+}
+
+after_removed_gateway() {
+    check host-b "^no pipeline no pods no state $" <<'END'
+pidof bifrost-nicd bifrost-gw || echo no pipeline
+[ -n "$(podman ps --all --quiet)" ] || echo no pods
+ls -d /etc/bifrost/nicd.toml /var/lib/bifrost/nicd /var/lib/bifrost/gw 2>/dev/null || echo no state
+END
+    check router "^no routes $" <<'END'
+for try in $(seq 50); do ip route | grep bgp >/dev/null || break; sleep 0.2; done
+ip route | grep bgp || echo no routes
 END
 }

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Tests the operator's guide, the pages of docs/OPERATIONS.md in their order, on two clean Debian 12 machines
-# (user-mode Linux, systemd). It runs the guide's own blocks. A comment before each block says how (HOST: host-a,
-# host-b, or `here` for this machine):
+# Tests the operator's guide, the pages of docs/OPERATIONS.md in their order, on two clean Debian 12 machines and a
+# router (user-mode Linux, systemd). It runs the guide's own blocks. A comment before each block says how (HOST: host-a,
+# host-b, router, or `here` for this machine):
 #   <!-- tried on HOST[, HOST][: EXPECTED] -->          run by sh -e; the output must match (extended, over all lines)
+#   <!-- tried on HOST, within N s: EXPECTED -->        the same; repeated until the output matches
 #   <!-- tried on HOST as FILE -->                      written to that file
 #   <!-- tried on HOST, added to FILE -->               added at its end
 #   <!-- tried on HOST, put behind: LINE -->            put behind the first such line of the configuration
@@ -11,6 +12,8 @@
 # try-guide.sh PACKAGES (make try-guide). Needs root, debootstrap, openssh-client and what
 # install-debian-packages.sh installs; no virtualization hardware; minutes.
 #   OUT=DIRECTORY   results (out): its subdirectory try-guide/ has each step's output and the machines' consoles
+#   PAGES=NAMES     only these pages, such as `gateway`, from clean machines; default: all. The pages about one host
+#                   (install to maintenance) build on each other
 #   KEEP=SECONDS    keep the machines running this long after a failure, for inspection
 set -eu
 cd "$(dirname "$0")/.."
@@ -19,9 +22,9 @@ out=$(realpath -m "${OUT:-out}")/try-guide
 # The clean machine: a Debian root file system, created once.
 cache=/var/cache/bifrost-lab/guide
 packages=systemd,systemd-sysv,dbus,udev,kmod,iproute2,iputils-ping,nftables,openssh-server,curl,iperf3,initramfs-tools,linux-image-cloud-amd64
-later="tshark openssl"
+later="tshark openssl podman crun frr"
 # Timeout of the whole trial, s.
-limit=2400
+limit=3600
 config=/etc/bifrost/bifrostd.toml
 
 say() {
@@ -41,7 +44,7 @@ fail() {
 # ---- The clean machine -------------------------------------------------------------------------------------------------
 
 make_image() {
-    stamp="$packages $later 3"
+    stamp="$packages $later 4"
     if [ "$(cat "$cache/stamp" 2>/dev/null || true)" = "$stamp" ]; then
         return
     fi
@@ -53,7 +56,11 @@ make_image() {
     root=$root packages=$packages later=$later unshare --mount --fork --kill-child sh -eu -c '
         debootstrap --variant=minbase --include="$packages" bookworm "$root" >"$root.log" 2>&1
         mount -t proc proc "$root/proc"
+        # Packages start no service: it would run on this machine.
+        printf "#!/bin/sh\nexit 101\n" >"$root/usr/sbin/policy-rc.d"
+        chmod 755 "$root/usr/sbin/policy-rc.d"
         chroot "$root" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $later >>"$root.log" 2>&1
+        rm "$root/usr/sbin/policy-rc.d"
     ' || fail "debootstrap: $(tail -n 5 "$root.log")"
     ssh-keygen -q -t ed25519 -N "" -f "$cache/key"
     mkdir -p -m 700 "$root/root/.ssh"
@@ -63,15 +70,18 @@ make_image() {
         printf '[Match]\nMACAddress=%s\n[Link]\nName=%s\nMTUBytes=1500\n' "$2" "$3" >"$root/etc/systemd/network/10-$1.link"
         printf '[Match]\nMACAddress=%s\n[Network]\nAddress=%s\n' "$2" "$4" >"$root/etc/systemd/network/10-$1.network"
     }
-    for host in 1 2; do
+    for host in 1 2 3; do
         network management$host 52:54:00:00:01:0$host eth0 10.255.$host.2/24
         network underlay$host 52:54:00:00:00:0$host eth1 192.0.2.$host/24
     done
+    # The gateway's own device on host-b: no addresses.
+    printf '[Match]\nMACAddress=52:54:00:00:02:02\n[Link]\nName=eth2\nMTUBytes=1500\n' >"$root/etc/systemd/network/10-gateway.link"
     network vm1 02:00:00:00:00:01 eth0 10.0.0.1/24
     # Modules of user-mode Linux; QEMU's machine has those of its package.
     cp -R /usr/lib/uml/modules/* "$root/lib/modules"
     echo "/dev/root / ext4 defaults 0 0" >"$root/etc/fstab"
     chroot "$root" systemctl -q enable systemd-networkd systemd-networkd-wait-online
+    chroot "$root" systemctl -q disable frr
     chroot "$root" apt-get clean
     cp "$root"/boot/vmlinuz-* "$cache/vmlinuz"
     cp "$root"/boot/initrd.img-* "$cache/initrd"
@@ -82,18 +92,22 @@ make_image() {
 
 # ---- The machines ------------------------------------------------------------------------------------------------------
 
-# boot NUMBER NAME: management on eth0, the underlay, a bridge, on eth1. File writes go to a separate overlay file.
+# boot NUMBER NAME: management on eth0, the underlay, a bridge, on eth1; eth2, for the gateway, is there, too. File
+# writes go to a separate overlay file.
 boot() {
+    booted=$(date +%s)
     ip tuntap add m$1 mode tap
     ip link set m$1 up
-    ip tuntap add u$1 mode tap
-    ip link set u$1 mtu 9000 up
     ip address add 10.255.$1.1/24 dev m$1
-    ip link set u$1 master underlay
-    LD_PRELOAD=/var/cache/bifrost-lab/uml-xstate.so TMPDIR=$out linux.uml mem=512M con=null con0=fd:0,fd:1 \
+    for device in u$1 g$1; do
+        ip tuntap add $device mode tap
+        ip link set $device mtu 9000 master underlay up
+    done
+    LD_PRELOAD=/var/cache/bifrost-lab/uml-xstate.so TMPDIR=$out linux.uml mem=1G con=null con0=fd:0,fd:1 \
         umid="$2" uml_dir="$out/uml" ubd0="$out/$2.cow,$cache/image" root=/dev/ubda rw net.ifnames=0 systemd.hostname="$2" \
         vec0:transport=tap,ifname=m$1,depth=64,mac=52:54:00:00:01:0$1 \
         vec1:transport=tap,ifname=u$1,depth=64,mtu=9000,mac=52:54:00:00:00:0$1 \
+        vec2:transport=tap,ifname=g$1,depth=64,mtu=9000,mac=52:54:00:00:02:0$1 \
         </dev/null >"$out/$2.console" 2>&1 &
     printf 'Host %s\n HostName 10.255.%s.2\n' "$2" "$1" >>"$out/ssh"
 }
@@ -102,7 +116,8 @@ boot() {
 # section on the MTU covers. So the NIC's MTU stays, the configuration states it, and guests' packets are shorter.
 fit() {
     sed -e "s|^ip link set dev eth1 mtu 1600.*|sed -i -e 's/^.underlay.\$/\&\\\\nmtu = 1500/' -e 's/^netns = .*/\&\\\\nmtu = 1434/' $config|" \
-        -e 's/-s 1472/-s 1406/; s/-s 1572/-s 1472/' -e 's/^mtu = 1500$/mtu = 1434/' -e 's/^netns = "\(web2\|db1\)"$/&\nmtu = 1434/' -e 's/^bifrostctl fleet add port.* netns=[a-z]*/& mtu=1434/'
+        -e 's/-s 1472/-s 1406/; s/-s 1572/-s 1472/' -e 's/^mtu = 1500$/mtu = 1434/' -e 's/^netns = "\(web2\|db1\)"$/&\nmtu = 1434/' -e 's/^bifrostctl fleet add port.* netns=[a-z]*/& mtu=1434/' \
+        -e 's/^\(name = "eth2"\|\[gateway\]\)$/&\nmtu = 1500/; /^mtu = 1600$/d; s/^\(ip link set dev eth2\) mtu 1600/\1/'
 }
 
 # on HOST: runs standard input there. No connection waits forever.
@@ -129,19 +144,25 @@ END
     ip link add underlay mtu 9000 up type bridge
     boot 1 host-a
     boot 2 host-b
-    for host in host-a host-b; do
-        # The machine may be busy.
-        until echo 'systemctl is-system-running --wait || true' | on $host >"$out/$host.state" 2>&1; do
-            [ $(($(date +%s) - began)) -lt 600 ] || fail "$host does not start: $out/$host.console"
-            sleep 2
-        done
-        # User-mode Linux cannot receive unsegmented frames, and has only now opened the devices.
-        for device in m1 u1 m2 u2; do
-            ethtool -K $device tso off gso off gro off >/dev/null 2>&1 || true
-        done
-        scp -q -F "$out/ssh" "$out"/packages/*.deb "$host:" || fail "$host: no packages"
-        say "$host is up: $(cat "$out/$host.state")"
+    await 1 host-a
+    await 2 host-b
+}
+
+# await NUMBER NAME: until the machine is up, and has the packages.
+await() {
+    # The machine may be busy.
+    until echo 'systemctl is-system-running --wait || true' | on "$2" >"$out/$2.state" 2>&1; do
+        [ $(($(date +%s) - booted)) -lt 600 ] || fail "$2 does not start: $out/$2.console"
+        sleep 2
     done
+    # User-mode Linux cannot receive unsegmented frames, and has only now opened the devices.
+    for device in m$1 u$1 g$1; do
+        ethtool -K $device tso off gso off gro off >/dev/null 2>&1 || true
+    done
+    # The gateway takes frames with their checksums only: this end of its device computes them, as the guide says.
+    ethtool -K g$1 tx off >/dev/null
+    scp -q -F "$out/ssh" "$out"/packages/*.deb "$2:" || fail "$2: no packages"
+    say "$2 is up: $(cat "$out/$2.state")"
 }
 
 # ---- The guide ---------------------------------------------------------------------------------------------------------
@@ -149,6 +170,10 @@ END
 # Splits the guide into steps/NNN.body and NNN.mark; a block without a mark is an error.
 cut_guide() {
     mkdir "$out/steps"
+    pages=""
+    for page in ${PAGES:-$(sed -n 's/.*(operations\/\([a-z]*\)\.md).*/\1/p' docs/OPERATIONS.md)}; do
+        pages="$pages docs/operations/$page.md"
+    done
     awk -v to="$out/steps" '
         function file(kind) { return sprintf("%s/%03d.%s", to, number, kind) }
         /^<!-- (not )?tried/ { mark = $0; next }
@@ -170,7 +195,16 @@ cut_guide() {
         /^##/ { section = $0; sub(/^#+ /, "", section) }
         /./ { mark = "" }
         END { exit bad }
-    ' $(sed -n 's/.*(\(operations\/[a-z]*\.md\)).*/docs\/\1/p' docs/OPERATIONS.md) || fail "blocks of the guide without a mark"
+    ' $pages || fail "blocks of the guide without a mark"
+}
+
+# until_matches HOST EXPECTED FILE-OF-OUTPUT SECONDS SCRIPT
+until_matches() {
+    since=$(date +%s)
+    until on "$1" <"$5" >"$3" 2>&1 && tr '\n' ' ' <"$3" | grep -qE "$2"; do
+        [ $(($(date +%s) - since)) -lt "$4" ] || fail "on $1: \"$2\" is not within $4 s in: $(cat "$3")"
+        sleep 1
+    done
 }
 
 # run HOST EXPECTED FILE-OF-OUTPUT <script
@@ -244,6 +278,7 @@ try_block() {
     *" as "*) hosts=${mark%% as *} action=write argument=${mark#* as } ;;
     *", added to "*) hosts=${mark%%, added to *} action=add argument=${mark#*, added to } ;;
     *", put behind: "*) hosts=${mark%%, put behind: *} action=behind argument=${mark#*, put behind: } ;;
+    *", within "*) hosts=${mark%%, within *} action=within argument=${mark#*, within } ;;
     *": "*) hosts=${mark%%: *} action=run argument=${mark#*: } ;;
     *) hosts=$mark action=run argument="" ;;
     esac
@@ -255,6 +290,7 @@ try_block() {
         fi
         case $action in
         run) run "$host" "$argument" "$log" <"$body" ;;
+        within) until_matches "$host" "${argument#* s: }" "$log" "${argument%% s: *}" "$body" ;;
         write) (echo "cat >'$argument' <<'END-OF-BLOCK'" && cat "$body" && echo END-OF-BLOCK) | run "$host" "" "$log" ;;
         add) (echo "cat >>'$argument' <<'END-OF-BLOCK'" && cat "$body" && echo END-OF-BLOCK) | run "$host" "" "$log" ;;
         behind)
@@ -277,10 +313,13 @@ try_guide() {
         if [ "$section" != "$previous" ] && [ -n "$previous" ]; then
             after "$previous"
         fi
-        # The pages about one host end with its removal; the page about many hosts begins without it.
-        if [ "$section" = "Set up a relay and agents" ] && [ "$section" != "$previous" ]; then
-            after "one host"
-        fi
+        # The pages about one host end with its removal; the page about many hosts begins without it, and that about
+        # the gateway without both.
+        case "$previous:$section" in
+        "$section:$section") ;;
+        ?*:"Set up a relay and agents") after "one host" ;;
+        *:"Install the gateway") after "many hosts" ;;
+        esac
         previous=$section
         try_block
     done
@@ -315,10 +354,13 @@ flock -n 9 || fail "another trial is running"
 mkdir "$out/packages"
 cp "$@" "$out/packages"
 package=$(ls "$out"/packages/bifrost_*.deb)
-# The same package with a newer version, to upgrade to.
-dpkg-deb -R "$package" "$out/next"
-sed -i 's/^Version: .*/&+next/' "$out/next/DEBIAN/control"
-dpkg-deb -Zgzip -z1 -b "$out/next" "$out/next.deb" >/dev/null
-rm -rf "$out/next"
+# The same packages with a newer version, to upgrade to.
+mkdir "$out/next"
+for file in "$package" "$out"/packages/bifrost-gateway_*.deb; do
+    dpkg-deb -R "$file" "$out/next/root"
+    sed -i 's/^Version: .*/&+next/' "$out/next/root/DEBIAN/control"
+    dpkg-deb -Zgzip -z1 -b "$out/next/root" "$out/next/$(basename "$file")" >/dev/null
+    rm -rf "$out/next/root"
+done
 make_image
 exec unshare --net --mount --pid --fork --kill-child --mount-proc sh "$here/scripts/try-guide.sh" inside "$began" "$package" $$
