@@ -62,7 +62,7 @@ impl<'a> Decision<'a> {
         }
         let tables = self.tables;
         let vpc = tables.vpcs.get(&vni).ok_or(DropReason::UnknownVni)?;
-        if let Some(reply) = discovered(packet.bytes(), &inner, tables.mac, vpc) {
+        if let Some(reply) = discovered(packet.bytes(), &inner, tables.vpc_mac, vpc) {
             return self.reply_inside(packet, vni, outer, &reply);
         }
         self.congestion(packet, &inner, mark)?;

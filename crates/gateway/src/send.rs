@@ -105,7 +105,7 @@ impl Decision<'_> {
         let (next_hop, ethertype) = match egress {
             Egress::Internet { next_hop } => (Some(next_hop), inner),
             Egress::Host { vni, host } => {
-                encap::push_ethernet(packet, host.mac, tables.mac, inner)?;
+                encap::push_ethernet(packet, host.mac, tables.vpc_mac, inner)?;
                 encap::push_vxlan(packet, vni, outer(host.vtep)?)?;
                 (tables.next_hop(host.vtep), ip::ethertype_of(host.vtep))
             }
@@ -113,7 +113,7 @@ impl Decision<'_> {
                 let tunnel = *tables.tunnels.get(index as usize).ok_or(DropReason::NoRoute)?;
                 match tunnel.kind {
                     TunnelKind::Vxlan { vni, mac } => {
-                        encap::push_ethernet(packet, mac, tables.mac, inner)?;
+                        encap::push_ethernet(packet, mac, tables.vpc_mac, inner)?;
                         encap::push_vxlan(packet, vni, outer(tunnel.remote)?)?;
                     }
                     TunnelKind::Gre { key } => {

@@ -111,8 +111,11 @@ pub struct NextHop {
 pub struct Tables {
     /// The gateway's own addresses for tunnels: at most one of each family.
     pub vteps: Vec<IpAddr>,
-    /// The gateway's MAC address, outside and inside of tunnels.
+    /// The gateway's MAC address on its link.
     pub mac: Mac,
+    /// The gateway's MAC address in VPCs, inside tunnels. Hosts accept packets from this address only, so all pods of
+    /// a service have the same.
+    pub vpc_mac: Mac,
     /// MTU of the network of hosts and routers, bytes of an outer IP packet.
     pub mtu: u16,
     /// Tenants' networks by VNI.
@@ -149,7 +152,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Only with addresses; `seed` seeds the hash tables, whose keys tenants choose in part.
+    /// Only with addresses, and with one MAC address outside and inside of tunnels; `seed` seeds the hash tables, whose keys tenants choose in part.
     pub fn new(vteps: Vec<IpAddr>, mac: Mac, mtu: u16, seed: u64) -> Self {
         fn map<K, V>(seed: u64) -> ExactMap<K, V> {
             bifrost_tables::exact_map(seed)
@@ -157,6 +160,7 @@ impl Tables {
         Tables {
             vteps,
             mac,
+            vpc_mac: mac,
             mtu,
             vpcs: map(seed),
             meters: 0,

@@ -228,6 +228,33 @@ fn arp_and_neighbour_discovery() {
 }
 
 #[test]
+fn pods_of_a_service_have_one_mac_address_in_vpcs() {
+    const SHARED: Mac = Mac([2, 8, 8, 8, 8, 8]);
+    let mut tables = tables();
+    tables.vpc_mac = SHARED;
+    let mut pod = Pod::of(tables);
+    for destination in ["192.168.0.2", "10.50.0.1"] {
+        let frame = tunnelled(HOST_A, VPC, &udp_packet(("192.168.0.1", 1), (destination, 2), b"x"));
+        let out = pod.forward(&frame);
+        assert_eq!((out.inner.src_mac, out.outer.src_mac), (SHARED, MAC), "to {destination}");
+    }
+    let out = pod.forward(&tunnelled(HOST_A, VPC, &udp_packet(("192.168.0.1", 1), ("198.51.100.1", 2), b"x")));
+    assert_eq!((out.vxlan, out.outer.src_mac), (None, MAC), "to the Internet");
+    let guest = Mac([2, 3, 3, 3, 3, 3]);
+    let request = arp::Packet {
+        operation: arp::Operation::Request,
+        sender_mac: guest,
+        sender_ip: [192, 168, 0, 1].into(),
+        target_mac: Mac::ZERO,
+        target_ip: [192, 168, 0, 254].into(),
+    };
+    let header = ethernet::Header::new(Mac::BROADCAST, guest, 0x0806);
+    let out = pod.forward(&encapsulated(HOST_A, VPC, &[&header.emit()[..], &request.emit()].concat()));
+    let reply = arp::Packet::parse(&out.inner_frame[14..]).unwrap();
+    assert_eq!((reply.sender_mac, out.inner.src_mac, out.outer.src_mac), (SHARED, SHARED, MAC));
+}
+
+#[test]
 fn packets_without_their_payload_are_forwarded() {
     let whole = tunnelled(HOST_A, VPC, &udp_packet(("192.168.0.1", 1), ("198.51.100.1", 2), &[7; 1000]));
     let mut pod = Pod::new();

@@ -135,6 +135,8 @@ struct Gateway {
     addresses: Spanned<Vec<IpAddr>>,
     link_addresses: Option<Spanned<Vec<IpAddr>>>,
     mac: Spanned<String>,
+    /// In VPCs; by default `mac`.
+    vpc_mac: Option<Spanned<String>>,
     #[serde(default = "default_mtu")]
     mtu: Spanned<u16>,
     on_link: Option<Spanned<Vec<IpNet>>>,
@@ -286,6 +288,7 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
     }
     let mac = mac(&gateway.mac, checker);
     let mut tables = Tables::new(addresses.clone(), mac, *gateway.mtu.get_ref(), fastrand::u64(..));
+    tables.vpc_mac = gateway.vpc_mac.as_ref().map_or(mac, |text| self::mac(text, checker));
     let (on_link, router) = links::routes(&gateway, &sections);
     let on_link = Lpm::new(on_link.into_iter().map(|net| (net, ())));
     tables.on_link = on_link.unwrap_or_else(|net| {
@@ -554,6 +557,9 @@ next_hop = "10.0.0.253"
         assert_eq!(config.nat.sessions, 131_072);
         let config = load(&GOOD.replace("cores = 2", "cores = 2\nsessions = 1000000")).unwrap();
         assert_eq!(config.nat.sessions, 1_000_000);
+        assert_eq!(config.tables.vpc_mac, config.tables.mac);
+        let config = load(&GOOD.replace("cores = 2", "cores = 2\nvpc_mac = \"02:00:00:00:00:fe\"")).unwrap();
+        assert_eq!([config.tables.vpc_mac, config.tables.mac].map(|mac| mac.0[5]), [0xfe, 1]);
     }
 
     #[test]
@@ -568,6 +574,7 @@ next_hop = "10.0.0.253"
                 "6: sessions_per_core: all cores share one table now; use sessions = 2000",
             ),
             ("02:00:00:00:00:01", "02:00", "8: "),
+            ("cores = 2", "cores = 2\nvpc_mac = \"02:00\"", "6: "),
             ("snat = \"nat\"", "snat = \"x\"", "22: there is no [[pools]] of this name"),
             ("idc:office", "idc:home", "25: \"idc:home\" is none of"),
             ("key = 7", "remote_vni = 7", "15: a GRE tunnel has a key"),
