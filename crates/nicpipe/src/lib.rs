@@ -24,6 +24,7 @@ mod buffers;
 mod config;
 mod counters;
 mod explain;
+mod mutation;
 mod parse;
 mod pipeline;
 mod pod;

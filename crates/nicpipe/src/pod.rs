@@ -8,6 +8,7 @@ use bifrost_wire::ethernet::{self, ethertype};
 use bifrost_wire::{Mac, arp};
 
 use crate::buffers::Buffers;
+use crate::mutation::mutated;
 use crate::parse::untagged;
 use crate::reliable::{Delivery, Gate};
 use crate::{Arrival, Class, ConfigError, Flow, Links, Place, PodConfig, PodCounters, Refusal, Reliable, Rules, look};
@@ -233,7 +234,7 @@ impl Pod {
         if let Some(state) = self.up.get_mut(interface) {
             *state = up;
         }
-        if !self.up.contains(&true) {
+        if !self.up.contains(&true) && !mutated!(DownPodKeepsPlaces) {
             let held = &mut self.held;
             self.balancer.clear(|egress| {
                 let (Egress::Send { packet, .. } | Egress::Drop { packet, .. }) = egress;
@@ -326,13 +327,13 @@ impl Pod {
             self.counters.refused_pod_down_packets += 1;
             return Err(Refusal::PodDown);
         }
-        if frame.len() > self.longest {
+        if frame.len() > self.longest && !mutated!(LengthUnchecked) {
             self.counters.refused_too_long_packets += 1;
             return Err(Refusal::TooLong);
         }
-        let tagged = self.config.interfaces[interface].is_some();
+        let tagged = self.config.interfaces[interface].is_some() && !mutated!(TagNotRemoved);
         let class = self.config.rules.class(arrival, frame);
-        if class == Class::Priority {
+        if class == Class::Priority && !mutated!(ControlWithData) {
             return self.arrive_priority(at, tagged, arrival, frame, rings);
         }
         if !is_charged {
@@ -340,14 +341,15 @@ impl Pod {
             if self.counters.arrived_packets.is_multiple_of(SAMPLED) {
                 self.heavy.sample(tenant);
             }
-            if !self.limiter.admit(at, tenant, 1).passes {
+            let at = if mutated!(LimitedByClock) { now } else { at };
+            if !self.limiter.admit(at, tenant, 1).passes && !mutated!(LimiterSkipped) {
                 self.counters.refused_limited_packets += 1;
                 return Err(Refusal::Limited);
             }
         }
         // The inner headers are parsed only for packets that pass the limiter.
         let Flow { hash, headers, fragment } = arrival.flow(frame, seed);
-        let class = if fragment { Class::Rss } else { class };
+        let class = if fragment && !mutated!(FragmentsSprayed) { Class::Rss } else { class };
         let headers = headers.unwrap_or(arrival.end);
         let payload = arrival.end.saturating_sub(headers);
         let header_only =
@@ -375,7 +377,7 @@ impl Pod {
         }
         if let Some(slot) = trailer.payload {
             self.payloads.get_mut(slot)[..payload].copy_from_slice(&frame[headers..arrival.end]);
-            self.payload_lens[slot as usize] = payload as u16;
+            self.payload_lens[slot as usize] = if mutated!(PayloadLengthLost) { 0 } else { payload as u16 };
             self.counters.delivered_header_only_packets += 1;
         }
         self.counters.delivered_packets += 1;
@@ -391,7 +393,7 @@ impl Pod {
         header_only: bool,
         rings: &mut impl Rings,
     ) -> Result<Dispatch, Refused> {
-        let mut has_room = |core| rings.has_room(Ring::Core(core));
+        let mut has_room = |core| rings.has_room(Ring::Core(core)) || mutated!(RoomUnchecked);
         if class == Class::Plb {
             return self.balancer.dispatch_where(now, flow_hash, header_only, has_room);
         }
@@ -408,7 +410,7 @@ impl Pod {
         frame: &[u8],
         rings: &mut impl Rings,
     ) -> Result<Ring, Refusal> {
-        if !self.control.take(at, 1) {
+        if !self.control.take(at, 1) && !mutated!(ControlUnlimited) {
             self.counters.refused_control_rate_packets += 1;
             return Err(Refusal::ControlRate);
         }
@@ -429,6 +431,9 @@ impl Pod {
 
     #[cold]
     fn drop_place(&mut self, trailer: Trailer) {
+        if mutated!(PlaceKept) {
+            return;
+        }
         let held = Held { buffer: u32::MAX, len: 0, interface: 0 };
         let trailer = Trailer { drop: true, ..trailer };
         let _ = self.balancer.returned(trailer.emit(), held);
@@ -464,10 +469,11 @@ impl Pod {
         let (packet_len, mut trailer) = (len - TRAILER_LEN, [0; TRAILER_LEN]);
         trailer.copy_from_slice(&bytes[packet_len..len]);
         // Only Ethernet frames may leave; a dropped packet may be empty.
-        let bad = if packet_len < ethernet::HEADER_LEN {
+        let bad = if packet_len < ethernet::HEADER_LEN && !mutated!(ShortFramesLeave) {
             Some(&mut self.counters.returned_bad_packets)
         } else {
-            let spoofed = |mac| !is_own(&bytes[..packet_len], mac, &self.config.rules.own);
+            let spoofed =
+                |mac| !is_own(&bytes[..packet_len], mac, &self.config.rules.own) && !mutated!(SourceUnchecked);
             self.config.mac.is_some_and(spoofed).then_some(&mut self.counters.returned_wrong_address_packets)
         };
         if let Some(counter) = bad
@@ -559,7 +565,8 @@ fn deparse(
             &payloads.get(slot)[..usize::from(len)]
         });
         let (macs, rest) = frame.split_at(frame.len().min(12));
-        let vlan = interfaces.get(usize::from(packet.interface)).copied().flatten();
+        let vlan =
+            interfaces.get(usize::from(packet.interface)).copied().flatten().filter(|_| !mutated!(TagNotRestored));
         let tag = vlan.map(|vlan| {
             let [a, b] = vlan.to_be_bytes();
             [0x81, 0, a, b]
@@ -567,5 +574,7 @@ fn deparse(
         counters.sent_packets += 1;
         sink(Leaving { parts: [macs, tag.as_ref().map_or(&[][..], |tag| tag), rest, payload] });
     }
-    held.give(packet.buffer);
+    if !mutated!(BufferLeak) {
+        held.give(packet.buffer);
+    }
 }

@@ -19,7 +19,7 @@ fn tcp(source: [u8; 4], destination: [u8; 4], port: u16) -> Vec<u8> {
 }
 
 #[test]
-fn classes() {
+pub(super) fn classes() {
     let mut arp = framed(Some(VLAN), &[0; 28]);
     arp[16..26].copy_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
     let cases = [
@@ -55,7 +55,7 @@ fn classes() {
 }
 
 #[test]
-fn control_traffic_has_a_rate_and_passes_a_full_data_plane() {
+pub(super) fn control_traffic_has_a_rate_and_passes_a_full_data_plane() {
     let mut world = World::new(config(1));
     world.stopped[0] = u64::MAX;
     while world.arrive(&packet(1, 2, 3, 10)).is_ok() {}
@@ -106,7 +106,7 @@ fn vlans_are_distinguished() {
 }
 
 #[test]
-fn a_pod_that_goes_down_loses_waiting_packets() {
+pub(super) fn a_pod_that_goes_down_loses_waiting_packets() {
     let mut world = World::new(config(2));
     world.stopped = vec![u64::MAX; 2];
     for number in 0..10 {
@@ -124,7 +124,7 @@ fn a_pod_that_goes_down_loses_waiting_packets() {
 }
 
 #[test]
-fn header_only_packets_are_short() {
+pub(super) fn header_only_packets_are_short() {
     let mut world = World::new(PodConfig { header_only_from: Some(100), ..config(1) });
     let frame = packet(1, 2, 3, 1000);
     world.arrive(&frame).unwrap();
@@ -136,7 +136,7 @@ fn header_only_packets_are_short() {
 }
 
 #[test]
-fn headers_of_a_tunnel_stay_with_the_packet() {
+pub(super) fn headers_of_a_tunnel_stay_with_the_packet() {
     let mut world = World::new(PodConfig { header_only_from: Some(100), ..config(1) });
     let udp = in_gre(&datagram([192, 168, 0, 1], [192, 168, 0, 2], (1, 2), &[5; 400]));
     // Packets that are neither TCP nor UDP go whole: the end of their headers is unknown.
@@ -170,7 +170,7 @@ fn in_gre(packet: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn fragments_of_a_packet_go_to_one_core_whole() {
+pub(super) fn fragments_of_a_packet_go_to_one_core_whole() {
     #[derive(Clone, Copy)]
     enum Inside {
         Nothing,
@@ -211,7 +211,7 @@ fn fragments_of_a_packet_go_to_one_core_whole() {
 }
 
 #[test]
-fn a_trace_predicts_what_happens_to_a_frame() {
+pub(super) fn a_trace_predicts_what_happens_to_a_frame() {
     let mut pod = config(2);
     pod.limiter.first = Rate { per_second: 0, burst: 2 };
     pod.limiter.second = Rate { per_second: 0, burst: 1 };

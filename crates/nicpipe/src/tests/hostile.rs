@@ -59,7 +59,7 @@ proptest! {
 }
 
 #[test]
-fn packets_too_short_to_be_frames_do_not_leave() {
+pub(super) fn packets_too_short_to_be_frames_do_not_leave() {
     for len in 0..TRAILER_LEN + 14 {
         let mut world = World::new(config(1));
         world.arrive(&packet(1, 2, 3, 10)).unwrap();

@@ -1,5 +1,7 @@
 mod cases;
 mod hostile;
+mod jumbo;
+mod mutations;
 mod order;
 mod shared;
 mod world;

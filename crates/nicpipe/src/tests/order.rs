@@ -88,7 +88,7 @@ fn a_core_that_stops_costs_its_own_packets() {
 }
 
 #[test]
-fn a_burst_of_one_tenant_is_limited_before_the_cores() {
+pub(super) fn a_burst_of_one_tenant_is_limited_before_the_cores() {
     let mut pod = config(2);
     let rate = |per_second| bifrost_tables::Rate { per_second, burst: 32 };
     pod.limiter.first = rate(200_000);
@@ -114,7 +114,7 @@ fn a_burst_of_one_tenant_is_limited_before_the_cores() {
 }
 
 #[test]
-fn a_delayed_pipeline_limits_by_the_time_of_arrival() {
+pub(super) fn a_delayed_pipeline_limits_by_the_time_of_arrival() {
     let mut pod = config(2);
     let rate = |per_second| bifrost_tables::Rate { per_second, burst: 32 };
     (pod.limiter.first, pod.limiter.second) = (rate(80_000), rate(20_000));

@@ -87,7 +87,7 @@ fn pods_of_a_vlan_are_distinguished_by_their_mac_addresses() {
 }
 
 #[test]
-fn a_pod_cannot_pretend_to_be_another() {
+pub(super) fn a_pod_cannot_pretend_to_be_another() {
     let mut pipeline = pipeline();
     let trailer = Trailer { psn: 0, payload: None, pod: 0, queue: 0, drop: false, unordered: true };
     let mut leaves = |frame: &[u8]| {

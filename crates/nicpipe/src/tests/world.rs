@@ -98,6 +98,8 @@ pub(super) struct World {
     cores: Vec<VecDeque<Job>>,
     pub(super) priority: VecDeque<Vec<u8>>,
     pub(super) ring: usize,
+    /// Bytes of a buffer of the pod.
+    pub(super) buffer: usize,
     /// Service times, ns.
     pub(super) service: std::ops::Range<u64>,
     /// One of how many packets the pod drops; 0: none.
@@ -112,6 +114,7 @@ struct TestRings<'a> {
     cores: &'a mut [VecDeque<Job>],
     priority: &'a mut VecDeque<Vec<u8>>,
     size: usize,
+    buffer: usize,
 }
 
 impl Rings for TestRings<'_> {
@@ -124,6 +127,9 @@ impl Rings for TestRings<'_> {
 
     fn put(&mut self, ring: Ring, parts: &[&[u8]]) -> bool {
         assert!(self.has_room(ring));
+        if parts.iter().map(|part| part.len()).sum::<usize>() > self.buffer {
+            return false;
+        }
         match ring {
             Ring::Priority => self.priority.push_back(parts.concat()),
             Ring::Core(core) => self.cores[usize::from(core)].push_back(Job { bytes: parts.concat(), done_at: None }),
@@ -134,8 +140,13 @@ impl Rings for TestRings<'_> {
 
 impl World {
     pub(super) fn new(config: PodConfig) -> Self {
+        Self::with_longest(config, LONGEST)
+    }
+
+    /// With frames of up to `longest` bytes.
+    pub(super) fn with_longest(config: PodConfig, longest: usize) -> Self {
         let cores = usize::from(config.balancer.cores);
-        let mut pipeline = Pipeline::new(PipelineConfig { pods: vec![config], longest: LONGEST, seed: SEED }).unwrap();
+        let mut pipeline = Pipeline::new(PipelineConfig { pods: vec![config], longest, seed: SEED }).unwrap();
         pipeline.pods_mut()[0].set_up(0, true);
         World {
             pipeline,
@@ -144,6 +155,7 @@ impl World {
             cores: vec![VecDeque::new(); cores],
             priority: VecDeque::new(),
             ring: 64,
+            buffer: usize::MAX,
             service: 500..1500,
             drops: 0,
             stopped: vec![0; cores],
@@ -157,14 +169,14 @@ impl World {
     }
 
     pub(super) fn arrive(&mut self, frame: &[u8]) -> Result<(Place, Ring), Refusal> {
-        let World { pipeline, cores, priority, ring, now, .. } = self;
-        pipeline.arrive(*now, *now, frame, |_| TestRings { cores, priority, size: *ring }).map(in_ring)
+        self.arrive_late(0, frame)
     }
 
     /// The same for a frame that waited for the pipeline.
     pub(super) fn arrive_late(&mut self, waited_ns: u64, frame: &[u8]) -> Result<(Place, Ring), Refusal> {
-        let World { pipeline, cores, priority, ring, now, .. } = self;
-        pipeline.arrive(*now, *now - waited_ns, frame, |_| TestRings { cores, priority, size: *ring }).map(in_ring)
+        let World { pipeline, cores, priority, ring, buffer, now, .. } = self;
+        let (at, size, buffer) = (*now - waited_ns, *ring, *buffer);
+        pipeline.arrive(*now, at, frame, |_| TestRings { cores, priority, size, buffer }).map(in_ring)
     }
 
     /// Advances time: cores work, and return finished packets.
