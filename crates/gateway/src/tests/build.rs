@@ -138,11 +138,20 @@ impl Pod {
         Self::with_nat(NatConfig { cores, seed: 6, ..nat_config() })
     }
 
+    /// The link-layer address of a next hop.
+    pub(super) fn learn(&mut self, address: IpAddr) {
+        self.neighbours.insert(address, mac_of(address));
+    }
+
+    pub(super) fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
     pub(super) fn nat(&self) -> &Nat {
         &self.nat
     }
 
-    fn with(tables: Tables, nat: Nat) -> Self {
+    pub(super) fn with(tables: Tables, nat: Nat) -> Self {
         let (tables, nat) = (Arc::new(tables), Arc::new(nat));
         let core = || Core::new(Arc::clone(&tables), Arc::clone(&nat), 2, 3);
         let mut neighbours = exact_map(1);

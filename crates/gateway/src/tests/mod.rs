@@ -2,6 +2,7 @@ mod build;
 mod errors;
 mod fragments;
 mod handover;
+mod ipv6;
 mod nat;
 mod properties;
 mod services;
