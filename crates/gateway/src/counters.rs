@@ -59,6 +59,10 @@ reasons! {
     FragmentMismatch => "fragment_mismatch",
     /// A service without backends.
     NoBackend => "no_backend",
+    /// The tunnel is down: its keepalives do not come back.
+    TunnelDown => "tunnel_down",
+    /// Not an error: a keepalive of a tunnel came back, and ends here.
+    TunnelKeepalive => "tunnel_keepalive",
     /// The link-layer address of the next hop is not known yet.
     NoNeighbour => "no_neighbour",
     /// The buffer has no headroom for the headers.
@@ -82,7 +86,7 @@ pub enum Service {
     Idc,
     /// To a cloud service, or back.
     CloudService,
-    /// The gateway answered the packet: ARP, neighbour discovery, an ICMP error.
+    /// The gateway answered the packet: ARP, neighbour discovery, an ICMP error, the keepalive of a tunnel.
     Answer,
 }
 

@@ -8,6 +8,7 @@ use bifrost_wire::{Mac, ethernet, gre, tcp, vxlan};
 use crate::answer;
 use crate::decision::{Change, Decision, Egress, Origin, Plan, fields};
 use crate::encap;
+use crate::keepalive;
 use crate::nat::{INTERNET, Seen};
 use crate::quoted;
 use crate::rewrite::{self, End};
@@ -76,6 +77,9 @@ impl<'a> Decision<'a> {
         let index = self.tables.tunnels_in.get(&(outer.src_ip, gre_key(key))).ok_or(DropReason::UnknownSender)?;
         let (index, vni) = (*index, self.tables.tunnels[*index as usize].vni);
         self.note("sender", || format!("tunnel {index} of VPC {vni}, GRE from {}", outer.src_ip));
+        if ethertype == keepalive::PROTOCOL {
+            return self.keepalive_came_back(index);
+        }
         let mark = ecn::of(packet.bytes(), outer);
         packet.pull(usize::from(outer.l4) + gre::HEADER_LEN);
         // The parser needs an Ethernet header. It fits, because longer headers were just removed.
@@ -83,6 +87,10 @@ impl<'a> Decision<'a> {
         let inner = parse(packet.bytes(), packet.len()).map_err(|_| DropReason::InnerMalformed)?;
         if !packet.settle(inner.end as usize) {
             return Err(DropReason::InnerMalformed);
+        }
+        if inner.protocol == GRE && (inner.src_ip, inner.dst_ip) == (outer.dst_ip, outer.src_ip) && !inner.is_fragment()
+        {
+            return self.return_keepalive(packet, &inner);
         }
         self.congestion(packet, &inner, mark)?;
         let tables = self.tables;

@@ -33,6 +33,9 @@ impl Decision<'_> {
             Egress::Internet { .. } => 0,
             Egress::Tunnel(index) => {
                 let tunnel = self.tables.tunnels.get(index as usize).ok_or(DropReason::NoRoute)?;
+                if self.tables.watch(index).is_some_and(|watch| watch.is_down(self.context.now)) {
+                    return Err(DropReason::TunnelDown);
+                }
                 match tunnel.kind {
                     TunnelKind::Vxlan { .. } => encap::vxlan_overhead(tunnel.remote),
                     TunnelKind::Gre { .. } => encap::gre_overhead(tunnel.remote),
@@ -126,7 +129,7 @@ impl Decision<'_> {
         self.push_link(packet, next_hop, ethertype)
     }
 
-    fn push_link(
+    pub(crate) fn push_link(
         &mut self,
         packet: &mut Packet<'_>,
         next_hop: Option<IpAddr>,

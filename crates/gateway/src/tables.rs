@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use bifrost_tables::{Classifier, Dir24, ExactMap, Lpm, Rate};
 use bifrost_wire::Mac;
 
+use crate::keepalive::{Keepalive, Watch};
+
 /// A route of a VPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
@@ -132,6 +134,8 @@ pub struct Tables {
     pub eip_owners: ExactMap<IpAddr, (u32, IpAddr)>,
     /// Tunnels to customers.
     pub tunnels: Vec<Tunnel>,
+    /// By tunnel: what its keepalives say.
+    watches: Vec<Option<Watch>>,
     /// Tunnels by the remote address, and the VNI, or the GRE key with bit 32 set.
     pub tunnels_in: ExactMap<(IpAddr, u64), u32>,
     /// Services by VNI, address, protocol and port.
@@ -169,6 +173,7 @@ impl Tables {
             eips: map(seed),
             eip_owners: map(seed),
             tunnels: Vec::new(),
+            watches: Vec::new(),
             tunnels_in: map(seed),
             services: map(seed),
             nat_addresses: map(seed),
@@ -207,7 +212,21 @@ impl Tables {
         };
         self.tunnels_in.insert((tunnel.remote, key), index);
         self.tunnels.push(tunnel);
+        self.watches.push(None);
         index
+    }
+
+    /// Has keepalives sent through a tunnel, by its index. Only GRE tunnels have them.
+    pub fn set_keepalive(&mut self, index: u32, keepalive: Keepalive) {
+        if let Some(watch) = self.watches.get_mut(index as usize) {
+            *watch = Some(Watch::new(keepalive));
+        }
+    }
+
+    /// What the keepalives of a tunnel say; `None` without any.
+    #[inline]
+    pub(crate) fn watch(&self, index: u32) -> Option<&Watch> {
+        self.watches.get(index as usize)?.as_ref()
     }
 
     /// Adds a public address.

@@ -56,6 +56,7 @@ fn stage(reason: DropReason) -> &'static str {
         | DropReason::FragmentMismatch
         | DropReason::InnerMalformed
         | DropReason::InnerKind
+        | DropReason::TunnelKeepalive
         | DropReason::NotEcnCapable => "inner",
         DropReason::NoBackend => "service",
         DropReason::NoRoute | DropReason::NoHost => "route",
@@ -71,6 +72,7 @@ fn stage(reason: DropReason) -> &'static str {
         | DropReason::AnswerRate
         | DropReason::NoRoom
         | DropReason::NoHeadroom => "size",
+        DropReason::TunnelDown => "egress",
         DropReason::NoNeighbour => "link",
     }
 }

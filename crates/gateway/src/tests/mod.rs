@@ -3,6 +3,7 @@ mod errors;
 mod fragments;
 mod handover;
 mod ipv6;
+mod keepalive;
 mod nat;
 mod properties;
 mod services;

@@ -27,6 +27,8 @@ fn neighbours() -> ExactMap<IpAddr, Mac> {
 /// Packets of every kind that the gateway forwards.
 fn seeds() -> Vec<Vec<u8>> {
     let gre = [&[0x20, 0, 8, 0, 0, 0, 0, 77][..], &udp_packet(("10.60.0.5", 2), ("192.168.0.1", 1), b"in")].concat();
+    let keepalive = packet(GATEWAY_6, "fd99::9", 47, 255, &[0x20, 0, 0, 0, 0, 0, 0, 77]);
+    let keepalive = [&[0x20, 0, 0x86, 0xdd, 0, 0, 0, 77][..], &keepalive].concat();
     vec![
         tunnelled(HOST_A, VPC, &udp_packet(("192.168.0.1", 1), ("192.168.0.2", 2), b"payload")),
         tunnelled(HOST_A, VPC, &udp_packet(("fd10::1", 1), ("fd11::1", 2), b"payload")),
@@ -37,6 +39,7 @@ fn seeds() -> Vec<Vec<u8>> {
         link(&udp_packet(("198.51.100.1", 1), ("203.0.113.2", 80), b"in")),
         tunnelled(CUSTOMER, 7, &udp_packet(("10.50.1.1", 2), ("192.168.0.1", 1), b"in")),
         link(&packet("fd99::9", GATEWAY_6, 47, 60, &gre)),
+        link(&packet("fd99::9", GATEWAY_6, 47, 60, &keepalive)),
     ]
 }
 
@@ -47,7 +50,7 @@ proptest! {
     /// leaves are well-formed.
     #[test]
     fn hostile_packets(
-        seed in 0usize..9,
+        seed in 0usize..10,
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),
         cut in proptest::option::of(any::<prop::sample::Index>()),
         header_only in any::<bool>(),
