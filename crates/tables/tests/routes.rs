@@ -235,3 +235,53 @@ proptest! {
         let _ = read(&bytes);
     }
 }
+
+/// Ten million routes in a file, and a delta of ten thousand changes: seconds and half a gigabyte, in a release build.
+#[test]
+#[ignore = "slow: make prove"]
+fn ten_million_routes_load_and_change() {
+    const ROUTES: u32 = 10_000_000;
+    const CHANGED: usize = 1000;
+    let table = TableId { vni: 1, v6: false };
+    // One in each /30.
+    let record = |number: u32, value| {
+        let prefix = RoutePrefix { addr: u128::from(number * 4), len: 31 };
+        Record { table, prefix, value }
+    };
+    let seconds = |began: std::time::Instant| began.elapsed().as_secs_f64();
+    let mut writer = FileWriter::new(FileKind::Full, 7);
+    (0..ROUTES).for_each(|number| writer.push(record(number, Some(number % 1000))).unwrap());
+    let bytes = writer.finish();
+    let mut set = RouteSet::new();
+    let began = std::time::Instant::now();
+    assert_eq!(set.apply(&RouteFile::new(&bytes).unwrap()).unwrap(), [table]);
+    let loaded_s = seconds(began);
+    assert_eq!((set.len(), set.generation()), (ROUTES as usize, 7));
+    // In turn: another value, a withdrawal, and a new route behind the others.
+    let changes = (0..ROUTES).step_by(CHANGED).map(|number| match number as usize / CHANGED % 2 {
+        0 => record(number, Some(1_000_000)),
+        _ => record(number, None),
+    });
+    let new = (ROUTES..ROUTES + 100).map(|number| record(number, Some(2_000_000)));
+    let mut writer = FileWriter::new(FileKind::Delta { base: 7 }, 8);
+    changes.chain(new).for_each(|record| writer.push(record).unwrap());
+    let delta = writer.finish();
+    let began = std::time::Instant::now();
+    assert_eq!(set.apply(&RouteFile::new(&delta).unwrap()).unwrap(), [table]);
+    let changed_s = seconds(began);
+    assert_eq!((set.len(), set.generation()), (ROUTES as usize - 5000 + 100, 8));
+    let began = std::time::Instant::now();
+    let lpm = set.lpm(1);
+    let built_s = seconds(began);
+    eprintln!(
+        "{} bytes: loaded in {loaded_s:.2} s; a delta of {} bytes: applied in {changed_s:.2} s; look-up table built in {built_s:.2} s",
+        bytes.len(),
+        delta.len()
+    );
+    let value = |number: u32| lpm.lookup(std::net::Ipv4Addr::from_bits(number * 4 + 1).into()).copied();
+    assert_eq!([0, 1, 1000, 2000, 2001].map(value), [Some(1_000_000), Some(1), None, Some(1_000_000), Some(1)]);
+    assert_eq!(
+        [ROUTES - 1, ROUTES, ROUTES + 99, ROUTES + 100].map(value),
+        [Some((ROUTES - 1) % 1000), Some(2_000_000), Some(2_000_000), None]
+    );
+}
