@@ -42,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "messages", max_len: 512, quick_runs: 500, run: targets::messages::run },
     Target { name: "rings", max_len: 512, quick_runs: 1_000, run: targets::rings::run },
     Target { name: "pods", max_len: 2048, quick_runs: 8_000, run: targets::pods::run },
+    Target { name: "memif", max_len: 1024, quick_runs: 1_000, run: targets::memif::run },
     Target { name: "gateway", max_len: 1024, quick_runs: 8_000, run: targets::gateway::run },
     Target { name: "routes", max_len: 1024, quick_runs: 4_000, run: targets::routes::run },
     Target { name: "roce", max_len: 512, quick_runs: 20_000, run: targets::roce::run },

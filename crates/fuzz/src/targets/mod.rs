@@ -13,6 +13,7 @@ pub(crate) mod gateway;
 pub(crate) mod headers;
 mod ledger;
 mod machine;
+pub(crate) mod memif;
 pub(crate) mod merge;
 pub(crate) mod messages;
 mod outside;

@@ -39,6 +39,7 @@ pub struct ClientConfig {
 pub struct Client {
     channel: Channel,
     queues: Vec<Queue>,
+    memory: File,
 }
 
 impl Client {
@@ -95,7 +96,12 @@ impl Client {
             other => return Err(MemifError::Unexpected(format!("expected a connected message, got {other:?}"))),
         }
         channel.wait_forever()?;
-        Ok(Client { channel, queues })
+        Ok(Client { channel, queues, memory: file })
+    }
+
+    /// The memory that it shares with the server: rings, then buffers. A malicious client writes to any place of it.
+    pub fn memory(&self) -> &File {
+        &self.memory
     }
 
     /// Takes the queues, for use by other threads.
