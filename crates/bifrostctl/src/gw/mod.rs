@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use bifrost_control::Client;
 use bifrost_control::api::{
-    Counts, GatewayPod, GatewayTraceSpec, GatewayTransport, Pipeline, PipelineCommand, PipelinePod, PipelineStage,
-    SpreadMode, Trace, TraceSpec, TraceVerdict,
+    Counts, GatewayPod, GatewayTraceSpec, GatewayTransport, GatewayTunnel, Pipeline, PipelineCommand, PipelinePod,
+    PipelineStage, SpreadMode, Trace, TraceSpec, TraceVerdict,
 };
 use bifrost_control::client::ClientError;
 use clap::{Args, Subcommand, ValueEnum};
@@ -42,6 +42,7 @@ Examples:
   bifrostctl gw queues                                 how full the order queues are, timeouts, what left out of order
   bifrostctl gw limiter                                who is limited, and who sends most
   bifrostctl gw hosts                                  hosts that use the reliable transport: connections, repairs, paths
+  bifrostctl gw tunnels                                tunnels to customers' networks: which are up, by their keepalives
   bifrostctl gw stages                                 packets, time and cycles of each stage, and of each worker of a pod
   bifrostctl gw trace --host 10.0.0.11 --vni 100 --from 192.168.0.1 --to 198.51.100.1 --tcp 40000:443
       may that vNIC open a connection, and what becomes of the packet in the pipeline and in the pod?
@@ -96,6 +97,10 @@ enum GwCommand {
     ///
     /// `PLAIN` are frames to the host that left as plain VXLAN, whatever the reason; `--json` has one counter for each reason.
     Hosts,
+    /// The pod's tunnels to customers' networks, and whether their keepalives come back
+    ///
+    /// A tunnel without keepalives counts as up, and its `SILENT` is `-`. A pod drops packets to a tunnel that is down.
+    Tunnels,
     /// Packets, time and cycles of each stage of the pipeline, and of each worker of the pod
     ///
     /// Cycles are those of the processor's time stamp counter, which runs at a constant rate whatever the processor's clock does.
@@ -207,9 +212,10 @@ pub(crate) fn run(args: GwArgs, out: Output) -> Result<(), Failure> {
         GwCommand::Queues => out.print(&pipeline(socket)?.pods, |pods| queues(pods)),
         GwCommand::Limiter => out.print(&pipeline(socket)?.pods, |pods| limiter(pods)),
         GwCommand::Hosts => out.print(&transports(pipeline(socket)?.pods), hosts),
+        GwCommand::Tunnels => out.print(&pod_of(&gw)?.tunnels, |tunnels| self::tunnels(tunnels)),
         GwCommand::Stages => {
             let pipeline = pipeline(socket)?;
-            let pod = Client::new(&gw)?.gateway_pod().map_err(|error| known("bifrost-gw", &gw, error))?;
+            let pod = pod_of(&gw)?;
             let both = serde_json::json!({ "pipeline": pipeline.stages, "workers": pod.workers });
             out.print(&both, |_| format!("{}\n\n{}", stages(&pipeline.stages), workers(&pod)))
         }
@@ -284,6 +290,10 @@ fn traced(pipeline: &Trace, pod: Option<&Trace>) -> String {
 
 fn pipeline(socket: &Path) -> Result<Pipeline, Failure> {
     Client::new(socket)?.pipeline().map_err(|error| known("bifrost-nicd", socket, error))
+}
+
+fn pod_of(socket: &Path) -> Result<GatewayPod, Failure> {
+    Client::new(socket)?.gateway_pod().map_err(|error| known("bifrost-gw", socket, error))
 }
 
 /// Which program does not answer.
@@ -432,6 +442,16 @@ fn hosts(pods: &BTreeMap<String, GatewayTransport>) -> String {
         })
     });
     format!("{}\n\n{}", listing(&HOSTS, rows, "no pod has a transport"), listing(&PATHS, paths, "no paths"))
+}
+
+fn tunnels(tunnels: &[GatewayTunnel]) -> String {
+    const COLUMNS: [Column; 5] = [Text("TUNNEL"), Number("VNI"), Text("REMOTE"), Text("STATE"), Number("SILENT S")];
+    let rows = tunnels.iter().map(|GatewayTunnel { name, vni, remote, up, silence_ms }| {
+        let state = if *up { "up" } else { "down" };
+        let silence = silence_ms.map_or("-".to_owned(), |ms| format!("{:.1}", ms as f64 / 1000.0));
+        vec![name.clone(), vni.to_string(), remote.clone(), state.to_owned(), silence]
+    });
+    listing(&COLUMNS, rows, "no tunnels")
 }
 
 fn limiter(pods: &[PipelinePod]) -> String {
@@ -606,6 +626,20 @@ mod tests {
         assert_eq!(words(&text)[1], ["b", "10.0.0.11", "3", "2", "1", "50", "40", "9", "7"]);
         assert_eq!(words(&text)[4], ["b", "10.0.0.11", "0", "usable", "123.4", "99.0", "1.23", "64", "3", "8"]);
         assert!(hosts(&transports(vec![pod()])).starts_with("no pod has a transport"));
+    }
+
+    #[test]
+    fn tunnels_that_are_down() {
+        let tunnel = |name: &str, up, silence_ms| GatewayTunnel {
+            name: name.to_owned(),
+            vni: 100,
+            remote: "198.51.100.9".to_owned(),
+            up,
+            silence_ms,
+        };
+        let text = tunnels(&[tunnel("office", false, Some(31_250)), tunnel("plain", true, None)]);
+        assert_eq!(words(&text)[1], ["office", "100", "198.51.100.9", "down", "31.2"]);
+        assert_eq!(words(&text)[2], ["plain", "100", "198.51.100.9", "up", "-"]);
     }
 
     #[test]

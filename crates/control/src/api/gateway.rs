@@ -196,6 +196,24 @@ pub struct GatewayPod {
     /// BGP and BFD packets dropped because their hop limit is not 255: they may come from outside of the link (RFC
     /// 5082).
     pub refused_hop_limit_packets: u64,
+    /// Its tunnels to customers' networks, in the order of the configuration.
+    pub tunnels: Vec<GatewayTunnel>,
+}
+
+/// A tunnel to a customer's network.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GatewayTunnel {
+    /// Its name.
+    pub name: String,
+    /// The VPC that it belongs to.
+    pub vni: u32,
+    /// The customer's router.
+    pub remote: String,
+    /// Whether packets to it are sent. A tunnel without keepalives is always up.
+    pub up: bool,
+    /// Time since a keepalive came back, ms; none without keepalives.
+    pub silence_ms: Option<u64>,
 }
 
 /// A link of a pod.

@@ -34,8 +34,8 @@ pub use fault::{Direction, FaultCleared, FaultEntry, FaultSpec, FaultSpecError, 
 pub use flow_log::FlowLogStatus;
 pub use gateway::{
     Counts, GatewayHost, GatewayLink, GatewayPath, GatewayPeer, GatewayPod, GatewayTraceSpec, GatewayTransport,
-    ImportedSessions, OrderQueue, Pipeline, PipelineCommand, PipelinePod, PipelineStage, PodCommand, SpreadMode,
-    TopTenant, TranslatedSessions,
+    GatewayTunnel, ImportedSessions, OrderQueue, Pipeline, PipelineCommand, PipelinePod, PipelineStage, PodCommand,
+    SpreadMode, TopTenant, TranslatedSessions,
 };
 pub use mirror::MirrorStatus;
 pub use nat::{NatKind, NatStatus};

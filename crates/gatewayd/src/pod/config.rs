@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use bifrost_gateway::{Backends, Host, INTERNET, NatConfig, NextHop, Route, Tables, Tunnel, TunnelKind, Vpc};
+use bifrost_gateway::{
+    Backends, Host, INTERNET, Keepalive, NatConfig, NextHop, Route, Tables, Tunnel, TunnelKind, Vpc,
+};
 use bifrost_tables::{Classifier, Dir24, Lpm, Pattern, Rate};
 use bifrost_wire::Mac;
 use ipnet::IpNet;
@@ -49,6 +51,8 @@ pub struct Config {
     pub links: Vec<LinkSettings>,
     /// What the gateway knows.
     pub tables: Tables,
+    /// Names of the tunnels, by index.
+    pub tunnels: Vec<String>,
     /// The translation.
     pub nat: NatConfig,
     /// Next hops to be resolved from the start.
@@ -208,6 +212,15 @@ struct TunnelSection {
     remote_vni: Option<u32>,
     remote_mac: Option<Spanned<String>>,
     key: Option<u32>,
+    keepalive: Option<Spanned<KeepaliveSection>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeepaliveSection {
+    interval_s: u16,
+    #[serde(default = "default_retries")]
+    retries: u8,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
@@ -251,6 +264,10 @@ fn default_mtu() -> Spanned<u16> {
 
 fn default_spin() -> u64 {
     20
+}
+
+fn default_retries() -> u8 {
+    3
 }
 
 fn default_ring_entries() -> Spanned<u16> {
@@ -332,6 +349,9 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
         if tunnel_numbers.insert(tunnel.name.get_ref().as_str(), number).is_some() {
             checker.error(&tunnel.name, "another tunnel has this name, too");
         }
+        if let Some(section) = &tunnel.keepalive {
+            keepalive(section, number, tunnel.kind, &mut tables, checker);
+        }
     }
     for section in &vpcs {
         vpc(section, &mut tables, &pool_numbers, &tunnel_numbers, checker);
@@ -377,9 +397,27 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
         tests,
         links,
         tables,
+        tunnels: tunnels.into_iter().map(|tunnel| tunnel.name.into_inner()).collect(),
         nat,
         resolve,
     })
+}
+
+fn keepalive(
+    section: &Spanned<KeepaliveSection>,
+    tunnel: u32,
+    kind: TunnelName,
+    tables: &mut Tables,
+    checker: &mut Checker<'_>,
+) {
+    let KeepaliveSection { interval_s, retries } = *section.get_ref();
+    if kind != TunnelName::Gre {
+        checker.error(section, "keepalive: only GRE tunnels have keepalives");
+    } else if interval_s == 0 || retries == 0 {
+        checker.error(section, "keepalive: interval_s and retries are at least 1");
+    }
+    let interval_ns = u64::from(interval_s) * 1_000_000_000;
+    tables.set_keepalive(tunnel, Keepalive { interval_ns, retries: retries.into() });
 }
 
 /// Sessions of the whole pod.
@@ -555,6 +593,9 @@ next_hop = "10.0.0.253"
         assert_eq!(resolve, ["10.0.0.11", "10.0.0.253", "10.0.0.254"]);
         assert_eq!(config.tables.vpcs[&100].snat, Some(0));
         assert_eq!(config.nat.sessions, 131_072);
+        assert_eq!(config.tables.tunnel_state(0, 0).silence_ns, None);
+        let config = load(&GOOD.replace("key = 7", "key = 7\nkeepalive = { interval_s = 10 }")).unwrap();
+        assert_eq!((config.tunnels, config.tables.tunnel_state(0, 0).silence_ns), (vec!["office".to_owned()], Some(0)));
         let config = load(&GOOD.replace("cores = 2", "cores = 2\nsessions = 1000000")).unwrap();
         assert_eq!(config.nat.sessions, 1_000_000);
         assert_eq!(config.tables.vpc_mac, config.tables.mac);
@@ -578,6 +619,12 @@ next_hop = "10.0.0.253"
             ("snat = \"nat\"", "snat = \"x\"", "22: there is no [[pools]] of this name"),
             ("idc:office", "idc:home", "25: \"idc:home\" is none of"),
             ("key = 7", "remote_vni = 7", "15: a GRE tunnel has a key"),
+            (
+                "key = 7",
+                "key = 7\nkeepalive = { interval_s = 0 }",
+                "20: keepalive: interval_s and retries are at least 1",
+            ),
+            ("key = 7", "key = 7\nkeepalive = { interval_s = 10, retry = 1 }", "20: unknown field `retry`"),
             ("10.9.0.0/16", "192.168.0.0/24", "21: two routes to 192.168.0.0/24"),
             ("10.9.0.0/16", "10.9.0.0/160", "25: invalid"),
         ] {

@@ -18,6 +18,7 @@ use super::life::Shared;
 use super::links::{LinkState, Links};
 use super::mailbox::{Attached, Mailbox, wait};
 use super::neighbours::Neighbours;
+use super::tunnels::Tunnels;
 use super::worker::originate;
 use crate::capture::{Outcome, Tap};
 
@@ -101,6 +102,7 @@ pub(super) struct Control {
     pub(super) links: Arc<Links>,
     /// Next hops of the pod's tables; each link has stations in their place.
     pub(super) next_hops: BTreeSet<IpAddr>,
+    pub(super) tunnels: Tunnels,
     pub(super) health: Health,
     pub(super) missing: Receiver<IpAddr>,
     /// For tests: frames that came with the data, and by which link.
@@ -131,9 +133,11 @@ impl Control {
             }
             self.ask(now);
             self.announce(now);
+            self.keep_tunnels(now);
             self.learn(is_changed);
             let of_links = self.of_links.iter().filter_map(|link| link.announcer.as_ref()?.deadline());
-            let until = of_links.min().map(|due| Duration::from_nanos(due.saturating_sub(now)));
+            let until =
+                of_links.chain(self.tunnels.deadline()).min().map(|due| Duration::from_nanos(due.saturating_sub(now)));
             wait(&self.mailbox, &self.queues, until.map_or(self.wait, |until| self.wait.min(until)));
         }
     }
@@ -222,6 +226,17 @@ impl Control {
         }
         links.set_states(&states);
         self.tell();
+    }
+
+    /// Sends keepalives of tunnels, by the link that packets of the first one leave by.
+    fn keep_tunnels(&mut self, now: u64) {
+        let Control { of_links, links, queues, tunnels, tap, pod, .. } = self;
+        let number = links.egress(0);
+        let Some(OfLink { settings, known, .. }) = of_links.get(number) else { return };
+        for frame in tunnels.poll(now, |hop| known.get(settings.via(hop)?)) {
+            send(queues, number, tap, &frame, *pod);
+        }
+        queues.iter_mut().for_each(|attached| attached.queue.publish());
     }
 
     /// Gives the workers what is newly known. `is_changed`: there are more next hops.

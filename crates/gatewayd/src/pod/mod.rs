@@ -8,6 +8,7 @@ mod life;
 mod links;
 mod mailbox;
 mod neighbours;
+mod tunnels;
 mod worker;
 
 use std::path::Path;
@@ -37,6 +38,7 @@ use life::{Interface, Life, Shared};
 use links::Links;
 use mailbox::Mailbox;
 pub use neighbours::Neighbours;
+use tunnels::Tunnels;
 use worker::{Counts, Worker};
 
 /// Bytes of Ethernet and two tags, and what a packet may grow by behind its front.
@@ -134,6 +136,7 @@ impl Program for GatewayPod {
             links: Arc::clone(&links),
             next_hops: config.resolve.into_iter().collect(),
             health: Health::new(counts.clone()),
+            tunnels: Tunnels::new(Arc::clone(&tables), config.tunnels.clone()),
             missing,
             from_workers,
             wait: if config.tests.control_with_data { SHORT_WAIT } else { WAIT },
@@ -146,8 +149,16 @@ impl Program for GatewayPod {
         let life = Life { shared: Arc::clone(&shared), links: Arc::clone(&links), interfaces, workers, control };
         let connected = life.begin()?;
         let of_status = Arc::clone(&shared);
-        let source =
-            Arc::new(PodSource { shared: of_status, counts, tables, nat, links, told: Arc::clone(&told), captures });
+        let source = Arc::new(PodSource {
+            shared: of_status,
+            counts,
+            tables,
+            tunnels: config.tunnels,
+            nat,
+            links,
+            told: Arc::clone(&told),
+            captures,
+        });
         let status = StatusServer::start(&config.control, config.metrics, source)
             .with_context(|| format!("listening on {}", config.control.display()))?;
         let live = move || {
@@ -188,6 +199,7 @@ struct PodSource {
     shared: Arc<Shared>,
     counts: Vec<Counts>,
     tables: Arc<Tables>,
+    tunnels: Vec<String>,
     nat: Arc<Nat>,
     links: Arc<Links>,
     told: SharedTold,
@@ -208,6 +220,7 @@ impl PodSource {
             workers: workers.collect(),
             nat_sessions: self.nat.len() as u64,
             neighbours: told.next_hops.iter().map(|(address, mac)| (address.to_string(), mac.clone())).collect(),
+            tunnels: tunnels::states(&self.tables, &self.tunnels, monotonic_ns()),
         }
     }
 }
@@ -226,6 +239,7 @@ impl Source for PodSource {
                 all.push(Sample { name: format!("gw_{name}"), labels, value, gauge: false });
             }
         }
+        all.extend(tunnels::samples(&state.tunnels));
         let known = state.neighbours.values().filter(|mac| mac.is_some()).count() as u64;
         for (name, value) in [
             ("gw_connected", u64::from(state.connected)),
