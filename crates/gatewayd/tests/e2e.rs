@@ -8,6 +8,7 @@ mod console;
 mod links;
 mod podman;
 mod site;
+mod testpmd;
 mod world;
 
 use std::collections::BTreeMap;
@@ -51,6 +52,24 @@ fn packets_of_all_flows_come_in_order_whatever_time_each_takes() {
             assert!(workers.iter().all(|n| n.abs_diff(u64::from(PACKETS) / 2) < 1100), "{workers:?}");
             let delivered = world.counter("delivered_header_only_packets");
             assert_eq!(delivered, if header_only { u64::from(PACKETS) } else { 0 });
+        });
+    }
+}
+
+#[test]
+fn jumbo_frames_of_8500_bytes_pass_whole_and_without_their_payload() {
+    for header_only in [false, true] {
+        in_namespace(move || {
+            let options =
+                Options { header_only, frame_len: 8500, jitter_us: 100, timeout_us: PATIENT_US, ..Options::default() };
+            let mut world = World::start(&options);
+            // Longer than a frame of AF_XDP.
+            assert_eq!(world.status("nicd")["device_mode"], "packet");
+            let received = world.exchange(PACKETS / 4, FLOWS, |_, _| {});
+            assert_eq!((received.len(), reordered(&received)), (PACKETS as usize / 4, 0));
+            assert_eq!(world.order()("sent_in_order_packets"), u64::from(PACKETS / 4));
+            let delivered = world.counter("delivered_header_only_packets");
+            assert_eq!(delivered, if header_only { u64::from(PACKETS / 4) } else { 0 });
         });
     }
 }

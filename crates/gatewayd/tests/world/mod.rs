@@ -25,6 +25,8 @@ const RECEIVER_MAC: Mac = Mac([2, 0, 0, 0, 0, 12]);
 /// Packets on their way before a batch is sent: with it no more than the 256 for which a veth device has room. If the kernel's thread that takes them out does
 /// not run for a while, the device drops what is beyond that, and counts it nowhere that the gateway knows of.
 const WINDOW: usize = 224;
+/// Bytes of a packet that are not its payload: Ethernet, IPv4 and UDP twice, and VXLAN.
+const HEADERS: usize = 92;
 /// Packets a batch, and between two of them.
 const BATCH: u32 = 32;
 const PAUSE: Duration = Duration::from_micros(2500);
@@ -36,7 +38,7 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
         // SAFETY: no pointers; this thread alone changes its network namespace.
         assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "needs root");
         for command in [
-            "ip link add wire0 mtu 1700 type veth peer name gw0 mtu 1700",
+            "ip link add wire0 mtu 9100 type veth peer name gw0 mtu 9100",
             "ip link set wire0 up addrgenmode none",
             "ip link set gw0 up addrgenmode none",
         ] {
@@ -54,6 +56,8 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     pub(crate) header_only: bool,
+    /// Bytes of the frames that the test sends, headers included; 0: 292, 200 of them payload.
+    pub(crate) frame_len: usize,
     pub(crate) jitter_us: u64,
     /// How long a place in an order queue is waited for; 0: 100,000.
     pub(crate) timeout_us: u64,
@@ -70,6 +74,8 @@ pub(crate) struct World {
     pod: Child,
     received: BTreeMap<u32, u64>,
     window: usize,
+    /// Bytes of each packet's payload.
+    payload: usize,
 }
 
 /// A second pod's process, which ends with this.
@@ -109,12 +115,14 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name).display().to_string();
         let header_only = if options.header_only { "header_only_from = 100\n" } else { "" };
+        let payload = options.frame_len.max(HEADERS + 200) - HEADERS;
+        let mtu = (payload + HEADERS).max(1600);
         let timeout_us = if options.timeout_us > 0 { options.timeout_us } else { 100_000 };
         let (first, second) = options.limiter.unwrap_or((1_000_000, 1_000_000));
         let nicd = format!(
             r#"pods_directory = "{}"
 control = {{ socket = "{}" }}
-device = {{ name = "gw0", mtu = 1600, frames = 4096 }}
+device = {{ name = "gw0", mtu = {mtu}, frames = 4096 }}
 [[pods]]
 name = "vpc"
 number = 1
@@ -144,6 +152,7 @@ cores = 2
 interfaces = ["{}"]
 addresses = ["10.0.0.1"]
 mac = "02:00:00:00:00:01"
+mtu = {mtu}
 on_link = ["10.0.0.0/24"]
 "#,
             at("gw.sock"),
@@ -165,13 +174,12 @@ hosts = [
         }
         std::fs::write(dir.path().join("nicd.toml"), nicd).unwrap();
         std::fs::write(dir.path().join("gw.toml"), pod).unwrap();
-        let wire = RawConfig { device: "wire0".to_owned(), mode: RawMode::Packet, longest: 1700, frames: 8192 };
-        let wire = RawDevice::open(&wire).unwrap();
+        let wire = wire(mtu + 100);
         let nicd = run(env!("CARGO_BIN_EXE_bifrost-nicd"), dir.path(), "nicd");
         let pod = run(env!("CARGO_BIN_EXE_bifrost-gw"), dir.path(), "gw");
         // A busy machine slows the exchange down. A worker that stands still must not.
         let window = if options.stall.is_some() { usize::MAX } else { WINDOW };
-        let mut world = World { dir, wire, nicd, pod, received: BTreeMap::new(), window };
+        let mut world = World { dir, wire, nicd, pod, received: BTreeMap::new(), window, payload };
         world.wait_until_it_forwards();
         world
     }
@@ -195,7 +203,7 @@ hosts = [
         const EACH: Duration = Duration::from_micros(500);
         let (mut number, mut next) = (0, Instant::now());
         let mut step = |world: &mut World| {
-            let frame = packet(100, 7, number);
+            let frame = packet(100, 7, number, world.payload);
             world.wire.send(&[&frame]);
             world.wire.flush();
             number += 1;
@@ -348,7 +356,7 @@ hosts = [
         for number in 0..packets {
             meanwhile(self, number);
             let flow = (number % u32::from(flows)) as u16;
-            let frame = packet(100 + u32::from(flow % 4), flow, number);
+            let frame = packet(100 + u32::from(flow % 4), flow, number, self.payload);
             self.wire.send(&[&frame]);
             if number % BATCH == BATCH - 1 {
                 self.wire.flush();
@@ -398,7 +406,7 @@ hosts = [
         while began.elapsed() < time {
             for (vni, count) in [(100, 1), (101, 1), (102, 1), (103, 20)] {
                 for n in 0..count {
-                    let frame = packet(vni, vni as u16, steps * 32 + n);
+                    let frame = packet(vni, vni as u16, steps * 32 + n, self.payload);
                     self.wire.send(&[&frame]);
                     *sent.entry(vni).or_insert(0) += 1;
                 }
@@ -431,7 +439,7 @@ hosts = [
                 let frame = self.wire.frame(index);
                 if frame[12..14] == ethertype::ARP.to_be_bytes() {
                     answers.extend(answer(frame));
-                } else if let Some((vni, flow, number)) = read(frame) {
+                } else if let Some((vni, flow, number)) = read(frame, self.payload) {
                     *self.received.entry(vni).or_insert(0) += 1;
                     all.push((flow, number));
                 }
@@ -506,7 +514,13 @@ hosts = [
     }
 }
 
-fn run(program: &str, dir: &Path, name: &str) -> Child {
+/// The test's end of the link.
+pub(crate) fn wire(longest: usize) -> RawDevice {
+    let frames = if longest > 2048 { 2048 } else { 8192 };
+    RawDevice::open(&RawConfig { device: "wire0".to_owned(), mode: RawMode::Packet, longest, frames }).unwrap()
+}
+
+pub(crate) fn run(program: &str, dir: &Path, name: &str) -> Child {
     let log = std::fs::File::options().create(true).append(true).open(dir.join(format!("{name}.log"))).unwrap();
     let config: PathBuf = dir.join(format!("{name}.toml"));
     let mut command = Command::new(program);
@@ -534,10 +548,10 @@ pub(crate) fn ip_udp(source: [u8; 4], destination: [u8; 4], ports: (u16, u16), p
     [&header.emit()[..], &datagram, payload].concat()
 }
 
-/// A packet of a tenant's flow, with its number, and 200 bytes that the number decides.
-fn packet(vni: u32, flow: u16, number: u32) -> Vec<u8> {
+/// A packet of a tenant's flow, with its number, and a payload of `len` bytes that the number decides.
+pub(crate) fn packet(vni: u32, flow: u16, number: u32, len: usize) -> Vec<u8> {
     let mut payload = number.to_be_bytes().to_vec();
-    payload.resize(200, number as u8);
+    payload.resize(len, number as u8);
     let inner = ip_udp([192, 168, 0, 1], [192, 168, 0, 2], (flow, 9), &payload);
     let link = |to: Mac, from: Mac| ethernet::Header::new(to, from, ethertype::IPV4).emit();
     let guest = Mac([2, 0, 0, 0, 1, 1]);
@@ -547,7 +561,7 @@ fn packet(vni: u32, flow: u16, number: u32) -> Vec<u8> {
 }
 
 /// VNI, flow and number of a packet that the gateway has sent on; it must be as it has to be.
-fn read(frame: &[u8]) -> Option<(u32, u16, u32)> {
+fn read(frame: &[u8], len: usize) -> Option<(u32, u16, u32)> {
     let outer = bifrost_nic::parse(frame, frame.len()).ok()?;
     if outer.dst_port != vxlan::UDP_PORT {
         return None;
@@ -559,7 +573,7 @@ fn read(frame: &[u8]) -> Option<(u32, u16, u32)> {
     assert_eq!((parsed.dst_mac, inner[22]), (Mac([2, 0, 0, 0, 1, 2]), 63), "the vNIC's address, one hop less");
     let payload = &inner[usize::from(parsed.payload)..];
     let number = u32::from_be_bytes(*payload.first_chunk().unwrap());
-    assert!(payload.len() == 200 && payload[4..].iter().all(|b| *b == number as u8), "the payload is its own");
+    assert!(payload.len() == len && payload[4..].iter().all(|b| *b == number as u8), "the payload is its own");
     Some((vni.get(), parsed.src_port, number))
 }
 
