@@ -174,6 +174,8 @@ fn gateway_limit(mut limiting: Limiting) -> Limiting {
 #[bench::vpc(Forwarding::new(Service::Vpc))]
 #[bench::eip(Forwarding::new(Service::Eip))]
 #[bench::snat(Forwarding::new(Service::Snat))]
+#[bench::idc(Forwarding::new(Service::Idc))]
+#[bench::cloud_service(Forwarding::new(Service::Cloud))]
 fn gateway_forward(mut forwarding: Forwarding) -> Forwarding {
     black_box(&mut forwarding).run(forwarding::PACKETS);
     forwarding

@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 use anyhow::{Context as _, Result, bail};
 use bifrost_bench::account::Counting;
 use bifrost_bench::forwarding::Service;
-use bifrost_bench::tenants::{self, MARK, TRACED};
+use bifrost_bench::tenants::{self, LINES_OF_SNAT, MARK, MEMORY_LINES, SHARED_LINES, Scale, TRACED};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -49,6 +49,19 @@ fn time() {
         );
     }
     println!("an access to memory takes {:.0} ns", tenants::memory_latency_ns());
+    for (name, scale, lines) in
+        [("the shared cache", Scale::MIDDLE, SHARED_LINES), ("memory", Scale::LARGE, MEMORY_LINES)]
+    {
+        let wait = tenants::wait(scale, lines);
+        println!(
+            "tables in {name}: snat in vectors {:.0} ns a packet, of which it waits {:.0}: {LINES_OF_SNAT} lines of {:.0} \
+             ns, {:.1} of which overlap",
+            wait.packet_ns,
+            wait.wait_ns,
+            wait.latency_ns,
+            wait.overlap()
+        );
+    }
 }
 
 /// Reads the trace of `trace`.

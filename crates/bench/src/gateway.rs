@@ -11,6 +11,7 @@ use fastrand::Rng;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::account::{Account, balance, charge};
+use crate::forwarding::{Forwarding, Service};
 
 /// Packets per measurement.
 pub const PACKETS: u32 = 8192;
@@ -182,8 +183,8 @@ impl Routes {
 pub struct Costs {
     /// Name, ns per packet, and its bar.
     pub times: Vec<(&'static str, f64, Option<f64>)>,
-    /// Allocations of 100,000 packets through balancer and limiter.
-    pub allocations: u64,
+    /// Allocations of 98,304 packets through balancer and limiter, and through each service of a pod.
+    pub allocations: Vec<(&'static str, u64)>,
     /// Memory of the table with ten million routes, bytes per route.
     pub route_bytes: f64,
 }
@@ -225,9 +226,26 @@ pub fn costs() -> Costs {
         ];
         times.iter_mut().zip(least).for_each(|((_, ns, _), least)| *ns = ns.min(least));
     }
-    let of_spraying: u64 = spraying.iter_mut().map(|s| counted(|| (0..12).for_each(|_| s.run(PACKETS)))).sum();
-    let of_limiting: u64 = limiting.iter_mut().map(|l| counted(|| (0..12).for_each(|_| l.run(PACKETS)))).sum();
-    Costs { times: times.into(), allocations: of_spraying + of_limiting, route_bytes: routes.bytes_each }
+    let allocations = allocations(12 * PACKETS);
+    Costs { times: times.into(), allocations, route_bytes: routes.bytes_each }
+}
+
+/// Allocations of as many packets in steady state, a multiple of [`PACKETS`], by what they pass.
+/// [`crate::account::Counting`] must be the program's allocator, and nothing else may run.
+pub fn allocations(packets: u32) -> Vec<(&'static str, u64)> {
+    let mut spraying = [false, true].map(Spraying::new);
+    let mut limiting = [false, true].map(Limiting::new);
+    let times = packets / PACKETS;
+    let of_spraying: u64 = spraying.iter_mut().map(|s| counted(|| (0..times).for_each(|_| s.run(PACKETS)))).sum();
+    let of_limiting: u64 = limiting.iter_mut().map(|l| counted(|| (0..times).for_each(|_| l.run(PACKETS)))).sum();
+    let pipeline = [("load_balancing", of_spraying), ("limiter", of_limiting)];
+    pipeline.into_iter().chain(Service::ALL.map(|service| (service.name(), of_service(service, packets)))).collect()
+}
+
+/// Allocations of a pod's core.
+fn of_service(service: Service, packets: u32) -> u64 {
+    let mut forwarding = Forwarding::new(service);
+    counted(|| forwarding.run(packets))
 }
 
 /// Allocations during `run`.

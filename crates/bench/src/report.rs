@@ -106,6 +106,8 @@ const ROWS: &[Row] = &[
     row("gateway_forward.vpc", 8192, "a packet"),
     row("gateway_forward.eip", 8192, "a packet"),
     row("gateway_forward.snat", 8192, "a packet"),
+    row("gateway_forward.idc", 8192, "a packet"),
+    row("gateway_forward.cloud_service", 8192, "a packet"),
     row("gateway_lookup.batch_of_100k_routes", 8192, "a look-up"),
     Row { name: "message.of_64_bytes", per: SHORT, unit: "a message", bar: Some(MESSAGE_INSTRUCTIONS_MAX) },
     Row { name: "message_chunk.of_1_mib", per: CHUNKS, unit: "a chunk", bar: Some(CHUNK_INSTRUCTIONS_MAX) },
@@ -240,7 +242,9 @@ impl Report {
         for (name, ns, bar) in &costs.times {
             self.add(&format!("time.{name}"), *ns, "ns a packet", None, *bar);
         }
-        self.add("gateway.allocations", costs.allocations as f64, "allocations", None, Some(0.0));
+        for (what, count) in &costs.allocations {
+            self.add(&format!("gateway.allocations.{what}"), *count as f64, "allocations", None, Some(0.0));
+        }
         self.add("gateway.10M_routes.memory", costs.route_bytes, "bytes a route", None, Some(LARGE_TABLE_BYTES_MAX));
     }
 
@@ -292,6 +296,14 @@ fn instructions(dir: &Path, name: &str) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_allocation_of_a_service_is_a_missed_bar() {
+        let costs = Costs { times: Vec::new(), allocations: vec![("vpc", 0), ("snat", 1)], route_bytes: 20.0 };
+        let mut report = Report::default();
+        report.add_gateway(&costs);
+        assert_eq!(report.missed, ["gateway.allocations.snat: 1.0 allocations, at most 0 allowed"]);
+    }
 
     #[test]
     fn vectors_must_save_a_fifth_of_the_time_with_very_many_records() {

@@ -55,6 +55,8 @@ impl Scale {
     pub const SMALL: Scale = Scale { vpcs: 4, vnics: 16, flows: 4, routes: 16 };
     /// Half a gigabyte: a million flows and ten million routes.
     pub const LARGE: Scale = Scale { vpcs: 1 << 14, vnics: 16, flows: 4, routes: 512 };
+    /// What packets read takes some megabytes: more than a private cache has, and less than a shared one.
+    pub const MIDDLE: Scale = Scale { vpcs: 1 << 12, vnics: 4, flows: 1, routes: 512 };
 
     /// Flows in all.
     pub fn all_flows(self) -> u32 {
@@ -73,6 +75,8 @@ pub struct Tenants {
     buffers: Vec<Box<[u8]>>,
     /// State of the order of flows.
     random: u32,
+    /// Packets are of that many flows, a power of two: all unless set.
+    in_use: u32,
     now: u64,
     /// Memory of tables and sessions; 0 unless [`crate::account::Counting`] is the program's allocator.
     pub bytes: i64,
@@ -101,6 +105,7 @@ impl Tenants {
             template: template(),
             buffers: vec![vec![0; BUFFER].into(); BATCH],
             random: 1,
+            in_use: scale.all_flows(),
             now: 1 << 40,
             bytes,
         };
@@ -134,16 +139,23 @@ impl Tenants {
         forwarded
     }
 
+    /// The same for [`PACKETS`], ns per packet.
+    fn time(&mut self, together: bool) -> f64 {
+        let began = Instant::now();
+        assert_eq!(self.run(together, PACKETS), PACKETS, "all pass");
+        began.elapsed().as_nanos() as f64 / f64::from(PACKETS)
+    }
+
     /// Forwards one packet of a flow.
     pub fn forward(&mut self, flow: u32) -> bool {
         self.receive(0, flow);
         self.process(0)
     }
 
-    /// All flows once: the full cycle of a linear congruential generator.
+    /// All flows in use once: the full cycle of a linear congruential generator.
     fn next_flow(&mut self) -> u32 {
         self.random = self.random.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
-        self.random & (self.scale.all_flows() - 1)
+        self.random & (self.in_use - 1)
     }
 
     /// A packet of a flow arrives in a buffer.
@@ -158,7 +170,7 @@ impl Tenants {
         frame[INNER_SOURCE..INNER_SOURCE + 4].copy_from_slice(&self.scale.private(vnic).octets());
         let to = match self.service {
             Service::Vpc => self.scale.private(mix(flow) >> 8 & (vnics - 1)),
-            Service::Eip | Service::Snat => abroad(flow),
+            Service::Eip | Service::Snat | Service::Idc | Service::Cloud => abroad(flow),
         };
         frame[INNER_SOURCE + 4..INNER_SOURCE + 8].copy_from_slice(&to.octets());
         frame[INNER_PORTS..INNER_PORTS + 2].copy_from_slice(&(1024 + number as u16).to_be_bytes());
@@ -277,11 +289,7 @@ pub fn times() -> Vec<Times> {
 
 /// ns per packet, one by one and in vectors.
 fn pairs(tenants: &mut Tenants) -> Vec<[f64; 2]> {
-    let mut timed = |together| {
-        let began = Instant::now();
-        assert_eq!(tenants.run(together, PACKETS), PACKETS, "all pass");
-        began.elapsed().as_nanos() as f64 / f64::from(PACKETS)
-    };
+    let mut timed = |together| tenants.time(together);
     (0..PAIRS)
         .map(|pair| {
             let vectors_first = pair % 2 == 1;
@@ -297,20 +305,73 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Latency of an access to memory that no cache has, ns: each of a chain of them says where the next one is, in as much
-/// memory as the sessions of [`Scale::LARGE`] take.
+/// What packets to the Internet from a shared address wait for in vectors, with tables of one size.
+#[derive(Clone, Copy, Debug)]
+pub struct Wait {
+    /// The whole packet, ns.
+    pub packet_ns: f64,
+    /// Of this, what it waits for the tables' lines, ns: the difference to packets of a few flows, with the same tables
+    /// and the same instructions. The median of pairs.
+    pub wait_ns: f64,
+    /// Latency of one access to data of the size that the packets read, ns: the mean of before and after.
+    pub latency_ns: f64,
+}
+
+/// Lines of flow and VPC that such a packet reads, as [`owners`] counts them.
+pub const LINES_OF_SNAT: f64 = 20.0;
+
+impl Wait {
+    /// How many of these accesses overlap.
+    pub fn overlap(&self) -> f64 {
+        LINES_OF_SNAT * self.latency_ns / self.wait_ns
+    }
+}
+
+/// Measures for some seconds. `lines`: of the data whose latency is measured, a power of two.
+pub fn wait(scale: Scale, lines: u32) -> Wait {
+    let mut tenants = Tenants::new(scale, Service::Snat);
+    let before = latency_ns(lines);
+    let pairs: Vec<[f64; 2]> = (0..PAIRS)
+        .map(|_| {
+            // The caches hold the few flows after as many packets.
+            [FEW, scale.all_flows()].map(|flows| {
+                tenants.in_use = flows;
+                tenants.run(true, PACKETS);
+                tenants.time(true)
+            })
+        })
+        .collect();
+    let packet_ns = median(pairs.iter().map(|pair| pair[1]));
+    let wait_ns = median(pairs.iter().map(|[few, all]| all - few));
+    Wait { packet_ns, wait_ns, latency_ns: (before + latency_ns(lines)) / 2.0 }
+}
+
+/// Flows whose entries a private cache holds.
+const FEW: u32 = 64;
+
+/// Latency of an access to memory that no cache has, ns: in as much memory as the sessions of [`Scale::LARGE`] take.
 pub fn memory_latency_ns() -> f64 {
-    const LINES: u32 = 1 << 22;
+    latency_ns(MEMORY_LINES)
+}
+
+/// Lines that no cache holds, and lines that a shared cache holds and a private one does not.
+pub const MEMORY_LINES: u32 = 1 << 22;
+/// See [`MEMORY_LINES`].
+pub const SHARED_LINES: u32 = 1 << 16;
+
+/// Latency of an access to one of that many lines, a power of two, ns: each of a chain of them says where the next one
+/// is.
+fn latency_ns(count: u32) -> f64 {
     const STEPS: u32 = 1 << 17;
     #[derive(Clone, Copy)]
     #[repr(align(64))]
     struct Line(u32);
-    let mut lines = vec![Line(0); LINES as usize];
+    let mut lines = vec![Line(0); count as usize];
     // The full cycle of a generator again; its low bits have patterns, so the high ones choose the page.
     let mut n = 0u32;
-    let place = |n: u32| n.reverse_bits() >> (32 - LINES.trailing_zeros());
-    for _ in 0..LINES {
-        let next = n.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f) & (LINES - 1);
+    let place = |n: u32| n.reverse_bits() >> (32 - count.trailing_zeros());
+    for _ in 0..count {
+        let next = n.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f) & (count - 1);
         lines[place(n) as usize] = Line(place(next));
         n = next;
     }
