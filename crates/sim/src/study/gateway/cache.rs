@@ -53,8 +53,8 @@ pub(in super::super) struct Machine {
     pub(in super::super) shared_bytes: u64,
     /// Latency of the private cache, the shared cache, and memory, ns.
     pub(in super::super) latency_ns: [f64; 3],
-    /// Number of accesses that a core overlaps.
-    pub(in super::super) overlap: f64,
+    /// Number of accesses to each of these that a core overlaps.
+    pub(in super::super) overlap: [f64; 3],
 }
 
 /// Data that packets of one owner share, such as the entries of a tenant.
@@ -192,9 +192,10 @@ pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, s
     let counted = (packets - warm) as f64;
     let by_stream = answered.map(|stream| stream.map(|count| count as f64 / counted));
     let [private, shared, memory] = [0, 1, 2].map(|level| by_stream.iter().map(|stream| stream[level]).sum::<f64>());
-    let waits: f64 = [private, shared, memory].iter().zip(machine.latency_ns).map(|(count, ns)| count * ns).sum();
+    let levels = machine.latency_ns.into_iter().zip(machine.overlap);
+    let waits_ns = [private, shared, memory].into_iter().zip(levels).map(|(count, (ns, overlap))| count * ns / overlap);
     Replayed {
-        waits_ns: waits / machine.overlap,
+        waits_ns: waits_ns.sum(),
         shared_hits: shared / (shared + memory).max(f64::MIN_POSITIVE),
         private_hits: private / (private + shared + memory).max(f64::MIN_POSITIVE),
         by_stream,
@@ -217,8 +218,12 @@ mod tests {
 
     #[test]
     fn small_tables_fit_the_private_cache_and_large_ones_no_cache() {
-        let machine =
-            Machine { private_bytes: 1 << 16, shared_bytes: 1 << 20, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
+        let machine = Machine {
+            private_bytes: 1 << 16,
+            shared_bytes: 1 << 20,
+            latency_ns: [4.0, 20.0, 100.0],
+            overlap: [1.0; 3],
+        };
         let tables = |flows| Tables {
             flows,
             owned: [Shared { flows: 1, each: 4, total: 4 }, Shared::default()],
@@ -242,8 +247,12 @@ mod tests {
 
     #[test]
     fn device_writes_hit_the_shared_cache_and_per_core_data_is_there_for_each_core() {
-        let machine =
-            Machine { private_bytes: 1 << 20, shared_bytes: 1 << 22, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
+        let machine = Machine {
+            private_bytes: 1 << 20,
+            shared_bytes: 1 << 22,
+            latency_ns: [4.0, 20.0, 100.0],
+            overlap: [1.0; 3],
+        };
         let tables = Tables {
             flows: 8192,
             owned: [Shared { flows: 1, each: 2, total: 2 }, Shared::default()],
@@ -264,8 +273,12 @@ mod tests {
     }
     #[test]
     fn entries_of_tenants_are_shared_by_their_flows() {
-        let machine =
-            Machine { private_bytes: 1 << 14, shared_bytes: 1 << 20, latency_ns: [4.0, 20.0, 100.0], overlap: 1.0 };
+        let machine = Machine {
+            private_bytes: 1 << 14,
+            shared_bytes: 1 << 20,
+            latency_ns: [4.0, 20.0, 100.0],
+            overlap: [1.0; 3],
+        };
         let flow = Shared { flows: 1, each: 1, total: 1 };
         let tables = Tables {
             flows: 1 << 16,
