@@ -67,10 +67,22 @@ impl<T> Lpm<T> {
 
     /// The value of the longest prefix that contains `addr`.
     pub fn lookup(&self, addr: IpAddr) -> Option<&T> {
-        let slot = match addr {
+        self.value(self.slot(addr))
+    }
+
+    /// The number of the longest prefix that contains `addr`, counted in ascending order, IPv4 first. Without a prefix, a
+    /// number that none has.
+    #[inline(always)]
+    pub(crate) fn slot(&self, addr: IpAddr) -> u32 {
+        match addr {
             IpAddr::V4(addr) => self.v4.slot(addr.to_bits()),
             IpAddr::V6(addr) => self.v6.slot(addr.to_bits()),
-        };
+        }
+    }
+
+    /// The value of the prefix with a number.
+    #[inline(always)]
+    pub(crate) fn value(&self, slot: u32) -> Option<&T> {
         self.values.get(slot as usize)
     }
 
