@@ -10,7 +10,7 @@ use crate::ids::Direction;
 use crate::tables::{AclRule, RuleName};
 
 /// A network's ACL: the first rule that matches decides; what none matches passes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Acl {
     rules: [Classifier<bool>; 2],
     /// Whether those of a direction look at what only the first fragment of a packet shows: ports, and in IPv6 the protocol.

@@ -17,7 +17,7 @@ use crate::session::{self, Event, Key, Planned, Quote, Sessions};
 use crate::tables::{BuildError, GroupRule, Remote};
 
 /// What one direction's rules say; the same for all ports that have the same groups.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct GroupPolicy {
     ingress: Rules,
     /// `None`: everything may leave.
@@ -27,7 +27,7 @@ pub(crate) struct GroupPolicy {
 }
 
 /// Rules of one direction: those about the same other end together, so that a set of addresses is there once, whatever their number.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Rules {
     direction: Direction,
     /// Each rule's value is its place among all of the direction. Without a set: about anybody.

@@ -7,17 +7,19 @@ use bifrost_nic::steer;
 use bifrost_tables::{ExactMap, exact_map};
 use bifrost_wire::{Mac, Vni};
 
+use crate::addresses::Addresses;
 use crate::dns::Names;
 use crate::groups::GroupPolicy;
 use crate::ids::{LoadBalancerId, PortId, UplinkId, WorkerId};
+use crate::location::{Location, NextHop, Owner, Path, VpcId};
 use crate::members::Members;
 use crate::nat::{Source, Uplink};
 use crate::rewrite::Endpoint;
-use crate::tables::{BuildError, Ipv6Lease, Lease, Nat, Port, SharedAddress, Tables, Workers};
-use crate::vpc::{Location, NextHop, Owner, Path, VpcId, VpcIndex};
+use crate::tables::{BuildError, Ipv6Lease, Lease, Nat, Port, RouteChanges, SharedAddress, Tables, Workers};
+use crate::vpc::VpcIndex;
 
 /// The indexes of one configuration.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Index {
     ports: Vec<Option<PortIndex>>,
     vpcs: Vec<VpcIndex>,
@@ -34,7 +36,7 @@ pub(crate) struct Index {
 }
 
 /// A port and where its network is.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PortIndex {
     pub(crate) port: Port,
     vpc: VpcId,
@@ -55,6 +57,12 @@ pub(crate) struct PortIndex {
 
 impl Index {
     pub(crate) fn build(tables: &Tables) -> Result<Self, BuildError> {
+        Self::since(tables, None)
+    }
+
+    /// The index of a configuration, from that of a `former` one: `tables` has everything but routes, of which only those
+    /// count that have changed.
+    pub(crate) fn since(tables: &Tables, former: Option<(&Index, &[RouteChanges])>) -> Result<Self, BuildError> {
         let (ports, vpcs, by_vni, workers) = (Vec::new(), Vec::new(), exact_map(0), tables.workers);
         let several = workers.count > 1;
         let has_affinity = several && tables.ports.iter().any(|port| port.home.is_some() || !port.groups.is_empty());
@@ -75,7 +83,10 @@ impl Index {
             if index.by_vni.insert(vpc.vni, id).is_some() {
                 return Err(BuildError::DuplicateVni(vpc.vni));
             }
-            index.vpcs.push(VpcIndex::new(vpc, id, index.has_balancers)?);
+            // A network without a former version has one without routes.
+            let none = Addresses::default();
+            let addresses = former.map(|(index, _)| index.vpc(vpc.vni).map_or(&none, |vpc| &vpc.addresses));
+            index.vpcs.push(VpcIndex::new(vpc, id, index.has_balancers, addresses)?);
         }
         for (place, balancer) in tables.load_balancers.iter().enumerate() {
             let vpc = index.vpc_id(balancer.vni)?;
@@ -102,9 +113,21 @@ impl Index {
             let vpc = index.vpc_id(zone.vni)?;
             index.vpcs[vpc.place()].names = Some(Names::new(zone));
         }
-        for route in &tables.routes {
-            let vpc = index.vpc_id(route.vni)?;
-            index.vpcs[vpc.place()].add_route(route)?;
+        match former {
+            None => {
+                for route in &tables.routes {
+                    let vpc = index.vpc_id(route.vni)?;
+                    index.vpcs[vpc.place()].add_route(route)?;
+                }
+            }
+            Some((_, changes)) => {
+                for changes in changes {
+                    // Routes of a network that does not exist any more disappear with it.
+                    if let Ok(vpc) = index.vpc_id(changes.vni) {
+                        index.vpcs[vpc.place()].change_routes(changes)?;
+                    }
+                }
+            }
         }
         tables.shared.iter().try_for_each(|shared| index.add_shared(shared))?;
         for peering in &tables.peerings {
@@ -174,7 +197,7 @@ impl Index {
     fn add_shared(&mut self, shared: &SharedAddress) -> Result<(), BuildError> {
         let vpc = self.vpc_id(shared.vni)?;
         self.vpcs[vpc.place()].add_shared(shared)?;
-        let locations = shared.vnics.iter().map(|mac| self.vpcs[vpc.place()].location(*mac));
+        let locations = shared.vnics.iter().map(|mac| self.vpcs[vpc.place()].drafted_location(*mac));
         let ports = locations.filter_map(|at| if let Some(Location::Local(port)) = at { Some(port) } else { None });
         for port in ports.collect::<Vec<_>>() {
             let Some(index) = self.ports.get_mut(port.place()).and_then(Option::as_mut) else { continue };
@@ -222,6 +245,25 @@ impl Index {
             self.vpcs[vpc.place()].add_outside(uplink, outside.address.is_ipv6())?;
         }
         Ok(())
+    }
+
+    /// The index of another worker of the same host.
+    pub(crate) fn of_worker(&self, own: WorkerId) -> Index {
+        let mut index = self.clone();
+        index.workers.own = own;
+        index
+    }
+
+    /// Each network's addresses.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = (Vni, &Addresses)> {
+        self.vpcs.iter().map(|vpc| (vpc.vni, &vpc.addresses))
+    }
+
+    /// Replaces the addresses of a network.
+    pub(crate) fn set_addresses(&mut self, vni: Vni, addresses: Addresses) {
+        if let Some(vpc) = self.by_vni.get(&vni).and_then(|id| self.vpcs.get_mut(id.place())) {
+            vpc.addresses = addresses;
+        }
     }
 
     fn uplink_of(&self, port: PortId) -> Result<UplinkId, BuildError> {

@@ -47,6 +47,7 @@
 #![forbid(unsafe_code)]
 
 mod acl;
+mod addresses;
 mod advertiser;
 mod answer;
 mod cache;
@@ -67,6 +68,7 @@ mod ids;
 mod index;
 mod limits;
 mod listed;
+mod location;
 mod mapping;
 mod members;
 mod mutation;
@@ -75,6 +77,7 @@ mod notes;
 mod path_mtu;
 mod pipeline;
 mod port_state;
+mod prepared;
 mod resolution;
 mod rewrite;
 mod router;
@@ -107,15 +110,17 @@ pub use listed::SessionView;
 pub use mapping::NatCounters;
 #[cfg(feature = "mutations")]
 pub use mutation::Mutation;
+pub use prepared::{Former, Merged, Prepared};
 pub use rewrite::Rewrite;
 pub use rule_log::{RuleLogCounters, RuleRecord};
 pub use session::{Class, PortSessions, SessionCounters};
 pub use shared::{Claim, Statement, announcement};
-pub use switch::{Former, Prepared, Switch};
+pub use switch::Switch;
 pub use tables::{
     AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, Ipv6Lease, Lease,
-    LoadBalancer, METADATA, Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route, RuleLogSpec,
-    RuleName, RuleOwner, SecurityGroup, SharedAddress, SourceNat, Tables, Transport, Vpc, Workers, Zone,
+    LoadBalancer, METADATA, Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route,
+    RouteChanges, RuleLogSpec, RuleName, RuleOwner, SecurityGroup, SharedAddress, SourceNat, Tables, Transport, Vpc,
+    Workers, Zone,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

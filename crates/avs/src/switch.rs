@@ -16,19 +16,20 @@ use crate::fragments::{FragmentCounters, Fragments};
 use crate::frame::Frame;
 use crate::ids::{PeerId, PortId, WorkerId};
 use crate::index::{Index, PortIndex};
-use crate::limits::{FlowLimits, SessionLimits};
+use crate::limits::FlowLimits;
+use crate::location::{Location, Owner, VpcId};
 use crate::mapping::{Mappings, NatCounters};
 use crate::notes::{NoteId, Notes};
 use crate::pipeline::{self, Output};
 use crate::port_state::PortState;
+use crate::prepared::{Former, Prepared};
 use crate::rule_log::{RuleLogCounters, RuleRecord};
 use crate::rule_logs::RuleLogs;
 use crate::service::{self, Connection};
 use crate::session::{PortSessions, SessionCounters, Sessions};
 use crate::shared::{Claim, Claims};
-use crate::tables::{BuildError, FlowLogSpec, GATEWAY_MAC, Port, RuleLogSpec, Tables};
+use crate::tables::{BuildError, FlowLogSpec, GATEWAY_MAC, Port, Tables};
 use crate::verdict::{Action, Verdict};
-use crate::vpc::{Location, Owner, VpcId};
 
 /// Decides where frames go.
 #[derive(Debug)]
@@ -76,23 +77,28 @@ impl Switch {
     /// # Errors
     /// The first contradiction in `tables`.
     pub fn build(tables: &Tables, secret: u64) -> Result<Self, BuildError> {
-        let index = Index::build(tables)?;
+        Ok(Self::new(Prepared::build(tables)?, secret))
+    }
+
+    /// [`build`](Self::build), from what has been built before.
+    pub fn new(prepared: Prepared, secret: u64) -> Self {
+        let Prepared { index, sessions, flows, flow_log, rule_log } = prepared;
         let mut switch = Self {
             index,
             ports: Vec::new(),
             underlay: UnderlayCounters::default(),
-            sessions: Sessions::new(tables.sessions, secret),
-            connections: Sessions::new(tables.sessions, secret),
+            sessions: Sessions::new(sessions, secret),
+            connections: Sessions::new(sessions, secret),
             mappings: Mappings::new(secret),
             fragments: Fragments::default(),
             claims: Claims::default(),
             cache: Cache::new(),
-            notes: Notes::new(tables.flows.vectors),
+            notes: Notes::new(flows.vectors),
             advertiser: Advertiser::new(secret),
             flow_log: None,
             is_logging: false,
             logged: FlowLogCounters::default(),
-            rule_logs: RuleLogs::new(tables.rule_log, secret),
+            rule_logs: RuleLogs::new(rule_log, secret),
             secret,
             epoch: 0,
             verdict: Verdict::drop(DropReason::UnknownPort),
@@ -101,12 +107,12 @@ impl Switch {
         };
         #[cfg(feature = "mutations")]
         {
-            switch.fragments.mutation = tables.mutation;
+            switch.fragments.mutation = switch.index.mutation;
         }
         switch.claim_ports(None);
-        switch.make_room(tables.flows);
-        switch.set_flow_log(tables.flow_log.clone());
-        Ok(switch)
+        switch.make_room(flows);
+        switch.set_flow_log(flow_log);
+        switch
     }
 
     /// Swaps in another configuration. Counters and sessions stay, except of ports whose number now means another vNIC; a
@@ -134,7 +140,13 @@ impl Switch {
             self.notes = Notes::new(flows.vectors);
         }
         self.set_flow_log(flow_log);
-        Former { _index: former }
+        Former::of(former)
+    }
+
+    /// Swaps in other tables that say the same, those of [`Prepared::rebased`]: nothing that is known of flows has to be
+    /// looked at again.
+    pub fn refresh(&mut self, prepared: Prepared) -> Former {
+        Former::of(std::mem::replace(&mut self.index, prepared.index))
     }
 
     /// Time has come to `now_ns`, of any origin: call it before the packets of that time.
@@ -755,32 +767,5 @@ fn count_from_underlay(
         Action::Answer { .. } => underlay.too_big_answered_packets += 1,
         // What peers send is never copied, and no service is theirs.
         Action::Copy | Action::Host => {}
-    }
-}
-
-/// A configuration with its indexes, ready for [`Switch::take_over`].
-#[derive(Debug)]
-pub struct Prepared {
-    index: Index,
-    sessions: SessionLimits,
-    flows: FlowLimits,
-    flow_log: Option<FlowLogSpec>,
-    rule_log: Option<RuleLogSpec>,
-}
-
-/// What was in force before [`Switch::take_over`], to be dropped where there is time.
-#[derive(Debug)]
-pub struct Former {
-    _index: Index,
-}
-
-impl Prepared {
-    /// Builds the indexes of one switch.
-    ///
-    /// # Errors
-    /// The first contradiction in `tables`.
-    pub fn build(tables: &Tables) -> Result<Self, BuildError> {
-        let Tables { sessions, flows, ref flow_log, rule_log, .. } = *tables;
-        Ok(Prepared { index: Index::build(tables)?, sessions, flows, flow_log: flow_log.clone(), rule_log })
     }
 }

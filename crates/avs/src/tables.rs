@@ -324,6 +324,18 @@ pub struct Route {
     pub mtu: u16,
 }
 
+/// How the routes of a network differ from those of a former configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteChanges {
+    /// The network.
+    pub vni: Vni,
+    /// Prefixes and their new routes; `None`: there is none any more.
+    pub routes: Vec<(IpNet, Option<Route>)>,
+    /// The vNICs of all changed routes, before and after: the host of each one, and the smallest path MTU of all its
+    /// routes, bytes; `None`: no route leads to it any more.
+    pub vnics: Vec<(Mac, Option<(PeerId, u16)>)>,
+}
+
 /// A peering from a network to another one. Packets pass if there is a peering back as well: with their source's address, from that
 /// network into this one. No packet goes through more than two networks.
 #[derive(Clone, Debug, PartialEq, Eq)]

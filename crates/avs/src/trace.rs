@@ -12,6 +12,7 @@ use crate::frame::Frame;
 use crate::groups::{Judgement, Memory, Permission, Why};
 use crate::ids::{Direction, LoadBalancerId, PeerId, PortId};
 use crate::index::Index;
+use crate::location::{Location, NextHop};
 use crate::path_mtu::{self, Remedy, TooLarge};
 use crate::pipeline::{self, Output};
 use crate::port_state::Asked;
@@ -22,7 +23,7 @@ use crate::shared::Claim;
 use crate::switch::Switch;
 use crate::tables::GATEWAY_MAC;
 use crate::verdict::Verdict;
-use crate::vpc::{Location, NextHop, VpcIndex};
+use crate::vpc::VpcIndex;
 
 /// What would become of a frame from a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,52 +3,20 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
-use bifrost_tables::{ExactMap, IpNet, Lpm, exact_map};
+use bifrost_tables::IpNet;
 use bifrost_wire::{Mac, Vni};
 
 use crate::acl::Acl;
+use crate::addresses::{Addresses, Draft};
 use crate::dns::Names;
-use crate::ids::LoadBalancerId;
-use crate::ids::{PeerId, PortId, UplinkId};
+use crate::ids::{LoadBalancerId, UplinkId};
+use crate::location::{Location, NextHop, Owner, Path, VpcId};
 use crate::service::Balancers;
 use crate::tables::LoadBalancer;
-use crate::tables::{BuildError, GATEWAY_MAC, Ordering, Port, Reliability, Route, SharedAddress, Vpc};
+use crate::tables::{BuildError, GATEWAY_MAC, Ordering, Port, Reliability, Route, RouteChanges, SharedAddress, Vpc};
 use crate::tables::{METADATA, is_metadata};
 
-/// Names a network of a configuration: its place among them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct VpcId(pub(crate) u32);
-
-impl VpcId {
-    #[inline(always)]
-    pub(crate) fn place(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// Where a vNIC is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Location {
-    Local(PortId),
-    Remote(PeerId),
-}
-
-/// Where a vNIC is, and how large a packet gets there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Path {
-    pub(crate) location: Location,
-    /// Path MTU: bytes of the largest IP packet.
-    pub(crate) mtu: u16,
-}
-
-/// The vNIC that a packet goes to, and the route to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NextHop {
-    pub(crate) mac: Mac,
-    pub(crate) path: Path,
-}
-
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct VpcIndex {
     pub(crate) vni: Vni,
     pub(crate) id: VpcId,
@@ -68,27 +36,19 @@ pub(crate) struct VpcIndex {
     shared: BTreeMap<IpAddr, Box<[Mac]>>,
     /// `None`: there are no load balancers.
     pub(crate) balancers: Option<Box<Balancers>>,
-    macs: ExactMap<Mac, Path>,
     /// Until [`finish`](Self::finish).
-    prefixes: Vec<(IpNet, Owner)>,
-    addresses: Lpm<Owner>,
-}
-
-/// Who has an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
-    /// A vNIC of the network.
-    Vnic(NextHop),
-    /// One of another network, if that network has a route back.
-    Peered(VpcId),
-    /// Somebody outside, behind an uplink.
-    Outside(UplinkId),
-    /// The switch itself: the gateway, or a load balancer.
-    Own,
+    draft: Option<Box<Draft>>,
+    pub(crate) addresses: Addresses,
 }
 
 impl VpcIndex {
-    pub(crate) fn new(vpc: &Vpc, id: VpcId, has_balancers: bool) -> Result<Self, BuildError> {
+    /// `former`: the network's addresses in a former configuration, of which the routes stay.
+    pub(crate) fn new(
+        vpc: &Vpc,
+        id: VpcId,
+        has_balancers: bool,
+        former: Option<&Addresses>,
+    ) -> Result<Self, BuildError> {
         if let Some(&addr) = vpc.gateways.iter().find(|a| !is_host(**a)) {
             return Err(BuildError::Address(addr));
         }
@@ -104,16 +64,14 @@ impl VpcIndex {
             has_metadata: false,
             shared: BTreeMap::new(),
             balancers: None,
-            // Keys come from the operator, who has no reason to attack the hash.
-            macs: exact_map(0),
-            prefixes: Vec::new(),
-            addresses: Lpm::default(),
+            draft: Some(Box::new(Draft::new(vpc.vni, former))),
+            addresses: Addresses::default(),
         })
     }
 
     pub(crate) fn add_port(&mut self, port: &Port) -> Result<(), BuildError> {
         let path = Path { location: Location::Local(port.id), mtu: port.mtu };
-        self.add_mac(port.mac, path)?;
+        self.draft()?.add_vnic(port.mac, path)?;
         self.has_records |= !port.groups.is_empty();
         for &addr in &port.addresses {
             if !is_host(addr) {
@@ -131,13 +89,14 @@ impl VpcIndex {
         if !is_host(address) {
             return Err(BuildError::Address(address));
         }
-        let is_here = |mac: &Mac| self.path(*mac).is_some();
+        let path = |mac: Mac| self.draft.as_ref().and_then(|draft| draft.path(mac));
+        let is_here = |mac: &Mac| path(*mac).is_some();
         let is_right = holder.is_none_or(|holder| vnics.contains(&holder)) && vnics.iter().all(is_here);
         if self.is_own(address) || self.is_shared(address) || !self.has_gateway() || !is_right {
             return Err(BuildError::SharedAddress(address));
         }
+        let hop = holder.and_then(|mac| Some(NextHop { mac, path: path(mac)? }));
         self.shared.insert(address, vnics.clone().into());
-        let hop = holder.and_then(|mac| Some(NextHop { mac, path: self.path(mac)? }));
         hop.map_or(Ok(()), |hop| self.add_prefix(IpNet::from(address), Owner::Vnic(hop)))
     }
 
@@ -157,9 +116,14 @@ impl VpcIndex {
     }
 
     pub(crate) fn add_route(&mut self, route: &Route) -> Result<(), BuildError> {
-        let path = Path { location: Location::Remote(route.peer), mtu: route.mtu };
-        self.add_mac(route.mac, path)?;
-        self.add_prefix(route.prefix, Owner::Vnic(NextHop { mac: route.mac, path }))
+        self.check_prefix(route.prefix.trunc())?;
+        self.draft()?.add_route(route)
+    }
+
+    /// After ports, in place of all routes: those that differ from the former configuration.
+    pub(crate) fn change_routes(&mut self, changes: &RouteChanges) -> Result<(), BuildError> {
+        changes.routes.iter().filter(|(_, route)| route.is_some()).try_for_each(|(net, _)| self.check_prefix(*net))?;
+        self.draft()?.change_routes(changes)
     }
 
     /// Before ports and routes: they have other addresses.
@@ -188,37 +152,35 @@ impl VpcIndex {
     pub(crate) fn add_outside(&mut self, uplink: UplinkId, v6: bool) -> Result<(), BuildError> {
         let any = if v6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::from([0, 0, 0, 0]) };
         let prefix = IpNet::new_assert(any, 0);
-        let is_there = |(other, owner): &(IpNet, Owner)| *other == prefix && *owner == Owner::Outside(uplink);
         self.has_records = true;
-        if self.prefixes.iter().any(is_there) { Ok(()) } else { self.add_prefix(prefix, Owner::Outside(uplink)) }
+        match self.draft()?.local_owner(prefix) {
+            Some(Owner::Outside(known)) if known == uplink => Ok(()),
+            _ => self.add_prefix(prefix, Owner::Outside(uplink)),
+        }
     }
 
     pub(crate) fn add_peering(&mut self, prefix: IpNet, network: VpcId) -> Result<(), BuildError> {
         self.add_prefix(prefix, Owner::Peered(network))
     }
 
-    /// One vNIC may have any number of prefixes, so the same again is no contradiction; what is sent to its MAC address must
-    /// fit each of their paths.
-    fn add_mac(&mut self, mac: Mac, path: Path) -> Result<(), BuildError> {
-        if !mac.is_unicast() || mac == GATEWAY_MAC {
-            return Err(BuildError::Mac(mac));
-        }
-        let known = self.macs.entry(mac).or_insert(path);
-        if known.location != path.location {
-            return Err(BuildError::DuplicateMac { vni: self.vni, mac });
-        }
-        known.mtu = known.mtu.min(path.mtu);
-        Ok(())
-    }
-
     fn add_prefix(&mut self, prefix: IpNet, owner: Owner) -> Result<(), BuildError> {
         let prefix = prefix.trunc();
+        self.check_prefix(prefix)?;
+        self.draft()?.add_owner(prefix, owner)
+    }
+
+    /// A prefix is not an address of the switch itself.
+    fn check_prefix(&self, prefix: IpNet) -> Result<(), BuildError> {
         let single = prefix.prefix_len() == prefix.max_prefix_len();
         if single && self.is_own(prefix.addr()) {
             return Err(BuildError::DuplicatePrefix { vni: self.vni, prefix });
         }
-        self.prefixes.push((prefix, owner));
         Ok(())
+    }
+
+    /// What is under construction; a network that is finished is not changed.
+    fn draft(&mut self) -> Result<&mut Draft, BuildError> {
+        self.draft.as_deref_mut().ok_or(BuildError::UnknownVni(self.vni))
     }
 
     /// Makes what was added known.
@@ -233,14 +195,19 @@ impl VpcIndex {
         }
         own.sort_unstable();
         own.dedup();
-        let mut prefixes = std::mem::take(&mut self.prefixes);
-        prefixes.extend(own.into_iter().map(|addr| (IpNet::from(addr), Owner::Own)));
-        self.addresses = Lpm::new(prefixes).map_err(|prefix| BuildError::DuplicatePrefix { vni: self.vni, prefix })?;
+        let Some(mut draft) = self.draft.take() else { return Ok(()) };
+        own.into_iter().try_for_each(|addr| draft.add_owner(IpNet::from(addr), Owner::Own))?;
+        self.addresses = draft.finish()?;
         Ok(())
     }
 
     pub(crate) fn path(&self, mac: Mac) -> Option<Path> {
-        self.macs.get(&mac).copied()
+        self.addresses.path(mac)
+    }
+
+    /// The same while the network is built: after ports and routes.
+    pub(crate) fn drafted_location(&self, mac: Mac) -> Option<Location> {
+        self.draft.as_ref()?.path(mac).map(|path| path.location)
     }
 
     pub(crate) fn location(&self, mac: Mac) -> Option<Location> {
@@ -250,7 +217,7 @@ impl VpcIndex {
     /// Who has an address, by the routes.
     #[inline(always)]
     pub(crate) fn owner_by_route(&self, addr: IpAddr) -> Option<Owner> {
-        self.addresses.lookup(addr).copied()
+        self.addresses.owner(addr)
     }
 
     /// Which vNIC of this network has an address, by the routes.

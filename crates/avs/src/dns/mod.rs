@@ -19,7 +19,7 @@ use crate::tables::Zone;
 pub const SERVER_PORT: u16 = 53;
 
 /// The names of a network, in the form in which they are asked.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Names {
     domain: Vec<u8>,
     /// By name, with the domain. Those without addresses are parts of others.

@@ -8,9 +8,9 @@ use crate::drop_reason::DropReason;
 use crate::frame::Frame;
 use crate::ids::{Direction, PortId};
 use crate::index::Index;
+use crate::location::Location;
 use crate::session::Key;
 use crate::verdict::{Action, Verdict};
-use crate::vpc::Location;
 
 /// A packet of the guest behind `port`.
 pub(crate) fn sent(log: &mut FlowLog, index: &Index, port: PortId, frame: Frame<'_>, verdict: &Verdict, now_ns: u64) {

@@ -12,11 +12,11 @@ use crate::drop_reason::DropReason;
 use crate::frame::Frame;
 use crate::groups::event_of;
 use crate::ids::{Direction, PortId};
+use crate::location::VpcId;
 use crate::mapping::{Inside, Outside, Pair};
 use crate::rewrite::{Endpoint, Translation};
 use crate::service::{Connection, Mapped, Memory, Step, Translator};
 use crate::session::{self, Event, Key, Quote};
-use crate::vpc::VpcId;
 
 /// Who the guests of this host are.
 pub(crate) trait Guests {

@@ -7,12 +7,12 @@ use bifrost_tables::{ExactMap, exact_map};
 use bifrost_wire::Mac;
 
 use crate::ids::PortId;
+use crate::location::VpcId;
 use crate::rewrite::Endpoint;
 use crate::tables::BuildError;
-use crate::vpc::VpcId;
 
 /// A port behind which the outside is.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Uplink {
     pub(crate) port: PortId,
     pub(crate) mac: Mac,

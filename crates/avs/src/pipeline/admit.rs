@@ -11,9 +11,10 @@ use crate::dhcpv6;
 use crate::drop_reason::DropReason;
 use crate::frame::Frame;
 use crate::index::PortIndex;
+use crate::location::{Location, Owner, VpcId};
 use crate::mutation::mutated;
 use crate::tables::GATEWAY_MAC;
-use crate::vpc::{Location, Owner, VpcId, link_local};
+use crate::vpc::link_local;
 
 /// A guest uses its own addresses.
 #[inline(always)]

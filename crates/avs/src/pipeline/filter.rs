@@ -14,13 +14,14 @@ use crate::frame::Frame;
 use crate::groups::{About, GroupPolicy, Judgement, Permission};
 use crate::ids::{Direction, PortId};
 use crate::index::{Index, PortIndex};
+use crate::location::VpcId;
 use crate::mutation::mutated;
 use crate::resolution;
 use crate::rule_log::Ruling;
 use crate::session::{self, Quote};
 use crate::tables::GATEWAY_MAC;
 use crate::verdict::Action;
-use crate::vpc::{VpcId, VpcIndex};
+use crate::vpc::VpcIndex;
 
 #[inline(always)]
 pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {

@@ -11,12 +11,12 @@ use crate::effects::Effects;
 use crate::frame::Frame;
 use crate::ids::{Direction, PortId, UplinkId};
 use crate::index::Index;
+use crate::location::{Location, Owner, VpcId};
 use crate::nat::{self, Arrival, Departure, Guests};
 use crate::resolution::{self, Message};
 use crate::rewrite::Rewrite;
 use crate::tables::GATEWAY_MAC;
 use crate::verdict::{Action, Verdict};
-use crate::vpc::{Location, Owner, VpcId};
 
 impl Guests for Index {
     fn network(&self, port: PortId) -> Option<VpcId> {

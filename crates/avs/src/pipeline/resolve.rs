@@ -10,9 +10,9 @@ use super::{Inbound, Outbound, Stop};
 use crate::answer;
 use crate::drop_reason::DropReason;
 use crate::ids::PortId;
+use crate::location::Location;
 use crate::mutation::mutated;
 use crate::resolution::{self, Message};
-use crate::vpc::Location;
 
 /// Answers a guest's question. An answer about the guest's own address goes on to the vNIC that asked.
 #[inline(always)]

@@ -9,10 +9,11 @@ use super::{Inbound, Outbound, Stop, dhcp, dns, metadata, router};
 use crate::answer;
 use crate::drop_reason::DropReason;
 use crate::effects::Effects;
+use crate::location::{Location, Owner, Path};
 use crate::rewrite::Rewrite;
 use crate::tables::{GATEWAY_MAC, Reliability};
 use crate::verdict::{Action, Verdict};
-use crate::vpc::{Location, Owner, Path, is_host};
+use crate::vpc::is_host;
 
 #[inline(always)]
 pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {

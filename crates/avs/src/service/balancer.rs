@@ -10,7 +10,7 @@ use crate::rewrite::Endpoint;
 use crate::tables::{Affinity, BuildError, LoadBalancer};
 
 /// The load balancers of one network.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Balancers {
     /// By protocol, address and port.
     all: ExactMap<(u8, IpAddr, u16), Balancer>,
@@ -18,7 +18,7 @@ pub(crate) struct Balancers {
 }
 
 /// One load balancer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Balancer {
     pub(crate) id: LoadBalancerId,
     maglev: Maglev,

@@ -1,0 +1,104 @@
+//! Configurations with their indexes, built beside the switches that take them over.
+
+use bifrost_wire::{Mac, Vni};
+
+use crate::addresses::Addresses;
+use crate::ids::{PeerId, WorkerId};
+use crate::index::Index;
+use crate::limits::{FlowLimits, SessionLimits};
+use crate::location::Location;
+use crate::tables::{BuildError, FlowLogSpec, RouteChanges, RuleLogSpec, Tables};
+
+/// A configuration with its indexes, ready for [`Switch::take_over`](crate::Switch::take_over). Clones share what comes
+/// from routes.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub(crate) index: Index,
+    pub(crate) sessions: SessionLimits,
+    pub(crate) flows: FlowLimits,
+    pub(crate) flow_log: Option<FlowLogSpec>,
+    pub(crate) rule_log: Option<RuleLogSpec>,
+}
+
+/// What was in force before [`Switch::take_over`](crate::Switch::take_over), to be dropped where there is time.
+#[derive(Debug)]
+pub struct Former {
+    _index: Index,
+}
+
+impl Former {
+    pub(crate) fn of(index: Index) -> Self {
+        Former { _index: index }
+    }
+}
+
+/// New shared tables, made from those of an earlier configuration and their changes.
+#[derive(Debug)]
+pub struct Merged {
+    /// Of each changed network: its addresses as they were, and the same with new tables.
+    networks: Vec<(Vni, Addresses, Addresses)>,
+}
+
+impl Prepared {
+    /// Builds the indexes of one switch.
+    ///
+    /// # Errors
+    /// The first contradiction in `tables`.
+    pub fn build(tables: &Tables) -> Result<Self, BuildError> {
+        Ok(Self::of(tables, Index::build(tables)?))
+    }
+
+    /// Builds the indexes of the configuration after this one, in time that does not depend on the number of routes:
+    /// `changes` are the differences of routes, and `tables` is everything else; its routes are not looked at.
+    ///
+    /// # Errors
+    /// A contradiction in `tables`, or with a route.
+    pub fn after(&self, tables: &Tables, changes: &[RouteChanges]) -> Result<Self, BuildError> {
+        Ok(Self::of(tables, Index::since(tables, Some((&self.index, changes)))?))
+    }
+
+    fn of(tables: &Tables, index: Index) -> Self {
+        let Tables { sessions, flows, ref flow_log, rule_log, .. } = *tables;
+        Prepared { index, sessions, flows, flow_log: flow_log.clone(), rule_log }
+    }
+
+    /// The same, for another worker of the host.
+    pub fn of_worker(&self, own: WorkerId) -> Self {
+        Prepared { index: self.index.of_worker(own), flow_log: self.flow_log.clone(), ..*self }
+    }
+
+    /// The host of a vNIC to which routes lead, and the smallest path MTU of these routes, bytes.
+    pub fn remote_vnic(&self, vni: Vni, mac: Mac) -> Option<(PeerId, u16)> {
+        let path = self.index.vpc(vni)?.path(mac)?;
+        match path.location {
+            Location::Remote(peer) => Some((peer, path.mtu)),
+            Location::Local(_) => None,
+        }
+    }
+
+    /// Entries of the network with most of them that differ from the shared tables: lookups look at these first, and each
+    /// change copies them.
+    pub fn changed_len(&self) -> usize {
+        self.index.addresses().map(|(_, addresses)| addresses.changed_len()).max().unwrap_or(0)
+    }
+
+    /// Makes new shared tables of those of this configuration and its changes, in time proportional to their size. Meanwhile
+    /// there may be further configurations after this one.
+    pub fn merged(&self) -> Merged {
+        let changed = self.index.addresses().filter(|(_, addresses)| addresses.changed_len() > 0);
+        Merged { networks: changed.map(|(vni, former)| (vni, former.clone(), former.merged())).collect() }
+    }
+
+    /// The same configuration with new shared tables, made from an earlier one. Networks that were built without the earlier
+    /// one keep their tables.
+    pub fn rebased(&self, merged: &Merged) -> Self {
+        let mut rebased = self.clone();
+        for (vni, former, merged) in &merged.networks {
+            let now = self.index.vpc(*vni).map(|vpc| &vpc.addresses);
+            if let Some(addresses) = now.and_then(|now| now.rebased(former, merged)) {
+                rebased.index.set_addresses(*vni, addresses);
+            }
+        }
+        rebased
+    }
+}
