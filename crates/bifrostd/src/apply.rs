@@ -8,27 +8,32 @@ use bifrost_control::api::{ApiError, ApplyReport, ApplySpec, ReloadReport};
 use bifrost_control::config::Kind;
 use bifrost_control::objects::{ApplyError, Id, Plan};
 
-use crate::background::in_background;
+use crate::background::{here_or_in_background, in_background};
 use crate::daemon::{Failure, State};
+
+/// Items of a small batch.
+const SMALL: usize = 256;
 
 impl State {
     /// Applies a whole batch or nothing.
     pub(crate) fn apply(&mut self, spec: &ApplySpec) -> Result<ApplyReport, ApiError> {
         let started = Instant::now();
         let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-        let plan = in_background(|| self.objects.plan(&spec.items, now_ms))?;
+        let is_small = is_small(spec);
+        let plan = here_or_in_background(is_small, || self.objects.plan(&spec.items, now_ms))?;
         let set = plan.changes().values().flatten().count() as u64;
         let deleted = plan.changes().len() as u64 - set;
         let mut report = ApplyReport { set, deleted, unchanged: plan.unchanged(), ..ApplyReport::default() };
         if !plan.changes().is_empty() {
-            report.changes = self.put_into_force(plan)?;
+            report.changes = self.put_into_force(plan, is_small)?;
         }
         report.took_us = micros(started.elapsed());
         Ok(report)
     }
 
-    fn put_into_force(&mut self, plan: Plan) -> Result<ReloadReport, ApiError> {
-        let taken = self.take_over(Arc::clone(plan.config())).map_err(|e| ApiError::conflict(format!("{e:#}")))?;
+    fn put_into_force(&mut self, plan: Plan, is_small: bool) -> Result<ReloadReport, ApiError> {
+        let taken =
+            self.take_over(Arc::clone(plan.config()), is_small).map_err(|e| ApiError::conflict(format!("{e:#}")))?;
         // Failed objects of other owners are retried later; they are no reason to refuse this batch.
         let is_of_batch = |failure: &&Failure| {
             let id = failure.object.as_ref().map(|(kind, name)| Id { kind: *kind, key: name.clone() });
@@ -36,24 +41,24 @@ impl State {
         };
         let failed: Vec<String> = taken.failures.iter().filter(is_of_batch).map(|f| f.error.clone()).collect();
         if !failed.is_empty() {
-            self.roll_back();
+            self.roll_back(is_small);
             return Err(ApiError::conflict(failed.join("; ")).hint("nothing was changed"));
         }
         for failure in &taken.failures {
             tracing::warn!("not applied; retried with the next change: {}", failure.error);
         }
         if let Err(error) = self.snapshot.append(&plan) {
-            self.roll_back();
+            self.roll_back(is_small);
             return Err(ApiError::internal(format!("{error:#}")).hint("nothing was changed; is the disk full?"));
         }
         self.objects.commit(plan);
         self.snapshot.compact(self.objects.others());
-        Ok(in_background(move || taken.diff.report()))
+        Ok(here_or_in_background(is_small, move || taken.diff.report()))
     }
 
     /// Restores the former configuration.
-    fn roll_back(&mut self) {
-        match self.take_over(Arc::clone(self.objects.config())) {
+    fn roll_back(&mut self, is_small: bool) {
+        match self.take_over(Arc::clone(self.objects.config()), is_small) {
             Ok(taken) => {
                 for failure in taken.failures {
                     tracing::error!("not restored: {}", failure.error);
@@ -67,7 +72,8 @@ impl State {
     pub(crate) fn apply_file(&mut self, file: Config) -> Result<bifrost_control::ConfigDiff, ApiError> {
         let plan = in_background(|| self.objects.plan_file(Arc::new(file)))
             .map_err(|errors: ApplyError| ApiError::from(errors))?;
-        let taken = self.take_over(Arc::clone(plan.config())).map_err(|e| ApiError::conflict(format!("{e:#}")))?;
+        let taken =
+            self.take_over(Arc::clone(plan.config()), false).map_err(|e| ApiError::conflict(format!("{e:#}")))?;
         self.objects.commit(plan);
         if taken.failures.is_empty() {
             return Ok(taken.diff);
@@ -76,6 +82,11 @@ impl State {
         let what = format!("applied except for these, which the next reload retries: {}", failures.join("; "));
         Err(ApiError::conflict(what))
     }
+}
+
+/// Whether a batch takes little time: it has few items, and none of them concerns all routes of a peer or VPC.
+fn is_small(spec: &ApplySpec) -> bool {
+    spec.items.len() <= SMALL && spec.items.iter().all(|item| !matches!(item.kind, Kind::Peer | Kind::Vpc))
 }
 
 /// A port or peer that could not be applied.

@@ -10,13 +10,23 @@ const NICER: i32 = 8;
 pub(crate) fn in_background<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            // On Linux niceness is per thread. Raising it cannot fail; if it did, the work would only run at normal
-            // priority.
-            let _ = rustix::process::nice(NICER);
+            at_lower_priority();
             work()
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+/// Lowers the priority of this thread for good.
+pub(crate) fn at_lower_priority() {
+    // On Linux niceness is per thread. Raising it cannot fail; if it did, the work would only run at normal priority.
+    let _ = rustix::process::nice(NICER);
+}
+
+/// Does `work`: here if it `is_short`, because a thread of lower priority would delay it more than it takes; otherwise
+/// [in the background](in_background).
+pub(crate) fn here_or_in_background<T: Send>(is_short: bool, work: impl FnOnce() -> T + Send) -> T {
+    if is_short { work() } else { in_background(work) }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use bifrost_port::{HostUnderlay, panics};
 use bifrost_wire::Vni;
 
 use crate::apply::failure;
-use crate::background::in_background;
+use crate::background::here_or_in_background;
 use crate::beginning::{Inherited, adopt_underlays, open_underlays, restore, restore_handed, warn_of_small_devices};
 use crate::carried::Carried;
 use crate::container::{Container, Released, may_keep_tap};
@@ -31,6 +31,7 @@ use crate::machine::Machine;
 use crate::mirror;
 use crate::shared::{Holders, Shared};
 use crate::snapshot::Snapshot;
+use crate::tables;
 use crate::translate;
 use crate::upgrade::{Handed, Progress};
 
@@ -64,6 +65,10 @@ pub(crate) struct State {
     /// Journal of the objects that are not in the file.
     pub(crate) snapshot: Snapshot,
     pub(crate) names: NamesInForce,
+    /// The switches' tables, as of the first worker.
+    pub(crate) tables: Prepared,
+    /// When the configuration last changed them.
+    pub(crate) tables_changed: Instant,
     /// Sockets of virtual machines, by port name. Dropped before the workers.
     pub(crate) machines: BTreeMap<String, Machine>,
     /// Devices of TAP ports with a network namespace, by port name.
@@ -244,7 +249,7 @@ impl Daemon {
         let mut names = NamesInForce::default();
         names.set(former.next(&config));
         let shared = Shared::of(&config, holders);
-        let mut tables = translate::tables(&config, &names, &health, &shared.holders);
+        let tables = tables::build(&config, &names, &health, &shared.holders)?;
         let underlays = match sockets {
             None => open_underlays(&config)?,
             Some(sockets) => adopt_underlays(&config, sockets)?,
@@ -274,8 +279,7 @@ impl Daemon {
                 answer_us: config.workers.answer_us,
             };
             let secret = u64::from(random()?) << 32 | u64::from(random()?);
-            tables.workers.own = bifrost_avs::WorkerId(index as u16);
-            let switch = Switch::build(&tables, secret).context("building the switch")?;
+            let switch = Switch::new(tables.of_worker(bifrost_avs::WorkerId(index as u16)), secret);
             let cpu = config.workers.cpus.get(index).copied();
             let start = if is_handed { bifrost_datapath::start_paused } else { bifrost_datapath::start };
             workers.push(start(worker, underlay, switch, cpu).context("starting a worker")?);
@@ -291,6 +295,8 @@ impl Daemon {
             objects,
             snapshot,
             names,
+            tables,
+            tables_changed: now,
             machines,
             containers,
             kept,
@@ -405,23 +411,19 @@ impl Daemon {
 }
 
 impl State {
-    /// Applies the differences to `config`; none of them if it contradicts itself or needs a restart.
-    pub(crate) fn take_over(&mut self, config: Arc<Config>) -> Result<Taken> {
+    /// Applies the differences to `config`; none of them if it contradicts itself or needs a restart. `is_small`: few
+    /// objects differ.
+    pub(crate) fn take_over(&mut self, config: Arc<Config>, is_small: bool) -> Result<Taken> {
         // Build the tables first, and outside of the workers: a contradiction then changes nothing, and no worker waits
         // while tables grow.
-        let workers = self.workers.len() as u16;
-        let (diff, names, prepared) = in_background(|| {
+        let (diff, names, tables) = here_or_in_background(is_small, || {
             let diff = ConfigDiff::between(&self.config, &config).map_err(|e| {
                 anyhow!("needs a restart, because these cannot change at run time: {}", e.fields.join(", "))
             })?;
             let names = self.names.next(&config);
-            let mut tables = translate::tables(&config, &names, &self.health, &self.shared.holders);
-            let of_worker = |own| {
-                tables.workers.own = bifrost_avs::WorkerId(own);
-                Prepared::build(&tables)
-            };
-            let prepared = (0..workers).map(of_worker).collect::<std::result::Result<Vec<_>, _>>();
-            anyhow::Ok((diff, names, prepared.context("building the switch")?))
+            let (health, holders) = (&self.health, &self.shared.holders);
+            let tables = tables::after(&self.tables, &diff, &config, &names, health, holders)?;
+            anyhow::Ok((diff, names, tables))
         })?;
         if diff.transport.is_some() {
             tracing::warn!("changed [transport] settings apply to connections after the next restart");
@@ -475,11 +477,8 @@ impl State {
                 Arc::make_mut(&mut self.config).peers.retain(|p| p.name != peer.name);
             }
         }
-        let mut former = Vec::new();
-        for (worker, prepared) in self.workers.iter().zip(prepared) {
-            former.push(worker.run(move |w| w.core_mut().switch_mut().take_over(prepared))?);
-        }
-        in_background(move || drop((former, before)));
+        let former = self.install(tables)?;
+        here_or_in_background(is_small, move || drop((former, before)));
         if !diff.mirrors.is_empty() || !diff.ports.is_empty() {
             self.set_mirrors()?;
         }
@@ -546,26 +545,6 @@ impl State {
         self.shared.holders = holders;
         self.rebuild()?;
         Ok(true)
-    }
-
-    /// Rebuilds the switches' tables from the configuration in force, backends' health and the holders of shared
-    /// addresses.
-    fn rebuild(&mut self) -> Result<()> {
-        let workers = self.workers.len() as u16;
-        let prepared = in_background(|| {
-            let mut tables = translate::tables(&self.config, &self.names, &self.health, &self.shared.holders);
-            let of_worker = |own| {
-                tables.workers.own = bifrost_avs::WorkerId(own);
-                Prepared::build(&tables)
-            };
-            (0..workers).map(of_worker).collect::<std::result::Result<Vec<_>, _>>()
-        });
-        let mut former = Vec::new();
-        for (worker, prepared) in self.workers.iter().zip(prepared.context("building the switch")?) {
-            former.push(worker.run(move |w| w.core_mut().switch_mut().take_over(prepared))?);
-        }
-        in_background(move || drop(former));
-        Ok(())
     }
 
     /// Runs `work` on every worker, in order.

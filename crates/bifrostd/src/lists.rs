@@ -324,35 +324,39 @@ fn fault(fault: &bifrost_datapath::PortFault) -> PortFault {
 
 /// All routes, then all peerings with other VPCs.
 pub(crate) fn routes(config: Arc<Config>) -> Pages<Route> {
-    let (count, mut from) = (config.routes.len() + config.peerings.len(), 0);
-    Box::new(std::iter::from_fn(move || {
-        let indexes = from..count.min(from + ROUTES);
-        from = indexes.end;
-        (!indexes.is_empty()).then(|| -> Page<Route> { Ok(some_routes(&config, indexes)) })
-    }))
+    let of_peerings = peerings(&config);
+    let mut last = None;
+    let of_routes = std::iter::from_fn(move || -> Option<Page<Route>> {
+        let routes: Vec<_> = config.routes.after(last).take(ROUTES).collect();
+        last = Some(routes.last().map(|route| (route.vni, route.prefix))?);
+        Some(Ok(some_routes(&config, &routes)))
+    });
+    Box::new(of_routes.chain((!of_peerings.is_empty()).then_some(Ok(of_peerings))))
 }
 
-fn some_routes(config: &Config, indexes: std::ops::Range<usize>) -> Vec<Route> {
+fn some_routes(config: &Config, routes: &[&bifrost_control::config::Route]) -> Vec<Route> {
     let path_mtu = config.path_mtu();
-    let route = |index: usize| match config.routes.get(index) {
-        Some(r) => Some(Route {
-            vni: r.vni.value(),
-            prefix: r.prefix,
-            peer: r.peer.clone(),
-            mac: r.mac.to_string(),
-            mtu_bytes: u32::from(path_mtu(r)),
-            to_vni: None,
-        }),
-        None => config.peerings.get(index - config.routes.len()).map(|p| Route {
-            vni: p.vni.value(),
-            prefix: p.prefix,
-            peer: String::new(),
-            mac: String::new(),
-            mtu_bytes: 0,
-            to_vni: Some(p.to_vni.value()),
-        }),
+    let route = |r: &&bifrost_control::config::Route| Route {
+        vni: r.vni.value(),
+        prefix: r.prefix,
+        peer: r.peer.clone(),
+        mac: r.mac.to_string(),
+        mtu_bytes: u32::from(path_mtu(r)),
+        to_vni: None,
     };
-    indexes.filter_map(route).collect()
+    routes.iter().map(route).collect()
+}
+
+fn peerings(config: &Config) -> Vec<Route> {
+    let peering = |p: &bifrost_control::config::Peering| Route {
+        vni: p.vni.value(),
+        prefix: p.prefix,
+        peer: String::new(),
+        mac: String::new(),
+        mtu_bytes: 0,
+        to_vni: Some(p.to_vni.value()),
+    };
+    config.peerings.iter().map(peering).collect()
 }
 
 pub(crate) fn gone(error: Gone) -> ApiError {

@@ -27,6 +27,7 @@ mod samples;
 mod sessions;
 mod shared;
 mod snapshot;
+mod tables;
 mod trace;
 mod translate;
 mod trim;
@@ -148,6 +149,7 @@ fn work(daemon: &Arc<Daemon>, server: ServerHandle, mut signals: Signals) -> Res
     thread("namespaces", Daemon::follow_namespaces)?;
     thread("health", health::run)?;
     thread("shared", shared::run)?;
+    thread("tables", tables::run)?;
     thread("metadata", metadata::run)?;
     thread("flow-log", flow_log::run)?;
     thread("mirror", mirror::run)?;

@@ -46,8 +46,8 @@ pub(crate) struct Shared {
 impl Shared {
     /// For a configuration, with the former holders.
     pub(crate) fn of(config: &Config, holders: Holders) -> Shared {
-        let is_used = config.ports.iter().any(|port| !port.shared.is_empty())
-            || config.routes.iter().any(|route| !route.shared.is_empty());
+        let is_used =
+            config.ports.iter().any(|port| !port.shared.is_empty()) || config.routes.sharing().next().is_some();
         let mut shared = Shared { holders, is_used };
         if !shared.holders.is_empty() {
             let vnics = vnics(config);
@@ -60,7 +60,7 @@ impl Shared {
 /// Each shared address, with the vNICs that may hold it.
 pub(crate) fn vnics(config: &Config) -> BTreeMap<Name, BTreeSet<Mac>> {
     let of_ports = config.ports.iter().map(|port| (port.vni, port.mac, &port.shared[..]));
-    let of_routes = config.routes.iter().map(|route| (route.vni, route.mac, &route.shared[..]));
+    let of_routes = config.routes.sharing().map(|route| (route.vni, route.mac, &route.shared[..]));
     let mut all = BTreeMap::<Name, BTreeSet<Mac>>::new();
     for (vni, mac, shared) in of_ports.chain(of_routes) {
         for address in shared {
@@ -147,7 +147,7 @@ impl State {
         for (name, mac) in &self.shared.holders {
             let Some(statement) = statement(name).filter(|_| is_here(name.0, *mac)) else { continue };
             let Some(vni) = bifrost_wire::Vni::new(name.0.value()) else { continue };
-            let of_network = self.config.routes.iter().filter(|route| route.vni == name.0);
+            let of_network = self.config.routes.of_vpc(name.0);
             let peers: BTreeSet<u16> = of_network.filter_map(|route| self.names.peer(&route.peer)).collect();
             frames.push((vni, peers.into_iter().collect::<Vec<u16>>(), announcement(*mac, name.1, statement)));
         }

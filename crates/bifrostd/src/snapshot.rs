@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use bifrost_control::objects::journal::{self, Loaded};
-use bifrost_control::objects::{Entry, Id, Plan};
-use std::collections::BTreeMap;
+use bifrost_control::objects::{Objects, Plan};
 
 /// The journal's name in the daemon's directory.
 const NAME: &str = "objects.journal";
@@ -38,7 +37,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// The file cannot be opened, read or written.
-    pub(crate) fn open(directory: &Path, workers: usize) -> Result<(Snapshot, BTreeMap<Id, Entry>)> {
+    pub(crate) fn open(directory: &Path, workers: usize) -> Result<(Snapshot, Objects)> {
         let path = directory.join(NAME);
         let doing = |what: &str| format!("{what} {}", path.display());
         let mut file = open(&path).with_context(|| doing("opening"))?;
@@ -93,7 +92,7 @@ impl Snapshot {
     }
 
     /// Compacts the journal if it has many replaced entries.
-    pub(crate) fn compact(&mut self, objects: &BTreeMap<Id, Entry>) {
+    pub(crate) fn compact(&mut self, objects: &Objects) {
         let due = self.file.as_ref().is_some_and(|open| open.len > open.compact_len * 2 + SLACK);
         if due && let Err(error) = self.rewrite(objects) {
             // The existing journal stays valid.
@@ -101,7 +100,7 @@ impl Snapshot {
         }
     }
 
-    fn rewrite(&mut self, objects: &BTreeMap<Id, Entry>) -> Result<()> {
+    fn rewrite(&mut self, objects: &Objects) -> Result<()> {
         let Some(former) = &mut self.file else { return Ok(()) };
         let path = former.path.clone();
         let next = path.with_extension("journal.next");

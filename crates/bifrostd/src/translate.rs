@@ -57,7 +57,7 @@ pub(crate) fn home(config: &Config, port: &config::Port, id: u16) -> Option<u16>
     config.is_served_by_one(port).then(|| id % config.workers.count.max(1) as u16)
 }
 
-/// The tables of the first worker's switch. Those of other workers differ only in `workers.own`.
+/// The tables of the first worker's switch, without routes. Those of other workers differ only in `workers.own`.
 pub(crate) fn tables(config: &Config, names: &Names, health: &Health, holders: &Holders) -> avs::Tables {
     let vni = |v: config::Vni| Vni::new(v.value());
     let vpcs = config.vpcs.iter().filter_map(|v| {
@@ -90,15 +90,10 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health, holders: &
             home: home(config, p, id).map(avs::WorkerId),
         })
     });
-    let path_mtu = config.path_mtu();
-    let routes = config.routes.iter().filter_map(|r| {
-        let peer = avs::PeerId(names.peer(&r.peer)?);
-        Some(avs::Route { vni: vni(r.vni)?, prefix: r.prefix, peer, mac: r.mac, mtu: path_mtu(r) })
-    });
     let peerings = config.peerings.iter();
     let peerings =
         peerings.filter_map(|p| Some(avs::Peering { vni: vni(p.vni)?, prefix: p.prefix, to: vni(p.to_vni)? }));
-    let members = config.routes.iter().flat_map(|r| {
+    let members = config.routes.detailed().flat_map(|r| {
         let member = move |name| Some(avs::Member { vni: vni(r.vni)?, group: group(config, name)?, prefix: r.prefix });
         r.security_groups.iter().filter_map(move |name| member(name))
     });
@@ -107,7 +102,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health, holders: &
     avs::Tables {
         vpcs: vpcs.collect(),
         ports: ports.collect(),
-        routes: routes.collect(),
+        routes: Vec::new(),
         peerings: peerings.collect(),
         load_balancers,
         nat: nat(config, names),
@@ -161,7 +156,7 @@ fn shared_addresses(config: &Config, holders: &Holders) -> Vec<avs::SharedAddres
 fn shared_members(config: &Config, holders: &Holders) -> Vec<avs::Member> {
     let mut members = Vec::new();
     for ((vni, address), mac) in holders {
-        let of_vnic = config.routes.iter().filter(|route| (route.vni, route.mac) == (*vni, *mac));
+        let of_vnic = config.routes.of_mac(*vni, *mac);
         let groups = of_vnic.flat_map(|route| &route.security_groups).filter_map(|name| group(config, name));
         let member = |group| Some(avs::Member { vni: Vni::new(vni.value())?, group, prefix: IpNet::from(*address) });
         members.extend(groups.filter_map(member));
@@ -238,7 +233,7 @@ fn zones(config: &Config) -> Vec<avs::Zone> {
         zone.names.extend(port.addresses.iter().map(|net| (port.name.clone(), net.addr())));
         zone.subnets.extend(port.addresses.iter().map(IpNet::trunc));
     }
-    for route in &config.routes {
+    for route in config.routes.detailed() {
         let (Some(name), Some(zone)) = (&route.name, zones.get_mut(&route.vni)) else { continue };
         zone.names.push((name.to_string(), route.prefix.addr()));
     }

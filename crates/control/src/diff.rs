@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use crate::api::{Changed, ReloadReport};
 use crate::config::{
     AddressSet, BalancedProtocol, Config, FloatingIp, LoadBalancer, Mirror, Peer, Peering, Port, PortForward, Route,
-    SecurityGroup, Sessions, SourceNat, Transport, Uplink, Vpc,
+    RouteChange, Routes, SecurityGroup, Sessions, SourceNat, Transport, Uplink, Vpc,
 };
 
 /// The difference between two configurations, as far as a running daemon can apply it.
@@ -89,7 +89,7 @@ impl ConfigDiff {
         }
         Ok(ConfigDiff {
             ports: Changes::between(&old.ports, &new.ports, |p| p.name.clone()),
-            routes: Changes::between(&old.routes, &new.routes, |r| (r.vni, r.prefix)),
+            routes: of_routes(&old.routes, &new.routes),
             peerings: Changes::between(&old.peerings, &new.peerings, |p| (p.vni, p.prefix)),
             peers: Changes::between(&old.peers, &new.peers, |p| p.name.clone()),
             vpcs: Changes::between(&old.vpcs, &new.vpcs, |v| v.vni),
@@ -175,6 +175,18 @@ impl<T: Clone + PartialEq> Changes<T> {
         changes.removed = old.iter().filter(|t| before.contains_key(&key(t))).cloned().collect();
         changes
     }
+}
+
+fn of_routes(old: &Routes, new: &Routes) -> Changes<Route> {
+    let mut changes = Changes::default();
+    for change in new.changes_since(old) {
+        match change {
+            RouteChange::Added(route) => changes.added.push(route.clone()),
+            RouteChange::Removed(route) => changes.removed.push(route.clone()),
+            RouteChange::Changed(old, new) => changes.changed.push(Change { old: old.clone(), new: new.clone() }),
+        }
+    }
+    changes
 }
 
 impl fmt::Display for RestartNeeded {

@@ -21,9 +21,9 @@ const ROUTE: &str = "prefix = \"10.0.0.2/32\"\nname = \"Db_1.x\"\n";
 fn a_vpc_has_a_domain_and_other_hosts_guests_have_names() {
     let config = parse(VPC, "web.1", ROUTE).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(config.vpcs[0].domain.as_deref(), Some("vpc-1.internal"));
-    assert_eq!(config.routes[0].name.as_deref(), Some("Db_1.x"));
+    assert_eq!(config.routes.iter().next().unwrap().name.as_deref(), Some("Db_1.x"));
     let config = parse("", "a..b", "prefix = \"10.0.0.2/32\"\n").unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!((&config.vpcs[0].domain, &config.routes[0].name), (&None, &None));
+    assert_eq!((&config.vpcs[0].domain, &config.routes.iter().next().unwrap().name), (&None, &None));
 }
 
 #[test]

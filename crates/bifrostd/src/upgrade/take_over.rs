@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bifrost_control::api::{FaultEntry, Sample};
+use bifrost_control::objects::Objects;
 use bifrost_control::objects::journal;
-use bifrost_control::objects::{Entry, Id};
 use bifrost_port::clock::monotonic_ns;
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ pub(crate) struct Successor {
 #[derive(Debug)]
 pub(crate) struct Handed {
     pub(crate) descriptors: Descriptors,
-    pub(crate) others: BTreeMap<Id, Entry>,
+    pub(crate) others: Objects,
     pub(crate) names: Names,
     pub(crate) instance: u64,
     pub(crate) faults: Vec<FaultEntry>,

@@ -16,7 +16,7 @@ use super::{
 };
 use super::{balancer, flow_log, metadata, mirror, nat, security, shared};
 
-pub(super) fn check(config: &Config, sink: &Sink<'_>) {
+pub(super) fn check(config: &Checked<'_>, sink: &Sink<'_>) {
     workers(config, sink);
     underlay(config, sink);
     transport(config, sink);
@@ -31,6 +31,21 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
     flow_log::check(config, sink);
     shared::check(config, sink);
     metadata::check(config, sink);
+}
+
+/// A configuration with the routes to check: all of them, also several of the same prefix, or those that a change
+/// concerns.
+pub(super) struct Checked<'a> {
+    pub(super) config: &'a Config,
+    pub(super) routes: Vec<&'a Route>,
+}
+
+impl std::ops::Deref for Checked<'_> {
+    type Target = Config;
+
+    fn deref(&self) -> &Config {
+        self.config
+    }
 }
 
 fn workers(config: &Config, sink: &Sink<'_>) {
@@ -137,7 +152,7 @@ fn peers(config: &Config, sink: &Sink<'_>) {
     }
 }
 
-fn vpcs(config: &Config, sink: &Sink<'_>) {
+fn vpcs(config: &Checked<'_>, sink: &Sink<'_>) {
     let mut vnis = Seen::new(sink);
     for (i, vpc) in config.vpcs.iter().enumerate() {
         vnis.once(format!("vpc[{i}].vni"), &vpc.vni, || format!("VNI {}", vpc.vni));
@@ -158,7 +173,7 @@ fn vpcs(config: &Config, sink: &Sink<'_>) {
 }
 
 /// In a VPC with a domain, names of guests must be DNS names.
-fn dns_names(config: &Config, sink: &Sink<'_>) {
+fn dns_names(config: &Checked<'_>, sink: &Sink<'_>) {
     let domain = |vni| config.vpc(vni).is_some_and(|vpc| vpc.domain.is_some());
     for (i, port) in config.ports.iter().enumerate().filter(|(_, port)| domain(port.vni)) {
         let field = format!("port[{i}].name");
@@ -313,7 +328,7 @@ fn port_gateway(config: &Config, sink: &Sink<'_>, i: usize, port: &Port) {
     }
 }
 
-fn routes(config: &Config, sink: &Sink<'_>) {
+fn routes(config: &Checked<'_>, sink: &Sink<'_>) {
     let mut prefixes = Seen::new(sink);
     let names: Vec<&str> = config.peers.iter().map(|p| p.name.as_str()).collect();
     let names_known = !sink.failed("peer") && (0..names.len()).all(|i| !sink.failed(format!("peer[{i}].name")));

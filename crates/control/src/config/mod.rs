@@ -14,6 +14,8 @@ mod nat;
 mod object;
 mod parse;
 mod peering;
+mod relations;
+mod routes;
 mod section;
 mod security;
 mod shared;
@@ -35,7 +37,9 @@ pub use flow_log::FlowLog;
 pub use metadata::Metadata;
 pub use mirror::{MAX_MIRRORS, Mirror};
 pub use nat::{FloatingIp, Nat, PortForward, SourceNat, Uplink};
-pub use object::{FieldError, Kind, Object, RelationError};
+pub use object::{FieldError, Kind, Object};
+pub use relations::RelationError;
+pub use routes::{RouteChange, RouteKey, Routes};
 pub use security::{AclRule, Action, AddressSet, Direction, Remote, Rule, SecurityGroup, Sessions};
 pub use transport::{Auto, CongestionControl, Transport};
 pub use vni::Vni;
@@ -93,7 +97,7 @@ pub struct Config {
     /// `[[port]]`, names unique; MACs and addresses unique in their VPC.
     pub ports: Vec<Port>,
     /// `[[route]]`, prefixes unique in their VPC.
-    pub routes: Vec<Route>,
+    pub routes: Routes,
     /// Peerings with other VPCs.
     pub peerings: Vec<Peering>,
     /// `[[load_balancer]]`

@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
+use super::check::Checked;
 use super::section::{Section, Sink, nearest};
-use super::{BalancedProtocol, Config, Vni};
+use super::{BalancedProtocol, Vni};
 
 /// Maximum number of uplinks, and of each of the other sections.
 const MAX_UPLINKS: usize = 64;
@@ -30,7 +31,7 @@ pub struct Nat {
 /// A port that leads to the outside. Its VPC has no other ports, no routes and no gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uplink {
-    /// Name of the port; it exists in [`Config::ports`].
+    /// Name of the port; it exists in [`Config::ports`](super::Config::ports).
     pub port: String,
 }
 
@@ -138,7 +139,7 @@ pub(super) fn forward(vni: Vni, mut s: Section<'_, '_>) -> PortForward {
 }
 
 /// Checks the relations of these sections to other objects.
-pub(super) fn check(config: &Config, sink: &Sink<'_>) {
+pub(super) fn check(config: &Checked<'_>, sink: &Sink<'_>) {
     let nat = &config.nat;
     let counts = [
         ("uplink", nat.uplinks.len(), MAX_UPLINKS),
@@ -208,7 +209,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
 }
 
 /// Each uplink is a port, alone in its VPC.
-fn uplinks(config: &Config, sink: &Sink<'_>) {
+fn uplinks(config: &Checked<'_>, sink: &Sink<'_>) {
     let names: Vec<&str> = config.ports.iter().map(|p| p.name.as_str()).collect();
     let mut seen = HashSet::new();
     for (i, uplink) in config.nat.uplinks.iter().enumerate() {
@@ -246,7 +247,7 @@ fn uplinks(config: &Config, sink: &Sink<'_>) {
 }
 
 struct Checks<'a> {
-    config: &'a Config,
+    config: &'a Checked<'a>,
     sink: &'a Sink<'a>,
     /// By VPC.
     uplink_of: HashMap<Vni, &'a str>,

@@ -10,7 +10,7 @@ use toml::de::DeTable;
 use super::section::{Section, Sink};
 use super::{
     AddressSet, BalancedProtocol, Config, FloatingIp, LoadBalancer, Mirror, Peer, Peering, Port, PortForward, Route,
-    SecurityGroup, SourceNat, Uplink, Vni, Vpc, check, parse,
+    Routes, SecurityGroup, SourceNat, Uplink, Vni, Vpc, parse,
 };
 
 /// The kinds of objects, with the names of the file's tables. A kind comes after those to which it refers.
@@ -157,15 +157,6 @@ pub struct FieldError {
     pub message: String,
 }
 
-/// An error in the relations between objects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RelationError {
-    /// The object; none: the error belongs to no single object.
-    pub object: Option<(Kind, String)>,
-    /// The error.
-    pub error: FieldError,
-}
-
 impl Object {
     /// Parses an object from a spec with the keys of the file's table. `workers` is the host's number of workers, the
     /// default number of queues of a TAP port.
@@ -264,7 +255,7 @@ impl Config {
             Object::Peer(peer) => self.peers.push(peer),
             Object::Vpc(vpc) => self.vpcs.push(vpc),
             Object::Port(port) => self.ports.push(*port),
-            Object::Route(route) => self.routes.push(route),
+            Object::Route(route) => drop(self.routes.insert(route)),
             Object::Peering(peering) => self.peerings.push(peering),
             Object::LoadBalancer(balancer) => self.load_balancers.push(balancer),
             Object::Uplink(uplink) => self.nat.uplinks.push(uplink),
@@ -294,7 +285,27 @@ impl Config {
         }
     }
 
-    /// A copy of an object, by its kind and index.
+    /// Removes all objects of a kind.
+    pub(crate) fn clear(&mut self, kind: Kind) {
+        match kind {
+            Kind::SecurityGroup => self.security_groups.clear(),
+            Kind::AddressSet => self.address_sets.clear(),
+            Kind::Peer => self.peers.clear(),
+            Kind::Vpc => self.vpcs.clear(),
+            Kind::Port => self.ports.clear(),
+            Kind::Route => self.routes = Routes::new(),
+            Kind::Peering => self.peerings.clear(),
+            Kind::LoadBalancer => self.load_balancers.clear(),
+            Kind::Uplink => self.nat.uplinks.clear(),
+            Kind::Nat => self.nat.sources.clear(),
+            Kind::FloatingIp => self.nat.floating.clear(),
+            Kind::PortForward => self.nat.forwards.clear(),
+            Kind::Mirror => self.mirrors.clear(),
+        }
+    }
+
+    /// A copy of an object, by its kind and index. Finding a route takes time proportional to its index; see
+    /// [`objects_of`](Self::objects_of).
     pub fn object(&self, kind: Kind, index: usize) -> Option<Object> {
         Some(match kind {
             Kind::SecurityGroup => Object::SecurityGroup(self.security_groups.get(index)?.clone()),
@@ -302,7 +313,7 @@ impl Config {
             Kind::Peer => Object::Peer(self.peers.get(index)?.clone()),
             Kind::Vpc => Object::Vpc(self.vpcs.get(index)?.clone()),
             Kind::Port => Object::Port(Box::new(self.ports.get(index)?.clone())),
-            Kind::Route => Object::Route(self.routes.get(index)?.clone()),
+            Kind::Route => Object::Route(self.routes.iter().nth(index)?.clone()),
             Kind::Peering => Object::Peering(self.peerings.get(index)?.clone()),
             Kind::LoadBalancer => Object::LoadBalancer(self.load_balancers.get(index)?.clone()),
             Kind::Uplink => Object::Uplink(self.nat.uplinks.get(index)?.clone()),
@@ -315,54 +326,14 @@ impl Config {
 
     /// Copies of all objects, kind by kind.
     pub fn objects(&self) -> impl Iterator<Item = Object> + '_ {
-        let of_kind = move |kind| (0..self.count(kind)).filter_map(move |index| self.object(kind, index));
-        Kind::ALL.into_iter().flat_map(of_kind)
+        Kind::ALL.into_iter().flat_map(|kind| self.objects_of(kind, 0))
     }
 
-    /// Checks the relations between objects, as for a file.
-    ///
-    /// # Errors
-    /// All contradictions, each with the object to change.
-    pub fn check_relations(&self) -> Result<(), Vec<RelationError>> {
-        let nothing = DeTable::new();
-        let sink = Sink::new("", "", &nothing);
-        check::check(self, &sink);
-        let errors = sink.into_errors();
-        if errors.is_empty() {
-            return Ok(());
+    /// Copies of the objects of a kind, from an index.
+    pub fn objects_of(&self, kind: Kind, from: usize) -> Box<dyn Iterator<Item = Object> + '_> {
+        match kind {
+            Kind::Route => Box::new(self.routes.iter().skip(from).cloned().map(Object::Route)),
+            _ => Box::new((from..self.count(kind)).filter_map(move |index| self.object(kind, index))),
         }
-        Err(errors.into_iter().map(|error| self.relation(&error.field, &error.message)).collect())
-    }
-
-    /// An error in which fields, such as `port[2].mac`, are replaced by names.
-    fn relation(&self, field: &str, message: &str) -> RelationError {
-        let message = self.by_names(message);
-        match self.locate(field) {
-            Some((kind, key, field)) => {
-                RelationError { object: Some((kind, key)), error: FieldError { field: field.to_owned(), message } }
-            }
-            None => RelationError { object: None, error: FieldError { field: field.to_owned(), message } },
-        }
-    }
-
-    /// The object and key of a field such as `port[2].mac`.
-    fn locate<'f>(&self, field: &'f str) -> Option<(Kind, String, &'f str)> {
-        let (kind, rest) = field.split_once('[')?;
-        let (index, rest) = rest.split_once(']')?;
-        let object = self.object(Kind::of_name(kind)?, index.parse().ok()?)?;
-        Some((object.kind(), object.key(), rest.trim_start_matches('.')))
-    }
-
-    /// Replaces fields in a text, such as `port[2].mac`, by names.
-    fn by_names(&self, text: &str) -> String {
-        let mut words = Vec::new();
-        for word in text.split(' ') {
-            words.push(match self.locate(word) {
-                Some((kind, key, "")) => format!("{kind} {key:?}"),
-                Some((kind, key, field)) => format!("{field} of {kind} {key:?}"),
-                None => word.to_owned(),
-            });
-        }
-        words.join(" ")
     }
 }

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use toml::de::DeTable;
 
+use super::check::Checked;
 use super::section::{Section, Sink};
 use super::{
     AddressSet, Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Dscp, FloatingIp, Host, Kind,
     LoadBalancer, MAX_PATHS, MAX_QUEUE_PAIRS, MAX_WORKERS, Mirror, Nat, Object, Ordering, Peer, PeerTransport, Peering,
-    PlainPaths, Port, PortForward, PortKind, PortLimits, Reliability, Route, SecurityGroup, SourceNat, Transport,
-    Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, metadata, mirror, nat,
-    security,
+    PlainPaths, Port, PortForward, PortKind, PortLimits, Reliability, Route, Routes, SecurityGroup, SourceNat,
+    Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, metadata,
+    mirror, nat, security,
 };
 
 /// Maximum number of addresses in a list.
@@ -37,13 +38,18 @@ pub(super) fn parse(text: &str, file: &str) -> Result<Config, ConfigErrors> {
         Err(first) => return Err(syntax_errors(text, file, first)),
     };
     let sink = Sink::new(file, text, document.get_ref());
-    let config = document_of(&sink, document.get_ref());
+    let (mut config, routes) = document_of(&sink, document.get_ref());
     // Some checks scan all errors repeatedly.
     if !sink.is_full() {
-        check::check(&config, &sink);
+        check::check(&Checked { config: &config, routes: routes.iter().collect() }, &sink);
     }
     let errors = sink.into_errors();
-    if errors.is_empty() { Ok(config) } else { Err(ConfigErrors::new(errors)) }
+    if !errors.is_empty() {
+        return Err(ConfigErrors::new(errors));
+    }
+    // Only now, because there may have been several of the same prefix.
+    config.routes = routes.into_iter().collect();
+    Ok(config)
 }
 
 /// All syntax errors, or only the first one of a large file, which may have one per byte.
@@ -58,7 +64,8 @@ fn syntax_errors(text: &str, file: &str, first: toml::de::Error) -> ConfigErrors
     ConfigErrors::new(sink.into_errors())
 }
 
-fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
+/// Parses everything; the routes are apart from the configuration.
+fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> (Config, Vec<Route>) {
     let mut root = Section::root(sink, table);
     let host = host(root.section("host"));
     let control = control(root.section("control"));
@@ -83,7 +90,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
     let mirrors = root.sections("mirror").into_iter().map(mirror).collect();
     let flow_log = root.optional_section("flow_log").map(flow_log::flow_log);
     root.finish();
-    Config {
+    let config = Config {
         host,
         control,
         workers,
@@ -95,13 +102,14 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> Config {
         peers,
         vpcs,
         ports,
-        routes,
+        routes: Routes::new(),
         peerings,
         load_balancers,
         nat,
         mirrors,
         flow_log,
-    }
+    };
+    (config, routes)
 }
 
 /// Parses an object of a kind, on a host with `workers` workers.

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use toml::de::DeValue;
 
-use super::check::Seen;
+use super::check::{Checked, Seen};
 use super::section::{FromValue, Section, Sink, nearest, whole_number};
 use super::{Config, FlowLog};
 
@@ -218,7 +218,7 @@ fn check_logs(config: &Config, sink: &Sink<'_>) {
 }
 
 /// Checks that names are unique, that named groups and sets exist, and that logged rules have a destination.
-pub(super) fn check(config: &Config, sink: &Sink<'_>) {
+pub(super) fn check(config: &Checked<'_>, sink: &Sink<'_>) {
     check_logs(config, sink);
     let mut names = Seen::new(sink);
     for (i, group) in config.security_groups.iter().enumerate() {

@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 
+use super::Vni;
+use super::check::Checked;
 use super::section::Sink;
-use super::{Config, Vni};
 
 /// A shared address must be a unicast address, have no other owner, and its VPC must have a gateway.
-pub(super) fn check(config: &Config, sink: &Sink<'_>) {
+pub(super) fn check(config: &Checked<'_>, sink: &Sink<'_>) {
     let of_ports = config.ports.iter().enumerate().map(|(i, port)| ("port", i, port.vni, &port.shared[..]));
     let of_routes = config.routes.iter().enumerate().map(|(i, route)| ("route", i, route.vni, &route.shared[..]));
     let mut lists = of_ports.chain(of_routes).filter(|(.., shared)| !shared.is_empty()).peekable();
@@ -36,7 +37,7 @@ pub(super) fn check(config: &Config, sink: &Sink<'_>) {
 }
 
 /// Addresses of vNICs, load balancers and gateways.
-fn taken(config: &Config) -> HashSet<(Vni, IpAddr)> {
+fn taken(config: &Checked<'_>) -> HashSet<(Vni, IpAddr)> {
     let own = config.ports.iter().flat_map(|port| port.addresses.iter().map(|net| (port.vni, net.addr())));
     let balancers = config.load_balancers.iter().map(|balancer| (balancer.vni, balancer.address));
     let gateways = config.vpcs.iter().flat_map(|vpc| vpc.gateway.iter().map(|gateway| (vpc.vni, *gateway)));

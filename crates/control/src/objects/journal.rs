@@ -4,11 +4,9 @@
 //! digits, a space, and a batch: a JSON list of `Record`s. Applying the batches in order yields the objects. A last
 //! line without a line end was being written when the host went down, and is ignored.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
-use super::store::{Entry, Id};
+use super::store::{Entry, Id, Objects};
 use crate::config::{Kind, Object};
 
 /// The first line: the name and the version of the format.
@@ -52,7 +50,7 @@ pub enum JournalError {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loaded {
     /// The objects.
-    pub objects: BTreeMap<Id, Entry>,
+    pub objects: Objects,
     /// Length of all complete lines, bytes: truncate the file to it.
     pub len: usize,
     /// Records that this release does not understand, with reasons. They are left out.
@@ -76,7 +74,7 @@ pub fn line<'a>(changes: impl Iterator<Item = (&'a Id, Option<&'a Entry>)>) -> O
 }
 
 /// The lines of a compact journal with only these objects.
-pub fn whole(objects: &BTreeMap<Id, Entry>) -> impl Iterator<Item = String> {
+pub fn whole(objects: &Objects) -> impl Iterator<Item = String> {
     let mut rest = objects.iter().map(|(id, entry)| (id, Some(entry)));
     let lines = std::iter::from_fn(move || line(rest.by_ref().take(PER_LINE)));
     std::iter::once(HEADER.to_owned()).chain(lines)

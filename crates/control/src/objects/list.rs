@@ -118,15 +118,15 @@ impl Store {
         let kinds = kinds.filter(|kind| query.kind.is_none_or(|wanted| wanted == *kind));
         kinds.flat_map(move |kind| {
             let start = start.as_ref().filter(|start| start.kind() == kind);
-            let file = match start {
-                None => 0..self.file.count(kind),
-                Some(Cursor::File { index, .. }) => *index..self.file.count(kind).max(*index),
-                Some(Cursor::Behind(_)) => 0..0,
+            let count = self.file.count(kind);
+            let from = match start {
+                None => 0,
+                Some(Cursor::File { index, .. }) => (*index).min(count),
+                Some(Cursor::Behind(_)) => count,
             };
-            let file = if query.owner.as_ref().is_none_or(|owner| owner == FILE_OWNER) { file } else { 0..0 };
+            let from = if query.owner.as_ref().is_none_or(|owner| owner == FILE_OWNER) { from } else { count };
             let wanted_key = key.clone();
-            let of_file = file.filter_map(move |index| {
-                let object = self.file.object(kind, index)?;
+            let of_file = (from..).zip(self.file.objects_of(kind, from)).filter_map(move |(index, object)| {
                 let at = Cursor::File { kind, former_files: self.former_files, index };
                 let wanted = is_of(query.vni, &object) && wanted_key.as_ref().is_none_or(|key| *key == object.key());
                 wanted.then_some(Listed { at, owner: FILE_OWNER, generation: 0, changed_ms: 0, object })

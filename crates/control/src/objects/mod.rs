@@ -4,6 +4,8 @@
 //! applies the plan after the data path has. [`Store::list`] lists objects page by page. [`journal`] makes objects
 //! persistent.
 
+#[cfg(test)]
+mod change_tests;
 mod digest;
 mod error;
 pub mod journal;
@@ -14,4 +16,4 @@ mod tests;
 
 pub use digest::Digest;
 pub use error::{ApplyError, ItemError};
-pub use store::{Entry, Id, MAX_OBJECTS, Plan, Store};
+pub use store::{Entry, Id, MAX_OBJECTS, Objects, Plan, Store};

@@ -1,12 +1,14 @@
 //! The objects in force, and plans of batches of changes.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
+use imbl::OrdMap;
+
 use super::error::{ApplyError, ItemError};
 use crate::api::{ApplyItem, ApplyOp, FILE_OWNER, MAX_APPLY_ITEMS};
-use crate::config::{Config, Kind, Object, RelationError};
+use crate::config::{Config, Kind, Object, RelationError, RouteKey, Vni};
 
 /// Maximum number of objects of all owners except the file.
 pub const MAX_OBJECTS: usize = 2_000_000;
@@ -38,6 +40,9 @@ impl Id {
     }
 }
 
+/// Objects that are not the file's. Copies share their memory.
+pub type Objects = OrdMap<Id, Entry>;
+
 /// An object that is not the file's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
@@ -58,7 +63,7 @@ pub struct Store {
     pub(super) file: Arc<Config>,
     /// Number of files loaded before this one.
     pub(super) former_files: u64,
-    pub(super) others: Arc<BTreeMap<Id, Entry>>,
+    pub(super) others: Objects,
     /// Both combined. The same as `file` while there are no others.
     config: Arc<Config>,
 }
@@ -68,8 +73,6 @@ pub struct Store {
 pub struct Plan {
     config: Arc<Config>,
     file: Option<Arc<Config>>,
-    /// The objects after the change that are not the file's.
-    others: Arc<BTreeMap<Id, Entry>>,
     changes: BTreeMap<Id, Option<Entry>>,
     unchanged: u64,
 }
@@ -94,12 +97,12 @@ impl Plan {
 impl Store {
     /// Only the objects of a file.
     pub fn new(file: Arc<Config>) -> Store {
-        Store { config: Arc::clone(&file), file, former_files: 0, others: Arc::default() }
+        Store { config: Arc::clone(&file), file, former_files: 0, others: OrdMap::new() }
     }
 
     /// The objects of a file, and restored objects of other owners. Returns the objects that were left out because the
     /// file now defines them or conflicts with them.
-    pub fn restore(file: Arc<Config>, mut others: BTreeMap<Id, Entry>) -> (Store, Vec<ItemError>) {
+    pub fn restore(file: Arc<Config>, mut others: Objects) -> (Store, Vec<ItemError>) {
         let mut left_out = Vec::new();
         for id in of_file(&file, others.keys()) {
             left_out.push(is_the_files(None, &id));
@@ -108,7 +111,7 @@ impl Store {
         for round in 0.. {
             let config = together(&file, &others);
             let Err(errors) = config.check_relations() else {
-                return (Store { file, former_files: 0, others: Arc::new(others), config }, left_out);
+                return (Store { file, former_files: 0, others, config }, left_out);
             };
             let before = others.len();
             for error in errors {
@@ -134,7 +137,7 @@ impl Store {
     }
 
     /// The objects that are not the file's.
-    pub fn others(&self) -> &BTreeMap<Id, Entry> {
+    pub fn others(&self) -> &Objects {
         &self.others
     }
 
@@ -186,9 +189,11 @@ impl Store {
             return Err(ApplyError(errors));
         }
         if !plan.changes.is_empty() {
-            change(Arc::make_mut(&mut plan.others), plan.changes.clone());
-            plan.config = together(&self.file, &plan.others);
-            check(&plan.config, plan.others.len(), &numbers)?;
+            plan.config = Arc::new(self.changed(&plan.changes));
+            self.check_counts(&plan)?;
+            let changes = plan.changes.iter();
+            let changes = changes.map(|(id, entry)| (id.kind, &*id.key, entry.as_ref().map(|entry| &entry.object)));
+            plan.config.check_changes(&self.config, changes).map_err(|errors| of_relations(errors, &numbers))?;
         }
         Ok(plan)
     }
@@ -213,19 +218,71 @@ impl Store {
             };
             return Err(ApplyError(errors.into_iter().map(error).collect()));
         }
-        let config = together(&file, &self.others);
-        check(&config, self.others.len(), &HashMap::new())?;
-        Ok(Plan { config, file: Some(file), ..self.no_change() })
+        let plan = Plan { config: together(&file, &self.others), file: Some(file), ..self.no_change() };
+        self.check_counts(&plan)?;
+        plan.config.check_relations().map_err(|errors| of_relations(errors, &HashMap::new()))?;
+        Ok(plan)
     }
 
     fn no_change(&self) -> Plan {
-        let (config, others) = (Arc::clone(&self.config), Arc::clone(&self.others));
-        Plan { config, file: None, others, changes: BTreeMap::new(), unchanged: 0 }
+        Plan { config: Arc::clone(&self.config), file: None, changes: BTreeMap::new(), unchanged: 0 }
+    }
+
+    /// The configuration after changes. Only kinds with changes are composed again; of the routes, only the changed
+    /// ones.
+    fn changed(&self, changes: &BTreeMap<Id, Option<Entry>>) -> Config {
+        let mut config = Config::clone(&self.config);
+        let kinds: BTreeSet<Kind> = changes.keys().map(|id| id.kind).collect();
+        for kind in kinds {
+            let of_kind = changes.range(first_of(kind)..).take_while(|(id, _)| id.kind == kind);
+            if kind == Kind::Route {
+                for (id, entry) in of_kind {
+                    match entry.as_ref().map(|entry| &entry.object) {
+                        Some(Object::Route(route)) => drop(config.routes.insert(route.clone())),
+                        _ => drop(route_key(&id.key).map(|key| config.routes.remove(&key))),
+                    }
+                }
+                continue;
+            }
+            let others = self.others.range(first_of(kind)..).take_while(|(id, _)| id.kind == kind);
+            let mut others: BTreeMap<&Id, &Entry> = others.collect();
+            for (id, entry) in of_kind {
+                match entry {
+                    Some(entry) => drop(others.insert(id, entry)),
+                    None => drop(others.remove(id)),
+                }
+            }
+            config.clear(kind);
+            self.file.objects_of(kind, 0).for_each(|object| config.push(object));
+            others.values().for_each(|entry| config.push(entry.object.clone()));
+        }
+        config
+    }
+
+    /// Checks the numbers of objects after a plan.
+    fn check_counts(&self, plan: &Plan) -> Result<(), ApplyError> {
+        let refuse =
+            |what: String| Err(ApplyError(vec![conflict(item_error(None, None, "", &what, "delete some first"))]));
+        let is_new = |(id, entry): &(&Id, &Option<Entry>)| entry.is_some() && !self.others.contains_key(*id);
+        let added = plan.changes.iter().filter(is_new).count();
+        let deleted = plan.changes.values().filter(|entry| entry.is_none()).count();
+        let others = self.others.len() + added - deleted;
+        if others > MAX_OBJECTS {
+            return refuse(format!("there would be {others} objects; at most {MAX_OBJECTS} are kept"));
+        }
+        for (kind, count) in [(Kind::Port, plan.config.ports.len()), (Kind::Peer, plan.config.peers.len())] {
+            if count > MAX_NUMBERED {
+                return refuse(format!(
+                    "there would be {count} objects of kind {kind}; a host has at most {MAX_NUMBERED}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Applies a plan of [`plan`](Self::plan) or [`plan_file`](Self::plan_file) of this store.
     pub fn commit(&mut self, plan: Plan) {
-        self.others = plan.others;
+        change(&mut self.others, plan.changes);
         if let Some(file) = plan.file {
             self.file = file;
             self.former_files += 1;
@@ -323,7 +380,7 @@ impl Store {
 }
 
 /// Both combined, in a deterministic order.
-fn together(file: &Arc<Config>, others: &BTreeMap<Id, Entry>) -> Arc<Config> {
+fn together(file: &Arc<Config>, others: &Objects) -> Arc<Config> {
     if others.is_empty() {
         return Arc::clone(file);
     }
@@ -332,7 +389,7 @@ fn together(file: &Arc<Config>, others: &BTreeMap<Id, Entry>) -> Arc<Config> {
     Arc::new(config)
 }
 
-fn change(others: &mut BTreeMap<Id, Entry>, changes: BTreeMap<Id, Option<Entry>>) {
+fn change(others: &mut Objects, changes: BTreeMap<Id, Option<Entry>>) {
     for (id, entry) in changes {
         match entry {
             Some(entry) => drop(others.insert(id, entry)),
@@ -341,24 +398,22 @@ fn change(others: &mut BTreeMap<Id, Entry>, changes: BTreeMap<Id, Option<Entry>>
     }
 }
 
-/// Checks all objects together. `numbers` are the item numbers of the batch's objects.
-fn check(config: &Config, others: usize, numbers: &HashMap<Id, usize>) -> Result<(), ApplyError> {
-    if others > MAX_OBJECTS {
-        let what = format!("there would be {others} objects; at most {MAX_OBJECTS} are kept");
-        return Err(ApplyError(vec![conflict(item_error(None, None, "", &what, "delete some first"))]));
-    }
-    for (kind, count) in [(Kind::Port, config.ports.len()), (Kind::Peer, config.peers.len())] {
-        if count > MAX_NUMBERED {
-            let what = format!("there would be {count} objects of kind {kind}; a host has at most {MAX_NUMBERED}");
-            return Err(ApplyError(vec![conflict(item_error(None, None, "", &what, "delete some first"))]));
-        }
-    }
-    config.check_relations().map_err(|errors| {
-        let mut errors: Vec<_> = errors.into_iter().map(|error| of_relation(error, numbers)).collect();
-        // Errors of the batch's own items come first.
-        errors.sort_by_key(|e| e.item.unwrap_or(usize::MAX));
-        ApplyError(errors)
-    })
+/// Errors of relations, those of the batch's own items first. `numbers` are the item numbers of the batch's objects.
+fn of_relations(errors: Vec<RelationError>, numbers: &HashMap<Id, usize>) -> ApplyError {
+    let mut errors: Vec<_> = errors.into_iter().map(|error| of_relation(error, numbers)).collect();
+    errors.sort_by_key(|e| e.item.unwrap_or(usize::MAX));
+    ApplyError(errors)
+}
+
+/// Before all ids of a kind: no key is empty.
+fn first_of(kind: Kind) -> Id {
+    Id { kind, key: String::new() }
+}
+
+/// The VPC and prefix of a route's key.
+fn route_key(key: &str) -> Option<RouteKey> {
+    let (vni, prefix) = key.split_once('/')?;
+    Some((vni.parse().ok().and_then(Vni::new)?, prefix.parse().ok()?))
 }
 
 /// The ids of objects that the file defines.
@@ -375,13 +430,11 @@ fn of_file<'a>(file: &Config, ids: impl Iterator<Item = &'a Id>) -> HashSet<Id> 
             }
         };
         if kind == Kind::Route {
-            // There may be very many: format keys only of routes with a matching prefix.
-            let prefixes: HashSet<_> =
-                keys.iter().filter_map(|key| key.split_once('/')?.1.parse::<ipnet::IpNet>().ok()).collect();
-            let near = file.routes.iter().filter(|route| prefixes.contains(&route.prefix));
-            near.for_each(|route| add(Object::Route(route.clone()).key()));
+            // There may be very many.
+            let is_there = |key: &&&str| route_key(key).is_some_and(|key| file.routes.get(&key).is_some());
+            keys.iter().filter(is_there).for_each(|key| add((*key).to_owned()));
         } else {
-            (0..file.count(kind)).filter_map(|index| file.object(kind, index)).for_each(|object| add(object.key()));
+            file.objects_of(kind, 0).for_each(|object| add(object.key()));
         }
     }
     found

@@ -192,7 +192,7 @@ fn another_file_keeps_the_objects_of_others() {
     let plan = store.plan_file(config(&shorter)).unwrap();
     assert_eq!((plan.config().routes.len(), plan.config().ports.len()), (2, 2));
     store.commit(plan);
-    assert_eq!(store.config().routes[0].prefix.to_string(), "10.0.0.7/32");
+    assert_eq!(store.config().routes.iter().next().unwrap().prefix.to_string(), "10.0.0.7/32");
     let taken =
         format!("{FILE}[[port]]\nname = 'p4'\nvni = 100\nmac = '02:00:00:00:00:44'\naddresses = ['10.0.0.44/24']\n");
     let error = store.plan_file(config(&taken)).unwrap_err().to_string();
@@ -336,7 +336,7 @@ fn a_clone_of_the_store_does_not_see_later_changes() {
     let mut store = store();
     apply(&mut store, &[route("agent", 1)]).unwrap();
     let seen = store.clone();
-    assert!(Arc::ptr_eq(&seen.others, &store.others), "nothing is copied");
+    assert!(seen.others.ptr_eq(&store.others), "nothing is copied");
     apply(&mut store, &[route("agent", 2)]).unwrap();
     let routes = ObjectsQuery { kind: Some(Kind::Route), ..ObjectsQuery::default() };
     assert_eq!((seen.list(&routes).unwrap().objects.len(), store.list(&routes).unwrap().objects.len()), (2, 3));
@@ -352,7 +352,7 @@ fn lines(batches: &[BTreeMap<Id, Option<Entry>>]) -> Vec<u8> {
 fn truncated_and_damaged_journals() {
     let mut store = store();
     let mut batches = Vec::new();
-    let mut after = vec![BTreeMap::new()];
+    let mut after = vec![Objects::new()];
     for items in
         [vec![route("agent", 1), port("agent", 2)], vec![delete(Kind::Port, "agent", "p2")], vec![port("b", 3)]]
     {

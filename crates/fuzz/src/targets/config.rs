@@ -40,7 +40,7 @@ fn sound(config: &Config) {
         assert!(config.vpc(balancer.vni).is_some() && !balancer.backends.is_empty());
         assert!(balancer.backends.iter().all(|backend| backend.address.is_ipv4() == balancer.address.is_ipv4()));
     }
-    for route in &config.routes {
+    for route in config.routes.iter() {
         assert!(config.peer(&route.peer).is_some() && config.vpc(route.vni).is_some());
         assert_eq!(route.prefix.trunc(), route.prefix);
     }
