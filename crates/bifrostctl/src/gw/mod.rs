@@ -360,21 +360,15 @@ fn queues(pods: &[PipelinePod]) -> String {
         })
     });
     let order = pods.iter().map(|pod| {
-        let bad: u64 = pod
-            .order
-            .iter()
-            .filter(|(name, _)| name.starts_with("dropped_") && name.as_ref() != "dropped_by_pod_packets")
-            .map(|(_, value)| value)
-            .sum();
-        let names = [
-            "sent_in_order_packets",
-            "timed_out_packets",
-            "sent_late_packets",
-            "aliases_packets",
-            "dropped_by_pod_packets",
-        ];
-        let numbers = names.map(|name| get(&pod.order, name).to_string());
-        [pod.name.clone()].into_iter().chain(numbers).chain([bad.to_string()]).collect()
+        // A pod also returns packets that have no place, such as those of BGP, with the drop flag: nothing is wrong.
+        let by_pod = ["dropped_by_pod_packets", "dropped_by_pod_late_packets"];
+        let dropped = pod.order.iter().filter(|(name, _)| name.starts_with("dropped_"));
+        let bad: u64 = dropped.filter(|(name, _)| !by_pod.contains(&name.as_ref())).map(|(_, value)| value).sum();
+        let names = ["sent_in_order_packets", "timed_out_packets", "sent_late_packets", "aliases_packets"];
+        let numbers = names.map(|name| get(&pod.order, name));
+        let by_pod = by_pod.map(|name| get(&pod.order, name)).iter().sum();
+        let numbers = numbers.into_iter().chain([by_pod, bad]).map(|number: u64| number.to_string());
+        [pod.name.clone()].into_iter().chain(numbers).collect()
     });
     format!("{}\n\n{}", listing(&DEPTHS, depths, "no order queues"), listing(&ORDER, order, "no pods"))
 }
@@ -561,6 +555,7 @@ mod tests {
                 ("timed_out_packets", 2),
                 ("sent_late_packets", 1),
                 ("dropped_by_pod_packets", 4),
+                ("dropped_by_pod_late_packets", 30),
                 ("dropped_duplicate_packets", 6),
                 ("dropped_malformed_packets", 1),
             ]),
@@ -589,7 +584,7 @@ mod tests {
         );
         let text = queues(&[pod()]);
         assert_eq!(words(&text)[1], ["vpc", "0", "4096", "17", "3"]);
-        assert_eq!(words(&text)[4], ["vpc", "50", "2", "1", "0", "4", "7"]);
+        assert_eq!(words(&text)[4], ["vpc", "50", "2", "1", "0", "34", "7"]);
         assert_eq!(pods(&[]), "no pods");
     }
 
