@@ -304,7 +304,8 @@ impl Site {
                 self.ask(&self.nicd[*pipeline], &PipelineCommand::AddPod { settings: settings.clone() })?;
             }
             self.podman(&container(name, template, cpus, &directory, &version))?;
-            self.await_connected(name, began)?;
+            // Podman's own time does not count.
+            self.await_connected(name, Instant::now())?;
             // Only the first start of its container is one into a drained pod.
             if drained { write(&directory, &plan.configuration) } else { Ok(()) }
         };
@@ -406,7 +407,7 @@ impl Site {
         let errors = text(&output.stderr);
         let no_image = ["image not known", "no such image", "did not resolve to an alias"];
         let hint = match no_image.iter().any(|text| errors.contains(text)) {
-            true => "`make gw-image` builds the image localhost/bifrost-gw".to_owned(),
+            true => "/usr/share/bifrost/gateway/gw-image.sh, or `make gw-image` of the source, builds it".to_owned(),
             false => format!("the command was: {shown} {}", arguments.join(" ")),
         };
         Err(failure(&shown, errors, hint))
