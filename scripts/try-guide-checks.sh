@@ -227,7 +227,7 @@ after_many_hosts() {
         check $host "^no daemon $" <<'END'
 systemctl stop traffic server-80 server-5201 server-6379 2>/dev/null || true
 for name in $(ip netns list | cut -d ' ' -f 1); do ip netns del "$name"; done
-apt-get purge -y bifrost bifrost-agent bifrost-relay >/dev/null 2>&1
+dpkg-query -W -f '${Package} ' 'bifrost*' 2>/dev/null | xargs -r apt-get purge -y >/dev/null
 pidof bifrostd bifrost-agent bifrost-relay || echo no daemon
 END
     done
