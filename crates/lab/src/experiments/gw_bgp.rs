@@ -18,7 +18,7 @@ use crate::frame::Experiment;
 use crate::gateway::fabric::{Fabric, Settings};
 use crate::gateway::gobgp::{self, Peer, Peers};
 use crate::gateway::switch::{Daemon, Switch};
-use crate::gateway::until::until;
+use crate::gateway::until::until_within;
 use crate::interrupt;
 use crate::lab::Lab;
 use crate::netns::Namespace;
@@ -38,6 +38,10 @@ const OVERLOAD: u32 = 4 * CAPACITY;
 const SERVERS: usize = 64;
 /// Both ends of their sessions.
 const SITE: gobgp::Site = gobgp::Site { asn: 64_512, switch_asn: 65_000, switch: Ipv4Addr::new(10, 4, 255, 254) };
+/// How long the switch is waited for: longer than its bar, so that a slow one is measured.
+const CONVERGES: Duration = Duration::from_secs(120);
+/// Between two looks at its routes, each of which takes time of its daemon.
+const LOOK: Duration = Duration::from_millis(20);
 /// A number of a row.
 type Field = fn(&Row) -> f64;
 
@@ -348,12 +352,13 @@ fn convergence(lab: &Lab, label: &str, daemon: Daemon, peers: usize, routes_of_e
         let whole = running.sessions()? == sessions && running.routes(&switch)? == SERVERS * PODS;
         Ok(whole.then_some(()))
     };
-    until("the switch has all routes", is_there)?;
+    let wait = |what: &str, is: &dyn Fn() -> Result<Option<()>>| until_within(CONVERGES, LOOK, what, is);
+    wait("the switch has all routes", &is_there)?;
     let began = Instant::now();
     running.kill()?;
     // What it says of itself before it is back is of no use.
     let again = || Ok(is_there().unwrap_or(None));
-    until("the switch has all routes again", again)?;
+    wait("the switch has all routes again", &again)?;
     Ok((sessions as u32, began.elapsed().as_secs_f64() * 1e3))
 }
 

@@ -66,8 +66,9 @@ impl Peers {
 impl Drop for Peers {
     fn drop(&mut self) {
         // All at once: each of them waits for its own end afterwards.
-        let pids = self.0.iter().filter_map(|program| Pid::from_raw(program.pid() as i32));
-        pids.for_each(|pid| drop(kill_process(pid, Signal::TERM)));
+        for pid in self.0.iter().filter_map(|program| Pid::from_raw(program.pid() as i32)) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
     }
 }
 

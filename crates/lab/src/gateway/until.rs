@@ -9,19 +9,35 @@ use crate::interrupt;
 /// How long a step may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(2);
+
 /// Waits until `is` finds something.
 ///
 /// # Errors
 /// It does not.
-pub fn until<T>(what: &str, mut is: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let deadline = Instant::now() + PATIENCE;
+pub fn until<T>(what: &str, is: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    until_within(PATIENCE, PAUSE, what, is)
+}
+
+/// As [`until`], for as long as `patience`, with `pause` between two looks.
+///
+/// # Errors
+/// It does not.
+pub fn until_within<T>(
+    patience: Duration,
+    pause: Duration,
+    what: &str,
+    mut is: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let deadline = Instant::now() + patience;
     loop {
         if let Some(found) = is()? {
             return Ok(found);
         }
         if Instant::now() > deadline {
-            bail!("{what}: not within {PATIENCE:?}");
+            bail!("{what}: not within {patience:?}");
         }
-        interrupt::sleep(Duration::from_millis(2))?;
+        interrupt::sleep(pause)?;
     }
 }
