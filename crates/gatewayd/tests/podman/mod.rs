@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::site::Site;
 use crate::world::{Options, World, in_namespace};
 use crate::{FLOWS, PATIENT_US, reordered};
 
@@ -89,16 +90,20 @@ pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// `bifrostctl gw pod`, for one pipeline.
+/// `bifrostctl gw pod`, for one pipeline or several.
 struct Tool<'a> {
     podman: &'a Podman,
-    nicd: PathBuf,
+    nicd: Vec<PathBuf>,
 }
 
 impl Tool<'_> {
     fn run(&self, words: &[&str]) -> Result<Value, String> {
         let mut command = Command::new(ctl());
-        command.args(["--json", "gw", "--nicd"]).arg(&self.nicd).args(["pod", "--podman"]).arg(self.podman.program());
+        command.args(["--json", "gw"]);
+        for nicd in &self.nicd {
+            command.arg("--nicd").arg(nicd);
+        }
+        command.args(["pod", "--podman"]).arg(self.podman.program());
         command.arg("--directory").arg(self.podman.directory.path().join("pods")).args(words);
         output(&mut command).map(|text| serde_json::from_str(&text).unwrap())
     }
@@ -151,7 +156,7 @@ fn pods_in_containers_die_hang_and_scale_while_another_one_loses_nothing() {
     };
     in_namespace(move || {
         let mut world = World::start(&Options { timeout_us: PATIENT_US, ..Options::default() });
-        let tool = Tool { podman: &podman, nicd: world.path("nicd.sock") };
+        let tool = Tool { podman: &podman, nicd: vec![world.path("nicd.sock")] };
         std::thread::scope(|scope| {
             let life = scope.spawn(|| live(&tool));
             let (mut packets, mut exchanges) = (0, 0);
@@ -234,6 +239,67 @@ fn live(tool: &Tool<'_>) {
     assert_eq!(std::fs::read_dir(tool.podman.directory.path().join("pods")).unwrap().count(), 0);
 }
 
+#[test]
+#[ignore = "runs containers: some seconds"]
+fn a_pod_has_links_behind_two_pipelines() {
+    let podman = match Podman::start() {
+        Ok(podman) => podman,
+        Err(why) => return println!("SKIPPED: Podman runs no containers on this machine: {why}"),
+    };
+    let site = Site::empty("tp", &["gw", "sw"]);
+    let nicds: Vec<_> = (0..2)
+        .map(|number| {
+            let device = format!("gw{number}");
+            site.link(("gw", &device), ("sw", &device));
+            let (pods, socket) = (site.path(&format!("pods{number}")), site.path(&format!("nicd{number}.sock")));
+            let text = format!(
+                "pods_directory = {pods:?}\ncontrol = {{ socket = {socket:?} }}\n\
+                 device = {{ name = \"{device}\", mtu = 1600, mode = \"packet\" }}\n"
+            );
+            (site.start_nicd("gw", &format!("nicd{number}"), &text), socket)
+        })
+        .collect();
+    let tool = Tool { podman: &podman, nicd: nicds.iter().map(|nicd| nicd.1.clone()).collect() };
+    let networks = (0..4).map(|link| {
+        let pipeline = link / 2;
+        format!(
+            "[[pod.networks]]\npipeline = {pipeline}\nvlan = {}\nlinks = [\"10.9.{link}.11\", \"10.9.{link}.12\"]\n\
+             on_link = [\"10.9.{link}.0/24\"]\n",
+            link + 1
+        )
+    });
+    let networks: String = networks.collect();
+    let template = format!(
+        "[pod]\ncores = 1\nmemory_mib = 64\n{networks}[gateway]\naddresses = [\"10.9.9.1\"]\nsessions = 1024\n"
+    );
+    let template = tool.template("svc.toml", &template);
+    let running = |name: &str| (name.to_owned(), "running".to_owned(), true);
+    let pods_of = |number: usize| {
+        let state = crate::site::state(&nicds[number].1);
+        let pods = state["pods"].as_array().unwrap().iter();
+        pods.map(|pod| (pod["name"].as_str().unwrap().to_owned(), pod["interfaces_up"].clone())).collect::<Vec<_>>()
+    };
+    let both_up = || serde_json::json!([true, true]);
+
+    tool.run(&["create", "svc-1", "--template", &template]).unwrap();
+    assert_eq!(tool.list(), [running("svc-1")]);
+    for number in 0..2 {
+        assert_eq!(pods_of(number), [("svc-1".to_owned(), both_up())], "pipeline {number}");
+    }
+    // One of its pipelines is not enough for a pod of both.
+    let one = Tool { podman: &podman, nicd: vec![nicds[0].1.clone()] };
+    assert!(one.run(&["create", "svc-2", "--template", &template]).unwrap_err().contains("--nicd"));
+    assert_eq!((pods_of(0).len(), pods_of(1).len()), (1, 1), "nothing is left of it");
+    tool.run(&["scale", "svc", "2", "--template", &template]).unwrap();
+    assert_eq!(tool.list(), [running("svc-1"), running("svc-2")]);
+    assert_eq!((pods_of(0).len(), pods_of(1).len()), (2, 2));
+    tool.run(&["drain", "svc-1"]).unwrap();
+    tool.run(&["delete", "svc-1"]).unwrap();
+    assert_eq!(tool.list(), [running("svc-2")]);
+    tool.run(&["scale", "svc", "0", "--template", &template]).unwrap();
+    assert_eq!((pods_of(0).len(), pods_of(1).len(), tool.list().len()), (0, 0, 0));
+}
+
 /// A file of `packaging/gateway`, for pods in another directory.
 fn packaged(name: &str, directory: &Path) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/gateway").join(name);
@@ -250,7 +316,7 @@ fn the_packaged_forms_of_a_pod_run() {
     };
     in_namespace(move || {
         let world = World::start(&Options { timeout_us: PATIENT_US, ..Options::default() });
-        let tool = Tool { podman: &podman, nicd: world.path("nicd.sock") };
+        let tool = Tool { podman: &podman, nicd: vec![world.path("nicd.sock")] };
         let (name, pods) = ("vpc-1", podman.directory.path().join("pods"));
         let directory = pods.join(name);
         std::fs::create_dir_all(&directory).unwrap();

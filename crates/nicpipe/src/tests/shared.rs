@@ -113,6 +113,61 @@ pub(super) fn a_pod_cannot_pretend_to_be_another() {
     }
 }
 
+/// Rings of two pods: one takes nothing out of its ring, the other one everything.
+enum Apart<'a> {
+    Hangs(&'a mut usize),
+    Works(&'a mut Vec<Vec<u8>>),
+}
+
+impl Rings for Apart<'_> {
+    fn has_room(&mut self, _: Ring) -> bool {
+        !matches!(self, Apart::Hangs(64))
+    }
+
+    fn put(&mut self, _: Ring, parts: &[&[u8]]) -> bool {
+        match self {
+            Apart::Hangs(taken) => **taken += 1,
+            Apart::Works(taken) => taken.push(parts.concat()),
+        }
+        true
+    }
+}
+
+#[test]
+fn a_pod_that_hangs_in_a_flood_costs_others_nothing() {
+    const PACKETS: u32 = 2_000;
+    let mut pipeline = pipeline();
+    let (mut stuck, mut taken, mut left) = (0, Vec::new(), Vec::new());
+    let mut refused = 0;
+    for number in 0..PACKETS {
+        let now = 1_000_000 + u64::from(number) * 1_000;
+        // The same tenant floods the pod that hangs: 50 million packets a second.
+        for _ in 0..50 {
+            refused += u32::from(pipeline.arrive(now, now, &to(MACS[0]), |_| Apart::Hangs(&mut stuck)).is_err());
+        }
+        let mut frame = packet(1, 2, number, 100);
+        frame[..6].copy_from_slice(&MACS[1].0);
+        let place = pipeline.arrive(now, now, &frame, |_| Apart::Works(&mut taken)).map(|(place, _)| place.pod);
+        assert_eq!(place, Ok(1), "packet {number}");
+        // Returned at once, from the pod's own MAC address.
+        for mut bytes in taken.drain(..) {
+            bytes[6..12].copy_from_slice(&MACS[1].0);
+            let read = |buffer: &mut [u8]| {
+                buffer[..bytes.len()].copy_from_slice(&bytes);
+                Some(Ok::<_, ()>(bytes.len()))
+            };
+            assert!(pipeline.pods_mut()[1].take_back(0, read, |leaving| left.push(leaving.parts.concat())));
+        }
+        for pod in pipeline.pods_mut() {
+            pod.release(now, u32::MAX, |leaving| left.push(leaving.parts.concat()));
+        }
+    }
+    assert_eq!((stuck, refused), (64, 50 * PACKETS - 64));
+    let numbers: Vec<u32> = left.iter().map(|frame| read(frame).1).collect();
+    assert!(numbers.iter().copied().eq(0..PACKETS), "not all of them in order: {} came", numbers.len());
+    assert_eq!(pipeline.pods()[1].occupancy().0, 0);
+}
+
 #[test]
 fn pods_come_and_go_while_others_work() {
     let mut pipeline = pipeline();
