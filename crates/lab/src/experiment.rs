@@ -1,7 +1,7 @@
 //! The list of experiments.
 
 use crate::experiments::{
-    applications::Applications, capacity::Capacity, cni::Cni, congestion_control::CongestionControl,
+    applications::Applications, apply::Apply, capacity::Capacity, cni::Cni, congestion_control::CongestionControl,
     coverage::Coverage, delayed_release::DelayedRelease, ecn::Ecn, elephants::Elephants, flow_log::FlowLogExperiment,
     flow_records::FlowRecords, granularity::Granularity, gw_bgp::GwBgp, gw_elastic::GwElastic, gw_hosts::GwHosts,
     gw_kill::GwKill, gw_links::GwLinks, gw_order::GwOrder, gw_overload::GwOverload, gw_services::GwServices,
@@ -39,6 +39,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(LoadBalancer),
         Box::new(MirrorExperiment),
         Box::new(FlowLogExperiment),
+        Box::new(Apply),
         Box::new(Cni),
         Box::new(NginxExperiment),
         Box::new(Applications),

@@ -1,6 +1,7 @@
 //! The experiments, a file each.
 
 pub mod applications;
+pub mod apply;
 pub mod capacity;
 mod circle;
 pub mod cni;

@@ -299,6 +299,11 @@ pub struct Options {
     #[serde(default)]
     pub flows: Option<Vec<u32>>,
 
+    /// Routes of the host whose objects change (apply) [default: 1000000; with --quick: 100000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    #[serde(default)]
+    pub routes: Option<u32>,
+
     /// How the hosts are cabled
     #[arg(long, value_enum, default_value_t = Cabling::Paths, value_name = "CABLING")]
     pub cabling: Cabling,

@@ -183,6 +183,7 @@ fn the_command_line_explains_errors() {
         "load-balancer",
         "mirror",
         "flow-log",
+        "apply",
         "cni",
         "nginx",
         "applications",

@@ -7,11 +7,11 @@ use std::path::Path;
 
 use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
-    applications, cni, congestion_control, coverage, delayed_release, elephants, flow_log, flow_records, full_links,
-    granularity, gw_bgp, gw_elastic, gw_hosts, gw_kill, gw_links, gw_order, gw_overload, gw_services, iperf, isolation,
-    load_balancer, lossless, migrate, mirror, nat, nginx, outage, path_failure, rdm_block, rdm_loss, rdm_sort,
-    rdm_upgrade, redis_loss, requests, route_refresh, slicing, soak, sockperf, stable, switch_latency, switch_overall,
-    switch_rate, tunnel::Switch, vectors, vhost_rate,
+    applications, apply, cni, congestion_control, coverage, delayed_release, elephants, flow_log, flow_records,
+    full_links, granularity, gw_bgp, gw_elastic, gw_hosts, gw_kill, gw_links, gw_order, gw_overload, gw_services,
+    iperf, isolation, load_balancer, lossless, migrate, mirror, nat, nginx, outage, path_failure, rdm_block, rdm_loss,
+    rdm_sort, rdm_upgrade, redis_loss, requests, route_refresh, slicing, soak, sockperf, stable, switch_latency,
+    switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
 };
 use bifrost_lab::gateway::switch::Daemon;
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
@@ -352,6 +352,14 @@ fn all() -> Vec<Value> {
             moved_connections: 0,
             misplaced_connections: 0,
         }),
+    };
+    let apply = apply::Row {
+        what: apply::What::Route,
+        repetition: 0,
+        routes: 1_000_000,
+        change_ms: vec![0.9, 1.5],
+        guest_latency_us_p99_9: 350.5,
+        memory_mib: 700.5,
     };
     let mirror = mirror::Row {
         run: requests::Row {
@@ -695,6 +703,7 @@ fn all() -> Vec<Value> {
         results("load-balancer", load_balancer),
         results("mirror", mirror),
         results("flow-log", flow_log),
+        results("apply", apply),
         results("cni", cni),
         results("nginx", nginx),
         results("applications", applications),
