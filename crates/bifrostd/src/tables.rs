@@ -23,8 +23,8 @@ use crate::translate;
 const TICK: Duration = Duration::from_millis(100);
 /// Changed entries of a network that are merged. Each change copies them, in up to a millisecond at this number.
 const MERGE_AT: usize = 4096;
-/// Fewer are merged, too, when nothing has changed for so long, and for as long again for every so many routes, so that
-/// rare changes of large configurations cause little work.
+/// Fewer entries than [`MERGE_AT`] are merged after a time without changes: `QUIET`, plus `QUIET` for each
+/// `QUIET_ROUTES` routes. So rare changes of large configurations cause little work.
 const QUIET: Duration = Duration::from_secs(1);
 const QUIET_ROUTES: usize = 100_000;
 /// Pause after a merge, in multiples of its duration: even if a configuration changes constantly, the host has time for

@@ -129,8 +129,8 @@ impl Turns {
         waiting.left.min(member.left)
     }
 
-    /// The current connection has sent so many of the packets that it was [allowed](Self::allowed). A turn that is used
-    /// up is the next one's.
+    /// Charges the current connection and its network for `packets`, at most what was [allowed](Self::allowed). When a
+    /// turn is used up, the next connection or network gets its turn.
     pub(crate) fn sent(&mut self, packets: u32) {
         let Some(waiting) = self.order.front().and_then(|vni| self.networks.get_mut(vni)) else { return };
         waiting.left = waiting.left.saturating_sub(packets);
@@ -145,7 +145,7 @@ impl Turns {
         }
     }
 
-    /// The current connection has sent so many packets, and waits no more.
+    /// Removes the current connection, which does not wait any more, and charges its network for `packets`.
     pub(crate) fn leave(&mut self, packets: u32) {
         let Some(&vni) = self.order.front() else { return };
         let Some(waiting) = self.networks.get_mut(&vni) else { return };

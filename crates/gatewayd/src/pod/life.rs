@@ -35,7 +35,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Of a pod with so many interfaces.
+    /// Creates the state of a pod with this number of interfaces.
     pub(super) fn new(interfaces: usize) -> Self {
         let flag = || AtomicBool::new(false);
         Shared { stop: flag(), draining: flag(), leaving: flag(), clients: Mutex::new(vec![None; interfaces]) }

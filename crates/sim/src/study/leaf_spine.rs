@@ -10,7 +10,7 @@ use crate::link::LinkPatch;
 use crate::scenario::{FaultConfig, Gap, Members, Topology, Workload};
 use crate::{Bytes, Ns, Rate, Scenario, World};
 
-/// Slow links: one of so many, at a quarter of the rate.
+/// One in [`ONE_IN`] links between switches is slow. Its rate is divided by [`SLOWER`].
 const ONE_IN: u32 = 10;
 const SLOWER: u64 = 4;
 /// Payload of a light guest's packet, its frame, and what that takes on a link, with all headers, preamble and gap.
