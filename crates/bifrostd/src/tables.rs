@@ -1,6 +1,6 @@
 //! The switches' tables: built once, and changed by what a new configuration changes. Workers share what comes from
-//! routes: a large base and the few entries that differ from it. When these are many, a thread makes a new base of both,
-//! while changes go on.
+//! routes: a large base, and the few entries that differ from it. When these are many, a thread merges them into a new
+//! base while changes go on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
