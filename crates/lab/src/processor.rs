@@ -110,6 +110,25 @@ pub fn transfer_ns(one: usize, other: usize) -> Result<f64> {
     })
 }
 
+/// Time that each processor has spent in interrupt handlers so far, in their order.
+///
+/// # Errors
+/// `/proc/stat` cannot be read.
+pub fn interrupts() -> Result<Vec<Duration>> {
+    let text = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
+    let tick = Duration::from_secs(1) / u32::try_from(rustix::param::clock_ticks_per_second()).context("ticks")?;
+    Ok(interrupt_ticks(&text).map(|ticks| tick * ticks).collect())
+}
+
+/// Ticks in interrupt handlers by processor, from the text of `/proc/stat`.
+fn interrupt_ticks(text: &str) -> impl Iterator<Item = u32> {
+    let processors = text.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "));
+    processors.map(|line| {
+        // Its name, user, nice, system, idle, iowait, irq, softirq.
+        line.split_whitespace().skip(6).take(2).map_while(|field| field.parse::<u32>().ok()).sum()
+    })
+}
+
 /// The kernel's counters so far, ticks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reading {
@@ -227,6 +246,9 @@ mod tests {
         let before = Reading::take().unwrap();
         let after = Reading::take().unwrap();
         assert!(after.total >= before.total && after.since(&before).len() == PARTS.len());
+        assert!(interrupts().unwrap().len() >= std::thread::available_parallelism().unwrap().get());
+        let text = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 60 700 8 0 0\ncpu1 1 2 3 4 5 6 7 8 0 0\nintr 9 9\n";
+        assert_eq!(interrupt_ticks(text).collect::<Vec<_>>(), [760, 13]);
         assert!(Reading::default().add_processors("cpu0 1 2\n").is_err());
         assert!(Reading::default().add_processors("cpu 1 2 x\n").is_err());
     }
