@@ -9,7 +9,7 @@ sudo=""
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 began=$(date +%s)
 number=0
-total=25
+total=26
 
 step() {
     title=$1
