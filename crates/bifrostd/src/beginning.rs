@@ -15,8 +15,8 @@ use bifrost_port::udp::{Sockets, UdpConfig, UdpUnderlay};
 use bifrost_port::{HostUnderlay, device};
 use bifrost_wire::Mac;
 
-use crate::daemon::Names;
 use crate::health::Health;
+use crate::names::Names;
 use crate::shared::Holders;
 use crate::snapshot::Snapshot;
 use crate::translate;

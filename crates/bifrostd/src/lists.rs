@@ -12,7 +12,8 @@ use bifrost_port::clock::monotonic_ns;
 use bifrost_rte::{ConnSnapshot, State as RteState};
 
 use crate::carried::Carried;
-use crate::daemon::{Names, State};
+use crate::daemon::State;
+use crate::names::Names;
 use crate::translate;
 
 /// Ports per page.

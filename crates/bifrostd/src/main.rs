@@ -22,6 +22,7 @@ mod machine;
 mod metadata;
 mod mirror;
 mod moves;
+mod names;
 mod nat;
 mod samples;
 mod sessions;

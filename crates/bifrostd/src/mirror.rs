@@ -15,7 +15,8 @@ use bifrost_datapath::capture::{Copies, MirrorSpec};
 use bifrost_port::panics;
 use bifrost_wire::{Vni, vxlan};
 
-use crate::daemon::{Daemon, Names};
+use crate::daemon::Daemon;
+use crate::names::Names;
 
 /// Interval of fetches while there are mirrors, and of checks for mirrors otherwise.
 const TICK: Duration = Duration::from_millis(5);

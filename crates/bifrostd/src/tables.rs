@@ -14,8 +14,9 @@ use bifrost_port::panics;
 use bifrost_wire::Vni;
 
 use crate::background::at_lower_priority;
-use crate::daemon::{Daemon, Names, State};
+use crate::daemon::{Daemon, State};
 use crate::health::Health;
+use crate::names::Names;
 use crate::shared::Holders;
 use crate::translate;
 

@@ -18,9 +18,9 @@ use bifrost_rte as rte;
 use bifrost_wire::Vni;
 use ipnet::IpNet;
 
-use crate::daemon::Names;
 use crate::health::Health;
 use crate::metadata;
+use crate::names::Names;
 use crate::shared::{self, Holders};
 
 // The MAC address that guests may not have is that of the switch's gateway.

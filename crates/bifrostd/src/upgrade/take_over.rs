@@ -17,7 +17,8 @@ use super::channel::{Channel, Message};
 use super::format::{Kind, WorkerState, parse_state};
 use super::offer::{Descriptors, Offer};
 use crate::carried::Carried;
-use crate::daemon::{Daemon, Names, State};
+use crate::daemon::{Daemon, State};
+use crate::names::Names;
 
 /// Timeout for each step of the old daemon: it sends the offer at once, and later needs some milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
