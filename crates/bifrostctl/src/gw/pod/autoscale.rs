@@ -8,7 +8,7 @@ use bifrost_control::api::{GatewayPod, PipelinePod};
 use clap::Args;
 use serde::Serialize;
 
-use super::super::get;
+use super::super::show::get;
 use super::scaler::{Levels, Scaler, Step};
 use super::{Created, MOST, Site, check_name, failure, of_service, read, to_scale};
 use crate::failure::Failure;

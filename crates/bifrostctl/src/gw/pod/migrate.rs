@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use bifrost_control::Client;
 use bifrost_control::api::{GatewayPod, PodCommand};
 
-use super::super::{get, known};
+use super::super::known;
+use super::super::show::get;
 use super::gate::{Gate, announced};
 use super::handover::Handover;
 use super::{Created, PAUSE, Site, check_name, failure};
