@@ -2,6 +2,7 @@
 
 mod bgp;
 mod links;
+mod sections;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,6 +19,7 @@ use toml::Spanned;
 
 use crate::file::{self, Checker, FileErrors};
 use crate::program::check_socket;
+use sections::{File, Gateway, InternetRoute, KeepaliveSection, TunnelName, VpcSection};
 
 pub use links::LinkSettings;
 
@@ -95,183 +97,6 @@ pub struct Stall {
     pub after_packets: u64,
     /// Length of the stall, ms.
     pub ms: u64,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    control: Control,
-    gateway: Gateway,
-    #[serde(default)]
-    tests: Tests,
-    #[serde(default)]
-    vpcs: Vec<VpcSection>,
-    #[serde(default)]
-    tunnels: Vec<TunnelSection>,
-    #[serde(default)]
-    services: Vec<ServiceSection>,
-    #[serde(default)]
-    pools: Vec<Pool>,
-    #[serde(default)]
-    internet: Vec<InternetRoute>,
-    bgp: Option<bgp::Section>,
-    #[serde(default)]
-    links: Vec<Spanned<links::Section>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Control {
-    socket: Spanned<PathBuf>,
-    metrics: Option<SocketAddr>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Gateway {
-    pod: u16,
-    cores: Spanned<u16>,
-    #[serde(default)]
-    processors: Vec<usize>,
-    #[serde(default = "default_spin")]
-    spin_us: u64,
-    interfaces: Option<Spanned<Vec<Spanned<PathBuf>>>>,
-    addresses: Spanned<Vec<IpAddr>>,
-    link_addresses: Option<Spanned<Vec<IpAddr>>>,
-    mac: Spanned<String>,
-    /// In VPCs; by default `mac`.
-    vpc_mac: Option<Spanned<String>>,
-    #[serde(default = "default_mtu")]
-    mtu: Spanned<u16>,
-    on_link: Option<Spanned<Vec<IpNet>>>,
-    router: Option<Spanned<IpAddr>>,
-    sessions: Option<Spanned<u32>>,
-    /// Of older versions: `sessions` of a single core.
-    sessions_per_core: Option<Spanned<u32>>,
-    #[serde(default = "default_ring_entries")]
-    ring_entries: Spanned<u16>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct VpcSection {
-    vni: Spanned<u32>,
-    #[serde(default)]
-    routers: Vec<IpAddr>,
-    snat: Option<Spanned<String>>,
-    internet_bytes_per_second: Option<u64>,
-    #[serde(default)]
-    routes: Vec<RouteSection>,
-    #[serde(default)]
-    hosts: Vec<HostSection>,
-    #[serde(default)]
-    eips: Vec<EipSection>,
-    acl: Option<Vec<AclRule>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RouteSection {
-    prefix: Spanned<IpNet>,
-    to: Spanned<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HostSection {
-    address: IpAddr,
-    mac: Spanned<String>,
-    vtep: IpAddr,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct EipSection {
-    private: IpAddr,
-    public: Spanned<IpAddr>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AclRule {
-    from: Option<IpNet>,
-    to: Option<IpNet>,
-    protocol: Option<u8>,
-    from_port: Option<u16>,
-    to_port: Option<u16>,
-    allow: bool,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TunnelSection {
-    name: Spanned<String>,
-    vni: u32,
-    remote: IpAddr,
-    kind: TunnelName,
-    remote_vni: Option<u32>,
-    remote_mac: Option<Spanned<String>>,
-    key: Option<u32>,
-    keepalive: Option<Spanned<KeepaliveSection>>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct KeepaliveSection {
-    interval_s: u16,
-    #[serde(default = "default_retries")]
-    retries: u8,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-enum TunnelName {
-    Vxlan,
-    Gre,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ServiceSection {
-    vni: u32,
-    address: IpAddr,
-    protocol: Spanned<u8>,
-    port: u16,
-    backend_vni: u32,
-    pool: Spanned<String>,
-    backends: Spanned<Vec<SocketAddr>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Pool {
-    name: Spanned<String>,
-    /// Without it: the Internet.
-    vni: Option<u32>,
-    addresses: Spanned<Vec<IpAddr>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct InternetRoute {
-    prefix: Spanned<IpNet>,
-    next_hop: IpAddr,
-}
-
-fn default_mtu() -> Spanned<u16> {
-    Spanned::new(0..0, 1600)
-}
-
-fn default_spin() -> u64 {
-    20
-}
-
-fn default_retries() -> u8 {
-    3
-}
-
-fn default_ring_entries() -> Spanned<u16> {
-    Spanned::new(0..0, 1024)
 }
 
 impl Config {

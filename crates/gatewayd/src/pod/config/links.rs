@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::Gateway;
+use super::sections::Gateway;
 use crate::file::Checker;
 use crate::pod::announcer::BgpSettings;
 use crate::program::check_socket;
