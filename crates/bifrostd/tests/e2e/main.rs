@@ -56,4 +56,5 @@ mod trace;
 mod upgrade;
 mod user_space;
 mod waiting;
+mod weights;
 mod workers;
