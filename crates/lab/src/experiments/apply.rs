@@ -223,9 +223,9 @@ fn route(n: u32, peer: &str) -> Value {
 
 /// The name of the other host, in the first host's configuration.
 fn peer(daemon: &Remote) -> Result<String> {
-    let peers = daemon.control(&["peers"])?;
-    let name = peers.as_array().and_then(|peers| peers.first()?.get("name")?.as_str()).map(str::to_owned);
-    name.context("`bifrostctl peers` shows no peer")
+    let paths = daemon.control(&["paths"])?;
+    let name = paths.as_array().and_then(|paths| paths.first()?.get("peer")?.as_str()).map(str::to_owned);
+    name.context("`bifrostctl paths` shows no path")
 }
 
 fn add_routes(network: &Network, routes: u32) -> Result<()> {
