@@ -63,6 +63,7 @@ impl Config {
         });
         let changed: BTreeSet<RouteKey> = of_batch.collect();
         let mut concerned = changed.clone();
+        let mut vnics = BTreeSet::new();
         // Any object with an address may be the other owner of a shared one.
         concerned.extend(routes.sharing().map(key));
         let host = |vni: Vni, address: IpAddr| (vni, IpNet::from(address));
@@ -75,9 +76,12 @@ impl Config {
                 // Nothing refers to these.
                 (Kind::Route | Kind::Port | Kind::Peering | Kind::Mirror, None) => {}
                 (_, Some(Object::Route(route))) => {
-                    // All earlier routes to the vNIC agree, so one of them is enough.
-                    let of_mac = routes.of_mac(route.vni, route.mac).map(key);
-                    concerned.extend(of_mac.into_iter().find(|key| !changed.contains(key)));
+                    // All earlier routes to the vNIC agree, so one of them is enough, whatever number of the batch's
+                    // routes lead to it.
+                    if vnics.insert((route.vni, route.mac)) {
+                        concerned
+                            .extend(routes.of_mac(route.vni, route.mac).map(key).find(|key| !changed.contains(key)));
+                    }
                     concerned.extend(route.shared.iter().map(|address| host(route.vni, *address)));
                 }
                 (_, Some(Object::Port(port))) => {

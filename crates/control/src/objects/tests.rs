@@ -67,6 +67,20 @@ fn port(owner: &str, n: u8) -> ApplyItem {
     set(Kind::Port, owner, json!({"name": name, "vni": 100, "mac": mac, "addresses": [address]}))
 }
 
+#[test]
+fn a_large_batch_of_routes_to_one_vnic_compares_each_once() {
+    let item = |n: u32| {
+        let prefix = std::net::Ipv4Addr::from(0x0a10_0000 + n);
+        let spec = json!({"vni": 100, "prefix": format!("{prefix}/32"), "peer": "host-b", "mac": "02:00:00:00:01:01"});
+        set(Kind::Route, "agent", spec)
+    };
+    let items: Vec<ApplyItem> = (0..10_000).map(item).collect();
+    let began = std::time::Instant::now();
+    apply(&mut store(), &items).unwrap();
+    // All with all are 50 million searches, which take longer.
+    assert!(began.elapsed().as_secs() < 5, "{:?}", began.elapsed());
+}
+
 fn apply(store: &mut Store, items: &[ApplyItem]) -> Result<(), String> {
     let plan = store.plan(items, 7).map_err(|e| e.to_string())?;
     store.commit(plan);
