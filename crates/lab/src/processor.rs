@@ -116,17 +116,20 @@ pub fn transfer_ns(one: usize, other: usize) -> Result<f64> {
 /// `/proc/stat` cannot be read.
 pub fn interrupts() -> Result<Vec<Duration>> {
     let text = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
-    let tick = Duration::from_secs(1) / u32::try_from(rustix::param::clock_ticks_per_second()).context("ticks")?;
-    Ok(interrupt_ticks(&text).map(|ticks| tick * ticks).collect())
+    let per_s = rustix::param::clock_ticks_per_second() as f64;
+    let processors = text.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "));
+    let time = |line| Ok(Duration::from_secs_f64(interrupt_ticks(&ticks(line)?) as f64 / per_s));
+    processors.map(time).collect()
 }
 
-/// Ticks in interrupt handlers by processor, from the text of `/proc/stat`.
-fn interrupt_ticks(text: &str) -> impl Iterator<Item = u32> {
-    let processors = text.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "));
-    processors.map(|line| {
-        // Its name, user, nice, system, idle, iowait, irq, softirq.
-        line.split_whitespace().skip(6).take(2).map_while(|field| field.parse::<u32>().ok()).sum()
-    })
+/// Ticks of a line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal.
+fn ticks(line: &str) -> Result<[u64; 8]> {
+    let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).map_while(|field| field.parse().ok()).collect();
+    ticks.try_into().map_err(|_| anyhow!("/proc/stat has an unknown format: `{line}`"))
+}
+
+fn interrupt_ticks([.., hard, soft, _steal]: &[u64; 8]) -> u64 {
+    hard + soft
 }
 
 /// The kernel's counters so far, ticks.
@@ -181,15 +184,12 @@ impl Reading {
         PARTS.map(str::to_owned).into_iter().zip([switch, kernel, server, rest, interrupts, idle]).collect()
     }
 
-    /// Reads the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal.
+    /// Reads the first line of `/proc/stat`.
     fn add_processors(&mut self, text: &str) -> Result<()> {
-        let line = text.lines().find_map(|line| line.strip_prefix("cpu "));
-        let line = line.context("/proc/stat has no line for all processors")?;
-        let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|field| field.parse().ok()).collect();
-        let &[.., idle, wait, hard, soft, _steal] = ticks.as_slice() else {
-            anyhow::bail!("/proc/stat has an unknown format: `cpu {line}`");
-        };
-        (self.idle, self.interrupts, self.total) = (idle + wait, hard + soft, ticks.iter().sum());
+        let line = text.lines().find(|line| line.starts_with("cpu "));
+        let ticks = ticks(line.context("/proc/stat has no line for all processors")?)?;
+        let [.., idle, wait, _, _, _] = ticks;
+        (self.idle, self.interrupts, self.total) = (idle + wait, interrupt_ticks(&ticks), ticks.iter().sum());
         Ok(())
     }
 
@@ -247,8 +247,7 @@ mod tests {
         let after = Reading::take().unwrap();
         assert!(after.total >= before.total && after.since(&before).len() == PARTS.len());
         assert!(interrupts().unwrap().len() >= std::thread::available_parallelism().unwrap().get());
-        let text = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 60 700 8 0 0\ncpu1 1 2 3 4 5 6 7 8 0 0\nintr 9 9\n";
-        assert_eq!(interrupt_ticks(text).collect::<Vec<_>>(), [760, 13]);
+        assert_eq!(interrupt_ticks(&ticks("cpu0 1 2 3 4 5 60 700 8 0 0").unwrap()), 760);
         assert!(Reading::default().add_processors("cpu0 1 2\n").is_err());
         assert!(Reading::default().add_processors("cpu 1 2 x\n").is_err());
     }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,8 +33,11 @@ const BAR: f64 = 2.0;
 /// stand still for a millisecond or more about once per measurement, which dominates P99.9 of few measurements.
 const COMPARISONS: [usize; 4] = [4, 8, 24, 96];
 
-/// Maximum number of attempts of a test on processors that others use; later ones count.
-const SHARED_MAX: u32 = 100;
+/// Maximum number of pairs that are repeated because others used a processor. Later ones count, so an attack that itself
+/// lets processors pause still fails the test.
+const REPEATED_MAX: usize = 60;
+/// Pause before such a repetition, in which the machine may become free.
+const REST: Duration = Duration::from_secs(1);
 
 /// How the attacker is attached to the first host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +54,6 @@ pub struct Tenants {
     pub lab: Lab,
     redis: Child,
     pids: [u32; 2],
-    /// Attempts on a processor that others used.
-    shared: AtomicU32,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -100,7 +101,7 @@ impl Tenants {
             pin_process(process, processor);
         }
         pids.iter().for_each(|pid| put_workers_first(*pid));
-        let tenants = Tenants { lab, redis, pids, shared: AtomicU32::new(0), _alone: alone };
+        let tenants = Tenants { lab, redis, pids, _alone: alone };
         eventually(10.0, "Redis answers", || {
             let to = SocketAddr::from(REDIS);
             tenants
@@ -153,22 +154,25 @@ impl Tenants {
         rustix::fs::sync();
         let before = self.noticed();
         let (mut alone, mut beside, mut done) = (Pool::new(), Pool::new(), 0);
+        let mut repeated = 0;
         for pair in 1..=COMPARISONS[COMPARISONS.len() - 1] {
-            // Alternate the order, because the machine's speed drifts.
-            if pair % 2 == 0 {
-                beside.add(self.least_disturbed(|| self.measure_beside(&attack, &mut done)));
-                alone.add(self.least_disturbed(|| self.measure()));
-            } else {
-                alone.add(self.least_disturbed(|| self.measure()));
-                beside.add(self.least_disturbed(|| self.measure_beside(&attack, &mut done)));
-            }
+            let [one, other] = loop {
+                let both = self.pair(&attack, &mut done, (pair + repeated).is_multiple_of(2));
+                if repeated == REPEATED_MAX || !both.iter().any(|measured| measured.is_shared) {
+                    break both;
+                }
+                repeated += 1;
+                std::thread::sleep(REST);
+            };
+            alone.add(one.complete());
+            beside.add(other.complete());
             if COMPARISONS.contains(&pair) && beside.p999_us() <= BAR * alone.p999_us() {
                 break;
             }
         }
         let ratio = beside.p999_us() / alone.p999_us();
         println!("{what}: P99.9, us: alone {alone}; beside the attack {beside}; {ratio:.2} times; {done} times done");
-        println!("{what}: {} attempts on a shared processor", self.shared.load(Ordering::Relaxed));
+        println!("{what}: {repeated} pairs repeated, because others used a processor");
         assert!(done > 0, "{what}: the attack did nothing");
         self.check_alive();
         let after = self.noticed();
@@ -177,31 +181,42 @@ impl Tenants {
         done
     }
 
+    /// A measurement alone and one beside the attack. The order alternates, because the machine's speed drifts.
+    fn pair(
+        &self,
+        attack: &impl Fn(&Tenants, &Arc<AtomicBool>) -> Threads,
+        done: &mut u64,
+        alone_last: bool,
+    ) -> [Measured; 2] {
+        let mut beside = || self.least_disturbed(|| self.measure_beside(attack, done));
+        if alone_last {
+            let beside = beside();
+            return [self.least_disturbed(|| self.measure()), beside];
+        }
+        [self.least_disturbed(|| self.measure()), beside()]
+    }
+
     /// A measurement. It is repeated at most twice if the machine stood still, or if the kernel had evicted pages of
-    /// Redis or of its client, which then wait for the disk. The attempt with the shortest standstills counts, and has
-    /// to have an answer to every request. An attempt on a processor that others use does not count, because each hop
-    /// of a request then takes milliseconds. Also returns the number of attempts.
-    fn least_disturbed(&self, mut measure: impl FnMut() -> Report) -> (Histogram<u64>, u32) {
+    /// Redis or of its client, which then wait for the disk. The attempt with the shortest standstills counts.
+    fn least_disturbed(&self, mut measure: impl FnMut() -> Report) -> Measured {
         let pages = || [self.redis.id(), std::process::id()].map(pages_read_back);
-        let attempt = || loop {
+        let attempt = || {
             let (watch, before, began) = (Watch::start()?, pages(), Instant::now());
-            let measured = measure();
-            if watch.is_shared()? && self.shared.fetch_add(1, Ordering::Relaxed) < SHARED_MAX {
-                continue;
-            }
+            let report = measure();
+            let is_shared = watch.is_shared()?;
             let mut seen = watch.finish()?;
-            if pages() != before {
+            if is_shared {
+                // The whole pair is repeated.
+                seen.clear();
+            } else if pages() != before {
                 seen.push(Standstill { began, length: DURATION });
             }
-            return Ok((seen, measured));
+            Ok((seen, (report, is_shared)))
         };
-        let answered = |report: &Report| report.latency_us.len();
-        let (report, attempts) =
+        let answered = |(report, _): &(Report, bool)| report.latency_us.len();
+        let ((report, is_shared), attempts) =
             standstill::least_disturbed(CONNECTIONS, answered, attempt).expect("the machine can be watched");
-        assert_eq!(report.failed(), 0, "requests failed");
-        let expected = RATE * DURATION.as_secs_f64();
-        assert!(report.answered() as f64 > expected * 0.9, "{} of {expected} requests", report.answered());
-        (report.latency_us, attempts)
+        Measured { report, attempts, is_shared }
     }
 
     /// One measurement while the attack runs. The attack ends even if the measurement fails. Adds to `done` how often
@@ -263,6 +278,24 @@ fn pages_read_back(pid: u32) -> u64 {
     // After the program's name, which may contain anything: the state is field 3.
     let behind_name = stat.rsplit(')').next().unwrap();
     behind_name.split_whitespace().nth(12 - 3).unwrap().parse().unwrap()
+}
+
+/// A measurement.
+struct Measured {
+    report: Report,
+    attempts: u32,
+    /// Others used a processor meanwhile: each hop of a request took milliseconds.
+    is_shared: bool,
+}
+
+impl Measured {
+    /// Its latencies and the number of attempts. Asserts that there is an answer to every request.
+    fn complete(self) -> (Histogram<u64>, u32) {
+        assert_eq!(self.report.failed(), 0, "requests failed");
+        let (answered, expected) = (self.report.answered(), RATE * DURATION.as_secs_f64());
+        assert!(answered as f64 > expected * 0.9, "{answered} of {expected} requests");
+        (self.report.latency_us, self.attempts)
+    }
 }
 
 /// Latencies of all measurements of one kind together. P99.9 of a single measurement is its third largest latency,
