@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bifrost_port::clock::monotonic_ns;
@@ -343,6 +344,25 @@ fn several_workers_share_the_ports_by_rule() {
     for worker in &mut workers {
         worker.lane(SocketAddr::new(b, 50_701), SocketAddr::new(a, 4794)).expect("lane");
     }
+}
+
+/// A child process holds its parent's descriptors from its creation until it executes its program: a port that was
+/// bound and closed just before stays in use that long.
+#[test]
+fn workers_open_while_the_process_creates_children() {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let children = || {
+            while !done.load(Ordering::Relaxed) {
+                assert!(Command::new("true").status().expect("run true").success());
+            }
+        };
+        let spawning = scope.spawn(children);
+        let failed = (0..300).find_map(|_| UdpUnderlay::open_all(&UdpConfig { workers: 2, ..config(address()) }).err());
+        done.store(true, Ordering::Relaxed);
+        spawning.join().expect("the thread that creates children");
+        assert!(failed.is_none(), "{failed:?}");
+    });
 }
 
 #[test]

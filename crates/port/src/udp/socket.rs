@@ -21,18 +21,20 @@ const PMTUDISC_PROBE: i32 = 3;
 pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Result<Socket, UdpError> {
     let address = SocketAddr::new(local, config.port(service));
     let shared = config.workers > 1;
-    if shared && config.worker == 0 {
-        // Sharing the port with other workers would also share it with another daemon: detect that first.
-        bind(address, false).map_err(|e| UdpError::bind(address, &e))?;
-    }
-    let socket = bind(address, shared).map_err(|e| UdpError::bind(address, &e))?;
+    // Worker 0 does not share the port when it binds, so that binding fails if another daemon uses the port.
+    let socket = bind(address, shared && config.worker > 0).map_err(|e| UdpError::bind(address, &e))?;
     let setup = || {
-        if shared && config.worker == 0 {
-            let steering = match service {
-                Service::Bifrost => program::bifrost(config.workers),
-                Service::Vxlan => program::vxlan(config.workers),
-            };
-            set_program(&socket, libc::SO_ATTACH_REUSEPORT_CBPF, &steering)?;
+        match config.worker {
+            0 => socket.set_reuse_port(shared)?,
+            // The first socket that joins worker 0's makes them a group, which the kernel needs before a program.
+            1 => {
+                let steering = match service {
+                    Service::Bifrost => program::bifrost(config.workers),
+                    Service::Vxlan => program::vxlan(config.workers),
+                };
+                set_program(&socket, libc::SO_ATTACH_REUSEPORT_CBPF, &steering)?;
+            }
+            _ => {}
         }
         set_program(&socket, libc::SO_ATTACH_FILTER, &program::only_to(&config.local, local.is_ipv4()))?;
         // Without it (before Linux 5.0) datagrams arrive one by one.
