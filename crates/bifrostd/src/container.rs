@@ -13,7 +13,7 @@ use bifrost_port::tap::{self, NamespaceId};
 use bifrost_port::vhost::Unplugged;
 
 use crate::daemon::State;
-use crate::kept::Held;
+use crate::removal::Released;
 use crate::translate;
 
 /// The network namespace of a TAP port.
@@ -24,23 +24,6 @@ pub(crate) struct Container {
     made_in: Option<NamespaceId>,
     /// Consecutive failed attempts.
     failures: u32,
-}
-
-/// A device that no worker serves any more.
-#[must_use]
-pub(crate) struct Released {
-    queues: Vec<Device>,
-    kept: Option<Held>,
-}
-
-impl Released {
-    /// Removes the device.
-    pub(crate) fn remove(self) {
-        drop(self.queues);
-        if let Some(kept) = self.kept {
-            kept.remove();
-        }
-    }
 }
 
 impl Container {
@@ -93,10 +76,7 @@ impl State {
             return Ok(());
         }
         let kept = self.kept.release(name);
-        drop(devices);
-        if let Some(device) = kept {
-            device.remove();
-        }
+        self.removal.push(Released { queues: devices, kept });
         Ok(())
     }
 
@@ -112,20 +92,14 @@ impl State {
         let gone: Vec<_> = numbered.filter(|(owner, _)| failed.contains(owner)).collect();
         for (owner, port) in gone {
             tracing::info!(port = port.name, "its device was deleted; recreating it");
-            let made = self.unplug(&port, owner).and_then(|device| {
-                device.remove();
-                self.plug(&port, owner)
-            });
+            let made = self.unplug(&port, owner).and_then(|()| self.plug(&port, owner));
             result = result.and(made);
         }
         result
     }
 
-    /// Creates and releases devices as namespaces have appeared and disappeared. The caller removes the released ones,
-    /// because the kernel takes long for that.
-    #[must_use]
-    pub(crate) fn follow_namespaces(&mut self) -> Vec<Released> {
-        let mut released = Vec::new();
+    /// Creates and removes devices as namespaces have appeared and disappeared.
+    pub(crate) fn follow_namespaces(&mut self) {
         let changed_namespace = |(name, container): (&String, &Container)| {
             // After an error nothing changes.
             let found = tap::namespace(&container.netns).ok()?;
@@ -139,9 +113,8 @@ impl State {
             let netns = &container.netns;
             if container.made_in.take().is_some() {
                 tracing::info!(port = name, netns, "its network namespace has disappeared");
-                match self.unplug(&port, owner) {
-                    Ok(device) => released.push(device),
-                    Err(error) => tracing::error!(port = name, "cannot release its device: {error:#}"),
+                if let Err(error) = self.unplug(&port, owner) {
+                    tracing::error!(port = name, "cannot release its device: {error:#}");
                 }
             }
             let made = found.map(|_| self.plug(&port, owner));
@@ -153,7 +126,7 @@ impl State {
                 }
                 Some(Err(error)) => {
                     // Workers that already have their queue would keep the device alive and its name in use.
-                    released.extend(self.unplug(&port, owner));
+                    let _ = self.unplug(&port, owner);
                     container.failures = container.failures.saturating_add(1);
                     // Not for the first failure: the name exists shortly before its namespace does.
                     if container.failures == 2 {
@@ -163,14 +136,22 @@ impl State {
             }
             self.containers.insert(name, container);
         }
-        released
     }
 
     /// Creates the device, or takes over that of an earlier daemon, and gives each worker that serves the port its
     /// queue.
     fn plug(&mut self, port: &Port, owner: u16) -> Result<()> {
-        let queues = self.kept.open(&port.name, &translate::tap(&self.config, port));
-        let queues = queues.with_context(|| format!("port {}", port.name))?;
+        let tap = translate::tap(&self.config, port);
+        // One of them may have its name.
+        let is_pending = self.removal.is_pending();
+        let opened = self.kept.open(&port.name, &tap).or_else(|error| {
+            if !is_pending {
+                return Err(error);
+            }
+            self.removal.wait();
+            self.kept.open(&port.name, &tap)
+        });
+        let queues = opened.with_context(|| format!("port {}", port.name))?;
         let devices: Vec<Device> = queues.into_iter().map(|queue| Box::new(queue) as Device).collect();
         if let Some(waiting) = &mut self.not_served {
             waiting.push((port.clone(), owner, devices));
@@ -190,14 +171,16 @@ impl State {
         Ok(())
     }
 
-    /// Removes the device from the workers.
-    fn unplug(&mut self, port: &Port, owner: u16) -> Result<Released> {
+    /// Removes the device.
+    fn unplug(&mut self, port: &Port, owner: u16) -> Result<()> {
         self.forget_carried(&port.name);
         let kept = self.kept.release(&port.name);
         let serving = self.serving(port, owner).iter();
         let empty: Vec<Device> =
             serving.map(|_| Ok(Box::new(Unplugged::new()?) as Device)).collect::<std::io::Result<_>>()?;
-        Ok(Released { queues: self.change_devices(port, owner, empty.into_iter())?, kept })
+        let queues = self.change_devices(port, owner, empty.into_iter())?;
+        self.removal.push(Released { queues, kept });
+        Ok(())
     }
 
     /// Replaces the devices of a port, one for each worker that serves it, and returns the former ones. The port is

@@ -22,7 +22,7 @@ use crate::apply::failure;
 use crate::background::here_or_in_background;
 use crate::beginning::{Inherited, adopt_underlays, open_underlays, restore, restore_handed, warn_of_small_devices};
 use crate::carried::Carried;
-use crate::container::{Container, Released, may_keep_tap};
+use crate::container::{Container, may_keep_tap};
 use crate::devices;
 use crate::flow_log;
 use crate::health::Health;
@@ -30,6 +30,7 @@ use crate::kept::Kept;
 use crate::machine::Machine;
 use crate::mirror;
 use crate::names::{Names, NamesInForce};
+use crate::removal::{Released, Removal};
 use crate::shared::{Holders, Shared};
 use crate::snapshot::Snapshot;
 use crate::tables;
@@ -76,6 +77,8 @@ pub(crate) struct State {
     pub(crate) containers: BTreeMap<String, Container>,
     /// TAP devices that outlive the daemon.
     pub(crate) kept: Kept,
+    /// Devices that are being removed.
+    pub(crate) removal: Removal,
     /// Open devices that no worker serves yet, with their ports and port numbers; `None` once the daemon has started.
     pub(crate) not_served: Option<Vec<(Port, u16, Vec<Device>)>>,
     pub(crate) workers: Vec<Handle<HostUnderlay>>,
@@ -199,6 +202,7 @@ impl Daemon {
             machines,
             containers,
             kept,
+            removal: Removal::default(),
             not_served: Some(Vec::new()),
             workers,
             faults,
@@ -283,10 +287,7 @@ impl Daemon {
                 if state.workers.is_empty() {
                     return false;
                 }
-                let released = state.follow_namespaces();
-                // After releasing the lock: dropping devices takes long.
-                drop(state);
-                released.into_iter().for_each(Released::remove);
+                state.follow_namespaces();
                 true
             };
             match panics::contain(poll) {
@@ -537,10 +538,8 @@ impl State {
     fn remove_port(&mut self, name: &str, owner: u16) -> Result<()> {
         self.forget_carried(name);
         let kept = self.kept.release(name);
-        drop(self.on_all(move |worker| worker.remove_port(owner))?);
-        if let Some(device) = kept {
-            device.remove();
-        }
+        let removed = self.on_all(move |worker| worker.remove_port(owner))?;
+        self.removal.push(Released { queues: removed.into_iter().flatten().collect(), kept });
         Ok(())
     }
 

@@ -98,6 +98,7 @@ impl Daemon {
         let file_crc = self.check_file().map_err(refused)?;
         // The lock prevents changes until the upgrade has ended.
         let state = self.state();
+        state.removal.wait();
         check_possible(&state).map_err(refused)?;
         tracing::info!(program = %program.display(), "another bifrostd prepares to take over");
         let mut command = Command::new(&program);
