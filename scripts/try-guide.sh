@@ -159,8 +159,6 @@ await() {
     for device in m$1 u$1 g$1; do
         ethtool -K $device tso off gso off gro off >/dev/null 2>&1 || true
     done
-    # The gateway takes frames with their checksums only: this end of its device computes them, as the guide says.
-    ethtool -K g$1 tx off >/dev/null
     scp -q -F "$out/ssh" "$out"/packages/*.deb "$2:" || fail "$2: no packages"
     say "$2 is up: $(cat "$out/$2.state")"
 }

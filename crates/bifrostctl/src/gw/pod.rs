@@ -40,7 +40,7 @@ const LABEL: &str = "bifrost.gw.pod";
 /// What tells which image and template a pod was made of.
 const LABEL_VERSION: &str = "bifrost.gw.version";
 /// How long a pod may take until it is connected with the pipeline.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_NAME: usize = 31;
 /// Pods of a service.
