@@ -1,53 +1,63 @@
-//! Who gets less while a worker cannot keep up with what the underlay brings (Triton, section 8, on avoiding losses: the pre-classifier by vNIC).
+//! Shares of the guests while a worker cannot keep up with the packets that arrive from the underlay (Triton, section 8: the
+//! pre-classifier by vNIC, which avoids losses).
 //!
-//! All guests of a worker share the queue in which it finds datagrams. When it cannot keep up, the queue fills, everybody's packets
-//! wait, and in the end the kernel drops whichever comes. A guest's share is bounded then: what is beyond it is dropped as soon as it
-//! is clear whose it is, before the expensive part of its way, and the transport tells the sender's switch (PROTOCOL §9.4), which
-//! slows the guest that sends. The bound falls while packets wait long and rises when they do not, so that who asks for little gets
-//! all of it, and the others equally much.
+//! All guests of a worker share the queue of arrived datagrams. When the worker cannot keep up, the queue fills, the packets of all
+//! guests wait, and finally the kernel drops whatever arrives. To prevent that, each guest then has a share. Packets beyond it are
+//! dropped as soon as their guest is known, before the expensive part of their way, and the transport tells the sender's switch
+//! (PROTOCOL §9.4), which slows down the sending guest. The share falls while packets wait long, and rises while they do not. So a
+//! guest that needs little gets all of it, and the others get equal shares. A guest that was sent less than its share may be sent a
+//! burst.
 
 use bifrost_rte::Time;
 
-/// How long packets may have waited for the worker, at least, all over an epoch, ns: the queue's high water. Below, a guest has its
-/// processor for a while, or a burst has come.
+/// High-water mark: the shortest wait of the oldest packet during an epoch, ns. Below it, the worker did not run for a moment, or a
+/// burst has arrived.
 const HIGH_NS: u64 = 2_000_000;
-/// The low water, ns.
+/// Low-water mark, ns.
 const LOW_NS: u64 = 500_000;
-/// The bound changes so often, ns.
+/// Interval at which the share changes, ns.
 const EPOCH_NS: u64 = 1_000_000;
-/// So many epochs of high water in a row begin it: what has come while a worker did not run, for others had its processor, is less.
+/// Consecutive epochs above the high-water mark after which shares apply. Packets that arrived while the worker did not run, because
+/// its processor had other work, are fewer.
 const PATIENCE: u32 = 8;
-/// So many epochs without high water end it.
+/// Epochs below the high-water mark after which shares no longer apply.
 const MEMORY: u32 = 128;
-/// What a packet costs beside its bytes, in bytes.
+/// Cost of a packet in addition to its bytes, in bytes.
 const PACKET: u64 = 512;
+/// Burst that a guest may be sent if it was sent less than its share before, in bytes including those of [`PACKET`]: a window of TCP.
+/// The worker needs a few hundred microseconds for it.
+const BURST: u64 = 128 << 10;
 
-/// The bound, and what it depends on.
+/// The share, and what it depends on.
 #[derive(Debug)]
 pub(crate) struct Pressure {
     /// Loads are counted.
     on: bool,
     epoch: u32,
     ends: Time,
-    /// Of the turns of this epoch, the shortest of how long their oldest packets had waited, ns.
+    /// The shortest wait of the oldest packets of this epoch's turns, ns.
     waited_ns: u64,
-    /// What one guest may have in an epoch.
+    /// Work that one guest may cause in an epoch, bytes.
     share: u64,
-    /// What was let in, and how many guests were sent anything, in this epoch.
+    /// Admitted work, and number of guests that were sent anything, in this epoch.
     admitted: u64,
     guests: u64,
-    /// What the most demanding guest was sent in this epoch, or half of what it was before.
+    /// Work for the most demanding guest in this epoch, or half of that in the former one.
     most: u64,
-    /// When the water was last high, and for how many epochs in a row.
+    /// The last epoch above the high-water mark, and how many there were in a row.
     pressed: u32,
     in_a_row: u32,
 }
 
-/// What a guest was sent in the latest epoch in which it was sent anything.
+/// Work for a guest, bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Load {
+    /// The latest epoch in which it was sent anything.
     epoch: u32,
-    work: u64,
+    /// Work in that epoch.
+    sent: u64,
+    /// Admitted work, less the share of each epoch since (a leaky bucket).
+    admitted: u64,
 }
 
 impl Default for Pressure {
@@ -69,28 +79,33 @@ impl Default for Pressure {
 }
 
 impl Pressure {
-    /// Whether [`admits`](Self::admits) has to be asked.
+    /// Whether shares apply, so that [`admits`](Self::admits) must be called for each packet.
     #[inline(always)]
     pub(crate) fn is_on(&self) -> bool {
         self.on
     }
 
-    /// Whether a packet of so many bytes for a guest, whose load that is, may go on.
+    /// Whether a packet of `bytes` is within the share of the guest with this `load`.
     pub(crate) fn admits(&mut self, load: &mut Load, bytes: usize) -> bool {
         if load.epoch != self.epoch {
-            *load = Load { epoch: self.epoch, work: 0 };
+            let epochs = u64::from(self.epoch.wrapping_sub(load.epoch));
+            let admitted = load.admitted.saturating_sub(self.share.saturating_mul(epochs));
+            *load = Load { epoch: self.epoch, sent: 0, admitted };
             self.guests += 1;
         }
         let work = bytes as u64 + PACKET;
-        load.work += work;
-        self.most = self.most.max(load.work);
-        let admitted = load.work <= self.share;
-        self.admitted += if admitted { work } else { 0 };
-        admitted
+        load.sent += work;
+        self.most = self.most.max(load.sent);
+        let is_admitted = load.admitted + work <= self.share.max(BURST);
+        if is_admitted {
+            load.admitted += work;
+            self.admitted += work;
+        }
+        is_admitted
     }
 
-    /// What a turn received is dealt with: its oldest packet had waited so long, ns; 0 if the queue is empty now, or if a guest has the
-    /// worker to itself: then there is nobody whom a bound would help.
+    /// Call after each turn. `waited_ns`: how long its oldest packet had waited; 0 if the queue is empty now, or if the worker has only
+    /// one guest, so that a bound would help nobody.
     pub(crate) fn turned(&mut self, now: Time, waited_ns: u64) {
         if !self.on {
             if waited_ns >= HIGH_NS {
@@ -107,7 +122,7 @@ impl Pressure {
             self.pressed = self.epoch;
             self.in_a_row = self.in_a_row.saturating_add(1);
             if self.in_a_row >= PATIENCE || self.share != u64::MAX {
-                // A quarter more than fair is nobody's fault.
+                // A guest may exceed its fair share by a quarter.
                 let fair = self.admitted / self.guests.max(2) * 5 / 4;
                 self.share = (self.share.min(self.most) / 8 * 7).max(fair).max(PACKET);
             }
@@ -126,7 +141,7 @@ impl Pressure {
     fn begin_epoch(&mut self, now: Time) {
         self.epoch = self.epoch.wrapping_add(1).max(1);
         self.ends = now.after(EPOCH_NS);
-        // An epoch in which the worker hardly ran says little about what it can do.
+        // An epoch in which the worker hardly ran shows little of its capacity.
         self.most /= 2;
         (self.waited_ns, self.admitted, self.guests) = (u64::MAX, 0, 0);
     }
@@ -154,25 +169,44 @@ mod tests {
         longest_wait_ns: u64,
     }
 
-    /// A worker whose guests are sent a packet of 64 bytes every so many nanoseconds each, for 300 ms; what
-    /// became of those that came in its last 200 ms.
+    /// What a guest is sent: so many packets of so many bytes at once, every `period_ns`.
+    #[derive(Clone, Copy, Debug)]
+    struct Sent {
+        period_ns: u64,
+        packets: u64,
+        bytes: usize,
+    }
+
+    /// [`run_beside`] with guests that are sent a packet of 64 bytes every so many nanoseconds each, and a processor of its own.
     fn run(periods_ns: &[u64]) -> (Vec<Fate>, Pressure) {
+        let sent: Vec<Sent> = periods_ns.iter().map(|&period_ns| Sent { period_ns, packets: 1, bytes: 64 }).collect();
+        run_beside(&sent, 0)
+    }
+
+    /// A worker whose processor has other work for `others_ns` of every 8 ms, for 300 ms; what became of the packets that came in its
+    /// last 200 ms.
+    fn run_beside(sent: &[Sent], others_ns: u64) -> (Vec<Fate>, Pressure) {
         let mut pressure = Pressure::default();
-        let mut loads = vec![Load::default(); periods_ns.len()];
-        let mut fates = vec![Fate::default(); periods_ns.len()];
-        let mut next: Vec<u64> = periods_ns.to_vec();
+        let mut loads = vec![Load::default(); sent.len()];
+        let mut fates = vec![Fate::default(); sent.len()];
+        let mut next: Vec<u64> = sent.iter().map(|sent| sent.period_ns).collect();
         let mut queue: VecDeque<(u64, usize)> = VecDeque::new();
         let mut now = 0;
         while now < 300_000_000 {
+            if now % 8_000_000 < others_ns {
+                now += others_ns - now % 8_000_000;
+            }
             // What has come meanwhile, in order.
             while let Some(guest) = (0..next.len()).filter(|g| next[*g] <= now).min_by_key(|g| next[*g]) {
                 let at = next[guest];
-                next[guest] += periods_ns[guest];
+                next[guest] += sent[guest].period_ns;
                 let counts = at > 100_000_000;
-                fates[guest].arrived += u64::from(counts);
-                match queue.len() < ROOM {
-                    true => queue.push_back((at, guest)),
-                    false => fates[guest].lost += u64::from(counts),
+                for _ in 0..sent[guest].packets {
+                    fates[guest].arrived += u64::from(counts);
+                    match queue.len() < ROOM {
+                        true => queue.push_back((at, guest)),
+                        false => fates[guest].lost += u64::from(counts),
+                    }
                 }
             }
             let began = now;
@@ -184,12 +218,13 @@ mod tests {
                 if counts {
                     fate.longest_wait_ns = fate.longest_wait_ns.max(now - at);
                 }
-                let admitted = !pressure.is_on() || pressure.admits(&mut loads[guest], 64);
+                let admitted = !pressure.is_on() || pressure.admits(&mut loads[guest], sent[guest].bytes);
                 now += if admitted { WAY_NS } else { DROP_NS };
                 fate.refused += u64::from(counts && !admitted);
             }
             now += 1_000;
-            pressure.turned(Time(now), waited);
+            // As in `turn.rs`: with an empty queue, nobody has waited.
+            pressure.turned(Time(now), if queue.is_empty() { 0 } else { waited });
         }
         (fates, pressure)
     }
@@ -214,6 +249,18 @@ mod tests {
         let through = noisy.arrived - noisy.refused - noisy.lost;
         // Dropping takes 40 % of the time, the second guest 10 %; half is left for one packet in eight.
         assert!(through > noisy.arrived / 10, "the bound is no smaller than it must be: {fates:?}");
+    }
+
+    #[test]
+    fn a_window_of_tcp_beside_a_noisy_guest_is_within_the_share() {
+        // Two windows of 40 packets in 50 ms, a fraction of its share, while the worker has all or half of its processor.
+        let noisy = Sent { period_ns: 750, packets: 1, bytes: 64 };
+        let quiet = Sent { period_ns: 25_000_000, packets: 40, bytes: 1500 };
+        for others_ns in [0, 4_000_000] {
+            let (fates, _) = run_beside(&[noisy, quiet], others_ns);
+            assert_eq!(fates[1].refused, 0, "{others_ns} ns: {fates:?}");
+            assert!(fates[0].refused > 1000, "{others_ns} ns: {fates:?}");
+        }
     }
 
     #[test]
