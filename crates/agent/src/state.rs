@@ -247,7 +247,7 @@ impl Core {
         if let Some(batch) = self.queue.pop_front() {
             let items = batch.iter().map(Change::item).collect();
             self.asked = Some((self.plans, batch));
-            return Some(Ask::Apply(ApplySpec { items }));
+            return Some(Ask::Apply(ApplySpec { items, ..ApplySpec::default() }));
         }
         if now >= self.compare_at {
             self.compare_at = now + COMPARE.mul_f64(0.9 + 0.2 * (self.jitter)());

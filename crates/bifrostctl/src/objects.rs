@@ -249,7 +249,7 @@ fn send(client: &Client, items: Vec<ApplyItem>, how: &How, out: Output) -> Resul
     let name = |item: &ApplyItem| item.spec.as_ref()?.get("name")?.as_str().map(str::to_owned);
     let ports = items.iter().filter(|item| item.kind == Kind::Port && item.op == ApplyOp::Set).filter_map(name);
     let ports: Vec<String> = ports.collect();
-    let report = client.apply(&ApplySpec { items })?;
+    let report = client.apply(&ApplySpec { items, wait_for_devices: true })?;
     if let Some(seconds) = how.wait {
         wait(client, &ports, Duration::from_secs(seconds))?;
     }

@@ -311,7 +311,9 @@ impl Backend for Daemon {
         })?;
         let mut state = self.state();
         let diff = state.apply_file(config)?;
+        let removal = state.removal.clone();
         drop(state);
+        removal.wait();
         Ok(in_background(move || {
             let report = diff.report();
             drop(diff);
@@ -325,7 +327,13 @@ impl Backend for Daemon {
     }
 
     fn apply(&self, spec: ApplySpec) -> Result<ApplyReport, ApiError> {
-        self.state().apply(&spec)
+        let mut state = self.state();
+        let (report, removal) = (state.apply(&spec), state.removal.clone());
+        drop(state);
+        if spec.wait_for_devices {
+            removal.wait();
+        }
+        report
     }
 
     fn objects(&self, query: ObjectsQuery) -> Result<ObjectList, ApiError> {

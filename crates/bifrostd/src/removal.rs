@@ -19,7 +19,7 @@ pub(crate) struct Released {
 }
 
 /// Devices that are being removed, in order. The kernel removes those that are left when the process ends.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Removal(Arc<Shared>);
 
 #[derive(Default)]

@@ -91,7 +91,7 @@ impl Plugin<'_> {
         given: Attached,
     ) -> Result<Attached, Error> {
         let Attachment { item, attached, routes } = Attachment::new(self.network, interface, netns, given)?;
-        let report = self.client.apply(&ApplySpec { items: vec![item] }).map_err(refused)?;
+        let report = self.client.apply(&ApplySpec { items: vec![item], wait_for_devices: true }).map_err(refused)?;
         if report.set == 0 {
             return Err(exists(interface));
         }
@@ -156,7 +156,7 @@ impl Plugin<'_> {
     fn remove(&self, keys: Vec<String>) -> Result<(), Error> {
         let items: Vec<_> = keys.into_iter().map(|key| attachment::removal(&self.network.name, key)).collect();
         for items in items.chunks(bifrost_control::api::MAX_APPLY_ITEMS) {
-            self.client.apply(&ApplySpec { items: items.to_vec() }).map_err(refused)?;
+            self.client.apply(&ApplySpec { items: items.to_vec(), wait_for_devices: true }).map_err(refused)?;
         }
         Ok(())
     }

@@ -96,7 +96,7 @@ fn route(host: &Host, peer: &str, address: &str, mac: &str) {
 fn set(host: &Host, kind: Kind, spec: Value) {
     let (op, owner) = (ApplyOp::Set, "test".to_owned());
     let item = ApplyItem { op, kind, key: None, generation: None, owner, spec: Some(spec) };
-    host.client.apply(&ApplySpec { items: vec![item] }).unwrap();
+    host.client.apply(&ApplySpec { items: vec![item], ..ApplySpec::default() }).unwrap();
 }
 
 /// Two hosts: the first one has a state directory, the second one has the guest `b`, 10.0.0.2.

@@ -184,7 +184,7 @@ fn fleet_objects_carry_traffic_with_or_without_relay_and_agent() {
     assert_eq!(keys(&fleet.lab.hosts[0]), ["p3"]);
     fleet.sessions[0].send(vec![gone("port", "p3")], 4);
     fleet.sessions[0].reported(4);
-    assert!(!fleet.nets[0].has_device("eth0"));
+    eventually(5.0, "the port's device is removed", || !fleet.nets[0].has_device("eth0"));
     // The file's guests do not belong to the fleet.
     assert_eq!(ping(fleet.lab.net("a"), "10.0.0.2", 5, 56), 5);
 }
@@ -230,7 +230,7 @@ fn a_port_that_cannot_be_created_does_not_block_others() {
         spec: None,
     };
     let items = vec![delete(Kind::Route, &route_key(4)), delete(Kind::Port, "p5")];
-    fleet.lab.hosts[0].client.apply(&ApplySpec { items }).unwrap();
+    fleet.lab.hosts[0].client.apply(&ApplySpec { items, ..ApplySpec::default() }).unwrap();
     // The digests are compared every minute, which is too long for a test. A change compares nothing, but an agent that
     // starts does.
     let agent = Agent::start(&fleet.relay, &fleet.lab.hosts[0]);

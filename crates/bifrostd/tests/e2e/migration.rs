@@ -40,7 +40,9 @@ fn gone(kind: Kind, key: &str) -> ApplyItem {
 }
 
 fn apply(host: &Host, items: Vec<ApplyItem>) {
-    host.client.apply(&ApplySpec { items }).unwrap_or_else(|error| panic!("{}: {error:?}", host.name));
+    host.client
+        .apply(&ApplySpec { items, ..ApplySpec::default() })
+        .unwrap_or_else(|error| panic!("{}: {error:?}", host.name));
 }
 
 /// Hosts a and c have machines, b has a container. `compares`: whether the memory of both

@@ -20,6 +20,10 @@ pub const FILE_OWNER: &str = "file";
 pub struct ApplySpec {
     /// Changes, at most [`MAX_APPLY_ITEMS`], and at most one for an object. The order does not matter.
     pub items: Vec<ApplyItem>,
+    /// Whether to answer only when the kernel has removed the devices of deleted ports, which takes it tens of
+    /// milliseconds.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub wait_for_devices: bool,
 }
 
 /// A change of one object.
