@@ -9,7 +9,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::command;
 use crate::interrupt;
@@ -186,6 +186,8 @@ fn built(program: &Path) -> Result<&Path> {
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
+    /// The process that has taken over from the child, by an upgrade. It is not a child of this process.
+    successor: Option<u32>,
     port: String,
     log: PathBuf,
     remote: Remote,
@@ -222,11 +224,11 @@ impl Remote {
             .with_context(|| format!("`bifrostctl {}` printed no JSON: {output}", all.join(" ")))
     }
 
-    /// Sends a request to the daemon's API itself, as an agent does, which starts no program for it.
+    /// Sends a request to the daemon's API itself, as an agent does, which starts no program for it. Returns the answer.
     ///
     /// # Errors
     /// It does not answer, or refuses.
-    pub fn post(&self, target: &str, body: &Value) -> Result<()> {
+    pub fn post(&self, target: &str, body: &Value) -> Result<Value> {
         let body = body.to_string();
         let request = format!(
             "POST {target} HTTP/1.1\r\nhost: bifrostd\r\nconnection: close\r\ncontent-type: application/json\r\n\
@@ -242,7 +244,8 @@ impl Remote {
             })
             .with_context(|| format!("asking bifrostd on {} for {target}", self.host))?;
         ensure!(answer.starts_with("HTTP/1.1 200"), "bifrostd on {} refuses {target}: {answer}", self.host);
-        Ok(())
+        let text = answer.split_once("\r\n\r\n").map_or("", |(_, text)| text);
+        serde_json::from_str(text).with_context(|| format!("{target}: the answer is no JSON: {text}"))
     }
 }
 
@@ -268,7 +271,7 @@ impl Daemon {
 
     /// The process id.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.successor.unwrap_or_else(|| self.child.id())
     }
 
     /// The host's name.
@@ -295,7 +298,7 @@ impl Daemon {
     ///
     /// # Errors
     /// As there.
-    pub fn post(&self, target: &str, body: &Value) -> Result<()> {
+    pub fn post(&self, target: &str, body: &Value) -> Result<Value> {
         self.remote.post(target, body)
     }
 
@@ -321,7 +324,8 @@ impl Daemon {
     /// # Errors
     /// `/proc` cannot be read.
     pub fn cpu_seconds(&self) -> Result<f64> {
-        process::cpu_seconds_of_group(self.pid())
+        // A successor is in the same group.
+        process::cpu_seconds_of_group(self.child.id())
     }
 
     /// Resident memory, KiB.
@@ -337,17 +341,20 @@ impl Daemon {
 
     /// An error if the process has ended.
     pub fn check_alive(&mut self) -> Result<()> {
-        match self.child.try_wait().context("asking for the daemon's status")? {
-            None => Ok(()),
-            Some(status) => {
-                bail!(
-                    "bifrostd on {} ended ({status}); the end of its log, {}:\n{}",
-                    self.remote.host,
-                    self.log.display(),
-                    self.log_tail()
-                )
-            }
-        }
+        let status = match self.successor {
+            Some(successor) if process::is_alive(successor) => return Ok(()),
+            Some(_) => "after an upgrade".to_owned(),
+            None => match self.child.try_wait().context("asking for the daemon's status")? {
+                None => return Ok(()),
+                Some(status) => status.to_string(),
+            },
+        };
+        bail!(
+            "bifrostd on {} ended ({status}); the end of its log, {}:\n{}",
+            self.remote.host,
+            self.log.display(),
+            self.log_tail()
+        )
     }
 
     fn start(
@@ -367,6 +374,7 @@ impl Daemon {
         let log = logs.join(format!("{}.log", host.name));
         Ok(Self {
             child: spawn(host, binaries, &log)?,
+            successor: None,
             port: host.guest.name.clone(),
             log,
             remote: Remote { host: host.name.clone(), socket, bifrostctl: binaries.bifrostctl.clone() },
@@ -378,6 +386,9 @@ impl Daemon {
     /// # Errors
     /// The system refuses to signal or to reap the process.
     pub fn kill(&mut self) -> Result<()> {
+        if let Some(successor) = self.successor.take() {
+            return process::kill(successor);
+        }
         self.child.kill().context("killing a daemon")?;
         self.child.wait().context("waiting for a daemon's end").map(drop)
     }
@@ -388,7 +399,26 @@ impl Daemon {
     /// The program is missing.
     pub fn start_again(&mut self, host: &Host, binaries: &Binaries) -> Result<()> {
         self.child = spawn(host, binaries, &self.log)?;
+        self.successor = None;
         Ok(())
+    }
+
+    /// Upgrades the daemon, to the same program. Returns the daemon's report.
+    ///
+    /// # Errors
+    /// The upgrade fails. Then the process goes on, unless the new one was killed after it had taken over.
+    pub fn upgrade(&mut self) -> Result<Value> {
+        let report = self.post("/v1/upgrade", &json!({}))?;
+        let pid = report.get("pid").and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
+        let pid = pid.context("the report of an upgrade has no process id")?;
+        let former = self.pid();
+        if self.successor.replace(pid).is_none() {
+            let status = self.child.wait().context("waiting for the end of the former daemon")?;
+            ensure!(status.success(), "the former daemon on {} ended with {status}", self.remote.host);
+        } else {
+            process::wait_for_end(former, START_TIMEOUT)?;
+        }
+        Ok(report)
     }
 
     /// Waits until the daemon answers.
@@ -421,7 +451,7 @@ impl Daemon {
 impl Drop for Daemon {
     /// Ends the process after saving its counters next to its log, as `<host>.stats.json` and so on.
     fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
+        if self.check_alive().is_ok() {
             for what in ["stats", "paths", "conns", "ports"] {
                 if let Ok(answer) = self.control(&[what]) {
                     let file = self.log.with_extension(format!("{what}.json"));
@@ -430,7 +460,10 @@ impl Drop for Daemon {
                 }
             }
         }
-        process::end(&mut self.child);
+        match self.successor {
+            Some(successor) => process::end_other(successor),
+            None => process::end(&mut self.child),
+        }
     }
 }
 

@@ -9,8 +9,8 @@ use crate::experiments::{
     mirror::MirrorExperiment, nat::NatExperiment, nginx::NginxExperiment, outage::Outage, path_failure::PathFailure,
     rdm_block::RdmBlock, rdm_loss::RdmLoss, rdm_sort::RdmSort, rdm_upgrade::RdmUpgrade, redis_loss::RedisLoss,
     route_refresh::RouteRefresh, slicing::Slicing, soak::Soak, sockperf::Sockperf, stable::Stable,
-    switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate, vectors::Vectors,
-    vhost_rate::VhostRate,
+    switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate, upgrade::Upgrade,
+    vectors::Vectors, vhost_rate::VhostRate,
 };
 use crate::frame::Experiment;
 
@@ -40,6 +40,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(MirrorExperiment),
         Box::new(FlowLogExperiment),
         Box::new(Apply),
+        Box::new(Upgrade),
         Box::new(Cni),
         Box::new(NginxExperiment),
         Box::new(Applications),

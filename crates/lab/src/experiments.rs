@@ -48,5 +48,6 @@ pub mod switch_latency;
 pub mod switch_overall;
 pub mod switch_rate;
 pub mod tunnel;
+pub mod upgrade;
 pub mod vectors;
 pub mod vhost_rate;

@@ -141,6 +141,50 @@ pub fn end(child: &mut Child) {
     }
 }
 
+/// Whether a process that is not a child of this one exists, and has not ended.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_ok_and(|stat| stat_fields(&stat).is_some_and(|(_, fields)| fields.first() != Some(&"Z")))
+}
+
+/// Waits for the end of a process that is not a child of this one.
+///
+/// # Errors
+/// It does not end in time.
+pub(crate) fn wait_for_end(pid: u32, timeout: Duration) -> Result<()> {
+    let deadline = Instant::now() + timeout;
+    while is_alive(pid) {
+        if Instant::now() > deadline {
+            bail!("process {pid} does not end");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Kills a process that is not a child of this one, and waits for its end.
+///
+/// # Errors
+/// It does not end.
+pub(crate) fn kill(pid: u32) -> Result<()> {
+    signal(pid, Signal::KILL);
+    wait_for_end(pid, END_TIMEOUT)
+}
+
+/// [`end`] for a process that is not a child of this one.
+pub(crate) fn end_other(pid: u32) {
+    signal(pid, Signal::TERM);
+    if wait_for_end(pid, END_TIMEOUT).is_err() {
+        let _ = kill(pid);
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
 /// Processor time that the processes of `group` have used, as this machine's kernel counts it, s.
 ///
 /// # Errors

@@ -8,6 +8,7 @@ pub mod flood;
 pub mod guest_tcp;
 pub mod hostile;
 pub mod http2;
+pub mod idle_connections;
 pub mod iperf3;
 pub mod key_value_client;
 pub mod key_value_protocol;

@@ -184,6 +184,7 @@ fn the_command_line_explains_errors() {
         "mirror",
         "flow-log",
         "apply",
+        "upgrade",
         "cni",
         "nginx",
         "applications",

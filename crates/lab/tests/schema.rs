@@ -11,7 +11,7 @@ use bifrost_lab::experiments::{
     full_links, granularity, gw_bgp, gw_elastic, gw_hosts, gw_kill, gw_links, gw_order, gw_overload, gw_services,
     iperf, isolation, load_balancer, lossless, migrate, mirror, nat, nginx, outage, path_failure, rdm_block, rdm_loss,
     rdm_sort, rdm_upgrade, redis_loss, requests, route_refresh, slicing, soak, sockperf, stable, switch_latency,
-    switch_overall, switch_rate, tunnel::Switch, vectors, vhost_rate,
+    switch_overall, switch_rate, tunnel::Switch, upgrade, vectors, vhost_rate,
 };
 use bifrost_lab::gateway::switch::Daemon;
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
@@ -361,6 +361,23 @@ fn all() -> Vec<Value> {
         guest_latency_us_p99_9: 350.5,
         memory_mib: 700.5,
     };
+    let upgrade = upgrade::Row {
+        what: upgrade::What::Upgrade,
+        repetition: 0,
+        upgrades: 100,
+        failed: 0,
+        restarted: 0,
+        stall_ms: vec![2.5, 8.5],
+        reference_ms: vec![1.5, 2.5],
+        held_ms: vec![1.5, 3.5],
+        sessions: 100_000,
+        requests: 80_000,
+        compared_bytes: 1 << 30,
+        connections: 5_007,
+        broken_connections: 0,
+        wrong: 0,
+        more_descriptors: 0,
+    };
     let mirror = mirror::Row {
         run: requests::Row {
             through: mirror::Mirroring::Truncated,
@@ -704,6 +721,7 @@ fn all() -> Vec<Value> {
         results("mirror", mirror),
         results("flow-log", flow_log),
         results("apply", apply),
+        results("upgrade", upgrade),
         results("cni", cni),
         results("nginx", nginx),
         results("applications", applications),

@@ -303,7 +303,7 @@ impl Link {
 
 /// Changes objects of a host's daemon.
 fn apply(overlay: &Overlay, host: usize, items: Value) -> Result<()> {
-    overlay.daemons[host].post("/v1/apply", &json!({"items": items}))
+    overlay.daemons[host].post("/v1/apply", &json!({"items": items})).map(drop)
 }
 
 fn port(socket: &Path) -> Value {
