@@ -169,7 +169,7 @@ mod tests {
         longest_wait_ns: u64,
     }
 
-    /// What a guest is sent: so many packets of so many bytes at once, every `period_ns`.
+    /// Traffic for a guest: a burst of `packets` packets of `bytes` bytes, every `period_ns`.
     #[derive(Clone, Copy, Debug)]
     struct Sent {
         period_ns: u64,
@@ -177,14 +177,14 @@ mod tests {
         bytes: usize,
     }
 
-    /// [`run_beside`] with guests that are sent a packet of 64 bytes every so many nanoseconds each, and a processor of its own.
+    /// [`run_beside`] on a processor without other work. Each guest is sent one packet of 64 bytes per period.
     fn run(periods_ns: &[u64]) -> (Vec<Fate>, Pressure) {
         let sent: Vec<Sent> = periods_ns.iter().map(|&period_ns| Sent { period_ns, packets: 1, bytes: 64 }).collect();
         run_beside(&sent, 0)
     }
 
-    /// A worker whose processor has other work for `others_ns` of every 8 ms, for 300 ms; what became of the packets that came in its
-    /// last 200 ms.
+    /// Simulates a worker for 300 ms whose processor does other work for `others_ns` of every 8 ms. Returns what became
+    /// of the packets that arrived in the last 200 ms.
     fn run_beside(sent: &[Sent], others_ns: u64) -> (Vec<Fate>, Pressure) {
         let mut pressure = Pressure::default();
         let mut loads = vec![Load::default(); sent.len()];

@@ -279,14 +279,21 @@ fn measure(lab: &Lab, what: What, repetition: u32) -> Result<Row> {
         more_descriptors: 0,
     };
     // A daemon that has taken over has a few other descriptors than one that was started.
+    let mut took = Duration::ZERO;
     for daemon in &mut network.overlay.daemons {
+        let began = Instant::now();
         daemon.upgrade().context("the first upgrade")?;
+        took = took.max(began.elapsed());
     }
     let before = descriptors(&network)?;
     let mut began = Vec::new();
     match what {
-        What::Upgrade => upgrade_all(&mut network, &mut row, &mut began)?,
-        What::Kill => kill_all(lab, &mut network, &mut row)?,
+        What::Upgrade => {
+            upgrade_all(&mut network, &mut row, &mut began)?;
+            let handed = row.sessions;
+            ensure!(handed >= sessions.into(), "an upgrade handed over {handed} sessions instead of {sessions}");
+        }
+        What::Kill => kill_all(lab, &mut network, &mut row, took)?,
     }
     row.more_descriptors = descriptors(&network)? - before;
     let Outcome { requests, connections, broken, wrong, compared_bytes } = traffic.finish()?;
@@ -320,14 +327,15 @@ fn upgrade_all(network: &mut Network, row: &mut Row, began: &mut Vec<Instant>) -
     interrupt::sleep(WINDOW)
 }
 
-fn kill_all(lab: &Lab, network: &mut Network, row: &mut Row) -> Result<()> {
+/// `took`: how long an upgrade takes. New daemons are killed within that time.
+fn kill_all(lab: &Lab, network: &mut Network, row: &mut Row, took: Duration) -> Result<()> {
     let mut random = Rng::with_seed(lab.options.seed);
     row.sessions = 0;
     for round in 0..row.upgrades {
         interrupt::check()?;
         let number = round as usize % network.overlay.daemons.len();
         let daemon = &mut network.overlay.daemons[number];
-        let killer = killer::start(daemon.pid(), &mut random);
+        let killer = killer::start(daemon.pid(), took, &mut random);
         let upgraded = daemon.upgrade();
         let was_killed = killer.join().map_err(|_| anyhow!("the thread that kills panicked"))??;
         let works = if upgraded.is_ok() && was_killed {

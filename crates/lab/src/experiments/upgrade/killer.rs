@@ -8,16 +8,14 @@ use anyhow::{Context, Result};
 use fastrand::Rng;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// The longest time after its start at which it is killed, µs. An upgrade takes less, so some are killed afterwards.
-const LATEST_US: u64 = 60_000;
 /// How long an upgrade may take to start its daemon.
 const PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_micros(200);
 
-/// Waits until the daemon with this process ID starts another one, and kills that one at a random time. Returns whether
-/// it was killed.
-pub(super) fn start(daemon: u32, random: &mut Rng) -> JoinHandle<Result<bool>> {
-    let after = Duration::from_micros(random.u64(0..LATEST_US));
+/// Waits until the daemon with this process ID starts another one, and kills that one at a random time `within` this
+/// period. Returns whether it was killed.
+pub(super) fn start(daemon: u32, within: Duration, random: &mut Rng) -> JoinHandle<Result<bool>> {
+    let after = within.mul_f64(random.f64());
     std::thread::spawn(move || {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -54,7 +52,7 @@ mod tests {
     #[test]
     fn the_child_of_the_process_is_killed() {
         let mut parent = std::process::Command::new("sh").args(["-c", "sleep 60; exit 3"]).spawn().unwrap();
-        let killer = start(parent.id(), &mut Rng::with_seed(1));
+        let killer = start(parent.id(), Duration::from_millis(10), &mut Rng::with_seed(1));
         let status = parent.wait().unwrap();
         assert!(killer.join().unwrap().unwrap());
         assert_eq!(status.code(), Some(3));

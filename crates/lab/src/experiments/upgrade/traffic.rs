@@ -44,7 +44,7 @@ type Stream = (JoinHandle<Result<u64>>, JoinHandle<Result<stream::Received>>);
 
 /// The running traffic. Dropping it ends it.
 pub(super) struct Traffic {
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     requests: JoinHandle<Result<key_value_client::Report>>,
     streams: Vec<Stream>,
     flow: Option<iperf3::Running>,
@@ -52,6 +52,15 @@ pub(super) struct Traffic {
     idle_count: u32,
     sessions: JoinHandle<Result<()>>,
     _server: RedisServer,
+}
+
+/// Tells the threads to end when it is dropped.
+struct Stop(Arc<AtomicBool>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// What became of it.
@@ -81,7 +90,7 @@ impl Traffic {
         let redis = RedisServer::start(server, logs)?;
         let idle_address = SocketAddr::from((server.address, IDLE_PORT));
         let idle = IdleConnections::open(&client.namespace, &server.namespace, idle_address, idle_count)?;
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = Stop(Arc::new(AtomicBool::new(false)));
         let load = Load {
             server: (server.address, redis_server::PORT).into(),
             transport: client.namespace.stream_protocol(),
@@ -95,12 +104,12 @@ impl Traffic {
             op: None,
             requests_per_s: Some(REQUESTS_PER_S),
             record: true,
-            stop: Arc::clone(&stop),
+            stop: Arc::clone(&stop.0),
         };
         let requests = client.namespace.spawn(move || key_value_client::run(&load))?;
         let mut streams = Vec::new();
         for (seed, [from, to]) in [(1, [client, server]), (2, [server, client])] {
-            streams.push(start_stream(seed, from, to, &stop)?);
+            streams.push(start_stream(seed, from, to, &stop.0)?);
         }
         let flow = flow.map(|duration| {
             let load =
@@ -108,7 +117,7 @@ impl Traffic {
             iperf3::Running::start((client, server), load, logs, "iperf3")
         });
         let flow = flow.transpose()?;
-        let (to, theirs) = (server.address, Arc::clone(&stop));
+        let (to, theirs) = (server.address, Arc::clone(&stop.0));
         let sessions = client.namespace.spawn(move || keep_sessions(to.into(), sessions, &theirs))?;
         Ok(Self { stop, requests, streams, flow, idle, idle_count, sessions, _server: redis })
     }
@@ -119,7 +128,7 @@ impl Traffic {
     /// The lab itself fails. That a connection has ended is no error.
     pub(super) fn finish(self) -> Result<Outcome> {
         let flow = self.flow.map(iperf3::Running::finish);
-        self.stop.store(true, Ordering::Relaxed);
+        drop(self.stop);
         let report = self.requests.join().map_err(|_| anyhow!("the client of Redis panicked"))??;
         self.sessions.join().map_err(|_| anyhow!("the sender of datagrams panicked"))??;
         let mut outcome = Outcome {
