@@ -66,8 +66,6 @@ impl State {
             }
             Err(error) => tracing::error!("the former configuration cannot be restored: {error:#}"),
         }
-        // Devices that were created for the batch are gone before its caller hears that nothing was changed.
-        self.removal.wait();
     }
 
     /// Applies a new configuration file as one batch.

@@ -330,7 +330,8 @@ impl Backend for Daemon {
         let mut state = self.state();
         let (report, removal) = (state.apply(&spec), state.removal.clone());
         drop(state);
-        if spec.wait_for_devices {
+        // After an error, devices that were created for the batch are gone before its sender reads that nothing changed.
+        if spec.wait_for_devices || report.is_err() {
             removal.wait();
         }
         report

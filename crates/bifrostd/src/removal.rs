@@ -24,15 +24,16 @@ pub(crate) struct Removal(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    waiting: Mutex<Waiting>,
-    ended: Condvar,
+    progress: Mutex<Progress>,
+    changed: Condvar,
 }
 
 #[derive(Default)]
-struct Waiting {
-    devices: VecDeque<Released>,
-    /// Whether a thread removes devices. It ends when none is left.
-    is_running: bool,
+struct Progress {
+    waiting: VecDeque<Released>,
+    /// Number of devices so far, and how many of them are gone. While they differ, a thread removes devices.
+    all: u64,
+    gone: u64,
 }
 
 impl Removal {
@@ -41,13 +42,14 @@ impl Removal {
         if device.queues.is_empty() && device.kept.is_none() {
             return;
         }
-        let mut waiting = self.0.waiting();
-        waiting.devices.push_back(device);
-        if waiting.is_running {
+        let mut progress = self.0.progress();
+        let is_idle = progress.all == progress.gone;
+        progress.waiting.push_back(device);
+        progress.all += 1;
+        drop(progress);
+        if !is_idle {
             return;
         }
-        waiting.is_running = true;
-        drop(waiting);
         let shared = Arc::clone(&self.0);
         let in_background = move || {
             at_lower_priority();
@@ -61,36 +63,38 @@ impl Removal {
 
     /// Whether a device that is being removed may still exist.
     pub(crate) fn is_pending(&self) -> bool {
-        self.0.waiting().is_running
+        let progress = self.0.progress();
+        progress.all != progress.gone
     }
 
-    /// Waits until no device is being removed.
+    /// Waits until the devices that were pushed so far are gone.
     pub(crate) fn wait(&self) {
-        let ended = self.0.ended.wait_while(self.0.waiting(), |waiting| waiting.is_running);
-        drop(ended.unwrap_or_else(PoisonError::into_inner));
+        let progress = self.0.progress();
+        let all = progress.all;
+        let gone = self.0.changed.wait_while(progress, |progress| progress.gone < all);
+        drop(gone.unwrap_or_else(PoisonError::into_inner));
     }
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next device. If there is none, the thread is no longer running for others.
-    fn next(&self) -> Option<Released> {
-        let mut waiting = self.waiting();
-        let next = waiting.devices.pop_front();
-        if next.is_none() {
-            waiting.is_running = false;
-            self.ended.notify_all();
-        }
-        next
-    }
-
+    /// Removes devices until none is left.
     fn remove_all(&self) {
-        while let Some(device) = self.next() {
-            if let Err(panic) = panics::contain(|| device.remove()) {
+        loop {
+            let next = self.progress().waiting.pop_front();
+            if let Some(device) = next
+                && let Err(panic) = panics::contain(|| device.remove())
+            {
                 tracing::error!(%panic, "panic while removing a device; it may remain");
+            }
+            let mut progress = self.progress();
+            progress.gone += 1;
+            self.changed.notify_all();
+            if progress.gone == progress.all {
+                return;
             }
         }
     }
