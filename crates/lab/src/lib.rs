@@ -40,5 +40,6 @@ pub mod shape;
 pub mod standstill;
 pub mod state;
 pub mod stats;
+mod stolen;
 pub mod topology;
 pub mod turns;

@@ -2,7 +2,8 @@
 //!
 //! A thread with a real-time priority on every processor wakes up each millisecond. When it wakes up later than an
 //! interrupt handler can explain, nothing ran on this processor, whatever its priority. Where a hypervisor gives a
-//! processor to others in short slices, no single pause is that long: there, the sum of all pauses counts.
+//! processor to others in short slices, no single pause is that long: such slices count as standstills if they add up
+//! to a fifth of 100 ms ([`Stolen`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,11 +14,14 @@ use anyhow::{Context, Result, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::processor;
+use crate::stolen::Stolen;
 
 /// The interval of a watcher.
 const PERIOD: Duration = Duration::from_millis(1);
 /// A later wakeup is a standstill: softirq processing yields after 2 ms (`MAX_SOFTIRQ_TIME`).
 const LATE: Duration = Duration::from_millis(4);
+/// How often the time is read that a hypervisor takes from processors.
+const SAMPLE: Duration = Duration::from_millis(20);
 /// Pauses from this length on are summed up; shorter ones are the kernel's own latency.
 const PAUSE: Duration = Duration::from_micros(500);
 /// A processor that loses this share of its time to pauses is shared with others.
@@ -27,7 +31,7 @@ const ATTEMPTS: u32 = 3;
 /// A single standstill of this length disturbs a point.
 const LONG: Duration = Duration::from_millis(10);
 
-/// A period in which a processor ran nothing.
+/// A period in which a processor ran nothing, or the sum of short slices in which it did not.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Standstill {
     /// When it began.
@@ -68,6 +72,11 @@ impl Watch {
                     .spawn(move || watch(processor, &stop, &seen, &paused_ns[processor]))
                     .context("starting a thread")
             })
+            .chain([{
+                let (stop, seen) = (Arc::clone(&stop), Arc::clone(&seen));
+                let builder = std::thread::Builder::new().name("lab-watch-steal".to_owned());
+                builder.spawn(move || sample_stolen(&stop, &seen)).context("starting a thread")
+            }])
             .collect::<Result<_>>()?;
         Ok(Self { stop, seen, threads, began: Instant::now(), paused_ns, interrupts })
     }
@@ -200,6 +209,20 @@ fn watch(processor: usize, stop: &AtomicBool, seen: &Mutex<Vec<Standstill>>, pau
             seen.lock().unwrap_or_else(PoisonError::into_inner).push(Standstill { began: due, length });
         }
         due = now + PERIOD;
+    }
+    Ok(())
+}
+
+fn sample_stolen(stop: &AtomicBool, seen: &Mutex<Vec<Standstill>>) -> Result<()> {
+    processor::run_before_all_others()?;
+    let mut stolen: Vec<Stolen> = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let sums = processor::stolen()?;
+        let now = Instant::now();
+        stolen.resize_with(sums.len(), Stolen::default);
+        let found = stolen.iter_mut().zip(sums).flat_map(|(stolen, sum)| stolen.sample(now, sum));
+        seen.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
+        std::thread::sleep(SAMPLE);
     }
     Ok(())
 }
