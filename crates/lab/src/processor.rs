@@ -115,23 +115,11 @@ pub fn transfer_ns(one: usize, other: usize) -> Result<f64> {
 /// # Errors
 /// `/proc/stat` cannot be read.
 pub fn interrupts() -> Result<Vec<Duration>> {
-    of_each_processor(interrupt_ticks)
-}
-
-/// Time that a hypervisor has taken from each processor so far while it had work, in their order; 0 if it does not
-/// report that.
-///
-/// # Errors
-/// `/proc/stat` cannot be read.
-pub fn stolen() -> Result<Vec<Duration>> {
-    of_each_processor(|[.., stolen]| *stolen)
-}
-
-fn of_each_processor(of: fn(&[u64; 8]) -> u64) -> Result<Vec<Duration>> {
     let text = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
     let per_s = rustix::param::clock_ticks_per_second() as f64;
     let processors = text.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "));
-    processors.map(|line| Ok(Duration::from_secs_f64(of(&ticks(line)?) as f64 / per_s))).collect()
+    let time = |line| Ok(Duration::from_secs_f64(interrupt_ticks(&ticks(line)?) as f64 / per_s));
+    processors.map(time).collect()
 }
 
 /// Ticks of a line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal.

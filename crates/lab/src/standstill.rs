@@ -3,7 +3,7 @@
 //! A thread with a real-time priority on every processor wakes up each millisecond. When it wakes up later than an
 //! interrupt handler can explain, nothing ran on this processor, whatever its priority. Where a hypervisor gives a
 //! processor to others in short slices, no single pause is that long: such slices count as standstills if they add up
-//! to a fifth of 100 ms ([`Stolen`]).
+//! to a fifth of 100 ms (`slices`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,13 +14,13 @@ use anyhow::{Context, Result, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::processor;
-use crate::stolen::Stolen;
+use crate::slices::Slices;
 
 /// The interval of a watcher.
 const PERIOD: Duration = Duration::from_millis(1);
 /// A later wakeup is a standstill: softirq processing yields after 2 ms (`MAX_SOFTIRQ_TIME`).
 const LATE: Duration = Duration::from_millis(4);
-/// How often the time is read that a hypervisor takes from processors.
+/// Pauses are summed up by periods of this length.
 const SAMPLE: Duration = Duration::from_millis(20);
 /// Pauses from this length on are summed up; shorter ones are the kernel's own latency.
 const PAUSE: Duration = Duration::from_micros(500);
@@ -72,11 +72,6 @@ impl Watch {
                     .spawn(move || watch(processor, &stop, &seen, &paused_ns[processor]))
                     .context("starting a thread")
             })
-            .chain([{
-                let (stop, seen) = (Arc::clone(&stop), Arc::clone(&seen));
-                let builder = std::thread::Builder::new().name("lab-watch-steal".to_owned());
-                builder.spawn(move || sample_stolen(&stop, &seen)).context("starting a thread")
-            }])
             .collect::<Result<_>>()?;
         Ok(Self { stop, seen, threads, began: Instant::now(), paused_ns, interrupts })
     }
@@ -198,6 +193,8 @@ fn watch(processor: usize, stop: &AtomicBool, seen: &Mutex<Vec<Standstill>>, pau
     sched_setaffinity(None, &set).with_context(|| format!("choosing processor {processor}"))?;
     processor::run_before_all_others()?;
     let mut due = Instant::now() + PERIOD;
+    let mut slices = Slices::default();
+    let (mut paused, mut sampled) = (Duration::ZERO, Instant::now());
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         let now = Instant::now();
@@ -207,22 +204,17 @@ fn watch(processor: usize, stop: &AtomicBool, seen: &Mutex<Vec<Standstill>>, pau
         }
         if length >= LATE {
             seen.lock().unwrap_or_else(PoisonError::into_inner).push(Standstill { began: due, length });
+        } else if length >= PAUSE {
+            paused += length;
+        }
+        if now.saturating_duration_since(sampled) >= SAMPLE {
+            let found = slices.sample(now, paused);
+            if !found.is_empty() {
+                seen.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
+            }
+            sampled = now;
         }
         due = now + PERIOD;
-    }
-    Ok(())
-}
-
-fn sample_stolen(stop: &AtomicBool, seen: &Mutex<Vec<Standstill>>) -> Result<()> {
-    processor::run_before_all_others()?;
-    let mut stolen: Vec<Stolen> = Vec::new();
-    while !stop.load(Ordering::Relaxed) {
-        let sums = processor::stolen()?;
-        let now = Instant::now();
-        stolen.resize_with(sums.len(), Stolen::default);
-        let found = stolen.iter_mut().zip(sums).flat_map(|(stolen, sum)| stolen.sample(now, sum));
-        seen.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
-        std::thread::sleep(SAMPLE);
     }
     Ok(())
 }

@@ -1,35 +1,36 @@
 //! Finds the periods in which a hypervisor gives a processor to others in slices that are too short to be standstills
 //! themselves.
 //!
-//! The kernel counts the time that a hypervisor takes from a processor that has work (`steal` in `/proc/stat`), in
-//! ticks of 10 ms. It does not depend on the work itself, unlike a late wakeup, which a long interrupt handler causes,
-//! too. Hypervisors that do not report it are taken for idle ones.
+//! The kernel's count of stolen time (`steal` in `/proc/stat`) does not show all of them: where a hypervisor is itself a
+//! virtual machine, the one below it takes time that neither reports. So pauses are summed up, whatever their cause.
+//! Interrupt handlers cause pauses, too, but shorter ones: under full load, while others used the machine moderately,
+//! pauses added up to a fifth of 100 ms in less than one window of a hundred.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::standstill::Standstill;
 
-/// Stolen time is summed up over this time.
+/// Pauses are summed up over this time.
 const WINDOW: Duration = Duration::from_millis(100);
-/// A processor that loses this much of a window, or more, is a fifth slower.
+/// Pauses of a window that count as standstills: they add up to this much, or more.
 const MUCH: Duration = Duration::from_millis(20);
 
-/// Stolen time of one processor, sampled.
+/// The pauses of one processor, sampled.
 #[derive(Debug, Default)]
-pub struct Stolen {
+pub(crate) struct Slices {
     /// When the last sample was taken, and its sum.
     last: Option<(Instant, Duration)>,
-    /// Periods of the window in which time was stolen, oldest first, and whether they have been returned.
+    /// Periods of the window with pauses, oldest first, and whether they have been returned.
     window: VecDeque<(Standstill, bool)>,
 }
 
-impl Stolen {
-    /// Takes a sample: `sum` was stolen so far. Returns each period between two samples in which time was stolen, once
-    /// such periods add up to a fifth of a window. Its length is the time stolen, and it ends with its sample.
-    pub fn sample(&mut self, now: Instant, sum: Duration) -> Vec<Standstill> {
+impl Slices {
+    /// Takes a sample: the pauses so far add up to `sum`. Returns the pauses between two samples as one standstill, which
+    /// ends with its sample, once those of a window add up to a fifth of it.
+    pub(crate) fn sample(&mut self, now: Instant, sum: Duration) -> Vec<Standstill> {
         let Some((before, earlier)) = self.last.replace((now, sum)) else { return Vec::new() };
-        // A tick of 10 ms may have begun before the sample.
+        // A pause may have begun before the sample.
         let length = sum.saturating_sub(earlier).min(now.saturating_duration_since(before));
         if !length.is_zero() {
             self.window.push_back((Standstill { began: now.checked_sub(length).unwrap_or(before), length }, false));
@@ -58,8 +59,8 @@ mod tests {
     /// Periods found, as (milliseconds after the start, length in ms), for samples (ms, sum in ms).
     fn found(samples: &[(u32, u32)]) -> Vec<(u128, u128)> {
         let start = Instant::now();
-        let mut stolen = Stolen::default();
-        let found = samples.iter().flat_map(|(at, sum)| stolen.sample(start + *at * MS, *sum * MS));
+        let mut slices = Slices::default();
+        let found = samples.iter().flat_map(|(at, sum)| slices.sample(start + *at * MS, *sum * MS));
         found.map(|period| ((period.began - start).as_millis(), period.length.as_millis())).collect()
     }
 
