@@ -375,7 +375,8 @@ fn speakers(of_each: usize, routes_of_each: usize) -> Vec<Peer> {
 }
 
 /// FRR's configuration, as the switch of `peers`: like that of `bifrostctl gw bgp config switch` it names each of
-/// them, and tries to connect every second.
+/// them, tries to connect every second, and has the same hold time. A connection whose OPEN is not answered is given up
+/// after that time, and tried again.
 fn frr(peers: &[Peer]) -> String {
     let gobgp::Site { asn, switch_asn, switch } = SITE;
     let neighbors = peers.iter().map(|Peer { address, .. }| format!(" neighbor {address} peer-group servers\n"));
@@ -389,7 +390,7 @@ router bgp {switch_asn}
  no bgp ebgp-requires-policy
  neighbor servers peer-group
  neighbor servers remote-as {asn}
- neighbor servers timers 10 30
+ neighbor servers timers 1 3
  neighbor servers timers connect 1
 {neighbors} address-family ipv4 unicast
   maximum-paths 64
@@ -419,8 +420,8 @@ protocol kernel {{ merge paths on limit 64; ipv4 {{ import none; export where so
 template bgp server {{
   local {switch} as {switch_asn};
   direct;
-  hold time 30;
-  keepalive time 10;
+  hold time 3;
+  keepalive time 1;
   connect delay time 1;
   connect retry time 1;
   error wait time 1, 1;

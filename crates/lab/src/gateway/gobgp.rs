@@ -103,7 +103,7 @@ fn configuration(site: Site, address: Ipv4Addr) -> String {
         "[global.config]\nas = {asn}\nrouter-id = \"{address}\"\nport = 179\nlocal-address-list = [\"{address}\"]\n\
          [[neighbors]]\n\
          [neighbors.config]\nneighbor-address = \"{switch}\"\npeer-as = {switch_asn}\n\
-         [neighbors.timers.config]\nhold-time = 30\nkeepalive-interval = 10\n\
+         [neighbors.timers.config]\nhold-time = 3\nkeepalive-interval = 1\n\
          [neighbors.transport.config]\nlocal-address = \"{address}\"\npassive-mode = true\n"
     )
 }
