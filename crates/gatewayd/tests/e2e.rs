@@ -5,6 +5,7 @@
 
 mod bgp;
 mod console;
+mod hostile;
 mod links;
 mod podman;
 mod site;
