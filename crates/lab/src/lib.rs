@@ -37,7 +37,6 @@ pub mod report;
 pub mod results;
 pub mod run;
 pub mod shape;
-mod slices;
 pub mod standstill;
 pub mod state;
 pub mod stats;

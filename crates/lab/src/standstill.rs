@@ -2,8 +2,7 @@
 //!
 //! A thread with a real-time priority on every processor wakes up each millisecond. When it wakes up later than an
 //! interrupt handler can explain, nothing ran on this processor, whatever its priority. Where a hypervisor gives a
-//! processor to others in short slices, no single pause is that long: such slices count as standstills if they add up
-//! to a fifth of 100 ms (`slices`).
+//! processor to others in short slices, no single pause is that long: there, the sum of all pauses counts.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,14 +13,11 @@ use anyhow::{Context, Result, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::processor;
-use crate::slices::Slices;
 
 /// The interval of a watcher.
 const PERIOD: Duration = Duration::from_millis(1);
 /// A later wakeup is a standstill: softirq processing yields after 2 ms (`MAX_SOFTIRQ_TIME`).
 const LATE: Duration = Duration::from_millis(4);
-/// Pauses are summed up by periods of this length.
-const SAMPLE: Duration = Duration::from_millis(20);
 /// Pauses from this length on are summed up; shorter ones are the kernel's own latency.
 const PAUSE: Duration = Duration::from_micros(500);
 /// A processor that loses this share of its time to pauses is shared with others.
@@ -31,7 +27,7 @@ const ATTEMPTS: u32 = 3;
 /// A single standstill of this length disturbs a point.
 const LONG: Duration = Duration::from_millis(10);
 
-/// A period in which a processor ran nothing, or the sum of short slices in which it did not.
+/// A period in which a processor ran nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Standstill {
     /// When it began.
@@ -193,8 +189,6 @@ fn watch(processor: usize, stop: &AtomicBool, seen: &Mutex<Vec<Standstill>>, pau
     sched_setaffinity(None, &set).with_context(|| format!("choosing processor {processor}"))?;
     processor::run_before_all_others()?;
     let mut due = Instant::now() + PERIOD;
-    let mut slices = Slices::default();
-    let (mut paused, mut sampled) = (Duration::ZERO, Instant::now());
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         let now = Instant::now();
@@ -204,15 +198,6 @@ fn watch(processor: usize, stop: &AtomicBool, seen: &Mutex<Vec<Standstill>>, pau
         }
         if length >= LATE {
             seen.lock().unwrap_or_else(PoisonError::into_inner).push(Standstill { began: due, length });
-        } else if length >= PAUSE {
-            paused += length;
-        }
-        if now.saturating_duration_since(sampled) >= SAMPLE {
-            let found = slices.sample(now, paused);
-            if !found.is_empty() {
-                seen.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
-            }
-            sampled = now;
         }
         due = now + PERIOD;
     }

@@ -264,6 +264,21 @@ hosts = [
         Another(run(env!("CARGO_BIN_EXE_bifrost-gw"), self.dir.path(), name))
     }
 
+    /// Sends a packet to a second pod, with the next batch.
+    pub(crate) fn send_to_another(&mut self, number: u16) {
+        let mut frame = packet(100, 0, 0, self.payload);
+        frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, number as u8]);
+        frame.splice(12..12, [0x81, 0, 0, 9]);
+        self.wire.send(&[&frame]);
+    }
+
+    /// A counter of a second pod at the pipeline.
+    pub(crate) fn counter_of(&self, name: &str, counter: &str) -> u64 {
+        let status = self.status("nicd");
+        let pod = status["pods"].as_array().unwrap().iter().find(|pod| pod["name"] == name).unwrap();
+        pod["counters"][counter].as_u64().unwrap()
+    }
+
     /// Whether each interface of a pod is connected; nothing if the pipeline has no such pod.
     pub(crate) fn up(&self, pod: &str) -> Option<Vec<bool>> {
         let status = self.status("nicd");
