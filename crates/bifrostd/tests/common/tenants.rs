@@ -31,11 +31,12 @@ const BAR: f64 = 2.0;
 /// Numbers of pairs (one measurement alone and one beside the attack) after which P99.9 of all measurements of each
 /// kind is compared. If a comparison misses the bar, more pairs are added to the same pool. A virtual machine's CPUs
 /// stand still for a millisecond or more about once per measurement, which dominates P99.9 of few measurements.
-const COMPARISONS: [usize; 4] = [4, 8, 24, 96];
+const COMPARISONS: [usize; 5] = [4, 8, 24, 96, 192];
 
-/// Maximum number of pairs that are repeated because others used a processor. Later ones count, so an attack that itself
-/// lets processors pause still fails the test.
-const REPEATED_MAX: usize = 60;
+/// Maximum number of pairs that are repeated because others used a processor, and because the machine stood still in
+/// every attempt of a measurement. Later ones count, so an attack that itself lets processors pause still fails the
+/// test.
+const REPEATED_MAX: [usize; 2] = [60, 8];
 /// Pause before such a repetition, in which the machine may become free.
 const REST: Duration = Duration::from_secs(1);
 
@@ -154,14 +155,16 @@ impl Tenants {
         rustix::fs::sync();
         let before = self.noticed();
         let (mut alone, mut beside, mut done) = (Pool::new(), Pool::new(), 0);
-        let mut repeated = 0;
+        let mut repeated = [0; 2];
         for pair in 1..=COMPARISONS[COMPARISONS.len() - 1] {
             let [one, other] = loop {
-                let both = self.pair(&attack, &mut done, (pair + repeated).is_multiple_of(2));
-                if repeated == REPEATED_MAX || !both.iter().any(|measured| measured.is_shared) {
-                    break both;
+                let turn = pair + repeated.iter().sum::<usize>();
+                let both = self.pair(&attack, &mut done, turn.is_multiple_of(2));
+                let disturbed = both.iter().filter_map(|measured| measured.disturbed).map(|why| why as usize);
+                match disturbed.min() {
+                    Some(why) if repeated[why] < REPEATED_MAX[why] => repeated[why] += 1,
+                    _ => break both,
                 }
-                repeated += 1;
                 std::thread::sleep(REST);
             };
             alone.add(one.complete());
@@ -172,7 +175,8 @@ impl Tenants {
         }
         let ratio = beside.p999_us() / alone.p999_us();
         println!("{what}: P99.9, us: alone {alone}; beside the attack {beside}; {ratio:.2} times; {done} times done");
-        println!("{what}: {repeated} pairs repeated, because others used a processor");
+        let [shared, stood_still] = repeated;
+        println!("{what}: pairs repeated: {shared} because others used a processor, {stood_still} for standstills");
         assert!(done > 0, "{what}: the attack did nothing");
         self.check_alive();
         let after = self.noticed();
@@ -197,7 +201,8 @@ impl Tenants {
     }
 
     /// A measurement. It is repeated at most twice if the machine stood still, or if the kernel had evicted pages of
-    /// Redis or of its client, which then wait for the disk. The attempt with the shortest standstills counts.
+    /// Redis or of its client, which then wait for the disk. The attempt with the shortest standstills counts; if it
+    /// has some, the whole pair is repeated.
     fn least_disturbed(&self, mut measure: impl FnMut() -> Report) -> Measured {
         let pages = || [self.redis.id(), std::process::id()].map(pages_read_back);
         let attempt = || {
@@ -205,18 +210,23 @@ impl Tenants {
             let report = measure();
             let is_shared = watch.is_shared()?;
             let mut seen = watch.finish()?;
+            let disturbed = match (is_shared, seen.is_empty()) {
+                (true, _) => Some(Disturbed::Shared),
+                (false, false) => Some(Disturbed::StoodStill),
+                (false, true) => None,
+            };
             if is_shared {
                 // The whole pair is repeated.
                 seen.clear();
             } else if pages() != before {
                 seen.push(Standstill { began, length: DURATION });
             }
-            Ok((seen, (report, is_shared)))
+            Ok((seen, (report, disturbed)))
         };
-        let answered = |(report, _): &(Report, bool)| report.latency_us.len();
-        let ((report, is_shared), attempts) =
+        let answered = |(report, _): &(Report, _)| report.latency_us.len();
+        let ((report, disturbed), attempts) =
             standstill::least_disturbed(CONNECTIONS, answered, attempt).expect("the machine can be watched");
-        Measured { report, attempts, is_shared }
+        Measured { report, attempts, disturbed }
     }
 
     /// One measurement while the attack runs. The attack ends even if the measurement fails. Adds to `done` how often
@@ -284,8 +294,16 @@ fn pages_read_back(pid: u32) -> u64 {
 struct Measured {
     report: Report,
     attempts: u32,
-    /// Others used a processor meanwhile: each hop of a request took milliseconds.
-    is_shared: bool,
+    disturbed: Option<Disturbed>,
+}
+
+/// Why requests waited for milliseconds, whatever the daemon did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Disturbed {
+    /// Others used a processor.
+    Shared,
+    /// The machine stood still in every attempt.
+    StoodStill,
 }
 
 impl Measured {
