@@ -6,10 +6,17 @@
 //! not know. So neighbouring releases read each other, in both directions. Ports and load balancers are named by their numbers: both
 //! switches have to be built from the same tables.
 //!
+//! There are two ways. [`Switch::carry_memory`] writes all at once, while no packets flow. With [`Switch::start_copying`],
+//! most of it is copied while packets flow, and only what has changed since is written when they have stopped.
+//!
 //! Packets in fragments, flow records and what flow logs count are not carried: guests do not notice. Counters are for the daemon to carry.
 
+mod copies;
+mod copying;
 mod port;
 
+pub(crate) use copies::Copies;
+pub use copying::Copying;
 pub use port::{MovingSession, read_moving_sessions, write_moving_sessions};
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -29,6 +36,15 @@ const CONNECTIONS: u16 = 3;
 const MAPPING_BYTES: usize = 44;
 const SESSION_BYTES: usize = 49;
 const CONNECTION_BYTES: usize = SESSION_BYTES + 128;
+/// Kinds of sections with copies. The first number of each record is the place at which the other switch has it.
+const CONNECTIONS_GONE: u16 = 16;
+const MAPPINGS_GONE: u16 = 17;
+const SESSIONS_GONE: u16 = 18;
+const MAPPINGS_AT: u16 = 19;
+const CONNECTIONS_AT: u16 = 20;
+const SESSIONS_AT: u16 = 21;
+/// Bytes of a place.
+const PLACE_BYTES: usize = 4;
 /// Bytes in front of a section's records.
 const HEAD_BYTES: usize = 8;
 /// Instead of a mapping's place in its section: none.
@@ -66,6 +82,16 @@ pub struct TakenOver {
     pub left_out: u64,
 }
 
+impl TakenOver {
+    fn and(self, other: TakenOver) -> TakenOver {
+        TakenOver {
+            sessions: self.sessions + other.sessions,
+            mappings: self.mappings + other.mappings,
+            left_out: self.left_out + other.left_out,
+        }
+    }
+}
+
 impl Switch {
     /// Appends what this switch remembers of conversations to `out`, for [`take_over_memory`](Self::take_over_memory).
     pub fn carry_memory(&mut self, out: &mut Vec<u8>) {
@@ -75,7 +101,7 @@ impl Switch {
         begin(out, MAPPINGS, MAPPING_BYTES, mappings.len());
         for (place, (index, pair)) in (0..).zip(&mappings) {
             places[*index as usize] = place;
-            write_mapping(out, pair);
+            write_mapping(out, pair, true);
         }
         let sessions = self.sessions.carried();
         begin(out, SESSIONS, SESSION_BYTES, sessions.len());
@@ -84,7 +110,8 @@ impl Switch {
         begin(out, CONNECTIONS, CONNECTION_BYTES, connections.len());
         for connection in &connections {
             write_session(out, connection);
-            write_connection(out, &connection.payload, &places);
+            let place = |mapping: u32| places.get(mapping as usize).copied().unwrap_or(NONE);
+            write_connection(out, &connection.payload, place);
         }
     }
 
@@ -100,11 +127,12 @@ impl Switch {
         let mut taken = TakenOver::default();
         let mut mappings: Vec<Option<u32>> = Vec::new();
         let result = self.read_memory(bytes, epoch, &mut mappings, &mut taken);
+        let copied = self.copies.take().map(|copies| self.finish_copies(*copies, &mut mappings)).unwrap_or_default();
         // Each had one conversation too many, so that none ended before its conversations came.
         let now_s = self.connections.now_s();
         self.mappings.advance(now_s);
         mappings.into_iter().flatten().for_each(|mapping| self.mappings.leave(mapping));
-        result.map(|()| taken)
+        result.map(|()| taken.and(copied))
     }
 
     fn read_memory(
@@ -118,6 +146,10 @@ impl Switch {
             for record in section.chunks_exact(usize::from(bytes)) {
                 let mut fields = Fields(record);
                 let is_taken = match kind {
+                    CONNECTIONS_GONE..=SESSIONS_AT => {
+                        self.read_copy(kind, &mut fields, epoch);
+                        continue;
+                    }
                     MAPPINGS => {
                         let mapping = self.read_mapping(&mut fields, epoch);
                         mappings.push(mapping);
@@ -125,7 +157,10 @@ impl Switch {
                         mapping.is_some()
                     }
                     SESSIONS => self.read_session(&mut fields, epoch).is_some(),
-                    _ => self.read_connection(&mut fields, epoch, mappings).is_some(),
+                    _ => {
+                        let mapping_at = |place: u32| *mappings.get(place as usize)?;
+                        self.read_connection(&mut fields, epoch, mapping_at).is_some()
+                    }
                 };
                 taken.sessions += u64::from(is_taken && kind != MAPPINGS);
                 taken.left_out += u64::from(!is_taken);
@@ -143,16 +178,24 @@ impl Switch {
         };
         self.has_port(guest)?;
         self.has_port(uplink)?;
-        self.mappings.begin(pair, epoch)
+        let is_replaced = fields.flag()?;
+        if is_replaced { self.mappings.begin_replaced(pair, epoch) } else { self.mappings.begin(pair, epoch) }
     }
 
-    fn read_session(&mut self, fields: &mut Fields<'_>, epoch: u32) -> Option<()> {
+    /// Returns the session's place here.
+    fn read_session(&mut self, fields: &mut Fields<'_>, epoch: u32) -> Option<u32> {
         let session = fields.session(())?;
         self.has_port(session.key.port())?;
-        self.sessions.take_over(&session, epoch).then_some(())
+        self.sessions.take_over(&session, epoch)
     }
 
-    fn read_connection(&mut self, fields: &mut Fields<'_>, epoch: u32, mappings: &[Option<u32>]) -> Option<()> {
+    /// Returns the connection's place here. `mapping_at`: the mapping that a number in a record means.
+    fn read_connection(
+        &mut self,
+        fields: &mut Fields<'_>,
+        epoch: u32,
+        mapping_at: impl Fn(u32) -> Option<u32>,
+    ) -> Option<u32> {
         let session = fields.session(())?;
         let by = match fields.u8()? {
             0 => {
@@ -165,7 +208,7 @@ impl Switch {
                 self.has_port(guest)?;
                 self.has_port(uplink)?;
                 // One whose mapping could not be had would be seen as somebody else.
-                let mapping = if place == NONE { None } else { Some((*mappings.get(place as usize)?)?) };
+                let mapping = if place == NONE { None } else { Some(mapping_at(place)?) };
                 Translator::Nat { guest, uplink, mapping }
             }
             _ => return None,
@@ -177,13 +220,11 @@ impl Switch {
         let payload = Connection::of_parts(by, (known, sent, reply, is_hairpin));
         let Carried { key, origin, state, seen_s, answered_s, heard, payload: () } = session;
         let session = Carried { key, origin, state, seen_s, answered_s, heard, payload };
-        if !self.connections.take_over(&session, epoch) {
-            return None;
-        }
+        let at = self.connections.take_over(&session, epoch)?;
         if let Translator::Nat { mapping: Some(mapping), .. } = by {
             self.mappings.join(mapping, epoch);
         }
-        Some(())
+        Some(at)
     }
 
     fn has_port(&self, port: PortId) -> Option<()> {
@@ -208,6 +249,10 @@ fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<Section<'a>>, CarryErr
             MAPPINGS => MAPPING_BYTES,
             SESSIONS => SESSION_BYTES,
             CONNECTIONS => CONNECTION_BYTES,
+            CONNECTIONS_GONE..=SESSIONS_GONE => PLACE_BYTES,
+            MAPPINGS_AT => PLACE_BYTES + MAPPING_BYTES,
+            CONNECTIONS_AT => PLACE_BYTES + CONNECTION_BYTES,
+            SESSIONS_AT => PLACE_BYTES + SESSION_BYTES,
             _ => continue,
         };
         if usize::from(bytes) < needed {
@@ -226,13 +271,13 @@ fn begin(out: &mut Vec<u8>, kind: u16, bytes: usize, count: usize) {
     out.extend((count as u32).to_le_bytes());
 }
 
-fn write_mapping(out: &mut Vec<u8>, Pair { inside, outside }: &Pair) {
+fn write_mapping(out: &mut Vec<u8>, Pair { inside, outside }: &Pair, is_in_force: bool) {
     out.extend(inside.guest.0.to_le_bytes());
     out.extend(outside.uplink.0.to_le_bytes());
     out.push(inside.protocol);
     write_endpoint(out, inside.end);
     write_endpoint(out, outside.end);
-    out.push(0);
+    out.push(u8::from(!is_in_force));
 }
 
 fn write_session<T>(out: &mut Vec<u8>, session: &Carried<T>) {
@@ -244,7 +289,8 @@ fn write_session<T>(out: &mut Vec<u8>, session: &Carried<T>) {
     out.push(session.heard);
 }
 
-fn write_connection(out: &mut Vec<u8>, connection: &Connection, places: &[u32]) {
+/// `place`: the number by which records name a mapping.
+fn write_connection(out: &mut Vec<u8>, connection: &Connection, place: impl Fn(u32) -> u32) {
     match connection.by {
         Translator::Balancer(LoadBalancerId(number)) => {
             out.push(0);
@@ -255,8 +301,7 @@ fn write_connection(out: &mut Vec<u8>, connection: &Connection, places: &[u32]) 
             out.push(1);
             out.extend(guest.0.to_le_bytes());
             out.extend(uplink.0.to_le_bytes());
-            let place = mapping.and_then(|mapping| places.get(mapping as usize).copied()).unwrap_or(NONE);
-            out.extend(place.to_le_bytes());
+            out.extend(mapping.map_or(NONE, place).to_le_bytes());
         }
     }
     let (known, sent, reply, is_hairpin) = connection.parts();

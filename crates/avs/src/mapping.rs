@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 use bifrost_tables::{ExactMap, PortSet, exact_map, mix};
 use bifrost_wire::protocol::{TCP, UDP};
 
+use crate::changes::Changes;
 use crate::ids::PortId;
 use crate::rewrite::Endpoint;
 
@@ -85,6 +86,8 @@ pub(crate) struct Mappings {
     pub(crate) counters: NatCounters,
     secret: u64,
     now_s: u32,
+    /// The places that changed since they were copied for another process; `None`: nothing is being copied.
+    changes: Option<Box<Changes>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +117,7 @@ impl Mappings {
             counters: NatCounters::default(),
             secret,
             now_s: 0,
+            changes: None,
         }
     }
 
@@ -211,6 +215,14 @@ impl Mappings {
 
     /// A mapping begins with its first conversation, in the place of another one of its inside end. `None`: the outside end is not free.
     pub(crate) fn begin(&mut self, pair: Pair, epoch: u32) -> Option<u32> {
+        let index = self.begin_replaced(pair, epoch)?;
+        self.by_inside.insert(pair.inside, index);
+        Some(index)
+    }
+
+    /// [`begin`](Self::begin) of a mapping that has been replaced already: new conversations of its inside end do not
+    /// use it.
+    pub(crate) fn begin_replaced(&mut self, pair: Pair, epoch: u32) -> Option<u32> {
         let Pair { inside, outside } = pair;
         let ports = self.ports.entry((outside.uplink, outside.protocol, outside.end.address)).or_default();
         if !ports.take(outside.end.port) {
@@ -227,7 +239,7 @@ impl Mappings {
                 (self.slab.len() - 1) as u32
             }
         };
-        self.by_inside.insert(inside, index);
+        self.mark_changed(index);
         self.by_outside.insert(outside, index);
         let place = inside.guest.place();
         if self.of_guest.len() <= place {
@@ -269,6 +281,66 @@ impl Mappings {
         all
     }
 
+    /// From now on, records which places change, for copies in another process. All places count as changed.
+    pub(crate) fn start_copying(&mut self) {
+        self.changes = Some(Box::new(Changes::of_all(self.slab.len() as u32)));
+    }
+
+    /// No longer records changes.
+    pub(crate) fn stop_copying(&mut self) {
+        self.changes = None;
+    }
+
+    /// The places whose copies must be discarded.
+    pub(crate) fn take_outdated(&mut self) -> Vec<u32> {
+        self.changes.as_mut().map(|changes| changes.take_outdated()).unwrap_or_default()
+    }
+
+    /// The number of changed places.
+    pub(crate) fn changes_left(&self) -> usize {
+        self.changes.as_ref().map_or(0, |changes| changes.left())
+    }
+
+    /// Copies at most `max` changed places, except those without a mapping. The flag tells whether the mapping is in
+    /// force; otherwise another one has replaced it, and it only stays for its conversations.
+    pub(crate) fn copy(&mut self, max: usize) -> Vec<(u32, Pair, bool)> {
+        let mut copied = Vec::new();
+        let Some(changes) = &mut self.changes else { return copied };
+        let places: Vec<u32> = changes.changed().take(max).collect();
+        for place in places {
+            let pair = self.slab[place as usize].pair;
+            if self.by_outside.get(&pair.outside) == Some(&place) {
+                changes.copied(place);
+                copied.push((place, pair, self.by_inside.get(&pair.inside) == Some(&place)));
+            } else {
+                changes.skip(place);
+            }
+        }
+        copied
+    }
+
+    /// The mappings that are there count as created, and no others.
+    pub(crate) fn restart_counters(&mut self) {
+        let current = self.counters.current;
+        self.counters = NatCounters { current, created: current, expired: 0 };
+    }
+
+    /// Ends a mapping that another process has ended. Returns false if conversations hold it.
+    pub(crate) fn withdraw(&mut self, index: u32) -> bool {
+        // One is the copy's own.
+        let is_free = self.slab.get(index as usize).is_some_and(|mapping| mapping.sessions <= 1);
+        if is_free {
+            self.end(index);
+        }
+        is_free
+    }
+
+    fn mark_changed(&mut self, index: u32) {
+        if let Some(changes) = &mut self.changes {
+            changes.mark(index);
+        }
+    }
+
     /// Time has come to `now_s`: mappings that have had no conversation for long enough end, some at a time.
     pub(crate) fn advance(&mut self, now_s: u32) {
         self.now_s = self.now_s.max(now_s);
@@ -298,6 +370,7 @@ impl Mappings {
     }
 
     fn end(&mut self, index: u32) {
+        self.mark_changed(index);
         let Pair { inside, outside } = self.slab[index as usize].pair;
         if self.by_inside.get(&inside) == Some(&index) {
             self.by_inside.remove(&inside);

@@ -7,6 +7,7 @@ use bifrost_wire::{Mac, Vni};
 use crate::advertiser::{Advertised, Advertiser};
 use crate::answer;
 use crate::cache::{self, Cache, Recording, VECTOR, lives_on};
+use crate::carry::Copies;
 use crate::counters::{PortCounters, UnderlayCounters};
 use crate::drop_reason::DropReason;
 use crate::effects::Apply;
@@ -43,6 +44,8 @@ pub struct Switch {
     pub(crate) connections: Sessions<Connection>,
     /// Outside ends of guests.
     pub(crate) mappings: Mappings,
+    /// Copies from another process, from which this one takes over; `None`: there are none.
+    pub(crate) copies: Option<Box<Copies>>,
     /// Packets in fragments, whose first one has passed.
     pub(crate) fragments: Fragments,
     /// What vNICs have said about shared addresses.
@@ -90,6 +93,7 @@ impl Switch {
             sessions: Sessions::new(sessions, secret),
             connections: Sessions::new(sessions, secret),
             mappings: Mappings::new(secret),
+            copies: None,
             fragments: Fragments::default(),
             claims: Claims::default(),
             cache: Cache::new(),

@@ -284,6 +284,44 @@ fn another_switch_goes_on_with_what_was_let_in() {
     assert_eq!(second.session_counters().revoked, 0);
 }
 
+/// The switch evicts the sessions that are idle for longest first, whether it has them from another one or not.
+#[test]
+fn copies_keep_the_order_in_which_sessions_are_evicted() {
+    let bound = 8;
+    let tables = server(bound);
+    let mut first = Switch::build(&tables, 1).unwrap();
+    first.advance(1000 * SECOND);
+    for from in 1..=8 {
+        NEIGHBOUR.is_connected(&mut first, from).unwrap();
+    }
+    // Later packets: the sessions with the lowest places are no longer the ones that are idle for longest.
+    first.advance(1100 * SECOND);
+    for from in 1..=4 {
+        NEIGHBOUR.says(&mut first, 6, (443, from), ACK).unwrap();
+        NEIGHBOUR.is_told(&mut first, 6, (443, from), ACK).unwrap();
+    }
+    let (mut second, mut copying) = (Switch::build(&tables, 2).unwrap(), first.start_copying());
+    loop {
+        let mut bytes = Vec::new();
+        let left = first.copy_some(&mut copying, 3, &mut bytes);
+        copying.sort();
+        second.take_over_copies(1100 * SECOND, &bytes).unwrap();
+        if left == 0 {
+            break;
+        }
+    }
+    let mut rest = Vec::new();
+    first.copy_rest(&mut rest);
+    assert_eq!(second.take_over_memory(1100 * SECOND, &rest).unwrap().sessions, 8);
+    for from in 11..=14 {
+        NEIGHBOUR.is_connected(&mut second, from).unwrap();
+    }
+    assert_eq!(second.session_counters().evicted, 4);
+    for from in 1..=4 {
+        NEIGHBOUR.says(&mut second, 6, (443, from), ACK).unwrap();
+    }
+}
+
 /// What a switch has of a port's sessions, for another host.
 fn moving(switch: &Switch, port: PortId) -> Vec<u8> {
     write_moving_sessions(

@@ -86,7 +86,7 @@ impl Switch {
         };
         let (local, _) = session.key.ends();
         self.index.port(port).is_some_and(|(of, _)| may_be_at(&of.port, local.address))
-            && self.sessions.take_over(&session, self.epoch.wrapping_sub(1))
+            && self.sessions.take_over(&session, self.epoch.wrapping_sub(1)).is_some()
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::key::Key;
 use super::state::State;
-use super::table::{Payload, Sessions};
+use super::table::{Handle, Payload, Sessions};
+use crate::changes::Changes;
 use crate::ids::Direction;
 
 /// All that another switch needs to go on with a session.
@@ -53,13 +54,58 @@ impl<T: Payload> Sessions<T> {
     }
 
     /// Goes on with a session of another switch. The rules are asked again with its next packet: `epoch` is not that of the configuration
-    /// in force. Returns false if there is no room, or one of that name is there.
-    pub(crate) fn take_over(&mut self, session: &Carried<T>, epoch: u32) -> bool {
+    /// in force. Returns its place; `None`: there is no room, or one of that name is there.
+    pub(crate) fn take_over(&mut self, session: &Carried<T>, epoch: u32) -> Option<u32> {
         let is_known = |key: &Key| self.find(key).is_some();
         let second = session.payload.second_key();
         let second_is_known =
             second.is_some_and(|second| self.find_second_after(&second, &super::Planned::NOTHING).is_some());
-        !is_known(&session.key) && !second_is_known && self.insert_carried(session, epoch)
+        if is_known(&session.key) || second_is_known { None } else { self.insert_carried(session, epoch) }
+    }
+
+    /// Removes a session that [`take_over`](Self::take_over) has added, as if it had never been there, unless it has
+    /// ended.
+    pub(crate) fn take_back(&mut self, handle: Handle) {
+        if self.is_there(handle) {
+            self.remove(handle.index);
+        }
+    }
+
+    /// From now on, records which places change, for copies in another process. All places count as changed.
+    pub(crate) fn start_copying(&mut self) {
+        let all = Changes::of_all(self.places());
+        *self.changes() = Some(Box::new(all));
+    }
+
+    /// No longer records changes.
+    pub(crate) fn stop_copying(&mut self) {
+        *self.changes() = None;
+    }
+
+    /// The places whose copies must be discarded.
+    pub(crate) fn take_outdated(&mut self) -> Vec<u32> {
+        self.changes().as_mut().map(|changes| changes.take_outdated()).unwrap_or_default()
+    }
+
+    /// The first changed places, at most `max`.
+    pub(crate) fn changed(&mut self, max: usize) -> Vec<u32> {
+        self.changes().as_ref().map(|changes| changes.changed().take(max).collect()).unwrap_or_default()
+    }
+
+    /// The number of changed places.
+    pub(crate) fn changes_left(&mut self) -> usize {
+        self.changes().as_ref().map_or(0, |changes| changes.left())
+    }
+
+    /// Copies a place if it has changed and a session is there.
+    pub(crate) fn copy(&mut self, place: u32) -> Option<Carried<T>> {
+        let session = self.at(place);
+        let changes = self.changes().as_mut().filter(|changes| changes.is_changed(place))?;
+        match session {
+            Some(_) => changes.copied(place),
+            None => changes.skip(place),
+        }
+        session
     }
 }
 

@@ -11,6 +11,7 @@ use super::rank::Ranking;
 use super::state::{Class, Event, State};
 use super::wheel::Wheel;
 use super::{PortSessions, SessionCounters};
+use crate::changes::Changes;
 use crate::ids::{Direction, PortId};
 use crate::limits::SessionLimits;
 use bifrost_tables::prefetch;
@@ -72,6 +73,8 @@ impl Payload for () {
 pub(crate) struct Sessions<T = ()> {
     limits: SessionLimits,
     counters: SessionCounters,
+    /// Sessions that have begun: the number of the last one.
+    begun: u64,
     hasher: FixedState,
     index: Index,
     /// By their second keys.
@@ -87,6 +90,8 @@ pub(crate) struct Sessions<T = ()> {
     generation: u64,
     /// Mappings of sessions that have ended.
     released: Vec<u32>,
+    /// The places that changed since they were copied for another process; `None`: nothing is being copied.
+    changes: Option<Box<Changes>>,
 }
 
 /// In this order: what is looked at of every packet lies in one line of a cache, mostly.
@@ -184,6 +189,7 @@ impl<T: Payload> Sessions<T> {
         Sessions {
             limits,
             counters: SessionCounters::default(),
+            begun: 0,
             hasher: FixedState::with_seed(seed),
             index: Index::default(),
             second: Index::default(),
@@ -195,6 +201,7 @@ impl<T: Payload> Sessions<T> {
             now_s: 0,
             generation: 1,
             released: Vec::new(),
+            changes: None,
         }
     }
 
@@ -211,6 +218,12 @@ impl<T: Payload> Sessions<T> {
 
     pub(crate) fn counters(&self) -> &SessionCounters {
         &self.counters
+    }
+
+    /// The sessions that are there count as created, and no others.
+    pub(crate) fn restart_counters(&mut self) {
+        let SessionCounters { current, established, .. } = self.counters;
+        self.counters = SessionCounters { current, established, created: current, ..SessionCounters::default() };
     }
 
     /// There is another configuration.
@@ -344,6 +357,7 @@ impl<T: Payload> Sessions<T> {
     #[inline(never)]
     fn step(&mut self, index: u32, direction: Direction, event: Event, epoch: u32) {
         let now_s = self.now_s;
+        self.mark_changed(index);
         let session = &mut self.slab[index as usize];
         session.epoch = epoch;
         session.seen_s = now_s;
@@ -372,14 +386,14 @@ impl<T: Payload> Sessions<T> {
         let (seen_s, heard) = (self.now_s, period(self.now_s));
         let state = State::first(event);
         let begun = Carried { key, origin, state, seen_s, answered_s: 0, heard, payload };
-        self.add(&begun, epoch, takes_place)
+        self.add(&begun, epoch, takes_place).map(drop)
     }
 
-    /// Adds a session of another switch, whose name is not known here. Returns false if there is no room.
-    pub(super) fn insert_carried(&mut self, session: &Carried<T>, epoch: u32) -> bool {
+    /// Adds a session of another switch, whose name is not known here, and returns its place. `None`: there is no room.
+    pub(super) fn insert_carried(&mut self, session: &Carried<T>, epoch: u32) -> Option<u32> {
         // A time to come would keep it forever.
         let session = Carried { seen_s: session.seen_s.min(self.now_s), ..*session };
-        self.add(&session, epoch, false).is_ok()
+        self.add(&session, epoch, false).ok()
     }
 
     /// All sessions, in no particular order.
@@ -397,8 +411,20 @@ impl<T: Payload> Sessions<T> {
         self.slab.get(place as usize)?.carried()
     }
 
+    /// The places that changed since they were copied; `None`: nothing is being copied.
+    pub(super) fn changes(&mut self) -> &mut Option<Box<Changes>> {
+        &mut self.changes
+    }
+
     #[inline(always)]
-    fn add(&mut self, begun: &Carried<T>, epoch: u32, takes_place: bool) -> Result<(), Full> {
+    fn mark_changed(&mut self, index: u32) {
+        if let Some(changes) = &mut self.changes {
+            changes.mark(index);
+        }
+    }
+
+    #[inline(always)]
+    fn add(&mut self, begun: &Carried<T>, epoch: u32, takes_place: bool) -> Result<u32, Full> {
         let Carried { key, origin, state, seen_s, answered_s, heard, payload } = *begun;
         let source = self.source(&key);
         let evicted = if takes_place { None } else { self.evicted_for(key.port(), origin, source)? };
@@ -408,10 +434,11 @@ impl<T: Payload> Sessions<T> {
         if self.counters.current == 0 {
             self.wheel.start_at(self.now_s);
         }
+        self.begun += 1;
         let session = Session {
             key,
             payload,
-            number: self.counters.created + 1,
+            number: self.begun,
             due: Links::UNLINKED,
             idle: Links::UNLINKED,
             epoch,
@@ -438,6 +465,7 @@ impl<T: Payload> Sessions<T> {
             }
         };
         self.generation += 1;
+        self.mark_changed(index);
         self.index.insert(self.hasher.hash_one(key), index);
         if let Some(key) = payload.second_key() {
             self.second.insert(self.hasher.hash_one(key), index);
@@ -451,7 +479,7 @@ impl<T: Payload> Sessions<T> {
         let mut queues = account.queues.take().unwrap_or_else(Queues::new);
         queues.push(&mut self.slab, index, session.place(), idle);
         self.account(key.port()).queues = Some(queues);
-        Ok(())
+        Ok(index)
     }
 
     /// Ends a session that the rules allow no longer.
@@ -611,6 +639,7 @@ impl<T: Payload> Sessions<T> {
     fn forget(&mut self, index: u32) {
         let Session { key, state, payload, .. } = self.slab[index as usize];
         self.generation += 1;
+        self.mark_changed(index);
         self.slab[index as usize].number = 0;
         self.released.extend(payload.mapping());
         self.index.remove(self.hasher.hash_one(key), index);

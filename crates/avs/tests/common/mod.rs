@@ -3,6 +3,7 @@
 
 pub(crate) mod any;
 pub(crate) mod ends;
+pub(crate) mod outside;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
