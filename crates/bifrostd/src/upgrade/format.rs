@@ -44,6 +44,11 @@ pub(crate) enum Kind {
     Failed = 5,
     /// From the old daemon, at the end: its counters, as JSON.
     Counters = 6,
+    /// From the old daemon, while it is running: copies of sessions, as a state without packets. Sent only if the new
+    /// daemon's `Ready` asks for them.
+    Copies = 7,
+    /// From the new daemon: it has these copies.
+    Copied = 8,
 }
 
 /// The header of a message.
@@ -77,7 +82,8 @@ impl Header {
             version == VERSION,
             "the other bifrostd hands over in version {version}, this one in version {VERSION}"
         );
-        let kinds = [Kind::Offer, Kind::Ready, Kind::State, Kind::Running, Kind::Failed, Kind::Counters];
+        use Kind::{Copied, Copies, Counters, Failed, Offer, Ready, Running, State};
+        let kinds = [Offer, Ready, State, Running, Failed, Counters, Copies, Copied];
         let Some(kind) = kinds.into_iter().find(|known| *known as u16 == kind) else {
             bail!("unknown message of kind {kind}");
         };
@@ -90,7 +96,7 @@ impl Header {
 /// State that a worker hands over when it stops.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WorkerState {
-    /// Memory of its switch: `Switch::carry_memory`.
+    /// Memory of its switch: `Switch::carry_memory`, or a step of `Switch::copy_some` or the rest after these.
     pub(crate) memory: Vec<u8>,
     /// Guests' packets with their port number, in sending order.
     pub(crate) packets: Vec<(u16, Vec<u8>)>,

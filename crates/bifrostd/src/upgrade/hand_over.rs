@@ -147,11 +147,16 @@ impl Daemon {
             NewDaemon(command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?);
         drop(command);
         let ready = self.prepare(state, &channel, file_crc).map_err(|error| successor.explain(error))?;
+        let copies = if ready.takes_copies {
+            Some(state.copy(&channel).map_err(|error| successor.explain(error))?)
+        } else {
+            None
+        };
         let prepared = began.elapsed();
         // Drop order: the new daemon is killed before this one resumes.
         let mut stopped = Stopped { state, is_over: false };
         let mut successor = successor;
-        let (states, stopped_at) = stop(state)?;
+        let (states, stopped_at) = stop(state, copies.is_some())?;
         let left_out: u64 = states.iter().map(|(_, aside)| aside.left_out).sum();
         let packets: u64 = states.iter().map(|(_, aside)| aside.packets.len() as u64).sum();
         let states: Vec<WorkerState> =
@@ -262,7 +267,8 @@ fn check_possible(state: &State) -> Result<()> {
 type Left = (Vec<u8>, SetAside);
 
 /// Stops all workers. Returns their state, and the time since which no packets are carried.
-fn stop(state: &State) -> Result<(Vec<Left>, Instant)> {
+/// `is_copied`: only changes since then are part of the state.
+fn stop(state: &State, is_copied: bool) -> Result<(Vec<Left>, Instant)> {
     state.on_all(|worker| worker.hold_guests(true))?;
     let settled = Instant::now() + SETTLE;
     while Instant::now() < settled && state.on_all(|worker| worker.unfinished_packets())?.iter().sum::<u64>() > 0 {
@@ -270,10 +276,15 @@ fn stop(state: &State) -> Result<(Vec<Left>, Instant)> {
     }
     let stopped_at = Instant::now();
     state.on_all(|worker| worker.pause())?;
-    let states = state.on_all(|worker| {
+    let states = state.on_all(move |worker| {
         let mut memory = Vec::new();
         let aside = worker.set_aside();
-        worker.core_mut().switch_mut().carry_memory(&mut memory);
+        let switch = worker.core_mut().switch_mut();
+        if is_copied {
+            switch.copy_rest(&mut memory);
+        } else {
+            switch.carry_memory(&mut memory);
+        }
         (memory, aside)
     })?;
     Ok((states, stopped_at))

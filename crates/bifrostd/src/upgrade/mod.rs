@@ -6,9 +6,13 @@
 //!   |-- Offer: configuration's checksum, others'  -->| reads the configuration, takes devices and sockets, builds
 //!   |   objects, names, descriptors of everything    | tables, starts paused workers
 //!   |<-- Ready ------------------------------------- |
+//!   |-- Copies: some sessions ---------------------->| adds them to its tables
+//!   |<-- Copied -------------------------------------|
+//!   | and so on, until few sessions are left         |
 //!   | fetches nothing from guests; waits a moment    |
 //!   | for acknowledgements; stops its workers        |
-//!   |-- State: sessions, packets not acknowledged -->| resumes its workers
+//!   |-- State: other sessions, unacknowledged ------>| resumes its workers
+//!   |   packets                                      |
 //!   |<-- Running ------------------------------------|
 //!   |-- Counters ----------------------------------->|
 //!   | notifies the service manager, answers, exits   | answers requests
@@ -21,6 +25,7 @@
 //! ARCHITECTURE.md lists what is handed over, and what the new daemon learns again.
 
 mod channel;
+mod copy;
 mod format;
 mod hand_over;
 mod offer;

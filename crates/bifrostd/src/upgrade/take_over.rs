@@ -35,6 +35,8 @@ pub(super) struct Ready {
     /// Sessions taken over, and packets and sessions left out.
     pub(super) sessions: u64,
     pub(super) left_out: u64,
+    /// It takes copies of sessions while the old daemon is running.
+    pub(super) takes_copies: bool,
     #[serde(skip)]
     pub(super) is_running: bool,
 }
@@ -119,12 +121,11 @@ impl Successor {
     pub(crate) fn complete(&self, daemon: &Daemon) -> Result<()> {
         fault("prepared");
         let release = env!("CARGO_PKG_VERSION").to_owned();
-        let mut ready = Ready { release, pid: std::process::id(), ..Ready::default() };
+        let mut ready = Ready { release, pid: std::process::id(), takes_copies: true, ..Ready::default() };
         self.channel.send(Kind::Ready, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
-        let Message { kind, body, .. } = self.channel.receive(PATIENCE)?;
-        ensure!(kind == Kind::State, "expected the state of the old daemon, got {kind:?}");
-        fault("stopped");
         let mut state = daemon.state();
+        let body = self.copies(&state)?;
+        fault("stopped");
         let workers = parse_state(&body, state.workers.len())?;
         (ready.sessions, ready.left_out) = state.take_over_workers(workers)?;
         fault("taken");
@@ -136,6 +137,20 @@ impl Successor {
             Err(error) => tracing::warn!("counters start at zero: {error:#}"),
         }
         Ok(())
+    }
+
+    /// Takes copies of sessions until the old daemon has stopped. Returns the body of its last message, the state.
+    fn copies(&self, state: &State) -> Result<Vec<u8>> {
+        loop {
+            let Message { kind, body, .. } = self.channel.receive(PATIENCE)?;
+            match kind {
+                Kind::State => return Ok(body),
+                Kind::Copies => state.take_copies(parse_state(&body, state.workers.len())?)?,
+                other => bail!("expected the state of the old daemon, got {other:?}"),
+            }
+            fault("copied");
+            self.channel.send(Kind::Copied, &[], &[], PATIENCE)?;
+        }
     }
 
     /// Receives the old daemon's counters.
@@ -154,6 +169,17 @@ impl Successor {
 }
 
 impl State {
+    /// Adds copies of another daemon's sessions to the tables of the workers, which have not begun.
+    fn take_copies(&self, states: Vec<WorkerState>) -> Result<()> {
+        for (worker, WorkerState { memory, .. }) in self.workers.iter().zip(states) {
+            let take = move |worker: &mut bifrost_datapath::Worker<_>| {
+                worker.core_mut().switch_mut().take_over_copies(monotonic_ns(), &memory)
+            };
+            worker.run(take)?.map_err(|error| anyhow!("{error}"))?;
+        }
+        Ok(())
+    }
+
     /// Restores the state of another daemon's workers. Returns the number of sessions taken over, and of sessions and
     /// packets left out.
     fn take_over_workers(&self, states: Vec<WorkerState>) -> Result<(u64, u64)> {

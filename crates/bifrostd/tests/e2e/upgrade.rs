@@ -114,7 +114,9 @@ fn a_new_daemon_that_fails_leaves_the_old_one_working() {
     serve_echo(lab.net("b"), "10.0.0.2", 5001);
     let echo = Echo::start(lab.net("a"), "10.0.0.2", 5001);
     let mut faults: Vec<(String, &str)> = Vec::new();
-    for (number, step) in ["begin", "offered", "prepared", "stopped", "taken", "working"].into_iter().enumerate() {
+    for (number, step) in
+        ["begin", "offered", "prepared", "stopped", "taken", "working", "copied"].into_iter().enumerate()
+    {
         let (how, expected) = if number % 2 == 0 { ("exit", "exit status: 7") } else { ("kill", "signal: 6") };
         faults.push((format!("{how} {step}"), expected));
     }
