@@ -1,4 +1,5 @@
-//! Messages and file descriptors of a front-end: regions, notifiers, records, files that shrink.
+//! Hostile messages and file descriptors from a front-end: memory regions, notifiers, inflight records, and files that
+//! shrink.
 
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -20,8 +21,8 @@ use crate::common::{Guest, Lab, Options, eventually};
 
 const SPLIT: Kind = Kind { packed: false, size: 256 };
 
-/// Adds regions of one page each that lie ever closer to a file's start, from as far behind it as addresses of a process go. How many
-/// the daemon took.
+/// Adds regions of one page each, at file offsets that start near the top of the address space and get ever closer to
+/// the start of the file. Returns how many regions the daemon accepted.
 fn pages_far_away(guest: &FrontEnd) -> u64 {
     let memory = Memory::new(4096);
     let (mut offset, mut accepted) = ((1u64 << 47) - (8 << 40), 0);
@@ -31,7 +32,7 @@ fn pages_far_away(guest: &FrontEnd) -> u64 {
         if guest.is_accepted(ADD_MEM_REG, &payload, &[memory.file.as_fd()]) {
             accepted += 1;
         } else {
-            // Refused, and hung up on.
+            // The daemon rejects the region and closes the connection.
             break;
         }
         offset = (offset / 4 * 3) & !4095;
@@ -50,7 +51,7 @@ fn regions_at_huge_offsets_cost_no_address_space() {
             pages_far_away(&guest)
         })]
     });
-    // While such a front-end is there: threads start, and a reload, which needs some, works.
+    // While such a front-end is connected, the daemon can still start threads, and a reload, which starts some, works.
     let guest = FrontEnd::connect(&tenants.socket(), SPLIT).unwrap();
     let accepted = pages_far_away(&guest);
     let addresses = tenants.memory_kib().1.saturating_sub(before);
@@ -59,8 +60,9 @@ fn regions_at_huge_offsets_cost_no_address_space() {
     tenants.check_alive();
 }
 
-/// What tells a driver of used buffers, as full as it can be, and so that writing to it blocks: the flag belongs to the open file, which
-/// both sides have. The end that keeps it full is returned with it.
+/// A descriptor for used-buffer notifications, which [`fill`] can fill so that writes to it block: the blocking flag
+/// belongs to the open file description, which both sides share. The second descriptor is the other end, which must
+/// stay open.
 fn full_notifier(kind: usize) -> (OwnedFd, OwnedFd) {
     let (given, kept): (OwnedFd, OwnedFd) = match kind % 3 {
         0 => {
@@ -110,7 +112,7 @@ fn a_notifier_that_blocks() {
             })]
         });
     }
-    // Those who ask the daemon are not held up, either.
+    // Control requests are not delayed either.
     let guest = tenants.front_end(false, 256);
     let (given, _kept) = full_notifier(0);
     fill(&given);
@@ -120,7 +122,8 @@ fn a_notifier_that_blocks() {
     assert_eq!(tenants.lab.hosts[0].client.ports().unwrap().len(), 2);
 }
 
-/// The record of a port in client mode lies beside its socket, where the machine's user may write.
+/// The inflight record of a port in client mode is a file beside the port's socket, in a directory that the VM's user
+/// can write.
 #[test]
 fn a_record_that_is_a_link() {
     for kind in ["symlink", "directory symlink"] {
@@ -169,7 +172,7 @@ fn memory_that_is_cut_while_in_use() {
                 guest.queue(&ping_gateway(End::attacker(1), &[turn as u8; 1000]));
             }
             guest.kick(TX);
-            // From here on the test itself must not touch it.
+            // From here on, the test itself must not access the memory.
             let bytes = [0, 4096, 2 << 20, MEMORY / 2][turn as usize % 4];
             guest.memory.file.set_len(bytes).unwrap();
             for _ in 0..4 {
@@ -181,7 +184,7 @@ fn memory_that_is_cut_while_in_use() {
     });
 }
 
-/// Messages in any order, again and again, with sizes and places that change while the rings run.
+/// Messages in random order, with sizes and addresses that change while the rings run.
 #[test]
 fn messages_out_of_order() {
     let tenants = Tenants::new(Attachment::Machine);
@@ -212,7 +215,7 @@ fn messages_out_of_order() {
                     true
                 }
                 8 => {
-                    // Less than the rings need, twice, or none at all.
+                    // Less memory than the rings need, the same file twice, or no memory at all.
                     let regions = [region(0x4000_0000, 1 << 20, 0x7f00_0000_0000, 0), region(0, 4096, 0, 0)];
                     let fd = guest.memory.file.as_fd();
                     let count = random.usize(..3);
@@ -229,13 +232,13 @@ fn messages_out_of_order() {
             1
         })]
     });
-    // A machine that keeps to the rules is served afterwards.
+    // Afterwards, the daemon serves a conforming front-end.
     let mut guest = tenants.front_end(false, 256);
     guest.send(&ping_gateway(End::attacker(1), &[1; 40]));
     eventually(2.0, "the gateway answers", || !guest.receive().is_empty());
 }
 
-/// Many connections to a port that serves one at a time, each with a message that never ends.
+/// Many connections to a port that serves one at a time, each with an incomplete message.
 #[test]
 fn front_ends_that_wait() {
     let tenants = Tenants::new(Attachment::Machine);
@@ -248,7 +251,7 @@ fn front_ends_that_wait() {
             if held.len() > 50 {
                 held.clear();
             }
-            // The daemon's queue of connections may be full.
+            // The daemon's listen backlog may be full.
             let stream = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
             stream.set_nonblocking(true).unwrap();
             let connected = stream.connect(&socket2::SockAddr::unix(&socket).unwrap()).is_ok();
@@ -259,7 +262,8 @@ fn front_ends_that_wait() {
         })]
     });
     held.lock().unwrap().clear();
-    // Connections are served at a pace, and few of them wait: the attacker's own port is there again at once.
+    // The daemon limits the connection rate and keeps the backlog short, so the attacker's own port is soon available
+    // again.
     let mut guest = None;
     eventually(5.0, "the port serves a machine again", || {
         guest = FrontEnd::running(&tenants.socket(), SPLIT);

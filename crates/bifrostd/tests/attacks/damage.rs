@@ -1,4 +1,4 @@
-//! Packets that change after they were looked at, and peers that make a host answer more than it was asked.
+//! Packets that change after they were checked, and peers that provoke a host into sending more than it receives.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::common::tenants::{Attachment, Pace, Tenants, repeat, spin};
 use crate::common::traffic::Talk;
 use crate::common::{Lab, Options, raw};
 
-/// A machine that changes payloads while its packets are on their way, which are carried reliably: its network's `reliability` is "all".
+/// A front-end that changes payloads in flight. The packets are carried reliably: the network's `reliability` is "all".
 #[test]
 fn payloads_that_change_while_they_are_sent() {
     let tenants = Tenants::new(Attachment::Machine);
     let (x, y) = (End::attacker(1), End::attacker(2));
     let listener = Listener::start(tenants.lab.net("y"), x);
-    // Paths that became suspect on either host while the attack ran.
+    // Paths that became suspect on either host during the attack.
     let blamed = Arc::new(AtomicU64::new(0));
     tenants.judge("payloads that change", |tenants, stop| {
         let kind = Kind { packed: false, size: 256 };
@@ -29,7 +29,7 @@ fn payloads_that_change_while_they_are_sent() {
         let mut value = 0u64;
         let changing = spin(stop, move || {
             value = value.wrapping_add(0x0101);
-            // Behind the head that the daemon copies, in every buffer.
+            // In every buffer, beyond the head that the daemon copies.
             for n in 0..256 {
                 memory.store64(first + 2048 * n + 800, value);
             }
@@ -59,7 +59,7 @@ fn payloads_that_change_while_they_are_sent() {
     });
     let blamed = blamed.load(Ordering::Relaxed);
     assert!(blamed == 0 || tenants.lab.stood_still(), "{blamed} paths were blamed for what a guest did");
-    // Nothing arrived that does not agree with its checksum.
+    // Frames that arrive must match their checksums.
     let wrong = |frame: &Vec<u8>| frame[12..14] == [8, 0] && frame[23] == UDP && !has_right_sum(&frame[14..]);
     let arrived = listener.take();
     let wrong = arrived.iter().filter(|frame| wrong(frame)).count();
@@ -67,7 +67,7 @@ fn payloads_that_change_while_they_are_sent() {
     assert!(arrived.len() > 100, "{} frames arrived", arrived.len());
 }
 
-/// Whether the UDP checksum of an IPv4 packet without options is right.
+/// Whether the UDP checksum of an IPv4 packet without options is valid.
 fn has_right_sum(packet: &[u8]) -> bool {
     let length = usize::from(u16::from_be_bytes([packet[2], packet[3]]));
     let datagram = &packet[20..length];
@@ -98,7 +98,7 @@ fn duplicates_far_ahead_are_not_answered_with_more() {
         lab.hosts[0].net.enter(|| {
             let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
             let links = text.lines().filter(|line| line.trim_start().starts_with('l') && !line.contains("lo:"));
-            // Sent bytes are the ninth number behind the name.
+            // Sent bytes are the ninth number after the name.
             links.map(|line| line.split_whitespace().nth(9).unwrap().parse::<u64>().unwrap()).sum::<u64>()
         })
     };
@@ -106,7 +106,7 @@ fn duplicates_far_ahead_are_not_answered_with_more() {
     let before = sent_bytes(&lab);
     let (mut received, mut datagrams) = (0, 0);
     for _ in 0..50 {
-        // One at a time: what comes together may be answered together.
+        // One at a time, because one ACK may acknowledge a whole batch.
         for _ in 0..4 {
             raw::send_datagrams(&lab.hosts[1].net, from, to, vec![datagram.clone()]);
             received += datagram.len() as u64 + 42;
@@ -117,7 +117,7 @@ fn duplicates_far_ahead_are_not_answered_with_more() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     let answered = sent_bytes(&lab) - before;
     println!("{datagrams} datagrams, {received} bytes, were answered with {answered} bytes");
-    // Probes of idle paths and the like are there, too: 100 ms apart.
+    // Probes of idle paths and similar packets are included; they are sent every 100 ms.
     assert!(answered < 2 * received, "{answered} bytes for {received}");
     assert!(lab.hosts[0].client.status().is_ok());
 }

@@ -1,4 +1,4 @@
-//! Questions and answers in others' names, and floods of them.
+//! Forged requests and replies, and floods of them.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -13,13 +13,14 @@ use crate::common::packets::{End, ICMP, ICMPV6, Listener, MORE, TCP, UDP, icmp, 
 use crate::common::raw::{arp, ethernet};
 use crate::common::tenants::{Attachment, GATEWAY, GATEWAY_MAC, Pace, Tenants, repeat};
 
-/// Where `scripts/install-debian-packages.sh` unpacks it.
+/// Where `scripts/install-debian-packages.sh` unpacks testpmd.
 const TESTPMD: &str = "/var/cache/bifrost-lab/dpdk/usr/bin/dpdk-testpmd";
 
-/// Frames that nobody may send, or that nobody needs: other tenants' addresses, broadcasts, tags, claims, errors about what others say.
+/// Frames that a guest may not send, or that nobody needs: spoofed addresses, broadcasts, tags, forged ARP and ND
+/// replies, and ICMP errors about other guests' flows.
 fn forged() -> Vec<Vec<u8>> {
     let (x, y, gateway) = (End::attacker(1), End::attacker(2), End::gateway());
-    // The other tenant's.
+    // Addresses of the other tenant.
     let a = End { mac: [2, 0, 0, 0, 0, 1], v4: [10, 0, 0, 1], v6: x.v6 };
     let b = End { mac: [2, 0, 0, 0, 0, 2], v4: [10, 0, 0, 2], v6: y.v6 };
     let datagram = |from: End, to: End| udp(from, to, false, (68, 67), &[0; 240]);
@@ -27,52 +28,53 @@ fn forged() -> Vec<Vec<u8>> {
     let everybody = End { mac: [0xff; 6], v4: [255; 4], v6: y.v6 };
     let inner = ipv4(b, a, TCP, 1, 0, &tcp(b, a, false, (6379, 40_000), 4));
     let mut frames = vec![
-        // In the other tenant's name, and to it.
+        // Spoofed as from the other tenant, and sent to it.
         ipv4(a, b, TCP, 1, 0, &syn),
         ipv4(x, b, TCP, 1, 0, &syn),
         ipv4(End { mac: x.mac, ..a }, gateway, TCP, 1, 0, &syn),
         ipv4(x, End { mac: gateway.mac, ..b }, TCP, 1, 0, &syn),
-        // DHCP, and other datagrams to all.
+        // DHCP, and other broadcast and multicast datagrams.
         ipv4(End { v4: [0; 4], ..x }, everybody, UDP, 1, 0, &datagram(x, everybody)),
         ipv4(x, everybody, UDP, 1, 0, &datagram(x, everybody)),
         ipv4(x, End { mac: [1, 0, 0x5e, 0, 0, 251], v4: [224, 0, 0, 251], v6: y.v6 }, UDP, 1, 0, &datagram(x, y)),
-        // Errors about a conversation that is another's, or nobody's.
+        // ICMP errors about a flow of other guests, or about none.
         ipv4(x, y, ICMP, 1, 0, &icmp(x, y, false, 3, &[&[0, 0, 2, 0][..], &inner[14..]].concat())),
         ipv4(gateway, y, ICMP, 1, 0, &icmp(gateway, y, false, 3, &[&[0, 0, 2, 0][..], &inner[14..]].concat())),
         ipv6(x, y, ICMPV6, 64, &icmp(x, y, true, 2, &[&[0, 0, 5, 0][..], &[0x60; 48]].concat())),
-        // Redirects, router advertisements.
+        // Redirects and router advertisements.
         ipv4(x, y, ICMP, 1, 0, &icmp(x, y, false, 5, &[&x.v4[..], &inner[14..]].concat())),
         ipv6(gateway, y, ICMPV6, 255, &icmp(gateway, y, true, 134, &[64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0])),
         ipv6(x, y, ICMPV6, 255, &icmp(x, y, true, 134, &[64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0])),
         ipv6(x, y, ICMPV6, 255, &icmp(x, y, true, 137, &[&[0; 4][..], &x.v6, &y.v6].concat())),
-        // Claims: ARP and neighbour advertisements for the gateway's and others' addresses.
+        // ARP and neighbour advertisements for the addresses of the gateway and of others.
         ethernet([0xff; 6], x.mac, 0x0806, &arp(2, (x.mac, GATEWAY), ([0xff; 6], GATEWAY))),
         ethernet([0xff; 6], x.mac, 0x0806, &arp(1, (x.mac, y.v4), ([0; 6], y.v4))),
         ethernet(y.mac, x.mac, 0x0806, &arp(2, (x.mac, GATEWAY), (y.mac, y.v4))),
         ethernet(y.mac, x.mac, 0x0806, &arp(2, (GATEWAY_MAC, GATEWAY), (y.mac, y.v4))),
         ipv6(x, y, ICMPV6, 255, &icmp(x, y, true, 136, &[&[0x20, 0, 0, 0][..], &gateway.v6, &[2, 1], &x.mac].concat())),
         ipv6(x, y, ICMPV6, 255, &icmp(x, y, true, 136, &[&[0x20, 0, 0, 0][..], &y.v6, &[2, 1], &x.mac].concat())),
-        // Other protocols; the underlay's own, from a guest.
+        // Other protocols, and link-layer protocols of the underlay.
         ethernet(y.mac, x.mac, 0x8847, &[0, 1, 0xf1, 64, 0x45, 0, 0, 20]),
         ethernet([1, 0x80, 0xc2, 0, 0, 0], x.mac, 38, &[0x42; 38]),
         ethernet(y.mac, x.mac, 0x88cc, &[7; 60]),
         ipv4(x, y, UDP, 1, MORE, &datagram(x, y)[..64]),
     ];
     let whole = ipv4(a, b, TCP, 1, 0, &syn);
-    // Tags: one, two, of the other network's number.
+    // One and two VLAN tags with the other network's VNI as VLAN ID, and a priority tag.
     for tags in [&[0x81, 0, 0, 100][..], &[0x88, 0xa8, 0, 100, 0x81, 0, 0, 100], &[0x81, 0, 0, 0]] {
         frames.push([&y.mac[..], &x.mac, tags, &whole[12..]].concat());
     }
     frames
 }
 
-/// Whether a frame says what no guest may say of another: only what is in the sender's own name may arrive.
+/// Whether a frame should have been dropped: a guest may only send from its own addresses.
 fn is_forged(frame: &[u8]) -> bool {
     let x = End::attacker(1);
     match frame[12..14] {
         [8, 0] => frame[26..30] != x.v4 && frame[26..30] != GATEWAY,
         [0x86, 0xdd] => {
-            // A router's words, or a claim to an address that is not its own.
+            // Router advertisements, redirects, and neighbour advertisements for an address that is not the sender's
+            // own.
             let claims = frame[20] == ICMPV6 && frame[54] == 136 && frame[62..78] != x.v6;
             frame[22..38] != x.v6
                 || frame[20] == ICMPV6 && [134, 137].contains(&frame[54]) && frame[6..12] == x.mac
@@ -112,8 +114,8 @@ fn frames_in_the_name_of_others() {
     }
 }
 
-/// Questions that the switch answers itself cost what they cost: one answer each, no longer than the question by much, and to the one
-/// who asked.
+/// The switch answers each request to the gateway once, with a reply that is hardly longer than the request, and only
+/// to the sender.
 #[test]
 fn questions_are_answered_once_and_to_who_asked() {
     let tenants = Tenants::new(Attachment::Machine);
@@ -160,7 +162,7 @@ fn questions_are_answered_once_and_to_who_asked() {
     assert!(y.take().is_empty(), "a neighbour heard of it");
 }
 
-/// A driver in user space that sends frames from a file, over and over, as fast as it can.
+/// A user-space driver that sends the frames of a file in a loop, as fast as possible.
 struct Testpmd(Child, PathBuf);
 
 impl Testpmd {
@@ -177,7 +179,7 @@ impl Testpmd {
         let log = directory.join("testpmd.log");
         let output = File::create(&log).unwrap();
         let mut command = Command::new("setpriv");
-        // It never sleeps, and runs when no other wants to.
+        // It polls all the time, so it runs only when the CPUs are otherwise idle.
         command.args(["--pdeathsig", "KILL", "chrt", "--idle", "0", TESTPMD]);
         command.args([
             "--no-huge",

@@ -1,5 +1,6 @@
-//! Attacks on everything that a guest, its front-end or a peer can reach, with another tenant's Redis beside each: it must not notice.
-//! SECURITY.md lists them. Each test has the machine to itself: what is compared are latencies. Needs root.
+//! Attacks on everything that a guest, its front-end or a peer can reach. During each attack, another tenant uses a
+//! Redis server, whose latency must not be affected. SECURITY.md lists the attacks. The tests run one at a time,
+//! because they compare latencies. Needs root.
 
 #![allow(clippy::unwrap_used, unreachable_pub, dead_code)]
 

@@ -1,4 +1,4 @@
-//! What an ACL or a security group refuses does not pass in pieces, or behind other headers.
+//! What an ACL or a security group denies does not pass in fragments or behind extension headers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ const X: u8 = 1;
 const Y: u8 = 2;
 const SYN: u8 = 2;
 const ATTACHMENTS: [Attachment; 2] = [Attachment::Tap, Attachment::Machine];
-/// Frames a second.
+/// Frames per second.
 const RATE: f64 = 4000.0;
 
-/// Adds lines to the attackers' network on a host.
+/// Adds lines to the configuration of the attackers' network on a host.
 fn add_rules(lab: &mut Lab, host: usize, rules: &str) {
     let gateway = "gateway = [\"10.9.0.254\", \"fd09::fe\"]\n";
     assert!(lab.hosts[host].config.contains(gateway));
@@ -33,14 +33,14 @@ fn add_group(lab: &mut Lab, host: usize, port: &str, group: &str, rules: &str) {
     config.push_str(&format!("[[security_group]]\nname = \"{group}\"\n{rules}"));
 }
 
-/// Whatever `x` is: something that sends frames.
+/// Sends frames from `x`, however it is attached.
 enum Sender {
     Tap(PacketSocket),
     Machine(FrontEnd),
 }
 
 impl Sender {
-    /// The calling thread must be in the guest's namespace, if it has one.
+    /// Must be called in the guest's namespace, if the guest has one.
     fn open(attachment: Attachment, socket: &Path) -> Sender {
         match attachment {
             Attachment::Tap => Sender::Tap(PacketSocket::open("eth0").unwrap()),
@@ -62,7 +62,7 @@ impl Sender {
     }
 }
 
-/// `x` sends these frames again and again.
+/// Sends these frames from `x` in a loop.
 fn flood(tenants: &Tenants, attachment: Attachment, frames: Vec<Vec<u8>>, stop: &Arc<AtomicBool>) -> Threads {
     let (socket, stop) = (tenants.socket(), Arc::clone(stop));
     let run = move || {
@@ -79,27 +79,27 @@ fn flood(tenants: &Tenants, attachment: Attachment, frames: Vec<Vec<u8>>, stop: 
     }
 }
 
-/// A TCP segment to a port in many ways to cut and wrap it.
+/// A TCP SYN segment to a port, fragmented and wrapped in many ways.
 fn pieces(from: End, to: End, port: u16) -> Vec<Vec<u8>> {
     let v4 = tcp(from, to, false, (5000, port), SYN);
     let v6 = tcp(from, to, true, (5000, port), SYN);
     let mut frames = vec![
-        // A first fragment with all of the header, and what is behind it.
+        // A first fragment with the whole TCP header, and the fragment after it.
         ipv4(from, to, TCP, 1, MORE, &v4),
         ipv4(from, to, TCP, 1, 3, &[0; 8]),
-        // Tiny: ports and nothing else, the flags in the second one (RFC 1858).
+        // Tiny fragments: the first one has the ports only, the second one has the flags (RFC 1858).
         ipv4(from, to, TCP, 2, MORE, &v4[..8]),
         ipv4(from, to, TCP, 2, 1, &v4[8..]),
         ipv4(from, to, TCP, 3, MORE, &v4[..16]),
         ipv4(from, to, TCP, 3, 2, &v4[16..]),
-        // Overlapping: a permitted port first, and then another one over it (RFC 3128).
+        // Overlapping fragments: first a permitted port, then a denied one at the same offset (RFC 3128).
         ipv4(from, to, TCP, 4, MORE, &tcp(from, to, false, (5000, 80), SYN)),
         ipv4(from, to, TCP, 4, MORE, &v4),
         ipv4(from, to, TCP, 4, 3, &[0; 8]),
-        // Out of order: the last one first.
+        // Out of order: the last fragment first.
         ipv4(from, to, TCP, 5, 3, &[0; 8]),
         ipv4(from, to, TCP, 5, MORE, &v4),
-        // An offset of one byte more, which some take for nothing.
+        // The reserved flag is set (RFC 791), in an otherwise unfragmented packet.
         ipv4(from, to, TCP, 6, 0x8000, &v4),
     ];
     let fragment = |offset, more, id, payload: &[u8]| {
@@ -113,10 +113,10 @@ fn pieces(from: End, to: End, port: u16) -> Vec<Vec<u8>> {
         fragment(0, true, 3, &tcp(from, to, true, (5000, 80), SYN)),
         fragment(0, true, 3, &v6),
         fragment(3, false, 3, &[0; 8]),
-        // Atomic (RFC 6946), alone and behind others.
+        // An atomic fragment (RFC 6946).
         fragment(0, false, 4, &v6),
     ]);
-    // Destination options, hop by hop, routing; one, several, and before and behind a fragment header.
+    // Destination, hop-by-hop and routing headers: alone, combined, and before and after a fragment header.
     let option = |next: u8| [next, 0, 1, 4, 0, 0, 0, 0];
     let routing = |next: u8| [next, 0, 0, 0, 0, 0, 0, 0];
     frames.extend([
@@ -133,7 +133,7 @@ fn pieces(from: End, to: End, port: u16) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Whether a frame has the ports of a segment to port 22: those who get them know all that the rule is about.
+/// Whether a frame contains the ports of a segment to port 22. A receiver of these has everything that the rule denies.
 fn has_denied_ports(frame: &[u8]) -> bool {
     frame.windows(4).any(|bytes| bytes == [0x13, 0x88, 0, 22])
 }
@@ -155,7 +155,7 @@ fn an_acl_that_denies_a_port_lets_no_piece_of_a_segment_to_it_out() {
         tenants.judge(&what, |t, stop| flood(t, attachment, pieces(x, y, 22), stop));
         let passed: Vec<_> = listener.take().into_iter().filter(|frame| has_denied_ports(frame)).collect();
         assert!(passed.is_empty(), "{attachment:?}: {} frames passed, such as {:02x?}", passed.len(), passed[0]);
-        // And what is not denied passes.
+        // A segment that is not denied passes.
         let stop = Arc::default();
         let whole = ipv4(x, y, TCP, 1, 0, &tcp(x, y, false, (5000, 80), SYN));
         let threads = flood(&tenants, attachment, vec![whole], &stop);
@@ -166,7 +166,7 @@ fn an_acl_that_denies_a_port_lets_no_piece_of_a_segment_to_it_out() {
     }
 }
 
-/// What arrives at `x`, whatever it is, while `work` runs.
+/// The frames that arrive at `x`, however it is attached, while `work` runs.
 fn received(tenants: &Tenants, attachment: Attachment, work: impl FnOnce()) -> Vec<Vec<u8>> {
     match attachment {
         Attachment::Tap => {
@@ -212,7 +212,7 @@ fn an_acl_that_denies_a_port_lets_no_piece_of_a_segment_to_it_in() {
     }
 }
 
-/// A guest that lets nobody in but to its DNS server, and answers in fragments.
+/// A guest whose security group permits only DNS queries to it, and which replies in fragments.
 #[test]
 fn a_fragment_of_an_answer_opens_no_other_port() {
     for attachment in ATTACHMENTS {
@@ -273,7 +273,7 @@ fn a_fragment_of_an_answer_opens_no_other_port() {
     }
 }
 
-/// Neighbour discovery is what every network needs; what only looks like it is not.
+/// Neighbour discovery passes every rule, because every network needs it. Packets that only look like it do not pass.
 #[test]
 fn what_only_looks_like_neighbour_discovery_passes_no_rule() {
     let deny = |direction: &str| format!("[[vpc.acl]]\ndirection = \"{direction}\"\naction = \"deny\"\n");

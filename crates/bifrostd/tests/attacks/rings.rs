@@ -1,4 +1,4 @@
-//! Rings, descriptors and records, written by a driver that keeps to no rule.
+//! Rings, descriptors and inflight records from a driver that violates the virtio specification.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -13,8 +13,9 @@ use crate::common::front_end::{
 use crate::common::packets::{End, ping_gateway};
 use crate::common::tenants::{Attachment, Pace, Tenants, Threads, repeat, spin};
 
-/// A chain that takes all of a packed receive ring but one descriptor and is bad, and behind it a buffer that lies over the ring's
-/// first descriptor: the daemon's own copy of a packet makes that one available again, while it still has it.
+/// A bad chain that uses all but one descriptor of a packed receive ring, followed by a buffer that overlaps the ring's
+/// first descriptor. The daemon's copy of a packet into that buffer makes the first descriptor available again,
+/// although the daemon has not returned it yet.
 fn own_write(socket: &Path, size: u16) -> u64 {
     let Some(mut guest) = FrontEnd::connect(socket, Kind { packed: true, size }) else { return 0 };
     guest.set_memory();
@@ -29,7 +30,7 @@ fn own_write(socket: &Path, size: u16) -> u64 {
         let more = if slot + 2 < size { F_NEXT } else { 0 };
         memory.descriptor(ring + 16 * u64::from(slot), GUEST + SCRATCH, 60, 0, more | F_AVAILABLE);
     }
-    // Bytes 54 to 69 of the frame, and of the answer, are the descriptor.
+    // Bytes 54 to 69 of the frame and of its reply are the descriptor.
     let bits = u128::from(GUEST + SCRATCH) | 2048 << 64 | 2 << 96 | u128::from(F_WRITE | F_USED) << 112;
     let mut payload = [7; 72];
     payload[12..28].copy_from_slice(&bits.to_le_bytes());
@@ -39,7 +40,7 @@ fn own_write(socket: &Path, size: u16) -> u64 {
         guest.queue(&frame);
     }
     guest.kick(TX);
-    // Until it has been worked on.
+    // Waits until the daemon has processed them.
     for _ in 0..20 {
         std::thread::sleep(Duration::from_micros(500));
         if guest.outstanding(TX) == 0 {
@@ -61,7 +62,8 @@ fn a_buffer_over_the_ring_itself() {
     });
 }
 
-/// One thread makes a ring's first descriptor available and takes it back, without end; another one has the ring looked at.
+/// One thread repeatedly makes a ring's first descriptor available and takes it back, while another one makes the
+/// daemon read the ring.
 fn flip(tenants: &Tenants, stop: &Arc<AtomicBool>, ring: usize) -> Threads {
     const SIZE: u16 = 16;
     let Some(mut guest) = FrontEnd::connect(&tenants.socket(), Kind { packed: true, size: SIZE }) else {
@@ -86,7 +88,7 @@ fn flip(tenants: &Tenants, stop: &Arc<AtomicBool>, ring: usize) -> Threads {
         pace.wait();
         turn += 1;
         match ring {
-            // A ring that was taken out of use starts again.
+            // Restarts the ring, which the daemon may have disabled.
             _ if turn.is_multiple_of(64) => guest.start_rings(),
             TX => guest.kick(TX),
             _ => {
@@ -106,16 +108,16 @@ fn descriptors_that_another_processor_takes_back() {
     tenants.judge("receive descriptors taken back", |tenants, stop| flip(tenants, stop, RX));
 }
 
-/// A record of what is in flight that changes while it is read.
+/// An inflight record that changes while the daemon reads it.
 fn changing_record(tenants: &Tenants, stop: &Arc<AtomicBool>, packed: bool) -> Threads {
-    /// As long as a chain may be.
+    /// The longest valid chain.
     const SIZE: u16 = 256;
     let Some(mut guest) = FrontEnd::connect(&tenants.socket(), Kind { packed, size: SIZE }) else { return Vec::new() };
     let record = Memory::new(1 << 20);
     let (header, stride) = if packed { (32, 32) } else { (16, 16) };
     let bytes = (header + stride * u64::from(SIZE)).next_multiple_of(64);
     let ours = Arc::clone(&record);
-    // Of both rings. Each time the daemon has read one, it is made again.
+    // Writes the records of both rings; repeated each time before the daemon reads them.
     let prepare = move || {
         for ring in [0, bytes] {
             let head = if packed { 1 | 1 << 48 } else { 1 };
@@ -165,7 +167,8 @@ fn a_record_that_changes_while_it_is_read() {
     }
 }
 
-/// A receive ring full of long chains that end badly, filled again as soon as it is worked on; and packets to be placed there.
+/// A receive ring full of long chains with an invalid end, refilled as soon as the daemon has processed it, and packets
+/// to be placed in it.
 fn long_bad_chains(tenants: &Tenants, stop: &Arc<AtomicBool>, size: u16) -> Threads {
     let Some(mut guest) = FrontEnd::connect(&tenants.socket(), Kind { packed: false, size }) else { return Vec::new() };
     guest.set_memory();
@@ -183,7 +186,7 @@ fn long_bad_chains(tenants: &Tenants, stop: &Arc<AtomicBool>, size: u16) -> Thre
     let mut pace = Pace::new(1000.0);
     vec![repeat(stop, move || {
         pace.wait();
-        // Always as many as the ring has.
+        // Makes all entries of the ring available.
         memory.store16(available + 2, memory.load16(used + 2).wrapping_add(size));
         u64::from(guest.send(&ping_gateway(End::attacker(1), &[1; 40])))
     })]
@@ -197,14 +200,14 @@ fn long_chains_that_end_badly() {
     }
 }
 
-/// Sends chains that take the whole transmit ring, each with another id.
+/// Sends chains that fill the whole transmit ring, each with another buffer ID.
 struct WholeRing {
     guest: FrontEnd,
     lap: u16,
 }
 
 impl WholeRing {
-    /// As long as a chain may be.
+    /// The longest valid chain.
     const SIZE: u16 = 256;
 
     fn send(&mut self) -> u64 {
@@ -225,7 +228,7 @@ impl WholeRing {
             }
             std::thread::sleep(Duration::from_micros(50));
         }
-        // Out of use: again from the beginning.
+        // The daemon has disabled the ring: start again.
         self.guest.start_rings();
         self.lap = 0;
         0
@@ -242,7 +245,7 @@ fn every_id_once_with_a_chain_of_the_whole_ring() {
     let grown = tenants.memory_kib().0.saturating_sub(before);
     println!("{sent} chains; memory has grown by {grown} KiB");
     assert!(sent > u64::from(WholeRing::SIZE) / 2, "{sent} chains were given back");
-    // Ring and port have some hundred bytes for each descriptor.
+    // The ring and the port use a few hundred bytes per descriptor.
     assert!(grown < 4 << 10, "{grown} KiB more");
     drop(ring);
     tenants.judge("whole-ring chains", |tenants, stop| {

@@ -1,4 +1,4 @@
-//! Conversations without end, which leave room for others.
+//! Endless sessions from one sender must leave room for the sessions of others.
 
 use std::io::Read as _;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -13,12 +13,12 @@ use crate::common::packets::{End, Listener, TCP, UDP, ipv4, tcp, udp};
 use crate::common::tenants::{Attachment, Pace, Tenants, Threads, repeat, repeat_here};
 use crate::common::{Lab, eventually};
 
-/// Conversations that a port may have.
+/// Maximum number of sessions of a port.
 const SESSIONS: u64 = 512;
 const X: u8 = 1;
 const Y: u8 = 2;
 
-/// `x` lets anybody ask its DNS server, and connect to its port 80.
+/// Everyone may query the DNS server of `x` and connect to its port 80.
 fn rules(lab: &mut Lab) {
     let line = "name = \"x\"\n";
     let config = &mut lab.hosts[0].config;
@@ -29,7 +29,7 @@ fn rules(lab: &mut Lab) {
     ));
 }
 
-/// `y` asks the server of `x`, each time from another port.
+/// `y` sends queries to the server of `x`, each from another port.
 fn questions(tenants: &Tenants, stop: &Arc<AtomicBool>) -> Threads {
     let stop = Arc::clone(stop);
     let (x, y) = (End::attacker(X), End::attacker(Y));
@@ -45,7 +45,7 @@ fn questions(tenants: &Tenants, stop: &Arc<AtomicBool>) -> Threads {
     vec![thread]
 }
 
-/// Whether `x` reaches what it has not talked to before, while its conversations are taken.
+/// Whether `x` can open a new connection while its sessions are exhausted.
 fn connects(tenants: &Tenants) -> bool {
     let listener = tenants.lab.net("y").enter(|| TcpListener::bind(("10.9.0.2", 443)).unwrap());
     let to = SocketAddr::from(([10, 9, 0, 2], 443));
@@ -56,7 +56,7 @@ fn connects(tenants: &Tenants) -> bool {
 }
 
 #[test]
-fn a_server_that_is_asked_without_end_still_connects_elsewhere() {
+fn a_server_under_endless_queries_still_connects_elsewhere() {
     let tenants = Tenants::with(Attachment::Tap, rules);
     let server = tenants.lab.net("x").enter(|| UdpSocket::bind(("10.9.0.1", 53)).unwrap());
     server.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -84,10 +84,10 @@ fn a_server_that_is_asked_without_end_still_connects_elsewhere() {
 }
 
 #[test]
-fn a_machine_that_is_asked_without_end_still_begins_conversations() {
+fn a_machine_under_endless_queries_still_opens_connections() {
     let tenants = Tenants::with(Attachment::Machine, rules);
     let (x, y) = (End::attacker(X), End::attacker(Y));
-    // Its driver answers each question once, and now and then begins a connection of its own.
+    // The driver answers each query once, and sometimes opens a connection of its own.
     let begun = Arc::new(std::sync::atomic::AtomicU64::new(0));
     let serve = |tenants: &Tenants, stop: &Arc<AtomicBool>| {
         let (mut guest, begun) =
@@ -121,11 +121,11 @@ fn a_machine_that_is_asked_without_end_still_begins_conversations() {
     eventually(1.0, "what was sent has arrived", || true);
     let seen = listener.take().iter().filter(is_own).count() as u64;
     let begun = begun.load(Ordering::Relaxed);
-    // The last ones may be under way.
+    // The last ones may still be in flight.
     assert!(begun > 20 && seen + 5 > begun, "{seen} of its {begun} own connections came about");
 }
 
-/// Clients that say that they are done and then nothing more, while the server keeps its side open.
+/// Clients that close their sending direction and then stay silent, while the server keeps its direction open.
 #[test]
 fn connections_left_half_closed_make_room() {
     let tenants = Tenants::with(Attachment::Tap, rules);
@@ -136,7 +136,7 @@ fn connections_left_half_closed_make_room() {
         let mut kept = Vec::new();
         move || match listener.accept() {
             Ok((stream, _)) => {
-                // Its client's end has come, and it says nothing.
+                // The client has closed its direction and stays silent.
                 kept.push(stream);
                 1
             }
@@ -161,7 +161,7 @@ fn connections_left_half_closed_make_room() {
                 kept.extend(stream);
                 u64::from(connected)
             });
-            // A client that vanishes says nothing: these are closed when the namespace has gone.
+            // A client that vanishes sends no FIN: the sockets are closed only after the namespace is gone.
             std::mem::forget(kept);
             connected
         });
@@ -172,7 +172,7 @@ fn connections_left_half_closed_make_room() {
     let accepted = accepting.join().unwrap();
     assert!(accepted > SESSIONS * 3 / 4, "{accepted} connections");
     assert_eq!(connected, 3, "the server's own new connections");
-    // And others still get in.
+    // Other clients can still connect.
     let to = SocketAddr::from(([10, 9, 0, 1], 80));
     let again = tenants.lab.net("x").enter(|| TcpListener::bind(("10.9.0.1", 80)));
     if let Ok(again) = again {
