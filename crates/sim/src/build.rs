@@ -39,23 +39,23 @@ pub struct Guest {
     pub owner: u16,
     /// Its MAC address; guests of different networks may have the same.
     pub mac: [u8; 6],
-    /// Its address; as above.
+    /// Its IPv4 address; guests of different networks may have the same.
     pub ip: [u8; 4],
-    /// What it may send and receive.
+    /// Limits of its sending and receiving rates.
     pub(crate) rates: (Rate, Rate),
-    /// Its share of full paths.
+    /// Its weight among the guests of its network when paths are full.
     weight: u8,
     /// Its TCP, if it has one.
     pub(crate) tcp: Option<TcpGuest>,
-    /// It takes nothing out of its receive ring.
+    /// It receives nothing from its ring.
     pub(crate) stalled: bool,
-    /// Interval at which it takes one frame, ns; 0: it takes all at once.
+    /// Interval at which it receives one frame, ns; 0: it receives all frames at once.
     pub(crate) receive_gap: u64,
-    /// When a slow guest takes the next frame.
+    /// When a slow guest receives the next frame, ns.
     pub(crate) receive_at: u64,
-    /// When its TCP is to be polled.
+    /// When its TCP is to be polled, ns.
     pub(crate) poll_at: u64,
-    /// Its senders that wait for room in the ring.
+    /// Its senders that wait for room in the transmit ring.
     pub(crate) blocked: Vec<u32>,
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn build(scenario: &Scenario, config: &rte::Config, rng: &mut Rng) ->
     let mut conns = Conns::default();
     let mut senders = Vec::new();
     let mut light = BTreeSet::new();
-    // Guests that talk to each other, in both directions.
+    // Pairs of guests that talk to each other, in both directions.
     let mut talks: BTreeSet<(u32, u32)> = BTreeSet::new();
     for (index, workload) in (0..).zip(&scenario.workloads) {
         let pairs = pairs(workload, &guests);
@@ -268,7 +268,7 @@ fn hosts(
     for (id, guest) in (0..).zip(guests) {
         local[guest.host as usize].push(id);
     }
-    // Guests on other hosts that guests of this host talk to.
+    // By host: the guests on other hosts that its guests talk to.
     let mut remote: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); count];
     for &(a, b) in talks {
         let (here, there) = (guests[a as usize].host, guests[b as usize].host);
@@ -346,7 +346,7 @@ fn hosts(
                 SimPort::new(scenario.host.tx_ring, scenario.host.rx_ring, usize::from(scenario.host.mtu) + ETHERNET);
             (Vnic { guest, vni: vni(g.vni), mac: Mac(g.mac), ordering, reliable, rates: g.rates, weights }, port)
         });
-        // Clocks of hosts are independent; some are about to wrap their 64 ns ticks.
+        // The clocks of hosts are independent. Some are about to wrap their counters of 64 ns ticks.
         let clock_offset = rng.below(1 << 40);
         hosts.push(Host::new(HostParts {
             id,

@@ -1,6 +1,6 @@
 //! The interface of checkers, which observe everything that happens and detect violations.
 //!
-//! The world itself checks what costs nothing: every flow of light guests, every byte of TCP streams, every handle
+//! The world itself makes the cheap checks: every flow of light guests, every byte of TCP streams, every handle
 //! ([`Kind`](crate::Kind) lists the violations). Add further checkers with
 //! [`World::add_checker`](crate::World::add_checker).
 
@@ -22,7 +22,7 @@ pub enum Wire {
     Dropped(DropReason),
     /// It is in the receiving host's socket.
     Arrived,
-    /// The receiving host's loop has taken it.
+    /// The receiving host's loop has read it.
     Taken,
 }
 

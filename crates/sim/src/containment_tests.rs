@@ -1,7 +1,7 @@
-//! A panic at any stage of a core affects only the port, or the connection, that it happened for.
+//! A panic at any stage of a core affects only the port or connection that the core was working for.
 //!
-//! Two hosts, two tenants. Tenant A's port on the first host is the victim. Tenant B sends all the time, on both hosts,
-//! between them and within the first one: all its packets arrive, once and in order, and all counters balance.
+//! Two hosts, two tenants. Tenant A's port on the first host is the victim. Tenant B sends continuously, between the
+//! hosts and within the first one. All its packets must arrive once and in order, and all counters must balance.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,10 +24,10 @@ use crate::underlay::SimUnderlay;
 
 /// Duration of a turn of both hosts, and one-way delay between them, ns.
 const STEP_NS: u64 = 20_000;
-/// Tenants' networks.
+/// VNIs of the tenants' networks.
 const A: u32 = 100;
 const B: u32 = 200;
-/// The victim's port on host 0: other ports are before and after it.
+/// The victim's port on host 0. There are other ports before and after it.
 const VICTIM: u16 = 1;
 
 /// Guests: number, host, port, network.
@@ -72,7 +72,7 @@ fn frame(from: u8, to: u8, len: usize, number: u32, out: &mut Vec<u8>) {
     out.resize(len, number as u8);
 }
 
-/// Packets that a guest received: from whom, and which number.
+/// The sender and the number of a received packet.
 fn read(frame: &[u8]) -> (u8, u32) {
     let number = u32::from_be_bytes(frame[42..46].try_into().unwrap());
     assert!(frame[46..].iter().all(|byte| *byte == number as u8), "the frame is damaged");
@@ -80,20 +80,20 @@ fn read(frame: &[u8]) -> (u8, u32) {
 }
 
 thread_local! {
-    /// Wall-clock time, and the thread's own processor time, ns.
+    /// Wall-clock time, and the thread's own CPU time, ns.
     static CLOCK: Cell<u64> = const { Cell::new(0) };
     static USED: Cell<u64> = const { Cell::new(0) };
-    /// Remaining pauses of the machine.
+    /// Number of pauses of the machine still to come.
     static PAUSES: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The thread works.
+/// The thread uses the CPU.
 fn work(ns: u64) {
     CLOCK.set(CLOCK.get() + ns);
     USED.set(USED.get() + ns);
 }
 
-/// Another thread has the processor.
+/// Another thread uses the CPU.
 fn sleep(ns: u64) {
     CLOCK.set(CLOCK.get() + ns);
 }
@@ -104,7 +104,7 @@ struct Worlds {
     sent: BTreeMap<(u8, u8), u32>,
     received: BTreeMap<(u8, u8), Vec<u32>>,
     recoveries: Vec<Recovery>,
-    /// Time of the first host's turns.
+    /// Total time of the first host's turns, ns.
     turns_ns: u64,
 }
 
@@ -339,10 +339,10 @@ fn without_a_panic_everything_arrives() {
 }
 
 #[test]
-fn a_panic_in_a_ports_own_stage_takes_that_port_out_of_use_and_nothing_else() {
+fn a_panic_in_a_stage_of_a_port_disables_only_that_port() {
     let stages = Stage::ALL.into_iter().filter(|stage| stage.is_of_port());
-    // After a different number of turns each time, so that lists have other lengths, and other work was done before.
-    // Once only a guest of the same host sends to the victim.
+    // The panic comes after different numbers of turns, so that the lengths of lists and the work before it differ. In
+    // one run, only a guest of the same host sends to the victim.
     let every: fn(u8) -> bool = |_| true;
     let without_2: fn(u8) -> bool = |guest| guest != 2;
     let runs =
@@ -373,9 +373,9 @@ fn a_panic_in_a_ports_own_stage_takes_that_port_out_of_use_and_nothing_else() {
             worlds.assert_complete(flow, why);
         }
         worlds.assert_balanced(why);
-        // All others have all buffers back.
+        // The buffers of all other ports are released.
         worlds.assert_nothing_held(why);
-        // With another device the port is in use again. The removed device is returned unchanged.
+        // With a new device the port works again. The removed device is returned unchanged.
         let core = worlds.hosts[0].core.as_mut().unwrap();
         let broken = core.swap_device(VICTIM, port_again()).unwrap();
         assert!(broken.rx_was_used(), "{why}: the removed device is returned");
@@ -395,7 +395,7 @@ fn port_again() -> SimPort {
 }
 
 #[test]
-fn a_panic_at_a_packet_of_a_connection_costs_that_connection() {
+fn a_panic_on_a_packet_of_a_connection_drops_only_that_connection() {
     let (local, remote) = (mac(1), mac(2));
     for stage in [Stage::Control, Stage::Data, Stage::Judge] {
         let why = stage.name();
@@ -414,7 +414,7 @@ fn a_panic_at_a_packet_of_a_connection_costs_that_connection() {
         let core = worlds.hosts[0].core().unwrap();
         assert_eq!(core.engine().counters().faulted_connections, 1, "{why}");
         assert_eq!(core.failed_ports(), [0u16; 0], "{why}");
-        // The pair gets a new one, which works.
+        // The pair gets a new connection, which works.
         let before = worlds.received[&(2, 1)].len();
         worlds.run(100, 3, |_| true);
         worlds.drain();
@@ -424,7 +424,7 @@ fn a_panic_at_a_packet_of_a_connection_costs_that_connection() {
 }
 
 #[test]
-fn a_connection_that_panics_repeatedly_costs_its_port() {
+fn a_connection_that_panics_repeatedly_disables_its_port() {
     let mut worlds = Worlds::new();
     worlds.run(60, 3, |_| true);
     for _ in 0..20 {
@@ -476,7 +476,7 @@ fn panics_without_an_owner_are_not_tolerated_forever() {
 
 #[test]
 fn the_peer_state_is_unchanged() {
-    // A peer number for the requested connection below is the engine's first.
+    // The only peer is the engine's first one, `PeerId(0)`.
     let mut worlds = Worlds::new();
     worlds.run(60, 3, |_| true);
     let before = worlds.hosts[0].core().unwrap().engine().selected_paths(PeerId(0)).len();
@@ -489,7 +489,7 @@ fn the_peer_state_is_unchanged() {
     assert_eq!(engine.pages_used().0, 0, "no page is lost");
 }
 
-/// The first host measures which port uses its time.
+/// Worlds in which the first host measures how much time each port uses.
 fn watched(share_percent: u8, victim: fn(usize)) -> Worlds {
     let mut worlds = Worlds::new();
     CLOCK.set(0);
@@ -505,12 +505,12 @@ fn victim(worlds: &Worlds) -> PortView {
 }
 
 #[test]
-fn a_port_whose_packets_take_milliseconds_gets_its_share_of_the_worker_and_no_more() {
-    // As with a receive ring full of buffers that cannot be used.
+fn a_slow_port_gets_no_more_than_its_share_of_the_worker() {
+    // As with a receive ring full of unusable buffers.
     let slow = |packets| work(5_000_000 * packets as u64);
     let shares = [0, 10].map(|share| {
         let mut worlds = watched(share, slow);
-        // Until the worker has noticed.
+        // Gives the worker time to notice.
         worlds.run(20, 1, |_| true);
         let (began, used) = (worlds.now, worlds.turns_ns);
         while worlds.now < began + 3_000_000_000 {
@@ -529,7 +529,7 @@ fn a_port_whose_packets_take_milliseconds_gets_its_share_of_the_worker_and_no_mo
             worlds.assert_complete(flow, "slow");
         }
         worlds.assert_balanced("slow");
-        // When it is no longer slow it is served as before.
+        // A port that is no longer slow is served as before.
         let before = worlds.received[&(2, 1)].len();
         (0..60_000).for_each(|_| worlds.turn());
         worlds.run(200, 1, |_| true);
@@ -542,7 +542,7 @@ fn a_port_whose_packets_take_milliseconds_gets_its_share_of_the_worker_and_no_mo
 
 #[test]
 fn scheduling_delays_are_not_charged_to_ports() {
-    // Turns are long in the worker's own time, too, so that it measures closely.
+    // Turns also use much CPU time, so that the worker measures closely.
     let mut worlds = watched(10, |packets| {
         work(35_000 * packets as u64);
         sleep(4_000_000);
@@ -557,9 +557,8 @@ fn scheduling_delays_are_not_charged_to_ports() {
 
 #[test]
 fn pauses_of_the_machine_are_not_charged_to_ports() {
-    // Turns are long, so that the worker measures closely; now and then the hypervisor takes the processor for 25 ms,
-    // which the kernel charges to the thread.
-    // the thread.
+    // Turns are long, so that the worker measures closely. Sometimes the hypervisor takes the CPU for 25 ms, which the
+    // kernel charges to the thread.
     let mut worlds = watched(10, |packets| {
         work(35_000 * packets as u64);
         if PAUSES.get() > 0 {
@@ -581,7 +580,7 @@ fn pauses_of_the_machine_are_not_charged_to_ports() {
     }
     let port = victim(&worlds);
     assert_eq!((port.slow_turns, port.rest_times), (0, 0));
-    // The same pauses without time between them are charged to the port.
+    // Such pauses are charged to the port if they follow each other immediately.
     PAUSES.set(40);
     worlds.run(100, 100, |guest| guest <= 2);
     assert!(victim(&worlds).rest_times > 0);
@@ -589,7 +588,7 @@ fn pauses_of_the_machine_are_not_charged_to_ports() {
 
 #[test]
 fn a_busy_port_is_not_slow() {
-    // Many large packets: turns of several milliseconds.
+    // Many large packets, and turns of several milliseconds.
     let mut worlds = watched(1, |packets| work(35_000 * packets as u64));
     for _ in 0..600 {
         worlds.run(1, 100, |guest| guest <= 2);

@@ -1,4 +1,4 @@
-//! Faults, as single events in time.
+//! Faults as a list of timed events.
 
 use std::collections::BTreeSet;
 
@@ -25,9 +25,9 @@ pub enum Action {
     Restart(u32),
     /// A host gets no CPU until this time, ns.
     Pause(u32, u64),
-    /// A guest stops or starts taking what it receives.
+    /// A guest stops or resumes receiving.
     Stall(u32, bool),
-    /// Interval at which a guest takes one frame, ns; 0: all at once, as usual.
+    /// Interval at which a guest receives one frame, ns; 0: all at once, as usual.
     Slow(u32, u64),
     /// Faults between a guest and its switch, by the daemon's fault injection; `None`: they end.
     Port(u32, Option<Fault>),

@@ -1,5 +1,5 @@
-//! Light guests: TCP-shaped packets without TCP. Each contains its flow, its number and a pattern, so that loss,
-//! duplication, order and content of every flow are known exactly.
+//! Light guests: TCP-shaped packets without TCP. Each packet contains its flow, its number and a pattern, so that the
+//! loss, duplication, order and content of every flow are known exactly.
 
 use bifrost_nic::{Checksum, parse, transport_checksum};
 use bifrost_wire::checksum;
@@ -18,7 +18,7 @@ const DELIVERED: u8 = 1;
 /// It left as plain VXLAN: it may be lost, duplicated, or out of order.
 const EXEMPT: u8 = 2;
 const PLACED: u8 = 4;
-/// It was in a daemon that crashed, which had taken it from its guest or acknowledged it: it may be lost.
+/// It was in a crashed daemon, which had fetched it from its guest or acknowledged it: it may be lost.
 const LOSABLE: u8 = 8;
 /// It was retransmitted on a connection that restarted (PROTOCOL §4.6): it may arrive twice, and after packets that the
 /// receiver held behind it when it restarted.
@@ -38,7 +38,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Appends payload of `len` bytes, of which a record takes the first 24 (panics if `len` is smaller).
+    /// Appends `len` bytes of payload, of which the record takes the first 24. Panics if `len` is smaller.
     pub fn write(&self, len: usize, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&MAGIC.to_be_bytes());
@@ -53,7 +53,7 @@ impl Record {
         rest.copy_from_slice(&pattern[..rest.len()]);
     }
 
-    /// Parses payload; `None` if it is not a light guest's or was changed.
+    /// Parses a payload; `None` if it is not a light guest's or was changed.
     pub fn read(payload: &[u8]) -> Option<Record> {
         let word = |at: usize| payload.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
         let sent_at = u64::from_be_bytes(payload.get(16..24)?.try_into().ok()?);
@@ -92,7 +92,7 @@ pub struct Flow {
     pub pair: u32,
     /// It may lose packets (between guest and switch).
     pub lossy: bool,
-    /// Order does not matter (the network's policy).
+    /// Order does not matter (policy of the network).
     pub unordered: bool,
     /// Length of each packet in a large frame, bytes; 0: frames are single packets.
     pub segment_bytes: u32,
@@ -115,7 +115,7 @@ pub(crate) struct Pair {
     next: u32,
 }
 
-/// Result for a packet that reached a guest.
+/// Outcome of a frame that reached a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receipt {
     /// It arrived for the first time.
@@ -246,7 +246,7 @@ impl Flows {
         }
     }
 
-    /// A frame was released to the sending guest: checks that all of it is in the receiver's memory.
+    /// A frame was released to the sending guest. Checks that all its packets are in the receiver's memory.
     pub fn completed(&mut self, at: u64, frame: &[u8], violations: &mut Violations) {
         self.each(frame, |flows, flow, seq| {
             let Some(f) = flows.flows.get(flow as usize) else { return };
@@ -265,7 +265,7 @@ impl Flows {
     /// A frame reached a guest.
     pub fn received(&mut self, at: u64, guest: u32, frame: &[u8], violations: &mut Violations) -> Receipt {
         let Some(record) = frame.get(HEADERS_BYTES..).and_then(Record::read) else {
-            // The guest itself checks frames that came as plain VXLAN.
+            // A guest's own TCP checks frames that came as plain VXLAN.
             if !is_visibly_wrong(frame) {
                 violations.add(at, Kind::Corrupted, || format!("guest {guest} received a corrupted frame"));
             }
@@ -311,7 +311,7 @@ impl Flows {
         Receipt::New { workload: f.workload, sent_at: record.sent_at }
     }
 
-    /// At the end: packets that never arrived.
+    /// Reports packets that never arrived, at the end of a run.
     pub fn check_complete(&self, at: u64, violations: &mut Violations) {
         for (i, f) in self.flows.iter().enumerate().filter(|(_, f)| !f.lossy) {
             let mut lost =
@@ -328,7 +328,7 @@ impl Flows {
         }
     }
 
-    /// Packets sent, and delivered at least once.
+    /// Number of packets sent, and of packets delivered at least once.
     pub fn totals(&self) -> (u64, u64) {
         self.flows.iter().fold((0, 0), |(s, d), f| (s + f.packets.len() as u64, d + u64::from(f.delivered)))
     }
@@ -338,7 +338,7 @@ impl Flows {
         self.flows.get_mut(flow as usize)?.packets.get_mut(seq as usize)
     }
 
-    /// The records of a guest's frame, which may contain several packets.
+    /// Calls `what` for each record of a guest's frame, which may contain several packets.
     fn each(&mut self, frame: &[u8], mut what: impl FnMut(&mut Self, u32, u32)) {
         let Some((flow, _)) = peek(frame) else { return };
         let payload = &frame[HEADERS_BYTES..];
@@ -390,7 +390,7 @@ impl Addresses {
         out.extend_from_slice(&[0, 0, 0, 0, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0]);
     }
 
-    /// Completes a frame: the IPv4 header's checksum, and TCP's: complete, or only that of the pseudo header.
+    /// Completes a frame with the checksums of IPv4 and TCP. If `partial`, TCP's covers only the pseudo header.
     pub(crate) fn finish(&self, partial: bool, frame: &mut [u8]) {
         let ip = checksum::checksum(&frame[14..34]);
         frame[24..26].copy_from_slice(&ip.to_be_bytes());

@@ -8,7 +8,7 @@ use crate::packet::{BIFROST_PORT, VXLAN_PORT};
 use crate::port::SimPort;
 use crate::underlay::{SimUnderlay, address};
 
-/// Time zero.
+/// No time: the event is not scheduled.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 /// Maximum length of a datagram with several packets: the daemon's default.
@@ -23,9 +23,9 @@ pub(crate) struct Vnic {
     pub(crate) mac: bifrost_wire::Mac,
     pub(crate) ordering: bifrost_rte::Ordering,
     pub(crate) reliable: bool,
-    /// What it may send and receive.
+    /// Limits of its sending and receiving rates.
     pub(crate) rates: (Rate, Rate),
-    /// Shares of full paths: its network's, its own.
+    /// Weights when paths are full: of its network, and of the guest within it.
     pub(crate) weights: (u8, u8),
 }
 
@@ -46,15 +46,15 @@ pub struct Host {
     source_port_base: u16,
     config: Config,
     control_dscp: u8,
-    /// End of its last turn.
+    /// End of its last turn, ns.
     pub(crate) busy_until: u64,
-    /// Time of its next turn.
+    /// Time of its next turn, ns.
     pub(crate) turn_at: u64,
-    /// It gets no CPU until this time.
+    /// It gets no CPU until this time, ns.
     pub(crate) paused_until: u64,
     /// Turns of its loop.
     pub turns: u64,
-    /// CPU time that they took, ns.
+    /// CPU time of these turns, ns.
     pub busy_ns: u64,
 }
 
@@ -97,7 +97,7 @@ impl Host {
     /// Starts the daemon. `instance`: us since the epoch.
     ///
     /// # Panics
-    /// The scenario describes a contradictory switch, which its checks exclude.
+    /// If the scenario describes contradictory switch tables, which its checks exclude.
     pub(crate) fn start(&mut self, instance: u64, salt: u32) {
         let switch = avs::Switch::build(&self.tables, 0).expect("a switch without contradictions");
         let (transport, plain_paths) = (self.config.clone(), PlainPaths::default());
@@ -138,7 +138,7 @@ impl Host {
         self.core = Some(core);
     }
 
-    /// The daemon crashes with all its state; vNICs stay.
+    /// The daemon crashes and loses all its state; the vNICs stay.
     pub(crate) fn crash(&mut self) {
         let Some(mut core) = self.core.take() else { return };
         for owner in 0..self.vnics.len() as u16 {
@@ -228,7 +228,7 @@ mod tests {
         );
         let mut port = SimPort::new(256, 256, 65_535);
         for _ in 0..PACKETS {
-            // Not an Ethernet frame of a known protocol, so each is dropped early.
+            // Not an Ethernet frame of a known protocol, so the host drops it early.
             assert!(port.send(Offload::default(), |bytes| bytes.resize(60_000, 0xff)));
         }
         let (vni, mac) = (Vni::new(100).unwrap(), Mac([2, 0, 0, 0, 0, 1]));

@@ -21,10 +21,10 @@ pub struct LinkConfig {
     pub jitter: Ns,
     /// Queue length, bytes; packets that do not fit are dropped.
     pub queue: Bytes,
-    /// ECN-capable packets that find a longer queue than this are marked; 0: none are.
+    /// Queue length, bytes, above which ECN-capable packets are marked; 0: never.
     pub ecn_threshold: Bytes,
-    /// Packets with at least this DSCP leave before all others (strict priority), and are not dropped for the queue; 0:
-    /// one queue for all.
+    /// Packets with at least this DSCP are sent before all others (strict priority), and are never dropped because of a
+    /// full queue; 0: one queue for all.
     pub priority_dscp: u8,
     /// Probability of loss.
     pub loss: f64,
@@ -32,14 +32,14 @@ pub struct LinkConfig {
     pub corruption: f64,
     /// Probability of duplication.
     pub duplication: f64,
-    /// Probability of being held back by `reorder_delay`, so that others overtake.
+    /// Probability that a packet is delayed further, by up to `reorder_delay`, so that others overtake it.
     pub reordering: f64,
     /// Maximum delay of such a packet, uniform in 0..=this.
     pub reorder_delay: Ns,
     /// Nothing passes, and packets in flight are lost.
     pub down: bool,
-    /// How long the link must be down until routing avoids it, and up until routing uses it again; 0: routing does not
-    /// notice.
+    /// Convergence time of routing: how long the link must be down until routing avoids it, and up until routing uses
+    /// it again; 0: routing never notices.
     pub reroute_after: Ns,
 }
 
@@ -65,7 +65,7 @@ impl Default for LinkConfig {
 
 macro_rules! patch {
     ($($(#[$doc:meta])* $field:ident: $kind:ty,)*) => {
-        /// Changes to a [`LinkConfig`]: fields that are not set stay.
+        /// Changes to a [`LinkConfig`]. Unset fields do not change.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct LinkPatch {
@@ -149,7 +149,7 @@ pub enum Fate {
     Passes {
         /// Arrival time.
         at: u64,
-        /// With a congestion mark, if it can carry one.
+        /// It gets a congestion mark, which only an ECN-capable packet does.
         marked: bool,
         /// One of its bits flips.
         corrupted: bool,
@@ -158,10 +158,10 @@ pub enum Fate {
     },
 }
 
-/// What a link looks at in a packet's IP header.
+/// The fields of a packet's IP header that a link uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Class {
-    /// It can carry a congestion mark.
+    /// It is ECN-capable.
     pub ecn_capable: bool,
     /// Its DSCP.
     pub dscp: u8,
@@ -174,18 +174,18 @@ pub struct Link {
     pub config: LinkConfig,
     /// Its initial properties, for the end of a fault.
     pub original: LinkConfig,
-    /// When its queue is empty.
+    /// When its queue will be empty, ns.
     busy_until: u64,
     last_arrival: u64,
-    /// When it last went down or came up.
+    /// When it last went down or came up, ns.
     changed_at: u64,
-    /// When it last went down, plus 1; 0: never.
+    /// When it last went down, ns, plus 1; 0: never.
     went_down: u64,
     /// Packets accepted.
     pub packets: u64,
     /// Bytes of them on the wire.
     pub bytes: u64,
-    /// Packets with a congestion mark from here.
+    /// Packets that it marked.
     pub marked_packets: u64,
     /// Packets dropped here, for any reason.
     pub dropped_packets: u64,
@@ -265,7 +265,7 @@ impl Link {
         let (mut departs, mut marked) = (now, false);
         let first = c.priority_dscp > 0 && class.dscp >= c.priority_dscp;
         if c.rate.0 > 0 && first {
-            // The packet that is being sent now is not waited for: at most a microsecond or two.
+            // The model ignores the rest of the packet that is being sent: at most a microsecond or two.
             let own = (u128::from(size) * 8_000_000_000).div_ceil(u128::from(c.rate.0)) as u64;
             departs = now + own;
             self.busy_until = self.busy_until.max(now) + own;

@@ -27,7 +27,7 @@ const NONE: u32 = u32::MAX;
 struct Switch {
     name: String,
     salt: u64,
-    /// By host; `NONE`: not below.
+    /// By host: the link down to it; `NONE`: the host is not below.
     down: Vec<u32>,
     up: Vec<u32>,
 }
@@ -44,12 +44,12 @@ pub struct Network {
     withdrawn_count: u32,
     switches: Vec<Switch>,
     hosts: u32,
-    /// By host; in the parallel topology the first link to host 0.
+    /// By host: its link to the network; in the parallel topology its first link to host 0.
     uplink: Vec<u32>,
     /// Parallel topology: number of paths between two hosts; otherwise 0.
     parallel: u32,
     source_port_base: u16,
-    /// Packets of this sender, receiver and source port are hashed with an additional salt.
+    /// Additional salt for hashing packets with this sender, receiver and source port.
     rehashed: HashMap<(u32, u32, u16), u64, FixedState>,
 }
 
@@ -150,7 +150,7 @@ impl Network {
         self.switches.len() as u32 - 1
     }
 
-    /// Hosts below a switch.
+    /// Attaches hosts to a switch.
     fn attach(&mut self, switch: u32, hosts: std::ops::Range<u32>, link: &LinkPatch) {
         let config = link.on(LinkConfig::default());
         for host in hosts {
@@ -162,7 +162,7 @@ impl Network {
         }
     }
 
-    /// A switch above another, which has `hosts` below it.
+    /// Connects a switch to another one above it, which reaches `hosts` by this link.
     fn join(&mut self, below: u32, above: u32, hosts: std::ops::Range<u32>, link: &LinkPatch) {
         let config = link.on(LinkConfig::default());
         let (b, a) = (self.switches[below as usize].name.clone(), self.switches[above as usize].name.clone());
@@ -222,7 +222,7 @@ impl Network {
         good().nth(pick(good().count()))
     }
 
-    /// Whether, as far as routing knows, a link is on a route to a host.
+    /// Whether, as far as routing knows, a link leads to a host.
     fn leads(&self, link: u32, host: u32) -> bool {
         if self.withdrawn[link as usize] {
             return false;
@@ -239,7 +239,7 @@ impl Network {
         }
     }
 
-    /// Tells routing whether a link is down. All switches learn it at once.
+    /// Tells routing whether a link is down. All switches learn it at the same time.
     pub fn withdraw(&mut self, link: u32, down: bool) {
         let known = &mut self.withdrawn[link as usize];
         if *known != down {
@@ -259,8 +259,8 @@ impl Network {
         (to * self.hosts + from) * self.parallel + path
     }
 
-    /// From now on switches hash packets from `src` to `dst` with this source port as if it were another one, which
-    /// `salt` represents: a sender that moves its flow to another path.
+    /// From now on, switches mix `salt` into the hash of packets from `src` to `dst` with this source port. This models
+    /// a sender that moves its flow to another path by using another source port.
     pub(crate) fn rehash(&mut self, src: u32, dst: u32, source_port: u16, salt: u64) {
         self.rehashed.insert((src, dst, source_port), salt);
     }
@@ -347,7 +347,7 @@ mod tests {
         let ways =
             |net: &Network| -> BTreeSet<Vec<u32>> { (0..64).map(|i| way(net, &packet(0, 7, 49_152 + i))).collect() };
         assert_eq!(ways(&net).len(), 4);
-        // The last links of one route are down: switches further up must not use it.
+        // The last links of one route are down. Switches further up must not use it.
         let last = net.matching("agg1.0>tor1.1").next().expect("a link");
         assert!(ways(&net).iter().any(|w| w.contains(&last)));
         assert_eq!(net.name(net.reverse(last)), "tor1.1>agg1.0");

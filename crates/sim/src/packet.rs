@@ -3,14 +3,14 @@
 use bifrost_wire::bifrost::{DataHeader, Packet as Bifrost, parse};
 use bifrost_wire::vxlan;
 
-/// UDP port on which hosts take BIFROST.
+/// UDP port on which hosts receive BIFROST.
 pub const BIFROST_PORT: u16 = 4794;
-/// UDP port on which hosts take plain VXLAN.
+/// UDP port on which hosts receive plain VXLAN.
 pub const VXLAN_PORT: u16 = 4789;
 /// TTL of packets from hosts.
 pub(crate) const INITIAL_TTL: u8 = 64;
 
-/// Packets move from queue to queue, and are reused: a box moves as one word.
+/// Packets move between queues and are reused. A box moves as one word.
 pub(crate) type Parcel = Box<Packet>;
 
 /// Pkt Type of a bundle (PROTOCOL §3.6).
@@ -81,7 +81,7 @@ impl Packet {
         })
     }
 
-    /// Passes `see` the CIDs and frames of DATA packets, without parsing the rest.
+    /// Passes the CIDs and frames of DATA packets to `see`, without parsing the rest.
     pub(crate) fn data_quick(&self, mut see: impl FnMut(u32, &[u8])) {
         let mut packet = |bytes: &[u8]| {
             if let Some(&[1, _, _, _, _, _, _, _, a, b, c, d]) = bytes.first_chunk()

@@ -10,7 +10,7 @@ use std::io;
 use bifrost_nic::Offload;
 use bifrost_port::{GuestPort, PlaceError, RxHandle, TxFrame, TxHandle};
 
-/// Longer frames come in two pieces, as from a TAP device.
+/// Longer frames are handed over in two pieces, as by a TAP device.
 const HEAD_BYTES: usize = 2048;
 /// Maximum number of recorded misuses; even one is a bug.
 const MAX_MISUSES: usize = 16;
@@ -81,17 +81,17 @@ pub struct SimPort {
     misuses: RefCell<Vec<Misuse>>,
     /// Transmit buffers completed since the world last checked.
     completed: Vec<u32>,
-    /// Those of them that were dropped before they left.
+    /// Completed transmit buffers whose frames were dropped before they left.
     refused: Vec<u32>,
     /// Receive buffers filled since the world last checked.
     placed: Vec<u32>,
-    /// Frames that did not fit a receive buffer.
+    /// Frames for which there was no free receive buffer.
     no_buffer: u64,
     /// Transmit buffers fetched since the world last checked.
     fetched: Vec<u32>,
     /// Receive buffers published since the world last checked.
     shown: Vec<u32>,
-    /// A test's hook for fetched or placed packets.
+    /// Hook of a test, called with the number of packets fetched or placed.
     #[cfg(test)]
     pub(crate) on_packets: Option<fn(usize)>,
 }
@@ -164,7 +164,8 @@ impl SimPort {
         !self.visible.is_empty()
     }
 
-    /// The guest takes the next published frame; `read` gets its bytes and whether its checksum is known to be valid.
+    /// The guest receives the next published frame. `read` gets its bytes and whether its checksum is known to be
+    /// valid.
     pub fn receive<T>(&mut self, read: impl FnOnce(&[u8], bool) -> T) -> Option<T> {
         let slot = self.visible.pop_front()?;
         let s = &mut self.rx[slot as usize];
@@ -208,7 +209,7 @@ impl SimPort {
         count
     }
 
-    /// Frames published since the last call, in order; before the guest takes them.
+    /// Frames published since the last call, in order, before the guest receives them.
     pub(crate) fn take_shown(&mut self, mut shown: impl FnMut(&[u8])) {
         for slot in self.shown.drain(..) {
             shown(&self.rx[slot as usize].bytes);
@@ -234,7 +235,7 @@ impl SimPort {
         self.rx.iter().filter(|s| matches!(s.state, RxState::Placed | RxState::Published)).map(|s| &s.bytes[..])
     }
 
-    /// The data path has crashed: buffers that it held belong to the guest again, placed frames are lost.
+    /// The data path has crashed. Buffers that it held belong to the guest again; placed frames are lost.
     pub(crate) fn detach(&mut self) {
         for (slot, s) in (0..).zip(&mut self.tx) {
             if matches!(s.state, TxState::Held | TxState::Completed) {
@@ -257,7 +258,7 @@ impl SimPort {
         self.shown.clear();
     }
 
-    /// Transmit buffers that the data path holds, and receive buffers that it has placed and not published.
+    /// Transmit buffers that the data path holds, and receive buffers that it has placed but not published.
     pub fn outstanding(&self) -> (usize, usize) {
         let hidden = self.rx.len() - self.rx_free.len() - self.visible.len();
         (self.tx_held as usize, hidden)

@@ -20,13 +20,13 @@ pub struct Distribution {
     pub mean_us: f64,
     /// Smallest, us.
     pub min_us: f64,
-    /// Percentiles, us.
+    /// 50th percentile, us.
     pub p50_us: f64,
-    /// 90th, us.
+    /// 90th percentile, us.
     pub p90_us: f64,
-    /// 99th, us.
+    /// 99th percentile, us.
     pub p99_us: f64,
-    /// 99.9th, us.
+    /// 99.9th percentile, us.
     pub p999_us: f64,
     /// Largest, us.
     pub max_us: f64,
@@ -63,13 +63,13 @@ pub struct WorkloadReport {
     pub name: String,
     /// Packets, or requests with their responses.
     pub messages: u64,
-    /// Their size, bytes: frames, or payload.
+    /// Their size, bytes: of frames for packets, of payload for requests.
     pub bytes: u64,
-    /// From sending to delivery; or from a request to its response.
+    /// From sending to delivery, or from a request to its response.
     pub latency: Distribution,
-    /// From the first sending to the last delivery, ns.
+    /// From the first transmission to the last delivery, ns.
     pub duration_ns: u64,
-    /// Bytes in that time, Gbit/s.
+    /// Bytes divided by that time, Gbit/s.
     pub throughput_gbps: f64,
     /// Bytes delivered in each bin of the scenario's width.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -87,7 +87,7 @@ pub struct PathReport {
     pub path: u16,
     /// Datagrams sent, plain VXLAN included.
     pub packets: u64,
-    /// Its share of the bytes between the two.
+    /// Its share of the bytes between the two hosts, 0 to 1.
     pub share: f64,
 }
 
@@ -113,7 +113,7 @@ pub struct HostReport {
     pub host: u32,
     /// Turns of its loop.
     pub turns: u64,
-    /// CPU time of them, ns.
+    /// CPU time of these turns, ns.
     pub busy_ns: u64,
     /// All counters of its daemon, without zeros.
     pub counters: BTreeMap<String, u64>,
@@ -138,9 +138,9 @@ pub struct Report {
     pub sent_packets: u64,
     /// Datagrams dropped, by reason.
     pub dropped_packets: BTreeMap<&'static str, u64>,
-    /// DATA among them.
+    /// DATA packets among them.
     pub lost_data_packets: u64,
-    /// Time from the first sending of a lost packet until it arrived.
+    /// Time from the first transmission of a lost packet until it arrived.
     pub recovery: Distribution,
     /// Lost packets that were never retransmitted (they left as plain VXLAN, or their host crashed).
     pub unrecovered_packets: u64,
@@ -154,7 +154,7 @@ pub struct Report {
     pub links: Vec<LinkReport>,
     /// Hosts.
     pub hosts: Vec<HostReport>,
-    /// Number of violations by kind.
+    /// Number of violations.
     pub violations: u64,
     /// The first violations.
     pub violation_list: Vec<Violation>,

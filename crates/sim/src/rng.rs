@@ -26,12 +26,12 @@ impl Rng {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True with probability `p`; uses no random number if that is certain.
+    /// True with probability `p`. Uses no random number if the result is certain.
     pub fn chance(&mut self, p: f64) -> bool {
         p > 0.0 && (p >= 1.0 || self.unit() < p)
     }
 
-    /// A separate generator, so that random numbers of one part do not affect others.
+    /// A separate generator, so that the random numbers of one part do not affect those of others.
     pub fn fork(&mut self) -> Rng {
         Rng(self.next_u64())
     }

@@ -89,8 +89,8 @@ impl Sender {
         let size = if count > 1 || low == high { high } else { low + self.rng.below(u64::from(high - low) + 1) as u32 };
         let (mut addresses, rng) = (self.addresses, &mut self.rng);
         addresses.port.0 = addresses.port.0.wrapping_add((flow - self.flows.0) as u16);
-        // Guests leave checksums of single packets to the host or complete them themselves; for large frames they must
-        // leave them.
+        // Guests may offload the checksums of single packets to the host or complete them themselves. For large frames
+        // they must offload them.
         let partial = count > 1 || rng.next_u64() & 1 == 0;
         let offload = Offload {
             checksum: partial.then_some((34, 16)),

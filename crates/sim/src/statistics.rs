@@ -1,4 +1,4 @@
-//! What a world counts while it runs.
+//! Counters of a running world.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ const KEPT_LATENCIES: usize = 1 << 20;
 /// Counters of a world.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics {
-    /// Things that happened.
+    /// Number of events.
     pub events: u64,
     /// Turns of all hosts.
     pub turns: u64,
@@ -19,9 +19,9 @@ pub struct Statistics {
     pub sent_packets: u64,
     /// Datagrams dropped, by reason.
     pub(crate) drops: BTreeMap<&'static str, u64>,
-    /// DATA among them.
+    /// DATA packets among them.
     pub lost_data_packets: u64,
-    /// For each lost packet that arrived later: time from its first sending, ns.
+    /// For each lost packet that arrived later: time since its first transmission, ns.
     pub recovery_ns: Vec<u64>,
     /// Lost packets that never arrived; they may have left as plain VXLAN.
     pub unrecovered: u64,
@@ -78,7 +78,7 @@ impl Statistics {
         }
     }
 
-    /// Bytes of frames that arrived, by workload.
+    /// Bytes that arrived, by workload.
     pub(crate) fn workload_bytes(&self) -> Vec<u64> {
         self.workloads.iter().map(|w| w.bytes).collect()
     }

@@ -60,7 +60,7 @@ struct Totals {
     events: u64,
     packets: u64,
     exempt: u64,
-    /// Of the event hashes of all seeds, in whatever order they end.
+    /// Combined event hashes of all seeds. It does not depend on the order in which they end.
     digest: u64,
     cpu: Duration,
     longest: (Duration, u64),
@@ -88,7 +88,7 @@ pub(crate) fn swarm(args: &Swarm) -> Result<ExitCode> {
     let (mut totals, mut failures) = (Totals::default(), Vec::new());
     let jobs = args.jobs.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1);
     let mut said = began;
-    // Runs report a panic as a violation, with its message.
+    // A run reports a panic as a violation with its message, so the default output is not needed.
     std::panic::set_hook(Box::new(|_| ()));
     let run = if args.rdm { rdma::swarm::run } else { swarm::run };
     let end = parallel(args.seeds.clone(), jobs, until, run, |seed, took, outcome| {
@@ -221,7 +221,7 @@ fn flag(args: &Swarm) -> &'static str {
     if args.rdm { " --rdm" } else { "" }
 }
 
-/// How to reproduce it, and a smaller world.
+/// Prints how to reproduce a violation, and saves a shrunk world.
 fn report(args: &Swarm, seed: u64, violation: &Violation) -> Result<()> {
     eprintln!("\nreplay:  bifrost-sim swarm{} --seeds {seed}", flag(args));
     let Some(directory) = &args.keep else { return Ok(()) };

@@ -19,7 +19,7 @@ use nic::{Nic, Queue};
 
 /// Length of IPv4 and TCP headers without options: data packets have no options here.
 const HEADERS: usize = 40;
-/// Segments in a large frame.
+/// Maximum number of segments in a large frame.
 const SEGMENTS: usize = 44;
 
 /// One end of a connection.
@@ -90,11 +90,11 @@ pub struct Conn {
 pub struct Conns {
     /// All connections.
     pub all: Vec<Conn>,
-    /// Per group: connections, and how many of them have a response in this round.
+    /// Per group: the number of connections, and how many of them have received a response in this round.
     groups: Vec<(u32, u32)>,
     /// Requests completed since the world last checked: workload, latency in ns, bytes.
     pub(crate) finished: Vec<(u32, u64, u64)>,
-    /// Guests that must be polled now because of another guest.
+    /// Guests that must be polled now because of another guest's action.
     pub(crate) poke: Vec<u32>,
     /// Connections that are not finished.
     pub open: u32,
@@ -118,7 +118,7 @@ impl Conns {
         self.all.len() as u32 - 1
     }
 
-    /// The first group of a workload; groups are numbered per workload in order of appearance.
+    /// The first group of a workload. Groups are numbered per workload in order of appearance.
     pub fn first_group(&self, workload: u32) -> u32 {
         let own = self.all.iter().filter(|c| c.workload == workload).filter_map(|c| c.group).min();
         own.unwrap_or(self.groups.len() as u32)
@@ -218,7 +218,7 @@ impl TcpGuest {
         self.ends.push(End { conn, socket, is_client, sent, target, received, was_open });
     }
 
-    /// Does everything that is due at `now`, but takes at most this many frames.
+    /// Does everything that is due at `now`, but receives at most `frames` frames.
     pub(crate) fn poll(
         &mut self,
         now: u64,
@@ -234,7 +234,7 @@ impl TcpGuest {
             let (mss, largest, mac) = (self.mss, self.largest, self.mac);
             let mut nic = Nic { port, queue: &mut self.queue, mss, largest, mac, frames };
             nic.flush();
-            // Received frames may need a response. Each pass of the second loop takes a frame of each connection.
+            // Received frames may need a response. Each pass of the second loop sends a frame of each connection.
             let (iface, sockets) = (&mut self.iface, &mut self.sockets);
             while nic.has_room() && iface.poll_ingress_single(at, &mut nic, sockets) != PollIngressSingleResult::None {}
             while nic.has_room() && iface.poll_egress(at, &mut nic, sockets) != PollResult::None {}
@@ -265,7 +265,7 @@ impl TcpGuest {
         self.wake_at = sleep.into_iter().chain(ask).min().filter(|t| *t != u64::MAX);
     }
 
-    /// One end of a connection: sends pending data, reads received data. Returns whether anything moved.
+    /// Serves one end of a connection: sends pending data and reads received data. Returns whether anything moved.
     fn serve(
         &mut self,
         i: usize,

@@ -1,5 +1,5 @@
-//! A capture of all links in pcapng (draft-ietf-opsawg-pcapng), for Wireshark: one interface for each link that a
-//! packet entered, timestamps in nanoseconds of virtual time, comments on lost packets.
+//! A capture of all links in pcapng (draft-ietf-opsawg-pcapng) for Wireshark: one interface for each link that a packet
+//! entered, timestamps in nanoseconds of virtual time, and comments on lost packets.
 
 use std::io::{self, Write};
 
@@ -61,7 +61,7 @@ impl Trace {
         self.out.write_all(&self.blocks)
     }
 
-    /// The interface of a link, described before its first packet.
+    /// The interface of a link. Its description is written before its first packet.
     fn interface(&mut self, link: u32, name: &str) -> u32 {
         let at = link as usize;
         if self.interfaces.len() <= at {

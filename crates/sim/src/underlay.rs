@@ -53,9 +53,9 @@ pub struct SimUnderlay {
     queue_bytes: u64,
     waiting: VecDeque<Parcel>,
     waiting_bytes: u64,
-    /// The rest of the last batch.
+    /// The rest of the last receive batch.
     batch: Vec<Parcel>,
-    /// Packets of it that were read, and those of them that are used up.
+    /// How many packets of the batch were read, and how many of those are used up.
     seen: Cell<usize>,
     gone: usize,
     /// Packets read in this turn.
@@ -89,7 +89,7 @@ impl SimUnderlay {
         }
     }
 
-    /// A packet reaches the host; returned if there is no room.
+    /// A packet reaches the host. It is returned if the receive buffer is full.
     pub(crate) fn arrive(&mut self, now: u64, mut packet: Parcel) -> Result<(), Parcel> {
         let size = packet.bytes.len() as u64;
         if self.waiting_bytes + size > self.queue_bytes {
@@ -116,7 +116,7 @@ impl SimUnderlay {
         &self.lanes
     }
 
-    /// The host restarts: waiting packets are lost.
+    /// The host restarts, and waiting packets are lost.
     pub(crate) fn reset(&mut self, free: &mut Spares) {
         let packets = self.waiting.drain(..).chain(self.batch.drain(..)).chain(self.spent.drain(..));
         packets.chain(self.outbox.drain(..)).for_each(|packet| free.give(packet));
@@ -126,7 +126,7 @@ impl SimUnderlay {
         self.lanes.clear();
     }
 
-    /// Ends a turn: packets read in it are used up.
+    /// Ends a turn. Packets read in it are used up.
     pub(crate) fn finish(&mut self) {
         let seen = self.seen.get() - self.gone;
         self.spent.extend(self.batch.drain(..seen));

@@ -29,11 +29,11 @@ pub enum Kind {
     NoProgress,
     /// A host looped without progress of time.
     Livelock,
-    /// A TCP stream has other bytes than were sent.
+    /// A TCP stream delivered bytes other than those sent.
     Stream,
     /// A TCP connection ended early.
     Connection,
-    /// Found by another checker.
+    /// Found by a checker.
     Other(&'static str),
 }
 

@@ -10,7 +10,7 @@ fn mesh(stack: Stack, hosts: usize, pairs: &[(usize, usize)]) -> Mesh {
     Mesh { pairs, ..Mesh::full(vec![(stack, Machine::NEW); hosts], 64 * 1024, 16) }
 }
 
-/// Bytes that each host has sent after 2 ms and after 6 ms; in between the memory of the last one may fail.
+/// Bytes that each host has sent after 2 ms and after 6 ms. If `dies`, the last host's memory fails in between.
 fn run(mesh: &Mesh, fabric: Fabric, topology: &Topology, dies: bool) -> (Vec<[u64; 2]>, Counts) {
     let mut world = mesh.world(fabric, topology, 1).expect("a world");
     let last = mesh.hosts.len() - 1;
@@ -31,7 +31,7 @@ fn two_leaves() -> Topology {
 }
 
 #[test]
-fn nothing_is_dropped_with_pauses_but_without_them() {
+fn pauses_prevent_drops() {
     let mesh = mesh(Stack::Rc(None), 6, &[(0, 5), (1, 5), (2, 5), (3, 5)]);
     let small = Fabric { buffer_bytes: 2 << 20, ..Fabric::new(RATE, 10_000) };
     let (_, lossy) = run(&mesh, small, &two_leaves(), false);
@@ -43,8 +43,9 @@ fn nothing_is_dropped_with_pauses_but_without_them() {
 }
 
 #[test]
-fn a_dead_host_stops_bystanders_by_its_pauses_and_only_by_them() {
-    // Hosts 0 and 1 send to the one that dies, host 2 to the one beside it, over the same links between switches.
+fn a_dead_host_stops_bystanders_only_by_its_pauses() {
+    // Hosts 0 and 1 send to the host that dies. Host 2 sends to the host beside it, over the same links between
+    // switches.
     let pairs = [(0, 5), (1, 5), (2, 4)];
     let bystander = |stack, fabric| {
         let [before, after] = run(&mesh(stack, 6, &pairs), fabric, &two_leaves(), true).0[2];
@@ -61,7 +62,7 @@ fn a_dead_host_stops_bystanders_by_its_pauses_and_only_by_them() {
 }
 
 #[test]
-fn marks_shorten_queues_and_runs_are_the_same_each_time() {
+fn marks_shorten_queues_and_runs_are_deterministic() {
     let queue = |dcqcn, mark| {
         let mesh = mesh(Stack::Rc(dcqcn), 6, &[(0, 5), (1, 5), (2, 5), (3, 5)]);
         let fabric = Fabric { mark, ..Fabric::new(RATE, 10_000) };

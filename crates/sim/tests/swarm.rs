@@ -8,7 +8,7 @@ use bifrost_sim::{Scenario, rdma, swarm};
 const SEEDS: u64 = 40;
 
 #[test]
-fn a_few_seeds_run_without_violations_and_the_same_each_time() {
+fn a_few_seeds_are_deterministic_and_have_no_violations() {
     for seed in 0..SEEDS {
         let outcome = swarm::run(seed);
         assert!(outcome.violation.is_none(), "bifrost-sim swarm --seeds {seed}\n{:?}", outcome.violation);
@@ -19,7 +19,7 @@ fn a_few_seeds_run_without_violations_and_the_same_each_time() {
 }
 
 #[test]
-fn a_scenario_is_the_same_as_a_file() {
+fn a_scenario_survives_a_round_trip_through_toml() {
     for seed in 0..200 {
         let scenario = swarm::scenario(seed);
         let again = Scenario::parse("again", &scenario.to_toml()).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
@@ -46,7 +46,7 @@ fn scenarios_that_once_failed_pass() {
 }
 
 #[test]
-fn a_few_worlds_of_messages_run_without_violations_and_the_same_each_time() {
+fn a_few_message_worlds_are_deterministic_and_have_no_violations() {
     for seed in 0..SEEDS {
         let outcome = rdma::swarm::run(seed);
         assert!(outcome.violation.is_none(), "bifrost-sim swarm --rdm --seeds {seed}\n{:?}", outcome.violation);

@@ -25,7 +25,7 @@ fn run(scenario: &Scenario, seed: u64) -> World {
 }
 
 #[test]
-fn shipped_scenarios_run_without_violations_and_the_same_each_time() {
+fn shipped_scenarios_are_deterministic_and_have_no_violations() {
     for (name, scenario) in scenarios() {
         for seed in [1, 2] {
             let world = run(&scenario, seed);
@@ -39,7 +39,7 @@ fn shipped_scenarios_run_without_violations_and_the_same_each_time() {
     }
 }
 
-/// A host without a processor for a moment responds on no path: that is evidence against the host, not against a path.
+/// A host that gets no CPU for a moment responds on no path. This is evidence against the host, not against a path.
 #[test]
 fn a_paused_host_makes_no_path_suspect() {
     for length_ms in [8, 15, 25] {
@@ -48,7 +48,7 @@ fn a_paused_host_makes_no_path_suspect() {
             [[workloads]]\nkind = \"request\"\nfrom = [0]\nto = [2]\nconnections = 6\ncount = 40_000\n\
             [[workloads]]\nkind = \"packets\"\nfrom = [1]\nto = [3]\npackets = 8_000\ngap = \"200us\"\n"
             .to_owned();
-        // Probes are sent at regular times: pauses start at irregular ones.
+        // Probes are sent at regular times, so pauses start at irregular ones.
         let mut at_us = 50_000;
         for number in 0..12u64 {
             at_us += 60_000 + number * 37_919 % 40_000;
@@ -66,7 +66,7 @@ fn a_paused_host_makes_no_path_suspect() {
     }
 }
 
-/// All links are down for three seconds, and one returns before the others: packets that the hosts have kept arrive
+/// All links are down for three seconds, and one comes back before the others. Packets that the hosts kept arrive
 /// first, long before a guest's TCP tries again.
 #[test]
 fn requests_continue_at_once_after_an_outage() {
@@ -77,7 +77,7 @@ fn requests_continue_at_once_after_an_outage() {
             [[workloads]]\nkind = \"request\"\nfrom = [0]\nto = [1]\nconnections = 6\ncount = 4_000\n"
             .to_owned();
         for path in 0..4 {
-            // At another phase of the probe interval each time.
+            // At a different phase of the probe interval each time.
             let at_us = 100_000 + first * 7_919;
             let until_us = at_us + 1000 * (down_ms + if path == first { 0 } else { 700 });
             text += &format!(
@@ -95,8 +95,8 @@ fn requests_continue_at_once_after_an_outage() {
     }
 }
 
-/// A bulk flow fills the queues of four paths, and requests follow it. Then three of the paths die together: neither
-/// the round-trip times of the bulk flow nor the order in which the transport tries the dead paths delay a request.
+/// A bulk flow fills the queues of four paths, and requests follow it. Then three of the paths fail together. Neither
+/// the round-trip times of the bulk flow nor the order in which the transport tries the dead paths delays a request.
 #[test]
 fn paths_that_die_after_a_bulk_flow_delay_nothing() {
     let mut longest_ms = 0.0f64;
@@ -122,8 +122,8 @@ fn paths_that_die_after_a_bulk_flow_delay_nothing() {
     assert!((1.0..10.0).contains(&longest_ms), "{longest_ms} ms");
 }
 
-/// Packets without retransmission leave a dead path as soon as a probe has detected it, although the transport has
-/// carried nothing for long.
+/// Plain VXLAN leaves a dead path as soon as a probe has detected the failure, although the transport has carried
+/// nothing for a long time.
 #[test]
 fn plain_vxlan_leaves_a_path_that_dies() {
     let text = "duration = \"12s\"\n[topology]\nkind = \"parallel\"\nhosts = 2\npaths = 4\n\
@@ -226,7 +226,7 @@ fn wireshark_opens_a_trace() {
     assert!(!lost.is_empty());
 }
 
-/// A guest whose buffers are all held, and which receives nothing, continues when they are released.
+/// A guest whose buffers are all held, and which receives nothing, continues when its buffers are released.
 #[test]
 fn a_guest_with_few_buffers_is_not_forgotten() {
     let text = "duration = \"5s\"\nhost = { tx_ring = 4, rx_ring = 4 }\n[topology]\nkind = \"parallel\"\nhosts = 2\n\
@@ -235,7 +235,7 @@ fn a_guest_with_few_buffers_is_not_forgotten() {
     assert!(world.violations.is_empty(), "{}", Report::of(&world));
 }
 
-/// Hosts 0 and 1 around two spines; everything to and from spine 1 goes down for good at 1 ms.
+/// Hosts 0 and 1 around two spines. All links to and from spine 1 go down permanently at 1 ms.
 fn with_a_dead_spine(reroute_after: &str) -> World {
     let text = format!(
         "duration = \"100ms\"\nrun_to_end = true\npaths = 8\n[topology]\nkind = \"clos2\"\nleaves = 2\nspines = 2\n\
@@ -246,7 +246,7 @@ fn with_a_dead_spine(reroute_after: &str) -> World {
     run(&Scenario::parse("text", &text).expect("scenario"), 1)
 }
 
-/// Losses of a link.
+/// Number of packets that a link dropped.
 fn lost(world: &World, name: &str) -> u64 {
     let link = world.network().matching(name).next().expect("a link");
     world.network().links[link as usize].dropped_packets
@@ -276,12 +276,12 @@ fn a_slow_guest_gets_everything_at_its_own_pace() {
             Report::of(&world).workloads[0].duration_ns
         };
         let (fast, slow) = (duration(""), duration("[[faults]]\nstall = 1\nreceive_gap = \"50us\"\n"));
-        // At least 500 frames, 50 us each; TCP makes 343 of 500 KB.
+        // At least 500 frames at 50 us each. TCP sends 500 KB in 343 frames.
         assert!(fast < 10_000_000 && (15_000_000..1_000_000_000).contains(&slow), "{kind}: {fast} ns, {slow} ns");
     }
 }
 
-/// Bursts of 500 packets to a guest with 32 buffers: most do not fit at first, whatever the order.
+/// Bursts of 500 packets to a guest with 32 buffers. Most do not fit at first, whatever the ordering.
 #[test]
 fn a_ring_smaller_than_a_burst_costs_milliseconds_and_no_packet() {
     for ordering in ["flow", "strict"] {
@@ -314,8 +314,8 @@ fn a_ring_smaller_than_a_burst_costs_milliseconds_and_no_packet() {
     }
 }
 
-/// One guest sends to two others, one of which takes a packet every 200 us: its window is closed, but the other one is
-/// not delayed.
+/// One guest sends to two others, one of which receives a packet every 200 us. Its window is closed, but the other one
+/// is not delayed.
 #[test]
 fn a_closed_window_delays_only_its_own_destination() {
     let text = "duration = \"20s\"\nhost = { tx_ring = 1024, rx_ring = 256 }\n[topology]\nkind = \"star\"\nhosts = 3\n\

@@ -30,13 +30,13 @@ impl Checker for Account {
         self.calm.fault(at, action);
     }
 
-    /// A packet may have two outcomes: one that arrived may also be given up, because its ACKs were lost. So this is a
-    /// bound; [`Conversation`](super::Conversation) compares packets that leave as plain VXLAN with those counted as
-    /// given up, packet by packet.
+    /// A packet can have two outcomes: a packet that arrived can also be given up, because its ACKs were lost. So this
+    /// check is only a bound. [`Conversation`](super::Conversation) compares, packet by packet, those that leave as
+    /// plain VXLAN with those counted as given up.
     fn end(&mut self, world: &World, violations: &mut Violations) {
         let cores: Vec<_> = world.hosts().iter().filter_map(|host| host.core()).collect();
         let faulted = cores.iter().any(|core| core.engine().counters().faulted_connections > 0);
-        // Counters that were lost with their daemon are missing, and so is what a panic has taken.
+        // Counters of crashed daemons are missing, and so are packets that were lost in a panic.
         if self.calm.crashed || faulted {
             return;
         }

@@ -6,17 +6,17 @@ use crate::packet::Packet;
 use crate::violation::{Kind, Violations};
 use crate::world::World;
 
-/// The checker. All tenants of two hosts share the paths between them, so a guest that takes nothing, is slow, or
-/// damages its own packets must not make a path suspect (PROTOCOL §9.5). Worlds in which something else can look like a
-/// loss are not judged: links that lose, duplicate or reorder packets, hosts that crash or pause, full queues, and
-/// round trips so long that the first timeouts expire before a response can arrive.
+/// The checker. All tenants of two hosts share the paths between them, so a guest that receives nothing, is slow, or
+/// damages its own packets must not make a path suspect (PROTOCOL §9.5). The checker ignores worlds in which something
+/// else can look like a loss: links that lose, duplicate or reorder packets, hosts that crash or pause, full queues,
+/// and round trips so long that the first timeouts expire before a response can arrive.
 #[derive(Debug)]
 pub struct Blame {
-    /// Only guests can be the reason.
+    /// Only guests can be the reason for a suspect path, so the world is checked.
     judged: bool,
 }
 
-/// Maximum link delay in a world that is judged, ns. A round trip has at most twelve links.
+/// Maximum link delay in a world that is checked, ns. A round trip has at most twelve links.
 const DELAY_NS: u64 = 100_000;
 
 impl Blame {

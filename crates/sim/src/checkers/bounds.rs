@@ -16,13 +16,13 @@ use crate::world::World;
 
 /// One of this many turns is checked.
 const EVERY: u32 = 8;
-/// Maximum number of segments of one buffer: an empty window accepts a whole one.
+/// Maximum number of segments in one buffer. An empty window accepts a whole buffer.
 const MOST_SEGMENTS: u32 = 44;
 /// Packets beyond its base that a receiver accepts, and the largest window of a sender (PROTOCOL §6.2).
 const WINDOW: u32 = 4096;
 /// Pages of 64 packets that such a window can touch.
 const WINDOW_PAGES: u32 = WINDOW / 64 + 1;
-/// Timer entries per connection or peer, superseded ones included: some 80 if packets arrive twice, and 20 ms late.
+/// Timer entries per connection or peer, including superseded ones: about 80 if packets arrive twice and 20 ms late.
 const TIMERS: usize = 128;
 
 /// The checker.
@@ -32,14 +32,14 @@ pub struct Bounds {
     calm: Calm,
     clock_offsets: Vec<u64>,
     connections: Vec<ConnSnapshot>,
-    /// Connections, by host and CID, in best effort although nothing is wrong: start of that state.
+    /// Since when connections have been in best effort without a fault, by host and CID, ns.
     fallen: HashMap<(u32, u32), u64, FixedState>,
-    /// By host: start of the time without connections.
+    /// By host: since when it has had no connections, ns.
     alone: Vec<Option<u64>>,
     /// By host: the hosts that are its peers, by peer number.
     peers: Vec<Vec<u32>>,
-    /// By sending and receiving host: when plain VXLAN was last sent, ns. It keeps the connection that carries the
-    /// probes of the pair's paths.
+    /// When plain VXLAN was last sent, by sending and receiving host, ns. Plain VXLAN keeps the connection that carries
+    /// the probes of the pair's paths.
     plain: HashMap<(u32, u32), u64, FixedState>,
 }
 
@@ -86,8 +86,8 @@ impl Bounds {
                 State::Plain { .. } => forgotten + config.plain_retry_ns,
                 _ => forgotten,
             };
-            // A peer that gets no response asks repeatedly, and so does this end each time: set-up has a separate
-            // bound.
+            // A peer that gets no response repeats its request, and this end then repeats its own. Set-up has a
+            // separate bound.
             let asking = matches!(c.state, State::Opening { .. });
             if !asking && self.calm.paused_until(host) < at.saturating_sub(LIVENESS_NS) {
                 let peer = self.peers[host as usize].get(usize::from(c.peer.0));
@@ -170,8 +170,8 @@ impl Checker for Bounds {
             let engine = core.engine();
             let pages = engine.pages_used();
             let all_idle = self.connections.iter().all(|c| c.is_idle);
-            // The code that supervises a peer's paths notices shortly after the last connection has gone. A timer for
-            // the next request to a peer may still exist.
+            // Path supervision of a peer ends shortly after the last connection is gone. A timer for the next request
+            // to a peer may remain.
             let never_plain =
                 engine.counters().unanswered_connections + engine.counters().rejects_received_packets == 0;
             let none = never_plain && self.alone[host.id() as usize].is_some_and(|since| at - since >= LIVENESS_NS / 4);

@@ -1,4 +1,4 @@
-//! Whether a fault is active right now.
+//! Keeps track of active faults.
 
 use crate::faults::Action;
 
@@ -6,16 +6,16 @@ use crate::faults::Action;
 #[derive(Debug, Default)]
 pub(super) struct Calm {
     faults: i64,
-    /// Start of the time without faults in the network, hosts and guests, ns; meaningless during faults.
+    /// Since when there has been no fault in the network, hosts or guests, ns; meaningless during faults.
     since: u64,
-    /// Until when each host is paused.
+    /// By host: the end of its last pause, ns.
     paused: Vec<u64>,
-    /// Whether a daemon has crashed at any time.
+    /// Whether any daemon has crashed so far.
     pub(super) crashed: bool,
 }
 
 impl Calm {
-    /// Start of the time without faults; `None` during faults.
+    /// Since when there has been no fault, ns; `None` during faults.
     pub(super) fn since(&self, now: u64) -> Option<u64> {
         let since = self.paused.iter().copied().fold(self.since, u64::max);
         (self.faults == 0 && since <= now).then_some(since)

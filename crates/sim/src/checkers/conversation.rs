@@ -19,12 +19,12 @@ use crate::world::World;
 
 /// Longest ACK delay of a receiver that adapts it (PROTOCOL §11), ns.
 const ACK_DELAY_NS: u64 = 500_000;
-/// Packets that a long turn of a host's loop handles: an ACK can be late by two of them.
+/// Number of packets in a long turn of a host's loop. An ACK can be late by two such turns.
 const LONG_TURN_PACKETS: u64 = 8_000;
 
 /// The receiver has accepted it.
 const TAKEN: u8 = 1;
-/// The sender has read an ACK that names it, in this turn or an earlier one.
+/// The sender has read an ACK for it, in this turn or an earlier one.
 const HEARD: u8 = 2;
 /// ... in an earlier turn.
 const ACKED: u8 = 4;
@@ -45,14 +45,14 @@ struct Sent {
 struct Stream {
     from: u32,
     packets: Vec<Sent>,
-    /// Every packet below these is acknowledged: as far as the sender has read; as the receiver has claimed; as it was
-    /// told to skip.
+    /// Packets below these indexes are acknowledged: as far as the sender has read ACKs (`heard`), as far as the
+    /// receiver has claimed (`claimed`), or because the receiver was told to skip them (`skipped`).
     heard: usize,
     claimed: usize,
     skipped: usize,
-    /// Turn of the receiver that placed the oldest packet not acknowledged yet, ns.
+    /// Start of the receiver's turn in which it placed the oldest unacknowledged packet, ns.
     unanswered: Option<u64>,
-    /// Turn of the receiver in which it last acknowledged, by number.
+    /// Number of the receiver's turn in which it last sent an ACK.
     answered_in: u64,
 }
 
@@ -64,18 +64,18 @@ struct HostState {
     turns: u64,
     /// Start of its current turn, ns.
     turn_at: u64,
-    /// Packets that ACKs have named in this turn.
+    /// Packets that ACKs have named in this turn: stream, range of indexes.
     heard: Vec<(Key, usize, usize)>,
     /// Connections that ended, or fell back, up to the last turn.
     ended: u64,
-    /// ... in this turn: what they held leaves as plain VXLAN.
+    /// ... in this turn: their packets leave as plain VXLAN.
     surrenders: bool,
     /// Its connections: own CID, the peer's CID.
     connections: Vec<(u32, u32)>,
     opened: u64,
     ack_delay: u64,
     give_up: (u16, u64),
-    /// Packets that it had sent reliably, and that left as plain VXLAN since it started.
+    /// Number of packets sent reliably that later left as plain VXLAN, since the daemon started.
     surrendered: u64,
     first_psn: u32,
 }
@@ -86,19 +86,19 @@ pub struct Conversation {
     calm: Calm,
     hosts: Vec<HostState>,
     streams: HashMap<Key, Stream, FixedState>,
-    /// Streams with an end that crashed.
+    /// Streams of which one end has crashed.
     dead: HashSet<Key, FixedState>,
-    /// The attempt of its owner that a CID belongs to: few CIDs are in use, and they are reused.
+    /// The set-up attempt that a CID belongs to, by its owner and the CID. Few CIDs are in use, and they are reused.
     attempts: HashMap<Key, (u64, u32), FixedState>,
     /// The stream on which each light packet was last sent reliably.
     carried: HashMap<(u32, u32), (Key, usize), FixedState>,
-    /// Claims of ACKs of this turn: receiving host, stream, packets.
+    /// Claims of ACKs in this turn: receiving host, stream, range of packets.
     claims: Vec<(Key, usize, usize)>,
     placed: Seen,
-    /// Packets that left as plain VXLAN: the host that places them is not known.
+    /// Packets that left as plain VXLAN, so it is unknown which copy was placed.
     plain: Seen,
     shown: Seen,
-    /// Flows: VNI, sending and receiving host.
+    /// By flow: VNI, sending and receiving host.
     flows: Vec<(u32, u32, u32)>,
     macs: Vec<[u8; 6]>,
     /// Maximum delay of an ACK: two long turns, ns.
@@ -189,7 +189,7 @@ impl Conversation {
     fn plain_sent(&mut self, at: u64, packet: &Packet, frame: &[u8], violations: &mut Violations) {
         self.check_addresses(at, packet, frame, violations);
         let Some(light) = peek(frame) else { return };
-        // A copy that was kept through an outage gives up nothing that has not been given up.
+        // A second copy, kept through an outage, is of a packet that is already counted as given up.
         let again = self.plain.has(light);
         self.plain.add(frame);
         if again {
@@ -209,7 +209,7 @@ impl Conversation {
             return wrong("as plain VXLAN after its acknowledgement");
         }
         let (tries, age) = host.give_up;
-        // The engine uses the current RTO; the actual wait may be shorter.
+        // The engine uses the current RTO, so the actual wait may be shorter.
         if !host.surrenders && (sent.sends < tries || at - sent.first_at < age / 2) {
             wrong("given up too early");
         }
@@ -225,7 +225,7 @@ impl Conversation {
         }
     }
 
-    /// Receiver's side of an ACK.
+    /// An ACK at its sender, which is the receiver of data.
     fn ack_sent(&mut self, at: u64, packet: &Packet, ack: &AckHeader, violations: &mut Violations) {
         let receiver = packet.src;
         let own = self.hosts[receiver as usize].connections.iter().find(|(_, peer)| *peer == ack.cid.0);
@@ -273,7 +273,7 @@ impl Conversation {
         stream.answered_in = host.turns;
     }
 
-    /// Sender's side of an ACK.
+    /// An ACK at its receiver, which is the sender of data.
     fn ack_taken(&mut self, packet: &Packet, ack: &AckHeader) {
         let host = &mut self.hosts[packet.dst as usize];
         let peers = host.connections.iter().find(|(own, _)| *own == ack.cid.0);
@@ -296,7 +296,7 @@ impl Conversation {
     }
 
     fn data_taken(&mut self, packet: &Packet, header: &DataHeader, frame: &[u8]) {
-        // In any stream: a copy that arrives later, in another life, was not placed.
+        // Whichever stream it belongs to: a copy that arrives later, on a restarted connection, was not placed.
         let placed = peek(frame).filter(|light| self.placed.has(*light));
         if let Some(light) = placed {
             self.placed.remove(light);
@@ -312,7 +312,7 @@ impl Conversation {
         }
     }
 
-    /// Packets named by ACKs must be published by now.
+    /// Packets that a cumulative ACK covers must be published by now.
     fn check_claims(&mut self, at: u64, violations: &mut Violations) {
         for (key, from, to) in self.claims.drain(..) {
             let Some(stream) = self.streams.get(&key) else { continue };
@@ -328,7 +328,7 @@ impl Conversation {
         }
     }
 
-    /// ACKs that should have been sent in an earlier turn.
+    /// Finds ACKs that should have been sent in an earlier turn.
     fn check_answers(&mut self, at: u64, host: u32, core: &Core<SimPort>, violations: &mut Violations) {
         let due = self.hosts[host as usize].ack_delay + self.slack;
         let awake = self.calm.paused_until(host);

@@ -41,15 +41,15 @@ use crate::world::World;
 
 /// Longest time, ns, from the end of all faults, or from the fetch of a packet, until it reaches its guest.
 ///
-/// The longest chain is: an RTO at its ceiling (50 ms by default, 100 ms in the swarm), doubled three times until the
-/// packet is given up (1 + 2 + 4 + 8 = 15 of them: 1.5 s); before that a suspect path that is probed every 100 ms at
-/// worst; behind a full window whose packets are retransmitted eight per RTO; SKIPs that back off to 1 s.
+/// The longest chain of delays: the packet is behind a full window, of which eight packets are retransmitted per RTO; a
+/// path is suspect, and is probed every 100 ms at worst; the RTO is at its ceiling (50 ms by default, 100 ms in the
+/// swarm) and doubles three times until the packet is given up (1 + 2 + 4 + 8 = 15 RTOs: 1.5 s); SKIPs back off to 1 s.
 pub const LIVENESS_NS: u64 = 5_000_000_000;
 
-/// Longest time, ns, for which a guest's buffer is held whatever happens to network and peer, while its own host runs.
+/// Longest time, ns, for which a running host holds a guest's buffer, whatever happens to the network and the peer.
 ///
-/// As [`LIVENESS_NS`], but each 8 packets of a window of 4096 wait for a separate timeout, because the peer responds
-/// but its guest takes nothing.
+/// Like [`LIVENESS_NS`], but every 8 packets of a window of 4096 wait for a separate timeout, because the peer responds
+/// but its guest receives nothing.
 pub const HELD_NS: u64 = 60_000_000_000;
 
 /// Adds all checkers to a world.

@@ -15,14 +15,14 @@ use crate::port::SimPort;
 use crate::violation::{Kind, Violations};
 use crate::world::World;
 
-/// Start of a wait.
+/// A packet that waits.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     since: u64,
     packet: (u32, u32),
 }
 
-/// The checker. Only for packets of light guests: TCP waits as long as it likes.
+/// The checker. It covers only packets of light guests, because a guest's TCP may wait for any time.
 #[derive(Debug)]
 pub struct Patience {
     calm: Calm,
@@ -32,10 +32,10 @@ pub struct Patience {
     to: Vec<u32>,
     /// By flow: the pair of guests, as an index into `progress`.
     pairs: Vec<usize>,
-    /// By pair of guests: when one last received a packet of the other, ns. With little room, packets wait for those
-    /// before them.
+    /// By pair of guests: when the receiver last got a packet from the sender, ns. If buffers are scarce, packets wait
+    /// for those before them.
     progress: Vec<u64>,
-    /// By host: fetched there and not released; fetched there and not yet at the receiver; placed and not published.
+    /// By host: packets fetched and not released; fetched and not yet at the receiver; placed and not published.
     fetched: Vec<VecDeque<Waiting>>,
     underway: Vec<VecDeque<Waiting>>,
     placed: Vec<VecDeque<Waiting>>,
@@ -82,7 +82,7 @@ impl Patience {
     }
 }
 
-/// The oldest packet that has waited since `since` or longer and is not in `done`.
+/// The oldest waiting packet that is not in `done`. Removes the ones before it.
 fn oldest(queue: &mut VecDeque<Waiting>, done: &Seen) -> Option<Waiting> {
     while let Some(front) = queue.front() {
         if !done.has(front.packet) {
@@ -98,7 +98,7 @@ impl Checker for Patience {
         if what == Wire::Sent
             && let Some(frame) = packet.plain()
         {
-            // From here on the network decides about it.
+            // The network may lose plain VXLAN, so it counts as arrived.
             self.arrived.add(frame);
         }
     }
@@ -114,7 +114,7 @@ impl Checker for Patience {
     }
 
     fn placed(&mut self, at: u64, guest: u32, frame: &[u8], _: &mut Violations) {
-        // A corrupted frame belongs to no flow.
+        // A corrupted frame may name a packet that does not exist.
         let Some(packet) = peek(frame).filter(|packet| self.shown.knows(*packet)) else { return };
         if !self.shown.has(packet) {
             let host = self.host(guest);
@@ -152,8 +152,8 @@ impl Checker for Patience {
                 format!("host {host} has held packet {seq} of flow {flow} since {:.3} ms", w.since as f64 / 1e6)
             });
         }
-        // A sender that crashed, or forgot the connection, does not report what it gave up: the wait of packets behind
-        // ends when the receiver drops the connection.
+        // A sender that crashed or dropped the connection does not report what it gave up. Packets behind that wait
+        // until the receiver drops the connection.
         let most = if self.calm.crashed || self.reaped { self.idle_reap + LIVENESS_NS } else { LIVENESS_NS };
         if let (Some(w), Some(calm)) = (oldest(&mut self.underway[h], &self.arrived), calm)
             && at.saturating_sub(w.since.max(calm).max(self.last_progress(w.packet.0))) > most
@@ -185,7 +185,7 @@ impl Checker for Patience {
             self.underway[host].clear();
         }
         let Action::Crash(host) = action else { return };
-        // Lost with the daemon: fetched and placed packets.
+        // Fetched and placed packets are lost with the daemon.
         let h = *host as usize;
         self.fetched[h].clear();
         self.underway[h].clear();

@@ -2,7 +2,7 @@
 
 use crate::flows::peek;
 
-/// Upper bound of packet numbers: the content of a plain frame was not protected in flight.
+/// Upper bound of packet numbers. Plain VXLAN does not protect a frame's content, so its number may be corrupted.
 const MOST_PACKETS: u32 = 1 << 24;
 
 /// Packets by flow and number.

@@ -9,13 +9,13 @@ pub struct DcqcnConfig {
     pub gain: f64,
     /// Period of the rate's timer.
     pub timer_ns: u64,
-    /// Bytes that also count as a period.
+    /// Number of sent bytes that also counts as a period.
     pub bytes: u64,
     /// Number of periods of fast recovery.
     pub recovery: u32,
     /// Additive increase of the target in each period after fast recovery.
     pub additive: f64,
-    /// Hyper increase in each period after as many periods of both kinds.
+    /// Hyper increase of the target in each period after the counts of both kinds of periods have exceeded `recovery`.
     pub hyper: f64,
     /// Minimum interval between two notifications from the receiver to a queue pair.
     pub notify_ns: u64,
@@ -36,7 +36,7 @@ impl DcqcnConfig {
         }
     }
 
-    /// The same with the NICs' default rate timer (`rpg_time_reset`), which recovers more slowly.
+    /// The same, with the NICs' default rate timer (`rpg_time_reset`), which recovers more slowly.
     pub const fn slow(line: f64) -> Self {
         DcqcnConfig { timer_ns: 300_000, ..Self::new(line) }
     }

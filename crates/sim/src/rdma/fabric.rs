@@ -20,7 +20,7 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    /// A network of this rate and delay, with 16 MiB of buffer in each switch, that drops packets that do not fit.
+    /// A network of this rate and delay, with 16 MiB of buffer in each switch. It drops packets that do not fit.
     pub const fn new(rate: f64, delay_ns: u64) -> Self {
         let trouble = Trouble { duplicated: 0.0, held: 0.0, held_ns: 0, corrupted: 0.0, dead_paths: 0 };
         Fabric { rate, delay_ns, loss: 0.0, buffer_bytes: 16 << 20, pause: None, mark: None, trouble }
@@ -46,12 +46,12 @@ pub enum Topology {
     },
 }
 
-/// Faults other than losses. Shares of the packets at their first switch are 0..=1.
+/// Faults other than losses. Shares are 0..=1, of the packets at their first switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Trouble {
     /// Share that arrives twice.
     pub duplicated: f64,
-    /// Share that is delayed, so that others overtake.
+    /// Share that is delayed, so that others overtake it.
     pub held: f64,
     /// Maximum delay of those, and of second copies, ns.
     pub held_ns: u64,
@@ -72,7 +72,7 @@ pub struct Pause {
     pub off_bytes: u64,
     /// Resume below this, bytes.
     pub on_bytes: u64,
-    /// Between switches, too, not only between hosts and their leaf.
+    /// Pause links between switches, too, not only those between hosts and their leaf.
     pub between_switches: bool,
 }
 
@@ -108,9 +108,9 @@ pub struct Counts {
     pub sent_packets: u64,
     /// Packets that were damaged.
     pub damaged_packets: u64,
-    /// Packets dropped because a switch had no buffer.
+    /// Packets dropped because a switch's buffer was full.
     pub dropped_packets: u64,
-    /// Packets dropped because the receiving NIC had no buffer.
+    /// Packets dropped because the receiving NIC's buffer was full.
     pub overrun_packets: u64,
     /// Packets to unknown hosts.
     pub stray_packets: u64,
@@ -128,6 +128,6 @@ pub struct Counts {
     pub queue_bytes_max: u64,
     /// Number of pauses of transmitters.
     pub pauses: u64,
-    /// Times that a host was busy endlessly without progress of time.
+    /// Times that a host was endlessly busy while time did not advance.
     pub livelocks: u64,
 }

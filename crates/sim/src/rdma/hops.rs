@@ -61,7 +61,7 @@ impl Link {
         self.own.map_or(hosts, |own| own.1)
     }
 
-    /// For links between two switches.
+    /// Whether the link is between two switches.
     pub(super) fn is_between_switches(&self) -> bool {
         self.own.is_some()
     }

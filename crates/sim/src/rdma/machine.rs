@@ -86,32 +86,32 @@ impl Device {
         }
     }
 
-    /// Whether packets are written to memory at once.
+    /// Whether packets are written to memory without delay.
     pub(super) fn is_ideal(&self) -> bool {
         self.machine.pcie_rate.is_infinite() && self.machine.dma_ns == 0
     }
 
-    /// A packet to be sent for the queue pair `key` is read from memory: when it is available, ns.
+    /// Reads a packet to be sent for the queue pair `key` from memory. Returns when it is available, ns.
     pub(super) fn read(&mut self, now: u64, len: u64, key: u64) -> u64 {
         if self.is_ideal() {
             return now;
         }
         let wait = self.look_up(key);
         let rate = self.machine.pcie_rate.max(1.0);
-        // It was requested while others were on the wire.
+        // The NIC requested it while earlier packets were on the wire.
         let asked = self.reads_free.max(now.saturating_sub(self.machine.dma_ns));
         self.reads_free = asked + wait + (len as f64 * 8e9 / rate) as u64;
         self.reads_free.max(now)
     }
 
-    /// How long writing a received packet to memory takes; `None`: it is never written.
+    /// Returns how long it takes to write a received packet to memory, ns; `None`: it is never written.
     pub(super) fn write_ns(&mut self, len: u64, key: u64) -> Option<u64> {
         let wait = self.look_up(key);
         (self.machine.pcie_rate > 0.0).then(|| wait + (len as f64 * 8e9 / self.machine.pcie_rate) as u64)
     }
 
-    /// Charges the processor for posted requests and polled completions; `operations` counts from the beginning, and
-    /// from 0 after the NIC was replaced.
+    /// Charges the processor for posted requests and polled completions. `operations` is their total number; after the
+    /// NIC was replaced, it starts at 0 again.
     pub(super) fn charge(&mut self, now: u64, operations: u64) {
         let done = operations.checked_sub(self.operations).unwrap_or(operations);
         let cost = done * self.machine.operation_ns;
@@ -120,7 +120,7 @@ impl Device {
         self.busy_until = self.busy_until.max(now) + cost;
     }
 
-    /// Time until the context of a queue pair is in the NIC.
+    /// Time until the context of a queue pair is in the NIC, ns.
     fn look_up(&mut self, key: u64) -> u64 {
         if self.states.is_empty() {
             return 0;

@@ -16,7 +16,7 @@ pub enum Stack {
     Rc(Option<DcqcnConfig>),
 }
 
-/// Hosts and their traffic. Each has messages of `len` bytes open to random peers, `depth` at a time.
+/// Hosts and their traffic. Each host keeps `depth` messages of `len` bytes open to random peers.
 #[derive(Clone, Debug)]
 pub struct Mesh {
     /// The stack of each host.
@@ -34,7 +34,7 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// From each host to each other.
+    /// Connections from each host to each other one.
     pub fn full(hosts: Vec<(Stack, Machine)>, len: u32, depth: u32) -> Self {
         let n = hosts.len();
         let pairs = (0..n).flat_map(|a| (0..n).filter(move |b| *b != a).map(move |b| (a, b))).collect();

@@ -85,7 +85,7 @@ pub struct MessageNode {
     /// Messages out of sequence.
     wrong: u64,
     closed: u64,
-    /// Bytes of messages that have arrived.
+    /// Bytes of messages that are known to have arrived.
     sent_bytes: u64,
     /// From sending a message until the sender knows that it has arrived, ns.
     latencies_ns: Vec<u64>,
@@ -94,7 +94,7 @@ pub struct MessageNode {
 }
 
 impl MessageNode {
-    /// A host without connections, for at most that many, and with at most `inbound` bytes in flight to it.
+    /// A host without connections. It can have up to `connections` of them, and up to `inbound` bytes in flight to it.
     ///
     /// # Errors
     /// If the NIC is too small.
@@ -124,7 +124,7 @@ impl MessageNode {
         self.load = Some(load);
     }
 
-    /// The application starts sending, each message on any of its connections; the load's depth is that of all
+    /// The application starts sending, each message on a random connection. The load's depth applies to all connections
     /// together.
     pub fn send_to_any(&mut self, load: Load) {
         self.shares_depth = true;
@@ -136,8 +136,8 @@ impl MessageNode {
         self.load = None;
     }
 
-    /// From now on the first connection that this host opened uses `service`. Returns the number of messages sent on it
-    /// so far.
+    /// From now on, the first connection that this host opened uses `service`. Returns the number of messages sent on
+    /// it so far.
     pub fn switch(&mut self, now_ns: u64, service: Service) -> u64 {
         let Some(sending) = self.sending.first() else { return 0 };
         self.host.switch(now_ns, sending.id, service);
@@ -149,7 +149,7 @@ impl MessageNode {
         self.sending.first().map_or(0, |sending| sending.next)
     }
 
-    /// From now on arrival times of messages are recorded.
+    /// From now on, arrival times of messages are recorded.
     pub fn keep_arrivals(&mut self) {
         self.arrivals_ns = Some(Vec::new());
     }

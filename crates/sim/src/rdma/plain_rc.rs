@@ -25,8 +25,8 @@ pub struct PlainRc {
     errors: u64,
 }
 
-/// Retries without progress before a queue pair gives up: the maximum (IBTA 9.9.2.4.1: 7 is an ordinary number of
-/// retries, too).
+/// Retries without progress before a queue pair gives up: the maximum (IBTA 9.9.2.4.1; 7 does not mean "infinite"
+/// here).
 const RETRIES: u8 = 7;
 /// Retransmission timeout of the requester, ns: 4.096 us times 2 to the 10th.
 const TIMEOUT_NS: u64 = 4_194_304;

@@ -1,4 +1,4 @@
-//! A baseline: hosts with many connections over the reliable service (RC) of go-back-N NICs, with DCQCN: an RDMA
+//! A baseline: hosts with many connections over the reliable service (RC) of go-back-N NICs with DCQCN, like an RDMA
 //! library that leaves reliability and congestion control to the NIC.
 
 use std::collections::{HashMap, VecDeque};
@@ -13,7 +13,7 @@ use super::Node;
 use super::dcqcn::{Dcqcn, DcqcnConfig};
 use crate::Rng;
 
-/// Bytes that a queue pair sends at once, when its rate allows: one work request.
+/// Bytes that a queue pair sends at once if its rate allows: one work request.
 const BURST: u32 = 16 * 1024;
 /// Receive requests of each queue pair.
 const RECEIVES: u16 = 128;

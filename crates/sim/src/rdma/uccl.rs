@@ -1,7 +1,7 @@
-//! A baseline after UCCL (its published defaults): software reliability over unreliable queue pairs. Chunks of 64 KB
-//! over 32 queue pairs, retransmitted whole when lost; one acknowledgement per 4 work requests; retransmission after 32
-//! duplicate acknowledgements or 500 us; Timely (SIGCOMM'15) for the rate. Here each chunk has a separate timer, which
-//! favours this baseline.
+//! A baseline modelled on UCCL with its published defaults: software reliability over unreliable queue pairs. It sends
+//! chunks of 64 KB over 32 queue pairs and retransmits lost chunks as a whole. There is one acknowledgement per 4 work
+//! requests. It retransmits after 32 duplicate acknowledgements or 500 us. Timely (SIGCOMM'15) controls the rate. Here
+//! each chunk has a separate timer, which favours this baseline.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -21,9 +21,9 @@ const ACK_EVERY: u32 = 4;
 const ACK_DELAY_NS: u64 = 100_000;
 const RTO_NS: u64 = 500_000;
 const DUPLICATES: u32 = 32;
-/// Numbers after the first missing one that an acknowledgement names.
+/// Number of sequence numbers after the first missing one that an acknowledgement covers.
 const NAMED: u32 = 128;
-/// Maximum number of chunks in flight: what acknowledgements can name.
+/// Maximum number of chunks in flight: those that an acknowledgement can cover.
 const IN_FLIGHT: usize = NAMED as usize;
 const QUEUE_KEY: u32 = 0x1234;
 /// Receive requests of each queue pair.
@@ -370,7 +370,7 @@ impl Node for Uccl {
     fn next_deadline(&mut self, now_ns: u64) -> u64 {
         let open = self.chunks.values().filter(|chunk| !chunk.is_lost);
         let rto = open.map(|chunk| chunk.sent_ns + RTO_NS).min().unwrap_or(u64::MAX);
-        // A sender that is limited by anything but the rate waits for an acknowledgement.
+        // If anything but the rate limits the sender, it waits for an acknowledgement.
         let free = if self.free_ns > now_ns { self.free_ns } else { u64::MAX };
         rto.min(free).min(self.ack_ns)
     }

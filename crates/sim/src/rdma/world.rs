@@ -12,10 +12,10 @@ use super::hops::{End, Hops};
 use super::machine::{Device, Machine, MachineCounts};
 use crate::Rng;
 
-/// Overhead of a UDP payload, bytes: Ethernet with preamble, check sequence and gap, IPv6, UDP.
+/// Overhead of a UDP payload, bytes: Ethernet with preamble, FCS and gap, IPv6, UDP.
 pub const AROUND: usize = 38 + 40 + 8;
 
-/// Turns of a host at one time after which it is considered endless.
+/// Number of turns of a host at one time after which the host is considered to loop endlessly.
 const TURNS_MAX: u32 = 1 << 16;
 
 /// A host.
@@ -24,7 +24,7 @@ pub trait Node {
     fn nic(&mut self) -> &mut Nic;
     /// Polls completions, runs timers and the application. Returns whether there was work to do.
     fn turn(&mut self, now_ns: u64) -> bool;
-    /// When it is due, ns; `u64::MAX`: when a packet arrives.
+    /// When it needs its next turn, ns; `u64::MAX`: only when a packet arrives.
     fn next_deadline(&mut self, now_ns: u64) -> u64;
     /// A packet for this queue pair arrived with a switch's congestion mark.
     fn on_mark(&mut self, now_ns: u64, queue_pair: Qpn) {
@@ -57,7 +57,7 @@ struct Packet {
     /// It was delayed, or is a second copy: no further fault applies.
     late: bool,
     marked: bool,
-    /// It is in the class of acknowledgements, which overtake data and are not paused. Later damage does not change
+    /// It is in the class of acknowledgements, which overtake data and are not paused. Later corruption does not change
     /// that.
     urgent: bool,
 }
@@ -154,7 +154,7 @@ impl<N: Node> RdmaWorld<N> {
         &self.stations[index].node
     }
 
-    /// A host, mutable. It has a turn as soon as time advances.
+    /// A host, mutable. It gets a turn as soon as time advances.
     pub fn node_mut(&mut self, index: usize) -> &mut N {
         self.turn_by(index as u32, self.now);
         &mut self.stations[index].node
@@ -170,7 +170,7 @@ impl<N: Node> RdmaWorld<N> {
         &self.fabric
     }
 
-    /// Takes a host's link down, or up again: packets in flight on it are lost.
+    /// Takes a host's link down, or up again. Packets in flight on it are lost.
     pub fn set_link(&mut self, index: usize, up: bool) {
         self.stations[index].down = !up;
     }
@@ -185,7 +185,7 @@ impl<N: Node> RdmaWorld<N> {
         self.stations[index].device = Device::new(machine);
     }
 
-    /// Changes the PCIe rate of a host, bits per second; at 0 its NIC writes nothing to memory.
+    /// Changes the PCIe rate of a host, bits per second. At 0 its NIC writes nothing to memory.
     pub fn set_pcie_rate(&mut self, index: usize, rate: f64) {
         self.stations[index].device.machine.pcie_rate = rate;
         self.write_next(index as u32);
@@ -196,7 +196,7 @@ impl<N: Node> RdmaWorld<N> {
         self.stations[index].device.counts
     }
 
-    /// How long a host's NIC was paused, and the port of the switch towards it, ns.
+    /// How long a host's NIC, and the switch port towards the host, have been paused, ns.
     pub fn paused_ns(&self, index: usize) -> (u64, u64) {
         let port = self.hops.port_to(index as u32) as usize;
         (self.hops.links[index].paused_ns(self.now), self.hops.links[port].paused_ns(self.now))
@@ -305,7 +305,7 @@ impl<N: Node> RdmaWorld<N> {
         }
     }
 
-    /// The NIC sends while the wire is free: waiting packets wait in the NIC.
+    /// The NIC sends while the wire is free. Other packets wait in the NIC.
     fn transmit(&mut self, index: u32) {
         loop {
             let station = &mut self.stations[index as usize];
@@ -367,7 +367,7 @@ impl<N: Node> RdmaWorld<N> {
         if !urgent {
             self.take_in(link, len);
         }
-        // Paths are those of `dead_paths` and, with several spines, of ECMP.
+        // The lowest three bits of the hash are the path in `dead_paths`. The others select the spine (ECMP).
         let port = self.hops.port(switch, to, path >> 3);
         let queue = &mut self.hops.links[port as usize];
         if let Some(mark) = self.fabric.mark.filter(|_| !urgent) {
@@ -385,7 +385,7 @@ impl<N: Node> RdmaWorld<N> {
         self.send_next(port);
     }
 
-    /// Data from a link is in the buffer at its end; pauses the link if necessary.
+    /// Adds data from a link to the buffer at its end, and pauses the link if necessary.
     fn take_in(&mut self, link: usize, len: u64) {
         let (link_at, pause) = (link as u32, self.fabric.pause);
         let link = &mut self.hops.links[link];
@@ -402,7 +402,7 @@ impl<N: Node> RdmaWorld<N> {
         }
     }
 
-    /// Data has left the buffer; resumes the link if necessary.
+    /// Removes data from the buffer, and resumes the link if necessary.
     fn let_out(&mut self, link: usize, len: u64) {
         let link_at = link as u32;
         let link = &mut self.hops.links[link];

@@ -22,21 +22,21 @@ pub struct Scenario {
     pub name: String,
     /// Maximum duration of the run, which ends earlier when everything is finished. Unfinished work is reported.
     pub duration: Ns,
-    /// How long the world continues after everything is finished, for example so that connections become idle.
+    /// How long the world continues after everything is finished, for example to let connections become idle.
     #[serde(default)]
     pub settle: Ns,
     /// Run for all of `duration`, even when all workloads are finished.
     #[serde(default)]
     pub run_to_end: bool,
-    /// Width of the bins of throughput curves; 0: none.
+    /// Width of the bins of throughput curves; 0: no curves.
     #[serde(default)]
     pub bin: Ns,
     /// The physical network.
     pub topology: Topology,
-    /// Transport paths between two hosts, 1..=8. In the parallel topology it is that topology's number.
+    /// Transport paths between two hosts, 1..=8. The parallel topology overrides it with its own `paths`.
     #[serde(default = "four")]
     pub paths: u8,
-    /// Transport paths that the i-th host uses to others, 1 to `paths`. Hosts without an entry use `paths`.
+    /// Transport paths that the i-th host uses to other hosts, 1 to `paths`. Hosts without an entry use `paths`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_paths: Vec<u8>,
     /// Properties of hosts.
@@ -45,7 +45,7 @@ pub struct Scenario {
     /// Settings of the transport that differ from the defaults.
     #[serde(default)]
     pub transport: TransportSettings,
-    /// Virtual networks; by default VNI 100 with default policy.
+    /// Virtual networks; by default VNI 100 with the default policy.
     #[serde(default)]
     pub vnis: Vec<VniConfig>,
     /// Guests, numbered in the order of these groups. By default one on each host.
@@ -67,11 +67,11 @@ fn four() -> u8 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Topology {
-    /// Disjoint paths between each two hosts, one link each: source port i is path i. Links are named "h0>h1/2".
+    /// Disjoint paths between any two hosts, one link each: source port i is path i. Links are named "h0>h1/2".
     Parallel {
         /// Hosts.
         hosts: u32,
-        /// Paths between each two hosts, 1..=8.
+        /// Paths between any two hosts, 1..=8.
         paths: u8,
         /// All links.
         #[serde(default)]
@@ -112,7 +112,8 @@ pub enum Topology {
         tors_per_pod: u32,
         /// Aggregation switches in a pod, each connected to all its ToRs.
         aggs_per_pod: u32,
-        /// Core switches above each aggregation switch; the i-th ones of all pods share theirs.
+        /// Core switches above each aggregation switch. The i-th aggregation switches of all pods share their core
+        /// switches.
         cores_per_agg: u32,
         /// Hosts below each ToR.
         hosts_per_tor: u32,
@@ -142,7 +143,7 @@ impl Topology {
 pub struct HostConfig {
     /// CPU time of a turn of the loop, at least 1 ns.
     pub turn_cost: Ns,
-    /// CPU time per packet received, fetched or sent in it.
+    /// CPU time per packet received, fetched or sent in a turn.
     pub packet_cost: Ns,
     /// Size of the receive socket buffer, bytes.
     pub receive_queue: Bytes,
@@ -154,7 +155,7 @@ pub struct HostConfig {
     pub mtu: u16,
     /// Guests with a TCP send up to 44 segments in one large frame, which the host segments (TSO).
     pub tso: bool,
-    /// Outer DSCP of the transport's acknowledgements and set-up, 0 to 63.
+    /// Outer DSCP of the transport's acknowledgements and set-up packets, 0 to 63.
     pub control_dscp: u8,
     /// Time until a crashed daemon runs again, if the fault has no end.
     pub restart_after: Ns,
@@ -188,7 +189,7 @@ pub struct VniConfig {
     /// "flow", "strict" or "off".
     #[serde(default)]
     pub ordering: Ordering,
-    /// Its share of full paths, relative to other networks.
+    /// Its weight among the networks when paths are full.
     #[serde(default = "weight", skip_serializing_if = "is_one")]
     pub weight: u8,
 }
@@ -239,13 +240,14 @@ pub struct GuestGroup {
     /// Number of guests per host.
     #[serde(default = "one")]
     pub per_host: u32,
-    /// The most that each may send; more waits in its ring. Without, any amount.
+    /// Maximum sending rate of each guest; further packets wait in its ring. Absent: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tx_rate: Option<Rate>,
-    /// The most that each may receive; more is dropped, and sent again by the transport. Without, any amount.
+    /// Maximum receiving rate of each guest; further packets are dropped, and the transport retransmits them. Absent:
+    /// unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rx_rate: Option<Rate>,
-    /// The share that each has of what its network gets of full paths, relative to others.
+    /// The weight of each guest within its network when paths are full.
     #[serde(default = "weight", skip_serializing_if = "is_one")]
     pub weight: u8,
 }
@@ -260,32 +262,32 @@ fn one() -> u32 {
 pub struct FaultConfig {
     /// Start time.
     pub at: Ns,
-    /// End time; never, if missing.
+    /// End time; absent: the fault does not end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Ns>,
-    /// Links by name; `*` stands for any characters. They get the `set` properties, and their own again at the end.
+    /// Links by name; `*` stands for any characters. They get the `set` properties, and their original ones at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub links: Option<String>,
-    /// Changes of these links.
+    /// Changes to these links.
     pub set: LinkPatch,
     /// Only this many of the matching links, chosen by the seed. 0: all.
     pub some: u32,
-    /// The other direction of each link has the same fault at the same time, as when a cable breaks.
+    /// The other direction of each link has the same fault at the same time, as with a broken cable.
     pub both_ways: bool,
-    /// From start to end the links go down and up again, at random: mean down time. 0: the fault is constant.
+    /// From start to end, the links go down and up at random: mean down time. 0: the fault is constant.
     pub flap_down: Ns,
     /// ... and mean up time.
     pub flap_up: Ns,
     /// The daemon of this host crashes and loses all its state; its guests continue. It restarts at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crash: Option<u32>,
-    /// This host's daemon gets no CPU.
+    /// The daemon of this host gets no CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause: Option<u32>,
     /// This guest stops receiving, or receives slowly: see `receive_gap`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stall: Option<u32>,
-    /// For `stall`: interval at which it takes one frame. 0: none.
+    /// For `stall`: interval at which the guest receives one frame. 0: it receives none.
     pub receive_gap: Ns,
     /// Faults between this guest and its switch, by the daemon's fault injection.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -466,12 +468,12 @@ impl Scenario {
         Ok(())
     }
 
-    /// Transport paths that a host uses to others.
+    /// Transport paths that a host uses to other hosts.
     pub fn paths_of(&self, host: u32) -> u8 {
         self.host_paths.get(host as usize).copied().unwrap_or(self.paths)
     }
 
-    /// Guests of all groups.
+    /// Number of guests in all groups.
     pub fn guest_count(&self) -> u32 {
         let hosts = self.topology.hosts();
         self.guests.iter().map(|g| g.hosts.iter(hosts).count() as u32 * g.per_host).sum()

@@ -77,8 +77,8 @@ pub enum Gap {
     Poisson,
 }
 
-/// Traffic of some guests. `from` and `to` are guests by number; each of `from` sends to each of `to` that is another
-/// guest of the same network.
+/// Traffic of some guests. `from` and `to` are guests by number. Each guest of `from` sends to each other guest of `to`
+/// in the same network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Workload {
@@ -94,7 +94,7 @@ pub enum Workload {
         to: Members,
         /// Packets per pair, all flows together.
         packets: u64,
-        /// Flows per pair, used in runs of random length.
+        /// Flows per pair. The sender sends runs of random length on each.
         #[serde(default = "one")]
         flows: u32,
         /// Payload of a packet, bytes.
@@ -112,10 +112,10 @@ pub enum Workload {
         /// Its distribution.
         #[serde(default)]
         gap_kind: Gap,
-        /// Frames sent at once.
+        /// Frames sent together.
         #[serde(default = "one")]
         burst: u32,
-        /// When the first is sent.
+        /// When the first frame is sent.
         #[serde(default)]
         start: Ns,
         /// Additional delay of each pair, uniform in 0..=this.
@@ -146,7 +146,8 @@ pub enum Workload {
         /// Time between a response and the next request.
         #[serde(default)]
         think: Ns,
-        /// All connections of a client send their requests at the same time, once all have their responses (incast).
+        /// All connections of a client send their requests at the same time, once all have received their responses
+        /// (incast).
         #[serde(default)]
         together: bool,
         /// Socket buffer of each end and direction.

@@ -19,7 +19,7 @@ const VNICS: u32 = 32;
 const TENANTS: u64 = 8;
 /// vNICs of a tenant on other servers.
 const REMOTE: u64 = 1000;
-/// Number of these that a vNIC talks to: at least 1, Pareto distributed with this exponent, and at most that many.
+/// Number of these that a vNIC talks to: Pareto distributed with this exponent, from 1 to this maximum.
 const PEERS: (f64, u64) = (1.2, 200);
 /// Maximum number of flows of a pair.
 const MOST_FLOWS: u64 = 10_000;

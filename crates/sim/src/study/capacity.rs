@@ -1,4 +1,4 @@
-//! Links as the bottleneck: the share that a few TCP connections get of them, and the queue lengths.
+//! Links as the bottleneck: the share of their capacity that a few TCP connections get, and the queue lengths.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -29,7 +29,7 @@ struct Shape {
     queue_frames: u64,
     delay_us: u64,
     loss: f64,
-    /// Queue length from which packets are marked, frames; 0: none are.
+    /// Queue length above which packets are marked, frames; 0: never.
     mark_frames: u64,
 }
 

@@ -71,7 +71,7 @@ fn flapping(scenario: &crate::Scenario, part: u32) -> FaultConfig {
     FaultConfig {
         at: Ns::ms(10),
         until: Some(Ns::ms(120)),
-        // Between switches: names of both ends have a dot or are cores.
+        // Links between switches: each has an aggregation switch at one end.
         links: Some("*agg*".into()),
         some: (links * part).div_ceil(100),
         flap_down: Ns::ms(5),

@@ -14,11 +14,11 @@ use crate::{Rng, Scenario, World};
 /// How traffic selects paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Plain VXLAN, a path per flow by hash.
+    /// Plain VXLAN. A hash assigns each flow to a path.
     Ecmp,
-    /// Plain VXLAN, a path per flow, checked every second.
+    /// Plain VXLAN. Each flow has a path, which is checked every second.
     ProbeAndSwitch,
-    /// BIFROST, unchanged.
+    /// BIFROST: the scenario unchanged.
     Bifrost,
 }
 
@@ -90,7 +90,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
 
 /// Throughput of both flows together, Mbit/s.
 fn rate(scenario: &Scenario, mode: Mode, seed: u64) -> Result<f64> {
-    // 16 guests on each host: one of 256 pairs.
+    // Each host has 16 guests. The seed selects one of 256 pairs.
     let mut scenario = scenario.clone();
     let pair = (seed as u32 % 16, 16 + seed as u32 / 16 % 16);
     if let Workload::Bulk { from, to, .. } = &mut scenario.workloads[0] {

@@ -84,12 +84,12 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Mbit/s over these bins.
+/// Mean rate over these bins, Mbit/s.
 fn mean(bins: &[u64], at_least: usize) -> f64 {
     bins.iter().sum::<u64>() as f64 * 8e3 / (bins.len().max(at_least) as u64 * BIN_NS) as f64
 }
 
-/// Bytes in bins.
+/// Bytes received in each bin.
 fn throughput(scenario: &Scenario, failure: Failure, mode: Mode, (begin, end): (u64, u64)) -> Result<Vec<u64>> {
     let mut world = World::new(scenario, 1)?;
     let (watch, seen) = TcpWatch::new(1, BIN_NS);

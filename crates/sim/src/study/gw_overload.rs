@@ -1,5 +1,5 @@
-//! A gateway pod overloaded by one tenant, with and without the tenant limiter (Albatross, SIGCOMM'25, figures 13 and
-//! 14). Limiter and balancer are the real ones; the pod's cores are a model.
+//! A gateway pod that one tenant overloads, with and without the tenant limiter (Albatross, SIGCOMM'25, figures 13 and
+//! 14). The limiter and the balancer are the real ones; the pod's cores are a model.
 
 use anyhow::{Context, Result};
 use bifrost_tables::{LimiterConfig, TenantLimiter};
@@ -127,7 +127,7 @@ fn surge(limited: bool, ns: u64) -> Result<Vec<Tenant>> {
     for (at, tenant) in Tenants::new(&BEFORE, &AFTER, ns / 2).take_while(|(at, _)| *at < ns) {
         let bin = ((at * BINS / ns) as usize).min(BINS as usize - 1);
         tenants[tenant].arrived[bin] += 1;
-        // VNIs that do not share a meter.
+        // These VNIs do not share a meter.
         if limited && !limiter.admit(at, 100 + tenant as u32, 1).passes {
             continue;
         }
@@ -142,7 +142,7 @@ fn surge(limited: bool, ns: u64) -> Result<Vec<Tenant>> {
     Ok(tenants)
 }
 
-/// A tenant that shares both stages with the dominant one: how long it loses packets.
+/// How long a tenant loses packets if it shares both stages with the dominant one.
 fn collision(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
     const HEAVY: u32 = 9;
     let config = LimiterConfig { seed: 3, ..LimiterConfig::default() };
@@ -164,7 +164,7 @@ fn collision(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) 
         let rate = |r: bifrost_tables::Rate| bifrost_tables::Rate::per_second((r.per_second as f64 * scale) as u64);
         let mut limiter =
             TenantLimiter::new(LimiterConfig { first: rate(config.first), second: rate(config.second), ..config });
-        // Another tenant was sampled just before, so that the next sample is as far away as possible.
+        // The other tenant is sampled first, so that the next sample is as far away as possible.
         let other = HEAVY + 1;
         let sampled = |limiter: &TenantLimiter| limiter.counters().sampled_packets > 0;
         while !sampled(&limiter) {
@@ -197,7 +197,7 @@ fn collision(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) 
     Ok(())
 }
 
-/// A million tenants and a dominant one: memory, and whether the others lose anything.
+/// A million tenants and a dominant one: memory use, and whether the others lose anything.
 fn million(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
     const TENANTS: u64 = 1_000_000;
     let mut limiter = TenantLimiter::new(LimiterConfig { seed: 3, ..LimiterConfig::default() });

@@ -25,7 +25,7 @@ const MOST: u64 = 1 << 24;
 /// its routes, its ACL.
 const OWNED: [Shared; 2] =
     [Shared { flows: 1, each: 2, total: 2 }, Shared { flows: FLOWS_OF_A_TENANT, each: 18, total: 18 }];
-/// The same of data that tenants share: parts of hash tables, hosts.
+/// The same for data that tenants share: parts of hash tables, and hosts.
 const COMMON_LINES: u64 = 5;
 /// Flows for each line of that data.
 const COMMON_FLOWS: u64 = 10;
@@ -74,7 +74,7 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
         overlap: OVERLAP,
     };
     let cores: &[u64] = if quick { &[1, 20] } else { &[1, 3, 20, 44, 92] };
-    // From tables that fit private caches to the largest number of sessions; and the larger entries.
+    // From tables that fit into private caches to the maximum number of sessions, and then the larger entries.
     let sizes: &[(u64, Entries)] = if quick {
         &[(HALF_GIGABYTE, Entries::Ours), (500_000, Entries::Large)]
     } else {
@@ -137,7 +137,7 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
                 "plb_lines": streams(plb), "rss_lines": streams(rss),
             }),
         );
-        // The paper's claim is about tables beyond the caches, and its figure 4 about as many flows.
+        // The paper's claim is about tables larger than the caches, and its figure 4 is about this many flows.
         if *flows >= 500_000 {
             let kind = entries.name();
             let name = format!("a core's rate, PLB below RSS, {megabytes} MB of tables{kind}, {cores} cores, %");

@@ -1,4 +1,5 @@
-//! Many senders and one receiver: what congestion control does once transfers last, and what the first window does before that.
+//! Many senders and one receiver: the effect of congestion control on long transfers, and of the initial window on
+//! bursts.
 
 use anyhow::Result;
 use serde_json::json;
@@ -9,13 +10,13 @@ use super::{Bar, Outcome};
 use crate::Ns;
 use crate::scenario::{CongestionControl, Members, Scenario, Topology, TransportSettings, Workload};
 
-/// A way to send: its name, and what it sets.
+/// A variant: its name, and its transport settings.
 struct Way {
     name: &'static str,
     set: fn(&mut TransportSettings),
 }
 
-/// Of transfers that last.
+/// Variants for long transfers.
 const LONG: [Way; 4] = [
     Way { name: "Swift", set: |_| {} },
     Way { name: "Swift, a tenth lost is congestion", set: |t| t.heavy_loss_percent = Some(10) },
@@ -23,7 +24,7 @@ const LONG: [Way; 4] = [
     Way { name: "none", set: |t| t.congestion_control = Some(CongestionControl::None) },
 ];
 
-/// Of bursts that fit into the first window.
+/// Variants for bursts, which depend on the initial window.
 const BURST: [Way; 4] = [
     Way { name: "first window 512", set: |t| t.initial_window = Some(512) },
     Way { name: "128", set: |t| t.initial_window = Some(128) },
@@ -45,7 +46,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
     let sizes: &[u32] = if quick { &[10, 100] } else { &[1, 10, 30, 100, 300, 1000] };
     let mut outcome = Outcome::default();
     let mut data = Vec::new();
-    // Together they send so much, or each a burst of 200.
+    // In long transfers, all senders together send this many packets. In bursts, each sends 200.
     let total = if quick { 50_000 } else { 1_000_000 };
     let long = |senders: u32| total / u64::from(senders);
     compare(&base, "long transfers", &LONG, sizes, long, &mut outcome, &mut data)?;

@@ -1,4 +1,4 @@
-//! A leaf-spine fabric of which some links are slow: the goodput, compared with what max-min fairness allows.
+//! A leaf-spine fabric with some slow links: its goodput, compared with max-min fairness.
 
 use anyhow::Result;
 use serde_json::json;
@@ -13,7 +13,7 @@ use crate::{Bytes, Ns, Rate, Scenario, World};
 /// One in [`ONE_IN`] links between switches is slow. Its rate is divided by [`SLOWER`].
 const ONE_IN: u32 = 10;
 const SLOWER: u64 = 4;
-/// Payload of a light guest's packet, its frame, and what that takes on a link, with all headers, preamble and gap.
+/// Payload of a light guest's packet, its frame, and its size on a link with all headers, preamble and gap.
 const PAYLOAD_BYTES: u64 = 1_460;
 const FRAME_BYTES: f64 = 1_514.0;
 const WIRE_BYTES: f64 = 1_604.0;
@@ -38,7 +38,7 @@ impl Size {
         }
     }
 
-    /// The host that a host sends to. Each host has one sender, and each leaf sends to all others.
+    /// The host that a host sends to. Each host receives from one sender, and each leaf sends to all other leaves.
     fn target(self, host: u32) -> u32 {
         let own = host % self.hosts;
         let leaf = (host / self.hosts + 1 + own % (self.leaves - 1)) % self.leaves;
@@ -67,9 +67,9 @@ impl Answer {
 /// The links between switches.
 #[derive(Clone, Copy, PartialEq)]
 enum Fabric {
-    /// Four times as fast as those of hosts: only these are full.
+    /// Four times as fast as hosts' links, so only hosts' links are full.
     Fast,
-    /// As fast as those of hosts.
+    /// As fast as hosts' links.
     Full,
     /// The same, but a tenth of them at a quarter of the rate.
     Slowed,
@@ -78,9 +78,9 @@ enum Fabric {
 /// How the network is set up.
 #[derive(Clone, Copy, PartialEq)]
 enum Setting {
-    /// The defaults: ACKs wait in the queues of data, and the margin of Swift's target is 1 ms at most.
+    /// The defaults: ACKs wait in the same queues as data, and the margin of Swift's target is at most 1 ms.
     Default,
-    /// ACKs leave before data (DSCP 48 in a priority queue), and the margin is at most 50 us.
+    /// ACKs are sent before data (DSCP 48 in a priority queue), and the margin is at most 50 us.
     Tuned,
 }
 
@@ -131,7 +131,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
             "{what}, {}: {total:.1} % of max-min, the worst flow {worst:.1} % of its share, {dropped:.2} % dropped",
             fabric.name()
         ));
-        // Short runs are for the numbers; what they must keep is where only hosts' links are full.
+        // With a slowed fabric, quick runs are too short for a bar.
         let least = match (setting, fabric) {
             (Setting::Tuned, Fabric::Fast) => Some(98.0),
             (_, Fabric::Slowed) if !quick => Some(90.0),
@@ -203,7 +203,7 @@ fn answer(base: &Scenario, row: (Setting, Fabric, u8), seed: u64, quick: bool) -
     Ok(Answer { flows: got.zip(fair).collect(), dropped_percent })
 }
 
-/// A flow that always has packets.
+/// A flow that always has packets to send.
 fn flow(from: u32, to: u32) -> Workload {
     Workload::Packets {
         name: String::new(),
@@ -255,10 +255,10 @@ fn capacities(world: &World, size: Size) -> Capacities {
     Capacities { host: of("h0>leaf0"), fabric }
 }
 
-/// An upper bound of each flow's max-min fair rate, Gbit/s, if flows could be divided among all spines at will:
+/// An upper bound of each flow's max-min fair rate, Gbit/s, if flows could be split arbitrarily over all spines:
 /// progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2) under the capacities of hosts, of each leaf's
-/// links up and down, and of all routes between two leaves. The last ones are shared with other pairs of leaves, which
-/// the bound ignores.
+/// links up and down, and of all routes between two leaves. Other pairs of leaves share the links of these routes,
+/// which the bound ignores.
 fn max_min(size: Size, links: &Capacities) -> Vec<f64> {
     let flows: Vec<(u32, u32)> =
         (0..size.leaves * size.hosts).map(|host| (host / size.hosts, size.target(host) / size.hosts)).collect();
@@ -277,7 +277,7 @@ fn max_min(size: Size, links: &Capacities) -> Vec<f64> {
     fill(flows.len(), &groups)
 }
 
-/// Raises all rates together, and stops those of a group that is full.
+/// Raises all rates together, and freezes those of a group whose capacity is used up.
 fn fill(flows: usize, groups: &[(f64, Vec<usize>)]) -> Vec<f64> {
     let mut rates: Vec<Option<f64>> = vec![None; flows];
     while rates.iter().any(Option::is_none) {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_links_lower_the_share_of_those_who_need_them() {
+    fn slow_links_lower_the_share_of_flows_that_need_them() {
         let size = Size { leaves: 2, spines: 2, hosts: 2 };
         let all =
             |up: f64| Capacities { host: 10.0, fabric: vec![vec![(up, 10.0), (10.0, 10.0)], vec![(10.0, 10.0); 2]] };

@@ -43,7 +43,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
     outcome.bars.push(Bar {
         name: "messages with an ACK for each, % of those with an ACK for 16".into(),
         value: answers[0].rate / answers[TRIGGERS.len() - 1].rate * 100.0,
-        // The paper: more than 40 % more.
+        // The paper reports more than 40 % more.
         limit: 100.0 / 1.4,
     });
     let over = || TRIGGERS.map(|trigger| if trigger == 1 { "at once".to_owned() } else { trigger.to_string() });

@@ -1,5 +1,5 @@
-//! RDMA with and without priority flow control (PFC) in a leaf-spine fabric: the hosts' goodput, and the damage to
-//! bystanders of an incast or of a host whose memory accepts nothing any more (paper: section 2.2.1).
+//! RDMA with and without priority flow control (PFC) in a leaf-spine fabric: the goodput of hosts, and the harm to
+//! bystanders of an incast, or of a host whose memory accepts no more writes (paper: section 2.2.1).
 
 use anyhow::Result;
 use serde_json::json;
@@ -11,7 +11,7 @@ use super::{Bar, Outcome};
 use crate::rdma::{DcqcnConfig, Machine, Mesh, Topology};
 
 const RATE: f64 = 25e9;
-/// From host to host over one switch, ns.
+/// One-way delay from host to host over one switch, ns.
 const DELAY_NS: u64 = 25_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,15 +20,15 @@ enum Case {
     Calm,
     /// Some hosts of all leaves send to one host.
     Incast,
-    /// The same, and after a while that host's NIC writes nothing to memory, so it pauses its switch forever.
+    /// The same, and after a while that host's NIC stops writing to memory, so it pauses its switch forever.
     Dead,
 }
 
 const CASES: [(Case, &str); 3] =
     [(Case::Calm, "alone"), (Case::Incast, "beside incast"), (Case::Dead, "beside a dead host")];
 
-/// Hosts of a leaf. Those with the lowest numbers send to the last host; the others are bystanders, which send to each
-/// other.
+/// Hosts of a leaf. Those with the lowest numbers send to the last host of the fabric; the others are bystanders, which
+/// send to each other.
 struct Shape {
     leaves: usize,
     hosts: usize,
@@ -63,7 +63,7 @@ impl Shape {
             mesh.pairs.extend(self.senders().map(|host| (host, self.target())));
         }
         let leaves = vec![self.hosts as u32; self.leaves];
-        // The same capacity between switches as to hosts.
+        // The capacity between switches equals that to hosts.
         let rate = RATE * self.hosts as f64 / 2.0;
         let topology = Topology::LeafSpine { leaves, spines: 2, rate, delay_ns: 1_000 };
         run_mesh(&mesh, setup.fabric(RATE, DELAY_NS, true), &topology, seed, times, |world| {

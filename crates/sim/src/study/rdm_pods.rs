@@ -11,7 +11,7 @@ use crate::rdma::{DcqcnConfig, Machine, Mesh, Topology};
 
 /// Two ports of 25 Gbit/s.
 const RATE: f64 = 50e9;
-/// From host to host over one switch, ns.
+/// One-way delay from host to host over one switch, ns.
 const DELAY_NS: u64 = 25_000;
 /// As in the paper: requests of 512 KB, 4 threads with 8 each.
 const LEN: u32 = 512 * 1024;
@@ -66,7 +66,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
 fn mesh(setup: Setup, pods: [u32; 2], times: (u64, u64, u64)) -> Result<Run> {
     let hosts = vec![(setup.stack(DcqcnConfig::new(RATE)), Machine::OLD); (pods[0] + pods[1]) as usize];
     let mesh = Mesh::full(hosts, LEN, DEPTH);
-    // The capacity between the pods is what the small one can send.
+    // The capacity between the pods equals what the smaller one can send.
     let rate = RATE * f64::from(pods[0]) / 2.0;
     let topology = Topology::LeafSpine { leaves: pods.to_vec(), spines: 2, rate, delay_ns: 1_000 };
     run_mesh(&mesh, setup.fabric(RATE, DELAY_NS, false), &topology, 1, times, |_| ())

@@ -1,5 +1,5 @@
 //! An RDMA connection with both services changes between them under load, while packets are lost (paper: section 5.4,
-//! figure 12): whether messages are lost, duplicated or reordered, and how long none arrives.
+//! figure 12). The study checks whether messages are lost, duplicated or reordered, and how long no message arrives.
 
 use anyhow::{Result, ensure};
 use bifrost_endpoint::Service;
@@ -13,7 +13,7 @@ use crate::swarm::Draw as _;
 use crate::{Rng, mix};
 
 const RATE: f64 = 25e9;
-/// From host to host, ns; the round trip is twice that.
+/// One-way delay from host to host, ns; the round trip is twice that.
 const DELAY_NS: u64 = 25_000;
 const RTT_NS: u64 = 2 * DELAY_NS;
 /// Share of packets lost.
@@ -23,7 +23,7 @@ const WARM_NS: u64 = 5_000_000;
 /// Time after the last message was sent within which everything arrives, ns.
 const DRAIN_NS: u64 = 200_000_000;
 
-/// Messages of units in SENDs, and of chunks in WRITEs.
+/// Length and number of open messages: sent as units in SENDs, and as chunks in WRITEs.
 const LENS: [(u32, u32); 2] = [(8 * 1024, 96), (64 * 1024, 16)];
 
 /// What changes.
@@ -31,7 +31,7 @@ const LENS: [(u32, u32); 2] = [(8 * 1024, 96), (64 * 1024, 16)];
 enum Stack {
     /// UC and RC alternately.
     Both,
-    /// Nothing: a connection of one service, measured when the others change.
+    /// No change: a connection of one service, measured at the times of the others' changes.
     One(Service),
 }
 
@@ -80,7 +80,7 @@ pub(super) fn run_seeds(quick: bool, seeds: u64) -> Result<Outcome> {
         for len in LENS {
             let name = format!("messages of {} KB, packets lost: {lost}", len.0 / 1024);
             let mut panel = Panel::new(&name, "longest time without a message, round trips", "% of changes");
-            // The median and the longest pause of each stack.
+            // The median and the maximum pause of each stack.
             let mut pauses = Vec::new();
             for (stack, label) in STACKS {
                 let own = runs.iter().zip(&answers).filter(|(run, _)| (run.0, run.1, run.2) == (stack, len, loss));
@@ -112,8 +112,8 @@ pub(super) fn run_seeds(quick: bool, seeds: u64) -> Result<Outcome> {
             }
             outcome.panels.push(panel);
             let [both, others @ ..] = &pauses[..] else { continue };
-            // At a loss of 1/256 single services stall for longer than that now and then: what matters is what a change
-            // adds.
+            // At a loss of 1/256, single services sometimes stall for longer than that, so the bar limits only what a
+            // change adds.
             let alone = others.iter().map(|pause| pause.0).fold(0.0, f64::max);
             outcome.bars.push(match loss {
                 0 => Bar { name: format!("{name}: longest pause of a change, round trips"), value: both.1, limit: 2.0 },

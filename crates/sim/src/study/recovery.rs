@@ -138,7 +138,7 @@ pub(super) fn outages(base: &Scenario, way: usize, dead: u32, both: bool, seed: 
     for path in 0..dead {
         for direction in if both { &["h0>h1", "h1>h0"][..] } else { &["h0>h1"] } {
             s.faults.push(FaultConfig {
-                // At another position in a group for each seed.
+                // At a different position in a group of packets for each seed.
                 at: Ns(20_000_000 + seed * 37_000),
                 links: Some(format!("{direction}/{}", (seed + u64::from(path)) % 4)),
                 set: LinkPatch { down: Some(true), ..LinkPatch::default() },
@@ -151,7 +151,7 @@ pub(super) fn outages(base: &Scenario, way: usize, dead: u32, both: bool, seed: 
     world.add_checker(watch);
     world.run();
     anyhow::ensure!(world.violations.is_empty(), "{}", crate::Report::of(&world));
-    // The delay of a packet without a fault is not an outage.
+    // The usual delay of a packet is not part of the outage.
     let usual = RTT_NS / 2.0;
     Ok(longest.borrow().values().map(|ns| (*ns as f64 - usual).max(0.0) / 1e6).collect())
 }

@@ -1,5 +1,6 @@
-//! Path selection of other networks: ECMP leaves a flow where its hash puts it; probe-and-switch probes its path every
-//! second, and moves it when another is better. Both carry plain VXLAN: the simulated hosts' reliability is off.
+//! Path selection in other networks. ECMP permanently assigns a flow to a path by hash. Probe-and-switch probes the
+//! flow's path every second, and moves the flow if another path is better. Both carry plain VXLAN: the reliability of
+//! the simulated hosts is off.
 
 use crate::{Packet, Rng, VXLAN_PORT, World};
 
@@ -7,9 +8,9 @@ use crate::{Packet, Rng, VXLAN_PORT, World};
 const PROBES: u32 = 10;
 /// Other paths tried per check.
 const CANDIDATES: u32 = 4;
-/// A flow moves to a path whose score is less than this part of its current path's.
+/// A flow moves to another path if its score is less than this fraction of the current path's score.
 const BETTER: f64 = 0.5;
-/// Delay that counts for a lost probe, ns.
+/// Delay assumed for a lost probe, ns.
 const LOST_NS: f64 = 100e6;
 
 /// A flow as seen by the network, and the time of its next check.
@@ -31,7 +32,7 @@ impl Switched {
         Switched { src, dst, source_port, salt: 0, next: rng.below(interval), interval, rng }
     }
 
-    /// Probes its path and others, and moves if one of them is much better.
+    /// Probes the flow's path and others, and moves the flow if one of them is much better.
     pub(super) fn look(&mut self, world: &mut World) {
         let now = world.now();
         self.next = now + self.interval;
@@ -49,7 +50,7 @@ impl Switched {
         }
     }
 
-    /// Mean delay of probes if the flow had this salt, ns; lost ones count as a long time.
+    /// Mean delay of probes if the flow had this salt, ns. Lost probes count as [`LOST_NS`].
     fn score(&mut self, world: &mut World, salt: u64) -> f64 {
         let now = world.now();
         world.network.rehash(self.src, self.dst, self.source_port, salt);

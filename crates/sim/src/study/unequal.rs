@@ -9,7 +9,7 @@ use super::runs::{each, scenario, whole};
 use crate::Ns;
 use crate::scenario::{Topology, Workload};
 
-/// Offered load: as much as fits; about 5 Gbit/s.
+/// Offered loads: name, and gap between packets, ns. 0: as fast as possible.
 const LOADS: [(&str, u64); 2] = [("saturated", 0), ("5 Gbit/s", 2_300)];
 
 pub(super) fn run(quick: bool) -> Result<Outcome> {

@@ -13,10 +13,10 @@ use crate::units::{Bytes, Ns, Rate};
 /// Links on the longest route: that of a three-tier Clos network.
 const LONGEST_ROUTE: u64 = 6;
 
-/// Minimum start time of a process.
+/// Minimum time that a process takes to start, ns.
 const LONG_NS: u64 = 5_000_000;
 
-/// The least rate of a guest, bits a second: a full window leaves within seconds.
+/// Minimum rate of a guest, bits per second. A full window leaves within seconds.
 const LEAST_RATE: u64 = 20_000_000;
 
 /// The world of a seed.
@@ -49,17 +49,18 @@ pub fn scenario(seed: u64) -> Scenario {
     if s.topology.has_dead_path()
         || s.topology.worst(|l| l.loss.into_iter().chain(l.corruption).reduce(f64::max)) > 0.01
     {
-        // Packets that are not carried reliably may have no other path for long; or a guest's TCP waits for minutes
-        // between two attempts.
+        // Packets that are not carried reliably may have no working path for a long time, and a guest's TCP may wait
+        // for minutes between two attempts.
         s.transport.max_connections = None;
-        // The same if set-up times out before a response can arrive: then there is only plain VXLAN.
+        // The same applies if set-up times out before a response can arrive: then all packets leave as plain VXLAN.
         s.transport.setup_tries = None;
         s.vnis.retain(|v| v.reliability != Reliability::Off);
         if s.vnis.is_empty() {
             s.vnis.push(VniConfig { id: 100, reliability: Reliability::Tcp, ordering: Ordering::Flow, weight: 1 });
         }
     }
-    // Delays that are not caused by load close windows to a packet per hundred round trips: hence the allowance.
+    // Delays that load does not cause would close windows to a packet per hundred round trips, so the noise allows for
+    // them.
     let ns = |ns: Option<Ns>| ns.map_or(0.0, |ns| ns.0 as f64);
     let jitter = s.topology.worst(|l| Some(ns(l.jitter) + ns(l.reordering.and(l.reorder_delay)))) as u64;
     let noise = s.transport.swift_noise.unwrap_or(Ns(1_000_000));
@@ -68,7 +69,7 @@ pub fn scenario(seed: u64) -> Scenario {
     }
     let members = guests(rng, &mut s);
     let least_delay = s.topology.worst(|l| l.delay.map(|d| d.0 as f64)) as u64;
-    // Minimum time for which guests are busy: some faults fall into it.
+    // Minimum time for which guests are busy, ns. Some faults fall into it.
     let span = rng.scale(1_000_000, 100_000_000);
     s.workloads = workloads(rng, &members, span, large, s.host.mtu);
     if !quiet {
@@ -77,14 +78,14 @@ pub fn scenario(seed: u64) -> Scenario {
             s.faults.push(stragglers(rng, span));
         }
         restart_after_the_last_packet(&mut s);
-        // The controller uses the shortest delay: for about a second a network that was faster for a while looks
-        // congested.
+        // The controller uses the minimum delay. A network that was faster for a while looks congested for about a
+        // second, so no fault shortens the delay.
         for delay in s.faults.iter_mut().filter_map(|f| f.set.delay.as_mut()) {
             delay.0 = delay.0.max(least_delay);
         }
     }
     s.complete();
-    // From random numbers of their own: other properties of a seed's world do not depend on these.
+    // These use separate random numbers, so that the rest of a seed's world does not depend on them.
     let rng = &mut Rng::new(seed ^ 0x11e1_4a7e_0000_0000);
     different_paths(rng, &mut s);
     rates(rng, &mut s);
@@ -92,14 +93,14 @@ pub fn scenario(seed: u64) -> Scenario {
     s
 }
 
-/// Hosts that use different numbers of paths, from path 0, which never stays down.
+/// Hosts that use different numbers of paths, starting with path 0, which never stays down.
 fn different_paths(rng: &mut Rng, s: &mut Scenario) {
     if s.paths > 1 && rng.one_in(4) {
         s.host_paths = (0..s.topology.hosts()).map(|_| rng.range(1, s.paths.into()) as u8).collect();
     }
 }
 
-/// Shares of full paths.
+/// Weights when paths are full.
 fn weights(rng: &mut Rng, s: &mut Scenario) {
     if rng.one_in(4) {
         s.vnis.iter_mut().for_each(|vni| vni.weight = rng.scale(1, 100) as u8);
@@ -107,7 +108,7 @@ fn weights(rng: &mut Rng, s: &mut Scenario) {
     }
 }
 
-/// Limits of what guests may send and receive.
+/// Limits of guests' sending and receiving rates.
 fn rates(rng: &mut Rng, s: &mut Scenario) {
     if !rng.one_in(4) {
         return;
@@ -123,7 +124,7 @@ impl Topology {
         matches!(self, Topology::Parallel { path, .. } if path.iter().any(|p| p.down == Some(true)))
     }
 
-    /// Maximum of a property over the links of a route between two hosts, added up.
+    /// Maximum sum of a property over the links of a route between two hosts.
     fn worst(&self, of: impl Fn(&LinkPatch) -> Option<f64>) -> f64 {
         let of = |l: &LinkPatch| of(l).unwrap_or(0.0);
         match self {
@@ -135,7 +136,7 @@ impl Topology {
     }
 }
 
-/// Long enough that idle connections are dropped; the checkers know it.
+/// Long enough that idle connections are dropped, which the checkers expect.
 fn settle(transport: &TransportSettings) -> Ns {
     let reap = transport.idle_reap.unwrap_or(Ns::s(60)).0;
     let shrink = transport.idle_shrink.unwrap_or(Ns::s(1)).0;
@@ -223,7 +224,8 @@ fn few(rng: &mut Rng, down: bool) -> LinkPatch {
     l
 }
 
-/// Small probabilities are as frequent as large ones; three digits, so that a scenario file has the same value.
+/// A probability up to `most`. Small ones are as frequent as large ones. It is a multiple of 1e-6, so that a scenario
+/// file stores the same value.
 fn chance(rng: &mut Rng, most: f64) -> f64 {
     rng.scale(100, (most * 1e6) as u64) as f64 / 1e6
 }
@@ -320,7 +322,7 @@ fn transport(rng: &mut Rng) -> TransportSettings {
         // Just before the wrap, or before the sign changes.
         t.first_psn = Some((rng.pick(&[0, 1 << 31]) as u32).wrapping_sub(rng.scale(1, 2_000) as u32));
     }
-    // Uses no random number: older seeds keep their worlds otherwise.
+    // Uses no random number, so that the rest of older seeds' worlds stays the same.
     if let Some(Ns(retry)) = t.plain_retry.filter(|retry| retry.0.is_multiple_of(4)) {
         t.give_up_after = Some(Ns(5_000_000 + retry % 200_000_000));
     }
@@ -332,8 +334,9 @@ fn faults(rng: &mut Rng, s: &Scenario, span: u64) -> Vec<FaultConfig> {
     (0..count).map(|_| fault(rng, s, span)).collect()
 }
 
-/// If a network holds packets for long, no daemon restarts before its earlier packets have left it (PROTOCOL §4.6). In
-/// other worlds daemons do restart: packets of their former life must find no owner.
+/// In a network that holds packets for long, no daemon restarts before its earlier packets have left the network
+/// (PROTOCOL §4.6). In other worlds daemons restart earlier, and packets from before the restart must find no
+/// connection.
 fn restart_after_the_last_packet(s: &mut Scenario) {
     let ns = |ns: Option<Ns>| ns.map_or(0, |ns| ns.0);
     let links = s.topology.worst(|l| Some((ns(l.delay) + ns(l.jitter) + ns(l.reorder_delay)) as f64)) as u64;
@@ -364,7 +367,7 @@ fn stragglers(rng: &mut Rng, span: u64) -> FaultConfig {
 fn fault(rng: &mut Rng, s: &Scenario, span: u64) -> FaultConfig {
     let hosts = u64::from(s.topology.hosts());
     let at = rng.below(span * 3 / 2);
-    // Mostly about as long as normal operations take; now and then so long that all peers give up and forget.
+    // Mostly about as long as normal operations take; sometimes so long that all peers give up and drop their state.
     let long = if rng.one_in(10) { rng.scale(100_000_000, 90_000_000_000) } else { rng.scale(10_000, 200_000_000) };
     let mut f = FaultConfig { at: Ns(at), until: Some(Ns(at + long.max(1))), ..FaultConfig::default() };
     let down = LinkPatch { down: Some(true), ..LinkPatch::default() };
@@ -387,7 +390,7 @@ fn fault(rng: &mut Rng, s: &Scenario, span: u64) -> FaultConfig {
             f.links = Some("*".into());
             f.some = rng.range(0, 6) as u32;
             (f.flap_down, f.flap_up) = (Ns(rng.scale(10_000, 10_000_000)), Ns(rng.scale(100_000, 20_000_000)));
-            // To avoid thousands of events.
+            // Limits the number of events.
             f.until = Some(Ns(at + long.min(20 * (f.flap_down.0 + f.flap_up.0))));
         }
         // Losses, delays, queues.

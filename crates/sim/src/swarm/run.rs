@@ -10,7 +10,7 @@ use crate::world::World;
 
 /// Number of events after which a run is considered endless; the largest have less than two million.
 const MOST_EVENTS: u64 = 20_000_000;
-/// Virtual time between two checks of that, ns.
+/// Virtual time between two checks of this limit, ns.
 const LOOK_NS: u64 = 100_000_000;
 
 /// Results of a run.
@@ -22,7 +22,7 @@ pub struct Outcome {
     pub hash: u64,
     /// Number of events.
     pub events: u64,
-    /// Guests' packets: sent, and those of them that the transport need not deliver.
+    /// Guests' packets: number sent, and number of those that the transport need not deliver.
     pub packets: (u64, u64),
 }
 

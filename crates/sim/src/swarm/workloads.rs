@@ -47,11 +47,11 @@ pub(super) fn guests(rng: &mut Rng, s: &mut Scenario) -> Vec<Member> {
     all
 }
 
-/// Their traffic in about `span` ns.
+/// Random traffic of these guests in about `span` ns.
 pub(super) fn workloads(rng: &mut Rng, members: &[Member], span: u64, large: bool, mtu: u16) -> Vec<Workload> {
     let count = rng.pick(&[1, 1, 2, 2, 3, 4]);
     let mut all = Vec::new();
-    // Packets of all workloads together, about.
+    // Approximate number of packets of all workloads together.
     let mut budget = if large { rng.scale(5_000, 40_000) } else { rng.scale(100, 3_000) };
     for _ in 0..20 * count {
         if all.len() == count {
@@ -119,7 +119,7 @@ fn packets(rng: &mut Rng, (from, to): (Members, Members), packets: u64, span: u6
         size: Bytes(size),
         size_min: (segments == 1 && rng.one_in(2)).then(|| Bytes(rng.range(SMALLEST, size))),
         segments,
-        // As fast as possible, or over the whole time.
+        // As fast as possible, or spread over the whole time.
         gap: Ns(if rng.one_in(4) { 0 } else { span / frames }),
         gap_kind: rng.pick(&[Gap::Fixed, Gap::Poisson]),
         burst,

@@ -1,4 +1,4 @@
-//! A guest's vNIC for smoltcp: its ring, and a transmit queue before it, as in guests' kernels.
+//! A guest's vNIC for smoltcp: its ring, and a transmit queue before it, as in a guest's kernel.
 //!
 //! smoltcp forgets a fast retransmission if the device has no room for it, and then has no timer running: the
 //! connection stalls forever. So a frame that smoltcp may create is never refused. It may create frames only while the
@@ -36,7 +36,7 @@ pub(super) struct Nic<'a> {
 }
 
 impl Nic<'_> {
-    /// Moves waiting frames into the ring, as far as there is room.
+    /// Moves waiting frames into the ring as far as there is room.
     pub(super) fn flush(&mut self) {
         while self.port.room() > 0
             && let Some((offload, frame)) = self.queue.pop_front()
@@ -125,7 +125,7 @@ impl Sending<'_> {
 
 impl TxToken for Sending<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        // The checksum is left to the host, as for frames to be segmented.
+        // The guest offloads the checksum to the host, as it must for frames to be segmented.
         let payload = len.saturating_sub(HEADERS);
         let mss = self.mss as u16;
         let segment = (payload > self.mss).then_some(Segment { mss, kind: SegmentKind::TcpV4 });

@@ -55,7 +55,7 @@ impl World {
         }
     }
 
-    /// A guest takes its visible frames, if it does now.
+    /// Lets a guest receive its visible frames, unless it is stalled.
     fn look_again(&mut self, now: u64, guest: u32) {
         let g = &self.guests[guest as usize];
         if !g.stalled {
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    /// Routing notices a link's state, unless the link has changed since.
+    /// Routing notices the state of a link, unless the link has changed again.
     pub(super) fn route(&mut self, now: u64, link: u32) {
         let l = &self.network.links[link as usize];
         if l.is_settled(now) {
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// A daemon crashes. Only packets that it holds for or of guests may be lost.
+    /// A daemon crashes. Only packets that it holds from or for guests may be lost.
     fn crash(&mut self, id: u32) {
         let here = &self.hosts[id as usize];
         if here.core.is_none() {
@@ -87,7 +87,7 @@ impl World {
         let host = &mut self.hosts[id as usize];
         host.crash();
         host.underlay.reset(&mut self.free);
-        // Guests have buffers again that the daemon held.
+        // The guests get back the buffers that the daemon held.
         for owner in 0..self.hosts[id as usize].vnics.len() {
             let guest = self.hosts[id as usize].vnics[owner].guest;
             for sender in std::mem::take(&mut self.guests[guest as usize].blocked) {
@@ -107,7 +107,7 @@ impl World {
         let Some(core) = self.hosts[host as usize].core.as_mut() else { return };
         match fault {
             Some(fault) => {
-                // Packets lost before they reach the transport are lost.
+                // The transport cannot recover packets that are lost before they reach it.
                 if fault.direction == Direction::Tx {
                     self.flows.set_lossy(guest);
                 }

@@ -1,4 +1,4 @@
-//! Guests: what they send, and when they are polled.
+//! What guests send, and when they are polled.
 
 use super::World;
 use super::events::Event;
@@ -55,7 +55,7 @@ impl World {
         if guest.stalled {
             return;
         }
-        // Number of frames that it takes now.
+        // Number of frames that the guest receives now.
         let frames = match guest.receive_gap {
             0 => usize::MAX,
             _ if now < guest.receive_at => 0,

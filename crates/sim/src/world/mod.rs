@@ -27,7 +27,7 @@ use crate::trace::Trace;
 use crate::violation::{Kind, Violations};
 use events::{Event, Events};
 
-/// Maximum number of events at one time, after which the world is considered stuck.
+/// Maximum number of events at one time. With more, the world is considered stuck.
 const MOST_EVENTS_AT_ONCE: u64 = 5_000_000;
 
 /// A world in virtual time. The scenario and the seed decide everything that happens in it.
@@ -48,7 +48,7 @@ pub struct World {
     faults: Vec<Action>,
     faults_left: u32,
     pub(crate) statistics: Statistics,
-    /// First sending of lost DATA, by receiving host, CID and PSN.
+    /// When lost DATA was first sent, by receiving host, CID and PSN, ns.
     losses: HashMap<(u32, u32, u32), u64, FixedState>,
     /// Violations.
     pub violations: Violations,
@@ -70,7 +70,7 @@ impl World {
         Self::with(scenario, seed, |_| ())
     }
 
-    /// As [`new`](Self::new), with a final change to the transport's settings.
+    /// As [`new`](Self::new), with a last change to the transport's settings.
     ///
     /// # Errors
     /// The scenario is invalid.
@@ -128,17 +128,17 @@ impl World {
         Ok(world)
     }
 
-    /// Adds a checker for everything from now on.
+    /// Adds a checker, which sees everything from now on.
     pub fn add_checker(&mut self, checker: Box<dyn Checker>) {
         self.checkers.push(checker);
     }
 
-    /// Ends the run at the first violation from now on.
+    /// From now on, the first violation ends the run.
     pub fn stop_at_violation(&mut self) {
         self.stop_at_violation = true;
     }
 
-    /// Writes all packets into a capture from now on.
+    /// From now on, all packets are written to a capture.
     pub fn set_trace(&mut self, trace: Trace) {
         self.trace = Some(trace);
     }

@@ -85,7 +85,7 @@ impl World {
         self.next_turn(done, id, busy);
     }
 
-    /// Finds lost packets that have arrived after all.
+    /// Finds lost packets that arrived after all.
     fn receive_losses(&mut self, at: u64, id: u32) {
         let spent = &mut self.hosts[id as usize].underlay.spent;
         if !self.losses.is_empty() || !self.checkers.is_empty() {
@@ -103,7 +103,7 @@ impl World {
         spent.drain(..).for_each(|packet| self.free.give(packet));
     }
 
-    /// Packets sent in a turn leave at its end.
+    /// Sends the packets of a turn at its end.
     fn emit(&mut self, at: u64, id: u32) {
         let mut outbox = std::mem::take(&mut self.hosts[id as usize].underlay.outbox);
         for mut packet in outbox.drain(..) {
@@ -121,7 +121,7 @@ impl World {
         self.hosts[id as usize].underlay.outbox = outbox;
     }
 
-    /// Guests get released buffers and published frames.
+    /// Hands released buffers and published frames to the guests.
     pub(super) fn serve_guests(&mut self, at: u64, id: u32) {
         let host = &mut self.hosts[id as usize];
         let Some(core) = host.core.as_mut() else { return };
@@ -169,7 +169,7 @@ impl World {
         }
     }
 
-    /// When a host's loop runs next, as determined by epoll and its timeout.
+    /// Determines when a host's loop runs next, like epoll with a timeout.
     fn next_turn(&mut self, done: u64, id: u32, busy: bool) {
         let host = &mut self.hosts[id as usize];
         let Some(core) = host.core.as_mut() else { return };

@@ -47,7 +47,7 @@ impl End {
         self.closed || (self.reported == self.sends.lens.len() && self.received == self.expects.len())
     }
 
-    /// Whether it changes its service again: not endlessly when the peer is gone.
+    /// Whether it changes its service again. The number of changes is limited, because the peer may be gone.
     fn switches(&self) -> bool {
         self.switch_every_ns > 0 && self.switches < SWITCHES_MAX && !self.is_done()
     }
@@ -239,7 +239,7 @@ impl Application {
         any
     }
 
-    /// Ends with pending work change their services when it is time.
+    /// Changes the services of ends with pending work when a change is due.
     fn switch(&mut self, now_ns: u64) -> bool {
         let mut any = false;
         for end in &mut self.ends {
@@ -281,7 +281,7 @@ impl Node for Application {
     fn next_deadline(&mut self, now_ns: u64) -> u64 {
         let next = |end: &End| {
             let due = end.sends.begin_ns + end.sends.every_ns * end.sent as u64;
-            // A message that is due but was not accepted waits for a report.
+            // A due message that was not accepted waits for a report.
             (end.sent < end.sends.lens.len() && !end.closed && due > now_ns).then_some(due)
         };
         let sends = self.ends.iter().filter_map(next).min().unwrap_or(u64::MAX);

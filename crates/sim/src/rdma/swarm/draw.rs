@@ -53,7 +53,7 @@ pub struct ConnectionPlan {
     pub to: u32,
     /// RC instead of UC.
     pub reliable: bool,
-    /// Both services; each end changes to the other after this interval, ns; 0: never, and only one is used.
+    /// Interval at which each end changes to the other service, ns; 0: only one service is used.
     #[serde(default)]
     pub switch_every_ns: u64,
     /// Payload of a packet, bytes.
@@ -102,11 +102,12 @@ pub enum Trouble {
     Stall(u32),
     /// Some of eight paths are dead.
     DeadPaths(u8),
-    /// Additional losses: this share.
+    /// At least this share of packets is lost.
     Loss(f64),
-    /// Queue pair number `.1` of those that a host has connected, modulo their number, goes into error.
+    /// Of the queue pairs that a host has connected, the one with number `.1`, modulo their count, goes into the error
+    /// state.
     KillQueuePair(u32, u32),
-    /// All queue pairs of a host go into error.
+    /// All queue pairs of a host go into the error state.
     ResetNic(u32),
     /// A host is gone forever.
     Gone(u32),
@@ -152,7 +153,7 @@ impl Description {
         sends.flat_map(|sends| &sends.lens).map(|len| u64::from(*len)).sum()
     }
 
-    /// Maximum delay by persistent losses, ns: with few credits, a timeout for each loss of a unit.
+    /// Maximum delay caused by permanent losses, ns. With few credits, each loss of a unit costs a timeout.
     pub fn repetitions_ns(&self) -> u64 {
         let lost = (self.loss + self.corrupted).min(0.9);
         let plan = |plan: &ConnectionPlan| {
@@ -210,7 +211,7 @@ pub fn describe(seed: u64) -> Description {
         held_ns: rng.scale(1_000, 4 * delay_ns),
         corrupted,
         inbound: rng.scale(64 << 10, 4 << 20),
-        // Now and then longer than a peer may be silent: waiting for an application is not silence.
+        // Sometimes longer than a peer may be silent: a peer that waits for its application is not silent.
         keep_ns: match rng.below(60) {
             0 => rng.range(3_200_000_000, 5_000_000_000),
             1..30 => 0,
@@ -223,7 +224,7 @@ pub fn describe(seed: u64) -> Description {
     let span = rng.scale(10_000, 50_000_000);
     let incast = rng.one_in(3);
     let count = if hosts == 2 { rng.range(1, 2) } else { rng.range(2, 12) };
-    // Relative to all traffic: few worlds send much.
+    // Bytes of all connections together. Few worlds send much.
     let mut bytes = rng.scale(1 << 10, 6 << 20);
     for _ in 0..count {
         let to = if incast { 0 } else { rng.below(u64::from(hosts)) as u32 };
@@ -233,8 +234,8 @@ pub fn describe(seed: u64) -> Description {
     if !quiet {
         description.faults = faults(rng, hosts, span);
     }
-    // With separate random numbers, so that the rest of the world is the same without it. All-UC worlds already test
-    // queue pairs more closely: they stay.
+    // Uses separate random numbers, so that the rest of the world does not depend on this. Worlds with only UC stay as
+    // they are, because the errors of queue pairs are checked more strictly in them.
     let mut rng = Rng::new(seed ^ 0x5eed_b074_0000_0000);
     for plan in &mut description.connections {
         if plan.reliable && rng.one_in(2) {
@@ -269,14 +270,14 @@ fn sends(rng: &mut Rng, span: u64, bytes: &mut u64) -> Sends {
     for _ in 0..count {
         let len = length(rng);
         *bytes = bytes.saturating_sub(u64::from(len));
-        // The rest of the bytes is for short messages.
+        // When the bytes are used up, messages are short.
         lens.push(if *bytes == 0 { len % 512 } else { len });
     }
     let every_ns = if rng.one_in(2) { 0 } else { span / count };
     Sends { begin_ns: rng.below(span / 2 + 1), every_ns, lens }
 }
 
-/// Length of a message, bytes: often at the boundaries of packets, units and short messages.
+/// Length of a message, bytes: often near the boundaries of packets, units and short messages.
 fn length(rng: &mut Rng) -> u32 {
     const BOUNDARIES: [u32; 8] = [1, 256, 1024, 4096, 8192, 32 << 10, 64 << 10, 256 << 10];
     match rng.below(5) {
@@ -288,7 +289,7 @@ fn length(rng: &mut Rng) -> u32 {
 
 fn faults(rng: &mut Rng, hosts: u32, span: u64) -> Vec<Fault> {
     let mut faults = Vec::new();
-    // A peer that is silent for three seconds is gone: all outages together stay well below.
+    // A peer that is silent for three seconds counts as gone, so all outages together stay well below that.
     let mut outage = 1_500_000_000u64;
     let count = if rng.one_in(3) { 0 } else { rng.scale(1, 24) };
     let kinds = rng.range(1, 63);

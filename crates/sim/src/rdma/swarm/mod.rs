@@ -1,8 +1,8 @@
 //! The swarm of hosts with RDMA NICs: random worlds from seeds, in which all invariants must hold.
 //!
 //! [`describe`] draws the world, [`run`] runs it. The application checks the engine's guarantees: each message arrives
-//! once, complete, in the agreed order, and unchanged afterwards; no more work requests are open than the peer has
-//! credits; nothing is refused among honest peers. Every world must end, and be quiet then.
+//! once, complete, in the agreed order, and does not change afterwards; no more work requests are open than the peer
+//! has credits; honest peers' packets are not refused. Every world must finish, and be quiet afterwards.
 
 mod application;
 mod draw;

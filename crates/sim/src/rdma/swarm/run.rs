@@ -13,7 +13,8 @@ use crate::violation::{Kind, Violation};
 
 /// Virtual time between two checks, ns.
 const LOOK_NS: u64 = 20_000_000;
-/// Time, ns, within which everything must be finished after all faults and the time that the bytes need.
+/// Time, ns, within which everything must be finished, after all faults and in addition to the time that the bytes
+/// need.
 const PATIENCE_NS: u64 = 15_000_000_000;
 /// A world with more events than this, beyond those that its packets need, is considered endless.
 const MOST_EVENTS: u64 = 5_000_000;
@@ -63,7 +64,7 @@ struct Watch<'a> {
     description: &'a Description,
     world: RdmaWorld<Application>,
     changes: Vec<Change>,
-    /// Number of active faults of each kind that lasts.
+    /// By host: number of active faults that keep its link down.
     down: Vec<u32>,
     paths: [u32; 8],
     losses: Vec<f64>,
@@ -222,7 +223,7 @@ impl<'a> Watch<'a> {
         self.each().all(|(_, node)| node.is_done_without(lost))
     }
 
-    /// Whether there are no faults, and no queue lasts longer than timeouts.
+    /// Whether there are no faults, and queues are too short to cause timeouts.
     fn is_easy(&self) -> bool {
         self.description.is_quiet() && self.description.bytes() as f64 * 8e9 / self.description.rate < 1e6
     }
@@ -257,11 +258,11 @@ impl<'a> Watch<'a> {
                     return wrong(&format!("a message beyond the limit: {counters:?}"));
                 }
             }
-            // RC gives up by itself, too.
+            // RC queue pairs can also go into the error state because they give up.
             if !reliable && nic.queue_pairs_in_error != self.killed[index] {
                 return wrong(&format!("queue pairs in error without a fault: {nic:?}"));
             }
-            // After a switch the end of the data sent before is retransmitted.
+            // After a change of service, the last part of the data sent before is retransmitted.
             let repeated = if switches { 0 } else { counters.repeated_units };
             let lost = counters.lost_requests + counters.timeouts + repeated + counters.lane_flips;
             if self.is_easy() && counts.dropped_packets == 0 && lost > 0 {

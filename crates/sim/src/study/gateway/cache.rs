@@ -1,5 +1,5 @@
-//! Caches during a pod's lookups. Two private levels would differ little from one, so each core has one, and all share
-//! another.
+//! Caches during a pod's lookups. Each core has one private cache, because a second private level would make little
+//! difference, and all cores share another cache.
 
 use crate::Rng;
 use crate::rng::mix;
@@ -62,9 +62,9 @@ pub(in super::super) struct Machine {
 pub(in super::super) struct Shared {
     /// Flows of an owner; 0: one owner has all flows.
     pub(in super::super) flows: u64,
-    /// Lines of it that a packet reads.
+    /// Lines of an owner that a packet reads.
     pub(in super::super) each: u64,
-    /// Lines of an owner.
+    /// Lines of an owner in total.
     pub(in super::super) total: u64,
 }
 
@@ -75,7 +75,7 @@ pub(in super::super) struct Tables {
     pub(in super::super) flows: u64,
     /// Lines that packets of a flow, and of a tenant, read.
     pub(in super::super) owned: [Shared; 2],
-    /// Lines that a packet reads of data that all flows share: the upper levels of tables.
+    /// Lines that a packet reads of data that all flows share, which are the upper levels of tables.
     pub(in super::super) common_lines: u64,
     /// Total lines of that data.
     pub(in super::super) common_total: u64,
@@ -86,8 +86,8 @@ pub(in super::super) struct Tables {
     pub(in super::super) pool_lines: u64,
     /// Flows of a tenant.
     pub(in super::super) tenant_flows: u64,
-    /// Bytes that a packet writes of a core's per-tenant data: its share of the tenant's rate. Data of tenants is
-    /// adjacent.
+    /// Bytes that a packet writes of a core's per-tenant data: the core's share of the tenant's rate. The data of
+    /// tenants is adjacent.
     pub(in super::super) private_bytes: u64,
 }
 
@@ -161,15 +161,14 @@ pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, s
         for (stream, shared) in Stream::OWNED.into_iter().zip(tables.owned) {
             let owner = flow / shared.flows.max(1);
             for i in 0..shared.each {
-                // Each access has its part of the owner's lines, and goes to any of them.
+                // Each access has its own part of the owner's lines. A hash of the flow selects a line in it.
                 let part = (shared.total / shared.each).max(1);
                 let line = i * part + mix(flow ^ i << 40) % part;
                 read(stream, 1 << 60 | (stream as u64) << 56 | (owner * shared.total.max(1) + line), &mut shared_cache);
             }
         }
         for level in 0..tables.common_lines {
-            // Upper levels are small and lower ones large: each half of the accesses goes to a sixteenth of the
-            // remaining lines.
+            // Upper levels are small and lower ones large: each level has 16 times as many lines as the one above it.
             let total = (tables.common_total >> (4 * (tables.common_lines - 1 - level).min(15))).max(1);
             read(Stream::Common, 2 << 60 | level << 40 | (mix(flow ^ level << 32) % total), &mut shared_cache);
         }
@@ -234,7 +233,8 @@ mod tests {
             tenant_flows: 1,
             private_bytes: 0,
         };
-        // 64 flows per core on four cores fit a private cache, 256 per core do not.
+        // With hashing, the lines of 128 flows per core fit into a private cache. With spraying, each core reads those
+        // of all 512 flows, which do not fit.
         let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(512), 4, spray, 200_000));
         assert!(hash.private_hits > 0.95 && spray.private_hits < 0.8, "{hash:?} {spray:?}");
         assert!(hash.waits_ns * 1.4 < spray.waits_ns, "{hash:?} {spray:?}");
@@ -265,8 +265,8 @@ mod tests {
         };
         let of = |stream: Stream, spray| replay(&machine, &tables, 8, spray, 400_000).by_stream[stream as usize];
         assert_eq!(of(Stream::Packet, true), [0.0, 3.0, 0.0], "though the pool fits into a private cache");
-        // One megabyte of entries is in the shared cache. By packet each core has a megabyte for all tenants; by flow
-        // an eighth of it.
+        // The entries of the flows, one megabyte, fit into the shared cache. With spraying, each core also has a
+        // megabyte of per-tenant data; with hashing, an eighth of it.
         let [spray, hash] = [true, false].map(|spray| of(Stream::Private, spray)[2]);
         assert!(hash < 0.05 && spray > 0.5, "{hash} {spray}");
         assert!(of(Stream::Flow, true)[2] < of(Stream::Private, true)[2] / 2.0);
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(tables.bytes(), ((1 << 16) + 16 * 48) * LINE);
         let replayed = replay(&machine, &tables, 2, true, 600_000);
         let [flow, tenant] = [Stream::Flow, Stream::Tenant].map(|stream| replayed.by_stream[stream as usize]);
-        // Per packet as many as there are; what more flows share is nearer.
+        // The accesses per packet add up to the number of lines. Data that more flows share is found in closer caches.
         for (lines, each) in [(flow, 1.0), (tenant, 3.0)] {
             assert!((lines.iter().sum::<f64>() - each).abs() < 1e-9, "{lines:?}");
         }

@@ -13,9 +13,9 @@ use crate::rng::mix;
 /// Configuration of a pod, and its processing times.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Setup {
-    /// Cores, order queues, timeout.
+    /// Number of cores, number of order queues, and timeout.
     pub(in super::super) plb: Config,
-    /// By packet, or by flow as with RSS.
+    /// Whether packets are sprayed over the cores; otherwise flows are hashed to them, as with RSS.
     pub(in super::super) spray: bool,
     /// Entries of the ring in front of each core.
     pub(in super::super) ring: usize,
