@@ -232,7 +232,7 @@ impl FrontEnd {
         self.ask(request, &[])?.0.first_chunk().copied().map(u64::from_le_bytes)
     }
 
-    /// Whether the daemon still answers, after it has processed all earlier messages.
+    /// Whether the daemon still responds, after it has processed all earlier messages.
     pub fn is_alive(&self) -> bool {
         self.number(GET_FEATURES).is_some()
     }
@@ -300,8 +300,8 @@ impl FrontEnd {
         self.tell(SET_VRING_ENABLE, &words(&[ring as u32, enabled.into()]), &[])
     }
 
-    /// Memory offsets of a ring's parts. In a packed ring, available and used are the driver's and the device's event
-    /// suppression structures.
+    /// Memory offsets of a ring's parts. In a packed ring, "available" and "used" are the driver's and the device's
+    /// event suppression structures.
     pub fn descriptors(&self, ring: usize) -> u64 {
         ring as u64 * RING
     }
@@ -325,8 +325,8 @@ impl FrontEnd {
         (n % self.kind.size, if first_lap { F_AVAILABLE } else { F_USED })
     }
 
-    /// Makes one descriptor available, for any buffer, with any flags. Buffers are offered in order, one descriptor
-    /// each.
+    /// Makes one descriptor available, for any buffer, with any flags. Buffers are offered in order, with one
+    /// descriptor each.
     pub fn offer(&mut self, ring: usize, guest: u64, len: u32, flags: u16) {
         let (size, n) = (self.kind.size, self.offered[ring]);
         let slot = n % size;

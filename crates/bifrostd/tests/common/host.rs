@@ -39,9 +39,9 @@ pub struct Options {
     pub path_mtu: bool,
 }
 
-/// Keys of `[transport]` for tests whose guests must not lose packets. A packet is given up after three timeouts, which
-/// together are more than a second here: on a busy machine, a daemon may get no CPU for as long as the timeouts of a
-/// fast network.
+/// Keys of `[transport]` for tests whose guests must not lose packets. The transport gives up a packet after three
+/// timeouts, which together take more than a second here. On a busy machine, a daemon may get no CPU for as long as the
+/// timeouts of a fast network.
 pub const PATIENT: &str = "initial_rto_us = 200000\nrto_floor_us = 200000\n";
 
 impl Default for Options {
@@ -113,12 +113,12 @@ pub struct Host {
     pub addresses: Vec<IpAddr>,
     pub client: Client,
     pub directory: PathBuf,
-    /// The configuration, written by [`Host::start`] and [`Host::write_config`].
+    /// The configuration, which [`Host::start`] and [`Host::write_config`] write to the file.
     pub config: String,
     /// Service manager that keeps the daemon's descriptors, if there is one.
     pub manager: Option<Manager>,
     child: Option<Child>,
-    /// The process that has taken over from the child, which has ended.
+    /// The process that has taken over from the child. The child has ended.
     successor: Option<u32>,
 }
 
@@ -140,7 +140,7 @@ impl Host {
         self.directory.join(format!("{}.state", self.name))
     }
 
-    /// The file that names the stage that is to panic.
+    /// The file that names the stage that is to panic, for fault injection.
     pub fn injection_file(&self) -> PathBuf {
         self.directory.join(format!("{}.inject", self.name))
     }
@@ -176,7 +176,7 @@ impl Host {
         self.child = Some(command.spawn().unwrap());
     }
 
-    /// Starts the daemon and waits until it answers.
+    /// Starts the daemon and waits until it responds.
     pub fn start(&mut self) -> Status {
         self.spawn();
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
@@ -276,8 +276,8 @@ impl Host {
         self.counters().get(name).copied().unwrap_or(0)
     }
 
-    /// Asserts that every packet is accounted for at every stage: at any time on each worker, and after a moment
-    /// between workers. A daemon that does not run is skipped.
+    /// Asserts that every packet is accounted for at every stage: on each worker at any time, and between workers after
+    /// a moment. Skips a daemon that does not run.
     pub fn assert_balanced(&self) {
         let mut last = Vec::new();
         for _ in 0..100 {
@@ -346,7 +346,7 @@ impl Drop for Host {
 
 const NAMES: [&str; 3] = ["host-a", "host-b", "host-c"];
 
-/// Only one lab runs at a time: two daemons, the kernels' work and the load need both CPUs.
+/// Only one lab runs at a time: two daemons, the kernel's work and the load need both CPUs.
 static ONE: Mutex<()> = Mutex::new(());
 
 /// Linked hosts and their guests.
@@ -369,7 +369,7 @@ impl Lab {
 
     /// Two or three hosts; with three hosts, each link is a bridge.
     pub fn of(count: usize, options: Options) -> Lab {
-        // A failed test has cleaned up, too.
+        // A test that panicked while it held the lock has cleaned up, too.
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let tag = netns::tag();
         let directory = netns::directory(&tag);
@@ -448,8 +448,8 @@ impl Lab {
         lab
     }
 
-    /// Whether the machine itself stood still for so long that packets may be given up: the transport waits for 28 ms
-    /// of silence, and the daemons take some time to catch up.
+    /// Whether the machine itself stood still for so long that the transport may have given up packets: it does so
+    /// after 28 ms of silence, and the daemons take some time to catch up.
     pub fn stood_still(&self) -> bool {
         let seen = self.watch.seen();
         let stood = seen.iter().any(|standstill| standstill.length >= Duration::from_millis(10));

@@ -1,5 +1,5 @@
-//! Virtual machines with a real virtio_net driver: user-mode Linux, whose root file system is the test machine's,
-//! read-only, and QEMU with only BusyBox.
+//! Virtual machines with a real virtio_net driver: user-mode Linux, whose read-only root file system is that of the
+//! test machine, and QEMU with only BusyBox.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -70,7 +70,7 @@ pub struct Machine {
 impl Machine {
     /// Starts a machine whose vNIC is behind `socket`. It runs `script`, then ends.
     pub fn start(directory: &Path, name: &'static str, socket: &Path, address: &str, script: &str) -> Machine {
-        // Without user-mode Linux the test cannot run, which must not look like a failure of the daemon.
+        // Without user-mode Linux the test cannot run. This must not look like a failure of the daemon.
         let version = Command::new("linux.uml").arg("--version").output();
         assert!(
             version.as_ref().is_ok_and(|o| o.status.success()),
@@ -81,7 +81,7 @@ impl Machine {
         std::fs::write(file("script"), script).unwrap();
         super::netns::run("chmod", &["+x", &file("init").display().to_string()], "");
         let console = File::options().create(true).append(true).open(file("console")).unwrap();
-        // Its many processes are killed with their session.
+        // It has many processes, which are killed with their session.
         let child = Command::new("setpriv")
             .env("LD_PRELOAD", UML_XSTATE)
             .args(["--pdeathsig", "KILL", "setsid", "linux.uml", "mem=160M", "quiet", "con=null", "con0=null,fd:1"])
@@ -113,8 +113,8 @@ impl Machine {
         Machine::qemu_with(directory, name, socket, address, queues, device, script, &[])
     }
 
-    /// As [`Machine::qemu`], with a control socket for [`Control`]. With `incoming`, it waits there for a migration, and
-    /// is paused after it, until [`Control::resume`].
+    /// As [`Machine::qemu`], with a control socket for [`Control`]. With `incoming`, the machine waits there for a
+    /// migration, and then stays paused until [`Control::resume`].
     pub fn movable(
         directory: &Path,
         name: &'static str,
@@ -271,7 +271,7 @@ impl Control {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("QEMU has ended ({error}): {line:?}"))
     }
 
-    /// Waits until a machine has arrived here. It is paused.
+    /// Waits until a machine has migrated here. It is paused.
     pub fn wait_for_arrival(&mut self) {
         super::eventually(120.0, "the machine has arrived", || {
             let status = self.ask(json!({"execute": "query-status"}));
@@ -284,7 +284,7 @@ impl Control {
         self.ask(json!({"execute": "cont"}));
     }
 
-    /// Migrates the machine to a waiting one; returns QEMU's status once that runs.
+    /// Migrates the machine to a waiting one. Returns QEMU's status after the migration.
     pub fn migrate(&mut self, to: &Path) -> Value {
         self.ask(json!({"execute": "migrate", "arguments": {"uri": format!("unix:{}", to.display())}}));
         let mut status = Value::Null;
@@ -299,7 +299,8 @@ impl Control {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // The started process leads a session; the guest's processes are in its group and would survive it.
+        // The started process leads a session. The guest's processes are in its process group and would otherwise
+        // survive.
         if let Some(leader) = rustix::process::Pid::from_raw(self.child.id() as i32) {
             let _ = rustix::process::kill_process_group(leader, rustix::process::Signal::KILL);
         }

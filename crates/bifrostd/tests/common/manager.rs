@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Shell script that becomes the daemon, with its own process ID in LISTEN_PID.
+/// Shell script that replaces itself by the daemon, with its own process ID in LISTEN_PID.
 const BECOME: &str = "LISTEN_PID=$$ exec \"$0\" \"$@\"";
 
 /// Keeps descriptors by name until dropped.
@@ -62,7 +62,7 @@ impl Manager {
         let names = kept.keys().cloned().collect::<Vec<_>>().join(":");
         command.env("NOTIFY_SOCKET", &self.socket).env("LISTEN_FDS", kept.len().to_string());
         command.env("LISTEN_FDNAMES", names);
-        // Duplicates with numbers above the final ones, so that no descriptor is overwritten before it is copied.
+        // Duplicates with numbers above the final ones, so that no descriptor is overwritten before it has been copied.
         let above: Vec<OwnedFd> = kept.values().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 500).unwrap()).collect();
         let take = move || {
             for (number, fd) in (3..).zip(&above) {

@@ -31,7 +31,7 @@ pub fn eventually(seconds: f64, what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The growth between two readings of the counters for which `counts` is true.
+/// The increase of counters between two readings, for those counters for which `counts` is true.
 pub fn growth(before: &Counters, after: &Counters, counts: impl Fn(&str) -> bool) -> Counters {
     let grown = |name: &str, value: u64| value - before.get(name).copied().unwrap_or(0);
     after.iter().filter(|(n, _)| counts(n)).map(|(n, v)| (n.clone(), grown(n, *v))).filter(|(_, g)| *g > 0).collect()

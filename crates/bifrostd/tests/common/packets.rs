@@ -90,7 +90,7 @@ pub fn icmp(from: End, to: End, v6: bool, kind: u8, rest: &[u8]) -> Vec<u8> {
     message
 }
 
-/// A ping of the gateway by the attacking guest, with this payload.
+/// A ping to the gateway from the attacking guest, with this payload.
 pub fn ping_gateway(from: End, payload: &[u8]) -> Vec<u8> {
     let gateway = End::gateway();
     ipv4(from, gateway, ICMP, 1, 0, &icmp(from, gateway, false, 8, &[&[0, 7, 0, 1][..], payload].concat()))

@@ -45,7 +45,7 @@ pub fn udp_in_ipv4(from: [u8; 4], to: [u8; 4], payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// An ARP packet for IPv4 over Ethernet; operation 1 asks, 2 answers.
+/// An ARP packet for IPv4 over Ethernet. Operation 1 is a request, 2 a reply.
 pub fn arp(operation: u16, sender: ([u8; 6], [u8; 4]), target: ([u8; 6], [u8; 4])) -> Vec<u8> {
     let mut packet = vec![0, 1, 8, 0, 6, 4];
     packet.extend_from_slice(&operation.to_be_bytes());

@@ -15,29 +15,28 @@ use super::Net;
 /// How long a stream may stall before the test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Sends `count` pings with `size` bytes of payload, 5 ms apart; returns the number of answers.
+/// Sends `count` pings with `size` bytes of payload, 5 ms apart. Returns the number of replies.
 pub fn ping(from: &Net, to: &str, count: u32, size: usize) -> u32 {
     ping_with(from, to, count, size, 64).len() as u32
 }
 
-/// As [`ping`], through a transport that may give packets up. It then sends each of these once more as plain VXLAN
-/// (PROTOCOL 14.1), so that a packet whose acknowledgement was lost arrives twice.
+/// As [`ping`], through a transport that may give up packets. It then sends each of them once more as plain VXLAN
+/// (PROTOCOL 14.1), so a packet whose acknowledgement was lost arrives twice.
 pub fn ping_despite_giving_up(from: &Net, to: &str, count: u32, size: usize) -> u32 {
     exchange_pings(from, to, count, size, 64, ANSWERS, true).len() as u32
 }
 
-/// As [`ping`], for pings of which some or all get no answer: does not wait long for the last one.
+/// As [`ping`], for pings of which some or all get no reply. Does not wait long for the last one.
 pub fn ping_briefly(from: &Net, to: &str, count: u32, size: usize) -> u32 {
     exchange_pings(from, to, count, size, 64, Duration::from_millis(50), false).len() as u32
 }
 
-/// Sends pings with a TTL (hop limit). Returns the TTL of each answer; 0 over IPv6, where the socket does not report
-/// it.
+/// Sends pings with a TTL (hop limit). Returns the TTL of each reply; 0 over IPv6, where the socket does not report it.
 pub fn ping_with(from: &Net, to: &str, count: u32, size: usize, ttl: u32) -> Vec<u8> {
     exchange_pings(from, to, count, size, ttl, ANSWERS, false)
 }
 
-/// How long to wait for answers after the last ping.
+/// How long to wait for replies after the last ping.
 const ANSWERS: Duration = Duration::from_millis(500);
 
 fn exchange_pings(
@@ -139,7 +138,7 @@ impl Exchange {
     }
 }
 
-/// A stream on which the test decides when to send what.
+/// A stream on which the test decides what to send and when.
 pub struct Talk {
     pub client: TcpStream,
     pub server: TcpStream,
@@ -160,7 +159,7 @@ impl Talk {
         Talk { client, server, sent: 0 }
     }
 
-    /// Sends a message and gets one back; returns the duration.
+    /// Sends a message and receives one. Returns the duration.
     pub fn say(&mut self, bytes: usize) -> Duration {
         let started = Instant::now();
         self.sent += 1;
@@ -175,7 +174,7 @@ impl Talk {
     }
 }
 
-/// A stream to an echo service until the test ends it; every returned byte is checked.
+/// A stream to an echo service, until the test ends it. Every returned byte is checked.
 pub struct Echo {
     ends: [JoinHandle<()>; 2],
     shared: Arc<EchoState>,
@@ -263,7 +262,7 @@ impl Echo {
     }
 }
 
-/// One-byte requests with their answers, one at a time, until the test ends them.
+/// One-byte requests with their responses, one at a time, until the test ends them.
 pub struct Requests {
     asking: JoinHandle<()>,
     shared: Arc<EchoState>,
@@ -299,7 +298,7 @@ impl Requests {
         Duration::from_micros(self.shared.silence.swap(0, Ordering::Relaxed))
     }
 
-    /// Waits until `count` more were answered.
+    /// Waits until `count` more requests have been answered.
     pub fn wait_for(&self, count: u64) {
         let goal = self.shared.bytes.load(Ordering::Relaxed) + count;
         super::eventually(PATIENCE.as_secs_f64(), "requests are answered", || {
@@ -343,7 +342,7 @@ fn both_ways(stream: &TcpStream, bytes: u64, send: u64, expect: u64) {
     if let Err(panic) = sending.join() {
         std::panic::resume_unwind(panic);
     }
-    // Neither side closes before the other has everything, so that no reset discards data.
+    // Neither side closes before the other has received everything, so that no reset discards data.
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(reader.read(&mut chunk).unwrap(), 0, "more bytes than were sent");
 }
