@@ -519,7 +519,7 @@ fn only_the_identical_device_is_reattached() {
     let config = config(&ns, 1);
     let id = abandoned(&config);
     let reattach = |config: &TapConfig, id| tap::reattach(config, config, id, soon());
-    // Its guest renames it, or creates another one of its name.
+    // The guest renames it, or creates another one with its name.
     ns.ip("link set eth0 down");
     ns.ip("link set eth0 name mine");
     ns.ip("link add eth0 type veth peer name peer");
@@ -559,7 +559,7 @@ fn only_the_identical_device_is_reattached() {
         assert!(reattach(&config, id).expect("reattach").is_none(), "{netns:?} {id:?}");
         assert!(!tap::remove_device(netns.as_deref(), id).expect("remove"), "{netns:?} {id:?}");
     }
-    // Its guest moves it to another namespace.
+    // The guest moves it to another namespace.
     ns.ip(&format!("link set mine netns {}", other.0));
     assert!(reattach(&config, id).expect("reattach").is_none());
     assert!(ns.ip("link").contains("eth0"), "the guest's own device is left alone");

@@ -346,8 +346,8 @@ fn several_workers_share_the_ports_by_rule() {
     }
 }
 
-/// A child process holds its parent's descriptors from its creation until it executes its program: a port that was
-/// bound and closed just before stays in use that long.
+/// From its creation until it executes its program, a child process holds its parent's descriptors. A port that was
+/// bound and closed just before stays in use for that time.
 #[test]
 fn workers_open_while_the_process_creates_children() {
     let done = AtomicBool::new(false);

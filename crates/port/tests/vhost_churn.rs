@@ -1,5 +1,5 @@
-//! A front-end that connects and disconnects at any time, with a driver that writes anything: no resource may leak. A
-//! separate test program, because it counts the process's descriptors and mappings.
+//! A front-end that connects and disconnects at any time, with a driver that writes anything. No resource may leak.
+//! This is a separate test program, because it counts the process's descriptors and mappings.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

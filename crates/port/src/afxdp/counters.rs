@@ -24,7 +24,7 @@ pub struct AfxdpCounters {
     pub tx_bytes: u64,
     /// System calls made to send frames.
     pub tx_system_calls: u64,
-    /// Datagrams handed to the UDP sockets: next hop not resolved yet, another device, or too large. Now and then one
+    /// Datagrams handed to the UDP sockets: next hop not resolved yet, another device, or too large. Occasionally one
     /// takes this path so that the kernel probes a neighbour again.
     pub tx_fallback_datagrams: u64,
     /// Datagrams dropped: all TX frames are in flight.

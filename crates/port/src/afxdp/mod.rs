@@ -199,7 +199,7 @@ fn look(socket: &XdpSocket, received: &mut Received, ports: Ports, counters: &mu
         let note = umem.bytes(&received.frame, before, NOTE_BYTES).first_chunk().copied();
         noted =
             note.and_then(|note| Outer::from_note(&note, umem.bytes(&received.frame, received.start, received.len)));
-        // A note is valid for one frame: the next frame in this chunk may have none.
+        // A note is valid for one frame only: the next frame in this chunk may have none.
         if let Some(magic) = umem.bytes_mut(&mut received.frame).get_mut(before..before + 4) {
             magic.fill(0);
         }

@@ -158,7 +158,7 @@ impl Shared {
             let look = async { tokio::time::timeout(PATIENCE, look(&hops, &self.devices)).await };
             let complete = match runtime.block_on(look) {
                 Ok(Ok(complete)) => complete,
-                // Resolved next hops stay.
+                // Next hops that are already resolved stay so.
                 Ok(Err(error)) => {
                     tracing::debug!("cannot read the kernel's tables: {error}");
                     false
@@ -236,7 +236,7 @@ async fn route(handle: &Handle, hop: &NextHop) -> io::Result<Option<(u32, IpAddr
     message.attributes = vec![
         RouteAttribute::Destination(hop.remote.ip().into()),
         RouteAttribute::Source(hop.local.ip().into()),
-        // With multipath routes the ports decide.
+        // With multipath routes, the ports select the route.
         RouteAttribute::IpProto(libc::IPPROTO_UDP as u8),
         RouteAttribute::Sport(hop.local.port()),
         RouteAttribute::Dport(hop.remote.port()),

@@ -65,8 +65,8 @@ impl Outer {
         outer.map(|outer| Outer { time_ns, ..outer })
     }
 
-    /// The same from the frame alone, by the rules of the program; `None` if the frame does not follow them. Does not
-    /// check whether the destination is a local address.
+    /// The same, from the frame alone, by the rules of the program; `None` if the frame violates them. Does not check
+    /// whether the destination is a local address.
     pub(crate) fn parse(frame: &[u8], ports: Ports) -> Option<Self> {
         let half = |at: usize| frame.get(at..)?.first_chunk().copied().map(u16::from_be_bytes);
         let (payload, udp_bytes) = match half(12)? {

@@ -26,7 +26,7 @@ const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 pub(crate) struct Queue {
     pub(crate) umem: Umem,
     shared: Mutex<Shared>,
-    /// RX frames: those with lower numbers. The others are TX frames, `frames` per sender.
+    /// Number of RX frames, which are the chunks with the lowest numbers. The others are TX frames: as many per sender.
     frames: u32,
 }
 
@@ -119,7 +119,7 @@ impl XdpSocket {
         for _ in 0..senders {
             sent.push(all.split_off(all.len() - frames as usize));
         }
-        // The last ones were split off first: sender n now has the chunks of its number.
+        // The senders' chunks were split off in reverse order. Now sender n has the chunks of its number.
         sent.reverse();
         for frame in all {
             fill.push(umem.offset_of(&frame));
@@ -202,7 +202,7 @@ impl XdpSocket {
         }
         sender.ring.publish();
         let mut calls = 0;
-        // Each call takes a part; stop when one takes nothing.
+        // Each call takes a part of the entries. Stop when one takes nothing.
         let mut waiting = sender.ring.waiting();
         while waiting > 0 && sender.ring.needs_wakeup() {
             calls += 1;

@@ -99,7 +99,7 @@ impl Client {
         Ok(Client { channel, queues, memory: file })
     }
 
-    /// The memory that it shares with the server: rings, then buffers. A malicious client writes to any place of it.
+    /// The memory that it shares with the server: rings, then buffers. A malicious client may write anywhere in it.
     pub fn memory(&self) -> &File {
         &self.memory
     }
@@ -296,8 +296,8 @@ impl Queue {
     /// Prefetches the descriptors of the next `count` packets for writing, in both rings.
     ///
     /// The server wrote or read the lines that this and [`fetch_packet`](Self::fetch_packet) prefetch. They are
-    /// prefetched for writing: after a prefetch for reading, the first write to each line would wait for the other
-    /// processor again, and stores behind it wait, too, because they become visible in order.
+    /// prefetched for writing. After a prefetch for reading, the first write to each line would wait for the other
+    /// processor again, and so would the stores after it, because stores become visible in order.
     #[inline]
     pub fn fetch_descriptors(&self, count: u16) {
         self.receive.fetch_ahead(self.next, count);

@@ -113,7 +113,7 @@ impl Server {
         }
     }
 
-    /// Whether it was [closed](Self::close).
+    /// Whether it has been [closed](Self::close).
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
@@ -165,7 +165,7 @@ impl Server {
             to_client: (0..self.config.rings).map(|_| None).collect(),
             from_client: (0..self.config.rings).map(|_| None).collect(),
         };
-        // Each ring and region once, and no more.
+        // Each ring and region may come only once.
         for _ in 0..MAX_REGIONS + 2 * self.config.rings + 2 {
             let (message, fd) = channel.expect()?;
             let fd = fd.map(|fd| Foreign::new(fd, &self.helper));
@@ -362,7 +362,7 @@ impl ToClient {
         }
         self.published = self.next;
         self.ring.set_tail(self.next);
-        // Never blocks, whatever the event counter's state.
+        // Never blocks, whatever the state of the event counter.
         self.ring.wants_interrupts() && counter::add(self.event.as_fd()).is_ok()
     }
 

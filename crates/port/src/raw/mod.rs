@@ -84,7 +84,7 @@ pub struct RawCounters {
     pub rx_bytes: u64,
     /// Frames dropped: longer than allowed.
     pub rx_too_long_frames: u64,
-    /// Frames dropped: unfinished checksums. The sender is on this machine and left them to a device; it must compute
+    /// Frames dropped: incomplete checksums. The sender is on this machine and left them to a device; it must compute
     /// them itself.
     pub rx_open_checksum_frames: u64,
     /// Frames dropped by the kernel: no room.
@@ -203,7 +203,7 @@ impl RawDevice {
         }
     }
 
-    /// Queues a frame, given in parts, for the next [`flush`](Self::flush) at the latest.
+    /// Queues a frame, given in parts. It is sent with the next [`flush`](Self::flush) at the latest.
     #[inline]
     pub fn send(&mut self, parts: &[&[u8]]) {
         match self {

@@ -136,7 +136,7 @@ pub fn create(config: &TapConfig) -> Result<Vec<TapQueue>, TapError> {
         // The kernel sends the first packets, such as neighbour solicitations, as soon as the device is up.
         steer(config, &queues)?;
         configure::configure(config)?;
-        // A port works without counters.
+        // A port works without the kernel's counters.
         Ok((queues, DeviceStatistics::open(&config.device).ok(), DeviceId::of(&config.device).ok()))
     })?;
     Ok(complete(config, queues, statistics, id))

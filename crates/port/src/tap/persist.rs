@@ -52,9 +52,9 @@ pub fn set_persistent(queue: BorrowedFd<'_>, persistent: bool) -> io::Result<()>
     sys::set_persistent(queue, persistent)
 }
 
-/// Reattaches to a device that was created for `former` and has no queues any more. Applies the differences in `config`
-/// and nothing else: the guest's own changes stay, its name for the device, too. `None`: the device is gone, or in
-/// another namespace. Another process may hold its queues until `deadline`: a killed process takes a moment to end.
+/// Reattaches to a device that was created for `former` and has no queues any more. Applies only the differences in
+/// `config`: the guest's own changes stay, including its name for the device. `None`: the device is gone, or in another
+/// namespace. Another process may hold its queues until `deadline`, because a killed process takes a moment to end.
 ///
 /// # Errors
 /// [`TapError::Foreign`]: the device exists but cannot become what `config` says, or another process has its queues.

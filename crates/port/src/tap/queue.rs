@@ -49,7 +49,7 @@ pub struct TapQueue {
     spare: Option<u32>,
     /// By head buffer, for buffers ever used.
     sent: Vec<Sent>,
-    /// Packets that another process fetched from the device; fetched first; with virtio headers.
+    /// Packets that another process fetched from the device, with virtio headers. They are fetched before all others.
     in_front: VecDeque<Vec<u8>>,
     slots: Pool,
     placed: Vec<Placed>,

@@ -257,7 +257,7 @@ fn handed_over_packets_are_fetched_before_those_in_the_device() {
         assert!(second.put_in_front(vec![0; VIRTIO]));
     }
     assert!(!second.put_in_front(vec![0; VIRTIO]));
-    // A packet without a whole header is dropped, and does no harm.
+    // A packet without a whole header is dropped, and has no other effect.
     let (mut third, _guest) = queue();
     assert!(third.put_in_front(Vec::new()) && third.put_in_front(vec![1; 5]));
     third.fetch(64, &mut Vec::new()).expect("fetch");

@@ -40,7 +40,7 @@ impl QueueOwner for Bench {
     }
 
     fn stop(&mut self) {
-        // The test decides when to drop the queue; the back-end waits for that.
+        // The test decides when to drop the queue, and the back-end waits for that.
         let _ = self.taken_back.recv_timeout(Duration::from_secs(10));
     }
 }
@@ -256,7 +256,7 @@ fn the_port_keeps_the_record_if_the_front_end_does_not() {
         let mut out = Vec::new();
         queue.fetch(64, &mut out).expect("fetch");
         let got: Vec<u8> = out.iter().map(|f| queue.bytes(f.handle).0[0]).collect();
-        // Two buffers of each life were returned and do not appear again; buffers return in order, so these are the
+        // In each life, two buffers were returned, and do not appear again. Buffers return in order, so these are the
         // first.
         let all = (0..=life).flat_map(|l| [10 * l, 10 * l + 1, 10 * l + 2]);
         assert_eq!(got, all.skip(2 * usize::from(life)).collect::<Vec<_>>(), "life {life}");
@@ -304,7 +304,7 @@ fn packed_rings_continue_from_our_record() {
         let mut out = Vec::new();
         queue.fetch(64, &mut out).expect("fetch");
         let got: Vec<u8> = out.iter().map(|f| queue.bytes(f.handle).0[0]).collect();
-        // The first of each three lives leaves its packet in flight; buffers return in order, whichever completes
+        // The first of every three lives leaves its packet in flight. Buffers return in order, whichever completes
         // first.
         assert_eq!(got, if life % 3 == 1 { vec![life - 1, life] } else { vec![life] }, "life {life}");
         if life % 3 > 0 {

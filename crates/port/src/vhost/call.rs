@@ -14,8 +14,8 @@ use super::counter;
 use super::helper::{Foreign, Helper};
 use super::mutation::mutated;
 
-/// Longest time that a notification may take on a worker. It wakes all threads that wait on the descriptor, and a
-/// front-end can make these hundreds of thousands.
+/// Maximum time that a notification may take on a worker. It wakes all threads that wait on the descriptor, and a
+/// front-end can create hundreds of thousands of these.
 const SLOW: Duration = Duration::from_micros(200);
 
 /// Notifies the driver of used buffers; the front-end may replace the descriptor at any time.
@@ -63,7 +63,7 @@ impl Call {
         drop(before);
     }
 
-    /// Makes the helper notify.
+    /// Makes the helper thread notify the driver.
     pub(super) fn notify_soon(&self) {
         let told = self.lock().clone();
         if let Some(told) = &told {
@@ -117,8 +117,9 @@ impl Call {
 }
 
 impl Told {
-    /// Returns whether that was fast enough. If the previous one was too slow, this one also measures whether the
-    /// thread itself was busy or only preempted; that system call is too expensive for every notification.
+    /// Notifies, and returns whether that was fast enough. If the previous notification was too slow, this one also
+    /// measures whether the thread itself was busy or only preempted. That system call is too expensive for every
+    /// notification.
     fn tell_in_time(&self) -> io::Result<bool> {
         let busy = self.suspected.load(Ordering::Relaxed).then(processor_time);
         let start = Instant::now();
@@ -130,7 +131,7 @@ impl Told {
         Ok(!(slow && busy.is_some_and(|before| processor_time() - before > SLOW)))
     }
 
-    /// Does not block.
+    /// Notifies without blocking.
     fn tell(&self) -> io::Result<()> {
         match &self.target {
             Target::Counter(fd) if mutated!(CallBlocks) => {
@@ -149,7 +150,7 @@ impl Told {
         }
     }
 
-    /// On the helper thread, which may block.
+    /// Notifies on the helper thread, which may block.
     fn tell_somehow(&self) {
         if let (Target::Counter(fd), Err(_)) = (&self.target, self.tell()) {
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());

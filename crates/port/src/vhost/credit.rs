@@ -8,7 +8,7 @@ use super::index::Size;
 use super::mutation::mutated;
 use super::ring::Broken;
 
-/// Work of one buffer besides its descriptors: taking, recording and returning it.
+/// Work of one buffer in addition to its descriptors: taking, recording and returning it.
 const BUFFER_WORK: u32 = 4;
 
 /// Maximum work on the RX buffers of one packet; then no further buffer is read. A packet of 65,535 bytes in buffers of

@@ -64,7 +64,7 @@ const RING_LOGS: u32 = 1;
 /// In the ring number of a message that passes a descriptor: there is no descriptor.
 const NO_FILE: u64 = 1 << 8;
 
-/// Cost of starting the rings, in messages: a worker has to hand them over and get new ones.
+/// Cost of starting the rings, in messages: a worker has to return them and get new ones.
 const START: u32 = 20;
 
 const NO_MEMORY: &str = "its file is not shared memory: a memfd, or on tmpfs or hugetlbfs";

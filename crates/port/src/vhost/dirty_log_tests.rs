@@ -152,7 +152,7 @@ impl Device {
 
 #[test]
 fn every_page_that_differs_after_random_traffic_is_marked() {
-    // 16 MiB are compared only now and then.
+    // Comparing 16 MiB is slow, so there are few rounds.
     const ROUNDS: u64 = if cfg!(miri) { 1 } else { 12 };
     let (mut marked, mut differing) = (0, 0);
     for seed in 0..ROUNDS {

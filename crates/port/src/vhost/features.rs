@@ -14,7 +14,7 @@ const NET_HOST_ECN: u32 = 13;
 const NET_MRG_RXBUF: u32 = 15;
 const NET_STATUS: u32 = 16;
 const NET_MQ: u32 = 22;
-/// Not a driver feature: the front-end sets it to have written pages logged.
+/// Not a feature of drivers: the front-end sets it to have written pages logged.
 const LOG_ALL: u32 = 26;
 const RING_INDIRECT_DESC: u32 = 28;
 const RING_EVENT_IDX: u32 = 29;

@@ -4,9 +4,8 @@
 //! at any time: `O_NONBLOCK` guarantees nothing. Even `close` may block: on a TCP socket with `SO_LINGER`, on a file of
 //! a FUSE file system that the front-end serves itself, and on a Unix socket with such descriptors in its queue. So may
 //! `fstat` on FUSE. Therefore a descriptor stays [`Foreign`] until a call that cannot block has verified its kind. Only
-//! two kinds are ever converted; all others are closed on the port's own [`Helper`] thread, for which no other thread
+//! two kinds are ever converted. All others are closed on the port's own [`Helper`] thread, for which no other thread
 //! waits.
-//! become something else, and all others are closed on the port's own [`Helper`] thread, for which nobody waits.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -43,7 +42,7 @@ impl Helper {
         if jobs.is_none() {
             match start(&self.0.waiting) {
                 Ok(sender) => *jobs = Some(sender),
-                // A leaked descriptor does less harm than one whose closing blocks.
+                // A leaked descriptor does less harm than one whose `close` blocks.
                 Err(error) => {
                     tracing::error!(%error, "no thread for a vhost-user port: a descriptor stays open");
                     std::mem::forget(job);

@@ -66,7 +66,7 @@ fn the_device_owns_used_buffers_until_they_are_shown() {
         guest.tx.descriptor(0, AT, 60, 1, F_USED);
         assert_eq!(ring.pop().map(|head| head.map(Index::get)), Ok(Some(1)), "now the driver owns it");
     }
-    // The same in a split ring, where the index says so.
+    // The same in a split ring, where the index makes it available.
     let mut guest = Guest::new(Kind { packed: false, ..PACKED });
     guest.rx.inflight = true;
     let mut queue = guest.queue();
@@ -384,7 +384,7 @@ fn chains_with_too_many_descriptors_are_refused() {
                 let cuts = vec![1; pieces as usize - 1];
                 guest.send(Header::default(), &frame(1000, 1), &cuts, indirect).expect("room");
                 assert_eq!(fetch(&mut queue).len(), usize::from(good), "{kind:?}, {pieces} pieces");
-                // Only the end of a chain in a packed ring gives the next position and its owner.
+                // A chain that is too long breaks a packed ring: only its end gives the next position and its owner.
                 let is_broken = kind.packed && !indirect && !good;
                 assert_eq!(broken(&queue, Broken::ChainLength), u64::from(is_broken));
                 let bad = queue.vhost_counters().tx_bad_chain_packets[BadChain::Pieces as usize];

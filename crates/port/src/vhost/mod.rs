@@ -111,7 +111,8 @@ pub struct VhostConfig {
     pub message_rate: u32,
 }
 
-/// A [`VhostConfig::message_rate`] above the needs of any front-end that keeps neither a processor nor a worker busy.
+/// A [`VhostConfig::message_rate`] that exceeds the needs of any front-end, and at which none keeps a processor or a
+/// worker busy.
 pub const MESSAGE_RATE: u32 = 1000;
 
 /// Which side creates the socket.

@@ -104,8 +104,8 @@ impl Packed {
 
     /// Restores the driver's flags of unfinished buffers: those of a batch that was written but never shown, and those
     /// that a front-end returned out of turn before they were taken. The latter then arrive as empty buffers, and
-    /// return in their turn. They may be anywhere, also behind the available ones; used descriptors of the previous lap
-    /// have the other wrap counter.
+    /// return in their turn. Such descriptors may be anywhere in the ring, even behind the available ones. Used
+    /// descriptors of the previous lap have the other wrap counter.
     fn scrub(&self) {
         let mut at = self.used;
         for _ in 0..self.size.get() {
@@ -414,7 +414,8 @@ impl Ring for Packed {
     }
 
     fn ask_for_silence(&mut self) {
-        // With event indexes the last request is enough: that position is behind, and nothing moves it.
+        // With event indexes, no change is needed: the position of the last request has been passed, and nothing moves
+        // it.
         if self.kicks && !self.event_idx {
             self.device_event.store(0, (DISABLE << 16).to_le(), Ordering::Relaxed);
             self.mark_event();

@@ -126,7 +126,7 @@ fn the_driver_is_notified_at_the_descriptor_that_it_requested() {
             for _ in 0..count {
                 send(&mut guest, 1, 2).expect("room");
             }
-            // Each has two descriptors; an event on the first one is reached, on the second one it is passed.
+            // Each packet has two descriptors. An event on the first one is reached, and one on the second is passed.
             let event = guest.tx.place(guest.tx.next_used + ahead as u16);
             guest.tx.write16(guest.tx.available, event);
             guest.tx.write16(guest.tx.available + 2, 2);
@@ -294,7 +294,7 @@ fn an_id_reused_before_its_buffer_was_shown_leaks_no_records() {
     }
 }
 
-/// QEMU does that with its own ring position when its back-end disconnects.
+/// QEMU returns buffers from its own ring position when its back-end disconnects.
 #[test]
 fn buffers_returned_by_the_front_end_are_not_returned_twice() {
     let mut guest = Guest::new(KIND);
@@ -313,8 +313,8 @@ fn buffers_returned_by_the_front_end_are_not_returned_twice() {
     assert!(guest.tx.reap().is_some() && guest.tx.reap().is_some() && guest.tx.chains.is_empty());
 }
 
-/// It starts at an old stop position, which may differ from the ring's current one, and returns buffers that we have
-/// never taken.
+/// The front-end starts at an old stop position, which may differ from the ring's current one, and returns buffers that
+/// we have never taken.
 #[test]
 fn buffers_returned_by_the_front_end_before_they_were_taken_are_skipped() {
     const USED: u16 = 1 << 7 | 1 << 15;

@@ -118,7 +118,7 @@ struct Queue<R: Ring> {
 impl<R: Ring> Queue<R> {
     fn new(spec: QueueSpec) -> Option<Self> {
         let mut receive = R::open(&spec.memory, spec.receive)?;
-        // The sender retries; a notification of new room is not needed.
+        // The sender retransmits, so the device needs no notification of new buffers.
         receive.ask_for_silence();
         let merges = spec.merged && spec.mergeable && spec.guest_checksum;
         let buffers = receive.size().get();
@@ -307,8 +307,8 @@ impl<R: Ring> GuestPort for Queue<R> {
         self.staging.as_ref().map_or(buffers, Staging::capacity)
     }
 
-    /// Half of the ring: the other half may be with the guest, which has yet to offer it again. To its sender, a packet
-    /// that finds no buffer looks lost.
+    /// Half of the ring, because the guest may yet have to offer the other half again. To its sender, a packet that
+    /// finds no buffer looks lost.
     fn receive_window(&self) -> u32 {
         (self.rx_capacity() / 2).max(1)
     }

@@ -223,7 +223,7 @@ impl<R: Ring> Receive<R> {
             return Err(self.give_up(PlaceError::NoBuffer, counters));
         }
         if self.log.is_some() {
-            // Again: the header was written after the other pieces.
+            // Marked again, because the header is written after the other pieces.
             self.mark(if self.taken.len() > 1 { &self.header } else { &self.pieces }, HEADER);
         }
         self.taken.clear();

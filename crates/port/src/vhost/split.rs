@@ -314,7 +314,8 @@ impl Ring for Split {
     }
 
     fn ask_for_silence(&mut self) {
-        // With event indexes the last request is enough: that position is behind, and nothing moves it.
+        // With event indexes, no change is needed: the position of the last request has been passed, and nothing moves
+        // it.
         if self.kicks && !self.event_idx {
             self.used.store(0, NO_NOTIFY.to_le(), Ordering::Relaxed);
             self.mark_control();

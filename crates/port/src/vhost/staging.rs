@@ -103,7 +103,7 @@ impl Staging {
             match receive.place(&slots.bytes(slot)[..len as usize], checksum_valid, counters) {
                 Ok(handle) => receive.publish(handle, counters),
                 Err(PlaceError::NoBuffer) => break,
-                // Counted; it does not fit into the guest's buffers.
+                // The frame does not fit into the guest's buffers, which is already counted.
                 Err(PlaceError::TooLarge) => {}
             }
             done.push(slot);
@@ -151,7 +151,7 @@ fn show<R: Ring>(
     if waiting.is_empty() && write(packet, slots, receive, counters) {
         return done.extend(names);
     }
-    // Its ring may never have room for a whole large packet.
+    // The ring may never have room for a whole large packet.
     counters.rx_deferred_frames += packet.parts.len() as u64;
     waiting.extend(names);
 }

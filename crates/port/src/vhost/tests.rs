@@ -163,7 +163,7 @@ fn frozen_packets_do_not_change_with_guest_memory() {
                 assert_eq!(bytes(&queue, &got), original, "{len}");
                 let (head, rest) = queue.bytes(got.handle);
                 assert_eq!([head, rest].concat(), original, "{len}: the port has all of it");
-                // A guest that reuses in-flight buffers is detected, and the packet can be sent again all the same.
+                // A guest that reuses in-flight buffers is detected, but the packet can still be sent again.
                 assert!(queue.is_intact(got.handle));
                 assert_eq!(bytes(&queue, &got), original, "{len}");
                 queue.complete(got.handle);

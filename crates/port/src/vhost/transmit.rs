@@ -72,9 +72,9 @@ pub(crate) struct Transmit<R> {
     credit: Credit,
     /// Packets that an earlier life of this daemon fetched and did not complete: sent again, first.
     again: VecDeque<Index>,
-    /// Set if buffers have to be returned in the order in which they were taken. A front-end without an inflight record
-    /// takes all buffers from the used index on as in flight when its back-end has gone, and QEMU then returns some of
-    /// them itself.
+    /// Set if buffers have to be returned in the order in which they were taken. When its back-end is gone, a front-end
+    /// without an inflight record considers all buffers from the used index on as in flight, and QEMU then returns some
+    /// of them itself.
     in_order: Option<InOrder>,
 }
 

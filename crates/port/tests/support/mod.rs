@@ -18,7 +18,7 @@ impl Namespace {
         Self(name)
     }
 
-    /// Removes it, and creates another one of its name.
+    /// Removes it, and creates another one with its name.
     #[allow(dead_code, reason = "not every test needs it")]
     pub(crate) fn again(&self) {
         ip(&["netns", "del", &self.0]);
