@@ -1,6 +1,6 @@
 //! A connection: all flows between one pair of vNICs (NSDI'26, 4.4).
 //!
-//! What an idle connection needs is in [`Conn`]; what only traffic needs is in [`Active`], which comes from a pool.
+//! [`Conn`] holds what an idle connection needs, [`Active`] what only traffic needs. `Active` comes from a pool.
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
@@ -29,7 +29,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// The two addresses as two words: comparing those takes fewer instructions than bytes.
+    /// The two addresses as two words, which compare in fewer instructions than bytes.
     #[inline(always)]
     fn words(local: &Mac, remote: &Mac) -> (u32, u64) {
         let ([a, b, c, d, e, f], [g, h, i, j, k, l]) = (local.0, remote.0);
@@ -53,34 +53,34 @@ impl Hash for Pair {
     }
 }
 
-/// Where a connection stands.
+/// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// A REQUEST is out. `background`: traffic meanwhile goes as plain VXLAN instead of waiting.
+    /// A REQUEST was sent. `background`: meanwhile traffic is sent as plain VXLAN instead of waiting.
     Opening {
         /// REQUESTs sent.
         tries: u8,
-        /// Which path the first REQUEST takes.
+        /// Selects the path of the first REQUEST.
         turn: u8,
         /// When the next one is due.
         next: Time,
-        /// Whether traffic does not wait.
+        /// Whether traffic is sent as plain VXLAN meanwhile.
         background: bool,
     },
     /// Both CIDs are known.
     Open,
-    /// All paths fail: traffic goes as plain VXLAN until a probe returns (NSDI'26, 7.2).
+    /// All paths failed: traffic is sent as plain VXLAN until a probe returns (NSDI'26, 7.2).
     BestEffort,
     /// The peer does not speak BIFROST for this pair; tried again later.
     Plain {
         /// When to try again.
         until: Time,
-        /// When it was found out, s: until then REQUESTs have told the peer this side's CID.
+        /// When this state began, s. Until then, REQUESTs told the peer this side's CID.
         since_s: u32,
     },
 }
 
-/// The state of one connection that must survive idleness.
+/// The part of a connection that is kept while it is idle.
 #[derive(Debug)]
 pub(crate) struct Conn {
     pub(crate) pair: Pair,
@@ -92,10 +92,11 @@ pub(crate) struct Conn {
     pub(crate) responder: bool,
     pub(crate) ordering: Ordering,
     pub(crate) local_cid: Cid,
-    /// Something came for `local_cid` while the connection was not open: a life of the peer has taken it.
+    /// A packet for `local_cid` arrived while the connection was not open, so an instance of the peer has accepted that
+    /// CID.
     pub(crate) heard: bool,
     pub(crate) peer_cid: Cid,
-    /// Own connection attempt, as told to the peer.
+    /// Number of this side's connection attempt, as told to the peer.
     pub(crate) generation: u32,
     /// (instance, generation) of the peer's side.
     pub(crate) peer_epoch: Option<(u64, u32)>,
@@ -108,11 +109,11 @@ pub(crate) struct Conn {
     pub(crate) last_activity: Time,
     /// The armed deadline; [`Time::NEVER`] if none.
     pub(crate) armed: Time,
-    /// The deadline that was armed before `armed`, if it is still to come and later.
+    /// The deadline armed before `armed`, if it is later and still pending.
     pub(crate) superseded: Time,
-    /// The deadline for idleness, kept apart so that traffic does not renew it again and again; never moved earlier.
+    /// The idle deadline. It is separate so that traffic need not renew it, and is never moved earlier.
     pub(crate) idle_armed: Time,
-    /// Another connection of the same pair (with another worker of the peer).
+    /// The next connection of the same pair, with another worker of the peer.
     pub(crate) twin: Option<u32>,
     pub(crate) tx_packets: u64,
     pub(crate) rx_packets: u64,
@@ -127,7 +128,8 @@ impl Conn {
         self.state == State::Open
     }
 
-    /// Whether a packet with just this header is one for this connection, and open, and asks for nothing.
+    /// Whether the connection is open, and a packet with this header belongs to it and is neither a probe nor requests
+    /// an immediate ACK.
     #[inline(always)]
     pub(crate) fn expects(&self, arrival: &Arrival, header: &DataHeader) -> bool {
         self.local_cid == header.cid
@@ -139,7 +141,7 @@ impl Conn {
             && !header.ack_now
     }
 
-    /// Whether it is the open connection for packets to a destination.
+    /// Whether this is the open connection for packets to a destination.
     #[inline(always)]
     pub(crate) fn leads_to(&self, to: &Destination) -> bool {
         let Pair { vni, local, remote } = &self.pair;
@@ -150,12 +152,13 @@ impl Conn {
     }
 }
 
-/// What only traffic needs.
+/// The part of a connection that only traffic needs.
 #[derive(Debug)]
 pub(crate) struct Active {
     pub(crate) send: SendWindow,
     pub(crate) recv: RecvWindow,
-    /// The receiver's base as far as it has told: what it holds beyond a gap it has acknowledged, but not published.
+    /// The receiver's base according to its cumulative ACKs: everything below is published. Packets that it
+    /// acknowledged beyond a gap may not be.
     pub(crate) published: Psn,
     pub(crate) flows: FlowTable,
     pub(crate) spray: Spray,
@@ -165,11 +168,11 @@ pub(crate) struct Active {
     pub(crate) skip: Option<Skip>,
     /// The last attempt to send found a window closed.
     pub(crate) blocked: bool,
-    /// It waits with others for room on the peer's paths ([`Peer::waiting`](crate::peer::Peer::waiting)).
+    /// Waits with other connections for room on the peer's paths ([`Peer::waiting`](crate::peer::Peer::waiting)).
     pub(crate) queued: bool,
-    /// Packets from the oldest outstanding one on for which the peer seems to have room.
+    /// Packets, counted from the oldest outstanding one, for which the peer seems to have room.
     pub(crate) room: u16,
-    /// When it last turned out to have less.
+    /// When `room` was last reduced.
     pub(crate) refused_at: Time,
 }
 
@@ -214,7 +217,7 @@ impl Active {
         self.pending.iter().map(|p| usize::from(p.count)).sum()
     }
 
-    /// Whether nothing is held, in flight, waiting or owed.
+    /// Whether no packet is held, in flight or waiting, and no ACK or SKIP is owed.
     pub(crate) fn is_quiet(&self) -> bool {
         self.send.outstanding() == 0
             && self.recv.held() == 0
@@ -225,18 +228,18 @@ impl Active {
     }
 }
 
-/// Segments that wait for the connection to open, or that are to be sent again after a restart.
+/// Segments that wait for the connection to open or for room, or that are to be sent again after a restart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
     pub(crate) handle: u32,
     pub(crate) first: u8,
     pub(crate) count: u8,
-    /// `None`: unknown, so it waits for everything before it.
+    /// `None`: unknown, so the packet waits for everything before it.
     pub(crate) flow: Option<u32>,
 }
 
 impl Pending {
-    /// So many of its segments do not wait any more, at most all.
+    /// Removes the first `segments` segments, at most all.
     pub(crate) fn advance(&mut self, segments: u16) {
         let segments = segments.min(u16::from(self.count)) as u8;
         self.first = self.first.wrapping_add(segments);
@@ -244,7 +247,7 @@ impl Pending {
     }
 }
 
-/// What the receiver owes the sender.
+/// Acknowledgements that the receiver owes the sender.
 #[derive(Clone, Debug)]
 pub(crate) struct AckState {
     pub(crate) packets: u16,
@@ -252,40 +255,40 @@ pub(crate) struct AckState {
     pub(crate) deadline: Time,
     pub(crate) queued: bool,
     pub(crate) echo: Option<Echo>,
-    /// Something has arrived that the first 256 numbers from base on tell about.
+    /// Something has arrived that an ACK from base on covers: below base + 256.
     pub(crate) near: bool,
-    /// Something has arrived farther ahead: a bit for each block of 256 numbers, by number / 256 modulo 16.
+    /// Something has arrived farther ahead: one bit for each block of 256 PSNs, the bit PSN / 256 modulo 16.
     pub(crate) far: u16,
-    /// Arrived, and dropped by a rate limit.
+    /// Arrived, but dropped by a rate limit.
     pub(crate) rate_limited: Vec<Psn>,
-    /// Arrived, and not taken for another reason.
+    /// Arrived, but not taken for another reason.
     pub(crate) not_taken: Vec<Psn>,
 }
 
-/// Numbers that one ACK can tell about.
+/// PSNs that one ACK covers.
 const BLOCK: u32 = Bitmap::MAX_BITS as u32;
 const BLOCKS: u32 = RECEIVE_WINDOW / BLOCK;
 
 impl AckState {
-    /// One cumulative ACK says everything.
+    /// Whether one cumulative ACK covers everything.
     #[inline]
     pub(crate) fn fits_one(&self) -> bool {
         self.far == 0 && self.rate_limited.is_empty() && self.not_taken.is_empty()
     }
 
-    /// Packets that have arrived, and marks that they had.
+    /// Packets that have arrived, and how many of them had a congestion mark.
     pub(crate) fn counts(&self) -> (u16, u16) {
         (self.packets, self.marked)
     }
 
-    /// Nothing is owed any more of what [`fits_one`](Self::fits_one).
+    /// Everything that [`fits_one`](Self::fits_one) ACK has been acknowledged.
     #[inline]
     pub(crate) fn clear(&mut self) {
         (self.packets, self.marked, self.queued, self.near) = (0, 0, false, false);
         (self.deadline, self.echo) = (Time::NEVER, None);
     }
 
-    /// Packet `psn` has arrived and is present, now or since before: an ACK has to tell.
+    /// Packet `psn` is present, now or since earlier, and must be acknowledged.
     #[inline]
     pub(crate) fn note(&mut self, psn: Psn, base: Psn) {
         if psn.distance_from(base) < BLOCK as i32 {
@@ -295,12 +298,12 @@ impl AckState {
         }
     }
 
-    /// Where the blocks behind the first 256 numbers begin in which something has arrived, given what is present now. Says so in
-    /// [`near`](Self::near) where base has moved up to one.
+    /// The first PSNs of those blocks, beyond the 256 PSNs from `base` on, in which something has arrived, for the
+    /// window `base..end`. Sets [`near`](Self::near) if `base` has moved into such a block.
     pub(crate) fn far_blocks(&mut self, base: Psn, end: Psn) -> impl Iterator<Item = Psn> + use<> {
         let first = base.0 / BLOCK;
         let begin = move |block: u32| {
-            // The first block and the one behind the last have the same bit; what is in the first, the numbers from base on tell.
+            // The first block has the same bit as the one after the last. The ACK from base on covers the first block.
             let ahead = (block + BLOCKS - first % BLOCKS) % BLOCKS;
             Psn(first * BLOCK).add(BLOCK * if ahead == 0 { BLOCKS } else { ahead })
         };
@@ -341,34 +344,34 @@ pub(crate) struct Echo {
     pub(crate) hops: u8,
 }
 
-/// The sender's loss timers.
+/// State of the sender's loss timers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LossState {
-    /// Sending time of the latest-sent packet that is acknowledged, over all paths (RFC 8985: RACK.xmit_ts).
+    /// When the latest-sent packet among the acknowledged ones left, over all paths (RFC 8985: RACK.xmit_ts).
     pub(crate) newest_acked: Option<Tick>,
-    /// Last time that anything was acknowledged, or left while nothing was out.
+    /// When anything was last acknowledged, or sent while nothing was in flight.
     pub(crate) last_progress: Time,
-    /// When the peer was last heard, or last given a reason to answer: silence is counted from here.
+    /// When the peer was last heard, or last given a reason to answer. Silence is counted from here.
     pub(crate) heard: Time,
     /// Tail probes since the last acknowledgement.
     pub(crate) probes: u8,
     /// When the last tail probe left.
     pub(crate) probed_at: Time,
-    /// When the next loss can be found by time.
+    /// When the next loss can be detected by time.
     pub(crate) deadline: Time,
-    /// Waited in addition to what RTT and variance ask for, because waiting less has proved wrong (RFC 8985, 6.2 step
-    /// 4: the reordering window follows what is seen).
+    /// Extra wait on top of what RTT and variance require, because a shorter wait proved wrong (RFC 8985, 6.2 step 4:
+    /// the reordering window adapts to observed reordering).
     patience_ns: u64,
     patience_at: Time,
 }
 
-/// Patience halves in so long without a reason for it.
+/// Patience halves in this time without spurious retransmissions.
 const PATIENCE_HALF_LIFE_NS: u64 = 200 * MS;
-/// Most patience.
+/// Maximum patience.
 const PATIENCE_MAX_NS: u64 = 2 * MS;
 
 impl LossState {
-    /// A packet that left at `sent` is acknowledged.
+    /// A packet sent at `sent` was acknowledged.
     #[inline(always)]
     pub(crate) fn note_acked(&mut self, sent: Tick) {
         if self.newest_acked.is_none_or(|newest| sent.since(newest) > 0) {
@@ -376,7 +379,7 @@ impl LossState {
         }
     }
 
-    /// A packet was sent again that had not been lost: wait longer from now on. At most one step in a round trip.
+    /// A retransmission was spurious: wait longer from now on. At most one step per round trip.
     pub(crate) fn be_patient(&mut self, now: Time, rtt_ns: u64) {
         if now.since(self.patience_at) >= rtt_ns {
             self.patience_ns = (self.patience_ns(now) + (rtt_ns / 4).max(20 * US)).min(PATIENCE_MAX_NS);
@@ -384,7 +387,7 @@ impl LossState {
         }
     }
 
-    /// The patience of now, ns.
+    /// The current patience, ns.
     #[inline]
     pub(crate) fn patience_ns(&self, now: Time) -> u64 {
         if self.patience_ns == 0 {
@@ -410,7 +413,7 @@ impl Default for LossState {
     }
 }
 
-/// Packets were given up; the receiver must be told where to go on.
+/// Packets were given up; the receiver must be told where to continue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Skip {
     /// One past the highest PSN given up.

@@ -1,4 +1,5 @@
-//! Every state, up to a stated bound: the windows and the flow table together, without engine, clock or chance.
+//! Explores every state, up to a stated bound, of the windows and the flow table together, without engine, clock or
+//! randomness.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,10 +11,10 @@ use crate::flow_table::FlowTable;
 use crate::recv_window::{Check, Placed, RecvPage, RecvWindow};
 use bifrost_transport::pool::Pool;
 
-/// PSNs at which something begins: a page, a window's modulus, the numbers themselves.
+/// PSNs shortly before a boundary: of a page, of the window's modulus, of the PSN space.
 const STARTS: [u32; 3] = [62, 4094, u32::MAX - 1];
 
-/// Packets that are sent, delivered and given up together: a guest's buffer.
+/// Packets that are sent, delivered and given up together, as one buffer of a guest.
 #[derive(Clone, Copy, Hash)]
 struct Group {
     first: u32,
@@ -23,7 +24,7 @@ struct Group {
     given_up: bool,
 }
 
-/// A sender's flow table, a receiver's window, and what lies between them.
+/// A sender's flow table, a receiver's window, and the packets between them.
 #[derive(Clone)]
 struct Link {
     start: u32,
@@ -32,11 +33,11 @@ struct Link {
     window: RecvWindow,
     groups: Vec<Group>,
     distances: Vec<u8>,
-    /// What the sender knows of the receiver's base, from the start.
+    /// The receiver's base as far as the sender knows it, relative to the start.
     known: u32,
-    /// Latest SKIP that arrived.
+    /// The latest SKIP that arrived.
     skipped: u32,
-    /// What the guest saw, by packet, and the latest of each flow.
+    /// Which packets the guest has seen, and the latest packet of each flow.
     seen: Vec<bool>,
     latest: [Option<u32>; 3],
 }
@@ -57,7 +58,7 @@ impl Link {
         }
     }
 
-    /// All that makes a difference to what can happen next. The flow table follows from what was sent.
+    /// Everything that affects what can happen next. The flow table follows from what was sent.
     fn key(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.groups, &self.distances, self.known, self.skipped, &self.seen).hash(&mut hasher);
@@ -126,12 +127,13 @@ impl Link {
         }
     }
 
-    /// How far a SKIP may go: everything below has arrived or is given up.
+    /// How far a SKIP may go: everything below has arrived or was given up.
     fn skippable(&self) -> u32 {
         self.groups.iter().take_while(|g| g.delivered || g.given_up).map(|g| g.first + g.count).last().unwrap_or(0)
     }
 
-    /// Once all has arrived or is given up, and the SKIP has arrived too, nothing is held and nothing is missing.
+    /// Once everything has arrived or was given up, and the SKIP has arrived too, nothing is held and nothing is
+    /// missing.
     fn assert_drains(mut self) {
         let end = self.seen.len() as u32;
         if self.skippable() < end {
@@ -150,8 +152,8 @@ impl Link {
         }
     }
 
-    /// Everything that can happen next, when buffers of these sizes are to be sent in flows 0 and 1 (those of more than
-    /// one packet in flow 2).
+    /// All possible next states, if buffers of these sizes are sent in flows 0 and 1 (buffers of more than one packet
+    /// in flow 2).
     fn successors(&self, sizes: &[u32]) -> Vec<Link> {
         let mut next = Vec::new();
         let mut push = |change: &dyn Fn(&mut Link)| {
@@ -163,7 +165,7 @@ impl Link {
             let flows = if count > 1 { 2..=2 } else { 0..=1 };
             for flow in flows {
                 for known in self.known..=self.base() {
-                    // Of a long run of packets only the ends differ.
+                    // In a long run of packets, only the first and the last matter.
                     if sizes.iter().all(|s| *s == 1) || [self.known, self.base()].contains(&known) {
                         push(&|link| link.send(flow, count, known));
                     }
@@ -191,7 +193,7 @@ impl Link {
     }
 }
 
-/// Walks through all states; returns how many there are.
+/// Visits all states; returns their number.
 fn explore(start: u32, sizes: &[u32]) -> usize {
     let mut visited = HashSet::new();
     let mut stack = vec![Link::new(start)];
@@ -204,8 +206,9 @@ fn explore(start: u32, sizes: &[u32]) -> usize {
     visited.len()
 }
 
-/// Packets in two flows, sent, delivered, given up (and delivered all the same), skipped in every order, with every state
-/// of the sender's knowledge: no flow is shown out of order, nothing twice, nothing is left.
+/// Packets of two flows are sent, delivered, given up (and delivered nevertheless) and skipped in every order, with
+/// every state of the sender's knowledge. No flow is published out of order, nothing is published twice, and nothing is
+/// left.
 #[test]
 #[cfg_attr(miri, ignore = "hours")]
 fn a_flow_is_shown_in_order_whatever_happens_to_four_packets() {
@@ -215,7 +218,8 @@ fn a_flow_is_shown_in_order_whatever_happens_to_four_packets() {
     }
 }
 
-/// As above, with a run of others between two of the packets, so long that distances reach the largest that have a name.
+/// As above, with a long run of other packets between two of them, so that distances reach the largest that can be
+/// encoded.
 #[test]
 #[cfg_attr(miri, ignore = "hours")]
 fn a_flow_is_shown_in_order_across_distances_too_large_to_name() {
@@ -225,7 +229,7 @@ fn a_flow_is_shown_in_order_across_distances_too_large_to_name() {
     }
 }
 
-/// The same for more packets, in minutes: `make prove`.
+/// The same for more packets; takes minutes (`make prove`).
 #[test]
 #[ignore = "minutes"]
 fn a_flow_is_shown_in_order_in_full() {
@@ -239,8 +243,8 @@ fn a_flow_is_shown_in_order_in_full() {
     }
 }
 
-/// What a window holds is what its ACKs say, at every alignment of the window to pages and across the wrap: all 4,096
-/// patterns of the first twelve packets, and all pairs of packets near the edges of words, pages and ACKs.
+/// ACKs report exactly what a window holds, at every alignment of the window to pages and across the wrap: for all
+/// 4,096 patterns of the first twelve packets, and all pairs of packets near the edges of words, pages and ACKs.
 #[test]
 #[cfg_attr(miri, ignore = "hours")]
 fn an_ack_says_what_the_window_holds() {
@@ -253,7 +257,7 @@ fn an_ack_says_what_the_window_holds() {
     for offset in 0..64 {
         for start in [4096 + offset, (u32::MAX - 127).wrapping_add(offset), u32::MAX - 300 - offset] {
             for pattern in 0..4096u32 {
-                // The first is missing, or nothing would wait.
+                // The first packet is missing, otherwise nothing would wait.
                 let present: Vec<u32> = (0..12).filter(|i| pattern >> i & 1 == 1).map(|i| i + 1).collect();
                 says(start, &present);
                 windows += 1;
@@ -283,7 +287,7 @@ fn says(start: u32, present: &[u32]) {
     }
     let mut said = Vec::new();
     let mut from = window.base();
-    // As the engine does: one cumulative ACK, and selective ones for what lies beyond its 256 packets.
+    // As the engine does: one cumulative ACK, and selective ones for packets beyond its 256 PSNs.
     loop {
         let ack = AckHeader {
             version: Version::LATEST,

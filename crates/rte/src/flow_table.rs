@@ -1,7 +1,7 @@
-//! The sender's half of publication by flow: which PSN a flow used last (PROTOCOL.md, flow distance).
+//! The sender's part of publication by flow: the last PSN of each flow (PROTOCOL.md, flow distance).
 //!
 //! Flows are hashed into a fixed number of chains. Two flows in one chain wait for each other, which costs a little
-//! time after a loss and nothing else; so no flow table can overflow and nothing is looked up in the receiver.
+//! time after a loss and nothing else. So no flow table can overflow, and the receiver needs no lookup.
 
 use bifrost_wire::bifrost::Psn;
 
@@ -11,24 +11,25 @@ const CHAINS: usize = 256;
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct FlowTable {
-    /// Of a chain that was not used: the one before the first.
+    /// For an unused chain: the PSN before the first.
     last: [u32; CHAINS],
-    /// The last packet whose flow was not known: it may have been of any.
+    /// The last packet whose flow was unknown: it may belong to any flow.
     unknown: Option<Psn>,
 }
 
 impl FlowTable {
-    /// No flow is known, and the first packet will be `first`.
+    /// A table without flows, for a connection whose first packet is `first`.
     pub(crate) fn new(first: Psn) -> Self {
         FlowTable { last: [first.sub(1).0; CHAINS], unknown: None }
     }
 
-    /// The distance for a packet of `flow` that gets `psn`, and remembers it. Below `published`, which is not after `psn`, everything
-    /// is known to be visible to the receiver's guest, or given up.
+    /// Returns the distance for the packet `psn` of `flow`, and remembers the packet. Everything below `published`,
+    /// which is not after `psn`, is known to be visible to the receiver's guest or given up.
     #[inline(always)]
     pub(crate) fn distance(&mut self, flow: u32, psn: Psn, published: Psn) -> u8 {
         let last = std::mem::replace(&mut self.last[flow as usize % CHAINS], psn.0);
-        // A predecessor that is visible is as good as none: then the nearest that is visible is named, if that is near enough.
+        // A visible predecessor is as good as none. In both cases name the nearest visible packet, if it is near
+        // enough.
         let visible = psn.0.wrapping_sub(published.0).wrapping_add(1);
         let mut distance = visible.min(psn.0.wrapping_sub(last));
         if self.unknown.is_some() {
@@ -37,7 +38,7 @@ impl FlowTable {
         distance.min(255) as u8
     }
 
-    /// How far `psn` is behind the last packet whose flow was not known, if that may not be visible.
+    /// Distance from the last packet whose flow was unknown, if that may not be visible yet.
     #[cold]
     fn since_unknown(&mut self, psn: Psn, published: Psn) -> u32 {
         self.unknown = self.unknown.filter(|unknown| !unknown.is_before(published));
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_number_that_wrapped_is_not_taken_for_a_near_one() {
+    fn a_stale_psn_that_wrapped_is_not_mistaken_for_a_near_one() {
         for later in [1 << 31, u32::MAX - 1000] {
             let mut t = FlowTable::new(Psn(5));
             t.distance(7, Psn(5), Psn(5));
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_that_begin_at_the_wrap_wait_for_nothing() {
+    fn flows_that_start_at_the_wrap_wait_for_nothing() {
         let mut t = FlowTable::new(Psn(u32::MAX - 1));
         for i in 0..4u8 {
             let psn = Psn(u32::MAX - 1).add(u32::from(i));

@@ -411,8 +411,8 @@ impl Path {
     /// A packet was lost on this path, and not by its queue; `overtaken`: a packet that left later has arrived. Returns
     /// whether the path became suspect.
     pub(crate) fn on_loss(&mut self, now: Time, sent_ago_ns: u64, overtaken: bool) -> bool {
-        // A loss decided by time may be a late packet, and a whole queue may be late at once: until the path has been
-        // silent for long, count one packet per round trip.
+        // A loss detected by time may be a late packet, and a whole queue may be late at once: until the path has been
+        // silent for a long time, count one packet per round trip.
         let silent = now.since(self.last_arrival) >= self.silence_ns();
         if overtaken || silent || now.since(self.late_at) >= self.total.smoothed_ns() {
             self.loss += (1.0 - self.loss) * LOSS_WEIGHT;
@@ -444,7 +444,7 @@ impl Path {
         true
     }
 
-    /// How far the path is to be trusted.
+    /// How much the path is trusted.
     pub(crate) fn trust(&self) -> Trust {
         match self.state {
             PathState::Usable if self.is_open => Trust::Usable,
@@ -454,8 +454,7 @@ impl Path {
         }
     }
 
-    /// The peer, all of whose paths had failed, is heard on this one: a probe that is long unanswered is not waited for
-    /// any more.
+    /// The peer, all of whose paths had failed, is heard on this path: stop waiting for a probe that is long overdue.
     pub(crate) fn hear_again(&mut self, now: Time) {
         if self.state == PathState::Suspect
             && self.probe.is_none_or(|(_, sent)| now.since(sent) >= self.probe_timeout_ns())
@@ -478,8 +477,8 @@ impl Path {
         });
     }
 
-    /// Probe interval of a suspect path that returns them: the more often it has failed, the longer its trial, and the
-    /// rarer its probes.
+    /// Probe interval of a suspect path whose probes return: the more often the path has failed, the longer its trial
+    /// and the interval.
     fn trial_interval_ns(&self) -> u64 {
         SUSPECT_PROBE_NS * u64::from(self.clean_needed / CLEAN_PROBES_MIN).min(TRIAL_SLOWDOWN)
     }
@@ -495,7 +494,7 @@ impl Path {
         self.loss -= self.loss / 16.0;
         self.clean_probes += 1;
         if self.clean_probes < self.clean_needed {
-            // It was unused for long.
+            // Without answers, the interval may have grown.
             self.next_probe = self.next_probe.min(now.after(self.trial_interval_ns()));
             return false;
         }
@@ -579,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_stays_silent_is_probed_ever_more_rarely_and_taken_back_as_soon_as_it_speaks() {
+    fn a_silent_path_is_probed_less_and_less_often_and_used_again_once_it_answers() {
         let mut path = Path::new(Box::new(Closed));
         path.suspect(Time(0));
         path.total.sample(Time(0), 100 * US as i64);
@@ -609,7 +608,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_loses_one_percent_is_seldom_taken_for_worse_by_chance() {
+    fn a_path_that_loses_one_percent_rarely_becomes_suspect_by_chance() {
         let mut path = Path::new(Box::new(Closed));
         let (mut state, mut crossings, mut is_above) = (1u64, 0, false);
         for i in 1..1_000_000u64 {
@@ -625,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_nobody_has_measured_may_be_long() {
+    fn an_unmeasured_path_may_be_long() {
         let mut path = Path::new(Box::new(Closed));
         let mut now = Time(0);
         while path.state == PathState::Usable {

@@ -1,7 +1,7 @@
-//! A peer host and the table of its paths; which of them are sprayed over (NSDI'26, 4.1).
+//! A peer host, the table of its paths, and which of them are sprayed over (NSDI'26, 4.1).
 //!
-//! Paths belong to the pair of hosts, not to a connection: all connections to a peer share what is known of its paths,
-//! so a new connection starts informed and an idle one costs no probes.
+//! Paths belong to a pair of hosts, not to a connection. All connections to a peer share what is known about its paths,
+//! so a new connection starts informed and an idle one needs no probes.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use bifrost_transport::cc::{CongestionControl, Swift, SwiftConfig, Unlimited};
 use bifrost_transport::rtt::Rtt;
 use bifrost_transport::time::{MS, Time, US};
 
-/// Measured times of one path, ns; 0 if not known.
+/// Measured times of one path, ns; 0 if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PathTimes {
-    /// Smoothed RTT with endpoint delay, and its deviation.
+    /// Smoothed RTT including endpoint delay, and its deviation.
     rtt: (u64, u64),
-    /// Until the ACK of a packet that asks for it at once.
+    /// Until the ACK of a packet that requests an immediate ACK.
     answer_ns: u64,
 }
 
@@ -29,13 +29,13 @@ pub(crate) struct PathTimes {
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) paths: Vec<Path>,
-    /// Of [`rtt`](Self::rtt).
+    /// The result of [`rtt`](Self::rtt).
     rtt: Option<(u64, u64)>,
-    /// Longest time until the ACK of a packet that asks for it at once, ns: the slowest selected path's delay with a margin.
-    /// `None` if nothing is measured.
+    /// Longest time until the ACK of a packet that requests an immediate ACK, ns: the slowest selected path's delay
+    /// plus a margin. `None` if nothing is measured.
     answer_ns: Option<u64>,
     limits: Limits,
-    /// What follows from `rtt`, `answer_ns` and `hold`, which change less often than it is asked for.
+    /// Derived from `rtt`, `answer_ns` and `hold`, which change less often than it is read.
     timing: Timing,
     selected: [PathId; PathId::MAX],
     selected_len: usize,
@@ -46,19 +46,19 @@ pub(crate) struct Peer {
     /// The connection that last sent or received; probes travel on it.
     pub(crate) probe_conn: Option<u32>,
     pub(crate) last_active: Time,
-    /// Before this no connection is set up for the probes alone.
+    /// Before this time no connection is set up only for probes.
     pub(crate) observe_at: Time,
-    /// Until then the peer counts as plain VXLAN.
+    /// Until this time the peer is treated as plain VXLAN.
     pub(crate) plain_until: Time,
-    /// Set-ups that it did not answer, since it last did.
+    /// Set-ups in a row that the peer did not answer.
     pub(crate) unanswered: u32,
-    /// Its longest ACK delay, as it said.
+    /// The peer's maximum ACK delay, as announced.
     ack_delay_ns: u64,
-    /// How long it lately held ACKs back.
+    /// How long the peer recently held ACKs back.
     hold: Hold,
     pub(crate) probe_timer_armed: bool,
     pub(crate) connections: u32,
-    /// RESPONSEs sent to it, and attempts to set a connection up, modulo 256: each begins with another path.
+    /// RESPONSEs sent to the peer, and attempts to set up a connection, modulo 256. Each starts on another path.
     pub(crate) answers: u8,
     pub(crate) attempts: u8,
     /// Some of its connections may be in best effort.
@@ -66,9 +66,9 @@ pub(crate) struct Peer {
     next_forgive: Time,
     /// Connections with packets that wait for room on the paths.
     pub(crate) waiting: Turns,
-    /// When a timer looks whether a path has opened; [`Time::NEVER`]: there is none.
+    /// When a timer checks whether a path has opened; [`Time::NEVER`] if none is armed.
     pub(crate) share_armed: Time,
-    /// Paths that the selection has found to lose too much, not yet counted.
+    /// Paths that the selection made suspect because of their loss rate, not yet counted.
     pub(crate) newly_suspect: u64,
 }
 
@@ -119,15 +119,16 @@ impl Peer {
         &self.selected[..self.selected_len]
     }
 
-    /// The path for the `turn`-th sending of something that is repeated until it is answered: one path after the other, those
-    /// that are sprayed over first. All that are not drained, for the choice may be old, and the best path dead.
+    /// The path for transmission number `turn` of a packet that is repeated until it is answered. Takes one path after
+    /// the other, first those that are sprayed over, then all others that are not drained, because the selection may be
+    /// old and its best path dead.
     pub(crate) fn path_of_turn(&self, turn: u32) -> PathId {
         let others = || self.choosable().map(|i| PathId::masked(i as u8)).filter(|p| !self.selected().contains(p));
         let turn = turn as usize % (self.selected_len + others().count()).max(1);
         self.selected().iter().copied().chain(others()).nth(turn).unwrap_or_default()
     }
 
-    /// Takes just these paths out of use, bit i for path i. What is in flight on them ends as it would.
+    /// Takes exactly these paths out of use, bit i for path i. Packets in flight on them are not affected.
     pub(crate) fn drain(&mut self, config: &Config, now: Time, paths: u8) {
         self.drained = paths;
         self.select(config, now);
@@ -145,20 +146,20 @@ impl Peer {
         (0..self.paths.len()).filter(move |i| avoided >> i & 1 == 0)
     }
 
-    /// The selection is to be made again before the next group.
+    /// Makes the next [`refresh`](Self::refresh) select again.
     pub(crate) fn invalidate(&mut self) {
         self.stale = true;
     }
 
-    /// Chooses the best `spray_paths` paths by expected delivery time if the last choice is old. A path keeps its place
-    /// against one that is better by no more than the stickiness (APNET'25, 3.2.1).
+    /// If the last selection is old, selects the best `spray_paths` paths by expected delivery time. A path stays
+    /// selected unless another is better by more than the stickiness (APNET'25, 3.2.1).
     pub(crate) fn refresh(&mut self, config: &Config, now: Time) {
         if self.stale || now >= self.next_selection {
             self.select(config, now);
         }
     }
 
-    /// Chooses them now.
+    /// Selects them now.
     pub(crate) fn select(&mut self, config: &Config, now: Time) {
         self.stale = false;
         let known = self.paths.iter().filter(|p| p.fabric.is_known());
@@ -184,14 +185,14 @@ impl Peer {
             if Some(path.trust()) < trusted {
                 continue;
             }
-            // An unmeasured path costs nothing yet: it is tried, and measured by that.
+            // An unmeasured path costs nothing yet, so it is tried and thereby measured.
             let reluctance = path.reluctance_ns();
             order[count] = (path.preference_ns().saturating_sub(stay(i)), i, reluctance);
             best = best.min(reluctance);
             count += 1;
         }
         order[..count].sort_unstable();
-        // A path several times slower than the best would hold up more than it carries.
+        // A path several times slower than the best one would delay more than it carries.
         let limit = best.saturating_mul(3).saturating_add(config.stickiness_ns).saturating_add(200 * US);
         let mut selected = [PathId::default(); PathId::MAX];
         let (mut len, mut chosen) = (0, 0u8);
@@ -212,10 +213,11 @@ impl Peer {
         self.update_rtt();
     }
 
-    /// A path that is none of `not` (bit i is path i), for a packet that left at `sent` and was lost: one that delivers, as far as is
-    /// known; of those one that is sprayed over, and has delivered since `sent` or lately, and then one with room and little in flight. One
-    /// of `not` if these alone deliver, or no other may be chosen. Where none is known to deliver, the usable come before the suspect, and
-    /// those that have not been asked before those that have.
+    /// The best path for the retransmission of a packet that left at `sent` and was lost. `not`: paths to avoid, bit i
+    /// is path i. Prefers, in this order: an open path, one that is not in `not`, a usable one to a suspect one, one
+    /// that was not asked for an answer, a selected one, one that delivered since `sent` or recently, one with room,
+    /// the one with the fewest packets in flight, and the latest arrival. So the result is in `not` only if no other
+    /// path is open, or none may be chosen.
     pub(crate) fn other_than(&self, now: Time, not: u8, sent: Time) -> PathId {
         let rank = |i: &usize| {
             let path = &self.paths[*i];
@@ -227,12 +229,13 @@ impl Peer {
         self.choosable().min_by_key(rank).map_or(PathId::default(), |i| PathId::masked(i as u8))
     }
 
-    /// Whether a path may be chosen that is not suspect, and from which no answer is waited for.
+    /// Whether an open path may be chosen that has not been asked for an answer.
     pub(crate) fn has_unasked(&self) -> bool {
         self.choosable().any(|i| self.paths[i].is_open && !self.paths[i].is_asked())
     }
 
-    /// Closes the paths that have been asked for an answer and have not given it in `wait_ns`. Returns whether there are any.
+    /// Closes the paths that were asked for an answer at least `wait_ns` ago and have not given it. Returns whether
+    /// there are any.
     pub(crate) fn close_overdue(&mut self, now: Time, wait_ns: u64) -> bool {
         let mut is_news = false;
         for path in self.paths.iter_mut().filter(|path| path.is_open && path.is_overdue(now, wait_ns)) {
@@ -242,8 +245,8 @@ impl Peer {
         is_news
     }
 
-    /// Traffic of connection `index` keeps the paths under observation; `leads`: probes may travel on it. Returns whether
-    /// the timer that sees to that must be armed.
+    /// Traffic of connection `index` keeps the paths under observation; `leads`: it may carry probes. Returns whether
+    /// the probe timer must be armed.
     #[inline]
     pub(crate) fn touch(&mut self, now: Time, index: u32, leads: bool) -> bool {
         self.last_active = now;
@@ -257,8 +260,7 @@ impl Peer {
         is_news
     }
 
-    /// Connection `index` ends or restarts. The answers to probes that travelled on it may never come, and their paths are
-    /// not to blame for that.
+    /// Connection `index` ends or restarts. Probes sent on it may never be answered, which is not their paths' fault.
     pub(crate) fn forget_probes_of(&mut self, index: u32) {
         if self.probe_conn == Some(index) {
             self.probe_conn = None;
@@ -271,13 +273,14 @@ impl Peer {
         path.index() < self.paths.len()
     }
 
-    /// Largest smoothed RTT (with endpoint delay) over the selected paths, its deviation; `None` if nothing is measured.
+    /// Largest smoothed RTT (with endpoint delay) over the selected paths, and its deviation; `None` if nothing is
+    /// measured.
     #[inline]
     pub(crate) fn rtt(&self) -> Option<(u64, u64)> {
         self.rtt
     }
 
-    /// What [`rtt`](Self::rtt) and the longest answer follow from, of one path; what is not known is 0.
+    /// Times of one path from which [`rtt`](Self::rtt) and the longest answer are computed; 0 if unknown.
     #[inline]
     pub(crate) fn measured_of(&self, path: PathId) -> PathTimes {
         let Some(path) = self.paths.get(path.index()) else { return PathTimes::default() };
@@ -292,7 +295,7 @@ impl Peer {
         if after == before {
             return;
         }
-        // A path that was below the largest, and is not above it now, changes nothing.
+        // A path that was below the maximum, and is not above it now, changes nothing.
         let (rtt, answer_ns) = (self.rtt.unwrap_or_default(), self.answer_ns.unwrap_or_default());
         let is_below = before.rtt < rtt && before.answer_ns < answer_ns;
         if !(is_below && after.rtt <= rtt && after.answer_ns <= answer_ns) {
@@ -300,7 +303,7 @@ impl Peer {
         }
     }
 
-    /// A path was measured, or others were selected.
+    /// A path was measured, or the selection changed.
     fn update_rtt(&mut self) {
         let (mut rtt, mut answer) = ((0, 0), 0);
         for path in self.selected() {
@@ -308,7 +311,7 @@ impl Peer {
             rtt = rtt.max(times.rtt);
             answer = answer.max(times.answer_ns);
         }
-        // What is not known is 0.
+        // 0 means unknown.
         let (rtt, answer) = ((rtt.0 > 0).then_some(rtt), (answer > 0).then_some(answer));
         if (rtt, answer) != (self.rtt, self.answer_ns) {
             (self.rtt, self.answer_ns) = (rtt, answer);
@@ -316,32 +319,32 @@ impl Peer {
         }
     }
 
-    /// Time until the fastest path would have answered a packet that asks for an ACK at once, ns.
+    /// Time until the fastest path would have answered a packet that requests an immediate ACK, ns.
     #[cold]
     pub(crate) fn quickest_answer_ns(&self) -> u64 {
         let known = self.choosable().map(|i| &self.paths[i].fabric).filter(|fabric| fabric.is_known());
         known.map(answer_ns).min().unwrap_or(u64::MAX)
     }
 
-    /// The longest that it holds ACKs back, as it said, ns.
+    /// The peer's maximum ACK delay, as announced, ns.
     pub(crate) fn ack_delay_ns(&self) -> u64 {
         self.ack_delay_ns
     }
 
-    /// It says how long it may hold ACKs back.
+    /// The peer announces its maximum ACK delay.
     pub(crate) fn set_ack_delay(&mut self, ns: u64) {
         self.ack_delay_ns = ns;
         self.update_timing();
     }
 
-    /// An ACK was held back for so long before it was sent.
+    /// The peer held an ACK back for `held_ns` before sending it.
     pub(crate) fn on_held(&mut self, now: Time, held_ns: u64) {
         if self.hold.sample(now, held_ns) {
             self.update_timing();
         }
     }
 
-    /// How long loss timers wait, without any connection's patience.
+    /// Timeouts of loss detection, without any connection's patience.
     pub(crate) fn timing(&self) -> Timing {
         self.timing
     }
@@ -355,19 +358,19 @@ impl Peer {
     }
 }
 
-/// Time until the ACK of a packet that asks for it at once, on a path with this fabric delay.
+/// Time until the ACK of a packet that requests an immediate ACK, on a path with this fabric delay.
 #[inline(always)]
 fn answer_ns(fabric: &Rtt) -> u64 {
     fabric.smoothed_ns() + (fabric.smoothed_ns() / 2).max(4 * fabric.variance_ns()).max(20 * US)
 }
 
-/// How long the longest hold of an ACK is remembered, at least; at most twice as long.
+/// The longest hold of an ACK is remembered for at least this long, and at most twice as long.
 const HOLD_WINDOW_NS: u64 = 100 * MS;
-/// Holds after which the longest of them is believed.
+/// Number of samples from which on the longest hold is used.
 const HOLDS_FIRST: u8 = 16;
 
-/// The longest hold of an ACK in this window of time and the one before. Before anything is known, whatever was announced
-/// is possible.
+/// The longest hold of an ACK in the current time window and the previous one. Until enough is known, the announced
+/// maximum applies.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hold {
     now_ns: u64,
@@ -377,7 +380,7 @@ struct Hold {
 }
 
 impl Hold {
-    /// Whether the longest may be another one now.
+    /// Returns whether the longest hold may have changed.
     fn sample(&mut self, now: Time, held_ns: u64) -> bool {
         let is_next_window = now.since(self.since) >= HOLD_WINDOW_NS;
         if is_next_window {
@@ -404,14 +407,14 @@ pub(crate) struct Spray {
 }
 
 impl Spray {
-    /// The path in use did not deliver in time: the next packet takes another.
+    /// The path in use did not deliver in time: the next packet takes another one.
     pub(crate) fn leave(&mut self, path: PathId) {
         if self.path == path {
             self.left = 0;
         }
     }
 
-    /// The path in use, if its group goes on, and it is open and has room for `packets` packets, which leave now.
+    /// Sends `packets` packets on the path in use, if its group has not ended, and it is open and has room for them.
     #[inline(always)]
     pub(crate) fn keep(&mut self, peer: &mut Peer, now: Time, packets: u16) -> Option<PathId> {
         if self.left == 0 {
@@ -426,8 +429,8 @@ impl Spray {
         Some(self.path)
     }
 
-    /// A path for the next `packets` packets, and how many of them it takes, which leave now; `None` when congestion control closes
-    /// all.
+    /// Selects a path for the next `packets` packets and sends as many of them as it has room for; returns both. `None`
+    /// if congestion control has closed all paths.
     #[inline(always)]
     pub(crate) fn take(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<(PathId, u16)> {
         if let Some(path) = self.keep(peer, now, packets) {
@@ -441,7 +444,7 @@ impl Spray {
     #[cold]
     fn next_group(&mut self, peer: &mut Peer, config: &Config, now: Time, packets: u16) -> Option<(PathId, u16)> {
         if self.left > 0 {
-            // What is left of the path's room is too small for all.
+            // The path's room is too small for all of them.
             let path = &peer.paths[self.path.index()];
             let room = path.room(now);
             if path.is_open && room > 0 {
@@ -467,11 +470,11 @@ impl Spray {
     }
 }
 
-/// First window of a path, packets: what a short queue of a slow link takes. It doubles each round trip.
+/// Initial window of a path, packets: what a short queue of a slow link can hold. It doubles each round trip.
 const FIRST_WINDOW: u16 = 32;
 
 fn swift_config(config: &Config) -> SwiftConfig {
-    // Each of k paths starts with its share of the connection's first window, or less.
+    // Each of k paths starts with its share of the connection's initial window, or less.
     let share = (config.initial_window / u16::from(config.spray_paths.max(1))).clamp(1, FIRST_WINDOW);
     let swift = SwiftConfig::new(share, config.max_window, config.swift_noise_ns);
     let swift = SwiftConfig { doubles: true, ..swift };

@@ -1,7 +1,8 @@
-//! The receive window: duplicates, reordering by metadata only, and what an ACK says (PROTOCOL.md, receive rules).
+//! The receive window: duplicates, reordering by metadata only, and the contents of ACKs (PROTOCOL.md, receive rules).
 //!
-//! A packet passes through two states here: *present* (in guest memory, or in memory held for the guest) and
-//! *published* (visible to the guest). `base` is the first PSN that is not published. In order, nothing is stored.
+//! A packet passes through two states: *present* (in guest memory, or in memory held for the guest) and *published*
+//! (visible to the guest). `base` is the first PSN that is not published. Nothing is stored for packets that arrive in
+//! order.
 
 use bifrost_wire::bifrost::{Bitmap, Psn};
 
@@ -24,7 +25,7 @@ struct Slot {
     /// Next packet that waits for the same one as this.
     next_waiter: u16,
     distance: u8,
-    /// Nothing is to be shown for it (policy drop).
+    /// Nothing is published for it (policy drop).
     empty: bool,
 }
 
@@ -53,7 +54,7 @@ impl Page for RecvPage {
     }
 }
 
-/// What a PSN is to the window.
+/// How a PSN relates to the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
     /// New; place it.
@@ -64,12 +65,12 @@ pub(crate) enum Check {
     Outside,
 }
 
-/// What a placed packet is.
+/// A packet that was placed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
     pub(crate) psn: Psn,
     pub(crate) distance: u8,
-    /// `None`: acknowledged without being shown (policy drop, NSDI'26 7.1).
+    /// `None`: acknowledged without being published (policy drop, NSDI'26 7.1).
     pub(crate) handle: Option<u32>,
 }
 
@@ -99,7 +100,7 @@ impl RecvWindow {
         self.end
     }
 
-    /// Packets present and not published.
+    /// Packets that are present but not published.
     pub(crate) fn held(&self) -> u16 {
         self.held
     }
@@ -109,13 +110,13 @@ impl RecvWindow {
         self.base != self.end
     }
 
-    /// Whether `psn` follows what is published, and nothing waits.
+    /// Whether `psn` is the next one, and nothing waits.
     #[inline(always)]
     pub(crate) fn is_next(&self, psn: Psn) -> bool {
         psn == self.base && self.end == self.base
     }
 
-    /// What `psn` is to the window.
+    /// How `psn` relates to the window.
     #[inline]
     pub(crate) fn check(&self, pool: &Pool<RecvPage>, psn: Psn) -> Check {
         if self.is_next(psn) {
@@ -138,23 +139,23 @@ impl RecvWindow {
         }
     }
 
-    /// Whether a new packet is not to be shown as soon as it is present: then, how many packets it is ahead of the first that
-    /// is missing.
+    /// If a new packet cannot be published as soon as it is present: how many packets it is ahead of the first missing
+    /// one.
     pub(crate) fn must_wait(&self, pool: &Pool<RecvPage>, ordering: Ordering, psn: Psn, distance: u8) -> Option<u32> {
         let ahead = psn.distance_from(self.base).max(0) as u32;
         let waits = ahead > 0 && !matches!(self.waits_for(pool, ordering, psn, distance), Wait::Nothing);
         waits.then_some(ahead)
     }
 
-    /// Takes the next packet, which is shown: in order, nothing is stored.
+    /// Takes the next packet in order, which the caller publishes; nothing is stored.
     #[inline(always)]
     pub(crate) fn take_next(&mut self) {
         self.base = self.base.next();
         self.end = self.base;
     }
 
-    /// Takes a packet that [`check`](Self::check) called new; appends the handles that become visible, in order.
-    /// Returns false, and takes nothing, when the pool has no page left.
+    /// Takes a packet that [`check`](Self::check) found to be new; passes the handles that become visible to `out`, in
+    /// order. Returns false, and takes nothing, if the pool has no page left.
     #[inline]
     pub(crate) fn place(
         &mut self,
@@ -164,7 +165,7 @@ impl RecvWindow {
         stack: &mut Vec<u32>,
         out: &mut impl FnMut(u32),
     ) -> bool {
-        // In order and nothing waits: the continuity check of NSDI'26 4.2, constant time, no state.
+        // In order, and nothing waits: the continuity check of NSDI'26 4.2, in constant time and without state.
         if self.is_next(placed.psn) {
             if let Some(handle) = placed.handle {
                 out(handle);
@@ -212,7 +213,8 @@ impl RecvWindow {
         true
     }
 
-    /// The sender gave up everything below `to`: shows what is held there and moves on. False if `to` is outside.
+    /// The sender gave up everything below `to`: publishes what is held there and continues at `to`. False if `to` is
+    /// outside the window.
     pub(crate) fn skip_to(
         &mut self,
         pool: &mut Pool<RecvPage>,
@@ -238,7 +240,7 @@ impl RecvWindow {
             match state {
                 Some((1, 0)) => self.publish(pool, psn, stack, out),
                 Some((0, _)) => {
-                    // Packets that wait for the given-up packet need not wait any more.
+                    // Packets that wait for the given-up packet must not wait any longer.
                     if let Some((id, i)) = self.pages.find(psn.0) {
                         pool.page_mut(id).present |= 1 << i;
                         self.held += 1;
@@ -253,7 +255,7 @@ impl RecvWindow {
         true
     }
 
-    /// The bitmap for an ACK whose base is `from`: what is present from there on, at most 256 bits.
+    /// The bitmap for an ACK from PSN `from` on: which of the next 256 packets, at most, are present.
     pub(crate) fn bitmap(&self, pool: &Pool<RecvPage>, from: Psn) -> Bitmap {
         let span = self.end.distance_from(from);
         if span <= 0 {
@@ -270,7 +272,7 @@ impl RecvWindow {
         Bitmap::from_words(&map[..used]).unwrap_or_default()
     }
 
-    /// Takes out all packets that are held, oldest first, and forgets them (the connection restarts).
+    /// Removes all held packets, oldest first (the connection restarts).
     pub(crate) fn drain(&mut self, pool: &mut Pool<RecvPage>, out: &mut impl FnMut(u32)) {
         let mut psn = self.base;
         while psn.is_before(self.end) && self.held > 0 {
@@ -290,7 +292,7 @@ impl RecvWindow {
         self.end = self.base;
     }
 
-    /// Hashes its state, wherever in the pool that lies.
+    /// Hashes the window's state, independent of where in the pool its pages are.
     #[cfg(test)]
     pub(crate) fn hash_with(&self, pool: &Pool<RecvPage>, hasher: &mut impl std::hash::Hasher) {
         use std::hash::Hash;
@@ -324,7 +326,7 @@ impl RecvWindow {
         self.pages.find(psn.0).is_some_and(|(id, i)| pool.page(id).published >> i & 1 == 1)
     }
 
-    /// Shows `psn` and everything that waited for it, without recursion.
+    /// Publishes `psn` and everything that waits for it, without recursion.
     fn publish(&mut self, pool: &mut Pool<RecvPage>, psn: Psn, stack: &mut Vec<u32>, out: &mut impl FnMut(u32)) {
         stack.clear();
         stack.push(psn.0);
@@ -350,7 +352,7 @@ impl RecvWindow {
         }
     }
 
-    /// Moves `base` over everything that is published, showing what waited for `base`.
+    /// Moves `base` past everything that is present, and publishes what waited for `base`.
     fn advance(&mut self, pool: &mut Pool<RecvPage>, stack: &mut Vec<u32>, out: &mut impl FnMut(u32)) {
         while self.base != self.end {
             let Some((id, i)) = self.pages.find(self.base.0) else { break };
@@ -370,7 +372,7 @@ impl RecvWindow {
         }
     }
 
-    /// `base` moves by one; a packet with distance 255 that waited for just this becomes visible.
+    /// Moves `base` by one; a packet with distance 255 that waited for exactly this becomes visible.
     fn step(&mut self, pool: &mut Pool<RecvPage>, stack: &mut Vec<u32>, out: &mut impl FnMut(u32)) {
         self.base = self.base.next();
         if self.end.is_before(self.base) {

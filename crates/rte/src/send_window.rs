@@ -1,13 +1,13 @@
-//! The send window: 16 bytes for each packet in flight, and per path the order in which packets left.
+//! The send window: 16 bytes per packet in flight, and the order of transmission on each path.
 //!
-//! Packets that left on one path arrive in order, so each path keeps its outstanding packets as a list in sending
-//! order. The acknowledgement of one makes everything before it in the list a loss (PROTOCOL.md, loss rules).
+//! Packets sent on one path arrive in order, so each path keeps its outstanding packets in a list in sending order.
+//! When one is acknowledged, everything before it in the list is lost (PROTOCOL.md, loss rules).
 
 use bifrost_wire::bifrost::{PathId, Psn, Tick};
 
 use bifrost_transport::pool::{PAGE, Page, Pages, Pool};
 
-/// Largest number of PSNs between the oldest unacknowledged and the next one.
+/// Maximum number of PSNs between the oldest unacknowledged one and the next one.
 pub(crate) const SEND_WINDOW: u32 = 4096;
 
 const NONE: u16 = u16::MAX;
@@ -20,16 +20,16 @@ pub(crate) struct Record {
     /// When it was last sent.
     pub(crate) sent: Tick,
     links: Links,
-    /// Its place among the packets of its path.
+    /// Its place in the sending order of its path.
     order: u16,
     /// Which segment of the buffer.
     pub(crate) segment: u8,
     flags: u8,
 }
 
-/// Neighbours in the list of a path and the flow distance, in 4 bytes: 12 bits for each neighbour as PSN modulo the
-/// window, and 8 for the distance. What the list's head has before it means nothing. Behind its tail is the next number: as a rule
-/// that is the packet that leaves next on the path, and then there is nothing to write.
+/// Neighbours in a path's list and the flow distance, in 4 bytes: 12 bits for each neighbour, as PSN modulo the window,
+/// and 8 for the distance. The predecessor of the head is meaningless. The successor of the tail is the next PSN:
+/// usually that packet is sent next on the path, and then nothing has to be written.
 #[derive(Clone, Copy, Debug, Default)]
 struct Links(u32);
 
@@ -81,7 +81,7 @@ impl Record {
         (self.flags & RTO_MASK) >> RTO_SHIFT
     }
 
-    /// Whether it was sent more than once: its acknowledgement says little about its path.
+    /// Whether it was sent more than once: then its acknowledgement says little about its path.
     pub(crate) fn is_retransmitted(&self) -> bool {
         self.flags & RETRANSMITTED != 0
     }
@@ -102,7 +102,7 @@ impl Record {
 pub(crate) struct SendPage {
     /// Acknowledged or given up.
     done: u64,
-    /// Outstanding, but in flight on no path: the peer has received it and not taken it, or it waits here until the peer
+    /// Outstanding, but in flight on no path: the peer received it but did not take it, or it waits here until the peer
     /// has room.
     landed: u64,
     records: [Record; PAGE as usize],
@@ -126,7 +126,7 @@ struct PathList {
     head: u16,
     tail: u16,
     next_order: u16,
-    /// One past the highest order acknowledged, and whether there is one that has not been acted upon.
+    /// One past the highest acknowledged order, and whether anything was acknowledged since the window was last empty.
     acked_order: u16,
     progressed: bool,
 }
@@ -134,7 +134,7 @@ struct PathList {
 const EMPTY_LIST: PathList = PathList { head: NONE, tail: NONE, next_order: 0, acked_order: 0, progressed: false };
 
 impl PathList {
-    /// What has this place in the order has arrived on the path.
+    /// The packet with this place in the order has arrived on the path.
     #[inline]
     fn acknowledge(&mut self, order: u16) {
         let past = order.wrapping_add(1);
@@ -145,24 +145,24 @@ impl PathList {
     }
 }
 
-/// Packets with consecutive numbers that left on one path, one right after the other, each once: the oldest on their path.
+/// Packets with consecutive PSNs, sent once and one after the other on one path, whose oldest packets they are.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
     pub(crate) path: PathId,
-    /// When the last of them left.
+    /// When the last of them was sent.
     pub(crate) newest: Tick,
-    /// Of each packet; at least one.
+    /// One per packet; not empty.
     pub(crate) records: &'a [Record],
 }
 
-/// What [`SendWindow::finish_run`] has found from a number on.
+/// What [`SendWindow::finish_run`] found at a PSN.
 #[derive(Debug)]
 pub(crate) enum Next<'a> {
-    /// So many packets were done before, or are not in the window.
+    /// This many packets were already done, or are not in the window.
     Done(u32),
-    /// Packets that are done now.
+    /// Packets that are now done.
     Run(Run<'a>),
-    /// An outstanding packet that is no part of a run.
+    /// An outstanding packet that is not part of a run.
     Other,
 }
 
@@ -175,7 +175,7 @@ pub(crate) struct SendWindow {
     /// Of these: in flight on no path.
     landed: u16,
     pages: Pages,
-    /// The page of the last packet, while that is in the window.
+    /// The page of the last packet, while that packet is in the window.
     last_page: u32,
     paths: [PathList; PathId::MAX],
 }
@@ -213,12 +213,12 @@ impl SendWindow {
         self.landed
     }
 
-    /// PSNs between the oldest outstanding and the next.
+    /// PSNs from the oldest outstanding one up to the next one.
     pub(crate) fn span(&self) -> u32 {
         self.next.distance_from(self.una) as u32
     }
 
-    /// Adds a packet at the end, sent now on `path`. `None` when the pool is empty or the window full.
+    /// Appends a packet sent now on `path`. `None` if the pool is empty or the window is full.
     #[inline(always)]
     pub(crate) fn push(
         &mut self,
@@ -252,7 +252,7 @@ impl SendWindow {
         Some(psn)
     }
 
-    /// The record of an outstanding packet, `None` if `psn` is outside or done.
+    /// The record of an outstanding packet; `None` if `psn` is outside the window or done.
     #[inline]
     pub(crate) fn record(&self, pool: &Pool<SendPage>, psn: Psn) -> Option<Record> {
         let (id, i) = self.locate(psn)?;
@@ -265,7 +265,7 @@ impl SendWindow {
         self.locate(psn).is_some_and(|(id, i)| (pool.page(id).done | pool.page(id).landed) >> i & 1 == 0)
     }
 
-    /// A packet stays outstanding, but is in flight no more. Returns its record, `None` if it was not in flight.
+    /// A packet stays outstanding, but is no longer in flight. Returns its record; `None` if it was not in flight.
     pub(crate) fn land(&mut self, pool: &mut Pool<SendPage>, psn: Psn) -> Option<Record> {
         let (id, i) = self.locate(psn).filter(|_| self.is_in_flight(pool, psn))?;
         let page = pool.page_mut(id);
@@ -274,8 +274,9 @@ impl SendWindow {
         Some(page.records[i])
     }
 
-    /// Marks an outstanding packet as acknowledged (or given up) and returns its record, and whether it was in flight.
-    /// `progress` says of it whether its path has delivered everything that left before it.
+    /// Marks an outstanding packet as acknowledged (or given up). Returns its record, and whether it was in flight.
+    /// `progress` says whether its last transmission has arrived on its path, so that earlier ones on that path are
+    /// lost.
     #[inline]
     pub(crate) fn finish(
         &mut self,
@@ -300,8 +301,8 @@ impl SendWindow {
         Some((record, in_flight))
     }
 
-    /// Looks at the packets `psn` and up to `most` from there on, and marks as acknowledged those that make up a [`Run`], many at the
-    /// price of one. Others are for [`finish`](Self::finish).
+    /// Marks a [`Run`] that starts at `psn` as acknowledged, at most `most` packets, for little more than the cost of
+    /// one. Other packets are left to [`finish`](Self::finish).
     #[inline]
     pub(crate) fn finish_run<'a>(&mut self, pool: &'a mut Pool<SendPage>, psn: Psn, most: u32) -> Next<'a> {
         let Some((id, i)) = self.locate(psn) else { return Next::Done(1) };
@@ -318,7 +319,7 @@ impl SendWindow {
         }
         let in_flight = ((page.done | page.landed) >> i).trailing_zeros().min(PAGE - i as u32);
         let records = &page.records[i..][..most.min(in_flight) as usize];
-        // A packet continues the run if the one before it on its path is the one before it in number.
+        // A packet continues the run if its predecessor in the path's list is also its predecessor by PSN.
         let (mut count, mut tail) = (0, index_of(psn));
         for record in records {
             if count > 0 {
@@ -343,8 +344,8 @@ impl SendWindow {
         Next::Run(Run { path: first.path(), newest: last.sent, records })
     }
 
-    /// Sends an outstanding packet again, or puts that off: it goes to the end of `path`'s list. Returns its record as it was
-    /// before.
+    /// Sends an outstanding packet again, or defers that: moves it to the end of `path`'s list. Returns its previous
+    /// record.
     pub(crate) fn resend(
         &mut self,
         pool: &mut Pool<SendPage>,
@@ -370,7 +371,7 @@ impl SendWindow {
         Some(record)
     }
 
-    /// The outstanding packet of `path` that left first.
+    /// The outstanding packet of `path` that was sent first.
     #[inline]
     pub(crate) fn oldest_on(&self, pool: &Pool<SendPage>, path: PathId) -> Option<(Psn, Record)> {
         let head = self.paths[path.index()].head;
@@ -386,14 +387,14 @@ impl SendWindow {
         self.record(pool, self.una).map(|record| (self.una, record))
     }
 
-    /// Whether a packet that left later on `path` than its oldest, which is `record`, is known to have arrived.
+    /// Whether a packet sent after `record`, the oldest on `path`, is known to have arrived on it.
     #[inline]
     pub(crate) fn is_overtaken_on(&self, path: PathId, record: &Record) -> bool {
         let list = &self.paths[path.index()];
         list.progressed && (record.order.wrapping_sub(list.acked_order) as i16) < 0
     }
 
-    /// Moves `una` over everything that is done and gives back pages.
+    /// Moves `una` past everything that is done and releases pages.
     pub(crate) fn advance(&mut self, pool: &mut Pool<SendPage>) {
         if self.outstanding == 0 {
             self.una = self.next;
@@ -419,7 +420,7 @@ impl SendWindow {
         }
     }
 
-    /// Takes out everything that is outstanding, oldest PSN first; `out` is told whether it was in flight.
+    /// Removes all outstanding packets, lowest PSN first, and passes each to `out` with whether it was in flight.
     pub(crate) fn drain(&mut self, pool: &mut Pool<SendPage>, mut out: impl FnMut(Record, bool)) {
         let mut psn = self.una;
         while psn != self.next {
@@ -447,14 +448,14 @@ impl SendWindow {
         self.una.add(ahead)
     }
 
-    /// The links of the outstanding packet that lists call `index`.
+    /// The links of the outstanding packet with this index.
     #[inline]
     fn links<'a>(&self, pool: &'a mut Pool<SendPage>, index: u16) -> Option<&'a mut Links> {
         let (id, i) = self.pages.find(self.psn_of(index).0)?;
         Some(&mut pool.page_mut(id).records[i].links)
     }
 
-    /// Puts `psn` at the end of `path`'s list. Returns its place in the order and the one before it.
+    /// Appends `psn` to `path`'s list. Returns its place in the order, and its predecessor.
     #[inline(always)]
     fn append(&mut self, pool: &mut Pool<SendPage>, psn: Psn, path: PathId) -> (u16, u16) {
         let own = index_of(psn);
@@ -509,7 +510,7 @@ fn index_of(psn: Psn) -> u16 {
     (psn.0 % SEND_WINDOW) as u16
 }
 
-/// The index of the number after that of `index`.
+/// The index of the PSN after that of `index`.
 #[inline(always)]
 fn behind(index: u16) -> u16 {
     (index + 1) % SEND_WINDOW as u16
@@ -520,9 +521,9 @@ fn behind(index: u16) -> u16 {
 pub(crate) struct Resend {
     /// Its RTO expired.
     pub(crate) timeout: bool,
-    /// A second copy goes out on yet another path.
+    /// A second copy is sent on another path.
     pub(crate) copied: bool,
-    /// It does not leave now: it waits as if it had.
+    /// It is not sent now, but waits as if it had been.
     pub(crate) postponed: bool,
 }
 

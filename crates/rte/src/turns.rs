@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_leave_or_are_gone_hold_nobody_up() {
+    fn connections_that_leave_do_not_delay_others() {
         let mut turns = Turns::default();
         let weights = Weights::default();
         for (vni, index) in [(1, 10), (2, 20), (1, 11), (3, 30)] {

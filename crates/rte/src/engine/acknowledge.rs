@@ -10,21 +10,21 @@ use crate::path::Acked;
 use crate::send_window::{Next, Record, Run};
 use bifrost_transport::time::{Time, US};
 
-/// Packets newly acknowledged, per path, and how the paths did.
+/// Newly acknowledged packets, per path.
 #[derive(Default)]
 struct Progress {
     total: u16,
-    /// Paths of which packets were acknowledged: bit i is path i.
+    /// Paths on which packets were acknowledged: bit i is path i.
     paths: u8,
     by_path: [u16; PathId::MAX],
-    /// When the last of these left.
+    /// When the newest of these was sent.
     newest: [Tick; PathId::MAX],
-    /// When the first of them left that were sent once, and on which path.
+    /// When the oldest of those packets that were sent only once was sent, and on which path.
     first: Option<(Tick, PathId)>,
 }
 
 impl Progress {
-    /// A packet was acknowledged that was sent once.
+    /// A packet that was sent only once was acknowledged.
     #[inline(always)]
     fn note_first(&mut self, sent: Tick, path: PathId) {
         if self.first.is_none_or(|(first, _)| sent.since(first) < 0) {
@@ -33,7 +33,7 @@ impl Progress {
     }
 }
 
-/// The numbers of the bits that are set, ascending.
+/// Indices of the set bits, ascending.
 #[inline(always)]
 fn bits(mut mask: u8) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
@@ -43,7 +43,7 @@ fn bits(mut mask: u8) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The room that every peer is believed to have, packets.
+/// Minimum room that any peer is assumed to have, packets.
 const LEAST_ROOM: u16 = 4;
 
 impl Engine {
@@ -100,8 +100,8 @@ impl Engine {
         self.rearm_loss(now, index);
     }
 
-    /// Splits the RTT into fabric and endpoint delay (NSDI'26, appendix D); returns both, ns, if plausible. What the peer holds
-    /// back on purpose is no sign of load, and not counted.
+    /// Splits the RTT into fabric and endpoint delay (NSDI'26, appendix D); returns both, ns, if plausible. The peer's
+    /// intentional ACK delay is no sign of load, and does not count.
     #[inline(always)]
     fn measure(&mut self, now: Time, arrival: &Arrival, ack: &AckHeader, peer: usize) -> (Option<u64>, Option<u64>) {
         let Some(peer) = self.peers[peer].as_mut() else { return (None, None) };
@@ -114,7 +114,8 @@ impl Engine {
         let local = now.since(arrival.nic_rx);
         let known = path.fabric.is_known();
         let total = path.total.sample(now, total);
-        // A packet that waited on the way back for the peer's ACK timer has measured the timer too; fabric has not.
+        // A packet whose ACK waited for the peer's ACK timer measures that timer, too; the fabric delay does not
+        // include it.
         let fabric = total.and_then(|_| path.measured(now, fabric.max(1)));
         peer.on_measured(ack.path, before);
         if !known {
@@ -123,8 +124,9 @@ impl Engine {
         (fabric, total.map(|_| unintended + local))
     }
 
-    /// How long the peer has held this ACK back: since the first packet that it answers came in, of which the sender knows when
-    /// it left. Unless it answers more than came in since the ACK before, which then was lost, and has not been held so long.
+    /// Measures how long the peer held this ACK back, since the first packet that it acknowledges arrived: this time is
+    /// estimated from when that packet was sent. If the ACK covers more packets than arrived since the previous ACK,
+    /// that ACK was lost, and only the hold of the echoed packet counts.
     #[inline(always)]
     fn note_hold(&mut self, now: Time, peer: usize, ack: &AckHeader, progress: &Progress) {
         let Some(peer) = self.peers[peer].as_mut().filter(|_| !ack.probe) else { return };
@@ -136,7 +138,7 @@ impl Engine {
         peer.on_held(now, held as u64);
     }
 
-    /// Releases what the ACK names.
+    /// Releases what the ACK acknowledges.
     fn release(&mut self, now: Time, index: u32, ack: &AckHeader, out: &mut Output) -> Progress {
         let mut progress = Progress::default();
         let Some(conn) = self.conns[index as usize].as_mut() else { return progress };
@@ -159,7 +161,7 @@ impl Engine {
             let first = ack.base.add(first as u32);
             (first, count.min(next.distance_from(first).max(0) as u32))
         });
-        // These mistakes are made with single packets.
+        // These mutations need one packet at a time.
         let (leaks_handle, wrong_owner) = (mutated!(self.config, LeakHandle), mutated!(self.config, WrongOwner));
         let mut named = Some((una, below));
         while let Some((first, count)) = named {
@@ -189,11 +191,12 @@ impl Engine {
                     }
                     Next::Other => at = psn.next(),
                 }
-                // A packet that was sent once tells about its path. One that was sent again does only if the ACK names the
-                // very transmission: otherwise an earlier one may have arrived, on another path, late but not lost.
+                // The ACK of a packet that was sent once says something about its path. That of a retransmitted packet
+                // does only if it echoes the last transmission: otherwise an earlier one may have arrived, on another
+                // path, late but not lost.
                 let echoed = ack.psn == psn;
                 let timely = |before: &Record| !before.is_retransmitted() || echoed && ack.echo == before.sent;
-                // That it arrived says when the network last delivered; that its own path did only if the ACK names the path.
+                // Its arrival shows when the network last delivered; that its path did, only if the ACK names the path.
                 let clear = |before: &Record| {
                     !before.is_retransmitted() || timely(before) && (!before.is_copied() || ack.path == before.path())
                 };
@@ -218,7 +221,7 @@ impl Engine {
                     if echoed || age < rtt / 2 {
                         self.counters.spurious_packets += 1;
                         peer.paths[ack.path.index()].congestion(|cc| cc.on_spurious(now));
-                        // A probe that left because an ACK was lost was not hasty.
+                        // A probe sent because an ACK was lost was not premature.
                         if echoed || loss.probes == 0 {
                             loss.be_patient(now, rtt);
                         }
@@ -234,7 +237,7 @@ impl Engine {
             named = if ack.bitmap.is_empty() { None } else { runs.next() };
         }
         if progress.by_path[ack.path.index()] == 0 {
-            // A packet that was sent again has arrived, or a copy, on a path of its own.
+            // A retransmitted packet, or a copy of it, arrived on this path.
             peer.paths[ack.path.index()].hear(now, ack.echo);
         }
         if progress.total == 0 {
@@ -278,7 +281,7 @@ impl Engine {
             if packets == 0 && !(measured && fabric.is_some()) {
                 continue;
             }
-            // Which of the packets carried a mark, the ACK does not tell.
+            // The ACK does not say which of the packets carried a mark.
             let marked = u32::from(ack.num_ece) * u32::from(packets) / u32::from(progress.total.max(1));
             let measured = |delay: Option<u64>| delay.filter(|_| measured);
             path.on_acked(
@@ -292,7 +295,8 @@ impl Engine {
                 },
             );
         }
-        // A connection that fills its window with everything acknowledged in time gets more (NSDI'26, 7.4: at most the ring).
+        // The window of a connection that fills it, with everything acknowledged in time, grows (NSDI'26, 7.4: at most
+        // to the size of the ring).
         if progress.total > 0 && active.room < u16::MAX {
             active.room = active.room.saturating_add(progress.total / 8 + 1);
             if active.room >= conn.window {
@@ -304,7 +308,7 @@ impl Engine {
         }
     }
 
-    /// The newest packet that the ACK answers has arrived, and is not present: the peer has not taken it.
+    /// The packet that the ACK echoes has arrived, but is not present: the peer has not taken it.
     #[inline(always)]
     fn note_refusal(&mut self, now: Time, index: u32, ack: &AckHeader) {
         let bit = ack.psn.distance_from(ack.base);
@@ -319,15 +323,15 @@ impl Engine {
         }
     }
 
-    /// The peer names what it has received and not taken.
+    /// The peer reports packets that it received but did not take.
     fn on_refusals(&mut self, now: Time, index: u32, ack: &AckHeader) {
         if !mutated!(self.config, RefusalsIgnored) {
             self.refused(now, index, ack, ack.bitmap.iter().map(|bit| ack.base.add(bit as u32)));
         }
     }
 
-    /// Packets have arrived that the peer has not taken: their paths have delivered them. They are sent again by the rules of
-    /// losses, but blame nobody; until the peer takes more again, less of this connection is out at a time.
+    /// Packets arrived that the peer did not take: their paths have delivered them. They are retransmitted by the loss
+    /// rules, but no path is blamed. Until the peer takes more again, fewer packets of this connection are outstanding.
     fn refused(&mut self, now: Time, index: u32, ack: &AckHeader, psns: impl Iterator<Item = Psn>) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
@@ -337,7 +341,7 @@ impl Engine {
             let Some(record) = active.send.land(&mut self.send_pool, psn) else { continue };
             refused += 1;
             peer.paths[record.path().index()].on_done(1);
-            // Which transmission of a packet that was sent again has arrived is known of the echoed one only.
+            // Of a retransmitted packet, it is known which transmission arrived only if the ACK echoes it.
             let arrived_on = match record.is_retransmitted() {
                 false => Some(record.path()),
                 true => (psn == ack.psn && record.sent == ack.echo).then_some(ack.path),
@@ -365,8 +369,9 @@ impl Engine {
         }
     }
 
-    /// The peer is there again: its connections that fell back to best effort are reliable again, whichever of them has
-    /// asked. Each tells the receiver soon where to go on, for it may hold packets behind what was given up.
+    /// The peer answers again: all its connections that fell back to best effort become reliable again, not only the
+    /// one that was answered. Each soon tells the receiver where to continue, because it may hold packets behind those
+    /// that were given up.
     #[cold]
     #[inline(never)]
     fn recover_from_best_effort(&mut self, now: Time, id: PeerId) {
@@ -374,7 +379,7 @@ impl Engine {
         if !std::mem::take(&mut peer.has_fallen) || mutated!(self.config, BestEffortForEver) {
             return;
         }
-        // Of paths that are all suspect, only those that answer are of use.
+        // All paths are suspect; only those that answer are of use.
         peer.select(&self.config, now);
         for index in 0..self.places() {
             let Some(conn) = self.conns[index as usize].as_mut() else { continue };
@@ -386,7 +391,7 @@ impl Engine {
         }
     }
 
-    /// A header for packets that carry no frame.
+    /// A header for a packet without a frame.
     pub(super) fn bare_header(conn: &Conn, path: PathId, psn: Psn, now: Time) -> DataHeader {
         DataHeader {
             version: conn.version,

@@ -1,5 +1,5 @@
-//! The engine: connections, peers, pools, and the calls that drive them. One file per concern; this one holds the state
-//! and what all concerns share.
+//! The engine: connections, peers, pools, and the calls that drive them. There is one file per concern; this one holds
+//! the state and what all concerns share.
 
 mod acknowledge;
 mod connect;
@@ -39,11 +39,11 @@ const INDEX_MASK: u32 = Cid::MAX_INDEX;
 /// A vNIC of this host, as far as connection set-up needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalVnic {
-    /// The port behind which it lives.
+    /// The port to which it belongs.
     pub owner: u16,
-    /// How its packets become visible.
+    /// When its packets become visible.
     pub ordering: Ordering,
-    /// Whether its VNI wants reliability at all.
+    /// Whether its VNI uses reliable transport at all.
     pub reliable: bool,
 }
 
@@ -51,13 +51,13 @@ pub struct LocalVnic {
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
-    /// Start of this daemon, us since the epoch: later starts are larger.
+    /// When this daemon started, us since the epoch: a later start has a larger value.
     instance: u64,
     worker: u8,
     salt: u32,
     generation: u32,
     conns: Vec<Option<Conn>>,
-    /// Reuses of each place, for CIDs.
+    /// How often each place was reused, for CIDs.
     reuses: Vec<u8>,
     free: Vec<u32>,
     by_pair: HashMap<Pair, u32, RandomState>,
@@ -65,18 +65,18 @@ pub struct Engine {
     last_sender: u32,
     by_peer_cid: HashMap<(PeerId, Cid), u32, RandomState>,
     peers: Vec<Option<Peer>>,
-    /// By local port: what its connections announce, packets.
+    /// By local port: the receive window that its connections announce, packets.
     receive_windows: Vec<u16>,
     /// How networks and ports share the paths of a peer.
     weights: Weights,
     send_pool: Pool<SendPage>,
     recv_pool: Pool<RecvPage>,
-    /// Boxed, for they move between here and connections.
+    /// Boxed, because they move between here and connections.
     #[allow(clippy::vec_box)]
     spare: Vec<Box<Active>>,
     timers: Timers,
     ack_ready: Vec<u32>,
-    /// The connection that timers or acknowledgements are at, for [`mend`](Self::mend).
+    /// The connection that timers or acknowledgements are processing, for [`mend`](Self::mend).
     at_work: u32,
     stack: Vec<u32>,
     counters: Counters,
@@ -85,8 +85,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine for worker `worker`. `instance`: start time of the daemon, us since the epoch. `salt` makes CIDs of
-    /// different daemon lives differ; any random number.
+    /// An engine for worker `worker`. `instance`: start time of the daemon, us since the epoch. `salt`: any random
+    /// number; it makes the CIDs of successive daemons differ.
     pub fn new(config: Config, worker: u8, instance: u64, salt: u32) -> Self {
         Engine {
             send_pool: Pool::new(config.max_pages),
@@ -131,7 +131,7 @@ impl Engine {
         }
     }
 
-    /// Forgets a peer and its connections; what they hold leaves as plain VXLAN.
+    /// Forgets a peer and its connections; the packets that they hold are sent as plain VXLAN.
     pub fn remove_peer(&mut self, peer: PeerId, out: &mut Output) {
         for index in 0..self.conns.len() as u32 {
             if self.conns[index as usize].as_ref().is_some_and(|c| c.peer == peer) {
@@ -143,8 +143,8 @@ impl Engine {
         }
     }
 
-    /// Bounds what a connection of a local port announces to take beyond its base, packets, from the next set-up on. More
-    /// than the protocol's 4096 is taken for that.
+    /// Sets the receive window that connections of a local port announce from the next set-up on, packets; clamped to
+    /// 1..=4096, the protocol's maximum.
     pub fn set_receive_window(&mut self, owner: u16, packets: u32) {
         let at = usize::from(owner);
         if self.receive_windows.len() <= at {
@@ -157,17 +157,17 @@ impl Engine {
         self.receive_windows.get(usize::from(owner)).copied().unwrap_or(RECEIVE_WINDOW as u16)
     }
 
-    /// Sets a network's share of paths for which packets of several networks wait; 1 without.
+    /// Sets a network's share of paths for which packets of several networks wait; 1 if never set.
     pub fn set_network_weight(&mut self, vni: u32, weight: Weight) {
         self.weights.set_network(vni, weight);
     }
 
-    /// Sets a local port's share of what its network gets; 1 without.
+    /// Sets a local port's share of what its network gets; 1 if never set.
     pub fn set_port_weight(&mut self, owner: u16, weight: Weight) {
         self.weights.set_port(owner, weight);
     }
 
-    /// Forgets the connections of a local port, which is going away with its buffers.
+    /// Forgets the connections of a local port that is removed together with its buffers.
     pub fn remove_owner(&mut self, owner: u16, out: &mut Output) {
         for index in 0..self.conns.len() as u32 {
             if self.conns[index as usize].as_ref().is_some_and(|c| c.owner == owner) {
@@ -177,7 +177,7 @@ impl Engine {
         Self::forget_owner(owner, out);
     }
 
-    /// Nothing that was asked for on behalf of a local port is to be done any more.
+    /// Drops all actions requested on behalf of a local port.
     fn forget_owner(owner: u16, out: &mut Output) {
         out.publish.retain(|p| p.0 != owner);
         out.release.retain(|p| p.0 != owner);
@@ -185,12 +185,12 @@ impl Engine {
         out.data.retain(|p| p.owner != owner);
     }
 
-    /// What happened so far.
+    /// Counters of what happened so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// The settings in force.
+    /// The configuration in force.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -205,33 +205,35 @@ impl Engine {
         (self.send_pool.used(), self.recv_pool.used())
     }
 
-    /// The paths of a peer that are sprayed over now, best first; none if there is no such peer.
+    /// The paths of a peer that are sprayed over now, best first; empty if the peer is unknown.
     pub fn selected_paths(&self, peer: PeerId) -> &[PathId] {
         self.peers.get(usize::from(peer.0)).and_then(Option::as_ref).map_or(&[], |p| p.selected())
     }
 
-    /// Whether all paths to a peer have failed, and none has answered since: what leaves for it as plain VXLAN is likely lost.
+    /// Whether all paths to a peer have failed and none has answered since: then plain VXLAN packets to it are likely
+    /// lost.
     pub fn has_fallen(&self, peer: PeerId) -> bool {
         self.peers.get(usize::from(peer.0)).and_then(Option::as_ref).is_some_and(|p| p.has_fallen)
     }
 
-    /// Takes just these paths of a peer out of use, bit i for path i: none of them is chosen any more, unless all are out of
-    /// use. Packets in flight on them are waited for, ACKs answer on the path of what they acknowledge, and probes go on.
+    /// Takes exactly these paths of a peer out of use, bit i for path i: they are no longer selected, unless all are
+    /// out of use. Packets in flight on them complete, ACKs still take the path of the packets that they acknowledge,
+    /// and probes continue.
     pub fn drain_paths(&mut self, now: Time, peer: PeerId, paths: u8) {
         let Some(of_peer) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut) else { return };
         of_peer.drain(&self.config, now, paths);
-        // Connections may be in the midst of a group.
+        // Connections may be in the middle of a group.
         for active in self.conns.iter_mut().flatten().filter(|c| c.peer == peer).filter_map(|c| c.active.as_mut()) {
             PathId::all().filter(|path| of_peer.is_drained(*path)).for_each(|path| active.spray.leave(path));
         }
     }
 
-    /// When [`on_timeout`](Self::on_timeout) is to be called next, if at all.
+    /// When [`on_timeout`](Self::on_timeout) must be called next, if at all.
     pub fn next_timeout(&self) -> Option<Time> {
         self.timers.next()
     }
 
-    /// Timer entries that exist, superseded ones included.
+    /// Number of timer entries, superseded ones included.
     pub fn timers_pending(&self) -> usize {
         self.timers.len()
     }
@@ -241,12 +243,12 @@ impl Engine {
         self.by_pair.get(&pair).and_then(|&i| self.conns[i as usize].as_ref()).map(|c| c.local_cid)
     }
 
-    /// Where a pair's connection stands.
+    /// State of a pair's connection.
     pub fn state_of(&self, pair: Pair) -> Option<State> {
         self.by_pair.get(&pair).and_then(|&i| self.conns[i as usize].as_ref()).map(|c| c.state)
     }
 
-    /// Places for connections, taken or free.
+    /// Number of places for connections, taken or free.
     pub fn places(&self) -> u32 {
         self.conns.len() as u32
     }
@@ -267,7 +269,7 @@ impl Engine {
         self.conns.get(index as usize)?.as_ref()
     }
 
-    /// The place that a CID of this engine names, if a connection with just that CID lives there.
+    /// The place that a CID of this engine names, if the connection there has exactly this CID.
     #[inline]
     fn lookup(&self, cid: Cid) -> Option<u32> {
         if cid.worker() != self.worker {
@@ -278,7 +280,7 @@ impl Engine {
         self.conn(place).filter(|c| own(c)).map(|_| place)
     }
 
-    /// The place that a CID of this engine names, taken or not.
+    /// The place that a CID of this engine names, whether taken or not.
     #[inline(always)]
     fn place_of(&self, cid: Cid) -> u32 {
         (cid.index() ^ self.salt) & ((1 << PLACE_BITS) - 1)
@@ -296,7 +298,7 @@ impl Engine {
         }
     }
 
-    /// Makes a connection in state `state`; `None` at a bound.
+    /// Creates a connection in state `state`; `None` if a limit is reached.
     fn create(
         &mut self,
         now: Time,
@@ -372,7 +374,8 @@ impl Engine {
         Some(place)
     }
 
-    /// Forgets a connection. What it still holds leaves as plain VXLAN; what it holds for the guest becomes visible.
+    /// Forgets a connection. Packets that it has not finished sending leave as plain VXLAN; packets held for the guest
+    /// become visible.
     fn remove(&mut self, index: u32, out: &mut Output) {
         self.surrender(index, out);
         self.deactivate(index);
@@ -402,7 +405,8 @@ impl Engine {
         self.free.push(index);
     }
 
-    /// Sends everything that a connection holds as plain VXLAN and shows everything it holds for the guest.
+    /// Sends everything that a connection has in flight or waiting as plain VXLAN, and publishes everything held for
+    /// the guest.
     fn surrender(&mut self, index: u32, out: &mut Output) {
         self.surrender_sending(index, out);
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
@@ -433,7 +437,7 @@ impl Engine {
         self.land(peer, flight);
     }
 
-    /// Packets of a connection are not in flight any more.
+    /// Packets of a connection are no longer in flight.
     fn land(&mut self, peer: PeerId, flight: [u32; PathId::MAX]) {
         if let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
             for (path, count) in peer.paths.iter_mut().zip(flight) {
@@ -442,7 +446,7 @@ impl Engine {
         }
     }
 
-    /// Gives the traffic state of a quiet connection back to the pool.
+    /// Returns the traffic state of a quiet connection to the pool.
     fn deactivate(&mut self, index: u32) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(mut active) = conn.active.take() else { return };
@@ -455,7 +459,7 @@ impl Engine {
         }
     }
 
-    /// Makes sure that a connection has traffic state.
+    /// Gives a connection traffic state if it has none.
     #[allow(clippy::vec_box)]
     #[inline]
     fn activate(conn: &mut Conn, spare: &mut Vec<Box<Active>>) {
@@ -483,7 +487,8 @@ impl Engine {
             return;
         }
         if conn.superseded <= at {
-            // What was armed before something more urgent came is still there: a little early, but no second entry.
+            // The deadline armed before a more urgent one is still queued. It is a little early, but saves a second
+            // entry.
             conn.armed = std::mem::replace(&mut conn.superseded, Time::NEVER);
             return;
         }
@@ -494,7 +499,7 @@ impl Engine {
         self.timers.push(at, Key::Conn(index));
     }
 
-    /// Arms the look at a connection's idleness, unless one is pending already.
+    /// Arms the check of a connection's idleness, unless one is already pending.
     fn arm_idle(&mut self, index: u32, at: Time) {
         if let Some(conn) = self.conns[index as usize].as_mut()
             && conn.idle_armed == Time::NEVER
@@ -516,8 +521,8 @@ impl Engine {
         }
     }
 
-    /// A packet leaves for a peer past the engine, as plain VXLAN: its paths are observed as long as some do, by a connection with it if
-    /// there is one. See [`lacks_observer`](Self::lacks_observer).
+    /// A packet for a peer bypasses the engine as plain VXLAN. While such packets are sent, the peer's paths are probed
+    /// by one of its connections, if there is one. See [`lacks_observer`](Self::lacks_observer).
     #[inline]
     pub fn note_plain(&mut self, now: Time, peer: PeerId) {
         if let Some(of_peer) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut)
@@ -527,7 +532,7 @@ impl Engine {
         }
     }
 
-    /// The connection of `pair` whose other end is worker `worker` of the peer (or is not known yet).
+    /// The connection of `pair` whose other end is worker `worker` of the peer, or is not known yet.
     fn of_pair(&self, pair: &Pair, worker: u8) -> Option<u32> {
         let mut at = self.by_pair.get(pair).copied();
         while let Some(index) = at {
@@ -541,10 +546,10 @@ impl Engine {
     }
 }
 
-/// RESETs that may leave in one refill interval.
+/// Maximum RESETs per refill interval.
 const RESETS_PER_REFILL: u32 = 32;
 
-/// The pair's identity for the peer: mirrored.
+/// A pair as the peer sees it: mirrored.
 pub(crate) fn mirrored(vni: u32, to: Mac, from: Mac) -> Pair {
     Pair { vni, local: to, remote: from }
 }

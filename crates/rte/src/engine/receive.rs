@@ -12,14 +12,14 @@ use crate::output::{Control, ControlOut, Output, PeerId};
 use crate::recv_window::{Check, Placed, RECEIVE_WINDOW};
 use bifrost_transport::time::{MS, Time, US};
 
-/// What the outer packet says.
+/// Information from the outer packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
     /// The host that sent it.
     pub peer: PeerId,
     /// VNI of its VXLAN header.
     pub vni: u32,
-    /// When the NIC (or the kernel) received it, this host's monotonic clock.
+    /// When the NIC (or the kernel) received it, by this host's monotonic clock.
     pub nic_rx: Time,
     /// Hops it took, 0..=15.
     pub hops: u8,
@@ -30,14 +30,14 @@ pub struct Arrival {
 /// What to do with a data packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Place its frame behind port `owner` and report [`Engine::placed`], or say why not.
+    /// Place its frame behind port `owner` and report [`Engine::placed`], or report why that failed.
     Place {
         /// The port of the vNIC that the connection belongs to.
         owner: u16,
-        /// To be handed back.
+        /// Pass it back with the report.
         slot: Slot,
     },
-    /// Nothing; it has been counted.
+    /// Nothing; the packet has been counted.
     Drop,
 }
 
@@ -50,13 +50,13 @@ pub struct Slot {
     gap: bool,
 }
 
-/// Packets of one connection that can be reported as not taken at a time.
+/// Maximum packets of one connection that can be reported as not taken at a time.
 const REFUSALS_MAX: usize = 1024;
 
 impl Engine {
     /// A data packet arrived.
     pub fn on_data(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) -> Verdict {
-        // As a rule it is the next one of an open connection: one look at each structure is enough.
+        // Usually it is the next packet of an open connection; then one look-up per structure is enough.
         let index = self.place_of(header.cid);
         if let Some(Some(conn)) = self.conns.get_mut(index as usize)
             && conn.expects(arrival, header)
@@ -75,7 +75,7 @@ impl Engine {
         self.on_other_data(now, arrival, header, out)
     }
 
-    /// A data packet that is not just the next one.
+    /// A data packet that is not simply the next one.
     #[inline(never)]
     fn on_other_data(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) -> Verdict {
         let Some(index) = self.addressed(now, arrival, header.cid, header, out) else { return Verdict::Drop };
@@ -107,7 +107,7 @@ impl Engine {
             }
             Check::Outside => {
                 self.counters.outside_window_packets += 1;
-                // A sender that has given packets up may run ahead until its SKIP arrives.
+                // A sender that has given up packets may be ahead of the window until its SKIP arrives.
                 let ahead = header.psn.distance_from(active.recv.base());
                 if (0..2 * RECEIVE_WINDOW as i32).contains(&ahead) {
                     self.refuse(index, header.psn);
@@ -117,10 +117,10 @@ impl Engine {
         }
     }
 
-    /// The packet of `slot` lies in guest memory (or in memory held for the guest) as `handle`.
-    /// Returns false when it could not be taken after all; the caller discards the handle.
+    /// The packet of `slot` is in guest memory (or in memory held for the guest) as `handle`. Returns false if it could
+    /// not be taken after all; then the caller discards the handle.
     pub fn placed(&mut self, now: Time, slot: Slot, handle: u32, out: &mut Output) -> bool {
-        // As a rule it is the next one, and its ACK is not due, or is due already.
+        // Usually it is the next packet, and its ACK is either not due or already queued.
         if let Some(Some(conn)) = self.conns.get_mut(slot.conn as usize)
             && let Some(active) = conn.active.as_deref_mut()
             && active.recv.is_next(slot.psn)
@@ -147,7 +147,7 @@ impl Engine {
         self.take(now, slot, None, out);
     }
 
-    /// The packet is discarded by a rate limit: the sender is told, slows down and sends it again (NSDI'26, 7.1).
+    /// The packet is discarded by a rate limit: the sender is told, slows down, and sends it again (NSDI'26, 7.1).
     pub fn rate_limited(&mut self, slot: Slot) {
         self.counters.rate_limited_packets += 1;
         let Some(active) = self.conns[slot.conn as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
@@ -162,19 +162,19 @@ impl Engine {
         self.conn(self.lookup(cid)?).map(|conn| conn.owner)
     }
 
-    /// The two vNICs of the connection that the packet of `slot` arrived on; no other addresses belong into its frame.
+    /// The two vNICs of the connection on which the packet of `slot` arrived; its frame must not have other addresses.
     pub fn pair_of(&self, slot: Slot) -> Option<Pair> {
         self.conn(slot.conn).map(|c| c.pair)
     }
 
-    /// Whether the packet of `slot` would have to wait for others before the guest may see it: then, how many packets it is ahead
-    /// of the first that is missing.
+    /// If the packet of `slot` would have to wait for others before the guest may see it: how many packets it is ahead
+    /// of the first missing one.
     pub fn must_wait(&self, slot: Slot) -> Option<u32> {
         let conn = self.conn(slot.conn)?;
         conn.active.as_ref()?.recv.must_wait(&self.recv_pool, conn.ordering, slot.psn, slot.distance)
     }
 
-    /// The packet found no place; the sender is told, and sends it again when it thinks that there is room.
+    /// The packet could not be placed: the sender is told, and sends it again when it expects room.
     pub fn not_placed(&mut self, slot: Slot) {
         if mutated!(self.config, AckUnplaced) {
             self.take(Time(0), slot, None, &mut Output::default());
@@ -183,19 +183,19 @@ impl Engine {
         self.refuse(slot.conn, slot.psn);
     }
 
-    /// The packet's frame is damaged, although the datagram's checksum was right: not by the network. The sender is told, and
-    /// sends it again, but blames no path for it.
+    /// The packet's frame is damaged although the datagram's checksum was right, so the network did not damage it. The
+    /// sender is told, and sends it again, but blames no path.
     pub fn damaged(&mut self, slot: Slot) {
         self.counters.damaged_packets += 1;
         self.refuse(slot.conn, slot.psn);
     }
 
-    /// The packet's port is not here any more; the sender is told.
+    /// The packet's port no longer exists here; the sender is told.
     pub fn gone(&mut self, slot: Slot) {
         self.refuse(slot.conn, slot.psn);
     }
 
-    /// A packet has arrived and is not taken: the next ACK says so, if the version has words for it.
+    /// A packet arrived but is not taken: the next ACK reports it, if the version can express that.
     fn refuse(&mut self, index: u32, psn: Psn) {
         let Some(conn) = self.conns[index as usize].as_mut().filter(|c| c.version.has_refusals()) else { return };
         let Some(active) = conn.active.as_mut() else { return };
@@ -263,7 +263,8 @@ impl Engine {
         self.ack_soon(index);
     }
 
-    /// Builds the acknowledgements that are due. Call it after publishing: they vouch for the guest's queue.
+    /// Builds the ACKs that are due. Call it after publishing, because an ACK confirms that the guest's queue has the
+    /// packets.
     #[inline]
     pub fn flush_acks(&mut self, now: Time, out: &mut Output) {
         if !self.ack_ready.is_empty() {
@@ -281,7 +282,7 @@ impl Engine {
         self.ack_ready = ready;
     }
 
-    /// The connection that a packet of a peer is for, if everything about it fits.
+    /// The connection to which a packet of a peer belongs, if all checks pass.
     #[inline(always)]
     pub(super) fn addressed(
         &mut self,
@@ -303,13 +304,14 @@ impl Engine {
         match conn.state {
             State::Open | State::BestEffort => {}
             State::Opening { .. } => {
-                // The RESPONSE is late or lost; the REQUEST is repeated.
+                // The RESPONSE is late or lost; the REQUEST will be repeated.
                 conn.heard = true;
                 self.counters.stray_setup_packets += 1;
                 return None;
             }
             State::Plain { .. } => {
-                // The peer counts as open what is not here, for its RESPONSEs were lost: so it would forever.
+                // The peer considers the connection open because its RESPONSEs were lost. Without another REQUEST it
+                // always would.
                 conn.heard = true;
                 self.counters.stray_setup_packets += 1;
                 self.ask_again(now, index, out);
@@ -321,7 +323,7 @@ impl Engine {
             return None;
         }
         let peer = self.peers[usize::from(conn.peer.0)].as_mut()?;
-        // Probes alone keep nothing alive, or two idle hosts would probe each other forever.
+        // Probes alone keep nothing alive; otherwise two idle hosts would probe each other forever.
         if !header.probe {
             conn.last_activity = now;
             if peer.touch(now, index, true) {
@@ -346,7 +348,7 @@ impl Engine {
         true
     }
 
-    /// Marks a connection for an ACK in this batch.
+    /// Queues an ACK of a connection for this batch.
     pub(super) fn ack_soon(&mut self, index: u32) {
         let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
         if !active.ack.queued {
@@ -398,7 +400,7 @@ impl Engine {
         true
     }
 
-    /// Sets the time of an ACK that is not due yet.
+    /// Arms the timer of an ACK that is not due yet.
     #[inline]
     fn time_ack(&mut self, now: Time, index: u32) {
         if mutated!(self.config, AckTimerNotArmed) {
@@ -423,13 +425,13 @@ impl Engine {
         }
     }
 
-    /// The longest that an ACK waits here, as told to peers.
+    /// The maximum ACK delay of this host, as announced to peers.
     pub(super) fn ack_delay_max_ns(&self) -> u64 {
         self.config.ack_delay_ns.unwrap_or(500 * US)
     }
 
-    /// Answers what has arrived since the last ACK: with no more ACKs than that were packets, and about those numbers only
-    /// among which they were. Whatever an ACK that was lost has told, a repetition asks for again.
+    /// Acknowledges what has arrived since the last ACK, with at most as many ACKs as packets arrived, and only for the
+    /// ranges of PSNs in which they arrived. If an ACK is lost, a retransmission requests its contents again.
     fn acknowledge(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
@@ -448,7 +450,7 @@ impl Engine {
         self.counters.acks_sent_packets += 1;
     }
 
-    /// The same where packets were not taken, or have arrived more than 256 numbers ahead: several ACKs.
+    /// The same if packets were not taken, or arrived more than 256 PSNs ahead: sends several ACKs.
     #[inline(never)]
     fn acknowledge_in_parts(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
@@ -461,7 +463,7 @@ impl Engine {
         let base = if mutated!(self.config, AckHoles) { active.recv.end() } else { active.recv.base() };
         let bits = if mutated!(self.config, AckBitsShifted) { base.next() } else { base };
         let far = owed.far_blocks(base, active.recv.end());
-        // A cumulative ACK that echoes a packet and does not have it says of that one that it was not taken.
+        // A cumulative ACK that echoes a packet without acknowledging it reports that packet as not taken.
         if (0..Bitmap::MAX_BITS as i32).contains(&echo.psn.distance_from(base)) {
             let before = owed.not_taken.len();
             owed.not_taken.retain(|psn| *psn != echo.psn);
@@ -474,7 +476,7 @@ impl Engine {
             out.control.push(ControlOut { peer, vni, path: echo.path, packet: Control::Ack(ack) });
             self.counters.acks_sent_packets += 1;
         };
-        // First what was not taken, or the sender would think that its path has lost it.
+        // Report first what was not taken; otherwise the sender would attribute a loss to the path.
         for (kind, psns) in [(AckKind::RateLimited, &mut owed.rate_limited), (AckKind::NotTaken, &mut owed.not_taken)] {
             while let Some(&first) = psns.first() {
                 let mut bitmap = Bitmap::empty();
@@ -488,7 +490,7 @@ impl Engine {
         if owed.near || nothing_else {
             ack.bitmap = active.recv.bitmap(&self.recv_pool, bits);
             tell(ack);
-            // What has come since the last ACK is counted once.
+            // Packets that arrived since the last ACK are counted only once.
             (ack.num_ack, ack.num_ece) = (0, 0);
         }
         ack.kind = AckKind::Selective;
@@ -497,11 +499,11 @@ impl Engine {
             tell(ack);
             (ack.num_ack, ack.num_ece) = (0, 0);
         }
-        // Their memory is used again.
+        // Reuse the memory.
         (active.ack.rate_limited, active.ack.not_taken) = (owed.rate_limited, owed.not_taken);
     }
 
-    /// Tells a peer that a CID is not known here; at most 32 a millisecond.
+    /// Tells a peer that a CID is unknown here; at most 32 times per millisecond.
     fn reset(&mut self, now: Time, arrival: &Arrival, cid: Cid, out: &mut Output) {
         if now >= self.reset_refill {
             self.reset_refill = now.after(MS);
@@ -523,7 +525,7 @@ impl Engine {
     }
 }
 
-/// A cumulative ACK without a bitmap, with the number of packets and of marks that it echoes.
+/// A cumulative ACK without a bitmap, with the number of packets and of marks since the last one.
 #[inline(always)]
 fn header(now: Time, version: Version, cid: Cid, echo: &Echo, (packets, marked): (u16, u16), base: Psn) -> AckHeader {
     AckHeader {
@@ -550,7 +552,7 @@ fn note_arrival(ack: &mut AckState, arrival: &Arrival, header: &DataHeader) {
     if arrival.marked {
         ack.marked = ack.marked.saturating_add(1);
     }
-    // The newest transmission speaks for its path.
+    // The ACK echoes the newest transmission.
     let newer = ack.echo.is_none_or(|e: Echo| is_after(header.timestamp, e.timestamp));
     if newer {
         ack.echo = Some(Echo {

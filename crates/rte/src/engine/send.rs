@@ -25,9 +25,9 @@ pub struct Destination {
     pub local: Mac,
     /// The receiving vNIC.
     pub remote: Mac,
-    /// The host that it lives on.
+    /// The host of the receiving vNIC.
     pub peer: PeerId,
-    /// How packets of this VNI become visible on this host.
+    /// When packets of this VNI become visible on this host.
     pub ordering: Ordering,
 }
 
@@ -43,18 +43,18 @@ pub struct Outbound {
 }
 
 impl Destination {
-    /// The two vNICs of the connection that leads there.
+    /// The two vNICs of the connection to this destination.
     pub(super) fn pair(&self) -> Pair {
         Pair { vni: self.vni, local: self.local, remote: self.remote }
     }
 }
 
-/// What became of a packet.
+/// Result of [`Engine::transmit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// The engine holds it until it is acknowledged; each segment is released once.
     Accepted,
-    /// It cannot be carried reliably: send it as plain VXLAN; the engine holds nothing.
+    /// It cannot be carried reliably: send it as plain VXLAN; the engine does not hold it.
     Plain,
     /// A window is closed. Keep it, stop fetching from this guest, and try again after ACKs or timeouts.
     Blocked,
@@ -63,7 +63,7 @@ pub enum Admission {
 impl Engine {
     /// Sends a guest's packet.
     pub fn transmit(&mut self, now: Time, to: &Destination, packet: Outbound, out: &mut Output) -> Admission {
-        // Packets come in bursts: the connection that sent last is asked before the table is.
+        // Packets come in bursts: check the connection that sent last before looking up the table.
         let is_last = self.conn(self.last_sender).is_some_and(|conn| conn.leads_to(to));
         if !is_last && !self.find_sender(to) {
             return self.transmit_unopened(now, to, packet, out);
@@ -112,7 +112,7 @@ impl Engine {
         true
     }
 
-    /// Makes the open connection that leads to a destination the last sender, if there is one.
+    /// Makes the open connection to a destination the last sender, if there is one.
     #[inline]
     fn find_sender(&mut self, to: &Destination) -> bool {
         let named = self.by_pair.get(&to.pair()).copied();
@@ -141,7 +141,7 @@ impl Engine {
         }
     }
 
-    /// Goes on with a buffer of which not all has left at once. What cannot leave now waits.
+    /// Continues with a buffer of which not everything could leave at once. What cannot leave now waits.
     #[inline(never)]
     fn send_rest(&mut self, now: Time, index: u32, mut item: Pending, first: Result<u16, Stop>, out: &mut Output) {
         let stop = match first {
@@ -156,7 +156,7 @@ impl Engine {
         }
     }
 
-    /// The way of a packet whose pair has no open connection to its destination.
+    /// Handles a packet whose pair has no open connection to its destination.
     #[cold]
     #[inline(never)]
     fn transmit_unopened(&mut self, now: Time, to: &Destination, packet: Outbound, out: &mut Output) -> Admission {
@@ -169,7 +169,7 @@ impl Engine {
 
     fn admit_unopened(&mut self, now: Time, to: &Destination, packet: Outbound, out: &mut Output) -> Admission {
         let pair = to.pair();
-        // The vNIC moved to another host: connections to the old one end there.
+        // The vNIC has moved to another host: connections to the old host end here.
         while let Some(&index) = self.by_pair.get(&pair)
             && self.conn(index).is_some_and(|c| c.peer != to.peer)
         {
@@ -189,7 +189,7 @@ impl Engine {
         let Some(conn) = self.conns[index as usize].as_mut() else { return Admission::Plain };
         conn.ordering = to.ordering;
         match conn.state {
-            // One that was behind others in the list.
+            // It was not the first in the list.
             State::Open => self.transmit(now, to, packet, out),
             State::Opening { background: false, .. } => {
                 Self::activate(conn, &mut self.spare);
@@ -220,8 +220,8 @@ impl Engine {
         }
     }
 
-    /// Gives as many segments of one buffer of an open connection as the windows allow, and at most `most`, their PSNs and their
-    /// paths. What is left is in `item` afterwards.
+    /// Sends as many segments of one buffer of an open connection as the windows allow, at most `most`, and assigns
+    /// their PSNs and paths. `item` then contains the rest.
     #[inline(never)]
     pub(super) fn send(&mut self, now: Time, index: u32, item: &mut Pending, most: u16, out: &mut Output) -> Stop {
         let mut left = most;
@@ -240,7 +240,7 @@ impl Engine {
         Stop::Done
     }
 
-    /// Sends the first segments of `item`, as many as one path takes, and returns how many.
+    /// Sends the first segments of `item`, as many as one path can take, and returns their number.
     #[inline(always)]
     fn send_on_one_path(
         &mut self,
@@ -296,14 +296,14 @@ impl Engine {
         if mutated!(self.config, ReleaseBeforeAck) {
             out.release.extend((0..count).map(|_| (conn.owner, item.handle)));
         }
-        // More in flight moves what can happen next only further away: the timer that is armed will look again.
+        // More packets in flight only move the next event further away, and the armed timer checks again then.
         if active.loss.deadline == Time::NEVER {
             self.rearm_loss(now, index);
         }
         Ok(count)
     }
 
-    /// Sends the record of `psn` again, on another path if there is one.
+    /// Retransmits the packet `psn`, on another path if there is one.
     pub(super) fn resend(&mut self, now: Time, index: u32, psn: Psn, again: Again, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Conn { active: Some(active), peer: peer_id, .. } = conn else { return };
@@ -312,14 +312,14 @@ impl Engine {
         let in_flight = active.send.is_in_flight(&self.send_pool, psn);
         let left = Time(now.0.saturating_sub(now.tick().since(before.sent).max(0) as u64));
         let path = peer.other_than(now, 1 << before.path().get(), left);
-        // It goes out on two paths at once, where congestion control would not rather have less: waiting for it once more
-        // costs more than the few copies. What is late already goes out so in any case; and when two paths have not
-        // helped, on all.
+        // Normally it is sent on two paths, the second one only if that has room: waiting once more would cost more
+        // than a few copies. If its answer is overdue, the second copy does not need room. If a retransmission after a
+        // timeout has failed as well, it is sent on all selected paths.
         let timeout = again == Again::Timeout;
         let late = !matches!(again, Again::Lost | Again::Dropped);
         let mut copies = [None; PathId::MAX];
         if !in_flight || again == Again::Dropped {
-            // Copies would meet a peer that has no room, or fill a queue that is full.
+            // The peer has no room for copies, or they would fill a queue that is already full.
         } else if timeout && before.rtos() > 0 {
             let others = peer.selected().iter().filter(|other| **other != path);
             others.zip(&mut copies).for_each(|(other, copy)| *copy = Some(*other));
@@ -367,7 +367,7 @@ impl Engine {
     }
 }
 
-/// The header of a packet that leaves for the first time, without flow distance.
+/// The header of a packet that is sent for the first time, without flow distance.
 #[inline(always)]
 fn data_header(
     version: Version,
@@ -398,7 +398,7 @@ fn data_header(
     }
 }
 
-/// A buffer's first segment of those that leave together, with the PSN in its header, which is the next one.
+/// Sends the first segment of those that leave together; the PSN in its header is the next one.
 #[inline(always)]
 fn leave(active: &mut Active, pool: &mut Pool<SendPage>, mut data: DataOut, flow: Option<u32>, out: &mut Output) {
     let psn = data.header.psn;
@@ -409,13 +409,13 @@ fn leave(active: &mut Active, pool: &mut Pool<SendPage>, mut data: DataOut, flow
             None => active.flows.note_unknown(psn),
         }
     }
-    // There is a place: pages and window were checked.
+    // There is room: pages and window were checked.
     if active.send.push(pool, data.handle, data.segment, header.path, header.timestamp, header.distance).is_some() {
         out.data.push(data);
     }
 }
 
-/// The segments of a buffer that leave behind its first one, `data`.
+/// Sends the segments of a buffer that leave after the first one, `data`.
 #[inline(never)]
 fn leave_rest(
     active: &mut Active,
@@ -432,7 +432,7 @@ fn leave_rest(
         header.distance = 0;
         if header.version.has_distance() {
             match flow {
-                // Each waits for the one before it.
+                // Each one waits for its predecessor.
                 Some(flow) => {
                     active.flows.note(flow, header.psn);
                     header.distance = 1;
@@ -451,23 +451,24 @@ fn leave_rest(
 /// Whether a connection may send at once.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
-    /// Unless its own packets wait, or others to the same peer; with the order of publication that the switch asks for.
+    /// Only if none of its own packets wait, nor other connections to the same peer; with the publication order that
+    /// the switch requests.
     Free(Ordering),
-    /// It is its turn, for at most so many packets.
+    /// It is its turn, for at most this many packets.
     Own(u16),
 }
 
 /// Why a packet is sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Again {
-    /// It was found lost while others arrive.
+    /// It was found to be lost while others arrived.
     Lost,
-    /// The same, and a queue has dropped it.
+    /// The same, but a queue dropped it.
     Dropped,
-    /// Nothing is heard: it asks for an answer.
+    /// Nothing is heard: the packet requests an answer.
     Probe,
     /// Its RTO expired.
     Timeout,
-    /// The same, of a packet that the peer has received and not taken, and the next one is not to be longer.
+    /// The same, but the peer received the packet and did not take it, and the next RTO must not be longer.
     Refused,
 }

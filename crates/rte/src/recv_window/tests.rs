@@ -58,7 +58,7 @@ fn random(seed: &mut u64) -> u64 {
 
 /// Compares with the oracle: the same set of packets becomes visible after every arrival.
 #[test]
-fn publishes_just_what_the_rule_allows() {
+fn publishes_exactly_what_the_rule_allows() {
     for start in [0u32, u32::MAX - COUNT / 2] {
         for ordering in [Ordering::Flow, Ordering::Strict, Ordering::Off] {
             for seed in 1..SEEDS {
@@ -140,7 +140,7 @@ fn a_flow_is_never_shown_out_of_order() {
 }
 
 #[test]
-fn skipping_shows_what_is_held_and_moves_on() {
+fn a_skip_publishes_held_packets_and_moves_base() {
     let mut pool = Pool::new(8);
     let mut window = RecvWindow::new(Psn(10));
     let (mut stack, mut seen) = (Vec::new(), Vec::new());

@@ -10,7 +10,7 @@ fn overtaken(w: &SendWindow, pool: &Pool<SendPage>, path: PathId) -> Option<(Psn
 }
 
 #[test]
-fn what_left_later_on_the_same_path_overtakes() {
+fn a_later_packet_on_the_same_path_overtakes() {
     let mut pool = Pool::new(8);
     let mut w = SendWindow::new(Psn(u32::MAX - 2));
     let psns: Vec<Psn> =

@@ -84,7 +84,7 @@ fn acks_of_a_path_that_this_host_does_not_have_change_nothing() {
 }
 
 #[test]
-fn acks_of_what_was_never_sent_release_nothing() {
+fn acks_of_packets_never_sent_release_nothing() {
     let (mut w, own, _) = in_flight(10);
     let now = w.now;
     let before = w.sides[0].engine.connection_snapshots(now).next().expect("open").in_flight_packets;

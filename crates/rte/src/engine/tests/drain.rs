@@ -47,7 +47,7 @@ fn a_drained_path_carries_nothing_from_that_moment_on() {
 }
 
 #[test]
-fn the_best_of_what_is_not_drained_takes_its_place() {
+fn the_best_path_that_is_not_drained_takes_over() {
     let config = Config { spray_paths: 2, ..Config::default() };
     let mut w = World::new(210, 4, [config.clone(), config]);
     for (i, link) in w.links[0].iter_mut().enumerate() {
@@ -72,7 +72,7 @@ fn the_best_of_what_is_not_drained_takes_its_place() {
 }
 
 #[test]
-fn with_all_paths_drained_traffic_goes_on_as_if_none_were() {
+fn draining_all_paths_has_no_effect() {
     let mut w = world(220, 4);
     drain(&mut w, 0, u8::MAX);
     let carried = sent(&mut w, |w| stream(w, 0, 4_000, 20, 10 * US));
@@ -82,7 +82,7 @@ fn with_all_paths_drained_traffic_goes_on_as_if_none_were() {
 }
 
 #[test]
-fn a_connection_is_set_up_and_refused_on_what_is_left() {
+fn set_up_and_refusal_use_the_remaining_paths() {
     // The other paths are unplugged, which is allowed once they are drained on both sides.
     for left in 0..4 {
         let mut w = world(230, 4);

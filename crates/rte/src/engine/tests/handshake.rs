@@ -259,7 +259,7 @@ fn two_sides_agree_whatever_happens_to_the_first_packets() {
 /// A daemon that restarts at once: packets of its former life to the same CID must not count for the new one (PROTOCOL
 /// 4.4).
 #[test]
-fn a_request_after_data_gets_a_cid_that_no_former_life_has_heard_of() {
+fn a_request_after_data_gets_a_cid_unknown_to_former_instances() {
     for heard in [false, true] {
         let mut line = Line::new();
         line.offer(0, 1);

@@ -17,7 +17,7 @@ fn forget_all_that_is_derived(engine: &mut Engine) {
 }
 
 #[test]
-fn what_is_derived_from_connections_is_rebuilt_in_the_midst_of_repairs() {
+fn state_derived_from_connections_is_rebuilt_during_repairs() {
     for seed in 0..10 {
         let mut w = world(900 + seed, 4);
         w.all_links(|l| (l.loss, l.jitter_ns) = (0.01, 50 * US));
@@ -67,7 +67,7 @@ fn a_connection_that_cannot_even_be_removed_is_abandoned() {
 }
 
 #[test]
-fn what_a_port_at_fault_had_asked_for_is_forgotten() {
+fn actions_requested_for_a_faulty_port_are_dropped() {
     let mut w = world(78, 4);
     (0..200).for_each(|_| w.offer(0, 1, 1));
     let engine = &mut w.sides[0].engine;

@@ -175,7 +175,7 @@ fn a_whole_group_lost_on_a_dying_path_is_repaired_at_once() {
 }
 
 #[test]
-fn a_lossy_path_is_left() {
+fn a_lossy_path_is_no_longer_used() {
     let mut w = world(8, 4);
     stream(&mut w, 0, 2_000, 20, 10 * US);
     w.links[0][1].loss = 0.1;
@@ -216,7 +216,7 @@ fn all_paths_down_falls_back_and_comes_back() {
 
 /// Several packets are in flight when all paths fail; each is counted as given up, not only the expired one.
 #[test]
-fn what_an_outage_takes_is_counted() {
+fn packets_lost_in_an_outage_are_counted() {
     let mut w = world(91, 4);
     stream(&mut w, 0, 1_000, 5, 10 * US);
     w.all_links(|l| l.down = true);
@@ -233,7 +233,7 @@ fn what_an_outage_takes_is_counted() {
 }
 
 #[test]
-fn of_paths_that_all_failed_the_one_that_answers_is_used_at_once() {
+fn after_all_paths_failed_the_first_that_answers_is_used_at_once() {
     for path in 0..4 {
         let mut w = world(90 + path as u64, 4);
         stream(&mut w, 0, 1_000, 5, 10 * US);
@@ -293,7 +293,7 @@ fn an_answer_after_the_last_try_still_opens_the_connection() {
 }
 
 #[test]
-fn who_alone_counts_a_connection_as_open_is_asked_again() {
+fn a_peer_that_alone_considers_a_connection_open_is_asked_again() {
     let mut w = world(16, 2);
     // No answer returns: the peer is open, this side is not.
     w.links[1].iter_mut().for_each(|l| l.down = true);
@@ -399,7 +399,7 @@ fn a_peer_that_restarts_is_recognised_and_nothing_held_is_lost() {
 }
 
 #[test]
-fn a_guest_without_buffers_holds_the_sender_up_and_nothing_is_acknowledged() {
+fn a_guest_without_buffers_blocks_the_sender_and_nothing_is_acknowledged() {
     let mut w = world(13, 4);
     stream(&mut w, 0, 100, 2, 10 * US);
     w.sides[1].has_buffers = false;
@@ -427,7 +427,7 @@ fn duplicates_and_reordering_within_a_path_are_harmless() {
 }
 
 #[test]
-fn lost_acks_are_no_loss() {
+fn lost_acks_are_not_losses_of_data() {
     let mut w = world(14, 4);
     w.links[1].iter_mut().for_each(|l| l.loss = 0.3);
     stream(&mut w, 0, 5_000, 10, 10 * US);
@@ -460,7 +460,7 @@ fn a_full_window_blocks_and_opens_again() {
 }
 
 #[test]
-fn a_port_with_few_buffers_is_sent_no_more_than_it_takes() {
+fn a_port_with_few_buffers_is_not_sent_more_than_it_can_take() {
     let mut w = world(18, 4);
     w.sides[1].vnic = Some(LocalVnic { owner: 7, ordering: Ordering::Flow, reliable: true });
     w.sides[1].engine.set_receive_window(7, 32);
@@ -497,7 +497,7 @@ fn idle_connections_shrink_and_are_reaped() {
 }
 
 #[test]
-fn a_peer_that_dies_leaves_nothing_behind_for_ever() {
+fn a_peer_that_dies_leaves_no_state_behind() {
     let mut w = world(22, 4);
     w.sides[1].vnic = Some(LocalVnic { owner: 7, ordering: Ordering::Strict, reliable: true });
     stream(&mut w, 0, 500, 5, 10 * US);
@@ -514,7 +514,7 @@ fn a_peer_that_dies_leaves_nothing_behind_for_ever() {
 }
 
 #[test]
-fn a_closed_window_is_not_looked_at_all_the_time() {
+fn a_closed_window_is_not_polled_constantly() {
     let config = Config { initial_window: 16, max_window: 16, ..Config::default() };
     let mut w = World::new(23, 8, [config.clone(), config]);
     stream(&mut w, 0, 10, 1, 10 * US);
@@ -637,7 +637,7 @@ fn memory_of_connections() {
 }
 
 #[test]
-fn what_waits_behind_a_given_up_packet_is_not_overtaken_by_its_own_flow() {
+fn packets_behind_a_given_up_one_are_not_overtaken_within_their_flow() {
     let mut w = world(24, 4);
     stream(&mut w, 0, 200, 5, 10 * US);
     // Two packets of flow 1, one of flow 2; the first never arrives, and the second waits for it.
@@ -660,7 +660,7 @@ fn what_waits_behind_a_given_up_packet_is_not_overtaken_by_its_own_flow() {
 }
 
 #[test]
-fn both_sides_that_start_anew_at_once_find_each_other() {
+fn both_sides_that_restart_at_once_reconnect() {
     let mut w = world(25, 4);
     stream(&mut w, 0, 100, 5, 10 * US);
     stream(&mut w, 1, 100, 5, 10 * US);
@@ -688,7 +688,7 @@ fn both_sides_that_start_anew_at_once_find_each_other() {
 }
 
 #[test]
-fn what_is_sent_again_after_a_restart_is_not_overtaken_by_its_own_flow() {
+fn packets_resent_after_a_restart_are_not_overtaken_within_their_flow() {
     for seed in 0..20 {
         let mut w = world(260 + seed, 4);
         stream(&mut w, 0, 100, 5, 10 * US);

@@ -40,7 +40,7 @@ fn a_lost_packet_arrives_within_three_round_trips() {
 }
 
 #[test]
-fn a_path_that_dies_is_left_at_once() {
+fn a_path_that_dies_is_abandoned_at_once() {
     let mut w = world(710, 4);
     w.all_links(|l| l.delay_ns = 50 * US);
     for i in 0..20_000 {

@@ -26,7 +26,7 @@ fn interrupted(seed: u64) -> World {
 }
 
 #[test]
-fn what_is_set_aside_is_all_that_was_not_acknowledged_and_nothing_held_is_hidden() {
+fn all_unacknowledged_packets_are_set_aside_and_held_ones_are_published() {
     for seed in 0..20 {
         let w = interrupted(400 + seed);
         let engine = &w.sides[0].engine;
@@ -45,7 +45,7 @@ fn what_is_set_aside_is_all_that_was_not_acknowledged_and_nothing_held_is_hidden
 }
 
 #[test]
-fn who_has_set_everything_aside_can_go_on() {
+fn an_engine_that_has_set_everything_aside_can_continue() {
     for seed in 0..20 {
         let mut w = interrupted(500 + seed);
         // The other process took some time to fail.
