@@ -1,4 +1,4 @@
-//! The rooms of one worker, side by side; guest.rs, underlay.rs and emit.rs walk packets through them.
+//! The state of one worker, in one place. `guest.rs`, `underlay.rs` and `emit.rs` move packets through it.
 
 use std::io;
 use std::ops::Range;
@@ -33,34 +33,37 @@ use crate::pulse::Pulse;
 use crate::watchdog::Watchdog;
 use crate::work::{Stage, Work};
 
-/// How soon a guest's full queue is offered again what it did not take, ns.
+/// Interval at which packets that a guest's full queue did not take are offered again, ns.
 const POSTPONED_NS: u64 = 200_000;
 
-/// How to make a core.
+/// Configuration of a core.
 #[derive(Clone, Debug)]
 pub struct CoreConfig {
     /// The worker's index, 0..=31.
     pub index: u8,
-    /// Settings of the transport.
+    /// Configuration of the transport.
     pub transport: bifrost_rte::Config,
     /// Start time of the daemon, us since the epoch.
     pub instance: u64,
-    /// Any random number; makes CIDs differ between daemon lives.
+    /// Any random number; makes the CIDs of successive daemons differ.
     pub salt: u32,
-    /// How plain VXLAN chooses among paths.
+    /// How paths are chosen for plain VXLAN.
     pub plain_paths: PlainPaths,
-    /// The longest datagram, UDP payload in bytes, in which the transport's packets may leave together; 0: each goes alone.
+    /// Maximum UDP payload, bytes, of a datagram in which several packets of the transport are sent together; 0: each
+    /// packet has its own datagram.
     pub bundle_bytes: u16,
-    /// Outer DSCP of the transport's ACKs and set-up, 0 to 63. Other than 0: control packets are first in each batch.
+    /// Outer DSCP of the transport's ACKs and set-up packets, 0 to 63. If it is not 0, control packets are sent first
+    /// in each batch.
     pub control_dscp: u8,
-    /// Of the worker's time, what a port may use beyond what its packets need, percent; 0: as much as it likes. Asked by a worker alone.
+    /// Percentage of the worker's time that a port may use beyond what its packets need; 0: unlimited. Used only by
+    /// workers.
     pub slow_port_percent: u8,
-    /// Of each turn, what questions about what there is may take, us. Asked by a worker alone.
+    /// Time per turn for answering questions about the worker's state, us. Used only by workers.
     pub answer_us: u16,
 }
 
-/// Everything of a worker but its way to other hosts, its thread and its clock: one code for the daemon and for
-/// virtual time. `P` are its guest ports.
+/// Everything of a worker except its underlay, its thread and its clock, so that the daemon and virtual time run the
+/// same code. `P` are its guest ports.
 pub struct Core<P> {
     /// The time of this turn.
     pub(crate) now: Time,
@@ -71,48 +74,48 @@ pub struct Core<P> {
     /// Local vNICs, for connection set-up.
     pub(crate) vnics: HashMap<(Vni, Mac), u16, RandomState>,
     pub(crate) out: Output,
-    /// How many of the packets that are to be published have been, while that goes on.
+    /// Number of entries of `out.publish` that have been published, while publishing is in progress.
     pub(crate) published: usize,
     pub(crate) batch: TxBatch,
     pub(crate) bundler: Bundler,
     /// Outer traffic class of ACKs and set-up.
     pub(crate) control_class: u8,
     pub(crate) frames: Vec<TxFrame>,
-    /// What the headers of a guest's next frames say.
+    /// Results of parsing a guest's next frames.
     pub(crate) parsed: Vec<Result<Parsed, Malformed>>,
     pub(crate) scratch: Vec<u8>,
-    /// A frame that is not as it came.
+    /// A frame that was modified on its way.
     pub(crate) changed: Vec<u8>,
     pub(crate) faults: Faults,
     pub(crate) delayed: Delayed,
     pub(crate) counters: Counters,
     pub(crate) siblings: Siblings,
-    /// What left while all paths to a peer had failed.
+    /// Copies of packets sent while all paths to a peer had failed.
     pub(crate) kept: Kept,
-    /// Guests that have moved lately.
+    /// Guests that have moved recently.
     pub(crate) moved: MovedGuests,
-    /// Looks at packets, while somebody wants that.
+    /// Sees packets while a capture is running.
     pub(crate) capture: Option<Box<Capture>>,
-    /// Who gets less while this worker cannot keep up.
+    /// Which guests get less while this worker cannot keep up.
     pub(crate) pressure: Pressure,
     /// Datagrams may be waiting.
     pub(crate) underlay_readable: bool,
-    /// Datagrams of the last batch that have not been looked at.
+    /// Datagrams of the last batch that have not been processed.
     pub(crate) arrived: Range<usize>,
     pub(crate) receive_budget: Budget,
-    /// What is being done, and for whom.
+    /// The step in progress, and the port for which it is done.
     pub(crate) work: Work,
-    /// Who keeps this worker.
+    /// Detects ports that keep this worker busy.
     pub(crate) watchdog: Watchdog,
-    /// Panics that were nobody's.
+    /// Panics that were not caused by a port.
     pub(crate) unowned_panics: Strikes,
-    /// Ports whose wish to be watched has changed.
+    /// Ports for which [`is_watched`](Self::is_watched) has changed.
     rewatch: Vec<u16>,
-    /// Some guest may not send as much as it likes.
+    /// At least one guest has a limit for sending.
     has_limits: bool,
-    /// Where frames for services of the daemon go, if it has any.
+    /// The queue of frames for services of the daemon, if it has any.
     pub(crate) host_queue: Option<HostQueue>,
-    /// Nothing is fetched from guests: another process is to go on with them.
+    /// Nothing is fetched from guests, because another process is about to take them over.
     pub(crate) guests_wait: bool,
 }
 
@@ -157,7 +160,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// The switch, to be given another configuration.
+    /// The switch, for a change of its configuration.
     pub fn switch_mut(&mut self) -> &mut Switch {
         &mut self.switch
     }
@@ -172,12 +175,12 @@ impl<P: GuestPort> Core<P> {
         &self.engine
     }
 
-    /// What happened so far.
+    /// Counters of what happened so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// The faults that are injected.
+    /// The injected faults.
     pub fn faults_mut(&mut self) -> &mut Faults {
         &mut self.faults
     }
@@ -203,37 +206,36 @@ impl<P: GuestPort> Core<P> {
         Ok(())
     }
 
-    /// Removes a port with its connections and buffers; returns what it was made with.
+    /// Removes a port with its connections and buffers; returns its device.
     pub fn remove_port(&mut self, owner: u16) -> Option<P> {
         let port = self.ports.get_mut(usize::from(owner)).and_then(Option::take)?;
         self.vnics.remove(&(port.vni, port.mac));
         self.engine.remove_owner(owner, &mut self.out);
         self.kept.forget(|flow| flow.owner == owner);
         self.switch.forget_counters(bifrost_avs::PortId(owner));
-        // One that a fault has put aside is what the port was made with.
+        // If a fault has put the port's device aside, return that one.
         Some(port.broken.unwrap_or(port.port))
     }
 
-    /// Puts another device behind a port and returns the one that was there. What went through that one is forgotten:
-    /// neither its buffers nor connections of its guest are known any more.
+    /// Puts another device behind a port and returns the previous one, whose buffers and connections are forgotten.
     ///
     /// # Errors
-    /// There is no such port; the device comes back.
+    /// There is no such port; returns `device`.
     pub fn swap_device(&mut self, owner: u16, device: P) -> Result<P, P> {
         let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return Err(device) };
         self.engine.remove_owner(owner, &mut self.out);
         self.engine.set_receive_window(owner, device.receive_window());
         let before = port.exchange(device);
-        // Where a fault has put a device aside, only its stand-in was there.
+        // If a fault had put the device aside, `before` is only its stand-in.
         Ok(port.broken.take().unwrap_or(before))
     }
 
-    /// Ports whose device is gone, by number.
+    /// Numbers of the ports whose device is gone.
     pub fn failed_ports(&self) -> Vec<u16> {
         self.ports.iter().flatten().filter(|port| port.failed).map(|port| port.owner).collect()
     }
 
-    /// Changes how much a port may send and receive. Nothing that is on its way is lost.
+    /// Changes how much a port may send and receive. No packet in transit is lost.
     pub fn set_limits(&mut self, owner: u16, limits: Limits) {
         if let Some(port) = self.port_mut(owner) {
             port.limits = limits;
@@ -243,14 +245,14 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// From now on the outer DSCP of what a port's guest sends is chosen so.
+    /// Sets how the outer DSCP of packets from a port's guest is chosen.
     pub fn set_marking(&mut self, owner: u16, marking: Marking) {
         if let Some(port) = self.port_mut(owner) {
             port.marking = marking;
         }
     }
 
-    /// Sets the share of full paths that a port's network gets beside others, and the port's share of that.
+    /// Sets the share of a port's network on full paths, and the port's share within its network.
     pub fn set_weights(&mut self, owner: u16, network: Weight, port: Weight) {
         if let Some(vni) = self.port_mut(owner).map(|port| port.vni.get()) {
             self.engine.set_network_weight(vni, network);
@@ -258,14 +260,14 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Changes how a port's packets become visible and whether they are reliable.
+    /// Changes when a port's packets become visible, and whether they are reliable.
     pub fn set_policy(&mut self, owner: u16, ordering: bifrost_rte::Ordering, reliable: bool) {
         if let Some(port) = self.port_mut(owner) {
             (port.ordering, port.reliable) = (ordering, reliable);
         }
     }
 
-    /// When there is something to do without being woken.
+    /// When there will be work without a wake-up.
     pub fn next_deadline(&self) -> Option<Time> {
         let postponed = self.ports.iter().flatten().any(|p| p.dirty).then(|| self.now.after(POSTPONED_NS));
         let held_back = if self.has_limits { self.next_of_held_back() } else { None };
@@ -277,12 +279,13 @@ impl<P: GuestPort> Core<P> {
             .min()
     }
 
-    /// When the next guest that has sent what it may goes on; while its packets wait for something else, that comes first.
+    /// When the next guest that has used up its send limit may continue. Guests with a backlog are excluded: they wait
+    /// for something else first.
     fn next_of_held_back(&self) -> Option<Time> {
         self.ports.iter().flatten().filter(|p| p.backlog.is_empty()).filter_map(|p| p.held_back_until).min()
     }
 
-    /// Makes placed packets visible in the order that the transport gave.
+    /// Makes placed packets visible, in the order given by the transport.
     pub(crate) fn publish<const SEEN: bool>(&mut self) {
         while let Some(&(owner, handle)) = self.out.publish.get(self.published) {
             self.published += 1;
@@ -300,17 +303,17 @@ impl<P: GuestPort> Core<P> {
         for port in self.ports.iter_mut().flatten().filter(|p| p.dirty) {
             port.dirty = false;
             self.work.at(Stage::Notify, port.owner);
-            // What the guest says in answer can be fetched in this same turn.
+            // The guest's response can be fetched in the same turn.
             port.readable = true;
             if port.port.notify().is_err() {
                 self.counters.notify_errors += 1;
             }
-            // What the guest's queue did not take is offered again in a moment.
+            // What the guest's queue did not take is offered again soon.
             port.dirty = port.port.has_postponed();
         }
     }
 
-    /// A peer is gone: what waits to leave for it is to be decided about once more.
+    /// A peer is gone: the switch decides again about packets that wait to be sent to it.
     pub(crate) fn forget_departures(&mut self, peer: u16) {
         for port in self.ports.iter_mut().flatten().filter(|p| !p.waiting.is_empty()) {
             port.decide_again(|departure| departure.peer == peer);
@@ -321,7 +324,7 @@ impl<P: GuestPort> Core<P> {
         self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut)
     }
 
-    /// A guest may have something to be fetched.
+    /// A guest may have packets to fetch.
     pub fn on_port_readable(&mut self, owner: u16) {
         if let Some(port) = self.port_mut(owner) {
             port.readable = true;
@@ -333,7 +336,7 @@ impl<P: GuestPort> Core<P> {
         self.underlay_readable = true;
     }
 
-    /// Whether the underlay or a guest may have something that can be had now.
+    /// Whether the underlay or a guest may have packets that can be processed now.
     pub fn has_more(&self) -> bool {
         self.has_arrivals()
             || self.siblings.has_rest()
@@ -354,13 +357,13 @@ impl<P: GuestPort> Core<P> {
         self.rewatch.pop()
     }
 
-    /// Whether it is of use to know when a port becomes readable. It is not while nothing can be done about it: a guest
-    /// that is held up by a closed window must not keep the loop awake.
+    /// Whether the caller should be told when the port becomes readable. Not while nothing could be done about it: a
+    /// guest that is stopped by a closed window must not keep the loop awake.
     pub fn is_watched(&self, owner: u16) -> bool {
         self.ports.get(usize::from(owner)).and_then(Option::as_ref).is_some_and(|p| p.watched)
     }
 
-    /// Fetched packets of a port that wait, whatever for.
+    /// Fetched packets of a port that wait for any reason.
     pub fn waiting_packets(&self, owner: u16) -> u64 {
         let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
         port.map_or(0, |port| port.backlog.len() as u64 + port.waiting.packets() as u64)
@@ -371,7 +374,7 @@ impl<P: GuestPort> Core<P> {
         Some(&self.ports.get(usize::from(owner))?.as_ref()?.port)
     }
 
-    /// The device behind a port, for a caller on its other side.
+    /// The device behind a port, for a caller that plays the guest.
     pub fn device_mut(&mut self, owner: u16) -> Option<&mut P> {
         self.port_mut(owner).map(|p| &mut p.port)
     }
@@ -381,32 +384,32 @@ impl<P: GuestPort> Core<P> {
         self.ports.get(usize::from(owner))?.as_ref()?.broken.as_ref()
     }
 
-    /// Has something happen at a step, for tests.
+    /// Injects an effect at a step, for tests.
     #[cfg(debug_assertions)]
     pub fn inject(&mut self, injection: crate::work::Injection) {
         self.work.inject(Some(injection));
     }
 
-    /// Whether an injected panic is still to come.
+    /// Whether an injected panic has not happened yet.
     #[cfg(debug_assertions)]
     pub fn is_panic_due(&self) -> bool {
         self.work.is_armed()
     }
 
-    /// What others may see of the work of this core.
+    /// What other threads may see of the work of this core.
     pub fn pulse(&self) -> Arc<Pulse> {
         Arc::clone(&self.work.pulse)
     }
 
-    /// Something begins that another thread has asked for.
+    /// A command of another thread begins.
     pub(crate) fn begin_command(&mut self) {
         self.work.at_shared(Stage::Command);
     }
 
-    /// Adds a peer, or gives an existing one other paths; connections of an unchanged peer are not touched.
+    /// Adds a peer, or changes the paths of an existing one; connections of an unchanged peer are not touched.
     ///
     /// # Errors
-    /// A lane cannot be had; there is no such peer then.
+    /// A lane cannot be opened; then the peer does not exist.
     pub fn set_peer(&mut self, config: PeerConfig, underlay: &mut impl Underlay) -> Result<(), PeerError> {
         if self.peers.get(config.id).is_some_and(|p| p.config == config) {
             return Ok(());
@@ -415,13 +418,13 @@ impl<P: GuestPort> Core<P> {
         self.peers.add(config, &mut self.engine, underlay)
     }
 
-    /// Takes just these paths of a peer out of use, bit i for path i, until it is said otherwise or the peer changes: neither
-    /// plain VXLAN nor the transport chooses them, unless all are out of use. Returns whether there is such a peer.
+    /// Takes exactly these paths of a peer out of use, bit i for path i, until the next call or until the peer changes:
+    /// neither plain VXLAN nor the transport selects them, unless all are out of use. Returns whether the peer exists.
     pub fn drain_paths(&mut self, peer: u16, paths: PathSet) -> bool {
         self.peers.drain(peer, paths, &mut self.engine, self.now)
     }
 
-    /// Forgets a peer; what its connections hold leaves as plain VXLAN while the lanes are still known.
+    /// Forgets a peer; the packets of its connections are sent as plain VXLAN first, while its lanes are still known.
     pub fn remove_peer(&mut self, id: u16, underlay: &mut impl Underlay) {
         let Some(engine_peer) = self.peers.get(id).map(|p| p.engine) else { return };
         if let Some(engine_peer) = engine_peer {
@@ -435,7 +438,7 @@ impl<P: GuestPort> Core<P> {
         self.forget_departures(id);
     }
 
-    /// Decides again whether a port is to be watched.
+    /// Decides again whether a port is watched.
     pub(crate) fn watch(&mut self, owner: usize) {
         let Some(port) = self.ports.get_mut(owner).and_then(Option::as_mut) else { return };
         let wanted = port.backlog.is_empty()

@@ -1,4 +1,4 @@
-//! What the data path counts itself; rooms below count their own.
+//! Counters of the data path itself; the crates that it uses have their own.
 
 use bifrost_nic::Malformed;
 use bifrost_tables::Move;
@@ -9,23 +9,23 @@ use bifrost_wire::bifrost::Refusal;
 pub struct Counters {
     /// Turns of the loop.
     pub loops: u64,
-    /// Turns that found something to do.
+    /// Turns in which there was work to do.
     pub busy_loops: u64,
     /// Time spent in turns with work, ns.
     pub busy_ns: u64,
     /// Datagrams received on the underlay.
     pub underlay_rx_packets: u64,
-    /// Bytes of them, from the VXLAN header on.
+    /// Their bytes, from the VXLAN header on.
     pub underlay_rx_bytes: u64,
-    /// Datagrams given to the underlay for sending.
+    /// Datagrams handed to the underlay for sending.
     pub underlay_tx_packets: u64,
-    /// Bytes of them, from the VXLAN header on.
+    /// Their bytes, from the VXLAN header on.
     pub underlay_tx_bytes: u64,
-    /// Packets that left in the datagram of another.
+    /// Packets sent in the datagram of another one.
     pub bundled_packets: u64,
-    /// Packets that came in the datagram of another.
+    /// Packets received in the datagram of another one.
     pub unbundled_packets: u64,
-    /// Datagrams from an address that is no configured peer.
+    /// Datagrams from an address that is not a configured peer's.
     pub unknown_peer_packets: u64,
     /// Datagrams whose VXLAN header is short or lacks the I flag.
     pub bad_vxlan_packets: u64,
@@ -37,65 +37,69 @@ pub struct Counters {
     pub malformed_guest_frames: [u64; Malformed::ALL.len()],
     /// Frames in datagrams whose transport checksum is wrong.
     pub bad_checksum_frames: u64,
-    /// Plain VXLAN that met congestion, with a packet inside whose sender would not learn of it (RFC 6040).
+    /// Plain VXLAN packets with a congestion mark whose inner packet is not ECN-capable, so its sender would not learn
+    /// of the congestion (RFC 6040); dropped.
     pub marked_not_ect_packets: u64,
-    /// Plain VXLAN frames whose transport checksum is wrong: shown all the same, for the guest is the one to judge.
+    /// Plain VXLAN frames whose transport checksum is wrong; delivered nevertheless, because the guest decides about
+    /// them.
     pub bad_plain_checksum_frames: u64,
     /// BIFROST packets received that carry no frame: ACKs, probes, SKIPs, set-up, RESETs.
     pub control_rx_packets: u64,
-    /// Data that the transport did not take: duplicates, and what fits no connection; the transport counts which.
+    /// Data packets that the transport did not take: duplicates, and packets that match no connection. The transport's
+    /// counters have details.
     pub not_accepted_packets: u64,
-    /// Data placed for the guest and thrown away again, for the transport could not take it after all.
+    /// Data packets placed for the guest and discarded again, because the transport could not take them.
     pub discarded_packets: u64,
-    /// Answers of the switch to guests, and router advertisements that they had not asked for.
+    /// Answers of the switch to guests, and unsolicited router advertisements.
     pub answered_packets: u64,
-    /// Packets for guests of this host: placed for them, or beyond what they may get.
+    /// Packets for guests of this host: placed for them, or beyond their limit.
     pub guest_rx_packets: u64,
-    /// Packets to be sent: what the transport asked for, and plain VXLAN.
+    /// Packets to send: requested by the transport, or plain VXLAN.
     pub emitted_packets: u64,
-    /// Frames from guests whose finished transport checksum is wrong; they leave as plain VXLAN.
+    /// Frames from guests whose transport checksum is complete but wrong; sent as plain VXLAN.
     pub bad_guest_checksum_frames: u64,
-    /// DATA whose frame does not go from one of the connection's vNICs to the other.
+    /// DATA whose frame does not belong to the connection's two vNICs.
     pub wrong_vnic_packets: u64,
     /// Plain VXLAN frames accepted.
     pub plain_rx_packets: u64,
     /// Frames sent as plain VXLAN.
     pub plain_tx_packets: u64,
-    /// Frames for guests that have moved to other hosts, sent on to these.
+    /// Frames for guests that have moved to other hosts, forwarded there.
     pub followed_packets: u64,
-    /// Copies kept of frames that left as plain VXLAN while all paths to their peer had failed.
+    /// Copies kept of frames that were sent as plain VXLAN while all paths to their peer had failed.
     pub kept_packets: u64,
     /// Of these: sent again when a path answered.
     pub kept_tx_packets: u64,
-    /// Groups of flows that left their path, as plain VXLAN, because it was not good any more.
+    /// Groups of plain VXLAN flows that left their path because it had become bad.
     pub plain_moved_buckets: u64,
-    /// Groups of flows that went back to the path that is theirs while all are good.
+    /// Groups of plain VXLAN flows that returned to their original path.
     pub plain_returned_buckets: u64,
-    /// Bursts of plain VXLAN that took another path than the one before.
+    /// Bursts of plain VXLAN that took another path than the previous burst of their flow.
     pub plain_moved_flowlets: u64,
     /// Frames switched between two ports of this host.
     pub local_packets: u64,
-    /// Packets from other hosts that were larger than their guest is given, and cut.
+    /// Packets from other hosts that were larger than their guest accepts, and were fragmented.
     pub fragmented_packets: u64,
-    /// The pieces of these.
+    /// The fragments of these.
     pub fragment_packets: u64,
     /// Plain or local frames for which the guest had no buffer.
     pub no_buffer_packets: u64,
-    /// Packets that had to wait for earlier ones while the guest's last buffers were kept for those; they come again.
+    /// Packets that had to wait for earlier ones while the guest's last buffers were reserved for those; they are
+    /// retransmitted.
     pub reorder_full_packets: u64,
-    /// Packets from other hosts whose peer or port was removed while they were on their way, or is not on this worker.
+    /// Packets from other hosts whose peer or port was removed while they were in transit, or is not on this worker.
     pub gone_packets: u64,
-    /// Packets to other hosts whose peer or port was removed while they were on their way.
+    /// Packets to other hosts whose peer or port was removed while they were in transit.
     pub gone_tx_packets: u64,
-    /// Packets that were not sent again because the guest had used their buffer for something else.
+    /// Packets that were not retransmitted because the guest had reused their buffer.
     pub reused_buffer_packets: u64,
-    /// Frames larger than the receiving port takes.
+    /// Frames larger than the receiving port accepts.
     pub too_large_packets: u64,
-    /// Datagrams, and frames between guests of this host, given to the worker that owns them.
+    /// Datagrams, and frames between guests of this host, handed over to the worker that owns them.
     pub handed_over_packets: u64,
     /// Of these: taken from other workers.
     pub taken_over_packets: u64,
-    /// The same, dropped because too many wait for the worker that owns them.
+    /// Not handed over, but dropped, because too many wait for the worker that owns them.
     pub hand_over_overflow_packets: u64,
     /// Packets to services of the daemon, dropped because too many wait for it.
     pub host_queue_full_packets: u64,
@@ -113,37 +117,37 @@ pub struct Counters {
     pub fault_overflow_packets: u64,
     /// Of the dropped ones: those from guests.
     pub fault_guest_dropped_packets: u64,
-    /// Of the dropped ones: those on their way to other hosts.
+    /// Of the dropped ones: those to other hosts.
     pub fault_tx_dropped_packets: u64,
-    /// Of the corrupted ones: those on their way to other hosts, which are dropped.
+    /// Of the corrupted ones: those to other hosts, which are dropped.
     pub fault_tx_corrupted_packets: u64,
-    /// Of the corrupted ones: those from other hosts as they arrive, which are dropped.
+    /// Of the corrupted ones: those received from other hosts, which are dropped.
     pub fault_rx_corrupted_packets: u64,
-    /// Of the duplicated ones: those on their way to other hosts.
+    /// Of the duplicated ones: those to other hosts.
     pub fault_tx_duplicated_packets: u64,
-    /// Of the duplicated ones: those from other hosts as they arrive.
+    /// Of the duplicated ones: those received from other hosts.
     pub fault_rx_duplicated_packets: u64,
-    /// Packets to other hosts that were taken off their way, to be sent later.
+    /// Packets to other hosts that were held, to be sent later.
     pub fault_tx_delayed_packets: u64,
-    /// Packets from other hosts that were taken off their way, to arrive later.
+    /// Packets from other hosts that were held, to be processed later.
     pub fault_rx_delayed_packets: u64,
-    /// Copies that were to wait.
+    /// Copies that were queued to be delayed.
     pub fault_queued_packets: u64,
-    /// Packets to other hosts that have waited.
+    /// Delayed packets to other hosts that were released.
     pub fault_tx_released_packets: u64,
-    /// Packets from other hosts that have waited.
+    /// Delayed packets from other hosts that were released.
     pub fault_rx_released_packets: u64,
-    /// Turns of more than a millisecond of processor time, while that is looked at.
+    /// Turns of more than a millisecond of processor time, while turns are measured.
     pub long_turns: u64,
     /// Panics that were contained.
     pub caught_panics: u64,
-    /// Packets for guests that were being worked on when a panic came.
+    /// Packets for guests that were being processed when a panic occurred.
     pub faulted_packets: u64,
-    /// Packets to other hosts that were being worked on when a panic came.
+    /// Packets to other hosts that were being processed when a panic occurred.
     pub faulted_tx_packets: u64,
-    /// Notifications that failed.
+    /// Failed notifications of guests.
     pub notify_errors: u64,
-    /// Fetches that failed.
+    /// Failed fetches from guests.
     pub fetch_errors: u64,
 }
 
@@ -152,7 +156,7 @@ pub struct Counters {
 pub struct OutboundCounters {
     /// Fetched from its device.
     pub fetched_packets: u64,
-    /// That cannot be parsed.
+    /// Cannot be parsed.
     pub malformed_packets: u64,
     /// Dropped by an injected fault before the switch.
     pub fault_dropped_packets: u64,
@@ -166,21 +170,21 @@ pub struct OutboundCounters {
     pub plain_packets: u64,
     /// To another port of this host.
     pub local_packets: u64,
-    /// That the switch is to decide about once more, for the peer was removed while they waited.
+    /// Returned to the switch for another decision, because the peer was removed while they waited.
     pub reswitched_packets: u64,
-    /// That waited for the switch when their device was exchanged.
+    /// Waited for the switch when their device was replaced.
     pub gone_unswitched_packets: u64,
-    /// That waited for the transport when their device was exchanged.
+    /// Waited for the transport when their device was replaced.
     pub gone_switched_packets: u64,
-    /// Copies of its packets for members of a group, each of which the switch decides about.
+    /// Copies of its packets for members of a group; the switch decides about each copy.
     pub copy_packets: u64,
-    /// Answers of the switch, and router advertisements, that were placed for the guest.
+    /// Answers of the switch, and router advertisements, placed for the guest.
     pub answer_packets: u64,
-    /// In hand, before parser and switch, when a panic took the port out of use.
+    /// Being processed before parser and switch when a panic took the port out of use.
     pub faulted_unswitched_packets: u64,
-    /// In the switch then.
+    /// The same, in the switch.
     pub faulted_packets: u64,
-    /// Between switch and transport then.
+    /// The same, between switch and transport.
     pub faulted_switched_packets: u64,
 }
 

@@ -17,18 +17,19 @@ use crate::ports::{Departure, Held, Port};
 use crate::refusal::Refusal;
 use crate::work::Stage as At;
 
-/// Bytes of one guest in one turn, and at most one packet more: a packet may be 64 KB long, and be sent in hundreds of segments.
+/// Bytes of one guest per turn, plus at most one packet: a packet may be 64 KB long, and be sent in hundreds of
+/// segments.
 const GUEST_BYTES: usize = 512 << 10;
-/// Bytes waiting to be sent after which the turn sends in between.
+/// Bytes waiting to be sent from which on the turn sends them before it continues.
 const BATCH_BYTES: usize = 512 << 10;
 
-/// Router advertisements of one turn, at most, that nobody has asked for.
+/// Maximum unsolicited router advertisements per turn.
 const ADVERTISEMENTS: usize = 16;
 
-/// Longest frame with a question to the switch, bytes.
+/// Maximum length of a frame with a question to the switch, bytes.
 const MAX_QUESTION: u32 = 1514;
 
-/// What became of a packet that the switch has decided about.
+/// Result of offering a packet to the transport.
 enum Offered {
     Taken,
     /// A window is closed.
@@ -42,7 +43,7 @@ impl<P: GuestPort> Core<P> {
         if self.guests_wait {
             return false;
         }
-        // Ports whose peers are the same share the windows of paths: another one is first each time.
+        // Ports with the same peers share the windows of paths, so each turn starts with another port.
         let ports = self.ports.len();
         let first = self.counters.loops as usize % ports.max(1);
         for owner in (first..ports).chain(0..first) {
@@ -74,7 +75,7 @@ impl<P: GuestPort> Core<P> {
                 match limit.allowance(self.now) {
                     Allowance::Packets(packets) => budget = budget.min(packets),
                     Allowance::NotBefore(at) => {
-                        // They wait where they are: in the guest's ring, or in its kernel.
+                        // Packets wait where they are: in the guest's ring, or in its kernel.
                         port.held_back += u64::from(port.held_back_until.is_none());
                         port.held_back_until = Some(at);
                         self.watch(owner);
@@ -103,7 +104,7 @@ impl<P: GuestPort> Core<P> {
         }
         let mut parsed = std::mem::take(&mut self.parsed);
         'enough: while let Some(port) = self.ports[owner].as_mut().filter(|port| !port.backlog.is_empty()) {
-            // A vector at a time: what all of its packets need comes into the processor's caches while others are waited for.
+            // One vector at a time: data for all of its packets is prefetched together.
             self.work.at(At::Switch, owner as u16);
             parsed.clear();
             let heads = port.backlog.iter().take(self.switch.vector());
@@ -130,7 +131,8 @@ impl<P: GuestPort> Core<P> {
         busy
     }
 
-    /// Sends what waits, as far as windows have opened, the destinations in turn. Returns whether there was anything; `bytes` grows by it.
+    /// Sends waiting packets as far as windows have opened, with the destinations taking turns. Returns whether any
+    /// were sent; adds their length to `bytes`.
     fn send_waiting<const SEEN: bool>(&mut self, owner: u16, underlay: &mut impl Underlay, bytes: &mut usize) -> bool {
         let (mut busy, mut closed) = (false, 0);
         while *bytes <= GUEST_BYTES
@@ -159,7 +161,7 @@ impl<P: GuestPort> Core<P> {
         busy
     }
 
-    /// Sends in the middle of a turn if much waits to be sent.
+    /// Sends in the middle of a turn if many bytes wait to be sent.
     fn emit_much<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) {
         if self.out.data.len() * 1024 + self.batch.bytes() > BATCH_BYTES {
             self.publish_now::<SEEN>();
@@ -167,8 +169,8 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Shows what went to other ports of this host, or is the switch's own answer: once for all that was fetched, for each
-    /// time costs a notification, and a line that the guest's processor is looking at.
+    /// Publishes frames for other ports of this host and answers of the switch. Once for everything that was fetched,
+    /// because each time costs a notification and a cache line that the guest's processor polls.
     fn publish_now<const SEEN: bool>(&mut self) {
         if !self.out.publish.is_empty() {
             self.publish::<SEEN>();
@@ -184,8 +186,8 @@ impl<P: GuestPort> Core<P> {
         }
         let (head, _) = port.port.bytes(frame.handle);
         let is_in_part = head.len() < frame.len as usize;
-        // What was just written in small pieces is used where it lies, here and below: a copy reads it in large ones, and waits until
-        // the small ones are in the cache.
+        // Data that was just written in small pieces is used in place, here and below: a copy would read it in large
+        // pieces, and wait until the small ones have reached the cache.
         let parsed = match parsed {
             Ok(parsed) => parsed,
             &Err(reason) => {
@@ -222,7 +224,7 @@ impl<P: GuestPort> Core<P> {
         }
         let is_question = matches!(parsed.dst_port, DHCP_SERVER_PORT | DHCPV6_SERVER_PORT | DNS_SERVER_PORT);
         let head = if is_in_part && is_question && frame.len <= MAX_QUESTION {
-            // The switch answers it, and has to see all of it.
+            // The switch answers it, so it needs the whole frame.
             self.scratch.clear();
             port.port.copy(frame.handle, 0, frame.len as usize, &mut self.scratch);
             &self.scratch
@@ -285,7 +287,7 @@ impl<P: GuestPort> Core<P> {
                     port.port.keep(frame.handle);
                 }
                 if reliable && !checksum_can_be_right(port, parsed, frame) {
-                    // The receiver would refuse it as corrupted, forever.
+                    // The receiver would always refuse it as corrupted.
                     self.counters.bad_guest_checksum_frames += 1;
                     reliable = false;
                 }
@@ -323,8 +325,8 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// The switch has decided: the transport takes the packet, or it leaves as plain VXLAN, or it waits for a window, behind those
-    /// that wait for the same.
+    /// After the switch's decision: the transport takes the packet, or it is sent as plain VXLAN, or it waits for a
+    /// window, behind packets that wait for the same one.
     fn hand_to_transport<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame, departure: Departure) {
         let is_behind = self.ports[usize::from(owner)].as_ref().is_some_and(|port| port.waiting.has(&departure));
         if !is_behind && matches!(self.offer::<SEEN>(owner, frame.handle.0, departure), Offered::Taken) {
@@ -392,7 +394,7 @@ impl<P: GuestPort> Core<P> {
         Offered::Taken
     }
 
-    /// Gives guests the router advertisements that are due, a few of them in one turn.
+    /// Gives guests the router advertisements that are due, a limited number per turn.
     pub(crate) fn advertise<const SEEN: bool>(&mut self) -> bool {
         let mut busy = false;
         for _ in 0..ADVERTISEMENTS {
@@ -406,7 +408,7 @@ impl<P: GuestPort> Core<P> {
         busy
     }
 
-    /// Gives the switch's own answer, or what it says by itself, to a guest.
+    /// Gives a guest the switch's answer, or an unsolicited message of the switch.
     fn answer<const SEEN: bool>(&mut self, owner: u16) {
         self.counters.answered_packets += 1;
         let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else {
@@ -431,7 +433,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// From one port of this host to another, which may be another worker's: no transport, no encapsulation.
+    /// Delivers a frame to another port of this host, possibly on another worker: without transport and encapsulation.
     fn deliver_locally<const SEEN: bool>(
         &mut self,
         from: u16,
@@ -446,7 +448,7 @@ impl<P: GuestPort> Core<P> {
         }
         let mut scratch = std::mem::take(&mut self.scratch);
         self.work.local = Some((from, frame.handle));
-        // Finished here just now, so known to be right.
+        // Checksums completed here are known to be right.
         let checksummed = frame.offload != bifrost_nic::Offload::default();
         for i in 0..segments.count() {
             let Some(port) = self.ports[usize::from(from)].as_mut() else { break };
@@ -470,7 +472,8 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// The same for a frame that lies in one piece and stays as it is: nothing is put together first. `false`: it is none.
+    /// The same for a contiguous frame that does not change, without assembling it first. Returns false, and does
+    /// nothing, if that is not possible.
     fn deliver_as_it_is<const SEEN: bool>(&mut self, from: u16, frame: TxFrame, to: u16) -> bool {
         let both = self.ports.get_disjoint_mut([usize::from(from), usize::from(to)]);
         let Ok([Some(source), Some(target)]) = both else { return false };
@@ -488,7 +491,7 @@ impl<P: GuestPort> Core<P> {
         true
     }
 
-    /// Places a frame that no transport vouches for; it is shown with this batch.
+    /// Places a frame that was not carried reliably; it is published with this batch.
     pub(crate) fn deliver_plain<const SEEN: bool>(&mut self, owner: u16, frame: &[u8], checksum_valid: bool) {
         let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else {
             // Its device has no queue on this worker.
@@ -508,7 +511,7 @@ impl<P: GuestPort> Core<P> {
     }
 }
 
-/// How a frame leaves; `fragment_to`: the path MTU, if it is larger.
+/// How a frame is segmented; `fragment_to`: the path MTU, if the frame exceeds it.
 #[inline(always)]
 pub(crate) fn plan(head: &[u8], frame: TxFrame, fragment_to: Option<u16>) -> Result<Segments, Malformed> {
     let len = frame.len as usize;
@@ -516,13 +519,13 @@ pub(crate) fn plan(head: &[u8], frame: TxFrame, fragment_to: Option<u16>) -> Res
         None => Segments::plan(head, len, frame.offload),
         Some(mtu) => Segments::plan_within(head, len, frame.offload, mtu).map_err(|reason| match reason {
             TooLarge::Malformed(reason) => reason,
-            // Never so: the switch has seen that it can be cut.
+            // Cannot happen: the switch has checked that it can be fragmented.
             TooLarge::DontFragment | TooLarge::Uncuttable => Malformed::FrameTooLong,
         }),
     }
 }
 
-/// Counts what was fetched, as many packets as it will be.
+/// Charges fetched frames to a limit, each as the number of packets that it becomes.
 fn charge(limit: &Limit, now: Time, frames: &[TxFrame]) {
     let (mut bytes, mut packets) = (0, 0);
     for frame in frames {
@@ -562,7 +565,7 @@ fn place_plain<const SEEN: bool, P: GuestPort>(
     }
 }
 
-/// Places a frame, if its guest may have it now.
+/// Places a frame, unless a limit or a rest of the port forbids it.
 #[inline(always)]
 fn place_unasked<P: GuestPort>(
     port: &mut Port<P>,
@@ -582,16 +585,16 @@ fn place_unasked<P: GuestPort>(
     })
 }
 
-/// Whether a frame's transport checksum is left to be finished, or finished and right. A frame whose checksum was verified is
-/// frozen: what was verified is what leaves, now and when it is sent again.
+/// Whether a frame's transport checksum is still to be completed, or complete and right. A frame whose checksum was
+/// verified is frozen: the verified bytes are those that are sent, and retransmitted.
 fn checksum_can_be_right<P: GuestPort>(port: &mut Port<P>, parsed: &Parsed, frame: TxFrame) -> bool {
     if frame.offload.segment.is_some() || !matches!(parsed.kind, L3::V4 | L3::V6) {
-        // Each segment gets a checksum of its own, of the bytes that leave.
+        // Each segment gets its own checksum, of the bytes that are sent.
         return true;
     }
     let (head, tail) = port.port.bytes(frame.handle);
     if let Some(place) = frame.offload.checksum {
-        // Finished when the frame is written, from the bytes that leave.
+        // Completed when the frame is written, from the bytes that are sent.
         return open_checksum_is_right(head, frame.len as usize, parsed, place);
     }
     if head.len() + tail.len() == frame.len as usize {

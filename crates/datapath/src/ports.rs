@@ -1,4 +1,4 @@
-//! Guest ports as the data path knows them, and what it remembers of every packet a guest has handed over.
+//! Guest ports as the data path sees them, and its records of the packets fetched from guests.
 
 use std::collections::VecDeque;
 
@@ -25,9 +25,9 @@ pub struct PortConfig<P> {
     pub vni: Vni,
     /// Its vNIC.
     pub mac: Mac,
-    /// How its packets become visible.
+    /// When its packets become visible.
     pub ordering: Ordering,
-    /// Whether its network wants reliability.
+    /// Whether its network uses reliable transport.
     pub reliable: bool,
     /// This worker's queue of the device.
     pub port: P,
@@ -43,15 +43,15 @@ impl<P> std::fmt::Debug for PortConfig<P> {
     }
 }
 
-/// What is remembered of a fetched packet until its last segment is released.
+/// Record of a fetched packet, kept until its last segment is released.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) segments: Segments,
     pub(crate) rewrite: Option<Rewrite>,
     pub(crate) flow: u32,
-    /// DSCP of the outer header, and the frame's ECN codepoint.
+    /// Outer DSCP, and the frame's ECN codepoint.
     pub(crate) class: u8,
-    /// Segments not yet released; 0: the buffer is the guest's.
+    /// Segments not yet released; 0: the buffer is the guest's again.
     pub(crate) left: u16,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Departure {
     pub(crate) vni: u32,
     /// The peer's number.
     pub(crate) peer: u16,
-    /// How the transport knows the way; `None`: plain VXLAN.
+    /// The destination as the transport knows it; `None`: plain VXLAN.
     pub(crate) reliably: Option<Destination>,
 }
 
@@ -73,54 +73,54 @@ pub(crate) struct Port<P> {
     pub(crate) ordering: Ordering,
     pub(crate) reliable: bool,
     pub(crate) port: P,
-    /// By transmit handle, as far as they were ever used.
+    /// By transmit handle, up to the highest one used.
     pub(crate) held: Vec<Option<Held>>,
-    /// Fetched packets that the switch has not been asked about, oldest first; bounded by the port's buffers.
+    /// Fetched packets that the switch has not decided about, oldest first; bounded by the port's buffers.
     pub(crate) backlog: VecDeque<TxFrame>,
-    /// Packets that it has decided about, and that wait for a window; bounded by the port's buffers.
+    /// Packets that the switch has decided about and that wait for a window; bounded by the port's buffers.
     pub(crate) waiting: Waiting,
-    /// Some of either wait for nothing but the next turn.
+    /// Some packets of `backlog` or `waiting` can continue in the next turn.
     pub(crate) unfinished: bool,
-    /// Something may be waiting to be fetched.
+    /// There may be packets to fetch.
     pub(crate) readable: bool,
     pub(crate) budget: Budget,
-    /// Whether it is of use to know when there is something.
+    /// Whether the caller should be told when there are packets to fetch.
     pub(crate) watched: bool,
-    /// Published since the last notification.
+    /// Packets were published since the last notification.
     pub(crate) dirty: bool,
-    /// Completed since the guest was last told.
+    /// Buffers were completed since the guest was last told.
     pub(crate) completed: bool,
     pub(crate) failed: bool,
     /// The last fault that took it out of use.
     pub(crate) fault: Option<PortFault>,
-    /// How often that was so.
+    /// How often a fault took it out of use.
     pub(crate) fault_times: u64,
-    /// What it costs beyond what its packets need.
+    /// Time that it uses beyond what its packets need.
     pub(crate) slowness: Slowness,
-    /// Panics that may be its doing.
+    /// Panics that it may have caused.
     pub(crate) strikes: Strikes,
-    /// The device that was behind it at the last fault, until it gets another one: to be dropped elsewhere.
+    /// The device that was behind it at the last fault, until the port gets another one; it must be dropped elsewhere.
     pub(crate) broken: Option<P>,
-    /// What became of its packets.
+    /// What happened to its packets.
     pub(crate) outbound: OutboundCounters,
     pub(crate) tx_packets: u64,
     pub(crate) tx_bytes: u64,
     pub(crate) rx_packets: u64,
     pub(crate) rx_bytes: u64,
-    /// Packets placed, and not published yet.
+    /// Packets placed but not published yet.
     pub(crate) hidden: u32,
     pub(crate) limits: Limits,
-    /// The outer DSCP of what the guest sends.
+    /// How the outer DSCP of the guest's packets is chosen.
     pub(crate) marking: Marking,
-    /// Nothing is fetched before: the guest has sent what it may.
+    /// Until then nothing is fetched, because the guest has used up its send limit.
     pub(crate) held_back_until: Option<Time>,
-    /// How often that was so.
+    /// How often that happened.
     pub(crate) held_back: u64,
-    /// Packets to the guest that were more than it may get.
+    /// Packets for the guest beyond its receive limit.
     pub(crate) rate_limited: u64,
-    /// What it was lately sent, while the worker cannot keep up.
+    /// What the guest was recently sent, while the worker cannot keep up.
     pub(crate) load: Load,
-    /// Packets to the guest that were more than its share then.
+    /// Packets for the guest beyond its share in that time.
     pub(crate) overload_dropped: u64,
 }
 
@@ -164,20 +164,21 @@ impl<P: GuestPort> Port<P> {
         }
     }
 
-    /// Whether half of the guest's buffers hold packets that it has not been shown.
+    /// Whether packets that are not yet published occupy half of the guest's buffers.
     pub(crate) fn is_short(&self) -> bool {
         self.hidden >= self.port.rx_capacity() / 2
     }
 
-    /// Whether there is room, while [short](Self::is_short), for a packet that waits for others and is `ahead` packets before the
-    /// first missing one. The third quarter is for those that will be shown soon, the last one for those that are shown at
-    /// once: without, packets could take all the room and what they wait for have none (PROTOCOL §7.1).
+    /// Whether there is room, while [short](Self::is_short), for a packet that waits for others and is `ahead` packets
+    /// ahead of the first missing one. The third quarter is for packets that will be published soon, the last one for
+    /// those that are published at once. Otherwise packets could take all the room, with none left for those for which
+    /// they wait (PROTOCOL §7.1).
     pub(crate) fn may_wait(&self, ahead: u32) -> bool {
         let quarter = (self.port.rx_capacity() / 4).max(1);
         ahead <= quarter && self.hidden + quarter < self.port.rx_capacity()
     }
 
-    /// Remembers a packet that the switch has decided about.
+    /// Records a packet that the switch has decided about.
     #[inline]
     pub(crate) fn hold(&mut self, handle: u32, held: Held) {
         let place = handle as usize;
@@ -187,7 +188,7 @@ impl<P: GuestPort> Port<P> {
         self.held[place] = Some(held);
     }
 
-    /// One segment of a buffer is done with; the last one gives the buffer back (delayed release).
+    /// One segment of a buffer is no longer needed; after the last one the buffer is returned (delayed release).
     pub(crate) fn release(&mut self, handle: u32) {
         let Some(slot) = self.held.get_mut(handle as usize) else { return };
         let Some(held) = slot else { return };
@@ -198,13 +199,13 @@ impl<P: GuestPort> Port<P> {
         }
     }
 
-    /// The buffer goes back; the guest is told at the end of the turn.
+    /// Returns a buffer; the guest is told at the end of the turn.
     pub(crate) fn complete(&mut self, handle: bifrost_port::TxHandle) {
         self.port.complete(handle);
         self.completed = true;
     }
 
-    /// Fetched packets that wait: those for which the switch has not decided, and those for which it has.
+    /// Fetched packets that wait: those that the switch has not decided about, and those that it has.
     pub(crate) fn waiting(&self) -> (u64, u64) {
         (self.backlog.len() as u64, self.waiting.packets() as u64)
     }
@@ -215,13 +216,13 @@ impl<P: GuestPort> Port<P> {
         Room { small_bytes: port.tx_small_bytes(), packets: port.tx_free(), large: port.tx_free_large() }
     }
 
-    /// Until when the guest is stopped, for what it sends waits for a window.
+    /// Until when the guest is stopped because its packets wait for a window.
     #[inline]
     pub(crate) fn held_until(&self, now: Time) -> Option<Time> {
         if self.waiting.is_empty() { None } else { self.waiting.held_until(now, self.room()) }
     }
 
-    /// What waits for a chosen destination is to be decided about once more.
+    /// Lets the switch decide again about the packets that wait for a chosen destination.
     pub(crate) fn decide_again(&mut self, chosen: impl Fn(&Departure) -> bool) {
         let mut again = VecDeque::new();
         self.waiting.take(chosen, |frame| again.push_back(frame));
@@ -234,7 +235,7 @@ impl<P: GuestPort> Port<P> {
         self.unfinished |= !self.backlog.is_empty();
     }
 
-    /// Forgets what was fetched and waits, and how much is hidden: the device is another one from now on.
+    /// Forgets fetched packets that wait, and the number of hidden packets, because the device is replaced.
     pub(crate) fn forget_waiting(&mut self) {
         let (undecided, decided) = self.waiting();
         self.outbound.gone_unswitched_packets += undecided;

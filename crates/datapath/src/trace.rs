@@ -1,8 +1,8 @@
-//! What would become of a packet, stage by stage, without sending it.
+//! Traces what would happen to a packet, stage by stage, without sending it.
 //!
-//! Nothing is decided here: every judgement is the one that packets get, asked without what follows from it. Only what the
-//! transport does in the next moment is not foreseen: which of the paths it chooses, and whether its window has room by then;
-//! nor which path a burst of plain VXLAN draws.
+//! Nothing is decided here: each stage is asked for the decision that a real packet would get, without its side
+//! effects. Not predicted are the transport's next actions (which path it selects, and whether its window will have
+//! room) and the path that a burst of plain VXLAN draws.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,34 +19,35 @@ use crate::core::Core;
 use crate::fault::Direction;
 use crate::guest::plan;
 
-/// Connections among which the one of a packet is looked for; with more, only its state is told.
+/// Maximum number of connections in which a packet's connection is searched for; with more, only its state is reported.
 const MAX_CONNECTIONS: usize = 1 << 16;
 
-/// What would become of a packet.
+/// Trace of a packet.
 #[derive(Clone, Debug)]
 pub struct Trace {
     /// The worker that was asked.
     pub worker: u16,
-    /// What each stage says, in the order of the packet's way.
+    /// What each stage reports, in the order in which the packet passes them.
     pub steps: Vec<Step>,
-    /// What becomes of it.
+    /// The final result.
     pub end: End,
 }
 
-/// What becomes of a packet.
+/// What finally happens to a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It leaves for another host.
+    /// It is sent to another host.
     Sent {
         /// The peer's number.
         peer: u16,
     },
-    /// A guest of this host is shown it.
+    /// It is delivered to a guest of this host.
     Delivered {
         /// The number of its port.
         port: u16,
     },
-    /// Another worker of this host serves the port that it is for, and goes on with it ([`Core::trace_from_worker`]).
+    /// Another worker of this host serves the destination port and continues with the packet
+    /// ([`Core::trace_from_worker`]).
     HandedOver {
         /// The worker.
         worker: u16,
@@ -55,30 +56,30 @@ pub enum End {
         /// The frame that the worker gets.
         frame: Vec<u8>,
     },
-    /// The switch answers, and it goes no further.
+    /// The switch answers it; it is not forwarded.
     Answered,
     /// Copies go to vNICs of a group.
     Copied {
         /// Number of vNICs.
         to: usize,
     },
-    /// It goes no further.
+    /// It is dropped.
     Dropped {
-        /// The counter that would have counted it.
+        /// The counter that would count it.
         counter: String,
-        /// The number of the port at which, if at one.
+        /// The port at which it is dropped, if any.
         port: Option<u16>,
     },
 }
 
-/// What one stage says.
+/// What one stage reports.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// The source address of the datagram: the number of the peer that has it.
+    /// The peer that owns the datagram's source address, by number.
     Peer(Option<u16>),
     /// The headers.
     Parsed(Result<Parsed, Malformed>),
-    /// Faults that may hit the packet, by number, and where.
+    /// Faults that may affect the packet, by number, and where.
     Faults {
         /// At the port, or on the paths.
         at_port: bool,
@@ -89,59 +90,59 @@ pub enum Step {
     FromGuest(GuestTrace),
     /// The switch, for a packet from a peer.
     FromUnderlay(UnderlayTrace),
-    /// Another worker of this host goes on with it.
+    /// Another worker of this host continues with it.
     HandedOver {
         /// The worker.
         worker: u16,
-        /// The number of the port that it is for.
+        /// The destination port.
         port: u16,
     },
-    /// The switch of another worker, for what a guest of this host sends.
+    /// The switch of another worker, for a packet from a guest of this host.
     FromWorker(WorkerTrace),
     /// A limit of a port.
     Limit {
         /// The number of the port.
         port: u16,
-        /// From its guest.
+        /// Whether it limits packets from the guest.
         is_tx: bool,
-        /// How long a packet of the guest would wait, ns; 0: it need not. A packet for the guest does not wait.
+        /// How long a packet of the guest would wait, ns; 0: not at all. A packet for the guest does not wait.
         wait_ns: u64,
         /// Whether the packet passes.
         passes: bool,
     },
-    /// Packets of the guest that wait before it.
+    /// Packets of the guest that wait ahead of it.
     Waiting {
         /// How many.
         packets: u64,
     },
-    /// It is cut to fit.
+    /// It is fragmented.
     Cut {
-        /// Packets that it becomes.
+        /// Number of fragments.
         pieces: u16,
-        /// The largest of them, bytes of IP packet.
+        /// Maximum size of a fragment, bytes of IP packet.
         mtu: u16,
     },
     /// How it is carried.
     Carried {
         /// The peer's number.
         peer: u16,
-        /// How, and why so.
+        /// How, and why.
         how: Carriage,
         /// The connection of the two vNICs, if it is known.
         connection: Option<ConnSnapshot>,
     },
-    /// Routing changes it: the new MAC addresses are those of the hop and the gateway, and it has one less to live.
+    /// Routing rewrites it: the new MAC addresses are those of the next hop and the gateway, and the TTL is one lower.
     Rewritten {
         /// The new destination.
         destination: Mac,
     },
-    /// Paths between the hosts that it may take.
+    /// The paths between the hosts that it may take.
     Outer(Vec<Lane>),
-    /// The guest's receive buffers: packets that are in them and not shown yet, and how many there are.
+    /// The guest's receive buffers: packets in them that are not published yet, and the number of buffers.
     Room {
         /// The number of the port.
         port: u16,
-        /// Packets placed and not shown.
+        /// Packets placed but not published.
         hidden: u32,
         /// Buffers.
         capacity: u32,
@@ -151,19 +152,19 @@ pub enum Step {
 /// How a packet is carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carriage {
-    /// Plain VXLAN: the network's policy says so for such packets.
+    /// Plain VXLAN, because of the network's policy for such packets.
     NotReliable,
-    /// Plain VXLAN: the peer speaks nothing else.
+    /// Plain VXLAN, because the peer supports nothing else.
     PlainPeer,
     /// Reliably, on an open connection.
     Connection,
     /// Reliably: it would wait for the connection, which is being set up.
     Opening,
-    /// Reliably: it would have a connection set up, and wait for it. Plain VXLAN if that fails.
+    /// Reliably: a connection would be set up for it, and it would wait for that. Plain VXLAN if that fails.
     SetUp,
-    /// Plain VXLAN: all paths have failed.
+    /// Plain VXLAN, because all paths have failed.
     BestEffort,
-    /// Plain VXLAN: the peer has not answered set-up, or is asked once more meanwhile.
+    /// Plain VXLAN, because the peer has not answered set-up, or is just being asked again.
     Unanswered,
 }
 
@@ -174,24 +175,24 @@ impl Carriage {
     }
 }
 
-/// A way between two hosts.
+/// A path between two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// Its number.
     pub path: u8,
-    /// Source of the datagram.
+    /// Source address of the datagram.
     pub from: SocketAddr,
-    /// Its destination.
+    /// Destination address of the datagram.
     pub to: SocketAddr,
-    /// Whether the transport has found it good, as far as it knows.
+    /// Whether the transport considers it usable, or does not know it.
     pub usable: bool,
-    /// Whether the operator has taken it out of use, as all others.
+    /// Whether the operator has drained it; it is listed then because all paths are drained.
     pub drained: bool,
     /// Smoothed delay of the network, ns; 0: not measured.
     pub srtt_ns: u64,
 }
 
-/// A trace as it grows.
+/// The steps of a trace that is being built.
 struct Steps(Vec<Step>);
 
 impl Steps {
@@ -205,33 +206,33 @@ fn dropped(counter: impl Into<String>, port: Option<u16>) -> End {
 }
 
 impl<P: GuestPort> Core<P> {
-    /// Time has come to `now`, as at the beginning of every turn: what is told of a packet is of that time.
+    /// Sets the time to `now`, as at the start of each turn; traces refer to this time.
     pub fn advance(&mut self, now: Time) {
         self.now = self.now.max(now);
         self.switch.advance(self.now.0);
     }
 
-    /// The MAC address that a guest in a network is told when it asks who has an address.
+    /// The MAC address that a guest in a network gets when it resolves an address.
     pub fn resolve(&self, vni: Vni, address: IpAddr) -> Option<Mac> {
         self.switch.resolve(vni, address)
     }
 
-    /// What would become of a frame, whole and with its checksums finished, that the guest behind a port sends now. Nothing changes.
+    /// Traces a frame, unsegmented and with complete checksums, sent now by the guest behind a port. Changes nothing.
     pub fn trace_from_guest(&self, owner: u16, frame: &[u8]) -> Trace {
         let mut steps = Steps(Vec::new());
         let end = self.end_of_sent(owner, frame, &mut steps.0);
         steps.end(self.siblings.index, end)
     }
 
-    /// What would become of a frame that arrives from an address in a network now. Nothing changes.
+    /// Traces a frame that arrives now from an address in a network. Changes nothing.
     pub fn trace_from_peer(&self, source: IpAddr, vni: Vni, frame: &[u8]) -> Trace {
         let mut steps = Steps(Vec::new());
         let end = self.end_of_received(source, vni, frame, &mut steps.0);
         steps.end(self.siblings.index, end)
     }
 
-    /// What would become of a frame that another worker of this host hands over now: of the guest behind the port `from`, for the one behind
-    /// `owner`. Nothing changes.
+    /// Traces a frame that another worker of this host hands over now, from the guest behind port `from` for the one
+    /// behind `owner`. Changes nothing.
     pub fn trace_from_worker(&self, from: u16, owner: u16, frame: &[u8]) -> Trace {
         let mut steps = Steps(Vec::new());
         let end = self.end_of_handed_over(from, owner, frame, &mut steps.0);
@@ -255,7 +256,7 @@ impl<P: GuestPort> Core<P> {
                 End::HandedOver { worker: worker.0, port: to, frame }
             }
             Action::Deliver { port: PortId(to), worker: None } => self.placed(to, frame.len(), steps),
-            // Never so: it stays on this host.
+            // Cannot happen: the frame stays on this host.
             Action::Forward { .. } | Action::Answer { .. } | Action::Host | Action::Copy => {
                 self.placed(owner, frame.len(), steps)
             }
@@ -318,7 +319,7 @@ impl<P: GuestPort> Core<P> {
                 End::HandedOver { worker, port: port.0, frame }
             }
             Action::Deliver { port, .. } => self.placed(port.0, frame.len(), steps),
-            // Gone before.
+            // Handled above.
             Action::Answer { .. } | Action::Host | Action::Copy | Action::Drop(_) => End::Answered,
         }
     }
@@ -431,7 +432,7 @@ impl<P: GuestPort> Core<P> {
         self.engine.connection_snapshots(self.now).find(|c| c.pair == pair)
     }
 
-    /// Notes the faults of a port; whether one drops everything.
+    /// Records the faults of a port. Returns whether one of them drops everything.
     fn would_fault_at_port(&self, owner: u16, direction: Direction, steps: &mut Vec<Step>) -> bool {
         let faults = || self.faults.iter().map(|(fault, _)| fault).filter(|fault| fault.is_at(owner, direction));
         if faults().next().is_some() {
@@ -441,7 +442,7 @@ impl<P: GuestPort> Core<P> {
     }
 }
 
-/// How a packet to be carried reliably is, with a connection in that state.
+/// How a packet for the reliable transport is carried, given the state of its connection.
 fn carriage(state: Option<State>) -> Carriage {
     match state {
         None => Carriage::SetUp,

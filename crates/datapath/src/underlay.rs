@@ -17,7 +17,7 @@ use crate::hand_over::StrayReset;
 use crate::refusal::Refusal;
 use crate::work::Stage as At;
 
-/// TTL that every host sends with; what is missing are hops.
+/// TTL that every host sends with; the difference to it is the number of hops.
 const INITIAL_TTL: u8 = 64;
 
 /// A datagram of a peer.
@@ -26,11 +26,11 @@ struct Inbound<'a> {
     peer: u16,
     vni: Vni,
     datagram: &'a Datagram<'a>,
-    /// The faults of the receiving port have been applied already.
+    /// The faults of the receiving port have already been applied.
     at_port: bool,
 }
 
-/// A data packet that its connection takes.
+/// A data packet that its connection accepts.
 struct Data<'a> {
     inbound: &'a Inbound<'a>,
     frame: &'a [u8],
@@ -41,19 +41,19 @@ struct Data<'a> {
 }
 
 impl Data<'_> {
-    /// What changes in the frame: its ECN codepoint, and what the switch rewrites. A mark on a packet whose guest knows no ECN has been
-    /// heard: the transport at the sender responds to it (PROTOCOL §13.2).
+    /// Changes of the frame: its ECN codepoint, and what the switch rewrites. A congestion mark on a packet of a guest
+    /// without ECN is not lost: the sender's transport responds to it (PROTOCOL §13.2).
     #[inline(always)]
     fn changes(&self, rewrite: Option<Rewrite>) -> Changes {
         Changes { ecn: marks(self.frame, self.parsed, self.inbound.datagram.ecn).unwrap_or_default(), rewrite }
     }
 }
 
-/// What the switch says of a data packet.
+/// The switch's decision about a data packet.
 enum Judged {
-    /// The guest gets it, perhaps rewritten.
+    /// It is placed for the guest, possibly rewritten.
     Place(Option<Rewrite>),
-    /// All has been done.
+    /// Nothing is left to do.
     Done,
 }
 
@@ -72,7 +72,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// A datagram that no other worker owns.
+    /// A datagram that belongs to no other worker.
     pub(crate) fn on_own_datagram<const SEEN: bool>(&mut self, datagram: &Datagram<'_>) {
         let Some(peer) = self.peers.of_address(datagram.source.ip()) else {
             self.counters.unknown_peer_packets += 1;
@@ -86,7 +86,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Lets packets go on that faults have held back. Returns whether there were any.
+    /// Continues with packets that faults have delayed. Returns whether there were any.
     pub(crate) fn release_delayed<const SEEN: bool>(&mut self) -> bool {
         let mut busy = false;
         while let Some(packet) = self.delayed.pop(self.now) {
@@ -121,7 +121,7 @@ impl<P: GuestPort> Core<P> {
             return;
         }
         if fate.corrupt.is_some() {
-            // UDP's checksum detects any one flipped bit: the kernel would not have given us the datagram.
+            // UDP's checksum detects any single flipped bit, so the kernel would not have delivered the datagram.
             self.counters.fault_corrupted_packets += 1;
             self.counters.fault_rx_corrupted_packets += 1;
             self.see_lost::<SEEN>("fault", datagram);
@@ -140,7 +140,7 @@ impl<P: GuestPort> Core<P> {
         self.put_off(fate.delay_ns, delayed::Packet::copy_of(datagram));
     }
 
-    /// Has a packet wait because of a fault.
+    /// Delays a packet because of a fault.
     pub(crate) fn put_off(&mut self, delay_ns: u64, packet: delayed::Packet) {
         self.counters.fault_queued_packets += 1;
         if !self.delayed.push(self.now.after(delay_ns), packet) {
@@ -148,7 +148,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// `at_port`: the faults of the receiving port have been applied already.
+    /// `at_port`: the faults of the receiving port have already been applied.
     fn accept<const SEEN: bool>(&mut self, peer: u16, datagram: &Datagram<'_>, at_port: bool) {
         let Ok((vni, payload)) = vxlan::parse(datagram.payload) else {
             self.counters.bad_vxlan_packets += 1;
@@ -221,7 +221,7 @@ impl<P: GuestPort> Core<P> {
                 self.engine.on_setup(now, arrival, &setup, vnic, &mut self.out);
             }
             Packet::Reset(reset) => self.on_reset(StrayReset { peer, vni: vni.get(), reset, workers_left: u16::MAX }),
-            // Not in another bundle: its parser sees to that. Data: above.
+            // A bundle cannot contain another one, which its parser checks. Data is handled above.
             Packet::Bundle(_) | Packet::Data(..) => {}
         }
     }
@@ -235,7 +235,7 @@ impl<P: GuestPort> Core<P> {
         header: &DataHeader,
         frame: &[u8],
     ) {
-        // What a fault takes never reaches the engine: it has not arrived.
+        // A packet that a fault drops never reaches the engine, as if it had not arrived.
         self.work.cid = header.cid;
         self.work.at_shared(At::Data);
         let parsed = parse(frame, frame.len());
@@ -246,7 +246,7 @@ impl<P: GuestPort> Core<P> {
             let owner = self.engine.owner_of(header.cid);
             self.exceeds_share(owner, frame)
         };
-        // Of what is not shown nothing has to be right.
+        // The checksum of a packet that is not delivered does not matter.
         let checksum = match &parsed {
             Ok(parsed) if !is_overload => transport_checksum(frame, parsed),
             _ => Checksum::None,
@@ -295,12 +295,12 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Which port, and may this peer say so?
+    /// Finds the packet's port and checks whether the peer may send to it.
     #[inline(always)]
     fn judge<const SEEN: bool>(&mut self, data: &Data<'_>, note: Note) -> Result<Judged, Refusal> {
         let &Data { inbound, frame, parsed, owner, slot, .. } = data;
         self.work.at(At::Judge, owner);
-        // PROTOCOL §16.2: a connection carries frames between its two vNICs, or what was routed from one to the other.
+        // PROTOCOL §16.2: a connection carries only frames between its two vNICs, or routed from one to the other.
         let between_vnics = self.engine.pair_of(slot).is_some_and(|pair| {
             parsed.dst_mac == pair.local && (parsed.src_mac == pair.remote || parsed.src_mac == GATEWAY_MAC)
         });
@@ -314,7 +314,8 @@ impl<P: GuestPort> Core<P> {
                     }
                     return Ok(Judged::Place(rewrite));
                 };
-                // One packet cannot be placed as several: the transport is done with it, and IP keeps no order of fragments.
+                // One packet cannot be placed as several: the transport is done with it, and IP does not keep fragments
+                // in order.
                 self.engine.policy_dropped(self.now, slot, &mut self.out);
                 self.with_changes(frame, parsed, data.changes(rewrite), |core, frame| {
                     core.deliver_fragments::<SEEN>(owner, frame, mtu);
@@ -332,7 +333,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Copies the frame into a receive buffer of the guest, unseen.
+    /// Copies the frame into a receive buffer of the guest, not yet visible.
     #[inline(always)]
     fn place_data<const SEEN: bool>(
         &mut self,
@@ -343,7 +344,7 @@ impl<P: GuestPort> Core<P> {
         let &Data { frame, parsed, checksum, owner, slot, .. } = data;
         let port = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut).ok_or(Refusal::Gone)?;
         if port.is_short() && self.engine.must_wait(slot).is_some_and(|ahead| !port.may_wait(ahead)) {
-            // What has to come before it needs a place, too, or neither would ever be shown.
+            // The packets for which it waits need room, too; otherwise none of them could ever be published.
             return Err(Refusal::ReorderFull);
         }
         if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(self.now, frame.len())) {
@@ -375,7 +376,7 @@ impl<P: GuestPort> Core<P> {
         Ok(())
     }
 
-    /// A frame is not placed: that is counted, its sender is told if the transport carried it, and a capture sees it.
+    /// A frame is not placed: counts it, tells the sender if the transport carried it, and shows it to a capture.
     #[cold]
     pub(crate) fn refuse<const SEEN: bool>(
         &mut self,
@@ -393,14 +394,15 @@ impl<P: GuestPort> Core<P> {
         self.see_dropped::<SEEN>(Note { port: owner.or(note.port), ..note.saying(refusal.name()) }, frame);
     }
 
-    /// Whether a frame is more than its guest may have while this worker cannot keep up.
+    /// Whether a frame exceeds its guest's share while this worker cannot keep up.
     #[cold]
     fn exceeds_share(&mut self, owner: Option<u16>, frame: &[u8]) -> bool {
         let port = owner.and_then(|owner| self.ports.get_mut(usize::from(owner))).and_then(Option::as_mut);
         port.is_some_and(|port| !self.pressure.admits(&mut port.load, frame.len()))
     }
 
-    /// Applies the faults of the port that a data packet is for. Returns whether it is gone, for now or for good.
+    /// Applies the faults of a data packet's destination port. Returns whether the packet was taken, temporarily or for
+    /// good.
     #[cold]
     fn port_fault(
         &mut self,
@@ -437,7 +439,8 @@ impl<P: GuestPort> Core<P> {
         self.scratch.clear();
         self.scratch.extend_from_slice(frame);
         corrupt(&mut self.scratch, bit);
-        // Takes the packet if a receiver notices: what cannot even be parsed any more is as damaged as what has a wrong checksum.
+        // Drops the packet if a receiver would notice: a frame that can no longer be parsed is as damaged as one with a
+        // wrong checksum.
         let l4 = parsed.as_ref().map_or(0, |parsed| usize::from(parsed.l4));
         let noticed = match parse(&self.scratch, self.scratch.len()) {
             Ok(parsed) => transport_checksum(&self.scratch, &parsed) == Checksum::Invalid,
@@ -456,7 +459,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Plain VXLAN. What is refused comes with the port that it is for, as far as that is known.
+    /// Delivers plain VXLAN. An error names the destination port, if it is known.
     #[inline(always)]
     fn deliver_from_peer<const SEEN: bool>(
         &mut self,
@@ -496,7 +499,7 @@ impl<P: GuestPort> Core<P> {
                 self.send_answer::<SEEN>(sender, vni, parsed.flow_hash);
                 return Ok(());
             }
-            // A peer's frame is never forwarded, but for guests that have moved.
+            // A peer's frame is never forwarded, except for guests that have moved.
             Action::Forward { .. } | Action::Host | Action::Copy => return Err((Refusal::WrongVnic, None)),
             Action::Drop(reason) => return Err((Refusal::Switch(reason), None)),
         };
@@ -511,7 +514,7 @@ impl<P: GuestPort> Core<P> {
         self.counters.plain_rx_packets += 1;
         let checksum = transport_checksum(frame, &parsed);
         if checksum == Checksum::Invalid {
-            // Shown all the same: on plain VXLAN the guest is the one to judge.
+            // Delivered nevertheless: on plain VXLAN the guest decides about it.
             self.counters.bad_plain_checksum_frames += 1;
         }
         self.with_changes(frame, &parsed, Changes { ecn, rewrite }, |core, frame| match fragment_to {
@@ -521,7 +524,8 @@ impl<P: GuestPort> Core<P> {
         Ok(())
     }
 
-    /// Applies the faults of the port that plain VXLAN is for. Returns whether it is gone, for now or for good.
+    /// Applies the faults of the destination port of plain VXLAN. Returns whether the frame was taken, temporarily or
+    /// for good.
     #[cold]
     fn plain_fault<const SEEN: bool>(&mut self, owner: u16, datagram: &Datagram<'_>, note: Note, frame: &[u8]) -> bool {
         let fate = self.faults.at_port(owner, Direction::Rx);
@@ -540,7 +544,7 @@ impl<P: GuestPort> Core<P> {
             let mut copy = delayed::Packet::at_port(datagram, datagram.payload.to_vec());
             if let (Some(bit), delayed::Packet::In { bytes, .. }) = (fate.corrupt, &mut copy) {
                 self.counters.fault_corrupted_packets += 1;
-                // The frame, not the VXLAN header: this fault sits behind decapsulation.
+                // Corrupts the frame, not the VXLAN header, because this fault is behind decapsulation.
                 corrupt(&mut bytes[vxlan::HEADER_LEN..], bit);
             }
             self.put_off(fate.delay_ns, copy);
@@ -548,10 +552,10 @@ impl<P: GuestPort> Core<P> {
         true
     }
 
-    /// Places a frame in fragments that its guest takes.
+    /// Places a frame in fragments that its guest accepts.
     #[cold]
     fn deliver_fragments<const SEEN: bool>(&mut self, owner: u16, frame: &[u8], mtu: u16) {
-        // The switch has seen that it can be cut.
+        // The switch has checked that it can be fragmented.
         let Ok(pieces) = Segments::plan_within(frame, frame.len(), Offload::default(), mtu) else { return };
         self.counters.fragmented_packets += 1;
         let mut piece = std::mem::take(&mut self.scratch);
@@ -564,7 +568,7 @@ impl<P: GuestPort> Core<P> {
         self.scratch = piece;
     }
 
-    /// Shows a datagram that is dropped.
+    /// Shows a dropped datagram to the capture.
     #[inline(always)]
     fn see_lost<const SEEN: bool>(&mut self, reason: &'static str, datagram: &Datagram<'_>) {
         if SEEN && let Some(capture) = &mut self.capture {
@@ -572,7 +576,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Shows a frame that is dropped.
+    /// Shows a dropped frame to the capture.
     #[inline(always)]
     pub(crate) fn see_dropped<const SEEN: bool>(&mut self, note: Note, frame: &[u8]) {
         if SEEN && let Some(capture) = &mut self.capture {
@@ -580,7 +584,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// The local vNIC that a peer wants to talk to, if there is one, and if the other one is the peer's.
+    /// The local vNIC that a peer's set-up names, if it exists here and the other vNIC belongs to the peer.
     fn vnic_for(&self, vni: Vni, peer: u16, setup: &Setup) -> Option<LocalVnic> {
         if !self.switch.is_at_peer(vni, setup.from, SwitchPeer(peer)) {
             return None;
@@ -591,7 +595,7 @@ impl<P: GuestPort> Core<P> {
     }
 }
 
-/// The connection that a packet is addressed to, if there is one.
+/// The connection to which a packet is addressed, if any.
 fn cid_of(packet: &Packet<'_>) -> Cid {
     match packet {
         Packet::Data(header, _) | Packet::Probe(header) | Packet::Skip(header) => header.cid,

@@ -1,13 +1,14 @@
-//! A guest's packets that wait for a window, in one queue for each destination.
+//! Packets of a guest that wait for a window, in one queue per destination.
 //!
-//! A closed window holds up the packets to its own destination and nothing else of the guest. The price is that the guest is no longer
-//! stopped: what it goes on sending to that destination is fetched, queued, and dropped once the queue is full. A queue is full when it
-//! holds as many of the guest's buffers as are free (dynamic thresholds, Choudhury and Hahne, 1998): one destination may hold half of
-//! them, two a third each, and some are always left for a destination that waits for nothing.
+//! A closed window stops only the guest's packets to that destination. The price is that the guest itself is no longer
+//! stopped: what it continues to send to that destination is fetched, queued, and dropped once the queue is full. A
+//! queue is full when it holds as many of the guest's buffers as are free (dynamic thresholds, Choudhury and Hahne,
+//! 1998): one destination may hold half of them, two a third each, and some are always left for a destination that is
+//! not blocked.
 //!
-//! A guest that talks with one destination alone would lose by that. It is stopped before its queue is full, as long as the queue moves: its
-//! packets wait where they are, in its ring or its kernel, and nothing is dropped. Now and then some are fetched all the same, to see whether
-//! there is one for somebody else.
+//! A guest that talks to a single destination would only lose by that. It is stopped before its queue is full, as long
+//! as the queue moves: its packets wait in its ring or its kernel, and none is dropped. Now and then some are fetched
+//! nevertheless, to see whether one is for another destination.
 
 use std::collections::VecDeque;
 
@@ -19,43 +20,44 @@ use hashbrown::HashMap;
 
 use crate::ports::Departure;
 
-/// Destinations for which packets of one guest may wait at once.
+/// Maximum number of destinations for which packets of one guest may wait at once.
 const MOST_DESTINATIONS: usize = 256;
-/// Bytes that one queue sends before it is the next one's turn, and one packet more at most.
+/// Bytes that one queue sends per turn, plus at most one packet.
 const QUANTUM: u32 = 64 << 10;
-/// A queue of this many bytes stops a guest that sends to nobody else; so does one in which there is no room for a fetch.
+/// A queue of this many bytes stops a guest that sends to no other destination, as does a queue without room for a
+/// fetch.
 const HOLD_BYTES: u64 = 1 << 20;
-/// That many bytes in the smallest packets that are large, about.
+/// About that many bytes, in the smallest packets that count as large.
 const HOLD_PACKETS: usize = 128;
-/// The longest such stop, while there is room for more than a fetch.
+/// Maximum duration of such a stop, while there is room for more than a fetch.
 const HOLD_NS: u64 = 5_000_000;
-/// What one fetch may bring, packets.
+/// Maximum packets of one fetch.
 const FETCH: usize = 128;
-/// A queue moves if as many bytes or packets as these leave in this time. One that does not is no reason to stop its guest: what finds no room is
-/// dropped then.
+/// A queue moves if [`HOLD_BYTES`] or [`HOLD_PACKETS`] leave it in this time. A queue that does not move is no reason
+/// to stop its guest: packets without room are dropped then.
 const PACE_NS: u64 = 1_000_000_000;
-/// How long a guest that has sent to somebody else is not stopped.
+/// How long a guest that has sent to another destination is not stopped.
 const COMPANY_NS: u64 = 1_000_000_000;
 
-/// Places that an empty queue keeps.
+/// Capacity that an empty queue keeps.
 const KEPT_PLACES: usize = 2 * HOLD_PACKETS;
 
-/// Free buffers of a guest: what a queue may grow to.
+/// Free buffers of a guest, which limit the size of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
     /// Packets longer than this need a large buffer.
     pub(crate) small_bytes: u32,
-    /// Buffers of any kind.
+    /// Free buffers of any kind.
     pub(crate) packets: u32,
-    /// Large ones.
+    /// Free large buffers.
     pub(crate) large: u32,
 }
 
-/// There is no room for a packet in its queue, or none for its queue.
+/// There is no room for a packet in its queue, or for another queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// A connection, as the switch names it.
+/// A connection, as the switch identifies it.
 type Key = (u32, u16, Mac, Mac);
 
 #[derive(Debug)]
@@ -71,11 +73,11 @@ struct Queue {
 /// A stop of a guest.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
-    /// When there was last a fetch.
+    /// When packets were last fetched.
     fetched: Time,
-    /// When a hold length had last left.
+    /// When [`HOLD_BYTES`] or [`HOLD_PACKETS`] had last left the queue.
     moved: Time,
-    /// What has left since.
+    /// What has left since then.
     packets: usize,
     bytes: u64,
 }
@@ -83,16 +85,16 @@ struct Hold {
 /// The queues of one guest.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
-    /// Those in use are in `order` and `places`; the others are empty.
+    /// Queues in use are in `order` and `places`; the others are empty.
     queues: Vec<Queue>,
     /// Queues with packets, the next to be served first.
     order: VecDeque<u16>,
     unused: Vec<u16>,
     places: HashMap<Key, u16, RandomState>,
     packets: usize,
-    /// While the only queue is long enough to stop the guest.
+    /// Set while the only queue is long enough to stop the guest.
     hold: Option<Hold>,
-    /// When the guest last sent to somebody else than the one for whom its packets wait.
+    /// When the guest last sent to another destination than the one for which its packets wait.
     company: Option<Time>,
 }
 
@@ -112,15 +114,15 @@ impl Waiting {
         self.order.len()
     }
 
-    /// Whether packets to the same destination wait: one more has to wait behind them.
+    /// Whether packets to the same destination wait, so that another one must wait behind them.
     pub(crate) fn has(&self, departure: &Departure) -> bool {
         !self.is_empty() && key(departure).is_some_and(|key| self.places.contains_key(&key))
     }
 
-    /// Puts a packet behind those to the same destination.
+    /// Queues a packet behind those to the same destination.
     ///
     /// # Errors
-    /// There is no room for it; it is to be dropped.
+    /// There is no room for it; the caller drops it.
     pub(crate) fn push(&mut self, now: Time, frame: TxFrame, departure: Departure, room: Room) -> Result<(), Full> {
         let key = key(&departure).ok_or(Full)?;
         let place = match self.places.get(&key) {
@@ -130,7 +132,7 @@ impl Waiting {
         if self.order.len() > 1 {
             self.company = Some(now);
         }
-        // A guest that is stopped before its queue is full has fetched no more than it may hold.
+        // A guest that is stopped before its queue is full has not fetched more than it may hold.
         let is_bounded = !self.is_alone(now);
         let queue = &mut self.queues[usize::from(place)];
         let large = frame.len > room.small_bytes;
@@ -173,7 +175,7 @@ impl Waiting {
         Some((*queue.frames.front()?, queue.departure))
     }
 
-    /// The packet whose turn it was does not wait any more.
+    /// The packet whose turn it was no longer waits.
     pub(crate) fn pop(&mut self, now: Time, room: Room) {
         let Some(&place) = self.order.front() else { return };
         let queue = &mut self.queues[usize::from(place)];
@@ -198,7 +200,7 @@ impl Waiting {
         }
     }
 
-    /// It is the next queue's turn.
+    /// Moves on to the next queue.
     pub(crate) fn rotate(&mut self) {
         if let Some(place) = self.order.pop_front() {
             self.queues[usize::from(place)].served = 0;
@@ -219,7 +221,7 @@ impl Waiting {
         self.unused.push(place);
     }
 
-    /// The guest has sent something that waits for nothing; `to`: the vNIC that it is for.
+    /// The guest has sent a packet that does not wait; `to`: its destination vNIC.
     pub(crate) fn passed(&mut self, now: Time, to: Mac) {
         let waits_for = self.front().and_then(|(_, departure)| departure.reliably).map(|to| to.remote);
         if self.order.len() > 1 || waits_for.is_some_and(|remote| remote != to) {
@@ -227,14 +229,14 @@ impl Waiting {
         }
     }
 
-    /// Packets of the guest have been fetched, for any destination.
+    /// Packets of the guest were fetched, for any destination.
     pub(crate) fn fetched(&mut self, now: Time) {
         if let Some(hold) = &mut self.hold {
             hold.fetched = now;
         }
     }
 
-    /// Until when the guest is stopped, if it is; it may be over sooner.
+    /// Until when the guest is stopped, if it is; the stop may end earlier.
     pub(crate) fn held_until(&self, now: Time, room: Room) -> Option<Time> {
         let hold = self.hold.filter(|_| self.order.len() == 1)?;
         let stands_still = hold.moved.after(PACE_NS);
@@ -242,14 +244,14 @@ impl Waiting {
         Some(until).filter(|until| self.is_alone(now) && now < *until)
     }
 
-    /// Whether the guest talks with one destination alone, and its queue moves.
+    /// Whether the guest talks to a single destination, and its queue moves.
     fn is_alone(&self, now: Time) -> bool {
         self.order.len() == 1
             && self.company.is_none_or(|at| now.since(at) > COMPANY_NS)
             && self.hold.is_none_or(|hold| now < hold.moved.after(PACE_NS))
     }
 
-    /// Takes out what the `chosen` destinations wait for, oldest of each first.
+    /// Removes the packets that wait for the `chosen` destinations, oldest of each first.
     pub(crate) fn take(&mut self, chosen: impl Fn(&Departure) -> bool, mut each: impl FnMut(TxFrame)) {
         for _ in 0..self.order.len() {
             let Some(&place) = self.order.front() else { break };
@@ -267,19 +269,19 @@ impl Waiting {
         }
     }
 
-    /// What waits, destination by destination, oldest of each first.
+    /// All waiting packets, destination by destination, oldest of each first.
     pub(crate) fn frames(&self) -> impl Iterator<Item = &TxFrame> {
         self.order.iter().filter_map(|place| self.queues.get(usize::from(*place))).flat_map(|queue| &queue.frames)
     }
 
-    /// Whether there is one queue, and enough in it to stop its guest.
+    /// Whether there is a single queue, and it is long enough to stop the guest.
     fn is_long(&self) -> bool {
         let Some(&place) = self.order.front().filter(|_| self.order.len() == 1) else { return false };
         let queue = &self.queues[usize::from(place)];
         queue.bytes >= HOLD_BYTES
     }
 
-    /// Whether there is one queue, and what a fetch may bring would not find room in it.
+    /// Whether there is a single queue, and it may have no room for the packets of a fetch.
     fn is_nearly_full(&self, room: Room) -> bool {
         let Some(&place) = self.order.front().filter(|_| self.order.len() == 1) else { return false };
         let queue = &self.queues[usize::from(place)];
@@ -287,7 +289,7 @@ impl Waiting {
     }
 }
 
-/// What is not carried reliably waits for nothing.
+/// A packet that is not carried reliably never waits.
 fn key(departure: &Departure) -> Option<Key> {
     departure.reliably.map(|to| (to.vni, departure.peer, to.local, to.remote))
 }

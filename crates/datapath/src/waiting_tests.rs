@@ -116,7 +116,7 @@ fn destinations_take_turns_by_bytes() {
         waiting.push(Time(0), frame(i, 1000), to(2), room(1000)).expect("room");
     }
     let order = drain(&mut waiting);
-    // Two large packets are more than a turn, and so are 66 small ones.
+    // Two large packets exceed a turn, and so do 66 small ones.
     assert_eq!(order[..2], [0, 1]);
     assert_eq!(order[2..68], (100..166).collect::<Vec<_>>()[..]);
     assert_eq!(order[68..70], [2, 3]);
@@ -198,7 +198,7 @@ fn a_queue_without_room_for_a_fetch_stops_its_guest_while_it_moves() {
     (0..HOLD_PACKETS).for_each(|_| waiting.pop(Time(900 * MS), much()));
     fill(&mut waiting, 900 * MS, 4 * HOLD_PACKETS);
     assert_eq!(waiting.held_until(Time(1200 * MS), little), Some(Time(1900 * MS)), "it has moved");
-    // A few packets are no pace.
+    // A few packets are not enough to count as moving.
     (0..10).for_each(|_| waiting.pop(Time(1800 * MS), much()));
     assert_eq!(waiting.held_until(Time(1900 * MS), little), None, "nobody else may wait for it any longer");
     waiting.fetched(Time(1900 * MS));

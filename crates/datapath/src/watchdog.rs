@@ -1,22 +1,23 @@
-//! Who keeps a worker, and what follows for him.
+//! Finds ports that keep their worker busy, and limits them.
 //!
-//! A turn takes tens of microseconds. A guest that can make one of its packets cost milliseconds takes the time of all others of its worker. So
-//! a worker looks who uses its time, in three steps, of which the first costs nothing:
+//! A turn takes tens of microseconds. A guest that can make one of its packets cost milliseconds takes time from all
+//! other guests of its worker. So a worker checks who uses its time, in three steps, of which the first costs nothing:
 //!
-//! * calm: it knows how long each turn took anyway. One of more than [`LONG_TURN_NS`] has two reasons: its own work, or the scheduler,
-//!   which gave the processor to another thread.
+//! * calm: the duration of each turn is known anyway. A turn of more than [`LONG_TURN_NS`] has one of two reasons: its
+//!   own work, or the scheduler gave the processor to another thread.
 //! * suspicious, for [`LOOK_NS`]: the thread's own processor time is read before and after each turn.
-//! * close, for [`LOOK_NS`], after a turn of so much processor time: every step is timed ([`Work::at`](crate::work::Work::at)), and counted
-//!   for the port that it is done for.
+//! * close, for [`LOOK_NS`], after a turn that used this much processor time: every step is timed
+//!   ([`Work::at`](crate::work::Work::at)) and charged to the port for which it is done.
 //!
-//! Timed steps are those of the wall clock. So all the time that the thread was off the processor in a turn is subtracted from each
-//! port's: whatever is left has been used. So is what an honest port may need for its packets ([`PACKET_NS`]). What is left is an excess.
+//! Steps are timed by the wall clock. So the time during which the thread was off the processor in a turn is subtracted
+//! from each port's time: what remains was certainly used. The time that an honest port may need for its packets
+//! ([`PACKET_NS`]) is subtracted, too. The rest is the port's excess.
 //!
-//! One excess proves nothing. The kernel charges interrupts, and a hypervisor's pauses, to the thread that they interrupt: up to 25 ms at
-//! once, on a virtual machine whose processors are overcommitted. So an excess is charged to the port only as far as an earlier one of the
-//! same port confirms it, one that has not yet been absorbed by the port's share of the worker's time
-//! ([`Slowness::confirmed`]). What is charged is a debt, which goes down with time; above [`BURST_NS`] the port is on its own budget: it
-//! rests until the debt is paid.
+//! One excess proves nothing. The kernel charges interrupts, and pauses by a hypervisor, to the interrupted thread: up
+//! to 25 ms at once on a virtual machine whose processors are overcommitted. So an excess is charged to a port only as
+//! far as an earlier excess of the same port confirms it that has not yet been absorbed by the port's share of the
+//! worker's time ([`Slowness::confirmed`]). Charged time is a debt, which decreases over time. Above [`BURST_NS`] of
+//! debt, the port rests until the debt is paid.
 
 use bifrost_port::GuestPort;
 use bifrost_rte::Time;
@@ -25,31 +26,31 @@ use crate::core::Core;
 use crate::ports::Port;
 use crate::work::Stage;
 
-/// A turn that takes longer is looked into, and a port that takes longer in one is named, ns.
+/// A longer turn is examined, and a port that takes longer in one turn is logged, ns.
 pub const LONG_TURN_NS: u64 = 1_000_000;
-/// For so long each look lasts.
+/// Duration of each of the two levels of examination.
 const LOOK_NS: u64 = 1_000_000_000;
-/// What an honest port may need for a packet, ns: 64 KB that are copied twice, with a system call each.
+/// What an honest port may need for a packet, ns: two copies of 64 KB, with a system call each.
 const PACKET_NS: u64 = 40_000;
 /// Debt that a port may have without consequences, ns.
 const BURST_NS: u64 = 10_000_000;
-/// The longest rest.
+/// The longest rest of a port.
 const MAX_REST_NS: u64 = 1_000_000_000;
-/// How often a port that keeps its worker is named in the log.
+/// How often a port that keeps its worker busy is logged.
 const LOG_EVERY_NS: u64 = 10_000_000_000;
 
-/// How to look, and what follows.
+/// Configuration of the watchdog.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchdogConfig {
     /// Monotonic time, ns.
     pub clock: fn() -> u64,
     /// Processor time of this thread, ns.
     pub processor_time: fn() -> u64,
-    /// Of the worker's time, what a port may use beyond what its packets need, percent; 0: as much as it likes.
+    /// Percentage of the worker's time that a port may use beyond what its packets need; 0: unlimited.
     pub share_percent: u8,
 }
 
-/// How closely a worker looks at its turns.
+/// How closely a worker examines its turns.
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
     config: Option<WatchdogConfig>,
@@ -57,42 +58,43 @@ pub(crate) struct Watchdog {
     close_until: Time,
     /// Processor time at the beginning of the turn.
     before_ns: Option<u64>,
-    /// A port rests.
+    /// At least one port rests.
     pub(crate) any_rests: bool,
 }
 
-/// What a port has cost beyond what its packets need.
+/// Time that a port has used beyond what its packets need.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slowness {
     debt_ns: u64,
     as_of: Time,
-    /// The largest excess that has not been absorbed, less what has been absorbed of it, ns; and as of when.
+    /// The largest excess not absorbed yet, less what has been absorbed of it, ns, and the time at which this value
+    /// held.
     witness_ns: u64,
     witness_as_of: Time,
-    /// Packets of the port up to the last look.
+    /// Packets of the port up to the last examination.
     packets: u64,
     named: Option<Time>,
-    /// Neither fetched from nor placed for before.
+    /// Until then, nothing is fetched from the port or placed for it.
     pub(crate) rests_until: Option<Time>,
-    /// Turns in which it kept the worker for more than [`LONG_TURN_NS`].
+    /// Turns in which the port kept the worker busy for more than [`LONG_TURN_NS`].
     pub(crate) slow_turns: u64,
     /// Time beyond what its packets need, ns.
     pub(crate) slow_ns: u64,
     /// How often it had to rest.
     pub(crate) rest_times: u64,
-    /// Packets for it that came meanwhile.
+    /// Packets for the port that arrived while it rested.
     pub(crate) rest_packets: u64,
 }
 
 impl Slowness {
-    /// Whether the port is to be left alone now.
+    /// Whether the port rests now.
     #[inline(always)]
     pub(crate) fn rests(&self, now: Time) -> bool {
         self.rests_until.is_some_and(|until| until > now)
     }
 
-    /// How much of an excess an earlier one confirms, ns. An excess that comes alone, or only as often as the share of the worker's
-    /// time allows, is confirmed by nothing, however long it is.
+    /// How much of an excess is confirmed by an earlier one, ns. An excess that comes alone, or only as often as the
+    /// share of the worker's time allows, is not confirmed, however long it is.
     fn confirmed(&mut self, now: Time, excess_ns: u64, share_percent: u8) -> u64 {
         let absorbed = now.since(self.witness_as_of) / 100 * u64::from(share_percent.clamp(1, 100));
         let witness = self.witness_ns.saturating_sub(absorbed);
@@ -101,7 +103,7 @@ impl Slowness {
         witness.min(excess_ns)
     }
 
-    /// `excess_ns` more. Returns how long to rest.
+    /// Adds `excess_ns` to the debt. Returns how long the port must rest, ns.
     fn owe(&mut self, now: Time, excess_ns: u64, share_percent: u8) -> u64 {
         let share = u64::from(share_percent.min(100));
         self.debt_ns = self.debt_ns.saturating_sub(now.since(self.as_of) / 100 * share) + excess_ns;
@@ -116,7 +118,8 @@ impl Slowness {
 }
 
 impl<P: GuestPort> Core<P> {
-    /// Has the core look who keeps it. [`begin_turn`](Self::begin_turn) and [`end_turn`](Self::end_turn) are to be called around each turn.
+    /// Starts watching who uses the core's time. [`begin_turn`](Self::begin_turn) and [`end_turn`](Self::end_turn) must
+    /// then be called around each turn.
     pub fn watch_time(&mut self, config: WatchdogConfig) {
         self.watchdog.config = Some(config);
     }
@@ -131,7 +134,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// A turn that took until `ended` had something to do.
+    /// A turn that lasted until `ended` had work to do.
     #[inline]
     pub fn end_turn(&mut self, started: Time, ended: Time) {
         if ended.since(started) > LONG_TURN_NS || self.watchdog.before_ns.is_some() {
@@ -139,7 +142,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// A turn had nothing to do.
+    /// A turn had no work to do.
     #[inline]
     pub fn end_idle_turn(&mut self) {
         if self.watchdog.before_ns.take().is_some() {
@@ -186,7 +189,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Port `owner` has used `excess` ns of a turn more than its packets need, most of it in a step of that stage.
+    /// Port `owner` has used `excess` ns in a turn beyond what its packets need; its longest step was of this stage.
     fn kept_by(&mut self, owner: u16, now: Time, excess: u64, share: u8, (stage, longest_ns): (Stage, u64)) {
         let Some(port) = self.port_mut(owner) else { return };
         let slowness = &mut port.slowness;
@@ -210,14 +213,14 @@ impl<P: GuestPort> Core<P> {
         if rest > 0 {
             slowness.rest_times += 1;
             slowness.rests_until = Some(now.after(rest));
-            // What it did before its rest is still known after it.
+            // What happened before the rest is still remembered after it.
             slowness.witness_as_of = now.after(rest);
             self.watchdog.any_rests = true;
             self.watch(usize::from(owner));
         }
     }
 
-    /// The next moment at which a port has rested.
+    /// The next time at which a port's rest ends.
     pub(crate) fn next_rested(&self) -> Option<Time> {
         if !self.watchdog.any_rests {
             return None;
@@ -225,7 +228,7 @@ impl<P: GuestPort> Core<P> {
         self.ports.iter().flatten().filter_map(|port| port.slowness.rests_until).min()
     }
 
-    /// Ports that have rested are served again.
+    /// Serves ports again whose rest has ended.
     #[cold]
     pub(crate) fn end_rests(&mut self) {
         let now = self.now;
@@ -241,7 +244,7 @@ impl<P: GuestPort> Core<P> {
 }
 
 impl<P> Port<P> {
-    /// Packets that it was served for, in either direction.
+    /// Packets for which the port was served, in either direction.
     fn all_packets(&self) -> u64 {
         self.outbound.fetched_packets + self.rx_packets + self.outbound.answer_packets
     }
@@ -272,13 +275,13 @@ mod tests {
         let table: [&[(u64, u64, u64)]; 5] = [
             // A pause of the machine, then a short one while it is remembered, then one after it has been absorbed.
             &[(0, 25, 0), (100, 1, 1), (400, 25, 0)],
-            // Pauses of any length that keep the share.
+            // Pauses of any length that stay within the share.
             &[(0, 25, 0), (250, 25, 0), (500, 25, 0)],
-            // A port that is slow in each turn: all but the first one, less what the share absorbs.
+            // A port that is slow in each turn: all but the first excess is charged, less what the share absorbs.
             &[(0, 10, 0), (10, 10, 9), (20, 10, 9)],
-            // One that becomes slower is charged for what it has shown before.
+            // A port that becomes slower is charged for what it has shown before.
             &[(0, 2, 0), (10, 12, 1), (20, 12, 11)],
-            // The larger one is remembered.
+            // The larger excess is remembered.
             &[(0, 12, 0), (10, 2, 2), (20, 12, 10)],
         ];
         for events in table {

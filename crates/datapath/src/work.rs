@@ -1,4 +1,5 @@
-//! What a core is working on, and for whom: noted before each step, which costs a store, and asked after a panic.
+//! The step that a core is executing, and for which port. It is recorded before each step, for the cost of one store,
+//! and read after a panic.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ pub enum Stage {
     /// The loop itself.
     #[default]
     Loop,
-    /// What another thread has asked for.
+    /// A command of another thread.
     Command,
     /// A datagram from the underlay: its headers.
     Arrival,
@@ -26,7 +27,7 @@ pub enum Stage {
     Control,
     /// A data packet in the transport.
     Data,
-    /// A frame for a guest in the switch.
+    /// The switch decides about a frame for a guest.
     Judge,
     /// A frame is placed in the guest's ring or queue.
     Place,
@@ -52,11 +53,11 @@ pub enum Stage {
     EmitControl,
     /// A buffer goes back to the guest.
     Release,
-    /// The guest is told which buffers are its own again.
+    /// The guest is told which buffers it has back.
     Flush,
-    /// A batch of datagrams is given to the underlay.
+    /// A batch of datagrams is handed to the underlay.
     Send,
-    /// A message of a front-end; not on a worker.
+    /// A message of a front-end is processed; not on a worker.
     Message,
 }
 
@@ -113,17 +114,17 @@ impl Stage {
         }
     }
 
-    /// Whether a packet on its way to a guest is in hand that nothing has counted yet.
+    /// Whether there is a packet for a guest in progress that is not counted yet.
     pub(crate) fn has_packet_for_guest(self) -> bool {
         matches!(self, Stage::Arrival | Stage::Data | Stage::Judge | Stage::Place)
     }
 
-    /// Whether a packet on its way to the underlay is in hand that nothing has counted yet.
+    /// Whether there is a packet for the underlay in progress that is not counted yet.
     pub(crate) fn has_packet_for_underlay(self) -> bool {
         matches!(self, Stage::Emit | Stage::EmitControl)
     }
 
-    /// Whether it is a port's own: what happens then is its guest's or its device's doing.
+    /// Whether the step belongs to a port, so that its guest or its device causes whatever happens in it.
     pub fn is_of_port(self) -> bool {
         matches!(
             self,
@@ -141,35 +142,35 @@ impl Stage {
     }
 }
 
-/// Times the steps of a turn.
+/// Measures the duration of the steps of a turn.
 #[derive(Debug)]
 struct Look {
     clock: fn() -> u64,
-    /// When the step began.
+    /// When the current step began.
     since: u64,
     /// By port.
     spent: Vec<Spent>,
 }
 
-/// What was spent for a port in a turn.
+/// Time spent for a port in a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
     pub(crate) total_ns: u64,
-    /// Of the longest step.
+    /// Duration of the longest step.
     pub(crate) longest_ns: u64,
     /// The longest step.
     pub(crate) stage: Stage,
 }
 
-/// What is to happen at steps of this kind, for tests. Only in debug builds: no operator can bring it about.
+/// An effect injected at steps of one kind, for tests. Only in debug builds, and not available to operators.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Injection {
     /// The step.
     pub stage: Stage,
-    /// Whose step.
+    /// To which steps it applies.
     pub of: Of,
-    /// What.
+    /// The effect.
     pub effect: Effect,
 }
 
@@ -177,37 +178,37 @@ pub struct Injection {
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The next one panics.
+    /// The next step panics.
     Panic,
-    /// Each takes so long, ns.
+    /// Each step takes this long, ns.
     Busy(u64),
 }
 
-/// Whose steps.
+/// To which steps an injection applies.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
-    /// All.
+    /// All steps.
     Anybody,
-    /// A port's.
+    /// Those of a port.
     Port(u16),
-    /// Those of packets that are addressed to a connection.
+    /// Those of packets addressed to a connection.
     Connection(Cid),
 }
 
-/// What is being worked on.
+/// The work in progress.
 #[derive(Debug)]
 pub(crate) struct Work {
-    /// The step, for others to see.
+    /// The current step, visible to other threads.
     pub(crate) pulse: Arc<Pulse>,
-    /// The connection that the last data or control packet is addressed to; only at [`Stage::Data`], [`Stage::Judge`] and
-    /// [`Stage::Control`].
+    /// The connection to which the last data or control packet is addressed; valid only at [`Stage::Data`],
+    /// [`Stage::Judge`] and [`Stage::Control`].
     pub(crate) cid: Cid,
-    /// Where the last plain VXLAN frame is addressed to; only at [`Stage::Judge`] without a port.
+    /// The vNIC to which the last plain VXLAN frame is addressed; valid only at [`Stage::Judge`] without a port.
     pub(crate) to: Option<(Vni, Mac)>,
-    /// The packet of a guest that is being given to others of this host.
+    /// A packet of a guest that is being delivered to others on this host.
     pub(crate) local: Option<(u16, TxHandle)>,
-    /// Steps are timed.
+    /// Present while steps are timed.
     look: Option<Box<Look>>,
     #[cfg(debug_assertions)]
     injected: Option<Injection>,
@@ -245,20 +246,20 @@ impl Work {
         self.at(stage, NOBODY);
     }
 
-    /// From now on steps are timed; there are `ports` ports.
+    /// Starts timing the steps; there are `ports` ports.
     pub(crate) fn look_closely(&mut self, clock: fn() -> u64, ports: usize) {
         let spent = vec![Spent::default(); ports];
         self.look = Some(Box::new(Look { clock, since: clock(), spent }));
     }
 
-    /// No longer. Returns what was spent for each port.
+    /// Stops timing the steps. Returns the time spent for each port.
     pub(crate) fn look_away(&mut self) -> Option<Vec<Spent>> {
         self.look.as_ref()?;
         self.time_step();
         self.look.take().map(|look| look.spent)
     }
 
-    /// A step has ended.
+    /// Ends the timing of the current step.
     #[cold]
     fn time_step(&mut self) {
         let Some(look) = &mut self.look else { return };
@@ -276,16 +277,16 @@ impl Work {
         self.pulse.step().0
     }
 
-    /// The port that the step is for, if that is known.
+    /// The port for which the step is done, if known.
     pub(crate) fn owner(&self) -> Option<u16> {
         Some(self.pulse.step().1).filter(|owner| *owner != NOBODY)
     }
 
-    /// What was being worked on; from now on, it is nothing.
+    /// Returns the work that was in progress, and resets it.
     pub(crate) fn take(&mut self) -> Work {
         let (stage, owner) = self.pulse.step();
         let mut before = std::mem::take(self);
-        // Others look at the same one from now on, too.
+        // Keep the same pulse, because other threads hold it.
         std::mem::swap(&mut self.pulse, &mut before.pulse);
         self.pulse.at(Stage::Loop, NOBODY);
         before.pulse.at(stage, owner);
@@ -301,7 +302,7 @@ impl Work {
         self.injected = injection;
     }
 
-    /// Whether what was injected has not happened yet.
+    /// Whether the injected effect has not happened yet.
     #[cfg(debug_assertions)]
     pub(crate) fn is_armed(&self) -> bool {
         self.injected.is_some()

@@ -1,4 +1,4 @@
-//! A thread that turns a core, again and again, and sleeps in between. What a turn does is in [`Core::turn`].
+//! A thread that runs the turns of a core, and sleeps in between. [`Core::turn`] describes a turn.
 
 use std::collections::VecDeque;
 use std::io;
@@ -32,26 +32,26 @@ const WAKE_TOKEN: u64 = 1 << 33;
 /// A guest's device, of whatever kind.
 pub type Device = Box<dyn PolledPort + Send>;
 
-/// One core, its way to other hosts, and what wakes it.
+/// One core, its underlay, and what wakes it.
 pub struct Worker<U> {
     pub(crate) core: Core<Device>,
     pub(crate) underlay: U,
     epoll: OwnedFd,
     wake: Arc<OwnedFd>,
     letters: Letters<U>,
-    /// Of a turn, for questions, ns.
+    /// Time per turn for questions, ns.
     answer_ns: u64,
-    /// Those that are to be answered, in turns.
+    /// Unanswered questions, answered in turn.
     questions: VecDeque<Question<U>>,
-    /// There was no time for all of them.
+    /// The last turn had no time for all of them.
     has_questions: bool,
     /// All workers of this host in order, if there are several.
     pub(crate) others: Vec<Mailbox<U>>,
     yielding: Yielding,
     pulse: Arc<Pulse>,
-    /// For a port that a fault takes out of use: descriptors may be short then.
+    /// Replaces the device of a port that a fault takes out of use: there may be no free descriptors then.
     spare: Option<Device>,
-    /// Nothing but commands is run: another process has what is to be done, or is about to hand it over.
+    /// Only commands are run, because another process has taken over, or is about to hand over.
     pub(crate) paused: bool,
     stopping: bool,
 }
@@ -127,7 +127,7 @@ impl<U: PolledUnderlay> Worker<U> {
         } else {
             self.core.turn(Time(started), &mut self.underlay, hand_over)
         };
-        // What guests have sent to guests that others serve.
+        // Packets from guests here to guests that other workers serve.
         Self::hand_over(&mut self.core, &self.others);
         while let Some(owner) = self.core.take_rewatched() {
             self.rewatch(owner);
@@ -142,8 +142,8 @@ impl<U: PolledUnderlay> Worker<U> {
         busy
     }
 
-    /// Runs `work`. After a panic in it, everything but what it was done for is usable again, or the process ends: then the service manager
-    /// starts it again, and machines keep their rings.
+    /// Runs `work`. After a panic in it, either everything is usable again except what it was done for, or the process
+    /// ends; then the service manager restarts it, and virtual machines keep their rings.
     fn contained<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let panic = match panics::contain(|| work(self)) {
             Ok(result) => return Some(result),
@@ -156,7 +156,7 @@ impl<U: PolledUnderlay> Worker<U> {
         }
     }
 
-    /// Returns whether it is of use to go on.
+    /// Returns whether the worker can continue.
     fn recover(&mut self, panic: Panic) -> bool {
         let spare = &mut self.spare;
         let recovery = self.core.recover(panic, || spare.take().map_or_else(unplugged, Ok));
@@ -189,14 +189,14 @@ impl<U: PolledUnderlay> Worker<U> {
         }
     }
 
-    /// The device that a fault has put aside wakes nobody any more.
+    /// Stops waiting for events of a device that a fault has put aside.
     fn forget_broken(&mut self, owner: u16) {
         if let Some(device) = self.core.broken_device(owner) {
             let _ = epoll::delete(&self.epoll, device.fd());
         }
     }
 
-    /// Lets guests' threads on this processor answer what they were shown in this turn.
+    /// Lets guests' threads on this processor respond to the packets published in this turn.
     fn yield_processor(&mut self) {
         let from = monotonic_ns();
         if self.yielding.is_due(from) {
@@ -205,15 +205,15 @@ impl<U: PolledUnderlay> Worker<U> {
         }
     }
 
-    /// Watches a port's descriptor only while that is of use.
+    /// Watches a port's descriptor only while that is useful.
     fn rewatch(&self, owner: u16) {
         let Some(device) = self.core.device(owner) else { return };
         let flags = if self.core.is_watched(owner) { interest(device) } else { epoll::EventFlags::empty() };
-        // Fails for a device that is gone; then nothing wakes the worker for it, which is right.
+        // Fails if the device is gone; then nothing wakes the worker for it, which is intended.
         let _ = epoll::modify(&self.epoll, device.fd(), epoll::EventData::new_u64(u64::from(owner)), flags);
     }
 
-    /// Sleeps until a descriptor is ready or a timer is due; only looks when there is more to do.
+    /// Sleeps until a descriptor is ready or a timer is due; only polls while there is more work.
     fn wait(&mut self, busy: bool) {
         let timeout_ns = match self.core.next_deadline() {
             _ if self.has_questions || busy && self.core.has_more() => Some(0),
@@ -245,7 +245,7 @@ impl<U: PolledUnderlay> Worker<U> {
         }
     }
 
-    /// Waits for commands and questions alone.
+    /// Waits for commands and questions only.
     fn rest(&mut self) {
         let wake = Arc::clone(&self.wake);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -257,7 +257,7 @@ impl<U: PolledUnderlay> Worker<U> {
         self.answer();
     }
 
-    /// Runs what other threads have sent.
+    /// Runs the commands that other threads have sent.
     fn obey(&mut self) {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(self.wake.as_fd(), &mut count);
@@ -276,14 +276,14 @@ impl<U: PolledUnderlay> Worker<U> {
         }
     }
 
-    /// Answers questions of other threads, as far as a turn has time for them. Each is a small piece of work.
+    /// Answers questions of other threads as far as the turn has time for them. Each is a small piece of work.
     fn answer(&mut self) {
         let share = Share::new(&monotonic_ns, self.answer_ns);
         self.questions.extend(self.letters.questions.try_iter());
         self.has_questions = false;
         while let Some(mut question) = self.questions.pop_front() {
             self.core.begin_command();
-            // After a panic in it, who asks is told that there is no answer.
+            // After a panic in a question, the asking thread learns that there is no answer.
             if self.contained(|worker| question(worker, &share)) == Some(false) {
                 self.questions.push_back(question);
             }
@@ -294,22 +294,22 @@ impl<U: PolledUnderlay> Worker<U> {
         }
     }
 
-    /// What others may see of its work.
+    /// What other threads may see of its work.
     pub(crate) fn pulse(&self) -> Arc<Pulse> {
         Arc::clone(&self.pulse)
     }
 
-    /// The rooms that this worker owns.
+    /// The core that this worker owns.
     pub fn core_mut(&mut self) -> &mut Core<Device> {
         &mut self.core
     }
 
-    /// The way to other hosts.
+    /// The underlay.
     pub fn underlay(&self) -> &U {
         &self.underlay
     }
 
-    /// The worker as a whole.
+    /// Counters of the whole worker.
     pub fn totals(&self) -> Totals {
         self.core.totals()
     }
@@ -345,8 +345,8 @@ impl<U: PolledUnderlay> Worker<U> {
         Ok(old)
     }
 
-    /// Removes a port with its connections and buffers. The device is for the caller to drop: the kernel takes tens of
-    /// milliseconds to remove a network interface, which would be a standstill of all other ports here.
+    /// Removes a port with its connections and buffers. The caller drops the device: the kernel takes tens of
+    /// milliseconds to remove a network interface, which would stop all other ports of this worker.
     #[must_use]
     pub fn remove_port(&mut self, owner: u16) -> Option<Device> {
         let device = self.core.remove_port(owner)?;
@@ -376,7 +376,7 @@ fn end(why: &str) -> ! {
     std::process::abort()
 }
 
-/// What to watch a device for.
+/// The events for which a device is watched.
 fn interest(device: &Device) -> epoll::EventFlags {
     let edge = if device.is_edge_triggered() { epoll::EventFlags::ET } else { epoll::EventFlags::empty() };
     epoll::EventFlags::IN | edge
