@@ -1,17 +1,18 @@
 //! How many packets of one guest, or of the underlay, are fetched in one turn.
 //!
-//! What is fetched leaves at the end of the turn, and only then can the host at the other end begin. Fifty requests that leave in one
-//! go arrive in one go, are answered in one go, and while one host works on them the other one waits. So few are fetched at a time. A
-//! guest whose queue does not become empty for many turns has no answer to wait for: of its packets many are fetched, for what a turn
-//! and a system call cost is shared by all of them. Either way no guest keeps others waiting for long.
+//! What is fetched is sent at the end of the turn, and only then can the other host start. Fifty requests that are sent
+//! together arrive together and are answered together, and while one host works on them the other one waits. So few are
+//! fetched at a time. A guest whose queue has not become empty for many turns does not wait for answers: many of its
+//! packets are fetched, so that they share the cost of a turn and of a system call. In both cases no guest delays
+//! others for long.
 
 use bifrost_avs::VECTOR;
 
-/// Packets of a flood in one turn.
+/// Packets per turn of a flood.
 const MANY: usize = 128;
-/// So many full turns make a flood; a turn that empties the queue counts against half of those before.
+/// Number of full turns that make a flood; a turn that empties the queue halves the count.
 const FLOOD: u8 = 8;
-/// More full turns than that are not remembered.
+/// Maximum of the count.
 const MEMORY: u8 = 2 * FLOOD;
 
 /// The budget of a guest, or of the underlay.
@@ -21,12 +22,12 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// What may be fetched in this turn, packets.
+    /// How many packets may be fetched in this turn.
     pub(crate) fn packets(self) -> usize {
         if self.full_turns < FLOOD { VECTOR } else { MANY }
     }
 
-    /// So many packets were there, of those that might be fetched.
+    /// `count` packets were fetched with this budget.
     pub(crate) fn fetched(&mut self, count: usize, budget: usize) {
         self.full_turns = if count < budget { self.full_turns / 2 } else { (self.full_turns + 1).min(MEMORY) };
     }
@@ -36,7 +37,8 @@ impl Budget {
 mod tests {
     use super::*;
 
-    /// What is fetched in each turn from a queue with so many packets, to which so many come in each turn.
+    /// Number of packets fetched in each turn from a queue with `queue` packets, to which `come` are added in each
+    /// turn.
     fn turns(mut queue: usize, come: usize, turns: usize) -> Vec<usize> {
         let mut budget = Budget::default();
         let mut fetch = || {

@@ -1,7 +1,7 @@
-//! Which packets leave together in one datagram (PROTOCOL §12.5).
+//! Packets that share a datagram (PROTOCOL §12.5).
 //!
-//! Kernels do as much for a datagram with one small packet as for one with many. So packets that leave in one turn, one
-//! after the other and with the same encapsulation, share a datagram. Nothing waits for that.
+//! Kernels spend as much on a datagram with one small packet as on one with many. So packets that are sent in one turn,
+//! one after the other and with the same encapsulation, share a datagram. No packet waits for that.
 
 use bifrost_port::{LaneId, TxBatch};
 use bifrost_wire::bifrost::{Bundle, Cid, Version, bundle};
@@ -15,20 +15,20 @@ pub(crate) struct Encap {
     pub(crate) class: u8,
     pub(crate) vni: Vni,
     pub(crate) cid: Cid,
-    /// Of the packet's connection; `None` for a packet that always goes alone.
+    /// The version of the packet's connection; `None` for a packet that always has its own datagram.
     pub(crate) version: Option<Version>,
 }
 
 /// Joins packets of one batch.
 #[derive(Debug)]
 pub(crate) struct Bundler {
-    /// The longest datagram, UDP payload in bytes; 0: each packet goes alone.
+    /// Maximum UDP payload of a datagram, bytes; 0: each packet has its own datagram.
     max_bytes: usize,
-    /// The encapsulation of the datagram that the batch ends with, if others may join it.
+    /// The encapsulation of the last datagram of the batch, if others may join it.
     open: Option<Encap>,
-    /// It is a bundle already.
+    /// The last datagram is already a bundle.
     is_bundle: bool,
-    /// It is being made one.
+    /// The last datagram is being turned into a bundle.
     is_beginning: bool,
 }
 
@@ -37,20 +37,21 @@ impl Bundler {
         Bundler { max_bytes: max_bytes.into(), open: None, is_bundle: false, is_beginning: false }
     }
 
-    /// Nothing joins what the batch ends with now.
+    /// Lets no packet join the current last datagram of the batch.
     pub(crate) fn close(&mut self) {
         self.open = None;
     }
 
-    /// Makes whole again what a panic of `write` in [`push`](Self::push) has left half done. Nothing joins what `batch` ends with now.
+    /// Repairs what a panic of `write` in [`push`](Self::push) has left half finished. No packet joins the current last
+    /// datagram of `batch`.
     pub(crate) fn undo(&mut self, batch: &mut TxBatch) {
         let begun = if std::mem::take(&mut self.is_beginning) { Bundle::FIXED + Bundle::PER_PACKET } else { 0 };
         batch.cut_unfinished(vxlan::HEADER_LEN..vxlan::HEADER_LEN + begun);
         self.close();
     }
 
-    /// Adds a packet of `len` bytes, which `write` appends, to `batch`: into the last datagram if it may join that. Returns whether it
-    /// did.
+    /// Adds a packet of `len` bytes, which `write` appends, to `batch`: to the last datagram if it may join that.
+    /// Returns whether it did.
     #[inline]
     pub(crate) fn push(
         &mut self,
@@ -86,7 +87,7 @@ impl Bundler {
         let worker = |encap: &Encap| encap.cid.0 >> 24;
         let more = if self.is_bundle { 0 } else { Bundle::FIXED + Bundle::PER_PACKET };
         let fits = batch.last().map_or(0, <[u8]>::len) + more + Bundle::PER_PACKET + len <= self.max_bytes;
-        // A packet without ECN may be in an ECN-capable datagram of its DSCP: marks count for DATA alone.
+        // A packet without ECN may be in an ECN-capable datagram of its DSCP, because marks count only for DATA.
         fits && open.lane == encap.lane
             && open.vni == encap.vni
             && worker(open) == worker(encap)
@@ -147,7 +148,7 @@ mod tests {
         bytes
     }
 
-    /// Each packet of a datagram with the VNI that it leaves under.
+    /// Each packet of a datagram, with the VNI under which it is sent.
     fn split(payload: &[u8]) -> Vec<(Vni, Vec<u8>)> {
         let (vni, inside) = vxlan::parse(payload).unwrap();
         match parse(inside).unwrap() {
@@ -164,7 +165,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every packet leaves, once, in order, with its own encapsulation; and only those together that may.
+        /// Every packet is sent once, in order and with its own encapsulation, and only packets that may share a
+        /// datagram do.
         #[test]
         fn what_leaves_is_what_was_added(
             packets in proptest::collection::vec((encap(), proptest::option::of(14usize..600)), 1..40), max in 0u16..1500,
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_shares_a_datagram_and_a_closed_one_is_left_alone() {
+    fn packets_that_fit_share_a_datagram_and_a_closed_one_stays_closed() {
         let vni = Vni::new(7).unwrap();
         let encap = Encap { lane: LaneId(0), class: 2, vni, cid: Cid(1), version: Some(Version::V3) };
         let bytes = packet(&encap, 1, Some(84));

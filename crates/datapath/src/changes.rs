@@ -1,5 +1,5 @@
-//! What a guest sees of a frame that is not as it came: congestion marks of the underlay (PROTOCOL §13.2), and what a service of the
-//! switch has rewritten.
+//! Changes of a frame before its guest sees it: congestion marks of the underlay (PROTOCOL §13.2), and what a service
+//! of the switch rewrites.
 
 use bifrost_avs::Rewrite;
 use bifrost_nic::ecn::{self, CE, ECT_1};
@@ -8,10 +8,11 @@ use bifrost_port::GuestPort;
 
 use crate::core::Core;
 
-/// What congestion in the underlay changes in a frame (RFC 6040): nothing, or its ECN codepoint. `None`: the frame is to be dropped.
+/// How congestion in the underlay changes a frame (RFC 6040): not at all, or its ECN codepoint. `None`: the frame must
+/// be dropped.
 #[inline(always)]
 pub(crate) fn marks(frame: &[u8], parsed: &Parsed, outer: u8) -> Option<Option<u8>> {
-    // Neither of the others changes anything.
+    // Other codepoints change nothing.
     if outer != CE && outer != ECT_1 || !matches!(parsed.kind, L3::V4 | L3::V6) {
         return Some(None);
     }
@@ -20,10 +21,10 @@ pub(crate) fn marks(frame: &[u8], parsed: &Parsed, outer: u8) -> Option<Option<u
     Some((merged != inner).then_some(merged))
 }
 
-/// Changes of a frame on its way to its guest.
+/// Changes of a frame before its guest sees it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Changes {
-    /// Another ECN codepoint.
+    /// The new ECN codepoint.
     pub(crate) ecn: Option<u8>,
     pub(crate) rewrite: Option<Rewrite>,
 }
@@ -50,7 +51,7 @@ impl Changes {
 }
 
 impl<P: GuestPort> Core<P> {
-    /// Goes on with a frame as its guest is to see it.
+    /// Continues with a frame as its guest will see it.
     #[inline(always)]
     pub(crate) fn with_changes(
         &mut self,

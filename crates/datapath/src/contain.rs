@@ -1,13 +1,14 @@
-//! After a panic: finds out whose work it was, takes that port out of use, and makes everything else usable again.
+//! After a panic: finds the port that caused it, takes that port out of use, and makes everything else usable again.
 //!
-//! A turn that panics unwinds to its worker, which calls [`Core::recover`]. What a step may leave half done:
+//! A turn that panics unwinds to its worker, which calls [`Core::recover`]. What a step may leave half finished:
 //!
-//! * lists that a step works off (what is to be published, emitted, unpacked) keep how far they have come; the rest goes on in the
-//!   next turn, without the step that panicked;
+//! * lists that a step processes (to publish, to emit, to unpack) record their progress; the next turn continues with
+//!   the rest, without the item that panicked;
 //! * the batch may end with half a datagram, which is cut off;
-//! * the transport's connection at work is dropped and its indexes are rebuilt (`rte/src/engine/mend.rs`);
-//! * the switch's notes and flow records, which can be made again at any time, are forgotten;
-//! * the port's device is not touched any more: it is put aside, and dropped by the caller that gives the port another one.
+//! * the transport's connection being processed is dropped, and its indexes are rebuilt (`rte/src/engine/mend.rs`);
+//! * the switch's notes and flow records, which can be rebuilt at any time, are forgotten;
+//! * the port's device is not used any longer: it is set aside, and dropped by the caller that gives the port another
+//!   one.
 
 use std::io;
 
@@ -20,31 +21,32 @@ use crate::core::Core;
 use crate::ports::Port;
 use crate::work::{Stage, Work};
 
-/// So many panics in [`WINDOW_NS`] while packets for a port, or its connections, were worked on, and it is out of use.
+/// Panics within [`WINDOW_NS`] during work on packets for a port, or on its connections, that the port may have; one
+/// more takes it out of use.
 const MAX_STRIKES: u32 = 4;
-/// So many panics in [`WINDOW_NS`] that are nobody's, and the process had better start again.
+/// Panics within [`WINDOW_NS`] without a culprit that are tolerated; after one more the process should restart.
 const MAX_UNOWNED: u32 = 10;
 const WINDOW_NS: u64 = 10_000_000_000;
 
 /// A fault that has taken a port out of use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortFault {
-    /// What was being done.
+    /// The step in progress.
     pub stage: Stage,
-    /// The panic's message and place.
+    /// The panic's message and location.
     pub panic: Panic,
     /// When, on the worker's clock.
     pub at: Time,
 }
 
-/// How it goes on after a panic.
+/// What happens after a panic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recovery {
-    /// The packet, or the connection, that was worked on is gone; nothing else.
+    /// Only the packet or connection being processed was dropped.
     Dropped,
-    /// A port is out of use.
+    /// A port was taken out of use.
     PortOut(u16, PortFault),
-    /// It happens again and again, and is no port's doing: the process has to start again.
+    /// Panics recur without a culprit: the process must restart.
     Hopeless,
 }
 
@@ -56,7 +58,7 @@ pub(crate) struct Strikes {
 }
 
 impl Strikes {
-    /// One more. Whether these are more than `max`.
+    /// Counts one more. Returns whether there are now more than `max`.
     fn add(&mut self, now: Time, max: u32) -> bool {
         if now.since(self.since) > WINDOW_NS {
             *self = Strikes { count: 0, since: now };
@@ -67,8 +69,8 @@ impl Strikes {
 }
 
 impl<P: GuestPort> Core<P> {
-    /// Makes the core usable again after a panic in [`turn`](Self::turn), or in anything else that it was asked to do, and takes the port
-    /// out of use whose work it was. `spare` makes the device that such a port gets: one without a guest.
+    /// Makes the core usable again after a panic in [`turn`](Self::turn) or in another call, and takes the port that
+    /// caused it out of use. `spare` creates the device that such a port gets instead: one without a guest.
     pub fn recover(&mut self, panic: Panic, spare: impl FnOnce() -> io::Result<P>) -> Recovery {
         let work = self.work.take();
         self.counters.caught_panics += 1;
@@ -80,7 +82,7 @@ impl<P: GuestPort> Core<P> {
             self.switch.distrust_notes();
         }
         let culprit = culprit.or_else(|| {
-            // Dropping one connection is enough, until it is one after the other.
+            // Dropping one connection is enough, unless that happens again and again.
             let owner = of_connection.or_else(|| self.receiver(&work))?;
             let now = self.now;
             self.port_mut(owner).is_some_and(|port| !port.failed && port.strikes.add(now, MAX_STRIKES)).then_some(owner)
@@ -107,8 +109,8 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Takes a port out of use after a fault, here or on another worker that serves it: its device is left alone from now on, its guest
-    /// gets and sends nothing, until the port gets another device. `device` stands in for it.
+    /// Takes a port out of use after a fault, here or on another worker that serves it: its device is not used any
+    /// longer, and its guest neither sends nor receives, until the port gets another device. `device` stands in for it.
     pub fn take_out(&mut self, owner: u16, fault: PortFault, device: P) {
         if self.ports.get(usize::from(owner)).is_none_or(|port| port.as_ref().is_none_or(|port| port.failed)) {
             return;
@@ -133,7 +135,7 @@ impl<P: GuestPort> Core<P> {
         self.watch(usize::from(owner));
     }
 
-    /// Keeps a fault of a port that came while something else than its packets was worked on, elsewhere.
+    /// Records a fault of a port that occurred elsewhere, not while its packets were being processed.
     pub fn note_fault(&mut self, owner: u16, fault: PortFault) {
         if let Some(port) = self.port_mut(owner) {
             port.fault_times += 1;
@@ -141,19 +143,19 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Whose doing it was for sure.
+    /// The port that certainly caused the panic.
     fn culprit(&self, work: &Work) -> Option<u16> {
         let owner = work.owner().filter(|_| work.stage().is_of_port())?;
         let port = self.ports.get(usize::from(owner))?.as_ref()?;
         (!port.failed).then_some(owner)
     }
 
-    /// The port that the packet in hand is for.
+    /// The destination port of the packet being processed.
     fn receiver(&self, work: &Work) -> Option<u16> {
         work.owner().or_else(|| self.vnics.get(&work.to?).copied())
     }
 
-    /// The packet in hand is lost, and counted.
+    /// Counts the packet being processed as lost.
     fn count_in_hand(&mut self, work: &Work) {
         if work.stage().has_packet_for_guest() {
             self.counters.faulted_packets += 1;
@@ -164,7 +166,8 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// The packet of a guest that was in hand, if there was one: up to where the switch or the port had counted it.
+    /// Counts the guest's packet being processed, if any, by how far the counters of switch and port show it to have
+    /// come.
     fn count_decided(&mut self, owner: u16) {
         let Some(switch) = self.switch.port_counters(PortId(owner)) else { return };
         let routed = switch.to_remote_packets + switch.to_local_packets;
@@ -176,7 +179,7 @@ impl<P: GuestPort> Core<P> {
         let Some(port) = self.port_mut(owner) else { return };
         let (undecided, waiting) = port.waiting();
         let outbound = &mut port.outbound;
-        // One packet at most is in hand: whatever else is missing stays so, for a balance to show it.
+        // At most one packet is being processed: any other difference stays visible in the balance.
         let at_switch = (port.tx_packets + outbound.copy_packets)
             .saturating_sub(decided + outbound.fault_dropped_packets + outbound.faulted_packets)
             .min(1);
@@ -195,16 +198,17 @@ impl<P: GuestPort> Core<P> {
         outbound.faulted_unswitched_packets += before.min(1);
     }
 
-    /// What was half done is finished, or undone.
+    /// Finishes or undoes what was half finished.
     fn finish_half_done(&mut self, work: &Work) {
         self.out.publish.drain(..self.published.min(self.out.publish.len()));
         self.published = 0;
         self.bundler.undo(&mut self.batch);
         if work.stage() == Stage::Send {
-            // Nobody knows how far it came, and what it did not like would come again.
+            // It is unknown how much was sent, and whatever caused the panic would cause it again.
             self.batch.clear();
         }
-        // A packet that was being given to others of this host is its sender's again, unless the sender is at fault.
+        // A packet that was being delivered to others on this host is returned to its sender, unless the sender is at
+        // fault.
         if let Some((from, handle)) = work.local
             && work.owner() != Some(from)
             && let Some(port) = self.port_mut(from)
@@ -216,7 +220,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Returns the port of the connection that was worked on.
+    /// Repairs the transport. Returns the port of the connection that was being processed.
     fn mend_engine(&mut self, work: &Work, culprit: Option<u16>) -> Option<u16> {
         let in_engine = matches!(
             work.stage(),
@@ -228,7 +232,7 @@ impl<P: GuestPort> Core<P> {
 }
 
 impl<P: GuestPort> Port<P> {
-    /// Puts another device behind the port and returns the one that was there. What went through that one is forgotten.
+    /// Puts another device behind the port and returns the previous one. Everything about that one is forgotten.
     pub(crate) fn exchange(&mut self, device: P) -> P {
         self.held = Vec::new();
         self.forget_waiting();

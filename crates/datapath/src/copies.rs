@@ -1,5 +1,5 @@
-//! Frames that leave without a buffer of a guest: copies of what a guest sends to a group, and announcements of shared
-//! addresses.
+//! Frames that are sent without a guest's buffer: copies of frames that a guest sends to a group, and announcements of
+//! shared addresses.
 
 use bifrost_avs::{Action, PortId, Verdict};
 use bifrost_nic::{Offload, dscp, parse};
@@ -11,8 +11,8 @@ use crate::core::Core;
 use crate::work::Stage as At;
 
 impl<P: GuestPort> Core<P> {
-    /// A guest's frame goes to each member of a group: the switch decides about each copy as if the guest had sent it
-    /// to that vNIC. Copies are plain VXLAN, in every network, and so small that their paths have room for them.
+    /// Sends a guest's frame to each member of a group: the switch decides about each copy as if the guest had sent it
+    /// to that vNIC. Copies are plain VXLAN in every network, and small enough for the paths to have room.
     #[cold]
     #[inline(never)]
     pub(crate) fn copy_to_group<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame) {
@@ -30,12 +30,12 @@ impl<P: GuestPort> Core<P> {
         self.scratch = copy;
     }
 
-    /// One copy.
+    /// Sends one copy.
     fn copy_to<const SEEN: bool>(&mut self, owner: u16, member: Mac, frame: &mut [u8]) {
         if let Some(to) = frame.first_chunk_mut() {
             *to = member.0;
         }
-        // The frame has been parsed before, and differs in the destination only.
+        // The frame was parsed before, and differs only in the destination.
         let Ok(parsed) = parse(frame, frame.len()) else { return };
         self.work.at(At::Switch, owner);
         let Some(port) = self.port_mut(owner) else { return };
@@ -65,7 +65,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Sends a frame to several hosts as plain VXLAN, with the next turn. Peers that do not exist are left out.
+    /// Sends a frame to several hosts as plain VXLAN in the next turn. Unknown peers are skipped.
     pub fn send_to_peers(&mut self, vni: Vni, peers: &[u16], frame: &[u8]) {
         let Ok(parsed) = parse(frame, frame.len()) else { return };
         let flow = (vni, parsed.flow_hash, self.control_class);

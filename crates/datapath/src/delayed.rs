@@ -1,4 +1,4 @@
-//! Packets that an injected fault holds back. Bounded; used by faults alone.
+//! Packets delayed by an injected fault. Bounded; used only by faults.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,22 +7,22 @@ use std::net::SocketAddr;
 use bifrost_port::{Datagram, LaneId, Service};
 use bifrost_rte::Time;
 
-/// Packets that may wait at once.
+/// Maximum number of delayed packets.
 const MAX_PACKETS: usize = 65_536;
 
-/// A packet that waits.
+/// A delayed packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Packet {
-    /// On its way out.
+    /// To be sent.
     Out {
-        /// Where to.
+        /// Destination.
         lane: LaneId,
         /// Outer DSCP and ECN codepoint.
         class: u8,
         /// UDP payload.
         bytes: Vec<u8>,
     },
-    /// Come in; faults before the port have been applied, and at the port too if `at_port`.
+    /// Received; faults before the port have been applied, and also those at the port if `at_port`.
     In {
         /// UDP payload.
         bytes: Vec<u8>,
@@ -34,18 +34,19 @@ pub(crate) enum Packet {
         ecn: u8,
         /// Received TTL.
         ttl: u8,
-        /// The port's faults have been applied too.
+        /// The port's faults have been applied, too.
         at_port: bool,
     },
 }
 
 impl Packet {
-    /// A copy of a datagram that came in.
+    /// A copy of a received datagram.
     pub(crate) fn copy_of(datagram: &Datagram<'_>) -> Self {
         Self::come_in(datagram, datagram.payload.to_vec(), false)
     }
 
-    /// What came in a datagram for a port, whose faults have been applied; as the UDP payload of a datagram of its own.
+    /// A packet received in a datagram for a port whose faults have been applied, as the UDP payload of its own
+    /// datagram.
     pub(crate) fn at_port(datagram: &Datagram<'_>, bytes: Vec<u8>) -> Self {
         Self::come_in(datagram, bytes, true)
     }
@@ -62,7 +63,7 @@ impl Packet {
     }
 }
 
-/// What waits, by time.
+/// Delayed packets, by time.
 #[derive(Debug, Default)]
 pub(crate) struct Delayed {
     heap: BinaryHeap<Reverse<(Time, u64)>>,
@@ -71,7 +72,7 @@ pub(crate) struct Delayed {
 }
 
 impl Delayed {
-    /// Adds a packet; false when too many wait.
+    /// Adds a packet; returns false if there are too many.
     pub(crate) fn push(&mut self, at: Time, packet: Packet) -> bool {
         if self.packets.len() >= MAX_PACKETS {
             return false;
@@ -82,17 +83,17 @@ impl Delayed {
         true
     }
 
-    /// How many wait.
+    /// Number of delayed packets.
     pub(crate) fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// When the next one goes on.
+    /// When the next one is due.
     pub(crate) fn next(&self) -> Option<Time> {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// The next one whose time has come.
+    /// The next one that is due.
     pub(crate) fn pop(&mut self, now: Time) -> Option<Packet> {
         if self.next()? > now {
             return None;

@@ -14,16 +14,16 @@ use crate::fault::Direction;
 use crate::kept::Flow;
 use crate::work::Stage as At;
 
-/// What became of a data packet.
+/// Result of sending a data packet.
 enum Sent {
     /// It is in the batch.
     Left,
-    /// Not sent again: the guest has used its buffer for something else.
+    /// Not retransmitted, because the guest has reused its buffer.
     Reused,
 }
 
 impl<P: GuestPort> Core<P> {
-    /// Sends what the transport asked for and gives released buffers back. Returns whether there was anything.
+    /// Sends what the transport requested, and returns released buffers. Returns whether there was any work.
     pub(crate) fn emit<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) -> bool {
         let busy = !self.out.is_empty() || !self.batch.is_empty();
         if !busy {
@@ -32,7 +32,7 @@ impl<P: GuestPort> Core<P> {
         let first = self.batch.len();
         let mut leaving = Leaving::of(self);
         if leaving.core.control_class != 0 {
-            // With a class of its own it shares no datagram with data, and need not be last.
+            // With its own class it shares no datagram with data, and need not be sent last.
             leaving.send_control();
         }
         while let Some(data) = leaving.out.data.get(leaving.data) {
@@ -44,7 +44,7 @@ impl<P: GuestPort> Core<P> {
                 None => &mut core.counters.gone_tx_packets,
             };
             *unsent += 1;
-            // It is no loss of its path, and never comes.
+            // It was not lost on its path, and will never arrive.
             if core.engine.withdraw(core.now, data) {
                 core.release(data.owner, data.handle);
             }
@@ -59,7 +59,7 @@ impl<P: GuestPort> Core<P> {
             leaving.plain += 1;
             leaving.core.send_again_plain::<SEEN>(plain);
         }
-        // Copies of all bytes are in the batch, so buffers can go back before it is sent.
+        // The batch has copies of all bytes, so buffers can be returned before it is sent.
         while let Some(&(owner, handle)) = leaving.out.release.get(leaving.release) {
             leaving.release += 1;
             leaving.core.release(owner, handle);
@@ -69,7 +69,7 @@ impl<P: GuestPort> Core<P> {
         true
     }
 
-    /// A segment that the transport has no record of any more.
+    /// Sends a segment that the transport no longer tracks.
     fn send_again_plain<const SEEN: bool>(&mut self, plain: PlainOut) {
         self.work.at(At::Emit, plain.owner);
         let intact = self.port_mut(plain.owner).is_none_or(|p| p.port.is_intact(TxHandle(plain.handle)));
@@ -100,7 +100,8 @@ impl<P: GuestPort> Core<P> {
         self.work.at_shared(At::Loop);
     }
 
-    /// One data packet: VXLAN, BIFROST header, one segment of the guest's frame. `None`: its port, buffer or peer is gone.
+    /// Writes one data packet: VXLAN, BIFROST header, one segment of the guest's frame. `None`: its port, buffer or
+    /// peer is gone.
     fn send_data<const SEEN: bool>(&mut self, data: &DataOut) -> Option<Sent> {
         self.work.at(At::Emit, data.owner);
         let vni = Vni::new(data.vni)?;
@@ -141,12 +142,12 @@ impl<P: GuestPort> Core<P> {
         let (version, cid, len) = match &control.packet {
             Control::Ack(ack) => (Some(ack.version), ack.cid, ack.len()),
             Control::Probe(header) | Control::Skip(header) => (None, header.cid, DataHeader::LEN),
-            // They may be for any worker of the peer.
+            // These may be for any worker of the peer.
             Control::Setup(_) | Control::Reset(_) => (None, Cid::NONE, 0),
         };
         let class = match &control.packet {
             Control::Ack(_) | Control::Setup(_) | Control::Reset(_) => self.control_class,
-            // They measure what data meets on the path.
+            // These measure how the path treats data.
             Control::Probe(_) | Control::Skip(_) => NOT_ECT,
         };
         let encap = Encap { lane: peer.lane(control.path), class, vni, cid, version };
@@ -161,7 +162,8 @@ impl<P: GuestPort> Core<P> {
         Some(())
     }
 
-    /// One segment as plain VXLAN, and its release. If it was to be carried `reliably`, and all paths have failed, a copy is kept.
+    /// Sends one segment as plain VXLAN and releases it. Keeps a copy if it was to be carried `reliably` and all paths
+    /// have failed.
     pub(crate) fn send_plain<const SEEN: bool>(
         &mut self,
         peer: u16,
@@ -186,7 +188,7 @@ impl<P: GuestPort> Core<P> {
         self.release(owner, handle);
     }
 
-    /// Keeps a copy of the frame that is last in the batch, if all paths to its peer have failed.
+    /// Keeps a copy of the last frame of the batch, if all paths to its peer have failed.
     #[cold]
     fn keep_last(&mut self, peer: u16, owner: u16, handle: u32, class: u8) {
         if !self.is_silent(peer) {
@@ -199,7 +201,7 @@ impl<P: GuestPort> Core<P> {
         self.counters.kept_packets += 1;
     }
 
-    /// What was kept leaves as soon as its peer answers again, on a path that does.
+    /// Sends the kept frames of each peer that answers again, on a path that does.
     #[cold]
     #[inline(never)]
     pub(crate) fn send_kept<const SEEN: bool>(&mut self) {
@@ -208,7 +210,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// A peer that answers, and for which something is kept.
+    /// A peer that answers and has kept frames.
     fn next_answering(&self) -> Option<u16> {
         self.kept.peers().find(|id| !self.is_silent(*id))
     }
@@ -243,15 +245,15 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// The switch's own answer to the sender of a packet from `peer`, of the given flow.
+    /// Sends the switch's answer to the sender of a packet from `peer`, of the given flow.
     #[cold]
     pub(crate) fn send_answer<const SEEN: bool>(&mut self, peer: u16, vni: Vni, flow: u32) {
         let note = Note { peer: Some(peer), what: "the switch's answer", ..Note::default() };
         self.send_frame::<SEEN>(peer, (vni, flow, NOT_ECT), note, None);
     }
 
-    /// A frame that is not a guest's of this host, as plain VXLAN; `None`: the switch's answer. `class`: the
-    /// outer traffic class. Returns whether there is such a peer.
+    /// Sends a frame that no guest of this host has sent, as plain VXLAN; `None`: the switch's answer. `class`: the
+    /// outer traffic class. Returns whether the peer exists.
     #[cold]
     pub(crate) fn send_frame<const SEEN: bool>(
         &mut self,
@@ -282,7 +284,7 @@ impl<P: GuestPort> Core<P> {
         true
     }
 
-    /// One segment of a buffer is done with.
+    /// One segment of a buffer is no longer needed.
     fn release(&mut self, owner: u16, handle: u32) {
         self.work.at(At::Release, owner);
         let Some(port) = self.port_mut(owner) else { return };
@@ -371,7 +373,7 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Shows a frame that a fault keeps from leaving.
+    /// Shows a datagram to the capture that a fault drops or corrupts.
     #[cold]
     fn see_spoilt(&mut self, peer: u16, path: PathId, payload: &[u8]) {
         let Some(capture) = &mut self.capture else { return };
@@ -389,7 +391,8 @@ impl<P: GuestPort> Core<P> {
     }
 }
 
-/// What is being emitted, and how much of it has been. Dropped, it leaves the core what has not: nothing, unless a panic has come.
+/// An [`Output`] that is being emitted, and the progress. When dropped, it returns the rest to the core: nothing,
+/// unless a panic has occurred.
 struct Leaving<'a, P> {
     core: &'a mut Core<P>,
     out: Output,
@@ -400,7 +403,7 @@ struct Leaving<'a, P> {
 }
 
 impl<P: GuestPort> Leaving<'_, P> {
-    /// The transport's packets without a guest's data.
+    /// Sends the transport's packets without a guest's data.
     fn send_control(&mut self) {
         while let Some(control) = self.out.control.get(self.control) {
             self.control += 1;

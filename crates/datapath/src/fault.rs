@@ -1,7 +1,7 @@
 //! Faults on demand: loss, delay, reordering, duplication, corruption, outage; per port or per path.
 //!
-//! The decision is pure: a seed and a sequence of packets give a sequence of fates. What a fate means is the worker's
-//! business. Without faults a packet costs one test of a flag.
+//! The decision is pure: a seed and a sequence of packets result in a sequence of fates, which the worker carries out.
+//! Without faults, the cost is one test of a flag per packet.
 
 /// Where a fault acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,37 +20,37 @@ pub enum Target {
     },
 }
 
-/// Which direction, seen from this host (underlay) or from the guest (port).
+/// Direction, as seen from this host (underlay) or from the guest (port).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Packets that come in.
+    /// Received packets.
     Rx,
-    /// Packets that go out.
+    /// Sent packets.
     Tx,
 }
 
 /// One fault. Probabilities are parts in a million.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fault {
-    /// Its number.
+    /// The fault's number.
     pub id: u32,
-    /// Where.
+    /// Where it acts.
     pub target: Target,
-    /// Which direction.
+    /// In which direction it acts.
     pub direction: Direction,
     /// Everything is dropped.
     pub down: bool,
-    /// Chance to be dropped.
+    /// Probability of a drop.
     pub loss_ppm: u32,
     /// Delay of every packet, ns.
     pub delay_ns: u64,
     /// Random additional delay, ns.
     pub jitter_ns: u64,
-    /// Chance to be held back for a while, so that later packets overtake.
+    /// Probability that a packet is delayed, so that later packets overtake it.
     pub reorder_ppm: u32,
-    /// Chance to arrive twice.
+    /// Probability of a duplicate.
     pub duplicate_ppm: u32,
-    /// Chance that one bit is flipped.
+    /// Probability that one bit is flipped.
     pub corrupt_ppm: u32,
 }
 
@@ -66,7 +66,7 @@ impl Fault {
     }
 }
 
-/// How long a reordered packet is held back when the fault has no delay of its own, ns.
+/// Delay of a reordered packet if the fault has no delay, ns.
 const REORDER_NS: u64 = 500_000;
 
 /// What happens to a packet.
@@ -74,11 +74,11 @@ const REORDER_NS: u64 = 500_000;
 pub struct Fate {
     /// It is dropped; nothing else applies.
     pub drop: bool,
-    /// It is held back so long, ns.
+    /// It is delayed by this time, ns.
     pub delay_ns: u64,
-    /// It goes on twice.
+    /// It is duplicated.
     pub duplicate: bool,
-    /// This bit of it is flipped, modulo its length.
+    /// This bit is flipped, modulo its length.
     pub corrupt: Option<u32>,
 }
 
@@ -90,7 +90,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// No faults; `seed` makes the fates repeatable.
+    /// No faults; the same `seed` results in the same fates.
     pub fn new(seed: u64) -> Self {
         Faults { active: Vec::new(), state: seed | 1 }
     }
@@ -114,7 +114,7 @@ impl Faults {
         self.active.iter()
     }
 
-    /// Whether there is none.
+    /// Whether there are no faults.
     pub fn is_empty(&self) -> bool {
         self.active.is_empty()
     }
@@ -163,7 +163,7 @@ impl Faults {
         ppm > 0 && self.random() % 1_000_000 < u64::from(ppm)
     }
 
-    /// xorshift64*: good enough to drop packets by.
+    /// xorshift64*: good enough for dropping packets.
     fn random(&mut self) -> u64 {
         self.state ^= self.state >> 12;
         self.state ^= self.state << 25;

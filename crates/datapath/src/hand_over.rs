@@ -1,9 +1,9 @@
-//! What arrives at one of several workers and belongs to another.
+//! Packets that arrive at one worker and belong to another.
 //!
-//! The kernel chooses a worker by the first datagram of a coalesced message (GSO, GRO), while the others in it may be
-//! those of other connections. It chooses by the pair of vNICs, while some vNICs have a worker of their own, for all senders. What
-//! guests of this host send to those is fetched by the sender's worker. And a RESET names a CID of the peer's, which says nothing about
-//! the worker here.
+//! The kernel chooses a worker by the first datagram of a coalesced message (GSO, GRO), but the others in it may belong
+//! to other connections. It chooses by the pair of vNICs, but some vNICs have their own worker for all senders. Packets
+//! that guests of this host send to those are fetched by the sender's worker. And a RESET has a CID of the peer's,
+//! which does not identify the worker here.
 
 use std::net::SocketAddr;
 
@@ -21,9 +21,10 @@ use crate::handle::Mailbox;
 use crate::work::Stage as At;
 use crate::worker::{Device, Worker};
 
-/// RESETs that wait to be handed to the next worker.
+/// Maximum RESETs that wait to be passed to the next worker.
 const MAX_STRAY_RESETS: usize = 64;
-/// Packets handed to a worker that it has not looked at yet; more are dropped, and the transport's come again.
+/// Maximum packets handed over to a worker that it has not processed yet; more are dropped, and the transport
+/// retransmits its own.
 const MAX_WAITING: usize = 8192;
 
 /// A host's workers, seen from one of them.
@@ -31,16 +32,16 @@ const MAX_WAITING: usize = 8192;
 pub(crate) struct Siblings {
     /// Own index.
     pub(crate) index: u16,
-    /// How many there are; 1 until they are joined.
+    /// Number of workers; 1 until they are joined.
     pub(crate) workers: u16,
     stray_resets: Vec<StrayReset>,
-    /// By worker.
+    /// By destination worker.
     parcels: Vec<Parcel>,
-    /// What is left of a parcel whose unpacking a panic has interrupted, and how many items of it are done.
+    /// The rest of a parcel whose unpacking was interrupted by a panic, and the number of items done.
     rest: Option<(Parcel, usize)>,
 }
 
-/// A RESET on its way round the workers.
+/// A RESET that is passed from worker to worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StrayReset {
     /// Number of the peer that sent it.
@@ -51,7 +52,7 @@ pub(crate) struct StrayReset {
     pub(crate) workers_left: u16,
 }
 
-/// Copies of packets for one worker, in the order of their coming.
+/// Copies of packets for one worker, in the order of arrival.
 #[derive(Debug, Default)]
 struct Parcel {
     bytes: Vec<u8>,
@@ -61,7 +62,7 @@ struct Parcel {
 /// A packet in a parcel.
 #[derive(Debug)]
 struct Item {
-    /// Where it ends; it begins where the one before it ends.
+    /// Where it ends; it starts where the previous one ends.
     end: usize,
     kind: Kind,
 }
@@ -70,7 +71,7 @@ struct Item {
 enum Kind {
     /// A datagram from the underlay.
     Datagram { source: SocketAddr, service: Service, ecn: u8, ttl: u8, rx_time_ns: u64 },
-    /// A frame of the guest behind one port of this host to the one behind another.
+    /// A frame from the guest behind one port of this host to the guest behind another.
     Frame { from: u16, port: u16, checksum_valid: bool },
 }
 
@@ -92,7 +93,7 @@ impl Siblings {
         Siblings { index, workers: 1, stray_resets: Vec::new(), parcels: Vec::new(), rest: None }
     }
 
-    /// The other worker that a datagram is for, if it is for another. RESETs go their own way round.
+    /// The other worker that owns a datagram, if any. RESETs are passed on differently.
     pub(crate) fn owner_of(&self, datagram: &Datagram<'_>, switch: &Switch) -> Option<u16> {
         if self.workers < 2 {
             return None;
@@ -113,7 +114,7 @@ impl Siblings {
         }
     }
 
-    /// Whether a parcel is half unpacked.
+    /// Whether a parcel is partly unpacked.
     pub(crate) fn has_rest(&self) -> bool {
         self.rest.is_some()
     }
@@ -124,7 +125,8 @@ impl Siblings {
         self.add(owner, payload, Kind::Datagram { source, service, ecn, ttl, rx_time_ns });
     }
 
-    /// Keeps a copy of a frame that the guest behind the port `from` has sent to the one behind `port`, for the worker of that one.
+    /// Keeps a copy of a frame from the guest behind port `from` to the one behind `port`, for the worker that serves
+    /// `port`.
     pub(crate) fn keep_frame(
         &mut self,
         WorkerId(owner): WorkerId,
@@ -142,7 +144,7 @@ impl Siblings {
     }
 }
 
-/// A parcel that is being unpacked. Dropped, it leaves the core what has not been: nothing, unless a panic has come.
+/// A parcel that is being unpacked. When dropped, it leaves the rest to the core: nothing, unless a panic has occurred.
 struct Unpacking<'a, P> {
     core: &'a mut Core<P>,
     parcel: Parcel,
@@ -157,7 +159,7 @@ impl<P> Drop for Unpacking<'_, P> {
     }
 }
 
-/// The worker that alone serves the vNIC for which a connection is asked for.
+/// The worker that alone serves the vNIC to which a connection is requested.
 fn home_of_request(payload: &[u8], switch: &Switch) -> Option<u16> {
     let (vni, packet) = vxlan::parse(payload).ok()?;
     let Ok(Packet::Setup(setup)) = bifrost::parse(packet) else { return None };
@@ -165,7 +167,7 @@ fn home_of_request(payload: &[u8], switch: &Switch) -> Option<u16> {
 }
 
 impl<P: GuestPort> Core<P> {
-    /// What another worker has handed over, but for the first `done` items.
+    /// Processes packets that another worker has handed over, except the first `done`.
     fn unpack<const SEEN: bool>(&mut self, parcel: Parcel, done: usize) {
         let mut unpacking = Unpacking { core: self, parcel, done };
         while let Some((kind, payload)) = unpacking.parcel.get(unpacking.done) {
@@ -184,14 +186,15 @@ impl<P: GuestPort> Core<P> {
         unpacking.core.work.at_shared(At::Loop);
     }
 
-    /// Goes on where a panic has interrupted it.
+    /// Continues after an interruption by a panic.
     pub(crate) fn unpack_rest<const SEEN: bool>(&mut self) {
         if let Some((parcel, done)) = self.siblings.rest.take() {
             self.unpack::<SEEN>(parcel, done);
         }
     }
 
-    /// A frame that another worker has fetched from the guest behind `from`, for the one behind `port`, which is served here.
+    /// Processes a frame that another worker fetched from the guest behind `from`, for the guest behind `port`, which
+    /// is served here.
     fn on_handed_frame<const SEEN: bool>(&mut self, (from, port): (u16, u16), frame: &[u8], checksum_valid: bool) {
         self.work.cid = Cid::NONE;
         self.work.at(At::Judge, port);
@@ -207,7 +210,7 @@ impl<P: GuestPort> Core<P> {
         if let Action::Drop(reason) = action {
             return self.see_dropped::<SEEN>(seen(reason.name()), frame);
         }
-        // Through an uplink it may have to go on to another guest of this host.
+        // From an uplink it may have to continue to another guest of this host.
         let Action::Deliver { port: PortId(to), worker } = action else { return };
         self.with_changes(frame, &parsed, Changes { ecn: None, rewrite }, |core, frame| match worker {
             None => core.deliver_plain::<SEEN>(to, frame, checksum_valid),
@@ -215,12 +218,12 @@ impl<P: GuestPort> Core<P> {
         });
     }
 
-    /// Uses a RESET, or hands it on; the last worker that does not know its CID counts it as stray.
+    /// Processes a RESET, or passes it on; the last worker counts it as stray if it does not know its CID.
     pub(crate) fn on_reset(&mut self, mut stray: StrayReset) {
         let Some(engine_peer) = self.peers.get(stray.peer).and_then(|p| p.engine) else { return };
         stray.workers_left = stray.workers_left.min(self.siblings.workers - 1);
         if stray.workers_left > 0 && !self.engine.addresses_peer_by(engine_peer, stray.reset.unknown) {
-            // Bounded, for anybody who can forge a peer's address can send these.
+            // Bounded, because anybody who can forge a peer's address can send RESETs.
             if self.siblings.stray_resets.len() < MAX_STRAY_RESETS {
                 stray.workers_left -= 1;
                 self.siblings.stray_resets.push(stray);
@@ -235,7 +238,7 @@ impl<P: GuestPort> Core<P> {
 }
 
 impl<U: PolledUnderlay> Worker<U> {
-    /// Gives `others` what is, or may be, theirs.
+    /// Gives `others` the packets that are, or may be, theirs.
     pub(crate) fn hand_over(core: &mut Core<Device>, others: &[Mailbox<U>]) {
         let siblings = &mut core.siblings;
         if others.is_empty() {
@@ -246,7 +249,7 @@ impl<U: PolledUnderlay> Worker<U> {
             // A worker that has ended has no connections either.
             let _ = next.send(Box::new(move |worker: &mut Worker<U>| worker.core.on_reset(stray)));
         }
-        // One message for each worker: packets of a batch keep their order.
+        // One message per worker, so that packets of a batch stay in order.
         for (parcel, mailbox) in siblings.parcels.iter_mut().zip(others) {
             let count = parcel.items.len();
             if count == 0 {
@@ -263,7 +266,7 @@ impl<U: PolledUnderlay> Worker<U> {
         }
     }
 
-    /// Packets from another worker, in the order of their arrival there.
+    /// Processes packets from another worker, in the order of their arrival there.
     fn take_over(&mut self, parcel: Parcel) {
         if let Some(own) = self.others.get(usize::from(self.core.siblings.index)) {
             own.remove_waiting(parcel.items.len());
@@ -279,7 +282,7 @@ impl<U: PolledUnderlay> Worker<U> {
         }
     }
 
-    /// Makes this one of several workers; `all` of them, in order.
+    /// Makes this worker one of several; `all` of them, in order.
     pub(crate) fn join(&mut self, all: Vec<Mailbox<U>>) {
         self.core.siblings.workers = all.len().max(1) as u16;
         self.core.siblings.parcels.resize_with(all.len(), Parcel::default);

@@ -1,4 +1,4 @@
-//! How other threads talk to a worker: closures, run between two batches.
+//! How other threads talk to a worker: by closures, which it runs between two batches.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,11 +16,11 @@ use crate::lists::Share;
 use crate::pulse::Pulse;
 use crate::worker::Worker;
 
-/// What a worker is asked to do.
+/// A command for a worker.
 pub(crate) type Command<U> = Box<dyn FnOnce(&mut Worker<U>) + Send>;
 
-/// What a worker is asked about what there is. Commands come first, and questions have to wait for turns that have time for them: it is called until
-/// it returns that it is answered.
+/// A question about a worker's state. Commands come first; questions wait for turns that have time for them. It is
+/// called until it returns true, which means that it is answered.
 pub(crate) type Question<U> = Box<dyn FnMut(&mut Worker<U>, &Share<'_>) -> bool + Send>;
 
 /// The worker's ends of the channels.
@@ -29,17 +29,17 @@ pub(crate) struct Letters<U> {
     pub(crate) questions: Receiver<Question<U>>,
 }
 
-/// Where a worker finds its commands.
+/// Where other threads leave commands and questions for a worker.
 pub(crate) struct Mailbox<U> {
     commands: Sender<Command<U>>,
     questions: Sender<Question<U>>,
     wake: Arc<OwnedFd>,
-    /// Datagrams from other workers that are still to be looked at.
+    /// Packets handed over by other workers that are not processed yet.
     waiting: Arc<AtomicUsize>,
 }
 
 impl<U> Mailbox<U> {
-    /// Datagrams from other workers that are still to be looked at.
+    /// Packets handed over by other workers that are not processed yet.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -49,12 +49,12 @@ impl<U> Mailbox<U> {
         self.waiting.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Some of them have been looked at.
+    /// Some of them have been processed.
     pub(crate) fn remove_waiting(&self, count: usize) {
         self.waiting.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Leaves a command and waits for its result.
+    /// Sends a command and waits for its result.
     fn run<T: Send + 'static>(&self, work: impl FnOnce(&mut Worker<U>) -> T + Send + 'static) -> Result<T, Gone>
     where
         U: 'static,
@@ -67,7 +67,7 @@ impl<U> Mailbox<U> {
         result.recv().map_err(|_| Gone)
     }
 
-    /// Leaves a question and waits for its answer, for which `answer` is called, in one turn after the other, until it gives one.
+    /// Asks a question and waits for its answer: `answer` is called in one turn after the other, until it returns one.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
         mut answer: impl FnMut(&mut Worker<U>, &Share<'_>) -> Option<T> + Send + 'static,
@@ -88,7 +88,7 @@ impl<U> Mailbox<U> {
         result.recv().map_err(|_| Gone)
     }
 
-    /// Leaves a command, to be run between two batches.
+    /// Sends a command, to be run between two batches.
     pub(crate) fn send(&self, command: Command<U>) -> Result<(), Gone> {
         self.commands.send(command).map_err(|_| Gone)?;
         self.wake()
@@ -129,10 +129,10 @@ pub struct Handle<U: 'static> {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Starts a worker on a thread of its own, pinned to `cpu` if given.
+/// Starts a worker on its own thread, pinned to `cpu` if given.
 ///
 /// # Errors
-/// No thread or descriptor could be had.
+/// A thread or descriptor could not be created.
 pub fn start<U: PolledUnderlay + Send + 'static>(
     config: CoreConfig,
     underlay: U,
@@ -142,10 +142,11 @@ pub fn start<U: PolledUnderlay + Send + 'static>(
     begin(config, underlay, switch, cpu, false)
 }
 
-/// [`start`] of a worker that runs nothing but commands until it is told to [resume](Worker::resume): its sockets and devices are still another process's.
+/// [`start`] of a worker that only runs commands until it is told to [resume](Worker::resume), because its sockets and
+/// devices still belong to another process.
 ///
 /// # Errors
-/// As of [`start`].
+/// As for [`start`].
 pub fn start_paused<U: PolledUnderlay + Send + 'static>(
     config: CoreConfig,
     underlay: U,
@@ -182,7 +183,7 @@ fn begin<U: PolledUnderlay + Send + 'static>(
     Ok(Handle { mailbox: Mailbox { commands, questions, wake, waiting: Arc::default() }, pulse, thread: Some(thread) })
 }
 
-/// A way to a running worker that does not keep it running.
+/// Access to a running worker that does not keep it running.
 pub struct Remote<U: 'static>(Mailbox<U>);
 
 impl<U: 'static> Clone for Remote<U> {
@@ -215,12 +216,12 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
 }
 
 impl<U: PolledUnderlay + 'static> Handle<U> {
-    /// What can be seen of the worker without asking it.
+    /// The part of the worker's state that can be read without asking it.
     pub fn pulse(&self) -> Arc<Pulse> {
         Arc::clone(&self.pulse)
     }
 
-    /// Another way to the worker, for another thread.
+    /// Access to the worker for another thread.
     pub fn remote(&self) -> Remote<U> {
         Remote(self.mailbox.clone())
     }

@@ -1,4 +1,4 @@
-//! Frames of guests for services of this host's daemon, and what those send to guests.
+//! Frames from guests to services of this host's daemon, and from those to guests.
 
 use std::sync::mpsc::SyncSender;
 
@@ -8,10 +8,10 @@ use bifrost_wire::Mac;
 use crate::core::Core;
 use crate::guest::plan;
 
-/// A frame of a guest for a service of the daemon: whole, with right checksums if the guest's were.
+/// A frame of a guest for a service of the daemon: unsegmented, with correct checksums if the guest's were.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFrame {
-    /// The worker that has fetched it, which gives the guest the answers.
+    /// The worker that fetched it, which gives the guest the answers.
     pub worker: u16,
     /// The port's number.
     pub port: u16,
@@ -19,22 +19,22 @@ pub struct HostFrame {
     pub frame: Vec<u8>,
 }
 
-/// Where frames for services of the daemon go.
+/// The queue of frames for services of the daemon.
 pub type HostQueue = SyncSender<HostFrame>;
 
 impl<P: GuestPort> Core<P> {
-    /// From now on frames for services of the daemon go to `queue`, as long as it has room.
+    /// Sets the queue of frames for services of the daemon.
     pub fn set_host_queue(&mut self, queue: HostQueue) {
         self.host_queue = Some(queue);
     }
 
-    /// Copies a guest's frame into the daemon's queue. It never waits: what finds no room is dropped, and counted.
+    /// Copies a guest's frame into the daemon's queue. Never waits: frames without room are dropped and counted.
     #[cold]
     #[inline(never)]
     pub(crate) fn give_to_host(&mut self, owner: u16, frame: TxFrame) {
         let worker = self.siblings.index;
         let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return };
-        // What cannot be segmented is dropped here, where everything else of it has been counted.
+        // A frame that cannot be segmented is dropped here, after it has been counted.
         let segments = plan(port.port.bytes(frame.handle).0, frame, None);
         for number in 0..segments.as_ref().map_or(0, bifrost_nic::Segments::count) {
             let (Ok(segments), Some(queue)) = (&segments, &self.host_queue) else { break };
@@ -46,8 +46,8 @@ impl<P: GuestPort> Core<P> {
         port.complete(frame.handle);
     }
 
-    /// Gives a guest a frame of a service of the daemon with right checksums, with the next turn. `mac`: the guest's,
-    /// as the service knows it; a port that another one has meanwhile gets nothing.
+    /// Gives a guest a frame of a service of the daemon, with correct checksums, in the next turn. `mac`: the guest's,
+    /// as the service knows it; if the port meanwhile belongs to another guest, the frame is dropped.
     pub fn give_from_host(&mut self, port: u16, mac: Mac, frame: &[u8]) {
         let is_it = self.switch.port(bifrost_avs::PortId(port)).is_some_and(|port| port.mac == mac);
         if !is_it {

@@ -1,34 +1,36 @@
-//! Copies of what left while all paths to a peer had failed. They leave once more as soon as one of them answers: otherwise what goes on
-//! first after an outage is what guests repeat, and a TCP that has been silent for three seconds waits for as long again.
+//! Copies of packets sent while all paths to a peer had failed. They are sent again as soon as a path answers.
+//! Otherwise nothing would flow after an outage until the guests retransmit, and a TCP that has been silent for three
+//! seconds waits for another three.
 
 use std::collections::VecDeque;
 
 use bifrost_rte::Time;
 
-/// Most frames that are kept.
+/// Maximum number of frames.
 const MOST: usize = 256;
-/// Most frames of one port: a guest with many flows must not displace the frames of others.
+/// Maximum number of frames of one port: a guest with many flows must not displace the frames of others.
 const MOST_OF_PORT: usize = 32;
-/// Most frames of one flow: the oldest and the three newest. The acknowledgement that follows a request must not displace the request.
+/// Maximum number of frames of one flow: the oldest and the three newest. The ACK that follows a request must not
+/// displace the request.
 const MOST_OF_FLOW: usize = 4;
-/// For so long at most, ns. A segment of TCP may live two minutes (RFC 9293, 3.4.1).
+/// Maximum age of a frame, ns. A segment of TCP may live two minutes (RFC 9293, 3.4.1).
 const LONGEST_NS: u64 = 30_000_000_000;
 
 /// What frames of one flow have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flow {
-    /// The host that it goes to.
+    /// The destination host.
     pub(crate) peer: u16,
-    /// The port that it comes from.
+    /// The port that sent it.
     pub(crate) owner: u16,
     /// Hash of its addresses and ports.
     pub(crate) hash: u32,
 }
 
-/// A frame as it left.
+/// A frame as it was sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
-    /// Whose it is.
+    /// Its flow.
     pub(crate) flow: Flow,
     /// Outer ECN codepoint.
     pub(crate) class: u8,
@@ -44,7 +46,8 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Keeps a copy of a frame. It replaces the second oldest of its flow if that has its share, or the oldest of its port.
+    /// Keeps a copy of a frame. It replaces the second oldest frame of its flow, if the flow has its maximum, or the
+    /// oldest of its port, if the port has.
     pub(crate) fn keep(&mut self, now: Time, flow: Flow, class: u8, bytes: &[u8]) {
         let is_old = |frame: &Frame| now.since(frame.since) > LONGEST_NS;
         while self.frames.front().is_some_and(is_old) {
@@ -76,7 +79,7 @@ impl Kept {
         self.frames.iter().map(|frame| frame.flow.peer)
     }
 
-    /// Takes out what is kept for a peer, in the order in which it left.
+    /// Removes the frames kept for a peer, in the order in which they were sent.
     pub(crate) fn take(&mut self, now: Time, peer: u16) -> Vec<Frame> {
         let frames = std::mem::take(&mut self.frames).into_iter();
         let (taken, rest): (Vec<Frame>, Vec<Frame>) = frames.partition(|frame| frame.flow.peer == peer);
@@ -84,7 +87,7 @@ impl Kept {
         taken.into_iter().filter(|frame| now.since(frame.since) <= LONGEST_NS).collect()
     }
 
-    /// Forgets frames, for the peer or the port has gone.
+    /// Forgets frames whose peer or port is gone.
     pub(crate) fn forget(&mut self, is_gone: impl Fn(Flow) -> bool) {
         self.frames.retain(|frame| !is_gone(frame.flow));
     }
@@ -117,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_few_and_young() {
+    fn their_number_and_age_are_bounded() {
         let mut kept = Kept::default();
         let victim = Flow { owner: 9, ..flow(1) };
         kept.keep(Time(0), victim, 0, &[9]);
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_has_gone_leaves_nothing() {
+    fn frames_of_a_removed_port_are_forgotten() {
         let mut kept = Kept::default();
         kept.keep(Time(0), flow(1), 0, &[1]);
         kept.keep(Time(0), Flow { owner: 5, ..flow(2) }, 0, &[2]);

@@ -1,18 +1,19 @@
-//! One run-to-completion loop per core; the only place where the rooms are wired together.
+//! One run-to-completion loop per core; the only crate that connects the others.
 //!
-//! A [`Worker`] owns everything it touches: its transport engine, its switch, its queue of every guest port, its sockets.
+//! A [`Worker`] owns everything it uses: its transport engine, its switch, its queue of every guest port, its sockets.
 //! Nothing is shared between workers and nothing is locked. Other threads talk to a worker by sending it closures
 //! ([`Handle::run`]), which it runs between two batches.
 //!
-//! A packet's way, file by file:
+//! The stages of a packet, by file:
 //!
-//! * out: `guest.rs` fetches, parses, asks the switch, hands to the transport; `emit.rs` segments, encapsulates and sends
-//!   (`bundle.rs`: what together);
-//! * in: `underlay.rs` decapsulates, asks the transport, verifies and places (`pressure.rs`: whom, if it is too much); `turn.rs` publishes, then acknowledges.
+//! * out: `guest.rs` fetches, parses, asks the switch and hands packets to the transport; `emit.rs` segments,
+//!   encapsulates and sends them (`bundle.rs`: several in one datagram);
+//! * in: `underlay.rs` decapsulates, asks the transport, verifies and places packets (`pressure.rs`: whose, under
+//!   overload); `turn.rs` publishes, then acknowledges.
 //!
-//! All of that is [`Core`], which does no I/O of its own and reads no clock: [`Core::turn`] is the way of a packet, over
-//! any [`Underlay`](bifrost_port::Underlay) and [`GuestPort`](bifrost_port::GuestPort). A [`Worker`] turns one on a thread,
-//! and waits for what comes next.
+//! All of that is in [`Core`], which does no I/O of its own and reads no clock: [`Core::turn`] moves packets through
+//! all stages, over any [`Underlay`](bifrost_port::Underlay) and [`GuestPort`](bifrost_port::GuestPort). A [`Worker`]
+//! runs its turns on a thread, and waits for events in between.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

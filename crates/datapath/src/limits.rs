@@ -1,40 +1,41 @@
-//! How much a vNIC may send and receive.
+//! Rate limits of a vNIC.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bifrost_rte::Time;
 use bifrost_tables::TokenBucket;
 
-/// A burst is what passes in so long a time, ns.
+/// Duration of a burst at the limit's rate, ns.
 const BURST_NS: u64 = 10_000_000;
-/// Bytes and packets of a burst at low rates: one packet that is yet to be segmented, and a few of other ones.
+/// Minimum burst in bytes and in packets: one unsegmented packet, and a few others.
 const LEAST_BURST_BYTES: u64 = 64 << 10;
 const LEAST_BURST_PACKETS: u64 = 32;
-/// Who was held back goes on when as much may pass as in so long a time, ns: one turn for several packets.
+/// A guest that was held back continues when the tokens of this time are available, ns, so that one turn can fetch
+/// several packets.
 const QUANTUM_NS: u64 = 500_000;
-/// Bytes that a packet may have before it is seen.
+/// Assumed size of a packet before it is seen, bytes.
 const LARGEST_PACKET: u64 = 64 << 10;
 
-/// What may pass; none: any amount.
+/// A rate; `None`: unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rate {
-    /// Bytes of Ethernet frames a second, up to 50·10⁹.
+    /// Bytes of Ethernet frames per second, up to 50·10⁹.
     pub bytes: Option<u64>,
-    /// Packets a second, up to 10⁹; segments of what is to be segmented are counted.
+    /// Packets per second, up to 10⁹; a packet to be segmented counts as its segments.
     pub packets: Option<u64>,
 }
 
 /// The limits of a vNIC. Clones share their meters: the workers that serve one vNIC limit it together.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
-    /// From the guest: what is too much waits in its queue.
+    /// From the guest: packets beyond it wait in the guest's queue.
     pub tx: Option<Limit>,
-    /// To the guest: what is too much is dropped, and comes again if the transport carries it.
+    /// To the guest: packets beyond it are dropped, and retransmitted if the transport carries them.
     pub rx: Option<Limit>,
 }
 
 impl Limits {
-    /// Limits of rates; there is none where nothing is said.
+    /// Limits for these rates; no limit for a rate without values.
     pub fn new(tx: Rate, rx: Rate) -> Self {
         let limit = |rate: Rate| (rate != Rate::default()).then(|| Limit::new(rate));
         Limits { tx: limit(tx), rx: limit(rx) }
@@ -43,8 +44,8 @@ impl Limits {
 
 /// The meters of one direction.
 ///
-/// Behind a lock, for several workers may serve one vNIC; it is held for a few additions, once a batch or packet, and only
-/// where there is a limit.
+/// Behind a lock, because several workers may serve one vNIC. The lock is held for a few additions, once per batch or
+/// packet, and only if there is a limit.
 #[derive(Clone, Debug)]
 pub struct Limit(Arc<Mutex<Meters>>);
 
@@ -68,7 +69,7 @@ impl Meter {
     }
 }
 
-/// What a rate a second is in a time, ns.
+/// Tokens of a rate per second in a time, ns.
 fn per(rate: u64, ns: u64) -> u64 {
     u64::try_from(u128::from(rate) * u128::from(ns) / 1_000_000_000).unwrap_or(u64::MAX)
 }
@@ -76,27 +77,27 @@ fn per(rate: u64, ns: u64) -> u64 {
 /// What may be fetched now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allowance {
-    /// So many packets, at least one, of whatever size.
+    /// This many packets, at least one, of any size.
     Packets(usize),
-    /// Nothing before that time.
+    /// Nothing before this time.
     NotBefore(Time),
 }
 
 impl Limit {
     fn new(rate: Rate) -> Self {
-        // An Ethernet frame is a quantum at least, and a packet.
+        // A quantum is at least one Ethernet frame, or one packet.
         let bytes = rate.bytes.map(|rate| Meter::new(rate, LEAST_BURST_BYTES, 1514));
         let packets = rate.packets.map(|rate| Meter::new(rate, LEAST_BURST_PACKETS, 1));
         Limit(Arc::new(Mutex::new(Meters { bytes, packets })))
     }
 
-    /// How many packets may be fetched before their sizes are known. They are [charged](Self::charge) afterwards, and may owe
-    /// what one packet has too much.
+    /// How many packets may be fetched before their sizes are known. They are [charged](Self::charge) afterwards, which
+    /// may leave a debt of up to one packet.
     pub(crate) fn allowance(&self, now: Time) -> Allowance {
         self.meters().allowance(now)
     }
 
-    /// For how long a packet that is fetched now would have to wait, ns. Nothing is counted.
+    /// How long a packet fetched now would have to wait, ns. Charges nothing.
     pub(crate) fn wait_ns(&self, now: Time) -> u64 {
         match self.meters().clone().allowance(now) {
             Allowance::Packets(_) => 0,
@@ -104,7 +105,7 @@ impl Limit {
         }
     }
 
-    /// Counts what was fetched.
+    /// Charges fetched packets.
     pub(crate) fn charge(&self, now: Time, bytes: u64, packets: u64) {
         let mut meters = self.meters();
         if let Some(meter) = &mut meters.bytes {
@@ -115,12 +116,12 @@ impl Limit {
         }
     }
 
-    /// Whether a packet of so many bytes may pass; then it is counted.
+    /// Whether a packet of this size may pass; if so, it is charged.
     pub(crate) fn take(&self, now: Time, bytes: usize) -> bool {
         self.meters().take(now, bytes)
     }
 
-    /// What [`take`](Self::take) would say. Nothing is counted.
+    /// The result that [`take`](Self::take) would have. Charges nothing.
     pub(crate) fn would_take(&self, now: Time, bytes: usize) -> bool {
         self.meters().clone().take(now, bytes)
     }
@@ -146,7 +147,8 @@ impl Meters {
 
     fn take(&mut self, now: Time, bytes: usize) -> bool {
         let Meters { bytes: by_bytes, packets } = self;
-        // The second one is only asked if the first one lets it pass, and the first one only charged if both do.
+        // The second meter is only asked if the first one lets the packet pass, and the first one is only charged if
+        // both do.
         let passes = by_bytes.as_mut().is_none_or(|m| m.bucket.until(now.0, bytes as u64) == 0)
             && packets.as_mut().is_none_or(|m| m.bucket.take(now.0, 1));
         if let Some(meter) = by_bytes.as_mut().filter(|_| passes) {
@@ -167,19 +169,19 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_no_limit() {
+    fn no_rate_is_no_limit() {
         let limits = Limits::new(Rate::default(), Rate::default());
         assert!(limits.tx.is_none() && limits.rx.is_none());
     }
 
     #[test]
-    fn what_was_fetched_is_waited_for() {
-        // 100 Mbit/s: a burst of 125,000 bytes, so of one packet that might be the largest.
+    fn fetched_packets_must_be_paid_for() {
+        // 100 Mbit/s: a burst of 125,000 bytes, so one packet of the largest size.
         let limit = limit(Some(12_500_000), None);
         assert_eq!(limit.allowance(Time(0)), Allowance::Packets(1));
         limit.charge(Time(0), 1_250_000, 1);
         let Allowance::NotBefore(at) = limit.allowance(Time(0)) else { panic!("90 ms are owed") };
-        // Half a millisecond's worth is waited for, too.
+        // It must also wait for half a millisecond's worth of tokens.
         assert_eq!(at, Time(90 * MS + MS / 2));
         assert!(matches!(limit.allowance(Time(at.0 - MS)), Allowance::NotBefore(again) if again == at));
         assert_eq!(limit.allowance(at), Allowance::Packets(1));
@@ -197,10 +199,10 @@ mod tests {
     }
 
     #[test]
-    fn what_one_meter_refuses_the_other_does_not_count() {
+    fn a_packet_refused_by_one_meter_is_not_charged_to_the_other() {
         let limit = limit(Some(125_000), Some(1_000));
         assert_eq!((0..100).filter(|_| limit.take(Time(0), 100)).count(), 32);
-        // Packets again, and all bytes but 32 times 100.
+        // The number of packets is available again, and all bytes except 32 times 100.
         let later = Time(1_000_000 * MS);
         assert!(limit.take(later, 65_000));
         assert!(!limit.take(later, 65_000), "bytes");
@@ -216,7 +218,7 @@ mod tests {
         assert_eq!(format!("{limit:?}"), before);
         limit.charge(now, 0, 100);
         let before = format!("{limit:?}");
-        // 68 are owed, and 1 is to be had.
+        // 68 are owed, and 1 must be available.
         assert_eq!((limit.wait_ns(now), limit.would_take(now, 1)), (69 * MS, false));
         assert_eq!(format!("{limit:?}"), before);
         assert_eq!(limit.allowance(now), Allowance::NotBefore(now.after(69 * MS)), "as it was told");

@@ -1,9 +1,10 @@
-//! What is told of many things, such as of a hundred thousand connections: in pieces, of which a turn makes few, so that no packet
+//! Long lists, such as of a hundred thousand connections, are made in small pieces, a few per turn, so that no packet
 //! waits for a list.
 //!
-//! Who asks has the cursor. It asks for each page, and gets some entries and where to go on; the worker remembers the page that it is
-//! making, which takes a bounded number of turns, and nothing else. So several may ask at a time, and one that goes away leaves nothing behind. Things have places, at which they stay while they exist. So
-//! something that is there all the while is told once; what comes or goes meanwhile may be told or not.
+//! The caller holds the cursor. It asks for one page after the other, and gets some entries and where to continue. The
+//! worker only remembers the page in progress, which takes a bounded number of turns. So several callers may ask at the
+//! same time, and one that goes away leaves nothing behind. Entries have places, at which they stay while they exist.
+//! So an entry that exists all the time is listed once; one that appears or disappears meanwhile may be listed or not.
 
 use bifrost_avs::{MovingSession, PortId, SessionView};
 use bifrost_port::PolledUnderlay;
@@ -15,18 +16,18 @@ use crate::handle::{Gone, Mailbox, Remote};
 use crate::snapshot::{PathView, PortView};
 use crate::worker::Device;
 
-/// The most entries of a page, but for the last place's.
+/// A page ends with the place whose entries reach this number.
 const PAGE: usize = 1024;
-/// The most places of a piece: where most are free, there is little to be told.
+/// Maximum places of a piece: if most of them are free, there are few entries.
 const PLACES: u32 = 4096;
-/// The most pieces of a page.
+/// Maximum pieces of a page.
 const PIECES: u32 = 64;
-/// Connections between two looks at the clock: some hundred nanoseconds each, if they are in no cache.
+/// Connections between two readings of the clock: some hundred nanoseconds each, if they are in no cache.
 const CONNECTIONS: u32 = 8;
-/// Ports, or peers with their paths, between two looks at the clock: about a microsecond each.
+/// Ports, or peers with their paths, between two readings of the clock: about a microsecond each.
 const PORTS: u32 = 1;
 
-/// What a turn has left for questions.
+/// The time that a turn has left for questions.
 pub struct Share<'a> {
     clock: &'a dyn Fn() -> u64,
     until: u64,
@@ -39,18 +40,18 @@ impl std::fmt::Debug for Share<'_> {
 }
 
 impl<'a> Share<'a> {
-    /// `ns` from now on, on a clock.
+    /// `ns` from now on, on this clock.
     pub fn new(clock: &'a dyn Fn() -> u64, ns: u64) -> Self {
         Share { clock, until: clock().saturating_add(ns) }
     }
 
-    /// Nothing is left.
+    /// Whether no time is left.
     pub fn is_used_up(&self) -> bool {
         (self.clock)() >= self.until
     }
 
-    /// Looks at some of `places` places, from `from` on: at one at least, and then until the share is used up or the page is full.
-    /// Returns where to go on, if there is more.
+    /// Visits some of `places` places, starting at `from`: at least one, and then until the time is used up or the page
+    /// is full. Returns where to continue, if there are more.
     fn look<T>(
         &self,
         from: u32,
@@ -72,13 +73,13 @@ impl<'a> Share<'a> {
     }
 }
 
-/// Makes a piece of a list, from a place on; returns where to go on.
+/// Makes a piece of a list, starting at a place; returns where to continue.
 type Look<T> = Box<dyn FnMut(&Core<Device>, u32, &Share<'_>, &mut Vec<T>) -> Option<u32> + Send>;
 
-/// A list, page by page: each is asked for when it is wanted. Pages may be empty. Ends after an error.
+/// A list, page by page, each made on demand. Pages may be empty. Ends after an error.
 pub struct Pages<U: 'static, T> {
     mailbox: Mailbox<U>,
-    /// Where to go on, and who looks; `None`: nothing is left.
+    /// Where to continue, and the function that makes pieces; `None`: the list is complete.
     rest: Option<(u32, Look<T>)>,
 }
 
@@ -93,7 +94,7 @@ impl<U: PolledUnderlay + 'static, T: Send + 'static> Iterator for Pages<U, T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let (mut from, look) = self.rest.take()?;
-        // Made here: the worker has better things to do.
+        // Allocated here, not on the worker.
         let mut making = Some((Vec::with_capacity(PAGE), look));
         let mut pieces = 0;
         let made = self.mailbox.ask(move |worker, share| {
@@ -116,7 +117,7 @@ impl<U: PolledUnderlay + 'static, T: Send + 'static> Iterator for Pages<U, T> {
 }
 
 impl<U: PolledUnderlay + 'static> Remote<U> {
-    /// What `see` tells of each connection, given the number of its peer.
+    /// The results of `see` for each connection, given the number of its peer.
     pub fn connections<T: Send + 'static>(
         &self,
         mut see: impl FnMut(u16, &ConnSnapshot) -> Option<T> + Send + 'static,
@@ -131,7 +132,7 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
         })
     }
 
-    /// Those of these ports that this worker serves, in order.
+    /// Those of the given ports that this worker serves, in order.
     pub fn ports_of(&self, owners: Vec<u16>) -> Pages<U, PortView> {
         self.pages(move |core, from, share, page| {
             share.look(from, owners.len() as u32, PORTS, page, |place, page| {
@@ -140,7 +141,7 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
         })
     }
 
-    /// Of each port, packets from and to its guest.
+    /// Packets from and to the guest of each port.
     pub fn traffic(&self) -> Pages<U, (u64, u64)> {
         self.pages(|core, from, share, page| {
             let places = core.port_places();
@@ -148,14 +149,14 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
         })
     }
 
-    /// All paths; those to one peer are next to each other, and on one page.
+    /// All paths; those to one peer are adjacent, and on one page.
     pub fn paths(&self) -> Pages<U, PathView> {
         self.pages(|core, from, share, page| {
             share.look(from, core.peer_places(), PORTS, page, |place, page| page.extend(core.path_views(place as u16)))
         })
     }
 
-    /// What `see` tells of each session of security groups, given its place, from a place on.
+    /// The results of `see` for each session of security groups, given its place, starting at a place.
     pub fn sessions<T: Send + 'static>(
         &self,
         from: u32,
@@ -180,7 +181,8 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
         })
     }
 
-    /// Goes on with sessions that a port's guest had on another host, some in each turn; how many of them there was a place for.
+    /// Takes over sessions that a port's guest had on another host, some in each turn; returns how many of them found
+    /// room.
     ///
     /// # Errors
     /// The worker has ended.
@@ -197,7 +199,7 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
         })
     }
 
-    /// What `see` tells of each of `count` things, which take a hundred nanoseconds or so each.
+    /// The results of `see` for each of `count` items, each of which may take about a hundred nanoseconds.
     pub fn each<T: Send + 'static>(
         &self,
         count: u32,
@@ -216,7 +218,7 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
     }
 }
 
-/// A piece of the list of connections.
+/// Makes a piece of the list of connections.
 fn connections<P: bifrost_port::GuestPort, T>(
     core: &Core<P>,
     from: u32,

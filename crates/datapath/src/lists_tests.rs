@@ -20,7 +20,7 @@ use super::*;
 use crate::{CoreConfig, PeerConfig, PlainPaths, PortConfig, start};
 
 const MANY: u32 = 100_000;
-/// What a place costs on the clock of these tests, ns.
+/// Time that a visit to a place takes on the clock of these tests, ns.
 const PLACE_NS: u64 = 100;
 const TURN_NS: u64 = 20_000;
 /// A guest with many sessions.
@@ -28,7 +28,7 @@ const GUEST: PortId = PortId(3);
 /// The number of the peer.
 const PEER: u16 = 7;
 
-/// An underlay that brings nothing, and takes everything.
+/// An underlay that receives nothing, and accepts everything.
 struct Nowhere(OwnedFd);
 
 impl Nowhere {
@@ -68,7 +68,7 @@ impl PolledUnderlay for Nowhere {
 fn config() -> CoreConfig {
     CoreConfig {
         index: 0,
-        // However slow the machine is, they stay.
+        // They stay, however slow the machine is.
         transport: bifrost_rte::Config { idle_reap_ns: 86_400 * bifrost_rte::S, ..Default::default() },
         instance: 1,
         salt: 1,
@@ -98,7 +98,7 @@ fn add_peer(core: &mut Core<Device>) {
     core.set_peer(peer, &mut Nowhere::new()).unwrap();
 }
 
-/// Has connection number `n` begin.
+/// Starts connection number `n`.
 fn begin(core: &mut Core<Device>, n: u32) -> Cid {
     let mac = |first: u8| {
         let [a, b, c, d] = n.to_be_bytes();
@@ -126,7 +126,8 @@ fn crowded(connections: u32) -> (Core<Device>, Vec<Cid>) {
     (core, cids)
 }
 
-/// The next piece of the list of connections, with a clock that goes on by what each place costs; and how long it took.
+/// The next piece of the list of connections, with a clock that advances by the time of each place, and how long it
+/// took.
 fn piece(core: &Core<Device>, from: u32, cids: &mut Vec<Cid>) -> (Option<u32>, u64) {
     let now = Cell::new(0);
     let clock = || now.get();
@@ -159,7 +160,7 @@ fn no_piece_of_a_long_list_takes_longer_than_its_share_of_a_turn() {
 }
 
 #[test]
-fn what_is_there_all_the_while_is_told_once() {
+fn entries_that_stay_are_listed_once() {
     let mut random = fastrand::Rng::with_seed(1);
     let (mut core, first) = crowded(20_000);
     let (mut told, mut from, mut n) = (Vec::new(), Some(0), 20_000);
@@ -167,7 +168,7 @@ fn what_is_there_all_the_while_is_told_once() {
         let mut page = Vec::new();
         from = piece(&core, place, &mut page).0;
         told.extend(page);
-        // Ports come and go, with their connections: of every thousand ports every other one.
+        // Ports come and go, with their connections: every other one of every thousand ports.
         let gone = random.u16(0..500) * 2;
         core.engine.remove_owner(gone, &mut core.out);
         for _ in 0..random.u32(0..50) {
@@ -218,7 +219,7 @@ fn worker(connections: u32, ports: u16) -> crate::Handle<Nowhere> {
 }
 
 #[test]
-fn several_ask_one_worker_at_a_time_and_some_of_them_go_away() {
+fn several_clients_may_ask_one_worker_and_some_may_go_away() {
     let worker = worker(10_000, 50);
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -259,7 +260,7 @@ fn a_turn_answers_no_more_than_it_has_time_for() {
     let remote = worker.remote();
     let (begin, begun) = std::sync::mpsc::channel::<()>();
     let (tell, told) = std::sync::mpsc::channel();
-    // Until all of them wait, it does something else.
+    // Something else is done until all of them wait.
     remote.mailbox().send(Box::new(move |_| assert!(begun.recv().is_err()))).unwrap();
     let askers: Vec<_> = (0..QUESTIONS)
         .map(|_| {
@@ -292,7 +293,7 @@ fn sessions(count: u32) -> Vec<MovingSession> {
         let (client, number) = (0x0a01_0000 + u64::from(n % 10_000), u64::from(1024 + n / 10_000));
         let key = [0, 0xffff_0a00_0001, 0, 0xffff << 32 | client, 80 << 48 | number << 32 | 6 << 8 | 4];
         key.into_iter().for_each(|word: u64| bytes.extend(word.to_le_bytes()));
-        // The client began; established; since when.
+        // Whether the client started it, whether it is established, and since when.
         bytes.extend([1, 2, 0, 0, 0, 0, 0, 0, 0]);
     }
     let (sessions, unreadable) = read_moving_sessions(&bytes).unwrap();
@@ -347,7 +348,8 @@ fn sessions_move_and_are_listed_some_in_each_turn() {
     assert_eq!((moving(GUEST).len(), moving(PortId(9)).len()), (sessions.len(), 0));
 }
 
-/// How long a turn is with a list in it: `cargo test --release -p bifrost-datapath -- --ignored --nocapture longest_turn`.
+/// Duration of a turn that includes a list: `cargo test --release -p bifrost-datapath -- --ignored --nocapture
+/// longest_turn`.
 #[test]
 #[ignore = "measures time"]
 fn longest_turn() {
@@ -402,11 +404,11 @@ fn longest_turn() {
     let (sessions, worker) = (sessions(MANY), worker_with_guest());
     let remote = worker.remote();
     let first = sessions[..1].to_vec();
-    // The first one makes the table.
+    // The first session allocates the table.
     assert_eq!(remote.take_over_sessions(GUEST, first), Ok(1));
     let (mut took, mut at) = (Vec::new(), 0);
     while at < sessions.len() {
-        // As many as there are between two looks at the clock, and then as many as a turn has time for.
+        // As many as between two readings of the clock, and then as many as a turn has time for.
         let piece = sessions[at..].to_vec();
         let (count, time) = remote
             .mailbox()

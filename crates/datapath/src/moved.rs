@@ -12,15 +12,15 @@ use hashbrown::HashMap;
 use crate::capture::Note;
 use crate::core::Core;
 
-/// Guests that are remembered, at most; packets for others are dropped.
+/// Maximum number of remembered guests; packets for others are dropped.
 const MOST: usize = 4096;
 
 /// Where a guest has moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// It was here, and is at this peer now.
+    /// It was here, and is now at this peer.
     To(u16),
-    /// It was at this peer, and is here.
+    /// It was at this peer, and is now here.
     From(u16),
 }
 
@@ -31,7 +31,7 @@ impl Moved {
     }
 }
 
-/// Guests that have moved lately, by vNIC.
+/// Guests that have moved recently, by vNIC.
 #[derive(Debug, Default)]
 pub(crate) struct MovedGuests(HashMap<(Vni, Mac), (Moved, Time), RandomState>);
 
@@ -49,7 +49,7 @@ impl MovedGuests {
         self.0.is_empty()
     }
 
-    /// Forgets it once its time is over.
+    /// Finds an entry; forgets it if it has expired.
     fn find(&mut self, now: Time, vnic: (Vni, Mac)) -> Option<Moved> {
         let (moved, until) = *self.0.get(&vnic)?;
         if until > now {
@@ -59,24 +59,25 @@ impl MovedGuests {
         None
     }
 
-    /// The guest is here, whatever was before.
+    /// The guest is here, whatever was noted before.
     pub(crate) fn forget(&mut self, vnic: (Vni, Mac)) {
         self.0.remove(&vnic);
     }
 
-    /// A peer is gone: its number may be another one's.
+    /// A peer is gone: its number may be reused.
     pub(crate) fn forget_peer(&mut self, id: u16) {
         self.0.retain(|_, (moved, _)| moved.peer() != id);
     }
 }
 
 impl<P: GuestPort> Core<P> {
-    /// Until then, plain VXLAN for the guest of that vNIC is sent on to its new host, or taken from its old one.
+    /// Until `until`, plain VXLAN for the guest of this vNIC is forwarded to its new host, or accepted from its old
+    /// one.
     pub fn note_moved(&mut self, vni: Vni, mac: Mac, moved: Moved, until: Time) {
         self.moved.note(self.now, (vni, mac), moved, until);
     }
 
-    /// The guest behind a port runs here now: until then its old host may send it what still comes there.
+    /// The guest behind a port runs here now: until `until`, its old host may forward packets that still arrive there.
     pub fn note_arrived(&mut self, owner: u16, until: Time) {
         let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
         let Some(vnic) = port.map(|port| (port.vni, port.mac)) else { return };

@@ -1,4 +1,4 @@
-//! Peer hosts as the data path knows them: lanes out, addresses in.
+//! Peer hosts as the data path sees them: lanes for sending, addresses for receiving.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,24 +15,24 @@ use hashbrown::HashMap;
 pub struct PeerConfig {
     /// Its number: the switch's `PeerId`.
     pub id: u16,
-    /// Its underlay addresses; nothing from elsewhere is accepted.
+    /// Its underlay addresses; packets from other addresses are not accepted.
     pub addresses: Vec<IpAddr>,
     /// (local, remote) address of each path, 1..=8.
     pub paths: Vec<(IpAddr, IpAddr)>,
-    /// UDP source port of path 0; path i uses the i-th after it.
+    /// UDP source port of path 0; path i uses this port plus i.
     pub source_port_base: u16,
     /// Its BIFROST port.
     pub bifrost_port: u16,
     /// Its VXLAN port.
     pub vxlan_port: u16,
-    /// It speaks plain VXLAN only.
+    /// It supports only plain VXLAN.
     pub plain: bool,
 }
 
-/// How plain VXLAN chooses among the paths to a peer.
+/// How paths to a peer are chosen for plain VXLAN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainPaths {
-    /// What flows do that were idle for at least the gap.
+    /// What happens to flows that were idle for at least the gap.
     pub after_gap: AfterGap,
     /// The gap, ns.
     pub gap_ns: u64,
@@ -68,24 +68,25 @@ impl std::error::Error for PeerError {}
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) config: PeerConfig,
-    /// `None` for a peer that speaks plain VXLAN only.
+    /// `None` for a peer that supports only plain VXLAN.
     pub(crate) engine: Option<PeerId>,
     pub(crate) bifrost: Vec<LaneId>,
     pub(crate) vxlan: Vec<LaneId>,
-    /// Which path a flow takes as plain VXLAN (RFC 7348, section 5: source port entropy).
+    /// Selects the path of a flow as plain VXLAN (RFC 7348, section 5: source port entropy).
     plain: Resilient,
     /// Paths that the operator has taken out of use.
     drained: PathSet,
 }
 
 impl Peer {
-    /// The lane of a path. The peer may have more paths than this host: answers to packets on those share its lanes.
+    /// The lane of a path. The peer may have more paths than this host: answers to packets on those share this host's
+    /// lanes.
     pub(crate) fn lane(&self, path: PathId) -> LaneId {
         let own = self.bifrost.get(path.index()).copied();
         own.unwrap_or_else(|| self.bifrost[path.index() % self.bifrost.len()])
     }
 
-    /// The paths to a peer that the transport does not know; none otherwise.
+    /// The paths to a peer that the transport does not know; empty if it does.
     pub(crate) fn unmeasured(&self) -> impl Iterator<Item = PathSnapshot> + use<> {
         let (drained, all) = (self.drained, self.all_paths());
         let good = open_paths(drained, all);
@@ -101,7 +102,8 @@ impl Peer {
         PathSet::MAX >> (PathId::MAX - self.vxlan.len())
     }
 
-    /// Paths for plain VXLAN: those that the transport sprays over, if it knows the peer. None that is drained, unless all are.
+    /// Paths for plain VXLAN: those that the transport sprays over, if it knows the peer. Drained paths are excluded,
+    /// unless all are drained.
     fn good(&self, engine: &Engine) -> PathSet {
         match self.engine {
             Some(peer) => engine.selected_paths(peer).iter().fold(0, |set, path| set | 1 << path.get()),
@@ -114,7 +116,7 @@ impl Peer {
         contains(self.drained, path)
     }
 
-    /// The paths that the next packet of a flow may take as plain VXLAN: one, or all that are drawn from.
+    /// The paths that the next packet of a flow may take as plain VXLAN: one, or all from which one is drawn.
     pub(crate) fn plain_paths(&self, flow: u32, engine: &Engine, now: Time) -> impl Iterator<Item = PathId> + use<> {
         let good = self.good(engine);
         let paths = self.plain.foresee(flow, good, now.0).map_or(good, |path| 1 << path);
@@ -126,7 +128,7 @@ fn contains(set: PathSet, path: PathId) -> bool {
     set >> path.get() & 1 == 1
 }
 
-/// Those that are not drained, or all if all are.
+/// The paths that are not drained, or all if all are drained.
 fn open_paths(drained: PathSet, all: PathSet) -> PathSet {
     if drained & all == all { all } else { all & !drained }
 }
@@ -188,7 +190,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Forgets a peer; its lanes stay open, for others may share them.
+    /// Forgets a peer; its lanes stay open, because others may share them.
     pub(crate) fn remove(&mut self, id: u16) {
         self.by_address.retain(|_, peer| *peer != id);
         if let Some(slot) = self.by_id.get_mut(usize::from(id)) {
@@ -196,7 +198,7 @@ impl Peers {
         }
     }
 
-    /// Takes just these paths of a peer out of use; returns whether it is known.
+    /// Takes exactly these paths of a peer out of use; returns whether the peer is known.
     pub(crate) fn drain(&mut self, id: u16, paths: PathSet, engine: &mut Engine, now: Time) -> bool {
         let Some(peer) = self.by_id.get_mut(usize::from(id)).and_then(Option::as_mut) else { return false };
         peer.drained = paths;
@@ -206,7 +208,7 @@ impl Peers {
         true
     }
 
-    /// Path and lane for the next packet of a flow as plain VXLAN, and whether the flow moves by that.
+    /// Path and lane for the next packet of a flow as plain VXLAN, and whether the flow moves to another path.
     #[inline]
     pub(crate) fn plain_lane(
         &mut self,
@@ -223,7 +225,7 @@ impl Peers {
         Some((choice.path, peer.vxlan[usize::from(choice.path)], choice.moved))
     }
 
-    /// The peer and the path of one of the transport's lanes.
+    /// The peer and the path of a lane of the transport.
     pub(crate) fn path_of(&self, lane: LaneId) -> Option<(u16, PathId)> {
         self.iter().find_map(|peer| {
             let path = peer.bifrost.iter().position(|l| *l == lane)?;
@@ -235,7 +237,7 @@ impl Peers {
         self.by_id.get(usize::from(id))?.as_ref()
     }
 
-    /// Numbers of peers are below this.
+    /// Upper bound of the peers' numbers, exclusive.
     pub(crate) fn places(&self) -> usize {
         self.by_id.len()
     }

@@ -1,19 +1,20 @@
-//! What other threads can see of a worker while it works: whether it gets on, and what it is at.
+//! The part of a worker's state that other threads can read while it works: whether it makes progress, and its current
+//! step.
 //!
-//! A step that never ends leaves no panic, and no turn whose time could be taken. Somebody else has to look.
+//! A step that never ends causes no panic, and no turn whose duration could be measured. So another thread must check.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::work::Stage;
 
-/// A worker that is at the same turn for so long does not get on.
+/// A worker that is in the same turn for this long is stuck.
 const STUCK: Duration = Duration::from_secs(1);
 
 /// Written by the worker, with plain stores, and read by others.
 #[derive(Debug, Default)]
 pub struct Pulse {
-    /// Odd while it works; another number for each turn.
+    /// Odd while the worker works; different in each turn.
     turn: AtomicU64,
     /// The stage and, in the lower half, the port.
     step: AtomicU32,
@@ -31,7 +32,7 @@ impl Pulse {
         (Stage::ALL.get((step >> 16) as usize).copied().unwrap_or_default(), step as u16)
     }
 
-    /// The worker has something to do.
+    /// The worker starts working.
     pub(crate) fn wake(&self) {
         self.turn.store((self.turn.load(Ordering::Relaxed) | 1) + 2, Ordering::Relaxed);
     }
@@ -42,7 +43,7 @@ impl Pulse {
     }
 }
 
-/// Looks at a worker's pulse now and then.
+/// Checks a worker's pulse from time to time.
 #[derive(Debug, Default)]
 pub struct PulseWatch {
     turn: u64,
@@ -51,7 +52,7 @@ pub struct PulseWatch {
 }
 
 impl PulseWatch {
-    /// A look, at `now`. Returns the stage and the port, if there is one, where the worker does not get on: once.
+    /// Checks at `now`. Returns the stage and the port, if any, at which the worker is stuck; only once.
     pub fn look(&mut self, pulse: &Pulse, now: Instant) -> Option<(Stage, Option<u16>)> {
         let turn = pulse.turn.load(Ordering::Relaxed);
         if turn != self.turn || turn & 1 == 0 || self.since.is_none() {
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_that_does_not_get_on_is_told_once_and_one_that_waits_never() {
+    fn a_stuck_worker_is_reported_once_and_a_waiting_one_never() {
         let (pulse, mut watch) = (Pulse::default(), PulseWatch::default());
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);

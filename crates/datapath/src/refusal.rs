@@ -1,4 +1,5 @@
-//! Why a frame from the underlay, or of a neighbour, is not placed: the one place where that is counted, shown, and told to its sender.
+//! Reasons for not placing a frame from the underlay or from a guest of this host: how they are counted, shown in a
+//! capture, and reported to the sender.
 
 use bifrost_avs::DropReason;
 use bifrost_nic::Malformed;
@@ -13,36 +14,36 @@ use crate::ports::Port;
 pub(crate) enum Refusal {
     /// A wrong transport checksum.
     BadChecksum,
-    /// More than its guest's share, while the worker cannot keep up.
+    /// It exceeds its guest's share while the worker cannot keep up.
     Overload,
     /// It cannot be parsed.
     Malformed(Malformed),
     /// It is not for the vNIC of its connection.
     WrongVnic,
-    /// The switch refuses it, and has counted it.
+    /// The switch drops it, and has counted it.
     Switch(DropReason),
-    /// Plain VXLAN that met congestion, whose sender would not learn of it (RFC 6040).
+    /// Plain VXLAN with a congestion mark of which its sender would not learn (RFC 6040).
     MarkedNotEct,
-    /// Its port, or that port's queue on this worker, is not here any more.
+    /// Its port, or that port's queue on this worker, no longer exists.
     Gone,
-    /// It has to wait for others, and they need the room.
+    /// It must wait for others, which need the room.
     ReorderFull,
-    /// More than its guest may get.
+    /// It exceeds its guest's receive limit.
     RateLimited,
-    /// Its guest's port rests, for it has kept the worker.
+    /// Its guest's port rests, because it has kept the worker busy.
     SlowPort,
-    /// The guest has no buffer, and the packet comes again.
+    /// The guest has no buffer; the packet will be retransmitted.
     NoGuestBuffer,
-    /// The guest has no buffer, and nobody sends the packet again.
+    /// The guest has no buffer; nobody retransmits the packet.
     NoBuffer,
-    /// No buffer of the guest can have it.
+    /// It is larger than any buffer of the guest.
     TooLarge,
-    /// The transport has no memory to remember it.
+    /// The transport has no memory to track it.
     NoPage,
 }
 
 impl Refusal {
-    /// As a capture shows it.
+    /// Its name in captures.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Refusal::BadChecksum => "bad_checksum",
@@ -62,7 +63,7 @@ impl Refusal {
         }
     }
 
-    /// Counts it. `port`: the one that the frame is for, if it is known and here.
+    /// Counts it. `port`: the frame's destination, if it is known and here.
     pub(crate) fn count<P: GuestPort>(self, port: Option<&mut Port<P>>, counters: &mut Counters) {
         let of_port = port.map(|port| match self {
             Refusal::Overload => Some(&mut port.overload_dropped),
@@ -85,20 +86,20 @@ impl Refusal {
             Refusal::NoBuffer => &mut counters.no_buffer_packets,
             Refusal::TooLarge => &mut counters.too_large_packets,
             Refusal::NoPage => &mut counters.discarded_packets,
-            // By the switch, and by the transport.
+            // Counted by the switch, or by the transport.
             Refusal::Switch(_) | Refusal::NoGuestBuffer => return,
         };
         *counter += 1;
     }
 
-    /// Tells the transport, which tells the packet's sender what to do about it.
+    /// Tells the transport, which tells the packet's sender how to react.
     pub(crate) fn tell(self, now: Time, slot: Slot, engine: &mut Engine, out: &mut Output) {
         match self {
             // The datagram's own checksum was right, so the network is not to blame (PROTOCOL §7.1).
             Refusal::BadChecksum => engine.damaged(slot),
-            // It slows down, and sends it again.
+            // The sender slows down, and retransmits it.
             Refusal::Overload | Refusal::RateLimited | Refusal::SlowPort => engine.rate_limited(slot),
-            // It would be refused again: it must not be repeated (NSDI'26, 7.1).
+            // It would be refused again, so it must not be retransmitted (NSDI'26, 7.1).
             Refusal::Malformed(_)
             | Refusal::WrongVnic
             | Refusal::Switch(_)
@@ -106,7 +107,7 @@ impl Refusal {
             | Refusal::TooLarge => engine.policy_dropped(now, slot, out),
             Refusal::Gone => engine.gone(slot),
             Refusal::ReorderFull | Refusal::NoGuestBuffer | Refusal::NoBuffer => engine.not_placed(slot),
-            // The transport has found that itself.
+            // The transport found that itself.
             Refusal::NoPage => {}
         }
     }

@@ -1,8 +1,8 @@
-//! A worker stops, and says what another process's worker needs to go on with its guests and sockets.
+//! A worker stops, and returns what a worker of another process needs to continue with its guests and sockets.
 //!
-//! In this order, each step on all workers before the next: [`Worker::hold_guests`], so that what is on its way can be acknowledged;
-//! [`Worker::pause`], after which only commands are run; [`Worker::set_aside`]. Until the very end [`Worker::resume`] goes on as if nothing had
-//! been, but that connections with traffic are set up again.
+//! The order, with each step completed on all workers before the next: [`Worker::hold_guests`], so that packets in
+//! flight can be acknowledged; [`Worker::pause`], after which only commands are run; [`Worker::set_aside`]. Until the
+//! very end, [`Worker::resume`] continues as before, except that connections with traffic are set up again.
 
 use std::collections::HashSet;
 
@@ -13,30 +13,31 @@ use bifrost_rte::Time;
 use crate::core::Core;
 use crate::worker::Worker;
 
-/// Turns in which what has been received is worked off, at most: a batch of the underlay has less.
+/// Maximum turns for processing what has been received; more than enough for a batch of the underlay.
 const MOST_TURNS: usize = 4096;
-/// Bytes of guests' packets that a worker hands over, at most. More is dropped, and repaired by the guests like any loss.
+/// Maximum bytes of guests' packets that a worker hands over. More are dropped, and the guests repair that like any
+/// loss.
 const MOST_BYTES: usize = 32 << 20;
 
-/// What a worker has fetched from guests, and has not got rid of.
+/// Packets that a worker has fetched from guests and not finished.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SetAside {
-    /// By port number, each port's in the order in which they are to leave: see [`GuestPort::raw`].
+    /// By port number; those of a port in the order in which they must be sent: see [`GuestPort::raw`].
     pub packets: Vec<(u16, Vec<u8>)>,
-    /// Packets for which there was no room, or that their port cannot hand over.
+    /// Packets beyond the limit, or that their port cannot hand over.
     pub left_out: u64,
 }
 
 impl<P: GuestPort> Core<P> {
-    /// Connections start over, what is held for guests is shown, and everything of guests that has not been acknowledged is returned. It
-    /// stays here, too.
+    /// Restarts connections, publishes packets held for guests, and returns all packets of guests that have not been
+    /// acknowledged. These also stay here.
     fn set_aside(&mut self, now: Time, underlay: &mut impl Underlay) -> SetAside {
         self.now = self.now.max(now);
         self.publish::<false>();
         self.engine.acknowledge_all();
         self.engine.flush_acks(self.now, &mut self.out);
         self.emit::<false>(underlay);
-        // What it has to say to peers leaves when this core goes on, if it does.
+        // The resulting packets to peers are sent if this core continues.
         self.engine.start_all_over(self.now, &mut self.out);
         self.publish::<false>();
         self.unfinished()
@@ -67,17 +68,17 @@ impl<P: GuestPort> Core<P> {
 }
 
 impl<U: PolledUnderlay> Worker<U> {
-    /// Fetches nothing from guests any more, or again.
+    /// Stops fetching from guests, or starts it again.
     pub fn hold_guests(&mut self, hold: bool) {
         self.core.guests_wait = hold;
     }
 
-    /// Packets of guests that the transport has, and that are not acknowledged.
+    /// Packets of guests that the transport holds and that are not acknowledged.
     pub fn unfinished_packets(&self) -> u64 {
         self.core.engine.unfinished_packets()
     }
 
-    /// Works off what it has received, and then runs nothing but commands.
+    /// Processes what has been received, and then runs only commands.
     pub fn pause(&mut self) {
         self.paused = true;
         self.core.guests_wait = true;
@@ -90,19 +91,19 @@ impl<U: PolledUnderlay> Worker<U> {
         }
     }
 
-    /// Of a worker that [pauses](Self::pause): see [`SetAside`].
+    /// Returns the [`SetAside`] of a worker that [pauses](Self::pause).
     pub fn set_aside(&mut self) -> SetAside {
         let now = Time(monotonic_ns());
         self.core.set_aside(now, &mut self.underlay)
     }
 
-    /// Puts a packet of another process's [`SetAside`] in front of what the guest of a port has sent since. Returns false if the port is not there, or
-    /// takes none.
+    /// Puts a packet of another process's [`SetAside`] in front of the packets that the port's guest has sent since.
+    /// Returns false if the port does not exist, or does not accept it.
     pub fn put_in_front(&mut self, owner: u16, packet: Vec<u8>) -> bool {
         self.core.device_mut(owner).is_some_and(|device| device.put_in_front(packet))
     }
 
-    /// Goes on.
+    /// Continues after a pause.
     pub fn resume(&mut self) {
         self.paused = false;
         self.core.guests_wait = false;

@@ -1,4 +1,4 @@
-//! What an operator sees of a worker.
+//! An operator's view of a worker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::counters::{Counters, OutboundCounters};
 use crate::fault::Fault;
 use crate::ports::Port;
 
-/// A worker as a whole, of one moment. Making it takes the same time however much there is.
+/// A whole worker at one moment. The time to make it does not depend on how many objects there are.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
-    /// What the data path counts itself.
+    /// Counters of the data path itself.
     pub own: Counters,
-    /// Connections that there are.
+    /// Number of connections.
     pub connections: usize,
     /// Injected faults and their hits.
     pub faults: Vec<(Fault, u64)>,
@@ -34,16 +34,16 @@ pub struct Totals {
     flows: FlowCounters,
     flow_log: FlowLogCounters,
     rule_log: RuleLogCounters,
-    /// Of sending and receiving windows.
+    /// Pages of send and receive windows.
     pages: (u32, u32),
     unread_datagrams: usize,
     delayed_packets: usize,
 }
 
 impl Totals {
-    /// All of it by name, units last.
+    /// All counters by name, units last.
     pub fn counters(&self) -> BTreeMap<String, u64> {
-        // Reasons that never came up are many, and say nothing.
+        // There are many reasons; those that never occurred are not interesting.
         let by_reason = |name: &str| name.starts_with("refused.") || name.starts_with("malformed.");
         let mut counters: BTreeMap<String, u64> =
             self.own.iter().filter(|(name, value)| *value > 0 || !by_reason(name)).collect();
@@ -77,32 +77,32 @@ pub struct PathView {
     pub remote: std::net::IpAddr,
     /// UDP source port.
     pub source_port: u16,
-    /// What the transport knows of it; nothing, if the peer speaks plain VXLAN only.
+    /// The transport's view of it; without measurements if the peer supports only plain VXLAN.
     pub snapshot: PathSnapshot,
 }
 
-/// One port, of one moment.
+/// One port at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct PortView {
     /// Its number.
     pub owner: u16,
     /// Packets from the guest.
     pub tx_packets: u64,
-    /// Bytes of them.
+    /// Their bytes.
     pub tx_bytes: u64,
     /// Packets to the guest.
     pub rx_packets: u64,
-    /// Bytes of them.
+    /// Their bytes.
     pub rx_bytes: u64,
-    /// What became of the guest's packets.
+    /// What happened to the guest's packets.
     pub outbound: OutboundCounters,
-    /// Fetched packets for which the switch has not decided, and those that wait for a window, now.
+    /// Fetched packets that the switch has not decided about, and those that wait for a window, now.
     pub waiting_packets: (u64, u64),
     /// Destinations for which packets wait for a window, now.
     pub waiting_destinations: u64,
     /// The guest's packets that are held until they are acknowledged.
     pub held_packets: u64,
-    /// How often the guest had to wait because it had sent what it may.
+    /// How often the guest had to wait because it had used up its send limit.
     pub held_back_times: u64,
     /// Its device is gone.
     pub failed: bool,
@@ -110,34 +110,34 @@ pub struct PortView {
     pub fault: Option<PortFault>,
     /// How often a fault took it out of use.
     pub fault_times: u64,
-    /// Turns in which it kept the worker for more than a millisecond beyond what its packets need.
+    /// Turns in which it kept the worker busy for more than a millisecond beyond what its packets need.
     pub slow_turns: u64,
     /// Time beyond what its packets need, ns, in these.
     pub slow_ns: u64,
-    /// How often it had to rest for that.
+    /// How often it had to rest because of that.
     pub rest_times: u64,
-    /// Packets for it that came while it rested.
+    /// Packets for it that arrived while it rested.
     pub rest_packets: u64,
     /// Packets for the guest beyond its limits.
     pub rate_limited_packets: u64,
     /// Packets for the guest beyond its share while the worker could not keep up.
     pub overload_dropped_packets: u64,
-    /// What the device's queue counts itself.
+    /// Counters of the device's queue.
     pub device: Vec<(String, u64)>,
-    /// Who knows what the kernel counts of the device.
+    /// Reads the kernel's counters of the device.
     pub kernel: Option<Arc<dyn KernelCounters>>,
     switch: Option<PortCounters>,
     sessions: Option<PortSessions>,
 }
 
 impl PortView {
-    /// What the switch counts of it, units last.
+    /// The switch's counters of it, units last.
     pub fn switch(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let packets = self.switch.iter().flat_map(PortCounters::iter);
         packets.chain(self.sessions.iter().flat_map(PortSessions::iter))
     }
 
-    /// [`switch`](Self::switch) with all there is to count, for what has to know the names.
+    /// [`switch`](Self::switch) with all counters, for callers that need their names.
     pub fn counted_by_switch() -> PortView {
         PortView {
             switch: Some(PortCounters::default()),
@@ -146,7 +146,7 @@ impl PortView {
         }
     }
 
-    /// The switch's drops by reason, and what was more than the guest may get.
+    /// The switch's drops by reason, and packets beyond the limits of the guest.
     pub fn drops(&self) -> BTreeMap<String, u64> {
         let by_switch = self.switch.iter().flat_map(|c| c.dropped.iter().chain(c.ingress_dropped.iter()));
         let beyond = [
@@ -165,7 +165,7 @@ impl PortView {
 }
 
 impl<P: GuestPort> Core<P> {
-    /// The worker as a whole.
+    /// A view of the whole worker.
     pub fn totals(&self) -> Totals {
         Totals {
             own: self.counters.clone(),
@@ -186,12 +186,12 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// All ports at once, for tests and simulations: they may be many.
+    /// All ports at once, for tests and simulations: there may be many.
     pub fn port_views(&self) -> impl Iterator<Item = PortView> {
         (0..self.port_places()).filter_map(|owner| self.port_view(owner as u16))
     }
 
-    /// Ports have numbers below this.
+    /// Upper bound of the ports' numbers, exclusive.
     pub(crate) fn port_places(&self) -> u32 {
         self.ports.len() as u32
     }
@@ -232,13 +232,13 @@ impl<P: GuestPort> Core<P> {
         self.port(owner).map(|p| (p.tx_packets, p.rx_packets))
     }
 
-    /// One of the connections' places, with the number of the peer.
+    /// The connection at one of the engine's places, with the number of its peer.
     pub(crate) fn connection_view(&self, place: u32) -> Option<(u16, ConnSnapshot)> {
         let snapshot = self.engine.connection_snapshot(self.now, place)?;
         Some((self.peers.of_engine(snapshot.peer)?.config.id, snapshot))
     }
 
-    /// Peers have numbers below this.
+    /// Upper bound of the peers' numbers, exclusive.
     pub(crate) fn peer_places(&self) -> u32 {
         self.peers.places() as u32
     }

@@ -1,4 +1,4 @@
-//! One turn of a core: a packet's way through the rooms. Read [`Core::turn`] first.
+//! One turn of a core, which moves packets through all stages. Read [`Core::turn`] first.
 
 use bifrost_port::{GuestPort, Underlay};
 use bifrost_rte::Time;
@@ -7,18 +7,18 @@ use crate::core::Core;
 use crate::work::Stage;
 
 impl<P: GuestPort> Core<P> {
-    /// One turn: a packet's way through the rooms. Returns whether there was anything to do.
+    /// Runs one turn, which moves packets through all stages. Returns whether there was work to do.
     ///
-    /// Waits for nothing. The caller turns again at once while [`has_more`](Self::has_more), and otherwise when a port
-    /// or the underlay is readable ([`on_port_readable`](Self::on_port_readable),
-    /// [`on_underlay_readable`](Self::on_underlay_readable)) or [`next_deadline`](Self::next_deadline) has come. `now` is
-    /// the time on the clock that `underlay` uses, too. `hand_over` is called between in and out, for what belongs to other
-    /// workers of this host.
+    /// Never blocks. The caller runs the next turn at once while [`has_more`](Self::has_more), and otherwise when a
+    /// port or the underlay is readable ([`on_port_readable`](Self::on_port_readable),
+    /// [`on_underlay_readable`](Self::on_underlay_readable)) or at [`next_deadline`](Self::next_deadline). `now` is the
+    /// time on the clock that `underlay` uses, too. `hand_over` is called between receiving and sending, for packets
+    /// that belong to other workers of this host.
     pub fn turn(&mut self, now: Time, underlay: &mut impl Underlay, hand_over: impl FnOnce(&mut Self)) -> bool {
         self.turn_as::<false>(now, underlay, hand_over)
     }
 
-    /// [`turn`](Self::turn), seen by the capture that is running: the same code, compiled once more with what looks at packets.
+    /// [`turn`](Self::turn) with the running capture: the same code, compiled a second time with the capture's hooks.
     pub fn turn_captured(
         &mut self,
         now: Time,
@@ -28,7 +28,8 @@ impl<P: GuestPort> Core<P> {
         self.turn_as::<true>(now, underlay, hand_over)
     }
 
-    /// `SEEN`: packets are shown to the capture. All of the way is generic over this, so that without it costs nothing.
+    /// `SEEN`: packets are shown to the capture. All stages are generic over this, so that they cost nothing without a
+    /// capture.
     #[inline(always)]
     fn turn_as<const SEEN: bool>(
         &mut self,
@@ -48,15 +49,15 @@ impl<P: GuestPort> Core<P> {
         let mut busy = self.receive::<SEEN>(underlay);
         self.work.at_shared(Stage::Loop);
         hand_over(self);
-        // Whatever time has brought: ACK timers, losses, probes, delayed faults.
+        // Work that is due: ACK timers, losses, probes, packets delayed by faults.
         busy |= self.on_time::<SEEN>();
-        // Show the guests what is in order, with one notification each; only then acknowledge it.
+        // Publish what is in order to the guests, with one notification each, and acknowledge it only then.
         self.publish::<SEEN>();
         self.work.at_shared(Stage::Acknowledge);
         self.engine.flush_acks(self.now, &mut self.out);
         // Out: fetch, parse, switch, transport (guest.rs).
         busy |= self.fetch_from_guests::<SEEN>(underlay);
-        // Segment, encapsulate, send; give acknowledged buffers back (emit.rs).
+        // Segment, encapsulate, send; return acknowledged buffers (emit.rs).
         busy |= self.emit::<SEEN>(underlay);
         self.tell_completions();
         self.work.at_shared(Stage::Loop);
@@ -64,8 +65,8 @@ impl<P: GuestPort> Core<P> {
         busy
     }
 
-    /// Receives until nothing is waiting or the turn has what it may have (budget.rs): what it brings is shown to the guests, and
-    /// answered by them, before there is more.
+    /// Receives until nothing is waiting or the turn's budget is used up (budget.rs), so that guests see the packets,
+    /// and answer them, before more are received.
     fn receive<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) -> bool {
         let (budget, before, mut count, mut waited_ns) = (self.receive_budget.packets(), self.arrivals(), 0, 0);
         while count < budget {
@@ -96,12 +97,12 @@ impl<P: GuestPort> Core<P> {
         count > 0
     }
 
-    /// Packets that have arrived so far, alone or with others.
+    /// Packets that have arrived so far, bundled or not.
     fn arrivals(&self) -> u64 {
         self.counters.underlay_rx_packets + self.counters.unbundled_packets
     }
 
-    /// Tells the guests which of their buffers are theirs again, each once.
+    /// Tells each guest once which of its buffers have been returned.
     fn tell_completions(&mut self) {
         for port in self.ports.iter_mut().flatten().filter(|p| p.completed) {
             port.completed = false;
@@ -110,14 +111,14 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// Does what time has brought: the transport's timers, router advertisements and delayed packets.
+    /// Does work that is due: the transport's timers, router advertisements and delayed packets.
     fn on_time<const SEEN: bool>(&mut self) -> bool {
         let mut busy = false;
         if self.engine.next_timeout().is_some_and(|at| at <= self.now) {
             self.work.at_shared(Stage::Timer);
             self.engine.on_timeout(self.now, &mut self.out);
             busy = true;
-            // Of a peer that answers again a timer of the transport is due at once.
+            // When a peer answers again, a timer of the transport is due at once.
             if !self.kept.is_empty() {
                 self.send_kept::<SEEN>();
             }

@@ -140,7 +140,7 @@ fn one_destination_may_have_half_of_the_buffers_and_two_a_third_each() {
 }
 
 #[test]
-fn there_are_so_many_queues_and_no_more() {
+fn the_number_of_queues_is_bounded() {
     let mut waiting = Waiting::default();
     let far = |n: usize| {
         let mut to = to((n % 256) as u8);
@@ -156,7 +156,7 @@ fn there_are_so_many_queues_and_no_more() {
 }
 
 #[test]
-fn what_is_not_reliable_never_waits() {
+fn unreliable_packets_never_wait() {
     let mut waiting = Waiting::default();
     let plain = Departure { reliably: None, ..to(1) };
     assert_eq!(waiting.push(Time(0), frame(0, 100), plain, room(10)), Err(Full));
@@ -175,7 +175,7 @@ fn fill(waiting: &mut Waiting, at: u64, packets: usize) {
 }
 
 #[test]
-fn a_guest_with_one_destination_is_stopped_and_looked_at_now_and_then() {
+fn a_guest_with_one_destination_is_stopped_and_fetched_from_now_and_then() {
     let mut waiting = Waiting::default();
     fill(&mut waiting, 10 * MS, HOLD_PACKETS - 1);
     assert_eq!(waiting.held_until(Time(10 * MS), much()), None);

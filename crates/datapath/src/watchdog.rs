@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_owed_is_paid_with_time_and_a_little_is_free() {
+    fn debt_decreases_with_time_and_a_small_debt_is_free() {
         let mut slowness = Slowness::default();
         assert_eq!(slowness.owe(Time(0), BURST_NS, 10), 0, "the burst is free");
         assert_eq!(slowness.owe(Time(0), 3_000_000, 10), 30_000_000, "ten times what is beyond that");

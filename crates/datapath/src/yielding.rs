@@ -1,13 +1,13 @@
 //! When a worker yields its processor.
 //!
-//! Guests' threads that share it answer what they were just shown, before they are shown more: otherwise what arrives together is
-//! answered together, and hosts take turns in waiting for each other. The scheduler would not do that by itself: a worker that has
-//! slept is owed milliseconds. But a guest that computes, and never waits for anything, takes milliseconds each time; where one is found, the
-//! processor is kept for a while.
+//! Guests' threads on the same processor respond to published packets before more are published: otherwise packets that
+//! arrive together are answered together, and hosts take turns waiting for each other. The scheduler would not do that
+//! by itself, because it owes milliseconds to a worker that has slept. But a guest that computes without ever waiting
+//! would take milliseconds each time. When one is found, the worker keeps the processor for a while.
 
-/// An answer to a turn's packets takes less, ns.
+/// A response to a turn's packets takes less time, ns.
 const LONG_NS: u64 = 1_000_000;
-/// So many times as long as it was away the worker then keeps its processor: it loses about 3 % of its time so.
+/// After a long absence, the worker keeps its processor this many times as long: so it loses about 3 % of its time.
 const KEPT: u64 = 32;
 
 /// When to yield.
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_answers_is_let_and_who_computes_is_not() {
+    fn the_processor_is_yielded_to_guests_that_respond_but_not_to_those_that_compute() {
         let (mut yielding, mut now, mut away) = (Yielding::default(), 0, 0);
         // Turns of 50 us for a second; each time others want 300 us.
         let mut run = |yielding: &mut Yielding, wanted: u64| {

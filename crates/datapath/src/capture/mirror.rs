@@ -1,9 +1,9 @@
-//! Copies of guests' packets for somebody else to look at.
+//! Copies of guests' packets for an external observer.
 //!
-//! A worker copies the first bytes of the packets that a [`MirrorSpec`] names into a [`Copies`] of fixed size, which another thread
-//! exchanges for an empty one between two turns, and sends on. Nothing waits for that: what finds no room is counted. A packet from a
-//! guest is copied as it was fetched, before rules are asked: not segmented, and its checksum perhaps to be completed. One for a
-//! guest is copied when it is shown.
+//! A worker copies the first bytes of the packets that a [`MirrorSpec`] selects into a [`Copies`] of fixed size, which
+//! another thread exchanges for an empty one between two turns and sends on. Nothing waits for that: packets without
+//! room are counted. A packet from a guest is copied as fetched, before rules apply: not segmented, its checksum
+//! possibly incomplete. One for a guest is copied when it is published.
 
 use std::ops::RangeInclusive;
 
@@ -14,29 +14,29 @@ use bifrost_wire::protocol::{TCP, UDP};
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-/// Frames that a guest has not been shown yet, at most.
+/// Maximum frames placed but not yet published that are remembered.
 const MAX_UNSEEN: usize = 8192;
-/// Bytes for which there is room for one record.
+/// Bytes per record for which there is room.
 const BYTES_PER_RECORD: usize = 128;
 
-/// Which packets are copied, and how much of them.
+/// Which packets are copied, and how many bytes of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirrorSpec {
-    /// Those of these ports.
+    /// Packets of these ports.
     pub ports: Vec<u16>,
-    /// What their guests send.
+    /// Packets from their guests.
     pub from_guests: bool,
-    /// What their guests are shown.
+    /// Packets for their guests.
     pub to_guests: bool,
-    /// Protocols of the IP header; empty: all packets, ARP too.
+    /// Protocols of the IP header; empty: all packets, including ARP.
     pub protocols: Vec<u8>,
-    /// One of these has the source or the destination; empty: any.
+    /// Source or destination is in one of these; empty: any.
     pub prefixes: Vec<IpNet>,
-    /// One of these has the source or the destination port of TCP or UDP; empty: any.
+    /// Source or destination port of TCP or UDP is in one of these; empty: any.
     pub l4_ports: Vec<RangeInclusive<u16>>,
-    /// One packet of so many, at least 1, counted by each worker.
+    /// One of this many packets, at least 1, counted by each worker.
     pub one_in: u32,
-    /// Bytes that are kept of a packet.
+    /// Bytes kept of a packet.
     pub truncate: u32,
 }
 
@@ -60,12 +60,12 @@ impl MirrorSpec {
     }
 }
 
-/// Copies in the order in which they were made. Bounded, and allocated once.
+/// Copies in the order in which they were made. Bounded; memory is allocated once.
 #[derive(Debug, Default)]
 pub struct Copies {
     records: Vec<Copied>,
     bytes: Vec<u8>,
-    /// By mirror: copies that found no room.
+    /// By mirror: packets without room.
     missed: Vec<u64>,
 }
 
@@ -76,7 +76,7 @@ struct Copied {
 }
 
 impl Copies {
-    /// Room for `bytes` bytes, and for as many packets as those are when they are small.
+    /// Room for `bytes` bytes, and for as many small packets as fit in those.
     pub fn new(bytes: usize) -> Self {
         Copies {
             records: Vec::with_capacity(bytes.div_ceil(BYTES_PER_RECORD)),
@@ -85,18 +85,18 @@ impl Copies {
         }
     }
 
-    /// The copies, each with its mirror's place.
+    /// The copies, each with the index of its mirror.
     pub fn iter(&self) -> impl Iterator<Item = (u16, &[u8])> {
         let starts = std::iter::once(0).chain(self.records.iter().map(|record| record.end));
         self.records.iter().zip(starts).map(|(r, start)| (r.mirror, &self.bytes[start as usize..r.end as usize]))
     }
 
-    /// Copies that found no room, by mirror.
+    /// Packets without room, by mirror.
     pub fn missed(&self) -> &[u64] {
         &self.missed
     }
 
-    /// Forgets everything, and keeps the room.
+    /// Forgets everything; keeps the memory.
     pub fn clear(&mut self) {
         self.records.clear();
         self.bytes.clear();
@@ -118,7 +118,7 @@ impl Copies {
     }
 }
 
-/// A frame that is placed, and who wants it.
+/// A placed frame, and the mirrors that want it.
 struct Unseen {
     bytes: Vec<u8>,
     /// One bit for each of the first 64 mirrors.
@@ -128,17 +128,17 @@ struct Unseen {
 /// The mirrors of one core.
 pub(crate) struct Mirrors {
     specs: Vec<MirrorSpec>,
-    /// Of each mirror: packets since the last that was copied.
+    /// By mirror: packets since the last one that was copied.
     since: Vec<u32>,
     pub(crate) copies: Copies,
     unseen: HashMap<(u16, u32), Unseen, RandomState>,
-    /// Room of frames that have been seen.
+    /// Memory of frames that have been published.
     spare: Vec<Vec<u8>>,
-    /// The headers of a frame whose pieces lie elsewhere.
+    /// The headers of a frame that is not contiguous in its buffers.
     head: Vec<u8>,
 }
 
-/// Mirrors at a time.
+/// Maximum number of mirrors.
 pub const MAX_MIRRORS: usize = 64;
 
 impl Mirrors {
@@ -154,7 +154,7 @@ impl Mirrors {
         }
     }
 
-    /// Which mirrors want a packet of a port; those count it.
+    /// Which mirrors copy a packet of a port; counts it for those that it matches.
     fn wanted(&mut self, port: u16, is_from_guest: bool, frame: &[u8], len: usize) -> u64 {
         let is_candidate = |spec: &MirrorSpec| {
             (if is_from_guest { spec.from_guests } else { spec.to_guests }) && spec.ports.contains(&port)
@@ -177,7 +177,7 @@ impl Mirrors {
         wanted
     }
 
-    /// A frame of a guest, of `len` bytes, that its port holds.
+    /// Copies a frame of a guest, of `len` bytes, that its port holds.
     pub(crate) fn fetched(&mut self, owner: u16, port: &impl GuestPort, handle: TxHandle, len: u32) {
         let mut head = std::mem::take(&mut self.head);
         head.clear();
@@ -190,7 +190,7 @@ impl Mirrors {
         }
     }
 
-    /// A frame was placed; when it is published, it is copied.
+    /// Remembers a placed frame; it is copied when it is published.
     pub(crate) fn placed(&mut self, port: u16, handle: u32, frame: &[u8]) {
         self.forget(port, handle);
         let mirrors = self.wanted(port, false, frame, frame.len());
@@ -208,7 +208,7 @@ impl Mirrors {
         self.unseen.insert((port, handle), Unseen { bytes, mirrors });
     }
 
-    /// A placed frame is shown to its guest.
+    /// Copies a placed frame that is published to its guest.
     pub(crate) fn published(&mut self, port: u16, handle: u32) {
         let Some(Unseen { bytes, mirrors }) = self.unseen.remove(&(port, handle)) else { return };
         for place in places(mirrors) {
@@ -225,7 +225,7 @@ impl Mirrors {
     }
 }
 
-/// The mirrors in a set.
+/// The indices in a set of mirrors.
 fn places(mut set: u64) -> impl Iterator<Item = u16> {
     std::iter::from_fn(move || {
         let place = set.trailing_zeros();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_say_which_packets() {
+    fn filters_select_packets() {
         let any = |change: fn(&mut MirrorSpec)| {
             let mut spec = spec();
             change(&mut spec);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn one_in_so_many_is_copied_and_cut() {
+    fn every_nth_packet_is_copied_and_truncated() {
         let few = MirrorSpec { one_in: 3, truncate: 20, ..spec() };
         let mut mirrors = Mirrors::new(vec![few, spec()], 1 << 16);
         let packet = frame(17, [10, 0, 0, 2], 53);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_counted_and_nothing_grows() {
+    fn packets_without_room_are_counted_and_memory_does_not_grow() {
         let mut mirrors = Mirrors::new(vec![spec()], 600);
         let packet = frame(17, [10, 0, 0, 2], 53);
         for _ in 0..100 {
@@ -320,7 +320,7 @@ mod tests {
         let kept = mirrors.copies.iter().count() as u64;
         assert!(kept > 0 && mirrors.copies.bytes.capacity() == 600);
         assert_eq!(kept + mirrors.copies.missed()[0], 100);
-        // Frames that are never shown.
+        // Frames that are never published.
         (0..2 * MAX_UNSEEN as u32).for_each(|handle| mirrors.placed(3, handle, &packet));
         assert_eq!(mirrors.unseen.len(), MAX_UNSEEN);
         mirrors.copies.clear();

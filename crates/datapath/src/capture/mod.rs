@@ -1,9 +1,10 @@
 //! Packets as they pass the stages of a core, for an operator to see: the diagnosis tools of the Triton paper (SIGCOMM'24,
 //! section 8) find a lost packet by capturing it at every stage of the software.
 //!
-//! **What is off costs nothing.** The way of a packet ([`Core::turn`]) exists twice, with and without these looks at it; the loop
-//! chooses once a turn, and the one without has none of their instructions. What is on never waits: a worker copies into a
-//! [`Chunk`] of fixed size, which another thread exchanges for an empty one between two turns; what finds no room is counted.
+//! **A capture that is off costs nothing.** The code of a turn ([`Core::turn`]) exists twice, with and without the
+//! capture's hooks; the loop chooses once per turn, and the variant without has none of their instructions. A capture
+//! that is on never waits: a worker copies into a [`Chunk`] of fixed size, which another thread exchanges for an empty
+//! one between two turns; packets without room are counted.
 
 mod mirror;
 mod outer;
@@ -31,51 +32,51 @@ pub use record::{Chunk, Direction, Note, Seen, Stage};
 
 /// TTL that every host sends with.
 const TTL: u8 = 64;
-/// Frames that a guest has not been shown yet, at most.
+/// Maximum frames placed but not yet published that are remembered.
 const MAX_UNSEEN: usize = 8192;
 
 /// What to capture.
 #[derive(Clone, Debug)]
 pub struct CaptureConfig {
-    /// Where.
+    /// At which stages.
     pub stages: Vec<Stage>,
     /// Which packets.
     pub filter: Filter,
-    /// Only those of this port.
+    /// Only packets of this port.
     pub port: Option<u16>,
     /// Bytes kept of each packet.
     pub snaplen: u32,
-    /// Bytes for which there is room until they are fetched.
+    /// Room for packets until they are fetched, bytes.
     pub bytes: usize,
-    /// The time, ns since the epoch: a core reads no clock of its own.
+    /// The time, ns since the epoch, because a core reads no clock of its own.
     pub clock: fn() -> u64,
 }
 
-/// A frame that is placed: what is known of it, its length, and what is kept of it.
+/// A placed frame: what is known about it, its length, and the bytes kept of it.
 struct Unseen {
     note: Note,
     len: usize,
     bytes: Vec<u8>,
 }
 
-/// A capture that runs in one core, and mirrors.
+/// A capture that runs in one core, and the mirrors.
 pub(crate) struct Capture {
     config: CaptureConfig,
-    /// Whether somebody captures.
+    /// Whether a capture was started; otherwise there are only mirrors.
     is_on: bool,
     mirrors: Option<Box<Mirrors>>,
     stages: u16,
-    /// The vNIC of the one port of interest.
+    /// The vNIC of the only port of interest.
     vnic: Option<(u16, Vni, Mac)>,
     chunk: Chunk,
-    /// A frame whose pieces lie elsewhere.
+    /// A frame that is not contiguous in its buffers.
     piece: Vec<u8>,
-    /// Frames that are placed and that their guests have not been shown: a port cannot be asked for them any more.
+    /// Frames that are placed but not yet published: a port can no longer be asked for them.
     unseen: HashMap<(u16, u32), Unseen, RandomState>,
 }
 
 impl<P: GuestPort> Core<P> {
-    /// Begins a capture, in place of one that may be running. From now on [`turn_captured`](Self::turn_captured) is to be called
+    /// Starts a capture, replacing a running one. From now on [`turn_captured`](Self::turn_captured) must be called
     /// instead of [`turn`](Self::turn).
     pub fn start_capture(&mut self, config: CaptureConfig) {
         let vnic = config.port.and_then(|owner| {
@@ -86,8 +87,8 @@ impl<P: GuestPort> Core<P> {
         self.capture = Some(Box::new(Capture { vnic, is_on: true, ..Capture::new(config, mirrors) }));
     }
 
-    /// Mirrors packets from now on as `specs` say, of which there may be [`MAX_MIRRORS`], with room for `bytes` bytes until they are fetched.
-    /// Without any, nothing is mirrored. As long as something is, [`turn_captured`](Self::turn_captured) is to be called.
+    /// Sets the mirrors, at most [`MAX_MIRRORS`], with room for `bytes` bytes until they are fetched; nothing is
+    /// mirrored if `specs` is empty. While there are mirrors, [`turn_captured`](Self::turn_captured) must be called.
     pub fn set_mirrors(&mut self, specs: Vec<MirrorSpec>, bytes: usize) {
         let mirrors = if specs.is_empty() { None } else { Some(Box::new(Mirrors::new(specs, bytes))) };
         match &mut self.capture {
@@ -96,21 +97,21 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    /// What was mirrored since the last call; `spare` is filled next. `None`: nothing is mirrored.
+    /// Returns what was mirrored since the last call; `spare` is filled next. `None`: nothing is mirrored.
     pub fn fetch_mirrored(&mut self, mut spare: Copies) -> Option<Copies> {
         let mirrors = self.capture.as_mut()?.mirrors.as_mut()?;
         spare.clear();
         Some(std::mem::replace(&mut mirrors.copies, spare))
     }
 
-    /// What was captured since the last call; `spare` is filled next. `None`: no capture is running.
+    /// Returns what was captured since the last call; `spare` is filled next. `None`: no capture is running.
     pub fn fetch_capture(&mut self, mut spare: Chunk) -> Option<Chunk> {
         let capture = self.capture.as_mut().filter(|capture| capture.is_on)?;
         spare.clear();
         Some(std::mem::replace(&mut capture.chunk, spare))
     }
 
-    /// Ends a capture; returns the last that was captured.
+    /// Ends a capture; returns what was captured since the last fetch.
     pub fn stop_capture(&mut self) -> Option<Chunk> {
         let Capture { chunk, mirrors, .. } = *self.capture.take_if(|capture| capture.is_on)?;
         self.capture = mirrors.map(|mirrors| Box::new(Capture::new(CaptureConfig::nothing(), Some(mirrors))));
@@ -123,7 +124,7 @@ impl<P: GuestPort> Core<P> {
     }
 }
 
-/// What the switch did, in a word.
+/// The switch's decision, in a few words.
 pub(crate) const fn action(action: &Action) -> &'static str {
     match action {
         Action::Forward { reliable: true, .. } => "to another host, reliably",
@@ -136,7 +137,7 @@ pub(crate) const fn action(action: &Action) -> &'static str {
     }
 }
 
-/// What verification found, in a word.
+/// The result of verification, in a few words.
 pub(crate) const fn checked(checksum: Checksum) -> &'static str {
     match checksum {
         Checksum::Valid => "checksum right",
@@ -145,31 +146,31 @@ pub(crate) const fn checked(checksum: Checksum) -> &'static str {
     }
 }
 
-/// Which counter of the transport has grown: why it did not take a packet.
+/// The counter of the transport that has changed, which shows why it did not take a packet.
 pub(crate) fn verdict(before: &RteCounters, after: &RteCounters) -> &'static str {
-    // An ACK or RESET that goes out is an answer to the packet, not what became of it.
+    // An ACK or RESET that is sent is a response to the packet, not what happened to it.
     let answers = ["acks_sent_packets", "resets_sent_packets", "resets_suppressed_packets", "received_packets"];
     let grown = before.iter().zip(after.iter()).filter(|((_, old), (_, new))| new > old).map(|((name, _), _)| name);
     grown.filter(|name| !answers.contains(name)).last().unwrap_or("not_accepted_packets")
 }
 
 impl Note {
-    /// Something on its way in.
+    /// A packet towards a guest.
     pub(crate) fn inwards(what: &'static str) -> Self {
         Note { direction: Direction::In, what, ..Note::default() }
     }
 
-    /// Something on its way out of a port.
+    /// A packet from the guest of a port.
     pub(crate) fn outwards(what: &'static str, port: u16) -> Self {
         Note { direction: Direction::Out, what, port: Some(port), ..Note::default() }
     }
 
-    /// The same, saying something else.
+    /// The same with another description.
     pub(crate) fn saying(self, what: &'static str) -> Self {
         Note { what, ..self }
     }
 
-    /// With what a data packet's header says.
+    /// Adds the contents of a data packet's header.
     pub(crate) fn of_data(self, vni: Vni, header: &DataHeader) -> Self {
         Note {
             vni: Some(vni.get()),
@@ -182,7 +183,7 @@ impl Note {
 }
 
 impl CaptureConfig {
-    /// Of no packet.
+    /// Captures no packet.
     fn nothing() -> Self {
         CaptureConfig { stages: Vec::new(), filter: Filter::default(), port: None, snaplen: 0, bytes: 0, clock: || 0 }
     }
@@ -202,7 +203,7 @@ impl Capture {
         }
     }
 
-    /// A frame of `len` bytes, of which `frame` holds the first ones: at least all headers.
+    /// Captures a frame of `len` bytes; `frame` holds the first ones: at least all headers.
     pub(crate) fn frame(&mut self, stage: Stage, note: Note, frame: &[u8], len: usize) {
         if self.stages & stage.bit() != 0
             && let Some(note) = self.wanted(note, Some((frame, len)))
@@ -211,7 +212,7 @@ impl Capture {
         }
     }
 
-    /// A frame of a guest's, of `len` bytes, that a port holds.
+    /// Captures a frame of a guest, of `len` bytes, that a port holds.
     pub(crate) fn held(&mut self, stage: Stage, note: Note, port: &impl GuestPort, handle: TxHandle, len: u32) {
         if stage == Stage::GuestTx
             && let (Some(mirrors), Some(owner)) = (&mut self.mirrors, note.port)
@@ -229,12 +230,12 @@ impl Capture {
         self.piece = piece;
     }
 
-    /// A frame is dropped in a room, for a reason.
+    /// Captures a frame that is dropped for a reason.
     pub(crate) fn dropped(&mut self, note: Note, frame: &[u8], len: usize) {
         self.frame(Stage::Drop, note, frame, len);
     }
 
-    /// A frame was placed; when it is published, it is seen.
+    /// Remembers a placed frame; it is captured when it is published.
     pub(crate) fn placed(&mut self, note: Note, handle: u32, frame: &[u8]) {
         if let (Some(mirrors), Some(port)) = (&mut self.mirrors, note.port) {
             mirrors.placed(port, handle, frame);
@@ -251,7 +252,7 @@ impl Capture {
         }
     }
 
-    /// A placed frame is shown to its guest.
+    /// Captures a placed frame that is published to its guest.
     pub(crate) fn published(&mut self, port: u16, handle: u32) {
         if let Some(mirrors) = &mut self.mirrors {
             mirrors.published(port, handle);
@@ -261,7 +262,7 @@ impl Capture {
         }
     }
 
-    /// A datagram that arrived.
+    /// Captures a datagram that arrived.
     pub(crate) fn arrived(&mut self, stage: Stage, what: &'static str, datagram: &Datagram<'_>, peers: &Peers) {
         if self.stages & stage.bit() == 0 {
             return;
@@ -276,7 +277,7 @@ impl Capture {
         self.keep(stage, note, outer.bytes().len() + payload.len(), [outer.bytes(), payload]);
     }
 
-    /// A datagram that leaves.
+    /// Captures a datagram that is sent.
     pub(crate) fn leaving(&mut self, lane: bifrost_port::LaneId, class: u8, payload: &[u8], peers: &Peers) {
         if self.stages & Stage::UnderlayTx.bit() == 0 {
             return;
@@ -288,7 +289,7 @@ impl Capture {
         self.keep(Stage::UnderlayTx, note, outer.bytes().len() + payload.len(), [outer.bytes(), payload]);
     }
 
-    /// The note with what the headers say, if the datagram is one of those that are wanted.
+    /// The note with the contents of the headers, if the filter accepts the datagram.
     fn wanted_datagram(&self, note: Note, payload: &[u8], plain: bool) -> Option<Note> {
         let Ok((vni, inside)) = vxlan::parse(payload) else { return self.wanted(note, None) };
         let note = Note { vni: Some(vni.get()), ..note };
@@ -296,7 +297,7 @@ impl Capture {
             return self.wanted(note, Some((inside, inside.len())));
         }
         match bifrost::parse(inside) {
-            // As the first of its packets that is wanted.
+            // A bundle counts as the first of its packets that the filter accepts.
             Ok(Packet::Bundle(bundle)) => bundle.packets().find_map(|packet| self.wanted_packet(note, vni, packet)),
             _ => self.wanted_packet(note, vni, inside),
         }
@@ -317,7 +318,7 @@ impl Capture {
         }
     }
 
-    /// The note with the frame's flow, if the frame is one of those that are wanted.
+    /// The note with the frame's flow, if the filter accepts the frame.
     fn wanted(&self, note: Note, frame: Option<(&[u8], usize)>) -> Option<Note> {
         let parsed = frame.and_then(|(frame, len)| parse(frame, len).ok());
         let wanted = self.config.filter.passes(Subject { frame: parsed.as_ref(), vni: note.vni });
@@ -340,7 +341,7 @@ impl Capture {
 }
 
 impl Peers {
-    /// The peer behind a lane, whether it is one for plain VXLAN, and the lane's two ends.
+    /// The peer of a lane, whether the lane is for plain VXLAN, and its two ends.
     fn ends_of(&self, lane: bifrost_port::LaneId) -> Option<(u16, bool, SocketAddr, SocketAddr)> {
         self.iter().find_map(|peer| {
             let bifrost = peer.bifrost.iter().position(|l| *l == lane).map(|path| (false, path));
@@ -353,7 +354,7 @@ impl Peers {
         })
     }
 
-    /// To which address of this host a datagram came, as far as the peer's paths tell; otherwise an unspecified one.
+    /// The address of this host to which a datagram was sent, as far as the peer's paths show; otherwise unspecified.
     fn local_end(&self, peer: Option<u16>, source: SocketAddr, plain: bool) -> SocketAddr {
         let config = peer.and_then(|peer| self.get(peer)).map(|peer| &peer.config);
         let path = config.and_then(|c| c.paths.iter().find(|(_, remote)| *remote == source.ip()));

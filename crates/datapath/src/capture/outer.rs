@@ -1,4 +1,4 @@
-//! The headers that the kernel puts around a datagram, made up again so that tools can read a capture from the outside in.
+//! The kernel's headers around a datagram, reconstructed so that tools can read a capture from the outermost header on.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,26 +1,26 @@
-//! What is known of a packet where a capture looks at it.
+//! What is known about a packet where a capture sees it.
 
-/// Where on its way a packet is looked at. The names are those of the stages in the Triton paper (SIGCOMM'24, section 4).
+/// Where a packet is captured. The names are those of the stages in the Triton paper (SIGCOMM'24, section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Stage {
-    /// A datagram as it came from the underlay.
+    /// A datagram as received from the underlay.
     UnderlayRx,
-    /// A guest's frame that the Pre-Processor has parsed; from the underlay: decapsulated, its checksum verified.
+    /// A guest's frame after parsing by the Pre-Processor; from the underlay: decapsulated, with its checksum verified.
     Pre,
-    /// A frame for which the virtual switch has decided.
+    /// A frame after the decision of the virtual switch.
     Avs,
-    /// A frame that the reliable transport has taken, or lets pass; from the underlay: one that is new and to be placed.
+    /// A frame that the reliable transport has accepted or lets pass; from the underlay: a new one to be placed.
     Rte,
-    /// One finished segment of a frame, behind the Post-Processor: cut, rewritten, checksums complete.
+    /// A complete segment of a frame, after the Post-Processor: segmented, rewritten, with complete checksums.
     Post,
-    /// A frame that a guest is shown.
+    /// A frame that is published to a guest.
     GuestRx,
-    /// A frame as it was fetched from a guest: not segmented, checksums perhaps to be completed.
+    /// A frame as fetched from a guest: not segmented, checksums possibly incomplete.
     GuestTx,
-    /// A datagram on its way to the underlay.
+    /// A datagram that is sent to the underlay.
     UnderlayTx,
-    /// Something that is dropped, wherever that is.
+    /// A packet that is dropped, at any stage.
     Drop,
 }
 
@@ -69,12 +69,12 @@ pub enum Direction {
     In,
 }
 
-/// What is known of a packet where it is looked at.
+/// What is known about a packet where it is captured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Note {
     /// Its direction.
     pub direction: Direction,
-    /// What is done with it; of a drop: the reason.
+    /// What is done with it; for a drop: the reason.
     pub what: &'static str,
     /// The port.
     pub port: Option<u16>,
@@ -92,10 +92,10 @@ pub struct Note {
     pub path: Option<u8>,
 }
 
-/// What is known of a packet at one stage.
+/// What is known about a packet at one stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Where.
+    /// The stage.
     pub stage: Stage,
     /// What is known.
     pub note: Note,
