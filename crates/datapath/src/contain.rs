@@ -89,7 +89,7 @@ impl<P: GuestPort> Core<P> {
         });
         let fault = PortFault { stage: work.stage(), panic, at: self.now };
         let Some(owner) = culprit else {
-            tracing::error!(stage = fault.stage.name(), panic = %fault.panic, "a panic while a packet was worked on; it is dropped");
+            tracing::error!(stage = fault.stage.name(), panic = %fault.panic, "a panic while a packet was processed; the packet is dropped");
             let is_shared = of_connection.is_none() && matches!(work.stage(), Stage::Loop | Stage::Timer | Stage::Send);
             return if is_shared && self.unowned_panics.add(self.now, MAX_UNOWNED) {
                 Recovery::Hopeless
@@ -103,7 +103,7 @@ impl<P: GuestPort> Core<P> {
                 Recovery::PortOut(owner, fault)
             }
             Err(error) => {
-                tracing::error!(port = owner, %error, panic = %fault.panic, "a port has to be taken out of use, and cannot be");
+                tracing::error!(port = owner, %error, panic = %fault.panic, "cannot take a port out of use after a panic");
                 Recovery::Hopeless
             }
         }

@@ -1,31 +1,31 @@
-//! Shares of the guests while a worker cannot keep up with the packets that arrive from the underlay (Triton, section 8: the
-//! pre-classifier by vNIC, which avoids losses).
+//! Shares of the guests while a worker cannot keep up with the packets that arrive from the underlay (Triton, section
+//! 8: the pre-classifier by vNIC, which avoids losses).
 //!
-//! All guests of a worker share the queue of arrived datagrams. When the worker cannot keep up, the queue fills, the packets of all
-//! guests wait, and finally the kernel drops whatever arrives. To prevent that, each guest then has a share. Packets beyond it are
-//! dropped as soon as their guest is known, before the expensive part of their way, and the transport tells the sender's switch
-//! (PROTOCOL §9.4), which slows down the sending guest. The share falls while packets wait long, and rises while they do not. So a
-//! guest that needs little gets all of it, and the others get equal shares. A guest that was sent less than its share may be sent a
-//! burst.
+//! All guests of a worker share the queue of arrived datagrams. When the worker cannot keep up, the queue fills, the
+//! packets of all guests wait, and finally the kernel drops arriving packets. To prevent that, each guest then has a
+//! share. Packets beyond it are dropped as soon as their guest is known, before the expensive part of processing, and
+//! the transport tells the sender's switch (PROTOCOL §9.4), which slows down the sending guest. The share falls while
+//! packets wait long, and rises while they do not. So a guest that needs little gets all of it, and the others get
+//! equal shares. A guest that was sent less than its share may be sent a burst.
 
 use bifrost_rte::Time;
 
-/// High-water mark: the shortest wait of the oldest packet during an epoch, ns. Below it, the worker did not run for a moment, or a
-/// burst has arrived.
+/// High-water mark: the shortest wait of the oldest packet during an epoch, ns. Below it, the worker did not run for a
+/// moment, or a burst has arrived.
 const HIGH_NS: u64 = 2_000_000;
 /// Low-water mark, ns.
 const LOW_NS: u64 = 500_000;
 /// Interval at which the share changes, ns.
 const EPOCH_NS: u64 = 1_000_000;
-/// Consecutive epochs above the high-water mark after which shares apply. Packets that arrived while the worker did not run, because
-/// its processor had other work, are fewer.
+/// Consecutive epochs above the high-water mark after which shares apply. Packets that arrived while the worker did not
+/// run, because its processor had other work, are fewer.
 const PATIENCE: u32 = 8;
 /// Epochs below the high-water mark after which shares no longer apply.
 const MEMORY: u32 = 128;
 /// Cost of a packet in addition to its bytes, in bytes.
 const PACKET: u64 = 512;
-/// Burst that a guest may be sent if it was sent less than its share before, in bytes including those of [`PACKET`]: a window of TCP.
-/// The worker needs a few hundred microseconds for it.
+/// Burst that a guest may be sent if it was sent less than its share before, in bytes including those of [`PACKET`]: a
+/// window of TCP. The worker needs a few hundred microseconds for it.
 const BURST: u64 = 128 << 10;
 
 /// The share, and what it depends on.
@@ -42,7 +42,7 @@ pub(crate) struct Pressure {
     /// Admitted work, and number of guests that were sent anything, in this epoch.
     admitted: u64,
     guests: u64,
-    /// Work for the most demanding guest in this epoch, or half of that in the former one.
+    /// Work for the most demanding guest in this epoch, or half of that in the previous one.
     most: u64,
     /// The last epoch above the high-water mark, and how many there were in a row.
     pressed: u32,
@@ -104,8 +104,8 @@ impl Pressure {
         is_admitted
     }
 
-    /// Call after each turn. `waited_ns`: how long its oldest packet had waited; 0 if the queue is empty now, or if the worker has only
-    /// one guest, so that a bound would help nobody.
+    /// Call after each turn. `waited_ns`: how long its oldest packet had waited; 0 if the queue is empty now, or if the
+    /// worker has only one guest, so that a limit would help nobody.
     pub(crate) fn turned(&mut self, now: Time, waited_ns: u64) {
         if !self.on {
             if waited_ns >= HIGH_NS {
@@ -153,13 +153,13 @@ mod tests {
 
     use super::*;
 
-    /// A packet of 64 bytes costs the worker so long, ns, if it goes all the way, or if it is dropped at once.
+    /// Time that a packet of 64 bytes costs the worker, ns, if it is fully processed, and if it is dropped at once.
     const WAY_NS: u64 = 3_000;
     const DROP_NS: u64 = 300;
     /// Packets that the queue holds.
     const ROOM: usize = 6_000;
 
-    /// What became of the packets of a guest.
+    /// What happened to the packets of a guest.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     struct Fate {
         arrived: u64,
@@ -196,7 +196,7 @@ mod tests {
             if now % 8_000_000 < others_ns {
                 now += others_ns - now % 8_000_000;
             }
-            // What has come meanwhile, in order.
+            // Packets that have arrived meanwhile, in order.
             while let Some(guest) = (0..next.len()).filter(|g| next[*g] <= now).min_by_key(|g| next[*g]) {
                 let at = next[guest];
                 next[guest] += sent[guest].period_ns;
@@ -223,7 +223,7 @@ mod tests {
                 fate.refused += u64::from(counts && !admitted);
             }
             now += 1_000;
-            // As in `turn.rs`: with an empty queue, nobody has waited.
+            // As in `turn.rs`: if the queue is empty, no packet has waited.
             pressure.turned(Time(now), if queue.is_empty() { 0 } else { waited });
         }
         (fates, pressure)
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_keeps_up_refuses_nothing() {
-        // 95 % of what it can do, most of it one guest's.
+        // 95 % of what the worker can do, mostly for one guest.
         let (fates, pressure) = run(&[3_300, 100_000]);
         assert!(fates.iter().all(|fate| fate.lost == 0 && fate.refused == 0), "{fates:?}");
         assert!(!pressure.is_on());
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_noisy_guest_pays_for_what_it_is_sent() {
-        // Four times what the worker can do, beside a tenth, and a packet now and then.
+        // Four times what the worker can do, besides a tenth of it, and an occasional packet.
         let (fates, _) = run(&[750, 30_000, 20_000_000]);
         for quiet in &fates[1..] {
             assert_eq!((quiet.lost, quiet.refused), (0, 0), "{fates:?}");
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_window_of_tcp_beside_a_noisy_guest_is_within_the_share() {
-        // Two windows of 40 packets in 50 ms, a fraction of its share, while the worker has all or half of its processor.
+        // Two windows of 40 packets in 50 ms, a fraction of its share, while the worker has all of its processor or half.
         let noisy = Sent { period_ns: 750, packets: 1, bytes: 64 };
         let quiet = Sent { period_ns: 25_000_000, packets: 40, bytes: 1500 };
         for others_ns in [0, 4_000_000] {
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn the_queue_is_short_when_another_guest_comes() {
-        // Nobody else is sent anything for a while.
+        // No other guest is sent anything for a while.
         let (fates, _) = run(&[750, 70_000_000]);
         assert_eq!(fates[1], Fate { arrived: 3, longest_wait_ns: fates[1].longest_wait_ns, ..Fate::default() });
         assert!(fates[1].longest_wait_ns < 3 * HIGH_NS, "{fates:?}");

@@ -38,7 +38,7 @@ fn drain(waiting: &mut Waiting) -> Vec<u32> {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// To whom, of what length, with so many free buffers.
+    /// Destination, length, and number of free buffers.
     Push(u8, u32, u32),
     Pop,
     Rotate,

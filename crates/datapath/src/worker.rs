@@ -151,8 +151,8 @@ impl<U: PolledUnderlay> Worker<U> {
         };
         match panics::contain(|| self.recover(panic)) {
             Ok(true) => None,
-            Ok(false) => end("panics that are no port's doing come again and again"),
-            Err(second) => end(&format!("a panic while another one was recovered from: {second}")),
+            Ok(false) => end("repeated panics that no port has caused"),
+            Err(second) => end(&format!("a panic during the recovery from another one: {second}")),
         }
     }
 
@@ -372,7 +372,7 @@ fn unplugged() -> io::Result<Device> {
 
 /// Ends the process at once.
 fn end(why: &str) -> ! {
-    tracing::error!(why, "the daemon ends here, to be started again");
+    tracing::error!(why, "the daemon ends, so that the service manager restarts it");
     std::process::abort()
 }
 

@@ -370,8 +370,8 @@ impl Path {
         self.asked.get_or_insert(now.tick());
     }
 
-    /// Whether a packet sent since `sent` was acknowledged, or any lately: a path with nothing in flight is silent, and
-    /// has no queue.
+    /// Whether a packet sent since `sent` was acknowledged, or any packet recently: a path with nothing in flight is
+    /// silent, and has no queue.
     pub(crate) fn is_heard(&self, now: Time, sent: Time) -> bool {
         self.last_arrival >= sent || now.since(self.last_arrival) < SILENCE_MIN_NS
     }

@@ -27,7 +27,7 @@ pub struct ConnSnapshot {
     pub version: u8,
     /// Packets sent and not acknowledged.
     pub in_flight_packets: u32,
-    /// Of these: on no path any more, because the peer received and did not take them, or has no room for them yet.
+    /// Of these: in flight on no path, because the peer received but did not take them, or has no room for them yet.
     pub landed_packets: u32,
     /// Send window.
     pub window_packets: u32,

@@ -145,7 +145,7 @@ impl Turns {
         }
     }
 
-    /// Removes the current connection, which does not wait any more, and charges its network for `packets`.
+    /// Removes the current connection, which no longer waits, and charges its network for `packets`.
     pub(crate) fn leave(&mut self, packets: u32) {
         let Some(&vni) = self.order.front() else { return };
         let Some(waiting) = self.networks.get_mut(&vni) else { return };
@@ -169,7 +169,7 @@ impl Turns {
         }
     }
 
-    /// Nothing waits any more.
+    /// Nothing waits any longer.
     pub(crate) fn clear(&mut self) {
         *self = Turns::default();
     }

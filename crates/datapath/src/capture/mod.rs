@@ -1,4 +1,4 @@
-//! Packets as they pass the stages of a core, for an operator to see: the diagnosis tools of the Triton paper (SIGCOMM'24,
+//! Packets as they pass the stages of a core, for operators: the diagnosis tools of the Triton paper (SIGCOMM'24,
 //! section 8) find a lost packet by capturing it at every stage of the software.
 //!
 //! **A capture that is off costs nothing.** The code of a turn ([`Core::turn`]) exists twice, with and without the

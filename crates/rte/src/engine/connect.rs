@@ -371,7 +371,7 @@ impl Engine {
         if let Some(conn) = self.conns[index as usize].as_mut() {
             conn.local_cid = cid;
             conn.heard = false;
-            // A peer that knows this CID accepts no REQUEST with an older one any more.
+            // A peer that knows this CID no longer accepts a REQUEST with an older one.
             conn.generation = self.generation;
             conn.send_next = first;
             conn.recv_base = first;

@@ -83,7 +83,7 @@ impl Engine {
                 let rtos = record.rtos() + 1;
                 let refused_for = self.refused_for_ns(now, index, psn);
                 let is_enough = rtos >= self.config.give_up_rtos;
-                // If the peer has received the packet, its RTOs end here, and are not counted any more.
+                // If the peer has received the packet, its RTO stops doubling here, and timeouts are no longer counted.
                 let is_at_ceiling = is_enough && timing.rto << rtos > self.config.rto_ceiling_ns;
                 let is_due = is_enough && altogether >= give_up_ns || rtos > MAX_RTOS;
                 let give_up = match refused_for {

@@ -1,6 +1,6 @@
-//! Waiting packets, and how networks and connections share the paths of a peer: in [turns](crate::turns).
-//! Acknowledgements of one connection open paths for all; without turns, the connection with most packets in flight
-//! would get most acknowledgements, and so all the room.
+//! Waiting packets, and how networks and connections share the paths of a peer: in [turns](crate::turns). An ACK for
+//! one connection opens paths for all of them. Without turns, the connection with the most packets in flight would get
+//! the most ACKs, and thus all the room.
 
 use super::Engine;
 use super::send::Admission;

@@ -222,7 +222,7 @@ fn the_time_of_a_lying_peer_is_bounded() {
     assert!(engine.path_snapshots(now).all(|p| p.srtt_ns <= 10 * S && p.total_rtt_ns <= 10 * S));
     let rto = engine.connection_snapshots(now).next().expect("open").rto_ns;
     assert!(rto <= engine.config().rto_ceiling_ns + 30 * S, "{rto}");
-    // Its packets are repaired all the same, and correct ACKs prevail in the end.
+    // Its packets are repaired nevertheless, and correct ACKs prevail in the end.
     w.run_for(S);
     stream(&mut w, 0, 4_000, 5, 100 * US);
     w.run_for(S);
