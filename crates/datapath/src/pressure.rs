@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_window_of_tcp_beside_a_noisy_guest_is_within_the_share() {
-        // Two windows of 40 packets in 50 ms, a fraction of its share, while the worker has all of its processor or half.
+        // Two windows of 40 packets in 50 ms, a fraction of its share. The worker has all or half of its processor.
         let noisy = Sent { period_ns: 750, packets: 1, bytes: 64 };
         let quiet = Sent { period_ns: 25_000_000, packets: 40, bytes: 1500 };
         for others_ns in [0, 4_000_000] {
