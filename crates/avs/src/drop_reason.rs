@@ -13,12 +13,13 @@ macro_rules! reasons {
             /// Every reason, in the order of [`Self::index`].
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// Short name.
+            /// The reason's short name.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// Name of the reason's counter of packets that a port is not given, with its unit.
+            /// Name of the counter of packets that were dropped on their way to a port for this reason, with
+            /// its unit.
             pub const fn ingress_dropped_counter(self) -> &'static str {
                 match self { $(Self::$name => concat!("ingress_dropped_", $text, "_packets"),)* }
             }
@@ -32,24 +33,24 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// From a port that does not exist.
+    /// The source port does not exist.
     UnknownPort = "unknown_port",
-    /// With a VLAN tag.
+    /// The frame has a VLAN tag.
     Vlan = "vlan",
-    /// Neither IP nor ARP.
+    /// The frame is neither IP nor ARP.
     EtherType = "ethertype",
-    /// Source MAC address of somebody else.
+    /// The source MAC address is not the sender's.
     SpoofedMac = "spoofed_mac",
-    /// Source IP address of somebody else.
+    /// The source IP address is not the sender's.
     SpoofedIp = "spoofed_ip",
-    /// ARP that claims an address of another port.
+    /// ARP with a sender address that is not the sender's.
     SpoofedArp = "spoofed_arp",
-    /// Neighbour discovery that speaks for somebody else, or as a router.
+    /// Neighbour discovery in the name of another node or of a router.
     SpoofedNeighbour = "spoofed_neighbour",
     /// ARP or neighbour discovery that is truncated, damaged or invalid.
     MalformedNeighbour = "malformed_neighbour",
-    /// ARP or neighbour discovery about the sender's own address that nobody asked for: announcements, probes, and answers to guests
-    /// whom the switch has answered.
+    /// Unsolicited ARP or neighbour discovery about the sender's own address: announcements, probes, and
+    /// replies to guests whom the switch has already answered.
     OwnAddress = "own_address",
     /// ARP or neighbour discovery for an unknown address.
     UnknownNeighbour = "unknown_neighbour",
@@ -57,77 +58,81 @@ reasons! {
     Broadcast = "broadcast",
     /// Multicast that is not neighbour discovery.
     Multicast = "multicast",
-    /// To a MAC address that nobody has.
+    /// The destination MAC address is unknown.
     UnknownMac = "unknown_mac",
-    /// Back to where it came from.
+    /// The packet would go back to where it came from.
     Loop = "loop",
-    /// Through the gateway, to an address that nobody has.
+    /// No route to the destination address.
     NoRoute = "no_route",
-    /// Through the gateway, from or to an address that must not be routed.
+    /// Sent to the gateway, but the source or destination address must not be routed.
     NotRoutable = "not_routable",
-    /// Through the gateway, with its time to live used up.
+    /// TTL or hop limit expired at the gateway.
     TtlExpired = "ttl_expired",
-    /// To the gateway's own address, but not a ping, or one that cannot be answered.
+    /// To the gateway's own address, but not a ping that the switch can answer.
     GatewayService = "gateway_service",
-    /// To a DHCP server, but not a client's message, or cut short.
+    /// To a DHCP server, but truncated or not a client message.
     DhcpMalformed = "dhcp_malformed",
-    /// To a DHCP server, for another MAC address than the guest's.
+    /// To a DHCP server, on behalf of a MAC address that is not the guest's.
     DhcpSpoofed = "dhcp_spoofed",
-    /// To a DHCP server, and needs no answer: an address is released or declined, or another server is asked.
+    /// To a DHCP server, but needs no reply: a release, a decline, or a message for another server.
     DhcpUnanswered = "dhcp_unanswered",
-    /// To a DHCP server, more often than a guest may ask.
+    /// To a DHCP server; the guest exceeds its rate limit.
     DhcpRate = "dhcp_rate",
-    /// To a DHCP client, from a guest: only the switch speaks as a server.
+    /// From a guest to a DHCP client: only the switch may act as a server.
     DhcpServer = "dhcp_server",
-    /// To routers, more often than a guest may ask.
+    /// Router solicitation; the guest exceeds its rate limit.
     SolicitationRate = "solicitation_rate",
-    /// VRRP, or an announcement of a shared address, more often than a guest may send them.
+    /// VRRP, or an announcement of a shared address; the guest exceeds its rate limit.
     SharingRate = "sharing_rate",
-    /// To the metadata service, more often than a guest may send.
+    /// To the metadata service; the guest exceeds its rate limit.
     MetadataRate = "metadata_rate",
-    /// To the gateway's name server, but not a question, or cut short.
+    /// To the gateway's name server, but truncated or not a query.
     DnsMalformed = "dns_malformed",
-    /// To the gateway's name server, more often than a guest may ask.
+    /// To the gateway's name server; the guest exceeds its rate limit.
     DnsRate = "dns_rate",
-    /// Larger than the path MTU, not to be cut, and its sender is told often enough, or must not be told.
+    /// Larger than the path MTU and must not be fragmented. No ICMP error was sent, because of the rate limit
+    /// or because none is allowed.
     PathMtu = "path_mtu",
-    /// Refused by the network's ACL.
+    /// Denied by the network's ACL.
     Acl = "acl",
-    /// Not in a conversation, and no rule of the sender's security groups allows one to begin.
+    /// Not part of a conversation, and no egress rule of the sender's security groups allows it to begin one.
     GroupEgress = "group_egress",
-    /// Not in a conversation, and no rule of the receiver's security groups allows one to begin.
+    /// Not part of a conversation, and no ingress rule of the receiver's security groups allows it to begin
+    /// one.
     GroupIngress = "group_ingress",
-    /// A later fragment where rules look at ports, and no first one of its packet has passed before.
+    /// A later fragment, where rules need the first one, and no first fragment of its packet has passed.
     FragmentWithoutFirst = "fragment_without_first",
-    /// A fragment that does not fit those of its packet that passed before: it overlaps one, lies behind the last, or leaves too many gaps.
+    /// A fragment that does not fit the earlier ones of its packet: it overlaps one, lies beyond the end, or
+    /// leaves too many gaps.
     FragmentMismatch = "fragment_mismatch",
-    /// To the address of a load balancer, but none listens there.
+    /// To the address of a load balancer, but no load balancer listens on that port.
     NoService = "no_service",
-    /// To a load balancer none of whose backends takes connections.
+    /// To a load balancer without a backend that takes new connections.
     NoBackend = "no_backend",
-    /// Of a connection through a load balancer whose backend is no longer one of its.
+    /// Part of a connection through a load balancer whose backend has been removed.
     BackendGone = "backend_gone",
-    /// To a load balancer, in fragments.
+    /// To a load balancer, and fragmented.
     ServiceFragment = "service_fragment",
-    /// To a load balancer, and the backend has too many connections of the client that would look like this one.
+    /// To a load balancer: no source port is free that would distinguish this connection from the client's
+    /// other ones to the backend.
     ServicePorts = "service_ports",
-    /// To a load balancer, but the bounds leave no room for any connection.
+    /// To a load balancer, but the limits leave no room for any connection.
     ConnectionsFull = "connections_full",
-    /// From outside, to an address and port that no guest has there, or in the middle of a conversation that is not known; from a guest, about
-    /// such a one.
+    /// From outside: no guest has this address and port, or the packet is in the middle of an unknown
+    /// conversation. From a guest: an ICMP error, a reset or an echo reply of an unknown conversation.
     NatNoMapping = "nat_no_mapping",
-    /// To the outside, but the guest, or the addresses of its network, have no port left.
+    /// To the outside, but the guest has used all its ports, or no port of the network's addresses is free.
     NatPortsFull = "nat_ports_full",
-    /// To or from the outside, in a protocol whose packets cannot be told apart behind an address that guests share.
+    /// To or from the outside, in a protocol whose packets cannot be told apart behind a shared address.
     NatProtocol = "nat_protocol",
-    /// To or from the outside in fragments, behind an address that guests share.
+    /// To or from the outside behind a shared address, and fragmented.
     NatFragment = "nat_fragment",
-    /// Allowed by a security group, but the bounds leave no room for any session. A bound that leaves room for one never refuses
-    /// another: one that is there makes room.
+    /// Allowed by a security group, but the limits leave no room for any session. If they leave room for at
+    /// least one, a new session evicts an existing one instead.
     SessionsFull = "sessions_full",
-    /// From the underlay, of a network that is not on this host.
+    /// From the underlay, in a network that is not on this host.
     UnknownVni = "unknown_vni",
-    /// From the underlay, with a source address that is not behind that peer.
+    /// From the underlay, with a source address that is not behind the sending peer.
     WrongPeer = "wrong_peer",
     /// From the underlay, to a vNIC that is not on this host.
     NotHere = "not_here",

@@ -1,48 +1,56 @@
 //! The virtual switch: match and action.
 //!
-//! A [`Switch`] decides where a frame goes: [`Switch::from_guest`] for what a vNIC sends, [`Switch::from_underlay`] for
-//! what a peer sent in VXLAN. Both return a [`Verdict`]. The switch answers ARP, neighbor discovery, DHCP and pings of a VPC's gateway
-//! itself, is the router that advertises itself to guests, and lets nobody use an address that is not theirs. It does no I/O and allocates nothing per packet. What it changes in a frame
-//! it returns as a [`Rewrite`], to be applied to the bytes when they leave.
+//! A [`Switch`] decides where a frame goes: [`Switch::from_guest`] for frames from a vNIC,
+//! [`Switch::from_underlay`] for frames that a peer sent in VXLAN. Both return a [`Verdict`]. The switch
+//! itself replies to ARP, neighbor discovery, DHCP, and pings of a VPC's gateway; it sends router
+//! advertisements to guests; and it drops packets with spoofed addresses. It does no I/O and does not
+//! allocate per packet. Header changes are returned as a [`Rewrite`], which the caller applies to the bytes
+//! when the frame leaves.
 //!
 //! # One pipeline
 //!
-//! Decisions are made in stages: may the sender say this, where does it go, may it pass, does it fit. `pipeline/mod.rs` has their order,
-//! and each stage is a file beside it. A packet that is larger than the path MTU is fragmented, or its sender gets an ICMP error.
+//! A packet passes through stages: may the sender send this, where does it go, may it pass, does it fit.
+//! `pipeline/mod.rs` defines their order; each stage is a file in the same directory. A packet larger than
+//! the path MTU is fragmented, or its sender gets an ICMP error.
 //!
 //! # Configuration is swapped as a whole
 //!
-//! A switch is built from plain [`Tables`] and never edited afterwards; a reload builds the next one and swaps it in with
-//! [`Switch::replace`], between two batches, or [`Switch::take_over`], if it was built elsewhere. So every derived index agrees with the description at all times, a reload
-//! that is refused changes nothing, and there is no order of edits to get wrong. Only counters are carried over.
+//! A switch is built from plain [`Tables`] and never edited afterwards. A reload builds a new switch and
+//! swaps it in between two batches, with [`Switch::replace`], or with [`Switch::take_over`] if the indexes
+//! were built elsewhere. Derived indexes therefore always match the configuration, a rejected reload changes
+//! nothing, and there is no order of edits to get wrong. Only counters and sessions are carried over.
 //!
-//! # Decided, or only told
+//! # Decide or trace
 //!
-//! [`Switch::trace_from_guest`] and [`Switch::trace_from_underlay`] tell what would become of a packet, and why, and change nothing.
-//! They run the same pipeline, which is generic over what follows from its judgements.
+//! [`Switch::trace_from_guest`] and [`Switch::trace_from_underlay`] report what would happen to a packet, and
+//! why, without changing any state. They run the same pipeline, which is generic over the side effects of its
+//! decisions.
 //!
 //! # Who may talk to whom
 //!
-//! Admission is about addresses: nobody speaks with one that is not theirs. Then comes where a packet goes, and last whether it
-//! may: network ACLs look at each packet by itself, security groups let conversations begin and remember them
-//! as sessions. Only ports with groups have sessions; to others they cost a look at an `Option`.
+//! Admission is about addresses: no sender may use an address that is not its own. The next stages route the
+//! packet, and then filter it: network ACLs judge each packet by itself; security groups decide whether a
+//! conversation may begin, and track it as a session. Only ports with security groups have sessions; for
+//! other ports the check of an `Option` is the only cost.
 //!
-//! # Packets in fragments
+//! # Fragments
 //!
-//! Rules that look at more than addresses judge the first fragment as they would the whole packet; the others pass if it did, and fit
-//! it. Nothing is held back: a fragment that comes before its first is dropped.
+//! Rules that match more than addresses judge the first fragment as they would judge the whole packet. Later
+//! fragments pass if the first one passed and they fit it. Nothing is buffered: a fragment that arrives
+//! before its first fragment is dropped.
 //!
 //! # Several workers
 //!
-//! Each worker of a host has a switch of its own, and they share nothing. What security groups remember about a port is with one of
-//! them for each pair of vNICs, so what one guest sends to another of its host may have to go on to the receiver's worker:
-//! the sender's switch judges what leaves, the receiver's what may come in ([`Switch::from_worker`]).
+//! Each worker of a host has its own switch, and workers share nothing. For each pair of vNICs, one worker
+//! holds the security-group sessions of a port. A packet between two guests of one host may therefore be
+//! handed over to the receiver's worker: the sender's switch applies the egress rules, the receiver's switch
+//! the ingress rules ([`Switch::from_worker`]).
 //!
-//! # What is asked once
+//! # Caching
 //!
-//! In networks with rules, what becomes of a packet is kept for the next ones of its flow. They get the same decision, and their
-//! sessions and counters take the same steps, without a walk through the tables. Those that come in the same turn, in any network,
-//! are not even looked up.
+//! In networks with rules, the decision about a packet is cached for later packets of its flow. These get the
+//! same verdict and update the same sessions and counters, without a walk through the tables. Packets of a
+//! flow that arrive in the same turn, in any network, skip even the cache lookup.
 
 #![forbid(unsafe_code)]
 

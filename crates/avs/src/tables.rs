@@ -1,4 +1,4 @@
-//! What a switch is built from.
+//! The configuration from which a switch is built.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -10,11 +10,12 @@ use bifrost_wire::{Mac, Vni};
 use crate::ids::{AddressSetId, Direction, GroupId, PeerId, PortId, WorkerId};
 use crate::limits::{FlowLimits, SessionLimits};
 
-/// The gateway's MAC address, the same in every VPC and on every host, so that a guest that moves keeps its neighbour
-/// entry. No vNIC may have it.
+/// The gateway's MAC address. It is the same in every VPC and on every host, so that a guest that moves keeps its
+/// neighbour entry. No vNIC may have it.
 pub const GATEWAY_MAC: Mac = Mac::ROUTER;
 
-/// Which packets of a VPC cross the underlay reliably (NSDI'26 paper, section 4.1). ARP and neighbour discovery never do.
+/// Which packets of a VPC are carried reliably over the underlay (NSDI'26 paper, section 4.1). ARP and neighbour
+/// discovery never are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reliability {
     /// TCP only.
@@ -22,19 +23,19 @@ pub enum Reliability {
     Tcp,
     /// All IP packets.
     All,
-    /// None: plain VXLAN.
+    /// No packets: plain VXLAN.
     Off,
 }
 
-/// In which order a VPC's reliable packets are shown to the guest.
+/// The order in which a VPC's reliable packets are delivered to the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ordering {
-    /// Each flow in order of its own.
+    /// Each flow is in order by itself.
     #[default]
     Flow,
-    /// All packets between two vNICs in the order of sending.
+    /// All packets between two vNICs are in the order in which they were sent.
     Strict,
-    /// As they arrive.
+    /// In order of arrival.
     Off,
 }
 
@@ -43,73 +44,76 @@ pub enum Ordering {
 pub struct Vpc {
     /// Its identifier.
     pub vni: Vni,
-    /// Which packets are reliable.
+    /// Which packets are carried reliably.
     pub reliability: Reliability,
-    /// In which order they are shown.
+    /// The order in which they are delivered.
     pub ordering: Ordering,
-    /// Addresses that the switch itself has, as router; without any there is no routing.
+    /// The router's addresses in this network, which the switch itself owns. Without any there is no routing.
     pub gateways: Vec<IpAddr>,
-    /// Stateless rules for every packet from and to its local vNICs: the first that matches decides, and what none matches
-    /// passes. ARP and valid messages of neighbour discovery always pass. A packet in pieces is judged by its first fragment.
+    /// Stateless rules for every packet from and to its local vNICs. The first matching rule decides; a packet that
+    /// matches none passes. ARP and valid neighbour discovery messages always pass. A fragmented packet is judged by
+    /// its first fragment.
     pub acl: Vec<AclRule>,
 }
 
 /// A rule of a network's ACL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AclRule {
-    /// Packets from guests, or to guests.
+    /// Whether it applies to packets from guests or to guests.
     pub direction: Direction,
-    /// Which.
+    /// Packets that it matches.
     pub pattern: Pattern,
-    /// Whether they pass.
+    /// Whether matching packets pass.
     pub allow: bool,
-    /// What logs call it; `None`: it is not logged.
+    /// The rule's name in logs; `None`: the rule is not logged.
     pub log: Option<Arc<RuleName>>,
 }
 
-/// Which rule of the configuration a logged rule is. A rule that names alternatives is several here, of one name.
+/// The rule of the configuration that a logged rule comes from. A rule with alternatives becomes several rules here,
+/// with the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleName {
-    /// Where it is.
+    /// The rule list that contains it.
     pub owner: RuleOwner,
-    /// Which packets it is about, seen from the guest.
+    /// The direction of the packets that it matches, as seen from the guest.
     pub direction: Direction,
     /// Its number in its list, from 1.
     pub number: u32,
 }
 
-/// Where a rule is.
+/// The rule list that contains a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleOwner {
-    /// In the security group of that name.
+    /// The security group of that name.
     Group(String),
-    /// In the ACL of a network.
+    /// The ACL of a network.
     Acl(Vni),
 }
 
-/// Bounds of the logs of rules.
+/// Limits of the rule logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleLogSpec {
-    /// Flows of which a port's log begins to tell, each second.
+    /// New flows that a port's log may record, per second.
     pub records_per_s: u32,
-    /// A rejected flow that goes on has a record after so long, and one of which nothing was heard for so long is another one afterwards, ns.
+    /// Interval between two records of a rejected flow that continues, ns. A flow without packets for this long is a
+    /// new one afterwards.
     pub interval_ns: u64,
 }
 
-/// A security group: conversations that may begin. What belongs to one that was allowed to begin passes, in both directions.
+/// A security group: the conversations that may begin. Packets of an allowed conversation pass in both directions.
 ///
-/// A port with groups lets in what a rule of any of them allows. It lets out everything, unless one of them has a rule about
-/// that, or restricts it without one. A port without groups lets everything pass.
+/// A port with groups accepts what a rule of any of its groups allows. It may send everything, unless one of the
+/// groups has an egress rule, or restricts egress without having one. A port without groups passes everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SecurityGroup {
     /// What it allows.
     pub rules: Vec<GroupRule>,
-    /// Whether its ports' guests may begin only what a rule allows, even if no rule is about that.
+    /// Whether guests may begin only conversations that a rule allows, even if there is no egress rule.
     pub restricts_egress: bool,
 }
 
 impl SecurityGroup {
-    /// With these rules, and what follows from them.
+    /// A group with these rules; egress is restricted only if one of them is an egress rule.
     pub fn new(rules: Vec<GroupRule>) -> Self {
         SecurityGroup { rules, restricts_egress: false }
     }
@@ -118,36 +122,37 @@ impl SecurityGroup {
 /// A rule of a security group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupRule {
-    /// Conversations that the guest begins, or others with it.
+    /// Whether it is about conversations that the guest begins (egress), or that others begin with it (ingress).
     pub direction: Direction,
-    /// Of their first packet.
+    /// Matches the first packet of a conversation.
     pub pattern: Pattern,
-    /// Who is at the other end.
+    /// The other end of the conversation.
     pub remote: Remote,
-    /// What logs call it; `None`: it is not logged.
+    /// The rule's name in logs; `None`: the rule is not logged.
     pub log: Option<Arc<RuleName>>,
 }
 
 impl GroupRule {
-    /// About anybody.
+    /// A rule without a restriction on the other end.
     pub fn new(direction: Direction, pattern: Pattern) -> Self {
         GroupRule { direction, pattern, remote: Remote::Anybody, log: None }
     }
 }
 
-/// The other end of conversations that a rule is about.
+/// The other end of the conversations that a rule applies to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Remote {
-    /// Anybody that the pattern allows.
+    /// Any address that the pattern matches.
     #[default]
     Anybody,
-    /// One of a set of addresses.
+    /// An address of this set.
     Set(AddressSetId),
-    /// A vNIC of the same network that has the group: by its addresses, but for link-local ones.
+    /// A vNIC of the same network that has this group. It is identified by its addresses, except link-local ones.
     Group(GroupId),
 }
 
-/// Addresses of another host's vNIC that has a security group. Those of local vNICs are known from their ports.
+/// Addresses of a vNIC on another host that has a security group. Addresses of local vNICs are known from their
+/// ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     /// The network.
@@ -167,43 +172,43 @@ pub struct Port {
     pub vni: Vni,
     /// Its MAC address.
     pub mac: Mac,
-    /// Addresses that its guest may use, besides the IPv6 link-local one that follows from the MAC address.
+    /// Addresses that its guest may use, in addition to the IPv6 link-local address derived from the MAC address.
     pub addresses: Vec<IpAddr>,
-    /// Networks behind its guest, which routes: it may send from their addresses, and gets what is for them. Host bits are ignored; where
-    /// two ports or routes have an address, it belongs to the one with the longer prefix.
+    /// Networks behind the guest, if it is a router: it may send from these addresses, and receives packets to them.
+    /// Host bits are ignored. If an address is in prefixes of several ports or routes, the longest prefix wins.
     pub routed: Vec<IpNet>,
-    /// Largest IP packet that its guest is given, bytes, 68 and more.
+    /// Largest IP packet delivered to the guest, bytes; at least 68.
     pub mtu: u16,
     /// Its security groups.
     pub groups: Vec<GroupId>,
-    /// The worker that alone serves it. `None`: all of the host's workers do, each of them the pairs of vNICs that
-    /// [`worker_of_pair`](bifrost_nic::steer::worker_of_pair) gives it.
+    /// The only worker that serves it. `None`: all workers of the host do; each serves the pairs of vNICs that
+    /// [`worker_of_pair`](bifrost_nic::steer::worker_of_pair) assigns to it.
     pub home: Option<WorkerId>,
 }
 
-/// What the switch tells the guest behind a port that asks by DHCP.
+/// The DHCP lease of the guest behind a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// The port.
     pub port: PortId,
     /// The guest's address.
     pub address: Ipv4Addr,
-    /// Its subnet, 0 to 32 bits.
+    /// Length of its subnet's prefix, 0 to 32 bits.
     pub prefix_len: u8,
-    /// The network's gateway, which is the router and the DHCP server.
+    /// The network's gateway, which is also the DHCP server.
     pub gateway: Ipv4Addr,
     /// DNS servers, at most [`Lease::MAX_DNS`].
     pub dns: Vec<Ipv4Addr>,
-    /// The domain in which it looks for names first, at most 253 characters.
+    /// The search domain, at most 253 characters.
     pub domain: Option<String>,
     /// Interface MTU, bytes.
     pub mtu: u16,
-    /// How long the guest may use the address without asking again, s.
+    /// Lease time, s.
     pub seconds: u32,
 }
 
 impl Lease {
-    /// DNS servers of a guest, at most.
+    /// Maximum number of DNS servers of a guest.
     pub const MAX_DNS: usize = 8;
 
     /// The subnet mask.
@@ -217,32 +222,32 @@ impl Lease {
     }
 }
 
-/// What the switch tells the guest behind a port about IPv6: by router advertisements, asked for or not, and by DHCPv6. The router and
-/// the server have the link-local address of the network's gateway.
+/// The IPv6 settings of the guest behind a port, sent in router advertisements (solicited and unsolicited) and by
+/// DHCPv6. Router and server use the link-local address of the network's gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ipv6Lease {
     /// The port.
     pub port: PortId,
-    /// The guest's addresses, each with the length of its subnet's prefix, 0 to 128 bits; at most [`Ipv6Lease::MAX_ADDRESSES`]. Without
-    /// link-local ones: those a guest has by itself.
+    /// The guest's addresses, each with the length of its subnet's prefix, 0 to 128 bits; at most
+    /// [`Ipv6Lease::MAX_ADDRESSES`]. Link-local addresses are not included: a guest assigns those itself.
     pub addresses: Vec<(Ipv6Addr, u8)>,
     /// DNS servers, at most [`Lease::MAX_DNS`].
     pub dns: Vec<Ipv6Addr>,
-    /// The domain in which names are searched.
+    /// The search domain.
     pub domain: Option<String>,
     /// Interface MTU, bytes.
     pub mtu: u16,
-    /// How long the guest may use an address without asking again, s.
+    /// Lifetime of the addresses, s.
     pub seconds: u32,
-    /// Time from one advertisement that nobody has asked for to the next, at most, 4 to 1800 s (RFC 4861, section 6.2.1).
+    /// Maximum time between two unsolicited router advertisements, 4 to 1800 s (RFC 4861, section 6.2.1).
     pub interval_s: u16,
 }
 
 impl Ipv6Lease {
-    /// Addresses of a guest, at most.
+    /// Maximum number of addresses of a guest.
     pub const MAX_ADDRESSES: usize = 8;
 
-    /// How long a guest may rely on what an advertisement says, s: that of three intervals (RFC 4861, section 6.2.1).
+    /// Lifetime of what an advertisement says, s: three intervals (RFC 4861, section 6.2.1).
     pub(crate) fn router_lifetime_s(&self) -> u16 {
         self.interval_s.saturating_mul(3)
     }
@@ -252,7 +257,7 @@ impl Ipv6Lease {
         self.addresses.iter().take(Self::MAX_ADDRESSES).map(|(address, _)| *address)
     }
 
-    /// The subnets of these addresses, each once: prefix and length.
+    /// The subnets of these addresses without duplicates: prefix and length.
     pub(crate) fn subnets(&self) -> impl Iterator<Item = (Ipv6Addr, u8)> {
         let all = || self.addresses.iter().take(Self::MAX_ADDRESSES).map(|&(address, len)| subnet(address, len));
         all().enumerate().filter(move |(at, subnet)| !all().take(*at).any(|other| other == *subnet)).map(|(_, net)| net)
@@ -264,52 +269,53 @@ impl Ipv6Lease {
     }
 }
 
-/// The subnet of an address, whose host bits are zero, and the length of its prefix.
+/// The subnet of an address: the prefix with host bits zero, and its length.
 fn subnet(address: Ipv6Addr, len: u8) -> (Ipv6Addr, u8) {
     let len = len.min(128);
     let mask = u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0);
     (Ipv6Addr::from_bits(address.to_bits() & mask), len)
 }
 
-/// An address that several vNICs share: one of them holds it at a time, on this host or another, as with VRRP
-/// (RFC 9568). [`Switch::take_claims`](crate::Switch::take_claims) says which of them announces it. Guests reach it
-/// through the gateway, which its network must have, so they need not learn when it moves.
+/// An address that several vNICs share. One of them, on this host or another, holds it at a time, as with VRRP (RFC
+/// 9568). [`Switch::take_claims`](crate::Switch::take_claims) reports which vNIC announces it. Guests reach it
+/// through the gateway, which the network must have, so they do not notice when it moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedAddress {
     /// The network.
     pub vni: Vni,
-    /// The address. It belongs to no port, route, load balancer or gateway.
+    /// The address. No port, route, load balancer or gateway may have it.
     pub address: IpAddr,
-    /// The vNICs that may hold it, of ports and routes of that network. Each may send from the address.
+    /// The vNICs that may hold it; each belongs to a port or route of the network. All of them may send from the
+    /// address.
     pub vnics: Vec<Mac>,
-    /// The one of `vnics` that holds it, and receives what is sent to it. `None`: no vNIC does.
+    /// The one of `vnics` that holds the address and receives packets to it. `None`: no vNIC does.
     pub holder: Option<Mac>,
 }
 
-/// The addresses of the metadata service, as in EC2. In networks with a port that has metadata they belong to the
+/// The addresses of the metadata service, as in EC2. In a network that has a port with metadata they belong to the
 /// gateway.
 pub const METADATA: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(169, 254, 169, 254), Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254));
 
-/// Whether guests ask for metadata at an address.
+/// Whether an address is one of the metadata service.
 pub(crate) fn is_metadata(address: IpAddr) -> bool {
     address == IpAddr::V4(METADATA.0) || address == IpAddr::V6(METADATA.1)
 }
 
-/// Names of a network's guests, which the switch tells guests of this host that ask its gateways by DNS.
+/// The DNS names of a network. The switch resolves them for guests of this host that query the gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zone {
-    /// The network; it has one zone at most.
+    /// The network; it has at most one zone.
     pub vni: Vni,
-    /// The domain, such as `vpc1.internal`, of at most 253 characters; the switch knows all names in it.
+    /// The domain, such as `vpc1.internal`, at most 253 characters. The switch is authoritative for it.
     pub domain: String,
-    /// Names without the domain, and addresses. A name may have several. What is not a name is left out.
+    /// Names relative to the domain, with their addresses. A name may have several. Invalid names are skipped.
     pub names: Vec<(String, IpAddr)>,
-    /// Prefixes of which the switch knows all addresses that have names.
+    /// Prefixes for whose reverse lookups the switch is authoritative.
     pub subnets: Vec<IpNet>,
 }
 
-/// Where addresses of other hosts' vNICs are.
+/// A route to addresses of another host's vNIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The network.
@@ -320,64 +326,65 @@ pub struct Route {
     pub peer: PeerId,
     /// The vNIC.
     pub mac: Mac,
-    /// Path MTU: the largest IP packet that gets there, bytes, 68 and more (Triton paper, section 5.2).
+    /// Path MTU: the largest IP packet that the path carries, bytes; at least 68 (Triton paper, section 5.2).
     pub mtu: u16,
 }
 
-/// How the routes of a network differ from those of a former configuration.
+/// The difference between the routes of a network and those of an earlier configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteChanges {
     /// The network.
     pub vni: Vni,
-    /// Prefixes and their new routes; `None`: there is none any more.
+    /// Changed prefixes with their new routes; `None`: the route was removed.
     pub routes: Vec<(IpNet, Option<Route>)>,
-    /// The vNICs of all changed routes, before and after: the host of each one, and the smallest path MTU of all its
+    /// The vNICs of all changed routes, before and after: the host of each vNIC, and the smallest path MTU of all its
     /// routes, bytes; `None`: no route leads to it any more.
     pub vnics: Vec<(Mac, Option<(PeerId, u16)>)>,
 }
 
-/// A peering from a network to another one. Packets pass if there is a peering back as well: with their source's address, from that
-/// network into this one. No packet goes through more than two networks.
+/// A peering from one network to another. Packets pass only if a peering in the other direction covers their source
+/// address. No packet crosses more than two networks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peering {
-    /// The network.
+    /// The network that has this peering.
     pub vni: Vni,
-    /// Addresses of the other one; host bits are ignored.
+    /// Prefix of the other network's addresses; host bits are ignored.
     pub prefix: IpNet,
     /// The other network.
     pub to: Vni,
 }
 
-/// A load balancer inside a network: an address and port that stand for several backends. The host of a client changes the destination
-/// of what it sends, and the source of the answers; the client's own address stays.
+/// A load balancer inside a network: a virtual address and port in front of several backends. The client's host
+/// rewrites the destination of requests and the source of replies. The client's own address stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBalancer {
     /// The network of its clients and backends, which needs a gateway.
     pub vni: Vni,
-    /// Where it listens. Nobody else has the address.
+    /// Its virtual address. No other entity of the network may have it.
     pub address: IpAddr,
-    /// Its port.
+    /// Its virtual port.
     pub port: u16,
-    /// What it balances.
+    /// The protocol that it balances.
     pub protocol: Transport,
-    /// What stays together.
+    /// Its session affinity.
     pub affinity: Affinity,
-    /// Of the same family as `address`; at most [`MAX_BACKENDS`](bifrost_tables::Maglev::MAX_BACKENDS) with a weight get connections.
+    /// Backends, of the same address family as `address`. At most
+    /// [`MAX_BACKENDS`](bifrost_tables::Maglev::MAX_BACKENDS) with a weight above 0 get connections.
     pub backends: Vec<Backend>,
 }
 
-/// One of several places to which connections go.
+/// A destination to which a load balancer sends connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backend {
     /// Its address.
     pub address: IpAddr,
     /// Its port.
     pub port: u16,
-    /// Its share of the connections that begin, relative to the others'. 0: it gets none, and keeps those that it has.
+    /// Relative share of new connections. 0: it gets no new ones and keeps the existing ones (draining).
     pub weight: u16,
 }
 
-/// A protocol with ports.
+/// A transport protocol with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// TCP.
@@ -387,7 +394,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// The IP protocol's number.
+    /// The IP protocol number.
     pub(crate) const fn number(self) -> u8 {
         match self {
             Transport::Tcp => TCP,
@@ -396,35 +403,36 @@ impl Transport {
     }
 }
 
-/// Uplinks to the outside, and NAT.
+/// Uplinks to the outside network, and NAT.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nat {
-    /// Ports behind which the outside is. Each is alone in its network.
+    /// Ports that lead to the outside. Each is the only port of its network.
     pub uplinks: Vec<PortId>,
-    /// Addresses that guests share.
+    /// Source NAT: addresses that guests share.
     pub sources: Vec<SourceNat>,
-    /// Addresses of single guests.
+    /// Floating addresses of single guests.
     pub floating: Vec<FloatingIp>,
-    /// Ports of shared addresses that are a guest's for good.
+    /// Port forwards: ports of shared addresses that are permanently assigned to a guest.
     pub forwards: Vec<PortForward>,
 }
 
-/// Addresses that the guests of a network share when they talk to the outside. What has no other route in that network goes there.
+/// Source NAT for the guests of a network. Packets for which the network has no other route go to the uplink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceNat {
     /// The network.
     pub vni: Vni,
-    /// The uplink, the same for all of the network.
+    /// The uplink; the network must have only one.
     pub uplink: PortId,
-    /// The addresses, of either family.
+    /// The shared addresses, of either family.
     pub addresses: Vec<IpAddr>,
-    /// Of each address the first and the last port that this host gives out, so that hosts which share addresses need not agree on each.
+    /// First and last port of each address that this host may allocate. Hosts that share addresses use disjoint
+    /// ranges, so they need not coordinate.
     pub ports: (u16, u16),
-    /// Ports that one guest gets at a time, at most, over all protocols.
+    /// Maximum number of ports that a guest holds at a time, over all protocols.
     pub per_guest: u32,
 }
 
-/// An outside address of one guest.
+/// An outside address that belongs to one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FloatingIp {
     /// The guest's network.
@@ -433,11 +441,11 @@ pub struct FloatingIp {
     pub uplink: PortId,
     /// The address outside.
     pub outside: IpAddr,
-    /// The guest's address, of the same family. While no port of this host has it, nothing gets through.
+    /// The guest's address, of the same family. Packets are dropped while no port of this host has it.
     pub inside: IpAddr,
 }
 
-/// A port of a shared outside address that leads to a guest.
+/// A port of a shared outside address that is forwarded to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortForward {
     /// The guest's network.
@@ -452,84 +460,85 @@ pub struct PortForward {
     pub inside: (IpAddr, u16),
 }
 
-/// What a load balancer keeps together.
+/// The session affinity of a load balancer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Affinity {
-    /// The packets of a connection.
+    /// All packets of a connection go to the same backend.
     #[default]
     Connection,
-    /// All connections of a client's address, as long as the backends stay the same.
+    /// All connections of a client address go to the same backend, as long as the set of backends does not change.
     Client,
 }
 
-/// A host's workers, seen from one of them; each has a switch of its own.
+/// The workers of a host, as seen from one of them. Each has its own switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Workers {
-    /// The one whose switch it is.
+    /// The worker that this switch belongs to.
     pub own: WorkerId,
-    /// How many there are; 0 is 1.
+    /// Number of workers; 0 counts as 1.
     pub count: u16,
 }
 
-/// Which conversations are logged (Triton paper, section 2.3).
+/// What the flow log records (Triton paper, section 2.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowLogSpec {
-    /// Conversations of these ports.
+    /// Ports whose conversations are logged.
     pub ports: Vec<PortId>,
-    /// Those whose packets pass.
+    /// Whether conversations whose packets pass are logged.
     pub accepted: bool,
-    /// Those whose packets are dropped.
+    /// Whether conversations whose packets are dropped are logged.
     pub rejected: bool,
-    /// Conversations that are counted at a time, at most; a port may have a quarter of them, or all if it is alone.
+    /// Maximum number of conversations tracked at a time. One port may use a quarter of them, or all if it is the
+    /// only logged port.
     pub flows: u32,
-    /// Of a conversation that goes on there is a record after so long, ns.
+    /// Interval between two records of a conversation that continues, ns.
     pub active_ns: u64,
-    /// A conversation ends when nothing was heard of it for so long, ns.
+    /// Idle time after which a conversation ends, ns.
     pub idle_ns: u64,
 }
 
-/// Everything a switch knows.
+/// The complete configuration of a switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tables {
     /// Networks.
     pub vpcs: Vec<Vpc>,
     /// Local vNICs.
     pub ports: Vec<Port>,
-    /// Remote vNICs.
+    /// Routes to vNICs of other hosts.
     pub routes: Vec<Route>,
     /// Peerings with other networks.
     pub peerings: Vec<Peering>,
-    /// Load balancers, each named by its place here.
+    /// Load balancers, identified by their position in this list.
     pub load_balancers: Vec<LoadBalancer>,
-    /// Uplinks to the outside.
+    /// Uplinks to the outside network, and NAT.
     pub nat: Nat,
     /// Addresses that vNICs share.
     pub shared: Vec<SharedAddress>,
-    /// Ports whose guests may ask for metadata; their networks have gateways.
+    /// Ports whose guests may use the metadata service. Their networks have gateways.
     pub metadata: Vec<PortId>,
-    /// What guests are told that ask by DHCP; the others are not answered.
+    /// DHCP leases. A guest without one gets no reply.
     pub leases: Vec<Lease>,
-    /// What guests are told about IPv6; the others are not.
+    /// IPv6 settings of guests. A guest without them gets no advertisements and no DHCPv6 replies.
     pub ipv6_leases: Vec<Ipv6Lease>,
-    /// What guests are told that ask by DNS; in other networks they are not answered.
+    /// DNS zones. In other networks, DNS queries to the gateway are not answered.
     pub zones: Vec<Zone>,
-    /// Security groups, each named by its place here.
+    /// Security groups, identified by their position in this list.
     pub groups: Vec<SecurityGroup>,
-    /// Who else has them, on other hosts.
+    /// Members of the security groups on other hosts.
     pub members: Vec<Member>,
-    /// Sets of addresses for rules, each named by its place here; host bits are ignored.
+    /// Address sets for rules, identified by their position in this list. Host bits are ignored.
     pub address_sets: Vec<Vec<IpNet>>,
-    /// Bounds of what security groups remember.
+    /// Limits of the security groups' sessions.
     pub sessions: SessionLimits,
-    /// Bounds of what is remembered about flows.
+    /// Limits of the flow records.
     pub flows: FlowLimits,
-    /// Which conversations are logged.
+    /// What is logged about flows; `None`: nothing.
     pub flow_log: Option<FlowLogSpec>,
-    /// How rules are logged that have a name for logs; `None`: they are not.
+    /// Limits of the logs of rules that have a log name; `None`: no rule is logged.
     pub rule_log: Option<RuleLogSpec>,
-    /// Who else has such a switch.
+    /// The workers of this host.
     pub workers: Workers,
-    /// A deliberate mistake, for tests of tests.
+    /// A deliberate defect, to test the tests.
     #[cfg(feature = "mutations")]
     pub mutation: Option<crate::Mutation>,
 }
@@ -540,19 +549,19 @@ pub enum BuildError {
     /// Two networks with one identifier.
     #[error("VNI {0} is described twice")]
     DuplicateVni(Vni),
-    /// A port or route in a network that is not described.
+    /// A port or route refers to a network that is not described.
     #[error("VNI {0} is used but not described")]
     UnknownVni(Vni),
     /// A peering of a network with itself.
     #[error("VNI {0} has a peering with itself")]
     PeeringWithItself(Vni),
-    /// Two ports with one name.
+    /// Two ports with one number.
     #[error("port number {} is described twice", .0.0)]
     DuplicatePort(PortId),
-    /// A vNIC's MAC address that no station can have, or the gateway's.
+    /// A MAC address that no vNIC can have, or the gateway's.
     #[error("{0} cannot be the MAC address of a vNIC")]
     Mac(Mac),
-    /// One MAC address at two places in a network.
+    /// One MAC address in two places of a network.
     #[error("MAC address {mac} is at two places in VNI {vni}")]
     DuplicateMac {
         /// The network.
@@ -560,7 +569,7 @@ pub enum BuildError {
         /// The address.
         mac: Mac,
     },
-    /// One address or prefix at two places in a network, the gateway included.
+    /// One address or prefix in two places of a network; the gateway's addresses count.
     #[error("{prefix} is at two places in VNI {vni}")]
     DuplicatePrefix {
         /// The network.
@@ -568,8 +577,8 @@ pub enum BuildError {
         /// The prefix.
         prefix: IpNet,
     },
-    /// A shared address in a network without a gateway, described twice, the switch's own, or of a vNIC that is not in
-    /// the network.
+    /// A shared address that is described twice, belongs to the switch itself, is in a network without a gateway, or
+    /// lists a vNIC that is not in the network.
     #[error("{0} cannot be shared by these vNICs")]
     SharedAddress(IpAddr),
     /// A port with metadata does not exist, or its network has no gateway.
@@ -578,10 +587,10 @@ pub enum BuildError {
     /// A port has a security group that is not described.
     #[error("security group number {} is used but not described", .0.0)]
     UnknownGroup(GroupId),
-    /// A rule is about a set of addresses that is not described.
+    /// A rule refers to an address set that is not described.
     #[error("address set number {} is used but not described", .0.0)]
     UnknownSet(AddressSetId),
-    /// Two load balancers at one place.
+    /// Two load balancers with the same address, port and protocol.
     #[error("two load balancers of VNI {vni} listen at {address} port {port}")]
     DuplicateLoadBalancer {
         /// The network.
@@ -591,16 +600,16 @@ pub enum BuildError {
         /// The port.
         port: u16,
     },
-    /// A load balancer and its backend are of two families.
+    /// A backend's address is of another family than its load balancer's.
     #[error("{0} is of another family than the load balancer whose backend it is")]
     BackendFamily(IpAddr),
-    /// A guest is to be told an address of one family by a port that does not exist, or twice.
+    /// A lease is for a port that does not exist, or is the port's second one of its family.
     #[error("port number {} has two leases of one family, or does not exist", .0.0)]
     Lease(PortId),
-    /// A port that is named as an uplink, and is none.
+    /// A port is used as an uplink but is not listed as one.
     #[error("port number {} is used as an uplink, but is none", .0.0)]
     UnknownUplink(PortId),
-    /// An outside address or port of two owners, or of another family than its owner.
+    /// An outside address or port has two owners, or its owner's address is of another family.
     #[error("the outside address {0}, or one of its ports, has two owners or one of another family")]
     OutsideAddress(IpAddr),
     /// An address that no vNIC or gateway can have.
