@@ -1,5 +1,5 @@
-//! Who has which address in a network, and where its vNICs are: in two layers, so that a configuration with one route
-//! more shares the rest with the former one.
+//! The owners of a network's addresses, and the locations of its vNICs. The tables have two layers, so that a
+//! configuration with one more route shares everything else with its predecessor.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,11 +16,11 @@ use crate::tables::{BuildError, GATEWAY_MAC, Route, RouteChanges};
 pub(crate) struct Addresses {
     vnics: LayeredMap<Mac, Path>,
     owners: LayeredLpm<Owner>,
-    /// What does not come from routes.
+    /// Entries that do not come from routes.
     local: Arc<Local>,
 }
 
-/// vNICs and addresses that do not come from routes, in the order of tables: there are few of them.
+/// vNICs and addresses that do not come from routes. There are few of them; they are sorted by key.
 #[derive(Clone, Debug, Default)]
 struct Local {
     vnics: BTreeMap<Mac, Path>,
@@ -28,30 +28,30 @@ struct Local {
 }
 
 impl Addresses {
-    /// Where a vNIC is.
+    /// The location of a vNIC.
     #[inline(always)]
     pub(crate) fn path(&self, mac: Mac) -> Option<Path> {
         self.vnics.get(&mac)
     }
 
-    /// Who has an address, by the routes.
+    /// The owner of an address (longest-prefix match).
     #[inline(always)]
     pub(crate) fn owner(&self, addr: IpAddr) -> Option<Owner> {
         self.owners.lookup(addr).copied()
     }
 
-    /// Entries that differ from the shared tables.
+    /// Number of entries that differ from the shared tables.
     pub(crate) fn changed_len(&self) -> usize {
         self.vnics.changed_len().max(self.owners.changed_len())
     }
 
-    /// The same with new shared tables, which takes time proportional to their size.
+    /// The same content in new shared tables. This takes time proportional to their size.
     pub(crate) fn merged(&self) -> Addresses {
         Addresses { vnics: self.vnics.merged(), owners: self.owners.merged(), local: Arc::clone(&self.local) }
     }
 
-    /// The same, over what was [`merged`](Self::merged) from `former`, an earlier version. `None`: the tables were built
-    /// again meanwhile.
+    /// The same content on top of `merged`, which was [`merged`](Self::merged) from the earlier version `former`.
+    /// `None`: the tables were rebuilt meanwhile.
     pub(crate) fn rebased(&self, former: &Addresses, merged: &Addresses) -> Option<Addresses> {
         Some(Addresses {
             vnics: self.vnics.rebased(&former.vnics, &merged.vnics)?,
@@ -61,7 +61,7 @@ impl Addresses {
     }
 }
 
-/// Addresses under construction: first ports, then routes, then the rest.
+/// Addresses under construction: add ports first, then routes, then the rest.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     vni: Vni,
@@ -69,17 +69,17 @@ pub(crate) struct Draft {
     remote: Remote,
 }
 
-/// What comes from routes.
+/// Entries that come from routes.
 #[derive(Clone, Debug)]
 enum Remote {
-    /// All of it.
+    /// All of them.
     All { vnics: ExactMap<Mac, Path>, owners: Vec<(IpNet, Owner)> },
-    /// What differs from an earlier version.
+    /// The differences from an earlier version.
     Since { former: Addresses, vnics: BTreeMap<Mac, Option<Path>>, owners: BTreeMap<IpNet, Option<Owner>> },
 }
 
 impl Draft {
-    /// Without anything, or of an earlier version, without what does not come from routes.
+    /// An empty draft, or one that starts with the routes of an earlier version.
     pub(crate) fn new(vni: Vni, former: Option<&Addresses>) -> Draft {
         let remote = match former {
             // Keys come from the operator, who has no reason to attack the hash.
@@ -106,13 +106,13 @@ impl Draft {
         }
     }
 
-    /// The owner of a prefix that does not come from a route.
+    /// The owner of exactly this prefix, if it does not come from a route.
     pub(crate) fn local_owner(&self, prefix: IpNet) -> Option<Owner> {
         self.local.owners.get(&prefix).copied()
     }
 
-    /// Adds a route, after all vNICs of this host. One vNIC may have any number of prefixes; what is sent to its MAC
-    /// address must fit each of their paths.
+    /// Adds a route. All vNICs of this host must have been added. One vNIC may have any number of prefixes; packets
+    /// to its MAC address must fit the smallest of their path MTUs.
     pub(crate) fn add_route(&mut self, route: &Route) -> Result<(), BuildError> {
         let (vni, mac) = (self.vni, checked(route.mac)?);
         let path = Path { location: Location::Remote(route.peer), mtu: route.mtu };
@@ -134,7 +134,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Applies changes of routes to an earlier version, after all vNICs of this host.
+    /// Applies changes of routes to an earlier version. All vNICs of this host must have been added.
     pub(crate) fn change_routes(&mut self, changes: &RouteChanges) -> Result<(), BuildError> {
         for (prefix, route) in &changes.routes {
             match (route, &mut self.remote) {
@@ -155,23 +155,23 @@ impl Draft {
         Ok(())
     }
 
-    /// Where a vNIC is, after ports and routes.
+    /// The location of a vNIC, once ports and routes have been added.
     pub(crate) fn path(&self, mac: Mac) -> Option<Path> {
         let of_routes = || match &self.remote {
             Remote::All { vnics, .. } => vnics.get(&mac).copied(),
             Remote::Since { former, vnics, .. } => match vnics.get(&mac) {
                 Some(changed) => *changed,
-                // A vNIC that was on this host is not any more.
+                // In the earlier version the vNIC may have been on this host; now it is not.
                 None => former.path(mac).filter(|path| matches!(path.location, Location::Remote(_))),
             },
         };
         self.local.vnics.get(&mac).copied().or_else(of_routes)
     }
 
-    /// The tables.
+    /// Builds the tables.
     ///
     /// # Errors
-    /// An address or vNIC is at two places.
+    /// An address or vNIC is in two places.
     pub(crate) fn finish(self) -> Result<Addresses, BuildError> {
         let Draft { vni, local, remote } = self;
         match remote {
@@ -196,10 +196,11 @@ impl Draft {
     }
 }
 
-/// What differs from a `former` table: local entries from `before` to `after`, and entries of routes.
+/// The difference from a `former` table: local entries change from `before` to `after`, entries of routes by
+/// `of_routes`.
 ///
 /// # Errors
-/// A key that both a route and a local entry have.
+/// The first key that both a route and a local entry have.
 fn changes<K: Copy + Ord, V: Copy + PartialEq>(
     before: &BTreeMap<K, V>,
     after: &BTreeMap<K, V>,
@@ -212,7 +213,7 @@ fn changes<K: Copy + Ord, V: Copy + PartialEq>(
         if value.is_some() && after.contains_key(&key) {
             return Err(key);
         }
-        // A local entry that has replaced a removed route stays.
+        // A local entry that replaces a removed route stays.
         if value.is_some() || !after.contains_key(&key) {
             all.insert(key, value);
         } else if before.get(&key) != after.get(&key) {
@@ -232,7 +233,7 @@ fn changes<K: Copy + Ord, V: Copy + PartialEq>(
     Ok(all)
 }
 
-/// A MAC address that a vNIC can have.
+/// Checks that a vNIC can have this MAC address.
 fn checked(mac: Mac) -> Result<Mac, BuildError> {
     if mac.is_unicast() && mac != GATEWAY_MAC { Ok(mac) } else { Err(BuildError::Mac(mac)) }
 }
@@ -261,7 +262,7 @@ mod tests {
         prefixes[usize::from(n) % prefixes.len()].parse().unwrap()
     }
 
-    /// The state of a network: ports' MAC addresses and prefixes, and routes with MAC address, host and MTU.
+    /// The state of a network: ports' MAC addresses with prefixes, and routes with MAC address, host and MTU.
     #[derive(Clone, Debug, Default)]
     struct Model {
         ports: BTreeMap<u8, BTreeSet<u8>>,
@@ -269,7 +270,7 @@ mod tests {
     }
 
     impl Model {
-        /// Whether nothing is at two places.
+        /// Whether no address or vNIC is in two places.
         fn is_sound(&self) -> bool {
             let prefixes: Vec<IpNet> =
                 self.ports.values().flatten().chain(self.routes.keys()).map(|n| net(*n)).collect();
@@ -323,7 +324,7 @@ mod tests {
         }
     }
 
-    /// A port or a route, which it is, and its values.
+    /// A change of a port or a route: whether it is a port, its number, and its new values.
     type Step = (bool, u8, Option<(u8, u8, bool)>);
 
     fn apply(model: &mut Model, (is_port, n, values): Step) {
@@ -339,7 +340,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever moves between ports and routes in one change.
+        /// Incremental changes give the same tables as a full build, no matter what moves between ports and routes.
         #[test]
         fn changes_lead_to_the_same_tables_as_a_whole(
             batches in proptest::collection::vec(
@@ -368,7 +369,7 @@ mod tests {
             }
         }
 
-        /// A contradiction is an error, as in a whole.
+        /// A conflict is an error, as in a full build.
         #[test]
         fn nothing_is_at_two_places(n in 0u8..7, m in 0u8..4) {
             let mut model = Model::default();
@@ -377,14 +378,14 @@ mod tests {
             let route = model.route(n).unwrap();
             let change = |route: &Route| RouteChanges { vni: vni(), routes: vec![(route.prefix, Some(route.clone()))], vnics: Vec::new() };
             let path = Path { location: Location::Local(PortId(1)), mtu: 1500 };
-            // A port takes the prefix of a route that stays, or its vNIC.
+            // A port takes the prefix or the vNIC of a route that stays.
             let mut draft = Draft::new(vni(), Some(&former));
             draft.add_owner(net(n), Owner::Own).unwrap();
             prop_assert_eq!(draft.finish().err(), Some(BuildError::DuplicatePrefix { vni: vni(), prefix: net(n) }));
             let mut draft = Draft::new(vni(), Some(&former));
             draft.add_vnic(mac(m), path).unwrap();
             prop_assert_eq!(draft.finish().err(), Some(BuildError::DuplicateMac { vni: vni(), mac: mac(m) }));
-            // A route takes those of a port that stays.
+            // A route takes the prefix or the vNIC of a port that stays.
             let mut draft = Draft::new(vni(), Some(&Addresses::default()));
             draft.add_owner(net(n), Owner::Own).unwrap();
             draft.change_routes(&change(&route)).unwrap();

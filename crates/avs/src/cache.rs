@@ -1,4 +1,4 @@
-//! Flow records: the verdict that the pipeline has given before, given again.
+//! The flow cache: repeats a verdict that the pipeline has given before.
 
 use bifrost_nic::Parsed;
 
@@ -18,9 +18,10 @@ use crate::session::{self, Event, Handle, Sessions};
 use crate::shared::Claim;
 use crate::verdict::Verdict;
 
-/// Packets whose records are fetched together, as in the paper's vectors (Triton paper, section 5.1).
+/// Packets whose records are prefetched together, like the vectors of the Triton paper (section 5.1).
 pub const VECTOR: usize = 16;
-/// With fewer records and sessions than that, they are in the processor's caches anyway, and to look at them first costs more than it saves.
+/// With fewer records and sessions than this, they are in the CPU caches anyway, and prefetching costs more than it
+/// saves.
 const MANY: usize = 1 << 16;
 
 /// Flow records of both directions.
@@ -32,12 +33,13 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Nothing, and there is no room.
+    /// An empty cache without capacity.
     pub(crate) fn new() -> Self {
         Cache { from_guests: Flows::new(0, 0), from_peers: Flows::new(0, 0), counters: FlowCounters::default() }
     }
 
-    /// Room for so many records of each direction. If that changes, those that there are go. `secret`: any random number.
+    /// Sets the capacity of each direction. If it changes, existing records are discarded. `secret`: any random
+    /// number.
     pub(crate) fn make_room(&mut self, records: u32, secret: u64) {
         if self.from_guests.capacity() != records {
             self.from_guests = Flows::new(records, secret);
@@ -45,9 +47,9 @@ impl Cache {
         }
     }
 
-    /// Has the records and sessions of `packets`, at most [`VECTOR`] of them, come into the processor's caches: what the guest behind
-    /// `port` has sent, before the first of them is judged. Among very many flows each packet would wait for its set, then for its record,
-    /// then for its session; here all of them wait at the same time.
+    /// Prefetches the records and sessions of `packets`, at most [`VECTOR`] packets that the guest behind `port` has
+    /// sent, before the first of them is processed. With very many flows, each packet would otherwise wait for its
+    /// set, then for its record, then for its session; here all packets wait at the same time.
     pub(crate) fn fetch_ahead<'a>(
         &self,
         sessions: &Sessions,
@@ -58,7 +60,7 @@ impl Cache {
         if flows.made().max(sessions.counters().current as usize) < MANY {
             return;
         }
-        // Each step asks for what the next one reads, of all packets, before it is read of the first.
+        // Each step prefetches for all packets what the next step reads.
         for parsed in packets.clone() {
             if let Some(key) = Key::of(Source::Guest(port), parsed) {
                 flows.fetch_set(&key, parsed.flow_hash);
@@ -84,7 +86,7 @@ impl Cache {
     }
 }
 
-/// The record of a packet's flow, if it holds for this packet; its sessions have taken their steps then.
+/// The record of a packet's flow, if it applies to this packet. In that case its sessions have been updated.
 #[inline(always)]
 pub(crate) fn recall(
     flows: &Flows,
@@ -99,20 +101,20 @@ pub(crate) fn recall(
     taken.then_some(id)
 }
 
-/// Whether the record of a frame's flow is about such a frame: it fits, and lives on if it is routed.
+/// Whether a flow's record applies to this frame: the frame fits, and its TTL does not expire if it is routed.
 #[inline(always)]
 fn holds_for(record: &Record, frame: Frame<'_>) -> bool {
     frame.largest_packet() <= usize::from(record.mtu) && lives_on(&record.verdict, frame)
 }
 
-/// Whether a packet that is forwarded like this lives on, if it is routed.
+/// Whether the TTL of a frame suffices, if this verdict routes it.
 #[inline(always)]
 pub(crate) fn lives_on(verdict: &Verdict, frame: Frame<'_>) -> bool {
     !verdict.rewrite.as_ref().is_some_and(Rewrite::is_hop) || frame.time_to_live() > 1
 }
 
-/// A packet's sessions take their steps, if all of them are there: the tables would find the same ones, since their names are in
-/// the record's key, and only SYN begins another conversation.
+/// Updates a packet's sessions, if all of them still exist. The tables would find the same ones: the record's key
+/// contains the sessions' keys, and only a SYN begins another conversation.
 #[inline(always)]
 fn step(
     sessions: &mut Sessions,
@@ -143,7 +145,7 @@ fn step(
     true
 }
 
-/// The same of its connection through a load balancer or with the outside, if something about that changes.
+/// The same for its connection through a load balancer or NAT, if the packet changes something about that.
 #[cold]
 #[inline(never)]
 fn step_connection(
@@ -161,8 +163,8 @@ fn step_connection(
     true
 }
 
-/// Keeps a verdict for the next packets of a flow. `touched`: the sessions that its packets belong to; `None`: there was more to do than
-/// to take a step in them. `mtu`: largest IP packet for which it holds, bytes.
+/// Stores a verdict for later packets of a flow. `touched`: the sessions of its packets. `mtu`: largest IP packet for
+/// which the verdict holds, bytes.
 #[inline(always)]
 pub(crate) fn keep(
     flows: &mut Flows,
@@ -178,12 +180,12 @@ pub(crate) fn keep(
     }
 }
 
-/// Does what follows from judgements, and notes the sessions that a packet belongs to.
+/// Applies the side effects of decisions, and records the sessions that a packet belongs to.
 pub(crate) struct Recording<'a> {
     pub(crate) apply: Apply<'a>,
-    /// `None` if there was more to do than to take a step in them.
+    /// `None` if the packet did more than update existing sessions, so that no record can be stored.
     pub(crate) touched: Option<Touched>,
-    /// The packet belongs to a connection that is translated, and is not its first.
+    /// The packet belongs to a translated connection, and is not its first.
     is_translated: bool,
 }
 
@@ -192,8 +194,9 @@ impl<'a> Recording<'a> {
         Recording { apply, touched: Some(Touched::NONE), is_translated: false }
     }
 
-    /// The packet is of a kind that has no record. If it is the SYN that answers the first packet of a translated connection, an earlier
-    /// record of its flow no longer holds: addresses and ports may have been those of a conversation without translation.
+    /// Called for a packet of a kind that has no record. If it is the SYN that answers the first packet of a
+    /// translated connection, an earlier record of its flow is invalid: addresses and ports may have belonged to an
+    /// untranslated conversation.
     #[inline(always)]
     pub(crate) fn outdate(&self, flows: &mut Flows, source: Source, parsed: &Parsed) {
         if self.is_translated
@@ -228,7 +231,8 @@ impl Effects for Recording<'_> {
 
     fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason> {
         self.is_translated |= step.continues().is_some();
-        // Of two connections one could be noted: of the guest that sends, and of the one that it answers.
+        // Only one connection can be recorded, but the packet may belong to two: one of the sending guest, and one
+        // that the guest answers.
         match (step.continues(), &mut self.touched) {
             (Some((index, direction)), Some(touched)) if !touched.has_connection() => {
                 touched.add_connection(self.apply.connections.handle(index), direction);

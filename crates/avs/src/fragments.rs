@@ -1,11 +1,11 @@
-//! Virtual reassembly: later fragments of a packet may pass if its first fragment was allowed to, and fits them.
+//! Virtual reassembly: later fragments of a packet pass if its first fragment passed and they fit it.
 //!
-//! Only the first fragment shows ports, so it is judged as the whole packet would be, and leaves a record; the others go by the
-//! record. Nothing is held back and no payload is kept. What passes of a packet never overlaps (RFC 5722), so that what a
-//! receiver makes of it has the header that was judged, however it puts pieces together.
+//! Only the first fragment has the ports. It is judged as the whole packet would be, and creates a record; later
+//! fragments are judged by the record. Nothing is buffered. The fragments of a packet that pass never overlap
+//! (RFC 5722), so the packet that a receiver reassembles always has the header that was judged.
 //!
-//! Each port has records of its own for each direction, so what one guest sends or gets takes nothing from another. Where they are all
-//! in use, the vNIC that has most of them loses its oldest: one sender cannot drive out the others.
+//! Each port has its own records for each direction, so no guest takes records from another. If all of them are in
+//! use, the vNIC with the most records loses its oldest: one sender cannot evict the others.
 
 use std::net::IpAddr;
 
@@ -16,28 +16,28 @@ use crate::drop_reason::DropReason;
 use crate::ids::{Direction, PortId};
 use crate::mutation::mutated;
 
-/// Records of one port and direction.
+/// Records per port and direction.
 const RECORDS: usize = 64;
-/// How long a record holds, ns. The pieces of a packet leave together; 5 s are what 64 KB take at 100 kbit/s. Receivers wait longer
-/// (RFC 791: 15 s, RFC 8200: 60 s), so nothing passes that they would not put together.
+/// Lifetime of a record, ns. The fragments of a packet are sent together; 64 KB take 5 s at 100 kbit/s. Receivers
+/// wait longer (RFC 791: 15 s, RFC 8200: 60 s), so no fragment passes that a receiver would no longer reassemble.
 const LIFETIME_NS: u64 = 5_000_000_000;
 
-/// Fragments of one switch.
+/// The fragment records of one switch.
 #[derive(Debug, Default)]
 pub(crate) struct Fragments {
-    /// By port number, and direction.
+    /// Indexed by port number, then by direction.
     ports: Vec<[Records; 2]>,
     counters: FragmentCounters,
     #[cfg(feature = "mutations")]
     pub(crate) mutation: Option<crate::Mutation>,
 }
 
-/// Counters of packets in pieces.
+/// Counters of fragmented packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentCounters {
-    /// Records of first fragments, ever.
+    /// Records of first fragments created, in total.
     pub created_records: u64,
-    /// Records that made room for others before their packet was complete.
+    /// Records that were evicted before their packet was complete.
     pub evicted_records: u64,
 }
 
@@ -49,43 +49,45 @@ impl FragmentCounters {
     }
 }
 
-/// When it is, and by which configuration packets are judged.
+/// The current time, and the epoch of the current configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) now_ns: u64,
     pub(crate) epoch: u32,
 }
 
-/// A piece of a packet.
+/// A fragment of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     key: Key,
-    /// Of the first piece; what others say in IPv6 counts for nothing.
+    /// Valid for the first fragment only; in IPv6 the protocol of the others has no meaning.
     protocol: u8,
-    /// Where it begins and ends in the packet's payload, bytes.
+    /// First and last (exclusive) byte in the packet's payload.
     start: u16,
     end: u16,
     more: bool,
 }
 
-/// Whose packet a piece belongs to. Everybody chooses identifications, so it has all that tells senders apart.
+/// Identifies the packet that a fragment belongs to. Senders choose identifications freely, so the key includes
+/// everything that distinguishes senders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     identification: u32,
-    /// 0 in IPv6, whose pieces belong together whatever they say.
+    /// 0 in IPv6, where the protocol is not part of the key (RFC 8200, section 4.5).
     protocol: u8,
-    /// Two vNICs may have one address, if it is one that no route has. The gateway's: what was routed has an address of a route.
+    /// Two vNICs may use the same address if no route covers it. For routed packets this is the gateway's address;
+    /// their source addresses are covered by routes.
     sender: Mac,
     src: IpAddr,
     dst: IpAddr,
 }
 
-/// What the first piece of a packet says about the others.
+/// What the first fragment of a packet determines about the others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct First {
-    /// A number for the vNIC that sent it.
+    /// A number that identifies the sending vNIC.
     pub(crate) sender: u64,
-    /// Bytes that the packet's payload has at least.
+    /// Minimum length of the packet's payload, bytes.
     pub(crate) least_len: u16,
 }
 
@@ -98,18 +100,18 @@ impl Piece {
             key: Key { identification, protocol, sender: parsed.src_mac, src, dst },
             protocol: parsed.protocol,
             start: fragment.offset,
-            // Both fit: the parser has seen to it.
+            // Both fit in 16 bits: the parser has checked it.
             end: fragment.offset.saturating_add((parsed.end - u32::from(parsed.l4)) as u16),
             more: fragment.more,
         }
     }
 }
 
-/// Records of one port and direction, the oldest first.
+/// Records of one port and direction, oldest first.
 #[derive(Debug, Default)]
 struct Records(Vec<Record>);
 
-/// What is known of a packet whose first piece was allowed to pass.
+/// A packet whose first fragment has passed.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     key: Key,
@@ -130,16 +132,16 @@ impl Fragments {
         &self.counters
     }
 
-    /// The pieces that a port has sent and got are nobody's any longer.
+    /// Forgets all fragments from and to a port.
     pub(crate) fn forget_port(&mut self, port: PortId) {
         if let Some(records) = self.ports.get_mut(port.place()) {
             *records = Default::default();
         }
     }
 
-    /// Whether a first piece can be the beginning of a packet: no other one was, of another protocol, whose pieces it could be
-    /// mixed up with. The same identification again, whose packet is not complete, is a new packet: some pieces got lost, and
-    /// identifications are few.
+    /// Checks that a first fragment can begin a packet: there must be no record of another protocol with the same
+    /// key, because the fragments could be mixed up. The same identification with the same protocol is a new packet,
+    /// even if the old one is not complete: some fragments were lost, and there are few identifications.
     pub(crate) fn check_first(
         &self,
         (port, direction): (PortId, Direction),
@@ -151,7 +153,7 @@ impl Fragments {
         if other { Err(DropReason::FragmentMismatch) } else { Ok(()) }
     }
 
-    /// A first piece passes.
+    /// Creates a record for a first fragment that passes.
     pub(crate) fn begin(&mut self, (port, direction): (PortId, Direction), piece: &Piece, first: First, now: Moment) {
         let at = port.place();
         if self.ports.len() <= at {
@@ -172,7 +174,7 @@ impl Fragments {
         records.push(Record { key: piece.key, protocol: piece.protocol, first, born, seen });
     }
 
-    /// Whether a later piece may pass.
+    /// Checks whether a later fragment may pass.
     ///
     /// # Errors
     /// [`DropReason::FragmentWithoutFirst`], [`DropReason::FragmentMismatch`].
@@ -186,7 +188,7 @@ impl Fragments {
         self.after(record, piece).map(|_| ())
     }
 
-    /// The same, and it passes.
+    /// The same, and records that the fragment passes.
     pub(crate) fn follow(
         &mut self,
         (port, direction): (PortId, Direction),
@@ -216,14 +218,14 @@ impl Fragments {
         records.iter().enumerate().find(|(_, record)| is_of(record) && record.holds(now))
     }
 
-    /// What has been seen of a packet after a later piece.
+    /// The received ranges of a packet, including this later fragment.
     fn after(&self, record: &Record, piece: &Piece) -> Result<Stretches, DropReason> {
         if mutated!(self, FragmentOverlap) {
             return Ok(record.seen);
         }
         let mut seen = record.seen;
         let fits = seen.add(piece.start, piece.end, piece.more);
-        // The end is too near for what the first piece says is in the packet.
+        // The packet ends before the minimum length that its first fragment implies.
         let too_short = !piece.more && piece.end < record.first.least_len;
         if fits && !too_short { Ok(seen) } else { Err(DropReason::FragmentMismatch) }
     }
@@ -235,7 +237,7 @@ impl Record {
     }
 }
 
-/// Which record goes for another one of `sender`: the oldest of the sender that would have most then.
+/// The record to evict for a new one of `sender`: the oldest of the sender that would then have the most.
 fn victim(records: &[Record], sender: u64) -> usize {
     let mut most = (0, 0);
     for (place, record) in records.iter().enumerate() {
@@ -318,7 +320,7 @@ mod tests {
 
     #[test]
     fn pieces_that_do_not_fit_are_refused() {
-        // What came before, then the piece: start, end, more.
+        // Earlier fragments, then the fragment under test: start, end, more.
         type Given = (u16, u16, bool);
         let cases: &[(&str, &[Given], Given, bool)] = &[
             ("the next", &[], (800, 1600, true), true),
@@ -345,7 +347,7 @@ mod tests {
             assert_eq!(fragments.check_later(HERE, &piece, NOW), expected, "{name}");
             assert_eq!(fragments.follow(HERE, &piece, NOW), expected, "{name}");
         }
-        // A datagram that says it is longer than it is.
+        // A UDP datagram whose length field is larger than the packet.
         let mut fragments = Fragments::default();
         let longer = First { sender: 1, least_len: 1000 };
         fragments.begin(HERE, &piece(1, 7, 0, 800, true), longer, NOW);
@@ -361,7 +363,7 @@ mod tests {
             assert_eq!(fragments.follow(HERE, &far(n), NOW), Ok(()));
         }
         assert_eq!(fragments.follow(HERE, &far(20), NOW), MISMATCH);
-        // One gap less makes room for another.
+        // Closing one gap makes room for another.
         assert_eq!(fragments.follow(HERE, &piece(1, 7, 800, 816, true), NOW), Ok(()));
         assert_eq!(fragments.follow(HERE, &far(20), NOW), Ok(()));
     }
@@ -374,7 +376,7 @@ mod tests {
         assert_eq!(fragments.check_first(HERE, &again, NOW), Ok(()));
         fragments.begin(HERE, &again, first(1), NOW);
         assert_eq!(fragments.follow(HERE, &piece(1, 7, 400, 2400, false), NOW), Ok(()));
-        // Not as another protocol, where the key does not tell them apart: IPv6.
+        // Not with another protocol, where the key does not include it: IPv6.
         let mut fragments = begun();
         assert_eq!(fragments.check_first(HERE, &Piece { protocol: 6, ..again }, NOW), MISMATCH);
         assert_eq!(fragments.counters().evicted_records, 0);
@@ -385,7 +387,7 @@ mod tests {
     #[test]
     fn no_sender_drives_out_the_others() {
         let mut fragments = Fragments::default();
-        // A few of senders 2 and 3, then a flood of sender 1.
+        // A few records of senders 2 and 3, then a flood from sender 1.
         for (sender, id) in [(2, 1), (3, 2), (2, 3)] {
             fragments.begin(HERE, &piece(sender, id, 0, 800, true), first(sender), NOW);
         }
@@ -399,7 +401,7 @@ mod tests {
         assert_eq!(fragments.check_later(HERE, &later(1, 1100 - 62), NOW), UNKNOWN, "its own oldest");
         assert_eq!(fragments.counters().evicted_records, 1003 - RECORDS as u64);
         assert_eq!(fragments.counters().created_records, 1003);
-        // Others get room from those who have most, and what is over goes before what is not.
+        // A new sender evicts from the one with the most records, and expired records go first.
         fragments.begin(HERE, &piece(4, 5, 0, 800, true), first(4), NOW);
         assert_eq!(fragments.check_later(HERE, &later(4, 5), NOW), Ok(()));
         assert_eq!(fragments.check_later(HERE, &later(3, 2), NOW), Ok(()));

@@ -1,4 +1,4 @@
-//! Everything derived from one configuration: ports, networks, and where addresses are.
+//! All indexes derived from one configuration: ports, networks, and the locations of addresses.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,10 +24,10 @@ pub(crate) struct Index {
     ports: Vec<Option<PortIndex>>,
     vpcs: Vec<VpcIndex>,
     by_vni: ExactMap<Vni, VpcId>,
-    /// What ports of a network with the same groups have in common.
+    /// Shared by ports of a network that have the same groups.
     policies: Vec<GroupPolicy>,
     workers: Workers,
-    /// Not every worker of the host may show its guests all that is for them.
+    /// Whether a packet to a port of this host may belong to another worker.
     has_affinity: bool,
     has_balancers: bool,
     uplinks: Vec<Uplink>,
@@ -41,17 +41,17 @@ pub(crate) struct PortIndex {
     pub(crate) port: Port,
     vpc: VpcId,
     policy: Option<usize>,
-    /// The outside is behind it.
+    /// Set if the outside is behind the port.
     pub(crate) uplink: Option<UplinkId>,
-    /// Addresses that its guest shares with those behind other ports.
+    /// Addresses that its guest shares with other vNICs.
     pub(crate) shared: Vec<IpAddr>,
-    /// The other vNICs that share one of these, each once.
+    /// The other vNICs that share at least one of these addresses, without duplicates.
     pub(crate) sharers: Vec<Mac>,
-    /// Its guest may ask for metadata.
+    /// Whether its guest may use the metadata service.
     pub(crate) has_metadata: bool,
-    /// What its guest is told by DHCP.
+    /// Its DHCP lease.
     pub(crate) lease: Option<Box<Lease>>,
-    /// What it is told about IPv6.
+    /// Its IPv6 settings.
     pub(crate) ipv6_lease: Option<Box<Ipv6Lease>>,
 }
 
@@ -60,8 +60,8 @@ impl Index {
         Self::since(tables, None)
     }
 
-    /// The index of a configuration, from that of a `former` one: `tables` has everything but routes, of which only those
-    /// count that have changed.
+    /// Builds the index of a configuration from that of a `former` one: `tables` has everything except routes, and
+    /// only the changes of the routes are applied.
     pub(crate) fn since(tables: &Tables, former: Option<(&Index, &[RouteChanges])>) -> Result<Self, BuildError> {
         let (ports, vpcs, by_vni, workers) = (Vec::new(), Vec::new(), exact_map(0), tables.workers);
         let several = workers.count > 1;
@@ -83,7 +83,7 @@ impl Index {
             if index.by_vni.insert(vpc.vni, id).is_some() {
                 return Err(BuildError::DuplicateVni(vpc.vni));
             }
-            // A network without a former version has one without routes.
+            // A network that is new in this configuration starts without routes.
             let none = Addresses::default();
             let addresses = former.map(|(index, _)| index.vpc(vpc.vni).map_or(&none, |vpc| &vpc.addresses));
             index.vpcs.push(VpcIndex::new(vpc, id, index.has_balancers, addresses)?);
@@ -122,7 +122,7 @@ impl Index {
             }
             Some((_, changes)) => {
                 for changes in changes {
-                    // Routes of a network that does not exist any more disappear with it.
+                    // Routes of a network that has been removed disappear with it.
                     if let Ok(vpc) = index.vpc_id(changes.vni) {
                         index.vpcs[vpc.place()].change_routes(changes)?;
                     }
@@ -142,7 +142,7 @@ impl Index {
         Ok(index)
     }
 
-    /// Before ports and routes: none of them has the addresses where guests ask for metadata.
+    /// Called before ports and routes are added: none of them may have the addresses of the metadata service.
     fn set_metadata(&mut self, tables: &Tables) -> Result<(), BuildError> {
         for &id in &tables.metadata {
             let port = tables.ports.iter().find(|port| port.id == id).ok_or(BuildError::Metadata(id))?;
@@ -193,7 +193,7 @@ impl Index {
         Ok(())
     }
 
-    /// After ports and routes.
+    /// Called after ports and routes are added.
     fn add_shared(&mut self, shared: &SharedAddress) -> Result<(), BuildError> {
         let vpc = self.vpc_id(shared.vni)?;
         self.vpcs[vpc.place()].add_shared(shared)?;
@@ -210,7 +210,7 @@ impl Index {
         Ok(())
     }
 
-    /// After ports.
+    /// Called after ports are added.
     fn add_nat(&mut self, nat: &Nat) -> Result<(), BuildError> {
         for (place, &id) in nat.uplinks.iter().enumerate() {
             let index = self.ports.get_mut(id.place()).and_then(Option::as_mut).ok_or(BuildError::UnknownUplink(id))?;
@@ -247,14 +247,14 @@ impl Index {
         Ok(())
     }
 
-    /// The index of another worker of the same host.
+    /// The same index for another worker of the host.
     pub(crate) fn of_worker(&self, own: WorkerId) -> Index {
         let mut index = self.clone();
         index.workers.own = own;
         index
     }
 
-    /// Each network's addresses.
+    /// The addresses of each network.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = (Vni, &Addresses)> {
         self.vpcs.iter().map(|vpc| (vpc.vni, &vpc.addresses))
     }
@@ -275,18 +275,19 @@ impl Index {
         self.by_vni.get(&vni).copied().ok_or(BuildError::UnknownVni(vni))
     }
 
-    /// A port, and its network.
+    /// A port and its network.
     pub(crate) fn port(&self, id: PortId) -> Option<(&PortIndex, &VpcIndex)> {
         let port = self.ports.get(id.place())?.as_ref()?;
         Some((port, &self.vpcs[port.vpc.place()]))
     }
 
-    /// Every port.
+    /// All ports.
     pub(crate) fn ports(&self) -> impl Iterator<Item = &Port> {
         self.ports.iter().flatten().map(|index| &index.port)
     }
 
-    /// The ports whose guests this worker tells about routers without being asked, and what it tells them: of several workers one does.
+    /// The ports to whose guests this worker sends unsolicited router advertisements, and their settings. Of several
+    /// workers exactly one advertises to a port.
     pub(crate) fn advertised(&self) -> impl Iterator<Item = (&Port, &Ipv6Lease)> {
         let Workers { own, count } = self.workers;
         let worker = move |port: &Port| port.home.unwrap_or(WorkerId(port.id.0 % count.max(1)));
@@ -294,7 +295,7 @@ impl Index {
         ports.filter_map(|index| Some((&index.port, index.ipv6_lease.as_deref()?)))
     }
 
-    /// Port numbers are below this.
+    /// Upper bound (exclusive) of the port numbers.
     pub(crate) fn port_numbers(&self) -> usize {
         self.ports.len()
     }
@@ -310,17 +311,18 @@ impl Index {
         self.uplinks.get(usize::from(id.0))
     }
 
-    /// Whether the outside is behind a port.
+    /// Whether a port is an uplink.
     pub(crate) fn is_uplink(&self, port: PortId) -> bool {
         self.port(port).is_some_and(|(port, _)| port.uplink.is_some())
     }
 
-    /// Whether flow records are of use to a network.
+    /// Whether any network uses flow records.
     pub(crate) fn has_records(&self) -> bool {
         self.vpcs.iter().any(|vpc| vpc.has_records)
     }
 
-    /// The other worker that serves what `sender` sends to a port of this host; `None`: this one does.
+    /// The other worker that must handle a packet from `sender` to a port of this host; `None`: this worker handles
+    /// it.
     #[inline]
     pub(crate) fn other_worker(&self, id: PortId, sender: Mac) -> Option<WorkerId> {
         if !self.has_affinity {
@@ -330,25 +332,25 @@ impl Index {
         let (to, _) = self.port(id)?;
         let worker = match to.port.home {
             Some(home) => home,
-            // Nothing is remembered: the worker that has the packet shows it.
+            // Without security groups there is no state: the worker that has the packet delivers it.
             None if to.policy.is_none() => return None,
             None => WorkerId(steer::worker_of_pair(sender.octets(), to.port.mac.octets(), count)),
         };
         (worker != own).then_some(worker)
     }
 
-    /// Whether a port of this host may be another worker's.
+    /// Whether a packet to a port of this host may belong to another worker.
     pub(crate) fn has_affinity(&self) -> bool {
         self.has_affinity
     }
 
-    /// What the groups of a port say, if it has any.
+    /// The security groups' rules for a port, if it has groups.
     #[inline(always)]
     pub(crate) fn policy(&self, port: &PortIndex) -> Option<&GroupPolicy> {
         port.policy.map(|policy| &self.policies[policy])
     }
 
-    /// Whether a rule about a port's packets is logged.
+    /// Whether any rule that applies to a port is logged.
     pub(crate) fn logs_rules(&self, id: PortId) -> bool {
         self.port(id).is_some_and(|(port, vpc)| {
             vpc.acl.as_ref().is_some_and(|acl| acl.logs.is_some())
@@ -356,7 +358,7 @@ impl Index {
         })
     }
 
-    /// Which vNIC a packet is for that goes through the gateway of `vpc`, and its network.
+    /// The vNIC to which a packet goes that is routed by the gateway of `vpc`, and that vNIC's network.
     #[inline(always)]
     pub(crate) fn next_hop<'a>(
         &'a self,
@@ -367,7 +369,7 @@ impl Index {
         self.next_hop_to(vpc, vpc.owner_by_route(to), from, to)
     }
 
-    /// The same, of what the routes say who has `to`.
+    /// The same, for an `owner` of `to` that was looked up before.
     #[inline(always)]
     pub(crate) fn next_hop_to<'a>(
         &'a self,
@@ -384,7 +386,7 @@ impl Index {
         }
     }
 
-    /// The route to an uplink.
+    /// The next hop through an uplink.
     #[cold]
     fn outside(&self, uplink: UplinkId) -> Option<(NextHop, &VpcIndex)> {
         let uplink = self.uplink(uplink)?;
@@ -392,8 +394,8 @@ impl Index {
         Some((NextHop { mac: uplink.mac, path }, self.vpc_of(uplink.vpc)?))
     }
 
-    /// Which vNIC of another network a packet is for, if both networks say that they can reach each other so: `to` from `vpc`, and
-    /// `from` from that other one.
+    /// The vNIC of another network to which a packet goes. Both networks must have a peering: `vpc` for the address
+    /// `to`, the other network for `from`.
     #[cold]
     pub(crate) fn across(
         &self,
@@ -408,7 +410,7 @@ impl Index {
         Some((hop, other))
     }
 
-    /// The vNIC that has an address, as seen from a network: that of its network, and its MAC address.
+    /// The vNIC that has an address, as seen from a network: the vNIC's network and MAC address.
     pub(crate) fn vnic_of(&self, vpc: &VpcIndex, addr: IpAddr) -> Option<(VpcId, Mac)> {
         match vpc.owner(addr)? {
             Owner::Vnic(hop) => Some((vpc.id, hop.mac)),
@@ -416,13 +418,13 @@ impl Index {
                 let other = self.vpc_of(other)?;
                 other.route(addr).map(|hop| (other.id, hop.mac))
             }
-            // All of the outside is one, of which any router may send an ICMP error.
+            // Everything outside counts as one vNIC: any router there may send an ICMP error.
             Owner::Outside(uplink) => self.uplink(uplink).map(|uplink| (uplink.vpc, uplink.mac)),
             Owner::Own => None,
         }
     }
 
-    /// A network.
+    /// The index of a network.
     pub(crate) fn vpc_of(&self, id: VpcId) -> Option<&VpcIndex> {
         self.vpcs.get(id.place())
     }

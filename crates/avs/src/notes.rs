@@ -1,9 +1,10 @@
-//! What became of a packet, for those of its flow that come with it: a vector of them is looked up once (Triton paper, section 5.1).
+//! Notes: the verdict on a packet, reused for packets of the same flow in the same turn, so that a vector of packets
+//! is looked up once (Triton paper, section 5.1).
 //!
-//! The first packet of a flow in a turn goes by a flow record or by the tables, and leaves a note; the others are about the same flow, no
-//! larger, and do nothing to sessions that it has not done: they have the same verdict. Packets need not lie side by side for
-//! that, nor is their order changed. A note is good until time goes on or something about a session changes, whichever session it is, so
-//! that it says what records and tables would.
+//! The first packet of a flow in a turn uses a flow record or the tables, and leaves a note. Later packets of the
+//! flow that are no larger, and have no effect on sessions that the first one did not have, get the same verdict.
+//! They need not be adjacent, and are not reordered. A note is valid until time advances or any session changes, so
+//! it always agrees with the records and the tables.
 
 use bifrost_nic::Parsed;
 use bifrost_wire::tcp::Flags;
@@ -12,14 +13,15 @@ use crate::drop_reason::DropReason;
 use crate::flow::Key;
 use crate::verdict::Verdict;
 
-/// Flows that have notes at a time, of each direction.
+/// Number of notes per direction.
 const NOTES: usize = 32;
-/// Packets that leave notes after one was read, and of each [`PERIOD`] if none is: traffic of very many flows has no use for them.
+/// Packets that leave notes after a note was last used, and in each [`PERIOD`] if none is used: traffic with very
+/// many flows does not benefit from notes.
 const PATIENCE: u16 = 2 * NOTES as u16;
-/// A power of two.
+/// In packets; a power of two.
 const PERIOD: u16 = 1024;
 
-/// Notes about packets of both directions.
+/// The notes of both directions.
 #[derive(Debug)]
 pub(crate) struct Notes {
     pub(crate) from_guests: Direction,
@@ -27,7 +29,7 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// No notes. `is_on`: there will be some.
+    /// Creates empty notes. `is_on`: whether notes will be taken.
     pub(crate) fn new(is_on: bool) -> Self {
         Notes { from_guests: Direction::new(is_on), from_peers: Direction::new(is_on) }
     }
@@ -37,27 +39,28 @@ impl Notes {
     }
 }
 
-/// Notes about packets of one direction.
+/// The notes of one direction.
 #[derive(Debug)]
 pub(crate) struct Direction {
     notes: Box<[Note; NOTES]>,
-    /// Packets that nobody followed leave a note as long as this is less than `patience`; it goes down with each of them, and round.
+    /// A packet without a note leaves one while this is below `patience`. Each such packet decrements it, modulo
+    /// [`PERIOD`].
     left: u16,
     patience: u16,
 }
 
-/// Names a note, until the next one is taken.
+/// Identifies a note until the next one is taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NoteId(usize);
 
-/// What becomes of a flow's packets.
+/// The verdict on a flow's packets.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Note {
-    /// When it was taken; 0: never.
+    /// The generation in which it was taken; 0: never.
     generation: u64,
     flow_hash: u32,
-    /// Bytes of the largest IP packet that the frame becomes.
+    /// Largest IP packet that the frame becomes, bytes.
     largest: u32,
     key: Key,
     verdict: Verdict,
@@ -70,15 +73,15 @@ impl Direction {
         Direction { notes: Box::new([nothing; NOTES]), left: PATIENCE, patience: if is_on { PATIENCE } else { 0 } }
     }
 
-    /// Whether there is a note about a packet, most probably.
+    /// Whether there is probably a note about a packet.
     #[inline(always)]
     pub(crate) fn may_know(&self, generation: u64, parsed: &Parsed) -> bool {
         let note = &self.notes[place(parsed)];
         note.generation == generation && note.flow_hash == parsed.flow_hash
     }
 
-    /// The note about a packet of the same flow that was at least as large. `largest`: bytes of the largest IP packet that the frame
-    /// becomes. Only if there [may](Self::may_know) be a note.
+    /// The note of the packet's flow, if that was taken for a packet at least as large. `largest`: largest IP packet
+    /// that the frame becomes, bytes. Call this only if there [may](Self::may_know) be a note.
     #[inline(always)]
     pub(crate) fn find(&mut self, parsed: &Parsed, largest: usize, key: Option<Key>) -> Option<NoteId> {
         let at = place(parsed);
@@ -90,20 +93,20 @@ impl Direction {
         Some(NoteId(at))
     }
 
-    /// What a note says.
+    /// The verdict in a note.
     #[inline(always)]
     pub(crate) fn verdict(&self, NoteId(at): NoteId) -> &Verdict {
         &self.notes[at % NOTES].verdict
     }
 
-    /// Whether a packet that nobody followed is to leave a note: notes are read, or this one is to show whether they are.
+    /// Whether a packet without a note should leave one: because notes are in use, or to probe whether they would be.
     #[inline(always)]
     pub(crate) fn is_wanted(&mut self) -> bool {
         self.left = self.left.wrapping_sub(1) % PERIOD;
         self.left < self.patience
     }
 
-    /// Takes a note of what becomes of a packet, if others of its flow may be like it.
+    /// Takes a note of a verdict, if later packets of the flow can reuse it.
     #[inline(never)]
     pub(crate) fn take(
         &mut self,
@@ -126,7 +129,7 @@ fn place(parsed: &Parsed) -> usize {
     parsed.flow_hash as usize % NOTES
 }
 
-/// Whether a packet does to its session what each of its kind does: no beginning and no end of a connection.
+/// Whether a packet has no special effect on its session: it neither begins nor ends a connection.
 #[inline(always)]
 fn is_plain(parsed: &Parsed) -> bool {
     const LOOKED_AT: Flags = Flags::SYN.with(Flags::FIN).with(Flags::RST).with(Flags::ACK);

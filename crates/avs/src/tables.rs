@@ -276,8 +276,8 @@ fn subnet(address: Ipv6Addr, len: u8) -> (Ipv6Addr, u8) {
     (Ipv6Addr::from_bits(address.to_bits() & mask), len)
 }
 
-/// An address that several vNICs share. One of them, on this host or another, holds it at a time, as with VRRP (RFC
-/// 9568). [`Switch::take_claims`](crate::Switch::take_claims) reports which vNIC announces it. Guests reach it
+/// An address that several vNICs share. One of them, on this host or another, holds it at a time, as with VRRP
+/// (RFC 9568). [`Switch::take_claims`](crate::Switch::take_claims) reports which vNIC announces it. Guests reach it
 /// through the gateway, which the network must have, so they do not notice when it moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedAddress {

@@ -1,4 +1,4 @@
-//! What names a flow record.
+//! The key of a flow record.
 
 use crate::ids::{PeerId, PortId};
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use bifrost_wire::Vni;
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::tcp::Flags;
 
-/// All of a packet on which the tables' judgement depends, but for its size and its time to live.
+/// All fields of a packet that the tables' decision depends on, except its size and TTL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(pub(super) [u64; 7]);
 
@@ -22,10 +22,10 @@ pub(crate) enum Source {
 }
 
 impl Key {
-    /// Of no packet.
+    /// A key that no packet has.
     pub(crate) const NONE: Key = Key([0; 7]);
 
-    /// Of a packet, if it is of the kind that has records.
+    /// The key of a packet, if this kind of packet has flow records.
     #[inline(always)]
     pub(crate) fn of(source: Source, parsed: &Parsed) -> Option<Key> {
         let ordinary = match parsed.tcp {
@@ -35,7 +35,7 @@ impl Key {
         if ordinary { Self::of_next(source, parsed) } else { None }
     }
 
-    /// Of the packets that follow one of TCP or UDP in its flow.
+    /// The key that later packets of the flow have, for a TCP or UDP packet.
     #[inline(always)]
     pub(crate) fn of_next(source: Source, parsed: &Parsed) -> Option<Key> {
         if parsed.vlan.is_some() || parsed.dst_mac.is_multicast() {
@@ -49,7 +49,7 @@ impl Key {
                 let (src, dst) = (u128::from(src), u128::from(dst));
                 ([(src >> 64) as u64, src as u64, (dst >> 64) as u64, dst as u64], 1)
             }
-            // Never so: a packet is of one family.
+            // Unreachable: both addresses of a packet are of one family.
             _ => return None,
         };
         let (vni, from) = match source {
@@ -68,14 +68,14 @@ impl Key {
         ]))
     }
 
-    /// Whether two are the same, without a call and without a branch for each part.
+    /// Compares two keys without a call and without a branch per word.
     #[inline(always)]
     pub(crate) fn is(&self, other: &Key) -> bool {
         self.0.iter().zip(&other.0).fold(0, |different, (a, b)| different | (a ^ b)) == 0
     }
 
-    /// What its record's place follows from, spread by a secret. The source is a part of it: flow hashes are no secret, and with
-    /// them alone a guest could choose whose place it takes.
+    /// The hash from which the record's set is computed, with a secret multiplier. It includes the source: flow
+    /// hashes are not secret, and with them alone a guest could choose which set it fills.
     #[inline(always)]
     pub(crate) fn place(&self, flow_hash: u32) -> u64 {
         let (from, vni) = (self.0[6] >> 48, self.0[6] >> 16);
@@ -130,7 +130,7 @@ mod tests {
         let known = key(GUEST, &plain);
         let peer = |vni, peer| Source::Peer(Vni::new(vni).unwrap(), PeerId(peer));
         assert_eq!(key(GUEST, &plain), known);
-        // MAC addresses, IP addresses, ports.
+        // MAC addresses, IP addresses and ports.
         for at in (0..12).filter(|at| *at != 0).chain(26..38) {
             let mut other = plain.clone();
             other[at] ^= 4;
@@ -140,7 +140,7 @@ mod tests {
         assert_ne!(key(Source::Guest(PortId(4)), &plain), known);
         assert_ne!(key(peer(1, 3), &plain), key(peer(1, 4), &plain));
         assert_ne!(key(peer(1, 3), &plain), key(peer(2, 3), &plain));
-        // What may differ: time to live, identification, payload, flags of TCP.
+        // Fields that are not in the key: TTL, identification, payload, TCP flags.
         for at in [18, 22, 50] {
             let mut same = plain.clone();
             same[at] ^= 4;

@@ -1,16 +1,17 @@
-//! Flow records: what became of a packet that passed, compiled into one entry, so that the next packet of its flow need not walk
-//! the tables again (Triton paper, section 4).
+//! Flow records: the decision about a packet that passed, compiled into one entry, so that later packets of its flow
+//! need not walk the tables again (Triton paper, section 4).
 //!
-//! A record is found by the flow's hash, and belongs to a packet if all that the tables look at is the same: both MAC addresses,
-//! the five-tuple, and the port or the peer and network that it came from. It holds as long as the configuration and the sessions
-//! that it names. What is done by it is what the tables would have had done, the steps of the sessions included.
+//! A record is found by the flow's hash. It applies to a packet if all fields that the tables look at are equal: both
+//! MAC addresses, the five-tuple, and the port, or the peer and network, that it came from. It is valid as long as
+//! the configuration is current and the sessions that it refers to exist. Its effect is the same as that of the
+//! tables, including the updates of the sessions.
 //!
-//! Only what is ordinary has records: unfragmented UDP, and TCP without SYN; where conversations are remembered, not the packet
-//! that begins one. So a flood of SYNs makes none. Everything else (fragments, ICMP, neighbours, what is too large or at the end of
-//! its time to live) goes the way of the tables.
+//! Only ordinary packets have records: unfragmented UDP, and TCP without SYN. Where conversations are tracked, the
+//! first packet of a conversation has none, so a flood of SYNs creates no records. All other packets (fragments,
+//! ICMP, neighbor discovery, too large ones, expired TTLs) use the tables.
 //!
-//! A table has a fixed number of records, in sets of four, and its hash is secret. What guests can do is to take each
-//! other's places in a set; whose record is gone pays for the tables again, and no more.
+//! A table has a fixed number of records in sets of four, and its hash is secret. Guests can only displace each
+//! other's records within a set; a flow whose record is displaced uses the tables again, at no other cost.
 
 mod key;
 mod table;
@@ -21,13 +22,13 @@ pub(crate) use table::{Flows, Inserted, NONE, Record, RecordId, Touched};
 /// Counters of flow records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounters {
-    /// Packets that had one.
+    /// Packets that had a flow record.
     pub found_packets: u64,
-    /// Packets that nobody looked up, for another one of their flow came with them.
+    /// Packets that were not looked up, because another packet of their flow came in the same turn.
     pub batched_packets: u64,
-    /// Records made, ever.
+    /// Records created, in total.
     pub created_records: u64,
-    /// Packets for which none was made, since other flows have its places.
+    /// Packets for which no record was created, because other flows occupied their set.
     pub collision_packets: u64,
 }
 

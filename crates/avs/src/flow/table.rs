@@ -1,4 +1,4 @@
-//! Records by flow: sets of four, in an array of fixed size.
+//! Flow records in four-way sets, in an array of fixed size.
 
 use std::fmt;
 use std::hash::BuildHasher as _;
@@ -12,73 +12,75 @@ use crate::limits::FlowLimits;
 use crate::session::Handle;
 use crate::verdict::Verdict;
 
-/// Records of a set.
+/// Records per set.
 const WAYS: usize = FlowLimits::SET as usize;
-/// One in 2^3 packets takes the place of another flow's record in a full set. If each did, more flows than there is room for would write a
-/// record for every packet and find none; so those that are there are found, and a flood of new flows drives out few of them.
+/// In a full set, one in 2^3 packets replaces another flow's record. If every packet did, more flows than there is
+/// room for would write a record for each packet and never find one. This way existing records are found, and a flood
+/// of new flows evicts few of them.
 const ADMITTED_BITS: u32 = 3;
 /// No record, or no session.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// The records of one direction. `T`: what is done with a packet.
+/// The records of one direction. `T`: the verdict.
 pub(crate) struct Flows<T = Verdict> {
     sets: Box<[Set]>,
-    /// Made when they are needed, so that memory is touched for as many flows as there are.
+    /// Grows on demand, so that only the memory of actual flows is touched.
     records: Vec<Record<T>>,
-    /// Odd.
+    /// Always odd.
     secret: u64,
-    /// Decides who gets a place in a full set.
+    /// State of the generator that decides which packets get a slot in a full set.
     dice: u64,
 }
 
-/// What became of a record that was to be kept.
+/// The result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inserted {
-    /// It is there.
+    /// The record was stored.
     Kept,
-    /// Others have its places.
+    /// Other flows occupy the set.
     Crowded,
-    /// There is no room for any.
+    /// The table has no capacity.
     NoRoom,
 }
 
-/// Beside its set, so that a flow without a record is known without a look at others' records.
+/// A slot of a set: the flow hash is here, so that a miss does not touch other flows' records.
 #[derive(Clone, Copy)]
 struct Entry {
     flow_hash: u32,
     record: u32,
 }
 
-/// Aligned, so that none lies in two lines of a cache.
+/// Aligned, so that no set spans two cache lines.
 #[derive(Clone, Copy)]
 #[repr(align(32))]
 struct Set([Entry; WAYS]);
 
-/// Names a record, until the next one is inserted.
+/// Identifies a record until the next insertion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordId(u32);
 
-/// What became of a packet. In this order: what is looked at of every packet is in the first two lines of a cache.
+/// The decision about the packets of a flow. The order of the fields matters: what every packet reads is in the first
+/// two cache lines.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Record<T = Verdict> {
     key: Key,
-    /// Of the configuration.
+    /// The epoch of the configuration.
     epoch: u32,
-    /// Largest IP packet for which this holds, bytes.
+    /// Largest IP packet for which the record holds, bytes.
     pub(crate) mtu: u16,
     pub(crate) touched: Touched,
     pub(crate) verdict: T,
 }
 
-/// Sessions that a packet belongs to: of the guest that sent it, and of the guest that it is for; and its connection through a load
-/// balancer.
+/// The sessions that a packet belongs to: the sender's, the receiver's, and its connection through a load balancer or
+/// NAT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Touched {
-    // Not three handles: they would have gaps.
+    // Not three handles: those would have padding.
     numbers: [u64; 3],
     indexes: [u32; 3],
-    /// Seen from the client of the connection.
+    /// As seen from the client of the connection.
     direction: Direction,
 }
 
@@ -88,30 +90,30 @@ impl Touched {
     /// No session.
     pub(crate) const NONE: Touched = Touched { numbers: [0; 3], indexes: [NONE; 3], direction: Direction::Egress };
 
-    /// A packet belongs to this session, too, of its sender (0) or receiver (1).
+    /// Adds the session of the packet's sender (`end` 0) or receiver (1).
     pub(crate) fn add(&mut self, end: usize, session: Handle) {
         (self.numbers[end], self.indexes[end]) = (session.number, session.index);
     }
 
-    /// A packet belongs to a connection, too, and goes in this direction of it.
+    /// Adds the packet's connection, and the packet's direction in it.
     pub(crate) fn add_connection(&mut self, connection: Handle, direction: Direction) {
         self.add(CONNECTION, connection);
         self.direction = direction;
     }
 
-    /// Whether it belongs to one.
+    /// Whether there is a connection.
     #[inline(always)]
     pub(crate) fn has_connection(&self) -> bool {
         self.indexes[CONNECTION] != NONE
     }
 
-    /// The connection, if it [has](Self::has_connection) one, and in which direction of it the packet goes.
+    /// The connection, and the packet's direction in it. Valid only if there [is](Self::has_connection) one.
     #[inline(always)]
     pub(crate) fn connection(&self) -> (Handle, Direction) {
         (Handle { index: self.indexes[CONNECTION], number: self.numbers[CONNECTION] }, self.direction)
     }
 
-    /// The session of its sender (0) or receiver (1).
+    /// The session of the sender (`end` 0) or receiver (1).
     #[inline(always)]
     pub(crate) fn of(&self, end: usize) -> Option<Handle> {
         let handle = Handle { index: self.indexes[end], number: self.numbers[end] };
@@ -120,25 +122,25 @@ impl Touched {
 }
 
 impl<T: Copy> Flows<T> {
-    /// Room for so many records, at most, and none of them made. `secret`: any random number.
+    /// An empty table with room for at most `records` records. `secret`: any random number.
     pub(crate) fn new(records: u32, secret: u64) -> Self {
         let sets = records as usize / WAYS;
         let empty = Entry { flow_hash: 0, record: NONE };
         Flows {
             sets: vec![Set([empty; WAYS]); sets].into_boxed_slice(),
             records: Vec::with_capacity(sets * WAYS),
-            // Of any number, one with bits at all places.
+            // A multiplier with bits in all positions, whatever the number is.
             secret: FixedState::with_seed(secret).hash_one(secret) | 1,
             dice: 0,
         }
     }
 
-    /// Most records.
+    /// Maximum number of records.
     pub(crate) fn capacity(&self) -> u32 {
         (self.sets.len() * WAYS) as u32
     }
 
-    /// The record of a flow, if it is of this configuration.
+    /// The record of a flow, if it is from this configuration.
     #[inline(always)]
     pub(crate) fn find(&self, key: &Key, flow_hash: u32, epoch: u32) -> Option<RecordId> {
         let Set(set) = self.sets.get(self.set(key, flow_hash))?;
@@ -153,12 +155,12 @@ impl<T: Copy> Flows<T> {
         &self.records[at as usize]
     }
 
-    /// How many records were made.
+    /// Number of records in use.
     pub(crate) fn made(&self) -> usize {
         self.records.len()
     }
 
-    /// Has a flow's set come into the caches.
+    /// Prefetches a flow's set.
     #[inline(always)]
     pub(crate) fn fetch_set(&self, key: &Key, flow_hash: u32) {
         if let Some(set) = self.sets.get(self.set(key, flow_hash)) {
@@ -166,7 +168,7 @@ impl<T: Copy> Flows<T> {
         }
     }
 
-    /// Which record may be that of a flow, by what is beside its set.
+    /// The record that may belong to a flow, according to the flow hash in its set.
     #[inline(always)]
     pub(crate) fn candidate(&self, key: &Key, flow_hash: u32) -> u32 {
         let set = self.sets.get(self.set(key, flow_hash));
@@ -174,7 +176,7 @@ impl<T: Copy> Flows<T> {
         entry.map_or(NONE, |entry| entry.record)
     }
 
-    /// Which sessions a candidate's packets belong to.
+    /// The sessions that a candidate's packets belong to.
     #[inline(always)]
     pub(crate) fn sessions(&self, candidate: u32) -> [u32; 2] {
         let Some(record) = self.records.get(candidate as usize) else { return [NONE; 2] };
@@ -182,8 +184,8 @@ impl<T: Copy> Flows<T> {
         [sender, receiver]
     }
 
-    /// Keeps a record, in the place of an older one of the same flow, or where there is none. If its set is full of others', they stay,
-    /// most of the time.
+    /// Stores a record: in the slot of the flow's old record, or in a free slot. If the set is full of other flows,
+    /// they usually stay.
     #[inline(never)]
     pub(crate) fn insert(
         &mut self,
@@ -211,7 +213,7 @@ impl<T: Copy> Flows<T> {
         entry.flow_hash = flow_hash;
         if entry.record == NONE {
             entry.record = self.records.len() as u32;
-            // There is room: each entry takes one, once.
+            // There is room: each slot allocates one record, once.
             self.records.push(record);
         } else if let Some(old) = self.records.get_mut(entry.record as usize) {
             *old = record;
@@ -219,12 +221,13 @@ impl<T: Copy> Flows<T> {
         Inserted::Kept
     }
 
-    /// The record of a flow, if there is one, no longer holds: the flow's addresses and ports now belong to another conversation.
+    /// Invalidates the record of a flow, if there is one: the flow's addresses and ports now belong to another
+    /// conversation.
     pub(crate) fn outdate(&mut self, key: &Key, flow_hash: u32) {
         let Some(Set(set)) = self.sets.get(self.set(key, flow_hash)) else { return };
         for entry in set.iter().filter(|entry| entry.flow_hash == flow_hash) {
             if let Some(record) = self.records.get_mut(entry.record as usize).filter(|record| record.key == *key) {
-                // Of an earlier configuration: its room is used again.
+                // Assign it to an earlier configuration; its slot will be reused.
                 record.epoch = record.epoch.wrapping_sub(1);
             }
         }
@@ -239,7 +242,7 @@ impl<T: Copy> Flows<T> {
 }
 
 impl Flows {
-    /// Has all three lines of a [`candidate`](Self::candidate) come into the caches.
+    /// Prefetches all three cache lines of a [`candidate`](Self::candidate).
     #[inline(always)]
     pub(crate) fn fetch(&self, candidate: u32) {
         if let Some(record) = self.records.get(candidate as usize) {
@@ -270,7 +273,7 @@ mod tests {
         assert_eq!(size_of::<Set>(), 32);
     }
 
-    /// A flow of port 0; `n` tells flows apart.
+    /// The key of a flow of port 0; `n` distinguishes flows.
     #[allow(clippy::unwrap_used)]
     fn key(n: u16) -> Key {
         let [a, b] = n.to_be_bytes();
@@ -306,7 +309,7 @@ mod tests {
             assert_eq!((0..=n).filter(|&n| found(&f, n, 7, 0).is_some()).count(), WAYS);
         }
         assert_eq!(f.records.len(), WAYS, "others have their room");
-        // Seven refusals for each that is kept.
+        // Seven rejections for each stored record.
         assert!(cfg!(miri) || (5 * flows..9 * flows).contains(&tries), "{tries}");
     }
 
@@ -325,7 +328,7 @@ mod tests {
                 }
             }
         }
-        // In turns: the last one in first out would find none at all.
+        // The flows come round-robin: with LRU replacement there would be no hits at all.
         assert!(hits > room / 2, "{hits}");
     }
 
@@ -357,7 +360,7 @@ mod tests {
             let mut f = flows(records);
             assert_eq!(f.capacity(), room);
             let before = f.records.capacity();
-            // A set that gets none of the flows would leave room.
+            // If no flow mapped to a set, its slots would stay free.
             let flows = if cfg!(miri) { 5 * records as u16 } else { 5000 };
             for n in 0..flows {
                 f.insert(&key(n), u32::from(n).wrapping_mul(0x9e37_79b1), 0, 1500, &Touched::NONE, n);
@@ -375,7 +378,7 @@ mod tests {
         for n in 0..count {
             f.insert(&key(n), u32::from(n).wrapping_mul(0x9e37_79b1), 0, 1500, &Touched::NONE, n);
         }
-        // One in four on average: hardly any set has more than it holds.
+        // One flow per set of four on average: hardly any set overflows.
         let kept = (0..count).filter(|&n| found(&f, n, u32::from(n).wrapping_mul(0x9e37_79b1), 0).is_some()).count();
         assert!(kept >= usize::from(count) - usize::from(count) / 40, "{kept}");
     }
