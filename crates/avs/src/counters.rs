@@ -1,4 +1,4 @@
-//! What the switch did, in numbers. A frame that is to be segmented later counts as one packet.
+//! Counters of the switch. A frame that is to be segmented later counts as one packet.
 
 use crate::drop_reason::DropReason;
 use crate::verdict::{Action, Verdict};
@@ -6,42 +6,44 @@ use crate::verdict::{Action, Verdict};
 /// Counters of one port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortCounters {
-    /// From the guest, to another host.
+    /// From the guest, forwarded to another host.
     pub to_remote_packets: u64,
-    /// From the guest, to another local port.
+    /// From the guest, delivered to another local port.
     pub to_local_packets: u64,
-    /// From the guest, answered by the switch.
+    /// From the guest, answered by the switch itself.
     pub answered_packets: u64,
-    /// From the guest, to a service of this host's daemon.
+    /// From the guest, passed to a service of this host's daemon.
     pub to_host_packets: u64,
-    /// From the guest to a group, of which each member is sent a copy.
+    /// From the guest to a multicast group; each member gets a copy.
     pub copied_packets: u64,
-    /// Router advertisements for the guest that it had not asked for.
+    /// Unsolicited router advertisements to the guest.
     pub advertised_packets: u64,
-    /// From the underlay, to the guest.
+    /// From the underlay, delivered to the guest.
     pub from_underlay_packets: u64,
-    /// Of these and of those from the guest: larger than the path MTU, and fragmented.
+    /// Packets from or to the guest that were larger than the path MTU and were fragmented.
     pub fragmented_packets: u64,
-    /// From or to the guest, larger than the path MTU, with DF: the sender got an ICMP error. Those from the guest are
-    /// among the answered ones.
+    /// Packets from or to the guest that were larger than the path MTU and had DF set: the sender got an ICMP error.
+    /// Those from the guest also count as answered.
     pub too_big_packets: u64,
-    /// From the guest, dropped. Of what one guest sends to another of the same host and worker, the sender's port counts either's refusal.
+    /// From the guest, dropped. If one guest sends to another of the same host and worker, the sender's port counts
+    /// drops of either side's rules.
     pub dropped: Drops,
-    /// From the underlay, or from a guest of this host that another worker serves, and kept from the guest by its security groups or its
-    /// network's ACL.
+    /// From the underlay, or from a guest of this host that another worker serves: dropped by the receiving port's
+    /// security groups or its network's ACL.
     pub ingress_dropped: Drops,
 }
 
 /// Counters of frames from the underlay, and of frames said to come from a port that does not exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnderlayCounters {
-    /// Given to a port.
+    /// Delivered to a port.
     pub accepted_packets: u64,
-    /// These, and what other workers have handed over: kept from a port by its security groups, its network's ACL or its MTU; [`PortCounters::ingress_dropped`] has the reasons.
+    /// From the underlay or handed over by another worker: dropped by a port's security groups, its network's ACL or
+    /// its MTU. [`PortCounters::ingress_dropped`] has the reasons.
     pub ingress_dropped_packets: u64,
-    /// Larger than the port's guest is given, and not to be cut: their sender was told.
+    /// Larger than the receiving port's MTU and must not be fragmented; the sender got an ICMP error.
     pub too_big_answered_packets: u64,
-    /// Dropped; no port is to blame.
+    /// Dropped for reasons that belong to no port.
     pub dropped: Drops,
 }
 

@@ -1,8 +1,8 @@
-//! DHCPv6 for the guests of this host (RFC 8415): a guest gets the addresses of its port, and never another.
+//! DHCPv6 for the guests of this host (RFC 8415): a guest gets only the addresses of its port.
 //!
-//! As in `dhcp.rs` the configuration says what each guest gets, so nothing is remembered, and all hosts and workers answer alike. The
-//! server's identifier is made of the gateway's MAC address, which is the same everywhere: a guest that moves to another host renews what
-//! it has.
+//! As in `dhcp.rs`, the configuration determines what each guest gets, so there is no state, and all hosts and
+//! workers answer alike. The server's DUID is derived from the gateway's MAC address, which is the same everywhere: a
+//! guest that moves to another host can renew its addresses.
 
 use std::net::Ipv6Addr;
 
@@ -10,22 +10,22 @@ use crate::dns;
 use crate::drop_reason::DropReason;
 use crate::tables::{GATEWAY_MAC, Ipv6Lease, Lease};
 
-/// UDP port of servers (RFC 8415, section 7.2). A switch that answers must be given the whole of a packet that goes there.
+/// UDP port of servers (RFC 8415, section 7.2). The switch must be given the complete packet to this port.
 pub const SERVER_PORT: u16 = 547;
 /// UDP port of clients.
 pub(crate) const CLIENT_PORT: u16 = 546;
 /// All servers and relays on a link (RFC 8415, section 7.1).
 pub(crate) const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 
-/// Longest reply, bytes: with its headers it fits the smallest MTU of IPv6.
+/// Maximum length of a reply, bytes: with its headers it fits the smallest MTU of IPv6.
 #[cfg(test)]
 const MOST_LEN: usize = 1280 - 48;
-/// Identity associations of a message, and addresses that it names in each, at most: clients have one or two.
+/// Maximum number of identity associations of a message, and of addresses in each. Clients use one or two.
 const MOST_ASSOCIATIONS: usize = 8;
 const MOST_NAMED: usize = 8;
-/// Lengths of a client's identifier, bytes (RFC 8415, section 11.1).
+/// Valid lengths of a client's DUID, bytes (RFC 8415, section 11.1).
 const DUID_LENGTHS: std::ops::RangeInclusive<usize> = 3..=130;
-/// Shortest time after which a client may ask for the rest of its settings again, s (RFC 8415, section 7.6).
+/// Minimum information refresh time, s (RFC 8415, section 7.6).
 const LEAST_REFRESH_S: u32 = 600;
 
 /// Message types (RFC 8415, section 7.3).
@@ -48,7 +48,7 @@ mod kind {
 mod option {
     pub(super) const CLIENT: u16 = 1;
     pub(super) const SERVER: u16 = 2;
-    /// Addresses, temporary addresses, delegated prefixes: an identity association each.
+    /// Non-temporary addresses, temporary addresses, delegated prefixes: an identity association each.
     pub(super) const IA_NA: u16 = 3;
     pub(super) const IA_TA: u16 = 4;
     pub(super) const IA_PD: u16 = 25;
@@ -62,7 +62,7 @@ mod option {
     pub(super) const REFRESH_TIME: u16 = 32;
 }
 
-/// What a reply says about a request, or a part of it (RFC 8415, section 21.13).
+/// Status codes of a message or of an association (RFC 8415, section 21.13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 enum Status {
@@ -74,13 +74,13 @@ enum Status {
     NoPrefixes = 6,
 }
 
-/// Of the server: a type that is made of a link-layer address (RFC 8415, section 11.4).
+/// The server's DUID, based on a link-layer address (DUID-LL; RFC 8415, section 11.4).
 fn server() -> [u8; 10] {
     let [a, b, c, d, e, f] = GATEWAY_MAC.0;
     [0, 3, 0, 1, a, b, c, d, e, f]
 }
 
-/// The options of a message that matter.
+/// The options of a message that are used.
 #[derive(Debug, Default)]
 struct Request<'a> {
     client: Option<&'a [u8]>,
@@ -92,32 +92,32 @@ struct Request<'a> {
     wants_refresh_time: bool,
 }
 
-/// What a client wants addresses, or prefixes, for.
+/// An identity association: a client's set of addresses or prefixes.
 #[derive(Debug)]
 struct Association {
     kind: u16,
     id: [u8; 4],
-    /// Addresses that it names.
+    /// Addresses that the client names.
     named: Vec<Ipv6Addr>,
 }
 
-/// Answers a guest. `message`: the UDP payload that it has sent to a server; `to_group`: to all servers, and not to the gateway's address.
-/// Returns the payload of the answer.
+/// Answers a guest. `message`: the UDP payload that the guest sent to a server; `to_group`: whether it was sent to
+/// the multicast group of all servers, and not to the gateway's address. Returns the payload of the reply.
 ///
 /// # Errors
-/// [`DropReason::DhcpMalformed`]: it is not a client's message; [`DropReason::DhcpUnanswered`]: servers do not answer such messages, or
-/// another one is to.
+/// [`DropReason::DhcpMalformed`]: it is not a valid client message; [`DropReason::DhcpUnanswered`]: servers do not
+/// answer such messages, or it is for another server.
 pub(crate) fn answer(lease: &Ipv6Lease, message: &[u8], to_group: bool) -> Result<Vec<u8>, DropReason> {
     use kind::{CONFIRM, DECLINE, INFORMATION_REQUEST, REBIND, RELEASE, RENEW, REQUEST, SOLICIT};
     let (&[kind, a, b, c], options) = message.split_first_chunk::<4>().ok_or(DropReason::DhcpMalformed)?;
     match kind {
         kind::ADVERTISE | kind::REPLY | kind::RECONFIGURE | kind::RELAY_REPLY => return Err(DropReason::DhcpMalformed),
         SOLICIT..=INFORMATION_REQUEST => {}
-        // A relay's, or unheard of.
+        // A relay's message, or an unknown one.
         _ => return Err(DropReason::DhcpUnanswered),
     }
     let request = Request::parse(options)?;
-    // What each has to name, and must not (RFC 8415, section 16).
+    // Options that a message must or must not contain (RFC 8415, section 16).
     let is_anonymous = request.client.is_none() && kind != INFORMATION_REQUEST;
     let asks_one = matches!(kind, REQUEST | RENEW | RELEASE | DECLINE);
     let asks_all = matches!(kind, SOLICIT | CONFIRM | REBIND);
@@ -136,7 +136,7 @@ pub(crate) fn answer(lease: &Ipv6Lease, message: &[u8], to_group: bool) -> Resul
         put(&mut out, option::CLIENT, |out| out.extend(client));
     }
     if !to_group {
-        // RFC 8415, section 18.4: these clients are told to ask everybody, the others nothing.
+        // RFC 8415, section 18.4: these clients are told to use multicast; other messages are not answered.
         return if asks_one { Ok(with_status(out, Status::UseMulticast)) } else { Err(DropReason::DhcpUnanswered) };
     }
     match kind {
@@ -158,7 +158,7 @@ pub(crate) fn answer(lease: &Ipv6Lease, message: &[u8], to_group: bool) -> Resul
             put(&mut out, option::REFRESH_TIME, |out| out.extend(lease.seconds.max(LEAST_REFRESH_S).to_be_bytes()));
         }
         SOLICIT if is_committed => put(&mut out, option::RAPID_COMMIT, |_| {}),
-        // There is no better server, so the client need not wait for one.
+        // There is no better server, so the client need not wait for another one.
         SOLICIT => put(&mut out, option::PREFERENCE, |out| out.push(255)),
         _ => {}
     }
@@ -213,7 +213,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// The association that gets the guest's addresses: the one that has some of them, or else the first.
+    /// The association that gets the guest's addresses: the first one that names any of them, or else the first one.
     fn chosen(&self, lease: &Ipv6Lease) -> Option<usize> {
         let has_own = |of: &Association| of.named.iter().any(|named| lease.addresses().any(|own| own == *named));
         let mut all = self.associations.iter().enumerate().filter(|(_, of)| of.kind == option::IA_NA);
@@ -225,7 +225,7 @@ impl Association {
     fn parse(kind: u16, data: &[u8]) -> Result<Self, DropReason> {
         let (&id, mut rest) = data.split_first_chunk::<4>().ok_or(DropReason::DhcpMalformed)?;
         if kind != option::IA_TA {
-            // What the client would like T1 and T2 to be.
+            // Skip the client's preferred T1 and T2.
             rest = rest.get(8..).ok_or(DropReason::DhcpMalformed)?;
         }
         let mut named = Vec::new();
@@ -242,8 +242,8 @@ impl Association {
         Ok(Association { kind, id, named })
     }
 
-    /// The guest's addresses; of those that the client has and should not have, that it may not use them any more (RFC 8415, sections
-    /// 18.3.2, 18.3.4 and 18.3.5).
+    /// Grants the guest's addresses. Addresses that the client names but may not have get lifetime 0 (RFC 8415,
+    /// sections 18.3.2, 18.3.4 and 18.3.5).
     fn give(&self, out: &mut Vec<u8>, lease: &Ipv6Lease, kind: u8) {
         if kind == kind::REQUEST && !self.named.iter().all(|named| lease.is_on_link(*named)) {
             return self.refuse(out, Status::NotOnLink);
@@ -286,7 +286,7 @@ fn with_status(mut out: Vec<u8>, status: Status) -> Vec<u8> {
     out
 }
 
-/// Appends an option of that kind with what `write` appends.
+/// Appends an option of this kind; `write` appends its data.
 fn put(out: &mut Vec<u8>, kind: u16, write: impl FnOnce(&mut Vec<u8>)) {
     out.extend(kind.to_be_bytes());
     let at = out.len();
@@ -296,7 +296,7 @@ fn put(out: &mut Vec<u8>, kind: u16, write: impl FnOnce(&mut Vec<u8>)) {
     out[at..at + 2].copy_from_slice(&len.to_be_bytes());
 }
 
-/// Options one after the other; after an error there are no more.
+/// Iterates over options; ends after an error.
 struct Options<'a>(&'a [u8]);
 
 impl<'a> Iterator for Options<'a> {

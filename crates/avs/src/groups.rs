@@ -1,4 +1,4 @@
-//! Security groups: whether a conversation may begin, and which packets belong to one that was allowed to.
+//! Security groups: which conversations may begin, and which packets belong to an allowed one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,21 +16,23 @@ use crate::members::{AddressSet, Members};
 use crate::session::{self, Event, Key, Planned, Quote, Sessions};
 use crate::tables::{BuildError, GroupRule, Remote};
 
-/// What one direction's rules say; the same for all ports that have the same groups.
+/// The rules of a combination of security groups. Ports with the same groups share it.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupPolicy {
     ingress: Rules,
-    /// `None`: everything may leave.
+    /// `None`: egress is not restricted.
     egress: Option<Rules>,
-    /// What logs call the rules; `None`: no rule is logged.
+    /// The rules' names in logs; `None`: no rule is logged.
     pub(crate) logs: Option<Box<Logs>>,
 }
 
-/// Rules of one direction: those about the same other end together, so that a set of addresses is there once, whatever their number.
+/// The rules of one direction, grouped by the other end that they apply to, so that each address set is stored once,
+/// no matter how many rules use it.
 #[derive(Clone, Debug)]
 struct Rules {
     direction: Direction,
-    /// Each rule's value is its place among all of the direction. Without a set: about anybody.
+    /// The value of a rule is its index among all rules of the direction. Without a set, the rules apply to any
+    /// address.
     parts: Vec<(Option<Arc<AddressSet>>, Classifier<usize>)>,
 }
 
@@ -49,7 +51,7 @@ impl Rules {
         Ok(Rules { direction, parts: by_remote.into_iter().map(part).collect::<Result<_, BuildError>>()? })
     }
 
-    /// The place of the first rule that allows a conversation.
+    /// The index of the first rule that allows a conversation.
     fn first(&self, fields: &Fields) -> Option<usize> {
         let remote = match self.direction {
             Direction::Ingress => fields.src,
@@ -62,7 +64,7 @@ impl Rules {
 }
 
 impl GroupPolicy {
-    /// Of a port of the network `vni` with these groups.
+    /// The policy for ports of the network `vni` with these groups.
     pub(crate) fn new(vni: Vni, ids: &[GroupId], members: &mut Members<'_>) -> Result<Self, BuildError> {
         let mut rules: [Vec<_>; 2] = Default::default();
         let mut restricts_egress = false;
@@ -83,7 +85,7 @@ impl GroupPolicy {
         })
     }
 
-    /// What the rules say about conversations that begin with such a packet.
+    /// The rules' decision about a conversation that begins with such a packet.
     fn permission(&self, direction: Direction, fields: &Fields) -> Permission {
         let rules = match direction {
             Direction::Ingress => &self.ingress,
@@ -95,8 +97,8 @@ impl GroupPolicy {
         rules.first(fields).map_or(Permission::None, Permission::Rule)
     }
 
-    /// Whether a packet of `port` may pass: it belongs to a conversation that was allowed to begin, or
-    /// begins one that is.
+    /// Decides whether a packet of `port` may pass: it belongs to an allowed conversation, or begins one that is
+    /// allowed.
     #[inline(always)]
     pub(crate) fn judge(
         &self,
@@ -112,7 +114,7 @@ impl GroupPolicy {
             About::Packets => fields(parsed),
             About::Error(quote) => {
                 let there = fields(parsed);
-                // An error about something that was allowed passes, and neither begins a conversation nor keeps one alive.
+                // An error about an allowed packet passes; it neither begins a conversation nor keeps one alive.
                 let known = quote.is_some_and(|quote| sessions.find_after(&quote.key, after).is_some());
                 let permission = if known { Permission::Unrestricted } else { self.permission(direction, &there) };
                 return Judgement::Related { known, permission };
@@ -137,35 +139,36 @@ impl GroupPolicy {
     }
 }
 
-/// What a packet is about, by which rules have to do with it.
+/// The kinds of packets that rules treat differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum About {
-    /// What guests say to each other.
+    /// An ordinary packet between guests.
     Packets,
-    /// ARP or neighbor discovery. Rules say nothing about that.
+    /// ARP or neighbor discovery, which is exempt from the rules.
     Resolution,
-    /// An ICMP error about a packet, which is known if it is this one, sent by the one to whom the error goes.
+    /// An ICMP error. The quote is present if it is valid for this error: sent by the node that the error goes to.
     Error(Option<Quote>),
 }
 
-/// What is known of conversations.
+/// The sessions, as a decision sees them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory<'a> {
     pub(crate) sessions: &'a Sessions,
-    /// What would have been done to them before.
+    /// Changes that earlier steps of a trace have planned.
     pub(crate) after: &'a Planned,
-    /// Which configuration it is.
+    /// The epoch of the configuration.
     pub(crate) epoch: u32,
 }
 
-/// What the rules of a port's security groups say about a conversation that begins.
+/// The decision of a port's security groups about a conversation that begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// There are no rules about that direction: it may.
+    /// Allowed: the direction is not restricted.
     Unrestricted,
-    /// It may, by the rule at that place among those of the port's groups for that direction, group after group.
+    /// Allowed by the rule with this index among the rules of the port's groups for the direction, in the order of
+    /// the groups.
     Rule(usize),
-    /// It may not.
+    /// Not allowed.
     None,
 }
 
@@ -178,32 +181,32 @@ impl Permission {
 /// Why a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// What comes is another conversation under the same name.
+    /// The packet begins another conversation with the same key.
     Over,
-    /// The rules allow it no longer.
+    /// The rules no longer allow it.
     Revoked,
 }
 
-/// What a port's security groups say about a packet; nothing is done yet.
+/// The decision of a port's security groups about a packet. Nothing has been changed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Judgement {
-    /// They are not about such packets.
+    /// The rules do not apply to such packets.
     Exempt,
     /// An ICMP error about a conversation.
     Related {
-        /// Which there is.
+        /// Whether the conversation has a session.
         known: bool,
-        /// If not.
+        /// The decision of the rules if it has none.
         permission: Permission,
     },
-    /// It belongs to a session.
+    /// The packet belongs to a session.
     Continues { index: u32, event: Event },
-    /// It begins one, if it may.
+    /// The packet begins a session, if that is permitted. `ends`: the session with the same key that it replaces.
     Begins { key: Key, event: Event, ends: Option<(u32, Why)>, permission: Permission },
 }
 
 impl Judgement {
-    /// Does to the sessions what follows from it.
+    /// Applies the decision to the sessions.
     #[inline(always)]
     pub(crate) fn apply(self, sessions: &mut Sessions, direction: Direction, epoch: u32) -> Result<(), DropReason> {
         match self {
@@ -226,7 +229,7 @@ impl Judgement {
         }
     }
 
-    /// What [`apply`](Self::apply) would say; what it would do is added to the plan.
+    /// Returns what [`apply`](Self::apply) would return, and adds what it would do to the plan.
     pub(crate) fn foresee(
         &self,
         sessions: &Sessions,
@@ -258,13 +261,13 @@ fn given(permission: Permission, direction: Direction) -> Result<(), DropReason>
     }
 }
 
-/// What a packet of TCP or UDP does to its session.
+/// The event that a TCP or UDP packet is for its session.
 #[inline(always)]
 pub(crate) fn event_of(parsed: &Parsed) -> Event {
     parsed.tcp.map_or(Event::Datagram, |tcp| Event::Tcp(tcp.flags))
 }
 
-/// What a packet does to its session, and whether it is an echo request, which only the side that began may send.
+/// The event that a packet is for its session, and whether it is an echo request, which only the originator may send.
 #[inline(always)]
 fn event(head: &[u8], parsed: &Parsed) -> (Event, bool) {
     match parsed.tcp {

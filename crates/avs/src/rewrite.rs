@@ -1,7 +1,7 @@
-//! What the switch changes in a frame: Ethernet addresses, time to live, and the two ends of a conversation.
+//! Header changes of a frame: Ethernet addresses, TTL, and the two ends of a conversation.
 //!
-//! This is the only place where the headers of a tenant's frame are changed. Checksums are updated, not computed (RFC 1624):
-//! damage stays visible, and the payload is not read.
+//! This is the only place where headers of a tenant's frame are changed. Checksums are updated incrementally, not
+//! recomputed (RFC 1624): damage stays visible, and the payload is not read.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -10,32 +10,33 @@ use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{Mac, checksum, ipv4, ipv6, tcp, udp};
 
-/// Changes of one frame, to be applied to it or to every frame that it is segmented or fragmented into.
+/// The header changes of one frame. They are applied to it, or to each frame that it is segmented or fragmented into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rewrite {
     destination: Mac,
     source: Mac,
-    /// Where the IP header begins, bytes.
+    /// Offset of the IP header, bytes.
     l3: u16,
     v6: bool,
-    /// Whether a router passes it on.
+    /// Whether the frame is routed, so that its TTL decreases.
     hop: bool,
     translation: Option<Translation>,
 }
 
-/// One end of a conversation over TCP or UDP; of an echo request and its reply `port` is the identifier.
+/// One end of a TCP or UDP conversation. For an echo request and its reply, `port` is the identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
     pub(crate) address: IpAddr,
     pub(crate) port: u16,
 }
 
-/// Other ends of a packet.
+/// New ends of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Translation {
     pub(crate) source: Endpoint,
     pub(crate) destination: Endpoint,
-    /// Whether ports, or the identifier of an echo request or reply, change with the addresses. If not, any IP packet can be translated.
+    /// Whether ports, or the identifier of an echo request or reply, change as well. If not, any IP packet can be
+    /// translated.
     with_ports: bool,
 }
 
@@ -43,19 +44,20 @@ pub(crate) struct Translation {
 const DCCP: u8 = 33;
 const UDP_LITE: u8 = 136;
 
-/// IPv6 extension header of fragments (RFC 8200, section 4.5), and its length.
+/// IPv6 fragment header (RFC 8200, section 4.5), and its length.
 const FRAGMENT: u8 = 44;
 const FRAGMENT_LEN: usize = 8;
-/// The checksum in a message of ICMP, and the identifier of an echo request or reply (RFC 792, RFC 4443).
+/// Offsets of the checksum in an ICMP message, and of the identifier in an echo request or reply (RFC 792, RFC 4443).
 const ICMP_CHECKSUM: Range<usize> = 2..4;
 const ICMP_IDENTIFIER: Range<usize> = 4..6;
-/// Behind the header of an ICMP error: the packet that it is about.
+/// Offset of the quoted packet in an ICMP error.
 const QUOTE_AT: usize = 8;
-/// An IPv4 header with all options, and as much of the one behind it as has ports and checksum, bytes.
+/// Maximum length of the quoted bytes that can change: an IPv4 header with all options, and the ports and checksum of
+/// the transport header.
 const MOST_QUOTED: usize = 80;
 
 impl Rewrite {
-    /// One hop through a router: new Ethernet addresses, one less to live.
+    /// One routing hop: new Ethernet addresses, and a decremented TTL.
     pub(crate) fn hop(parsed: &Parsed, source: Mac, destination: Mac) -> Self {
         Rewrite { hop: true, ..Rewrite::link(parsed, source, destination) }
     }
@@ -65,17 +67,17 @@ impl Rewrite {
         Rewrite { destination, source, l3: parsed.l3, v6: parsed.kind == L3::V6, hop: false, translation: None }
     }
 
-    /// Another receiver.
+    /// Changes the destination MAC address.
     pub(crate) fn send_to(&mut self, destination: Mac) {
         self.destination = destination;
     }
 
-    /// The ends change, too.
+    /// Also changes the ends.
     pub(crate) fn translate(&mut self, translation: Translation) {
         self.translation = Some(translation);
     }
 
-    /// Changes a frame. One that is too short, or of another family, is left as it is.
+    /// Applies the changes to a frame. A frame that is too short, or of another address family, is left as it is.
     pub fn apply(&self, frame: &mut [u8]) {
         let l3 = usize::from(self.l3);
         let Some((link, packet)) = frame.split_at_mut_checked(l3) else { return };
@@ -96,16 +98,16 @@ impl Rewrite {
         }
     }
 
-    /// What a packet's headers say after the change, as far as ends are concerned.
+    /// The packet's headers after the change of its ends.
     pub(crate) fn view(&self, parsed: &Parsed) -> Parsed {
         match &self.translation {
-            // An ICMP error has other ends in what it quotes.
+            // The ends of an ICMP error are in the packet that it quotes.
             Some(translation) if !matches!(parsed.protocol, ICMP | ICMPV6) => translation.view(parsed),
             _ => *parsed,
         }
     }
 
-    /// Whether a router passes the frame on, and takes one from what it has to live.
+    /// Whether the frame is routed, so that its TTL decreases.
     #[inline(always)]
     pub(crate) fn is_hop(&self) -> bool {
         self.hop
@@ -118,18 +120,18 @@ impl Rewrite {
 }
 
 impl Translation {
-    /// Other addresses and ports.
+    /// A translation of addresses and ports.
     pub(crate) fn of_ends(source: Endpoint, destination: Endpoint) -> Translation {
         Translation { source, destination, with_ports: true }
     }
 
-    /// Other addresses.
+    /// A translation of addresses only.
     pub(crate) fn of_addresses(source: IpAddr, destination: IpAddr) -> Translation {
         let end = |address| Endpoint { address, port: 0 };
         Translation { source: end(source), destination: end(destination), with_ports: false }
     }
 
-    /// Ends of another switch's packets.
+    /// Restores a translation of another switch.
     pub(crate) fn carried(source: Endpoint, destination: Endpoint, with_ports: bool) -> Self {
         Translation { source, destination, with_ports }
     }
@@ -139,7 +141,7 @@ impl Translation {
         self.with_ports
     }
 
-    /// What a packet's headers say after the change; not of an ICMP error, which may keep its source.
+    /// The packet's headers after the change. Not for ICMP errors, which may keep their source.
     pub(crate) fn view(&self, parsed: &Parsed) -> Parsed {
         let seen = Parsed { src_ip: self.source.address, dst_ip: self.destination.address, ..*parsed };
         if self.with_ports && matches!(parsed.protocol, TCP | UDP) {
@@ -149,23 +151,26 @@ impl Translation {
         }
     }
 
-    /// Whether a packet has its ends where [`apply`](Self::apply) finds them: TCP or UDP right behind the IP header, whole.
+    /// Whether [`apply`](Self::apply) can translate the ports of a packet: it must be unfragmented TCP or UDP
+    /// directly after the IP header.
     pub(crate) fn is_possible(parsed: &Parsed) -> bool {
         matches!(parsed.protocol, TCP | UDP) && Translation::is_behind_header(parsed)
     }
 
-    /// Whether what an IP packet carries is whole, and right behind its header.
+    /// Whether an IP packet is unfragmented, and its payload directly follows the fixed IP header or, in IPv4, its
+    /// options.
     pub(crate) fn is_behind_header(parsed: &Parsed) -> bool {
         let plain = parsed.kind != L3::V6 || usize::from(parsed.l4 - parsed.l3) == ipv6::HEADER_LEN;
         plain && !parsed.is_fragment()
     }
 
-    /// Of what goes the other way.
+    /// The translation with source and destination swapped, for packets in the other direction.
     pub(crate) fn reversed(self) -> Translation {
         Translation { source: self.destination, destination: self.source, ..self }
     }
 
-    /// Changes a packet from the IP header on. One that is too short, or of another family, is left as it is.
+    /// Translates a packet that starts with its IP header. A packet that is too short, or of another address family,
+    /// is left as it is.
     #[cold]
     pub(crate) fn apply(&self, packet: &mut [u8], v6: bool) {
         let Some((protocol, l4)) = (if v6 { transport_v6(packet) } else { transport_v4(packet) }) else { return };
@@ -175,7 +180,7 @@ impl Translation {
         }
     }
 
-    /// Changes the ends of a packet. `l4`: where the transport header begins, in a packet that has one; later fragments have none.
+    /// Translates the ends of a packet. `l4`: offset of the transport header; later fragments have none.
     fn apply_to_ends(&self, packet: &mut [u8], protocol: u8, l4: Option<usize>, v6: bool) {
         let (source, destination) = (self.source.address, self.destination.address);
         let Some(changed) = Addresses::replace(packet, v6, source, destination) else { return };
@@ -183,7 +188,7 @@ impl Translation {
         match protocol {
             TCP => self.change_ports(header, tcp::CHECKSUM_OFFSET, &changed, false),
             UDP => self.change_ports(header, udp::CHECKSUM_OFFSET, &changed, true),
-            // Their checksums are where that of UDP is.
+            // DCCP and UDP-Lite have the checksum at the same offset as UDP.
             DCCP | UDP_LITE => {
                 let field = header.get_mut(udp::CHECKSUM_OFFSET..udp::CHECKSUM_OFFSET + 2);
                 field.into_iter().for_each(|field| update(field, changed.before(), changed.after(), true));
@@ -194,7 +199,8 @@ impl Translation {
         }
     }
 
-    /// Changes the ports in a transport header, and its checksum, after a change of addresses. Of a quoted packet there may be no checksum.
+    /// Translates the ports in a transport header, and updates its checksum for them and for the addresses. A quoted
+    /// packet may be cut off before its checksum.
     fn change_ports(&self, header: &mut [u8], checksum_at: usize, addresses: &Addresses, is_udp: bool) {
         let [a, b] = self.source.port.to_be_bytes();
         let [c, d] = self.destination.port.to_be_bytes();
@@ -202,15 +208,15 @@ impl Translation {
         let old_ports = if self.with_ports { replace(header, &ports) } else { ports };
         let Some(field) = header.get_mut(checksum_at..checksum_at + 2) else { return };
         if is_udp && *field == [0, 0] {
-            // The sender has computed none (RFC 768).
+            // The sender did not compute a checksum (RFC 768).
             return;
         }
         update(field, addresses.before(), addresses.after(), is_udp);
         update(field, &old_ports, &ports, is_udp);
     }
 
-    /// Changes the identifier in an echo request or reply, and the checksum of any message. `addresses`: those that it covers, too
-    /// (RFC 4443, section 2.3).
+    /// Translates the identifier of an echo request or reply, and updates the checksum of any ICMP message.
+    /// `addresses`: changed addresses that the checksum covers (RFC 4443, section 2.3).
     fn change_identifier(&self, message: &mut [u8], addresses: Option<&Addresses>) {
         let is_echo = matches!((message.first(), addresses), (Some(0 | 8), None) | (Some(128 | 129), Some(_)));
         let identifier = self.source.port.to_be_bytes();
@@ -229,8 +235,9 @@ impl Translation {
         }
     }
 
-    /// Changes an ICMP error and the packet that it quotes, which went the other way (RFC 5508, section 4.2). Its sender may be a router:
-    /// its address is changed only if it is the end for which the quoted packet was.
+    /// Translates an ICMP error and the packet that it quotes, which went the other way (RFC 5508, section 4.2). A
+    /// router may have sent the error, so its source address changes only if it is the destination of the quoted
+    /// packet.
     fn apply_to_error(&self, packet: &mut [u8], l4: usize, v6: bool) {
         let Some((header, message)) = packet.split_at_mut_checked(l4) else { return };
         let Some(quote) = message.get_mut(QUOTE_AT..) else { return };
@@ -239,7 +246,7 @@ impl Translation {
         let (Some(outer), Some(inner)) = (header.get(at.clone()), quote.get(at)) else { return };
         let outer_source = if outer[..half] == inner[half..] { Some(self.source.address) } else { None };
 
-        // All of the quote that can change: its headers.
+        // The part of the quote that can change: its headers.
         let mut before = [0; MOST_QUOTED];
         let len = quote.len().min(MOST_QUOTED) & !1;
         before[..len].copy_from_slice(&quote[..len]);
@@ -255,7 +262,7 @@ impl Translation {
         let Some(field) = message.get_mut(ICMP_CHECKSUM) else { return };
         update(field, &before[..len], &after[..len], false);
         if let Some(changed) = changed.filter(|_| v6) {
-            // The pseudo header's (RFC 4443, section 2.3).
+            // The pseudo header's checksum (RFC 4443, section 2.3).
             update(field, changed.before(), changed.after(), false);
         }
     }
@@ -269,12 +276,12 @@ struct Addresses {
 }
 
 impl Addresses {
-    /// Where they are in an IP header.
+    /// Where the addresses are in an IP header, bytes.
     fn place(v6: bool) -> Range<usize> {
         if v6 { 8..40 } else { 12..20 }
     }
 
-    /// The source of a packet.
+    /// The source address of a packet.
     fn source(header: &[u8], v6: bool) -> Option<IpAddr> {
         let bytes = header.get(Addresses::place(v6))?;
         if v6 {
@@ -284,7 +291,8 @@ impl Addresses {
         }
     }
 
-    /// Changes them, and the checksum of an IPv4 header. `None`: the packet is too short, or they are of another family.
+    /// Replaces the addresses, and updates the checksum of an IPv4 header. `None`: the packet is too short, or the
+    /// addresses are of another family.
     fn replace(packet: &mut [u8], v6: bool, source: IpAddr, destination: IpAddr) -> Option<Addresses> {
         let mut new = [0; 32];
         match (v6, source, destination) {
@@ -328,14 +336,14 @@ fn is_error(packet: &[u8], protocol: u8, l4: usize, v6: bool) -> bool {
     }
 }
 
-/// The protocol of an IPv4 packet, and where its transport header begins, if it has one.
+/// The protocol of an IPv4 packet, and the offset of its transport header; later fragments have none.
 fn transport_v4(packet: &[u8]) -> Option<(u8, Option<usize>)> {
     let header = packet.first_chunk::<{ ipv4::HEADER_LEN }>()?;
     let first = u16::from_be_bytes([header[6], header[7]]) & 0x1fff == 0;
     Some((header[9], first.then_some(usize::from(header[0] & 0xf) * 4)))
 }
 
-/// The same of an IPv6 packet, which has no extension headers but that of a fragment.
+/// The same for an IPv6 packet without extension headers except a fragment header.
 fn transport_v6(packet: &[u8]) -> Option<(u8, Option<usize>)> {
     let (header, rest) = packet.split_first_chunk::<{ ipv6::HEADER_LEN }>()?;
     if header[6] != FRAGMENT {
@@ -346,7 +354,7 @@ fn transport_v6(packet: &[u8]) -> Option<(u8, Option<usize>)> {
     Some((fragment[0], first.then_some(ipv6::HEADER_LEN + FRAGMENT_LEN)))
 }
 
-/// Writes `new`, and returns what was there.
+/// Writes `new` and returns the old bytes.
 fn replace<const N: usize>(bytes: &mut [u8], new: &[u8; N]) -> [u8; N] {
     let mut old = [0; N];
     if let Some(bytes) = bytes.first_chunk_mut() {
@@ -356,7 +364,7 @@ fn replace<const N: usize>(bytes: &mut [u8], new: &[u8; N]) -> [u8; N] {
     old
 }
 
-/// Updates a checksum after words have changed. `is_udp`: zero means that there is none, so it is written as its other form.
+/// Updates a checksum for changed 16-bit words. `is_udp`: 0 would mean "no checksum", so it is written as 0xffff.
 fn update(field: &mut [u8], old: &[u8], new: &[u8], is_udp: bool) {
     let [a, b] = field else { return };
     let mut sum = u16::from_be_bytes([*a, *b]);

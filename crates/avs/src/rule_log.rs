@@ -1,8 +1,9 @@
-//! Logs of single rules: connections that a rule with a log accepts, and packets that it rejects.
+//! Rule logs: connections that a logged rule accepts, and packets that it rejects.
 //!
-//! A rule is logged where it is looked up. Packets of a flow with a flow record pass without a look-up: their connection is in the log
-//! already. Rejected packets never have flow records, and the log counts each of them. Records are bounded in number and in rate, for
-//! each port by itself; what exceeds that is counted and not logged. Without logged rules a port has no log.
+//! A rule is logged when it is looked up. Packets with a flow record pass without a lookup: their connection is
+//! already in the log. Rejected packets never have flow records, so the log counts each of them. The number and the
+//! rate of records are bounded per port; packets beyond the bounds are counted and not logged. A port without logged
+//! rules has no log.
 
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
@@ -18,25 +19,25 @@ use crate::ids::{Direction, PortId};
 use crate::session::Key;
 use crate::tables::{RuleLogSpec, RuleName};
 
-/// Flows that a port's log tells apart at a time.
+/// Maximum number of flows in a port's log at a time.
 const MOST: usize = 1024;
 
-/// What a rule did: the answer to who, when, and how often.
+/// What a rule did: to whom, when, and how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleRecord {
     /// The rule.
     pub rule: Arc<RuleName>,
-    /// The port whose guest sent the packets, or was to get them.
+    /// The port whose guest sent the packets, or was to receive them.
     pub port: PortId,
     /// The network of the port.
     pub vni: Vni,
-    /// Of the packets, seen from the guest.
+    /// Direction of the packets, as seen from the guest.
     pub direction: Direction,
     /// Whether the rule accepted them.
     pub accepted: bool,
     /// The guest's address.
     pub local: IpAddr,
-    /// The guest's port; of ICMP what stands for it, 0 for protocols without.
+    /// The guest's port; for ICMP the identifier or type, for protocols without ports 0.
     pub local_port: u16,
     /// The other end's address.
     pub remote: IpAddr,
@@ -44,24 +45,24 @@ pub struct RuleRecord {
     pub remote_port: u16,
     /// IP protocol.
     pub protocol: u8,
-    /// IP packets for which the rule was looked up since the record before: all that it rejected; of those that it accepted at least the
-    /// first one of each connection.
+    /// IP packets for which the rule was looked up since the previous record. For a rejecting rule these are all
+    /// rejected packets; for an accepting rule at least the first one of each connection.
     pub packets: u64,
     /// Their bytes, headers included.
     pub bytes: u64,
-    /// The first of them, ns of the switch's time.
+    /// Time of the first packet, ns of the switch's time.
     pub start_ns: u64,
-    /// The last of them, ns of the switch's time.
+    /// Time of the last packet, ns of the switch's time.
     pub end_ns: u64,
 }
 
-/// Counters of the logs of rules.
+/// Counters of the rule logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuleLogCounters {
-    /// Records that were made.
+    /// Records created.
     pub created_records: u64,
-    /// Packets that a logged rule accepted or rejected, and that are in no record: the port had no room for another flow, or made
-    /// records too fast.
+    /// Packets that a logged rule accepted or rejected, but that are in no record: the port had no room for another
+    /// flow, or exceeded its rate of records.
     pub suppressed_packets: u64,
 }
 
@@ -80,16 +81,16 @@ impl RuleLogCounters {
     }
 }
 
-/// What a logged rule did with a packet.
+/// The decision of a logged rule about a packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ruling<'a> {
     pub(crate) rule: &'a Arc<RuleName>,
     pub(crate) accepted: bool,
-    /// Whether the packet begins a connection, so that there is a record of it in any case.
+    /// Whether the packet begins a connection, which always gets a record.
     pub(crate) begins: bool,
 }
 
-/// What is told by one record.
+/// The key of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Name {
     key: Key,
@@ -100,7 +101,7 @@ struct Name {
 
 impl Hash for Name {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // Few rules are about the same packets.
+        // The rest is not hashed: few rules match the same packets.
         (self.key, self.direction).hash(state);
     }
 }
@@ -111,7 +112,7 @@ struct Entry {
     bytes: u64,
     start_ns: u64,
     end_ns: u64,
-    /// When there was a record last; `None`: there is to be one now.
+    /// Time of the last record; `None`: a record is due now.
     told_ns: Option<u64>,
 }
 
@@ -125,7 +126,7 @@ pub(crate) struct RuleLog {
 }
 
 impl RuleLog {
-    /// `seed`: of the hash, secret, since names come from tenants.
+    /// `seed`: secret seed of the hash, because tenants choose the keys.
     pub(crate) fn new(spec: RuleLogSpec, seed: u64) -> Self {
         let rate = u64::from(spec.records_per_s);
         RuleLog {
@@ -136,7 +137,7 @@ impl RuleLog {
         }
     }
 
-    /// Other bounds apply from now on.
+    /// Changes the bounds.
     pub(crate) fn set_spec(&mut self, spec: RuleLogSpec, now_ns: u64) {
         let rate = u64::from(spec.records_per_s);
         self.interval_ns = spec.interval_ns;
@@ -145,7 +146,7 @@ impl RuleLog {
         }
     }
 
-    /// A logged rule was looked up for a packet from or to the guest of a port.
+    /// Called when a logged rule was looked up for a packet from or to the guest of a port.
     #[cold]
     #[inline(never)]
     pub(crate) fn note(&mut self, at: (PortId, Direction), frame: Frame<'_>, ruling: Ruling<'_>, now_ns: u64) {
@@ -171,11 +172,12 @@ impl RuleLog {
         }
     }
 
-    /// Adds the records that are due, and forgets flows of which nothing was heard for an interval. `all`: whatever is left is due.
+    /// Adds the records that are due, and forgets flows that have been idle for an interval. `all`: all remaining
+    /// records are due.
     pub(crate) fn take(&mut self, vni: Vni, all: bool, now_ns: u64, out: &mut Vec<RuleRecord>) {
         let RuleLog { interval_ns, flows, counters, .. } = self;
         flows.retain(|name, entry| {
-            // Of what an ACL accepts, the first packet stands for the others.
+            // Of a flow that an ACL accepts, only the first packet is logged.
             let again = !name.accepted || all;
             let due = entry.told_ns.is_none_or(|told| again && (all || now_ns.saturating_sub(told) >= *interval_ns));
             if due && entry.packets > 0 {

@@ -1,4 +1,5 @@
-//! What the switch would do with a packet, stage by stage, without doing it: the same pipeline, with every judgement noted.
+//! Traces: what the switch would do with a packet, stage by stage, without doing it. The same pipeline runs and
+//! records each decision.
 
 use std::net::IpAddr;
 
@@ -25,123 +26,125 @@ use crate::tables::GATEWAY_MAC;
 use crate::verdict::Verdict;
 use crate::vpc::VpcIndex;
 
-/// What would become of a frame from a guest.
+/// The trace of a frame from a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestTrace {
-    /// Whether the guest may say this at all.
+    /// Whether the guest may send this frame at all.
     pub admitted: Result<(), DropReason>,
-    /// The vNIC to which it goes, if one was found.
+    /// The vNIC that the frame goes to, if there is one.
     pub hop: Option<Hop>,
-    /// Who was asked whether it may pass, in that order.
+    /// The checks whether it may pass, in order.
     pub checks: Vec<Check>,
     /// What [`Switch::from_guest`] would return.
     pub verdict: Verdict,
 }
 
-/// What would become of a frame from a peer.
+/// The trace of a frame from a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnderlayTrace {
-    /// The port that it is for, if one was found.
+    /// The port that the frame goes to, if there is one.
     pub port: Option<PortId>,
-    /// Who was asked whether it may pass, in that order.
+    /// The checks whether it may pass, in order.
     pub checks: Vec<Check>,
     /// What [`Switch::from_underlay`] would return.
     pub verdict: Verdict,
 }
 
-/// What would become of a frame that another worker of this host hands over.
+/// The trace of a frame that another worker of this host hands over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerTrace {
-    /// Who was asked whether it may pass, in that order.
+    /// The checks whether it may pass, in order.
     pub checks: Vec<Check>,
     /// What [`Switch::from_worker`] would return.
     pub verdict: Verdict,
 }
 
-/// Where a packet goes next.
+/// The next hop of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// By its address, through the gateway; otherwise by its MAC address.
+    /// Whether it is routed by the gateway; otherwise it is switched by its MAC address.
     pub routed: bool,
     /// The vNIC.
     pub mac: Mac,
-    /// The host of that vNIC; `None`: this one.
+    /// The host of that vNIC; `None`: this host.
     pub peer: Option<PeerId>,
     /// The network of that vNIC.
     pub vni: Vni,
-    /// Path MTU: the largest IP packet that gets there, bytes.
+    /// Path MTU: the largest IP packet that the path carries, bytes.
     pub mtu: u16,
 }
 
-/// One question whether a packet may pass, and the answer.
+/// A check whether a packet may pass, and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// For whom it was asked.
+    /// The port that it was made for.
     pub port: PortId,
-    /// Seen from that port's guest.
+    /// Direction as seen from that port's guest.
     pub direction: Direction,
-    /// Who decided, and how.
+    /// What decided, and how.
     pub by: By,
-    /// Whether it passed, or why not.
+    /// Whether the packet passed, or why not.
     pub result: Result<(), DropReason>,
-    /// Whether the rule that decided logs that.
+    /// Whether the deciding rule is logged.
     pub logged: bool,
 }
 
-/// Who decided whether a packet may pass.
+/// What decided whether a packet may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// The network's ACL: the rule at that place among those of the direction; `None`: no rule, so it passes.
+    /// The network's ACL: index of the rule among those of the direction; `None`: no rule matched, so the packet
+    /// passes.
     Acl(Option<usize>),
-    /// What is known of the packet of which this is a fragment.
+    /// The record of the packet that this fragment belongs to.
     Fragments,
-    /// Security groups say nothing about such packets.
+    /// Security groups do not apply to such packets.
     NoGroup,
     /// Security groups, for an ICMP error about another packet.
     Error {
-        /// There is a session of the packet that it is about; then it passes.
+        /// Whether the quoted packet has a session. If so, the error passes.
         known: bool,
-        /// What rules say, if there is none.
+        /// The decision of the rules if it has none.
         permission: Permission,
     },
-    /// A session, which lets it pass.
+    /// An existing session, which lets the packet pass.
     Session {
-        /// How far it has come.
+        /// The session's state.
         state: &'static str,
-        /// Whose packet was the first.
+        /// Direction of its first packet.
         origin: Direction,
         /// Seconds since its last packet.
         idle_s: u32,
     },
     /// A load balancer.
     LoadBalancer {
-        /// Which.
+        /// The load balancer.
         id: LoadBalancerId,
         /// Address and port of the backend.
         backend: (IpAddr, u16),
-        /// Whether the packet begins the connection.
+        /// Whether the packet begins a connection.
         is_new: bool,
     },
-    /// NAT, with the address that is the guest's alone outside.
+    /// NAT with this floating address of the guest.
     Floating(IpAddr),
-    /// NAT.
+    /// NAT with a shared address.
     Nat {
-        /// Address and port that the guest has outside.
+        /// The guest's outside address and port.
         outside: (IpAddr, u16),
-        /// Whether the packet begins the conversation.
+        /// Whether the packet begins a conversation.
         is_new: bool,
     },
-    /// Security groups: there is no session, and one would begin.
+    /// Security groups: there is no session, and the packet would begin one.
     Groups {
-        /// State of one of the same name that would end, and whether because the rules allow it no longer.
+        /// State of a session with the same key that would end, and whether it ends because the rules no longer allow
+        /// it.
         ends: Option<(&'static str, bool)>,
-        /// What the rules say.
+        /// The decision of the rules.
         permission: Permission,
     },
 }
 
 impl Switch {
-    /// What [`from_guest`](Self::from_guest) would do, of the same arguments, and why. Nothing changes.
+    /// Traces [`from_guest`](Self::from_guest) with the same arguments. Nothing changes.
     pub fn trace_from_guest(
         &self,
         port: PortId,
@@ -167,7 +170,7 @@ impl Switch {
         GuestTrace { admitted, hop, checks: looking.checks, verdict }
     }
 
-    /// What [`from_underlay`](Self::from_underlay) would do, of the same arguments, and why. Nothing changes.
+    /// Traces [`from_underlay`](Self::from_underlay) with the same arguments. Nothing changes.
     pub fn trace_from_underlay(&self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> UnderlayTrace {
         let frame = Frame::whole(frame_head, parsed);
         let mut looking = Looking::at(self);
@@ -178,7 +181,7 @@ impl Switch {
         UnderlayTrace { port, checks: looking.checks, verdict }
     }
 
-    /// What [`from_worker`](Self::from_worker) would do, of the same arguments, and why. Nothing changes.
+    /// Traces [`from_worker`](Self::from_worker) with the same arguments. Nothing changes.
     pub fn trace_from_worker(&self, from: PortId, port: PortId, frame_head: &[u8], parsed: &Parsed) -> WorkerTrace {
         let mut looking = Looking::at(self);
         let frame = Frame::whole(frame_head, parsed);
@@ -186,14 +189,14 @@ impl Switch {
         WorkerTrace { checks: looking.checks, verdict }
     }
 
-    /// The MAC address that a guest in a network is told when it asks who has an address.
+    /// The MAC address in the switch's reply when a guest of a network resolves an address.
     pub fn resolve(&self, vni: Vni, address: IpAddr) -> Option<Mac> {
         self.index.vpc(vni)?.resolve(address)
     }
 }
 
 impl Index {
-    /// Where a packet from a port goes next, if it goes anywhere.
+    /// The next hop of a packet from a port, if there is one.
     fn hop(&self, port: PortId, parsed: &Parsed) -> Option<Hop> {
         let (_, vpc) = self.port(port)?;
         let (NextHop { mac, path }, of) = self.next(vpc, parsed)?;
@@ -204,7 +207,7 @@ impl Index {
         Some(Hop { routed: self.is_routed(vpc, parsed), mac, peer, vni: of.vni, mtu: path.mtu })
     }
 
-    /// Where the vNIC is to which a packet from a port goes next.
+    /// The location of the vNIC that a packet from a port goes to next.
     pub(crate) fn location(&self, port: PortId, parsed: &Parsed) -> Option<Location> {
         let (_, vpc) = self.port(port)?;
         self.next(vpc, parsed).map(|(hop, _)| hop.path.location)
@@ -223,7 +226,7 @@ impl Index {
     }
 }
 
-/// Notes what would be done.
+/// Records what would be done.
 struct Looking<'a> {
     switch: &'a Switch,
     planned: Planned,
@@ -332,7 +335,7 @@ impl Effects for Looking<'_> {
 
     fn too_large(&mut self, port: PortId, frame: TooLarge<'_>, answer: &mut Vec<u8>) -> Remedy {
         let Some(state) = self.switch.ports.get(port.place()) else { return Remedy::None };
-        // A token that is taken from a copy is still there.
+        // Tokens are taken from a clone, so none is used up.
         path_mtu::remedy(frame, &mut state.errors.clone(), self.switch.now_ns, answer)
     }
 }

@@ -1,4 +1,4 @@
-//! What the switch says about a frame, in either direction: one type, which the caches hold too.
+//! The switch's decision about a frame, in either direction. It is one type, which the caches also store.
 
 use bifrost_wire::{Mac, Vni};
 
@@ -7,14 +7,15 @@ use crate::ids::{PeerId, PortId, WorkerId};
 use crate::rewrite::Rewrite;
 use crate::tables::Ordering;
 
-/// What is to happen with a frame.
+/// The decision about a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Where it goes.
     pub action: Action,
-    /// To be applied to every frame that leaves or is delivered: the frame itself, its segments, or its fragments.
+    /// Header changes, to be applied to every frame that leaves or is delivered: the frame itself, its segments, or
+    /// its fragments.
     pub rewrite: Option<Rewrite>,
-    /// The largest IP packet that gets there, bytes, if the frame's is larger and is to be fragmented
+    /// The path MTU, bytes, if the frame is larger and must be fragmented
     /// ([`Segments::plan_within`](bifrost_nic::Segments)).
     pub fragment_to: Option<u16>,
 }
@@ -30,47 +31,47 @@ pub enum Action {
         peer: PeerId,
         /// The sending vNIC.
         local: Mac,
-        /// The receiving vNIC: with `vni` and `local` this names the transport's connection.
+        /// The receiving vNIC. Together, `vni`, `local` and `remote` identify the transport's connection.
         remote: Mac,
-        /// Whether the transport carries it, or plain VXLAN.
+        /// Whether the reliable transport carries it; otherwise plain VXLAN does.
         reliable: bool,
-        /// In which order the receiver shows it; the network's policy.
+        /// The network's policy for the order in which the receiver delivers packets.
         ordering: Ordering,
     },
     /// To a port of this host.
     Deliver {
         /// The port.
         port: PortId,
-        /// The other worker of this host that serves the port. It decides whether the frame may come in
-        /// ([`Switch::from_worker`](crate::Switch::from_worker)). `None`: that is decided.
+        /// The other worker of this host that must handle the frame: it applies the receiver's rules
+        /// ([`Switch::from_worker`](crate::Switch::from_worker)). `None`: the rules have been applied.
         worker: Option<WorkerId>,
     },
-    /// Nowhere: [`Switch::answer`](crate::Switch::answer) goes back to the guest or the peer that sent the frame.
+    /// The frame ends here; [`Switch::answer`](crate::Switch::answer) goes back to the guest or peer that sent it.
     Answer {
         /// The sender's network.
         vni: Vni,
     },
-    /// A copy of the frame goes to each vNIC of [`Switch::copies`](crate::Switch::copies), as if the guest had sent it
-    /// there; the frame itself goes nowhere.
+    /// A copy of the frame goes to each vNIC of [`Switch::copies`](crate::Switch::copies), as if the guest had sent
+    /// it there. The frame itself is dropped.
     Copy,
     /// To the daemon of this host, for the service at the frame's destination ([`METADATA`](crate::METADATA)).
     Host,
-    /// Nowhere.
+    /// The frame is dropped.
     Drop(DropReason),
 }
 
 impl Verdict {
-    /// The frame goes no further.
+    /// A verdict to drop the frame.
     pub const fn drop(reason: DropReason) -> Self {
         Verdict::unchanged(Action::Drop(reason))
     }
 
-    /// The frame stays as it is.
+    /// A verdict without header changes.
     pub const fn unchanged(action: Action) -> Self {
         Verdict { action, rewrite: None, fragment_to: None }
     }
 
-    /// Why the frame is dropped, if it is.
+    /// The drop reason, if the frame is dropped.
     pub const fn drop_reason(&self) -> Option<DropReason> {
         match self.action {
             Action::Drop(reason) => Some(reason),
@@ -78,7 +79,7 @@ impl Verdict {
         }
     }
 
-    /// Whether the frame goes on, to another host or to a port of this one.
+    /// Whether the frame goes on to another host or to a port of this host.
     pub const fn passes(&self) -> bool {
         matches!(self.action, Action::Forward { .. } | Action::Deliver { .. })
     }

@@ -1,26 +1,27 @@
-//! DNS messages (RFC 1035, section 4): one question in, and what answers it out.
+//! DNS messages (RFC 1035, section 4): parsing of queries with one question, and building of responses.
 //!
-//! Written here, as a name server needs little of it: questions have one name, which is not compressed, and types that nobody knows have
-//! to be answered, too (RFC 3597). Nothing is followed, so that a message is read in one pass.
+//! This is our own code, because a name server needs only a small part of DNS: the question has one uncompressed
+//! name, and unknown types must be answered too (RFC 3597). Compression pointers are not followed, so a message is
+//! read in one pass.
 
 use std::net::IpAddr;
 
-/// Bytes of a message's header.
+/// Length of a message header, bytes.
 const HEADER: usize = 12;
-/// Longest name and longest label, bytes (RFC 1035, section 2.3.4).
+/// Maximum lengths of a name and of a label, bytes (RFC 1035, section 2.3.4).
 pub(super) const LONGEST_NAME: usize = 255;
 pub(super) const LONGEST_LABEL: usize = 63;
-/// What every client accepts, and the most that crosses every link with IPv6, bytes of a message (RFC 1035, section 4.2.1; RFC 8200,
-/// section 5).
+/// Message size that every client accepts, and maximum size that crosses every IPv6 link, bytes (RFC 1035,
+/// section 4.2.1; RFC 8200, section 5).
 pub(super) const LEAST_LIMIT: usize = 512;
 pub(super) const MOST_LIMIT: usize = 1232;
-/// How long an answer, and that there is none, may be kept, s.
+/// TTL of answers and of negative answers, s.
 const TTL: u32 = 60;
 const CLASS_IN: u16 = 1;
 /// A pointer to the name of the question (RFC 1035, section 4.1.4).
 const QUESTION_NAME: u16 = 0xc000 | HEADER as u16;
 
-/// Types of records.
+/// Record types.
 pub(super) mod kind {
     pub(crate) const A: u16 = 1;
     pub(crate) const SOA: u16 = 6;
@@ -30,7 +31,7 @@ pub(super) mod kind {
     pub(crate) const ANY: u16 = 255;
 }
 
-/// How a question is answered (RFC 1035, section 4.1.1; RFC 6891, section 9).
+/// Response codes (RFC 1035, section 4.1.1; RFC 6891, section 9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
     NoError = 0,
@@ -41,35 +42,35 @@ pub(super) enum Code {
     BadVersion = 16,
 }
 
-/// A question.
+/// A parsed query.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Query<'a> {
     header: [u8; 4],
-    /// Name, type and class, as they came.
+    /// Name, type and class as received.
     question: &'a [u8],
     /// The name, in lower case.
     pub(super) name: Vec<u8>,
     pub(super) kind: u16,
-    /// Whether it is about the Internet, or about any class.
+    /// Whether the class is IN or ANY.
     pub(super) is_internet: bool,
-    /// Its size of messages and version, if there is an OPT record (RFC 6891, section 6.1).
+    /// Its UDP payload size and EDNS version, if there is an OPT record (RFC 6891, section 6.1).
     edns: Option<(u16, u8)>,
 }
 
-/// Why a message is no question that can be answered.
+/// Why a message cannot be answered normally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unreadable {
-    /// It is no question at all.
+    /// It is not a query; it gets no response.
     NoQuestion,
-    /// Its sender is told: first four bytes of its header, and how.
+    /// It gets an error response: the first four bytes of its header, and the code.
     Told([u8; 4], Code),
 }
 
-/// A record in an answer. It is about the name of the question.
+/// A record of the answer section. Its owner is the name of the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Record<'a> {
     Address(IpAddr),
-    /// A name.
+    /// A name in wire format.
     Pointer(&'a [u8]),
 }
 
@@ -84,11 +85,11 @@ impl Record<'_> {
 }
 
 impl<'a> Query<'a> {
-    /// Reads a message.
+    /// Parses a message.
     pub(super) fn parse(message: &'a [u8]) -> Result<Self, Unreadable> {
         let header = message.first_chunk::<HEADER>().ok_or(Unreadable::NoQuestion)?;
         let begin = [header[0], header[1], header[2], header[3]];
-        // An answer is never answered, so that two servers do not answer each other endlessly.
+        // A response is never answered, so that two servers do not answer each other endlessly.
         if header[2] & 0x80 != 0 {
             return Err(Unreadable::NoQuestion);
         }
@@ -110,13 +111,14 @@ impl<'a> Query<'a> {
         Ok(Query { header: begin, question, name, kind, is_internet, edns })
     }
 
-    /// Whether the question is of a version of EDNS that is known.
+    /// Whether the EDNS version of the query is supported.
     pub(super) fn is_known_version(&self) -> bool {
         self.edns.is_none_or(|(_, version)| version == 0)
     }
 
-    /// The message that answers it, of at most `limit` bytes, or of 512 if the asker takes no more. `zone`: bytes of the question's name that
-    /// name the zone; then there is a record of the zone if there is no other (RFC 2308, section 3).
+    /// Builds the response, of at most `limit` bytes, or of the size that the query accepts if that is smaller (at
+    /// least 512). `zone`: length of the part of the question's name that is the zone's name; a response without
+    /// records then gets the zone's SOA record (RFC 2308, section 3).
     pub(super) fn answer(&self, code: Code, records: &[Record<'_>], zone: Option<usize>, limit: usize) -> Vec<u8> {
         let asked = self.edns.map_or(LEAST_LIMIT, |(size, _)| usize::from(size).max(LEAST_LIMIT));
         let opt = if self.edns.is_some() { 11 } else { 0 };
@@ -129,7 +131,7 @@ impl<'a> Query<'a> {
             push(&mut out, record);
             if out.len() > limit {
                 out.truncate(before);
-                // What fits is there, and that something is missing is said.
+                // The records that fit are included, and TC is set.
                 out[2] |= 2;
                 break;
             }
@@ -138,7 +140,7 @@ impl<'a> Query<'a> {
         out[5] = 1;
         out[6..8].copy_from_slice(&count.to_be_bytes());
         if let Some(zone) = zone {
-            // Authoritative.
+            // AA: authoritative.
             out[2] |= 4;
             if records.is_empty() {
                 push_zone(&mut out, HEADER + self.name.len() - zone);
@@ -156,15 +158,15 @@ impl<'a> Query<'a> {
     }
 }
 
-/// The message that says no more than how a question was wrong.
+/// A response that contains only an error code.
 pub(super) fn error(begin: [u8; 4], code: Code) -> Vec<u8> {
     header(begin, code)
 }
 
-/// A header without records, of an answer to a question whose header begins so.
+/// The header of a response without records, from the first four bytes of the query's header.
 fn header([a, b, flags, _]: [u8; 4], code: Code) -> Vec<u8> {
     let mut out = Vec::with_capacity(MOST_LIMIT);
-    // An answer; kind of question and "recursion desired" are copied.
+    // QR is set; opcode and RD are copied.
     out.extend([a, b, 0x80 | flags & 0x79, code as u8 & 15]);
     out.resize(HEADER, 0);
     out
@@ -184,7 +186,8 @@ fn push(out: &mut Vec<u8>, record: &Record<'_>) {
     out.extend_from_slice(data);
 }
 
-/// The record of a zone, whose name is at `at` in the message: it says how long there is nothing.
+/// Appends the SOA record of a zone, whose name is at offset `at` of the message. It determines how long a negative
+/// answer may be cached.
 fn push_zone(out: &mut Vec<u8>, at: usize) {
     const MAILBOX: &[u8] = b"\x0ahostmaster";
     let pointer = 0xc000 | at as u16;
@@ -196,11 +199,11 @@ fn push_zone(out: &mut Vec<u8>, at: usize) {
     put16(out, pointer);
     out.extend_from_slice(MAILBOX);
     put16(out, pointer);
-    // Serial number, refresh, retry, expire, and how long a name may be taken not to exist.
+    // Serial, refresh, retry, expire, and TTL of negative answers.
     [1, 3600, 600, 86_400, TTL].iter().for_each(|number: &u32| out.extend(number.to_be_bytes()));
 }
 
-/// A name that is not compressed, in lower case.
+/// Parses an uncompressed name, in lower case.
 fn name(rest: &mut &[u8]) -> Option<Vec<u8>> {
     let mut name = Vec::with_capacity(64);
     loop {
@@ -218,12 +221,13 @@ fn name(rest: &mut &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// The OPT record among `count` additional ones; `Some(None)`: there is none. Others, such as signatures, mean nothing here.
+/// The OPT record among `count` additional records; `Some(None)`: there is none. Others, such as signatures, are
+/// ignored.
 #[allow(clippy::option_option)]
 fn edns(mut rest: &[u8], count: u16) -> Option<Option<(u16, u8)>> {
     let mut found = None;
     for _ in 0..count {
-        // Those have at least eleven bytes each, so that a count says little.
+        // A record has at least eleven bytes, so the message's length bounds the loop, whatever the count says.
         let is_root = rest.first() == Some(&0);
         skip_name(&mut rest)?;
         let (kind, class) = (take16(&mut rest)?, take16(&mut rest)?);

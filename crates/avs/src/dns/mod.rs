@@ -1,8 +1,8 @@
-//! DNS for the guests of this host: names of the guests of a network, asked at its gateway.
+//! DNS for the guests of this host: the gateway resolves names of a network's guests.
 //!
-//! The configuration has all names, so nothing is remembered, and no question leaves the host: what is in the domain is answered with
-//! authority, and everything else refused, for there is no server to ask. Answers are those of any name server (RFC 1035, RFC 2308),
-//! with EDNS (RFC 6891).
+//! The configuration contains all names, so there is no state, and no query leaves the host. Queries in the domain
+//! get authoritative answers; all others are refused, because there is no server to ask. Responses follow RFC 1035
+//! and RFC 2308, with EDNS (RFC 6891).
 
 mod message;
 
@@ -15,21 +15,21 @@ use self::message::{Code, LEAST_LIMIT, LONGEST_LABEL, LONGEST_NAME, MOST_LIMIT, 
 use crate::drop_reason::DropReason;
 use crate::tables::Zone;
 
-/// UDP port of name servers. A switch that answers must be given the whole of a packet that goes there.
+/// UDP port of name servers. The switch must be given the complete packet to this port.
 pub const SERVER_PORT: u16 = 53;
 
-/// The names of a network, in the form in which they are asked.
+/// The names of a network, in wire format.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     domain: Vec<u8>,
-    /// By name, with the domain. Those without addresses are parts of others.
+    /// By full name, including the domain. Names without addresses are ancestors of other names.
     addresses: HashMap<Vec<u8>, Vec<IpAddr>>,
     names: HashMap<IpAddr, Vec<u8>>,
     subnets: Vec<IpNet>,
 }
 
 impl Names {
-    /// Of names that can be none, those that can be are taken.
+    /// Builds the table. Invalid names are skipped.
     pub(crate) fn new(zone: &Zone) -> Self {
         let domain = wire(&zone.domain).unwrap_or_else(|| vec![0]);
         let mut names = Names {
@@ -40,7 +40,7 @@ impl Names {
         };
         for (name, address) in &zone.names {
             let Some(name) = wire(&format!("{name}.{}", zone.domain)) else { continue };
-            // "a.b" of a domain means that there is "b".
+            // The name "a.b" in a domain implies that "b" exists.
             let mut part = &name[..];
             while part.len() > names.domain.len() {
                 let of = names.addresses.entry(part.to_vec()).or_default();
@@ -54,7 +54,7 @@ impl Names {
         names
     }
 
-    /// Whether a name is the domain or in it.
+    /// Whether a name is the domain or inside it.
     fn is_inside(&self, name: &[u8]) -> bool {
         let mut part = name;
         while part.len() > self.domain.len() {
@@ -78,11 +78,11 @@ impl Names {
     }
 }
 
-/// Answers a guest. `message`: the UDP payload that it has sent to its gateway; `limit`: most bytes that get to it, of which 512 do in
-/// any case.
+/// Answers a guest's query. `message`: the UDP payload that the guest sent to its gateway; `limit`: maximum size of
+/// the response, bytes (at least 512 are always allowed).
 ///
 /// # Errors
-/// [`DropReason::DnsMalformed`]: it is no question.
+/// [`DropReason::DnsMalformed`]: it is not a query.
 pub(crate) fn answer(names: &Names, message: &[u8], limit: usize) -> Result<Vec<u8>, DropReason> {
     let limit = limit.clamp(LEAST_LIMIT, MOST_LIMIT);
     let query = match Query::parse(message) {

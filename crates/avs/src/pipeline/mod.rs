@@ -1,8 +1,8 @@
-//! The pipeline: what is asked about a packet, and in which order.
+//! The pipeline: the stages that decide about a packet, and their order.
 //!
-//! A stage is a file with a function for each direction that it takes part in, and a line in [`outbound`] or [`inbound`]. It reads and
-//! changes the packet's state, [`Outbound`] or [`Inbound`], and may end the pipeline ([`Stop`]). They are
-//! generic over [`Effects`]: the same code decides about packets, and tells what it would decide.
+//! A stage is a file with a function for each direction that it takes part in, and a line in [`outbound`] or
+//! [`inbound`]. It reads and changes the packet's state, [`Outbound`] or [`Inbound`], and may end the pipeline
+//! ([`Stop`]). Stages are generic over [`Effects`]: the same code decides about packets and traces the decisions.
 
 mod admit;
 mod dhcp;
@@ -28,7 +28,7 @@ use crate::index::{Index, PortIndex};
 use crate::verdict::{Action, Verdict};
 use crate::vpc::VpcIndex;
 
-/// What a guest sends.
+/// Stages for packets from a guest.
 #[inline(always)]
 fn outbound_stages(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     if effects.has_services()
@@ -46,10 +46,10 @@ fn outbound_stages(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Res
     mtu::outbound(packet, packet.frame, effects)
 }
 
-/// What comes through an uplink.
+/// Stages for packets from an uplink.
 #[inline(never)]
 fn arrival_stages(packet: &mut Outbound<'_>, uplink: UplinkId, effects: &mut impl Effects) -> Result<(), Stop> {
-    // Its sender is told about what it has sent.
+    // ICMP errors quote the packet as it was sent.
     let came = packet.frame;
     nat::arrive(packet, uplink, effects)?;
     filter::outbound(packet, effects)?;
@@ -57,7 +57,7 @@ fn arrival_stages(packet: &mut Outbound<'_>, uplink: UplinkId, effects: &mut imp
     mtu::outbound(packet, came, effects)
 }
 
-/// What a peer sends.
+/// Stages for packets from a peer.
 #[inline(always)]
 fn inbound_stages(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     admit::inbound(packet)?;
@@ -69,55 +69,55 @@ fn inbound_stages(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> Resul
     mtu::inbound(packet, effects)
 }
 
-/// A packet of a guest passing through the stages.
+/// State of a packet from a guest in the pipeline.
 pub(crate) struct Outbound<'a> {
     pub(crate) index: &'a Index,
-    /// The port that it comes from.
+    /// The port that the packet comes from.
     pub(crate) port: &'a PortIndex,
     /// The network of that port.
     pub(crate) vpc: &'a VpcIndex,
     pub(crate) frame: Frame<'a>,
-    /// Receives the frame that the switch answers with.
+    /// Receives the switch's reply.
     pub(crate) answer: &'a mut Vec<u8>,
-    /// Room for `service`.
+    /// Storage for `service`.
     pub(crate) room: &'a OnceCell<Translated>,
-    /// What a load balancer, or NAT at an uplink, does with the packet.
+    /// The translation by a load balancer, or by NAT at an uplink.
     pub(crate) service: Option<&'a Translated>,
-    /// It is a valid message of ARP or neighbor discovery.
+    /// Whether the packet is a valid ARP or neighbor discovery message.
     pub(crate) is_resolution: bool,
-    /// The path MTU, bytes, once it is routed.
+    /// The path MTU, bytes; set by the routing stage.
     pub(crate) mtu: u16,
-    /// What the stages so far have decided.
+    /// The decision so far.
     pub(crate) verdict: &'a mut Verdict,
 }
 
-/// A packet of a peer passing through the stages.
+/// State of a packet from a peer in the pipeline.
 pub(crate) struct Inbound<'a> {
     pub(crate) index: &'a Index,
-    /// The network in which it comes.
+    /// The network in which it arrives.
     pub(crate) vpc: &'a VpcIndex,
     pub(crate) peer: PeerId,
     pub(crate) frame: Frame<'a>,
-    /// Receives the frame that the switch answers with.
+    /// Receives the switch's reply.
     pub(crate) answer: &'a mut Vec<u8>,
-    /// The port that it is for, once it is known.
+    /// The destination port, once it is known.
     pub(crate) port: Option<PortId>,
-    /// That port and its network, once it is routed.
+    /// That port and its network; set by the routing stage.
     pub(crate) to: Option<(&'a PortIndex, &'a VpcIndex)>,
-    /// What the stages so far have decided.
+    /// The decision so far.
     pub(crate) verdict: &'a mut Verdict,
 }
 
-/// The end of the pipeline before its last stage.
+/// The pipeline ends before its last stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// The frame is dropped.
     Drop(DropReason),
-    /// The frame is dropped, and the switch answers.
+    /// The frame ends here, and the switch replies.
     Answer,
-    /// The frame is dropped, and copies of it go to vNICs.
+    /// The frame ends here, and copies of it go to other vNICs.
     Copy,
-    /// The frame goes to the daemon.
+    /// The frame goes to this host's daemon.
     Host,
 }
 
@@ -128,14 +128,14 @@ impl From<DropReason> for Stop {
     }
 }
 
-/// What a decision is written to.
+/// Where a decision is written.
 pub(crate) struct Output<'a> {
     pub(crate) verdict: &'a mut Verdict,
-    /// The frame that the switch answers with.
+    /// Receives the switch's reply.
     pub(crate) answer: &'a mut Vec<u8>,
 }
 
-/// Decides about a frame of a guest. Returns the path MTU of what passes, bytes.
+/// Decides about a frame from a guest. Returns the path MTU of a frame that passes, bytes; otherwise 0.
 #[inline(always)]
 pub(crate) fn outbound(
     index: &Index,
@@ -161,7 +161,8 @@ pub(crate) fn outbound(
     0
 }
 
-/// Decides about a frame of a peer, in a network that is here or not; `Some`: the port that it is for.
+/// Decides about a frame from a peer. `vpc`: its network, if this host has it. Returns the destination port, if it is
+/// known.
 #[inline(always)]
 pub(crate) fn inbound(
     index: &Index,
@@ -177,15 +178,15 @@ pub(crate) fn inbound(
     };
     let mut packet = Inbound { index, vpc, peer, frame, answer, port: None, to: None, verdict };
     match inbound_stages(&mut packet, effects) {
-        // Copies are made of what guests of this host send, and services are for them.
+        // Only frames from guests of this host are copied or passed to services.
         Ok(()) | Err(Stop::Answer | Stop::Copy | Stop::Host) => {}
         Err(Stop::Drop(reason)) => *packet.verdict = Verdict::drop(reason),
     }
     packet.port
 }
 
-/// Decides about a frame of the guest behind `from` that another worker of this host hands over: the part of [`outbound`] that is the
-/// receiver's.
+/// Decides about a frame from the guest behind `from` that another worker of this host hands over: the receiver's
+/// part of [`outbound`].
 #[inline(always)]
 pub(crate) fn handed_over(
     index: &Index,
@@ -201,7 +202,7 @@ pub(crate) fn handed_over(
     }
 }
 
-/// The first stage of [`outbound`] alone: whether a guest may send a frame at all.
+/// Runs only the first stage of [`outbound`]: whether a guest may send a frame at all.
 pub(crate) fn admits(index: &Index, port: PortId, frame: Frame<'_>) -> Result<(), DropReason> {
     let (port, vpc) = index.port(port).ok_or(DropReason::UnknownPort)?;
     let (verdict, answer) = (&mut Verdict::drop(DropReason::NoRoute), &mut Vec::new());
@@ -210,7 +211,7 @@ pub(crate) fn admits(index: &Index, port: PortId, frame: Frame<'_>) -> Result<()
     admit::outbound(&Outbound { index, port, vpc, frame, answer, room, service, is_resolution, mtu, verdict })
 }
 
-/// The first stage of [`inbound`] alone: whether a peer may send a frame at all.
+/// Runs only the first stage of [`inbound`]: whether a peer may send a frame at all.
 pub(crate) fn admits_from_peer(index: &Index, vpc: &VpcIndex, peer: PeerId, frame: Frame<'_>) -> bool {
     let (verdict, answer) = (&mut Verdict::drop(DropReason::NoRoute), &mut Vec::new());
     admit::inbound(&Inbound { index, vpc, peer, frame, answer, port: None, to: None, verdict }).is_ok()

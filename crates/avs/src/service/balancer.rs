@@ -34,7 +34,7 @@ impl Default for Balancers {
 
 impl Balancers {
     /// # Errors
-    /// Another one listens at the same place.
+    /// Another load balancer has the same protocol, address and port.
     pub(crate) fn add(&mut self, id: LoadBalancerId, balancer: &LoadBalancer) -> Result<(), BuildError> {
         let (address, port) = (balancer.address, balancer.port);
         let key = (balancer.protocol.number(), address, port);
@@ -45,18 +45,18 @@ impl Balancers {
         }
     }
 
-    /// Whether an address is one of a load balancer.
+    /// Whether an address belongs to a load balancer.
     #[inline(always)]
     pub(crate) fn has_address(&self, address: IpAddr) -> bool {
         self.addresses.contains_key(&address)
     }
 
-    /// Every address of a load balancer.
+    /// The addresses of all load balancers, without duplicates.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.keys().copied()
     }
 
-    /// Which load balancer a packet of TCP or UDP is for.
+    /// The load balancer that a TCP or UDP packet is sent to.
     pub(crate) fn of(&self, parsed: &Parsed) -> Option<&Balancer> {
         self.all.get(&(parsed.protocol, parsed.dst_ip, parsed.dst_port))
     }
@@ -71,7 +71,7 @@ impl Balancer {
         Balancer { id, maglev, backends, affinity: balancer.affinity }
     }
 
-    /// The backend of a connection that begins with this packet; `None`: none takes any.
+    /// The backend for the connection that this packet begins; `None`: no backend takes new connections.
     pub(crate) fn choose(&self, parsed: &Parsed) -> Option<Endpoint> {
         let client = fold(parsed.src_ip);
         let hash = match self.affinity {
@@ -84,13 +84,13 @@ impl Balancer {
         self.maglev.pick(hash).map(|at| self.backends[at])
     }
 
-    /// Whether a backend is one of its.
+    /// Whether this is one of its backends.
     pub(crate) fn has(&self, backend: &Endpoint) -> bool {
         self.backends.contains(backend)
     }
 }
 
-/// The same on all hosts.
+/// The backend's name for Maglev hashing: the same on all hosts.
 fn name(endpoint: &Endpoint) -> u64 {
     mix(fold(endpoint.address) ^ u64::from(endpoint.port))
 }

@@ -1,4 +1,4 @@
-//! Connections through load balancers: which backend each has.
+//! Connections through load balancers and NAT, and the backend of each.
 
 use bifrost_nic::Parsed;
 use bifrost_tables::mix;
@@ -15,35 +15,35 @@ use crate::rewrite::{Endpoint, Translation};
 use crate::session::{self, Event, Key, Payload, Planned, Quote, Sessions, State};
 use crate::tables::Port;
 
-/// Source ports that are tried for a connection whose own one is taken. It is if the guest has the same one for two connections that
-/// would look the same to the backend.
+/// Number of source ports tried for a connection whose own source port is taken. It is taken if another connection of
+/// the guest with the same source port would look the same to the backend.
 const TRIES: u64 = 32;
-/// Ephemeral ports (RFC 6335, section 6).
+/// First ephemeral port (RFC 6335, section 6).
 const FIRST_PORT: u16 = 49_152;
 
-/// A connection of a guest that is translated: with a backend of a load balancer, or with the outside. Its session has the name under which
-/// the guest sends; answers have another one.
+/// A translated connection of a guest: with a backend of a load balancer, or with the outside. The key of its session
+/// is that of the guest's packets; replies have a second key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Connection {
     pub(crate) by: Translator,
-    /// The ends that the guest knows: its own, and the load balancer's, or that outside.
+    /// The ends as the guest sees them: its own, and the load balancer's or the outside one.
     known: Translation,
-    /// The ends that the other side knows: the guest's, and its own.
+    /// The ends as the other side sees them: the guest's, and its own.
     sent: Translation,
     reply: Key,
-    /// The guest is a backend itself, and has itself for its backend.
+    /// The guest is itself the backend of its connection.
     is_hairpin: bool,
 }
 
-/// Who translates a connection.
+/// What translates a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Translator {
     Balancer(LoadBalancerId),
-    /// NAT, for the guest behind a port, at an uplink.
+    /// NAT at an uplink, for the guest behind a port.
     Nat {
         guest: PortId,
         uplink: PortId,
-        /// `None`: the outside end is the guest's for good.
+        /// `None`: the outside end belongs to the guest permanently (a port forward).
         mapping: Option<u32>,
     },
 }
@@ -62,18 +62,19 @@ impl Payload for Connection {
 }
 
 impl Connection {
-    /// A connection of a guest with the outside. `known`: the ends that the guest knows; `sent`: those that the other side knows.
+    /// A connection of a guest with the outside. `known`: the ends as the guest sees them; `sent`: the ends as the
+    /// other side sees them.
     pub(crate) fn with_outside(by: Translator, known: Translation, sent: Translation, reply: Key) -> Self {
         Connection { by, known, sent, reply, is_hairpin: false }
     }
 
-    /// What another switch needs to go on with it: the ends that the guest knows, those that the other side knows, the name of answers, and
-    /// whether the guest is its own backend.
+    /// The state that another switch needs to continue the connection: the ends as the guest and as the other side
+    /// see them, the key of replies, and whether the guest is its own backend.
     pub(crate) fn parts(&self) -> (Translation, Translation, Key, bool) {
         (self.known, self.sent, self.reply, self.is_hairpin)
     }
 
-    /// A connection of another switch, of its [`parts`](Self::parts).
+    /// Restores a connection of another switch from its [`parts`](Self::parts).
     pub(crate) fn of_parts(by: Translator, parts: (Translation, Translation, Key, bool)) -> Self {
         let (known, sent, reply, is_hairpin) = parts;
         Connection { by, known, sent, reply, is_hairpin }
@@ -89,27 +90,27 @@ impl Connection {
         self.reply.protocol()
     }
 
-    /// The guest's end, as the guest knows it, and as the other side does.
+    /// The guest's end as the guest sees it, and as the other side sees it.
     pub(crate) fn guest_ends(&self) -> (Endpoint, Endpoint) {
         (self.known.source, self.sent.source)
     }
 }
 
-/// What is known of connections.
+/// The translated connections of a switch, as a decision sees them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory<'a> {
     pub(crate) mappings: &'a Mappings,
     pub(crate) connections: &'a Sessions<Connection>,
-    /// What would have been done to them before.
+    /// Changes that earlier steps of a trace have planned.
     pub(crate) after: &'a Planned,
-    /// Which configuration it is.
+    /// The epoch of the configuration.
     pub(crate) epoch: u32,
 }
 
-/// What a packet does to its connection, and what is done with the packet.
+/// What a packet does to its connection, and how the packet is translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// The packet's ends, or, if it is an ICMP error, those of the packets that go in its direction.
+    /// The packet's new ends; for an ICMP error, those of other packets in its direction.
     pub(crate) translation: Translation,
     /// The packet that it quotes, if it is an ICMP error.
     quote: Option<Quote>,
@@ -121,29 +122,29 @@ pub(crate) struct Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    /// It belongs to one that there is.
+    /// The packet belongs to an existing connection.
     Continues { index: u32, direction: Direction, event: Event },
-    /// It begins one, in the place of another of its name.
+    /// The packet begins a connection. `ends`: the connection with the same key that it replaces.
     Begins { key: Key, origin: Direction, event: Event, ends: Option<u32>, mapped: Mapped },
-    /// It is an ICMP error about one, which it neither keeps alive nor ends.
+    /// The packet is an ICMP error about a connection; it neither keeps it alive nor ends it.
     Relates,
 }
 
-/// The mapping of a connection that begins.
+/// The NAT mapping of a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mapped {
-    /// It has none.
+    /// It uses none.
     No,
-    /// It has one that there is.
+    /// It joins an existing one.
     Joins(u32),
-    /// It has a new one.
+    /// It creates one.
     Begins(Pair),
 }
 
-/// What a guest sends to the address of a load balancer: its connection, or another one.
+/// A packet from a guest to the address of a load balancer: finds its connection, or begins one.
 ///
 /// # Errors
-/// Why it goes nowhere.
+/// The reason to drop the packet.
 pub(crate) fn begin_or_continue(
     balancers: &Balancers,
     memory: Memory<'_>,
@@ -166,7 +167,7 @@ pub(crate) fn begin_or_continue(
         }
         ends = Some(index);
     } else if let Some(index) = connections.find_second_after(&key, after) {
-        // What a backend that is its own client answers itself.
+        // The reply of a backend that is its own client.
         return Ok(connections.payload(index).answers(index, event));
     }
     let balancer = balancers.of(p).ok_or(DropReason::NoService)?;
@@ -174,7 +175,8 @@ pub(crate) fn begin_or_continue(
     let known = ends_of(p);
     let is_hairpin = port.addresses.contains(&backend.address);
     let address = if is_hairpin { known.destination.address } else { known.source.address };
-    // The answer comes from the backend to the guest, or, if that is the same, goes from there to the load balancer's address.
+    // The reply comes from the backend to the guest or, if they are the same, goes from it to the load balancer's
+    // address.
     let reply = |source: u16| {
         let (guest, remote) = (Endpoint { address, port: source }, backend);
         let (local, remote) = if is_hairpin { (remote, guest) } else { (guest, remote) };
@@ -197,7 +199,8 @@ pub(crate) fn begin_or_continue(
     Ok(Step { translation: connection.sent, quote: None, is_hairpin, connection, change })
 }
 
-/// What a guest sends to the address of a load balancer about what it was sent from there: an ICMP error, which goes to the backend.
+/// An ICMP error that a guest sends to the address of a load balancer about a packet from there. It goes to the
+/// backend.
 pub(crate) fn about_answer(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<Step> {
     let quote = quoted(port, Direction::Egress, frame)?;
     let Memory { connections, after, .. } = memory;
@@ -210,15 +213,16 @@ pub(crate) fn about_answer(memory: Memory<'_>, port: &Port, frame: Frame<'_>) ->
     Some(connection.fails(quote))
 }
 
-/// The packet that an ICMP error quotes, if it goes to whom that came from, and no extension headers are before the message.
+/// The packet that an ICMP error quotes, if the error goes to the sender of that packet, and has no extension headers
+/// before the message.
 fn quoted(port: &Port, direction: Direction, frame: Frame<'_>) -> Option<Quote> {
     let p = frame.parsed;
     let quote = session::error(port.id, direction, frame.head, p)??;
     (quote.source == p.dst_ip && Translation::is_behind_header(p)).then_some(quote)
 }
 
-/// What a guest is sent, if it belongs to a connection of that guest, or is an ICMP error about one: it comes from the backend, or
-/// from between.
+/// A packet to a guest that belongs to a translated connection of the guest, or is an ICMP error about one. It comes
+/// from the backend, or from a router on the way.
 pub(crate) fn back(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<Step> {
     if matches!(frame.parsed.protocol, ICMP | ICMPV6) {
         let quote = quoted(port, Direction::Ingress, frame)?;
@@ -233,8 +237,9 @@ pub(crate) fn back(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<
     Some(memory.connections.payload(index).answers(index, event_of(frame.parsed)))
 }
 
-/// The connection through a load balancer whose addresses and ports belong to another conversation, as what a guest is sent shows: a SYN
-/// from the backend after the connection is over. The guest has connected to the backend itself, or the other way round.
+/// The connection through a load balancer whose addresses and ports have been reused, as this packet to a guest
+/// shows: the connection is closed, and the packet is a SYN from the backend. The guest has connected to the backend
+/// directly, or the backend to the guest.
 pub(crate) fn superseded(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<u32> {
     frame.parsed.tcp.filter(|tcp| tcp.flags.contains(Flags::SYN))?;
     let Memory { connections, after, .. } = memory;
@@ -245,25 +250,25 @@ pub(crate) fn superseded(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> O
 }
 
 impl Connection {
-    /// What its guest sends.
+    /// A packet that the connection's guest sends.
     pub(crate) fn sends(self, index: u32, event: Event) -> Step {
         let change = Change::Continues { index, direction: Direction::Egress, event };
         Step { translation: self.sent, quote: None, is_hairpin: self.is_hairpin, connection: self, change }
     }
 
-    /// What its guest is sent.
+    /// A packet to the connection's guest.
     pub(crate) fn answers(self, index: u32, event: Event) -> Step {
         let change = Change::Continues { index, direction: Direction::Ingress, event };
         let translation = self.known.reversed();
         Step { translation, quote: None, is_hairpin: self.is_hairpin, connection: self, change }
     }
 
-    /// An ICMP error that its guest sends about what it was sent.
+    /// An ICMP error from the connection's guest, about a packet that it received.
     pub(crate) fn complains(self, quote: Quote) -> Step {
         self.relates(self.sent, quote)
     }
 
-    /// An ICMP error about what its guest has sent.
+    /// An ICMP error to the connection's guest, about a packet that it sent.
     pub(crate) fn fails(self, quote: Quote) -> Step {
         self.relates(self.known.reversed(), quote)
     }
@@ -273,7 +278,8 @@ impl Connection {
         Step { translation, quote, is_hairpin: self.is_hairpin, connection: self, change }
     }
 
-    /// It begins with a packet of `origin`, seen from its guest, in the place of another one. Its name is `key`.
+    /// The connection begins with a packet of direction `origin`, as seen from its guest. `key`: its key; `ends`: a
+    /// connection that it replaces.
     pub(crate) fn begins(self, key: Key, origin: Direction, event: Event, ends: Option<u32>, mapped: Mapped) -> Step {
         let translation = if origin == Direction::Egress { self.sent } else { self.known.reversed() };
         let change = Change::Begins { key, origin, event, ends, mapped };
@@ -287,7 +293,8 @@ impl Step {
         matches!(self.change, Change::Begins { .. })
     }
 
-    /// The connection to which the packet belongs, if it neither begins one nor is about one; and in which direction it goes.
+    /// The existing connection to which the packet belongs, and the packet's direction in it; `None` if it begins one
+    /// or is an ICMP error.
     pub(crate) fn continues(&self) -> Option<(u32, Direction)> {
         match self.change {
             Change::Continues { index, direction, .. } => Some((index, direction)),
@@ -295,20 +302,21 @@ impl Step {
         }
     }
 
-    /// What a packet's headers say after the change. The hash of its flow stays: order is kept within the flow as the sender knows it.
+    /// The packet's headers after the translation. The flow hash does not change: packets stay in order within the
+    /// flow as the sender knows it.
     pub(crate) fn view(&self, parsed: &Parsed) -> Parsed {
         let seen = self.translation.view(parsed);
         match &self.quote {
-            // It may come from between the ends.
+            // A router between the ends may have sent the error.
             Some(quote) if quote.destination != parsed.src_ip => Parsed { src_ip: parsed.src_ip, ..seen },
             _ => seen,
         }
     }
 
-    /// Does it.
+    /// Carries out the step.
     ///
     /// # Errors
-    /// There is no room for another connection.
+    /// There is no room for another connection or mapping.
     pub(crate) fn apply(
         &self,
         connections: &mut Sessions<Connection>,
@@ -346,7 +354,7 @@ impl Step {
         inserted.map_err(|_| DropReason::ConnectionsFull)
     }
 
-    /// What [`apply`](Self::apply) would say; what it would do is added to the plan.
+    /// Returns what [`apply`](Self::apply) would return, and adds what it would do to the plan.
     pub(crate) fn foresee(&self, connections: &Sessions<Connection>, plan: &mut Planned) -> Result<(), DropReason> {
         let Change::Begins { key, origin, ends, .. } = self.change else { return Ok(()) };
         match ends {
@@ -359,12 +367,12 @@ impl Step {
     }
 }
 
-/// Connections that have ended no longer hold their mappings.
+/// Releases the mappings of connections that have ended.
 pub(crate) fn leave_mappings(connections: &mut Sessions<Connection>, mappings: &mut Mappings) {
     connections.released().drain(..).for_each(|mapping| mappings.leave(mapping));
 }
 
-/// A packet of a connection, which has been looked at under the configuration of `epoch`.
+/// Updates a connection for a packet that was checked under the configuration of `epoch`.
 #[inline(always)]
 pub(crate) fn touch(
     connections: &mut Sessions<Connection>,
@@ -373,7 +381,7 @@ pub(crate) fn touch(
     event: Event,
     epoch: u32,
 ) {
-    // Whether there still is its backend is asked when its client sends.
+    // Whether its backend still exists is checked when the client sends.
     let epoch = if direction == Direction::Egress { epoch } else { connections.epoch(index) };
     connections.touch(index, direction, event, epoch);
 }
@@ -382,7 +390,8 @@ fn has_backend(balancers: &Balancers, parsed: &Parsed, connection: &Connection) 
     balancers.of(parsed).is_some_and(|balancer| balancer.has(&connection.backend()))
 }
 
-/// Whether a connection can begin with a packet. One of TCP that has lost its backend can not begin at another one in its middle.
+/// Whether a packet may begin a connection. A TCP connection that has lost its backend cannot continue at another
+/// one.
 fn may_begin(parsed: &Parsed) -> bool {
     parsed.tcp.is_none_or(|tcp| tcp.flags.contains(Flags::SYN) && !tcp.flags.contains(Flags::ACK))
 }

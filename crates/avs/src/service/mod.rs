@@ -1,9 +1,10 @@
 //! Load balancers inside a network: an address and port that stand for several backends.
 //!
-//! The host of the client chooses. It changes the destination of what its guest sends to that of a backend, and the source of what
-//! comes back to the load balancer's; the client's own address stays, so a backend sees who its clients are. Which backend a connection has
-//! is remembered in a session of the client's port ([`Connection`]), so it never moves; a connection that begins goes where Maglev hashing
-//! says, so hosts agree without talking to each other, and few connections would go elsewhere after a change.
+//! The client's host chooses the backend. It rewrites the destination of the guest's packets to the backend, and the
+//! source of replies to the load balancer. The client's own address stays, so a backend sees its clients. A session
+//! of the client's port ([`Connection`]) stores the backend of a connection, so an existing connection never moves. A
+//! new connection goes where Maglev hashing says: hosts agree without communicating, and a change of the backends
+//! affects few connections.
 
 mod balancer;
 mod connection;
