@@ -9,22 +9,22 @@ use crate::fields::fields;
 use crate::ids::Direction;
 use crate::tables::{AclRule, RuleName};
 
-/// A network's ACL: the first rule that matches decides; what none matches passes.
+/// A network's ACL: the first matching rule decides; a packet that matches none passes.
 #[derive(Clone, Debug)]
 pub(crate) struct Acl {
     rules: [Classifier<bool>; 2],
-    /// Whether those of a direction look at what only the first fragment of a packet shows: ports, and in IPv6 the protocol.
+    /// Whether rules of a direction match fields that only the first fragment has: ports, and in IPv6 the protocol.
     looks_at_ports: [bool; 2],
     looks_at_protocols: [bool; 2],
-    /// What logs call the rules of each direction; `None`: no rule is logged.
+    /// The rules' names in logs; `None`: no rule is logged.
     pub(crate) logs: Option<Box<Logs>>,
 }
 
-/// What logs call rules, by direction and place.
+/// The rules' names in logs, by direction and index.
 pub(crate) type Logs = [Vec<Option<Arc<RuleName>>>; 2];
 
 impl Acl {
-    /// `None` without rules.
+    /// `None`: there are no rules.
     pub(crate) fn new(rules: &[AclRule]) -> Option<Self> {
         let of = |direction| {
             let rules = rules.iter().filter(|rule| rule.direction == direction);
@@ -45,14 +45,14 @@ impl Acl {
         })
     }
 
-    /// Whether it looks at what later fragments do not show.
+    /// Whether it matches fields that later fragments do not have.
     pub(crate) fn needs_first(&self, direction: Direction, parsed: &Parsed) -> bool {
         let at = direction as usize;
         self.looks_at_ports[at] || (self.looks_at_protocols[at] && parsed.kind == L3::V6)
     }
 
-    /// The rule that decides, by its place among those of its direction, and whether it lets the packet pass; without one it
-    /// does.
+    /// The rule that decides, by its index among those of the direction, and whether it lets the packet pass. `None`:
+    /// no rule matches, so the packet passes.
     #[inline(always)]
     pub(crate) fn judge(&self, direction: Direction, parsed: &Parsed) -> Option<(usize, bool)> {
         self.rules[direction as usize].first(&fields(parsed)).map(|(rule, allow)| (rule, *allow))

@@ -1,7 +1,7 @@
-//! When guests are told about their router without having asked (RFC 4861, section 6.2.4).
+//! The schedule of unsolicited router advertisements to guests (RFC 4861, section 6.2.4).
 //!
-//! The port that is due next is at the head of a queue: nothing here looks at all ports, but for a change of the configuration. What is
-//! said is in `router.rs`.
+//! The port that is due next is at the head of a priority queue: only a change of the configuration iterates over all
+//! ports. The content of advertisements is in `router.rs`.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,55 +11,56 @@ use bifrost_tables::mix;
 use crate::ids::PortId;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// How many advertisements come soon at first (RFC 4861, section 10: `MAX_INITIAL_RTR_ADVERTISEMENTS`), and the longest time between two of
-/// them (`MAX_INITIAL_RTR_ADVERT_INTERVAL`).
+/// Number of initial advertisements that follow each other quickly (RFC 4861, section 10:
+/// `MAX_INITIAL_RTR_ADVERTISEMENTS`), and the maximum time between them (`MAX_INITIAL_RTR_ADVERT_INTERVAL`).
 const SOON: u32 = 3;
 const SOON_NS: u64 = 16 * SECOND_NS;
-/// Shortest time between two advertisements (RFC 4861, section 6.2.1: `MinRtrAdvInterval`).
+/// Minimum time between two advertisements (RFC 4861, section 6.2.1: `MinRtrAdvInterval`).
 const LEAST_INTERVAL_NS: u64 = 3 * SECOND_NS;
 
-/// When each guest is told next.
+/// When each guest gets its next advertisement.
 #[derive(Debug)]
 pub(crate) struct Advertiser {
     secret: u64,
-    /// By port number; `None`: that guest is told nothing.
+    /// Indexed by port number; `None`: the guest gets no advertisements.
     turns: Vec<Option<Turn>>,
-    /// One entry a port, but for those in `fresh`.
+    /// One entry per port, except for those in `fresh`.
     due: BinaryHeap<Reverse<(u64, PortId)>>,
-    /// Ports that have come since, whose time is still to be set.
+    /// New or changed ports that are not scheduled yet.
     fresh: Vec<PortId>,
-    /// Ports that are told that the router is none any more.
+    /// Ports whose guests must be told that there is no router any more.
     ended: Vec<PortId>,
 }
 
-/// Where a port is in its sequence of advertisements.
+/// A port's position in its sequence of advertisements.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     due_ns: u64,
     interval_ns: u64,
-    /// Advertisements so far, up to a bound.
+    /// Number of advertisements sent; saturates.
     sent: u32,
-    /// Its time is set.
+    /// Whether `due_ns` is set.
     is_set: bool,
 }
 
-/// A port whose guest is to be told.
+/// A port whose guest gets advertisements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Advertised {
     pub(crate) port: PortId,
-    /// Time from one to the next at most, s.
+    /// Maximum time between two advertisements, s.
     pub(crate) interval_s: u16,
-    /// Nothing has changed since the last configuration.
+    /// Whether nothing has changed since the previous configuration.
     pub(crate) is_same: bool,
 }
 
 impl Advertiser {
-    /// `secret`: any number; guests of several hosts are told at different times.
+    /// `secret`: any number; it makes hosts advertise at different times.
     pub(crate) fn new(secret: u64) -> Self {
         Advertiser { secret, turns: Vec::new(), due: BinaryHeap::new(), fresh: Vec::new(), ended: Vec::new() }
     }
 
-    /// Another configuration: the guests of just these ports are told. Those whose port is not among them any more are told once more.
+    /// Applies another configuration: exactly these ports get advertisements. Ports that no longer do get a final
+    /// one.
     pub(crate) fn set(&mut self, ports: impl Iterator<Item = Advertised>) {
         let mut before = std::mem::take(&mut self.turns);
         self.due.clear();
@@ -83,7 +84,7 @@ impl Advertiser {
         self.ended = (0..).map(PortId).zip(before).filter_map(|(port, turn)| turn.map(|_| port)).collect();
     }
 
-    /// When the next one is due, ns; 0: now.
+    /// When the next advertisement is due, ns; 0: now.
     #[inline]
     pub(crate) fn next_ns(&self) -> Option<u64> {
         if !self.fresh.is_empty() || !self.ended.is_empty() {
@@ -92,7 +93,7 @@ impl Advertiser {
         self.due.peek().map(|Reverse((due_ns, _))| *due_ns)
     }
 
-    /// The port of the next one that is due, if there is one.
+    /// The port of the next advertisement that is due, if any.
     pub(crate) fn take(&mut self, now_ns: u64) -> Option<PortId> {
         if let Some(port) = self.ended.pop() {
             return Some(port);
@@ -112,7 +113,7 @@ impl Advertiser {
         Some(port)
     }
 
-    /// Sets when a port is due after `now_ns`: the very first one soon, the others after an interval of random length.
+    /// Schedules a port's next advertisement after `now_ns`: the first one soon, later ones after a random interval.
     fn put(&mut self, port: PortId, now_ns: u64) {
         let Some(turn) = self.turns.get_mut(port.place()).and_then(Option::as_mut) else { return };
         let most = if turn.sent < SOON { turn.interval_ns.min(SOON_NS) } else { turn.interval_ns };
@@ -137,7 +138,7 @@ mod tests {
         Advertised { port: PortId(port), interval_s, is_same }
     }
 
-    /// When which port was told, until `for_s` have gone by.
+    /// Time and port of all advertisements during `for_s` seconds.
     fn run(advertiser: &mut Advertiser, from_ns: u64, for_s: u64) -> Vec<(u64, u16)> {
         let (mut now_ns, mut all) = (from_ns, Vec::new());
         while now_ns <= from_ns + for_s * SECOND_NS {
@@ -189,7 +190,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is configured when: one entry a port, and never too often.
+        /// For any sequence of configurations: each port has one entry, and advertisements are never too frequent.
         #[test]
         fn every_port_has_its_turn(
             steps in proptest::collection::vec(

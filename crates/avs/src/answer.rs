@@ -1,4 +1,4 @@
-//! Frames that the switch makes itself.
+//! Builds the frames that the switch sends itself.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -12,11 +12,11 @@ use crate::router;
 use crate::tables::{GATEWAY_MAC, Ipv6Lease};
 use crate::vpc::link_local;
 
-/// All nodes on the link, and the MAC address of that group (RFC 4291, 2.7.1; RFC 2464, 7).
+/// All nodes on the link, and the MAC address of that group (RFC 4291, section 2.7.1; RFC 2464, section 7).
 pub(crate) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 pub(crate) const ALL_NODES_MAC: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
 
-/// "`mac` has the address that you ask for."
+/// An ARP reply: `mac` has the requested address.
 pub(crate) fn arp_reply(request: &arp::Packet, mac: Mac, out: &mut Vec<u8>) {
     start(out, request.sender_mac, mac, ethertype::ARP);
     out.extend_from_slice(&request.reply(mac).emit());
@@ -36,8 +36,8 @@ pub(crate) fn advertisement(solicitation: &Solicitation, mac: Mac, parsed: &Pars
     out.extend_from_slice(&body[..len]);
 }
 
-/// What the router says to the guest of a lease, or of a lease that is no more: to `asked`, the sender of a solicitation, or to all nodes,
-/// of which there is one behind a port.
+/// A router advertisement to the guest of a lease, or of a lease that has ended. It goes to `asked`, the sender of a
+/// solicitation, or to all nodes; there is only one behind a port.
 pub(crate) fn router_advertisement(lease: Option<&Ipv6Lease>, asked: Option<(IpAddr, Mac)>, out: &mut Vec<u8>) {
     let (to, to_mac) = match asked {
         Some((IpAddr::V6(asker), mac)) if !asker.is_unspecified() => (asker, mac),
@@ -53,8 +53,8 @@ pub(crate) fn router_advertisement(lease: Option<&Ipv6Lease>, asked: Option<(IpA
     out.extend_from_slice(&body);
 }
 
-/// The gateway's answer to a ping; `None` when the packet is no ping, or is a fragment, has options or extension headers,
-/// or is not in `head` as a whole.
+/// The gateway's reply to a ping. `None`: the packet is not a ping, is a fragment, has options or extension headers,
+/// or is not complete in `head`.
 pub(crate) fn echo_reply(head: &[u8], parsed: &Parsed, out: &mut Vec<u8>) -> Option<()> {
     let packet = head.get(usize::from(parsed.l3)..parsed.end as usize)?;
     let header_len = usize::from(parsed.l4 - parsed.l3);
@@ -82,7 +82,8 @@ pub(crate) fn echo_reply(head: &[u8], parsed: &Parsed, out: &mut Vec<u8>) -> Opt
         }
         _ => return None,
     }
-    // Updated, not computed: a request that was damaged stays so in the reply. Swapped addresses do not change it.
+    // Updated incrementally, so that a damaged request gives a damaged reply. Swapping the addresses does not change
+    // the sum.
     let old = u16::from_be_bytes([fixed[2], fixed[3]]);
     let sum = checksum::update_u16(old, u16::from_be_bytes([request, 0]), u16::from_be_bytes([reply, 0]));
     out.extend_from_slice(&[reply, 0]);
@@ -91,7 +92,8 @@ pub(crate) fn echo_reply(head: &[u8], parsed: &Parsed, out: &mut Vec<u8>) -> Opt
     Some(())
 }
 
-/// A UDP datagram from the gateway to a guest, or with IPv4 to everybody; both addresses are of one family. `payload`: at most 65,507 bytes.
+/// A UDP datagram from the gateway to a guest or, with IPv4, to the broadcast address. Both addresses are of one
+/// family. `payload`: at most 65,507 bytes.
 pub(crate) fn datagram(
     guest: Mac,
     ((source, source_port), (destination, destination_port)): ((IpAddr, u16), (IpAddr, u16)),
@@ -119,8 +121,8 @@ pub(crate) fn datagram(
     out.extend_from_slice(payload);
 }
 
-/// Begins a frame with an IPv6 packet of `len` bytes behind its header. Of both ends first the receiver's MAC address, and first the
-/// sender's IP address.
+/// Starts a frame with an IPv6 packet of `len` bytes after its header. Note the order: the destination MAC address
+/// comes first, but the source IP address.
 pub(crate) fn start_v6(
     out: &mut Vec<u8>,
     (to_mac, from_mac): (Mac, Mac),
@@ -134,7 +136,7 @@ pub(crate) fn start_v6(
     out.extend_from_slice(&ip.emit());
 }
 
-/// Begins a frame.
+/// Starts a frame with its Ethernet header.
 pub(crate) fn start(out: &mut Vec<u8>, destination: Mac, source: Mac, ethertype: u16) {
     out.clear();
     out.extend_from_slice(&ethernet::Header::new(destination, source, ethertype).emit());

@@ -1,7 +1,7 @@
-//! DHCP for the guests of this host (RFC 2131): a guest gets the address of its port, and never another.
+//! DHCP for the guests of this host (RFC 2131): a guest gets only the address of its port.
 //!
-//! The configuration says what each guest gets, so nothing is remembered, and all hosts and workers answer alike. A guest that moves to
-//! another host keeps its lease. Messages are parsed and built with smoltcp.
+//! The configuration determines what each guest gets, so there is no state, and all hosts and workers answer alike. A
+//! guest that moves to another host keeps its lease. Messages are parsed and built with smoltcp.
 
 use std::net::Ipv4Addr;
 
@@ -13,13 +13,13 @@ use smoltcp::wire::{
 use crate::drop_reason::DropReason;
 use crate::tables::Lease;
 
-/// UDP port of servers (RFC 2131, section 4.1). A switch that answers must be given the whole of a packet that goes there.
+/// UDP port of servers (RFC 2131, section 4.1). The switch must be given the complete packet to this port.
 pub const SERVER_PORT: u16 = 67;
 /// UDP port of clients.
 pub(crate) const CLIENT_PORT: u16 = 68;
-/// Identifies DHCP among BOOTP messages (RFC 2131, section 3).
+/// Magic cookie that distinguishes DHCP from other BOOTP messages (RFC 2131, section 3).
 const MAGIC: u32 = 0x6382_5363;
-/// Shortest and longest payload that every client accepts, bytes (RFC 1542, section 2.1; RFC 2131, section 2).
+/// Minimum and maximum payload that every client accepts, bytes (RFC 1542, section 2.1; RFC 2131, section 2).
 const LEAST_LEN: usize = 300;
 const MOST_LEN: usize = 548;
 
@@ -39,16 +39,16 @@ mod option {
     pub(super) const CLASSLESS_ROUTES: u8 = 121;
 }
 
-/// What a server sends.
+/// A server's reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     /// The UDP payload.
     pub(crate) payload: Vec<u8>,
-    /// The address to which it goes: the client's, or everybody's.
+    /// Its destination address: the client's, or broadcast.
     pub(crate) to: Ipv4Addr,
 }
 
-/// The options of a request that matter.
+/// The options of a request that are used.
 #[derive(Debug, Default)]
 struct Request<'a> {
     kind: Option<DhcpMessageType>,
@@ -58,11 +58,11 @@ struct Request<'a> {
     wants_routes: bool,
 }
 
-/// Answers the guest with the MAC address `mac`. `message`: the UDP payload that it has sent to a server.
+/// Answers the guest with the MAC address `mac`. `message`: the UDP payload that the guest sent to a server.
 ///
 /// # Errors
-/// [`DropReason::DhcpMalformed`]: it is not a client's message; [`DropReason::DhcpSpoofed`]: it asks for somebody else;
-/// [`DropReason::DhcpUnanswered`]: servers do not answer such messages, or another one is to.
+/// [`DropReason::DhcpMalformed`]: it is not a valid client message; [`DropReason::DhcpSpoofed`]: it is on behalf of
+/// another node; [`DropReason::DhcpUnanswered`]: servers do not answer such messages, or it is for another server.
 pub(crate) fn answer(lease: &Lease, mac: Mac, message: &[u8]) -> Result<Reply, DropReason> {
     let packet = DhcpPacket::new_checked(message).map_err(|_| DropReason::DhcpMalformed)?;
     let is_request = packet.opcode() == DhcpOpCode::Request
@@ -118,13 +118,13 @@ pub(crate) fn answer(lease: &Lease, mac: Mac, message: &[u8]) -> Result<Reply, D
         additional_options: &[],
     };
     let mut all: Vec<DhcpOption<'_>> = options.iter().map(|(kind, data)| DhcpOption { kind: *kind, data }).collect();
-    // Only an identifier that is far longer than any in use does not fit (RFC 6842).
+    // Client identifiers in use are much shorter than those that do not fit (RFC 6842).
     let client = request.client.map(|data| DhcpOption { kind: option::CLIENT, data });
     let used = repr.buffer_len() + all.iter().map(|option| 2 + option.data.len()).sum::<usize>();
     all.extend(client.filter(|option| used + 2 + option.data.len() <= MOST_LEN));
     repr.additional_options = &all;
     let mut payload = vec![0; repr.buffer_len().max(LEAST_LEN)];
-    // Never an error: it has as many bytes as it says that it needs.
+    // Cannot fail: the buffer has the length that the message says it needs.
     repr.emit(&mut DhcpPacket::new_unchecked(&mut payload[..])).map_err(|_| DropReason::DhcpUnanswered)?;
     let to = match current {
         _ if is_refused => Ipv4Addr::BROADCAST,
@@ -157,7 +157,7 @@ fn refusal(lease: &Lease) -> Vec<(u8, Vec<u8>)> {
     vec![(option::SERVER, lease.gateway.octets().to_vec())]
 }
 
-/// The mask comes before the router (RFC 2132, section 3.3).
+/// The options of an OFFER or ACK. The mask comes before the router (RFC 2132, section 3.3).
 fn options(lease: &Lease, request: &Request<'_>, is_inform: bool) -> Vec<(u8, Vec<u8>)> {
     let gateway = lease.gateway.octets();
     let mut all = refusal(lease);
@@ -176,7 +176,7 @@ fn options(lease: &Lease, request: &Request<'_>, is_inform: bool) -> Vec<(u8, Ve
     if request.wants_routes {
         let mut routes = Vec::new();
         if !lease.is_on_link(lease.gateway) {
-            // The gateway itself is on the link, and everything else behind it.
+            // The gateway itself is on the link; everything else is behind it.
             routes.push(32);
             routes.extend(gateway);
             routes.extend(Ipv4Addr::UNSPECIFIED.octets());
@@ -214,7 +214,7 @@ mod tests {
         }
     }
 
-    /// A client's message, with options behind its kind.
+    /// A client's message; `options` follow the message type.
     fn message(kind: u8, current: Ipv4Addr, options: &[(u8, &[u8])]) -> Vec<u8> {
         let mut message = vec![0; 240];
         message[..3].copy_from_slice(&[1, 1, 6]);
@@ -231,7 +231,7 @@ mod tests {
         message
     }
 
-    /// Kind, address, options but for the kind, and where it goes.
+    /// Message type, address, other options, and destination.
     fn read(reply: &Reply) -> (u8, Ipv4Addr, Vec<(u8, Vec<u8>)>, Ipv4Addr) {
         let packet = DhcpPacket::new_checked(&reply.payload[..]).unwrap();
         assert_eq!((packet.opcode(), packet.transaction_id()), (DhcpOpCode::Reply, 0x0102_0304));
@@ -263,7 +263,7 @@ mod tests {
             (61, &[1, 9, 9]),
         ];
         assert_eq!(options, expected.iter().map(|(kind, data)| (*kind, data.to_vec())).collect::<Vec<_>>());
-        // The offer is taken; a lease is renewed; a guest that has the address asks for the rest.
+        // Accept the offer; renew a lease; ask for other settings with an existing address (INFORM).
         let taken = message(3, NOBODY, &[(50, &ADDRESS.octets()), (54, &GATEWAY.octets())]);
         let (kind, address, _, to) = read(&answer(&lease(), MAC, &taken).unwrap());
         assert_eq!((kind, address, to), (ACK, ADDRESS, ADDRESS));
@@ -333,7 +333,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest says: no panic, and no address but its own.
+        /// For any message: no panic, and no address but the guest's own.
         #[test]
         fn nobody_gets_another_address(
             kind in any::<u8>(),

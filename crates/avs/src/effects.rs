@@ -1,4 +1,4 @@
-//! Side effects of decisions along a packet's path: carried out, or only recorded.
+//! Side effects of decisions along a packet's path: applied, or only recorded.
 
 use std::net::IpAddr;
 
@@ -22,38 +22,40 @@ pub(crate) trait Effects {
     fn has_services(&self) -> bool {
         true
     }
-    /// Whether a guest may be answered a question now that costs more than most; the rate of these is bounded.
+    /// Takes a token for a request of a guest to the switch; `false`: the guest exceeds its rate limit.
     fn may_ask(&mut self, port: PortId, what: Asked) -> bool;
-    /// A vNIC has an address that it shares with others, as far as it says.
+    /// Records that a vNIC claims an address that it shares with others.
     fn claim(&mut self, claim: Claim);
-    /// What security groups remember.
+    /// The sessions of the security groups.
     fn memory(&self) -> Memory<'_>;
-    /// What load balancers and NAT remember.
+    /// The connections of load balancers and NAT.
     fn connections(&self) -> service::Memory<'_>;
-    /// A packet from or to a port belongs to a connection that is translated, and passes.
+    /// A packet from or to a port belongs to a translated connection, and passes.
     fn service(&mut self, port: PortId, direction: Direction, step: &Step) -> Result<(), DropReason>;
-    /// A translated connection is over, and another conversation has its addresses and ports.
+    /// A translated connection has ended: another conversation uses its addresses and ports.
     fn supersede(&mut self, connection: u32);
-    /// A packet of a guest, or for it, gets or had the address that the guest has outside; a mapping of which nothing is remembered.
+    /// The guest's address in a packet was replaced by its floating address or vice versa. No state is kept.
     #[inline(always)]
     fn readdressed(&mut self, _port: PortId, _direction: Direction, _outside: IpAddr) {}
-    /// The ACL of a port's network was asked: the rule that decides, and whether it lets the packet pass.
+    /// The ACL of a port's network was evaluated: the deciding rule, and whether it lets the packet pass.
     fn acl(&mut self, port: PortId, direction: Direction, rule: Option<(usize, bool)>);
-    /// The security groups of a port were asked.
+    /// The security groups of a port were evaluated.
     fn groups(&mut self, port: PortId, direction: Direction, judgement: Judgement) -> Result<(), DropReason>;
-    /// A logged rule was looked up for a packet from or to a port; before this, its ACL or groups were asked.
+    /// A logged rule was looked up for a packet from or to a port. The ACL or groups that contain it were evaluated
+    /// before.
     fn log(&mut self, at: (PortId, Direction), frame: Frame<'_>, ruling: Ruling<'_>);
-    /// A fragment from or to a port is not the first: whether it may pass by what is known of its packet.
+    /// Checks a later fragment from or to a port against the record of its packet.
     fn later_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason>;
-    /// It is the first: whether it can be.
+    /// Checks that a first fragment can begin a packet.
     fn check_first_fragment(&mut self, at: (PortId, Direction), piece: &Piece) -> Result<(), DropReason>;
-    /// It is the first, and passes.
+    /// A first fragment passes.
     fn first_fragment(&mut self, at: (PortId, Direction), piece: &Piece, first: First);
-    /// A frame from or to a port is too large. `answer` receives the error for its sender.
+    /// A frame from or to a port is too large. `answer` receives the ICMP error for its sender.
     fn too_large(&mut self, port: PortId, frame: TooLarge<'_>, answer: &mut Vec<u8>) -> Remedy;
 }
 
-/// Does it. Without `SERVICES` there are no load balancers and no uplinks: code for packets without flow records.
+/// Applies side effects. Without `SERVICES` there are no load balancers and no uplinks; this variant is for packets
+/// without flow records.
 pub(crate) struct Apply<'a, const SERVICES: bool = true> {
     pub(crate) sessions: &'a mut Sessions,
     pub(crate) connections: &'a mut Sessions<Connection>,

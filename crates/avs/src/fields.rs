@@ -1,10 +1,10 @@
-//! What rules look at in a packet.
+//! The fields of a packet that rules match.
 
 use bifrost_nic::Parsed;
 use bifrost_tables::Fields;
 use bifrost_wire::protocol::{TCP, UDP};
 
-/// The fields of a packet.
+/// The fields of a packet. Only unfragmented TCP and UDP packets have ports.
 pub(crate) fn fields(parsed: &Parsed) -> Fields {
     let has_ports = matches!(parsed.protocol, TCP | UDP);
     Fields {
@@ -15,7 +15,7 @@ pub(crate) fn fields(parsed: &Parsed) -> Fields {
     }
 }
 
-/// Those of the same conversation's packets in the other direction.
+/// The fields of the conversation's packets in the other direction.
 pub(crate) fn reversed(fields: Fields) -> Fields {
     let Fields { src, dst, protocol, ports } = fields;
     Fields { src: dst, dst: src, protocol, ports: ports.map(|(s, d)| (d, s)) }

@@ -1,31 +1,31 @@
-//! A frame as its sender made it.
+//! A frame as its sender sent it.
 
 use bifrost_nic::{Offload, Parsed};
 
-/// A frame as its sender made it.
+/// A frame as its sender sent it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame<'a> {
-    /// Its first bytes: all that was parsed, or the whole frame.
+    /// Its first bytes: at least everything that was parsed, at most the whole frame.
     pub(crate) head: &'a [u8],
-    /// Bytes of the whole frame.
+    /// Length of the whole frame, bytes.
     pub(crate) len: usize,
     pub(crate) offload: Offload,
     pub(crate) parsed: &'a Parsed,
 }
 
 impl<'a> Frame<'a> {
-    /// One that is all there, and is not to be segmented.
+    /// A complete frame without segmentation offload.
     pub(crate) fn whole(head: &'a [u8], parsed: &'a Parsed) -> Self {
         Frame { head, len: head.len(), offload: Offload::default(), parsed }
     }
 
-    /// Bytes of the largest IP packet that it becomes.
+    /// Largest IP packet that the frame becomes after segmentation, bytes.
     #[inline(always)]
     pub(crate) fn largest_packet(&self) -> usize {
         self.offload.largest_packet(self.parsed, self.len)
     }
 
-    /// Time to live, or hop limit, of an IP packet; 0 if it is not there to look at.
+    /// TTL or hop limit of an IP packet; 0 if it is not in `head`.
     #[inline(always)]
     pub(crate) fn time_to_live(&self) -> u8 {
         let at = if self.parsed.src_ip.is_ipv6() { 7 } else { 8 };

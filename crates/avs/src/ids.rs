@@ -1,52 +1,52 @@
-//! Names: small numbers that the operator's configuration gives, and the direction of a packet.
+//! Identifiers: small numbers from the operator's configuration; and the direction of a packet.
 
-/// Names a local port. Small numbers: the switch keeps an array of ports.
+/// Identifies a local port. The numbers are small, because the switch indexes an array with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u16);
 
 impl PortId {
-    /// Its place in arrays of ports.
+    /// Index into arrays of ports.
     #[inline(always)]
     pub(crate) fn place(self) -> usize {
         usize::from(self.0)
     }
 }
 
-/// Names an uplink of a configuration: its place in [`Nat::uplinks`](crate::Nat::uplinks).
+/// Identifies an uplink: its index in [`Nat::uplinks`](crate::Nat::uplinks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UplinkId(pub u16);
 
-/// Names a worker of this host: workers are numbered from 0.
+/// Identifies a worker of this host, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u16);
 
-/// Names another host.
+/// Identifies another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u16);
 
-/// Names a security group: its place in [`Tables::groups`](crate::Tables::groups).
+/// Identifies a security group: its index in [`Tables::groups`](crate::Tables::groups).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub u16);
 
-/// Names a set of addresses: its place in [`Tables::address_sets`](crate::Tables::address_sets).
+/// Identifies a set of addresses: its index in [`Tables::address_sets`](crate::Tables::address_sets).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressSetId(pub u16);
 
-/// Names a load balancer: its place in [`Tables::load_balancers`](crate::Tables::load_balancers).
+/// Identifies a load balancer: its index in [`Tables::load_balancers`](crate::Tables::load_balancers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LoadBalancerId(pub u16);
 
-/// The direction of a packet, seen from the guest.
+/// The direction of a packet, as seen from the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// Sent by the guest.
+    /// From the guest.
     Egress = 0,
     /// To the guest.
     Ingress = 1,
 }
 
 impl Direction {
-    /// The other one.
+    /// The opposite direction.
     #[must_use]
     pub const fn opposite(self) -> Self {
         match self {

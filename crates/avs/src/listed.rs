@@ -1,4 +1,4 @@
-//! Sessions one by one, for lists: at places, so that a reader can go on where it stopped.
+//! Lists sessions one by one. Each has a position, so that a reader can continue where it stopped.
 
 use std::net::SocketAddr;
 
@@ -10,31 +10,31 @@ use crate::switch::Switch;
 /// One session of a security group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionView {
-    /// The port whose group it is.
+    /// The port whose security groups track the session.
     pub port: PortId,
     /// The IP protocol.
     pub protocol: u8,
-    /// The guest's end. Instead of ports, echo requests have their identifier, other ICMP messages their type.
+    /// The guest's end. Echo requests have their identifier instead of a port, other ICMP messages their type.
     pub local: SocketAddr,
     /// The other end.
     pub remote: SocketAddr,
-    /// Who began: `Egress` is the guest.
+    /// Direction of the first packet; `Egress`: the guest began.
     pub origin: Direction,
-    /// What has been seen of it.
+    /// The session's class.
     pub class: Class,
-    /// Time since the last packet, s.
+    /// Time since its last packet, s.
     pub idle_s: u32,
-    /// Time until it ends if no packet comes, s.
+    /// Time until it expires if no packet comes, s.
     pub expires_s: u32,
 }
 
 impl Switch {
-    /// Places that sessions of security groups may have, from 0 on.
+    /// Number of positions that a session of a security group may have; they count from 0.
     pub fn session_places(&self) -> u32 {
         self.sessions.places()
     }
 
-    /// The session at a place, if there is one. It stays there while it exists.
+    /// The session at a position, if there is one. A session keeps its position.
     pub fn session_at(&self, place: u32) -> Option<SessionView> {
         let session = self.sessions.at(place)?;
         let address = |end: Endpoint| SocketAddr::new(end.address, end.port);
@@ -53,7 +53,7 @@ impl Switch {
     }
 }
 
-/// Of the switch's seconds, which have 2^30 ns.
+/// Converts the switch's seconds, which have 2^30 ns.
 fn seconds(of_switch: u32) -> u32 {
     ((u64::from(of_switch) << 30) / 1_000_000_000) as u32
 }

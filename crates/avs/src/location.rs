@@ -1,10 +1,10 @@
-//! Where vNICs and addresses are.
+//! Locations of vNICs and addresses.
 
 use bifrost_wire::Mac;
 
 use crate::ids::{PeerId, PortId, UplinkId};
 
-/// Names a network of a configuration: its place among them.
+/// Identifies a network of a configuration: its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct VpcId(pub(crate) u32);
 
@@ -15,36 +15,36 @@ impl VpcId {
     }
 }
 
-/// Where a vNIC is.
+/// The location of a vNIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
     Local(PortId),
     Remote(PeerId),
 }
 
-/// Where a vNIC is, and how large a packet gets there.
+/// The location of a vNIC, and the path MTU to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
     pub(crate) location: Location,
-    /// Path MTU: bytes of the largest IP packet.
+    /// Path MTU: largest IP packet, bytes.
     pub(crate) mtu: u16,
 }
 
-/// The vNIC that a packet goes to, and the route to it.
+/// The vNIC that a packet goes to next, and the path to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NextHop {
     pub(crate) mac: Mac,
     pub(crate) path: Path,
 }
 
-/// Who has an address.
+/// The owner of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// A vNIC of the network.
     Vnic(NextHop),
-    /// One of another network, if that network has a route back.
+    /// A vNIC of another network, if that network has a route back.
     Peered(VpcId),
-    /// Somebody outside, behind an uplink.
+    /// A node outside, behind an uplink.
     Outside(UplinkId),
     /// The switch itself: the gateway, or a load balancer.
     Own,

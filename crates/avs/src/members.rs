@@ -1,4 +1,4 @@
-//! Sets of addresses that rules of security groups are about: listed ones, and those of a group's members.
+//! Address sets that rules of security groups refer to: listed ones, and the addresses of a group's members.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -11,17 +11,17 @@ use bifrost_wire::{Mac, Vni};
 use crate::ids::GroupId;
 use crate::tables::{BuildError, Remote, SecurityGroup, Tables};
 
-/// Addresses of either family.
+/// A set of addresses of either family.
 #[derive(Debug)]
 pub(crate) struct AddressSet(Lpm<()>);
 
 impl AddressSet {
-    /// Of prefixes in any order, which may overlap.
+    /// Builds a set from prefixes in any order, which may overlap.
     pub(crate) fn new(prefixes: impl IntoIterator<Item = IpNet>) -> Self {
         let mut prefixes: Vec<(IpNet, ())> = prefixes.into_iter().map(|prefix| (prefix.trunc(), ())).collect();
         prefixes.sort_unstable();
         prefixes.dedup();
-        // Never an error: none is there twice.
+        // Cannot fail: there are no duplicates.
         AddressSet(Lpm::new(prefixes).unwrap_or_default())
     }
 
@@ -30,7 +30,7 @@ impl AddressSet {
     }
 }
 
-/// What rules name, made when it is named first.
+/// The address sets that rules refer to. Each is built at its first use.
 #[derive(Debug)]
 pub(crate) struct Members<'a> {
     tables: &'a Tables,
@@ -48,7 +48,7 @@ impl<'a> Members<'a> {
         self.tables.groups.get(usize::from(id.0)).ok_or(BuildError::UnknownGroup(id))
     }
 
-    /// Whom a rule of a port in the network `vni` is about; `None`: anybody.
+    /// The addresses that a rule of a port in the network `vni` applies to; `None`: all.
     pub(crate) fn set(&mut self, vni: Vni, remote: Remote) -> Result<Option<Arc<AddressSet>>, BuildError> {
         let name = match remote {
             Remote::Anybody => return Ok(None),

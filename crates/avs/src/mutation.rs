@@ -1,7 +1,7 @@
-//! Deliberate mistakes, to show that tests notice them. They exist with the feature `mutations` only, which nothing that carries
-//! traffic may turn on; otherwise [`mutated!`] is `false` at compile time.
+//! Deliberate defects, to show that tests detect them. They exist only with the feature `mutations`, which must not
+//! be enabled in a build that carries traffic; otherwise [`mutated!`] is `false` at compile time.
 
-/// Whether a deliberate mistake is switched on: `mutated!(index, FragmentPortsUnseen)`.
+/// Whether a deliberate defect is enabled: `mutated!(index, FragmentPortsUnseen)`.
 #[cfg(feature = "mutations")]
 macro_rules! mutated {
     ($of:expr, $name:ident) => {
@@ -9,7 +9,7 @@ macro_rules! mutated {
     };
 }
 
-/// Without mutations nothing is mutated.
+/// Without the feature nothing is mutated.
 #[cfg(not(feature = "mutations"))]
 macro_rules! mutated {
     ($of:expr, $name:ident) => {
@@ -19,27 +19,27 @@ macro_rules! mutated {
 
 pub(crate) use mutated;
 
-/// One deliberate mistake; [`Tables::mutation`](crate::Tables::mutation) switches it on.
+/// A deliberate defect; [`Tables::mutation`](crate::Tables::mutation) enables it.
 #[cfg(feature = "mutations")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
-    /// ACLs judge fragments without the ports that the first one has.
+    /// ACLs judge fragments without the ports of the first one.
     FragmentPortsUnseen,
     /// Security groups judge fragments without ports, and a fragment begins a session without ports.
     FragmentSession,
-    /// Later fragments pass although none came before that was allowed.
+    /// Later fragments pass even if no first fragment passed before.
     FragmentWithoutFirst,
-    /// Later fragments may overlap those that came before.
+    /// Later fragments may overlap earlier ones.
     FragmentOverlap,
-    /// What is known of a packet's fragments counts for every sender's.
+    /// The record of a packet's first fragment applies to fragments of any sender.
     FragmentOfAnybody,
-    /// All of router and neighbour discovery passes ACLs and security groups, valid or not.
+    /// All router and neighbour discovery messages bypass ACLs and security groups, valid or not.
     NeighboursExempt,
-    /// An ICMP error passes from any sender to any receiver, as long as it quotes a conversation of the guest.
+    /// An ICMP error passes from any sender to any receiver, if it quotes a conversation of the guest.
     ErrorOfAnybody,
-    /// A guest may speak as a router.
+    /// A guest may act as a router.
     RouterUnseen,
-    /// A guest may speak as a DHCPv6 server.
+    /// A guest may act as a DHCPv6 server.
     DhcpServerUnseen,
 }
 

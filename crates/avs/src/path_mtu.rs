@@ -1,7 +1,7 @@
-//! Packets that are larger than the path MTU (Triton paper, section 5.2): fragmented, or refused with an ICMP error that says how
-//! large they may be.
+//! Packets larger than the path MTU (Triton paper, section 5.2): they are fragmented, or their sender gets an ICMP
+//! error with the MTU.
 //!
-//! All of this is rare: a packet that fits costs one comparison.
+//! This is rare: a packet that fits costs one comparison.
 
 use std::net::IpAddr;
 
@@ -13,32 +13,32 @@ use bifrost_wire::ethernet::{self, ethertype};
 
 use crate::frame::Frame;
 
-/// ICMP errors a second, and how many at once, that one port may cause: enough for a guest that begins to talk to many others.
+/// Rate and burst of ICMP errors per port: enough for a guest that begins to talk to many others.
 const ERRORS_PER_SECOND: u64 = 1000;
 const ERRORS_AT_ONCE: u64 = 100;
 
-/// What can be done.
+/// What to do about a packet that is too large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
-    /// It is fragmented, or segmented into smaller ones.
+    /// Fragment it, or segment it into smaller segments.
     Fragment,
-    /// Its sender gets the error that was made.
+    /// Send the ICMP error to its sender.
     Answer,
-    /// Nothing.
+    /// Drop it.
     None,
 }
 
-/// A frame that is larger than what gets there.
+/// A frame that is larger than the path MTU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TooLarge<'a> {
     pub(crate) frame: Frame<'a>,
-    /// Bytes of the largest IP packet.
+    /// Path MTU: largest IP packet, bytes.
     pub(crate) mtu: u16,
-    /// Between whom the error goes; `None`: nobody may send one.
+    /// Sender and receiver of the ICMP error; `None`: none may be sent.
     pub(crate) ends: Option<Ends>,
 }
 
-/// Which host sends an ICMP error, and to which vNIC.
+/// The node that sends an ICMP error, and the vNIC that receives it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
     pub(crate) source: IpAddr,
@@ -46,12 +46,13 @@ pub(crate) struct Ends {
     pub(crate) destination_mac: Mac,
 }
 
-/// A full allowance of ICMP errors.
+/// A full token bucket for ICMP errors.
 pub(crate) fn allowance() -> TokenBucket {
     TokenBucket::new(ERRORS_PER_SECOND, ERRORS_AT_ONCE)
 }
 
-/// What is to be done about a frame that is too large; `error` receives the frame for its sender, as long as `allowance` lasts.
+/// Decides what to do about a frame that is too large. `error` receives the ICMP error's frame, if `allowance`
+/// permits one.
 #[cold]
 pub(crate) fn remedy(
     TooLarge { frame, mtu, ends }: TooLarge<'_>,
@@ -60,7 +61,7 @@ pub(crate) fn remedy(
     error: &mut Vec<u8>,
 ) -> Remedy {
     match Segments::plan_within(frame.head, frame.len, frame.offload, mtu) {
-        // The plan is made again when the frame leaves, and what is wrong is counted then.
+        // The frame is planned again when it leaves; a malformed one is counted then.
         Ok(_) | Err(Refusal::Malformed(_)) => Remedy::Fragment,
         Err(Refusal::Uncuttable) => Remedy::None,
         Err(Refusal::DontFragment) => match ends {
@@ -72,14 +73,14 @@ pub(crate) fn remedy(
     }
 }
 
-/// "Fragmentation needed and DF set" (RFC 792, RFC 1191) or "packet too big" (RFC 4443, section 3.2), with the start of the packet
-/// as it came.
+/// Writes "fragmentation needed and DF set" (RFC 792, RFC 1191) or "packet too big" (RFC 4443, section 3.2), with the
+/// start of the original packet.
 fn too_big(frame: Frame<'_>, mtu: u16, ends: Ends, out: &mut Vec<u8>) -> Option<()> {
     let parsed = frame.parsed;
     let packet = frame.head.get(usize::from(parsed.l3)..frame.head.len().min(parsed.end as usize))?;
     let ethertype = if ends.source.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 };
     out.clear();
     out.extend_from_slice(&ethernet::Header::new(ends.destination_mac, ends.source_mac, ethertype).emit());
-    // Never of two families: who answers is of the packet's.
+    // Cannot fail because of mixed families: the error's source has the packet's family.
     icmp_error::write(IcmpError::TooLarge(mtu), ends.source, parsed.src_ip, packet, out)
 }

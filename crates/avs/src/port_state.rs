@@ -1,4 +1,4 @@
-//! What a switch keeps for each port, beside its sessions.
+//! The state of each port, except its sessions.
 
 use bifrost_tables::TokenBucket;
 use bifrost_wire::{Mac, Vni};
@@ -7,7 +7,7 @@ use crate::counters::PortCounters;
 use crate::path_mtu;
 use crate::rule_log::RuleLog;
 
-/// What a guest asks the switch itself.
+/// Requests of a guest to the switch itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     Dhcp,
@@ -19,40 +19,40 @@ pub(crate) enum Asked {
     Metadata,
 }
 
-/// Counters of a port, and of which vNIC.
+/// The counters and rate limiters of a port, and the vNIC that they belong to.
 #[derive(Clone, Debug)]
 pub(crate) struct PortState {
     pub(crate) vnic: Option<(Vni, Mac)>,
     pub(crate) counters: PortCounters,
-    /// For ICMP errors about what it sends and gets.
+    /// Limits ICMP errors about packets from and to the guest.
     pub(crate) errors: TokenBucket,
-    /// For what it asks by DHCP, and asks routers.
+    /// Limits DHCP messages and router solicitations.
     questions: TokenBucket,
-    /// For what it asks by DNS.
+    /// Limits DNS queries.
     names: TokenBucket,
-    /// For VRRP, and announcements of shared addresses.
+    /// Limits VRRP and announcements of shared addresses.
     sharing: TokenBucket,
-    /// For packets to the metadata service.
+    /// Limits packets to the metadata service.
     metadata: TokenBucket,
-    /// What logged rules did with its packets; `None`: no rule about them is logged.
+    /// The port's rule log; `None`: no rule about its packets is logged.
     pub(crate) rules: Option<Box<RuleLog>>,
 }
 
-/// Questions a second, and how many at once, that a guest may ask: a client repeats each after seconds.
+/// Rate and burst of DHCP messages and router solicitations: clients repeat them only after seconds.
 const QUESTIONS_PER_SECOND: u64 = 10;
 const QUESTIONS_AT_ONCE: u64 = 20;
-/// The same of names: a program may ask for many, and an answer costs some microseconds.
+/// Rate and burst of DNS queries: a program may send many, and an answer costs some microseconds.
 const NAMES_PER_SECOND: u64 = 1000;
 const NAMES_AT_ONCE: u64 = 1000;
-/// The same of VRRP and announcements: the shortest interval of VRRP is 10 ms (RFC 9568, section 5.2.7).
+/// Rate and burst of VRRP and announcements: the shortest interval of VRRP is 10 ms (RFC 9568, section 5.2.7).
 const SHARING_PER_SECOND: u64 = 200;
 const SHARING_AT_ONCE: u64 = 200;
-/// The same for packets to the metadata service, which a thread of the daemon processes.
+/// Rate and burst of packets to the metadata service, which a thread of the daemon processes.
 const METADATA_PER_SECOND: u64 = 500;
 const METADATA_AT_ONCE: u64 = 500;
 
 impl PortState {
-    /// Of a vNIC that has just come.
+    /// The initial state of a port with this vNIC.
     pub(crate) fn of(vnic: Option<(Vni, Mac)>) -> Self {
         let questions = TokenBucket::new(QUESTIONS_PER_SECOND, QUESTIONS_AT_ONCE);
         let names = TokenBucket::new(NAMES_PER_SECOND, NAMES_AT_ONCE);
@@ -62,7 +62,7 @@ impl PortState {
         PortState { vnic, counters, errors, questions, names, sharing, metadata, rules: None }
     }
 
-    /// What bounds how often a guest has the switch do this.
+    /// The rate limiter for a kind of request.
     pub(crate) fn bound(&mut self, asked: Asked) -> &mut TokenBucket {
         match asked {
             Asked::Dns => &mut self.names,

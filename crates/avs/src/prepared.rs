@@ -1,4 +1,4 @@
-//! Configurations with their indexes, built beside the switches that take them over.
+//! Configurations with their indexes, which are built outside the switches that take them over.
 
 use bifrost_wire::{Mac, Vni};
 
@@ -9,8 +9,8 @@ use crate::limits::{FlowLimits, SessionLimits};
 use crate::location::Location;
 use crate::tables::{BuildError, FlowLogSpec, RouteChanges, RuleLogSpec, Tables};
 
-/// A configuration with its indexes, ready for [`Switch::take_over`](crate::Switch::take_over). Clones share what comes
-/// from routes.
+/// A configuration with its indexes, ready for [`Switch::take_over`](crate::Switch::take_over). Clones share the
+/// tables that come from routes.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     pub(crate) index: Index,
@@ -20,7 +20,8 @@ pub struct Prepared {
     pub(crate) rule_log: Option<RuleLogSpec>,
 }
 
-/// What was in force before [`Switch::take_over`](crate::Switch::take_over), to be dropped where there is time.
+/// The configuration before [`Switch::take_over`](crate::Switch::take_over). Dropping it takes time, so the caller
+/// chooses when.
 #[derive(Debug)]
 pub struct Former {
     _index: Index,
@@ -32,10 +33,10 @@ impl Former {
     }
 }
 
-/// New shared tables, made from those of an earlier configuration and their changes.
+/// New shared tables, built from those of an earlier configuration and its changes.
 #[derive(Debug)]
 pub struct Merged {
-    /// Of each changed network: its addresses as they were, and the same with new tables.
+    /// For each changed network: its earlier addresses, and the same ones in new tables.
     networks: Vec<(Vni, Addresses, Addresses)>,
 }
 
@@ -48,11 +49,11 @@ impl Prepared {
         Ok(Self::of(tables, Index::build(tables)?))
     }
 
-    /// Builds the indexes of the configuration after this one, in time that does not depend on the number of routes:
-    /// `changes` are the differences of routes, and `tables` is everything else; its routes are not looked at.
+    /// Builds the indexes of the configuration after this one, in time that does not depend on the number of routes.
+    /// `changes` are the differences of the routes; `tables` is everything else, and its routes are ignored.
     ///
     /// # Errors
-    /// A contradiction in `tables`, or with a route.
+    /// A contradiction in `tables`, or between `tables` and a route.
     pub fn after(&self, tables: &Tables, changes: &[RouteChanges]) -> Result<Self, BuildError> {
         Ok(Self::of(tables, Index::since(tables, Some((&self.index, changes)))?))
     }
@@ -62,12 +63,12 @@ impl Prepared {
         Prepared { index, sessions, flows, flow_log: flow_log.clone(), rule_log }
     }
 
-    /// The same, for another worker of the host.
+    /// The same configuration for another worker of the host.
     pub fn of_worker(&self, own: WorkerId) -> Self {
         Prepared { index: self.index.of_worker(own), flow_log: self.flow_log.clone(), ..*self }
     }
 
-    /// The host of a vNIC to which routes lead, and the smallest path MTU of these routes, bytes.
+    /// The host of a vNIC that routes lead to, and the smallest path MTU of these routes, bytes.
     pub fn remote_vnic(&self, vni: Vni, mac: Mac) -> Option<(PeerId, u16)> {
         let path = self.index.vpc(vni)?.path(mac)?;
         match path.location {
@@ -76,21 +77,21 @@ impl Prepared {
         }
     }
 
-    /// Entries of the network with most of them that differ from the shared tables: lookups look at these first, and each
-    /// change copies them.
+    /// Number of entries that differ from the shared tables, in the network with the most. Lookups check these first,
+    /// and each change copies them.
     pub fn changed_len(&self) -> usize {
         self.index.addresses().map(|(_, addresses)| addresses.changed_len()).max().unwrap_or(0)
     }
 
-    /// Makes new shared tables of those of this configuration and its changes, in time proportional to their size. Meanwhile
-    /// there may be further configurations after this one.
+    /// Builds new shared tables from those of this configuration and its changes, in time proportional to their size.
+    /// Further configurations may be built after this one meanwhile.
     pub fn merged(&self) -> Merged {
         let changed = self.index.addresses().filter(|(_, addresses)| addresses.changed_len() > 0);
         Merged { networks: changed.map(|(vni, former)| (vni, former.clone(), former.merged())).collect() }
     }
 
-    /// The same configuration with new shared tables, made from an earlier one. Networks that were built without the earlier
-    /// one keep their tables.
+    /// The same configuration on new shared tables that were built from an earlier one. Networks that do not derive
+    /// from the earlier one keep their tables.
     pub fn rebased(&self, merged: &Merged) -> Self {
         let mut rebased = self.clone();
         for (vni, former, merged) in &merged.networks {

@@ -1,8 +1,8 @@
-//! Address resolution: the messages of ARP and neighbor discovery that are valid, and pass without being judged by rules.
+//! Address resolution: ARP and neighbor discovery messages that are valid, and pass without being judged by rules.
 //!
-//! The switch answers guests' questions itself, so their messages have to pass between guests in two cases only: a question of a
-//! device behind a peer without this switch goes to the port that it is about, and that guest's answer back to the peer. What
-//! passes so is short: it has no room for anything else.
+//! The switch replies to guests' requests itself, so such messages need to pass between guests in two cases only: a
+//! request from a device behind a peer without this switch goes to the port that it asks about, and that guest's
+//! reply goes back to the peer. These messages are limited in length, so they cannot carry anything else.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -19,24 +19,26 @@ const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
 
-/// Longest message that is valid here, bytes: a target, and three options of 8 bytes, of which guests use a link-layer address and
-/// a nonce (RFC 7527).
+/// Maximum length of a valid message, bytes: a target, and three options of 8 bytes, of which guests use a link-layer
+/// address and a nonce (RFC 7527).
 const MAX_LEN: usize = 24 + 3 * 8;
-/// Longest packet with ARP, bytes: what a frame of the smallest size has room for.
+/// Maximum length of a packet with ARP, bytes: what fits into a frame of minimum size.
 const MAX_ARP_LEN: usize = 46;
 
-/// A valid neighbour message. Everything else of router and neighbour discovery is refused, or a packet like any other.
+/// A valid neighbour message. All other router and neighbour discovery messages are rejected, or treated as ordinary
+/// packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     Solicitation(v6::Solicitation),
     Advertisement(v6::Advertisement),
 }
 
-/// The neighbour message in a packet, if it is one.
+/// Parses a packet's neighbour message, if it is one.
 ///
 /// # Errors
-/// [`DropReason::SpoofedNeighbour`] for what only routers send. [`DropReason::MalformedNeighbour`] for ICMPv6 that is cut short, and
-/// for a neighbour message that is not valid (RFC 4861, section 7.1), in pieces (RFC 6980), or longer than one has to be.
+/// [`DropReason::SpoofedNeighbour`] for messages that only routers send. [`DropReason::MalformedNeighbour`] for
+/// truncated ICMPv6, and for a neighbour message that is invalid (RFC 4861, section 7.1), fragmented (RFC 6980), or
+/// too long.
 #[inline(always)]
 pub(crate) fn message(head: &[u8], parsed: &Parsed) -> Result<Option<Message>, DropReason> {
     if parsed.kind != L3::V6 || parsed.protocol != ICMPV6 { Ok(None) } else { of_icmpv6(head, parsed) }
@@ -68,13 +70,14 @@ fn of_icmpv6(head: &[u8], parsed: &Parsed) -> Result<Option<Message>, DropReason
     }
 }
 
-/// The message in `bytes`, which have the type of one, if it is about a single address, and sent to whom such messages are.
+/// Parses a message of a neighbour type; `None` if it is not about a single unicast address, or has a wrong
+/// destination.
 fn valid(bytes: &[u8], parsed: &Parsed) -> Option<Message> {
     let IpAddr::V6(destination) = parsed.dst_ip else { return None };
     let found = match v6::Message::parse(bytes).ok()? {
         v6::Message::Solicitation(solicitation) => {
             let target = solicitation.target;
-            // Some address's group: its last three bytes are of that address.
+            // The solicited-node group, which contains the last three bytes of the address.
             let [.., a, b, c] = destination.octets();
             let group = v6::solicited_node(Ipv6Addr::from_octets([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, a, b, c]));
             (destination == target || destination == group).then_some(())?;
@@ -87,14 +90,16 @@ fn valid(bytes: &[u8], parsed: &Parsed) -> Option<Message> {
         }
         _ => None,
     };
-    // Right behind the fixed header: a fragment header makes receivers ignore it (RFC 6980), and no other belongs there.
+    // The message must directly follow the fixed header: receivers ignore one after a fragment header (RFC 6980), and
+    // no other extension header belongs there.
     found.filter(|_| usize::from(parsed.l4 - parsed.l3) == ipv6::HEADER_LEN)
 }
 
-/// The ARP packet in a frame.
+/// Parses the ARP packet of a frame.
 ///
 /// # Errors
-/// [`DropReason::MalformedNeighbour`], also for one with more behind it than the padding of a small frame.
+/// [`DropReason::MalformedNeighbour`], also if the packet is longer than the padding of a minimum-size frame
+/// explains.
 pub(crate) fn arp(head: &[u8], parsed: &Parsed) -> Result<arp::Packet, DropReason> {
     if parsed.packet_len() > MAX_ARP_LEN {
         return Err(DropReason::MalformedNeighbour);

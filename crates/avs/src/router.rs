@@ -1,4 +1,4 @@
-//! The router that guests find by themselves: what they ask it, and what it says (RFC 4861, sections 4.1, 4.2 and 6).
+//! Router discovery: solicitations from guests, and advertisements to them (RFC 4861, sections 4.1, 4.2 and 6).
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -13,13 +13,14 @@ use crate::tables::{GATEWAY_MAC, Ipv6Lease, Lease};
 /// ICMPv6 types (RFC 4861, section 4).
 pub(crate) const SOLICITATION: u8 = 133;
 pub(crate) const ADVERTISEMENT: u8 = 134;
-/// Longest solicitation, bytes: with a link-layer address and a few options that nobody knows yet.
+/// Maximum length of a solicitation, bytes: a link-layer address, and room for a few future options.
 const MAX_LEN: usize = 8 + 8 * 8;
-/// Hop limit that guests are to begin with.
+/// Initial hop limit of guests.
 const HOP_LIMIT: u8 = 64;
-/// Addresses are had by DHCPv6 (RFC 4861, section 4.2).
+/// M flag: addresses are available by DHCPv6 (RFC 4861, section 4.2).
 const MANAGED: u8 = 0x80;
-/// A subnet's other addresses are reached without a router; none is made of its prefix (RFC 4861, section 4.6.2).
+/// L flag: other addresses of the prefix are on-link. Without the A flag, guests do not derive addresses from it
+/// (RFC 4861, section 4.6.2).
 const ON_LINK: u8 = 0x80;
 /// The smallest MTU of IPv6, bytes.
 const LEAST_MTU: u16 = 1280;
@@ -33,12 +34,12 @@ mod option {
     pub(super) const SEARCH: u8 = 31;
 }
 
-/// Whether a packet of the guest with the MAC address `mac` is a valid router solicitation (RFC 4861, section 6.1.1). Its checksum is not
-/// verified, like that of all that a guest asks its own host.
+/// Checks that a packet from the guest with the MAC address `mac` is a valid router solicitation (RFC 4861,
+/// section 6.1.1). Its checksum is not verified, as for all requests of guests to their own host.
 ///
 /// # Errors
-/// [`DropReason::MalformedNeighbour`]: it is none, is longer than one has to be, or is not all there; [`DropReason::SpoofedNeighbour`]: it
-/// names another MAC address.
+/// [`DropReason::MalformedNeighbour`]: it is not a valid one, is too long, or is truncated;
+/// [`DropReason::SpoofedNeighbour`]: it contains another MAC address.
 pub(crate) fn check_solicitation(head: &[u8], parsed: &Parsed, mac: Mac) -> Result<(), DropReason> {
     let message = head.get(usize::from(parsed.l4)..parsed.end as usize).ok_or(DropReason::MalformedNeighbour)?;
     let has_options = usize::from(parsed.l4 - parsed.l3) != ipv6::HEADER_LEN;
@@ -56,13 +57,13 @@ pub(crate) fn check_solicitation(head: &[u8], parsed: &Parsed, mac: Mac) -> Resu
     }
 }
 
-/// What the router says to the guest of a lease, ICMPv6 without a checksum. Without a lease: that it is a router no longer (RFC 4861,
-/// section 6.2.5).
+/// Appends a router advertisement for the guest of a lease, as ICMPv6 without a checksum. Without a lease it has
+/// router lifetime 0: the router is no longer one (RFC 4861, section 6.2.5).
 pub(crate) fn advertisement(lease: Option<&Ipv6Lease>, out: &mut Vec<u8>) {
     let lifetime = lease.map_or(0, Ipv6Lease::router_lifetime_s);
     let [high, low] = lifetime.to_be_bytes();
     let flags = if lease.is_some() { MANAGED } else { 0 };
-    // Reachable and retransmission times are not specified.
+    // Reachable time and retransmission timer are unspecified.
     out.extend([ADVERTISEMENT, 0, 0, 0, HOP_LIMIT, flags, high, low, 0, 0, 0, 0, 0, 0, 0, 0]);
     out.extend([option::SOURCE_MAC, 1]);
     out.extend(GATEWAY_MAC.0);
@@ -72,10 +73,11 @@ pub(crate) fn advertisement(lease: Option<&Ipv6Lease>, out: &mut Vec<u8>) {
         out.extend(u32::from(lease.mtu).to_be_bytes());
     }
     let lifetime = u32::from(lifetime).to_be_bytes();
-    // Nobody else is in the subnet of a single address; the whole of IPv6 is not on the link, whatever the guest's prefix says.
+    // A single-address prefix contains no other node, and the whole of IPv6 is not on-link, whatever the guest's
+    // prefix length is.
     for (prefix, len) in lease.subnets().filter(|(_, len)| (1..128).contains(len)) {
         out.extend([option::PREFIX, 4, len, ON_LINK]);
-        // Valid, and preferred.
+        // Valid and preferred lifetime.
         out.extend([lifetime; 2].as_flattened());
         out.extend([0; 4]);
         out.extend(prefix.octets());

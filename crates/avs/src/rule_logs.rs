@@ -1,22 +1,23 @@
-//! The logs of rules of all ports of a switch.
+//! The rule logs of all ports of a switch.
 
 use crate::port_state::PortState;
 use crate::rule_log::{RuleLog, RuleLogCounters, RuleRecord};
 use crate::tables::RuleLogSpec;
 
-/// Records of logs that have ended, from which on those of further ports are lost: a port's are all kept, or none.
+/// Once this many records of ended logs wait to be taken, the records of further ended logs are lost. The records of
+/// one port are either all kept or all lost.
 const MOST_PAST: usize = 1 << 16;
 
-/// How rules are logged, and what is left of logs that have ended.
+/// The settings of rule logs, and the remaining records of ended ones.
 #[derive(Debug)]
 pub(crate) struct RuleLogs {
     /// `None`: rules are not logged.
     pub(crate) spec: Option<RuleLogSpec>,
-    /// Secret, for hashes of what tenants choose.
+    /// Secret seed of hashes whose keys tenants choose.
     seed: u64,
     past: Vec<RuleRecord>,
     ended: RuleLogCounters,
-    /// The port whose records are taken next.
+    /// The port from which records are taken next.
     cursor: usize,
 }
 
@@ -25,7 +26,7 @@ impl RuleLogs {
         RuleLogs { spec, seed, past: Vec::new(), ended: RuleLogCounters::default(), cursor: 0 }
     }
 
-    /// Ends the log of a port, if it has one. Its records wait to be taken.
+    /// Ends the log of a port, if it has one. Its records can still be taken.
     pub(crate) fn end(&mut self, state: &mut PortState, now_ns: u64) {
         let (Some(mut log), Some((vni, _))) = (state.rules.take(), state.vnic) else { return };
         if self.past.len() < MOST_PAST {
@@ -34,7 +35,7 @@ impl RuleLogs {
         self.ended = self.ended.and(&log.counters);
     }
 
-    /// Gives a port that stays a log or another bound of it, or ends it. `is_wanted`: a rule about the port's packets is logged.
+    /// Creates, updates or ends the log of a port that stays. `is_wanted`: a rule about the port's packets is logged.
     pub(crate) fn claim(&mut self, state: &mut PortState, is_wanted: bool, now_ns: u64) {
         match (&mut state.rules, self.spec.filter(|_| is_wanted)) {
             (_, None) => self.end(state, now_ns),
@@ -43,7 +44,7 @@ impl RuleLogs {
         }
     }
 
-    /// Adds the records of the next of `parts` parts of the ports.
+    /// Adds the due records of the next of `parts` parts of the ports.
     pub(crate) fn take(&mut self, ports: &mut [PortState], parts: usize, now_ns: u64, out: &mut Vec<RuleRecord>) {
         out.append(&mut self.past);
         let end = ports.len().min(self.cursor + ports.len().div_ceil(parts.max(1)));

@@ -1,4 +1,4 @@
-//! What vNICs say about addresses that they share, and how one host says it to others.
+//! Announcements of shared addresses: those of vNICs, and those that one host sends to others.
 
 use std::net::IpAddr;
 
@@ -12,30 +12,30 @@ use crate::answer::{ALL_NODES, ALL_NODES_MAC, start, start_v6};
 use crate::frame::Frame;
 use crate::resolution::{self, Message};
 
-/// Claims that are kept until they are taken, at most. The tables bound them, too.
+/// Maximum number of claims that wait to be taken. The tables also bound them.
 const MOST: usize = 4096;
 
-/// What a vNIC says about an address that it shares with others.
+/// A vNIC's claim to an address that it shares with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The network.
     pub vni: Vni,
     /// The address.
     pub address: IpAddr,
-    /// The vNIC, which is one of those that share the address.
+    /// The vNIC; it is one of those that share the address.
     pub mac: Mac,
-    /// What it says.
+    /// Kind of the claim.
     pub statement: Statement,
-    /// When, in ns of the switch's time.
+    /// When it was made, ns of the switch's time.
     pub at_ns: u64,
 }
 
-/// What is said about a shared address.
+/// Kind of a claim to a shared address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Statement {
-    /// The vNIC has it. This counts only while no other holder is known.
+    /// The vNIC uses the address. This counts only while no other holder is known.
     Has,
-    /// The vNIC has it from now on.
+    /// The vNIC takes the address over.
     Takes,
 }
 
@@ -44,7 +44,7 @@ pub enum Statement {
 pub(crate) struct Claims(Vec<Claim>);
 
 impl Claims {
-    /// Keeps a claim, in place of an earlier one of the same vNIC about the same address.
+    /// Stores a claim. It replaces an earlier one of the same vNIC for the same address.
     pub(crate) fn note(&mut self, claim: Claim) {
         let of = |claim: &Claim| (claim.vni, claim.address, claim.mac);
         if let Some(known) = self.0.iter_mut().find(|known| of(known) == of(&claim)) {
@@ -60,10 +60,11 @@ impl Claims {
     }
 }
 
-/// The address that the vNIC `mac` says it has without being asked, by ARP or neighbor discovery, and how.
+/// The address that the vNIC `mac` announces by unsolicited ARP or neighbor discovery, and the kind of claim.
 ///
-/// A request is how addresses are usually taken (RFC 5227, section 3), and an advertisement that overrides (RFC 4861,
-/// section 7.2.6). Hosts that run this switch repeat who has an address by a reply, and by one that does not.
+/// An ARP request (RFC 5227, section 3) or an advertisement with the override flag (RFC 4861, section 7.2.6) takes an
+/// address. Hosts with this switch repeat who holds an address by an ARP reply, or by an advertisement without the
+/// flag.
 pub(crate) fn announced(frame: Frame<'_>, mac: Mac) -> Option<(IpAddr, Statement)> {
     let statement = |takes| if takes { Statement::Takes } else { Statement::Has };
     if frame.parsed.kind == L3::Arp {
@@ -82,9 +83,9 @@ pub(crate) fn announced(frame: Frame<'_>, mac: Mac) -> Option<(IpAddr, Statement
     }
 }
 
-/// The frame that tells another host's switch which vNIC has a shared address: as
-/// [`Switch::from_underlay`](crate::Switch::from_underlay) understands it, and devices that know only ARP and neighbor
-/// discovery.
+/// The frame that announces to another host's switch which vNIC has a shared address.
+/// [`Switch::from_underlay`](crate::Switch::from_underlay) understands it, and so do devices that know only ARP and
+/// neighbor discovery.
 pub fn announcement(mac: Mac, address: IpAddr, statement: Statement) -> Vec<u8> {
     let mut frame = Vec::new();
     let takes = statement == Statement::Takes;

@@ -1,4 +1,4 @@
-//! One network's indexes.
+//! The indexes of one network.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -23,26 +23,27 @@ pub(crate) struct VpcIndex {
     pub(crate) reliability: Reliability,
     pub(crate) ordering: Ordering,
     pub(crate) acl: Option<Acl>,
-    /// What its guests are told by DNS.
+    /// DNS names that the gateway resolves for its guests.
     pub(crate) names: Option<Names>,
-    /// Whether its packets have flow records, because more is asked than where they go: there is an ACL, or one of its ports has security
-    /// groups; or there are load balancers in any network, since answers to their clients may come from any.
+    /// Whether its packets have flow records. They do if a decision needs more than a route lookup: there is an ACL,
+    /// a port has security groups, or any network has load balancers, because replies to their clients may come from
+    /// any network.
     pub(crate) has_records: bool,
     gateways: Vec<IpAddr>,
-    /// The gateway has the addresses where guests ask for metadata, too.
+    /// The gateway also has the addresses of the metadata service.
     pub(crate) has_metadata: bool,
-    /// Addresses that vNICs share, and these vNICs. They are reached through the gateway, so that guests need not learn
-    /// which vNIC holds one.
+    /// Addresses that vNICs share, and these vNICs. They are reached through the gateway, so that guests need not
+    /// know which vNIC holds one.
     shared: BTreeMap<IpAddr, Box<[Mac]>>,
     /// `None`: there are no load balancers.
     pub(crate) balancers: Option<Box<Balancers>>,
-    /// Until [`finish`](Self::finish).
+    /// Present until [`finish`](Self::finish).
     draft: Option<Box<Draft>>,
     pub(crate) addresses: Addresses,
 }
 
 impl VpcIndex {
-    /// `former`: the network's addresses in a former configuration, of which the routes stay.
+    /// `former`: the network's addresses in an earlier configuration, whose routes stay.
     pub(crate) fn new(
         vpc: &Vpc,
         id: VpcId,
@@ -83,7 +84,7 @@ impl VpcIndex {
         port.routed.iter().try_for_each(routed)
     }
 
-    /// After ports and routes: `vnics` are of those.
+    /// Adds a shared address. The `vnics` must belong to ports and routes that have been added.
     pub(crate) fn add_shared(&mut self, shared: &SharedAddress) -> Result<(), BuildError> {
         let SharedAddress { vni: _, address, ref vnics, holder } = *shared;
         if !is_host(address) {
@@ -100,7 +101,7 @@ impl VpcIndex {
         hop.map_or(Ok(()), |hop| self.add_prefix(IpNet::from(address), Owner::Vnic(hop)))
     }
 
-    /// Whether vNICs share addresses here.
+    /// Whether any vNICs share addresses in this network.
     #[inline(always)]
     pub(crate) fn has_shared(&self) -> bool {
         !self.shared.is_empty()
@@ -110,7 +111,7 @@ impl VpcIndex {
         self.sharers(addr).next().is_some()
     }
 
-    /// The vNICs that may have a shared address.
+    /// The vNICs that share an address.
     pub(crate) fn sharers(&self, addr: IpAddr) -> impl Iterator<Item = Mac> {
         self.shared.get(&addr).into_iter().flatten().copied()
     }
@@ -120,13 +121,14 @@ impl VpcIndex {
         self.draft()?.add_route(route)
     }
 
-    /// After ports, in place of all routes: those that differ from the former configuration.
+    /// Applies the differences of the routes from the earlier configuration, instead of adding all routes. All ports
+    /// must have been added.
     pub(crate) fn change_routes(&mut self, changes: &RouteChanges) -> Result<(), BuildError> {
         changes.routes.iter().filter(|(_, route)| route.is_some()).try_for_each(|(net, _)| self.check_prefix(*net))?;
         self.draft()?.change_routes(changes)
     }
 
-    /// Before ports and routes: they have other addresses.
+    /// Adds a load balancer. Called before ports and routes are added, which may not have its address.
     pub(crate) fn add_balancer(&mut self, id: LoadBalancerId, balancer: &LoadBalancer) -> Result<(), BuildError> {
         let address = balancer.address;
         if !is_host(address) {
@@ -142,13 +144,13 @@ impl VpcIndex {
         self.balancers.get_or_insert_default().add(id, balancer)
     }
 
-    /// Whether the switch itself has an address: the gateway's, or a load balancer's.
+    /// Whether the switch itself owns an address: the gateway's, or a load balancer's.
     #[inline(always)]
     pub(crate) fn is_own(&self, addr: IpAddr) -> bool {
         self.is_gateway(addr) || self.balancers.as_ref().is_some_and(|balancers| balancers.has_address(addr))
     }
 
-    /// What has no other route goes to the outside, in a family or the other.
+    /// Adds a default route to an uplink, for IPv4 or IPv6.
     pub(crate) fn add_outside(&mut self, uplink: UplinkId, v6: bool) -> Result<(), BuildError> {
         let any = if v6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::from([0, 0, 0, 0]) };
         let prefix = IpNet::new_assert(any, 0);
@@ -169,7 +171,7 @@ impl VpcIndex {
         self.draft()?.add_owner(prefix, owner)
     }
 
-    /// A prefix is not an address of the switch itself.
+    /// Checks that a prefix is not an address of the switch itself.
     fn check_prefix(&self, prefix: IpNet) -> Result<(), BuildError> {
         let single = prefix.prefix_len() == prefix.max_prefix_len();
         if single && self.is_own(prefix.addr()) {
@@ -178,12 +180,12 @@ impl VpcIndex {
         Ok(())
     }
 
-    /// What is under construction; a network that is finished is not changed.
+    /// The tables under construction; after [`finish`](Self::finish) the network cannot be changed.
     fn draft(&mut self) -> Result<&mut Draft, BuildError> {
         self.draft.as_deref_mut().ok_or(BuildError::UnknownVni(self.vni))
     }
 
-    /// Makes what was added known.
+    /// Builds the tables from everything that was added.
     pub(crate) fn finish(&mut self) -> Result<(), BuildError> {
         let balancers = self.balancers.iter().flat_map(|balancers| balancers.addresses());
         let mut own: Vec<IpAddr> = self.gateways.iter().copied().chain(balancers).collect();
@@ -205,7 +207,7 @@ impl VpcIndex {
         self.addresses.path(mac)
     }
 
-    /// The same while the network is built: after ports and routes.
+    /// The location of a vNIC while the network is built, once ports and routes have been added.
     pub(crate) fn drafted_location(&self, mac: Mac) -> Option<Location> {
         self.draft.as_ref()?.path(mac).map(|path| path.location)
     }
@@ -214,13 +216,13 @@ impl VpcIndex {
         self.path(mac).map(|path| path.location)
     }
 
-    /// Who has an address, by the routes.
+    /// The owner of an address according to the routes.
     #[inline(always)]
     pub(crate) fn owner_by_route(&self, addr: IpAddr) -> Option<Owner> {
         self.addresses.owner(addr)
     }
 
-    /// Which vNIC of this network has an address, by the routes.
+    /// The vNIC of this network that has an address, according to the routes.
     #[inline(always)]
     pub(crate) fn route(&self, addr: IpAddr) -> Option<NextHop> {
         match self.owner_by_route(addr)? {
@@ -229,7 +231,7 @@ impl VpcIndex {
         }
     }
 
-    /// The gateway's address of a family, the first one.
+    /// The gateway's first address of a family.
     pub(crate) fn gateway(&self, v6: bool) -> Option<IpAddr> {
         self.gateways.iter().copied().find(|addr| addr.is_ipv6() == v6)
     }
@@ -244,7 +246,7 @@ impl VpcIndex {
             || (self.has_metadata && is_metadata(addr))
     }
 
-    /// The MAC address to answer with when somebody asks for `addr`.
+    /// The MAC address to reply with when a guest resolves `addr`.
     pub(crate) fn resolve(&self, addr: IpAddr) -> Option<Mac> {
         if self.is_own(addr) || self.is_shared(addr) {
             return Some(GATEWAY_MAC);
@@ -252,7 +254,8 @@ impl VpcIndex {
         self.vnic(addr).map(|hop| hop.mac)
     }
 
-    /// Which vNIC of this network has an address: by the routes, or an IPv6 link-local one by the MAC address in it.
+    /// The vNIC of this network that has an address: according to the routes, or, for an IPv6 link-local address, by
+    /// the MAC address in it.
     pub(crate) fn vnic(&self, addr: IpAddr) -> Option<NextHop> {
         match self.owner(addr)? {
             Owner::Vnic(hop) => Some(hop),
@@ -260,7 +263,8 @@ impl VpcIndex {
         }
     }
 
-    /// Who has an address, as [`owner_by_route`](Self::owner_by_route), or an IPv6 link-local one by the MAC address in it.
+    /// The owner of an address, as [`owner_by_route`](Self::owner_by_route); for an IPv6 link-local address, by the
+    /// MAC address in it first.
     pub(crate) fn owner(&self, addr: IpAddr) -> Option<Owner> {
         match addr {
             IpAddr::V6(a) if a.is_unicast_link_local() => mac_of_link_local(a)
@@ -280,7 +284,7 @@ pub(crate) fn is_host(addr: IpAddr) -> bool {
     !(special || addr.is_unspecified() || addr.is_multicast() || addr.is_loopback())
 }
 
-/// The link-local address that follows from a MAC address (RFC 4291, appendix A).
+/// The link-local address derived from a MAC address (RFC 4291, appendix A).
 pub(crate) fn link_local(mac: Mac) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac.0;
     Ipv6Addr::from_octets([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])

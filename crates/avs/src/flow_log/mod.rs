@@ -1,8 +1,9 @@
-//! Flow logs: what each conversation of some ports was (Triton paper, section 2.3), accepted or rejected.
+//! Flow logs: a record of each conversation of some ports, accepted or rejected (Triton paper, section 2.3).
 //!
-//! The switch counts; somebody takes the records away now and then ([`Switch::take_flow_records`](crate::Switch::take_flow_records)), and it
-//! is then that conversations end by their timeouts: packets pay for one look-up and for nothing else. Without logs they pay for nothing.
-//! All is bounded: what finds no room is counted and not logged.
+//! The switch counts packets. The caller takes the records from time to time
+//! ([`Switch::take_flow_records`](crate::Switch::take_flow_records)); timeouts of conversations are evaluated then,
+//! so a packet costs one lookup and nothing else. Without a flow log there is no cost. All memory is bounded: packets
+//! of conversations without room are counted and not logged.
 
 pub(crate) mod observe;
 mod record;
@@ -14,13 +15,13 @@ pub(crate) use table::FlowLog;
 /// Counters of flow logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowLogCounters {
-    /// Conversations that are being counted.
+    /// Conversations in the table now.
     pub current_flows: u64,
-    /// Records that were made.
+    /// Records created.
     pub created_records: u64,
-    /// Records that were lost, because nobody took them in time.
+    /// Records lost because they were not taken in time.
     pub lost_records: u64,
-    /// Packets of conversations for which there was no room.
+    /// Packets of conversations for which the table had no room.
     pub unlogged_packets: u64,
 }
 

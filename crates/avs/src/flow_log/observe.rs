@@ -1,4 +1,4 @@
-//! What is logged of a packet that has been decided about.
+//! Logs packets that have been decided about.
 
 use bifrost_nic::L3;
 use bifrost_wire::Vni;
@@ -12,7 +12,7 @@ use crate::location::Location;
 use crate::session::Key;
 use crate::verdict::{Action, Verdict};
 
-/// A packet of the guest behind `port`.
+/// Logs a packet from the guest behind `port`.
 pub(crate) fn sent(log: &mut FlowLog, index: &Index, port: PortId, frame: Frame<'_>, verdict: &Verdict, now_ns: u64) {
     let rejected = verdict.drop_reason();
     if is_logged(frame)
@@ -24,7 +24,7 @@ pub(crate) fn sent(log: &mut FlowLog, index: &Index, port: PortId, frame: Frame<
         log.count(name, Direction::Egress, Packet::of(frame), now_ns);
     }
     match verdict.action {
-        // Another worker logs what it decides itself.
+        // If another worker decides about the packet, it also logs it.
         Action::Deliver { port, worker: None } => received(log, index, port, frame, verdict, now_ns),
         Action::Drop(DropReason::GroupIngress) => {
             if let Some(Location::Local(port)) = index.location(port, frame.parsed) {
@@ -35,7 +35,7 @@ pub(crate) fn sent(log: &mut FlowLog, index: &Index, port: PortId, frame: Frame<
     }
 }
 
-/// A packet of a peer, which is given to a port or kept from it.
+/// Logs a packet from a peer that is delivered to a port or dropped on its way there.
 pub(crate) fn received_from_peer(
     log: &mut FlowLog,
     index: &Index,
@@ -53,7 +53,7 @@ pub(crate) fn received_from_peer(
     }
 }
 
-/// A packet that is given to a port, or kept from it.
+/// Logs a packet that is delivered to a port or dropped on its way there.
 pub(crate) fn received(
     log: &mut FlowLog,
     index: &Index,
@@ -67,7 +67,7 @@ pub(crate) fn received(
         && log.wants(port, rejected)
         && let Some((_, vpc)) = index.port(port)
     {
-        // As the guest sees it.
+        // Log the addresses that the guest sees.
         let seen = verdict.rewrite.map(|rewrite| rewrite.view(frame.parsed));
         let key = Key::of(port, Direction::Ingress, frame.head, seen.as_ref().unwrap_or(frame.parsed));
         let name = Name { key, vni: vpc.vni, rejected };

@@ -1,4 +1,4 @@
-//! What is told of a conversation.
+//! Records of the flow log.
 
 use std::net::IpAddr;
 
@@ -7,18 +7,18 @@ use bifrost_wire::Vni;
 use crate::drop_reason::DropReason;
 use crate::ids::{Direction, PortId};
 
-/// A conversation of a port's guest, or what there was of it since the record before.
+/// A conversation of a port's guest, or the part of it since the previous record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRecord {
     /// The port.
     pub port: PortId,
-    /// The network that the port was in.
+    /// The network of the port at that time.
     pub vni: Vni,
-    /// Who sent the first packet: the guest, or the other end.
+    /// Direction of the first packet: from the guest, or to it.
     pub origin: Direction,
     /// The guest's address.
     pub local: IpAddr,
-    /// The guest's port; of ICMP what stands for it, 0 for protocols without.
+    /// The guest's port; for ICMP the identifier or type, for protocols without ports 0.
     pub local_port: u16,
     /// The other end's address.
     pub remote: IpAddr,
@@ -28,46 +28,47 @@ pub struct FlowRecord {
     pub protocol: u8,
     /// Why its packets were dropped; `None`: they passed.
     pub rejected: Option<DropReason>,
-    /// From the guest, since the record before.
+    /// From the guest, since the previous record.
     pub sent: Traffic,
-    /// To the guest, since the record before.
+    /// To the guest, since the previous record.
     pub received: Traffic,
     /// First packet of this record, ns of the switch's time.
     pub start_ns: u64,
     /// Last packet of this record, ns of the switch's time.
     pub end_ns: u64,
-    /// Why there is a record.
+    /// Why the record was made.
     pub end: FlowEnd,
-    /// From the first SYN to the ACK that completes the handshake, ns, as seen by this switch; `None`: not seen, or the SYN was repeated.
+    /// Time from the first SYN to the ACK that completes the handshake as seen by this switch, ns; `None`: not seen,
+    /// or the SYN was retransmitted.
     pub handshake_ns: Option<u64>,
 }
 
 /// Packets of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// IP packets; what a guest leaves to be segmented counts as what it becomes.
+    /// IP packets; a frame that is to be segmented counts as its segments.
     pub packets: u64,
     /// Bytes of IP packets, headers included.
     pub bytes: u64,
-    /// All flags of its TCP segments.
+    /// All flags of its TCP segments, combined.
     pub tcp_flags: u8,
 }
 
-/// Why there is a record (RFC 5102, section 5.11.3: `flowEndReason`).
+/// Why a record was made (RFC 5102, section 5.11.3: `flowEndReason`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowEnd {
-    /// Nothing was heard for a while.
+    /// The conversation was idle for too long.
     Idle,
-    /// It goes on; this is what there was of it so far.
+    /// The conversation continues; this is an interim record.
     Active,
     /// Both sides have closed it, or one has reset it.
     Closed,
-    /// It is no longer logged.
+    /// The conversation is no longer logged.
     Forced,
 }
 
 impl FlowEnd {
-    /// Its number in IPFIX.
+    /// The value in IPFIX.
     pub const fn number(self) -> u8 {
         match self {
             FlowEnd::Idle => 1,
@@ -77,7 +78,7 @@ impl FlowEnd {
         }
     }
 
-    /// What it is called.
+    /// The name in logs.
     pub const fn name(self) -> &'static str {
         match self {
             FlowEnd::Idle => "idle",

@@ -1,4 +1,4 @@
-//! The conversations that are being counted.
+//! The table of conversations that are being logged.
 
 use std::hash::BuildHasher as _;
 
@@ -15,12 +15,12 @@ use crate::ids::{Direction, PortId};
 use crate::session::Key;
 use crate::tables::FlowLogSpec;
 
-/// Records of conversations that end because another one takes their name, and that nobody has taken yet.
+/// Maximum number of records that wait to be taken, of conversations that ended because another one reused their key.
 const PENDING: usize = 4096;
-/// For so long after its end a conversation gets the packets that come late, ns.
+/// Time after its end during which a conversation still counts late packets, ns.
 const LINGER_NS: u64 = 1_000_000_000;
 
-/// A packet of a guest, or to it.
+/// What the log counts of a frame from or to a guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
     pub(crate) packets: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// What leaves, if it is to be segmented: as many packets as it becomes.
+    /// The packets of a frame. A frame that is to be segmented counts as its segments.
     pub(crate) fn of(frame: Frame<'_>) -> Self {
         let p = frame.parsed;
         let (len, flags) = (p.packet_len() as u64, p.tcp.map(|tcp| tcp.flags));
@@ -44,16 +44,16 @@ impl Packet {
     }
 }
 
-/// How far a TCP handshake has come.
+/// Progress of a TCP handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Handshake {
-    /// None was seen from its beginning.
+    /// Its beginning was not seen.
     Unknown,
-    /// SYN was sent at that time.
+    /// SYN sent at this time, ns.
     Asked(u64),
-    /// And answered.
+    /// SYN sent at this time, ns, and answered.
     Answered(u64),
-    /// It took that long.
+    /// Complete; it took this long, ns.
     Done(u64),
 }
 
@@ -62,7 +62,7 @@ impl Handshake {
         let (syn, ack) = (flags.contains(Flags::SYN), flags.contains(Flags::ACK));
         match self {
             Handshake::Unknown if is_first && syn && !ack => Handshake::Asked(now_ns),
-            // Which one is answered nobody knows (Karn's algorithm).
+            // It is unknown which SYN will be answered (Karn's algorithm).
             Handshake::Asked(_) if by_originator && syn => Handshake::Unknown,
             Handshake::Asked(at) if !by_originator && syn && ack => Handshake::Answered(at),
             Handshake::Answered(at) if by_originator && ack && !syn => Handshake::Done(now_ns.saturating_sub(at)),
@@ -76,21 +76,21 @@ struct Flow {
     name: Name,
     origin: Direction,
     handshake: Handshake,
-    /// By direction.
+    /// Indexed by direction.
     traffic: [Traffic; 2],
-    /// Flags of all its records, by direction.
+    /// TCP flags of all its records, indexed by direction.
     flags: [u8; 2],
     start_ns: u64,
     end_ns: u64,
-    /// A place that is free.
+    /// The slot is free.
     is_free: bool,
 }
 
-/// What names a conversation. Packets that pass and packets that do not are two.
+/// The key of a conversation. Accepted and rejected packets are two conversations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Name {
     pub(crate) key: Key,
-    /// The network that the port was in.
+    /// The network of the port at that time.
     pub(crate) vni: Vni,
     pub(crate) rejected: Option<DropReason>,
 }
@@ -163,22 +163,22 @@ impl Flow {
 #[derive(Debug)]
 pub(crate) struct FlowLog {
     spec: FlowLogSpec,
-    /// By port number: whether it is logged, and how many conversations it has.
+    /// Indexed by port number: whether the port is logged, and its number of conversations.
     ports: Vec<(bool, u32)>,
-    /// Conversations that one port may have.
+    /// Maximum number of conversations per port.
     per_port: u32,
     hasher: FixedState,
     index: HashTable<u32>,
     flows: Vec<Flow>,
     free: Vec<u32>,
     pending: Vec<FlowRecord>,
-    /// Where the next look begins.
+    /// Where the next scan begins.
     cursor: usize,
     counters: FlowLogCounters,
 }
 
 impl FlowLog {
-    /// `seed`: of the hash, secret, since names come from tenants.
+    /// `seed`: secret seed of the hash, because tenants choose the keys.
     pub(crate) fn new(spec: FlowLogSpec, seed: u64) -> Self {
         let mut log = FlowLog {
             spec: FlowLogSpec { ports: Vec::new(), ..spec },
@@ -196,7 +196,7 @@ impl FlowLog {
         log
     }
 
-    /// Something else is to be logged; `None`: nothing, once the records of what was logged have been taken.
+    /// Changes what is logged; `None`: nothing, except that existing records can still be taken.
     pub(crate) fn set_spec(&mut self, spec: Option<FlowLogSpec>) {
         self.ports.iter_mut().for_each(|(is_logged, _)| *is_logged = false);
         let Some(spec) = spec else { return };
@@ -210,7 +210,7 @@ impl FlowLog {
         self.spec = spec;
     }
 
-    /// Whether nothing is logged any more, and nothing is left to be taken.
+    /// Whether nothing is logged any more, and no record is left.
     pub(crate) fn is_over(&self) -> bool {
         self.counters.current_flows == 0
             && self.pending.is_empty()
@@ -221,14 +221,14 @@ impl FlowLog {
         &self.counters
     }
 
-    /// Whether conversations of a port are logged, of packets with this fate.
+    /// Whether packets of a port with this fate are logged.
     #[inline]
     pub(crate) fn wants(&self, port: PortId, rejected: Option<DropReason>) -> bool {
         let is_wanted = if rejected.is_some() { self.spec.rejected } else { self.spec.accepted };
         is_wanted && self.ports.get(port.place()).is_some_and(|(is_logged, _)| *is_logged)
     }
 
-    /// A packet from or to the guest of a port that is [wanted](Self::wants), at `now_ns`.
+    /// Counts a packet from or to the guest of a port. Its port and fate must be [wanted](Self::wants).
     pub(crate) fn count(&mut self, name: Name, direction: Direction, packet: Packet, now_ns: u64) {
         let hash = self.hasher.hash_one(name);
         let found = self.index.find(hash, |&at| self.flows[at as usize].name == name).copied();
@@ -238,7 +238,7 @@ impl FlowLog {
             if !begins || !flow.is_closed() {
                 return flow.count(packet, direction, false, now_ns);
             }
-            // Another conversation under the same name.
+            // Another conversation with the same key.
             let over = flow.record(FlowEnd::Closed);
             *flow = Flow::begin(name, direction, now_ns);
             flow.count(packet, direction, true, now_ns);
@@ -278,7 +278,8 @@ impl FlowLog {
         index.insert_unique(hash, at, |&at| hasher.hash_one(flows[at as usize].name));
     }
 
-    /// Looks at the next of `parts` parts, and adds the records of what has ended or goes on for long.
+    /// Scans the next of `parts` parts of the table, and adds the records of conversations that have ended or are due
+    /// for an interim record.
     pub(crate) fn take(&mut self, parts: usize, now_ns: u64, out: &mut Vec<FlowRecord>) {
         out.append(&mut self.pending);
         let end = self.flows.len().min(self.cursor + self.flows.len().div_ceil(parts.max(1)));
@@ -291,7 +292,7 @@ impl FlowLog {
             }
             if end == FlowEnd::Active {
                 flow.traffic = Default::default();
-                // Each handshake is told once.
+                // Each handshake is reported once.
                 flow.handshake = Handshake::Unknown;
                 flow.start_ns = now_ns;
             } else {

@@ -1,4 +1,4 @@
-//! What NAT does with a packet.
+//! The NAT decision about a packet.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ use crate::rewrite::{Endpoint, Translation};
 use crate::service::{Connection, Mapped, Memory, Step, Translator};
 use crate::session::{self, Event, Key, Quote};
 
-/// Who the guests of this host are.
+/// Looks up the guests of this host.
 pub(crate) trait Guests {
     /// The network of a port.
     fn network(&self, port: PortId) -> Option<VpcId>;
@@ -26,53 +26,53 @@ pub(crate) trait Guests {
     fn at(&self, vpc: VpcId, address: IpAddr) -> Option<PortId>;
 }
 
-/// What becomes of a packet that leaves.
+/// The decision about a packet to the outside.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Departure {
     pub(crate) translation: Translation,
-    /// What it does to its connection, if it has one.
+    /// What the packet does to its connection, if it has one.
     pub(crate) step: Option<Step>,
 }
 
-/// What becomes of a packet that comes in.
+/// The decision about a packet from the outside.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
-    /// For whom it is.
+    /// The port of the receiving guest.
     pub(crate) guest: PortId,
     pub(crate) translation: Translation,
-    /// What it does to its connection, if it has one.
+    /// What the packet does to its connection, if it has one.
     pub(crate) step: Option<Step>,
-    /// What it quotes, if it is an ICMP error.
+    /// The packet that it quotes, if it is an ICMP error.
     quote: Option<Quote>,
 }
 
 impl Arrival {
-    /// What the packet's headers say after the change.
+    /// The packet's headers after the translation.
     pub(crate) fn view(&self, parsed: &Parsed) -> Parsed {
         let seen = self.translation.view(parsed);
         match self.quote {
-            // It may come from between the ends.
+            // A router between the ends may have sent the error.
             Some(quote) if quote.destination != parsed.src_ip => Parsed { src_ip: parsed.src_ip, ..seen },
             _ => seen,
         }
     }
 }
 
-/// The two ends of a packet whose ports may change.
+/// The two ends of a packet whose ports may be translated.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
     protocol: u8,
     source: Endpoint,
     destination: Endpoint,
     event: Event,
-    /// Whether it may begin a conversation, from inside; and from outside.
+    /// Whether it may begin a conversation from inside, and from outside.
     opens: bool,
     opens_inwards: bool,
 }
 
 impl Flow {
     /// # Errors
-    /// It has no ports, or does not show them.
+    /// It has no ports, or they are not visible.
     fn of(frame: Frame<'_>) -> Result<Flow, DropReason> {
         let p = frame.parsed;
         if p.is_fragment() {
@@ -91,7 +91,8 @@ impl Flow {
                 let is_first =
                     |flags: Flags| flags.contains(Flags::SYN) && !flags.intersects(Flags::ACK.with(Flags::RST));
                 let first = p.tcp.is_none_or(|tcp| is_first(tcp.flags));
-                // A connection that goes on after a restart of the daemon gets another port, and its other end resets it.
+                // A connection that continues after a restart of the daemon gets another outside port, and its other
+                // end resets it.
                 let opens = p.tcp.is_none_or(|tcp| !tcp.flags.contains(Flags::RST));
                 flow((p.src_port, p.dst_port), event_of(p), opens, first)
             }
@@ -103,17 +104,17 @@ impl Flow {
         }
     }
 
-    /// The identifier of an echo is the same at both ends.
+    /// The destination. An echo has the same identifier at both ends, so its destination uses `port`.
     fn towards(&self, port: u16) -> Endpoint {
         let is_echo = matches!(self.protocol, ICMP | ICMPV6);
         Endpoint { port: if is_echo { port } else { self.destination.port }, ..self.destination }
     }
 }
 
-/// What the guest behind a port sends to the outside.
+/// A packet to the outside from the guest behind a port.
 ///
 /// # Errors
-/// Why it goes nowhere.
+/// The reason to drop the packet.
 pub(crate) fn depart(
     uplink: &Uplink,
     guests: &impl Guests,
@@ -182,10 +183,10 @@ pub(crate) fn depart(
     Ok(with(connection(uplink, guest, known, sent, protocol).begins(key, Direction::Egress, event, ends, mapped)))
 }
 
-/// What comes from the outside. `after` [`depart`]: a packet of a guest of this host, as it has left.
+/// A packet from the outside. `after` [`depart`]: a packet from a guest of this host, after its translation.
 ///
 /// # Errors
-/// Why it goes nowhere.
+/// The reason to drop the packet.
 pub(crate) fn arrive(
     uplink: &Uplink,
     guests: &impl Guests,
@@ -265,7 +266,7 @@ fn arrive_at_port(
     };
     let known = Translation::of_ends(inside, source);
     let key = Key::between(guest, inside, source, protocol);
-    // One of that name with another outside end is of an earlier configuration.
+    // A connection with the same key but another outside end is from an earlier configuration.
     let other = connections.find_after(&key, after);
     let ends = if ends.is_some() && other.is_some() && ends != other { return Err(none) } else { ends.or(other) };
     let sent = Translation::of_ends(destination, source);
@@ -273,7 +274,7 @@ fn arrive_at_port(
     with(&connection, connection.begins(key, Direction::Ingress, event, ends, mapped))
 }
 
-/// How a packet of one guest gets to another through the outside addresses of both.
+/// The combined translation of a packet that goes from one guest to another through the outside addresses of both.
 pub(crate) fn turn_round(parsed: &Parsed, departure: &Departure, arrival: &Arrival) -> Translation {
     let (out, back) = (departure.translation, arrival.translation);
     match (out.is_with_ports(), back.is_with_ports()) {
@@ -299,7 +300,7 @@ fn guest_of(connection: &Connection) -> Option<PortId> {
     }
 }
 
-/// Whether the configuration allows a connection that began under an earlier one.
+/// Whether the current configuration allows a connection that began under an earlier one.
 fn is_valid(uplink: &Uplink, guests: &impl Guests, connection: &Connection) -> bool {
     let Translator::Nat { guest, uplink: port, mapping } = connection.by else { return false };
     let (inside, outside) = connection.guest_ends();
@@ -315,7 +316,8 @@ fn is_valid(uplink: &Uplink, guests: &impl Guests, connection: &Connection) -> b
         && guests.at(vpc, inside.address) == Some(guest)
 }
 
-/// Which connection makes room for one between these ends, outside: that of its name, or one of an earlier configuration.
+/// The connection that a new one between these outside ends replaces: `ends`, which has the same key, or one from an
+/// earlier configuration with the same outside ends.
 fn free_for(
     uplink: &Uplink,
     Memory { connections, after, .. }: Memory<'_>,
@@ -330,7 +332,8 @@ fn free_for(
     }
 }
 
-/// What an ICMP error quotes, if a packet is one: something that its receiver has sent.
+/// The packet that an ICMP error quotes; `None`: not an ICMP error. The receiver of the error must have sent the
+/// quoted packet.
 fn sensible(
     error: Option<Option<Quote>>,
     parsed: &Parsed,
@@ -341,9 +344,9 @@ fn sensible(
     quote.map(Some).ok_or(DropReason::NatProtocol)
 }
 
-/// Whether all checksums that cover the addresses of a packet are where they are looked for.
+/// Whether the addresses of a packet can be changed: all checksums that cover them must be at the expected offsets.
 fn may_change_addresses(parsed: &Parsed) -> Result<(), DropReason> {
-    /// The header of a fragment.
+    /// Length of the fragment header, bytes.
     const FRAGMENT_LEN: usize = 8;
     let len = usize::from(parsed.l4 - parsed.l3);
     let most = ipv6::HEADER_LEN + if parsed.is_fragment() { FRAGMENT_LEN } else { 0 };

@@ -1,4 +1,4 @@
-//! What is known of an uplink: which addresses are seen behind it, and whose they are.
+//! An uplink: its outside addresses and their owners.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -11,39 +11,39 @@ use crate::location::VpcId;
 use crate::rewrite::Endpoint;
 use crate::tables::BuildError;
 
-/// A port behind which the outside is.
+/// A port that leads to the outside.
 #[derive(Clone, Debug)]
 pub(crate) struct Uplink {
     pub(crate) port: PortId,
     pub(crate) mac: Mac,
     pub(crate) mtu: u16,
-    /// The network of that port.
+    /// The port's network.
     pub(crate) vpc: VpcId,
     addresses: ExactMap<IpAddr, Address>,
     floating: ExactMap<(VpcId, IpAddr), IpAddr>,
     sources: ExactMap<VpcId, Source>,
-    /// By protocol and outside end; the other way round; both for good.
+    /// Port forwards by protocol and outside end, and by network, protocol and inside end.
     forwards: ExactMap<(u8, Endpoint), (VpcId, Endpoint)>,
     forwarded: ExactMap<(VpcId, u8, Endpoint), Endpoint>,
 }
 
-/// Whose an outside address is.
+/// The owner of an outside address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// One guest's: its network and its address there.
+    /// A floating address of one guest: its network and its address there.
     Floating(VpcId, IpAddr),
-    /// Several guests'.
+    /// Shared by several guests.
     Shared,
 }
 
-/// Where a network's guests are seen.
+/// Source NAT of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) v4: Vec<IpAddr>,
     pub(crate) v6: Vec<IpAddr>,
-    /// The ports of each address that this host gives out.
+    /// The ports of each address that this host may allocate.
     pub(crate) block: RangeInclusive<u16>,
-    /// Ports that one guest gets, at most.
+    /// Maximum number of ports of a guest.
     pub(crate) per_guest: u32,
 }
 
@@ -68,20 +68,20 @@ impl Uplink {
         }
     }
 
-    /// Gives an outside address to a guest.
+    /// Assigns a floating address to a guest.
     ///
     /// # Errors
-    /// Either address is another one's.
+    /// The outside address has another owner, or the guest has another floating address.
     pub(crate) fn add_floating(&mut self, outside: IpAddr, vpc: VpcId, inside: IpAddr) -> Result<(), BuildError> {
         let taken = self.addresses.insert(outside, Address::Floating(vpc, inside)).is_some();
         let twice = self.floating.insert((vpc, inside), outside).is_some();
         if taken || twice { Err(BuildError::OutsideAddress(outside)) } else { Ok(()) }
     }
 
-    /// Has a network's guests share addresses.
+    /// Adds the addresses that a network's guests share.
     ///
     /// # Errors
-    /// An address is one guest's alone, or the network has others.
+    /// An address is a floating one, or the network already has source NAT.
     pub(crate) fn add_source(&mut self, vpc: VpcId, source: Source) -> Result<(), BuildError> {
         for &address in source.v4.iter().chain(&source.v6) {
             self.share(address)?;
@@ -93,10 +93,10 @@ impl Uplink {
         }
     }
 
-    /// Gives a guest's end an outside end for good.
+    /// Adds a port forward.
     ///
     /// # Errors
-    /// Either is another one's.
+    /// The outside end or the guest's end is already in use.
     pub(crate) fn add_forward(
         &mut self,
         protocol: u8,
@@ -117,32 +117,32 @@ impl Uplink {
         }
     }
 
-    /// Whose an address is, if it is one of the uplink's.
+    /// The owner of an address, if it is one of the uplink's addresses.
     pub(crate) fn address(&self, address: IpAddr) -> Option<Address> {
         self.addresses.get(&address).copied()
     }
 
-    /// The outside address of a guest that has one for itself.
+    /// The floating address of a guest, if it has one.
     pub(crate) fn floating(&self, vpc: VpcId, inside: IpAddr) -> Option<IpAddr> {
         self.floating.get(&(vpc, inside)).copied()
     }
 
-    /// What a network's guests share.
+    /// The source NAT of a network.
     pub(crate) fn source(&self, vpc: VpcId) -> Option<&Source> {
         self.sources.get(&vpc)
     }
 
-    /// Whose an outside end is for good.
+    /// The guest end that an outside end is forwarded to.
     pub(crate) fn forward(&self, protocol: u8, outside: Endpoint) -> Option<(VpcId, Endpoint)> {
         self.forwards.get(&(protocol, outside)).copied()
     }
 
-    /// The outside end that a guest's end has for good.
+    /// The outside end from which a guest's end is forwarded.
     pub(crate) fn forwarded(&self, vpc: VpcId, protocol: u8, inside: Endpoint) -> Option<Endpoint> {
         self.forwarded.get(&(vpc, protocol, inside)).copied()
     }
 
-    /// Whether guests of a network may have an outside end for a while.
+    /// Whether guests of a network may get a dynamic mapping to this outside end.
     pub(crate) fn lends(&self, vpc: VpcId, protocol: u8, outside: Endpoint) -> bool {
         let of_source = self.source(vpc).is_some_and(|source| {
             source.block.contains(&outside.port)

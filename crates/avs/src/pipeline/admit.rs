@@ -1,4 +1,4 @@
-//! Stage: whether the sender may send this at all. Nobody uses an address of somebody else.
+//! Stage: whether the sender may send this frame at all. It must use its own addresses.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ use crate::mutation::mutated;
 use crate::tables::GATEWAY_MAC;
 use crate::vpc::link_local;
 
-/// A guest uses its own addresses.
+/// Checks that a guest uses its own addresses.
 #[inline(always)]
 pub(super) fn outbound(packet: &Outbound<'_>) -> Result<(), DropReason> {
     let (p, port) = (packet.frame.parsed, &packet.port.port);
@@ -27,7 +27,7 @@ pub(super) fn outbound(packet: &Outbound<'_>) -> Result<(), DropReason> {
         return Err(DropReason::Vlan);
     }
     match p.kind {
-        // The next stage looks at it in full.
+        // The next stage checks it in full.
         L3::Arp => Ok(()),
         L3::Other => Err(DropReason::EtherType),
         L3::V6 if is_to_dhcpv6_client(packet.frame) && !mutated!(packet.index, DhcpServerUnseen) => {
@@ -38,7 +38,7 @@ pub(super) fn outbound(packet: &Outbound<'_>) -> Result<(), DropReason> {
     }
 }
 
-/// Whether a packet, or the first of its fragments, goes where only servers and relays send (RFC 7610).
+/// Whether a packet, or the first of its fragments, goes to a port to which only servers and relays send (RFC 7610).
 #[inline(always)]
 fn is_to_dhcpv6_client(frame: Frame<'_>) -> bool {
     let p = frame.parsed;
@@ -51,21 +51,23 @@ fn is_begun_to_client(frame: Frame<'_>) -> bool {
     whole.is_some_and(|whole| whole.parsed.dst_port == dhcpv6::CLIENT_PORT)
 }
 
-/// Whether the guest of a port may have an address, alone or shared with others.
+/// Whether the guest of a port may use an address, alone or shared with others.
 #[inline(always)]
 pub(super) fn is_own(index: &PortIndex, addr: IpAddr) -> bool {
     let port = &index.port;
     port.addresses.contains(&addr) || addr == IpAddr::V6(link_local(port.mac)) || index.shared.contains(&addr)
 }
 
-/// Whether a packet is from a network behind the guest, which routes: nobody else has its source.
+/// Whether a packet comes from a network behind the guest, if it is a router: no other vNIC may have the source
+/// address.
 fn is_routed(packet: &Outbound<'_>) -> bool {
     let (port, from) = (&packet.port.port, packet.frame.parsed.src_ip);
     let at = |owner| matches!(owner, Owner::Vnic(hop) if hop.path.location == Location::Local(port.id));
     !port.routed.is_empty() && is_routable(from) && packet.vpc.owner_by_route(from).is_some_and(at)
 }
 
-/// What a guest may say before it has an address: DHCP, duplicate address detection and joining the groups for it.
+/// Whether a guest may send this before it has an address: DHCP, duplicate address detection, and joining the groups
+/// for it.
 fn has_no_address_yet(p: &Parsed) -> bool {
     let allowed = match p.kind {
         L3::V4 => p.protocol == UDP && (p.src_port, p.dst_port) == (68, 67),
@@ -74,8 +76,8 @@ fn has_no_address_yet(p: &Parsed) -> bool {
     p.src_ip.is_unspecified() && p.dst_mac.is_multicast() && allowed
 }
 
-/// The source is at the peer: by MAC address, or by route for what came through the gateway. An address that is known to be elsewhere is
-/// refused even from a MAC address that is right.
+/// Checks that the source is at the peer: by its MAC address, or by its route for packets that came through the
+/// gateway. A source address that is known to be elsewhere is rejected even if the MAC address is right.
 #[inline(always)]
 pub(super) fn inbound(packet: &Inbound<'_>) -> Result<(), DropReason> {
     let p = packet.frame.parsed;
@@ -90,7 +92,7 @@ pub(super) fn inbound(packet: &Inbound<'_>) -> Result<(), DropReason> {
     if by_mac || (p.src_mac == GATEWAY_MAC && by_address) { Ok(()) } else { Err(DropReason::WrongPeer) }
 }
 
-/// Whether an address is at the peer; `false` when nobody is known to have it.
+/// Whether an address is at the peer; `false` if it is unknown.
 #[inline(always)]
 pub(super) fn is_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> Result<bool, DropReason> {
     match packet.vpc.owner(addr) {
@@ -102,15 +104,16 @@ pub(super) fn is_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> Result<bool, Dro
     }
 }
 
-/// Whether a vNIC at the peer shares an address with others: it may have it, no matter which one had it last.
+/// Whether a vNIC at the peer shares an address with others. It may use the address, no matter which vNIC is known to
+/// hold it.
 #[cold]
 fn may_be_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> bool {
     let at = Some(Location::Remote(packet.peer));
     packet.vpc.has_shared() && packet.vpc.sharers(addr).any(|mac| packet.vpc.location(mac) == at)
 }
 
-/// Whether an address of another network, from which a route leads to the destination, is at the peer. Only through the gateways, so
-/// nobody there is on the same link.
+/// Whether an address of another network, with a route to the destination, is at the peer. Such packets must come
+/// through the gateway, because that network is not on the same link.
 #[cold]
 fn is_across_at_peer(packet: &Inbound<'_>, other: VpcId, addr: IpAddr) -> Result<bool, DropReason> {
     let p = packet.frame.parsed;

@@ -1,5 +1,5 @@
-//! What a guest asks a DHCP server, at a broadcast or multicast address or the gateway's. What is answered is in `dhcp.rs` and
-//! `dhcpv6.rs`. Security groups and ACLs are not asked, as for ARP: nothing leaves the host.
+//! Answers DHCP messages from a guest, sent to a broadcast or multicast address or to the gateway. The replies are
+//! built in `dhcp.rs` and `dhcpv6.rs`. Security groups and ACLs do not apply, as for ARP: nothing leaves the host.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -14,8 +14,8 @@ use crate::tables::GATEWAY_MAC;
 use crate::vpc::link_local;
 use crate::{answer, dhcp, dhcpv6};
 
-/// Answers, if a packet is a question to a DHCP server, and the guest has a lease. Called only for packets that go to a group or to the
-/// gateway: others pay nothing.
+/// Answers a message to a DHCP server, if the guest has a lease. Called only for packets to a group or to the
+/// gateway; others do not pay for it.
 #[cold]
 pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     let p = packet.frame.parsed;
@@ -52,7 +52,7 @@ fn v6(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop>
         return Ok(());
     }
     let message = question(packet, effects)?;
-    // Clients are known by their link-local addresses (RFC 8415, section 17.1).
+    // Clients use their link-local addresses (RFC 8415, section 17.1).
     let IpAddr::V6(client) = p.src_ip else { return Err(DropReason::DhcpMalformed.into()) };
     if !client.is_unicast_link_local() {
         return Err(DropReason::DhcpMalformed.into());
@@ -63,7 +63,7 @@ fn v6(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop>
     Err(Stop::Answer)
 }
 
-/// What is asked, if it is all there, and the guest does not ask too often.
+/// The message, if it is complete and the guest does not exceed its rate limit.
 fn question<'a>(packet: &Outbound<'a>, effects: &mut impl Effects) -> Result<&'a [u8], DropReason> {
     if !effects.may_ask(packet.port.port.id, Asked::Dhcp) {
         return Err(DropReason::DhcpRate);

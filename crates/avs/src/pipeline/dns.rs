@@ -1,5 +1,5 @@
-//! What a guest asks its gateway by DNS. What is answered is in `dns`. Security groups and ACLs are not asked, as for ARP: nothing leaves
-//! the host.
+//! Answers DNS queries from a guest to its gateway. The responses are built in `dns`. Security groups and ACLs do not
+//! apply, as for ARP: nothing leaves the host.
 
 use bifrost_wire::protocol::UDP;
 
@@ -10,10 +10,10 @@ use crate::drop_reason::DropReason;
 use crate::effects::Effects;
 use crate::port_state::Asked;
 
-/// Bytes of the headers of IPv4 and UDP. With IPv6 there are twenty more, and no path with less than 1280 bytes.
+/// Length of the IPv4 and UDP headers, bytes. IPv6 has 20 more, but every IPv6 path carries at least 1280 bytes.
 const HEADERS: usize = 28;
 
-/// Answers, if a packet is a question to a name server, and the network has names. Called only for packets that go to the gateway.
+/// Answers a DNS query, if the network has names. Called only for packets to the gateway.
 #[cold]
 pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     let (port, frame) = (&packet.port.port, packet.frame);

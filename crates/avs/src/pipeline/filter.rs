@@ -1,5 +1,5 @@
-//! Stage: whether a packet may pass. The ACL of a port's network is asked first, then the security groups of the port; of what one guest
-//! of this host sends to another, on both sides.
+//! Stage: whether a packet may pass. The ACL of a port's network is evaluated first, then the port's security groups.
+//! Packets between two guests of this host are checked at both ports.
 
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::Mac;
@@ -31,7 +31,7 @@ pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) ->
     }
     check_at(packet.index, (packet.port, packet.vpc), Direction::Egress, packet.frame, effects)?;
     match packet.verdict.action {
-        // The switch of another worker, which knows the receiver's conversations, decides whether they may come in.
+        // If another worker serves the pair, its switch has the receiver's sessions, and applies the ingress rules.
         Action::Deliver { port, worker: None } => check(packet.index, port, Direction::Ingress, packet.frame, effects),
         _ => Ok(()),
     }
@@ -45,7 +45,7 @@ pub(super) fn inbound(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> R
     }
 }
 
-/// Whether the ACL of its network and the groups of a port let a packet pass.
+/// Checks a packet against the ACL of a port's network and the port's security groups.
 #[inline(always)]
 pub(super) fn check(
     index: &Index,
@@ -78,7 +78,7 @@ fn check_at(
     by_groups(index, at, policy, direction, frame, exempt, effects)
 }
 
-/// Whether rules say nothing about a packet: it is a message of ARP or neighbor discovery.
+/// Whether a packet is exempt from rules: a valid ARP or neighbor discovery message.
 #[inline(always)]
 fn is_exempt(index: &Index, Frame { head, parsed, .. }: Frame<'_>) -> bool {
     let _ = index;
@@ -109,7 +109,8 @@ fn by_acl(
     if rule.is_some_and(|(_, allow)| !allow) { Err(DropReason::Acl) } else { Ok(()) }
 }
 
-/// Whether the groups of a port let a packet pass. One function: most ports need none of it, and its parts are for it alone.
+/// Checks a packet against the security groups of a port. Not inlined, because most ports have none; the functions
+/// that it calls are inlined into it.
 #[inline(never)]
 fn by_groups(
     index: &Index,
@@ -130,7 +131,8 @@ fn by_groups(
     conclude(policy, (id, direction), frame, judgement, effects)
 }
 
-/// Does what follows from a judgement of the groups of a port. What a rule accepts is logged if it does begin.
+/// Applies the decision of a port's security groups. A rule that accepts is logged only if the session actually
+/// begins.
 #[inline(always)]
 fn conclude(
     policy: &GroupPolicy,
@@ -153,8 +155,8 @@ fn conclude(
     Ok(())
 }
 
-/// What an ICMP message is about, if it is an `error`: one counts for what it quotes if it goes to the sender of that packet, and comes
-/// from the host that it was for, or from another address of the same vNIC, which may be a router.
+/// Classifies an ICMP message. For an `error`, the quote is valid only if the error goes to the sender of the quoted
+/// packet, and comes from that packet's destination or from another address of the same vNIC, which may be a router.
 fn about(index: &Index, vpc: &VpcIndex, error: Option<Option<Quote>>, parsed: &Parsed) -> About {
     let is_right = |quote: &Quote| {
         let vnic = |addr| index.vnic_of(vpc, addr);
@@ -165,8 +167,8 @@ fn about(index: &Index, vpc: &VpcIndex, error: Option<Option<Quote>>, parsed: &P
     error.map_or(About::Packets, |quote| About::Error(quote.filter(is_right)))
 }
 
-/// The same of a fragment. Where rules look at what only the first one shows, that one is judged as the packet would be, and the
-/// others pass if it did; elsewhere each is judged by what it shows.
+/// The same for a fragment. If rules match fields that only the first fragment has, the first one is judged as the
+/// whole packet would be, and the others pass if it did; otherwise each fragment is judged by itself.
 #[cold]
 #[inline(never)]
 fn check_fragment(
@@ -198,7 +200,7 @@ fn check_fragment(
     }
     if let Some(policy) = policy {
         let error = session::error(id, direction, frame.head, &whole.parsed);
-        // An error in fragments is about nothing: real ones are short.
+        // A fragmented error matches no session: real errors are short.
         let about = if error.is_some() { About::Error(None) } else { About::Packets };
         let judgement = policy.judge(effects.memory(), id, direction, frame.head, &whole.parsed, about);
         conclude(policy, (id, direction), Frame { parsed: &whole.parsed, ..frame }, judgement, effects)?;
@@ -208,7 +210,8 @@ fn check_fragment(
     Ok(())
 }
 
-/// A number for the vNIC that sent a packet: by its MAC address, or, if it came through the gateway, by its source.
+/// A number that identifies the vNIC that sent a packet: by its MAC address, or by the source address if the packet
+/// came through the gateway.
 fn sender(index: &Index, vpc: &VpcIndex, parsed: &Parsed) -> u64 {
     let number = |(network, mac): (VpcId, Mac)| u64::from(network.0) << 48 | mac.as_u64();
     let routed = parsed.src_mac == GATEWAY_MAC;

@@ -1,5 +1,5 @@
-//! What a guest asks the metadata service. The switch only lets it through to the daemon, which knows the guest by its
-//! port. Security groups and ACLs are not asked, as for ARP: nothing leaves the host.
+//! Requests of a guest to the metadata service. The switch only passes them to the daemon, which identifies the guest
+//! by its port. Security groups and ACLs do not apply, as for ARP: nothing leaves the host.
 
 use bifrost_wire::protocol::TCP;
 
@@ -9,11 +9,11 @@ use crate::effects::Effects;
 use crate::port_state::Asked;
 use crate::tables::is_metadata;
 
-/// The port of HTTP.
+/// HTTP port.
 const HTTP: u16 = 80;
 
-/// Gives a packet to the daemon, if it is for the metadata service, and the guest has metadata. Called only for packets
-/// that go to the gateway.
+/// Passes a packet to the metadata service on to the daemon, if the guest has metadata. Called only for packets to
+/// the gateway.
 #[cold]
 pub(super) fn outbound(packet: &Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     let (port, p) = (packet.port, packet.frame.parsed);

@@ -11,7 +11,7 @@ use crate::path_mtu::{Ends, Remedy, TooLarge};
 use crate::tables::{GATEWAY_MAC, Port};
 use crate::verdict::{Action, Verdict};
 
-/// `came`: the packet, as its sender sent it.
+/// `came`: the packet as its sender sent it.
 #[inline(always)]
 pub(super) fn outbound(packet: &mut Outbound<'_>, came: Frame<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     if packet.frame.largest_packet() <= usize::from(packet.mtu) { Ok(()) } else { shrink(packet, came, effects) }
@@ -30,7 +30,7 @@ fn shrink(packet: &mut Outbound<'_>, came: Frame<'_>, effects: &mut impl Effects
     }
 }
 
-/// The gateway sends the error, or, where there is none, the receiver of the packet.
+/// The gateway sends the error or, if there is none, the packet's receiver.
 fn gateway_to_guest(packet: &Outbound<'_>, came: Frame<'_>) -> Ends {
     let p = came.parsed;
     let (source, source_mac) = match packet.vpc.gateway(p.src_ip.is_ipv6()) {
@@ -67,7 +67,8 @@ fn shrink_inbound(packet: &mut Inbound<'_>, to: &Port, effects: &mut impl Effect
     }
 }
 
-/// The receiver sends the error, in the sender's network: the sender's host lets no other host use the gateway's address.
+/// The receiver sends the error, in the sender's network. It cannot come from the gateway, because the sender's host
+/// accepts the gateway's address from no other host.
 fn receiver_to_sender(packet: &Inbound<'_>, to: &Port) -> Option<(Vni, Ends)> {
     let (parsed, vpc) = (packet.frame.parsed, packet.vpc);
     let (sender, vni) = if parsed.src_mac == GATEWAY_MAC {
@@ -76,7 +77,7 @@ fn receiver_to_sender(packet: &Inbound<'_>, to: &Port) -> Option<(Vni, Ends)> {
     } else {
         (parsed.src_mac, vpc.vni)
     };
-    // From another network it comes through the gateway.
+    // From another network the error comes through the gateway.
     let source_mac = if vni == vpc.vni { to.mac } else { GATEWAY_MAC };
     Some((vni, Ends { source: parsed.dst_ip, source_mac, destination_mac: sender }))
 }

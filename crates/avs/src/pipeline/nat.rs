@@ -1,4 +1,4 @@
-//! Stages of NAT: what comes from an uplink, and what leaves through one. What decides is in `nat/`.
+//! Stages of NAT: packets from an uplink, and packets to one. The decisions are made in `nat/`.
 
 use bifrost_nic::L3;
 use bifrost_wire::arp;
@@ -31,7 +31,7 @@ impl Guests for Index {
     }
 }
 
-/// From an uplink: whose it is. Later stages see the packet as its guest will.
+/// A packet from an uplink: finds the guest. Later stages see the packet as the guest will.
 #[inline(never)]
 pub(super) fn arrive(packet: &mut Outbound<'_>, id: UplinkId, effects: &mut impl Effects) -> Result<(), Stop> {
     let (frame, index) = (packet.frame, packet.index);
@@ -51,7 +51,7 @@ pub(super) fn arrive(packet: &mut Outbound<'_>, id: UplinkId, effects: &mut impl
             answer::advertisement(&solicitation, GATEWAY_MAC, p, packet.answer);
             return Err(Stop::Answer);
         }
-        // Nobody has asked.
+        // The switch never solicits anything on an uplink.
         Some(Message::Advertisement(_)) => return Err(DropReason::OwnAddress.into()),
         None => {}
     }
@@ -67,7 +67,7 @@ pub(super) fn arrive(packet: &mut Outbound<'_>, id: UplinkId, effects: &mut impl
     }
     let arrival = nat::arrive(uplink, index, effects.connections(), frame, None)?;
     let (to, vpc) = index.port(arrival.guest).ok_or(DropReason::NatNoMapping)?;
-    // Addresses inside are not used from outside.
+    // Inside addresses must not appear as sources outside.
     if vpc.owner_by_route(p.src_ip) != Some(Owner::Outside(id)) {
         return Err(DropReason::SpoofedIp.into());
     }
@@ -97,8 +97,8 @@ fn arp(packet: &mut Outbound<'_>, id: UplinkId) -> Result<(), Stop> {
     Err(Stop::Answer)
 }
 
-/// A packet of the guest behind `from` has passed, and leaves through an uplink: from which address. To the outside address of a guest of
-/// this host it comes back at once.
+/// A packet of the guest behind `from` has passed the filters and leaves through an uplink: translates it. A packet
+/// to an outside address of a guest of this host is turned around.
 #[inline(never)]
 pub(super) fn depart(
     index: &Index,

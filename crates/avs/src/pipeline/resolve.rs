@@ -1,4 +1,4 @@
-//! Stage: ARP and neighbor discovery. The switch answers guests' questions itself; nothing of it is broadcast.
+//! Stage: ARP and neighbor discovery. The switch replies to guests' requests itself; nothing is broadcast.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use crate::location::Location;
 use crate::mutation::mutated;
 use crate::resolution::{self, Message};
 
-/// Answers a guest's question. An answer about the guest's own address goes on to the vNIC that asked.
+/// Replies to a guest's request. A reply about the guest's own address is forwarded to the vNIC that asked.
 #[inline(always)]
 pub(super) fn outbound(packet: &mut Outbound<'_>) -> Result<(), Stop> {
     let p = packet.frame.parsed;
@@ -38,8 +38,8 @@ fn arp(packet: &mut Outbound<'_>) -> Result<(), Stop> {
         return Err(DropReason::SpoofedArp.into());
     }
     let target = IpAddr::V4(message.target_ip);
-    // A guest may look for the holder of an address that it shares. A guest that is about to take it, which a probe or an
-    // announcement shows, gets no answer.
+    // A guest may resolve the holder of an address that it shares. A guest that is about to take the address, which a
+    // probe or an announcement shows, gets no reply.
     let is_asked = !probe && !message.is_gratuitous() && port.shared.contains(&target);
     if is_own(port, target) && !is_asked {
         return Err(DropReason::OwnAddress.into());
@@ -80,14 +80,15 @@ fn neighbor_discovery(packet: &mut Outbound<'_>, message: Message) -> Result<(),
     }
 }
 
-/// Who has an address, other than the guest that asks: behind itself it knows better.
+/// The MAC address that has an address, unless it is the requesting guest's own: the guest knows better what is
+/// behind itself.
 fn neighbour(packet: &Outbound<'_>, address: IpAddr) -> Result<Mac, DropReason> {
     let found = packet.vpc.resolve(address).filter(|mac| *mac != packet.port.port.mac);
     found.ok_or(DropReason::UnknownNeighbour)
 }
 
-/// A question, perhaps asked by broadcast, goes to the port that it is about. Peers that run this switch never send them, plain
-/// VXLAN devices do. An answer goes to nobody: what guests ask never leaves their host.
+/// A request, which may be a broadcast, is delivered to the port that it asks about. Peers with this switch never
+/// send requests; plain VXLAN devices do. Replies are not delivered: requests of guests never leave their host.
 #[inline(always)]
 pub(super) fn inbound(packet: &mut Inbound<'_>) -> Result<(), DropReason> {
     let p = packet.frame.parsed;

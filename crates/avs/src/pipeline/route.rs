@@ -1,4 +1,4 @@
-//! Stage: where a packet goes. By its MAC address, or through the gateway by its IP address.
+//! Stage: where a packet goes: by its MAC address or, if it is routed by the gateway, by its IP address.
 
 use std::net::IpAddr;
 
@@ -30,7 +30,7 @@ pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) ->
     Ok(switched(packet, is_reliable(packet))?)
 }
 
-/// Nobody is sent it; a DHCP server and routers may be asked so.
+/// To a group: the frame is not forwarded, but it may be a message to a DHCP server or to routers.
 #[cold]
 fn to_group(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     dhcp::outbound(packet, effects)?;
@@ -63,7 +63,7 @@ fn is_reliable(packet: &Outbound<'_>) -> bool {
     }
 }
 
-/// Unchanged, to the vNIC that has the destination MAC address.
+/// Forwards a packet unchanged to the vNIC with the destination MAC address.
 #[inline(always)]
 fn switched(packet: &mut Outbound<'_>, reliable: bool) -> Result<(), DropReason> {
     let to = packet.frame.parsed.dst_mac;
@@ -82,7 +82,7 @@ fn forward(
     let from = &packet.port.port;
     let action = match path.location {
         Location::Local(port) if port == from.id && !is_hairpin(packet) => return Err(DropReason::Loop),
-        // It stays with the worker that serves its port.
+        // It stays with the worker that serves the port.
         Location::Local(port) if port == from.id => Action::Deliver { port, worker: None },
         Location::Local(port) => Action::Deliver { port, worker: packet.index.other_worker(port, from.mac) },
         Location::Remote(peer) => {
@@ -99,15 +99,15 @@ fn is_hairpin(packet: &Outbound<'_>) -> bool {
     packet.service.is_some_and(|balanced| balanced.is_hairpin())
 }
 
-/// An answer about the guest's own address, to a vNIC on a network without this switch. No guest of this host has asked, since the
-/// switch answers them itself.
+/// Forwards a reply about the guest's own address to a vNIC on a network without this switch. Guests of this host did
+/// not ask, because the switch replies to them itself.
 #[cold]
 fn to_who_asked(packet: &mut Outbound<'_>) -> Result<(), DropReason> {
     switched(packet, false)?;
     if matches!(packet.verdict.action, Action::Deliver { .. }) { Err(DropReason::OwnAddress) } else { Ok(()) }
 }
 
-/// One hop: to the gateway itself, or through it.
+/// A packet to the gateway's MAC address: for the gateway itself, or routed.
 #[inline(always)]
 fn through_gateway(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     let frame = packet.frame;
@@ -116,23 +116,23 @@ fn through_gateway(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Res
     if matches!(owner, Some(Owner::Own)) && packet.vpc.is_gateway(p.dst_ip) {
         return to_gateway(packet, effects);
     }
-    // The source is one of the guest's addresses, which are those of hosts.
+    // The source is one of the guest's addresses, all of which are host addresses.
     if is_link_local(p.src_ip) || !is_routable(p.dst_ip) {
         return Err(DropReason::NotRoutable.into());
     }
-    // A head without the byte counts as expired; the parser saw it, so this does not happen.
+    // If `head` did not contain the TTL, it would count as expired; the parser has read it, so this does not happen.
     if frame.time_to_live() <= 1 {
         return Err(DropReason::TtlExpired.into());
     }
     let hop = packet.index.next_hop_to(packet.vpc, owner, p.src_ip, p.dst_ip);
     let (hop, vpc) = hop.ok_or(DropReason::NoRoute)?;
-    // A connection of the transport is named by two vNICs of one network.
+    // The transport identifies a connection by two vNICs of one network.
     let reliable = vpc.vni == packet.vpc.vni && is_reliable(packet);
     let rewrite = Some(Rewrite::hop(p, GATEWAY_MAC, hop.mac));
     Ok(forward(packet, (vpc.vni, hop.mac), hop.path, rewrite, reliable)?)
 }
 
-/// Whether a router may pass on packets from or to the address (RFC 4291, section 2.5; RFC 3927, section 7).
+/// Whether a router may forward packets from or to the address (RFC 4291, section 2.5; RFC 3927, section 7).
 pub(super) fn is_routable(addr: IpAddr) -> bool {
     is_host(addr) && !is_link_local(addr)
 }
@@ -144,7 +144,7 @@ fn is_link_local(addr: IpAddr) -> bool {
     }
 }
 
-/// To the port that has the destination MAC address, or that a question is about.
+/// Delivers to the port that has the destination MAC address, or that a request asks about.
 #[inline(always)]
 pub(super) fn inbound(packet: &mut Inbound<'_>) -> Result<(), DropReason> {
     let port = match packet.port {

@@ -1,5 +1,5 @@
-//! What a guest asks routers: the gateway is the only one. What it says is in `router.rs`. Security groups and ACLs are not asked, as for
-//! ARP: nothing leaves the host.
+//! Answers router solicitations from a guest: the gateway is the only router. The advertisements are built in
+//! `router.rs`. Security groups and ACLs do not apply, as for ARP: nothing leaves the host.
 
 use bifrost_nic::L3;
 use bifrost_wire::protocol::ICMPV6;
@@ -11,14 +11,14 @@ use crate::effects::Effects;
 use crate::port_state::Asked;
 use crate::router::{self, SOLICITATION};
 
-/// Answers at once, if a packet is a router solicitation, and the guest is told about IPv6. Called only for packets that go to a group or to
-/// the gateway: others pay nothing.
+/// Answers a router solicitation at once, if the guest has IPv6 settings. Called only for packets to a group or to
+/// the gateway; others do not pay for it.
 #[cold]
 pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     let (port, frame) = (packet.port, packet.frame);
     let p = frame.parsed;
     let Some(lease) = &port.ipv6_lease else { return Ok(()) };
-    // Fragments were dropped before (RFC 6980).
+    // Fragmented ones were dropped before (RFC 6980).
     let is_question = p.kind == L3::V6
         && p.protocol == ICMPV6
         && frame.head.get(usize::from(p.l4)) == Some(&SOLICITATION)

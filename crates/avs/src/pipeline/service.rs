@@ -1,5 +1,5 @@
-//! Stage: load balancers. Outbound, the destination of what a guest sends becomes a backend; inbound, the source of the answer becomes the
-//! load balancer. What decides is in `service/`.
+//! Stage: load balancers. Outbound, it rewrites the destination of a guest's packet to a backend; inbound, it
+//! rewrites the source of a reply to the load balancer. The decisions are made in `service/`.
 
 use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6};
@@ -17,7 +17,7 @@ use crate::tables::{GATEWAY_MAC, Port};
 use crate::verdict::{Action, Verdict};
 use crate::vpc::VpcIndex;
 
-/// Chooses. Later stages see the packet as it will be.
+/// Chooses the backend. Later stages see the translated packet.
 #[inline(always)]
 pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &impl Effects) -> Result<(), Stop> {
     match &packet.vpc.balancers {
@@ -57,7 +57,8 @@ fn choose(packet: &mut Outbound<'_>, balancers: &Balancers, effects: &impl Effec
     Ok(())
 }
 
-/// The packet passes: its connection takes the step. What goes to a guest of this host may be the answer that it waits for.
+/// The packet passes: updates its connection. A packet to a guest of this host may also be a reply that must be
+/// translated.
 #[inline(always)]
 pub(super) fn outbound_passed(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
     if effects.has_services() && packet.index.has_services() { pass(packet, effects) } else { Ok(()) }
@@ -70,7 +71,7 @@ fn pass(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Dro
             let (port, direction) = translated.at;
             effects.service(port, direction, step)?;
         }
-        // It goes through the gateway.
+        // Packets to a load balancer are routed, so there is a rewrite.
         let rewrite = packet.verdict.rewrite.as_mut();
         rewrite.into_iter().for_each(|rewrite| rewrite.translate(translated.translation));
         if translated.is_hairpin() {
@@ -78,7 +79,7 @@ fn pass(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Dro
         }
     }
     match packet.verdict.action {
-        // One translation is enough.
+        // A packet is translated only once.
         Action::Deliver { port, .. } if packet.service.is_some() && packet.index.is_uplink(port) => {
             Err(DropReason::NatProtocol)
         }
@@ -89,7 +90,8 @@ fn pass(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Dro
     }
 }
 
-/// What the guest behind the port `from` has sent to the one behind the port `to`, and which may have it. One of them may be an uplink.
+/// Delivers a packet from the port `from` to the port `to`; either may be an uplink. The packet has passed the
+/// filters.
 #[inline(always)]
 pub(super) fn deliver(
     index: &Index,
@@ -105,13 +107,13 @@ pub(super) fn deliver(
     }
 }
 
-/// The answer of a backend.
+/// Translates the reply of a backend.
 #[inline(always)]
 pub(super) fn inbound(packet: &mut Inbound<'_>, effects: &mut impl Effects) -> Result<(), DropReason> {
     if effects.has_services() { translate_back(packet.to, packet.frame, packet.verdict, effects) } else { Ok(()) }
 }
 
-/// The same of what is for any port.
+/// The same for a packet to any port.
 #[inline(always)]
 pub(super) fn translate_back(
     to: Option<(&PortIndex, &VpcIndex)>,
@@ -143,25 +145,25 @@ fn translate_back_at(
     Ok(())
 }
 
-/// What a load balancer or NAT does with a packet, and what later stages see of that: what its headers will say.
+/// A packet after translation by a load balancer or NAT, as later stages see it.
 #[derive(Debug)]
 pub(crate) struct Translated {
-    /// What its connection does, if it has one.
+    /// What the packet does to its connection, if it has one.
     step: Option<Step>,
-    /// The guest whose connection it is, and the direction of the packet as seen by it.
+    /// The guest whose connection it is, and the packet's direction as seen from that guest.
     at: (PortId, Direction),
     translation: Translation,
     pub(super) parsed: Parsed,
-    /// Of a message of ICMP, which is judged by what is in it; as much as that takes.
+    /// The start of a translated ICMP message, which later stages judge by its content; with its length.
     head: Option<([u8; HEAD], usize)>,
 }
 
-/// Bytes of a frame in which an ICMP error has all that is looked at: Ethernet with two tags, two IP headers with options, and what
-/// is behind each.
+/// Bytes of a frame that contain all fields of an ICMP error that are read: Ethernet with two tags, two IP headers
+/// with options, and the start of what follows each.
 const HEAD: usize = 192;
 
 impl Translated {
-    /// `parsed`: what the packet's headers will say.
+    /// `parsed`: the packet's headers after the translation.
     pub(super) fn new(
         frame: Frame<'_>,
         at: (PortId, Direction),

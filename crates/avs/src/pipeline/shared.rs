@@ -1,10 +1,10 @@
 //! Stage: addresses that several vNICs share, one of which holds each at a time (VRRP, RFC 9568; keepalived). The
-//! tables say which one. This stage notes what vNICs announce, for the daemon, which writes the tables; and it sends
-//! VRRP to the vNICs that share an address.
+//! tables say which one. This stage records announcements of vNICs for the daemon, which updates the tables, and
+//! copies VRRP to the vNICs that share an address.
 //!
-//! A vNIC takes an address by a gratuitous ARP message or an unsolicited neighbor advertisement, as VRRP routers do. If
-//! no vNIC holds the address, a packet from it is enough: after a restart of the switch guests do not repeat their
-//! announcements.
+//! A vNIC takes an address by a gratuitous ARP message or an unsolicited neighbor advertisement, as VRRP routers do.
+//! If no vNIC holds the address, any packet from it is enough: after a restart of the switch, guests do not repeat
+//! their announcements.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -22,10 +22,10 @@ use crate::vpc::VpcIndex;
 const VRRP: u8 = 112;
 const GROUP_V4: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 18);
 const GROUP_V6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x12);
-/// Longest VRRP packet, bytes: 255 IPv6 addresses fit.
+/// Maximum length of a VRRP packet, bytes: 255 IPv6 addresses fit.
 const MAX_VRRP_LEN: usize = 4200;
 
-/// What a guest says about its shared addresses.
+/// Handles a guest's announcements of its shared addresses.
 #[inline(always)]
 pub(super) fn outbound(packet: &Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     if packet.port.shared.is_empty() { Ok(()) } else { of_guest(packet, effects) }
@@ -42,7 +42,7 @@ fn of_guest(packet: &Outbound<'_>, effects: &mut impl Effects) -> Result<(), Sto
     }
     if let Some((address, _)) = announced(packet.frame, mac).filter(|(address, _)| port.shared.contains(address)) {
         is_bounded()?;
-        // Also of the current holder: other hosts may not know it.
+        // The current holder's announcements count too: other hosts may not know it.
         effects.claim(claim(packet.vpc, address, mac, Statement::Takes));
         return Err(DropReason::OwnAddress.into());
     }
@@ -53,7 +53,7 @@ fn of_guest(packet: &Outbound<'_>, effects: &mut impl Effects) -> Result<(), Sto
     Ok(())
 }
 
-/// What a vNIC of another host says about its shared addresses: [`admit`](super::admit) has seen that it is there.
+/// Handles announcements of a vNIC on another host. [`admit`](super::admit) has checked that it is there.
 #[inline(always)]
 pub(super) fn inbound(packet: &Inbound<'_>, effects: &mut impl Effects) {
     if packet.vpc.has_shared() {
@@ -75,7 +75,7 @@ fn claim(vpc: &VpcIndex, address: IpAddr, mac: Mac, statement: Statement) -> Cla
     Claim { vni: vpc.vni, address, mac, statement, at_ns: 0 }
 }
 
-/// Whether a packet is VRRP to its group, whole and small.
+/// Whether a packet is VRRP to its multicast group, unfragmented and not too long.
 #[inline(always)]
 fn is_vrrp(frame: Frame<'_>) -> bool {
     let p = frame.parsed;
