@@ -1,4 +1,4 @@
-//! Load balancers: where connections go, that they stay there, and what changes in their packets.
+//! Load balancers: the choice of the backend, that connections stay there, and the translation of their packets.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -57,7 +57,7 @@ fn build(tables: &Tables) -> Switch {
     switch
 }
 
-/// Guest 1 sends to a load balancer.
+/// Sends a packet from guest 1 to a load balancer.
 fn ask(switch: &mut Switch, from: (&str, u16), to: (&str, u16), tcp: Option<u8>) -> (Verdict, Vec<u8>) {
     let frame = frame((mac(1), GATEWAY_MAC), from, to, tcp);
     let verdict = guest(switch, 0, &frame);
@@ -88,7 +88,7 @@ fn both_directions_are_translated() {
             *seen.entry(chosen).or_insert(0) += 1;
             assert_eq!(read(&out).src_mac, GATEWAY_MAC);
             let there = read(&out).dst_mac;
-            // The backend answers, on its own network or through the gateway.
+            // The backend replies, within its network or through the gateway.
             let answer_tcp = tcp.map(|_| SYN | ACK);
             let address = chosen.0.to_string();
             let answer = |macs| frame(macs, (&address, chosen.1), (own, port), answer_tcp);
@@ -119,7 +119,7 @@ fn both_directions_are_translated() {
 #[test]
 fn what_does_not_belong_to_a_connection_passes_as_it_is() {
     let mut switch = build(&web(&THREE));
-    // The guest asks a backend itself, and the backend asks the guest.
+    // The guest connects to a backend directly, and the backend to the guest.
     let direct = frame((mac(1), mac(3)), ("10.0.0.1", 1000), ("10.0.0.3", 8080), Some(SYN));
     assert_eq!(guest(&mut switch, 0, &direct).rewrite, None);
     let asked = frame((mac(3), mac(1)), ("10.0.0.3", 8080), ("10.0.0.1", 1000), Some(SYN | ACK));
@@ -141,7 +141,7 @@ fn what_cannot_be_balanced_is_dropped_for_a_reason() {
     }
     let elsewhere = [("10.77.0.1", 80, 1)];
     assert_eq!(drop(&web(&elsewhere), &to((VIP, 80), Some(SYN))), Some(DropReason::NoRoute));
-    // Nobody else uses the address.
+    // No other vNIC may use the address.
     let spoofed = frame((mac(3), mac(1)), (VIP, 80), ("10.0.0.1", 1000), Some(ACK));
     assert_eq!(underlay(&mut build(&web(&THREE)), 100, 1, &spoofed), Err(DropReason::WrongPeer));
 }
@@ -169,7 +169,7 @@ fn a_connection_stays_where_it_is_and_others_are_shared() {
         let count = chosen.values().filter(|b| b.0 == ip(address.0)).count();
         assert!((60..140).contains(&count), "{address:?} has {count} of 300");
     }
-    // One is drained, a new one comes: connections that there are do not notice.
+    // One backend is drained and another is added: existing connections are not affected.
     let drained = [("10.0.0.2", 8080, 0), ("10.0.0.3", 8080, 1), ("10.1.0.9", 8080, 1), ("10.1.0.10", 8080, 1)];
     switch.replace(&web(&drained)).unwrap();
     for (&port, &before) in &chosen {
@@ -177,7 +177,7 @@ fn a_connection_stays_where_it_is_and_others_are_shared() {
     }
     let new: Vec<_> = (2000..2300).map(|port| backend(&mut switch, port, SYN).unwrap().0).collect();
     assert!(!new.contains(&ip("10.0.0.2")) && new.contains(&ip("10.1.0.10")));
-    // It is removed: only its own connections end, and begin again elsewhere.
+    // The drained one is removed: only its own connections end, and begin again elsewhere.
     switch.replace(&web(&drained[1..])).unwrap();
     for (&port, &before) in &chosen {
         let lost = before.0 == ip("10.0.0.2");
@@ -259,7 +259,7 @@ fn a_connection_that_is_over_begins_again_anywhere() {
     }
     assert_eq!(backend(&mut switch, 1000, SYN).unwrap(), first, "the same hash, the same backends");
     assert_eq!((switch.connection_counters().created, switch.connection_counters().current), (2, 1));
-    // After its time it is forgotten.
+    // It is forgotten after its timeout.
     let _ = backend(&mut switch, 1000, FIN);
     for step in 1..200 {
         switch.advance((1000 + step * 100) * SECOND);
@@ -325,7 +325,7 @@ fn another_worker_goes_on_with_what_is_for_its_port() {
     assert_eq!(ends(&rewritten(&answer, &back)), (at(VIP, 80), at("10.0.0.1", 1000)));
 }
 
-/// A connection of guest 1 with backend 3, which is at peer 1; what leaves of it, and what comes.
+/// A connection of guest 1 with backend 3 at peer 1: the packet that leaves, and the reply.
 fn connected(switch: &mut Switch, own: &str, vip: &str, there: &str) -> (Vec<u8>, Vec<u8>) {
     let (_, sent) = ask(switch, (own, 1000), (vip, 80), Some(SYN));
     let answer = frame((mac(3), mac(1)), (there, 8080), (own, 1000), Some(SYN | ACK));
@@ -343,7 +343,7 @@ fn errors_about_a_connection_reach_both_ends_in_their_own_terms() {
         tables.load_balancers[2].backends.remove(0);
         for rules in [false, true] {
             if rules {
-                // Groups let in nothing but what belongs to conversations.
+                // The groups accept only packets of existing conversations.
                 tables.groups = vec![Default::default()];
                 tables.ports[0].groups = vec![GroupId(0)];
             }
@@ -377,7 +377,7 @@ fn errors_about_a_connection_reach_both_ends_in_their_own_terms() {
                     }
                 }
             }
-            // To the backend.
+            // An error to the backend.
             let error = error((mac(1), GATEWAY_MAC), own, &answer, 500);
             let verdict = guest(&mut switch, 0, &error);
             let Action::Forward { remote, .. } = verdict.action else { panic!("{verdict:?}") };
@@ -397,7 +397,7 @@ fn errors_about_a_connection_reach_both_ends_in_their_own_terms() {
 fn errors_about_nothing_stay_as_they_are() {
     let mut switch = build(&web(&[("10.0.0.3", 8080, 1)]));
     let (sent, answer) = connected(&mut switch, "10.0.0.1", VIP, "10.0.0.3");
-    // About another connection, and one that quotes too little.
+    // An error about another connection, and one that quotes too little.
     let mut other = sent.clone();
     other[ETHERNET + 21] ^= 1;
     for (about, most) in [(&other, 500), (&sent, 24)] {
@@ -429,7 +429,7 @@ fn what_is_balanced_goes_by_flow_records() {
     connected(&mut switch, "10.0.0.1", VIP, "10.0.0.3");
     let answer = frame((mac(3), mac(1)), ("10.0.0.3", 8080), ("10.0.0.1", 1000), Some(ACK));
     for n in 0..10u64 {
-        // Another turn each time, so that no note is followed.
+        // A new turn each time, so that no note is used.
         switch.advance((1000 + n) * SECOND);
         let (verdict, out) = ask(&mut switch, ("10.0.0.1", 1000), (VIP, 80), Some(ACK));
         assert!(verdict.passes());
@@ -438,7 +438,7 @@ fn what_is_balanced_goes_by_flow_records() {
         assert_eq!(ends(&rewritten(&answer, &back)).0, at(VIP, 80));
         assert_eq!((switch.flow_counters().found_packets, switch.flow_counters().batched_packets), (2 * n, 0));
     }
-    // They keep it alive.
+    // The packets keep the connection alive.
     for n in 1010..12_000 {
         switch.advance(n * SECOND);
         if n % 1000 == 0 {
@@ -446,7 +446,7 @@ fn what_is_balanced_goes_by_flow_records() {
         }
     }
     assert_eq!((switch.connection_counters().current, switch.connection_counters().established), (1, 1));
-    // It ends with its port, and its records are of no use.
+    // The connection ends with its port, and its records are invalid.
     let mut tables = web(&[("10.0.0.3", 8080, 1)]);
     tables.ports[0].mac = mac(7);
     switch.replace(&tables).unwrap();
@@ -457,12 +457,12 @@ fn what_is_balanced_goes_by_flow_records() {
 
 #[test]
 fn a_client_can_use_a_port_for_a_balanced_connection_between_direct_ones() {
-    // Of a backend here, and of one at a peer.
+    // With a backend on this host, and with one at a peer.
     for (address, there) in [("10.0.0.2", 2), ("10.0.0.3", 3)] {
         let mut switch = build(&web(&[(address, 8080, 1)]));
         let mut second = 1000;
         let mut answer = |switch: &mut Switch, flags| {
-            // Another turn each time, so that no note is followed.
+            // A new turn each time, so that no note is used.
             second += 1;
             switch.advance(second * SECOND);
             let answer = frame((mac(there), mac(1)), (address, 8080), ("10.0.0.1", 1000), Some(flags));
@@ -481,7 +481,7 @@ fn a_client_can_use_a_port_for_a_balanced_connection_between_direct_ones() {
             assert_eq!(answer(&mut switch, flags), at(address, 8080), "flags {flags:#x}");
         }
         assert!(switch.flow_counters().found_packets >= 2, "the direct connection has a record");
-        // The client's kernel knows no connection to the load balancer, and uses the port again.
+        // The client's kernel does not know the connection to the load balancer, and reuses the port.
         assert!(ask(&mut switch, ("10.0.0.1", 1000), (VIP, 80), Some(SYN)).0.passes());
         for flags in [SYN | ACK, ACK, ACK, RST] {
             assert_eq!(answer(&mut switch, flags), at(VIP, 80), "flags {flags:#x}");
@@ -506,7 +506,7 @@ fn an_answer_does_not_bring_back_a_backend_that_was_removed() {
     assert_eq!(backend(&mut switch, 1000, ACK), Err(DropReason::BackendGone));
 }
 
-/// Where each connection goes, said slowly: where it went first, as long as that is a backend.
+/// A simple model of where each connection goes: to its first backend, as long as that exists.
 #[derive(Default)]
 struct Model(HashMap<u16, (IpAddr, u16)>);
 

@@ -1,4 +1,4 @@
-//! Building a switch, swapping its configuration, and bytes that make no sense.
+//! Building a switch, swapping its configuration, and malformed bytes.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -58,7 +58,7 @@ fn a_reload_swaps_everything_but_the_counters() {
     assert_eq!(guest(&mut switch, 0, &frame), Verdict::drop(DropReason::UnknownMac));
     assert_eq!(switch.port_counters(PortId(0)).unwrap().to_remote_packets, 2);
     assert_eq!(switch.port_counters(PortId(0)).unwrap().dropped.total_packets(), 1);
-    // The port goes and comes back: the same vNIC, the same counters.
+    // The port is removed and added again: same vNIC, same counters.
     let removed = next.ports.remove(0);
     switch.replace(&next).unwrap();
     assert_eq!(guest(&mut switch, 0, &frame), Verdict::drop(DropReason::UnknownPort));
@@ -67,7 +67,7 @@ fn a_reload_swaps_everything_but_the_counters() {
     next.ports.push(removed.clone());
     switch.replace(&next).unwrap();
     assert_eq!(switch.port_counters(PortId(0)).unwrap().to_remote_packets, 2);
-    // Another vNIC takes its number, after a while without.
+    // Another vNIC gets its number, after a configuration without it.
     next.ports.pop();
     switch.replace(&next).unwrap();
     next.ports.push(Port { mac: mac(50), ..removed });
@@ -131,7 +131,7 @@ proptest! {
         }
         if let Ok(parsed) = parse(&frame, frame.len()) {
             let mut switch = switch();
-            // A head that is shorter than what was parsed must not matter either.
+            // A head that is shorter than what was parsed must not cause a panic either.
             for head in [&frame[..], &frame[..cut.min(frame.len())]] {
                 let verdict = *switch.from_guest(PortId(0), head, frame.len(), Offload::default(), &parsed);
                 if let Verdict { action: Action::Forward { .. }, rewrite: Some(r), .. } = verdict {

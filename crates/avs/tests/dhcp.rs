@@ -1,4 +1,4 @@
-//! Guests that ask by DHCP: who is answered, with what frame, and how often.
+//! DHCP messages of guests: which are answered, with which frame, and how often.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -28,7 +28,7 @@ fn world() -> Tables {
     Tables { leases: vec![lease(0)], ..tables() }
 }
 
-/// A request of vNIC 1, renewing or not.
+/// A request of vNIC 1 with this current address.
 fn request(kind: u8, current: [u8; 4], ports: [u8; 2]) -> Vec<u8> {
     let mut message = vec![0; 240];
     message[..3].copy_from_slice(&[1, 1, 6]);
@@ -59,11 +59,11 @@ fn the_gateway_answers() {
     assert!(bifrost_wire::ipv4::checksum_is_valid(&answer[14..34]));
     // "Your address".
     assert_eq!(answer[42 + 16..42 + 20], [10, 0, 0, 1]);
-    // It is renewed at the gateway's address.
+    // The lease is renewed at the gateway's address.
     let renewal = request(3, [10, 0, 0, 1], [68, 67]);
     let renewal = packet((mac(1), GATEWAY_MAC), "10.0.0.1", "10.0.0.254", 64, UDP, &renewal);
     assert!(ANSWERED(guest(&mut switch, 0, &renewal).action));
-    // Refused: everybody is told, for the guest may listen to no other address.
+    // A NAK is broadcast, because the guest may not accept another address.
     let other = request(3, [10, 0, 0, 9], [68, 67]);
     let other = packet((mac(1), Mac::BROADCAST), "0.0.0.0", "255.255.255.255", 64, UDP, &other);
     assert!(ANSWERED(guest(&mut switch, 0, &other).action));
@@ -89,10 +89,10 @@ fn what_is_no_question_is_dropped_as_before() {
     ] {
         assert_eq!(guest(&mut switch, 0, &frame).drop_reason(), Some(reason), "{name}");
     }
-    // A guest without a lease is not answered.
+    // A guest without a lease gets no reply.
     let mut without = Switch::build(&tables(), 0).unwrap();
     assert_eq!(guest(&mut without, 0, &discover()).drop_reason(), Some(DropReason::Broadcast));
-    // Who is not to send at all does not get to ask.
+    // A spoofed frame does not reach the DHCP server.
     let mut spoofed = discover();
     spoofed[11] = 7;
     assert_eq!(guest(&mut switch, 0, &spoofed).drop_reason(), Some(DropReason::SpoofedMac));
@@ -104,7 +104,7 @@ fn a_message_that_is_cut_short_has_a_reason() {
     switch.advance(1 << 40);
     let frame = discover();
     let parsed = parse(&frame, frame.len()).unwrap();
-    // As much as a port shows of a frame that it does not copy.
+    // A port that does not copy a frame shows only its first bytes.
     let verdict = switch.from_guest(PortId(0), &frame[..256], frame.len(), Default::default(), &parsed);
     assert_eq!(verdict.drop_reason(), Some(DropReason::DhcpMalformed));
 }
@@ -117,7 +117,7 @@ fn a_guest_that_asks_too_often_waits() {
     let answered = |switch: &mut Switch| (0..100).filter(|_| ANSWERED(guest(switch, 0, &discover()).action)).count();
     assert_eq!(answered(&mut switch), 20);
     assert_eq!(guest(&mut switch, 0, &discover()).drop_reason(), Some(DropReason::DhcpRate));
-    // Asking what would become of one takes nothing.
+    // A trace takes no token.
     now_ns += 100_000_000;
     switch.advance(now_ns);
     let frame = discover();
@@ -127,7 +127,7 @@ fn a_guest_that_asks_too_often_waits() {
         assert!(ANSWERED(trace.verdict.action));
     }
     assert_eq!(answered(&mut switch), 1);
-    // The other guest's questions are its own.
+    // The other guest has its own rate limit.
     assert_eq!(switch.port_counters(PortId(0)).unwrap().dropped.packets(DropReason::DhcpRate), 80 + 1 + 99);
 }
 

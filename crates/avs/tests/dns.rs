@@ -1,4 +1,4 @@
-//! Guests that ask their gateway by DNS: who is answered, with what frame, and how often.
+//! DNS queries of guests to their gateway: which are answered, with which frame, and how often.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,7 +14,7 @@ fn world() -> Tables {
     Tables { zones: vec![zone], ..tables() }
 }
 
-/// Who has the address `web2.vpc`, of that type, from a port to a port.
+/// A query for the name `web2.vpc` with this record type.
 fn question(from: &str, to: &str, kind: u8, ports: (u16, u16)) -> Vec<u8> {
     let message =
         [b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x04web2\x03vpc\x00\x00", &[kind, 0, 1][..]].concat();
@@ -58,7 +58,7 @@ fn what_is_not_answered_has_a_reason() {
     let mut reply = good.clone();
     reply[44] |= 0x80;
     assert_eq!(reason(&reply), Some(DropReason::DnsMalformed));
-    // A port may show the headers alone.
+    // A port may show only the headers.
     let parsed = parse(&good, good.len()).unwrap();
     let mut switch = Switch::build(&world(), 0).unwrap();
     let offload = bifrost_nic::Offload::default();

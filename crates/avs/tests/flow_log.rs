@@ -1,4 +1,4 @@
-//! Flow logs: each packet is in one record, beside a model; timeouts, bounds, the handshake.
+//! Flow logs, compared with a model: each packet is in one record; timeouts, limits, handshakes.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -55,7 +55,7 @@ fn taken(switch: &mut Switch, now_ns: u64) -> Vec<FlowRecord> {
     records
 }
 
-/// From guest 1 to vNIC 3 at peer 1, or back.
+/// A segment from guest 1 to vNIC 3 at peer 1.
 fn outwards(flags: u8, port: u16) -> Vec<u8> {
     segment((mac(1), mac(3)), ("10.0.0.1", port), ("10.0.0.3", 80), flags, 0)
 }
@@ -150,7 +150,7 @@ fn what_is_dropped_is_rejected_at_both_ends() {
     let mut switch = build(&tables);
     let frame = segment((mac(1), mac(2)), ("10.0.0.1", 7), ("10.0.0.2", 80), SYN, 0);
     assert_eq!(guest(&mut switch, 0, &frame).drop_reason(), Some(DropReason::GroupIngress));
-    // From another host to the same one.
+    // From another host to the same port.
     let frame = segment((mac(3), mac(2)), ("10.0.0.3", 7), ("10.0.0.2", 80), SYN, 0);
     receive(&mut switch, &frame);
     let mut records = taken(&mut switch, 1020 * SECOND);
@@ -158,7 +158,7 @@ fn what_is_dropped_is_rejected_at_both_ends() {
     let seen: Vec<_> = records.iter().map(|r| (r.port.0, r.sent.packets, r.received.packets, r.rejected)).collect();
     let rejected = Some(DropReason::GroupIngress);
     assert_eq!(seen, [(0, 1, 0, rejected), (1, 0, 1, rejected), (1, 0, 1, rejected)]);
-    // Only what is asked for.
+    // Only accepted conversations are logged.
     tables.flow_log = Some(FlowLogSpec { rejected: false, ..spec(&[0, 1]) });
     let mut switch = build(&tables);
     receive(&mut switch, &frame);
@@ -203,7 +203,7 @@ fn what_finds_no_room_is_counted_and_others_keep_theirs() {
     assert_eq!(switch.flow_log_counters().current_flows, 17);
     assert_eq!(taken(&mut switch, 1015 * SECOND).len(), 17);
     assert_eq!(switch.flow_log_counters().current_flows, 0);
-    // Connections of one name that end faster than anybody takes their records.
+    // Connections with the same key that end faster than their records are taken.
     for _ in 0..5000 {
         guest(&mut switch, 0, &outwards(SYN, 1000));
         guest(&mut switch, 0, &outwards(RST, 1000));
@@ -274,7 +274,7 @@ fn every_packet_is_in_one_record_beside_a_model() {
                     model.entry((0, port, None)).or_default().1 += 1;
                 }
                 2 => {
-                    // To the other guest of the host: both have it.
+                    // To the other guest of this host: both ports log it.
                     let frame = segment((mac(1), mac(2)), ("10.0.0.1", port + 100), ("10.0.0.2", 80), flags, 9);
                     guest(&mut switch, 0, &frame);
                     model.entry((0, port + 100, None)).or_default().0 += 1;

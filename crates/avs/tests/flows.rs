@@ -1,4 +1,4 @@
-//! A switch that remembers flows does what one does that asks its tables about every packet.
+//! A switch with caches decides like one that evaluates its tables for every packet.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -15,7 +15,7 @@ use common::*;
 const ETHERNET: usize = 14;
 const ACK: u8 = 0x10;
 
-/// A frame, and where it comes from: guests 1 and 2 are here, 3 and 4 at peers 1 and 2.
+/// A frame and its sender: guests 1 and 2 are on this host, 3 and 4 at peers 1 and 2.
 struct Sent {
     from: u8,
     frame: Vec<u8>,
@@ -37,14 +37,14 @@ impl Sent {
         Sent { from, frame, offload: Offload::default() }
     }
 
-    /// Another packet of the same flow, mostly.
+    /// Changes it into another packet, usually of the same flow.
     fn vary(&mut self, rng: &mut fastrand::Rng) {
         let parsed = parse(&self.frame, self.frame.len()).unwrap();
         if parsed.tcp.is_some() {
             let flags = [ACK, ACK, ACK, ACK, ACK, ACK, ACK | 8, ACK | 1, 4, SYN, SYN | ACK];
             self.frame[usize::from(parsed.l4) + 13] = *rng.choice(&flags).unwrap();
             if parsed.kind == L3::V4 {
-                // Larger or smaller than the one before.
+                // Larger or smaller than the previous one.
                 let end = usize::from(parsed.payload) + *rng.choice(&[0, 0, 1000]).unwrap();
                 self.frame.resize(end, 0);
                 self.frame[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&((end - ETHERNET) as u16).to_be_bytes());
@@ -72,7 +72,7 @@ impl Sent {
         }
     }
 
-    /// Who would be asked, and what is known of the sessions.
+    /// Its trace: the checks, and the state of the sessions.
     fn trace(&self, switch: &Switch) -> Traced {
         let Sent { from, ref frame, offload } = *self;
         let parsed = parse(frame, frame.len()).unwrap();
@@ -85,7 +85,7 @@ impl Sent {
     }
 }
 
-/// What became of a packet, and the answer that the switch made.
+/// The verdict on a packet, and the switch's reply.
 #[derive(Debug, PartialEq)]
 struct Decided(Verdict, Option<Vec<u8>>);
 
@@ -111,10 +111,10 @@ fn with(tables: &Tables, flows: FlowLimits) -> Tables {
     Tables { flows, ..tables.clone() }
 }
 
-/// A switch that remembers nothing.
+/// A switch without caches.
 const FORGETFUL: FlowLimits = FlowLimits { records: 0, vectors: false };
 
-/// Few sessions or many, rules or none.
+/// With few sessions or many, with rules or without.
 fn any_world(rng: &mut fastrand::Rng, crowded: bool) -> Tables {
     let mut tables = any_tables(rng, crowded);
     let most = *rng.choice(&[5, 100, 100]).unwrap();
@@ -136,7 +136,7 @@ fn remembering_changes_nothing() {
         let mut now = 1000 * SECOND;
         for step in 0..if cfg!(miri) { 100 } else { 300 } {
             let at = (seed, step);
-            // Some packets come together. Rarely it takes so long until the next that sessions end.
+            // Some packets come in the same turn. Occasionally the next one comes so late that sessions have expired.
             if rng.u8(0..8) == 0 {
                 now += match rng.u8(0..25) {
                     0 => 8000 * SECOND,
@@ -170,12 +170,12 @@ fn remembering_changes_nothing() {
         followed += quick.flow_counters().batched_packets;
         made += quick.flow_counters().created_records;
     }
-    // Worlds in which nothing is remembered would show nothing.
+    // The random worlds must use the caches often enough to test them.
     let shown = format!("{found} found, {followed} followed, {made} made of {packets}");
     assert!(found > packets / 50 && followed > packets / 20 && made > packets / 100, "{shown}");
 }
 
-/// Both guests here have a group that lets everything begin, both ways.
+/// Both guests on this host have a group that allows all conversations in both directions.
 fn open() -> Tables {
     let mut tables = tables();
     let rule = |direction| GroupRule::new(direction, Pattern::default());
@@ -184,7 +184,7 @@ fn open() -> Tables {
     tables
 }
 
-/// Whether a packet has the record of its flow. It comes by itself.
+/// Whether a packet in a turn of its own has a flow record.
 fn found(switch: &mut Switch, sent: &Sent) -> bool {
     switch.advance(0);
     let before = switch.flow_counters().found_packets;
@@ -192,7 +192,7 @@ fn found(switch: &mut Switch, sent: &Sent) -> bool {
     switch.flow_counters().found_packets > before
 }
 
-/// Whether nobody looks a packet up.
+/// Whether a packet uses a note.
 fn followed(switch: &mut Switch, sent: &Sent) -> bool {
     let before = switch.flow_counters().batched_packets;
     sent.to(switch);
@@ -222,11 +222,11 @@ fn what_is_ordinary_is_remembered_from_its_second_packet_on() {
     for (name, sent, expected) in cases {
         assert_eq!([(); 4].map(|()| found(&mut switch, &sent)), expected, "{name}");
     }
-    // Another configuration, even the same: everything is asked again, once.
+    // After a change of the configuration, even to the same one, everything is evaluated once more.
     let sent = plain(1, udp(here, "10.0.0.1", "10.0.0.3", (7, 9)));
     switch.replace(&open()).unwrap();
     assert_eq!([(); 3].map(|()| found(&mut switch, &sent)), [false, true, true]);
-    // A session that has ended, too: its name alone does not bring it back.
+    // The same after a session has expired: a new session with the same key does not revive the record.
     switch.advance(2000 * SECOND);
     assert_eq!([(); 3].map(|()| found(&mut switch, &sent)), [false, false, true]);
 }
@@ -264,7 +264,7 @@ fn packets_of_a_flow_that_come_together_are_looked_up_once() {
     for (name, sent, expected) in cases {
         for tables in [tables(), open()] {
             let mut switch = Switch::build(&tables, 1).unwrap();
-            // Its conversation has begun.
+            // The conversation has begun.
             switch.advance(1000 * SECOND);
             sent.to(&mut switch);
             switch.advance(1001 * SECOND);
@@ -321,7 +321,7 @@ fn to_fetch_ahead_is_to_look_and_no_more() {
         ahead.fetch_ahead(PortId(0), [&parsed].into_iter());
         assert_eq!(sent.to(&mut ahead), sent.to(&mut behind));
     }
-    // Other packets, more of them than a vector has, and a port that there is not.
+    // Other packets, more than a vector has, and a port that does not exist.
     ahead.fetch_ahead(PortId(0), strange.iter());
     ahead.fetch_ahead(PortId(77), strange.iter());
     assert_same_counters(&ahead, &behind, (0, 0));

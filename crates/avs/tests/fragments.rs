@@ -1,4 +1,4 @@
-//! Packets in pieces: rules see what the whole packet would be, and nothing passes in pieces that would not pass whole.
+//! Fragmented packets: rules see what the whole packet would be, and no fragment passes of a packet that would not.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -25,7 +25,7 @@ fn switch_of(tables: &Tables) -> Switch {
     switch
 }
 
-/// Network 100 refuses TCP to port 22, both ways.
+/// Network 100 denies TCP to port 22 in both directions.
 fn without_ssh() -> Tables {
     let mut tables = tables();
     let rule = |direction| AclRule { direction, allow: false, pattern: to_port(6, 22), log: None };
@@ -33,7 +33,7 @@ fn without_ssh() -> Tables {
     tables
 }
 
-/// Port 0 lets in UDP to port 53 alone.
+/// Port 0 accepts only UDP to port 53.
 fn dns_server() -> Tables {
     let mut tables = tables();
     tables.groups = vec![SecurityGroup::new(vec![GroupRule::new(Direction::Ingress, to_port(17, 53))])];
@@ -46,7 +46,7 @@ fn between(from: u8, to: u8, v6: bool, protocol: u8, body: &[u8]) -> Vec<u8> {
     packet((mac(from), mac(to)), &address(from), &address(to), 64, protocol, body)
 }
 
-/// A SYN with 28 bytes behind its header.
+/// A SYN with 28 bytes after its header.
 fn syn(from: u8, to: u8, v6: bool, port: u16) -> Vec<u8> {
     let mut body = [0; 48];
     body[..2].copy_from_slice(&5000u16.to_be_bytes());
@@ -74,7 +74,7 @@ fn echo(from: u8, to: u8, v6: bool, reply: bool, len: usize) -> Vec<u8> {
     frame
 }
 
-/// Whether it passes: from guest 1 or 2, or from vNIC 3.
+/// Whether a frame from guest 1 or 2, or from vNIC 3, passes.
 fn passes(switch: &mut Switch, from: u8, frame: &[u8]) -> Result<(), DropReason> {
     match from {
         3 => underlay(switch, 100, 1, frame).map(|_| ()),
@@ -118,7 +118,7 @@ fn without_rules_about_ports_each_fragment_goes_by_what_it_shows() {
     tables.vpcs[0].acl = vec![AclRule { direction: Direction::Egress, allow: false, pattern, log: None }];
     assert_eq!(passes(&mut switch_of(&tables), 1, &later), Err(DropReason::Acl), "a rule about addresses");
     assert_eq!(passes(&mut switch_of(&tables), 1, &pieces(&syn(1, 2, false, 22), 7, &[24])[1]), Ok(()));
-    // In IPv6 only the first fragment says which protocol it is.
+    // In IPv6 only the first fragment contains the protocol.
     let tcp = Pattern { protocol: Some(6), ..Pattern::default() };
     tables.vpcs[0].acl = vec![AclRule { direction: Direction::Egress, allow: false, pattern: tcp, log: None }];
     assert_eq!(passes(&mut switch_of(&tables), 1, &later), Err(DropReason::Acl));
@@ -144,7 +144,7 @@ fn fragments_of_an_answer_let_nothing_else_in() {
         };
         refused(&mut s, 1);
         assert_eq!(passes(&mut s, 3, &datagram(3, 1, v6, (4000, 53), 64)), Ok(()));
-        // The large answer, its pieces alone, those of a packet that the guest begins.
+        // Fragments of a large reply, and of a packet that begins a conversation of the guest.
         for (id, ports) in [(7, (53, 4000)), (8, (111, 4001))] {
             for piece in pieces(&datagram(1, 3, v6, ports, 64), id, &[24, 48]) {
                 assert_eq!(passes(&mut s, 1, &piece), Ok(()));
@@ -152,7 +152,7 @@ fn fragments_of_an_answer_let_nothing_else_in() {
         }
         assert_eq!(passes(&mut s, 1, &pieces(&datagram(1, 3, v6, (53, 4000), 64), 9, &[24])[1]), ORPHAN);
         refused(&mut s, 2);
-        // What belongs to the conversation passes, in pieces, too.
+        // Fragments of the guest's conversation pass as well.
         for piece in pieces(&datagram(3, 1, v6, (4001, 111), 64), 3, &[8, 32]) {
             assert_eq!(passes(&mut s, 3, &piece), Ok(()));
         }
@@ -166,7 +166,7 @@ fn large_pings_and_their_answers_pass() {
     tables.groups = vec![SecurityGroup::default()];
     tables.ports[0].groups = vec![GroupId(0)];
     for v6 in [false, true] {
-        // With a vNIC elsewhere, and with a neighbour.
+        // With a vNIC at a peer, and with one on this host.
         for other in [3, 2] {
             let mut s = switch_of(&tables);
             let at = [1400, 2800];
@@ -186,7 +186,7 @@ fn large_pings_and_their_answers_pass() {
     }
 }
 
-/// Sequences of pieces of datagrams to port 53, which may pass, from vNIC 3 to guest 1.
+/// Sequences of fragments of datagrams from vNIC 3 to port 53 of guest 1, which may pass.
 #[test]
 fn pieces_that_could_make_another_packet_are_refused() {
     type Step = (&'static str, Vec<u8>, Result<(), DropReason>);
@@ -250,7 +250,8 @@ fn the_parser_refuses_what_hides_headers() {
         assert_eq!(cut(&syn, 0, 28, true), Err(Malformed::FragmentLength));
         assert_eq!(cut(&syn, 0, 24, true), Ok(()));
     }
-    // Behind the fragment header options of 8 bytes, then TCP; in pieces and not (RFC 6946).
+    // After the fragment header come 8 bytes of options, then TCP; in a fragment and in an atomic fragment
+    // (RFC 6946).
     let with_options = |more| {
         let mut frame = piece(&syn(3, 1, true, 22), 7, 0, 40, more);
         frame[54] = 60;
@@ -265,7 +266,7 @@ fn the_parser_refuses_what_hides_headers() {
     assert_eq!(passes(&mut switch_of(&without_ssh()), 3, &frame), Err(DropReason::Acl));
 }
 
-/// vNIC 3 has a network behind it, too; vNIC 4 one that sends with any address of 10.1.0.0/16.
+/// vNIC 3 also has a network behind it, and vNIC 4 sends from any address in 10.1.0.0/16.
 #[test]
 fn nobody_follows_anothers_first_fragment() {
     let mut tables = dns_server();
@@ -282,7 +283,7 @@ fn nobody_follows_anothers_first_fragment() {
         (body[3], body[5]) = (53, 64);
         packet(macs, from, "10.0.0.1", 64, 17, &body)
     };
-    // An address that no route has may be anybody's.
+    // Any vNIC may use an address that no route covers.
     let direct = |n: u8| pieces(&whole((mac(n), mac(1)), "10.9.0.1"), 7, &[32]);
     assert_eq!(underlay(&mut s, 100, 1, &direct(3)[0]).map(|_| ()), Ok(()));
     assert_eq!(underlay(&mut s, 100, 2, &direct(4)[1]).map(|_| ()), ORPHAN, "of another vNIC");
@@ -290,7 +291,7 @@ fn nobody_follows_anothers_first_fragment() {
     let routed = |from: &str| pieces(&whole((GATEWAY_MAC, mac(1)), from), 8, &[32]);
     assert_eq!(underlay(&mut s, 100, 1, &routed("10.2.0.1")[0]).map(|_| ()), Ok(()));
     assert_eq!(underlay(&mut s, 100, 2, &routed("10.1.0.1")[1]).map(|_| ()), ORPHAN, "of another address");
-    // To another port, which has the same group.
+    // To another port with the same group.
     let mut both = tables.clone();
     both.ports[1].groups = vec![GroupId(0)];
     let mut s = switch_of(&both);
@@ -316,7 +317,7 @@ fn a_flood_of_first_fragments_takes_no_other_senders_place() {
     };
     assert_eq!(passes(&mut s, 3, &of(3, 1)[0]), Ok(()));
     assert_eq!(passes(&mut s, 2, &of(2, 1)[0]), Ok(()));
-    // vNIC 4 has 65,536 addresses, and the others have one.
+    // vNIC 4 has 65,536 addresses, the others have one each.
     for n in 0..1000 {
         assert_eq!(underlay(&mut s, 100, 2, &routed(n)).map(|_| ()), Ok(()));
     }
@@ -359,7 +360,7 @@ fn a_trace_foresees_fragments_and_changes_nothing() {
     assert_eq!(passes(&mut s, 3, &good[1]), Ok(()));
 }
 
-/// What the switch itself makes of a packet that is too large for its way is judged once more by the receiver's worker, in pieces.
+/// Fragments that the switch itself makes of a too large packet are judged again by the receiver's worker.
 #[test]
 fn pieces_that_the_host_makes_pass_the_receivers_worker() {
     let mut tables = dns_server();
@@ -393,7 +394,7 @@ fn pieces_that_the_host_makes_pass_the_receivers_worker() {
     }
 }
 
-/// Of peered networks, where what one vNIC sends is judged as it leaves and as it arrives.
+/// In peered networks, a packet is judged when it leaves one network and when it arrives in the other.
 #[test]
 fn networks_that_are_peered_see_whole_packets() {
     let mut tables = dns_server();
@@ -426,7 +427,8 @@ fn networks_that_are_peered_see_whole_packets() {
 }
 
 proptest! {
-    /// A packet cut as systems cut packets passes if it would pass whole, and no piece of it does otherwise.
+    /// A packet, fragmented as operating systems do it, passes if it would pass whole; each fragment has the same
+    /// verdict.
     #[test]
     fn pieces_in_order_pass_as_the_whole_does(
         v6: bool,

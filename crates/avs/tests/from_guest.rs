@@ -1,4 +1,4 @@
-//! What a guest sends, and what becomes of it.
+//! Decisions about frames from guests.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -41,7 +41,7 @@ fn switched_frames() {
     };
     let fragment = {
         let mut f = tcp((ME, mac(3)), "10.0.0.1", "10.0.0.3");
-        // Its last 20 bytes.
+        // The last fragment, at offset 24 of the packet's payload.
         f[20..22].copy_from_slice(&[0, 3]);
         f
     };
@@ -290,7 +290,7 @@ fn the_gateway_routes() {
     let gw = (ME, GATEWAY_MAC);
     let mut expired = tcp(gw, "10.0.0.1", "10.1.2.3");
     expired[22] = 1;
-    // Peer and vNIC that it is sent to.
+    // The expected peer and vNIC.
     type Case = (&'static str, Vec<u8>, Result<(u16, u8), DropReason>);
     let cases: &[Case] = &[
         ("to a remote", tcp(gw, "10.0.0.1", "10.0.0.3"), Ok((1, 3))),
@@ -371,7 +371,7 @@ fn the_gateway_answers_pings() {
             }
         }
     }
-    // A ping that is not there as a whole, a fragment of one, one with IP options.
+    // An incomplete ping, a fragment of one, and one with IP options.
     let whole = ping(gw, "10.0.0.1", "10.0.0.254", &[1; 400]);
     let parsed = parse(&whole[..256], whole.len()).unwrap();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What a peer sends, and what becomes of it.
+//! Decisions about frames from peers.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -32,7 +32,7 @@ fn only_what_is_routed_to_the_peer_gets_through() {
         f
     };
     let ask = |src: Mac, sender, target| arp((src, Mac::BROADCAST), Request, sender, (Mac::ZERO, target));
-    // VNI, peer, frame, port that it is for.
+    // VNI, peer, frame, expected port.
     type Case = (&'static str, u32, u16, Vec<u8>, Result<u16, DropReason>);
     let cases: Vec<Case> = vec![
         ("TCP", 100, 1, to_me(mac(3), "10.0.0.3"), Ok(0)),

@@ -9,7 +9,7 @@ use bifrost_wire::protocol::{TCP, UDP};
 use bifrost_wire::{Mac, arp as wire_arp};
 use common::{answered, arp, guest, ip, mac, packet, tables, underlay};
 
-/// Port 0 has metadata, and port 1, in the same network, has none.
+/// Port 0 has metadata; port 1, in the same network, does not.
 fn world() -> Tables {
     Tables { metadata: vec![PortId(0)], ..tables() }
 }
@@ -40,7 +40,7 @@ fn requests_of_guests_with_metadata_go_to_the_daemon() {
     ] {
         assert_eq!(guest(&mut switch, port, &frame).drop_reason(), Some(reason), "{name}");
     }
-    // A peer does not speak for the service, and asks nothing.
+    // A peer may neither use the service's address nor send requests to it.
     let mut header = [0; 20];
     header[12] = 0x50;
     let forged = packet((GATEWAY_MAC, mac(1)), &v4, "10.0.0.1", 64, TCP, &header);

@@ -1,4 +1,4 @@
-//! Modules form layers: none imports, directly or through others, a module that imports it.
+//! Modules form layers: no module imports, directly or indirectly, a module that imports it.
 
 #![allow(clippy::unwrap_used)]
 #![cfg(not(miri))]
@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Of each module of the crate those that it imports, tests excepted. A directory is one module.
+/// For each module of the crate the modules that it imports, except in tests. A directory is one module.
 fn imports() -> BTreeMap<String, BTreeSet<String>> {
     fn read(file: &Path, module: &str, all: &mut BTreeMap<String, BTreeSet<String>>) {
         let text = std::fs::read_to_string(file).unwrap();
@@ -39,7 +39,7 @@ fn imports() -> BTreeMap<String, BTreeSet<String>> {
 fn no_module_imports_its_importer() {
     let mut left = imports();
     assert!(left.len() > 20 && left["switch"].contains("pipeline"), "these are not the modules: {left:?}");
-    // The lowest layer goes first, then the one above it, until none is left.
+    // Remove the lowest layer, then the one above it, until none is left.
     while !left.is_empty() {
         let lowest: Vec<String> = left.iter().filter(|(_, of)| of.is_empty()).map(|(name, _)| name.clone()).collect();
         assert!(!lowest.is_empty(), "these import each other: {left:?}");

@@ -1,4 +1,4 @@
-//! NAT: how guests are seen outside, that answers find them, and that nobody else does.
+//! NAT: the outside ends of guests, that replies find them, and that no other guest gets them.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -20,6 +20,7 @@ use common::*;
 use proptest::prelude::*;
 
 const ACK: u8 = 0x10;
+
 #[test]
 fn guests_share_addresses_and_answers_find_them() {
     let mut switch = build(&world());
@@ -35,7 +36,7 @@ fn guests_share_addresses_and_answers_find_them() {
             let (port, back) = comes(&mut switch, &back).unwrap();
             assert_eq!((port, ends(&back)), (0, (at(remote, 443), at(own, 5001))));
             assert_eq!((read(&back).src_mac, read(&back).dst_mac), (GATEWAY_MAC, mac(1)));
-            // All destinations see the same outside end (RFC 4787, REQ-1).
+            // All destinations see the same outside end (endpoint-independent mapping; RFC 4787, REQ-1).
             let other = if shared == SHARED { "192.0.2.9" } else { "2001:db8:9::9" };
             let elsewhere = leaves(&mut switch, 0, &from_guest((own, 5001), (other, 80), tcp)).unwrap();
             assert_eq!(ends(&elsewhere).0, source);
@@ -70,7 +71,7 @@ fn pings_have_identifiers_for_ports() {
         assert_eq!((p.src_ip, p.dst_ip), (ip(shared), ip(remote)));
         let identifier = u16::from_be_bytes([out[l4 + 4], out[l4 + 5]]);
         assert!((2000..=2999).contains(&identifier));
-        // As the other end would answer; the checksum is right if that of the request was.
+        // The reply of the other end. Its checksum is correct if that of the request was.
         let mut back = ping(outside(), remote, shared, b"hello");
         let kind = if p.src_ip.is_ipv6() { 129 } else { 0 };
         let old = [back[l4], 0, back[l4 + 4], back[l4 + 5]];
@@ -87,7 +88,7 @@ fn pings_have_identifiers_for_ports() {
         assert_eq!(got[l4 + 4..l4 + 6], sent[l4 + 4..l4 + 6]);
         icmp_is_right(&out);
         icmp_is_right(&got);
-        // Others cannot ping it there.
+        // It cannot be pinged there from outside.
         let request = ping(outside(), remote, shared, b"hello");
         assert_eq!(comes(&mut switch, &request), Err(DropReason::NatNoMapping));
     }
@@ -123,7 +124,7 @@ fn whoever_is_outside_may_answer_through_a_mapping() {
     for tcp in [None, Some(SYN)] {
         let out = leaves(&mut switch, 0, &from_guest(("10.0.0.1", 5001), (REMOTE, 443), tcp)).unwrap();
         let port = ends(&out).0.1;
-        // Not in the middle of something.
+        // But not in the middle of a connection.
         if tcp.is_some() {
             assert_eq!(comes(&mut switch, &strange(port, Some(ACK))), Err(DropReason::NatNoMapping));
         }
@@ -137,7 +138,7 @@ fn whoever_is_outside_may_answer_through_a_mapping() {
 #[test]
 fn security_groups_say_who_may() {
     let mut tables = world();
-    // Guest 1 may begin anything; others nothing with it.
+    // Guest 1 may begin any conversation, others may begin none with it.
     let rule = GroupRule::new(bifrost_avs::Direction::Egress, Pattern::default());
     tables.groups = vec![SecurityGroup::new(vec![rule])];
     tables.ports[0].groups = vec![GroupId(0)];
@@ -147,7 +148,7 @@ fn security_groups_say_who_may() {
     assert_eq!(comes(&mut switch, &stranger), Err(DropReason::GroupIngress));
     assert_eq!(switch.connection_counters().current, 1, "what is refused leaves nothing");
     assert!(comes(&mut switch, &answer_to(&out, outside(), None)).is_ok());
-    // A router on the way says that the packet was too large.
+    // A router on the way reports that the packet was too large.
     let told = error(outside(), "192.0.2.1", &out, 28);
     assert_eq!(comes(&mut switch, &told).unwrap().0, 0);
     let ask = ping((mac(1), GATEWAY_MAC), "10.0.0.1", REMOTE, b"x");
@@ -155,7 +156,7 @@ fn security_groups_say_who_may() {
     let l4 = usize::from(read(&reply).l4);
     reply = [&ping(outside(), REMOTE, SHARED, b"x")[..l4], &[0, 0, 0, 0], &reply[l4 + 4..]].concat();
     assert_eq!(comes(&mut switch, &reply).unwrap().0, 0, "judged by the identifier that the guest has sent");
-    // The forward is for all, the group is not.
+    // The forward accepts everybody, the security group does not.
     let syn = frame(outside(), (REMOTE, 7), (SHARED, 8080), Some(SYN));
     assert_eq!(comes(&mut switch, &syn), Err(DropReason::GroupIngress));
 }
@@ -179,7 +180,7 @@ fn a_floating_address_carries_everything() {
         assert_eq!((port, read(&got).dst_ip), (1, ip(inside)));
         icmp_is_right(&got);
         icmp_is_right(&leaves(&mut switch, 1, &ping(own, inside, remote, b"hello")).unwrap());
-        // In fragments, too: put together they are what they would have been.
+        // Fragments are translated too: reassembled, they are the translated packet.
         let whole = frame(own, (inside, 5001), (remote, 443), None);
         let l4 = usize::from(read(&whole).l4);
         let pieces = pieces(&whole, 77, &[8]);
@@ -215,7 +216,7 @@ fn guests_meet_at_their_outside_addresses() {
         let out = checked(frame, &verdict);
         (port.0, ends(&out), out)
     };
-    // Guest 1 calls guest 2 at its floating address, and is seen where it is seen outside.
+    // Guest 1 connects to guest 2 at its floating address, and appears with its outside address.
     let syn = from_guest(("10.0.0.1", 5001), (FLOATING, 443), Some(SYN));
     let (port, seen, out) = there(&mut switch, 0, &syn);
     assert_eq!((port, seen.0.0, seen.1), (1, ip(SHARED), at("10.0.0.2", 443)));
@@ -223,23 +224,23 @@ fn guests_meet_at_their_outside_addresses() {
     let answer = answer_to(&out, (mac(2), GATEWAY_MAC), Some(SYN | ACK));
     let (port, seen, _) = there(&mut switch, 1, &answer);
     assert_eq!((port, seen), (0, (at(FLOATING, 443), at("10.0.0.1", 5001))));
-    // Guest 2 calls the port that leads to guest 1.
+    // Guest 2 connects to the port that is forwarded to guest 1.
     let syn = frame((mac(2), GATEWAY_MAC), ("10.0.0.2", 6001), (SHARED, 8080), Some(SYN));
     let (port, seen, out) = there(&mut switch, 1, &syn);
     assert_eq!((port, seen), (0, (at(FLOATING, 6001), at("10.0.0.1", 80))));
     let answer = answer_to(&out, (mac(1), GATEWAY_MAC), Some(SYN | ACK));
     let (port, seen, _) = there(&mut switch, 0, &answer);
     assert_eq!((port, seen), (1, (at(SHARED, 8080), at("10.0.0.2", 6001))));
-    // Another tenant's guest calls it, and is answered: both share one address.
+    // Another tenant's guest connects to it and gets a reply, although both share one address.
     let syn = from_guest(("10.0.0.1", 7001), (SHARED, 8080), Some(SYN));
     let (port, seen, out) = there(&mut switch, 5, &syn);
     assert_eq!((port, seen.0.0, seen.1), (0, ip(SHARED), at("10.0.0.1", 80)));
     let (port, seen, _) = there(&mut switch, 0, &answer_to(&out, (mac(1), GATEWAY_MAC), Some(SYN | ACK)));
     assert_eq!((port, seen), (5, (at(SHARED, 8080), at("10.0.0.1", 7001))));
-    // Pings as well.
+    // Pings work as well.
     let verdict = guest(&mut switch, 0, &ping((mac(1), GATEWAY_MAC), "10.0.0.1", FLOATING, b"x"));
     assert_eq!(verdict.action, Action::Deliver { port: PortId(1), worker: None });
-    // Where there is nobody.
+    // To an end without a mapping.
     let nobody = from_guest(("10.0.0.1", 5001), (SHARED, 2999), Some(SYN));
     assert_eq!(guest(&mut switch, 0, &nobody), Verdict::drop(DropReason::NatNoMapping));
 }
@@ -258,13 +259,13 @@ fn errors_show_each_end_what_it_knows() {
         // From the other end itself.
         let (_, got) = comes(&mut switch, &error(outside(), remote, &out, 128)).unwrap();
         assert_eq!(read(&got).src_ip, ip(remote));
-        // From the guest, about an answer.
+        // From the guest, about a reply.
         let (_, answer) = comes(&mut switch, &answer_to(&out, outside(), None)).unwrap();
         let told = error((mac(1), GATEWAY_MAC), own, &answer, 128);
         let told = leaves(&mut switch, 0, &told).unwrap();
         assert_eq!((read(&told).src_ip, read(&told).dst_ip), (ip(shared), ip(remote)));
         assert_eq!(ends(&quoted(&told)), (at(remote, 443), ends(&out).0));
-        // About what nobody has sent.
+        // About a packet that no guest has sent.
         let other = frame(outside(), (shared, 2999), (remote, 443), None);
         assert_eq!(comes(&mut switch, &error(outside(), router, &other, 128)), Err(DropReason::NatNoMapping));
     }
@@ -307,7 +308,7 @@ fn ports_run_out_for_one_guest_and_for_all() {
     let mut given: Vec<u16> = results.into_iter().chain(others).filter_map(Result::ok).collect();
     given.sort_unstable();
     assert_eq!(given, (2000..=2009).collect::<Vec<_>>());
-    // Those that have them keep them, and others get them in time.
+    // Existing connections keep their ports, and other guests get ports as time passes.
     assert!(send(0, 1).is_ok());
     assert_eq!(switch.port_counters(PortId(0)).unwrap().dropped.packets(DropReason::NatPortsFull), 2);
     (1..400).for_each(|second| switch.advance((1000 + second) * SECOND));
@@ -378,15 +379,15 @@ fn a_reload_ends_what_depends_on_what_is_gone() {
     assert_eq!(first(&mut switch, 5, Some(ACK)), Ok(other), "nothing has changed for it");
     let back = frame(outside(), (REMOTE, 443), (&one.0.to_string(), one.1), Some(ACK));
     assert_eq!(comes(&mut switch, &back), Err(DropReason::NatNoMapping));
-    // It goes on from another address, where the other end knows nothing of it.
+    // The connection continues from another address, where the other end does not know it.
     let moved = first(&mut switch, 0, Some(ACK)).unwrap();
     assert_eq!(moved.0, ip("203.0.113.11"));
-    // Another guest under the same number.
+    // Another guest gets the port's number.
     next.ports[0].mac = mac(77);
     switch.replace(&next).unwrap();
     let stranger = frame(outside(), ("192.0.2.77", 443), ("203.0.113.11", moved.1), Some(SYN));
     assert_eq!(comes(&mut switch, &stranger), Err(DropReason::NatNoMapping));
-    // All of it goes.
+    // NAT is removed: everything ends.
     next.nat = Nat::default();
     switch.replace(&next).unwrap();
     assert_eq!(first(&mut switch, 5, Some(ACK)), Err(DropReason::NoRoute));
@@ -412,7 +413,7 @@ fn the_uplinks_worker_translates() {
     let back = rewritten(&answer, &back);
     assert_eq!(ends(&back).1, at("10.0.0.1", 5001));
     assert!(workers[0].from_worker(PortId(UPLINK), PortId(0), &back, &read(&back)).passes());
-    // To a guest of the host, by way of the outside.
+    // To a guest of this host, through the outside.
     let call = from_guest(("10.0.0.1", 5001), (FLOATING, 443), Some(SYN));
     let handed = rewritten(&call, &guest(&mut workers[0], 0, &call));
     let there = *workers[1].from_worker(PortId(0), PortId(UPLINK), &handed, &read(&handed));
@@ -471,8 +472,8 @@ fn tables_that_contradict_themselves_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever guests send: no two of their ends are seen as one, none as two, and every answer gets to whom it is for, unchanged
-    /// but for its ends.
+    /// Whatever guests send: outside ends and inside ends are mapped one to one, and every reply reaches its guest,
+    /// unchanged except for its ends.
     #[test]
     fn outside_ends_and_inside_ends_are_one_to_one(
         packets in proptest::collection::vec((any::<bool>(), 0u16..40, 0u16..4, any::<bool>(), 0u64..30), 1..120)
@@ -483,7 +484,7 @@ proptest! {
         for (other, source, remote, udp, wait) in packets {
             now += wait;
             switch.advance(now * SECOND);
-            // What may have ended is not looked for any more.
+            // Mappings may have expired: forget them.
             if wait > 0 {
                 (inside_of, outside_of) = (BTreeMap::new(), BTreeMap::new());
             }
@@ -501,7 +502,7 @@ proptest! {
     }
 }
 
-/// What a switch remembers, as bytes.
+/// The state that a switch carries over, as bytes.
 fn memory(switch: &mut Switch) -> Vec<u8> {
     let mut bytes = Vec::new();
     switch.carry_memory(&mut bytes);
@@ -535,14 +536,14 @@ fn another_switch_goes_on_with_translated_connections() {
     }
     let next = frame(outside(), (REMOTE, 7000), (SHARED, 8080), Some(ACK));
     assert_eq!(comes(&mut second, &next).unwrap().0, 0);
-    // A new conversation gets an outside end that nobody has.
+    // A new conversation gets an unused outside end.
     let out = leaves(&mut second, 0, &from_guest(("10.0.0.1", 5009), (REMOTE, 443), None)).unwrap();
     assert!(sent.iter().all(|(.., other)| ends(other).0 != ends(&out).0));
-    // Once more, and back: it is the same.
+    // Carried over once more, the state is the same.
     let (again, mut third) = (memory(&mut second), Switch::build(&world(), 3).unwrap());
     third.take_over_memory(1010 * SECOND, &again).unwrap();
     assert_eq!(memory(&mut third).len(), again.len());
-    // All of it ends in time.
+    // Everything expires in time.
     third.advance(20_000 * SECOND);
     (20_001..20_400).for_each(|s| third.advance(s * SECOND));
     assert_eq!((third.connection_counters().current, third.nat_counters().current), (0, 0));
@@ -553,7 +554,7 @@ fn memory_of_a_later_release_is_read_and_damaged_memory_is_refused() {
     let mut first = build(&world());
     leaves(&mut first, 0, &from_guest(("10.0.0.1", 5001), (REMOTE, 443), Some(SYN))).unwrap();
     let bytes = memory(&mut first);
-    // Records are longer there, and there is another kind.
+    // A later release has longer records, and another section.
     let mut later = vec![9, 0, 1, 0, 3, 0, 0, 0, 1, 2, 3];
     let mut rest = &bytes[..];
     while let Some((head, behind)) = rest.split_first_chunk::<8>() {
@@ -574,13 +575,13 @@ fn memory_of_a_later_release_is_read_and_damaged_memory_is_refused() {
     for len in (0..bytes.len()).filter(|len| *len > 0) {
         let mut other = Switch::build(&world(), 2).unwrap();
         let result = other.take_over_memory(1010 * SECOND, &bytes[..len]);
-        // It ends between two sections, or is refused.
+        // The bytes end between two sections, or are rejected.
         assert!(result.is_err() || [52, 60].contains(&len), "{len} bytes: {result:?}");
     }
 }
 
 proptest! {
-    /// Whatever is damaged: nothing panics, no number grows beyond its bounds, and the switch goes on.
+    /// Whatever is damaged: no panic, no number beyond its limits, and the switch continues to work.
     #[test]
     fn damaged_memory_does_no_harm(
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..12),

@@ -1,4 +1,4 @@
-//! What ACLs and security groups say nothing about: who has an address. Nothing else passes that way.
+//! Address resolution, which ACLs and security groups let pass: nothing else may pass this way.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -13,7 +13,7 @@ use bifrost_wire::icmp::v6::Advertisement;
 use bifrost_wire::{Mac, ethernet::ethertype};
 use common::*;
 
-/// Nothing passes, both ways and at both guests.
+/// Rules deny everything, in both directions and at both guests.
 fn closed() -> Tables {
     let mut tables = tables();
     let deny = |direction| AclRule { direction, allow: false, pattern: Pattern::default(), log: None };
@@ -33,7 +33,7 @@ fn switch_of(tables: &Tables) -> Switch {
 const ME: Mac = mac(1);
 const GROUP: Mac = Mac([0x33, 0x33, 0xff, 0, 0, 3]);
 
-/// An ICMPv6 message of guest 1's with that hop limit, and bytes behind it.
+/// An ICMPv6 message of guest 1 with this hop limit and `len` bytes.
 fn message(to: (Mac, &str), kind: u8, code: u8, hop_limit: u8, len: usize) -> Vec<u8> {
     let mut body = vec![0; len];
     (body[0], body[1]) = (kind, code);
@@ -51,13 +51,13 @@ fn advertisement(to: (Mac, &str)) -> Vec<u8> {
     advertise((ME, to.0), "fd00::1", to.1, a)
 }
 
-/// With bytes behind it that belong to the message or the frame.
+/// The frame with more bytes at its end, as part of the message or as padding.
 fn longer(mut frame: Vec<u8>, by: usize) -> Vec<u8> {
     frame.resize(frame.len() + by, 0);
     if frame[12..14] == ethertype::IPV6.to_be_bytes() {
         let len = (frame.len() - 54) as u16;
         frame[18..20].copy_from_slice(&len.to_be_bytes());
-        // An option for each 8 bytes.
+        // One option per 8 bytes.
         for at in (86..frame.len()).step_by(8) {
             frame[at..at + 2].copy_from_slice(&[14, 1]);
         }
@@ -106,14 +106,14 @@ fn only_short_answers_to_other_hosts_pass_without_being_judged() {
         };
         assert_eq!(got, expected, "{name}");
     }
-    // Security groups alone.
+    // With security groups only.
     let mut tables = closed();
     tables.vpcs[0].acl.clear();
     let frame = message(neighbour, 133, 0, 255, 1008);
     assert_eq!(guest(&mut switch_of(&tables), 0, &frame), Verdict::drop(DropReason::GroupIngress));
 }
 
-/// Without any rules, too: guests believe these.
+/// Even without any rules, because guests trust these messages.
 #[test]
 fn what_only_routers_say_does_not_pass_in_pieces() {
     for (kind, reason) in [
@@ -126,7 +126,7 @@ fn what_only_routers_say_does_not_pass_in_pieces() {
         let whole = message((mac(2), "fd00::2"), kind, 0, 255, 64);
         let first = pieces(&whole, 7, &[32]).remove(0);
         assert_eq!(guest(&mut switch(), 0, &first), Verdict::drop(reason), "{kind}");
-        // As it might come from a peer that is not like this.
+        // As a peer without these checks might send it.
         let mut from_peer = first;
         from_peer[..12].copy_from_slice(&[mac(1).0, mac(3).0].concat());
         (from_peer[14 + 23], from_peer[14 + 39]) = (3, 1);

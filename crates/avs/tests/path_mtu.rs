@@ -1,4 +1,4 @@
-//! Packets that are larger than their way allows: who cuts them, and who is told what.
+//! Packets that are larger than the path MTU: which are fragmented, and who gets which ICMP error.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -11,7 +11,8 @@ use common::*;
 const ME: Mac = mac(1);
 const S: u64 = 1_000_000_000;
 
-/// Port 1 takes 1300 bytes, vNIC 3 at peer 1 gets 1400 bytes over IPv4 and 1450 over IPv6, the network behind vNIC 4 gets 600.
+/// The path MTU is 1300 to port 1, 1400 (IPv4) and 1450 (IPv6) to vNIC 3 at peer 1, and 600 to the network behind
+/// vNIC 4.
 fn small() -> Tables {
     let mut tables = tables();
     tables.ports[1].mtu = 1300;
@@ -25,7 +26,7 @@ fn switch() -> Switch {
     Switch::build(&small(), 0).unwrap()
 }
 
-/// An IP packet of `len` bytes of that protocol, whose first bytes are `body`.
+/// An IP packet of `len` bytes with this protocol; its payload starts with `body`.
 fn sized(to: Mac, src: &str, dst: &str, protocol: u8, body: &[u8], len: usize) -> Vec<u8> {
     let header = if ip(src).is_ipv6() { 40 } else { 20 };
     let mut body = body.to_vec();
@@ -37,7 +38,7 @@ fn sized(to: Mac, src: &str, dst: &str, protocol: u8, body: &[u8], len: usize) -
     packet((ME, to), src, dst, 64, protocol, &body)
 }
 
-/// The same without DF.
+/// The same packet without DF.
 fn may_cut(mut frame: Vec<u8>) -> Vec<u8> {
     frame[20] &= !0x40;
     frame
@@ -49,7 +50,7 @@ fn from_guest(switch: &mut Switch, frame: &[u8], offload: Offload) -> Verdict {
     *switch.from_guest(PortId(0), &frame[..frame.len().min(256)], frame.len(), offload, &parsed)
 }
 
-/// Checks an ICMP error about a packet; returns who says it, to whom, and the MTU.
+/// Checks an ICMP error about a packet; returns its sender, its receiver, and the MTU.
 fn error(answer: &[u8], about: &[u8]) -> ((Mac, String), (Mac, String), u32) {
     let parsed = parse(answer, answer.len()).unwrap();
     let message = &answer[usize::from(parsed.l4)..];
@@ -87,13 +88,14 @@ fn packets_of_guests() {
         frame[20..22].copy_from_slice(&(0x4000 | field).to_be_bytes());
         frame
     };
-    // What fits goes on; else: the MTU by which it is cut; or who tells which MTU; or nothing but a counter.
+    // The expected outcome: passes, with the MTU for fragmentation; or an ICMP error with its sender; or only a
+    // counter.
     type Outcome = Result<Option<u16>, Option<(Mac, &'static str)>>;
     let cases: Vec<(&str, Vec<u8>, u16, Outcome)> = vec![
         ("just fits", v4(1400), 0, Ok(None)),
         ("one too many", v4(1401), 1400, Err(gw4)),
         ("without DF", may_cut(v4(1401)), 1400, Ok(Some(1400))),
-        // A MAC address has what all of its routes let pass.
+        // A MAC address has the smallest path MTU of its routes.
         ("IPv6, just fits", v6(1400), 0, Ok(None)),
         ("IPv6", v6(1401), 1400, Err(gw6)),
         ("routed", udp(GW, "10.0.0.1", "10.1.0.9", 601), 600, Err(gw4)),
@@ -154,10 +156,10 @@ fn what_is_to_be_segmented() {
     let large = |protocol| sized(mac(3), "10.0.0.1", "10.0.0.3", protocol, &header, 9000);
     let cut = |verdict: Verdict| matches!(verdict.action, Action::Forward { .. }).then_some(verdict.fragment_to);
     let mut switch = switch();
-    // 20 and 20 bytes of headers.
+    // 20 + 20 bytes of headers.
     assert_eq!(cut(from_guest(&mut switch, &large(6), tso(1360))), Some(None));
     assert_eq!(cut(from_guest(&mut switch, &large(6), tso(1361))), Some(Some(1400)), "TCP is cut, DF or not");
-    // 20 and 8.
+    // 20 + 8 bytes of headers.
     assert_eq!(cut(from_guest(&mut switch, &large(17), uso(1372))), Some(None));
     assert_eq!(from_guest(&mut switch, &large(17), uso(1373)), answered());
     assert_eq!(error(switch.answer(), &large(17)).2, 1400);
@@ -216,12 +218,12 @@ fn packets_from_the_underlay() {
     assert_eq!(got, answered());
     let me = (ME, "10.0.0.1".to_string());
     assert_eq!(error(&answer, &neighbour(1001)), (me.clone(), (mac(3), "10.0.0.3".to_string()), 1000));
-    // What came through the gateway goes back to the vNIC behind which its sender is.
+    // An error about a routed packet goes to the vNIC behind which its sender is.
     let routed = udp((GATEWAY_MAC, ME), "10.1.2.3", 1001);
     let (got, answer) = from(&routed, 2);
     assert_eq!(got, answered());
     assert_eq!(error(&answer, &routed), (me, (mac(4), "10.1.2.3".to_string()), 1000));
-    // Who is not there gets no answer.
+    // A sender that is not at the peer gets no error.
     assert_eq!(from(&neighbour(1001), 2).0, Verdict::drop(DropReason::WrongPeer));
     let counters = switch.port_counters(PortId(0)).unwrap();
     assert_eq!((counters.from_underlay_packets, counters.fragmented_packets, counters.too_big_packets), (2, 1, 2));

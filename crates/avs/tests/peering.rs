@@ -1,4 +1,4 @@
-//! Packets from one network to another, and those that may not go there.
+//! Packets between networks: which may pass and which may not.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -14,17 +14,17 @@ use bifrost_wire::arp::Operation::{Reply, Request};
 use bifrost_wire::icmp::v6::Advertisement;
 use common::*;
 
-/// Through the gateway, from the guest of VNI 100.
+/// From the guest of VNI 100 to its gateway.
 const OUT: (Mac, Mac) = (mac(1), GATEWAY_MAC);
-/// To the same guest, as the gateway of a peer sent it on.
+/// To the same guest, routed by the gateway of a peer.
 const IN: (Mac, Mac) = (GATEWAY_MAC, mac(1));
 
 fn peering(from: u32, prefix: &str, to: u32) -> Peering {
     Peering { vni: vni(from), prefix: prefix.parse().unwrap(), to: vni(to) }
 }
 
-/// Beside VNI 100 (of [`tables`]), VNI 300: vNIC 1 here as port 7, vNIC 3 at peer 2 with a network behind it; the same MAC addresses as
-/// in VNI 100. VNI 400 is behind VNI 300 alone. VNI 200 has no gateway.
+/// VNI 100 of [`tables`], and VNI 300: vNIC 1 on this host as port 7, vNIC 3 at peer 2 with a network behind it; it
+/// has the same MAC addresses as VNI 100. VNI 400 is reachable only from VNI 300. VNI 200 has no gateway.
 fn peered() -> Tables {
     let mut tables = tables();
     let vpc = |n, gateways: &[&str]| Vpc {
@@ -64,12 +64,12 @@ fn peered() -> Tables {
         peering(100, "fd03::/16", 300),
         peering(300, "10.0.0.0/24", 100),
         peering(300, "fd00::/16", 100),
-        // Across two networks.
+        // Across two networks, which is not allowed.
         peering(100, "10.4.0.0/16", 300),
         peering(300, "10.4.0.0/16", 400),
         peering(400, "10.0.0.0/16", 300),
         peering(400, "10.3.0.0/16", 300),
-        // One way only, and to where no gateway leads back.
+        // One way only, and to a network without a gateway.
         peering(100, "10.5.0.0/16", 400),
         peering(100, "10.6.0.0/16", 200),
     ];
@@ -82,7 +82,7 @@ fn switch() -> Switch {
 
 #[test]
 fn guests_reach_the_other_network_through_the_gateways() {
-    // Network, peer and vNIC that it goes to.
+    // The expected network, peer and vNIC.
     type Case = (&'static str, u16, Vec<u8>, Result<(u32, u16, u8), DropReason>);
     let cases: &[Case] = &[
         ("another host", 0, tcp(OUT, "10.0.0.1", "10.3.1.7"), Ok((300, 2, 3))),
@@ -186,7 +186,7 @@ fn the_other_networks_addresses_have_no_neighbours() {
 
 #[test]
 fn a_sender_across_is_told_of_the_path_mtu() {
-    // By its own gateway, of the route in the other network.
+    // By its own gateway, about the path MTU of the route in the other network.
     let large = |macs, from: &str, to: &str, len: usize| {
         let mut body = vec![0; len - 20];
         body[12] = 0x50;
@@ -198,7 +198,7 @@ fn a_sender_across_is_told_of_the_path_mtu() {
     assert_eq!((answer.src_mac, answer.src_ip), (GATEWAY_MAC, ip("10.0.0.254")));
     assert!(matches!(guest(&mut s, 0, &large(OUT, "10.0.0.1", "10.3.1.7", 1400)).action, Action::Forward { .. }));
 
-    // By the one that it was for, in the sender's network, where its host lets it in.
+    // By the packet's receiver, in the sender's network, whose host accepts the error.
     let frame = large((GATEWAY_MAC, mac(1)), "10.0.0.3", "10.3.0.1", 1001);
     let got = s.from_underlay(vni(300), PeerId(1), &frame, &parse(&frame, frame.len()).unwrap());
     assert_eq!(*got, answered());
@@ -206,7 +206,7 @@ fn a_sender_across_is_told_of_the_path_mtu() {
     let answer = parse(&told, told.len()).unwrap();
     assert_eq!((answer.src_mac, answer.dst_mac), (GATEWAY_MAC, mac(3)));
     assert_eq!((answer.src_ip, answer.dst_ip), (ip("10.3.0.1"), ip("10.0.0.3")));
-    // The host of vNIC 3, to which port 7 is at a peer.
+    // The host of vNIC 3, from which port 7 is at a peer.
     let mut there = peered();
     there.ports = vec![Port { vni: vni(100), mac: mac(3), addresses: vec![ip("10.0.0.3")], ..there.ports[3].clone() }];
     there.ports[0].groups.clear();

@@ -1,4 +1,4 @@
-//! Guests that route: networks behind a port of this host.
+//! Guests that are routers: networks behind a port of this host.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +8,7 @@ use bifrost_wire::Mac;
 use bifrost_wire::arp::Operation::{Reply, Request};
 use common::*;
 
-/// Behind guest 1 are networks of both families, in one of which guest 2 is, and everything that has no other route.
+/// Behind guest 1 are networks of both families and a default route; guest 2 is in one of these networks.
 fn routing() -> Tables {
     let mut tables = tables();
     let nets = ["10.5.0.0/16", "10.0.0.0/30", "fd05::/32", "0.0.0.0/0"];
@@ -42,7 +42,7 @@ fn it_sends_from_the_networks_behind_it_and_from_no_others() {
         assert_eq!(from_guest_1(&mut s, src, dst) != spoofed, passes, "from {src}");
     }
     assert_eq!(guest(&mut s, 1, &udp((mac(2), GATEWAY_MAC), "10.5.1.2", "10.0.0.3", (1, 2))).action, spoofed);
-    // The other tenant's guest of the same addresses does not route.
+    // The other tenant's guest with the same addresses is not a router.
     assert_eq!(guest(&mut s, 5, &udp((mac(1), mac(3)), "10.5.1.2", "10.0.0.3", (1, 2))).action, spoofed);
     let mut s = switch();
     assert_eq!(from_guest_1(&mut s, "10.5.1.2", "10.0.0.3"), spoofed, "nothing is behind it");
@@ -55,11 +55,11 @@ fn it_gets_what_is_for_the_networks_behind_it() {
         let verdict = guest(&mut s, 1, &udp((mac(2), GATEWAY_MAC), "10.0.0.2", dst, (1, 2)));
         assert!(matches!(verdict.action, Action::Deliver { port: PortId(0), .. }), "{dst}: {verdict:?}");
     }
-    // A longer prefix is somebody else's, and nothing goes back to where it came from.
+    // A longer prefix belongs to another vNIC, and packets never go back to their sender.
     let verdict = guest(&mut s, 1, &udp((mac(2), GATEWAY_MAC), "10.0.0.2", "10.1.2.3", (1, 2)));
     assert!(matches!(verdict.action, Action::Forward { .. }), "{verdict:?}");
     assert_eq!(from_guest_1(&mut s, "10.5.1.2", "10.5.9.9"), Action::Drop(DropReason::Loop));
-    // From another host, to its MAC address.
+    // From another host to its MAC address.
     let frame = udp((GATEWAY_MAC, mac(1)), "10.0.0.3", "10.5.1.2", (1, 2));
     assert_eq!(underlay(&mut s, 100, 1, &frame), Ok(PortId(0)));
 }
@@ -74,7 +74,7 @@ fn who_asks_is_not_told_of_itself() {
     let solicitation =
         solicit((mac(1), Mac([0x33, 0x33, 0xff, 0, 0, 9])), "::", "ff02::1:ff00:9", 255, None, "fd05::9");
     assert_eq!(guest(&mut s, 0, &solicitation).action, Action::Drop(DropReason::UnknownNeighbour));
-    // Another one is, and addresses behind a guest are not its own: it cannot say that it has them.
+    // Another guest gets the reply. Addresses behind a guest are not its own: it cannot claim them.
     assert_eq!(guest(&mut s, 1, &ask(2, "10.0.0.2", "10.5.0.1")), answered());
     let claim = arp((mac(1), mac(2)), Reply, (mac(1), "10.5.0.1"), (mac(2), "10.0.0.2"));
     assert_eq!(guest(&mut s, 0, &claim).action, Action::Drop(DropReason::SpoofedArp));
@@ -87,7 +87,7 @@ fn a_network_is_behind_one_guest() {
     assert!(matches!(Switch::build(&tables, 0), Err(BuildError::DuplicatePrefix { .. })));
     tables.ports[1].routed = vec!["10.0.0.254/32".parse().unwrap()];
     assert!(matches!(Switch::build(&tables, 0), Err(BuildError::DuplicatePrefix { .. })));
-    // A narrower one is its own.
+    // A longer prefix may be another guest's.
     tables.ports[1].routed = vec!["10.5.7.0/24".parse().unwrap()];
     let mut s = Switch::build(&tables, 0).unwrap();
     assert_eq!(from_guest_1(&mut s, "10.5.7.1", "10.0.0.3"), Action::Drop(DropReason::SpoofedIp));

@@ -1,4 +1,5 @@
-//! What guests hear about IPv6: from their router, asked and unasked, and by DHCPv6; and that no guest says such things.
+//! IPv6 settings of guests: router advertisements, solicited and unsolicited, and DHCPv6; and that guests cannot send
+//! these themselves.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -20,7 +21,7 @@ const ROUTERS: (Mac, &str) = (Mac([0x33, 0x33, 0, 0, 0, 2]), "ff02::2");
 const SERVERS: (Mac, &str) = (Mac([0x33, 0x33, 0, 1, 0, 2]), "ff02::1:2");
 const ALL: (Mac, &str) = (Mac([0x33, 0x33, 0, 0, 0, 1]), "ff02::1");
 const SECOND_NS: u64 = 1_000_000_000;
-/// When time begins.
+/// Time of the first advance, ns.
 const START_NS: u64 = 1 << 40;
 
 fn lease(port: u16) -> Ipv6Lease {
@@ -38,7 +39,7 @@ fn switch_of(tables: &Tables) -> Switch {
     switch
 }
 
-/// A router solicitation of guest 1's with these options.
+/// A router solicitation of guest 1 with these options.
 fn solicit(from: &str, to: (Mac, &str), options: &[u8]) -> Vec<u8> {
     packet((ME, to.0), from, to.1, 255, ICMPV6, &[&[133, 0, 0, 0, 0, 0, 0, 0], options].concat())
 }
@@ -47,7 +48,7 @@ fn own_mac() -> Vec<u8> {
     [&[1, 1][..], &ME.0].concat()
 }
 
-/// What an advertisement says: MAC address and address of who hears it, lifetime in s, and options by type.
+/// An advertisement: MAC and IP address of its receiver, lifetime in s, and options by type.
 type Heard = ((Mac, IpAddr), u16, Vec<(u8, Vec<u8>)>);
 
 fn read(frame: &[u8]) -> Heard {
@@ -130,7 +131,7 @@ fn what_is_no_valid_solicitation_is_dropped() {
         answered(),
         "as long as one has to be"
     );
-    // Without a lease nobody is a router.
+    // Without a lease there is no router.
     let frame = solicit(MINE, ROUTERS, &own_mac());
     assert_eq!(guest(&mut switch_of(&tables()), 0, &frame), Verdict::drop(Multicast));
     assert_eq!(guest(&mut switch_of(&world()), 1, &solicit_of(2)), Verdict::drop(Multicast));
@@ -155,7 +156,7 @@ fn a_guest_that_asks_too_often_waits() {
     assert_eq!(guest(&mut switch, 0, &solicitation), answered());
 }
 
-/// A message of guest 1's to all DHCPv6 servers.
+/// A message of guest 1 to all DHCPv6 servers.
 fn request(message: &[u8]) -> Vec<u8> {
     request_from(MINE, SERVERS, (546, 547), message)
 }
@@ -166,7 +167,7 @@ fn request_from(from: &str, to: (Mac, &str), ports: (u16, u16), message: &[u8]) 
     packet((ME, to.0), from, to.1, 1, UDP, &[header.as_flattened(), message].concat())
 }
 
-/// Client and association, of a kind.
+/// A DHCPv6 message of this kind, with a client DUID and an association.
 fn solicit_dhcp(kind: u8) -> Vec<u8> {
     let client = [0, 1, 0, 10, 0, 3, 0, 1, 2, 0, 0, 0, 0, 1];
     [&[kind, 1, 2, 3][..], &client, &[0, 3, 0, 12, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]].concat()
@@ -209,14 +210,14 @@ fn what_is_no_question_to_a_server_is_dropped() {
     ] {
         assert_eq!(guest(&mut switch_of(&world()), 0, &frame), Verdict::drop(reason), "{name}");
     }
-    // In pieces, too; and whatever guests are told.
+    // Fragmented as well, and whether guests have leases or not.
     let whole = request_from(MINE, (mac(2), "fe80::ff:fe00:2"), (547, 546), &solicit_dhcp(2));
     for tables in [tables(), world()] {
         let first = pieces(&whole, 7, &[16]).remove(0);
         assert_eq!(guest(&mut switch_of(&tables), 0, &first), Verdict::drop(DhcpServer));
         assert_eq!(guest(&mut switch_of(&tables), 0, &whole), Verdict::drop(DhcpServer));
     }
-    // Of IPv4 the port means nothing.
+    // In IPv4 the port has no meaning.
     let v4 = udp((ME, mac(2)), "10.0.0.1", "10.0.0.2", (547, 546));
     assert!(!matches!(guest(&mut switch_of(&world()), 0, &v4).action, Action::Drop(DhcpServer)));
 }
@@ -234,7 +235,7 @@ fn nobody_but_the_switch_is_a_router() {
     assert_eq!(underlay(&mut switch_of(&world()), 100, 1, &frame), Err(DropReason::SpoofedNeighbour));
 }
 
-/// When which port is told by itself, until that many seconds have gone by.
+/// Time and port of all unsolicited advertisements during `for_s` seconds.
 fn told(switch: &mut Switch, from_ns: u64, for_s: u64) -> Vec<(u64, u16)> {
     let (mut now_ns, mut all) = (from_ns, vec![]);
     loop {
@@ -266,7 +267,7 @@ fn guests_are_told_at_intervals_without_asking() {
     let counters = switch.port_counters(PortId(0)).unwrap();
     let of_first = all.iter().filter(|(_, port)| *port == 0).count() as u64;
     assert_eq!((counters.advertised_packets, counters.answered_packets), (of_first, 0));
-    // What has not changed goes on. A guest whose lease ends is told that the router is none any more.
+    // An unchanged lease keeps its schedule. A guest whose lease ends gets a final advertisement.
     let now_ns = START_NS + 3601 * SECOND_NS;
     switch.advance(now_ns);
     let next_ns = switch.next_advertisement_ns();
@@ -276,7 +277,7 @@ fn guests_are_told_at_intervals_without_asking() {
     assert_eq!(switch.advertise(), Some(PortId(1)));
     assert_eq!(read(switch.answer()), ((ALL.0, ip(ALL.1)), 0, vec![(1, GATEWAY_MAC.0.to_vec())]));
     assert_eq!(switch.advertise(), None);
-    // What has changed is said soon. A port that is gone is told nothing.
+    // A changed lease is advertised soon. A removed port gets nothing.
     let mut changed = world();
     changed.ipv6_leases[0].mtu = 1300;
     switch.replace(&changed).unwrap();

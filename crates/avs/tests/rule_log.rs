@@ -1,4 +1,4 @@
-//! Logs of rules: who accepted or rejected what, once for a connection, and counted for what is rejected.
+//! Rule logs: what accepted or rejected whom; one record per accepted connection, and counts for rejected packets.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -33,7 +33,8 @@ fn of_group(direction: Direction, number: u32) -> Option<Arc<RuleName>> {
     name(RuleOwner::Group("web".into()), direction, number)
 }
 
-/// Guest 1 lets in TCP ports 22 and 80, of which the second is logged; its network refuses UDP port 9 from guests, and is logged.
+/// Guest 1 accepts TCP ports 22 and 80, and logs the latter; its network denies UDP port 9 from guests, and logs
+/// that.
 fn logged() -> Tables {
     let mut tables = tables();
     let ingress = |port| GroupRule::new(Direction::Ingress, to(6, port));
@@ -74,7 +75,7 @@ fn an_accepted_connection_is_one_record_that_names_the_rule() {
     for flags in [SYN, 0x10, 0x10, 0x10] {
         assert_eq!(receive(&mut switch, &segment(3, 1, (5000, 80), flags, 0, true)), None);
     }
-    // No rule of this one is logged, and nobody allows that one.
+    // The rule for port 22 is not logged, and no rule allows port 23.
     assert_eq!(receive(&mut switch, &segment(3, 1, (5000, 22), SYN, 0, true)), None);
     assert!(receive(&mut switch, &segment(3, 1, (5000, 23), SYN, 0, true)).is_some());
     let records = taken(&mut switch, 1000 * SECOND);
@@ -85,7 +86,7 @@ fn an_accepted_connection_is_one_record_that_names_the_rule() {
     assert_eq!((record.local, record.local_port), (ip("10.0.0.1"), 80));
     assert_eq!((record.remote, record.remote_port, record.protocol), (ip("10.0.0.3"), 5000, 6));
     assert_eq!((record.start_ns, record.end_ns), (1000 * SECOND, 1000 * SECOND));
-    // Another connection of the same ports begins after a reset.
+    // After a reset another connection of the same ports begins.
     for flags in [0x04, SYN] {
         receive(&mut switch, &segment(3, 1, (5000, 80), flags, 0, true));
     }
@@ -124,7 +125,7 @@ fn what_an_acl_accepts_is_told_once_and_its_cached_verdict_tells_nothing() {
     switch.advance(1001 * SECOND);
     guest(&mut switch, 0, &rejected_datagram(7));
     assert_eq!(taken(&mut switch, 1001 * SECOND), []);
-    // A verdict that was kept by rules without a log does not hide one with a log.
+    // A verdict that was cached under rules without a log does not hide a rule with a log.
     tables.vpcs[0].acl[0].log = None;
     tables.rule_log = None;
     switch.replace(&tables).unwrap();
@@ -152,7 +153,7 @@ fn the_rate_of_a_port_is_bounded_and_leaves_others_theirs() {
     assert_eq!(records.iter().filter(|r| r.port == PortId(1)).count(), 1);
     let counters = switch.rule_log_counters();
     assert_eq!((counters.created_records, counters.suppressed_packets), (11, 90));
-    // In flows, too: however long the interval is.
+    // Also for many flows, however long the interval is.
     tables.rule_log = Some(RuleLogSpec { records_per_s: 1_000_000, interval_ns: u64::MAX });
     let mut switch = build(&tables);
     for port in 1..=3000 {
@@ -175,7 +176,7 @@ fn a_log_that_ends_is_told_to_its_end_and_counters_stay() {
     assert_eq!(switch.rule_log_counters().created_records, 1);
     switch.replace(&logged()).unwrap();
     assert!(!switch.take_rule_records(1, 1000 * SECOND, &mut records));
-    // Another vNIC under the same number.
+    // Another vNIC gets the port's number.
     guest(&mut switch, 0, &rejected_datagram(9));
     let mut other = logged();
     other.ports[0].mac = mac(77);
@@ -199,10 +200,10 @@ fn the_workers_of_both_guests_tell_what_their_own_rules_did() {
     assert_eq!(taken(&mut receiver, 1000 * SECOND)[0].rule.number, 2);
 }
 
-/// What a record is about, without ports: of fragments they are seen only in the first.
+/// What a record is about. The ports are left out, because later fragments do not have them.
 type Told = (PortId, Direction, String, bool, (String, u8));
 
-/// The rule that a check names, by a walk through the tables.
+/// The rule that a check refers to, found by a walk through the tables.
 fn rule_of(tables: &Tables, check: &Check) -> Option<(Option<Arc<RuleName>>, bool)> {
     match check.by {
         By::Acl(Some(place)) => {

@@ -1,4 +1,4 @@
-//! Security groups and network ACLs: what may begin, what belongs to what was allowed, and what none of it lets through.
+//! Security groups and network ACLs: what may begin, what belongs to an allowed conversation, and what is dropped.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -38,7 +38,7 @@ fn switch_of(tables: &Tables) -> Switch {
     switch
 }
 
-/// A segment with these flags.
+/// A TCP segment with these flags.
 fn segment(from: u8, to: u8, ports: (u16, u16), flags: u8) -> Vec<u8> {
     let mut body = [0; 20];
     body[..2].copy_from_slice(&ports.0.to_be_bytes());
@@ -51,7 +51,7 @@ fn datagram(from: u8, to: u8, ports: (u16, u16)) -> Vec<u8> {
     udp((mac(from), mac(to)), &format!("10.0.0.{from}"), &format!("10.0.0.{to}"), ports)
 }
 
-/// Whether guest 1 may send it.
+/// Whether guest 1 may send a frame.
 fn leaves(switch: &mut Switch, frame: &[u8]) -> Result<(), DropReason> {
     match guest(switch, 0, frame).action {
         Action::Drop(reason) => Err(reason),
@@ -59,7 +59,7 @@ fn leaves(switch: &mut Switch, frame: &[u8]) -> Result<(), DropReason> {
     }
 }
 
-/// Whether guest 1 gets what vNIC 3 sends.
+/// Whether guest 1 receives a frame from vNIC 3.
 fn arrives(switch: &mut Switch, frame: &[u8]) -> Result<(), DropReason> {
     underlay(switch, 100, 1, frame).map(|port| assert_eq!(port, PortId(0)))
 }
@@ -109,7 +109,7 @@ fn both_ends_are_asked_when_guests_share_a_host() {
         Action::Deliver { port: PortId(0), .. }
     ));
     assert!(matches!(guest(&mut s, 0, &segment(1, 2, (80, 5000), SYN | ACK)).action, Action::Deliver { .. }));
-    // A second group, of the other one, that lets nothing out but DNS.
+    // The other port gets a second group, which allows only DNS from its guest.
     let dns = Pattern { protocol: Some(17), dst_ports: 53..=53, ..Pattern::default() };
     tables.groups.push(SecurityGroup::new(vec![allow(Direction::Egress, dns)]));
     tables.ports[1].groups = vec![GroupId(1)];
@@ -130,7 +130,7 @@ fn groups_of_one_port_add_up() {
     assert!(Switch::build(&tables, 0).is_err(), "a group that does not exist");
 }
 
-/// An unreachable that `from` sends to guest 1, about that packet.
+/// A port-unreachable error from `from` to guest 1, about the quoted packet.
 fn unreachable(from: u8, to: &str, quoted: &[u8]) -> Vec<u8> {
     let body = [&[3, 3, 0, 0, 0, 0, 0, 0], &quoted[14..]].concat();
     packet((mac(from), mac(1)), &format!("10.0.0.{from}"), to, 64, 1, &body)
@@ -173,7 +173,7 @@ fn errors_pass_from_whom_they_are_about_to_who_sent_that() {
         };
         assert_eq!(got, expected, "{name}");
     }
-    // A router's, which has an address of its own: vNIC 4, with 10.1.0.0/16 behind it.
+    // From a router with its own address: vNIC 4, with 10.1.0.0/16 behind it.
     let mut s = switch_of(&tables);
     let ask = udp((mac(1), GATEWAY_MAC), "10.0.0.1", "10.1.2.3", (4000, 53));
     assert_eq!(leaves(&mut s, &ask), Ok(()));
@@ -195,7 +195,7 @@ fn messages_of_icmp_let_in_their_answers_alone() {
         assert_eq!(arrives(&mut s, &message(3, 1, kind)), IN, "{kind}");
     }
     assert_eq!(arrives(&mut s, &message(3, 1, 14)), Ok(()), "its answer");
-    // Errors and redirects begin nothing.
+    // Errors and redirects do not begin a conversation.
     for kind in [3, 5, 11] {
         assert_eq!(leaves(&mut s, &message(1, 3, kind)), Ok(()));
         assert_eq!(arrives(&mut s, &message(3, 1, kind)), IN, "{kind}");
@@ -215,7 +215,7 @@ fn errors_pass_when_they_are_about_something_allowed() {
     assert_eq!(leaves(&mut s, &sent), Ok(()));
     assert_eq!(arrives(&mut s, &unreachable(&sent)), Ok(()));
     assert_eq!(arrives(&mut s, &unreachable(&datagram(1, 3, (4001, 53)))), IN);
-    // Quotes that are cut short or lie about their length.
+    // Quotes that are truncated or have a wrong length.
     for length in 14..42 {
         let mut cut = sent.clone();
         cut.truncate(length);
@@ -257,7 +257,7 @@ fn a_change_of_rules_ends_what_they_allow_no_longer() {
     assert_eq!(leaves(&mut s, &segment(1, 3, (81, 5000), ACK)), OUT);
     assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 81), ACK)), IN);
     assert_eq!((s.session_counters().revoked, s.session_counters().current), (1, 1));
-    // Without groups nothing is asked for.
+    // Without groups there are no checks.
     s.replace(&tables()).unwrap();
     assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 81), ACK)), Ok(()));
 }
@@ -291,16 +291,16 @@ fn a_flood_takes_neither_what_is_established_nor_what_is_anothers() {
     }
     let c = *s.session_counters();
     assert_eq!((c.current, c.established, c.evicted), (u64::from(room) + 1, 2, u64::from(19 * room) + 1));
-    // Both still know their own.
+    // Both ports still have their sessions.
     assert!(!matches!(guest(&mut s, 0, &segment(1, 3, (80, 1), ACK)).action, Action::Drop(_)));
     connect(&mut s, 1, 3, 2);
-    // Established to the last place: who has all of them gives one for the next.
+    // All sessions are established: a port that has all of them evicts one for the next.
     for from in 10_000..10_000 + 2 * room {
         connect(&mut s, 0, from, 1);
     }
     assert_eq!(arrives(&mut s, &segment(3, 1, (20_000, 80), SYN)), Ok(()));
     let c = s.session_counters();
-    // But for the newest, and one that never was: some room is guaranteed to those that begin.
+    // Except the newest, and one that was never established: some room is reserved for new sessions.
     assert_eq!(c.current, u64::from(room) + 2);
     assert!(c.established >= u64::from(room), "{c:?}");
 }
@@ -331,7 +331,7 @@ fn a_group_at_the_other_end_is_who_has_it_in_the_same_network() {
     let mut tables = guarded(vec![from(Remote::Group(GroupId(1)))]);
     tables.groups.push(SecurityGroup::default());
     tables.ports[0].groups = vec![GroupId(0)];
-    // Port 1 has no group that lets it be reached, but is a member; vNIC 3 is one of another network only.
+    // Port 1 has no ingress rule but is a member; vNIC 3 is a member in another network only.
     tables.ports[1].groups = vec![GroupId(1)];
     let member = |of, prefix: &str| Member { vni: vni(of), group: GroupId(1), prefix: prefix.parse().unwrap() };
     tables.members = vec![member(200, "10.0.0.3/32")];
@@ -368,7 +368,7 @@ fn a_set_of_addresses_changes_member_by_member() {
     assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 80), SYN)), IN);
     assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 22), SYN)), Ok(()), "a rule about anybody");
     assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 443), SYN)), OUT, "the set is about who is asked");
-    // Twice, and within a wider prefix: sets may overlap.
+    // Duplicates, also within a wider prefix: sets may overlap.
     tables.address_sets = with(&["10.0.0.3/32", "10.0.0.3/32", "10.0.0.2/31"]);
     s.replace(&tables).unwrap();
     assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 80), SYN)), Ok(()));
@@ -387,7 +387,7 @@ fn egress_can_be_closed_without_a_rule() {
     assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 443), SYN)), OUT);
     assert_eq!(arrives(&mut s, &segment(3, 1, (6000, 80), SYN)), Ok(()));
     assert_eq!(leaves(&mut s, &segment(1, 3, (80, 6000), SYN | ACK)), Ok(()), "answers pass");
-    // Groups add up: another one's rule opens what it names.
+    // Groups are additive: the rule of another group allows more.
     tables.groups.push(SecurityGroup::new(vec![allow(Direction::Egress, tcp_to(443))]));
     tables.ports[0].groups.push(GroupId(1));
     s.replace(&tables).unwrap();
@@ -395,7 +395,7 @@ fn egress_can_be_closed_without_a_rule() {
     assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 22), SYN)), OUT);
 }
 
-/// Rules about sets and groups, held against one classifier of all pairs of rule and member: the same rule decides.
+/// Rules about sets and groups, compared with a classifier that has a rule for each pair of rule and member.
 #[test]
 fn rules_about_sets_are_those_of_their_members() {
     let mut rng = fastrand::Rng::with_seed(7);

@@ -1,4 +1,4 @@
-//! Floods of conversations: a guest that may begin one still can, and established ones stay.
+//! Floods of conversations: a guest can still begin new ones, and established ones survive.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -14,7 +14,7 @@ use common::*;
 const ACK: u8 = 0x10;
 const FIN: u8 = 0x11;
 
-/// Guest 1 lets everybody ask port 53, and connect to port 80.
+/// Guest 1 accepts UDP port 53 and TCP port 80 from everybody.
 fn server(room: u32) -> Tables {
     let mut tables = tables();
     let open = |protocol, port| Pattern { protocol: Some(protocol), dst_ports: port..=port, ..Pattern::default() };
@@ -25,7 +25,7 @@ fn server(room: u32) -> Tables {
     tables
 }
 
-/// A remote host: guest 3, or one of the network behind guest 4 and the gateway.
+/// A remote host: vNIC 3, or one in the network behind vNIC 4 and the gateway.
 #[derive(Clone, Copy)]
 struct Remote {
     number: u16,
@@ -39,7 +39,7 @@ impl Remote {
         }
     }
 
-    /// To the guest, or from it.
+    /// A frame to the guest, or from it.
     fn frame(self, to_guest: bool, protocol: u8, (remote, local): (u16, u16), flags: u8) -> Vec<u8> {
         let (ports, other) = (if to_guest { [remote, local] } else { [local, remote] }, self.address());
         let mut body = vec![0; if protocol == 6 { 20 } else { 8 }];
@@ -75,7 +75,7 @@ impl Remote {
         self.says(s, 6, (from, 80), ACK)
     }
 
-    /// The guest connects to it.
+    /// The guest connects to this host.
     fn is_connected(self, s: &mut Switch, from: u16) -> Result<(), DropReason> {
         self.is_told(s, 6, (443, from), SYN)?;
         self.says(s, 6, (443, from), SYN | ACK)?;
@@ -85,7 +85,7 @@ impl Remote {
 
 const NEIGHBOUR: Remote = Remote { number: 0 };
 
-/// What an attacker does with a port of its own.
+/// What an attacker does with one source port.
 type Attack = fn(&mut Switch, Remote, u16) -> Result<(), DropReason>;
 
 fn exchange(s: &mut Switch, from: Remote, port: u16) -> Result<(), DropReason> {
@@ -93,7 +93,7 @@ fn exchange(s: &mut Switch, from: Remote, port: u16) -> Result<(), DropReason> {
     from.is_told(s, 17, (port, 53), 0)
 }
 
-/// Asks, and after being answered asks again.
+/// Sends a query.
 fn question(s: &mut Switch, from: Remote, port: u16) -> Result<(), DropReason> {
     from.says(s, 17, (port, 53), 0)
 }
@@ -102,7 +102,7 @@ fn connection(s: &mut Switch, from: Remote, port: u16) -> Result<(), DropReason>
     from.connects(s, port)
 }
 
-/// The guest's last word is its FIN.
+/// A connection in which only the guest has sent FIN.
 fn half_closed(s: &mut Switch, from: Remote, port: u16) -> Result<(), DropReason> {
     from.connects(s, port)?;
     from.is_told(s, 6, (port, 80), FIN)
@@ -134,16 +134,16 @@ fn whatever_fills_a_port_keeps_nobody_from_beginning_and_ends_nothing_establishe
                 let from = Remote { number: 1 + (n % sources) as u16 };
                 assert_eq!(attack(&mut s, from, 1000 + (n / sources) as u16), Ok(()), "{name}: {n}");
                 if n % 500 == 0 {
-                    // Those that are established are in use.
+                    // Keep the established connections in use.
                     NEIGHBOUR.says(&mut s, 6, (1, 80), ACK).unwrap();
                     NEIGHBOUR.says(&mut s, 6, (443, 2), ACK).unwrap_or_else(|e| panic!("{name}: {e}"));
                     s.advance((1000 + u64::from(n) / 100) * SECOND);
                 }
             }
             let sessions = s.port_sessions(PortId(0)).unwrap();
-            // Nobody connected to the guest's port 2: it hears an answer because its connection is remembered.
+            // Port 2 of the guest is reachable only because its own connection is tracked.
             assert_eq!(NEIGHBOUR.says(&mut s, 6, (443, 2), ACK), Ok(()), "{name}");
-            // The guest connects, and somebody connects to it, asks it, and is asked.
+            // New conversations still work: connections from and to the guest, queries to and from it.
             assert_eq!(NEIGHBOUR.is_connected(&mut s, 3), Ok(()), "{name}");
             assert_eq!(NEIGHBOUR.connects(&mut s, 4), Ok(()), "{name}");
             assert_eq!(exchange(&mut s, NEIGHBOUR, 5), Ok(()), "{name}");
@@ -180,7 +180,7 @@ fn evictions_are_counted_by_class_for_the_port() {
 #[test]
 fn what_ends_when() {
     type Begin = fn(&mut Switch);
-    // Each with its last packet at 1000 s, and for how long it is remembered then.
+    // Each has its last packet at 1000 s, and then this timeout in s.
     let cases: [(&str, Begin, (u8, u16), u64); 6] = [
         ("a question", |s| NEIGHBOUR.is_told(s, 17, (53, 9), 0).unwrap(), (17, 53), 30),
         (
@@ -237,13 +237,13 @@ fn a_record_never_answers_for_the_session_that_has_taken_its_place() {
     let mut s = Switch::build(&server(16), 1).unwrap();
     s.advance(1000 * SECOND);
     let known = |s: &Switch| s.flow_counters().found_packets + s.flow_counters().batched_packets;
-    // The guest asks, and the answers have a record.
+    // The guest sends a query, and the replies have a flow record.
     NEIGHBOUR.is_told(&mut s, 17, (53, 9), 0).unwrap();
     (0..4).for_each(|_| NEIGHBOUR.says(&mut s, 17, (53, 9), 0).unwrap());
     let before = known(&s);
     NEIGHBOUR.says(&mut s, 17, (53, 9), 0).unwrap();
     assert_eq!(known(&s), before + 1);
-    // Others take its place, one after another, also in the array; all within the same turn.
+    // Other sessions replace it, also in its slot of the array; all within the same turn.
     for n in 0..200 {
         let other = Remote { number: 1 + n };
         other.is_told(&mut s, 17, (53, n), 0).unwrap();
@@ -259,7 +259,7 @@ fn another_switch_goes_on_with_what_was_let_in() {
     let tables = server(4096);
     let mut first = Switch::build(&tables, 1).unwrap();
     first.advance(1000 * SECOND);
-    // The guest may ask anybody, and nobody may ask it at these ports.
+    // The guest may connect anywhere; nobody may connect to these ports.
     for from in 1..=20 {
         NEIGHBOUR.is_connected(&mut first, from).unwrap();
     }
@@ -276,7 +276,7 @@ fn another_switch_goes_on_with_what_was_let_in() {
         NEIGHBOUR.says(&mut second, 6, (443, from), ACK).unwrap();
     }
     assert_eq!(NEIGHBOUR.says(&mut second, 6, (443, 21), ACK), Err(DropReason::GroupIngress));
-    // What is there already stays, and timeouts go on from the last packet.
+    // Existing sessions stay, and timeouts continue from the last packet.
     assert_eq!(second.take_over_memory(1000 * SECOND, &bytes).unwrap().left_out, 21);
     second.advance(1200 * SECOND);
     second.advance(1300 * SECOND);
@@ -322,14 +322,14 @@ fn copies_keep_the_order_in_which_sessions_are_evicted() {
     }
 }
 
-/// What a switch has of a port's sessions, for another host.
+/// The sessions of a port, serialized for another host.
 fn moving(switch: &Switch, port: PortId) -> Vec<u8> {
     write_moving_sessions(
         (0..switch.session_places()).filter_map(|place| switch.moving_session_at(port, place)).collect(),
     )
 }
 
-/// Takes over what is readable; how many go on, and how many do not.
+/// Takes over all readable sessions; returns the numbers of those taken over and of those left out.
 fn take_over(switch: &mut Switch, port: PortId, bytes: &[u8]) -> Result<(usize, usize), CarryError> {
     let (sessions, unreadable) = read_moving_sessions(bytes)?;
     let taken = sessions.iter().filter(|session| switch.take_over_session(port, session)).count();
@@ -347,7 +347,7 @@ fn the_switch_of_another_host_goes_on_with_a_ports_sessions() {
     half_closed(&mut first, NEIGHBOUR, 7000).unwrap();
     first.advance(5100 * SECOND);
     let bytes = moving(&first, tables.ports[0].id);
-    // The port has another number there, and the host another clock.
+    // On the other host the port has another number, and the clock another origin.
     let there = |number: u16| {
         let mut tables = server(4096);
         tables.ports[0].id = PortId(number);
@@ -362,7 +362,7 @@ fn the_switch_of_another_host_goes_on_with_a_ports_sessions() {
     assert_eq!(second.session_counters().current, 21);
     second.advance(520 * SECOND);
     assert_eq!(second.session_counters().current, 20, "the half-closed one had 100 s behind it, and 240 in all");
-    // No other port's, and nothing that is not what it should be.
+    // Not into another port, and nothing malformed.
     let (mut other, _) = there(9);
     assert_eq!(take_over(&mut other, PortId(3), &bytes), Ok((0, 21)));
     assert_eq!(read_moving_sessions(&moving(&first, PortId(3))), Ok((Vec::new(), 0)));

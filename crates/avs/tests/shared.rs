@@ -1,5 +1,5 @@
-//! Addresses that vNICs share: which may use one, which gets what is sent to it, how one takes it, and what VRRP
-//! reaches.
+//! Addresses that vNICs share: which vNIC may use one, which receives packets to it, how a vNIC takes one, and where
+//! VRRP goes.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -21,8 +21,8 @@ const SHARED: &str = "10.0.0.100";
 const SHARED_V6: &str = "fd00::100";
 const ALL_NODES: (Mac, &str) = (Mac([0x33, 0x33, 0, 0, 0, 1]), "ff02::1");
 
-/// vNICs 1 and 2, of ports 0 and 1, and vNIC 3 at peer 1 share two addresses; those that have them. vNIC 7, of port 2,
-/// and vNIC 4 at peer 2 do not.
+/// vNICs 1 and 2 (ports 0 and 1) and vNIC 3 at peer 1 share two addresses, which `holders` hold. vNIC 7 (port 2) and
+/// vNIC 4 at peer 2 do not share them.
 fn world(holders: [Option<u8>; 2]) -> Tables {
     let mut tables = tables();
     let outsider = bifrost_avs::Port {
@@ -51,7 +51,7 @@ fn switch_of(tables: &Tables) -> Switch {
     switch
 }
 
-/// What was claimed, by vNIC.
+/// The claims, by vNIC.
 fn claims(switch: &mut Switch) -> Vec<(u8, IpAddr, Statement)> {
     let mut all = vec![];
     switch.take_claims(&mut all);
@@ -77,7 +77,7 @@ fn a_guest_takes_an_address_by_saying_so() {
         ("a reply", gratuitous(2, Reply, SHARED), SHARED),
         ("an advertisement", unsolicited(2, SHARED_V6), SHARED_V6),
     ] {
-        // From another one, from nobody, and again: other hosts may not have heard it.
+        // From another holder, from none, and from itself: other hosts may not know it.
         for holder in [Some(1), None, Some(2), Some(3)] {
             let mut switch = switch_of(&world([holder, holder]));
             for _ in 0..3 {
@@ -96,7 +96,7 @@ fn a_guest_of_another_host_takes_an_address_as_its_host_says() {
             (Some(1), Takes, Some(Takes)),
             (None, Takes, Some(Takes)),
             (Some(3), Takes, Some(Takes)),
-            // Said again: it counts if nobody is known to have the address.
+            // A repetition: it counts if no holder is known.
             (Some(1), Has, None),
             (None, Has, Some(Has)),
         ] {
@@ -108,12 +108,12 @@ fn a_guest_of_another_host_takes_an_address_as_its_host_says() {
         }
     }
     let mut switch = switch_of(&world([None, None]));
-    // Not from another host, and not of a vNIC that does not share the address.
+    // Not from another host, and not for a vNIC that does not share the address.
     assert_eq!(underlay(&mut switch, 100, 2, &announcement(mac(3), ip(SHARED), Takes)), Err(DropReason::WrongPeer));
     assert!(underlay(&mut switch, 100, 2, &announcement(mac(4), ip(SHARED), Takes)).is_err());
     assert!(underlay(&mut switch, 100, 1, &announcement(mac(1), ip(SHARED), Takes)).is_err());
     assert_eq!(claims(&mut switch), []);
-    // What comes from it, by its vNIC, shows that it has it.
+    // A packet from it with its vNIC's MAC address shows that the vNIC holds it.
     let packet = udp((mac(3), mac(7)), SHARED, "10.0.0.7", (5, 6));
     assert!(underlay(&mut switch, 100, 1, &packet).is_ok());
     assert_eq!(claims(&mut switch), [(3, ip(SHARED), Has)]);
@@ -150,13 +150,13 @@ fn vrrp_is_copied_to_those_that_share_an_address() {
         copy[..6].copy_from_slice(&mac(3).0);
         let action = guest(&mut switch, 1, &copy).action;
         assert!(matches!(action, Action::Forward { peer: PeerId(1), reliable: false, .. }), "{action:?}");
-        // And is taken where it arrives.
+        // And it is accepted where it arrives.
         copy[..6].copy_from_slice(&mac(2).0);
         copy[6..12].copy_from_slice(&mac(3).0);
         let of_peer = if v6 { "fe80::ff:fe00:3" } else { "10.0.0.3" };
         let arrived = packet((mac(3), mac(2)), of_peer, if v6 { "ff02::12" } else { "224.0.0.18" }, 255, 112, &[0; 12]);
         assert!(underlay(&mut switch, 100, 1, &arrived).is_ok());
-        // Guests that share nothing have no such group.
+        // A guest that shares no address may not send VRRP.
         let outsider = vrrp(7, if v6 { "fe80::ff:fe00:7" } else { "10.0.0.7" }, v6);
         assert_eq!(guest(&mut switch, 2, &outsider).drop_reason(), Some(DropReason::Multicast));
     }
@@ -187,7 +187,8 @@ fn an_address_that_nobody_has_is_taken_by_its_first_packet() {
     let mut switch = switch_of(&world([None, None]));
     assert!(guest(&mut switch, 1, &packet).passes());
     assert_eq!(claims(&mut switch), [(2, ip(SHARED), Has)]);
-    // Another one's is taken by an announcement alone: what is on its way when an address moves does not move it back.
+    // An address that has a holder is taken only by an announcement: packets in flight when it moves do not move it
+    // back.
     let mut switch = switch_of(&world([Some(1), None]));
     assert!(guest(&mut switch, 1, &packet).passes());
     assert_eq!(claims(&mut switch), []);
@@ -252,7 +253,7 @@ fn what_is_sent_to_it_goes_to_who_has_it() {
         assert!(matches!(action, Action::Forward { peer: PeerId(1), remote, .. } if remote == mac(3)), "{action:?}");
         assert_eq!(receiver(&world(holders(None)), &frame), Err(DropReason::NoRoute));
     }
-    // The same switch, after the address has moved.
+    // The same switch after the address has moved.
     let mut switch = switch_of(&world([Some(1), None]));
     let frame = to(SHARED, "10.0.0.7");
     for holder in [1, 2, 1] {

@@ -1,4 +1,4 @@
-//! What is told about a packet beforehand is what becomes of it, and telling changes nothing.
+//! The trace of a packet predicts what happens to it, and changes nothing.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -26,7 +26,7 @@ fn it_tells_what_happens_then_and_changes_nothing() {
             if rng.u8(0..40) == 0 {
                 switch.replace(&any_tables(&mut rng, crowded)).unwrap();
             }
-            // The whole state as text is long: now and then it is looked at.
+            // Formatting the whole state is slow, so it is compared only sometimes.
             let before = (step == 79).then(|| format!("{switch:?}"));
             let n = rng.u8(0..4);
             let frame = any_frame(&mut rng, n + 1, crowded);
@@ -49,7 +49,7 @@ fn it_tells_what_happens_then_and_changes_nothing() {
                 (told, checks, happened) = (format!("{:?}", trace.verdict), trace.checks, format!("{verdict:?}"));
             }
             assert_eq!(told, happened, "seed {seed} step {step}");
-            // A check that fails is the last one, and the reason.
+            // A failed check is the last one, and its result is the drop reason.
             if let Some(failed) = checks.iter().position(|check| check.result.is_err()) {
                 assert_eq!(
                     (failed + 1, checks[failed].result.err()),
@@ -67,7 +67,7 @@ fn it_tells_what_happens_then_and_changes_nothing() {
     if cfg!(miri) {
         return;
     }
-    // Worlds in which nothing of interest happens would show nothing.
+    // The random worlds must be interesting enough to test this.
     for reason in [
         DropReason::Acl,
         DropReason::GroupEgress,
@@ -82,7 +82,7 @@ fn it_tells_what_happens_then_and_changes_nothing() {
     assert!(passed > 1000 && sessions > 100, "{passed} {sessions}");
 }
 
-/// Guest 1 lets in port 80 by its second rule, its network refuses port 23 by its first.
+/// Guest 1 accepts port 80 by its second rule; its network denies port 23 by its first.
 fn guarded() -> Switch {
     let mut tables = tables();
     let to = |port: u16| Pattern { protocol: Some(6), dst_ports: port..=port, ..Pattern::default() };

@@ -1,4 +1,4 @@
-//! Several workers, each with a switch of its own, decide what one does that sees everything.
+//! Several workers with a switch each decide like a single switch that sees everything.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -9,14 +9,14 @@ use bifrost_nic::{Offload, parse, steer};
 use common::any::*;
 use common::*;
 
-/// The switches of a host, and who is given a packet.
+/// The switches of a host, and the choice of the worker for a packet.
 struct Host {
     switches: Vec<Switch>,
-    /// Frames that went on to another worker: let in, and kept out.
+    /// Frames handed over to another worker: accepted and rejected there.
     handed_over: [u64; 2],
 }
 
-/// What became of a packet.
+/// The decision about a packet.
 #[derive(Debug, PartialEq)]
 enum Decided {
     Guest(Verdict),
@@ -45,7 +45,7 @@ impl Host {
     fn decide(&mut self, from: u8, frame: &[u8]) -> Decided {
         let parsed = parse(frame, frame.len()).unwrap();
         let count = self.switches.len() as u16;
-        // As the kernel's programs choose.
+        // The same choice as that of the BPF programs.
         let (source, destination) = (parsed.src_mac, parsed.dst_mac);
         let by_pair = usize::from(steer::worker_of_pair(source.octets(), destination.octets(), count));
         if from > 2 {
@@ -76,7 +76,7 @@ impl Host {
     }
 }
 
-/// Rules of any kind; nothing is too large, and there is room for every session. `homes`: of ports that one worker serves in any case.
+/// Random rules, MTUs that no frame exceeds, and room for every session. `homes`: the workers of ports that only one worker serves.
 fn any_world(rng: &mut fastrand::Rng, routed: bool, homes: [Option<u16>; 2], workers: u16) -> Tables {
     let crowded = rng.bool();
     let mut tables = any_tables(rng, crowded);
@@ -87,7 +87,7 @@ fn any_world(rng: &mut fastrand::Rng, routed: bool, homes: [Option<u16>; 2], wor
     tables.routes.iter_mut().for_each(|route| route.mtu = 1500);
     for (port, home) in tables.ports.iter_mut().zip(homes) {
         port.mtu = 1500;
-        // As the daemon says.
+        // As the daemon configures it.
         port.home = home.or((routed && !port.groups.is_empty()).then_some(port.id.0 % workers)).map(WorkerId);
     }
     tables
@@ -130,21 +130,21 @@ fn the_receivers_worker_judges_what_may_come_in() {
     let mut host = Host::new(&tables, 2);
     let frame = segment(1, 2, (1000, 80), SYN, 0, true);
     assert_eq!(host.decide(1, &frame), Decided::Guest(Verdict::drop(DropReason::GroupIngress)));
-    // Refused there, and counted there.
+    // It is rejected and counted by the receiver's worker.
     let [sender, receiver] = &host.switches[..] else { unreachable!() };
     assert_eq!(sender.port_counters(PortId(0)).unwrap().to_local_packets, 1);
     assert_eq!(receiver.port_counters(PortId(1)).unwrap().ingress_dropped.packets(DropReason::GroupIngress), 1);
     assert_eq!(receiver.underlay_counters().ingress_dropped_packets, 1);
-    // And foreseen there.
+    // The trace there predicts it.
     let parsed = parse(&frame, frame.len()).unwrap();
     let foreseen = receiver.trace_from_worker(PortId(0), PortId(1), &frame, &parsed);
     assert_eq!((foreseen.verdict, foreseen.checks.len()), (Verdict::drop(DropReason::GroupIngress), 1));
-    // What the guest asked for comes in, though it is asked for and answered by way of two workers.
+    // The reply to a guest's request is accepted, although request and reply pass through different workers.
     let ask = segment(2, 1, (80, 1000), SYN, 0, true);
     assert!(matches!(host.decide(2, &ask), Decided::Guest(Verdict { action: Action::Deliver { .. }, .. })));
     let answer = segment(1, 2, (1000, 80), 0x12, 0, true);
     assert!(matches!(host.decide(1, &answer), Decided::Guest(Verdict { action: Action::Deliver { .. }, .. })));
-    // A port that is gone by then.
+    // The port has been removed meanwhile.
     assert_eq!(
         *host.switches[1].from_worker(PortId(0), PortId(9), &frame, &parsed),
         Verdict::drop(DropReason::UnknownPort)

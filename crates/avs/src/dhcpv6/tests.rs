@@ -1,4 +1,4 @@
-//! What a client asks, and what it is told.
+//! Client messages and the server's replies.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -51,16 +51,16 @@ fn wants(kinds: &[u16]) -> (u16, Vec<u8>) {
     (option::REQUEST_LIST, kinds.iter().flat_map(|kind| kind.to_be_bytes()).collect())
 }
 
-/// Of an association its kind, number, addresses with their lifetimes in s, and status.
+/// An association: kind, identifier, addresses with their lifetimes in s, and status.
 type Told = (u16, u8, Vec<(Ipv6Addr, u32)>, Option<u16>);
 
-/// What a reply says: of each association, and the status of the whole.
+/// A reply: its associations, and the status of the whole message.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Said {
     kind: u8,
     associations: Vec<Told>,
     status: Option<u16>,
-    /// Others but both identifiers.
+    /// Other options, except the two DUIDs.
     more: Vec<(u16, Vec<u8>)>,
 }
 
@@ -117,7 +117,7 @@ fn a_guest_gets_the_addresses_of_its_port() {
     use option::{DNS, IA_NA, PREFERENCE, RAPID_COMMIT};
     let dns = (DNS, lease().dns[0].octets().to_vec());
     let search = (option::SEARCH, b"\x03vpc\x08internal\0".to_vec());
-    // A client's first message asks for other things as well (RFC 8415, section 21).
+    // A client's first message requests other options as well (RFC 8415, section 21).
     let solicit = [client(), ia(IA_NA, 7, &[]), (8, vec![0, 0]), wants(&[24, 23, 39])];
     let said = ask(1, &solicit).unwrap();
     let associations = || vec![(IA_NA, 7, given(), None)];
@@ -126,21 +126,21 @@ fn a_guest_gets_the_addresses_of_its_port() {
     let rapid = [client(), ia(IA_NA, 7, &[]), (RAPID_COMMIT, vec![])];
     let more = vec![(RAPID_COMMIT, vec![])];
     assert_eq!(ask(1, &rapid).unwrap(), Said { kind: 7, associations: associations(), status: None, more });
-    // What it was offered; what it has; what it had when the server did not answer.
+    // Request the offered addresses; renew them; rebind after the server did not answer.
     let committed = || Said { kind: 7, associations: associations(), status: None, more: vec![] };
     assert_eq!(ask(3, &[client(), server(), ia(IA_NA, 7, &[OWN, SECOND])]).unwrap(), committed());
     assert_eq!(ask(5, &[client(), server(), ia(IA_NA, 7, &[OWN])]).unwrap(), committed());
     assert_eq!(ask(6, &[client(), ia(IA_NA, 7, &[OWN])]).unwrap(), committed());
-    // One that has an address of its own, or none, asks for the rest.
+    // A client without leased addresses requests other settings only.
     let said = ask(11, &[wants(&[23, 32])]).unwrap();
     let more = vec![(option::REFRESH_TIME, 3600u32.to_be_bytes().to_vec()), dns];
     assert_eq!(said, Said { kind: 7, associations: vec![], status: None, more });
-    // It is asked for nothing, and says nothing.
+    // No options are requested, and none are returned.
     assert_eq!(ask(11, &[client(), server()]).unwrap(), Said { kind: 7, ..Said::default() });
 }
 
-/// What ISC dhclient 4.4.3-P1 sends with `-D LL`, in the order in which it does, taken from its interface. Its server had this switch's
-/// identifier and gave it the first of the addresses alone.
+/// Messages of ISC dhclient 4.4.3-P1 with `-D LL`, in order, captured on its interface. Its server had this switch's
+/// DUID and gave it only the first address.
 const DHCLIENT: [(&str, &str); 7] = [
     ("solicit", "014588c50001000a0003000102000000000100060004001700180008000200000003000c0000000100000e1000001518"),
     (
@@ -193,7 +193,7 @@ fn a_real_client_is_answered() {
         assert_eq!(reply[1..4], sent[1..4], "{name}: which message is answered");
         reply[1..4].copy_from_slice(&[1, 2, 3]);
         assert_eq!(read(&reply), expected, "{name}");
-        // Cut anywhere: an error, or a reply to what is left.
+        // Truncated at any length: an error, or a reply to what is left.
         while sent.pop().is_some() {
             let _ = answer(&lease(), &sent, true);
         }
@@ -207,7 +207,7 @@ fn addresses_of_others_are_taken_back() {
     for (kind, options, expected) in [
         (5, vec![client(), server(), ia(IA_NA, 1, &[NEIGHBOUR])], (taken(NEIGHBOUR), None)),
         (6, vec![client(), ia(IA_NA, 1, &[ELSEWHERE, OWN])], (taken(ELSEWHERE), None)),
-        // It asks for one that it may not have: it gets its own, or begins again.
+        // The client requests an address that it may not have: it gets its own, or must start again.
         (3, vec![client(), server(), ia(IA_NA, 1, &[NEIGHBOUR])], (given(), None)),
         (3, vec![client(), server(), ia(IA_NA, 1, &[ELSEWHERE])], (vec![], Some(4))),
         (1, vec![client(), ia(IA_NA, 1, &[ELSEWHERE])], (given(), None)),
@@ -239,7 +239,7 @@ fn one_association_gets_all_and_the_others_hear_why_not() {
     assert_eq!(ask(3, &with(&[client(), server()])).unwrap().associations, refused([6, 2, 2]));
     assert_eq!(ask(5, &with(&[client(), server()])).unwrap().associations, refused([3, 3, 3]));
     assert_eq!(ask(6, &with(&[client()])).unwrap().associations, refused([3, 3, 3]));
-    // Addresses are given up, or are someone else's: nothing is to be done, and the client hears it.
+    // Release or decline own addresses, or those of another node: no action, and the client gets a status.
     for kind in [8, 9] {
         let said = ask(kind, &with(&[client(), server()])).unwrap();
         let mut associations = refused([3, 3, 3]);
@@ -323,7 +323,7 @@ fn the_longest_reply_fits_the_smallest_mtu() {
 }
 
 proptest! {
-    /// Whatever a guest says: no panic, a reply of a bounded length, and no address but its own.
+    /// For any message: no panic, a reply of bounded length, and no address but the guest's own.
     #[test]
     fn nobody_gets_another_address(
         kind in 0u8..16,

@@ -34,7 +34,7 @@ fn query(name: &str, kind: TYPE, edns: Option<u16>) -> Vec<u8> {
     packet.build_bytes_vec().unwrap()
 }
 
-/// How it was answered, and with what; in words.
+/// The response code and the answers as text.
 fn asked(name: &str, kind: TYPE) -> (RCODE, Vec<String>) {
     let reply = answer(&names(), &query(name, kind, None), 1500).unwrap();
     let packet = Packet::parse(&reply).unwrap();
@@ -43,7 +43,7 @@ fn asked(name: &str, kind: TYPE) -> (RCODE, Vec<String>) {
     assert_eq!(packet.questions[0].qname.to_string(), name);
     let is_inside = name.to_ascii_lowercase().ends_with("vpc1.internal");
     assert_eq!(packet.has_flags(PacketFlag::AUTHORITATIVE_ANSWER), is_inside);
-    // That there is nothing is told for how long.
+    // A negative answer has an SOA record, which says how long it may be cached.
     assert_eq!(packet.name_servers.len(), usize::from(is_inside && packet.answers.is_empty()));
     for record in &packet.name_servers {
         assert_eq!(record.name.to_string().to_ascii_lowercase(), "vpc1.internal");
@@ -69,7 +69,7 @@ fn names_of_the_domain_have_addresses_and_others_do_not_exist() {
     assert_eq!(asked("web1.vpc1.internal", TYPE::AAAA), told(&["fd00::1"]));
     assert_eq!(asked("WEB2.Vpc1.internal", TYPE::A), told(&["10.0.0.2"]));
     assert_eq!(asked("a.b.vpc1.internal", TYPE::A), told(&["10.0.0.3"]));
-    // Another type, a part of a name, and the domain itself: there is nothing, but the name.
+    // Another type, an intermediate name, and the domain itself: the name exists, but has no such records.
     for (name, kind) in [
         ("web1.vpc1.internal", TYPE::MX),
         ("web2.vpc1.internal", TYPE::AAAA),
@@ -159,12 +159,13 @@ fn what_is_no_question_is_refused_or_dropped() {
     ] {
         assert_eq!(with(change), Ok(code), "{name}");
     }
-    // Another version of EDNS: the code's upper bits are in the OPT record (RFC 6891, section 6.1.3), and the answer is of version 0.
+    // An unsupported EDNS version: the upper bits of the code are in the OPT record (RFC 6891, section 6.1.3), and
+    // the response has version 0.
     let mut other = good.clone();
     other[end - 5] = 1;
     let reply = answer(&names(), &other, 1232).unwrap();
     assert_eq!((reply[3] & 15, &reply[reply.len() - 11..]), (0, &[0, 0, 41, 4, 0xd0, 1, 0, 0, 0, 0, 0][..]));
-    // A type that nobody knows.
+    // An unknown record type.
     let mut unknown = good.clone();
     unknown[end - 15..end - 13].copy_from_slice(&[0xff, 0]);
     let reply = answer(&names(), &unknown, 1232).unwrap();
@@ -172,7 +173,7 @@ fn what_is_no_question_is_refused_or_dropped() {
     assert_eq!(with(&|m| m[2] |= 0x80), Err(DropReason::DnsMalformed), "an answer");
     assert_eq!(with(&|m| m.truncate(11)), Err(DropReason::DnsMalformed));
     assert_eq!(with(&|m| m.clear()), Err(DropReason::DnsMalformed));
-    // A name of 255 bytes is read, and a longer one is not.
+    // A name of 255 bytes is accepted, a longer one is not.
     let long = |last: usize| format!("{0}.{0}.{0}.{1}", "x".repeat(63), "x".repeat(last));
     assert_eq!(asked(&long(61), TYPE::A).0, RCODE::Refused);
     let reply = answer(&names(), &query(&long(62), TYPE::A, None), 512).unwrap();
@@ -180,7 +181,7 @@ fn what_is_no_question_is_refused_or_dropped() {
 }
 
 proptest! {
-    /// Whatever a guest says: no panic, an answer that others can read, and never one to an answer.
+    /// For any message: no panic, a response that other parsers accept, and none to a response.
     #[test]
     fn any_message_has_a_readable_answer_or_none(
         at in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..6),

@@ -1,11 +1,11 @@
-//! Random worlds, small enough that everything happens, and frames for them.
+//! Random worlds that are small enough to reach most cases, and frames for them.
 
 use bifrost_avs::{AclRule, Direction, GroupId, GroupRule, Pattern, Peering, SecurityGroup, SessionLimits, Tables};
 use bifrost_wire::ipv4;
 
 use super::*;
 
-/// As the switch counts seconds, ns.
+/// A second as the switch counts it, ns.
 pub(crate) const SECOND: u64 = 1 << 30;
 pub(crate) const SYN: u8 = 2;
 const ETHERNET: usize = 14;
@@ -22,22 +22,22 @@ pub(crate) fn segment(from: u8, to: u8, ports: (u16, u16), flags: u8, payload: u
     frame
 }
 
-/// An error about a packet that went from `to` to `from`.
+/// An ICMP error about a packet that went from `to` to `from`.
 pub(crate) fn icmp_error(from: u8, to: u8, ports: (u16, u16), payload: usize) -> Vec<u8> {
     let about = segment(to, from, (ports.1, ports.0), SYN, payload, true);
     let body = [&[3, 1, 0, 0, 0, 0, 0, 0], &about[ETHERNET..]].concat();
     packet((mac(from), mac(to)), &format!("10.0.0.{from}"), &format!("10.0.0.{to}"), 64, 1, &body)
 }
 
-/// `crowded`: mostly between the two guests of this host, whose ports remember both.
+/// `crowded`: most frames are between the two guests of this host, whose ports both track sessions.
 pub(crate) fn any_frame(rng: &mut fastrand::Rng, from: u8, crowded: bool) -> Vec<u8> {
     let to = if crowded && from < 3 && rng.u8(0..4) > 0 { 3 - from } else { rng.u8(1..=5) };
     let ports = (rng.u16(1..4), rng.u16(1..4));
-    // Some of them spoofed.
+    // Some are spoofed.
     let from = if rng.u8(..) < 10 { rng.u8(1..=4) } else { from };
     let (source, target) = (format!("10.0.0.{from}"), format!("10.0.0.{to}"));
     match rng.u8(0..13) {
-        // A piece of a datagram; few identifications, so that some belong together.
+        // A fragment of a datagram; there are few identifications, so that some fragments belong together.
         12 => {
             let mut body = [0; 64];
             body[..2].copy_from_slice(&ports.0.to_be_bytes());
@@ -95,7 +95,7 @@ pub(crate) fn any_tables(rng: &mut fastrand::Rng, crowded: bool) -> Tables {
         route.mtu = *rng.choice(&[600, 1500]).unwrap();
     }
     if rng.bool() {
-        // Guest 2 reaches a network of the other tenant's.
+        // Guest 2 can reach a network of the other tenant.
         tables.vpcs[1].gateways = vec![ip("10.9.0.254")];
         let prefix = "10.9.9.0/24".parse().unwrap();
         tables.routes.push(Route { vni: vni(200), prefix, peer: PeerId(9), mac: mac(6), mtu: 600 });

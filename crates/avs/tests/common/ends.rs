@@ -1,4 +1,4 @@
-//! Packets with right checksums, and what is in them.
+//! Packets with correct checksums, and reading of their ends.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use super::{ip, packet};
 
 const ETHERNET: usize = 14;
 
-/// A packet with right checksums.
+/// A packet with correct checksums.
 pub(crate) fn frame(macs: (Mac, Mac), from: (&str, u16), to: (&str, u16), tcp: Option<u8>) -> Vec<u8> {
     let mut body = [&from.1.to_be_bytes()[..], &to.1.to_be_bytes()].concat();
     let (protocol, at) = match tcp {
@@ -49,7 +49,7 @@ pub(crate) fn at(address: &str, port: u16) -> (IpAddr, u16) {
     (ip(address), port)
 }
 
-/// What leaves, or is delivered. Its checksums are right if they were before.
+/// The frame that leaves or is delivered. Checks its checksums, which are correct if those of `frame` are.
 pub(crate) fn rewritten(frame: &[u8], verdict: &Verdict) -> Vec<u8> {
     let mut out = frame.to_vec();
     if let Some(rewrite) = verdict.rewrite {
@@ -63,7 +63,7 @@ pub(crate) fn rewritten(frame: &[u8], verdict: &Verdict) -> Vec<u8> {
     out
 }
 
-/// An ICMP error that quotes the first `quoted` bytes of a packet; its checksum is right.
+/// An ICMP error with a correct checksum that quotes the first `quoted` bytes of a packet.
 pub(crate) fn error(macs: (Mac, Mac), src: &str, about: &[u8], quoted: usize) -> Vec<u8> {
     let quote = &about[ETHERNET..about.len().min(ETHERNET + quoted)];
     let to = read(about).src_ip;
@@ -80,7 +80,7 @@ pub(crate) fn error(macs: (Mac, Mac), src: &str, about: &[u8], quoted: usize) ->
     packet(macs, src, &to.to_string(), 64, protocol, &body)
 }
 
-/// The frame whose packet an ICMP error quotes, and whether its checksums are right: that of the error, and of all headers.
+/// The frame whose packet an ICMP error quotes. Checks the checksums of the error and of all headers.
 pub(crate) fn quoted(error: &[u8]) -> Vec<u8> {
     let p = read(error);
     let message = &error[usize::from(p.l4)..p.end as usize];

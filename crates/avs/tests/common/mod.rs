@@ -1,4 +1,4 @@
-//! A small world and frames for it.
+//! A small world, and frames for it.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod any;
@@ -27,8 +27,8 @@ pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Two tenants with the same addresses. VNI 100: vNICs 1 and 2 here as ports 0 and 1, vNIC 3 at peer 1, vNIC 4 at peer 2
-/// with a network behind it, gateways. VNI 200: vNIC 1 here as port 5, vNIC 3 at peer 9.
+/// Two tenants with the same addresses. VNI 100: vNICs 1 and 2 on this host as ports 0 and 1, vNIC 3 at peer 1, vNIC
+/// 4 at peer 2 with a network behind it, and gateways. VNI 200: vNIC 1 on this host as port 5, vNIC 3 at peer 9.
 pub(crate) fn tables() -> Tables {
     let port = |id, n, mac_of, addresses: &[&str]| Port {
         id: PortId(id),
@@ -183,7 +183,7 @@ pub(crate) fn ping(macs: (Mac, Mac), src: &str, dst: &str, payload: &[u8]) -> Ve
     packet(macs, src, dst, 64, if v6 { 58 } else { 1 }, &body)
 }
 
-/// A piece of the packet in `whole`: bytes `from..to` of what is behind its fixed IP header.
+/// A fragment of the packet in `whole`: bytes `from..to` of what follows its fixed IP header.
 pub(crate) fn piece(whole: &[u8], identification: u32, from: usize, to: usize, more: bool) -> Vec<u8> {
     let v6 = whole[12..14] == ethertype::IPV6.to_be_bytes();
     let l4 = if v6 { 54 } else { 34 };
@@ -209,7 +209,7 @@ pub(crate) fn piece(whole: &[u8], identification: u32, from: usize, to: usize, m
     out
 }
 
-/// The packet cut at these places.
+/// The packet fragmented at these offsets.
 pub(crate) fn pieces(whole: &[u8], identification: u32, at: &[usize]) -> Vec<Vec<u8>> {
     let l4 = if whole[12..14] == ethertype::IPV6.to_be_bytes() { 54 } else { 34 };
     let end = whole.len() - l4;
@@ -223,7 +223,7 @@ pub(crate) fn guest(switch: &mut Switch, port: u16, frame: &[u8]) -> Verdict {
     *switch.from_guest(PortId(port), frame, frame.len(), Offload::default(), &parsed)
 }
 
-/// The switch answers a guest of the first tenant.
+/// The verdict if the switch replies to a guest of the first tenant.
 pub(crate) fn answered() -> Verdict {
     Verdict::unchanged(Action::Answer { vni: vni(100) })
 }

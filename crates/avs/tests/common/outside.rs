@@ -20,8 +20,9 @@ pub(crate) const FLOATING6: &str = "2001:db8::20";
 pub(crate) const REMOTE: &str = "198.51.100.7";
 pub(crate) const REMOTE6: &str = "2001:db8:7::7";
 
-/// The small world, and an uplink. Guest 1 of VNI 100 and that of VNI 200, which have the same address, share addresses with their
-/// networks; guest 2 of VNI 100 has addresses of its own. Port 8080 leads to port 80 of guest 1.
+/// The small world with an uplink. Guest 1 of VNI 100 and the guest of VNI 200, which has the same address, share
+/// outside addresses with their networks. Guest 2 of VNI 100 has floating addresses. Outside port 8080 is forwarded
+/// to port 80 of guest 1.
 pub(crate) fn world() -> Tables {
     let mut tables = tables();
     tables.vpcs[1].gateways = vec![ip("10.0.0.254")];
@@ -78,7 +79,7 @@ pub(crate) fn outside() -> (Mac, Mac) {
     (KERNEL, GATEWAY_MAC)
 }
 
-/// A guest sends a frame to the outside: what leaves there.
+/// Sends a frame from a guest to the outside; returns what leaves.
 pub(crate) fn leaves(switch: &mut Switch, port: u16, frame: &[u8]) -> Result<Vec<u8>, DropReason> {
     let verdict = guest(switch, port, frame);
     match verdict.action {
@@ -93,7 +94,7 @@ pub(crate) fn leaves(switch: &mut Switch, port: u16, frame: &[u8]) -> Result<Vec
     }
 }
 
-/// A frame comes from outside: who gets it, and how it looks there.
+/// Sends a frame from outside; returns the receiving port and the delivered frame.
 pub(crate) fn comes(switch: &mut Switch, frame: &[u8]) -> Result<(u16, Vec<u8>), DropReason> {
     let verdict = guest(switch, UPLINK, frame);
     match verdict.action {
@@ -103,7 +104,7 @@ pub(crate) fn comes(switch: &mut Switch, frame: &[u8]) -> Result<(u16, Vec<u8>),
     }
 }
 
-/// The frame after its changes. One of TCP or UDP has right checksums.
+/// The frame after its header changes. Checks the checksums of TCP and UDP.
 pub(crate) fn checked(frame: &[u8], verdict: &Verdict) -> Vec<u8> {
     let p = read(frame);
     if matches!(p.protocol, 6 | 17) && !p.is_fragment() {
@@ -118,7 +119,7 @@ pub(crate) fn from_guest(from: (&str, u16), to: (&str, u16), tcp: Option<u8>) ->
     frame((mac(1), GATEWAY_MAC), from, to, tcp)
 }
 
-/// What is sent back to who sent `frame`.
+/// The reply to `frame`.
 pub(crate) fn answer_to(frame: &[u8], macs: (Mac, Mac), tcp: Option<u8>) -> Vec<u8> {
     let ((from, from_port), (to, to_port)) = ends(frame);
     super::ends::frame(macs, (&to.to_string(), to_port), (&from.to_string(), from_port), tcp)
