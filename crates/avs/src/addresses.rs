@@ -342,7 +342,7 @@ mod tests {
     proptest! {
         /// Incremental changes give the same tables as a full build, no matter what moves between ports and routes.
         #[test]
-        fn changes_lead_to_the_same_tables_as_a_whole(
+        fn incremental_changes_give_the_same_tables_as_a_full_build(
             batches in proptest::collection::vec(
                 proptest::collection::vec((any::<bool>(), any::<u8>(), any::<Option<(u8, u8, bool)>>()), 1..5),
                 1..40,

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_the_same_keeps_its_time_and_what_ends_is_told_once() {
+    fn unchanged_ports_keep_their_schedule_and_removed_ones_get_a_final_advertisement() {
         let mut advertiser = Advertiser::new(7);
         let set = |advertiser: &mut Advertiser, ports: &[Advertised]| advertiser.set(ports.iter().copied());
         set(&mut advertiser, &[told(0, 4, false), told(1, 600, false), told(2, 600, false)]);
@@ -192,7 +192,7 @@ mod tests {
     proptest! {
         /// For any sequence of configurations: each port has one entry, and advertisements are never too frequent.
         #[test]
-        fn every_port_has_its_turn(
+        fn every_port_is_scheduled_once_and_not_too_often(
             steps in proptest::collection::vec(
                 (proptest::collection::btree_map(0u16..20, (4u16..=1800, any::<bool>()), 0..20), 0u64..300),
                 1..6,

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_outside_of_the_subnet_is_on_the_link() {
+    fn a_gateway_outside_the_subnet_is_on_link() {
         let lease = Lease { prefix_len: 32, ..lease() };
         let (_, _, options, _) = read(&answer(&lease, MAC, &message(1, NOBODY, &[(55, &[121])])).unwrap());
         let routes = options.into_iter().find(|(kind, _)| *kind == 121).unwrap().1;
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_reached_by_address_is_told_by_broadcast() {
+    fn clients_that_cannot_receive_unicast_get_a_broadcast() {
         let mut asked = message(1, NOBODY, &[]);
         asked[10] = 0x80;
         assert_eq!(read(&answer(&lease(), MAC, &asked).unwrap()).3, Ipv4Addr::BROADCAST);

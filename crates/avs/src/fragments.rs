@@ -278,7 +278,7 @@ mod tests {
     const MISMATCH: Result<(), DropReason> = Err(DropReason::FragmentMismatch);
 
     #[test]
-    fn only_pieces_of_that_packet_follow() {
+    fn only_fragments_of_the_same_packet_pass() {
         let mut fragments = begun();
         let good = piece(1, 7, 800, 1000, false);
         let mut cases = vec![
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn records_end_with_their_time_and_with_the_rules() {
+    fn records_expire_with_time_and_configuration() {
         let late = Moment { now_ns: NOW.now_ns + LIFETIME_NS, ..NOW };
         let just = Moment { now_ns: late.now_ns - 1, ..NOW };
         let other = Moment { epoch: 2, ..NOW };
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_that_do_not_fit_are_refused() {
+    fn fragments_that_do_not_fit_are_rejected() {
         // Earlier fragments, then the fragment under test: start, end, more.
         type Given = (u16, u16, bool);
         let cases: &[(&str, &[Given], Given, bool)] = &[
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identification_that_is_used_again_begins_again() {
+    fn a_reused_identification_begins_a_new_packet() {
         let mut fragments = begun();
         assert_eq!(fragments.follow(HERE, &piece(1, 7, 1600, 2400, true), NOW), Ok(()));
         let again = piece(1, 7, 0, 400, true);
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn no_sender_drives_out_the_others() {
+    fn no_sender_evicts_the_others() {
         let mut fragments = Fragments::default();
         // A few records of senders 2 and 3, then a flood from sender 1.
         for (sender, id) in [(2, 1), (3, 2), (2, 3)] {

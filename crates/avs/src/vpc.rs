@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn link_local_addresses_name_their_mac() {
+    fn link_local_addresses_contain_their_mac() {
         let mac = Mac([0x02, 0, 0, 0xab, 0xcd, 0xef]);
         let addr: Ipv6Addr = "fe80::ff:feab:cdef".parse().expect("an address");
         assert_eq!(link_local(mac), addr);

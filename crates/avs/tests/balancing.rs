@@ -117,7 +117,7 @@ fn both_directions_are_translated() {
 }
 
 #[test]
-fn what_does_not_belong_to_a_connection_passes_as_it_is() {
+fn packets_outside_of_connections_are_not_translated() {
     let mut switch = build(&web(&THREE));
     // The guest connects to a backend directly, and the backend to the guest.
     let direct = frame((mac(1), mac(3)), ("10.0.0.1", 1000), ("10.0.0.3", 8080), Some(SYN));
@@ -128,7 +128,7 @@ fn what_does_not_belong_to_a_connection_passes_as_it_is() {
 }
 
 #[test]
-fn what_cannot_be_balanced_is_dropped_for_a_reason() {
+fn packets_that_cannot_be_balanced_are_dropped() {
     let none = [("10.0.0.2", 80, 0), ("10.0.0.3", 80, 0)];
     let drop = |tables: &Tables, frame: &[u8]| guest(&mut build(tables), 0, frame).drop_reason();
     let to = |to, tcp| frame((mac(1), GATEWAY_MAC), ("10.0.0.1", 1000), to, tcp);
@@ -147,7 +147,7 @@ fn what_cannot_be_balanced_is_dropped_for_a_reason() {
 }
 
 #[test]
-fn the_address_answers_questions_and_pings() {
+fn the_virtual_address_answers_arp_and_pings() {
     let mut switch = build(&web(&THREE));
     assert_eq!(switch.resolve(vni(100), ip(VIP)), Some(GATEWAY_MAC));
     assert_eq!(switch.resolve(vni(200), ip(VIP)), None);
@@ -159,7 +159,7 @@ fn the_address_answers_questions_and_pings() {
 }
 
 #[test]
-fn a_connection_stays_where_it_is_and_others_are_shared() {
+fn existing_connections_stay_and_new_ones_are_balanced() {
     let mut switch = build(&web(&THREE));
     let mut chosen = HashMap::new();
     for port in 1000..1300 {
@@ -224,7 +224,7 @@ fn a_backend_can_be_its_own_client() {
 }
 
 #[test]
-fn connections_that_look_alike_to_a_backend_get_another_port() {
+fn colliding_connections_get_another_source_port() {
     let one = [("10.0.0.3", 8080, 1)];
     let tables = world((0..3).map(|n| balancer(VIP, 80 + n, Transport::Tcp, &one)).collect());
     let mut switch = build(&tables);
@@ -244,7 +244,7 @@ fn connections_that_look_alike_to_a_backend_get_another_port() {
 }
 
 #[test]
-fn a_connection_that_is_over_begins_again_anywhere() {
+fn a_closed_connection_may_begin_again_at_any_backend() {
     let mut switch = build(&web(&THREE));
     let first = backend(&mut switch, 1000, SYN).unwrap();
     let address = first.0.to_string();
@@ -289,7 +289,7 @@ fn tables_that_contradict_themselves_are_refused() {
 }
 
 #[test]
-fn a_trace_tells_the_backend_and_changes_nothing() {
+fn a_trace_reports_the_backend_and_changes_nothing() {
     let mut switch = build(&web(&[("10.0.0.3", 8080, 1)]));
     let syn = frame((mac(1), GATEWAY_MAC), ("10.0.0.1", 1000), (VIP, 80), Some(SYN));
     for is_new in [true, false] {
@@ -307,7 +307,7 @@ fn a_trace_tells_the_backend_and_changes_nothing() {
 }
 
 #[test]
-fn another_worker_goes_on_with_what_is_for_its_port() {
+fn the_receivers_worker_translates_for_its_port() {
     let mut tables = web(&[("10.0.0.2", 8080, 1)]);
     (tables.ports[0].home, tables.ports[1].home) = (Some(WorkerId(0)), Some(WorkerId(1)));
     let mut workers =
@@ -334,7 +334,7 @@ fn connected(switch: &mut Switch, own: &str, vip: &str, there: &str) -> (Vec<u8>
 }
 
 #[test]
-fn errors_about_a_connection_reach_both_ends_in_their_own_terms() {
+fn icmp_errors_about_a_connection_are_translated_for_both_ends() {
     let ends_of_port = |address: &str, port: u16| (ip(address), port);
     for (own, vip, there, router) in
         [("10.0.0.1", VIP, "10.0.0.3", "10.1.0.7"), ("fd00::1", VIP6, "fd00::3", "fd00::3")]
@@ -394,7 +394,7 @@ fn errors_about_a_connection_reach_both_ends_in_their_own_terms() {
 }
 
 #[test]
-fn errors_about_nothing_stay_as_they_are() {
+fn icmp_errors_about_no_connection_are_not_translated() {
     let mut switch = build(&web(&[("10.0.0.3", 8080, 1)]));
     let (sent, answer) = connected(&mut switch, "10.0.0.1", VIP, "10.0.0.3");
     // An error about another connection, and one that quotes too little.
@@ -424,7 +424,7 @@ fn a_backend_that_is_its_own_client_can_refuse() {
 }
 
 #[test]
-fn what_is_balanced_goes_by_flow_records() {
+fn balanced_packets_use_flow_records() {
     let mut switch = build(&web(&[("10.0.0.3", 8080, 1)]));
     connected(&mut switch, "10.0.0.1", VIP, "10.0.0.3");
     let answer = frame((mac(3), mac(1)), ("10.0.0.3", 8080), ("10.0.0.1", 1000), Some(ACK));
@@ -456,7 +456,7 @@ fn what_is_balanced_goes_by_flow_records() {
 }
 
 #[test]
-fn a_client_can_use_a_port_for_a_balanced_connection_between_direct_ones() {
+fn a_client_can_reuse_a_port_for_balanced_and_direct_connections() {
     // With a backend on this host, and with one at a peer.
     for (address, there) in [("10.0.0.2", 2), ("10.0.0.3", 3)] {
         let mut switch = build(&web(&[(address, 8080, 1)]));
@@ -495,7 +495,7 @@ fn a_client_can_use_a_port_for_a_balanced_connection_between_direct_ones() {
 }
 
 #[test]
-fn an_answer_does_not_bring_back_a_backend_that_was_removed() {
+fn a_reply_does_not_bring_back_a_removed_backend() {
     let mut switch = build(&web(&[("10.0.0.3", 8080, 1)]));
     connected(&mut switch, "10.0.0.1", VIP, "10.0.0.3");
     switch.replace(&web(&[("10.0.0.2", 8080, 1)])).unwrap();
@@ -511,7 +511,7 @@ fn an_answer_does_not_bring_back_a_backend_that_was_removed() {
 struct Model(HashMap<u16, (IpAddr, u16)>);
 
 #[test]
-fn connections_stay_beside_a_model() {
+fn connections_stay_as_in_a_model() {
     let mut moved = 0;
     for seed in 0..if cfg!(miri) { 1 } else { 60 } {
         let mut rng = fastrand::Rng::with_seed(seed);

@@ -42,7 +42,7 @@ fn contradictions_are_refused() {
 }
 
 #[test]
-fn a_reload_swaps_everything_but_the_counters() {
+fn a_reload_swaps_everything_except_the_counters() {
     let mut switch = switch();
     let frame = tcp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3");
     assert!(matches!(guest(&mut switch, 0, &frame).action, Action::Forward { .. }));
@@ -77,7 +77,7 @@ fn a_reload_swaps_everything_but_the_counters() {
 }
 
 #[test]
-fn what_was_built_elsewhere_is_taken_over() {
+fn prepared_indexes_are_taken_over() {
     let mut switch = switch();
     let frame = tcp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3");
     let mut next = tables();
@@ -108,7 +108,7 @@ fn one_vnic_may_have_many_prefixes() {
 
 proptest! {
     #[test]
-    fn any_frame_gets_an_answer(
+    fn any_frame_gets_a_verdict(
         mut frame in proptest::collection::vec(any::<u8>(), 14..200),
         shape in 0usize..6,
         flips in proptest::collection::vec((12usize..90, any::<u8>()), 0..5),

@@ -74,7 +74,7 @@ fn the_gateway_answers() {
 }
 
 #[test]
-fn what_is_no_question_is_dropped_as_before() {
+fn other_messages_are_dropped_as_before() {
     let mut switch = Switch::build(&world(), 0).unwrap();
     let broadcast = |body: &[u8]| packet((mac(1), Mac::BROADCAST), "10.0.0.1", "255.255.255.255", 64, UDP, body);
     let from_elsewhere = broadcast(&request(1, [0; 4], [69, 67]));
@@ -99,7 +99,7 @@ fn what_is_no_question_is_dropped_as_before() {
 }
 
 #[test]
-fn a_message_that_is_cut_short_has_a_reason() {
+fn a_truncated_message_has_a_drop_reason() {
     let mut switch = Switch::build(&world(), 0).unwrap();
     switch.advance(1 << 40);
     let frame = discover();

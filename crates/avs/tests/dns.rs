@@ -83,7 +83,7 @@ fn questions_are_bounded_for_each_guest() {
 }
 
 #[test]
-fn a_question_to_another_server_goes_there() {
+fn a_query_to_another_server_is_forwarded() {
     let mut switch = Switch::build(&world(), 0).unwrap();
     assert!(guest(&mut switch, 0, &question("10.0.0.1", "10.1.0.53", 1, (5000, 53))).passes());
 }

@@ -114,7 +114,7 @@ fn a_repeated_syn_says_nothing_about_the_round_trip() {
 }
 
 #[test]
-fn what_goes_on_is_told_in_between_and_what_is_silent_ends() {
+fn long_conversations_have_interim_records_and_idle_ones_end() {
     let mut switch = build(&logged(spec(&[0])));
     let mut ends = Vec::new();
     let mut bytes = 0;
@@ -133,7 +133,7 @@ fn what_goes_on_is_told_in_between_and_what_is_silent_ends() {
 }
 
 #[test]
-fn another_connection_under_the_same_name_has_a_record_of_its_own() {
+fn another_connection_with_the_same_key_has_its_own_record() {
     let mut switch = build(&logged(spec(&[0])));
     for flags in [SYN, RST, SYN, RST] {
         guest(&mut switch, 0, &outwards(flags, 1000));
@@ -143,7 +143,7 @@ fn another_connection_under_the_same_name_has_a_record_of_its_own() {
 }
 
 #[test]
-fn what_is_dropped_is_rejected_at_both_ends() {
+fn dropped_packets_are_logged_as_rejected_at_both_ends() {
     let mut tables = logged(spec(&[0, 1]));
     tables.groups = vec![SecurityGroup::default()];
     tables.ports[1].groups = vec![GroupId(0)];
@@ -166,7 +166,7 @@ fn what_is_dropped_is_rejected_at_both_ends() {
 }
 
 #[test]
-fn a_client_of_a_load_balancer_has_one_record_of_both_directions() {
+fn a_balanced_connection_has_one_record_for_both_directions() {
     let mut tables = logged(spec(&[0]));
     let backend = Backend { address: ip("10.0.0.3"), port: 80, weight: 1 };
     tables.load_balancers = vec![LoadBalancer {
@@ -192,7 +192,7 @@ fn a_client_of_a_load_balancer_has_one_record_of_both_directions() {
 }
 
 #[test]
-fn what_finds_no_room_is_counted_and_others_keep_theirs() {
+fn conversations_without_room_are_counted_and_others_stay() {
     let mut switch = build(&logged(spec(&[0, 1])));
     for port in 0..100 {
         guest(&mut switch, 0, &outwards(ACK, 1000 + port));
@@ -213,7 +213,7 @@ fn what_finds_no_room_is_counted_and_others_keep_theirs() {
 }
 
 #[test]
-fn a_log_that_is_switched_off_is_told_to_its_end() {
+fn a_disabled_log_still_returns_its_records() {
     let mut switch = build(&logged(spec(&[0])));
     guest(&mut switch, 0, &outwards(ACK, 1000));
     switch.replace(&tables()).unwrap();
@@ -227,7 +227,7 @@ fn a_log_that_is_switched_off_is_told_to_its_end() {
 }
 
 #[test]
-fn a_port_that_comes_to_another_network_leaves_its_conversations_behind() {
+fn a_port_that_moves_to_another_network_starts_new_records() {
     let mut switch = build(&logged(spec(&[5])));
     let frame = segment((mac(1), mac(3)), ("10.0.0.1", 1000), ("10.0.0.3", 80), ACK, 0);
     assert!(guest(&mut switch, 5, &frame).passes());
@@ -243,7 +243,7 @@ fn a_port_that_comes_to_another_network_leaves_its_conversations_behind() {
 }
 
 #[test]
-fn every_packet_is_in_one_record_beside_a_model() {
+fn every_packet_is_in_one_record_as_in_a_model() {
     let mut rng = fastrand::Rng::with_seed(7);
     for _ in 0..20 {
         let mut switch = build(&logged(FlowLogSpec { flows: 1000, ..spec(&[0, 1]) }));

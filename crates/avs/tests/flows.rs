@@ -123,7 +123,7 @@ fn any_world(rng: &mut fastrand::Rng, crowded: bool) -> Tables {
 }
 
 #[test]
-fn remembering_changes_nothing() {
+fn caching_changes_no_decision() {
     let (mut found, mut followed, mut made, mut packets) = (0, 0, 0, 0);
     for seed in 0..if cfg!(miri) { 1 } else { 200 } {
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -204,7 +204,7 @@ fn plain(from: u8, frame: Vec<u8>) -> Sent {
 }
 
 #[test]
-fn what_is_ordinary_is_remembered_from_its_second_packet_on() {
+fn ordinary_flows_have_records_from_their_second_packet_on() {
     let mut switch = Switch::build(&open(), 1).unwrap();
     switch.advance(1000 * SECOND);
     let (here, there) = ((mac(1), mac(3)), (mac(3), mac(1)));
@@ -232,7 +232,7 @@ fn what_is_ordinary_is_remembered_from_its_second_packet_on() {
 }
 
 #[test]
-fn networks_without_rules_remember_nothing() {
+fn networks_without_rules_have_no_records() {
     let mut switch = switch();
     let sent = plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (7, 9)));
     assert_eq!([(); 3].map(|()| found(&mut switch, &sent)), [false; 3]);
@@ -240,7 +240,7 @@ fn networks_without_rules_remember_nothing() {
 }
 
 #[test]
-fn packets_of_a_flow_that_come_together_are_looked_up_once() {
+fn packets_of_a_flow_in_one_turn_are_looked_up_once() {
     let (here, there) = ((mac(1), mac(3)), (mac(3), mac(1)));
     let tcp = |flags| plain(1, segment(1, 3, (1, 2), flags, 0, true));
     let mut segments = tcp(ACK);
@@ -277,7 +277,7 @@ fn packets_of_a_flow_that_come_together_are_looked_up_once() {
 }
 
 #[test]
-fn nobody_follows_once_something_has_changed() {
+fn notes_are_invalid_after_a_change() {
     let first = plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (7, 9)));
     let other = plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (8, 9)));
     let mut larger = plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", (7, 9)));
@@ -308,7 +308,7 @@ fn nobody_follows_once_something_has_changed() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of flows")]
-fn to_fetch_ahead_is_to_look_and_no_more() {
+fn prefetching_changes_nothing() {
     let [mut ahead, mut behind] = [(); 2].map(|()| Switch::build(&open(), 1).unwrap());
     let flows: Vec<Sent> = (0..70_000u32)
         .map(|n| plain(1, udp((mac(1), mac(3)), "10.0.0.1", "10.0.0.3", ((n / 2) as u16, 9 + (n % 2) as u16))))

@@ -109,7 +109,7 @@ fn an_acl_sees_ports_in_the_first_fragment() {
 }
 
 #[test]
-fn without_rules_about_ports_each_fragment_goes_by_what_it_shows() {
+fn without_port_rules_each_fragment_is_judged_by_itself() {
     let mut tables = tables();
     let whole = syn(1, 3, false, 22);
     let later = pieces(&whole, 7, &[24]).remove(1);
@@ -133,7 +133,7 @@ fn later_of(from: u8) -> Vec<u8> {
 }
 
 #[test]
-fn fragments_of_an_answer_let_nothing_else_in() {
+fn fragments_of_a_reply_admit_nothing_else() {
     for v6 in [false, true] {
         let mut s = switch_of(&dns_server());
         let attack = |id| pieces(&datagram(3, 1, v6, (4000, 111), 64), id, &[32]);
@@ -161,7 +161,7 @@ fn fragments_of_an_answer_let_nothing_else_in() {
 }
 
 #[test]
-fn large_pings_and_their_answers_pass() {
+fn large_pings_and_their_replies_pass() {
     let mut tables = tables();
     tables.groups = vec![SecurityGroup::default()];
     tables.ports[0].groups = vec![GroupId(0)];
@@ -188,7 +188,7 @@ fn large_pings_and_their_answers_pass() {
 
 /// Sequences of fragments of datagrams from vNIC 3 to port 53 of guest 1, which may pass.
 #[test]
-fn pieces_that_could_make_another_packet_are_refused() {
+fn fragments_that_could_form_another_packet_are_rejected() {
     type Step = (&'static str, Vec<u8>, Result<(), DropReason>);
     for v6 in [false, true] {
         let good = datagram(3, 1, v6, (4000, 53), 64);
@@ -237,7 +237,7 @@ fn pieces_that_could_make_another_packet_are_refused() {
 }
 
 #[test]
-fn the_parser_refuses_what_hides_headers() {
+fn the_parser_rejects_hidden_headers() {
     let cut = |whole: &[u8], from, to, more| {
         let frame = piece(whole, 7, from, to, more);
         parse(&frame, frame.len()).map(|_| ())
@@ -268,7 +268,7 @@ fn the_parser_refuses_what_hides_headers() {
 
 /// vNIC 3 also has a network behind it, and vNIC 4 sends from any address in 10.1.0.0/16.
 #[test]
-fn nobody_follows_anothers_first_fragment() {
+fn later_fragments_need_a_first_one_of_the_same_sender() {
     let mut tables = dns_server();
     tables.routes.push(Route {
         vni: vni(100),
@@ -306,7 +306,7 @@ fn nobody_follows_anothers_first_fragment() {
 }
 
 #[test]
-fn a_flood_of_first_fragments_takes_no_other_senders_place() {
+fn a_flood_of_first_fragments_evicts_no_other_sender() {
     let mut s = switch_of(&dns_server());
     let of = |from: u8, id| pieces(&datagram(from, 1, false, (4000, 53), 64), id, &[32]);
     let routed = |n: u32| {
@@ -343,7 +343,7 @@ fn records_end_with_time_and_configuration() {
 }
 
 #[test]
-fn a_trace_foresees_fragments_and_changes_nothing() {
+fn a_trace_predicts_fragments_and_changes_nothing() {
     let mut s = switch_of(&dns_server());
     let good = pieces(&datagram(3, 1, false, (4000, 53), 64), 7, &[32]);
     let trace = |s: &Switch, frame: &[u8]| {
@@ -362,7 +362,7 @@ fn a_trace_foresees_fragments_and_changes_nothing() {
 
 /// Fragments that the switch itself makes of a too large packet are judged again by the receiver's worker.
 #[test]
-fn pieces_that_the_host_makes_pass_the_receivers_worker() {
+fn fragments_made_by_the_host_pass_the_receivers_worker() {
     let mut tables = dns_server();
     tables.ports.iter_mut().for_each(|port: &mut Port| port.mtu = 576);
     (tables.ports[0].home, tables.ports[1].home) = (Some(WorkerId(1)), Some(WorkerId(0)));
@@ -396,7 +396,7 @@ fn pieces_that_the_host_makes_pass_the_receivers_worker() {
 
 /// In peered networks, a packet is judged when it leaves one network and when it arrives in the other.
 #[test]
-fn networks_that_are_peered_see_whole_packets() {
+fn peered_networks_judge_fragments_as_whole_packets() {
     let mut tables = dns_server();
     tables.vpcs[1].gateways = vec![ip("10.2.0.254")];
     tables.ports[2].addresses = vec![ip("10.2.0.1")];
@@ -430,7 +430,7 @@ proptest! {
     /// A packet, fragmented as operating systems do it, passes if it would pass whole; each fragment has the same
     /// verdict.
     #[test]
-    fn pieces_in_order_pass_as_the_whole_does(
+    fn fragments_in_order_pass_like_the_whole_packet(
         v6: bool,
         from in prop::sample::select(vec![1u8, 2, 3]),
         protocol in prop::sample::select(vec![6u8, 17, 1, 47]),

@@ -10,7 +10,7 @@ use bifrost_wire::icmp::v6::Advertisement;
 use common::*;
 
 #[test]
-fn only_what_is_routed_to_the_peer_gets_through() {
+fn only_addresses_routed_to_the_peer_are_accepted() {
     let to_me = |src: Mac, from: &str| tcp((src, mac(1)), from, "10.0.0.1");
     let na = |a| advertise((mac(3), mac(1)), "fd00::3", "fd00::1", a);
     let honest = Advertisement {

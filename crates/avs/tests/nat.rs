@@ -22,7 +22,7 @@ use proptest::prelude::*;
 const ACK: u8 = 0x10;
 
 #[test]
-fn guests_share_addresses_and_answers_find_them() {
+fn guests_share_addresses_and_replies_find_them() {
     let mut switch = build(&world());
     for (own, remote, shared) in [("10.0.0.1", REMOTE, SHARED), ("fd00::1", REMOTE6, SHARED6)] {
         for tcp in [Some(SYN), None] {
@@ -47,7 +47,7 @@ fn guests_share_addresses_and_answers_find_them() {
 }
 
 #[test]
-fn packets_of_a_conversation_are_decided_once() {
+fn packets_of_a_translated_flow_use_its_record() {
     let tables = Tables { flows: FlowLimits { records: 64, vectors: false }, ..world() };
     let mut switch = build(&tables);
     let out = leaves(&mut switch, 0, &from_guest(("10.0.0.1", 5001), (REMOTE, 443), Some(SYN))).unwrap();
@@ -61,7 +61,7 @@ fn packets_of_a_conversation_are_decided_once() {
 }
 
 #[test]
-fn pings_have_identifiers_for_ports() {
+fn pings_are_mapped_by_identifier() {
     let mut switch = build(&world());
     for (own, remote, shared) in [("10.0.0.1", REMOTE, SHARED), ("fd00::1", REMOTE6, SHARED6)] {
         let sent = ping((mac(1), GATEWAY_MAC), own, remote, b"hello");
@@ -116,7 +116,7 @@ fn tenants_with_the_same_addresses_stay_apart() {
 }
 
 #[test]
-fn whoever_is_outside_may_answer_through_a_mapping() {
+fn any_outside_address_may_send_through_a_mapping() {
     let mut switch = build(&world());
     let (shared, stranger) = (SHARED, ("192.0.2.77", 9));
     let strange = |to: u16, tcp| frame(outside(), stranger, (shared, to), tcp);
@@ -136,7 +136,7 @@ fn whoever_is_outside_may_answer_through_a_mapping() {
 }
 
 #[test]
-fn security_groups_say_who_may() {
+fn security_groups_filter_translated_packets() {
     let mut tables = world();
     // Guest 1 may begin any conversation, others may begin none with it.
     let rule = GroupRule::new(bifrost_avs::Direction::Egress, Pattern::default());
@@ -162,7 +162,7 @@ fn security_groups_say_who_may() {
 }
 
 #[test]
-fn a_floating_address_carries_everything() {
+fn a_floating_address_translates_any_packet() {
     let mut switch = build(&world());
     let own = (mac(2), GATEWAY_MAC);
     for (inside, floating, remote) in [("10.0.0.2", FLOATING, REMOTE), ("fd00::2", FLOATING6, REMOTE6)] {
@@ -194,7 +194,7 @@ fn a_floating_address_carries_everything() {
 }
 
 #[test]
-fn a_port_leads_to_a_guest() {
+fn a_forward_leads_to_a_guest() {
     let mut switch = build(&world());
     for (own, remote, shared) in [("10.0.0.1", REMOTE, SHARED), ("fd00::1", REMOTE6, SHARED6)] {
         let syn = frame(outside(), (remote, 9), (shared, 8080), Some(SYN));
@@ -208,7 +208,7 @@ fn a_port_leads_to_a_guest() {
 }
 
 #[test]
-fn guests_meet_at_their_outside_addresses() {
+fn guests_reach_each_other_at_outside_addresses() {
     let mut switch = build(&world());
     let there = |switch: &mut Switch, port, frame: &[u8]| {
         let verdict = guest(switch, port, frame);
@@ -246,7 +246,7 @@ fn guests_meet_at_their_outside_addresses() {
 }
 
 #[test]
-fn errors_show_each_end_what_it_knows() {
+fn icmp_errors_are_translated_for_each_end() {
     let mut switch = build(&world());
     for (own, remote, shared, router) in
         [("10.0.0.1", REMOTE, SHARED, "192.0.2.1"), ("fd00::1", REMOTE6, SHARED6, "2001:db8:1::1")]
@@ -317,7 +317,7 @@ fn ports_run_out_for_one_guest_and_for_all() {
 }
 
 #[test]
-fn from_outside_nobody_speaks_as_somebody_inside() {
+fn outside_packets_cannot_use_inside_addresses() {
     let mut switch = build(&world());
     let refused = [
         (frame(outside(), ("10.0.0.1", 1), (FLOATING, 2), None), DropReason::SpoofedIp),
@@ -343,7 +343,7 @@ fn from_outside_nobody_speaks_as_somebody_inside() {
 }
 
 #[test]
-fn the_outside_is_told_where_its_addresses_are() {
+fn outside_addresses_are_resolved_for_the_uplink() {
     let mut switch = build(&world());
     let asked = |target| {
         let broadcast = (KERNEL, Mac([0xff; 6]));
@@ -365,7 +365,7 @@ fn the_outside_is_told_where_its_addresses_are() {
 }
 
 #[test]
-fn a_reload_ends_what_depends_on_what_is_gone() {
+fn a_reload_ends_connections_that_depend_on_removed_configuration() {
     let tables = Tables { flows: FlowLimits { records: 64, vectors: true }, ..world() };
     let mut switch = build(&tables);
     let first = |switch: &mut Switch, port: u16, tcp| {
@@ -422,7 +422,7 @@ fn the_uplinks_worker_translates() {
 }
 
 #[test]
-fn what_is_too_large_is_told_from_the_outside_address() {
+fn path_mtu_errors_to_the_outside_come_from_the_outside_address() {
     let mut tables = world();
     tables.ports[1].mtu = 600;
     let mut switch = build(&tables);
@@ -435,7 +435,7 @@ fn what_is_too_large_is_told_from_the_outside_address() {
 }
 
 #[test]
-fn a_trace_tells_the_outside_end_and_changes_nothing() {
+fn a_trace_reports_the_outside_end_and_changes_nothing() {
     let mut switch = build(&world());
     let syn = from_guest(("10.0.0.1", 5001), (REMOTE, 443), Some(SYN));
     for is_new in [true, false] {
@@ -510,7 +510,7 @@ fn memory(switch: &mut Switch) -> Vec<u8> {
 }
 
 #[test]
-fn another_switch_goes_on_with_translated_connections() {
+fn another_switch_continues_translated_connections() {
     let mut first = build(&world());
     let mut sent = Vec::new();
     for (own, remote) in [("10.0.0.1", REMOTE), ("fd00::1", REMOTE6)] {

@@ -66,7 +66,7 @@ fn longer(mut frame: Vec<u8>, by: usize) -> Vec<u8> {
 }
 
 #[test]
-fn only_short_answers_to_other_hosts_pass_without_being_judged() {
+fn only_short_replies_to_other_hosts_bypass_rules() {
     let (there, neighbour) = ((mac(3), "fd00::3"), (mac(2), "fd00::2"));
     let remote = (mac(3), "fd00::3");
     let arp_reply = |to: Mac, target| arp((ME, to), Reply, (ME, "10.0.0.1"), (to, target));
@@ -115,7 +115,7 @@ fn only_short_answers_to_other_hosts_pass_without_being_judged() {
 
 /// Even without any rules, because guests trust these messages.
 #[test]
-fn what_only_routers_say_does_not_pass_in_pieces() {
+fn fragmented_neighbour_discovery_does_not_pass() {
     for (kind, reason) in [
         (133, DropReason::MalformedNeighbour),
         (134, DropReason::SpoofedNeighbour),
@@ -135,7 +135,7 @@ fn what_only_routers_say_does_not_pass_in_pieces() {
 }
 
 #[test]
-fn questions_of_plain_hosts_come_in_and_nothing_longer() {
+fn short_requests_of_plain_vxlan_hosts_pass() {
     let ask = |len| longer(solicit((mac(3), GROUP), "fd00::3", "ff02::1:ff00:1", 255, Some(mac(3)), "fd00::1"), len);
     let arp = |len| longer(arp((mac(3), Mac::BROADCAST), Request, (mac(3), "10.0.0.3"), (Mac::ZERO, "10.0.0.1")), len);
     let to_another = solicit((mac(3), mac(1)), "fd00::3", "fd00::2", 255, Some(mac(3)), "fd00::1");

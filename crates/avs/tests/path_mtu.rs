@@ -135,7 +135,7 @@ fn packets_of_guests() {
 }
 
 #[test]
-fn without_a_gateway_the_receiver_tells() {
+fn without_a_gateway_the_error_comes_from_the_receiver() {
     let mut tables = small();
     tables.routes[3].mtu = 700;
     let mut switch = Switch::build(&tables, 0).unwrap();
@@ -148,7 +148,7 @@ fn without_a_gateway_the_receiver_tells() {
 }
 
 #[test]
-fn what_is_to_be_segmented() {
+fn packets_with_segmentation_offload() {
     let tso = |mss| Offload { checksum: Some((34, 16)), segment: Some(Segment { mss, kind: SegmentKind::TcpV4 }) };
     let uso = |mss| Offload { checksum: Some((34, 6)), segment: Some(Segment { mss, kind: SegmentKind::Udp }) };
     let mut header = [0; 20];
@@ -167,7 +167,7 @@ fn what_is_to_be_segmented() {
 }
 
 #[test]
-fn nobody_is_told_about_what_must_not_pass() {
+fn packets_that_may_not_pass_cause_no_error() {
     let mut tables = small();
     let pattern = bifrost_avs::Pattern { protocol: Some(17), ..Default::default() };
     let rule = bifrost_avs::AclRule { direction: bifrost_avs::Direction::Egress, pattern, allow: false, log: None };

@@ -146,7 +146,7 @@ fn guests_of_one_host_meet_under_the_rules_of_both() {
 }
 
 #[test]
-fn peers_send_across_what_is_at_them() {
+fn peers_send_to_a_peered_network_from_their_own_addresses() {
     let spoofed = arp((GATEWAY_MAC, mac(1)), Reply, (mac(3), "10.3.1.7"), (mac(1), "10.0.0.1"));
     let neighbour = arp((mac(3), Mac::BROADCAST), Request, (mac(3), "10.3.1.7"), (Mac::ZERO, "10.0.0.1"));
     let target = Advertisement {
@@ -179,13 +179,13 @@ fn peers_send_across_what_is_at_them() {
 }
 
 #[test]
-fn the_other_networks_addresses_have_no_neighbours() {
+fn addresses_of_the_other_network_are_not_resolved() {
     let ask = arp((mac(1), Mac::BROADCAST), Request, (mac(1), "10.0.0.1"), (Mac::ZERO, "10.3.1.7"));
     assert_eq!(guest(&mut switch(), 0, &ask), Verdict::drop(DropReason::UnknownNeighbour));
 }
 
 #[test]
-fn a_sender_across_is_told_of_the_path_mtu() {
+fn a_sender_in_the_other_network_gets_path_mtu_errors() {
     // By its own gateway, about the path MTU of the route in the other network.
     let large = |macs, from: &str, to: &str, len: usize| {
         let mut body = vec![0; len - 20];
@@ -238,7 +238,7 @@ fn a_network_cannot_be_its_own_peer_nor_an_unknown_one() {
 }
 
 #[test]
-fn the_trace_names_the_network() {
+fn a_trace_names_the_next_hops_network() {
     let s = switch();
     let hop = |frame: &[u8]| {
         s.trace_from_guest(PortId(0), frame, frame.len(), Offload::default(), &parse(frame, frame.len()).unwrap()).hop
@@ -249,7 +249,7 @@ fn the_trace_names_the_network() {
 }
 
 #[test]
-fn a_reload_ends_it() {
+fn a_reload_can_end_a_peering() {
     let mut s = switch();
     let frame = tcp(OUT, "10.0.0.1", "10.3.1.7");
     for _ in 0..3 {

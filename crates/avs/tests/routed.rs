@@ -21,7 +21,7 @@ fn from_guest_1(switch: &mut Switch, src: &str, dst: &str) -> Action {
 }
 
 #[test]
-fn it_sends_from_the_networks_behind_it_and_from_no_others() {
+fn a_router_guest_sends_only_from_networks_behind_it() {
     let mut s = Switch::build(&routing(), 0).unwrap();
     let spoofed = Action::Drop(DropReason::SpoofedIp);
     for (src, dst, passes) in [
@@ -49,7 +49,7 @@ fn it_sends_from_the_networks_behind_it_and_from_no_others() {
 }
 
 #[test]
-fn it_gets_what_is_for_the_networks_behind_it() {
+fn a_router_guest_receives_packets_to_networks_behind_it() {
     let mut s = Switch::build(&routing(), 0).unwrap();
     for dst in ["10.5.1.2", "198.51.100.7"] {
         let verdict = guest(&mut s, 1, &udp((mac(2), GATEWAY_MAC), "10.0.0.2", dst, (1, 2)));
@@ -65,7 +65,7 @@ fn it_gets_what_is_for_the_networks_behind_it() {
 }
 
 #[test]
-fn who_asks_is_not_told_of_itself() {
+fn a_router_guest_is_not_its_own_neighbour() {
     let mut s = Switch::build(&routing(), 0).unwrap();
     let ask = |of: u8, sender: &str, target| {
         arp((mac(of), Mac::BROADCAST), Request, (mac(of), sender), (Mac([0; 6]), target))

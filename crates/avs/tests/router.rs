@@ -103,7 +103,7 @@ fn a_solicitation_is_answered_at_once() {
 }
 
 #[test]
-fn what_is_no_valid_solicitation_is_dropped() {
+fn invalid_solicitations_are_dropped() {
     let mut other_mac = own_mac();
     other_mac[7] = 7;
     let changed = |at: usize, to: u8| {
@@ -192,7 +192,7 @@ fn the_gateway_is_the_dhcpv6_server() {
 }
 
 #[test]
-fn what_is_no_question_to_a_server_is_dropped() {
+fn other_dhcpv6_messages_are_dropped() {
     use DropReason::{DhcpMalformed, DhcpServer, DhcpUnanswered, GatewayService, Multicast, UnknownMac};
     let solicit = solicit_dhcp(1);
     let to = |to, ports| request_from(MINE, to, ports, &solicit);
@@ -253,7 +253,7 @@ fn told(switch: &mut Switch, from_ns: u64, for_s: u64) -> Vec<(u64, u16)> {
 }
 
 #[test]
-fn guests_are_told_at_intervals_without_asking() {
+fn guests_get_unsolicited_advertisements_at_intervals() {
     let mut switch = switch_of(&Tables { ipv6_leases: vec![lease(0), lease(1)], ..tables() });
     assert_eq!(switch.next_advertisement_ns(), Some(0));
     let all = told(&mut switch, START_NS, 3600);
@@ -289,7 +289,7 @@ fn guests_are_told_at_intervals_without_asking() {
 }
 
 #[test]
-fn of_several_workers_one_tells_each_guest() {
+fn one_worker_advertises_to_each_guest() {
     let mut tellers = [vec![], vec![], vec![]];
     for (own, told) in tellers.iter_mut().enumerate() {
         let mut tables = Tables { ipv6_leases: vec![lease(0), lease(1)], ..tables() };

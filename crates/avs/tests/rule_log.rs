@@ -95,7 +95,7 @@ fn an_accepted_connection_is_one_record_that_names_the_rule() {
 }
 
 #[test]
-fn rejected_packets_are_all_counted_and_told_at_once_and_then_now_and_then() {
+fn rejected_packets_are_counted_and_recorded_at_once_and_at_intervals() {
     let mut switch = build(&logged());
     let mut told = Vec::new();
     for second in 1000..1025 {
@@ -113,7 +113,7 @@ fn rejected_packets_are_all_counted_and_told_at_once_and_then_now_and_then() {
 }
 
 #[test]
-fn what_an_acl_accepts_is_told_once_and_its_cached_verdict_tells_nothing() {
+fn flows_accepted_by_an_acl_have_one_record() {
     let mut tables = logged();
     tables.vpcs[0].acl[0].allow = true;
     let mut switch = build(&tables);
@@ -140,7 +140,7 @@ fn what_an_acl_accepts_is_told_once_and_its_cached_verdict_tells_nothing() {
 }
 
 #[test]
-fn the_rate_of_a_port_is_bounded_and_leaves_others_theirs() {
+fn the_rate_of_records_is_bounded_per_port() {
     let mut tables = logged();
     tables.rule_log = Some(RuleLogSpec { records_per_s: 10, ..SPEC });
     let mut switch = build(&tables);
@@ -164,7 +164,7 @@ fn the_rate_of_a_port_is_bounded_and_leaves_others_theirs() {
 }
 
 #[test]
-fn a_log_that_ends_is_told_to_its_end_and_counters_stay() {
+fn a_log_that_ends_returns_its_records_and_keeps_its_counters() {
     let mut switch = build(&logged());
     guest(&mut switch, 0, &rejected_datagram(7));
     let off = Tables { rule_log: None, ..logged() };
@@ -185,7 +185,7 @@ fn a_log_that_ends_is_told_to_its_end_and_counters_stay() {
 }
 
 #[test]
-fn the_workers_of_both_guests_tell_what_their_own_rules_did() {
+fn the_workers_of_both_guests_log_their_own_rules() {
     let mut tables = logged();
     tables.workers = bifrost_avs::Workers { own: bifrost_avs::WorkerId(0), count: 2 };
     tables.ports[0].home = Some(bifrost_avs::WorkerId(1));
@@ -221,7 +221,7 @@ fn rule_of(tables: &Tables, check: &Check) -> Option<(Option<Arc<RuleName>>, boo
 }
 
 #[test]
-fn records_are_what_a_walk_through_the_rules_says_with_and_without_caches() {
+fn records_match_a_walk_through_the_rules_with_and_without_caches() {
     let mut seen = [0; 3];
     for seed in 0..if cfg!(miri) { 1 } else { 300 } {
         let mut rng = fastrand::Rng::with_seed(seed);

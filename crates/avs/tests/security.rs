@@ -68,7 +68,7 @@ const IN: Result<(), DropReason> = Err(DropReason::GroupIngress);
 const OUT: Result<(), DropReason> = Err(DropReason::GroupEgress);
 
 #[test]
-fn answers_pass_and_questions_need_a_rule() {
+fn replies_pass_and_new_conversations_need_a_rule() {
     let mut s = switch_of(&guarded(vec![allow(Direction::Ingress, tcp_to(80))]));
     let cases = [
         ("nobody asked", datagram(3, 1, (53, 4000)), false, IN),
@@ -89,7 +89,7 @@ fn answers_pass_and_questions_need_a_rule() {
 }
 
 #[test]
-fn what_may_leave_can_be_restricted_without_harming_answers() {
+fn egress_can_be_restricted_without_affecting_replies() {
     let rules = vec![allow(Direction::Ingress, tcp_to(80)), allow(Direction::Egress, tcp_to(443))];
     let mut s = switch_of(&guarded(rules));
     assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 443), SYN)), Ok(()));
@@ -100,7 +100,7 @@ fn what_may_leave_can_be_restricted_without_harming_answers() {
 }
 
 #[test]
-fn both_ends_are_asked_when_guests_share_a_host() {
+fn both_ports_are_checked_when_guests_share_a_host() {
     let mut tables = guarded(vec![allow(Direction::Ingress, tcp_to(80))]);
     let mut s = switch_of(&tables);
     assert_eq!(guest(&mut s, 1, &segment(2, 1, (5000, 81), SYN)), Verdict::drop(DropReason::GroupIngress));
@@ -137,7 +137,7 @@ fn unreachable(from: u8, to: &str, quoted: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn errors_pass_from_whom_they_are_about_to_who_sent_that() {
+fn icmp_errors_pass_only_between_the_ends_of_the_quoted_packet() {
     let mut tables = guarded(vec![]);
     tables.ports[0].addresses.push(ip("10.0.0.11"));
     let sent = datagram(1, 3, (4000, 53));
@@ -184,7 +184,7 @@ fn errors_pass_from_whom_they_are_about_to_who_sent_that() {
 }
 
 #[test]
-fn messages_of_icmp_let_in_their_answers_alone() {
+fn icmp_messages_admit_only_their_replies() {
     let mut s = switch_of(&guarded(vec![]));
     let message = |from: u8, to: u8, kind: u8| {
         let body = [kind, 0, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0];
@@ -204,7 +204,7 @@ fn messages_of_icmp_let_in_their_answers_alone() {
 }
 
 #[test]
-fn errors_pass_when_they_are_about_something_allowed() {
+fn icmp_errors_about_allowed_packets_pass() {
     let mut s = switch_of(&guarded(vec![]));
     let sent = datagram(1, 3, (4000, 53));
     let unreachable = |quoted: &[u8]| {
@@ -225,7 +225,7 @@ fn errors_pass_when_they_are_about_something_allowed() {
 }
 
 #[test]
-fn who_pings_is_answered_and_not_pinged_back() {
+fn a_ping_admits_its_reply_but_no_ping_back() {
     let mut s = switch_of(&guarded(vec![]));
     let (there, back) = ((mac(1), mac(3)), (mac(3), mac(1)));
     let mut reply = ping(back, "10.0.0.3", "10.0.0.1", b"x");
@@ -237,7 +237,7 @@ fn who_pings_is_answered_and_not_pinged_back() {
 }
 
 #[test]
-fn neighbours_are_always_found() {
+fn address_resolution_always_passes() {
     let mut s = switch_of(&guarded(vec![allow(Direction::Egress, tcp_to(1))]));
     let request = arp((mac(1), Mac::BROADCAST), arp::Operation::Request, (mac(1), "10.0.0.1"), (mac(0), "10.0.0.3"));
     assert_eq!(guest(&mut s, 0, &request), answered());
@@ -245,7 +245,7 @@ fn neighbours_are_always_found() {
 }
 
 #[test]
-fn a_change_of_rules_ends_what_they_allow_no_longer() {
+fn a_change_of_rules_ends_sessions_that_are_no_longer_allowed() {
     let both = guarded(vec![allow(Direction::Ingress, tcp_to(80)), allow(Direction::Ingress, tcp_to(81))]);
     let mut s = switch_of(&both);
     for port in [80, 81] {
@@ -263,7 +263,7 @@ fn a_change_of_rules_ends_what_they_allow_no_longer() {
 }
 
 #[test]
-fn a_number_that_means_another_vnic_inherits_no_conversation() {
+fn a_reused_port_number_inherits_no_session() {
     let mut tables = guarded(vec![]);
     let mut s = switch_of(&tables);
     assert_eq!(leaves(&mut s, &datagram(1, 3, (4000, 53))), Ok(()));
@@ -273,7 +273,7 @@ fn a_number_that_means_another_vnic_inherits_no_conversation() {
 }
 
 #[test]
-fn a_flood_takes_neither_what_is_established_nor_what_is_anothers() {
+fn a_flood_evicts_neither_established_sessions_nor_those_of_other_ports() {
     let mut tables = guarded(vec![allow(Direction::Ingress, tcp_to(80))]);
     tables.ports[1].groups = vec![GroupId(0)];
     let room: u16 = if cfg!(miri) { 10 } else { 100 };
@@ -306,7 +306,7 @@ fn a_flood_takes_neither_what_is_established_nor_what_is_anothers() {
 }
 
 #[test]
-fn an_acl_looks_at_packets_one_by_one() {
+fn an_acl_judges_each_packet_by_itself() {
     let mut tables = tables();
     let rule = |direction, allow, pattern| AclRule { direction, pattern, allow, log: None };
     let from_three = Pattern { src: Some("10.0.0.3/32".parse().unwrap()), ..tcp_to(80) };
@@ -326,7 +326,7 @@ fn an_acl_looks_at_packets_one_by_one() {
 }
 
 #[test]
-fn a_group_at_the_other_end_is_who_has_it_in_the_same_network() {
+fn a_remote_group_means_its_members_in_the_same_network() {
     let from = |remote| GroupRule { remote, ..allow(Direction::Ingress, tcp_to(80)) };
     let mut tables = guarded(vec![from(Remote::Group(GroupId(1)))]);
     tables.groups.push(SecurityGroup::default());

@@ -115,7 +115,7 @@ fn half_open(s: &mut Switch, from: Remote, port: u16) -> Result<(), DropReason> 
 
 #[test]
 #[cfg_attr(miri, ignore = "hundreds of thousands of packets")]
-fn whatever_fills_a_port_keeps_nobody_from_beginning_and_ends_nothing_established() {
+fn floods_neither_block_new_sessions_nor_end_established_ones() {
     let attacks: [(&str, Attack); 5] = [
         ("exchanges of one question and one answer", exchange),
         ("questions without an answer", question),
@@ -178,7 +178,7 @@ fn evictions_are_counted_by_class_for_the_port() {
 }
 
 #[test]
-fn what_ends_when() {
+fn sessions_expire_by_state() {
     type Begin = fn(&mut Switch);
     // Each has its last packet at 1000 s, and then this timeout in s.
     let cases: [(&str, Begin, (u8, u16), u64); 6] = [
@@ -233,7 +233,7 @@ fn what_ends_when() {
 }
 
 #[test]
-fn a_record_never_answers_for_the_session_that_has_taken_its_place() {
+fn a_record_is_never_used_for_a_session_that_reuses_its_slot() {
     let mut s = Switch::build(&server(16), 1).unwrap();
     s.advance(1000 * SECOND);
     let known = |s: &Switch| s.flow_counters().found_packets + s.flow_counters().batched_packets;
@@ -255,7 +255,7 @@ fn a_record_never_answers_for_the_session_that_has_taken_its_place() {
 }
 
 #[test]
-fn another_switch_goes_on_with_what_was_let_in() {
+fn another_switch_continues_sessions() {
     let tables = server(4096);
     let mut first = Switch::build(&tables, 1).unwrap();
     first.advance(1000 * SECOND);
@@ -337,7 +337,7 @@ fn take_over(switch: &mut Switch, port: PortId, bytes: &[u8]) -> Result<(usize, 
 }
 
 #[test]
-fn the_switch_of_another_host_goes_on_with_a_ports_sessions() {
+fn the_switch_of_another_host_continues_a_ports_sessions() {
     let tables = server(4096);
     let mut first = Switch::build(&tables, 1).unwrap();
     first.advance(5000 * SECOND);
@@ -384,7 +384,7 @@ fn the_switch_of_another_host_goes_on_with_a_ports_sessions() {
 }
 
 #[test]
-fn sessions_are_listed_at_their_places() {
+fn sessions_are_listed_by_position() {
     let tables = server(4096);
     let mut switch = Switch::build(&tables, 1).unwrap();
     switch.advance(5000 * SECOND);

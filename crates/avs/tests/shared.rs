@@ -71,7 +71,7 @@ fn unsolicited(n: u8, target: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_guest_takes_an_address_by_saying_so() {
+fn a_guest_takes_an_address_by_announcing_it() {
     for (name, frame, address) in [
         ("a request", gratuitous(2, Request, SHARED), SHARED),
         ("a reply", gratuitous(2, Reply, SHARED), SHARED),
@@ -90,7 +90,7 @@ fn a_guest_takes_an_address_by_saying_so() {
 }
 
 #[test]
-fn a_guest_of_another_host_takes_an_address_as_its_host_says() {
+fn a_guest_of_another_host_takes_an_address_by_its_hosts_announcement() {
     for address in [SHARED, SHARED_V6] {
         for (holder, statement, claimed) in [
             (Some(1), Takes, Some(Takes)),
@@ -120,7 +120,7 @@ fn a_guest_of_another_host_takes_an_address_as_its_host_says() {
 }
 
 #[test]
-fn what_comes_from_a_shared_address_passes_from_each_host_that_may_have_it() {
+fn packets_from_a_shared_address_pass_from_each_host_that_shares_it() {
     for holder in [None, Some(1), Some(3)] {
         let mut switch = switch_of(&world([holder, None]));
         let packet = udp((GATEWAY_MAC, mac(7)), SHARED, "10.0.0.7", (5, 6));
@@ -182,7 +182,7 @@ fn vrrp_and_announcements_are_bounded() {
 }
 
 #[test]
-fn an_address_that_nobody_has_is_taken_by_its_first_packet() {
+fn an_address_without_a_holder_is_taken_by_its_first_packet() {
     let packet = udp((mac(2), mac(7)), SHARED, "10.0.0.7", (5, 6));
     let mut switch = switch_of(&world([None, None]));
     assert!(guest(&mut switch, 1, &packet).passes());
@@ -195,7 +195,7 @@ fn an_address_that_nobody_has_is_taken_by_its_first_packet() {
 }
 
 #[test]
-fn nobody_else_takes_it_or_uses_it() {
+fn no_other_vnic_takes_or_uses_a_shared_address() {
     let mut switch = switch_of(&world([Some(1), Some(1)]));
     use DropReason::{SpoofedArp, SpoofedIp, SpoofedNeighbour};
     let mut forged = gratuitous(2, Request, SHARED);
@@ -231,7 +231,7 @@ fn nobody_else_takes_it_or_uses_it() {
 }
 
 #[test]
-fn what_is_sent_to_it_goes_to_who_has_it() {
+fn packets_to_a_shared_address_go_to_its_holder() {
     let to = |address: &str, from: &str| udp((mac(7), GATEWAY_MAC), from, address, (5, 6));
     let receiver = |tables: &Tables, frame: &[u8]| {
         let mut switch = switch_of(tables);
@@ -266,7 +266,7 @@ fn what_is_sent_to_it_goes_to_who_has_it() {
 }
 
 #[test]
-fn everybody_is_told_the_gateway_and_who_is_about_to_have_it_nothing() {
+fn a_shared_address_resolves_to_the_gateway_except_for_its_next_holder() {
     for holder in [None, Some(1), Some(2), Some(3)] {
         let mut switch = switch_of(&world([holder, holder]));
         for (port, n, own, own_v6) in [(2, 7, "10.0.0.7", "fd00::7"), (1, 2, "10.0.0.2", "fd00::2")] {
@@ -290,7 +290,7 @@ fn everybody_is_told_the_gateway_and_who_is_about_to_have_it_nothing() {
 }
 
 #[test]
-fn rules_about_a_group_are_about_shared_addresses_that_a_member_has() {
+fn rules_about_a_group_include_shared_addresses_held_by_members() {
     let from_group = GroupRule {
         remote: Remote::Group(GroupId(1)),
         ..GroupRule::new(bifrost_avs::Direction::Ingress, bifrost_avs::Pattern::default())

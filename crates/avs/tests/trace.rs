@@ -13,7 +13,7 @@ use common::any::*;
 use common::*;
 
 #[test]
-fn it_tells_what_happens_then_and_changes_nothing() {
+fn a_trace_predicts_the_verdict_and_changes_nothing() {
     let (mut dropped, mut passed, mut sessions) = (vec![0; DropReason::ALL.len()], 0, 0);
     for seed in 0..if cfg!(miri) { 1 } else { 600 } {
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -96,7 +96,7 @@ fn guarded() -> Switch {
 }
 
 #[test]
-fn every_judgement_is_told_with_its_rule() {
+fn a_trace_reports_every_check_with_its_rule() {
     let mut switch = guarded();
     let from_peer = |switch: &Switch, frame: &[u8]| {
         switch.trace_from_underlay(vni(100), PeerId(1), frame, &parse(frame, frame.len()).unwrap())
@@ -127,7 +127,7 @@ fn every_judgement_is_told_with_its_rule() {
 }
 
 #[test]
-fn the_next_hop_is_told() {
+fn a_trace_reports_the_next_hop() {
     let switch = guarded();
     let hop = |frame: &[u8]| {
         let parsed = parse(frame, frame.len()).unwrap();

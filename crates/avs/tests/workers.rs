@@ -76,7 +76,8 @@ impl Host {
     }
 }
 
-/// Random rules, MTUs that no frame exceeds, and room for every session. `homes`: the workers of ports that only one worker serves.
+/// Random rules, MTUs that no frame exceeds, and room for every session. `homes`: the workers of ports that only one
+/// worker serves.
 fn any_world(rng: &mut fastrand::Rng, routed: bool, homes: [Option<u16>; 2], workers: u16) -> Tables {
     let crowded = rng.bool();
     let mut tables = any_tables(rng, crowded);
@@ -122,7 +123,7 @@ fn several_workers_decide_what_one_does() {
 }
 
 #[test]
-fn the_receivers_worker_judges_what_may_come_in() {
+fn the_receivers_worker_applies_ingress_rules() {
     let mut tables = tables();
     tables.groups = vec![Default::default()];
     tables.ports[1].groups = vec![bifrost_avs::GroupId(0)];

@@ -201,7 +201,7 @@ fn a_real_client_is_answered() {
 }
 
 #[test]
-fn addresses_of_others_are_taken_back() {
+fn addresses_of_other_nodes_are_withdrawn() {
     use option::IA_NA;
     let taken = |named| [given(), vec![(named, 0)]].concat();
     for (kind, options, expected) in [
@@ -222,7 +222,7 @@ fn addresses_of_others_are_taken_back() {
 }
 
 #[test]
-fn one_association_gets_all_and_the_others_hear_why_not() {
+fn one_association_gets_all_addresses_and_the_others_get_a_status() {
     use option::{IA_NA, IA_PD, IA_TA};
     let wanted = [ia(IA_PD, 1, &[]), ia(IA_NA, 2, &[]), ia(IA_NA, 3, &[OWN]), ia(IA_TA, 4, &[])];
     let with = |more: &[(u16, Vec<u8>)]| [more, &wanted[..]].concat();
@@ -249,7 +249,7 @@ fn one_association_gets_all_and_the_others_hear_why_not() {
 }
 
 #[test]
-fn who_asks_the_gateway_alone_is_told_to_ask_everybody() {
+fn unicast_requests_are_told_to_use_multicast() {
     let options = [client(), server(), ia(option::IA_NA, 1, &[OWN])];
     for kind in [3, 5, 8, 9] {
         let said = read(&answer(&lease(), &message(kind, &options), false).unwrap());

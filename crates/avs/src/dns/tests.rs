@@ -63,7 +63,7 @@ fn asked(name: &str, kind: TYPE) -> (RCODE, Vec<String>) {
 }
 
 #[test]
-fn names_of_the_domain_have_addresses_and_others_do_not_exist() {
+fn names_of_the_domain_resolve_and_others_do_not_exist() {
     let told = |words: &[&str]| (RCODE::NoError, words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
     assert_eq!(asked("web1.vpc1.internal", TYPE::A), told(&["10.0.0.1"]));
     assert_eq!(asked("web1.vpc1.internal", TYPE::AAAA), told(&["fd00::1"]));
@@ -87,7 +87,7 @@ fn names_of_the_domain_have_addresses_and_others_do_not_exist() {
 }
 
 #[test]
-fn addresses_have_names() {
+fn reverse_lookups_resolve() {
     let told = |name: &str| (RCODE::NoError, vec![name.to_owned()]);
     assert_eq!(asked("2.0.0.10.in-addr.arpa", TYPE::PTR), told("web2.vpc1.internal"));
     let v6 = format!("1.{}0.0.d.f.ip6.arpa", "0.".repeat(27));
@@ -100,7 +100,7 @@ fn addresses_have_names() {
 }
 
 #[test]
-fn a_long_answer_is_cut_and_says_so() {
+fn a_long_response_is_truncated_and_sets_tc() {
     let address = |n: u16| ("many".to_owned(), IpAddr::from([10, 0, (n >> 8) as u8, n as u8]));
     let zone = Zone {
         vni: bifrost_wire::Vni::new(100).unwrap(),
@@ -126,7 +126,7 @@ fn a_long_answer_is_cut_and_says_so() {
 }
 
 #[test]
-fn what_is_no_question_is_refused_or_dropped() {
+fn messages_that_are_not_queries_are_refused_or_dropped() {
     let good = query("web1.vpc1.internal", TYPE::A, Some(1232));
     let with = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut message = good.clone();
@@ -183,7 +183,7 @@ fn what_is_no_question_is_refused_or_dropped() {
 proptest! {
     /// For any message: no panic, a response that other parsers accept, and none to a response.
     #[test]
-    fn any_message_has_a_readable_answer_or_none(
+    fn any_message_gets_a_readable_response_or_none(
         at in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..6),
         name in "[a-zA-Z0-9.]{0,40}(vpc1.internal|in-addr.arpa|ip6.arpa)",
         kind in any::<u16>(),

@@ -105,7 +105,7 @@ mod tests {
     const GUEST: Source = Source::Guest(PortId(3));
 
     #[test]
-    fn only_ordinary_packets_have_one() {
+    fn only_ordinary_packets_have_a_key() {
         for (name, frame, has) in [
             ("ACK", frame(6, 16, false), true),
             ("FIN", frame(6, 17, false), true),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_tables_look_at_is_in_it() {
+    fn the_key_has_all_fields_that_the_tables_look_at() {
         let plain = frame(17, 0, false);
         let known = key(GUEST, &plain);
         let peer = |vni, peer| Source::Peer(Vni::new(vni).unwrap(), PeerId(peer));

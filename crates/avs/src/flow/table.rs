@@ -268,7 +268,7 @@ mod tests {
     use crate::ids::PortId;
 
     #[test]
-    fn a_record_is_three_lines_of_a_cache() {
+    fn a_record_is_three_cache_lines() {
         assert_eq!(size_of::<Record>(), 192);
         assert_eq!(size_of::<Set>(), 32);
     }
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_that_have_records_keep_most_of_them_among_more_flows_than_there_is_room_for() {
+    fn an_overloaded_table_keeps_most_of_its_records() {
         let (room, flows) = if cfg!(miri) { (64, 256) } else { (1024, 16_384) };
         let mut f = super::Flows::new(room, 1);
         let mut hits = 0;
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outdated_record_gives_its_room_to_the_next_of_its_flow() {
+    fn an_outdated_record_is_reused_by_its_flow() {
         let mut f = flows(4);
         f.insert(&key(1), 7, 5, 1500, &Touched::NONE, 10);
         f.insert(&key(2), 7, 5, 1500, &Touched::NONE, 20);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_never_more_than_its_capacity() {
+    fn a_table_never_exceeds_its_capacity() {
         for (records, room) in [(0, 0), (3, 0), (4, 4), if cfg!(miri) { (13, 12) } else { (1001, 1000) }] {
             let mut f = flows(records);
             assert_eq!(f.capacity(), room);
