@@ -179,10 +179,10 @@ mod tests {
         let next = advertiser.turns[1].unwrap().due_ns;
         set(&mut advertiser, &[told(1, 600, true), told(2, 600, false)]);
         let now_ns = START_NS + 101 * SECOND_NS;
-        assert_eq!(advertiser.take(now_ns), Some(PortId(0)), "it is told of the end");
+        assert_eq!(advertiser.take(now_ns), Some(PortId(0)), "it gets a final advertisement");
         let again = run(&mut advertiser, now_ns, 40);
         assert_eq!(advertiser.turns[1].unwrap().due_ns, next);
-        assert!(again.iter().filter(|(_, port)| *port == 2).count() >= 2, "what has changed is said soon");
+        assert!(again.iter().filter(|(_, port)| *port == 2).count() >= 2, "changes are advertised soon");
         assert!(again.iter().all(|(_, port)| *port != 0));
         set(&mut advertiser, &[]);
         assert_eq!(run(&mut advertiser, now_ns + 100 * SECOND_NS, 10_000).len(), 2);

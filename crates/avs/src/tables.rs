@@ -601,16 +601,16 @@ pub enum BuildError {
         port: u16,
     },
     /// A backend's address is of another family than its load balancer's.
-    #[error("{0} is of another family than the load balancer whose backend it is")]
+    #[error("the backend address {0} is not of its load balancer's address family")]
     BackendFamily(IpAddr),
     /// A lease is for a port that does not exist, or is the port's second one of its family.
     #[error("port number {} has two leases of one family, or does not exist", .0.0)]
     Lease(PortId),
     /// A port is used as an uplink but is not listed as one.
-    #[error("port number {} is used as an uplink, but is none", .0.0)]
+    #[error("port number {} is used as an uplink, but is not listed as one", .0.0)]
     UnknownUplink(PortId),
     /// An outside address or port has two owners, or its owner's address is of another family.
-    #[error("the outside address {0}, or one of its ports, has two owners or one of another family")]
+    #[error("the outside address {0}, or one of its ports, has two owners, or an owner of another family")]
     OutsideAddress(IpAddr),
     /// An address that no vNIC or gateway can have.
     #[error("{0} cannot be the address of a vNIC or gateway")]

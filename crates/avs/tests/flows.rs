@@ -159,7 +159,7 @@ fn caching_changes_no_decision() {
             sent.vary(&mut rng);
             let before = *quick.flow_counters();
             assert_eq!(sent.trace(&quick), sent.trace(&slow), "{at:?}");
-            assert_eq!(quick.flow_counters(), &before, "to tell is not to remember, {at:?}");
+            assert_eq!(quick.flow_counters(), &before, "a trace creates no records, {at:?}");
             assert_eq!(sent.to(&mut quick), sent.to(&mut slow), "{at:?}");
             assert_same_counters(&quick, &slow, at);
             packets += 1;
@@ -295,7 +295,7 @@ fn notes_are_invalid_after_a_change() {
     assert!(!followed(&mut switch, &larger), "larger");
     let mut begin = |sent: &Sent| (0..3).for_each(|_| drop(sent.to(&mut switch)));
     begin(&routed);
-    assert!(!followed(&mut switch, &dying), "at the end of its time to live");
+    assert!(!followed(&mut switch, &dying), "its TTL expires");
     assert!(followed(&mut switch, &routed));
     assert!(!followed(&mut switch, &other), "a conversation begins");
     assert!(!followed(&mut switch, &routed), "after that");
@@ -303,7 +303,7 @@ fn notes_are_invalid_after_a_change() {
     switch.replace(&open()).unwrap();
     assert!(!followed(&mut switch, &routed), "another configuration");
     switch.replace(&with(&open(), FORGETFUL)).unwrap();
-    assert!(!(0..3).any(|_| followed(&mut switch, &routed)), "they are not to");
+    assert!(!(0..3).any(|_| followed(&mut switch, &routed)), "vectors are off");
 }
 
 #[test]

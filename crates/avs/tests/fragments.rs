@@ -156,7 +156,7 @@ fn fragments_of_a_reply_admit_nothing_else() {
         for piece in pieces(&datagram(3, 1, v6, (4001, 111), 64), 3, &[8, 32]) {
             assert_eq!(passes(&mut s, 3, &piece), Ok(()));
         }
-        assert_eq!(s.session_counters().created, 2, "a packet in pieces has the session of a whole one");
+        assert_eq!(s.session_counters().created, 2, "a fragmented packet has the session of a whole one");
     }
 }
 

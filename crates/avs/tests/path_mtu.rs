@@ -158,7 +158,7 @@ fn packets_with_segmentation_offload() {
     let mut switch = switch();
     // 20 + 20 bytes of headers.
     assert_eq!(cut(from_guest(&mut switch, &large(6), tso(1360))), Some(None));
-    assert_eq!(cut(from_guest(&mut switch, &large(6), tso(1361))), Some(Some(1400)), "TCP is cut, DF or not");
+    assert_eq!(cut(from_guest(&mut switch, &large(6), tso(1361))), Some(Some(1400)), "TCP is segmented, DF or not");
     // 20 + 8 bytes of headers.
     assert_eq!(cut(from_guest(&mut switch, &large(17), uso(1372))), Some(None));
     assert_eq!(from_guest(&mut switch, &large(17), uso(1373)), answered());
@@ -192,7 +192,7 @@ fn errors_are_bounded_for_each_port() {
     switch.advance(S + S / 100);
     assert_eq!(burst(&mut switch), 10, "1000 a second");
     switch.replace(&small()).unwrap();
-    assert_eq!(burst(&mut switch), 0, "a reload is no new allowance");
+    assert_eq!(burst(&mut switch), 0, "a reload does not refill the token bucket");
 }
 
 #[test]

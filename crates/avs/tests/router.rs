@@ -54,8 +54,8 @@ type Heard = ((Mac, IpAddr), u16, Vec<(u8, Vec<u8>)>);
 fn read(frame: &[u8]) -> Heard {
     let parsed = parse(frame, frame.len()).unwrap();
     let message = &frame[usize::from(parsed.l4)..];
-    assert_eq!((parsed.src_mac, parsed.src_ip, frame[21]), (GATEWAY_MAC, ip(ROUTER), 255), "who speaks, from how far");
-    let IpAddr::V6(to) = parsed.dst_ip else { panic!("not of IPv6") };
+    assert_eq!((parsed.src_mac, parsed.src_ip, frame[21]), (GATEWAY_MAC, ip(ROUTER), 255), "sender and hop limit");
+    let IpAddr::V6(to) = parsed.dst_ip else { panic!("not IPv6") };
     assert!(v6::checksum_is_valid(message, v6_addr(ROUTER), to));
     assert_eq!((message[..2].to_vec(), message[4]), (vec![134, 0], 64));
     let lifetime = u16::from_be_bytes([message[6], message[7]]);

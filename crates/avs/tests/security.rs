@@ -211,7 +211,7 @@ fn icmp_errors_about_allowed_packets_pass() {
         let body = [&[3, 3, 0, 0, 0, 0, 0, 0], &quoted[14..42]].concat();
         packet((mac(3), mac(1)), "10.0.0.3", "10.0.0.1", 64, 1, &body)
     };
-    assert_eq!(arrives(&mut s, &unreachable(&sent)), IN, "about nothing");
+    assert_eq!(arrives(&mut s, &unreachable(&sent)), IN, "about no known packet");
     assert_eq!(leaves(&mut s, &sent), Ok(()));
     assert_eq!(arrives(&mut s, &unreachable(&sent)), Ok(()));
     assert_eq!(arrives(&mut s, &unreachable(&datagram(1, 3, (4001, 53)))), IN);
@@ -367,7 +367,7 @@ fn a_set_of_addresses_changes_member_by_member() {
     let mut s = switch_of(&tables);
     assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 80), SYN)), IN);
     assert_eq!(arrives(&mut s, &segment(3, 1, (5000, 22), SYN)), Ok(()), "a rule about anybody");
-    assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 443), SYN)), OUT, "the set is about who is asked");
+    assert_eq!(leaves(&mut s, &segment(1, 3, (5000, 443), SYN)), OUT, "the set means the other end");
     // Duplicates, also within a wider prefix: sets may overlap.
     tables.address_sets = with(&["10.0.0.3/32", "10.0.0.3/32", "10.0.0.2/31"]);
     s.replace(&tables).unwrap();

@@ -357,11 +357,11 @@ fn the_switch_of_another_host_continues_a_ports_sessions() {
     };
     let (mut second, port) = there(9);
     assert_eq!(take_over(&mut second, port, &bytes), Ok((21, 0)));
-    assert_eq!(take_over(&mut second, port, &bytes), Ok((0, 21)), "what is there stays");
+    assert_eq!(take_over(&mut second, port, &bytes), Ok((0, 21)), "existing sessions stay");
     second.advance(420 * SECOND);
     assert_eq!(second.session_counters().current, 21);
     second.advance(520 * SECOND);
-    assert_eq!(second.session_counters().current, 20, "the half-closed one had 100 s behind it, and 240 in all");
+    assert_eq!(second.session_counters().current, 20, "the half-closed one had 100 s of its 240 s behind it");
     // Not into another port, and nothing malformed.
     let (mut other, _) = there(9);
     assert_eq!(take_over(&mut other, PortId(3), &bytes), Ok((0, 21)));

@@ -162,7 +162,7 @@ fn vrrp_is_copied_to_those_that_share_an_address() {
     }
     assert_eq!(switch.copies(PortId(2)), []);
     assert_eq!(guest(&mut switch, 1, &vrrp(2, "10.0.0.7", false)).drop_reason(), Some(DropReason::SpoofedIp));
-    assert_eq!(claims(&mut switch), [], "it takes nothing");
+    assert_eq!(claims(&mut switch), [], "it claims nothing");
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn a_shared_address_resolves_to_the_gateway_except_for_its_next_holder() {
         let group = (Mac([0x33, 0x33, 0xff, 0, 1, 0]), "ff02::1:ff00:100");
         let probe = solicit((mac(2), group.0), "::", group.1, 255, None, SHARED_V6);
         assert_eq!(guest(&mut switch, 1, &probe).drop_reason(), Some(DropReason::OwnAddress));
-        assert_eq!(claims(&mut switch), [], "a question takes nothing");
+        assert_eq!(claims(&mut switch), [], "a request claims nothing");
     }
 }
 

@@ -108,7 +108,7 @@ fn a_trace_reports_every_check_with_its_rule() {
     let trace = from_peer(&switch, &syn);
     assert_eq!(trace.checks, [check(By::Acl(None), Ok(())), check(groups(Permission::Rule(1)), Ok(()))]);
     assert_eq!(trace.port, Some(PortId(0)));
-    assert_eq!(from_peer(&switch, &syn).checks, trace.checks, "asked twice, answered alike: no session was begun");
+    assert_eq!(from_peer(&switch, &syn).checks, trace.checks, "the same checks twice: no session was created");
     assert_eq!(switch.session_counters().created, 0);
 
     underlay(&mut switch, 100, 1, &syn).unwrap();

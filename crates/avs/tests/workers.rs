@@ -116,10 +116,10 @@ fn several_workers_decide_what_one_does() {
             let frame = any_frame(&mut rng, from, true);
             assert_eq!(several.decide(from, &frame), one.decide(from, &frame), "seed {seed}, step {step}");
         }
-        assert_eq!(one.handed_over, [0; 2], "there is nobody");
+        assert_eq!(one.handed_over, [0; 2], "there is no other worker");
         handed_over = std::array::from_fn(|i| handed_over[i] + several.handed_over[i]);
     }
-    assert!(handed_over.iter().all(|count| *count > 1000) || cfg!(miri), "{handed_over:?}: this shows too little");
+    assert!(handed_over.iter().all(|count| *count > 1000) || cfg!(miri), "too few hand-overs: {handed_over:?}");
 }
 
 #[test]

@@ -308,7 +308,7 @@ mod tests {
             assert_eq!(found(&f, n, 7, 0), Some(n));
             assert_eq!((0..=n).filter(|&n| found(&f, n, 7, 0).is_some()).count(), WAYS);
         }
-        assert_eq!(f.records.len(), WAYS, "others have their room");
+        assert_eq!(f.records.len(), WAYS, "new records reuse the slots");
         // Seven rejections for each stored record.
         assert!(cfg!(miri) || (5 * flows..9 * flows).contains(&tries), "{tries}");
     }
