@@ -33,7 +33,7 @@ pub struct PortCounters {
     pub ingress_dropped: Drops,
 }
 
-/// Counters of frames from the underlay, and of frames said to come from a port that does not exist.
+/// Counters of frames from the underlay, and of frames from a port that does not exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnderlayCounters {
     /// Delivered to a port.

@@ -35,7 +35,7 @@ pub(crate) struct Index {
     pub(crate) mutation: Option<crate::Mutation>,
 }
 
-/// A port and where its network is.
+/// A port and everything derived for it.
 #[derive(Clone, Debug)]
 pub(crate) struct PortIndex {
     pub(crate) port: Port,

@@ -166,7 +166,7 @@ pub struct Member {
 /// A local vNIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its name.
+    /// Its number.
     pub id: PortId,
     /// Its network.
     pub vni: Vni,

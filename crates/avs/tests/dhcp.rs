@@ -57,7 +57,7 @@ fn the_gateway_answers() {
     assert_eq!((parsed.src_port, parsed.dst_port), (67, 68));
     assert_eq!(transport_checksum(&answer, &parsed), Checksum::Valid);
     assert!(bifrost_wire::ipv4::checksum_is_valid(&answer[14..34]));
-    // "Your address".
+    // `yiaddr`.
     assert_eq!(answer[42 + 16..42 + 20], [10, 0, 0, 1]);
     // The lease is renewed at the gateway's address.
     let renewal = request(3, [10, 0, 0, 1], [68, 67]);

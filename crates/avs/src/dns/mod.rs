@@ -101,7 +101,7 @@ pub(crate) fn answer(names: &Names, message: &[u8], limit: usize) -> Result<Vec<
     Ok(query.answer(code, &records, zone, limit))
 }
 
-/// A name as it is in messages, in lower case; `None`: it is too long, or has an empty label.
+/// A name in wire format, in lower case; `None`: it is too long, or has an empty label.
 pub(crate) fn wire(name: &str) -> Option<Vec<u8>> {
     let mut wire = Vec::with_capacity(name.len() + 2);
     for label in name.split('.') {
@@ -113,7 +113,7 @@ pub(crate) fn wire(name: &str) -> Option<Vec<u8>> {
     (wire.len() <= LONGEST_NAME).then_some(wire)
 }
 
-/// The address whose name is asked (RFC 1035, section 3.5; RFC 3596, section 2.5).
+/// The address in the name of a reverse query (RFC 1035, section 3.5; RFC 3596, section 2.5).
 fn reverse(name: &[u8]) -> Option<IpAddr> {
     const V4: &[u8] = b"\x07in-addr\x04arpa\x00";
     const V6: &[u8] = b"\x03ip6\x04arpa\x00";
@@ -122,7 +122,7 @@ fn reverse(name: &[u8]) -> Option<IpAddr> {
         for octet in octets.iter_mut().rev() {
             let (len, after) = rest.split_first()?;
             let (label, after) = after.split_at_checked(usize::from(*len))?;
-            // One way to write each number.
+            // Accept only the canonical spelling of each number.
             let text = std::str::from_utf8(label).ok().filter(|text| *text == "0" || !text.starts_with(['0', '+']))?;
             (*octet, rest) = (text.parse().ok()?, after);
         }
