@@ -393,11 +393,14 @@ impl Daemon {
         self.child.wait().context("waiting for a daemon's end").map(drop)
     }
 
-    /// Restarts the program on `host`, after its end, with the same configuration. It may not be ready yet.
+    /// Waits for the end of the program, and restarts it on `host` with the same configuration. It may not be ready
+    /// yet.
     ///
     /// # Errors
-    /// The program is missing.
+    /// It does not end, or the program is missing.
     pub fn start_again(&mut self, host: &Host, binaries: &Binaries) -> Result<()> {
+        // A daemon that another one has replaced still has its sockets while it exits.
+        process::wait_for_end(self.pid(), START_TIMEOUT)?;
         self.child = spawn(host, binaries, &self.log)?;
         self.successor = None;
         Ok(())

@@ -144,7 +144,10 @@ pub fn end(child: &mut Child) {
 /// Whether a process that is not a child of this one exists, and has not ended.
 pub(crate) fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
-    stat.is_ok_and(|stat| stat_fields(&stat).is_some_and(|(_, fields)| fields.first() != Some(&"Z")))
+    let is_zombie = |stat: String| stat_fields(&stat).is_some_and(|(_, fields)| fields.first() == Some(&"Z"));
+    // The first thread of a process that exits may be a zombie while others still hold its sockets.
+    let threads = || fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    stat.is_ok_and(|stat| !is_zombie(stat) || threads() > 1)
 }
 
 /// Waits for the end of a process that is not a child of this one.
