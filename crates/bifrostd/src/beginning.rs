@@ -12,6 +12,7 @@ use bifrost_control::objects::Store;
 use bifrost_datapath::PathSet;
 use bifrost_port::afxdp::AfxdpUnderlay;
 use bifrost_port::udp::{Sockets, UdpConfig, UdpUnderlay};
+use bifrost_port::vhost::HandedPort;
 use bifrost_port::{HostUnderlay, device};
 use bifrost_wire::Mac;
 
@@ -20,7 +21,7 @@ use crate::names::Names;
 use crate::shared::Holders;
 use crate::snapshot::Snapshot;
 use crate::translate;
-use crate::upgrade::Handed;
+use crate::upgrade::{Descriptors, Handed};
 
 /// State inherited from another daemon; empty after a normal start.
 #[derive(Default)]
@@ -31,6 +32,7 @@ pub(crate) struct Inherited {
     pub(crate) sockets: Option<Vec<Sockets>>,
     pub(crate) lock: Option<OwnedFd>,
     pub(crate) queues: BTreeMap<String, OwnedFd>,
+    pub(crate) machines: BTreeMap<String, HandedPort>,
     pub(crate) faults: Vec<FaultEntry>,
     pub(crate) next_fault: u64,
     pub(crate) drained: BTreeMap<String, PathSet>,
@@ -45,13 +47,14 @@ impl Inherited {
         let health = health.into_iter().map(|(balancer, backend, works)| ((balancer, backend), works)).collect();
         let holders = shared.into_iter().filter_map(|(vni, address, mac)| Some(((Vni::new(vni)?, address), Mac(mac))));
         let holders = holders.collect();
-        let (sockets, lock, queues) = (Some(descriptors.sockets), descriptors.lock, descriptors.queues);
+        let Descriptors { listeners: _, lock, sockets, queues, machines } = descriptors;
         Inherited {
             names,
             instance,
-            sockets,
+            sockets: Some(sockets),
             lock,
             queues,
+            machines,
             faults,
             next_fault: next_fault.max(1),
             drained,

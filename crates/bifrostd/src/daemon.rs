@@ -14,7 +14,7 @@ use bifrost_control::config::{Config, Kind, Port, PortKind};
 use bifrost_control::diff::ConfigDiff;
 use bifrost_control::objects::Store;
 use bifrost_datapath::{CoreConfig, Device, Handle, PathSet, PortConfig, Pulse, PulseWatch};
-use bifrost_port::vhost::Unplugged;
+use bifrost_port::vhost::{HandedPort, Unplugged};
 use bifrost_port::{HostUnderlay, panics};
 use bifrost_wire::Vni;
 
@@ -73,6 +73,8 @@ pub(crate) struct State {
     pub(crate) tables_changed: Instant,
     /// Sockets of virtual machines, by port name. Dropped before the workers.
     pub(crate) machines: BTreeMap<String, Machine>,
+    /// State of another daemon's machines whose ports do not exist yet.
+    pub(crate) handed_machines: BTreeMap<String, HandedPort>,
     /// Devices of TAP ports with a network namespace, by port name.
     pub(crate) containers: BTreeMap<String, Container>,
     /// TAP devices that outlive the daemon.
@@ -142,6 +144,7 @@ impl Daemon {
             sockets,
             lock,
             queues,
+            machines: handed_machines,
             faults,
             next_fault,
             drained,
@@ -200,6 +203,7 @@ impl Daemon {
             tables,
             tables_changed: now,
             machines,
+            handed_machines,
             containers,
             kept,
             removal: Removal::default(),
@@ -544,8 +548,13 @@ impl State {
     }
 
     fn open_machine(&mut self, port: &Port, owner: u16) -> Result<()> {
+        let handed = self.handed_machines.remove(&port.name);
         let worker = self.serving(port, owner).first().ok_or_else(|| anyhow!("no workers"))?;
-        let machine = Machine::open(translate::vhost(port, &self.config), owner, worker);
+        let config = translate::vhost(port, &self.config);
+        let machine = match handed {
+            None => Machine::open(config, owner, worker),
+            Some(handed) => Machine::adopt(config, owner, worker, handed),
+        };
         self.machines.insert(port.name.clone(), machine.with_context(|| format!("port {}", port.name))?);
         Ok(())
     }

@@ -8,7 +8,7 @@ use bifrost_datapath::{Device, Handle, PortFault, Remote, Stage};
 use bifrost_port::HostUnderlay;
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::panics::Panic;
-use bifrost_port::vhost::{DirtyLog, QueueOwner, Unplugged, VhostConfig, VhostPort, VhostQueue};
+use bifrost_port::vhost::{DirtyLog, HandedPort, QueueOwner, Unplugged, VhostConfig, VhostPort, VhostQueue};
 use bifrost_rte::Time;
 
 use crate::moves::end_of_forwarding;
@@ -26,6 +26,23 @@ impl Machine {
         let (running_too, has_arrived) = (Arc::clone(&running), false);
         let plug = Plug { owner, worker: worker.remote(), running: running_too, has_arrived };
         Ok(Machine { running, port: VhostPort::open(config, Box::new(plug))? })
+    }
+
+    /// As [`open`](Self::open), with the socket and the front-end of another daemon.
+    pub(crate) fn adopt(
+        config: VhostConfig,
+        owner: u16,
+        worker: &Handle<HostUnderlay>,
+        handed: HandedPort,
+    ) -> Result<Machine> {
+        let running = Arc::new(AtomicBool::new(false));
+        let plug = Plug { owner, worker: worker.remote(), running: Arc::clone(&running), has_arrived: false };
+        Ok(Machine { running, port: VhostPort::adopt(config, Box::new(plug), handed)? })
+    }
+
+    /// The vhost-user port.
+    pub(crate) fn port(&self) -> &VhostPort {
+        &self.port
     }
 
     /// Counters of its front-ends, by name.

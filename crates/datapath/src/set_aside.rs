@@ -54,6 +54,9 @@ impl<P: GuestPort> Core<P> {
         let (mut aside, mut bytes) = (SetAside::default(), 0);
         for (owner, handle) in buffers {
             let Some(port) = self.ports.get(usize::from(owner)).and_then(Option::as_ref) else { continue };
+            if port.port.stays(TxHandle(handle)) {
+                continue;
+            }
             let mut packet = Vec::new();
             let is_raw = port.port.raw(TxHandle(handle), &mut packet);
             bytes += packet.len();

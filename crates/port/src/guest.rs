@@ -57,6 +57,11 @@ pub trait GuestPort {
     }
     /// The packet may have to be sent again. A port that cannot rely on rereading guest memory keeps a copy now.
     fn keep(&mut self, _handle: TxHandle) {}
+    /// Whether a fetched packet stays with the guest when the port is handed over to another process, which fetches it
+    /// again.
+    fn stays(&self, _handle: TxHandle) -> bool {
+        false
+    }
     /// Appends a fetched packet as the guest handed it over, for [`put_in_front`](Self::put_in_front) of a port of the
     /// same kind in another process. Returns false if the port does not support this.
     fn raw(&self, _handle: TxHandle, _out: &mut Vec<u8>) -> bool {
@@ -164,6 +169,10 @@ impl<T: GuestPort + ?Sized> GuestPort for Box<T> {
 
     fn keep(&mut self, handle: TxHandle) {
         (**self).keep(handle);
+    }
+
+    fn stays(&self, handle: TxHandle) -> bool {
+        (**self).stays(handle)
     }
 
     fn raw(&self, handle: TxHandle, out: &mut Vec<u8>) -> bool {

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use bifrost_avs::Copying;
 
 use super::channel::Channel;
-use super::format::{Kind, WorkerState, emit_state};
+use super::format::{HandedState, Kind, WorkerState, emit_state};
 use super::take_over::Ready;
 use crate::daemon::State;
 
@@ -40,7 +40,7 @@ impl State {
         let mut progress = self.on_all(|worker| worker.core_mut().switch_mut().start_copying())?;
         let deadline = Instant::now() + DURATION;
         loop {
-            let mut step = Vec::new();
+            let mut step = HandedState::default();
             let mut most_left = 0;
             for (worker, copying) in self.workers.iter().zip(&mut progress) {
                 let mut of_worker = std::mem::take(copying);
@@ -52,9 +52,9 @@ impl State {
                 *copying = of_worker;
                 copying.sort();
                 most_left = most_left.max(left);
-                step.push(WorkerState { memory, packets: Vec::new() });
+                step.workers.push(WorkerState { memory, packets: Vec::new() });
             }
-            channel.send(Kind::Copies, &emit_state(&step), &[], PATIENCE)?;
+            channel.send(Kind::Copies, &emit_state(&step)?, &[], PATIENCE)?;
             let answer = channel.receive(PATIENCE)?;
             if answer.kind != Kind::Copied {
                 Ready::of(&answer)?;

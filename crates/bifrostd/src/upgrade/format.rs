@@ -9,7 +9,9 @@
 //! ignored, and missing ones have defaults, so that adjacent releases understand each other in both directions. Other
 //! changes need a new version; a message of another version is refused, and the old daemon continues.
 
-use anyhow::{Result, bail, ensure};
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail, ensure};
 
 /// The version of this format.
 pub(crate) const VERSION: u16 = 1;
@@ -25,9 +27,11 @@ const SECTION_BYTES: usize = 12;
 const PACKET_BYTES: usize = 6;
 /// Longest packet with its virtio header, bytes.
 const MAX_PACKET: usize = 68 << 10;
-/// Kinds of sections: the memory of a switch (sessions), and unfinished packets of guests.
+/// Kinds of sections: the memory of a switch (sessions), unfinished packets of guests, and the positions in the rings of
+/// virtual machines, as JSON, of all workers.
 const MEMORY: u16 = 1;
 const PACKETS: u16 = 2;
+const POSITIONS: u16 = 3;
 
 /// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,8 +106,17 @@ pub(crate) struct WorkerState {
     pub(crate) packets: Vec<(u16, Vec<u8>)>,
 }
 
-/// The body of a [`Kind::State`].
-pub(crate) fn emit_state(workers: &[WorkerState]) -> Vec<u8> {
+/// The body of a [`Kind::State`] or [`Kind::Copies`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HandedState {
+    pub(crate) workers: Vec<WorkerState>,
+    /// Positions in the rings of virtual machines, by port.
+    pub(crate) positions: BTreeMap<String, Vec<u16>>,
+}
+
+/// # Errors
+/// Never: names and numbers can be written as JSON.
+pub(crate) fn emit_state(HandedState { workers, positions }: &HandedState) -> Result<Vec<u8>> {
     let of = |worker: &WorkerState| {
         let packets: usize = worker.packets.iter().map(|(_, packet)| PACKET_BYTES + packet.len()).sum();
         2 * SECTION_BYTES + worker.memory.len() + packets
@@ -128,15 +141,21 @@ pub(crate) fn emit_state(workers: &[WorkerState]) -> Vec<u8> {
             }
         });
     }
-    out
+    let positions = serde_json::to_vec(positions)?;
+    out.extend(POSITIONS.to_le_bytes());
+    out.extend([0; 2]);
+    out.extend((positions.len() as u64).to_le_bytes());
+    out.extend(positions);
+    Ok(out)
 }
 
-/// Parses a [`Kind::State`] for the given number of `workers`.
+/// Parses the body of a [`Kind::State`] or [`Kind::Copies`] for the given number of `workers`, at least 1.
 ///
 /// # Errors
 /// The state is truncated, refers to an unknown worker, or has a packet longer than any port's.
-pub(crate) fn parse_state(bytes: &[u8], workers: usize) -> Result<Vec<WorkerState>> {
+pub(crate) fn parse_state(bytes: &[u8], workers: usize) -> Result<HandedState> {
     let mut states = vec![WorkerState::default(); workers];
+    let mut positions = BTreeMap::new();
     let mut rest = Fields(bytes);
     while !rest.0.is_empty() {
         let (kind, number, len) = (rest.u16()?, rest.u16()?, rest.u64()?);
@@ -152,10 +171,11 @@ pub(crate) fn parse_state(bytes: &[u8], workers: usize) -> Result<Vec<WorkerStat
                     state.packets.push((port, packets.bytes(len.into())?.to_vec()));
                 }
             }
+            POSITIONS => positions = serde_json::from_slice(section).context("reading the positions in rings")?,
             _ => {}
         }
     }
-    Ok(states)
+    Ok(HandedState { workers: states, positions })
 }
 
 /// The bytes that are left to read.
@@ -202,8 +222,10 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         for workers in 0..6 {
             for _ in 0..20 {
-                let states: Vec<_> = (0..workers).map(|_| random_state(&mut random)).collect();
-                let bytes = emit_state(&states);
+                let of_workers: Vec<_> = (0..workers).map(|_| random_state(&mut random)).collect();
+                let positions = BTreeMap::from([("vm".to_owned(), vec![random.u16(..), 7])]);
+                let states = HandedState { workers: of_workers, positions };
+                let bytes = emit_state(&states).unwrap();
                 assert_eq!(parse_state(&bytes, workers).unwrap(), states);
                 if workers > 0 {
                     let cut = random.usize(1..bytes.len());
@@ -219,9 +241,10 @@ mod tests {
 
     #[test]
     fn sections_of_a_later_release_are_ignored() {
-        let states = [WorkerState { memory: vec![1, 2, 3], packets: vec![(4, vec![5; 60])] }];
+        let workers = vec![WorkerState { memory: vec![1, 2, 3], packets: vec![(4, vec![5; 60])] }];
+        let states = HandedState { workers, ..HandedState::default() };
         let mut bytes = vec![99, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3];
-        bytes.extend(emit_state(&states));
+        bytes.extend(emit_state(&states).unwrap());
         assert_eq!(parse_state(&bytes, 1).unwrap(), states);
     }
 
@@ -229,14 +252,16 @@ mod tests {
     fn damaged_states_do_no_harm() {
         let mut random = fastrand::Rng::with_seed(2);
         for _ in 0..5000 {
-            let states = [random_state(&mut random), random_state(&mut random)];
-            let mut bytes = emit_state(&states);
+            let workers = vec![random_state(&mut random), random_state(&mut random)];
+            let positions = BTreeMap::from([("vm".to_owned(), vec![random.u16(..), 7])]);
+            let mut bytes = emit_state(&HandedState { workers, positions }).unwrap();
             for _ in 0..random.usize(1..5) {
                 let at = random.usize(..bytes.len());
                 bytes[at] = random.u8(..);
             }
             if let Ok(read) = parse_state(&bytes, 2) {
-                let size: usize = read.iter().flat_map(|state| &state.packets).map(|(_, packet)| packet.len()).sum();
+                let size: usize =
+                    read.workers.iter().flat_map(|state| &state.packets).map(|(_, packet)| packet.len()).sum();
                 assert!(size <= bytes.len());
             }
         }

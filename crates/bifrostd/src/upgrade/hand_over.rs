@@ -17,10 +17,11 @@ use bifrost_control::{Config, ConfigDiff, Listeners};
 use bifrost_datapath::SetAside;
 use bifrost_port::HostUnderlay;
 use bifrost_port::udp::Sockets;
+use bifrost_port::vhost::HandedPort;
 use sd_notify::NotifyState;
 
 use super::channel::Channel;
-use super::format::{Kind, WorkerState, emit_state};
+use super::format::{HandedState, Kind, WorkerState, emit_state};
 use super::offer::{Descriptors, Offer};
 use super::take_over::Ready;
 use crate::background::in_background;
@@ -146,7 +147,8 @@ impl Daemon {
         let mut successor =
             NewDaemon(command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?);
         drop(command);
-        let ready = self.prepare(state, &channel, file_crc).map_err(|error| successor.explain(error))?;
+        let (mut held, machines) = state.hold_machines()?;
+        let ready = self.prepare(state, &channel, file_crc, machines).map_err(|error| successor.explain(error))?;
         let copies = if ready.takes_copies {
             Some(state.copy(&channel).map_err(|error| successor.explain(error))?)
         } else {
@@ -159,14 +161,16 @@ impl Daemon {
         let (states, stopped_at) = stop(state, copies.is_some())?;
         let left_out: u64 = states.iter().map(|(_, aside)| aside.left_out).sum();
         let packets: u64 = states.iter().map(|(_, aside)| aside.packets.len() as u64).sum();
-        let states: Vec<WorkerState> =
-            states.into_iter().map(|(memory, aside)| WorkerState { memory, packets: aside.packets }).collect();
+        let of_worker = |(memory, aside): Left| WorkerState { memory, packets: aside.packets };
+        let workers = states.into_iter().map(of_worker).collect();
+        let handed = HandedState { workers, positions: state.leave_machines()? };
         let answer =
-            channel.send(Kind::State, &emit_state(&states), &[], COMMIT).and_then(|()| channel.receive(COMMIT));
+            channel.send(Kind::State, &emit_state(&handed)?, &[], COMMIT).and_then(|()| channel.receive(COMMIT));
         let taken = answer.and_then(|message| Ready::of(&message)).map_err(|error| successor.explain(error))?;
         ensure!(taken.is_running, "unexpected answer of the new daemon");
         let now = Instant::now();
         stopped.is_over = true;
+        held.is_over = true;
         successor.leave();
         // Nothing depends on the counters, and the upgrade can no longer fail.
         let counted = Carried::of(state).map_err(|error| anyhow!("{}", error.what));
@@ -189,8 +193,14 @@ impl Daemon {
     }
 
     /// Sends the offer to the new daemon, and waits until it is prepared.
-    fn prepare(&self, state: &State, channel: &Channel, file_crc: u32) -> Result<Ready> {
-        let descriptors = state.descriptors(self.progress.listeners()?)?;
+    fn prepare(
+        &self,
+        state: &State,
+        channel: &Channel,
+        file_crc: u32,
+        machines: BTreeMap<String, HandedPort>,
+    ) -> Result<Ready> {
+        let descriptors = state.descriptors(self.progress.listeners()?, machines)?;
         let (ports, peers) = state.names.numbers();
         let mut offer = Offer {
             release: env!("CARGO_PKG_VERSION").to_owned(),
@@ -216,7 +226,7 @@ impl Daemon {
 
 impl State {
     /// Duplicates of all open descriptors.
-    fn descriptors(&self, listeners: Listeners) -> Result<Descriptors> {
+    fn descriptors(&self, listeners: Listeners, machines: BTreeMap<String, HandedPort>) -> Result<Descriptors> {
         let lock = self.kept.lock().context("copying a descriptor")?;
         let mut sockets: Vec<Sockets> = Vec::new();
         for of_worker in self.on_all(|worker| match worker.underlay() {
@@ -240,7 +250,7 @@ impl State {
                 queues.insert(crate::kept::name(&port.name, queue, &config), fd.context("copying a device's queue")?);
             }
         }
-        Ok(Descriptors { listeners, lock, sockets, queues })
+        Ok(Descriptors { listeners, lock, sockets, queues, machines })
     }
 }
 
@@ -251,10 +261,6 @@ fn check_possible(state: &State) -> Result<()> {
         state.config.underlay.port == UnderlayPort::Udp,
         "with [underlay] port = \"afxdp\" a restart is needed: packets in the kernel's rings cannot be handed over"
     );
-    let machine = state.config.ports.iter().find(|port| port.kind == PortKind::VhostUser);
-    if let Some(port) = machine {
-        bail!("port {} is a virtual machine's, whose rings cannot be handed over: a restart is needed", port.name);
-    }
     let broken = state.on_all(|worker| worker.core_mut().failed_ports())?.concat();
     if let Some(owner) = broken.first() {
         let name = state.names.port_name(*owner).unwrap_or("?");

@@ -28,8 +28,10 @@ mod channel;
 mod copy;
 mod format;
 mod hand_over;
+mod machines;
 mod offer;
 mod take_over;
 
 pub(crate) use hand_over::Progress;
+pub(crate) use offer::Descriptors;
 pub(crate) use take_over::{Handed, Successor};

@@ -8,7 +8,10 @@ use anyhow::{Context as _, Result, ensure};
 use bifrost_control::Listeners;
 use bifrost_control::api::FaultEntry;
 use bifrost_port::udp::Sockets;
+use bifrost_port::vhost::HandedPort;
 use serde::{Deserialize, Serialize};
+
+use super::machines::{self, Description};
 
 /// The body of an offer. It also tells which descriptors follow, in the order of [`Descriptors`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -41,6 +44,8 @@ pub(crate) struct Offer {
     pub(crate) sockets: Vec<(usize, usize)>,
     /// Queues of devices, by their names for the service manager.
     pub(crate) queues: Vec<String>,
+    /// Virtual machines' ports.
+    pub(super) machines: BTreeMap<String, Description>,
 }
 
 /// The descriptors that follow an [`Offer`].
@@ -51,6 +56,8 @@ pub(crate) struct Descriptors {
     pub(crate) lock: Option<OwnedFd>,
     pub(crate) sockets: Vec<Sockets>,
     pub(crate) queues: BTreeMap<String, OwnedFd>,
+    /// Virtual machines' ports.
+    pub(crate) machines: BTreeMap<String, HandedPort>,
 }
 
 impl Descriptors {
@@ -64,6 +71,7 @@ impl Descriptors {
             all.extend(sockets.receive.iter().chain(&sockets.transmit).map(std::os::fd::AsFd::as_fd));
         }
         all.extend(self.queues.values().map(std::os::fd::AsFd::as_fd));
+        all.extend(self.machines.values().flat_map(machines::descriptors));
         all
     }
 
@@ -73,6 +81,7 @@ impl Descriptors {
         offer.has_lock = self.lock.is_some();
         offer.sockets = self.sockets.iter().map(|s| (s.receive.len(), s.transmit.len())).collect();
         offer.queues = self.queues.keys().cloned().collect();
+        offer.machines = self.machines.iter().map(|(name, port)| (name.clone(), Description::of(port))).collect();
     }
 
     /// Assigns received descriptors according to an offer.
@@ -91,8 +100,10 @@ impl Descriptors {
         };
         let sockets = offer.sockets.iter().map(of_worker).collect::<Result<_>>()?;
         let queues = offer.queues.iter().map(|name| Ok((name.clone(), next()?))).collect::<Result<_>>()?;
+        let taken = |(name, port): (&String, &Description)| Ok((name.clone(), port.take(&mut next)?));
+        let machines = offer.machines.iter().map(taken).collect::<Result<_>>()?;
         ensure!(rest.is_empty(), "the offer has {} descriptors more than it says", rest.len());
-        Ok(Descriptors { listeners: Listeners { api, metrics }, lock, sockets, queues })
+        Ok(Descriptors { listeners: Listeners { api, metrics }, lock, sockets, queues, machines })
     }
 }
 

@@ -14,7 +14,7 @@ use bifrost_port::clock::monotonic_ns;
 use serde::{Deserialize, Serialize};
 
 use super::channel::{Channel, Message};
-use super::format::{Kind, WorkerState, parse_state};
+use super::format::{HandedState, Kind, WorkerState, parse_state};
 use super::offer::{Descriptors, Offer};
 use crate::carried::Carried;
 use crate::daemon::{Daemon, State};
@@ -126,12 +126,14 @@ impl Successor {
         let mut state = daemon.state();
         let body = self.copies(&state)?;
         fault("stopped");
-        let workers = parse_state(&body, state.workers.len())?;
+        let HandedState { workers, positions } = parse_state(&body, state.workers.len())?;
         (ready.sessions, ready.left_out) = state.take_over_workers(workers)?;
+        state.begin_machines(positions);
         fault("taken");
         state.on_all(|worker| worker.resume())?;
         fault("working");
         self.channel.send(Kind::Running, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
+        state.machines.values().for_each(|machine| machine.port().own());
         match self.counters() {
             Ok(carried) => state.carried = carried.into(),
             Err(error) => tracing::warn!("counters start at zero: {error:#}"),
@@ -145,7 +147,7 @@ impl Successor {
             let Message { kind, body, .. } = self.channel.receive(PATIENCE)?;
             match kind {
                 Kind::State => return Ok(body),
-                Kind::Copies => state.take_copies(parse_state(&body, state.workers.len())?)?,
+                Kind::Copies => state.take_copies(parse_state(&body, state.workers.len())?.workers)?,
                 other => bail!("expected the state of the old daemon, got {other:?}"),
             }
             fault("copied");

@@ -217,6 +217,12 @@ impl FrontEnd {
         self.send_message(request, VERSION, payload, files)
     }
 
+    /// Sends the first half of a message's header.
+    pub fn tell_half(&self) {
+        let sent = rustix::net::send(&self.socket, &[GET_FEATURES as u8, 0, 0, 0, 1, 0], SendFlags::NOSIGNAL);
+        assert_eq!(sent, Ok(6));
+    }
+
     /// Sends a message, and returns whether the daemon reports success.
     pub fn is_accepted(&self, request: u32, payload: &[u8], files: &[BorrowedFd<'_>]) -> bool {
         self.send_message(request, VERSION | NEED_REPLY, payload, files)

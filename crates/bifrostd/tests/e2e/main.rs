@@ -33,6 +33,7 @@ mod interop;
 mod isolation;
 mod kept;
 mod limits;
+mod machine_upgrade;
 mod machines;
 mod many_connections;
 mod many_routes;

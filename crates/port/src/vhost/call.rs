@@ -101,6 +101,18 @@ impl Call {
         }
     }
 
+    /// A duplicate of the target's descriptor, if there is a target.
+    ///
+    /// # Errors
+    /// No file descriptor was available.
+    pub(super) fn descriptor(&self) -> io::Result<Option<OwnedFd>> {
+        let duplicate = |told: &Arc<Told>| match &told.target {
+            Target::Counter(fd) => fd.try_clone(),
+            Target::Stream(fd) => fd.as_fd().try_clone_to_owned(),
+        };
+        self.lock().as_ref().map(duplicate).transpose()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Told>>> {
         self.to.lock().unwrap_or_else(PoisonError::into_inner)
     }

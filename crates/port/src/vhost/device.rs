@@ -1,6 +1,7 @@
 //! The device state set by the front-end's messages: features, memory, rings. Runs on the port's own thread; complete
 //! rings are handed over as a [`VhostQueue`].
 
+mod hand_over;
 mod logging;
 
 use std::fs::File;
@@ -23,6 +24,7 @@ use super::record::{self, FrontEnd};
 use super::ring::RingSpec;
 use super::{MAX_QUEUES, VhostConfig, inflight, packed_inflight};
 use crate::panics::{self, Panic};
+pub use hand_over::HandedMessage;
 
 /// Rings of a queue pair: receive, transmit.
 const PAIR: usize = 2;
@@ -105,6 +107,10 @@ pub(super) struct VhostDevice {
     requests: Option<Foreign>,
     /// Where the running pairs, from the first one on, will report their ring ends.
     running: Vec<Arc<Ends>>,
+    /// Kicks of adopted rings that do not run yet, by ring.
+    kicks: Vec<(u32, Foreign)>,
+    /// Of rings left to another process: the index of the next used entry, if it is in the guest's memory.
+    left: Vec<Option<u16>>,
     /// Cost that the front-end caused since it was last taken, in messages.
     cost: u32,
 }
@@ -142,6 +148,8 @@ impl VhostDevice {
             socket: None,
             requests: None,
             running: Vec::new(),
+            kicks: Vec::new(),
+            left: Vec::new(),
             cost: 0,
         }
     }
@@ -166,6 +174,7 @@ impl VhostDevice {
         (self.inflight, self.front_end, self.socket, self.requests) = (None, None, None, None);
         self.log = None;
         self.log_call.set(None);
+        self.kicks.clear();
     }
 
     /// Whether a fault in a queue ended the connection.

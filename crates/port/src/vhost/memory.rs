@@ -49,6 +49,17 @@ struct Region {
     /// How often it was added.
     times: u32,
     mapping: Arc<Mapping>,
+    /// Its file, for another process that maps it, too.
+    backing: Arc<File>,
+}
+
+/// Where a region is: see [`RegionSpec`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) guest: u64,
+    pub(super) user: u64,
+    pub(super) size: u64,
+    pub(super) offset: u64,
 }
 
 /// Why memory cannot be used.
@@ -105,10 +116,11 @@ impl Memory {
         if metadata.len() < end {
             return Err(bad("the file is too short"));
         }
+        let backing = Arc::new(file.try_clone().map_err(map)?);
         let mapping = Mapping::new(file, offset, size).map_err(map)?;
         let index = self.regions.partition_point(|r| r.guest < guest);
         let (file, at, mapping) = ((metadata.dev(), metadata.ino()), mapping.at() as u64, Arc::new(mapping));
-        self.regions.insert(index, Region { guest, user, size, offset, at, file, times: 1, mapping });
+        self.regions.insert(index, Region { guest, user, size, offset, at, file, times: 1, mapping, backing });
         Ok(())
     }
 
@@ -139,6 +151,14 @@ impl Memory {
     /// Number of regions.
     pub fn regions(&self) -> usize {
         self.regions.len()
+    }
+
+    /// Each region, how often it was added, and its file.
+    pub(super) fn specs(&self) -> impl Iterator<Item = (Place, u32, &File)> {
+        self.regions.iter().map(|region| {
+            let Region { guest, user, size, offset, times, .. } = *region;
+            (Place { guest, user, size, offset }, times, &*region.backing)
+        })
     }
 
     /// The first guest address after all regions; 0 if there is none.

@@ -70,12 +70,13 @@ use std::path::PathBuf;
 use crate::panics::Panic;
 
 pub use counters::VhostCounters;
+pub use device::HandedMessage;
 pub use dirty_log::{DirtyLog, LOG_PAGE};
 pub use memory::{Memory, MemoryError, RegionSpec};
 #[cfg(feature = "mutations")]
 pub use mutation::{Mutation, interfere};
 pub use queue::{GuestQueue, VhostQueue};
-pub use server::{VhostError, VhostPort};
+pub use server::{HandedPort, VhostError, VhostPort};
 pub use unplugged::Unplugged;
 
 /// Maximum queue pairs of a device.

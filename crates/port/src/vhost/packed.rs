@@ -270,6 +270,11 @@ impl Ring for Packed {
         self.available.to_bits()
     }
 
+    fn left_base(&self, _in_order: bool) -> Option<u16> {
+        // Used descriptors overwrite the ring: only a record knows the others.
+        self.inflight.as_ref().map(|_| self.base())
+    }
+
     fn take_recovered(&mut self) -> Vec<Index> {
         std::mem::take(&mut self.recovered)
     }

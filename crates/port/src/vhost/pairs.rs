@@ -115,6 +115,11 @@ impl GuestPort for Pairs {
         self.queues[pair].copy(TxHandle(handle), from, to, out);
     }
 
+    fn stays(&self, handle: TxHandle) -> bool {
+        let (pair, handle) = self.split(handle.0);
+        self.queues[pair].stays(TxHandle(handle))
+    }
+
     fn keep(&mut self, handle: TxHandle) {
         let (pair, handle) = self.split(handle.0);
         self.queues[pair].keep(TxHandle(handle));

@@ -51,6 +51,8 @@ pub(crate) struct Ends {
     pub(crate) transmit: AtomicU32,
     /// Whether the queue was abandoned after a fault in it.
     faulted: AtomicBool,
+    /// Whether unfinished packets stay in the transmit ring when the queue is dropped.
+    leaves: AtomicBool,
     /// The front-end, to be disconnected on a fault.
     front_end: Option<Arc<Foreign>>,
 }
@@ -64,6 +66,11 @@ impl Ends {
     /// Whether the queue was abandoned after a fault in it.
     pub(crate) fn has_faulted(&self) -> bool {
         self.faulted.load(Ordering::Acquire)
+    }
+
+    /// When the queue is dropped, unfinished packets stay in the transmit ring, for another process.
+    pub(crate) fn leave(&self) {
+        self.leaves.store(true, Ordering::Release);
     }
 
     fn fault(&self) {
@@ -176,9 +183,13 @@ impl<R: Ring> Drop for Queue<R> {
         if let Some(staging) = &mut self.staging {
             staging.flush(&mut self.receive, &mut self.counters);
         }
-        self.transmit.complete_all();
+        let left = if self.ends.leaves.load(Ordering::Acquire) { self.transmit.leave_all() } else { None };
+        let transmit = left.unwrap_or_else(|| {
+            self.transmit.complete_all();
+            self.transmit.ring.base()
+        });
         self.receive.give_back_all();
-        self.ends.transmit.store(u32::from(self.transmit.ring.base()), Ordering::Release);
+        self.ends.transmit.store(u32::from(transmit), Ordering::Release);
         self.ends.receive.store(u32::from(self.receive.ring.base()), Ordering::Release);
     }
 }
@@ -212,6 +223,10 @@ impl<R: Ring> GuestPort for Queue<R> {
 
     fn keep(&mut self, handle: TxHandle) {
         self.transmit.keep(handle);
+    }
+
+    fn stays(&self, handle: TxHandle) -> bool {
+        self.transmit.stays(handle)
     }
 
     fn freeze(&mut self, handle: TxHandle) {

@@ -65,6 +65,10 @@ pub(crate) trait Ring: Sized + Debug + Send + 'static {
     /// Disables kicks, because the caller polls.
     fn ask_for_silence(&mut self);
 
+    /// The [`base`](Self::base) for another process that takes the buffers held here, too; `in_order`: buffers are
+    /// returned in the order in which they were taken. `None`: it could not know which ones these are.
+    fn left_base(&self, in_order: bool) -> Option<u16>;
+
     /// From now on, marks writes to the ring in `log`; `None` stops that.
     fn set_log(&mut self, log: Option<DirtyLog>);
 

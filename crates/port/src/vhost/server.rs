@@ -1,7 +1,10 @@
 //! A vhost-user port and the thread that serves its socket.
 
+mod hand_over;
+
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,6 +24,8 @@ use super::pace::Pace;
 use super::socket::{self, Listening};
 use super::{Mode, QueueOwner, VhostConfig, record};
 use crate::panics;
+pub use hand_over::HandedPort;
+use hand_over::Order;
 
 /// Retry interval for the front-end's socket.
 const RETRY: Duration = Duration::from_millis(200);
@@ -44,7 +49,11 @@ pub struct VhostPort {
 /// State shared by the thread and its port.
 #[derive(Debug)]
 struct Shared {
+    /// Readable when the port stops.
     wake: OwnedFd,
+    /// Readable when there are orders.
+    orders: OwnedFd,
+    ordered: Condvar,
     helper: Helper,
     owner: Owner,
     counters: FrontEndCounters,
@@ -61,6 +70,20 @@ struct State {
     keeps_record: bool,
     /// The connection being served.
     connection: Option<Arc<Foreign>>,
+    /// Another process has the socket and the connection, too: dropping the port leaves both alone.
+    is_shared: bool,
+    /// The thread handles no messages and connections, but waits for orders.
+    is_waiting: bool,
+    orders: VecDeque<Order>,
+}
+
+/// What the thread waits for.
+enum Next {
+    Stream(OwnedFd),
+    /// There are orders.
+    Orders,
+    /// The port stops.
+    Stop,
 }
 
 /// Why a vhost-user port cannot be opened.
@@ -85,6 +108,9 @@ pub enum VhostError {
     /// No thread or file descriptor was available.
     #[error("cannot start the thread of a vhost-user port: {0}")]
     Thread(#[from] io::Error),
+    /// The state of another process's port is not valid for this one.
+    #[error("the handed-over state of a vhost-user port is invalid: {0}")]
+    Handed(&'static str),
 }
 
 impl VhostPort {
@@ -98,25 +124,25 @@ impl VhostPort {
             Mode::Client => None,
         };
         let (listener, socket) = listener.unzip();
-        let record = config.record.clone().map(|path| (path, config.queues));
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
-        let shared = Arc::new(Shared {
-            wake,
-            helper: Helper::default(),
-            owner: Owner::new(owner),
-            counters: FrontEndCounters::default(),
-            state: Mutex::default(),
-            ended: Condvar::new(),
-        });
-        let theirs = Arc::clone(&shared);
+        let shared = Arc::new(Shared::new(owner)?);
         // Closing it also closes connections that wait to be accepted, and their data.
         let listener = listener.map(|listener| Foreign::new(listener, &shared.helper));
+        VhostPort::run(shared, config, listener, socket, None)
+    }
+
+    /// Starts the thread. `adopted`: the device of another process, and its connection.
+    fn run(
+        shared: Arc<Shared>,
+        config: VhostConfig,
+        listener: Option<Foreign>,
+        socket: Option<Listening>,
+        adopted: Option<(VhostDevice, Option<Arc<Foreign>>)>,
+    ) -> Result<VhostPort, VhostError> {
+        let record = config.record.clone().map(|path| (path, config.queues));
+        let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("vhost-user".into()).spawn(move || {
             let _end = End(&theirs);
-            match listener {
-                Some(listener) => theirs.serve(&config, || theirs.accept(&listener)),
-                None => theirs.serve(&config, || theirs.connect(&config.socket)),
-            }
+            theirs.serve(&config, listener.as_ref(), adopted);
         })?;
         Ok(VhostPort { shared, thread: Some(thread), socket, record })
     }
@@ -137,10 +163,12 @@ impl Drop for VhostPort {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         state.stopping = true;
-        if let Some(connection) = &state.connection {
+        let is_shared = state.is_shared;
+        if let Some(connection) = state.connection.as_ref().filter(|_| !is_shared) {
             let _ = shutdown(connection, Shutdown::Both);
         }
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        self.shared.ordered.notify_all();
         let waited = self.shared.ended.wait_timeout_while(state, PATIENCE, |state| !state.ended);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let (ended, keeps_record) = (state.ended, state.keeps_record);
@@ -150,6 +178,9 @@ impl Drop for VhostPort {
             _ => tracing::error!("the thread of a vhost-user port hangs in a system call and is abandoned"),
         }
         self.shared.owner.retire(ended);
+        if is_shared {
+            return;
+        }
         if let Some(socket) = &self.socket {
             socket.remove();
         }
@@ -170,19 +201,58 @@ impl Drop for End<'_> {
 }
 
 impl Shared {
+    fn new(owner: Box<dyn QueueOwner>) -> io::Result<Shared> {
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        Ok(Shared {
+            wake: event()?,
+            orders: event()?,
+            ordered: Condvar::new(),
+            helper: Helper::default(),
+            owner: Owner::new(owner),
+            counters: FrontEndCounters::default(),
+            state: Mutex::default(),
+            ended: Condvar::new(),
+        })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves connections until the port is dropped.
-    fn serve(&self, config: &VhostConfig, mut next: impl FnMut() -> Option<OwnedFd>) {
-        let mut device = VhostDevice::new(config.clone(), self.owner.clone(), self.helper.clone());
+    /// Serves connections until the port is dropped, first the adopted one.
+    fn serve(
+        &self,
+        config: &VhostConfig,
+        listener: Option<&Foreign>,
+        adopted: Option<(VhostDevice, Option<Arc<Foreign>>)>,
+    ) {
+        let new = || VhostDevice::new(config.clone(), self.owner.clone(), self.helper.clone());
+        let (mut device, mut adopted) = adopted.unwrap_or_else(|| (new(), None));
         let mut pace = Pace::new(config.message_rate, Instant::now());
         let mut comeback = Comeback::default();
         loop {
-            self.wait_until(comeback.next(Instant::now()));
-            let stream = match panics::contain(&mut next) {
-                Ok(Some(stream)) => Arc::new(Foreign::new(stream, &self.helper)),
+            if adopted.is_none() {
+                self.wait_until(comeback.next(Instant::now()));
+                self.obey(&mut device, listener, None);
+            }
+            let is_adopted = adopted.is_some();
+            let next = adopted.take().map_or_else(
+                || {
+                    let next = panics::contain(|| match listener {
+                        Some(listener) => self.accept(listener),
+                        None => self.connect(&config.socket),
+                    });
+                    next.map(|next| match next {
+                        Next::Stream(stream) => Some(Some(Arc::new(Foreign::new(stream, &self.helper)))),
+                        Next::Orders => Some(None),
+                        Next::Stop => None,
+                    })
+                },
+                |stream| Ok(Some(Some(stream))),
+            );
+            let stream = match next {
+                Ok(Some(Some(stream))) => stream,
+                Ok(Some(None)) => continue,
                 Ok(None) => break,
                 Err(panic) => {
                     tracing::error!(port = config.name, %panic, "waiting for a front-end failed; retrying");
@@ -197,11 +267,21 @@ impl Shared {
                 }
                 state.connection = Some(Arc::clone(&stream));
             }
-            self.counters.connections.fetch_add(1, Ordering::Relaxed);
-            tracing::info!(port = config.name, "a vhost-user front-end connected");
+            if !is_adopted {
+                self.counters.connections.fetch_add(1, Ordering::Relaxed);
+                tracing::info!(port = config.name, "a vhost-user front-end connected");
+            }
             let end = panics::contain(|| {
-                device.meet(&stream);
+                if !is_adopted {
+                    device.meet(&stream);
+                }
                 loop {
+                    while self.has_orders(&stream) && !self.state().stopping {
+                        self.obey(&mut device, listener, Some(&stream));
+                    }
+                    if self.state().stopping {
+                        return Failure::Closed;
+                    }
                     let served = device.serve(&stream);
                     let is_message = matches!(served, Ok(()) | Err(Failure::Message { .. }));
                     self.counters.messages.fetch_add(is_message.into(), Ordering::Relaxed);
@@ -234,13 +314,23 @@ impl Shared {
             if faulted {
                 comeback.fault(Instant::now());
             }
-            let reset = end.map(drop).and_then(|()| panics::contain(|| device.reset()));
+            let is_shared = self.state().is_shared;
+            let reset = end.map(drop).and_then(|()| {
+                panics::contain(|| {
+                    if is_shared {
+                        device.leave();
+                    }
+                    device.reset();
+                })
+            });
             if let Err(panic) = reset {
                 device = device.rebuild(&panic);
             }
             // Only now: a front-end that sees the disconnection must not find the old device. Closing its descriptors
             // may take a while.
-            let _ = shutdown(&stream, Shutdown::Both);
+            if !is_shared {
+                let _ = shutdown(&stream, Shutdown::Both);
+            }
             drop(stream);
             let mut wait = pace.spend(device.take_cost() + CONNECTION, Instant::now());
             while self.wait(wait) && self.helper.waiting() > MAX_CLOSING {
@@ -266,30 +356,47 @@ impl Shared {
         !self.state().stopping
     }
 
-    /// The next front-end that connects; `None` when the port stops.
-    fn accept(&self, listener: &Foreign) -> Option<OwnedFd> {
+    /// Waits for a message, for orders, or for the end of the port; returns whether there are orders.
+    fn has_orders(&self, stream: &Foreign) -> bool {
+        if self.state().is_waiting {
+            return true;
+        }
+        let fds = [stream.as_fd(), self.orders.as_fd(), self.wake.as_fd()];
+        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let _ = poll(&mut fds, None);
+        !fds[1].revents().is_empty()
+    }
+
+    /// The next front-end that connects.
+    fn accept(&self, listener: &Foreign) -> Next {
         loop {
-            let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
+            let [of_listener, wake, orders] = [listener.as_fd(), self.wake.as_fd(), self.orders.as_fd()];
+            let mut fds = [of_listener, wake, orders].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             let _ = poll(&mut fds, None);
             if self.state().stopping {
-                return None;
+                return Next::Stop;
+            }
+            if !fds[2].revents().is_empty() {
+                return Next::Orders;
             }
             if let Ok(stream) = accept_with(listener, SocketFlags::CLOEXEC) {
-                return Some(stream);
+                return Next::Stream(stream);
             }
         }
     }
 
-    /// A connection to a listening front-end; `None` when the port stops.
-    fn connect(&self, path: &Path) -> Option<OwnedFd> {
-        loop {
-            if self.state().stopping {
-                return None;
-            }
-            if let Ok(stream) = socket::dial(path) {
-                return Some(stream);
-            }
-            self.wait(RETRY);
+    /// A connection to a listening front-end.
+    fn connect(&self, path: &Path) -> Next {
+        if self.state().stopping {
+            return Next::Stop;
         }
+        if let Ok(stream) = socket::dial(path) {
+            return Next::Stream(stream);
+        }
+        let retry = Timespec::try_from(RETRY).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+        let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.orders, PollFlags::IN)];
+        let _ = poll(&mut fds, Some(&retry));
+        // Also without any: the caller tries again.
+        Next::Orders
     }
 }

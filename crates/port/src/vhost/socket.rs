@@ -59,6 +59,14 @@ pub(super) struct Listening {
 }
 
 impl Listening {
+    /// The socket at `path`, where another process has created it. `None`: there is none.
+    pub(super) fn of(path: &Path) -> Option<Listening> {
+        let entry = Entry::of(path).ok()?;
+        let there = entry.stat().ok().filter(is_socket)?;
+        let identity = (there.st_dev, there.st_ino);
+        Some(Listening { entry, identity })
+    }
+
     /// Removes the socket, if the entry is still the one created.
     pub(super) fn remove(&self) {
         if self.entry.stat().is_ok_and(|there| (there.st_dev, there.st_ino) == self.identity) {

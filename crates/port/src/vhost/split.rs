@@ -216,6 +216,11 @@ impl Ring for Split {
         self.next_available
     }
 
+    fn left_base(&self, in_order: bool) -> Option<u16> {
+        // With a record, the buffers in flight are found there, and the base does not matter.
+        (self.inflight.is_some() || in_order).then(|| self.shown_used.wrapping_add(self.ahead))
+    }
+
     fn take_recovered(&mut self) -> Vec<Index> {
         std::mem::take(&mut self.recovered)
     }

@@ -410,6 +410,18 @@ impl<R: Ring> Transmit<R> {
         self.ring.show();
     }
 
+    /// Leaves all buffers to another process, which continues at the returned position and fetches them again. `None`:
+    /// nothing outside of this process would know them, so they must be returned.
+    pub(crate) fn leave_all(&mut self) -> Option<u16> {
+        self.ring.show();
+        self.ring.left_base(self.in_order.is_some())
+    }
+
+    /// Whether a packet is in a buffer that [`leave_all`](Self::leave_all) leaves.
+    pub(crate) fn stays(&self, handle: TxHandle) -> bool {
+        self.held(handle).is_some() && self.ring.left_base(self.in_order.is_some()).is_some()
+    }
+
     /// Maximum packets held at once.
     pub(crate) fn capacity(&self) -> u32 {
         self.in_order.as_ref().map_or(u32::from(self.ring.size().get()), |in_order| in_order.moved.handles())
