@@ -13,7 +13,11 @@ use crate::guest::{GuestPort, PlaceError, TxFrame};
 /// Possible steps of the driver, the transport and the clock.
 #[derive(Clone, Debug)]
 enum Step {
-    Send { len: usize, cuts: Vec<usize>, indirect: bool },
+    Send {
+        len: usize,
+        cuts: Vec<usize>,
+        indirect: bool,
+    },
     Fetch(usize),
     Complete(usize),
     Flush,
@@ -24,6 +28,8 @@ enum Step {
     Notify,
     Receive,
     Restart,
+    /// Another process continues.
+    Leave,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -40,6 +46,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => Just(Step::Notify),
         3 => Just(Step::Receive),
         1 => Just(Step::Restart),
+        1 => Just(Step::Leave),
     ]
 }
 
@@ -127,10 +134,13 @@ proptest! {
         steps in prop::collection::vec(step(), 1..200),
         packed in any::<bool>(),
         event_idx in any::<bool>(),
+        is_recorded in any::<bool>(),
         size in prop::sample::select(vec![1u16, 2, 16, 10, 64]),
     ) {
         let size = if packed { size } else { size.next_power_of_two() };
         let mut guest = Guest::new(Kind { packed, size, event_idx, mergeable: true });
+        (guest.rx.inflight, guest.tx.inflight) = (is_recorded, is_recorded);
+        guest.in_order = packed || !is_recorded;
         let mut queue = guest.queue();
         let mut seed = 0u8;
         let (mut sent, mut fetched) = (std::collections::VecDeque::new(), Vec::<(TxFrame, Vec<u8>)>::new());
@@ -197,8 +207,14 @@ proptest! {
                     }
                     prop_assert!(guest.receive().is_none());
                 }
-                Step::Restart => {
-                    // As between GET_VRING_BASE and the next start: all held buffers are returned.
+                Step::Restart | Step::Leave => {
+                    // As between GET_VRING_BASE and the next start: all held buffers are returned, except those of
+                    // unfinished packets that are left to another process.
+                    let (mut again, mut must) = (Vec::new(), Vec::new());
+                    if matches!(step, Step::Leave) {
+                        must.extend(fetched.iter().filter(|(f, _)| queue.stays(f.handle)).map(|(_, want)| want.clone()));
+                        guest.ends.leave();
+                    }
                     drop(queue);
                     while guest.tx.reap().is_some() {}
                     fetched.clear();
@@ -212,7 +228,24 @@ proptest! {
                     placed.clear();
                     shown = 0;
                     let (receive, transmit) = guest.ends.get();
+                    guest.ends = std::sync::Arc::default();
                     queue = guest.queue_from(receive as u16, transmit as u16);
+                    if matches!(step, Step::Leave) {
+                        queue.fetch(usize::from(u16::MAX), &mut again).expect("fetch");
+                        let first_new = again.len().saturating_sub(sent.len());
+                        for (place, f) in again.into_iter().enumerate() {
+                            let got = bytes(&queue, &f);
+                            if place >= first_new {
+                                prop_assert_eq!(Some(got.clone()), sent.pop_front());
+                            } else {
+                                // Packets that were completed may come again behind those that were not.
+                                must.iter().position(|want| *want == got).map(|at| must.remove(at));
+                            }
+                            fetched.push((f, got));
+                        }
+                        prop_assert!(must.is_empty(), "{} packets were not fetched again", must.len());
+                        prop_assert!(sent.is_empty());
+                    }
                 }
             }
         }

@@ -1,6 +1,8 @@
 //! A vhost-user port and the thread that serves its socket.
 
 mod hand_over;
+#[cfg(test)]
+mod hand_over_tests;
 
 use std::collections::VecDeque;
 use std::io;
