@@ -49,8 +49,6 @@ struct Region {
     /// How often it was added.
     times: u32,
     mapping: Arc<Mapping>,
-    /// Its file, for another process that maps it, too.
-    backing: Arc<File>,
 }
 
 /// Where a region is: see [`RegionSpec`].
@@ -116,11 +114,10 @@ impl Memory {
         if metadata.len() < end {
             return Err(bad("the file is too short"));
         }
-        let backing = Arc::new(file.try_clone().map_err(map)?);
         let mapping = Mapping::new(file, offset, size).map_err(map)?;
         let index = self.regions.partition_point(|r| r.guest < guest);
         let (file, at, mapping) = ((metadata.dev(), metadata.ino()), mapping.at() as u64, Arc::new(mapping));
-        self.regions.insert(index, Region { guest, user, size, offset, at, file, times: 1, mapping, backing });
+        self.regions.insert(index, Region { guest, user, size, offset, at, file, times: 1, mapping });
         Ok(())
     }
 
@@ -155,9 +152,9 @@ impl Memory {
 
     /// Each region, how often it was added, and its file.
     pub(super) fn specs(&self) -> impl Iterator<Item = (Place, u32, &File)> {
-        self.regions.iter().map(|region| {
+        self.regions.iter().filter_map(|region| {
             let Region { guest, user, size, offset, times, .. } = *region;
-            (Place { guest, user, size, offset }, times, &*region.backing)
+            Some((Place { guest, user, size, offset }, times, region.mapping.region().file_offset()?.file()))
         })
     }
 

@@ -117,7 +117,10 @@ fn half_a_message_is_refused_in_time() {
     let mut front_end = UnixStream::connect(&socket).expect("it listens");
     assert!(is_served(&front_end));
     front_end.write_all(&[1, 0, 0, 0]).expect("room");
-    assert!(port.hand_over().is_err());
+    // If the order comes first, the message is still in the socket.
+    while port.hand_over().is_ok() {
+        port.go_on();
+    }
     front_end.write_all(&[1, 0, 0, 0, 0, 0, 0, 0]).expect("room");
     std::io::Read::read_exact(&mut front_end, &mut [0; 20]).expect("the answer");
     assert!(is_served(&front_end));
