@@ -1,36 +1,37 @@
 //! The switch: what is asked of it, and how one configuration follows another.
 
+mod observe;
+
 use bifrost_nic::{Offload, Parsed};
-use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{Mac, Vni};
 
 use crate::advertiser::{Advertised, Advertiser};
 use crate::answer;
 use crate::cache::{self, Cache, Recording, VECTOR, lives_on};
 use crate::carry::Copies;
-use crate::counters::{PortCounters, UnderlayCounters};
+use crate::counters::UnderlayCounters;
 use crate::drop_reason::DropReason;
 use crate::effects::Apply;
-use crate::flow::{FlowCounters, Key, Source};
-use crate::flow_log::{FlowLog, FlowLogCounters, FlowRecord, observe};
-use crate::fragments::{FragmentCounters, Fragments};
+use crate::flow::{Key, Source};
+use crate::flow_log::{self, FlowLog, FlowLogCounters};
+use crate::fragments::Fragments;
 use crate::frame::Frame;
-use crate::ids::{PeerId, PortId, WorkerId};
+use crate::ids::{PeerId, PortId};
 use crate::index::{Index, PortIndex};
 use crate::limits::FlowLimits;
-use crate::location::{Location, Owner, VpcId};
-use crate::mapping::{Mappings, NatCounters};
+use crate::location::VpcId;
+use crate::mapping::Mappings;
 use crate::notes::{NoteId, Notes};
 use crate::pipeline::{self, Output};
 use crate::port_state::PortState;
 use crate::prepared::{Former, Prepared};
-use crate::rule_log::{RuleLogCounters, RuleRecord};
 use crate::rule_logs::RuleLogs;
 use crate::service::{self, Connection};
-use crate::session::{PortSessions, SessionCounters, Sessions};
-use crate::shared::{Claim, Claims};
-use crate::tables::{BuildError, FlowLogSpec, GATEWAY_MAC, Port, Tables};
-use crate::verdict::{Action, Verdict};
+use crate::session::Sessions;
+use crate::shared::Claims;
+use crate::tables::{BuildError, FlowLogSpec, Tables};
+use crate::verdict::Verdict;
+use observe::{count_accepted, count_from_underlay};
 
 /// Decides where frames go.
 #[derive(Debug)]
@@ -175,13 +176,7 @@ impl Switch {
         self.mappings.advance(self.connections.now_s());
     }
 
-    /// Takes what vNICs have said about shared addresses since the last call: at most one claim for each vNIC and
-    /// address that it shares.
-    pub fn take_claims(&mut self, out: &mut Vec<Claim>) {
-        self.claims.take(out);
-    }
-
-    /// The vNICs to which copies go of what the guest behind a port sends to a group ([`Action::Copy`]).
+    /// The vNICs to which copies go of what the guest behind a port sends to a group ([`Action::Copy`](crate::Action::Copy)).
     pub fn copies(&self, port: PortId) -> &[Mac] {
         self.index.port(port).map_or(&[], |(port, _)| &port.sharers)
     }
@@ -250,7 +245,7 @@ impl Switch {
         self.is_logging = false;
         self.verdict = *self.from_guest(port, frame.head, frame.len, frame.offload, frame.parsed);
         if let Some(log) = &mut self.flow_log {
-            observe::sent(log, &self.index, port, frame, &self.verdict, self.now_ns);
+            flow_log::observe::sent(log, &self.index, port, frame, &self.verdict, self.now_ns);
         }
         self.is_logging = true;
         &self.verdict
@@ -410,7 +405,7 @@ impl Switch {
         self.verdict = *self.from_underlay(vni, peer, frame_head, parsed);
         if let Some(log) = &mut self.flow_log {
             let frame = Frame::whole(frame_head, parsed);
-            observe::received_from_peer(log, &self.index, vni, frame, &self.verdict, self.now_ns);
+            flow_log::observe::received_from_peer(log, &self.index, vni, frame, &self.verdict, self.now_ns);
         }
         self.is_logging = true;
         &self.verdict
@@ -489,7 +484,7 @@ impl Switch {
     }
 
     /// Whether a frame may come in that the guest of this host behind the port `from` has sent to the one behind `port`, and that another
-    /// worker has fetched: the rest of what that one's [`from_guest`](Self::from_guest) has begun ([`Action::Deliver`]). `frame_head` as
+    /// worker has fetched: the rest of what that one's [`from_guest`](Self::from_guest) has begun ([`Action::Deliver`](crate::Action::Deliver)). `frame_head` as
     /// there, after its rewrite. It may have to go on to another port: through an uplink, to the outside address of a guest of this host.
     pub fn from_worker(&mut self, from: PortId, port: PortId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
         let frame = Frame::whole(frame_head, parsed);
@@ -515,150 +510,14 @@ impl Switch {
             }
         }
         if let Some(log) = &mut self.flow_log {
-            observe::received(log, &self.index, port, frame, &self.verdict, self.now_ns);
+            flow_log::observe::received(log, &self.index, port, frame, &self.verdict, self.now_ns);
         }
         &self.verdict
     }
 
-    /// The frame to give to the guest or to send to the peer after [`Action::Answer`]; until the next frame.
+    /// The frame to give to the guest or to send to the peer after [`Action::Answer`](crate::Action::Answer); until the next frame.
     pub fn answer(&self) -> &[u8] {
         &self.answer
-    }
-
-    /// The other worker of this host that serves what one vNIC sends to another, which is here; `None`: this one does, or the vNIC is
-    /// not here.
-    pub fn other_worker(&self, vni: Vni, from: Mac, to: Mac) -> Option<WorkerId> {
-        if !self.index.has_affinity() {
-            return None;
-        }
-        match self.index.vpc(vni)?.location(to)? {
-            Location::Local(port) => self.index.other_worker(port, from),
-            Location::Remote(_) => None,
-        }
-    }
-
-    /// The worker that alone serves a vNIC, if there is one.
-    pub fn home(&self, vni: Vni, mac: Mac) -> Option<WorkerId> {
-        match self.index.vpc(vni)?.location(mac)? {
-            Location::Local(port) => self.index.port(port)?.0.port.home,
-            Location::Remote(_) => None,
-        }
-    }
-
-    /// Whether the vNIC of that MAC address lives on that host, as the routes have it.
-    pub fn is_at_peer(&self, vni: Vni, mac: Mac, peer: PeerId) -> bool {
-        self.index.vpc(vni).is_some_and(|vpc| vpc.location(mac) == Some(Location::Remote(peer)))
-    }
-
-    /// The host at which the sender of a frame is, as the routes have it: by its MAC address, or by its IP address if the frame came
-    /// through the gateway.
-    pub fn host_of_sender(&self, vni: Vni, parsed: &Parsed) -> Option<PeerId> {
-        let vpc = self.index.vpc(vni)?;
-        let location = match vpc.owner(parsed.src_ip) {
-            Some(Owner::Vnic(hop)) if parsed.src_mac == GATEWAY_MAC => hop.path.location,
-            _ => vpc.location(parsed.src_mac)?,
-        };
-        match location {
-            Location::Remote(peer) => Some(peer),
-            Location::Local(_) => None,
-        }
-    }
-
-    /// Whether a peer may send a frame at all: [`from_underlay`](Self::from_underlay)'s first stage alone.
-    pub fn admits_from_underlay(&self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> bool {
-        let frame = Frame::whole(frame_head, parsed);
-        self.index.vpc(vni).is_some_and(|vpc| pipeline::admits_from_peer(&self.index, vpc, peer, frame))
-    }
-
-    /// Counters of every port there is, by number.
-    pub fn counters(&self) -> impl Iterator<Item = (PortId, &PortCounters)> {
-        self.index.ports().filter_map(|port| Some((port.id, self.port_counters(port.id)?)))
-    }
-
-    /// Counters of one port.
-    pub fn port_counters(&self, port: PortId) -> Option<&PortCounters> {
-        self.index.port(port)?;
-        self.ports.get(port.place()).map(|state| &state.counters)
-    }
-
-    /// Counters of a port begin at zero, as those of its device do when that is made again.
-    pub fn forget_counters(&mut self, port: PortId) {
-        if let Some(state) = self.ports.get_mut(port.place()) {
-            state.counters = PortCounters::default();
-            self.sessions.forget_counters(port);
-        }
-    }
-
-    /// Counters of the sessions of one port.
-    pub fn port_sessions(&self, port: PortId) -> Option<PortSessions> {
-        self.index.port(port)?;
-        Some(self.sessions.of_port(port))
-    }
-
-    /// Counters of frames from the underlay.
-    pub fn underlay_counters(&self) -> &UnderlayCounters {
-        &self.underlay
-    }
-
-    /// Counters of sessions.
-    pub fn session_counters(&self) -> &SessionCounters {
-        self.sessions.counters()
-    }
-
-    /// Counters of the outside ends of guests.
-    pub fn nat_counters(&self) -> &NatCounters {
-        &self.mappings.counters
-    }
-
-    /// How many ports of an outside address are in use behind an uplink, of TCP, of UDP, and of echo requests.
-    pub fn nat_ports(&self, uplink: PortId, address: std::net::IpAddr) -> [u32; 3] {
-        let echo = if address.is_ipv4() { ICMP } else { ICMPV6 };
-        [TCP, UDP, echo].map(|protocol| self.mappings.used(uplink, protocol, address))
-    }
-
-    /// Counters of connections through load balancers, and with the outside: they are sessions, too.
-    pub fn connection_counters(&self) -> &SessionCounters {
-        self.connections.counters()
-    }
-
-    /// Counters of packets in fragments.
-    pub fn fragment_counters(&self) -> &FragmentCounters {
-        self.fragments.counters()
-    }
-
-    /// Counters of flow records.
-    pub fn flow_counters(&self) -> &FlowCounters {
-        &self.cache.counters
-    }
-
-    /// Counters of flow logs.
-    pub fn flow_log_counters(&self) -> FlowLogCounters {
-        self.flow_log.as_ref().map_or(self.logged, |log| self.logged.and(log.counters()))
-    }
-
-    /// Looks at the next of `parts` parts of the conversations that are logged, at `now_ns` of the switch's time, and adds the records of
-    /// those that have ended or go on for long. Returns whether nothing is logged any more, and all records have been taken.
-    pub fn take_flow_records(&mut self, parts: usize, now_ns: u64, out: &mut Vec<FlowRecord>) -> bool {
-        let Some(log) = &mut self.flow_log else { return true };
-        log.take(parts, now_ns, out);
-        if !log.is_over() {
-            return false;
-        }
-        self.logged = self.logged.and(log.counters());
-        (self.flow_log, self.is_logging) = (None, false);
-        true
-    }
-
-    /// Counters of the logs of rules.
-    pub fn rule_log_counters(&self) -> RuleLogCounters {
-        self.rule_logs.counters(&self.ports)
-    }
-
-    /// Looks at the logs of rules of the next of `parts` parts of the ports, at `now_ns` of the switch's time, and adds their records.
-    /// Returns whether no rule is logged any more, and all records have been taken.
-    pub fn take_rule_records(&mut self, parts: usize, now_ns: u64, out: &mut Vec<RuleRecord>) -> bool {
-        self.rule_logs.take(&mut self.ports, parts, now_ns, out);
-        self.rule_logs.spec.is_none()
     }
 
     fn set_flow_log(&mut self, spec: Option<FlowLogSpec>) {
@@ -668,11 +527,6 @@ impl Switch {
             (None, None) => {}
         }
         self.is_logging = self.flow_log.is_some();
-    }
-
-    /// The description of a port.
-    pub fn port(&self, port: PortId) -> Option<&Port> {
-        self.index.port(port).map(|(p, _)| &p.port)
     }
 
     /// As long as it is the same, time has not gone on, and nothing has happened to a session or a connection. Never 0.
@@ -732,44 +586,5 @@ impl Switch {
             };
             Advertised { port: port.id, interval_s: lease.interval_s, is_same: before.is_some_and(is_same) }
         }));
-    }
-}
-
-/// Counts what is given to a port, as a packet before it was.
-#[inline(always)]
-fn count_accepted(underlay: &mut UnderlayCounters, ports: &mut [PortState], verdict: &Verdict) {
-    if let Action::Deliver { port, .. } = verdict.action
-        && let Some(state) = ports.get_mut(port.place())
-    {
-        state.counters.from_underlay_packets += 1;
-        underlay.accepted_packets += 1;
-    }
-}
-
-#[inline(always)]
-fn count_from_underlay(
-    underlay: &mut UnderlayCounters,
-    ports: &mut [PortState],
-    port: Option<PortId>,
-    verdict: &Verdict,
-) {
-    let Some(state) = port.and_then(|port| ports.get_mut(port.place())) else {
-        if let Action::Drop(reason) = verdict.action {
-            underlay.dropped.count(reason);
-        }
-        return;
-    };
-    match verdict.action {
-        Action::Deliver { .. } | Action::Forward { .. } => {
-            state.counters.from_underlay_packets += 1;
-            underlay.accepted_packets += 1;
-        }
-        Action::Drop(reason) => {
-            state.counters.ingress_dropped.count(reason);
-            underlay.ingress_dropped_packets += 1;
-        }
-        Action::Answer { .. } => underlay.too_big_answered_packets += 1,
-        // What peers send is never copied, and no service is theirs.
-        Action::Copy | Action::Host => {}
     }
 }
