@@ -1,4 +1,4 @@
-//! Sessions as another switch takes them over: what each is, without where it lies.
+//! Sessions in the form in which another switch takes them over: without their indexes and links.
 
 use super::key::Key;
 use super::state::State;
@@ -6,20 +6,20 @@ use super::table::{Handle, Payload, Sessions};
 use crate::changes::Changes;
 use crate::ids::Direction;
 
-/// All that another switch needs to go on with a session.
+/// Everything that another switch needs to continue a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Carried<T> {
     pub(crate) key: Key,
     pub(crate) origin: Direction,
     pub(crate) state: State,
-    /// Its last packet, s of the switch's time.
+    /// Time of the last packet, s of the switch's time.
     pub(crate) seen_s: u32,
     pub(crate) answered_s: u16,
     pub(crate) heard: u8,
     pub(crate) payload: T,
 }
 
-/// States by the numbers that are carried. A number is never given to another state.
+/// States, indexed by their serialized number. A number never changes its meaning.
 const STATES: [State; 10] = [
     State::Opening,
     State::Answered,
@@ -34,27 +34,28 @@ const STATES: [State; 10] = [
 ];
 
 impl State {
-    /// Its number.
+    /// Serialized number of the state.
     pub(crate) fn code(self) -> u8 {
         STATES.iter().position(|state| *state == self).unwrap_or(0) as u8
     }
 
-    /// The state of that number, if there is one.
+    /// The state with this serialized number, if there is one.
     pub(crate) fn of_code(code: u8) -> Option<State> {
         STATES.get(usize::from(code)).copied()
     }
 }
 
 impl<T: Payload> Sessions<T> {
-    /// All sessions; the ones that have been silent longest come first, for they make room first.
+    /// All sessions. Those that are idle for longest come first, because the other switch evicts them first.
     pub(crate) fn carried(&self) -> Vec<Carried<T>> {
         let mut all: Vec<_> = self.all().collect();
         all.sort_by_key(|session| session.seen_s);
         all
     }
 
-    /// Goes on with a session of another switch. The rules are asked again with its next packet: `epoch` is not that of the configuration
-    /// in force. Returns its place; `None`: there is no room, or one of that name is there.
+    /// Continues a session of another switch. `epoch` must not be that of the current configuration, so that the
+    /// session's next packet is checked against the rules. Returns the session's place. `None`: there is no room, or a
+    /// session with one of its keys exists.
     pub(crate) fn take_over(&mut self, session: &Carried<T>, epoch: u32) -> Option<u32> {
         let is_known = |key: &Key| self.find(key).is_some();
         let second = session.payload.second_key();
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_state_has_a_number_of_its_own() {
+    fn every_state_has_a_unique_number() {
         for (code, state) in (0..).zip(STATES) {
             assert_eq!((state.code(), State::of_code(code)), (code, Some(state)));
         }

@@ -1,4 +1,4 @@
-//! Who makes room for whom: scenarios of one attacker each, and random ones beside a slow model.
+//! Tests of eviction: scenarios with one attacker each, and random packets against a slow model.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ impl Conversation {
     }
 }
 
-/// How a conversation goes on: who sends what, seconds after the packet before.
+/// Packets of a conversation: whether the originator sends, the event, and seconds since the previous packet.
 type Script = &'static [(bool, Event, u64)];
 const ASK: Script = &[(true, Event::Datagram, 0)];
 const EXCHANGE: Script = &[(true, Event::Datagram, 0), (false, Event::Datagram, 0)];
@@ -76,7 +76,7 @@ impl World {
         self.sessions.advance(self.now_s * S);
     }
 
-    /// A packet, which always passes.
+    /// Updates or inserts the session of a packet that the rules allow.
     fn packet(&mut self, conversation: Conversation, by_originator: bool, event: Event) {
         let first = conversation.direction();
         let other = if first == Direction::Egress { Direction::Ingress } else { Direction::Egress };
@@ -109,18 +109,18 @@ fn conversations(vnic: u16, origin: Origin, remotes: &[u32], count: usize) -> Ve
     (0..count).map(each).collect()
 }
 
-/// Hosts from 10.1.0.0 on, as behind a gateway.
+/// `count` hosts from 10.1.0.0 on, as behind a gateway.
 fn many(count: u32) -> Vec<u32> {
     (0..count).map(|n| 0x0a01_0000 + n).collect()
 }
 
 const ROOM: u32 = 1024;
-/// Room in which the sessions that nobody guarantees are many more than the lists of sources: otherwise chance decides whose list is
-/// the longest.
+/// A limit at which there are many more sessions outside the guarantees than lists of sources. Otherwise chance decides
+/// whose list is the longest.
 const LARGE: u32 = 16 * ROOM;
 
 #[test]
-fn no_flood_of_less_value_takes_an_established_connection_or_keeps_anybody_from_beginning() {
+fn a_flood_of_lower_class_neither_evicts_established_connections_nor_blocks_new_ones() {
     for (name, script) in [
         ("questions", ASK),
         ("exchanges", EXCHANGE),
@@ -131,7 +131,7 @@ fn no_flood_of_less_value_takes_an_established_connection_or_keeps_anybody_from_
         for remotes in [many(1), many(500)] {
             for (origin, other) in [(Origin::Remote, Origin::Guest), (Origin::Guest, Origin::Remote)] {
                 let mut world = World::new(1 << 20, LARGE);
-                // As much as there is beside what is guaranteed to others: 8 classes of a 64th.
+                // All that is not guaranteed to others: these have 8 classes with a 64th each.
                 let honest = conversations(0, other, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], LARGE as usize * 7 / 16);
                 let same = conversations(0, origin, &[11, 12, 13, 14, 15, 16, 17, 18, 19, 20], LARGE as usize * 7 / 16);
                 for conversation in honest.iter().chain(&same) {
@@ -142,7 +142,7 @@ fn no_flood_of_less_value_takes_an_established_connection_or_keeps_anybody_from_
                 }
                 assert_eq!(world.sessions.of_port(PortId(0)).current, LARGE, "{name}: the bound");
                 assert_eq!((world.count(&honest), world.count(&same)), (honest.len(), same.len()), "{name}");
-                // Somebody else's connection has time for its handshake, in both directions.
+                // A connection of another source has time for its handshake, in both directions.
                 for origin in [Origin::Guest, Origin::Remote] {
                     let new = Conversation { vnic: 0, origin, remote: 99, port: 1 };
                     world.packet(new, true, Event::Tcp(Flags::SYN));
@@ -159,18 +159,18 @@ fn no_flood_of_less_value_takes_an_established_connection_or_keeps_anybody_from_
 }
 
 #[test]
-fn who_opens_more_connections_than_others_takes_its_own() {
+fn a_source_with_the_most_connections_evicts_its_own() {
     for origin in [Origin::Guest, Origin::Remote] {
         let mut world = World::new(1 << 20, ROOM);
         let honest = conversations(0, origin, &many(20), 100);
         honest.iter().for_each(|conversation| world.play(*conversation, CONNECT));
-        // It goes on sending: its connections have been heard of more lately than the honest ones.
+        // The attacker's connections are newer than the honest ones.
         world.wait(60);
         for flood in conversations(0, origin, &[1], 20 * ROOM as usize) {
             world.play(flood, CONNECT);
         }
         assert_eq!(world.count(&honest), honest.len(), "{origin:?}");
-        // And gives for those that others open: up to an equal share.
+        // New connections of other sources evict the attacker's, up to an equal share.
         let more = conversations(0, origin, &many(8).map_all(1 << 20), ROOM as usize / 4);
         more.iter().for_each(|conversation| world.play(*conversation, CONNECT));
         assert_eq!((world.count(&honest), world.count(&more)), (honest.len(), more.len()), "{origin:?}");
@@ -189,11 +189,11 @@ impl MapAll for Vec<u32> {
 }
 
 #[test]
-fn neither_direction_takes_what_is_reserved_for_the_other() {
+fn neither_direction_evicts_the_guarantee_of_the_other() {
     for (flood, other) in [(Origin::Remote, Origin::Guest), (Origin::Guest, Origin::Remote)] {
         let mut world = World::new(1 << 20, ROOM);
         let share = ROOM as usize / 8;
-        // Of thousands of sources, so that none has more than its share.
+        // From many sources, so that none has more than its share.
         for conversation in conversations(0, flood, &many(500), 4 * ROOM as usize) {
             world.play(conversation, CONNECT);
         }
@@ -209,7 +209,7 @@ fn neither_direction_takes_what_is_reserved_for_the_other() {
 }
 
 #[test]
-fn no_port_takes_sessions_of_another_that_has_no_more_than_its_share() {
+fn no_port_evicts_sessions_of_a_port_within_its_share() {
     let mut world = World::new(4 * ROOM, ROOM);
     let modest = conversations(0, Origin::Guest, &[1, 2], ROOM as usize / 2);
     modest.iter().for_each(|conversation| world.play(*conversation, ASK));
@@ -226,16 +226,16 @@ fn no_port_takes_sessions_of_another_that_has_no_more_than_its_share() {
 }
 
 #[test]
-fn connections_whose_remote_end_has_vanished_go_before_those_that_are_in_use() {
+fn connections_with_vanished_remote_ends_are_evicted_before_active_ones() {
     let mut world = World::new(1 << 20, ROOM);
     let active = conversations(0, Origin::Remote, &[1], 100);
     active.iter().for_each(|conversation| world.play(*conversation, CONNECT));
     for round in 1..11 {
-        // Of the same source: a gateway of many.
+        // From the same source: a gateway of many hosts.
         for conversation in conversations(0, Origin::Remote, &[1], ROOM as usize / 2) {
             let vanished = Conversation { port: conversation.port + 1000 * round, ..conversation };
             world.play(vanished, CONNECT);
-            // The guest goes on sending to it.
+            // The guest keeps sending to it.
             world.packet(vanished, false, Event::Tcp(Flags::ACK));
         }
         world.wait(17);
@@ -260,18 +260,18 @@ fn a_prefix_of_64_bits_is_one_source() {
     assert_ne!(v4(1), v4(2));
 }
 
-/// What the model knows of a session.
+/// A session in the model.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     class: Class,
     source: u8,
-    /// When it came to the end of its list.
+    /// Sequence number of its last move to the end of a list.
     queued: u64,
-    /// Periods of 16 s since the origin of time, when it was heard.
+    /// Number of the 16-second period in which the remote end was last heard.
     heard: u64,
 }
 
-/// The rules, each time worked out from all sessions.
+/// Applies the rules of eviction to the list of all sessions.
 fn model_victim(
     known: &BTreeMap<Conversation, Known>,
     giver: u16,
@@ -310,9 +310,9 @@ fn model_victim(
     None
 }
 
-/// Random packets at the bounds: the model says which session goes, and never one that must stay.
+/// Random packets at the limits: the table evicts the session that the model names.
 #[test]
-fn those_go_that_a_slow_model_names() {
+fn evictions_agree_with_a_slow_model() {
     let (mut by_port, mut by_all) = (0, 0);
     for seed in 0..if cfg!(miri) { 1 } else { 12 } {
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -329,7 +329,7 @@ fn those_go_that_a_slow_model_names() {
             let conversation = Conversation {
                 vnic: rng.u16(0..3) * rng.u16(0..2),
                 origin: if rng.u8(0..3) == 0 { Origin::Guest } else { Origin::Remote },
-                // One has many more than the others.
+                // One remote host has many more sessions than the others.
                 remote: rng.u32(0..remotes) * u32::from(rng.bool()),
                 port: rng.u16(0..300),
             };
@@ -347,7 +347,7 @@ fn those_go_that_a_slow_model_names() {
                     victim = model_victim(&known, conversation.vnic, newcomer);
                     by_port += 1;
                 } else if known.len() >= total as usize {
-                    // Of several that have as many, any.
+                    // Several ports may have the most sessions; any of them may lose one.
                     let most = (0..3).map(of).max().unwrap();
                     let of_all = (0..3).filter(|vnic| of(*vnic) == most && most > own);
                     let victims: Vec<_> = of_all.filter_map(|vnic| model_victim(&known, vnic, None)).collect();
@@ -357,7 +357,7 @@ fn those_go_that_a_slow_model_names() {
                     };
                     by_all += 1;
                     if victims.len() > 1 {
-                        // Whichever of them it was.
+                        // Find out which one the table evicts.
                         let mut plan = Planned::NOTHING;
                         world.sessions.plan_insert(&key, conversation.direction(), &mut plan).unwrap();
                         victim = victims.into_iter().find(|v| world.sessions.find_after(&v.key(), &plan).is_none());

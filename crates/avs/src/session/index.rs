@@ -1,25 +1,27 @@
-//! Sessions by the hash of a name: chains through two arrays.
+//! Hash index of sessions: chains through two arrays.
 //!
-//! A hash table with open addressing leaves a mark where an element was removed, and is built again once marks are all that is left.
-//! For a million sessions that takes tens of milliseconds, in which all guests wait. A chain has no marks, and an element that goes makes
-//! nobody wait.
+//! A hash table with open addressing leaves a tombstone for each removed element, and is rebuilt when it is full of
+//! tombstones. For a million sessions, this takes tens of milliseconds, in which all guests wait. Chains need no
+//! tombstones, so no removal makes guests wait.
 
-/// The end of a chain; other values are a session's index and one, so that pages of an empty array need not be written.
+/// End of a chain. Other values are a session's index plus one, so that the pages of an empty array need not be
+/// written.
 const END: u32 = 0;
-/// Chains for each session that there may be, at least. Half of all sessions are alone in theirs at the bound.
+/// Minimum number of chains per possible session. At the limit, half of all sessions are alone in their chain.
 const CHAINS_EACH: usize = 2;
 
-/// Which session has a name; the names are with the sessions.
+/// Maps hashes of keys to sessions. The keys themselves are in the sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
-    /// The first of each chain. Their number is a power of two, or 0.
+    /// First session of each chain. The number of chains is a power of two, or 0.
     heads: Vec<u32>,
-    /// What follows each session in its chain.
+    /// Next session in the chain, by session.
     next: Vec<u32>,
 }
 
 impl Index {
-    /// Makes room for `total` sessions, so that chains stay short. `present`: the hash and the index of each that there is.
+    /// Allocates room for `total` sessions, so that chains stay short. `present`: hash and index of each current
+    /// session.
     pub(crate) fn make_room(&mut self, total: usize, present: impl Iterator<Item = (u64, u32)>) {
         let chains = (CHAINS_EACH * total).next_power_of_two();
         if chains > self.heads.len() {
@@ -29,7 +31,7 @@ impl Index {
         self.next.reserve_exact(total.saturating_sub(self.next.len()));
     }
 
-    /// The session of which `is_it` is true, among those whose name has this hash.
+    /// Looks up a session by the hash of its key. `is_it` compares the key of a candidate.
     #[inline(always)]
     pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let mut at = *self.heads.get(self.chain(hash))?;
@@ -43,7 +45,7 @@ impl Index {
         None
     }
 
-    /// Enters a session that is not there; there must be [room](Self::make_room).
+    /// Inserts a session that is not in the index. There must be [room](Self::make_room).
     pub(crate) fn insert(&mut self, hash: u64, index: u32) {
         let chain = self.chain(hash);
         if self.next.len() <= index as usize {
@@ -52,7 +54,7 @@ impl Index {
         self.next[index as usize] = std::mem::replace(&mut self.heads[chain], index + 1);
     }
 
-    /// Removes a session, if it is there.
+    /// Removes a session, if it is in the index.
     pub(crate) fn remove(&mut self, hash: u64, index: u32) {
         let chain = self.chain(hash);
         let Some(head) = self.heads.get_mut(chain) else { return };
@@ -70,13 +72,13 @@ impl Index {
         }
     }
 
-    /// Bytes that this may take.
+    /// Allocated bytes.
     #[cfg(test)]
     pub(crate) fn capacity_bytes(&self) -> usize {
         size_of::<u32>() * (self.heads.capacity() + self.next.capacity())
     }
 
-    /// How many sessions are in a chain.
+    /// Number of sessions in all chains.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         let links = self.heads.iter().map(|head| {
@@ -100,9 +102,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_like_a_set_whatever_the_hashes() {
+    fn the_index_agrees_with_a_set_for_any_hashes() {
         let mut rng = fastrand::Rng::with_seed(5);
-        // Of all sessions one, few and many hashes.
+        // All sessions have one hash, few hashes, or many.
         for hashes in [1, 7, 1 << 40] {
             let hash_of = |index: u32| u64::from(index).wrapping_mul(0x9e37_79b9_7f4a_7c15) % hashes;
             let mut index = Index::default();

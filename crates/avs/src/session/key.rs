@@ -1,4 +1,4 @@
-//! What names a session.
+//! Session keys.
 
 use crate::ids::{Direction, PortId};
 use crate::rewrite::Endpoint;
@@ -10,14 +10,16 @@ use bifrost_nic::{L3, Parsed};
 use bifrost_wire::protocol::{ICMP, ICMPV6, TCP, UDP};
 use bifrost_wire::{ipv4, ipv6};
 
-/// A vNIC and the two ends of a conversation, the guest's first: the same for both directions. Whole words, built, compared and hashed
-/// in registers: a wide load of what was just written in small pieces waits until all that came before has been carried out, so
-/// that no look-up could overlap with the one before.
+/// A vNIC and the two ends of a conversation, the guest's first; the same for both directions.
+///
+/// A key consists of whole words that are built, compared and hashed in registers. A wide load of bytes that were just
+/// written in smaller stores must wait for these stores (store forwarding fails), so lookups could not overlap.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key {
     local: [u64; 2],
     remote: [u64; 2],
-    /// From the top: both ends' ports, 16 bits each, the vNIC's port (16), the protocol (8), and the family, 4 or 6.
+    /// From the most significant bit: local and remote port (16 bits each), the vNIC's port (16), the protocol (8), and
+    /// the family (8), which is 4 or 6.
     rest: NonZeroU64,
 }
 
@@ -46,15 +48,15 @@ const V4_REPLY: u8 = 0;
 const V4_REQUEST: u8 = 8;
 const V6_REQUEST: u8 = 128;
 const V6_REPLY: u8 = 129;
-/// Behind the header of an ICMP error: the packet that it is about.
+/// Offset of the quoted packet in an ICMP error, bytes.
 const QUOTE_AT: usize = 8;
-/// Of that packet's payload, bytes.
+/// Least payload of the quoted packet, bytes.
 const LEAST_QUOTED: usize = 8;
 
 impl Key {
-    /// The session of a packet that is not in pieces; of one in pieces `parsed` is what its first fragment says
-    /// ([`Parsed::as_whole`]). `head` holds the frame's headers. Echo requests and replies have their identifier for ports, other
-    /// messages of ICMP their type; protocols without ports have one session for each pair of addresses.
+    /// The key of a packet's session. For a fragment, `parsed` must come from the first fragment
+    /// ([`Parsed::as_whole`]). `head` holds the frame's headers. Echo requests and replies use their identifier as
+    /// ports, other ICMP messages their type. Protocols without ports have one session per pair of addresses.
     #[inline(always)]
     pub(crate) fn of(port: PortId, direction: Direction, head: &[u8], parsed: &Parsed) -> Key {
         let ports = match parsed.protocol {
@@ -85,18 +87,18 @@ impl Key {
 }
 
 impl Key {
-    /// The session of what goes between two ends, the guest's first.
+    /// The key of the session between two ends, the guest's first.
     pub(crate) fn between(port: PortId, local: Endpoint, remote: Endpoint, protocol: u8) -> Key {
         let (addresses, ports) = ((local.address, remote.address), (local.port, remote.port));
         Key::new(port, Direction::Egress, addresses, ports, protocol)
     }
 
-    /// As words, for another switch.
+    /// The key as words, for another switch.
     pub(crate) fn to_words(self) -> [u64; 5] {
         self.words()
     }
 
-    /// The key of these words, if there is such a one.
+    /// The key that these words encode; `None`: they encode none.
     pub(crate) fn of_words([a, b, c, d, rest]: [u64; 5]) -> Option<Key> {
         let rest = NonZeroU64::new(rest)?;
         let family = rest.get() as u8;
@@ -120,7 +122,7 @@ impl Key {
 
     /// The same conversation of another port.
     pub(crate) fn at_port(self, port: PortId) -> Key {
-        // The family in its lowest bits stays.
+        // The family in the lowest bits keeps this from being zero.
         let rest = self.rest.get() & !(0xffff << 16) | u64::from(port.0) << 16;
         Key { rest: NonZeroU64::new(rest).unwrap_or(self.rest), ..self }
     }
@@ -136,8 +138,9 @@ impl Key {
         (self.rest.get() >> 8) as u8
     }
 
-    /// Who is at the other end: an IPv4 address, or the prefix of an IPv6 address, because one host may have all addresses of a
-    /// /64. A link-local address is one host's: those of a whole network have the same prefix.
+    /// The remote source: whether it is IPv6, and the IPv4 address or the /64 prefix of the IPv6 address, because one
+    /// host may have all addresses of a /64. Link-local addresses of a whole network have the same prefix, so there the
+    /// interface identifier is the source.
     pub(crate) fn source(&self) -> (bool, u64) {
         let [prefix, interface] = self.remote;
         let is_link_local = prefix >> 54 == 0xfe80 >> 6;
@@ -149,7 +152,7 @@ impl Key {
     }
 }
 
-/// An address in network order; of IPv4 the mapped one of IPv6.
+/// An address as two words, the upper one first; an IPv4 address as an IPv4-mapped IPv6 address.
 #[inline(always)]
 fn words(addr: IpAddr) -> [u64; 2] {
     match addr {
@@ -161,8 +164,9 @@ fn words(addr: IpAddr) -> [u64; 2] {
     }
 }
 
-/// What stands for ports in ICMP: of echo requests and replies the identifier; of others the type, that of the question if it is an
-/// answer, so that one of them lets in nothing but its answer. The same in both directions, and never the same for both kinds.
+/// What an ICMP message has instead of ports. Echo requests and replies have their identifier. Other messages have
+/// their type, replies that of their request, so that a message allows only its reply. Both directions give the same
+/// key, and the two kinds never collide.
 #[inline(never)]
 fn message(direction: Direction, head: &[u8], parsed: &Parsed) -> (u16, u16) {
     if let Some((_, identifier)) = echo(head, parsed) {
@@ -181,7 +185,7 @@ fn message(direction: Direction, head: &[u8], parsed: &Parsed) -> (u16, u16) {
     }
 }
 
-/// Whether a packet is an echo request, and its identifier; `None` when it is neither request nor reply.
+/// Whether a packet is an echo request, and its identifier; `None`: it is neither an echo request nor a reply.
 pub(crate) fn echo(head: &[u8], parsed: &Parsed) -> Option<(bool, u16)> {
     let (request, reply) = match (parsed.kind, parsed.protocol) {
         (L3::V4, ICMP) => (V4_REQUEST, V4_REPLY),
@@ -197,16 +201,17 @@ pub(crate) fn echo(head: &[u8], parsed: &Parsed) -> Option<(bool, u16)> {
 /// The packet that an ICMP error quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quote {
-    /// The session to which it belongs.
+    /// The key of its session.
     pub(crate) key: Key,
-    /// Who sent it.
+    /// Its source address.
     pub(crate) source: IpAddr,
-    /// Whom it was for.
+    /// Its destination address.
     pub(crate) destination: IpAddr,
 }
 
-/// Whether a packet is an ICMP error or a redirect, and what it quotes (RFC 5508, section 4.1), if that makes sense. Of one in
-/// pieces that is not looked at: errors are short (RFC 1812, section 4.3.2.3; RFC 4443, section 2.4 c).
+/// `Some` if a packet is an ICMP error or a redirect, with the packet that it quotes (RFC 5508, section 4.1) if that is
+/// valid. Fragments of errors are not reassembled: errors are short (RFC 1812, section 4.3.2.3; RFC 4443, section 2.4
+/// c).
 pub(crate) fn error(port: PortId, direction: Direction, head: &[u8], parsed: &Parsed) -> Option<Option<Quote>> {
     let message = head.get(usize::from(parsed.l4)..head.len().min(parsed.end as usize)).unwrap_or_default();
     let kind = message.first().copied().unwrap_or_default();
@@ -223,12 +228,13 @@ fn quoted(port: PortId, direction: Direction, kind: u8, quote: &[u8], parsed: &P
     let ((source, destination), protocol, rest) = match parsed.kind {
         L3::V4 if matches!(kind, 3 | 11 | 12) => {
             let header = ipv4::Header::parse_quoted(quote).ok()?;
-            // Of a first fragment the ports are there, of later ones not.
+            // A first fragment has the ports, later ones do not.
             (header.fragment_offset == 0 && header.payload_len() >= LEAST_QUOTED as u16).then_some(())?;
             let rest = quote.get(usize::from(header.header_len)..)?;
             ((IpAddr::V4(header.source), IpAddr::V4(header.destination)), header.protocol, rest)
         }
-        // Unreachable, too big, time exceeded, parameter problem. Quotes behind extension headers are not followed.
+        // Unreachable, too big, time exceeded, parameter problem. Extension headers of the quoted packet are not
+        // skipped.
         L3::V6 if matches!(kind, 1..=4) => {
             let header = ipv6::Header::parse_quoted(quote).ok()?;
             (usize::from(header.payload_len) >= LEAST_QUOTED).then_some(())?;
@@ -237,7 +243,7 @@ fn quoted(port: PortId, direction: Direction, kind: u8, quote: &[u8], parsed: &P
         }
         _ => return None,
     };
-    // At least 64 bits of it are quoted (RFC 792).
+    // Errors quote at least 64 bits of the payload (RFC 792).
     let b = rest.first_chunk::<LEAST_QUOTED>()?;
     let ports = match (parsed.kind, protocol) {
         (_, TCP | UDP) => (u16::from_be_bytes([b[0], b[1]]), u16::from_be_bytes([b[2], b[3]])),
@@ -246,7 +252,7 @@ fn quoted(port: PortId, direction: Direction, kind: u8, quote: &[u8], parsed: &P
         (_, ICMP | ICMPV6) => return None,
         _ => (0, 0),
     };
-    // The packet that is quoted went the other way.
+    // The quoted packet went in the opposite direction.
     let key = Key::new(port, direction.opposite(), (source, destination), ports, protocol);
     Some(Quote { key, source, destination })
 }

@@ -1,4 +1,4 @@
-//! Lists through an array: each element has two links, an owner a head and a tail.
+//! Doubly linked lists in an array: each element has two links, and each list a head and a tail.
 
 /// No element.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -11,11 +11,11 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// Of an element in no list.
+    /// Links of an element that is in no list.
     pub(crate) const UNLINKED: Links = Links { next: NONE, prev: NONE };
 }
 
-/// First and last element.
+/// First and last element of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct List {
     pub(crate) head: u32,
@@ -35,7 +35,7 @@ impl List {
         self.tail = index;
     }
 
-    /// Takes element `index`, which is in this list, out of it.
+    /// Removes element `index`, which is in this list.
     pub(crate) fn remove<T>(&mut self, items: &mut [T], index: u32, links: fn(&mut T) -> &mut Links) {
         let Links { next, prev } = std::mem::replace(links(&mut items[index as usize]), Links::UNLINKED);
         match prev {

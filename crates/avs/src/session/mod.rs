@@ -1,12 +1,14 @@
-//! Sessions: what remembers that a security group has let a conversation begin, so that its answers pass (Triton, 4).
+//! Session table: records the conversations that a security group has allowed, so that replies pass (Triton paper,
+//! section 4).
 //!
-//! A session belongs to one vNIC and has both directions of one five-tuple. It is found by a hash, lives in a slab of fixed
-//! bound, and costs a packet one look-up and one store: expiry is a wheel of lists by second, which looks at a session only
-//! when its time may have come.
+//! A session belongs to one vNIC and covers both directions of one five-tuple. Sessions are stored in a slab of bounded
+//! size and looked up by hash. A packet costs one lookup and one store. Expiry uses a timer wheel with one list per
+//! second, which visits a session only when it may have timed out.
 //!
-//! A conversation that is allowed can always begin. Each vNIC has a bound of its own; there, the least valuable of its sessions
-//! makes room. So a flood takes its own sessions: those of its class, then of its source ([`queue`]). At the bound of all vNICs the one
-//! with most sessions gives, so none that has no more than its share ([`rank`]).
+//! An allowed conversation can always begin. Each vNIC has a limit; at the limit, a new session evicts the least
+//! valuable one of the vNIC. So a flood evicts sessions of its own class, and then of its own source ([`queue`]). At
+//! the limit of all vNICs together, the vNIC with the most sessions loses one, so no vNIC loses sessions while it has
+//! no more than its share ([`rank`]).
 
 mod carry;
 #[cfg(test)]
@@ -30,17 +32,17 @@ pub(crate) use table::{Handle, Payload, Planned, Sessions};
 /// Counters of sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionCounters {
-    /// Sessions now.
+    /// Current sessions.
     pub current: u64,
-    /// Of these: with packets in both directions, and not ended.
+    /// Current sessions with packets in both directions that are not closed.
     pub established: u64,
-    /// Begun, ever.
+    /// Sessions ever created.
     pub created: u64,
-    /// Ended by their timeout.
+    /// Sessions ended by their timeout.
     pub expired: u64,
-    /// Made room for another at a bound.
+    /// Sessions evicted by new ones at a limit.
     pub evicted: u64,
-    /// No longer allowed after a change of rules.
+    /// Sessions ended because changed rules no longer allow them.
     pub revoked: u64,
 }
 
@@ -59,12 +61,12 @@ impl SessionCounters {
     }
 }
 
-/// Sessions of one port.
+/// Counters of one port's sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortSessions {
-    /// Now.
+    /// Current sessions.
     pub current: u32,
-    /// Made room for others at a bound, by [`Class`].
+    /// Sessions evicted by new ones at a limit, by [`Class`].
     pub evicted: [u64; Class::ALL.len()],
 }
 

@@ -1,53 +1,53 @@
-//! Ports by the number of their sessions.
+//! Ports ordered by their number of sessions.
 
 use crate::ids::PortId;
 
-/// How many sessions each port has, and which one has most.
+/// The number of sessions of each port, and the port with the most.
 #[derive(Debug, Default)]
 pub(crate) struct Ranking {
-    /// By port.
+    /// Number of sessions, indexed by port.
     counts: Vec<u32>,
-    /// All ports, those with most sessions first.
+    /// All ports, those with the most sessions first.
     order: Vec<PortId>,
-    /// Where a port is in `order`.
+    /// Position in `order`, indexed by port.
     places: Vec<u16>,
 }
 
 impl Ranking {
-    /// Sessions of a port.
+    /// Number of sessions of a port.
     pub(crate) fn count(&self, port: PortId) -> u32 {
         self.counts.get(port.place()).copied().unwrap_or(0)
     }
 
-    /// The port with most sessions, if there are any ports.
+    /// The port with the most sessions, if there are any ports.
     pub(crate) fn largest(&self) -> Option<PortId> {
         self.order.first().copied()
     }
 
-    /// A port has one session more.
+    /// Counts a new session of a port.
     pub(crate) fn add(&mut self, port: PortId) {
         for new in self.counts.len()..=port.place() {
             self.counts.push(0);
             self.places.push(self.order.len() as u16);
             self.order.push(PortId(new as u16));
         }
-        // Ahead of all others that have as many.
+        // Move it ahead of all others with the same count.
         let count = self.count(port);
         let first = self.order.partition_point(|&other| self.counts[other.place()] > count);
         self.exchange(port, first);
         self.counts[port.place()] += 1;
     }
 
-    /// A port, which has some, has one less.
+    /// Counts the end of a session of a port that has at least one.
     pub(crate) fn take(&mut self, port: PortId) {
-        // Behind all others that have as many.
+        // Move it behind all others with the same count.
         let count = self.count(port);
         let behind = self.order.partition_point(|&other| self.counts[other.place()] >= count);
         self.exchange(port, behind - 1);
         self.counts[port.place()] -= 1;
     }
 
-    /// Exchanges a port with the one at a place.
+    /// Swaps a port with the one at position `place`.
     fn exchange(&mut self, port: PortId, place: usize) {
         let other = self.order[place];
         let from = std::mem::replace(&mut self.places[port.place()], place as u16);
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_is_that_of_the_counts() {
+    fn ports_are_ordered_by_their_counts() {
         let mut rng = fastrand::Rng::with_seed(3);
         let mut ranking = Ranking::default();
         let mut counts = [0u32; 9];

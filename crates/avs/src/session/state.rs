@@ -1,15 +1,17 @@
-//! How far a conversation has come, as somebody in the middle sees it.
+//! Connection state, as a switch between the two ends sees it.
 
 use bifrost_wire::tcp::Flags;
 
 /// Seconds without a packet after which a session ends.
 ///
 /// - Established TCP: 2 h 4 min (RFC 5382, REQ-5).
-/// - TCP that one side or both have closed, or that was reset: 4 min (RFC 5382, REQ-5; RFC 7857, section 2). RFC 5382 counts a
-///   half-closed connection as established; here it is not, as in Linux, because a peer that vanishes then would hold its session
-///   for two hours.
-/// - TCP that is being opened: 2 min after SYN, 1 min after SYN-ACK (Linux, `nf_conntrack_tcp_timeout_syn_sent`, `_syn_recv`).
-/// - Datagrams: 30 s, and 3 min once the exchange is assured (Linux, `nf_conntrack_udp_timeout`, and its `_stream` until 4.20).
+/// - TCP that one or both sides have closed, or that was reset: 4 min (RFC 5382, REQ-5; RFC 7857, section 2). RFC 5382
+///   counts a half-closed connection as established. Here it is not, as in Linux, because a peer that vanishes in this
+///   state would hold its session for two hours.
+/// - TCP that is being opened: 2 min after SYN, 1 min after SYN-ACK (Linux, `nf_conntrack_tcp_timeout_syn_sent`,
+///   `_syn_recv`).
+/// - Datagrams: 30 s, and 3 min once the exchange is assured (Linux, `nf_conntrack_udp_timeout`, and its `_stream`
+///   until 4.20).
 /// - ICMP: 60 s (RFC 5508, REQ-2).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts;
@@ -24,10 +26,11 @@ impl Timeouts {
     const ICMP_S: u32 = 60;
 }
 
-/// An exchange of datagrams that goes on for so long after the first answer is assured, s (Linux, `nf_conntrack_proto_udp.c`).
+/// An exchange of datagrams that continues this long after the first reply is assured, s (Linux,
+/// `nf_conntrack_proto_udp.c`).
 const ASSURED_AFTER_S: u16 = 2;
 
-/// What a packet does to its session.
+/// What a packet means for its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A TCP segment with these flags.
@@ -38,23 +41,23 @@ pub(crate) enum Event {
     Datagram,
 }
 
-/// What a session is worth when another one needs its room: the lowest class gives first.
+/// Value of a session at a limit: sessions of the lowest class are evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Nobody has answered, or the conversation is over.
+    /// There was no reply, or the conversation is over.
     Unanswered = 0,
-    /// A datagram or a SYN was answered.
+    /// A datagram or a SYN has had a reply.
     Answered = 1,
     /// A TCP connection of which one side has sent its FIN.
     Closing = 2,
-    /// Datagrams both ways for a while.
+    /// Datagrams have gone both ways for a while.
     Assured = 3,
     /// An established TCP connection.
     Established = 4,
 }
 
 impl Class {
-    /// All, the lowest first.
+    /// All classes, the lowest first.
     pub const ALL: [Class; 5] =
         [Class::Unanswered, Class::Answered, Class::Closing, Class::Assured, Class::Established];
 }
@@ -62,28 +65,28 @@ impl Class {
 /// State of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// SYN was seen, or the first packet seen was none; nothing from the other side yet.
+    /// TCP: the first packet was seen, which may be other than a SYN; nothing from the other side yet.
     Opening,
-    /// SYN was answered.
+    /// The SYN has been answered by a SYN.
     Answered,
-    /// Both sides have spoken.
+    /// Both sides have sent, and the handshake is complete or was not seen.
     Established,
-    /// The side that began has sent its FIN, or the other one has.
+    /// One side has sent its FIN: the originator or the other one.
     Closing { by_originator: bool },
-    /// Both have, or RST was seen.
+    /// Both sides have sent their FIN, or RST was seen.
     Closed,
-    /// Datagrams one way.
+    /// Datagrams in one direction only.
     Asked,
-    /// Datagrams both ways, so far as in a question and its answer.
+    /// Datagrams in both directions, so far like a query and its reply.
     Exchange,
-    /// Datagrams both ways for a while.
+    /// Datagrams in both directions for a while.
     Assured,
     /// ICMP.
     Icmp,
 }
 
 impl State {
-    /// Of a session that begins with this packet.
+    /// State of a session that begins with this packet.
     pub(crate) fn first(event: Event) -> State {
         match event {
             Event::Tcp(flags) if flags.contains(Flags::RST) => State::Closed,
@@ -93,8 +96,8 @@ impl State {
         }
     }
 
-    /// After a packet; `originator`: from the side whose packet was the first; `answered_s`: seconds since an
-    /// [`Exchange`](State::Exchange) was answered.
+    /// State after a packet. `originator`: the packet is from the side that sent the first one. `answered_s`: seconds
+    /// since an [`Exchange`](State::Exchange) was answered.
     #[must_use]
     #[inline(always)]
     pub(crate) fn after(self, event: Event, originator: bool, answered_s: u16) -> State {
@@ -112,7 +115,7 @@ impl State {
         match self {
             State::Opening if originator => State::Opening,
             State::Opening if flags.contains(Flags::SYN) => State::Answered,
-            // Nobody heard how it began: a switch that was restarted.
+            // The switch has not seen how it began: it was restarted.
             State::Opening if fin => State::Closing { by_originator: false },
             State::Opening => State::Established,
             State::Answered if originator && !flags.contains(Flags::SYN) && flags.contains(Flags::ACK) => {
@@ -128,7 +131,7 @@ impl State {
         }
     }
 
-    /// Whether a packet of either side leaves it as it is, for certain.
+    /// Whether a packet of either side certainly leaves the state unchanged. `false`: it may change.
     #[inline(always)]
     pub(crate) fn stays_at(self, event: Event) -> bool {
         const ENDS: Flags = Flags::FIN.with(Flags::RST);
@@ -139,7 +142,7 @@ impl State {
         }
     }
 
-    /// Whether this packet begins a new conversation under the old one's name, which the rules must allow again.
+    /// Whether this packet begins a new conversation with the key of a closed one. The rules must allow it again.
     pub(crate) fn begins_anew(self, event: Event) -> bool {
         match event {
             Event::Tcp(flags) => self == State::Closed && flags.contains(Flags::SYN) && !flags.contains(Flags::ACK),
@@ -147,7 +150,7 @@ impl State {
         }
     }
 
-    /// What it is called.
+    /// Name of the state, for traces.
     pub(crate) fn name(self) -> &'static str {
         match self {
             State::Opening => "opening",
@@ -162,7 +165,7 @@ impl State {
         }
     }
 
-    /// What it is worth.
+    /// Class that decides when the session is evicted.
     #[inline(always)]
     pub(crate) fn class(self) -> Class {
         match self {
@@ -174,12 +177,12 @@ impl State {
         }
     }
 
-    /// Whether both sides have spoken, and it is not over.
+    /// Whether both sides have sent, and the conversation is not over. A SYN and its answer are not enough.
     pub(crate) fn is_established(self) -> bool {
         self.class() > Class::Unanswered && self != State::Answered
     }
 
-    /// Without a packet for so long it ends, s.
+    /// Time without packets after which a session in this state expires, s.
     pub(crate) fn timeout_s(self) -> u32 {
         match self {
             State::Opening => Timeouts::OPENING_S,
@@ -200,7 +203,7 @@ mod tests {
     const SYN: Flags = Flags::SYN;
     const ACK: Flags = Flags::ACK;
 
-    /// Packets of a connection: who sends what, and the state after it.
+    /// Checks a connection's packets: whether the originator sends, the flags, and the expected state after the packet.
     fn follow(packets: &[(bool, Flags, State)]) {
         let mut state = None;
         for (number, &(originator, flags, expected)) in packets.iter().enumerate() {
@@ -231,12 +234,12 @@ mod tests {
         follow(&[(true, SYN, State::Opening), (false, rst, State::Closed)]);
         follow(&[(true, ACK, State::Opening), (false, ACK, State::Established), (false, rst, State::Closed)]);
         follow(&[(true, ACK, State::Opening), (false, fin, closing(false)), (true, fin, State::Closed)]);
-        // Alone nobody gets it established, whatever he sends.
+        // One side alone cannot establish a connection, whatever it sends.
         follow(&[(true, SYN, State::Opening), (true, ACK, State::Opening), (true, fin, State::Opening)]);
     }
 
     #[test]
-    fn what_stays_stays() {
+    fn stays_at_agrees_with_after() {
         let closing = [false, true].map(|by_originator| State::Closing { by_originator });
         let open = [State::Opening, State::Answered, State::Established, State::Closed];
         let others = [State::Asked, State::Exchange, State::Assured, State::Icmp];
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_syn_to_what_was_closed_begins_anew() {
+    fn only_a_syn_reopens_a_closed_connection() {
         let syn = Event::Tcp(SYN);
         assert!(State::Closed.begins_anew(syn));
         assert!(!State::Established.begins_anew(syn));
@@ -265,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_are_assured_once_they_go_on_after_the_answer() {
+    fn datagrams_are_assured_if_they_continue_after_the_reply() {
         let asked = State::first(Event::Datagram);
         let after = |state: State, originator, answered_s| state.after(Event::Datagram, originator, answered_s);
         assert_eq!(after(asked, true, 9), State::Asked, "one side alone");
@@ -284,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_half_closed_or_half_open_is_worth_less_than_what_is_established_and_ends_sooner() {
+    fn only_established_connections_have_the_highest_class_and_a_long_timeout() {
         let states = [
             State::Opening,
             State::Answered,

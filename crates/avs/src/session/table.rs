@@ -1,4 +1,4 @@
-//! The sessions of one switch.
+//! The session table of a switch.
 
 use std::hash::BuildHasher as _;
 
@@ -17,50 +17,49 @@ use crate::limits::SessionLimits;
 use bifrost_tables::prefetch;
 use foldhash::fast::FixedState;
 
-/// Sessions whose time may have come that are looked at in one go, at most.
+/// Maximum number of sessions that one call checks for expiry.
 const EXPIRIES: usize = 256;
 
-/// What would be done to sessions before a question about them is answered.
+/// Changes to sessions that are decided but not yet carried out. Lookups take them into account.
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
-    /// They end.
+    /// Indexes of the sessions that will end.
     ended: Vec<u32>,
 }
 
 impl Planned {
-    /// Nothing.
+    /// No changes.
     pub(crate) const NOTHING: Planned = Planned { ended: Vec::new() };
 
-    /// A session ends.
+    /// Plans the end of a session.
     pub(crate) fn end(&mut self, index: u32) {
         self.ended.push(index);
     }
 }
 
-/// Names one session, and never another one.
+/// Identifies one session. A later session at the same index has another handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     pub(crate) index: u32,
-    /// Its position in the order in which sessions have begun, from 1.
+    /// Serial number of the session, from 1.
     pub(crate) number: u64,
 }
 
-/// The bounds leave no room for any session.
+/// A limit of 0 allows no sessions at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// What is kept with a session, beside what sessions are.
+/// Data that a table stores with each session.
 pub(crate) trait Payload: Copy + std::fmt::Debug {
-    /// Another name under which the session is found.
+    /// A second key of the session.
     fn second_key(&self) -> Option<Key>;
-    /// The mapping that the session holds.
+    /// The NAT mapping that the session holds.
     #[inline(always)]
     fn mapping(&self) -> Option<u32> {
         None
     }
 }
 
-/// Nothing.
 impl Payload for () {
     #[inline(always)]
     fn second_key(&self) -> Option<Key> {
@@ -68,60 +67,60 @@ impl Payload for () {
     }
 }
 
-/// The sessions. `T`: what is kept with each.
+/// The session table. `T`: data stored with each session.
 #[derive(Debug)]
 pub(crate) struct Sessions<T = ()> {
     limits: SessionLimits,
     counters: SessionCounters,
-    /// Sessions that have begun: the number of the last one.
+    /// Serial number of the latest session.
     begun: u64,
     hasher: FixedState,
     index: Index,
-    /// By their second keys.
+    /// Index by second key.
     second: Index,
     slab: Vec<Session<T>>,
     free: List,
     ranking: Ranking,
-    /// By port number.
+    /// Indexed by port number.
     ports: Vec<Account>,
     wheel: Wheel,
     /// Seconds of 2^30 ns.
     now_s: u32,
     generation: u64,
-    /// Mappings of sessions that have ended.
+    /// Mappings of ended sessions, one entry per session.
     released: Vec<u32>,
-    /// The places that changed since they were copied for another process; `None`: nothing is being copied.
+    /// Places that changed since they were copied for another process; `None`: nothing is being copied.
     changes: Option<Box<Changes>>,
 }
 
-/// In this order: what is looked at of every packet lies in one line of a cache, mostly.
+/// The field order puts what every packet reads into one cache line in most cases.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(16))]
 struct Session<T> {
-    /// As of its [`Handle`]; 0 once it has ended.
+    /// Serial number as in its [`Handle`]; 0 once the session has ended.
     number: u64,
     seen_s: u32,
-    /// The rules that allow it.
+    /// Configuration whose rules allow the session.
     epoch: u32,
     state: State,
-    /// When its remote end was heard of last, as of [`period`].
+    /// [`period`] of the last packet from the remote end; initially that of the first packet.
     heard: u8,
     origin: Direction,
-    /// Its list in the queues.
+    /// Its source's list in the queues.
     source: u8,
     slot: u16,
-    /// The second in which an exchange was answered; the lower bits.
+    /// Second in which an [`Exchange`](State::Exchange) was answered; lower 16 bits.
     answered_s: u16,
-    /// On the wheel, or on the free list.
+    /// Links on the wheel, or on the free list.
     due: Links,
-    /// In its port's queues.
+    /// Links in its port's queues.
     idle: Links,
     key: Key,
     payload: T,
 }
 
 impl<T> Session<T> {
-    /// Whether a packet changes nothing: as most do within a second.
+    /// Whether a packet changes nothing, as is the case for most packets within a second.
     #[inline(always)]
     fn is_settled(&self, now_s: u32, direction: Direction, event: Event, epoch: u32) -> bool {
         let is_heard = direction == Direction::Egress || self.heard == period(now_s);
@@ -132,7 +131,7 @@ impl<T> Session<T> {
         Place { origin: self.origin, class: self.state.class(), source: self.source }
     }
 
-    /// What another switch needs of it; `None`: it has ended.
+    /// The session in the form in which another switch takes it over; `None`: it has ended.
     fn carried(&self) -> Option<Carried<T>>
     where
         T: Copy,
@@ -142,17 +141,18 @@ impl<T> Session<T> {
     }
 }
 
-/// What is remembered about a port.
+/// The sessions and counters of a port.
 #[derive(Debug, Default)]
 struct Account {
-    /// Made for its first session.
+    /// `None` until the port has had a session.
     queues: Option<Box<Queues>>,
-    /// Its sessions that made room for others.
+    /// Evicted sessions of the port, by class.
     evicted: [u64; Class::ALL.len()],
 }
 
-/// The quarter of a minute that second `now_s` is in, the lower bits. A session moves to the end of its list once in that time, not
-/// with each packet. If it comes round, 68 minutes later, a session stays where it is, and that for one period.
+/// Number of the 16-second period that contains second `now_s`; lower 8 bits. A session moves to the end of its list at
+/// most once per period, not with each packet. The number wraps after 68 minutes: a session that was last heard exactly
+/// that long ago does not move for one period.
 #[inline(always)]
 fn period(now_s: u32) -> u8 {
     (now_s >> 4) as u8
@@ -167,10 +167,11 @@ fn idle<T>(session: &mut Session<T>) -> &mut Links {
 }
 
 impl Sessions {
-    /// Begins a session with this packet. `takes_place`: one of the same name has just ended, and leaves its room to this one.
+    /// Inserts a session that begins with this packet. `takes_place`: the session replaces one with the same key that
+    /// has just ended, so it evicts none.
     ///
     /// # Errors
-    /// [`Full`]: nothing has changed.
+    /// [`Full`]: the table is unchanged.
     pub(crate) fn insert(
         &mut self,
         key: Key,
@@ -184,7 +185,7 @@ impl Sessions {
 }
 
 impl<T: Payload> Sessions<T> {
-    /// None. `seed`: of the hash, secret, for keys come from tenants.
+    /// Creates an empty table. `seed`: secret seed of the hash, because tenants choose the keys.
     pub(crate) fn new(limits: SessionLimits, seed: u64) -> Self {
         Sessions {
             limits,
@@ -205,13 +206,13 @@ impl<T: Payload> Sessions<T> {
         }
     }
 
-    /// As long as it is the same, time has not gone on, and no session has begun, ended or come to another state. Never 0.
+    /// Changes whenever time advances, or a session begins, ends or changes its state. Never 0.
     #[inline(always)]
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Something else has happened that notes do not know of.
+    /// Changes the [`generation`](Self::generation), because of an event outside this table that invalidates notes.
     pub(crate) fn outdate_notes(&mut self) {
         self.generation += 1;
     }
@@ -220,19 +221,19 @@ impl<T: Payload> Sessions<T> {
         &self.counters
     }
 
-    /// The sessions that are there count as created, and no others.
+    /// Resets the counters, so that only the current sessions count as created.
     pub(crate) fn restart_counters(&mut self) {
         let SessionCounters { current, established, .. } = self.counters;
         self.counters = SessionCounters { current, established, created: current, ..SessionCounters::default() };
     }
 
-    /// There is another configuration.
+    /// Sets the limits of a new configuration.
     pub(crate) fn set_limits(&mut self, limits: SessionLimits) {
         self.limits = limits;
         self.generation += 1;
     }
 
-    /// Time has come to `now_ns`; what has had no packets for too long ends, some at a time.
+    /// Advances the time to `now_ns`, and expires idle sessions, at most [`EXPIRIES`] per call.
     #[inline(always)]
     pub(crate) fn advance(&mut self, now_ns: u64) {
         let now_s = (now_ns >> 30) as u32;
@@ -258,23 +259,23 @@ impl<T: Payload> Sessions<T> {
         }
     }
 
-    /// Seconds of 2^30 ns.
+    /// Current time in seconds of 2^30 ns.
     pub(crate) fn now_s(&self) -> u32 {
         self.now_s
     }
 
-    /// The session of that name, `after` something.
+    /// Looks up a session by its key, as if the changes of `after` had been carried out.
     #[inline(always)]
     pub(crate) fn find_after(&self, key: &Key, after: &Planned) -> Option<u32> {
         self.find(key).filter(|index| !after.ended.contains(index))
     }
 
-    /// The session of that name.
+    /// Looks up a session by its key.
     pub(crate) fn find(&self, key: &Key) -> Option<u32> {
         self.index.find(self.hasher.hash_one(key), |i| self.slab[i as usize].key == *key)
     }
 
-    /// The session that has that name for its second one, `after` something.
+    /// Looks up a session by its second key, as if the changes of `after` had been carried out.
     #[inline(always)]
     pub(crate) fn find_second_after(&self, key: &Key, after: &Planned) -> Option<u32> {
         let is_it = |i: u32| self.slab[i as usize].payload.second_key().is_some_and(|second| second == *key);
@@ -282,28 +283,29 @@ impl<T: Payload> Sessions<T> {
         found.filter(|index| !after.ended.contains(index))
     }
 
-    /// Mappings of sessions that have ended since they were last taken from here; a mapping for each session.
+    /// Mappings of sessions that have ended, one entry per session. The caller removes the entries that it has
+    /// processed.
     pub(crate) fn released(&mut self) -> &mut Vec<u32> {
         &mut self.released
     }
 
-    /// What is kept with a session.
+    /// The data stored with a session.
     pub(crate) fn payload(&self, index: u32) -> &T {
         &self.slab[index as usize].payload
     }
 
-    /// A name that means this session alone.
+    /// A handle that identifies the session at `index`.
     pub(crate) fn handle(&self, index: u32) -> Handle {
         Handle { index, number: self.slab[index as usize].number }
     }
 
-    /// Whether a session has not ended.
+    /// Whether a session still exists.
     #[inline(always)]
     pub(crate) fn is_there(&self, Handle { index, number }: Handle) -> bool {
         self.slab.get(index as usize).is_some_and(|session| session.number == number)
     }
 
-    /// Has what a packet of a session needs of it come into the caches, if there is one at that place.
+    /// Prefetches what a packet needs of the session at `index`, if there is one.
     #[inline(always)]
     pub(crate) fn fetch(&self, index: u32) {
         if let Some(session) = self.slab.get(index as usize) {
@@ -312,33 +314,33 @@ impl<T: Payload> Sessions<T> {
         }
     }
 
-    /// Which side's packet was the first.
+    /// Direction of the session's first packet.
     pub(crate) fn origin(&self, index: u32) -> Direction {
         self.slab[index as usize].origin
     }
 
-    /// How far it has come, and for how many seconds it had no packet.
+    /// State of a session, and seconds since its last packet.
     pub(crate) fn standing(&self, index: u32) -> (State, u32) {
         let session = &self.slab[index as usize];
         (session.state, self.now_s.saturating_sub(session.seen_s))
     }
 
-    /// The configuration whose rules allow it.
+    /// The configuration whose rules allow a session.
     pub(crate) fn epoch(&self, index: u32) -> u32 {
         self.slab[index as usize].epoch
     }
 
-    /// Whether the rules of `epoch` allow it, as far as is known.
+    /// Whether the rules of `epoch` are known to allow a session.
     pub(crate) fn is_of(&self, index: u32, epoch: u32) -> bool {
         self.epoch(index) == epoch
     }
 
-    /// Whether a packet begins a new conversation under the name of one that is over.
+    /// Whether a packet begins a new conversation with the key of a closed one.
     pub(crate) fn begins_anew(&self, index: u32, event: Event) -> bool {
         self.slab[index as usize].state.begins_anew(event)
     }
 
-    /// A packet of session `index`, which the rules of `epoch` allow.
+    /// Updates session `index` with a packet that the rules of `epoch` allow.
     #[inline(always)]
     pub(crate) fn touch(&mut self, index: u32, direction: Direction, event: Event, epoch: u32) {
         if !self.slab[index as usize].is_settled(self.now_s, direction, event, epoch) {
@@ -346,7 +348,7 @@ impl<T: Payload> Sessions<T> {
         }
     }
 
-    /// Whether a session is there, and a packet would change nothing about it.
+    /// Whether a session still exists, and a packet would change nothing about it.
     #[inline(always)]
     pub(crate) fn is_settled(&self, handle: Handle, direction: Direction, event: Event, epoch: u32) -> bool {
         self.slab.get(handle.index as usize).is_some_and(|session| {
@@ -363,7 +365,7 @@ impl<T: Payload> Sessions<T> {
         session.seen_s = now_s;
         let answered_s = (now_s as u16).wrapping_sub(session.answered_s);
         let (before, after) = (session.state, session.state.after(event, direction == session.origin, answered_s));
-        // Not by what the guest sends: it goes on for minutes when the other end has vanished.
+        // Packets from the guest do not count: a guest goes on sending for minutes after the remote end has vanished.
         let is_heard = direction == Direction::Ingress && session.heard != period(now_s);
         if before != after {
             self.change(index, before, after);
@@ -373,7 +375,7 @@ impl<T: Payload> Sessions<T> {
         }
     }
 
-    /// [`insert`](Self::insert) of a session with something.
+    /// [`insert`](Self::insert) with the data to store with the session.
     pub(crate) fn insert_with(
         &mut self,
         key: Key,
@@ -389,9 +391,10 @@ impl<T: Payload> Sessions<T> {
         self.add(&begun, epoch, takes_place).map(drop)
     }
 
-    /// Adds a session of another switch, whose name is not known here, and returns its place. `None`: there is no room.
+    /// Adds a session of another switch, and returns its place. Its keys must not exist in this table. `None`: a limit
+    /// of 0 allows no sessions.
     pub(super) fn insert_carried(&mut self, session: &Carried<T>, epoch: u32) -> Option<u32> {
-        // A time to come would keep it forever.
+        // A time in the future would keep the session forever.
         let session = Carried { seen_s: session.seen_s.min(self.now_s), ..*session };
         self.add(&session, epoch, false).ok()
     }
@@ -401,7 +404,7 @@ impl<T: Payload> Sessions<T> {
         self.slab.iter().filter_map(Session::carried)
     }
 
-    /// Places that sessions may have; one stays at its place while it is there.
+    /// Number of places in the table. A session does not change its place.
     pub(crate) fn places(&self) -> u32 {
         self.slab.len() as u32
     }
@@ -482,20 +485,20 @@ impl<T: Payload> Sessions<T> {
         Ok(index)
     }
 
-    /// Ends a session that the rules allow no longer.
+    /// Ends a session that the rules no longer allow.
     pub(crate) fn revoke(&mut self, index: u32) {
         self.counters.revoked += 1;
         self.remove(index);
     }
 
-    /// Ends a session whose name another one takes.
+    /// Ends a session without counting a reason.
     pub(crate) fn remove(&mut self, index: u32) {
         let session = self.slab[index as usize];
         self.wheel.list(session.slot).remove(&mut self.slab, index, due);
         self.forget(index);
     }
 
-    /// Ends all sessions of a port whose number now means another vNIC, and forgets what was counted of it.
+    /// Ends all sessions of a port whose number now means another vNIC, and clears its counters.
     pub(crate) fn forget_port(&mut self, port: PortId) {
         while let Some(index) = self.queues(port).and_then(|queues| queues.victim(None)) {
             self.remove(index);
@@ -505,30 +508,30 @@ impl<T: Payload> Sessions<T> {
         }
     }
 
-    /// Sessions of a port.
+    /// Counters of a port's sessions.
     pub(crate) fn of_port(&self, port: PortId) -> PortSessions {
         let evicted = self.ports.get(port.place()).map_or_else(Default::default, |account| account.evicted);
         PortSessions { current: self.ranking.count(port), evicted }
     }
 
-    /// What was counted of a port is forgotten.
+    /// Clears the eviction counters of a port.
     pub(crate) fn forget_counters(&mut self, port: PortId) {
         if let Some(account) = self.ports.get_mut(port.place()) {
             account.evicted = Default::default();
         }
     }
 
-    /// What [`insert`](Self::insert) would do, kept in mind. Only what comes first on a packet's way may be: the second insertion would
-    /// not know of the first.
+    /// Plans the eviction that an [`insert`](Self::insert) would cause. At most one insertion per packet can be
+    /// planned, because a second one would not take the first into account.
     ///
     /// # Errors
-    /// There would be no room.
+    /// [`Full`]: the insertion would fail.
     pub(crate) fn plan_insert(&self, key: &Key, origin: Direction, plan: &mut Planned) -> Result<(), Full> {
         plan.ended.extend(self.evicted_for(key.port(), origin, self.source(key))?);
         Ok(())
     }
 
-    /// Which session makes room for another one; `None`: there is room.
+    /// The session that a new one would evict; `None`: there is room.
     fn evicted_for(&self, port: PortId, origin: Direction, source: u8) -> Result<Option<u32>, Full> {
         let SessionLimits { total, per_port } = self.limits;
         if total.min(per_port) == 0 {
@@ -538,7 +541,7 @@ impl<T: Payload> Sessions<T> {
         let giver = if own >= per_port {
             port
         } else if self.counters.current >= u64::from(total) {
-            // The port with most gives, so none that has no more than its share.
+            // The port with the most sessions gives one up, so a port that has no more than its share keeps all.
             self.ranking.largest().filter(|largest| self.ranking.count(*largest) > own).unwrap_or(port)
         } else {
             return Ok(None);
@@ -547,7 +550,7 @@ impl<T: Payload> Sessions<T> {
         Ok(self.queues(giver).and_then(|queues| queues.victim(newcomer)))
     }
 
-    /// The list of a session's source.
+    /// The number of the list of a session's source.
     pub(super) fn source(&self, key: &Key) -> u8 {
         Queues::source(self.hasher.hash_one(key.source()))
     }
@@ -573,7 +576,7 @@ impl<T: Payload> Sessions<T> {
         self.remove(index);
     }
 
-    /// Does something to the queues that a session is in.
+    /// Applies `change` to the queues of a session's port.
     fn requeue(&mut self, index: u32, change: impl FnOnce(&mut Queues, &mut [Session<T>], &Session<T>)) {
         let session = self.slab[index as usize];
         if let Some(queues) = &mut self.ports[session.key.port().place()].queues {
@@ -581,7 +584,7 @@ impl<T: Payload> Sessions<T> {
         }
     }
 
-    /// The remote end of a session has been heard of.
+    /// Notes a packet from the remote end: the session moves to the end of its list.
     #[inline(never)]
     fn renew(&mut self, index: u32) {
         self.slab[index as usize].heard = period(self.now_s);
@@ -607,15 +610,16 @@ impl<T: Payload> Sessions<T> {
         let slot = session.slot;
         self.counters.established += u64::from(after.is_established());
         self.counters.established -= u64::from(before.is_established());
-        // One that is on the wheel too early is looked at and put back; too late, it would stay.
+        // A session that is due too early is checked and rescheduled; one that is due too late would outlive its
+        // timeout.
         if after.timeout_s() < before.timeout_s() {
             self.wheel.list(slot).remove(&mut self.slab, index, due);
             self.schedule(index, self.now_s + after.timeout_s());
         }
     }
 
-    /// Room for as many sessions as there may be, at once: growing step by step would rehash all of them each time, and each
-    /// time all guests would wait. Only what is used of it takes memory.
+    /// Allocates room for the maximum number of sessions at once: each growth would rehash all sessions while all
+    /// guests wait. Unused pages take no memory.
     #[cold]
     fn make_room(&mut self) {
         let Sessions { index, second, slab, hasher, limits, .. } = self;

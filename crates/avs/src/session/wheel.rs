@@ -1,17 +1,17 @@
-//! Which sessions to look at when: a list for each second.
+//! Timer wheel of sessions: a list for each second.
 
 use super::list::{Links, List};
 use super::state::Timeouts;
 
-/// Seconds until the wheel has turned once: more than the longest timeout.
+/// Number of slots of one second each; a full turn is longer than the longest timeout.
 const SLOTS: usize = (Timeouts::ESTABLISHED_S as usize + 2).next_power_of_two();
 
-/// The wheel. Time is in seconds, of any origin.
+/// The wheel. Time is in seconds from any origin.
 #[derive(Debug)]
 pub(crate) struct Wheel {
-    /// None until it is [started](Self::start_at).
+    /// Empty until the wheel is [started](Self::start_at).
     slots: Box<[List]>,
-    /// What was due before this has been looked at.
+    /// All slots before this second have been processed.
     next_s: u32,
 }
 
@@ -20,7 +20,7 @@ impl Wheel {
         Wheel { slots: Box::default(), next_s: 0 }
     }
 
-    /// Nothing is on the wheel: it may begin at any time.
+    /// Starts the empty wheel at `now_s`.
     pub(crate) fn start_at(&mut self, now_s: u32) {
         if self.slots.is_empty() {
             self.slots = vec![List::EMPTY; SLOTS].into_boxed_slice();
@@ -28,7 +28,7 @@ impl Wheel {
         self.next_s = self.next_s.max(now_s);
     }
 
-    /// The slot of what is due at `at_s`: in the future, and less than a turn away.
+    /// The slot for an element that is due at `at_s`, clamped to the current turn.
     pub(crate) fn slot(&self, at_s: u32) -> u16 {
         let at_s = at_s.clamp(self.next_s, self.next_s + SLOTS as u32 - 1);
         (at_s as usize % SLOTS) as u16
@@ -38,8 +38,8 @@ impl Wheel {
         &mut self.slots[usize::from(slot)]
     }
 
-    /// Takes out one element that was due before `now_s`. After `None` nothing more is, and it is as late as `now_s`; or time has made a
-    /// jump, and the wheel has turned once.
+    /// Removes and returns one element that was due before `now_s`. `None`: there are no more, and the wheel has
+    /// reached `now_s`; or the clock has jumped, and the wheel has made one full turn.
     pub(crate) fn pop<T>(&mut self, now_s: u32, items: &mut [T], links: fn(&mut T) -> &mut Links) -> Option<u32> {
         for _ in 0..SLOTS {
             if self.next_s >= now_s {

@@ -7,7 +7,7 @@ use super::*;
 
 const S: u64 = 1 << 30;
 
-/// A key of a port; `n` tells conversations apart.
+/// A key of a port. Conversations have different `n`.
 fn key(port: u16, n: u32) -> Key {
     let [a, b, c, d] = n.to_be_bytes();
     // Ethernet, IPv4, UDP: from 10.a.b.c, port d.
@@ -25,7 +25,7 @@ fn sessions(total: u32, per_port: u32) -> Sessions {
 }
 
 #[test]
-fn what_is_worth_least_makes_room_in_its_own_port() {
+fn a_port_evicts_its_own_least_valuable_session() {
     let mut s = sessions(100, 3);
     for n in 0..3 {
         s.insert(key(1, n), Direction::Egress, Event::Datagram, 0, false).unwrap();
@@ -54,28 +54,28 @@ fn what_is_worth_least_makes_room_in_its_own_port() {
 }
 
 #[test]
-fn who_takes_the_place_of_another_needs_no_room() {
+fn a_session_that_replaces_another_evicts_none() {
     let mut s = sessions(2, 2);
     (0..2).for_each(|n| s.insert(key(1, n), Direction::Egress, Event::Datagram, 0, false).unwrap());
-    // There are more than may be.
+    // Now there are more sessions than the limits allow.
     s.set_limits(SessionLimits { total: 1, per_port: 1 });
     s.remove(s.find(&key(1, 1)).unwrap());
     s.insert(key(1, 1), Direction::Ingress, Event::Datagram, 0, true).unwrap();
     assert_eq!((s.counters().current, s.counters().evicted), (2, 0));
     let mut plan = Planned::NOTHING;
-    // Without bounds that leave room for any, there is none.
+    // A limit of 0 allows no sessions.
     s.set_limits(SessionLimits { total: 1, per_port: 0 });
     assert_eq!(s.insert(key(1, 2), Direction::Egress, Event::Datagram, 0, false), Err(Full));
     assert_eq!(s.plan_insert(&key(1, 2), Direction::Egress, &mut plan), Err(Full));
 }
 
 #[test]
-fn a_session_takes_no_more_room_than_it_did() {
+fn a_session_has_80_bytes() {
     assert_eq!(size_of::<Session<()>>(), 80);
 }
 
 #[test]
-fn room_is_made_once() {
+fn memory_is_allocated_once() {
     let mut s = sessions(500, 500);
     assert_eq!((s.slab.capacity(), s.index.capacity_bytes()), (0, 0), "none is needed yet");
     s.insert(key(1, 0), Direction::Egress, Event::Datagram, 0, false).unwrap();
@@ -89,7 +89,7 @@ fn room_is_made_once() {
 }
 
 #[test]
-fn at_the_bound_of_all_the_port_with_most_gives() {
+fn at_the_total_limit_the_port_with_the_most_sessions_loses_one() {
     let mut s = sessions(4, 4);
     for n in 0..4 {
         s.insert(key(1, n), Direction::Egress, Event::Datagram, 0, false).unwrap();
@@ -101,7 +101,7 @@ fn at_the_bound_of_all_the_port_with_most_gives() {
 }
 
 #[test]
-fn sessions_end_when_their_time_has_come_and_not_before() {
+fn sessions_expire_at_their_timeout_and_not_before() {
     let mut s = sessions(10, 10);
     let syn = Event::Tcp(Flags::SYN);
     s.insert(key(0, 0), Direction::Egress, syn, 0, false).unwrap();
@@ -117,11 +117,11 @@ fn sessions_end_when_their_time_has_come_and_not_before() {
         s.advance(at_s * S);
         assert_eq!(there(&s), expected, "at {at_s} s");
     }
-    // Each second is a step; two hours of them are too many for Miri.
+    // Each second is a step of the wheel; two hours are too many for Miri.
     if cfg!(miri) {
         return;
     }
-    // A packet keeps it; RST shortens its time.
+    // A packet extends the lifetime of a session; RST shortens it.
     s.advance(5000 * S);
     s.touch(open, Direction::Egress, Event::Tcp(Flags::ACK), 0);
     s.advance((5000 + 7439) * S);
@@ -129,7 +129,7 @@ fn sessions_end_when_their_time_has_come_and_not_before() {
     s.touch(open, Direction::Egress, Event::Tcp(Flags::RST), 0);
     s.advance((5000 + 7439 + 242) * S);
     assert_eq!((there(&s), s.counters().current), ([false; 3], 0));
-    // After a long sleep it begins again.
+    // The wheel restarts after a long pause.
     s.insert(key(0, 3), Direction::Egress, syn, 0, false).unwrap();
     s.advance(1_000_000 * S);
     s.advance(1_000_001 * S);
@@ -137,23 +137,23 @@ fn sessions_end_when_their_time_has_come_and_not_before() {
 }
 
 #[test]
-fn a_jump_of_the_clock_takes_no_longer_than_a_turn_of_the_wheel() {
+fn a_jump_of_the_clock_costs_at_most_one_turn_of_the_wheel() {
     let mut s = sessions(10, 10);
     s.insert(key(0, 0), Direction::Egress, Event::Datagram, 0, false).unwrap();
-    // Fifty years, a second at a time, would take minutes.
+    // Fifty years in steps of a second would take minutes.
     let later = 1_600_000_000;
     s.advance(later * S);
     assert!(s.find(&key(0, 0)).is_none());
-    // Back again: time stands still.
+    // The clock jumps back: time stands still.
     s.insert(key(0, 1), Direction::Egress, Event::Datagram, 0, false).unwrap();
     s.advance(S);
     (0..3).for_each(|_| s.advance((later + 29) * S));
     assert!(s.find(&key(0, 1)).is_some());
 }
 
-/// Random operations beside a map.
+/// Compares random operations with a map.
 #[test]
-fn it_holds_what_a_map_would() {
+fn the_table_agrees_with_a_map() {
     let mut rng = fastrand::Rng::with_seed(7);
     for _ in 0..if cfg!(miri) { 1 } else { 4 } {
         let mut s = sessions(1000, 1000);
@@ -163,7 +163,7 @@ fn it_holds_what_a_map_would() {
             if rng.u8(..) < 20 {
                 now_s += rng.u32(0..100);
                 s.advance(u64::from(now_s) * S);
-                // More than one call may be needed, never more than one for each session.
+                // One call expires a bounded number of sessions, so several may be needed.
                 (0..8).for_each(|_| s.advance(u64::from(now_s) * S));
                 oracle.retain(|_, (state, _, seen_s, _)| *seen_s + state.timeout_s() >= now_s);
             }
@@ -196,7 +196,7 @@ fn it_holds_what_a_map_would() {
                     oracle.insert(key, (State::first(event), direction, now_s, 0));
                 }
             }
-            // On the second itself it may be there or not yet.
+            // In the second of its timeout, a session may still exist or not.
             let sure = oracle.iter().filter(|(_, (state, _, seen_s, _))| *seen_s + state.timeout_s() > now_s);
             for (key, (state, origin, ..)) in sure {
                 let index = s.find(key).expect("the session of the oracle");
