@@ -1,15 +1,18 @@
-//! What a switch remembers of conversations, for another process's switch to go on with: sessions, connections that are translated, and the
-//! outside ends of guests.
+//! Serialized conversations of a switch, for the switch of another process that continues them: sessions, translated
+//! connections, and NAT mappings.
 //!
-//! Sections follow one another: kind (16 bits), bytes of a record (16), number of records (32), the records; all numbers little-endian. A
-//! later release may add fields at the end of records, and kinds: a reader takes of each record what it knows, and passes over kinds that it does
-//! not know. So neighbouring releases read each other, in both directions. Ports and load balancers are named by their numbers: both
-//! switches have to be built from the same tables.
+//! The format is a sequence of sections. A section has its kind (16 bits), the bytes per record (16), the number of
+//! records (32), and the records. All numbers are little-endian. A later release may append fields to records, and add
+//! kinds of sections: a reader ignores fields and kinds that it does not know. So neighbouring releases read each
+//! other's data, in both directions. Ports and load balancers are identified by their numbers, so both switches must be
+//! built from the same tables.
 //!
-//! There are two ways. [`Switch::carry_memory`] writes all at once, while no packets flow. With [`Switch::start_copying`],
-//! most of it is copied while packets flow, and only what has changed since is written when they have stopped.
+//! There are two methods. [`Switch::carry_memory`] writes everything at once, while no packets flow. With
+//! [`Switch::start_copying`], most is copied while packets flow, and only later changes are written after packets have
+//! stopped.
 //!
-//! Packets in fragments, flow records and what flow logs count are not carried: guests do not notice. Counters are for the daemon to carry.
+//! The state of fragmented packets, flow records, and the counts of flow logs are not carried over: guests do not
+//! notice. The daemon carries the counters over.
 
 mod copies;
 mod copying;
@@ -28,15 +31,15 @@ use crate::service::{Connection, Translator};
 use crate::session::{Carried, Key, State};
 use crate::switch::Switch;
 
-/// Kinds of sections. Mappings come before the connections that hold them.
+/// Kinds of sections. Mappings precede the connections that hold them.
 const MAPPINGS: u16 = 1;
 const SESSIONS: u16 = 2;
 const CONNECTIONS: u16 = 3;
-/// Bytes of their records.
+/// Bytes per record of these sections.
 const MAPPING_BYTES: usize = 44;
 const SESSION_BYTES: usize = 49;
 const CONNECTION_BYTES: usize = SESSION_BYTES + 128;
-/// Kinds of sections with copies. The first number of each record is the place at which the other switch has it.
+/// Kinds of sections with copies. Each record begins with its place in the other switch.
 const CONNECTIONS_GONE: u16 = 16;
 const MAPPINGS_GONE: u16 = 17;
 const SESSIONS_GONE: u16 = 18;
@@ -45,40 +48,40 @@ const CONNECTIONS_AT: u16 = 20;
 const SESSIONS_AT: u16 = 21;
 /// Bytes of a place.
 const PLACE_BYTES: usize = 4;
-/// Bytes in front of a section's records.
+/// Bytes of a section's header.
 const HEAD_BYTES: usize = 8;
-/// Instead of a mapping's place in its section: none.
+/// In place of a mapping's number: the connection holds no mapping.
 const NONE: u32 = u32::MAX;
 
-/// Why nothing, or not all, was taken over.
+/// Why the data of another switch was not, or not completely, taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CarryError {
-    /// It does not begin as it should.
-    #[error("that is not what a switch remembers, or of a version that is not known here")]
+    /// Magic number or version is wrong.
+    #[error("not session data of a switch, or an unknown version of it")]
     Foreign,
-    /// A section says that it is longer than what there is.
-    #[error("what the other switch remembers ends in the middle of a section")]
+    /// A section claims to be longer than the data.
+    #[error("the session data of the other switch ends in the middle of a section")]
     Truncated,
-    /// Records are shorter than this release needs them.
-    #[error("records of kind {kind} have {bytes} bytes, and this release needs {needed}")]
+    /// Records are shorter than this release requires.
+    #[error("records of kind {kind} have {bytes} bytes, but this release requires {needed}")]
     Short {
-        /// The section's kind.
+        /// Kind of the section.
         kind: u16,
-        /// Their length.
+        /// Bytes per record.
         bytes: u16,
-        /// What it has to be.
+        /// Minimum number of bytes per record.
         needed: u16,
     },
 }
 
-/// What was taken over.
+/// Numbers of records taken over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
     /// Sessions and connections.
     pub sessions: u64,
-    /// Outside ends.
+    /// NAT mappings.
     pub mappings: u64,
-    /// Records that make no sense here: their port is gone, or there is no room.
+    /// Records that were skipped: they are invalid, their port does not exist, there is no room, or they exist already.
     pub left_out: u64,
 }
 
@@ -93,7 +96,7 @@ impl TakenOver {
 }
 
 impl Switch {
-    /// Appends what this switch remembers of conversations to `out`, for [`take_over_memory`](Self::take_over_memory).
+    /// Appends all conversations of this switch to `out`, for [`take_over_memory`](Self::take_over_memory).
     pub fn carry_memory(&mut self, out: &mut Vec<u8>) {
         self.leave_mappings();
         let mappings = self.mappings.carried();
@@ -115,20 +118,22 @@ impl Switch {
         }
     }
 
-    /// Goes on with what another switch of the same tables remembered at `now_ns` or before; both have the same clock. The rules are asked again
-    /// about each conversation with its next packet. What is there already stays.
+    /// Continues the conversations that another switch with the same tables had at `now_ns` or before. Both switches
+    /// must use the same clock. The next packet of each conversation is checked against the rules. Existing
+    /// conversations stay.
     ///
     /// # Errors
-    /// The bytes are not what a switch of this or a neighbouring release writes; what was read until then is taken over.
+    /// The bytes are not what a switch of this or a neighbouring release writes. Records before the error are taken
+    /// over.
     pub fn take_over_memory(&mut self, now_ns: u64, bytes: &[u8]) -> Result<TakenOver, CarryError> {
         self.advance(now_ns);
-        // No configuration of this switch: what it says is asked again.
+        // Not the current configuration, so the next packet of each conversation is checked against the rules.
         let epoch = self.epoch.wrapping_sub(1);
         let mut taken = TakenOver::default();
         let mut mappings: Vec<Option<u32>> = Vec::new();
         let result = self.read_memory(bytes, epoch, &mut mappings, &mut taken);
         let copied = self.copies.take().map(|copies| self.finish_copies(*copies, &mut mappings)).unwrap_or_default();
-        // Each had one conversation too many, so that none ended before its conversations came.
+        // Each mapping counts one conversation too many, so that it did not end before its conversations were read.
         let now_s = self.connections.now_s();
         self.mappings.advance(now_s);
         mappings.into_iter().flatten().for_each(|mapping| self.mappings.leave(mapping));
@@ -182,14 +187,14 @@ impl Switch {
         if is_replaced { self.mappings.begin_replaced(pair, epoch) } else { self.mappings.begin(pair, epoch) }
     }
 
-    /// Returns the session's place here.
+    /// Returns the session's place in this switch.
     fn read_session(&mut self, fields: &mut Fields<'_>, epoch: u32) -> Option<u32> {
         let session = fields.session(())?;
         self.has_port(session.key.port())?;
         self.sessions.take_over(&session, epoch)
     }
 
-    /// Returns the connection's place here. `mapping_at`: the mapping that a number in a record means.
+    /// Returns the connection's place in this switch. `mapping_at` finds the mapping for a number in a record.
     fn read_connection(
         &mut self,
         fields: &mut Fields<'_>,
@@ -207,7 +212,7 @@ impl Switch {
                 let (guest, uplink, place) = (fields.port()?, fields.port()?, fields.u32()?);
                 self.has_port(guest)?;
                 self.has_port(uplink)?;
-                // One whose mapping could not be had would be seen as somebody else.
+                // Without its mapping, the connection would get another outside end, so skip it.
                 let mapping = if place == NONE { None } else { Some(mapping_at(place)?) };
                 Translator::Nat { guest, uplink, mapping }
             }
@@ -232,10 +237,10 @@ impl Switch {
     }
 }
 
-/// A section: its kind, the bytes of a record, the records.
+/// A section: its kind, the bytes per record, the records.
 type Section<'a> = (u16, u16, &'a [u8]);
 
-/// The next section that is known here.
+/// The next section of a known kind.
 fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<Section<'a>>, CarryError> {
     while !rest.is_empty() {
         let (head, behind) = rest.split_first_chunk::<HEAD_BYTES>().ok_or(CarryError::Truncated)?;
@@ -264,7 +269,7 @@ fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<Section<'a>>, CarryErr
 }
 
 fn begin(out: &mut Vec<u8>, kind: u16, bytes: usize, count: usize) {
-    // Of each kind there are 2^20 at most.
+    // There are at most 2^20 records of each kind.
     out.reserve(HEAD_BYTES + bytes * count);
     out.extend(kind.to_le_bytes());
     out.extend((bytes as u16).to_le_bytes());
@@ -289,7 +294,7 @@ fn write_session<T>(out: &mut Vec<u8>, session: &Carried<T>) {
     out.push(session.heard);
 }
 
-/// `place`: the number by which records name a mapping.
+/// `place` returns the number that identifies a mapping in records.
 fn write_connection(out: &mut Vec<u8>, connection: &Connection, place: impl Fn(u32) -> u32) {
     match connection.by {
         Translator::Balancer(LoadBalancerId(number)) => {
@@ -318,7 +323,7 @@ fn write_key(out: &mut Vec<u8>, key: Key) {
     key.to_words().into_iter().for_each(|word| out.extend(word.to_le_bytes()));
 }
 
-/// 19 bytes: the family, the address (of IPv4 the mapped one of IPv6), the port.
+/// 19 bytes: the family, the address (IPv4 as an IPv4-mapped IPv6 address), the port.
 fn write_endpoint(out: &mut Vec<u8>, end: Endpoint) {
     let (family, address) = match end.address {
         IpAddr::V4(address) => (4, address.to_ipv6_mapped()),
@@ -329,7 +334,7 @@ fn write_endpoint(out: &mut Vec<u8>, end: Endpoint) {
     out.extend(end.port.to_le_bytes());
 }
 
-/// What is left of a record; `None`: it ends, or has no such value.
+/// The unread rest of a record. Methods return `None` if the record ends or the value is invalid.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

@@ -1,4 +1,4 @@
-//! Which places of a table differ from the copies that another process has of them.
+//! Tracks which places of a table differ from their copies in another process.
 
 /// Two bits for each place of a table: whether it changed since it was last copied, and whether the other process has
 /// a copy of it.
@@ -16,7 +16,7 @@ impl Changes {
         changes
     }
 
-    /// The content of a place has changed, or the place has become empty.
+    /// Marks a place whose content has changed, or that has become empty.
     pub(crate) fn mark(&mut self, place: u32) {
         set(&mut self.changed, place);
     }
@@ -26,18 +26,18 @@ impl Changes {
         get(&self.changed, place)
     }
 
-    /// A place has been copied.
+    /// Marks a place as copied.
     pub(crate) fn copied(&mut self, place: u32) {
         clear(&mut self.changed, place);
         set(&mut self.copied, place);
     }
 
-    /// A changed place is empty, so there is nothing to copy.
+    /// Marks a changed place that is empty, so that there is nothing to copy.
     pub(crate) fn skip(&mut self, place: u32) {
         clear(&mut self.changed, place);
     }
 
-    /// The places whose copies are outdated. The other process must discard these copies.
+    /// Takes the places whose copies are outdated. The other process must discard these copies.
     pub(crate) fn take_outdated(&mut self) -> Vec<u32> {
         let outdated: Vec<u64> =
             self.changed.iter().zip(&self.copied).map(|(changed, copied)| changed & copied).collect();

@@ -1,7 +1,7 @@
-//! Mappings: which outside address and port each inside end has (RFC 4787, section 4.1).
+//! NAT mappings: the outside address and port of each inside end (RFC 4787, section 4.1).
 //!
-//! A mapping is endpoint-independent: whatever an inside end talks to, it is seen as the same outside end. It stays as long as one of its
-//! conversations does, and a while longer. No outside end belongs to two mappings.
+//! Mappings are endpoint-independent: an inside end has the same outside end towards all destinations. A mapping stays
+//! while it has conversations, and for some time afterwards. No outside end belongs to two mappings.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -14,33 +14,33 @@ use crate::changes::Changes;
 use crate::ids::PortId;
 use crate::rewrite::Endpoint;
 
-/// Seconds that a mapping stays after its last conversation, so that with the timeout of that
-/// - a TCP connection that is not established has at least 4 min (RFC 5382, REQ-5),
+/// Time that a mapping stays after its last conversation, s. Together with the timeout of the conversation, this gives
+/// - TCP connections that are not established at least 4 min (RFC 5382, REQ-5),
 /// - UDP at least 2 min (RFC 4787, REQ-5),
-/// - ICMP at least 60 s (RFC 5508, REQ-2), which the session has alone.
+/// - ICMP at least 60 s (RFC 5508, REQ-2), for which the timeout of the session suffices.
 const PATIENCE_S: [u32; 3] = [180, 120, 0];
-/// Mappings that are looked at in one go because their time may have come.
+/// Maximum number of mappings per class that one call checks for expiry.
 const EXPIRIES: usize = 64;
 
-/// An end inside.
+/// An inside end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Inside {
-    /// The port of its guest.
+    /// The guest's port.
     pub(crate) guest: PortId,
     pub(crate) protocol: u8,
     pub(crate) end: Endpoint,
 }
 
-/// An end outside.
+/// An outside end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Outside {
-    /// The port behind which it is seen.
+    /// The port to the outside network.
     pub(crate) uplink: PortId,
     pub(crate) protocol: u8,
     pub(crate) end: Endpoint,
 }
 
-/// A mapping that is to be.
+/// The two ends of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
     pub(crate) inside: Inside,
@@ -50,11 +50,11 @@ pub(crate) struct Pair {
 /// Counters of mappings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NatCounters {
-    /// Mappings now.
+    /// Current mappings.
     pub current: u64,
-    /// Begun, ever.
+    /// Mappings ever created.
     pub created: u64,
-    /// Ended, since their last conversation was over for long enough.
+    /// Mappings that have expired some time after their last conversation.
     pub expired: u64,
 }
 
@@ -77,34 +77,35 @@ pub(crate) struct Mappings {
     free: Vec<u32>,
     by_inside: ExactMap<Inside, u32>,
     by_outside: ExactMap<Outside, u32>,
-    /// By uplink, protocol and address.
+    /// Used outside ports, by uplink, protocol and address.
     ports: ExactMap<(PortId, u8, IpAddr), PortSet>,
-    /// Those that had no conversation once, by [`PATIENCE_S`], in the order of time.
+    /// Mappings that have been without conversations, by class (see [`PATIENCE_S`]), in the order of time. Some may
+    /// have conversations again.
     idle: [VecDeque<u32>; 3],
-    /// By guest's port number.
+    /// Number of mappings, indexed by the guest's port number.
     of_guest: Vec<u32>,
     pub(crate) counters: NatCounters,
     secret: u64,
     now_s: u32,
-    /// The places that changed since they were copied for another process; `None`: nothing is being copied.
+    /// Places that changed since they were copied for another process; `None`: nothing is being copied.
     changes: Option<Box<Changes>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Mapping {
     pair: Pair,
-    /// Conversations.
+    /// Number of conversations.
     sessions: u32,
-    /// Since when there has been none, s.
+    /// When the last conversation ended, s.
     idle_s: u32,
-    /// When it was put into `idle`; `None`: it is not there.
+    /// When the mapping was added to `idle`, s; `None`: it is not in `idle`.
     queued_s: Option<u32>,
-    /// The configuration that allows it, as far as is known.
+    /// The last configuration that is known to allow the mapping.
     epoch: u32,
 }
 
 impl Mappings {
-    /// `secret`: any random number; what is given out follows from it.
+    /// `secret`: any random number; it determines the addresses and ports of mappings.
     pub(crate) fn new(secret: u64) -> Self {
         Mappings {
             slab: Vec::new(),
@@ -129,7 +130,7 @@ impl Mappings {
     /// The mapping of an outside end.
     pub(crate) fn of_outside(&self, outside: &Outside) -> Option<u32> {
         let mapping = *self.by_outside.get(outside)?;
-        // One that was replaced, and is there until its conversations end, takes no others.
+        // A replaced mapping stays until its conversations end, but takes no new ones.
         (self.by_inside.get(&self.pair(mapping).inside) == Some(&mapping)).then_some(mapping)
     }
 
@@ -138,12 +139,12 @@ impl Mappings {
         &self.slab[mapping as usize].pair
     }
 
-    /// Mappings of a guest.
+    /// Number of mappings of a guest.
     pub(crate) fn of_guest(&self, guest: PortId) -> u32 {
         self.of_guest.get(guest.place()).copied().unwrap_or(0)
     }
 
-    /// Ports of an address that are in use.
+    /// Number of ports in use at an outside address.
     pub(crate) fn used(&self, uplink: PortId, protocol: u8, address: IpAddr) -> u32 {
         self.ports.get(&(uplink, protocol, address)).map_or(0, PortSet::used)
     }
@@ -159,7 +160,7 @@ impl Mappings {
         addresses.get(((u128::from(hash) * addresses.len() as u128) >> 64) as usize).copied()
     }
 
-    /// A free port of `address` for an inside end, which `is_reserved` does not say of.
+    /// A free port of `address` for an inside end, from `block`, without ports for which `is_reserved` is true.
     pub(crate) fn free_port(
         &self,
         inside: &Inside,
@@ -206,22 +207,23 @@ impl Mappings {
         mix(bits ^ u64::from(inside.guest.0) ^ mix(more ^ self.secret))
     }
 
-    /// A conversation of a mapping that there is begins.
+    /// Counts a new conversation of an existing mapping.
     pub(crate) fn join(&mut self, mapping: u32, epoch: u32) {
         let mapping = &mut self.slab[mapping as usize];
         mapping.sessions += 1;
         mapping.epoch = epoch;
     }
 
-    /// A mapping begins with its first conversation, in the place of another one of its inside end. `None`: the outside end is not free.
+    /// Creates a mapping with its first conversation. It replaces an earlier mapping of its inside end. `None`: the
+    /// outside end is not free.
     pub(crate) fn begin(&mut self, pair: Pair, epoch: u32) -> Option<u32> {
         let index = self.begin_replaced(pair, epoch)?;
         self.by_inside.insert(pair.inside, index);
         Some(index)
     }
 
-    /// [`begin`](Self::begin) of a mapping that has been replaced already: new conversations of its inside end do not
-    /// use it.
+    /// Like [`begin`](Self::begin), for a mapping that has been replaced already: new conversations of its inside end
+    /// do not use it.
     pub(crate) fn begin_replaced(&mut self, pair: Pair, epoch: u32) -> Option<u32> {
         let Pair { inside, outside } = pair;
         let ports = self.ports.entry((outside.uplink, outside.protocol, outside.end.address)).or_default();
@@ -251,7 +253,7 @@ impl Mappings {
         Some(index)
     }
 
-    /// A conversation of a mapping has ended.
+    /// Counts the end of a conversation of a mapping.
     pub(crate) fn leave(&mut self, index: u32) {
         let now_s = self.now_s;
         let Some(mapping) = self.slab.get_mut(index as usize) else { return };
@@ -267,14 +269,15 @@ impl Mappings {
         }
     }
 
-    /// A port's number comes to mean another guest: those of the former one take no conversations any more.
+    /// Called when a port's number means another guest: the mappings of the former guest take no new conversations.
     pub(crate) fn forget_guest(&mut self, guest: PortId) {
         if self.of_guest(guest) > 0 {
             self.by_inside.retain(|inside, _| inside.guest != guest);
         }
     }
 
-    /// All mappings, with their numbers; the ones that were replaced first, so that those in force come to replace them again.
+    /// All mappings with their indexes. Replaced mappings come first, so that those in force replace them again when
+    /// they are taken over.
     pub(crate) fn carried(&self) -> Vec<(u32, Pair)> {
         let mut all: Vec<(u32, Pair)> = self.by_outside.values().map(|&index| (index, *self.pair(index))).collect();
         all.sort_by_key(|(index, pair)| (self.by_inside.get(&pair.inside) == Some(index), *index));
@@ -319,7 +322,7 @@ impl Mappings {
         copied
     }
 
-    /// The mappings that are there count as created, and no others.
+    /// Resets the counters, so that only the current mappings count as created.
     pub(crate) fn restart_counters(&mut self) {
         let current = self.counters.current;
         self.counters = NatCounters { current, created: current, expired: 0 };
@@ -327,7 +330,7 @@ impl Mappings {
 
     /// Ends a mapping that another process has ended. Returns false if conversations hold it.
     pub(crate) fn withdraw(&mut self, index: u32) -> bool {
-        // One is the copy's own.
+        // The copy itself counts as one conversation.
         let is_free = self.slab.get(index as usize).is_some_and(|mapping| mapping.sessions <= 1);
         if is_free {
             self.end(index);
@@ -341,7 +344,8 @@ impl Mappings {
         }
     }
 
-    /// Time has come to `now_s`: mappings that have had no conversation for long enough end, some at a time.
+    /// Advances the time to `now_s`, and expires mappings without conversations, at most [`EXPIRIES`] of a class per
+    /// call.
     pub(crate) fn advance(&mut self, now_s: u32) {
         self.now_s = self.now_s.max(now_s);
         if self.counters.current == 0 {
@@ -442,7 +446,7 @@ mod tests {
                 mappings.advance(5000 + patience_s - 1);
                 assert_eq!(mappings.of_inside(&inside(1, 7, protocol)), Some(index));
             }
-            // One more, at the last moment, begins the time again.
+            // A new conversation at the last moment restarts the time.
             mappings.join(index, 0);
             mappings.advance(6000);
             mappings.leave(index);
@@ -468,13 +472,14 @@ mod tests {
     }
 
     proptest! {
-        /// Against lists: no port is given twice, none that is reserved, none outside the block; a mapping is the same for all
-        /// conversations of an inside end; a port is refused only if none is free; what is over comes back.
+        /// Compares random operations with a model. No port has two mappings; none is reserved or outside the block.
+        /// All conversations of an inside end have the same mapping. A mapping is refused only if no port is free.
+        /// Ports of expired mappings become free.
         #[test]
-        fn no_port_is_given_twice(acts in proptest::collection::vec(act(), 1..200)) {
+        fn no_outside_port_is_assigned_twice(acts in proptest::collection::vec(act(), 1..200)) {
             let mut mappings = Mappings::new(3);
             let mut now_s = 0;
-            // Of each inside end its port, its conversations, and since when there have been none.
+            // By inside end: its outside port, its number of conversations, and when the last one ended.
             let mut model: BTreeMap<(u16, u16, u8), (u16, u32, u32)> = BTreeMap::new();
             let mut conversations: Vec<((u16, u16, u8), u32)> = Vec::new();
             for act in acts {
@@ -514,7 +519,7 @@ mod tests {
                         mappings.advance(now_s);
                     }
                 }
-                // What is over may stay longer than it has to, by no more than the same time again.
+                // A mapping may stay longer than necessary, but no more than twice as long.
                 model.retain(|&(guest, port, protocol), &mut (_, count, idle_s)| {
                     let patience_s = PATIENCE_S[class(protocol)];
                     let is_there = mappings.of_inside(&inside(guest, port, protocol)).is_some();

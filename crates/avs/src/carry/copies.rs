@@ -7,15 +7,15 @@ use super::{
 use crate::session::{Handle, Payload, Sessions};
 use crate::switch::Switch;
 
-/// Largest number of places of a table: more than the largest configurable one has.
+/// Maximum number of places of a table; more than the largest configurable table has.
 const PLACES_MAX: u32 = 1 << 21;
 
-/// Where this switch has the copies, by their places in the other switch.
+/// Positions of the copies in this switch, by their places in the other switch.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     sessions: Vec<Copy<Handle>>,
     connections: Vec<Copy<Handle>>,
-    /// Each is held as by one conversation.
+    /// Each copy counts as one conversation of its mapping.
     mappings: Vec<Copy<u32>>,
     taken: TakenOver,
 }
@@ -23,11 +23,11 @@ pub(crate) struct Copies {
 /// The copy of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Copy<H> {
-    /// The place is empty, or it has changed.
+    /// The place has no copy: it is empty, or has changed.
     No,
     /// The record is invalid, or there is no room for it.
     LeftOut,
-    /// It is here.
+    /// The copy is in this switch.
     At(H),
 }
 
@@ -36,7 +36,8 @@ impl Switch {
     /// [`copy_rest`](Self::copy_rest) follows; until then, this switch must not carry packets.
     ///
     /// # Errors
-    /// The bytes are not what a switch of this or a neighbouring release writes; what was read until then is taken over.
+    /// The bytes are not what a switch of this or a neighbouring release writes. Records before the error are taken
+    /// over.
     pub fn take_over_copies(&mut self, now_ns: u64, bytes: &[u8]) -> Result<(), CarryError> {
         self.advance(now_ns);
         let epoch = self.epoch.wrapping_sub(1);
@@ -51,7 +52,7 @@ impl Switch {
             Copy::At(mapping) => Some(mapping),
             _ => None,
         }));
-        // Outdated copies are not conversations of their own.
+        // Outdated copies do not count as created.
         self.sessions.restart_counters();
         self.connections.restart_counters();
         self.mappings.restart_counters();

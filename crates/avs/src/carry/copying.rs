@@ -2,10 +2,10 @@
 //!
 //! The old switch records which places of its tables change ([`Changes`](crate::changes::Changes)), and writes some
 //! changed places at a time. Most places are written once. When packets have stopped, only the last changes are left,
-//! so that guests wait for these alone.
+//! so guests wait only for these.
 //!
 //! Each step first lists the copies that are outdated, and then adds copies. So the other switch always has a subset of
-//! this one's conversations as they are now, and no copy contradicts another one: names and outside ends are unique.
+//! this one's current conversations, and no copy contradicts another one: keys and outside ends are unique.
 
 use super::{
     CONNECTION_BYTES, CONNECTIONS_AT, CONNECTIONS_GONE, MAPPING_BYTES, MAPPINGS_AT, MAPPINGS_GONE, PLACE_BYTES,
@@ -14,7 +14,7 @@ use super::{
 use crate::session::{Carried, Payload, Sessions};
 use crate::switch::Switch;
 
-/// Places of which the age is read in one step.
+/// Number of places whose age is read in one step.
 const SCAN: u32 = 4096;
 
 /// The order in which a switch's conversations are copied.
@@ -25,20 +25,20 @@ pub struct Copying {
 }
 
 impl Copying {
-    /// Sorts what the last step has read. It takes time, so call it on a thread that carries no packets.
+    /// Sorts what the last step has read. This takes time, so call it on a thread that carries no packets.
     pub fn sort(&mut self) {
         self.sessions.sort();
         self.connections.sort();
     }
 }
 
-/// Places in ascending order of their last packet. The other switch evicts conversations in the order in which it has
-/// received them, so those that are idle for longest come first.
+/// Places in ascending order of the time of their last packet. The other switch evicts conversations in the order in
+/// which it has received them, so those that are idle for longest come first.
 #[derive(Clone, Debug, Default)]
 struct Order {
     /// Time of the last packet, s, and place.
     by_age: Vec<(u32, u32)>,
-    /// Places that have been read.
+    /// Number of places that have been read.
     scanned: u32,
     is_sorted: bool,
     /// How many of `by_age` have been copied.
@@ -108,8 +108,8 @@ impl Switch {
         self.sessions.changes_left() + self.connections.changes_left() + self.mappings.changes_left()
     }
 
-    /// Appends all that has changed since to `out`, for [`take_over_memory`](Self::take_over_memory). No packets may
-    /// flow any more.
+    /// Appends all remaining changes to `out`, for [`take_over_memory`](Self::take_over_memory). Packets must have
+    /// stopped.
     pub fn copy_rest(&mut self, out: &mut Vec<u8>) {
         self.write_outdated(out);
         self.write_mappings(usize::MAX, out);

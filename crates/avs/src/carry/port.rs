@@ -1,4 +1,4 @@
-//! The sessions of one port, for the switch of another host, to which its guest moves.
+//! The sessions of one port, for the switch of the host to which its guest moves.
 //!
 //! Magic (32 bits), version (16), zero (16), then the sections of [a whole switch](super), of which only sessions are
 //! read. Times are ages, not clock readings, because the clocks of two hosts differ. The reader's port replaces the one
