@@ -1,4 +1,4 @@
-//! The switch: what is asked of it, and how one configuration follows another.
+//! The switch: its entry points for frames, and changes of its configuration.
 
 mod observe;
 
@@ -37,46 +37,46 @@ use observe::{count_accepted, count_from_underlay};
 #[derive(Debug)]
 pub struct Switch {
     pub(crate) index: Index,
-    /// By port number; of ports that are gone, too, until another one takes the number.
+    /// Indexed by port number. The state of a removed port stays until another one takes its number.
     pub(crate) ports: Vec<PortState>,
     underlay: UnderlayCounters,
     pub(crate) sessions: Sessions,
-    /// Connections through load balancers, and with the outside.
+    /// Connections through load balancers and NAT.
     pub(crate) connections: Sessions<Connection>,
-    /// Outside ends of guests.
+    /// NAT mappings of guests.
     pub(crate) mappings: Mappings,
-    /// Copies from another process, from which this one takes over; `None`: there are none.
+    /// Copies from another process, from which this one takes over; `None`: this process is not taking over.
     pub(crate) copies: Option<Box<Copies>>,
-    /// Packets in fragments, whose first one has passed.
+    /// State of fragmented packets whose first fragment has passed.
     pub(crate) fragments: Fragments,
-    /// What vNICs have said about shared addresses.
+    /// Claims of vNICs to shared addresses.
     claims: Claims,
-    /// What became of packets before, in networks whose packets have records.
+    /// Flow records, in networks that use them.
     cache: Cache,
-    /// What became of the packets that came together with the next ones.
+    /// Verdicts on packets of the same turn.
     notes: Notes,
-    /// When guests are told about their router without having asked.
+    /// Schedule of unsolicited router advertisements.
     advertiser: Advertiser,
-    /// Conversations that are logged; `None`: none are.
+    /// The flow log; `None`: no conversations are logged.
     flow_log: Option<Box<FlowLog>>,
-    /// Whether there is one, and the packet is not in it yet.
+    /// Whether there is a flow log that does not have the current packet yet.
     is_logging: bool,
-    /// Of flow logs that have ended.
+    /// Counters of flow logs that have ended.
     logged: FlowLogCounters,
     rule_logs: RuleLogs,
     secret: u64,
-    /// Counts configurations: sessions of an earlier one are looked at again.
+    /// Number of the configuration: the next packet of a session with another number is checked against the rules.
     pub(crate) epoch: u32,
-    /// The last verdict that is neither of a note nor of a flow record.
+    /// The last verdict that comes neither from a note nor from a flow record.
     verdict: Verdict,
-    /// The last frame that the switch made itself.
+    /// The last frame that the switch itself has built.
     answer: Vec<u8>,
-    /// As last told.
+    /// Current time, as of the last [`advance`](Switch::advance).
     pub(crate) now_ns: u64,
 }
 
 impl Switch {
-    /// Builds a switch. `secret`: any random number, for hashes of what tenants choose.
+    /// Builds a switch. `secret`: any random number; it seeds the hashes of values that tenants choose.
     ///
     /// # Errors
     /// The first contradiction in `tables`.
@@ -84,7 +84,7 @@ impl Switch {
         Ok(Self::new(Prepared::build(tables)?, secret))
     }
 
-    /// [`build`](Self::build), from what has been built before.
+    /// Like [`build`](Self::build), from tables that are already prepared.
     pub fn new(prepared: Prepared, secret: u64) -> Self {
         let Prepared { index, sessions, flows, flow_log, rule_log } = prepared;
         let mut switch = Self {
@@ -120,18 +120,19 @@ impl Switch {
         switch
     }
 
-    /// Swaps in another configuration. Counters and sessions stay, except of ports whose number now means another vNIC; a
-    /// session that the rules allow no longer ends with its next packet.
+    /// Swaps in another configuration. Counters and sessions stay, except those of ports whose number now means another
+    /// vNIC. A session that the new rules do not allow ends with its next packet.
     ///
     /// # Errors
-    /// The first contradiction in `tables`; nothing has changed then.
+    /// The first contradiction in `tables`; the switch is unchanged.
     pub fn replace(&mut self, tables: &Tables) -> Result<(), BuildError> {
         drop(self.take_over(Prepared::build(tables)?));
         Ok(())
     }
 
-    /// [`replace`](Self::replace), with what has been built elsewhere: takes no time that depends on its size, as long as no port's number
-    /// comes to mean another vNIC, and room for flow records stays as it is. What was in force is returned: to drop it takes time, too.
+    /// Like [`replace`](Self::replace), with tables that are already prepared. The time does not depend on the size of
+    /// the tables, unless a port's number now means another vNIC or the capacity for flow records changes. Returns the
+    /// former configuration, because dropping it takes time, too.
     pub fn take_over(&mut self, prepared: Prepared) -> Former {
         let Prepared { index, sessions, flows, flow_log, rule_log } = prepared;
         let former = std::mem::replace(&mut self.index, index);
@@ -148,13 +149,12 @@ impl Switch {
         Former::of(former)
     }
 
-    /// Swaps in other tables that say the same, those of [`Prepared::rebased`]: nothing that is known of flows has to be
-    /// looked at again.
+    /// Swaps in equivalent tables from [`Prepared::rebased`]. Sessions, flow records and notes stay valid.
     pub fn refresh(&mut self, prepared: Prepared) -> Former {
         Former::of(std::mem::replace(&mut self.index, prepared.index))
     }
 
-    /// Time has come to `now_ns`, of any origin: call it before the packets of that time.
+    /// Advances the time to `now_ns`, from any origin. Call it before the packets of that time.
     pub fn advance(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.sessions.advance(now_ns);
@@ -164,47 +164,49 @@ impl Switch {
         }
     }
 
-    /// Connections that have ended hold no mappings any more.
+    /// Releases the mappings of connections that have ended.
     pub(crate) fn leave_mappings(&mut self) {
         service::leave_mappings(&mut self.connections, &mut self.mappings);
     }
 
-    /// Mappings of connections that have ended end, too, in time.
+    /// Releases the mappings of connections that have ended, and expires idle mappings.
     #[inline(never)]
     fn end_mappings(&mut self) {
         service::leave_mappings(&mut self.connections, &mut self.mappings);
         self.mappings.advance(self.connections.now_s());
     }
 
-    /// The vNICs to which copies go of what the guest behind a port sends to a group ([`Action::Copy`](crate::Action::Copy)).
+    /// The vNICs that get copies of packets that the guest behind a port sends to a group
+    /// ([`Action::Copy`](crate::Action::Copy)).
     pub fn copies(&self, port: PortId) -> &[Mac] {
         self.index.port(port).map_or(&[], |(port, _)| &port.sharers)
     }
 
-    /// Forgets what became of packets before, and looks at each session again with its next packet: after a panic in a call of this switch,
-    /// none of it may be relied on. Tables and counters stay.
+    /// Discards notes, and invalidates sessions and flow records, so that their next packet is checked against the
+    /// rules. After a panic in a call of this switch, none of them can be trusted. Tables and counters stay.
     pub fn distrust_notes(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         self.notes = Notes::new(self.notes.is_on());
         self.is_logging = self.flow_log.is_some();
     }
 
-    /// Packets of a guest that are best parsed before the first of them is judged: see [`fetch_ahead`](Self::fetch_ahead).
+    /// How many packets of a guest to parse before the first of them is processed; see
+    /// [`fetch_ahead`](Self::fetch_ahead).
     pub fn vector(&self) -> usize {
         if self.notes.is_on() { VECTOR } else { 1 }
     }
 
-    /// Has what is known of `packets`, at most [`VECTOR`] of them, come into the processor's caches: what the guest behind `port` has
-    /// sent, before the first of them is judged. Changes nothing.
+    /// Prefetches the flow records and sessions of `packets`, at most [`VECTOR`] packets that the guest behind `port`
+    /// has sent, before the first of them is processed. Changes nothing.
     pub fn fetch_ahead<'a>(&self, port: PortId, packets: impl Iterator<Item = &'a Parsed> + Clone) {
         if self.notes.is_on() && self.index.port(port).is_some_and(|(_, vpc)| vpc.has_records) {
             self.cache.fetch_ahead(&self.sessions, port, packets);
         }
     }
 
-    /// What is to happen with a frame of `len` bytes that the guest behind `port` sent. `frame_head` holds the first bytes of
-    /// the frame, at least as many as [`bifrost_nic::parse`] was given for `parsed`; to have a ping of the gateway answered
-    /// it must hold the whole frame.
+    /// Decides about a frame of `len` bytes that the guest behind `port` has sent. `frame_head` holds the first bytes
+    /// of the frame, at least as many as [`bifrost_nic::parse`] was given for `parsed`. The switch answers a ping of
+    /// the gateway only if it holds the whole frame.
     pub fn from_guest(
         &mut self,
         port: PortId,
@@ -238,7 +240,7 @@ impl Switch {
         &self.verdict
     }
 
-    /// [`from_guest`](Self::from_guest), and it is logged.
+    /// [`from_guest`](Self::from_guest) with an entry in the flow log.
     #[cold]
     #[inline(never)]
     fn log_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> &Verdict {
@@ -251,7 +253,7 @@ impl Switch {
         &self.verdict
     }
 
-    /// The note about what is probably not the first packet of its flow in this turn.
+    /// The note for a packet that is probably not the first one of its flow in this turn.
     #[inline(never)]
     fn follow_guest(&mut self, port: PortId, frame: Frame<'_>) -> Option<NoteId> {
         let key = Key::of(Source::Guest(port), frame.parsed);
@@ -291,7 +293,7 @@ impl Switch {
         self.ports[port.place()].counters.count_from_guest(&self.verdict);
     }
 
-    /// [`from_guest`](Self::from_guest) in a network with flow records; `port` is there.
+    /// [`from_guest`](Self::from_guest) in a network with flow records. `port` must exist.
     #[inline(never)]
     fn by_record_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> &Verdict {
         let key = Key::of(Source::Guest(port), frame.parsed);
@@ -311,7 +313,7 @@ impl Switch {
         self.by_stages_from_guest(port, frame, key)
     }
 
-    /// The same of what no flow record holds for: leaves one.
+    /// The same for a packet without a valid flow record: runs the pipeline and stores a record.
     #[inline(never)]
     fn by_stages_from_guest(&mut self, port: PortId, frame: Frame<'_>, key: Option<Key>) -> &Verdict {
         let Switch {
@@ -354,7 +356,7 @@ impl Switch {
         verdict
     }
 
-    /// What is to happen with a frame that `peer` sent in `vni`. `frame_head` as in [`Self::from_guest`].
+    /// Decides about a frame that `peer` has sent in `vni`. `frame_head`: see [`from_guest`](Self::from_guest).
     pub fn from_underlay(&mut self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
         if self.is_logging {
             return self.log_from_underlay(vni, peer, frame_head, parsed);
@@ -397,7 +399,7 @@ impl Switch {
         &self.verdict
     }
 
-    /// [`from_underlay`](Self::from_underlay), and it is logged.
+    /// [`from_underlay`](Self::from_underlay) with an entry in the flow log.
     #[cold]
     #[inline(never)]
     fn log_from_underlay(&mut self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
@@ -431,7 +433,7 @@ impl Switch {
         self.by_stages_from_underlay((vni, vpc), peer, frame, key)
     }
 
-    /// The same of what no flow record holds for: leaves one.
+    /// The same for a packet without a valid flow record: runs the pipeline and stores a record.
     #[inline(never)]
     fn by_stages_from_underlay(
         &mut self,
@@ -483,9 +485,11 @@ impl Switch {
         verdict
     }
 
-    /// Whether a frame may come in that the guest of this host behind the port `from` has sent to the one behind `port`, and that another
-    /// worker has fetched: the rest of what that one's [`from_guest`](Self::from_guest) has begun ([`Action::Deliver`](crate::Action::Deliver)). `frame_head` as
-    /// there, after its rewrite. It may have to go on to another port: through an uplink, to the outside address of a guest of this host.
+    /// Decides about a frame that the guest behind `from` has sent to the guest behind `port` of the same host, and
+    /// that another worker has handed over ([`Action::Deliver`](crate::Action::Deliver)). Completes what
+    /// [`from_guest`](Self::from_guest) of that worker has begun. `frame_head`: the same bytes after its rewrite. The
+    /// verdict may name another port, if the frame goes through an uplink to the outside address of a guest of this
+    /// host.
     pub fn from_worker(&mut self, from: PortId, port: PortId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
         let frame = Frame::whole(frame_head, parsed);
         let Switch { index, ports, sessions, connections, mappings, fragments, claims, underlay, .. } = self;
@@ -515,7 +519,8 @@ impl Switch {
         &self.verdict
     }
 
-    /// The frame to give to the guest or to send to the peer after [`Action::Answer`](crate::Action::Answer); until the next frame.
+    /// The frame to deliver to the guest or to send to the peer after [`Action::Answer`](crate::Action::Answer). It is
+    /// valid until the next frame.
     pub fn answer(&self) -> &[u8] {
         &self.answer
     }
@@ -529,29 +534,29 @@ impl Switch {
         self.is_logging = self.flow_log.is_some();
     }
 
-    /// As long as it is the same, time has not gone on, and nothing has happened to a session or a connection. Never 0.
+    /// Changes whenever time advances, or a session or connection changes. Never 0.
     #[inline(always)]
     fn generation(&self) -> u64 {
         self.sessions.generation()
     }
 
-    /// Room for flow records, if there are networks that need them. Those that there are stay if nothing has changed about that;
-    /// they belong to an earlier configuration and expire.
+    /// Sets the capacity for flow records, if there are networks that need them. Existing records stay if it is
+    /// unchanged; they belong to an earlier configuration and are replaced.
     fn make_room(&mut self, limits: FlowLimits) {
         self.cache.make_room(if self.index.has_records() { limits.rounded() } else { 0 }, self.secret);
     }
 
-    /// When a guest is to be told about its router without having asked, ns; 0: now.
+    /// When the next router advertisement is due, ns; 0: now.
     #[inline]
     pub fn next_advertisement_ns(&self) -> Option<u64> {
         self.advertiser.next_ns()
     }
 
-    /// Makes the router advertisement that is due next at the time that was told last; the guest behind the returned port is to be given
-    /// [`answer`](Self::answer). `None`: none is due.
+    /// Builds the next router advertisement that is due. Deliver [`answer`](Self::answer) to the guest behind the
+    /// returned port. `None`: none is due.
     pub fn advertise(&mut self) -> Option<PortId> {
         while let Some(port) = self.advertiser.take(self.now_ns) {
-            // Of one that is gone there is nobody to be told of the end.
+            // The port is gone, so there is no guest to inform.
             let Some((index, _)) = self.index.port(port) else { continue };
             let Some(state) = self.ports.get_mut(port.place()) else { continue };
             state.counters.advertised_packets += 1;
@@ -561,7 +566,7 @@ impl Switch {
         None
     }
 
-    /// Gives every port its state: its own again, or a new one.
+    /// Assigns its state to every port: the existing one, or a new one if the number means another vNIC.
     fn claim_ports(&mut self, former: Option<&Index>) {
         let count = self.index.port_numbers().max(self.ports.len());
         self.ports.resize_with(count, PortState::default);

@@ -22,7 +22,7 @@ use crate::tables::{GATEWAY_MAC, Port};
 use crate::verdict::{Action, Verdict};
 
 impl Switch {
-    /// Counters of every port there is, by number.
+    /// Counters of all ports, by port number.
     pub fn counters(&self) -> impl Iterator<Item = (PortId, &PortCounters)> {
         self.index.ports().filter_map(|port| Some((port.id, self.port_counters(port.id)?)))
     }
@@ -33,7 +33,7 @@ impl Switch {
         self.ports.get(port.place()).map(|state| &state.counters)
     }
 
-    /// Counters of a port begin at zero, as those of its device do when that is made again.
+    /// Resets the counters of a port, as those of its device are reset when the device is created again.
     pub fn forget_counters(&mut self, port: PortId) {
         if let Some(state) = self.ports.get_mut(port.place()) {
             state.counters = PortCounters::default();
@@ -57,23 +57,23 @@ impl Switch {
         self.sessions.counters()
     }
 
-    /// Counters of the outside ends of guests.
+    /// Counters of NAT mappings.
     pub fn nat_counters(&self) -> &NatCounters {
         &self.mappings.counters
     }
 
-    /// How many ports of an outside address are in use behind an uplink, of TCP, of UDP, and of echo requests.
+    /// Number of used ports of an outside address at an uplink: of TCP, of UDP, and of echo requests.
     pub fn nat_ports(&self, uplink: PortId, address: std::net::IpAddr) -> [u32; 3] {
         let echo = if address.is_ipv4() { ICMP } else { ICMPV6 };
         [TCP, UDP, echo].map(|protocol| self.mappings.used(uplink, protocol, address))
     }
 
-    /// Counters of connections through load balancers, and with the outside: they are sessions, too.
+    /// Counters of connections through load balancers and NAT, which are sessions, too.
     pub fn connection_counters(&self) -> &SessionCounters {
         self.connections.counters()
     }
 
-    /// Counters of packets in fragments.
+    /// Counters of fragmented packets.
     pub fn fragment_counters(&self) -> &FragmentCounters {
         self.fragments.counters()
     }
@@ -88,8 +88,8 @@ impl Switch {
         self.flow_log.as_ref().map_or(self.logged, |log| self.logged.and(log.counters()))
     }
 
-    /// Looks at the next of `parts` parts of the conversations that are logged, at `now_ns` of the switch's time, and adds the records of
-    /// those that have ended or go on for long. Returns whether nothing is logged any more, and all records have been taken.
+    /// Scans the next of `parts` parts of the flow log at `now_ns` of the switch's time, and adds the records of
+    /// conversations that have ended or last long. Returns whether logging has ended and all records have been taken.
     pub fn take_flow_records(&mut self, parts: usize, now_ns: u64, out: &mut Vec<FlowRecord>) -> bool {
         let Some(log) = &mut self.flow_log else { return true };
         log.take(parts, now_ns, out);
@@ -101,20 +101,19 @@ impl Switch {
         true
     }
 
-    /// Counters of the logs of rules.
+    /// Counters of rule logs.
     pub fn rule_log_counters(&self) -> RuleLogCounters {
         self.rule_logs.counters(&self.ports)
     }
 
-    /// Looks at the logs of rules of the next of `parts` parts of the ports, at `now_ns` of the switch's time, and adds their records.
-    /// Returns whether no rule is logged any more, and all records have been taken.
+    /// Adds the due records of the rule logs of the next of `parts` parts of the ports, at `now_ns` of the switch's
+    /// time. Returns whether rule logs are off and all records have been taken.
     pub fn take_rule_records(&mut self, parts: usize, now_ns: u64, out: &mut Vec<RuleRecord>) -> bool {
         self.rule_logs.take(&mut self.ports, parts, now_ns, out);
         self.rule_logs.spec.is_none()
     }
 
-    /// Takes what vNICs have said about shared addresses since the last call: at most one claim for each vNIC and
-    /// address that it shares.
+    /// Takes the claims of vNICs to shared addresses since the last call: at most one per vNIC and address.
     pub fn take_claims(&mut self, out: &mut Vec<Claim>) {
         self.claims.take(out);
     }
@@ -124,8 +123,8 @@ impl Switch {
         self.index.port(port).map(|(p, _)| &p.port)
     }
 
-    /// The other worker of this host that serves what one vNIC sends to another, which is here; `None`: this one does, or the vNIC is
-    /// not here.
+    /// The other worker of this host that serves packets from vNIC `from` to the local vNIC `to`. `None`: this worker
+    /// serves them, or `to` is not on this host.
     pub fn other_worker(&self, vni: Vni, from: Mac, to: Mac) -> Option<WorkerId> {
         if !self.index.has_affinity() {
             return None;
@@ -136,7 +135,7 @@ impl Switch {
         }
     }
 
-    /// The worker that alone serves a vNIC, if there is one.
+    /// The only worker that serves a vNIC, if there is one.
     pub fn home(&self, vni: Vni, mac: Mac) -> Option<WorkerId> {
         match self.index.vpc(vni)?.location(mac)? {
             Location::Local(port) => self.index.port(port)?.0.port.home,
@@ -144,13 +143,13 @@ impl Switch {
         }
     }
 
-    /// Whether the vNIC of that MAC address lives on that host, as the routes have it.
+    /// Whether the vNIC with this MAC address is on host `peer`, according to the routes.
     pub fn is_at_peer(&self, vni: Vni, mac: Mac, peer: PeerId) -> bool {
         self.index.vpc(vni).is_some_and(|vpc| vpc.location(mac) == Some(Location::Remote(peer)))
     }
 
-    /// The host at which the sender of a frame is, as the routes have it: by its MAC address, or by its IP address if the frame came
-    /// through the gateway.
+    /// The host of a frame's sender, according to the routes: by its MAC address, or by its IP address if the frame
+    /// came through the gateway.
     pub fn host_of_sender(&self, vni: Vni, parsed: &Parsed) -> Option<PeerId> {
         let vpc = self.index.vpc(vni)?;
         let location = match vpc.owner(parsed.src_ip) {
@@ -163,14 +162,14 @@ impl Switch {
         }
     }
 
-    /// Whether a peer may send a frame at all: [`from_underlay`](Self::from_underlay)'s first stage alone.
+    /// Whether a peer may send a frame at all; this is the first stage of [`from_underlay`](Self::from_underlay).
     pub fn admits_from_underlay(&self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> bool {
         let frame = Frame::whole(frame_head, parsed);
         self.index.vpc(vni).is_some_and(|vpc| pipeline::admits_from_peer(&self.index, vpc, peer, frame))
     }
 }
 
-/// Counts what is given to a port, as a packet before it was.
+/// Counts a packet that a note or a flow record delivers to a port.
 #[inline(always)]
 pub(super) fn count_accepted(underlay: &mut UnderlayCounters, ports: &mut [PortState], verdict: &Verdict) {
     if let Action::Deliver { port, .. } = verdict.action
@@ -181,6 +180,7 @@ pub(super) fn count_accepted(underlay: &mut UnderlayCounters, ports: &mut [PortS
     }
 }
 
+/// Counts a packet that the pipeline has processed. `port`: the receiver, if there is one.
 #[inline(always)]
 pub(super) fn count_from_underlay(
     underlay: &mut UnderlayCounters,
@@ -204,7 +204,7 @@ pub(super) fn count_from_underlay(
             underlay.ingress_dropped_packets += 1;
         }
         Action::Answer { .. } => underlay.too_big_answered_packets += 1,
-        // What peers send is never copied, and no service is theirs.
+        // Packets of peers are never copied, and peers cannot use services of the host.
         Action::Copy | Action::Host => {}
     }
 }
