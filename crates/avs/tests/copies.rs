@@ -1,4 +1,4 @@
-//! Copies of conversations that one switch makes for another one while packets flow.
+//! Copying of conversations from one switch to another while packets flow.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -14,14 +14,14 @@ use proptest::prelude::*;
 const ACK: u8 = 0x10;
 const FIN: u8 = 0x11;
 const RST: u8 = 0x04;
-/// Layout of `Switch::carry_memory`: the bytes of a section's head; of a connection's record, those with the number of
-/// its mapping.
+/// Layout of `Switch::carry_memory`: length of a section's header, and position of the mapping's number in the record
+/// of a connection.
 const HEAD: usize = 8;
 const MAPPING: std::ops::Range<usize> = 54..58;
 
 #[derive(Clone, Debug)]
 enum Act {
-    /// A guest sends to the outside, over TCP with these flags or over UDP.
+    /// A guest sends to the outside: over TCP with these flags, or over UDP.
     Send {
         port: u16,
         to: u16,
@@ -36,7 +36,7 @@ enum Act {
     Wait {
         s: u64,
     },
-    /// A step of the copies.
+    /// A copying step.
     Copy {
         max: usize,
     },
@@ -53,7 +53,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// All that a switch remembers, in an order of its own: mappings; and sessions and connections, with their mappings.
+/// All conversations of a switch, sorted: mappings, and sessions and connections with their mappings.
 fn remembered(switch: &mut Switch) -> (BTreeSet<Vec<u8>>, BTreeSet<Vec<u8>>) {
     let mut bytes = Vec::new();
     switch.carry_memory(&mut bytes);
@@ -80,11 +80,11 @@ fn remembered(switch: &mut Switch) -> (BTreeSet<Vec<u8>>, BTreeSet<Vec<u8>>) {
     (mappings.into_iter().collect(), others)
 }
 
-/// What happens at a switch, and time.
+/// A switch, the time, and the packets that have left it.
 struct World {
     switch: Switch,
     now_s: u64,
-    /// Packets that have left.
+    /// Packets that have left, and whether they are TCP.
     sent: Vec<(Vec<u8>, bool)>,
 }
 
@@ -113,7 +113,7 @@ impl World {
     }
 }
 
-/// One step: what the old switch writes, the new one takes.
+/// One copying step: the old switch writes, the new one reads.
 fn copy(from: &mut World, copying: &mut Copying, max: usize, to: &mut Switch) -> usize {
     let mut bytes = Vec::new();
     let left = from.switch.copy_some(copying, max, &mut bytes);
@@ -122,7 +122,7 @@ fn copy(from: &mut World, copying: &mut Copying, max: usize, to: &mut Switch) ->
     left
 }
 
-/// The rest, after the last packet. Returns the number of conversations taken over, and of those left out.
+/// Copies the rest, after the last packet. Returns the numbers of conversations taken over and left out.
 fn finish(from: &mut World, to: &mut Switch) -> (u64, u64) {
     let mut rest = Vec::new();
     from.switch.copy_rest(&mut rest);
@@ -139,8 +139,8 @@ fn end_all(switch: &mut Switch) {
 }
 
 proptest! {
-    /// Whatever happens between the steps, the new switch ends with exactly the conversations of the old one, and goes
-    /// on with them.
+    /// Whatever happens between the steps, the new switch ends up with exactly the conversations of the old one, and
+    /// continues them.
     #[test]
     fn copies_with_the_last_changes_are_complete(
         before in proptest::collection::vec(act(), 0..60),
@@ -168,7 +168,7 @@ proptest! {
         prop_assert_eq!((sessions.1.current, sessions.1.created), (sessions.0.current, sessions.0.current));
         prop_assert_eq!(second.nat_counters().created, first.switch.nat_counters().current);
         first.switch.stop_copying();
-        // Both see the same from now on: addresses and ports outside, and whom answers reach.
+        // Both switches treat replies alike: outside addresses and ports, and the guests that replies reach.
         for (out, is_tcp) in first.sent.clone() {
             let answer = answer_to(&out, outside(), is_tcp.then_some(ACK));
             prop_assert_eq!(comes(&mut second, &answer).ok(), comes(&mut first.switch, &answer).ok());
@@ -177,7 +177,7 @@ proptest! {
         end_all(&mut first.switch);
     }
 
-    /// Whatever is damaged or repeated: nothing panics, and all conversations end in time.
+    /// Whatever is damaged or repeated: nothing panics, and all conversations expire.
     #[test]
     fn damaged_copies_do_no_harm(
         acts in proptest::collection::vec(act(), 20..80),
@@ -220,9 +220,9 @@ proptest! {
     }
 }
 
-/// Steps come to an end, and then little is left for the time in which no packets flow.
+/// The steps come to an end, and then little is left for the time in which no packets flow.
 #[test]
-fn the_rest_is_small() {
+fn little_is_left_after_the_last_step() {
     let mut first = World::new();
     let connect = |world: &mut World, from: u16| {
         let frame = from_guest(("10.0.0.1", from), (REMOTE, 443), Some(SYN));

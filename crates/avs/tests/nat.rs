@@ -1,4 +1,4 @@
-//! NAT: the outside ends of guests, that replies find them, and that no other guest gets them.
+//! NAT: guests get outside ends, and each reply reaches the right guest.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -88,7 +88,7 @@ fn pings_are_mapped_by_identifier() {
         assert_eq!(got[l4 + 4..l4 + 6], sent[l4 + 4..l4 + 6]);
         icmp_is_right(&out);
         icmp_is_right(&got);
-        // It cannot be pinged there from outside.
+        // The guest cannot be pinged at the outside address.
         let request = ping(outside(), remote, shared, b"hello");
         assert_eq!(comes(&mut switch, &request), Err(DropReason::NatNoMapping));
     }
@@ -124,7 +124,7 @@ fn any_outside_address_may_send_through_a_mapping() {
     for tcp in [None, Some(SYN)] {
         let out = leaves(&mut switch, 0, &from_guest(("10.0.0.1", 5001), (REMOTE, 443), tcp)).unwrap();
         let port = ends(&out).0.1;
-        // But not in the middle of a connection.
+        // Not in the middle of a connection, however.
         if tcp.is_some() {
             assert_eq!(comes(&mut switch, &strange(port, Some(ACK))), Err(DropReason::NatNoMapping));
         }
@@ -452,7 +452,7 @@ fn a_trace_reports_the_outside_end_and_changes_nothing() {
 }
 
 #[test]
-fn tables_that_contradict_themselves_are_refused() {
+fn contradictory_tables_are_rejected() {
     let with = |change: fn(&mut Tables)| {
         let mut tables = world();
         change(&mut tables);

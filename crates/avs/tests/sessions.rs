@@ -180,7 +180,7 @@ fn evictions_are_counted_by_class_for_the_port() {
 #[test]
 fn sessions_expire_by_state() {
     type Begin = fn(&mut Switch);
-    // Each has its last packet at 1000 s, and then this timeout in s.
+    // The last packet of each case is at 1000 s. The number is the timeout, s.
     let cases: [(&str, Begin, (u8, u16), u64); 6] = [
         ("a question", |s| NEIGHBOUR.is_told(s, 17, (53, 9), 0).unwrap(), (17, 53), 30),
         (
@@ -362,7 +362,7 @@ fn the_switch_of_another_host_continues_a_ports_sessions() {
     assert_eq!(second.session_counters().current, 21);
     second.advance(520 * SECOND);
     assert_eq!(second.session_counters().current, 20, "the half-closed one had 100 s of its 240 s behind it");
-    // Not into another port, and nothing malformed.
+    // Another port does not get the sessions, and malformed data is rejected.
     let (mut other, _) = there(9);
     assert_eq!(take_over(&mut other, PortId(3), &bytes), Ok((0, 21)));
     assert_eq!(read_moving_sessions(&moving(&first, PortId(3))), Ok((Vec::new(), 0)));
@@ -395,7 +395,7 @@ fn sessions_are_listed_by_position() {
     half_closed(&mut switch, NEIGHBOUR, 7000).unwrap();
     let all: Vec<_> = (0..switch.session_places()).filter_map(|place| switch.session_at(place)).collect();
     let [first, _, _, last] = &all[..] else { panic!("{all:?}") };
-    // 100 of the switch's seconds.
+    // 107 s are 100 of the switch's seconds.
     let since = SessionView {
         port: tables.ports[0].id,
         protocol: 6,
