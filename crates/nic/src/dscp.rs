@@ -13,8 +13,8 @@ pub enum Marking {
     /// This one, 0 to 63.
     Fixed(u8),
     /// That of the inner packet, with two exceptions, which get 0. CS6, CS7 and other DSCPs of network control are for
-    /// hosts and switches. Packets that are carried reliably must stay in order on their path (PROTOCOL section 10), and
-    /// networks let classes overtake each other (RFC 2983, section 5.1).
+    /// hosts and switches. Packets that are carried reliably must stay in order on their path (PROTOCOL section 10),
+    /// and networks let classes overtake each other (RFC 2983, section 5.1).
     Copied,
 }
 
@@ -25,8 +25,8 @@ impl Default for Marking {
 }
 
 impl Marking {
-    /// The outer traffic class of a packet whose own one is `inner`. The ECN codepoint is the inner one. `reliable`: the
-    /// transport carries the packet.
+    /// The outer traffic class of a packet whose own class is `inner`. The ECN codepoint is the inner one. `reliable`:
+    /// the transport carries the packet.
     #[inline]
     pub fn outer(self, inner: u8, reliable: bool) -> u8 {
         match self {
@@ -37,7 +37,7 @@ impl Marking {
     }
 }
 
-/// DSCP and ECN codepoint of a frame that was parsed as `parsed`; 0 if it is not IP. `head`: the bytes that were parsed.
+/// DSCP and ECN codepoint of a frame that was parsed as `parsed`; 0 if it is not IP. `head`: the parsed bytes.
 #[inline]
 pub fn class_of(head: &[u8], parsed: &Parsed) -> u8 {
     match (parsed.kind, head.get(usize::from(parsed.l3)..)) {

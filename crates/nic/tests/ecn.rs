@@ -71,7 +71,7 @@ proptest! {
         prop_assert_ne!(transport_checksum(&marked, &after), Checksum::Invalid);
     }
 
-    /// A header that was damaged in flight remains one that its receiver refuses.
+    /// A header that was damaged in flight stays invalid, so that its receiver refuses it.
     #[test]
     fn damage_stays_visible(packet in packets().prop_filter("IPv4", |p| !p.v6), bit in 0..160usize, ecn in 0..4u8) {
         let (mut frame, l3) = (packet.build(), packet.l3());

@@ -90,7 +90,7 @@ impl Dir24 {
     /// Adds a prefix, or changes its value. Host bits are ignored.
     ///
     /// # Errors
-    /// It does not fit; nothing has changed then.
+    /// The value or the prefix does not fit; the table is unchanged.
     pub fn insert(&mut self, net: Ipv4Net, value: u32) -> Result<(), FibError> {
         if value > FIB_VALUE_MAX {
             return Err(FibError::Value(value));

@@ -102,8 +102,8 @@ impl<K: Key, const N: usize> Intervals<K, N> {
         indexes.map(|index| self.slots[index])
     }
 
-    /// [`slot`](Self::slot) of keys in different tables, with overlapping memory accesses: first where the tables' levels
-    /// are, then all of them level by level.
+    /// [`slot`](Self::slot) of keys in different tables, with overlapping memory accesses: first to the tables' lists
+    /// of levels, then to all tables level by level.
     pub(crate) fn slots_of<const B: usize>(asked: &[Option<(&Self, K)>; B]) -> [u32; B] {
         let tables = || asked.iter().flatten().map(|(table, _)| *table);
         tables().for_each(|table| [table.levels.first(), table.levels.last()].into_iter().flatten().for_each(prefetch));

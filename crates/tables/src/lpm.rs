@@ -70,8 +70,8 @@ impl<T> Lpm<T> {
         self.value(self.slot(addr))
     }
 
-    /// The number of the longest prefix that contains `addr`, counted in ascending order, IPv4 first. Without a prefix, a
-    /// number that none has.
+    /// The number of the longest prefix that contains `addr`, counted in ascending order, IPv4 first. If there is none,
+    /// a number that no prefix has.
     #[inline(always)]
     pub(crate) fn slot(&self, addr: IpAddr) -> u32 {
         match addr {
@@ -80,7 +80,7 @@ impl<T> Lpm<T> {
         }
     }
 
-    /// The value of the prefix with a number.
+    /// The value of the prefix with this number.
     #[inline(always)]
     pub(crate) fn value(&self, slot: u32) -> Option<&T> {
         self.values.get(slot as usize)

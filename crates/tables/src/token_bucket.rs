@@ -1,4 +1,4 @@
-//! A meter.
+//! A token bucket.
 
 /// Nanoseconds in a second. A token is divided into this many parts, so that a rate per second is exactly that number
 /// of parts per nanosecond.

@@ -28,7 +28,7 @@ impl<T> Default for Base<T> {
 }
 
 impl<T> Base<T> {
-    /// Of prefixes in any order; host bits are ignored.
+    /// Builds a table from prefixes in any order. Host bits are ignored.
     ///
     /// # Errors
     /// The smallest prefix that occurs more than once.

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::base::Base;
 use crate::Lpm;
 
-/// Values by IP prefix, both families: an [`Lpm`] of which changed versions are cheap. Clones share memory.
+/// Values by IP prefix, both families: an [`Lpm`] whose changed versions are cheap. Clones share memory.
 ///
 /// Without an upper layer a lookup costs one branch more than that of an [`Lpm`]; with one, a second lookup in a small
 /// table.
@@ -22,7 +22,7 @@ pub struct LayeredLpm<T> {
 
 #[derive(Debug)]
 struct Overlay<T> {
-    /// Every prefix that differs from the base; `None`: it is not in the table any more.
+    /// Every prefix that differs from the base; `None`: it has been removed.
     changes: BTreeMap<IpNet, Option<T>>,
     /// For each of these prefixes its length, and its value or, if it is removed, that of the longest remaining prefix
     /// around it.
@@ -124,7 +124,7 @@ impl<T: Copy + PartialEq> LayeredLpm<T> {
         Some(LayeredLpm { base: Arc::clone(&merged.base), overlay: Overlay::over(&merged.base, all) })
     }
 
-    /// Adds changes to those of an upper layer; one that says what the base says is none.
+    /// Adds changes to those of an upper layer. A change that agrees with the base is dropped.
     fn note(&self, all: &mut BTreeMap<IpNet, Option<T>>, changes: impl IntoIterator<Item = (IpNet, Option<T>)>) {
         for (net, value) in changes {
             let net = net.trunc();
@@ -143,7 +143,7 @@ impl<T: Copy> Overlay<T> {
         if changes.is_empty() {
             return None;
         }
-        // Changed prefixes around the current one, the narrowest last, with what holds for them.
+        // Changed prefixes around the current one, the narrowest last, with the values that apply to them.
         let mut around: Vec<(IpNet, Option<T>)> = Vec::new();
         let mut effective = Vec::with_capacity(changes.len());
         for (&net, value) in &changes {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use crate::{ExactMap, exact_map};
 
-/// An [`ExactMap`] of which changed versions are cheap. Clones share memory.
+/// An [`ExactMap`] whose changed versions are cheap. Clones share memory.
 #[derive(Clone, Debug)]
 pub struct LayeredMap<K, V> {
     base: Arc<ExactMap<K, V>>,
-    /// What differs from the base, a value or nothing; `None`: nothing differs.
+    /// Keys that differ from the base: their value, or `None` if the key has been removed. `None`: nothing differs.
     overlay: Option<Arc<ExactMap<K, Option<V>>>>,
 }
 
@@ -79,7 +79,7 @@ impl<K: Copy + Eq + Hash, V: Copy + PartialEq> LayeredMap<K, V> {
         Some(merged.changed(keys.map(|key| (key, self.get(&key))).collect::<Vec<_>>()))
     }
 
-    /// Adds changes to those of an upper layer; one that says what the base says is none.
+    /// Adds changes to those of an upper layer. A change that agrees with the base is dropped.
     fn note(&self, all: &mut ExactMap<K, Option<V>>, changes: impl IntoIterator<Item = (K, Option<V>)>) {
         for (key, value) in changes {
             if self.base.get(&key).copied() == value {

@@ -152,7 +152,7 @@ pub struct TenantLimiter {
 }
 
 impl TenantLimiter {
-    /// With all meters full. Sizes outside their range are clamped to it.
+    /// Creates a limiter with all meters full. Sizes outside their range are clamped to it.
     pub fn new(config: LimiterConfig) -> Self {
         let table = |entries: u32, rate: Rate| vec![rate.bucket(); entries.clamp(1, 65_536) as usize].into();
         TenantLimiter {

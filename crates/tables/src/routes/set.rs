@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::file::{FileError, FileKind, RouteFile, RoutePrefix, TableId};
 use crate::Lpm;
 
-/// Why a file was not applied; nothing has changed then.
+/// Why a file was not applied. The set is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ApplyError {
     /// The file is damaged or invalid.
@@ -132,7 +132,7 @@ impl RouteSet {
     /// A delta copies only the tables that it names. The time is proportional to the file and those tables.
     ///
     /// # Errors
-    /// The file is invalid, or does not apply to this set. Nothing has changed then.
+    /// The file is invalid, or does not apply to this set. The set is unchanged.
     pub fn apply(&mut self, file: &RouteFile<'_>) -> Result<Vec<TableId>, ApplyError> {
         let changed = match file.kind() {
             FileKind::Full => {
