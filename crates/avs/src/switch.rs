@@ -205,8 +205,8 @@ impl Switch {
     }
 
     /// Decides about a frame of `len` bytes that the guest behind `port` has sent. `frame_head` holds the first bytes
-    /// of the frame, at least as many as [`bifrost_nic::parse`] was given for `parsed`. The switch answers a ping of
-    /// the gateway only if it holds the whole frame.
+    /// of the frame, at least as many as [`bifrost_nic::parse`] was given for `parsed`. The switch answers a ping to
+    /// the gateway only if `frame_head` holds the whole frame.
     pub fn from_guest(
         &mut self,
         port: PortId,

@@ -521,7 +521,7 @@ impl<T: Payload> Sessions<T> {
         }
     }
 
-    /// Plans the eviction that an [`insert`](Self::insert) would cause. At most one insertion per packet can be
+    /// Plans the eviction that an [`insert`](Self::insert) would cause. Only the first insertion of a packet can be
     /// planned, because a second one would not take the first into account.
     ///
     /// # Errors
