@@ -176,7 +176,7 @@ pub fn check_options(header: &[u8]) -> Result<(), Malformed> {
     }
 }
 
-/// Whether the checksum of `header` (exactly `header_len` bytes) is right.
+/// Whether the checksum of `header` (exactly `header_len` bytes) is valid.
 #[must_use]
 pub fn checksum_is_valid(header: &[u8]) -> bool {
     checksum::is_valid(header)

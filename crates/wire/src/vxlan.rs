@@ -61,9 +61,9 @@ pub const fn source_port(flow_hash: u32) -> u16 {
     udp::ephemeral_port((flow_hash >> 16) as u16)
 }
 
-/// Splits a UDP payload into its VNI and what follows the VXLAN header. Reserved bits are ignored, as the RFC demands.
 /// Splits a UDP payload into its VNI and the bytes after the VXLAN header. Reserved bits are ignored, as the RFC
 /// requires.
+///
 /// # Errors
 /// [`Malformed::Truncated`]; [`Malformed::VniFlag`] when the I flag is clear.
 pub fn parse(payload: &[u8]) -> Result<(Vni, &[u8]), Malformed> {

@@ -72,7 +72,7 @@ impl Message {
     }
 }
 
-/// Whether the checksum of a whole message is right.
+/// Whether the checksum of a whole message is valid.
 #[must_use]
 pub fn checksum_is_valid(message: &[u8]) -> bool {
     checksum::is_valid(message)

@@ -160,7 +160,7 @@ pub fn emit_packet_too_big(mtu: u32, quoted: &[u8], source: Ipv6Addr, destinatio
     out
 }
 
-/// Whether the checksum of a whole message is right.
+/// Whether the checksum of a whole message is valid.
 #[must_use]
 pub fn checksum_is_valid(message: &[u8], source: Ipv6Addr, destination: Ipv6Addr) -> bool {
     let pseudo = checksum::pseudo_v6(source, destination, protocol::ICMPV6, message.len() as u32);
