@@ -1,8 +1,8 @@
-//! Prefetches what the tables have about several packets, from a first look at their headers.
+//! Prefetches the table entries of several packets, after a first look at their headers.
 //!
-//! Among very many tenants each packet waits for memory again and again: for its VPC, the levels of its routes, its
-//! host, its session. Here each step asks for what the next one reads, of all packets, before it is read of the first,
-//! so that these waits overlap. It is only a hint: what was fetched is looked up again, from the caches.
+//! With very many tenants, each packet waits for memory several times: for its VPC, the levels of its routes, its host
+//! and its session. Here each step requests what the next step reads, for all packets, before it is read for the first
+//! one, so that these waits overlap. This is only a hint: the entries are looked up again later, from the caches.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ use crate::tables::{Route, Tables, Vpc};
 /// Packets whose entries are fetched together. Fewer leave the memory idle, and more exceed its queue.
 pub const VECTOR: usize = BATCH;
 
-/// With fewer entries, looking at them first costs more than it saves: they take less than 1 MB.
+/// With fewer entries, prefetching costs more than it saves: they take less than 1 MB.
 const MANY: usize = 1 << 14;
 
 /// The packets of a vector: what a first look at their headers found.
@@ -57,7 +57,7 @@ impl Ahead {
         self.count = 0;
     }
 
-    /// Fetches the packets' entries of all tables. Returns of how many packets it found where they go.
+    /// Prefetches the packets' entries of all tables. Returns the number of packets whose destination it found.
     pub(crate) fn fetch(&self, tables: &Tables, nat: &Nat, state: &State) -> usize {
         let seen = &self.seen[..self.count];
         let mut asked = [None; VECTOR];

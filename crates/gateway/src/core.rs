@@ -87,8 +87,8 @@ impl Core {
         }
     }
 
-    /// Prefetches what the tables have about the vector's frames, so that their memory accesses overlap, and empties
-    /// the vector.
+    /// Prefetches the table entries of the vector's frames, so that their memory accesses overlap, and empties the
+    /// vector.
     #[inline]
     pub fn fetch_ahead(&self, ahead: &mut Ahead) {
         if self.many {
@@ -97,7 +97,7 @@ impl Core {
         ahead.clear();
     }
 
-    /// For tests: of how many of these frames it can prefetch where they go.
+    /// For tests: the number of these frames whose destination it finds when it prefetches.
     #[cfg(test)]
     pub(crate) fn found_ahead(&self, frames: &[Vec<u8>]) -> usize {
         let mut ahead = Ahead::default();

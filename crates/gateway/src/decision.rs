@@ -41,8 +41,8 @@ pub(crate) struct Decision<'a> {
 /// State that a core keeps between packets.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// This core's share of each VPC's rate: packets are sprayed evenly. Each core has meters for all VPCs, so they are
-    /// small.
+    /// This core's share of each VPC's rate, because packets are sprayed evenly. Each core has meters for all VPCs, so
+    /// they are small.
     pub(crate) meters: Box<[Meter]>,
     /// Number of cores that share the rates.
     pub(crate) cores: u64,

@@ -1,7 +1,7 @@
-//! Sessions of the translation that go on in another pod, which takes an old one's place.
+//! Handover of NAT sessions to another pod, which replaces this one.
 //!
-//! Both pods forward for a while, so sessions that begin in either are copied to the other. What is copied twice is
-//! known, and changes nothing but the marks and the time of the last packet.
+//! Both pods forward for a while, so sessions that start in either are copied to the other. A repeated copy of a
+//! session updates only its marks and the time of its last packet.
 //!
 //! **Format.** The first byte is the version, 1. Then sessions, all numbers big endian:
 //!
@@ -29,38 +29,39 @@ const INSIDE_IS_V6: u8 = 1;
 const OUTSIDE_IS_V6: u8 = 2;
 /// VNIs have 24 bits.
 const VNI_MAX: u32 = 0xff_ffff;
-/// Maximum number of sessions in an export; the next one continues after it. They take less than a megabyte.
+/// Number of sessions after which an export ends; the next one continues there. They take less than a megabyte.
 const PAGE: usize = 8192;
-/// Sessions that are looked at while new ones of their part wait.
+/// Number of sessions that are read under one lock. Meanwhile no new sessions start in their part.
 const UNDER_LOCK: usize = 256;
 
-/// A part of the sessions.
+/// Exported sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Export {
-    /// The sessions, as [`Nat::import`] takes them.
+    /// The sessions, in the format that [`Nat::import`] reads.
     pub bytes: Vec<u8>,
-    /// How many they are.
+    /// Their number.
     pub sessions: usize,
-    /// Where to go on; none: that was all.
+    /// Where the next export continues; `None`: there are no more sessions.
     pub next: Option<u64>,
 }
 
-/// What became of sessions of another pod.
+/// The result of an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Imported {
-    /// Sessions that go on here.
+    /// Number of sessions that were added.
     pub taken: usize,
-    /// Sessions that were here already.
+    /// Number of sessions that existed already.
     pub known: usize,
-    /// Sessions that cannot go on here: another one has their port, no pool has their address, or there is no room.
+    /// Number of sessions that cannot be added: another session uses their port, no pool has their address, or there is
+    /// no room.
     pub refused: usize,
 }
 
-/// Bytes that are not sessions.
+/// The bytes are not exported sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadSessions;
 
-/// What travels of a session.
+/// The exported fields of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Record {
     inside: Flow,
@@ -70,9 +71,9 @@ struct Record {
 }
 
 impl Nat {
-    /// Sessions that began here at `since_s` (whole seconds of `now`) or later, or all (0), from where an earlier
-    /// export ended. Sessions that end or begin meanwhile may be among them or not; all others are. Looks at 256
-    /// sessions under one lock.
+    /// Exports sessions that started here at `since_s` (whole seconds of `now`) or later; 0: all sessions. Continues at
+    /// `from`, the end of an earlier export. Sessions that start or end meanwhile may be missing; all others are
+    /// included. Reads 256 sessions at a time under a lock.
     pub fn export(&self, now: u64, since_s: u32, from: Option<u64>) -> Export {
         let now_s = seconds(now);
         let (mut number, mut below) = from.map_or((0, usize::MAX), |at| ((at >> 32) as usize, at as u32 as usize));
@@ -83,7 +84,8 @@ impl Nat {
                 return export;
             }
             let part = lock(part);
-            // Downwards: one that takes the place of another is seen twice rather than never.
+            // In descending order: when the last session moves to the position of one that ended, it is exported twice
+            // rather than not at all.
             let end = below.min(part.sessions.len());
             let first = end.saturating_sub(UNDER_LOCK);
             for entry in part.sessions[first..end].iter().rev().filter(|entry| entry.began_s >= since_s) {
@@ -101,10 +103,10 @@ impl Nat {
         export
     }
 
-    /// Has sessions of another pod go on here, with their addresses and ports.
+    /// Adds sessions of another pod, with their addresses and ports.
     ///
     /// # Errors
-    /// The bytes are not of [`Nat::export`]; sessions before the mistake go on here.
+    /// The bytes were not produced by [`Nat::export`]. Sessions before the error are added.
     pub fn import(&self, now: u64, bytes: &[u8]) -> Result<Imported, BadSessions> {
         let mut imported = Imported::default();
         let mut rest = bytes.strip_prefix(&[VERSION]).ok_or(BadSessions)?;
@@ -119,7 +121,7 @@ impl Nat {
         Ok(imported)
     }
 
-    /// Whether the session is new here; none: it cannot go on here.
+    /// Adds a session. Returns whether it is new here; `None`: it cannot be added.
     fn take_over(&self, now_s: u32, record: &Record) -> Option<bool> {
         let Record { inside, outside, idle_s, marks } = record;
         let End { address, port } = outside.source;
@@ -128,7 +130,7 @@ impl Nat {
         if !is_ours || !record.is_sound() {
             return None;
         }
-        // As a session begins under the lock of its part, and gets a port of that.
+        // A session starts under the lock of its flow's part, and uses a port of the part in whose block the port is.
         let (here, there) = (self.part_of(inside), self.part_of_port(port)?);
         let mut locks = [here.min(there), here.max(there)].map(Some);
         if here == there {
@@ -152,7 +154,7 @@ impl Nat {
 }
 
 impl Record {
-    /// Whether a pod could have such a session.
+    /// Whether a pod can have such a session.
     fn is_sound(&self) -> bool {
         let Record { inside, outside, .. } = self;
         let fits = |address: IpAddr| match inside.protocol {
@@ -178,7 +180,7 @@ impl Record {
         }
     }
 
-    /// Takes one from the front; none: the bytes are not one.
+    /// Parses the first record and removes it from `from`; `None`: it is invalid.
     fn read(from: &mut &[u8]) -> Option<Self> {
         let [kind, protocol, marks] = take(from)?;
         if kind & !(INSIDE_IS_V6 | OUTSIDE_IS_V6) != 0 || marks & !MARKS != 0 {

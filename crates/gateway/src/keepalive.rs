@@ -1,10 +1,10 @@
 //! Keepalives of GRE tunnels, as routers of several vendors send them.
 //!
-//! GRE itself has none. One end sends a packet through the tunnel that contains a packet back to itself: from the
-//! other end's address, with an empty GRE header of protocol type 0 ([`PROTOCOL`]). The other end removes the outer
-//! headers and forwards what is inside, as it forwards any packet. So it needs no support at the other end, and both
-//! directions are checked. A tunnel whose keepalives have not come back for some time is down: packets to it are
-//! dropped, until one comes back.
+//! GRE itself has no keepalives. One end sends a packet through the tunnel that contains a packet back to itself: from
+//! the other end's address, with an empty GRE header of protocol type 0 ([`PROTOCOL`]). The other end removes the outer
+//! headers and forwards the inner packet like any other. So the other end needs no support for keepalives, and both
+//! directions are checked. If a tunnel's keepalives have not come back for some time, the tunnel is down: packets to it
+//! are dropped until one comes back.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct Keepalive {
 #[derive(Clone, Debug)]
 pub(crate) struct Watch {
     keepalive: Keepalive,
-    /// When a keepalive came back, or the first one was sent; [`NOT_BEGUN`] before.
+    /// When the last keepalive came back, or the first one was sent, ns; [`NOT_BEGUN`] before.
     heard_ns: Arc<AtomicU64>,
 }
 
@@ -62,7 +62,7 @@ impl Watch {
 pub struct TunnelState {
     /// Whether packets to it are sent. A tunnel without keepalives is always up.
     pub up: bool,
-    /// Time since a keepalive came back, ns; `None` without keepalives.
+    /// Time since the last keepalive came back, ns; `None` without keepalives.
     pub silence_ns: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ pub struct Keepalives {
 }
 
 impl Keepalives {
-    /// All are due at once.
+    /// All keepalives are due at once.
     pub fn new(tables: Arc<Tables>) -> Self {
         let tunnels = 0..tables.tunnels.len() as u32;
         let due = tunnels.filter(|index| tables.watch(*index).is_some()).map(|index| (index, 0)).collect();
@@ -97,8 +97,8 @@ impl Keepalives {
         self.due.iter().map(|(_, at)| *at).min()
     }
 
-    /// Frames that are due. `mac` gives the link-layer address of a next hop: without it, a keepalive is not sent, and
-    /// will not come back.
+    /// Returns the frames that are due. `mac` returns the link-layer address of a next hop. Without it the keepalive is
+    /// not sent, and so does not come back.
     pub fn frames(&mut self, now: u64, mac: impl Fn(IpAddr) -> Option<Mac>) -> Vec<Vec<u8>> {
         let Keepalives { tables, due } = self;
         let mut frames = Vec::new();
@@ -114,7 +114,7 @@ impl Keepalives {
     }
 }
 
-/// A keepalive: it leads through the tunnel, and back without it.
+/// A keepalive: its outer packet goes through the tunnel, and its inner packet comes back without the tunnel.
 fn frame(tables: &Tables, tunnel: &Tunnel, next_hop: Mac) -> Option<Vec<u8>> {
     let TunnelKind::Gre { key } = tunnel.kind else { return None };
     let own = tables.vtep_like(tunnel.remote)?;
@@ -142,7 +142,7 @@ impl Decision<'_> {
         Err(DropReason::TunnelKeepalive)
     }
 
-    /// The keepalive of the other end, without the headers that led it here: it goes back there.
+    /// Returns a keepalive of the other end, whose outer headers have been removed, to that end.
     #[cold]
     pub(crate) fn return_keepalive(&mut self, packet: &mut Packet<'_>, inner: &Parsed) -> Result<Service, DropReason> {
         self.note("inner", || format!("a keepalive of {}", inner.dst_ip));

@@ -57,7 +57,7 @@ pub struct NatConfig {
 /// Sessions that start and end under one lock.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
-    /// Unordered: the last one takes the place of one that ends.
+    /// Unordered: when a session ends, the last one moves to its position.
     pub(crate) sessions: Vec<Entry>,
     /// Position of the search for expired sessions.
     sweep: usize,
@@ -69,7 +69,7 @@ pub(crate) struct Entry {
     /// The slots of both flows.
     pub(crate) inside: u32,
     pub(crate) outside: u32,
-    /// When it began here, s; 0: another pod had it before.
+    /// When it started here, s; 0: it was imported from another pod.
     pub(crate) began_s: u32,
 }
 
@@ -79,13 +79,13 @@ pub struct Nat {
     pub(crate) config: NatConfig,
     pub(crate) shared: Shared,
     pub(crate) parts: Box<[Mutex<Part>]>,
-    /// Sessions of each VPC that has any.
+    /// Number of sessions of each VPC that has any.
     vpcs: Box<[Mutex<ExactMap<u32, u32>>]>,
-    /// Ports of an address that belong to a part.
+    /// Number of ports of each address that belong to a part.
     block: u16,
     hash: foldhash::fast::FixedState,
-    /// Whether there are [`MANY`] sessions. It is read for each packet, so it is not where `counts` is, which each new
-    /// session changes.
+    /// Whether there are [`MANY`] sessions. Every packet reads it, so it is not in the cache line of `counts`, which
+    /// each new session changes.
     many: AtomicBool,
     counts: Counts,
 }
@@ -129,8 +129,8 @@ impl Seen {
 }
 
 impl Nat {
-    /// Without sessions. Numbers out of range are clamped. All memory for IPv4 sessions is allocated now: 256 to 512
-    /// bytes each.
+    /// Creates a table without sessions. Numbers out of range are clamped. All memory for IPv4 sessions is allocated
+    /// now: 256 to 512 bytes each.
     pub fn new(config: NatConfig) -> Self {
         let cores = config.cores.clamp(1, 1024);
         let config = NatConfig { cores, sessions: config.sessions.clamp(1, SESSIONS_MAX), ..config };
@@ -224,7 +224,7 @@ impl Nat {
         self.shared.look(Side::Outside, flow)
     }
 
-    /// The part whose lock a session from the inside begins under.
+    /// The part under whose lock a session from the inside starts.
     pub(crate) fn part_of(&self, flow: &Flow) -> usize {
         ((u128::from(self.hash.hash_one(flow)) * self.parts.len() as u128) >> 64) as usize
     }
@@ -248,8 +248,8 @@ impl Nat {
         Ok(outside)
     }
 
-    /// Starts a session whose last packet was seen at a time, s, and with marks. The caller has checked that neither
-    /// flow exists, under the locks that keep others from starting one.
+    /// Starts a session with these marks, whose last packet was seen at `seen_s`, s. The caller has checked that
+    /// neither flow exists, and holds the locks that keep other cores from starting one.
     pub(crate) fn start(
         &self,
         part: &mut Part,
@@ -259,7 +259,7 @@ impl Nat {
         began_s: u32,
     ) -> Result<(), DropReason> {
         self.reserve(flow.network)?;
-        // The outside first, so that a reply finds it.
+        // Inserts the outside first, so that a reply finds it.
         let slots =
             self.shared.insert(Side::Outside, &outside.reversed(), &flow.reversed(), seen_s, 0).and_then(|there| {
                 let here = self.shared.insert(Side::Inside, flow, outside, seen_s, marks);
@@ -276,7 +276,7 @@ impl Nat {
         Ok(())
     }
 
-    /// The part that chooses a port of an address, if one does.
+    /// The part whose block contains a port, if any.
     pub(crate) fn part_of_port(&self, port: u16) -> Option<usize> {
         let number = usize::from(port.checked_sub(FIRST_PORT)? / self.block);
         (number < self.parts.len()).then_some(number)
@@ -338,7 +338,7 @@ impl Nat {
                 vpcs.remove(&vpc);
             }
         }
-        // Delayed, so that the counters do not move with every session.
+        // The flag is cleared only at half the threshold, so that it does not change with every session.
         if self.counts.sessions.fetch_sub(1, Relaxed) <= MANY / 2 && self.many.load(Relaxed) {
             self.many.store(false, Relaxed);
         }
@@ -358,7 +358,8 @@ impl Nat {
         }
     }
 
-    /// When the last packet of a session was seen, s, and what all of its packets marked; under its part's lock.
+    /// When the last packet of a session was seen, s, and the marks of all its packets. The caller holds the lock of
+    /// the session's part.
     pub(crate) fn noted(&self, entry: Entry) -> (u32, u8) {
         let notes = [entry.inside, entry.outside].map(|slot| self.shared.note_at(slot));
         (notes[0].seconds().max(notes[1].seconds()), notes[0].marks() | notes[1].marks())

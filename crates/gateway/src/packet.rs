@@ -22,7 +22,7 @@ impl<'a> Packet<'a> {
         Packet { buffer, start, end, absent: 0 }
     }
 
-    /// The same for a frame whose payload is elsewhere; its IP header has its length.
+    /// Like [`new`](Self::new), for a frame whose payload is elsewhere. Its IP header gives the length.
     pub fn header_only(buffer: &'a mut [u8], start: usize, end: usize) -> Self {
         Packet { absent: usize::MAX, ..Self::new(buffer, start, end) }
     }

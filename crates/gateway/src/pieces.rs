@@ -1,5 +1,5 @@
-//! Fragmented packets: the first fragment is processed as the whole packet would be, and the others follow it. And
-//! packets that must be fragmented.
+//! Fragments, of which the first is processed like the whole packet and the others follow it; and packets that must be
+//! fragmented.
 
 use bifrost_nic::{Offload, Parsed, Segments};
 use bifrost_wire::ethernet;
@@ -49,7 +49,7 @@ impl Decision<'_> {
         self.carry_out(packet, &seen, origin, vpc, plan)
     }
 
-    /// The decision about the packet of a fragment, and the fragment's headers; the first one's have ports.
+    /// The decision about a fragment's packet, and the fragment's headers. Those of the first fragment include ports.
     fn piece(
         &mut self,
         packet: &mut Packet<'_>,

@@ -179,7 +179,7 @@ impl Decision<'_> {
         icmp_error::write(error, source, parsed.src_ip, &quoted, &mut answer).ok_or(reason)?;
         replace(packet, &answer)?;
         self.emit(packet, egress, parsed.src_ip, parsed.flow_hash, ecn::NOT_ECT)?;
-        // The packet is gone; the frame that leaves is counted as an answer.
+        // The original packet is dropped; the frame that is sent counts as an answer.
         self.state.counters.drop(reason);
         Ok(Service::Answer)
     }

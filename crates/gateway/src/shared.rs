@@ -27,7 +27,7 @@ use foldhash::fast::FixedState;
 use crate::rewrite::End;
 use crate::session::{Flow, NOTED_EVERY_S};
 
-/// Slots that a search visits. In a half full table, one flow in 200,000 would need more.
+/// Maximum number of slots that a search visits. In a half full table, one flow in 200,000 would need more.
 const PROBES: usize = 64;
 /// Maximum number of sessions; slots have 32-bit numbers.
 pub(crate) const SESSIONS_MAX: u32 = 1 << 24;
@@ -114,7 +114,7 @@ struct Found {
 }
 
 impl Shared {
-    /// An empty table for that many sessions, with two flows each.
+    /// Creates an empty table for `sessions` sessions, with two flows each.
     pub(crate) fn new(sessions: u32, seed: u64) -> Self {
         let slots = (4 * sessions.clamp(1, SESSIONS_MAX) as usize).max(2 * PROBES).next_power_of_two();
         Shared {
@@ -145,7 +145,7 @@ impl Shared {
         self.read(side, flow).map(|found| found.to)
     }
 
-    /// Inserts a flow, which must not exist, with a packet of it, and returns its slot. `None` if no slot is free
+    /// Inserts a flow, which must not exist, and records a packet of it. Returns its slot; `None` if no slot is free
     /// within the search distance.
     pub(crate) fn insert(&self, side: Side, flow: &Flow, to: &Flow, now_s: u32, marks: u8) -> Option<u32> {
         let (key, words) = (Words::of(flow), Words::of(to));

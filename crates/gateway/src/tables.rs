@@ -134,7 +134,7 @@ pub struct Tables {
     pub eip_owners: ExactMap<IpAddr, (u32, IpAddr)>,
     /// Tunnels to customers.
     pub tunnels: Vec<Tunnel>,
-    /// By tunnel: what its keepalives say.
+    /// By tunnel: the state of its keepalives.
     watches: Vec<Option<Watch>>,
     /// Tunnels by the remote address, and the VNI, or the GRE key with bit 32 set.
     pub tunnels_in: ExactMap<(IpAddr, u64), u32>,
@@ -156,7 +156,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Only with addresses, and with one MAC address outside and inside of tunnels; `seed` seeds the hash tables, whose keys tenants choose in part.
+    /// Creates tables with the gateway's addresses. The MAC address is the same outside and inside of tunnels. `seed`
+    /// seeds the hash tables, because tenants choose a part of their keys.
     pub fn new(vteps: Vec<IpAddr>, mac: Mac, mtu: u16, seed: u64) -> Self {
         fn map<K, V>(seed: u64) -> ExactMap<K, V> {
             bifrost_tables::exact_map(seed)
@@ -192,7 +193,7 @@ impl Tables {
         Metered { rate, index }
     }
 
-    /// Meters that each core needs.
+    /// Number of meters that each core needs.
     pub(crate) fn meters(&self) -> usize {
         self.meters as usize
     }
@@ -216,14 +217,14 @@ impl Tables {
         index
     }
 
-    /// Has keepalives sent through a tunnel, by its index. Only GRE tunnels have them.
+    /// Enables keepalives for a tunnel, by its index. Only GRE tunnels have them.
     pub fn set_keepalive(&mut self, index: u32, keepalive: Keepalive) {
         if let Some(watch) = self.watches.get_mut(index as usize) {
             *watch = Some(Watch::new(keepalive));
         }
     }
 
-    /// What the keepalives of a tunnel say; `None` without any.
+    /// The state of a tunnel's keepalives; `None` if it has none.
     #[inline]
     pub(crate) fn watch(&self, index: u32) -> Option<&Watch> {
         self.watches.get(index as usize)?.as_ref()

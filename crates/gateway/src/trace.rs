@@ -1,4 +1,4 @@
-//! Traces: the decisions about a packet that is only described.
+//! Traces: the decisions about a packet that exists only as a description.
 
 use bifrost_tables::TokenBucket;
 
@@ -20,8 +20,8 @@ pub struct Step {
     pub what: String,
 }
 
-/// Decides about a packet like a [`Core`](crate::Core), with the same code, and records why. Nothing changes: no
-/// session is created or changed, and the meters, which are full here, are not those of the cores.
+/// Decides about a packet like a [`Core`](crate::Core), with the same code, and records why. It has no side effects: it
+/// creates and changes no session, and uses its own meters, which are full.
 pub fn trace(tables: &Tables, nat: &Nat, context: Context<'_>, packet: &mut Packet<'_>) -> (Verdict, Vec<Step>) {
     let mut steps = Vec::new();
     let mut state = State {

@@ -108,7 +108,7 @@ pub(super) fn nat() -> Nat {
     Nat::new(nat_config())
 }
 
-/// Two cores of one pod, to which packets go in turn.
+/// A pod with two cores, which get packets in turn.
 pub(super) struct Pod {
     cores: [Core; 2],
     tables: Arc<Tables>,
@@ -133,7 +133,7 @@ impl Pod {
         Self::with(tables(), Nat::new(config))
     }
 
-    /// Whose sessions are in as many parts, under another secret.
+    /// A pod whose sessions are in `cores` parts, with another seed.
     pub(super) fn with_nat_cores(cores: u16) -> Self {
         Self::with_nat(NatConfig { cores, seed: 6, ..nat_config() })
     }
@@ -202,7 +202,7 @@ impl Pod {
         (verdict, bytes)
     }
 
-    /// Of how many frames a core can prefetch where they go.
+    /// Number of frames whose destination a core finds when it prefetches.
     pub(super) fn found_ahead(&self, frames: &[Vec<u8>]) -> usize {
         self.cores[0].found_ahead(frames)
     }
@@ -214,7 +214,7 @@ impl Pod {
         self.cores[core].process(context, packet)
     }
 
-    /// Frames that left in addition to the last one, of a pod with one core.
+    /// Frames that left in addition to the last one, for a pod that uses one core.
     pub(super) fn take_more(&mut self) -> Vec<Vec<u8>> {
         self.cores[0].take_more().collect()
     }

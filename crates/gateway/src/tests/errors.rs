@@ -53,7 +53,7 @@ fn from_the_internet_about_a_translated_packet() {
         assert_eq!(reply.vxlan, Some((VPC, mac_of(ip("192.168.0.1")))), "{name}");
         let remote = (ip(REMOTE), out.inner.dst_port);
         assert_eq!(quoted(&reply), ((ip("192.168.0.1"), 5000), remote), "{name}");
-        // The quoted packet is the sender's own again, checksum included.
+        // The quoted packet is the one that the sender sent, including its checksum.
         assert_eq!(reply.l4()[8 + 20..], packet[20..], "{name}");
         // Eight bytes of the transport header are enough.
         let short = pod.forward(&link(&error(ROUTER, NAT_ADDRESS, 3, &sent(&out)[..28])));
@@ -71,13 +71,13 @@ fn from_the_internet_about_an_echo() {
 }
 
 #[test]
-fn to_the_internet_about_a_packet_that_came_in() {
+fn to_the_internet_about_an_incoming_packet() {
     let mut pod = Pod::new();
     let asked = pod.forward(&tunnelled(HOST_A, VPC, &udp_packet(("192.168.0.1", 5000), (REMOTE, 53), b"query")));
     let port = asked.inner.src_port;
     let answer = udp_packet((REMOTE, 53), (NAT_ADDRESS, port), b"answer");
     let came = pod.forward(&link(&answer));
-    // The port is closed by now.
+    // The port is closed by the time the packet arrives.
     let error = error("192.168.0.1", REMOTE, 3, &sent(&came));
     let out = pod.forward(&tunnelled(HOST_A, VPC, &error));
     assert_eq!((out.vxlan, out.inner.src_ip, out.inner.dst_ip), (None, ip(NAT_ADDRESS), ip(REMOTE)));
@@ -137,7 +137,8 @@ fn errors_that_are_not_translated() {
     ] {
         assert_eq!(pod.dropped(&link(&packet)), reason, "{name}");
     }
-    // Between hosts nothing is translated, and errors pass whatever they quote; so do those of public addresses.
+    // Errors between hosts, which are not translated, pass whatever they quote. So do errors from and to public
+    // addresses.
     for (source, destination) in [("192.168.0.1", "192.168.0.2"), ("192.168.0.2", REMOTE)] {
         let odd = error(source, destination, 3, &later);
         let out = pod.forward(&tunnelled(HOST_A, VPC, &odd));

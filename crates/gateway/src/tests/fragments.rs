@@ -18,7 +18,7 @@ fn cuttable(mut packet: Vec<u8>) -> Vec<u8> {
     packet
 }
 
-/// A packet in IPv4 fragments of `mtu` bytes, or in IPv6 fragments of that payload.
+/// A packet as IPv4 fragments of at most `mtu` bytes, or as IPv6 fragments with at most that payload.
 fn pieces(packet: &[u8], mtu: u16) -> Vec<Vec<u8>> {
     if packet[0] >> 4 == 6 {
         return pieces_6(packet, usize::from(mtu) & !7);
@@ -190,7 +190,7 @@ fn a_packet_that_is_too_large_is_fragmented_if_allowed() {
     let whole = whole(&inner);
     assert_eq!((inner.len(), &whole[28..]), (2, &payload[..]));
     assert_eq!((pod.counter("fragmented_packets"), pod.counter("extra_fragment_packets")), (1, 1));
-    // With DF, and in IPv6, its sender gets an error about the packet that it sent.
+    // With DF, and in IPv6, the sender of the large packet gets an error.
     let out = pod.forward(&link(&large));
     assert_eq!((out.inner.protocol, out.inner.dst_ip), (ICMP, ip(REMOTE)));
     assert_eq!((&out.l4()[..2], &out.l4()[6..8]), (&[3, 4][..], &1550_u16.to_be_bytes()[..]));

@@ -5,7 +5,7 @@ use crate::*;
 
 const REMOTE: &str = "198.51.100.1";
 const S: u64 = 1_000_000_000;
-/// As long as a session of IPv4 is.
+/// Length of an IPv4 session in an export, bytes.
 const RECORD: usize = 15 + 4 * 6;
 
 fn out(port: u16, flags: Flags) -> Vec<u8> {
@@ -16,7 +16,7 @@ fn back(port: u16, flags: Flags) -> Vec<u8> {
     link(&tcp_packet((REMOTE, 443), (NAT_ADDRESS, port), flags))
 }
 
-/// All sessions that began at `since_s` or later.
+/// All sessions that started at `since_s` or later.
 fn export(pod: &Pod, since_s: u32) -> Vec<Vec<u8>> {
     let (mut pages, mut from) = (Vec::new(), None);
     loop {
@@ -39,8 +39,8 @@ fn give(from: &Pod, to: &Pod) -> Imported {
 }
 
 #[test]
-fn conversations_go_on_in_another_pod() {
-    // Of other cores, so that other parts have the ports.
+fn sessions_continue_in_another_pod() {
+    // The new pod has a different number of cores, so ports belong to other parts.
     let (mut old, mut new) = (Pod::new(), Pod::with_nat_cores(3));
     let outside: Vec<u16> = (3000..3100).map(|port| old.forward(&out(port, Flags::SYN)).inner.src_port).collect();
     let asked = old.forward(&tunnelled(HOST_A, VPC, &echo("192.168.0.1", REMOTE, 8, 77)));
@@ -66,10 +66,10 @@ fn conversations_go_on_in_another_pod() {
     let reply = new.forward(&tunnelled(HOST_B, SERVICE, &packet));
     assert_eq!((reply.inner.src_ip, reply.inner.src_port), (ip("192.168.0.253"), 80));
 
-    // Again, in both directions: nothing is new.
+    // Copying again, in both directions, adds nothing.
     assert_eq!(give(&old, &new), Imported { taken: 0, known: 102, refused: 0 });
     assert_eq!(give(&new, &old), Imported { taken: 0, known: 102, refused: 0 });
-    // None of the ports is given away twice.
+    // The new pod allocates none of these ports again.
     for port in 4000..4500 {
         let sent = new.forward(&out(port, Flags::SYN)).inner.src_port;
         assert!(!outside.contains(&sent), "{sent}");
@@ -85,14 +85,14 @@ fn sessions_live_as_long_as_in_the_old_pod() {
         old.forward(&packet);
     }
     old.now += 20 * S;
-    // Another clock, which another machine has.
+    // The new pod's clock differs, as on another machine.
     new.now = old.now + 5000 * S;
     assert_eq!(give(&old, &new).taken, 2);
     new.now += 20 * S;
     assert_eq!(give(&new, &Pod::new()).taken, 1, "the closed one has expired");
     new.now += 7000 * S;
     new.forward(&back(port, Flags::ACK));
-    // What the old pod hears of a session later is known here after the next copy: that it has ended, or that it has not.
+    // The next copy carries what the old pod has seen since: that a session was reset, or that it is still in use.
     old.forward(&back(port, Flags::RST));
     assert_eq!(give(&old, &new).known, 2);
     new.now += 40 * S;
@@ -100,7 +100,7 @@ fn sessions_live_as_long_as_in_the_old_pod() {
 }
 
 #[test]
-fn only_what_began_here_since() {
+fn an_export_contains_only_sessions_that_started_here_since() {
     let (mut old, mut new) = (Pod::new(), Pod::new());
     old.forward(&out(1, Flags::SYN));
     give(&old, &new);
@@ -109,7 +109,7 @@ fn only_what_began_here_since() {
     assert_eq!(export(&old, since), [vec![1]]);
     old.forward(&out(2, Flags::SYN));
     assert_eq!(export(&old, since).concat().len(), 1 + RECORD);
-    // What came from the other pod is not returned.
+    // Sessions that came from the other pod are not returned to it.
     new.now = old.now;
     new.forward(&out(3, Flags::SYN));
     assert_eq!(export(&new, 1).concat().len(), 1 + RECORD);
@@ -133,7 +133,7 @@ fn many_sessions_come_in_pages() {
 }
 
 #[test]
-fn what_cannot_go_on_is_refused() {
+fn sessions_that_cannot_be_imported_are_refused() {
     let (mut old, mut new) = (Pod::new(), Pod::new());
     let port = old.forward(&out(1, Flags::SYN)).inner.src_port;
     let page = export(&old, 0).concat();
@@ -153,14 +153,14 @@ fn what_cannot_go_on_is_refused() {
     ] {
         assert_eq!(new.nat().import(new.now, &changed), Ok(refused), "{what}");
     }
-    // Its port is another's, or its flow has another port.
+    // Another session uses its port, or its flow has another port already.
     assert_eq!(new.nat().import(new.now, &page).map(|imported| imported.taken), Ok(1));
     assert_eq!(new.nat().import(new.now, &change(19, &[0, 2])), Ok(refused));
     assert_eq!(new.nat().import(new.now, &change(31, &(port ^ 1).to_be_bytes())), Ok(refused));
     assert_eq!(new.nat().len(), 1);
     assert_eq!(new.forward(&back(port, Flags::ACK)).inner.dst_port, 1);
 
-    // No bytes are a panic; what comes before a mistake stays.
+    // Truncated input does not panic. Sessions before an error stay.
     for len in 0..page.len() {
         let whole = len == 1;
         assert_eq!(new.nat().import(new.now, &page[..len]).is_ok(), whole, "{len}");
@@ -169,17 +169,17 @@ fn what_cannot_go_on_is_refused() {
         assert_eq!(new.nat().import(new.now, &bad), Err(BadSessions));
     }
 
-    // No more sessions than there is room for, and half of it for a VPC.
+    // There are no more sessions than fit, and a VPC gets at most half of them.
     let small = Pod::with_nat(NatConfig { sessions: 100, ..nat_config() });
     (1..=80).for_each(|port| drop(old.forward(&out(port, Flags::SYN))));
     assert_eq!(give(&old, &small), Imported { taken: 50, known: 0, refused: 30 });
 }
 
 #[test]
-fn an_export_goes_on_while_sessions_end_and_begin() {
+fn an_export_continues_while_sessions_end_and_start() {
     let mut old = Pod::new();
     let first: Vec<u16> = (1..=300).map(|port| old.forward(&out(port, Flags::SYN)).inner.src_port).collect();
-    // From a place that is not there any more: no sessions are missed, and some may come twice.
+    // Continues at positions that do not exist (any more). No session is missed, and some may be exported twice.
     for at in [0, 5, u64::from(u32::MAX), 2 << 32, 3 << 32 | 9, 9 << 32, u64::MAX] {
         let page = old.nat().export(old.now, 0, Some(at));
         assert_eq!(page.next, None, "{at}");

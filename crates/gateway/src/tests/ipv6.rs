@@ -1,4 +1,4 @@
-//! Each service with IPv6 inside, over IPv4 and IPv6 underlays. All checksums of what leaves are verified.
+//! Each service with IPv6 inside, over IPv4 and IPv6 underlays. All checksums of sent packets are verified.
 
 use bifrost_wire::{Mac, tcp};
 

@@ -6,10 +6,10 @@ use crate::*;
 const S: u64 = 1_000_000_000;
 const KEY: u32 = 77;
 
-/// The customer's router of the GRE tunnel, by family of the tunnel: remote address, and the gateway's.
+/// The remote and the gateway's address of the GRE tunnel, by address family.
 const ENDS: [(&str, &str); 2] = [("10.0.0.9", GATEWAY), ("fd00::9", GATEWAY_6)];
 
-/// The tunnel's index in tables whose GRE tunnel leads to `remote`, on the gateway's link.
+/// Tables with a GRE tunnel to `remote`, on the gateway's link, and the tunnel's index.
 fn with_tunnel(remote: &str) -> (Tables, u32) {
     let mut tables = tables();
     let index = tables.add_tunnel(Tunnel { vni: VPC, remote: ip(remote), kind: TunnelKind::Gre { key: KEY } });
@@ -26,7 +26,7 @@ fn gre(ethertype: [u8; 2], inner: &[u8]) -> Vec<u8> {
     [&[0x20, 0][..], &ethertype, &KEY.to_be_bytes(), inner].concat()
 }
 
-/// What the other end sends: a packet back to itself, in the tunnel.
+/// A keepalive of the other end: a packet back to itself, in the tunnel.
 fn asked(remote: &str, own: &str, ttl: u8) -> Vec<u8> {
     let back = packet(own, remote, GRE, ttl, &gre([0, 0], &[]));
     link(&packet(remote, own, GRE, 255, &gre(ethertype(own), &back)))
@@ -42,7 +42,7 @@ fn the_keepalive_of_the_other_end_goes_back() {
         let expected = packet(own, remote, GRE, 254, &gre([0, 0], &[]));
         assert_eq!((&frame[..6], &frame[14..]), (&mac_of(ip(remote)).0[..], &expected[..]), "{remote}");
         assert_eq!(pod.dropped(&asked(remote, own, 1)), DropReason::HopLimit);
-        // Only to who asked, and only to the other end of the tunnel.
+        // A keepalive is only returned to its sender, which must be the other end of the tunnel.
         let elsewhere = packet(own, if ip(own).is_ipv4() { HOST_A } else { HOST_6 }, GRE, 255, &gre([0, 0], &[]));
         let frame = link(&packet(remote, own, GRE, 255, &gre(ethertype(own), &elsewhere)));
         assert_eq!(pod.dropped(&frame), DropReason::NoRoute);
@@ -63,7 +63,7 @@ fn a_tunnel_is_down_while_its_keepalives_do_not_come_back() {
         assert_eq!(pod.process(&data).0, Verdict::Forward(Service::Idc), "up before the first keepalive");
         let frames = keepalives.frames(pod.now, |address| Some(mac_of(address)));
         let [sent] = &frames[..] else { panic!("{frames:?}") };
-        // The other end removes the outer headers, and forwards the rest, here with one hop less.
+        // The other end removes the outer headers, decrements the hop limit, and forwards the rest.
         assert_eq!(sent[..6], mac_of(ip(remote)).0);
         let headers = if ip(own).is_ipv4() { 20 } else { 40 };
         let mut back = sent[14 + headers + 8..].to_vec();
@@ -81,14 +81,14 @@ fn a_tunnel_is_down_while_its_keepalives_do_not_come_back() {
         assert_eq!(pod.dropped(&data), DropReason::TunnelDown);
         assert!(!pod.tables().tunnel_state(index, pod.now).up);
         assert_eq!(keepalives.frames(pod.now, |a| Some(mac_of(a))).len(), 1, "it is still tried");
-        // A trace of it changes nothing; then one comes back.
+        // A trace of the keepalive changes nothing. Then the keepalive itself comes back.
         assert_eq!(pod.trace(&link(&back)).0, Verdict::Drop(DropReason::TunnelKeepalive));
         assert_eq!(pod.dropped(&data), DropReason::TunnelDown);
         assert_eq!(pod.dropped(&link(&back)), DropReason::TunnelKeepalive);
         assert_eq!(pod.process(&data).0, Verdict::Forward(Service::Idc));
         let state = pod.tables().tunnel_state(index, pod.now + 5);
         assert_eq!(state, TunnelState { up: true, silence_ns: Some(5) });
-        // Nobody else can say that it is alive.
+        // Nobody else can forge a keepalive.
         pod.now += 31 * S;
         let forged = packet(if headers == 20 { HOST_A } else { HOST_6 }, own, GRE, 64, &gre([0, 0], &[]));
         assert_eq!(pod.dropped(&link(&forged)), DropReason::UnknownSender);

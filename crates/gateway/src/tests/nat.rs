@@ -85,7 +85,7 @@ fn sessions_end() {
             pod.forward(&if *from_inside { out(9, *flags) } else { back(port, *flags) });
         }
         pod.now += idle_s * S;
-        // Expired sessions are looked for when others start.
+        // Starting sessions looks for expired ones.
         for other in 0..64 {
             pod.forward(&out(100 + other, Flags::SYN));
         }
@@ -154,7 +154,7 @@ fn prefetching_finds_where_packets_go() {
         assert_eq!(pod.found_ahead(std::slice::from_ref(frame)), 1, "{frame:02x?}");
     }
     assert_eq!(pod.found_ahead(&known), known.len());
-    // No host, no route, no session, no VPC; and more than a vector.
+    // No host, no route, no session, no VPC. And more packets than a vector holds.
     let unknown = [
         to("192.168.0.77"),
         to("192.168.9.1"),

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::build::*;
 use crate::*;
 
-/// Built once: the table of the Internet is large.
+/// Built only once, because the table of Internet routes is large.
 static TABLES: LazyLock<Arc<Tables>> = LazyLock::new(|| Arc::new(tables()));
 
 fn core() -> Core {
@@ -46,8 +46,8 @@ fn seeds() -> Vec<Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Any bytes, or a packet that was damaged in a few places or truncated: no panic, and the outer headers of what
-    /// leaves are well-formed.
+    /// Random bytes, or a packet that was damaged in a few places or truncated: nothing panics, and the outer headers
+    /// of sent packets are well-formed.
     #[test]
     fn hostile_packets(
         seed in 0usize..10,

@@ -94,7 +94,7 @@ fn the_meter_limits() {
 #[test]
 fn customer_networks() {
     let mut pod = Pod::new();
-    // A tunnel to a router that is not on the gateway's link goes through the gateway's own router.
+    // A packet to a router that is not on the gateway's link goes to the gateway's own router.
     let out = pod.forward(&tunnelled(HOST_A, VPC, &udp_packet(("192.168.0.1", 1), ("10.50.1.1", 2), b"x")));
     assert_eq!((out.vxlan, out.outer.dst_ip), (Some((7, Mac([2, 7, 7, 7, 7, 7]))), ip(CUSTOMER)));
     assert_eq!(out.link_destination, mac_of(ip(ISP)));
@@ -184,7 +184,7 @@ fn hop_limit_and_size_are_answered() {
         assert_eq!((kind, mtu), if family == 4 { (3, 1550) } else { (2, 1550) });
         assert_eq!(pod.process(&tunnelled(HOST_A, VPC, &large)).0, Verdict::Answer);
     }
-    // A packet that may be fragmented is fragmented, and not answered.
+    // A packet that may be fragmented is fragmented; its sender gets no error.
     let mut large = udp_packet(("192.168.0.1", 1), ("192.168.0.2", 2), &[0; 1523]);
     large[6] = 0;
     bifrost_wire::ipv4::fill_checksum(&mut large[..20]);

@@ -92,7 +92,7 @@ proptest! {
     ) {
         let nat = nat(3, 40);
         let mut now_s = 1000;
-        // By inside: the outside, and until when it must exist.
+        // By inside: the outside, and until when the session must exist, s.
         let mut model: BTreeMap<u32, (Flow, u64)> = BTreeMap::new();
         for (number, operation, pause_s) in operations {
             now_s += if operation == 3 { pause_s } else { 0 };
@@ -214,7 +214,7 @@ fn a_late_record_does_not_change_another_flow() {
     shared.see_late(slot, late, 200, 8);
     let note = shared.note_at(slot);
     assert_eq!((note.seconds(), note.marks()), (100, 0));
-    // In its own flow it does, whatever was recorded meanwhile.
+    // In its own flow it is recorded, whatever was recorded meanwhile.
     let late = shared.note_at(slot);
     shared.find(Side::Inside, &flow(2), 101, 2);
     shared.see_late(slot, late, 100, 8);
@@ -222,8 +222,8 @@ fn a_late_record_does_not_change_another_flow() {
     assert_eq!((note.seconds(), note.marks()), (101, 10));
 }
 
-/// All cores create and use sessions at the same time: an inside has one outside on every core, and no two insides have
-/// the same.
+/// All cores create and use sessions at the same time. An inside has the same outside on every core, and no two insides
+/// have the same outside.
 #[test]
 fn threads_agree_about_sessions() {
     let (sessions, cores) = if cfg!(miri) { (20, 2) } else { (20_000, 4) };
