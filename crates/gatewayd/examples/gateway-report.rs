@@ -1,4 +1,5 @@
-//! `gateway-report`: what scripts/demo-gateway.sh has measured, as a table and a plot, and whether it is as it must be.
+//! `gateway-report`: shows the measurements of scripts/demo-gateway.sh as a table and a plot, and whether they are as
+//! expected.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +12,7 @@ use serde_json::Value;
 const RUNS: [(&str, &str); 3] =
     [("flows", "by flow"), ("sprayed", "sprayed"), ("limited", "sprayed, with the limiter")];
 const TENANTS: [u32; 4] = [1, 2, 3, 4];
-/// The tenant that bursts, and when it begins, s.
+/// The tenant that sends a burst, and when it starts, s.
 const BURSTING: u32 = 4;
 
 /// One tenant in one run, as its receiver saw it.
@@ -19,7 +20,7 @@ struct Tenant {
     packets: u64,
     lost: u64,
     out_of_order: u64,
-    /// Received packets a second, by second.
+    /// Received packets per second, by second.
     series: Vec<(f64, f64)>,
 }
 
@@ -85,7 +86,7 @@ fn read(path: &Path) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| path.display().to_string())
 }
 
-/// When the first tenant began, s.
+/// When the first tenant started, s.
 fn first_start(dir: &Path, run: &str) -> Result<f64> {
     let first = read(&dir.join(format!("{run}-1.json")))?;
     first["start"]["timestamp"]["timesecs"].as_f64().context("iperf3 did not start; see the file")
@@ -111,7 +112,7 @@ fn tenant(client: &Value, began: f64) -> Result<Tenant> {
     Ok(Tenant { packets: number(&sum["packets"])?, lost: number(&sum["lost_packets"])?, out_of_order, series })
 }
 
-/// By run, the packets a second of each tenant.
+/// By run: packets per second of each tenant.
 type Plots<'a> = [(&'a str, Vec<(u32, Vec<(f64, f64)>)>)];
 
 fn draw(file: &Path, plots: &Plots<'_>) -> Result<(), Box<dyn std::error::Error>> {

@@ -1,7 +1,8 @@
-//! Captures: what a pod's threads see is kept by them, fetched now and then, and written as pcapng.
+//! Packet captures: each thread of a pod copies the packets that it sees; they are collected periodically and written
+//! as pcapng.
 //!
-//! What is on never waits: a thread copies into a [`Chunk`] of fixed size, which it exchanges for an empty one when it is asked to, between two turns; what
-//! finds no room is counted.
+//! A running capture never makes a thread wait. The thread copies packets into a [`Chunk`] of fixed size. On request,
+//! between two turns, it exchanges the chunk for an empty one. Packets that do not fit are counted.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -19,14 +20,14 @@ use bifrost_wire::pcapng::{Flow, Notes};
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::vxlan;
 
-/// How often what was captured is fetched.
+/// Interval at which captured packets are collected.
 const FETCH_EVERY: Duration = Duration::from_millis(20);
-/// How long a thread may take to give it.
+/// How long a thread may take to hand over its chunk.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Room for what comes in between, bytes, for each thread: twice, because one is filled while the other one is written.
+/// Size of a chunk, bytes. Each thread has two: one is filled while the other one is written out.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Where a packet is seen.
+/// The stage at which a packet is captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Rx,
@@ -45,7 +46,7 @@ impl Stage {
         }
     }
 
-    /// What it shows, for who opens the file.
+    /// What the stage shows, for readers of the capture file.
     const fn description(self) -> &'static str {
         match self {
             Self::Rx => "packets as the pipeline gave them to the pod, without the trailer",
@@ -55,7 +56,7 @@ impl Stage {
     }
 }
 
-/// What is known of a packet.
+/// What is recorded with a packet.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     stage: Stage,
@@ -63,7 +64,7 @@ struct Seen {
     vni: Option<u32>,
 }
 
-/// What a thread is told.
+/// Requests to a thread.
 enum Order {
     Begin(Wanted),
     /// Exchange the chunk.
@@ -71,7 +72,7 @@ enum Order {
     End,
 }
 
-/// What is to be captured.
+/// What to capture.
 #[derive(Clone)]
 struct Wanted {
     stages: Vec<Stage>,
@@ -79,7 +80,7 @@ struct Wanted {
     snaplen: usize,
 }
 
-/// A thread's end of a capture.
+/// A thread's side of captures.
 pub(crate) struct Tap {
     orders: Receiver<Order>,
     running: Option<Box<Running>>,
@@ -88,24 +89,24 @@ pub(crate) struct Tap {
 struct Running {
     wanted: Wanted,
     chunk: Chunk<Seen>,
-    /// The packet that is being worked on, as it came: what is kept of it, and its length.
+    /// The packet that is being processed, as it arrived: the bytes that are kept, and its length.
     came: Vec<u8>,
     came_len: usize,
 }
 
-/// What became of a packet.
+/// The result for a packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome<'a> {
-    /// The frame leaves.
+    /// The frame is sent.
     Sent(&'static str, &'a [u8]),
-    /// Nothing leaves, because of this.
+    /// Nothing is sent, for this reason.
     Dropped(&'static str),
     /// It was for the pod itself.
     Taken,
 }
 
 impl<'a> Outcome<'a> {
-    /// After a verdict, with the frame as it is now.
+    /// The outcome of a verdict, with the frame as it is now.
     pub(crate) fn of(verdict: Verdict, frame: &'a [u8]) -> Self {
         match verdict {
             Verdict::Forward(service) => Outcome::Sent(service.name(), frame),
@@ -121,7 +122,7 @@ impl Tap {
         self.running.is_some()
     }
 
-    /// Does what it is told; to be called now and then.
+    /// Executes pending requests. The thread calls it periodically.
     pub(crate) fn poll(&mut self) {
         for order in self.orders.try_iter() {
             match order {
@@ -139,16 +140,17 @@ impl Tap {
         }
     }
 
-    /// A frame came; `header_only`: its payload is elsewhere.
+    /// A frame has arrived. `header_only`: its payload is elsewhere.
     pub(crate) fn begin(&mut self, frame: &[u8], header_only: bool) {
         let Some(running) = &mut self.running else { return };
         running.came.clear();
-        // All headers, for the filter.
+        // Keeps all headers, for the filter.
         running.came.extend_from_slice(&frame[..frame.len().min(running.wanted.snaplen.max(HEADERS))]);
         running.came_len = whole_len(frame, header_only);
     }
 
-    /// The same frame has been dealt with. It is captured, wherever that is wanted, if it passes the filter as it came or as it leaves.
+    /// The thread has processed the same frame. It is captured at all requested stages if the filter accepts it as it
+    /// arrived or as it is sent.
     pub(crate) fn end(&mut self, outcome: Outcome<'_>, header_only: bool) {
         let Some(running) = &mut self.running else { return };
         let came = running.wanted.judge(&running.came, running.came_len);
@@ -175,7 +177,7 @@ impl Tap {
         }
     }
 
-    /// A frame of the pod's own leaves.
+    /// The pod sends a frame of its own.
     pub(crate) fn originated(&mut self, frame: &[u8]) {
         let Some(running) = &mut self.running else { return };
         let judged = running.wanted.judge(frame, frame.len());
@@ -189,7 +191,7 @@ impl Tap {
 /// Bytes that hold the headers of a tunnelled packet: twice what the parser looks at.
 const HEADERS: usize = 2 * bifrost_nic::HEAD_LEN;
 
-/// Bytes of a frame, with a payload that may be elsewhere.
+/// Length of a frame, bytes, including a payload that may be elsewhere.
 fn whole_len(frame: &[u8], header_only: bool) -> usize {
     if !header_only {
         return frame.len();
@@ -204,7 +206,7 @@ fn keep(wanted: &Wanted, chunk: &mut Chunk<Seen>, seen: Seen, frame: &[u8], len:
     }
 }
 
-/// What a filter says about a frame.
+/// The filter's result for a frame.
 #[derive(Clone, Copy, Debug)]
 struct Judged {
     passes: bool,
@@ -212,7 +214,7 @@ struct Judged {
 }
 
 impl Wanted {
-    /// The filter looks at the tenant's packet: in VXLAN, at what is inside.
+    /// Applies the filter to the tenant's packet: in VXLAN, to the inner one.
     fn judge(&self, frame: &[u8], len: usize) -> Judged {
         let outer = parse(frame, len).ok();
         if let Some(outer) = outer.filter(|o| o.protocol == UDP && o.dst_port == vxlan::UDP_PORT)
@@ -228,26 +230,25 @@ impl Wanted {
     }
 }
 
-/// The other ends of all taps.
+/// The other side of all taps.
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
-    /// With their names.
+    /// The threads' names and request channels.
     threads: Vec<(String, Sender<Order>)>,
     running: Arc<AtomicBool>,
 }
 
 impl Captures {
-    /// The tap of one more thread.
+    /// The tap of another thread.
     pub(crate) fn tap(&mut self, thread: &str) -> Tap {
         let (sender, orders) = channel();
         self.threads.push((thread.to_owned(), sender));
         Tap { orders, running: None }
     }
 
-    /// Begins a capture, which ends when the stream is dropped.
+    /// Starts a capture, which ends when the stream is dropped.
     ///
-    /// # Errors
-    /// It asks for what there is not, or another one runs.
+    /// # Errors The request is invalid, or another capture is running.
     pub(crate) fn begin(&self, spec: &CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
         spec.check()?;
         if spec.port.is_some() {
@@ -262,7 +263,7 @@ impl Captures {
         let thread =
             |(_, orders): &(String, Sender<Order>)| Thread { orders: orders.clone(), spare: Chunk::new(CHUNK_BYTES) };
         let names = self.threads.iter().map(|(name, _)| name.clone());
-        // From here on, dropping this ends the capture everywhere.
+        // From here on, dropping the stream ends the capture in all threads.
         let stream = Stream {
             file: CaptureFile::new(spec, wanted.stages.clone(), names),
             threads: self.threads.iter().map(thread).collect(),
@@ -277,12 +278,12 @@ impl Captures {
     }
 }
 
-/// A capture that runs. Dropped, it ends.
+/// A running capture. It ends when this is dropped.
 struct Stream {
     file: CaptureFile<Stage>,
     threads: Vec<Thread>,
     begun: bool,
-    /// Makes room for the next capture.
+    /// Cleared at the end, so that another capture can start.
     running: Arc<AtomicBool>,
 }
 
@@ -307,7 +308,7 @@ impl CaptureStream for Stream {
         if self.file.time_left().is_zero() {
             self.file.end();
         }
-        // All are asked before the first is waited for.
+        // Asks all threads before waiting for the first answer.
         let answers: Vec<_> = self.threads.iter_mut().map(Thread::ask).collect();
         for (number, answer) in answers.into_iter().enumerate() {
             match answer.recv_timeout(PATIENCE) {
@@ -325,7 +326,7 @@ impl CaptureStream for Stream {
 impl Thread {
     fn ask(&mut self) -> Receiver<Chunk<Seen>> {
         let (answer_to, answer) = sync_channel(1);
-        // A thread that has ended gives no answer.
+        // A thread that has ended does not answer.
         let _ = self.orders.send(Order::Fetch(std::mem::take(&mut self.spare), answer_to));
         answer
     }

@@ -1,4 +1,4 @@
-//! The frame of a packet that is only described, as a gateway gets it.
+//! Makes the frame of a packet that exists only as a description, as a gateway receives it.
 
 use std::net::IpAddr;
 
@@ -7,16 +7,15 @@ use bifrost_control::described;
 use bifrost_wire::protocol::UDP;
 use bifrost_wire::{Mac, Vni, ethernet, ip, udp, vxlan};
 
-/// Bytes of an inner IP packet at most: networks of gateways carry no larger ones.
+/// Maximum size of an inner IP packet, bytes. Gateways' networks carry no larger packets.
 const LARGEST: u32 = 9000;
-/// Who sends it on the link.
+/// MAC address of the sender on the link.
 const SENDER: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const SOURCE_PORT: u16 = 50_000;
 
-/// The frame for a gateway with these addresses, which has `mac` outside and inside of tunnels.
+/// Returns the frame for a gateway with these addresses, which uses `mac` outside and inside of tunnels.
 ///
-/// # Errors
-/// It describes no packet, or none that could get here.
+/// # Errors The description is not of a packet, or of one that cannot reach the gateway.
 pub(crate) fn frame(spec: &GatewayTraceSpec, gateway: &[IpAddr], mac: Mac) -> Result<Vec<u8>, ApiError> {
     let packet = &spec.packet;
     packet.check_packet()?;
@@ -47,7 +46,7 @@ pub(crate) fn frame(spec: &GatewayTraceSpec, gateway: &[IpAddr], mac: Mac) -> Re
     }
 }
 
-/// What each stage said, for the API.
+/// The decision of a stage, for the API.
 pub(crate) fn step(stage: &str, passes: bool, what: String) -> TraceStep {
     TraceStep { stage: stage.to_owned(), passes, what, ..TraceStep::default() }
 }

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use toml::Spanned;
 
-/// What is wrong with a file.
+/// The errors of a file.
 #[derive(Debug)]
 pub struct FileErrors {
     path: PathBuf,
-    /// Line, from 1 (0: the file as a whole), and what is wrong there.
+    /// Line, from 1 (0: the file as a whole), and error.
     pub list: Vec<(usize, String)>,
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for FileErrors {
 
 impl std::error::Error for FileErrors {}
 
-/// Collects what is wrong.
+/// Collects errors.
 #[derive(Debug)]
 pub struct Checker<'a> {
     text: &'a str,
@@ -39,26 +39,25 @@ pub struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// Something is wrong with a value.
+    /// Adds an error about a value.
     pub fn error<T>(&mut self, value: &Spanned<T>, text: impl Into<String>) {
         self.list.push((line(self.text, value.span().start), text.into()));
     }
 
-    /// Something is wrong with the file as a whole.
+    /// Adds an error about the file as a whole.
     pub fn general(&mut self, text: impl Into<String>) {
         self.list.push((0, text.into()));
     }
 
-    /// The value, or the error with its place.
+    /// Returns the value, or adds the error with its line.
     pub fn check<T, U, E: fmt::Display>(&mut self, value: &Spanned<T>, result: Result<U, E>) -> Option<U> {
         result.map_err(|error| self.error(value, error.to_string())).ok()
     }
 }
 
-/// Reads a file of type `T` and makes a `U` of it. All errors that `check` notes are reported together.
+/// Reads a file of type `T` and converts it to a `U`. All errors that `check` adds are reported together.
 ///
-/// # Errors
-/// What is wrong with it.
+/// # Errors All errors in the file.
 pub fn load<T: DeserializeOwned, U>(
     path: &Path,
     check: impl FnOnce(T, &mut Checker<'_>) -> Option<U>,
@@ -67,10 +66,9 @@ pub fn load<T: DeserializeOwned, U>(
     parse(path, &fs::read_to_string(path).map_err(fail)?, check)
 }
 
-/// The same of a text. Errors name `path`.
+/// Like [`load`], for a text. Errors name `path`.
 ///
-/// # Errors
-/// What is wrong with it.
+/// # Errors All errors in the text.
 pub fn parse<T: DeserializeOwned, U>(
     path: &Path,
     text: &str,
@@ -92,12 +90,12 @@ pub fn parse<T: DeserializeOwned, U>(
     }
 }
 
-/// The line of a place in a text.
+/// The line of an offset in a text.
 fn line(text: &str, at: usize) -> usize {
     1 + text.as_bytes().iter().take(at).filter(|b| **b == b'\n').count()
 }
 
-/// Loads a configuration from a text; an error has no path in front of its lines.
+/// Loads a configuration from a text. Errors do not name a path.
 #[cfg(test)]
 pub(crate) fn load_text<C>(text: &str, load: fn(&Path) -> Result<C, FileErrors>) -> Result<C, String> {
     let dir = tempfile::tempdir().unwrap();

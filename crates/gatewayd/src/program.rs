@@ -1,4 +1,4 @@
-//! The life of a program: log, signals, the service manager.
+//! The life cycle of a program: log, signals, the service manager.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,19 +14,19 @@ use tracing_subscriber::EnvFilter;
 
 use crate::file::FileErrors;
 
-/// A program that runs until it is told to stop.
+/// A program that runs until it is stopped.
 pub trait Program: Sized {
     /// Its checked configuration.
     type Config;
     /// Its name on the command line.
     const NAME: &'static str;
-    /// Where its configuration is unless the command line says otherwise.
+    /// The default path of its configuration.
     const CONFIG: &'static str;
 
     /// Reads and checks a configuration file.
     ///
     /// # Errors
-    /// All that is wrong with it.
+    /// All errors in the file.
     fn load(path: &Path) -> Result<Self::Config, FileErrors>;
 
     /// Its control socket.
@@ -56,7 +56,7 @@ struct Options {
     json: bool,
 }
 
-/// The program's `main`. The first line of `about` is the short help, all of it the long one.
+/// The program's `main`. The first line of `about` is the short help, and all of it the long help.
 pub fn main<P: Program>(about: &'static str) -> ExitCode {
     start_log();
     let command = Options::command()
@@ -90,17 +90,16 @@ fn run<P: Program>(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The log goes to standard error; RUST_LOG says how much.
+/// The log goes to standard error. `RUST_LOG` sets its level.
 fn start_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     bifrost_port::panics::install();
 }
 
-/// Signals that end the program. To be had before anything is opened, so that none is lost.
+/// Catches the signals that end the program. Called before anything is opened, so that no signal is lost.
 ///
-/// # Errors
-/// The system's.
+/// # Errors The operating system refuses it.
 fn signals() -> Result<Signals> {
     Signals::new([SIGINT, SIGTERM]).context("waiting for signals")
 }
@@ -114,7 +113,7 @@ fn wait(mut signals: Signals) {
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
 }
 
-/// Binds the calling thread to a processor. Without that it runs, too: it is logged.
+/// Binds the calling thread to a CPU. If that fails, the thread runs anyway, and the failure is logged.
 pub fn pin(processor: Option<usize>) {
     let Some(processor) = processor else { return };
     let mut set = CpuSet::new();
@@ -124,7 +123,7 @@ pub fn pin(processor: Option<usize>) {
     }
 }
 
-/// Whether a string can be a path of a socket.
+/// Checks whether a path can be that of a socket.
 pub fn check_socket(path: &Path) -> Result<(), String> {
     const LONGEST: usize = 107;
     let len = path.as_os_str().len();
@@ -137,10 +136,9 @@ pub fn check_socket(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Prints the state of the program that answers on a control socket, as JSON.
+/// Prints the state of the program behind a control socket as JSON.
 ///
-/// # Errors
-/// Nobody answers.
+/// # Errors No program answers.
 fn print_status(socket: &Path) -> Result<()> {
     use std::io::{Read as _, Write as _};
     let mut stream = std::os::unix::net::UnixStream::connect(socket)

@@ -1,4 +1,4 @@
-//! What a program says of itself: JSON over a Unix socket, and counters for Prometheus over TCP.
+//! The status server of a program: JSON over a Unix socket, and counters for Prometheus over TCP.
 //!
 //! | request | answer |
 //! |---|---|
@@ -36,47 +36,44 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Connections over TCP at a time, and how long one may last.
+/// Maximum number of TCP connections, and maximum duration of one.
 const MAX_CONNECTIONS: usize = 8;
 const CONNECTION_TIME: Duration = Duration::from_secs(20);
 
-/// A number with labels. The names of counters end with their units.
+/// A value with labels. The names of counters end with their units.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sample {
     /// Its name.
     pub name: String,
-    /// Where it was counted.
+    /// Labels that say what was counted.
     pub labels: Vec<(&'static str, String)>,
     /// Its value.
     pub value: u64,
-    /// Whether it may fall.
+    /// Whether it may decrease.
     pub gauge: bool,
 }
 
-/// What answers. Called on the server's threads.
+/// The source of the answers. It is called on the server's threads.
 pub trait Source: Send + Sync + 'static {
     /// The state.
     fn status(&self) -> serde_json::Value;
     /// The counters.
     fn samples(&self) -> Vec<Sample>;
-    /// Does something.
+    /// Executes a command.
     ///
-    /// # Errors
-    /// Why it cannot be done.
+    /// # Errors The reason why it cannot be executed.
     fn command(&self, command: serde_json::Value) -> Result<serde_json::Value, ApiError>;
-    /// What would become of a packet.
+    /// The decisions about a described packet.
     ///
-    /// # Errors
-    /// It cannot be said.
+    /// # Errors The description is invalid, or the decisions cannot be determined.
     fn trace(&self, spec: &GatewayTraceSpec) -> Result<Trace, ApiError>;
-    /// Begins a capture, which ends when the stream is dropped.
+    /// Starts a capture, which ends when the stream is dropped.
     ///
-    /// # Errors
-    /// It asks for what there is not, or another one runs.
+    /// # Errors The request is invalid, or another capture is running.
     fn capture(&self, spec: &CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError>;
 }
 
-/// Answers as long as it lives.
+/// The running server. It ends when this is dropped.
 #[derive(Debug)]
 pub struct StatusServer {
     path: PathBuf,
@@ -85,10 +82,9 @@ pub struct StatusServer {
 }
 
 impl StatusServer {
-    /// Listens on a socket, which replaces one that is left there, and on an address for metrics.
+    /// Listens on a socket, replacing one that was left behind, and on an address for metrics.
     ///
-    /// # Errors
-    /// The system's.
+    /// # Errors Those of the operating system.
     pub fn start(path: &Path, metrics: Option<SocketAddr>, source: Arc<dyn Source>) -> io::Result<Self> {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("status").enable_all().build()?;
@@ -157,7 +153,7 @@ async fn capture(
     }
 }
 
-/// What `work` gives, or why it failed.
+/// The result of `work`, or its error.
 async fn answer<T: Serialize + Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Response {
@@ -167,7 +163,7 @@ async fn answer<T: Serialize + Send + 'static>(
     }
 }
 
-/// What `work` gives, from a thread that may wait.
+/// The result of `work`, which runs on a thread that may block.
 async fn wait<T: Send + 'static>(work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| Err(ApiError::internal("the command failed").hint("see the log")))
@@ -194,7 +190,7 @@ fn exposition(samples: Vec<Sample>) -> String {
     let mut registry = Registry::with_prefix("bifrost");
     registry.register_collector(Box::new(Families(families)));
     let mut out = String::new();
-    // A string takes whatever is written to it.
+    // Writing to a string cannot fail.
     let _ = text::encode(&mut out, &registry);
     out
 }
@@ -222,7 +218,7 @@ impl Collector for Families {
     }
 }
 
-/// Few connections at a time.
+/// A listener with a limited number of connections.
 struct Limited {
     listener: TcpListener,
     places: Arc<Semaphore>,
@@ -250,7 +246,7 @@ impl axum::serve::Listener for Limited {
     }
 }
 
-/// A connection that ends after a time, whatever the other side does.
+/// A connection that is closed after a fixed time, whatever the other side does.
 struct Timed {
     stream: TcpStream,
     end: Pin<Box<tokio::time::Sleep>>,

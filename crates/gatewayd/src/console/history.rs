@@ -1,13 +1,13 @@
-//! The last hour of a server: rates of its pods, and the load of their cores. Pure.
+//! The last hour of a server: rates of its pods, and the load of their cores. Without I/O.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use bifrost_control::api::{Counts, GatewayPod, Pipeline};
 use serde::Serialize;
 
-/// How many samples are kept: of an hour, at one in five seconds.
+/// Number of samples that are kept: one hour, at one sample every five seconds.
 const KEPT: usize = 720;
-/// The most pods that are asked, and have a history.
+/// Maximum number of pods that are asked and have a history.
 pub(super) const MAX_PODS: usize = 64;
 
 /// Samples of all pods, oldest first.
@@ -18,42 +18,42 @@ pub(super) struct History {
     before: Option<(u64, BTreeMap<String, Totals>)>,
 }
 
-/// What was counted of a pod so far.
+/// Counters of a pod since its start.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Totals {
     arrived: u64,
     limited: u64,
     dropped: u64,
-    /// Nanoseconds that each core worked.
+    /// Time that each core was busy, ns.
     busy_ns: Vec<u64>,
 }
 
-/// Rates of a pod; none: it was not there, or was started again.
+/// Rates of a pod; `None`: it did not run then, or was restarted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Curves {
-    /// Packets a second that arrived.
+    /// Packets per second that arrived.
     arrived_pps: VecDeque<Option<f64>>,
-    /// Packets a second that the limiter dropped.
+    /// Packets per second that the limiter dropped.
     limited_pps: VecDeque<Option<f64>>,
-    /// Packets a second that were dropped for other reasons.
+    /// Packets per second that were dropped for other reasons.
     dropped_pps: VecDeque<Option<f64>>,
-    /// How busy its busiest core was, percent.
+    /// Load of the busiest core, percent.
     busiest_percent: VecDeque<Option<f64>>,
 }
 
-/// What the page shows.
+/// The data for the page.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct View {
     /// When samples were taken, milliseconds since 1970.
     times_ms: VecDeque<u64>,
-    /// The pods' rates, as long as `times_ms`.
+    /// The pods' rates. Each list is as long as `times_ms`.
     pods: BTreeMap<String, Curves>,
-    /// How busy each core is now, percent.
+    /// The current load of each core, percent.
     cores_percent: BTreeMap<String, Vec<f64>>,
 }
 
 impl History {
-    /// Adds what was counted by `time_ms`, milliseconds since 1970.
+    /// Adds a sample of all counters at `time_ms`, milliseconds since 1970.
     pub(super) fn add(&mut self, time_ms: u64, pipeline: &Pipeline, pods: &BTreeMap<String, GatewayPod>) -> View {
         let totals: BTreeMap<String, Totals> = pipeline
             .pods
@@ -83,7 +83,7 @@ impl History {
         View { times_ms: self.times_ms.clone(), pods: self.pods.clone(), cores_percent }
     }
 
-    /// Pods that are gone have a gap; those that were gone for all of the time are forgotten, and so is what is too old.
+    /// Adds a gap for pods that are gone. Removes samples that are too old, and pods that were gone for the whole hour.
     fn trim(&mut self, present: &BTreeMap<String, Totals>) {
         let length = self.times_ms.len();
         for curves in self.pods.values_mut().filter(|curves| curves.arrived_pps.len() < length) {
@@ -101,7 +101,7 @@ impl History {
 }
 
 impl Curves {
-    /// A pod that did not exist during the first `samples` samples.
+    /// The curves of a pod that did not exist during the first `samples` samples.
     fn empty(samples: usize) -> Curves {
         let none = || VecDeque::from(vec![None; samples]);
         Curves { arrived_pps: none(), limited_pps: none(), dropped_pps: none(), busiest_percent: none() }
@@ -125,17 +125,17 @@ fn totals(counters: &Counts, pod: Option<&GatewayPod>) -> Totals {
     }
 }
 
-/// What a pod did between two samples.
+/// Rates of a pod between two samples.
 #[derive(Clone, Debug, PartialEq)]
 struct Rates {
     arrived: f64,
     limited: f64,
     dropped: f64,
-    /// How busy each core was, percent.
+    /// Load of each core, percent.
     cores: Vec<f64>,
 }
 
-/// What a pod did in `seconds`; none: a counter has gone back.
+/// Rates over `seconds`; `None`: a counter has decreased.
 fn rates(before: &Totals, now: &Totals, seconds: f64) -> Option<Rates> {
     let rate = |before: u64, now: u64| Some(now.checked_sub(before)? as f64 / seconds);
     let is_same = before.busy_ns.len() == now.busy_ns.len();
@@ -159,7 +159,8 @@ mod tests {
         all.iter().map(|(name, value)| ((*name).into(), *value)).collect()
     }
 
-    /// A pod that has received `packets` packets, a tenth of them limited, and whose two cores were busy for `busy_ms`.
+    /// The state of a pod that has received `packets` packets, of which a tenth was limited, and whose two cores were
+    /// busy for `busy_ms`.
     fn server(name: &str, packets: u64, busy_ms: [u64; 2]) -> (Pipeline, BTreeMap<String, GatewayPod>) {
         let pod = PipelinePod {
             name: name.to_owned(),
@@ -188,7 +189,7 @@ mod tests {
         let rates = (curves.arrived_pps[0], curves.limited_pps[0], curves.dropped_pps[0]);
         assert_eq!(rates, (Some(2_000.0), Some(200.0), Some(20.0)));
         assert_eq!((curves.busiest_percent[0], &view.cores_percent["vpc"]), (Some(100.0), &vec![25.0, 100.0]));
-        // The clock stands still, or goes back.
+        // The clock has not advanced, or was set back.
         assert_eq!(add(&mut history, 3_000, server("vpc", 6_000, [500, 2_000])).times_ms, [3_000]);
     }
 

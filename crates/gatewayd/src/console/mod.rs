@@ -1,7 +1,8 @@
-//! `bifrost-gw-console`: a web page about gateway servers: pods, load of their cores, limited tenants, BGP sessions, and the last hour.
+//! `bifrost-gw-console`: a web page about gateway servers: pods, load of their cores, limited tenants, BGP sessions,
+//! and the last hour.
 //!
-//! It asks `bifrost-nicd` and the pods on this server over their control sockets, and consoles on other servers over HTTP. It changes
-//! nothing: the page and its answers have no authentication.
+//! It asks `bifrost-nicd` and the pods on this server over their control sockets, and consoles on other servers over
+//! HTTP. It changes nothing. The page and its data have no authentication.
 
 mod history;
 mod remote;
@@ -57,7 +58,7 @@ struct Options {
     name: Option<String>,
 }
 
-/// What the page asks.
+/// The sources of the page's data.
 #[derive(Debug)]
 struct Console {
     here: Server,

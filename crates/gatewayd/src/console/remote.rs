@@ -13,16 +13,16 @@ use hyper::header::HOST;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-/// How long an answer may take.
+/// Maximum time for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Bytes of the largest answer.
+/// Maximum size of an answer, bytes.
 const MAX_ANSWER: usize = 8 << 20;
 
 /// The console of another server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Remote(SocketAddr);
 
-/// Why a console says nothing.
+/// Why a console does not answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RemoteError {
     #[error("no answer within {} s", PATIENCE.as_secs())]
@@ -40,7 +40,7 @@ pub(super) enum RemoteError {
 }
 
 impl Remote {
-    /// What it says of its own server.
+    /// The other console's view of its own server.
     pub(super) async fn view(&self) -> Result<serde_json::Value, RemoteError> {
         tokio::time::timeout(PATIENCE, self.ask()).await.unwrap_or(Err(RemoteError::Late))
     }

@@ -1,4 +1,4 @@
-//! This server: what `bifrost-nicd` and the pods say of themselves.
+//! This server: the states that `bifrost-nicd` and the pods report.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,21 +21,21 @@ pub(super) struct Server {
     latest: Mutex<View>,
 }
 
-/// What the page shows of a server.
+/// The data about a server for the page.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct View {
     /// Its name.
     name: String,
-    /// When it was asked, milliseconds since 1970; 0: not yet.
+    /// When its programs were asked, milliseconds since 1970; 0: not yet.
     time_ms: u64,
-    /// Why `bifrost-nicd` says nothing.
+    /// Why `bifrost-nicd` does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// What `bifrost-nicd` says.
+    /// The state that `bifrost-nicd` reports.
     pipeline: Pipeline,
-    /// What each pod says.
+    /// The state that each pod reports.
     pods: BTreeMap<String, GatewayPod>,
-    /// Why pods say nothing.
+    /// Why pods do not answer, by pod.
     pod_errors: BTreeMap<String, String>,
     /// The last hour.
     history: Hour,
@@ -47,7 +47,7 @@ impl Server {
         Server { name, nicd, pods, history: Mutex::default(), latest }
     }
 
-    /// What was seen last.
+    /// The latest data.
     pub(super) fn view(&self) -> View {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -61,7 +61,7 @@ impl Server {
             Err(error) => (Pipeline::default(), Some(error.to_string())),
         };
         let (mut pods, mut pod_errors) = (BTreeMap::new(), BTreeMap::new());
-        // All at once: a pod that accepts a connection and says nothing delays no other.
+        // Asks all pods at the same time: one that accepts a connection but does not answer does not delay the others.
         std::thread::scope(|scope| {
             let ask = |name: &String| {
                 let socket = self.pods.join(name).join("gw.sock");

@@ -19,32 +19,32 @@ use super::transport;
 /// A checked configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the state is told.
+    /// Path of the control socket.
     pub control: PathBuf,
-    /// Where counters are told over TCP.
+    /// Address where counters are served over TCP.
     pub metrics: Option<SocketAddr>,
     /// The network device.
     pub device: RawConfig,
-    /// The processor of the pipeline's thread.
+    /// The CPU of the pipeline's thread.
     pub processor: Option<usize>,
-    /// How long the pipeline looks for work before it sleeps, ns.
+    /// How long the pipeline polls for work before it sleeps, ns.
     pub spin_ns: u64,
     /// The pods.
     pub pods: Vec<PodSettings>,
-    /// Where pods are kept that are added at run time, each in a file.
+    /// Directory with a file for each pod that was added at run time.
     pub pods_directory: Option<PathBuf>,
 }
 
 /// A pod.
 #[derive(Clone, Debug)]
 pub struct PodSettings {
-    /// What the pipeline needs to know; random seeds and numbers are not filled in.
+    /// Settings for the pipeline, without random seeds and numbers.
     pub pipeline: PodConfig,
     /// The memif sockets of its interfaces.
     pub sockets: Vec<PathBuf>,
     /// VNIs that are not limited.
     pub bypass: Vec<u32>,
-    /// By what packets are spread at first.
+    /// Whether packets are spread by flow (RSS) at first.
     pub rss: bool,
     /// For tests: the seed of the limiter's hash, which is random otherwise.
     pub limiter_seed: Option<u64>,
@@ -200,31 +200,31 @@ fn default_control() -> u64 {
     10_000
 }
 
-/// Bytes of the name of a pod that is added.
+/// Maximum length of the name of a pod that is added, bytes.
 const LONGEST_NAME: usize = 31;
-/// Ethernet and two tags.
+/// Length of an Ethernet header with two VLAN tags, bytes.
 const LINK_BYTES: usize = 22;
 
 impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// All that is wrong with it.
+    /// All errors in the file.
     pub fn load(path: &Path) -> Result<Self, FileErrors> {
         file::load(path, |file: File, checker| check(file, checker))
     }
 
-    /// Bytes of the longest frame.
+    /// Length of the longest frame, bytes.
     pub fn longest(&self) -> usize {
         self.device.longest
     }
 }
 
 impl PodSettings {
-    /// The settings of a pod that is added: `text` is TOML as in a `[[pods]]`. `longest`: bytes of the longest frame.
+    /// Parses the settings of a pod that is added. `text` is TOML like the body of a `[[pods]]` section. `longest`:
+    /// length of the longest frame, bytes.
     ///
-    /// # Errors
-    /// All that is wrong with them; errors name `path`.
+    /// # Errors All errors in the settings. They name `path`.
     pub fn parse(path: &Path, text: &str, longest: usize) -> Result<Self, FileErrors> {
         file::parse(path, text, |pod: Pod, checker| {
             let name = pod.name.get_ref();
@@ -388,7 +388,7 @@ fn check_pod(pod: &Pod, longest: usize, checker: &mut Checker<'_>) -> PodSetting
     }
 }
 
-/// An error at a value that may have been left out.
+/// Adds an error about a value, or about `otherwise` if the value was omitted.
 fn at<T>(checker: &mut Checker<'_>, value: &Option<Spanned<T>>, otherwise: &Spanned<String>, text: String) {
     match value {
         Some(value) => checker.error(value, text),

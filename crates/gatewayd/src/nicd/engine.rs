@@ -15,51 +15,52 @@ use super::links::{AllLinks, Change, Event, Link};
 use super::snapshot;
 use bifrost_control::api::Pipeline as Snapshot;
 
-/// Packets of a ring, and of an order queue, in a turn.
+/// Maximum number of packets from a ring, and from an order queue, in one turn.
 const RING_BATCH: usize = 32;
 const RELEASE_BATCH: u32 = 256;
-/// How often commands are looked at, and the state is told.
+/// Interval at which commands are executed and the state is reported.
 const TICK_NS: u64 = 10_000_000;
-/// How often the state of transports is told at most, and what part of the time that may take: it looks at every connection.
+/// Minimum interval at which the state of transports is reported, and its minimum length relative to the time that the
+/// report takes, because a report reads every connection.
 const TRANSPORTS_NS: u64 = 1_000_000_000;
 const TRANSPORTS_SHARE: u64 = 200;
 
-/// What the pipeline is asked to do.
+/// Commands to the pipeline.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Spread a pod's packets in another way.
+    /// Change how a pod's packets are spread.
     SetMode { pod: usize, mode: Mode },
-    /// Do not limit a tenant, or limit it again.
+    /// Exempt a tenant from the limiter, or end the exemption.
     Bypass { pod: usize, vni: u32, bypass: bool },
-    /// Say what would become of a frame.
+    /// Return the decisions about a frame.
     Trace { frame: Vec<u8> },
-    /// Add a pod; `id` tells it from others that had its place.
+    /// Add a pod. `id` distinguishes it from earlier pods with the same number.
     Add { pod: Box<Pod>, id: u64 },
-    /// Remove one.
+    /// Remove a pod.
     Remove { pod: usize },
 }
 
-/// What became of a command.
+/// The result of a command.
 #[derive(Debug)]
 pub(super) enum Answer {
     Done,
     Traced(Vec<Explained>),
-    /// Added, with this number.
+    /// The pod was added, with this number.
     Added(usize),
-    /// Taken away, to be freed by another thread than the pipeline's.
+    /// The pod was removed. Another thread than the pipeline's must free it.
     Removed(Box<Pod>, Vec<Link>),
 }
 
-/// A command, and where the answer goes.
+/// A command, and the channel for its answer.
 pub(super) type Request = (Command, SyncSender<Result<Answer, String>>);
 
-/// What the thread owns.
+/// The state of the pipeline's thread.
 pub(super) struct Engine {
     pub(super) device: RawDevice,
     pub(super) pipeline: Pipeline,
     /// By pod and interface.
     pub(super) links: Vec<Vec<Link>>,
-    /// Of each pod: which of those that had its place. What is told of an earlier one is not its.
+    /// By pod: its identifier. Events of an earlier pod with the same number are ignored.
     pub(super) ids: Vec<u64>,
     pub(super) events: Receiver<Event>,
     pub(super) commands: Receiver<Request>,
@@ -69,7 +70,7 @@ pub(super) struct Engine {
     pub(super) turns: u64,
     pub(super) sleeps: u64,
     pub(super) stages: Stages,
-    /// When the state of transports is told next.
+    /// When the state of transports is reported next, ns.
     pub(super) transports_at: u64,
 }
 
@@ -89,7 +90,7 @@ pub(super) struct Stage {
     pub(super) busy_cycles: u64,
 }
 
-/// A moment, by the clock and by the processor's counter.
+/// A point in time: by the clock, and by the CPU's cycle counter.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     ns: u64,
@@ -97,7 +98,7 @@ struct Mark {
 }
 
 impl Stage {
-    /// Adds packets and the time since `mark`, which moves to now.
+    /// Adds packets and the time since `mark`, and sets `mark` to now.
     fn add(&mut self, packets: usize, mark: &mut Mark) {
         let now = Mark { ns: monotonic_ns(), cycles: cycles() };
         self.packets += packets as u64;
@@ -108,7 +109,7 @@ impl Stage {
 }
 
 impl Engine {
-    /// Runs until it is told to stop, or the device is gone.
+    /// Runs until it is stopped, or the device is gone.
     pub(super) fn run(&mut self) -> io::Result<()> {
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in self.device.fds() {
@@ -137,7 +138,7 @@ impl Engine {
                 continue;
             }
             if !awaited {
-                // One more look: what was put in before this is seen by nobody else.
+                // Looks once more: packets that were added before this call cause no interrupt.
                 self.want_interrupts(true);
                 awaited = true;
                 continue;
@@ -148,7 +149,7 @@ impl Engine {
         Ok(())
     }
 
-    /// One turn; the packets that were handled.
+    /// One turn. Returns the number of packets that it handled.
     fn turn(&mut self, now: u64) -> io::Result<usize> {
         let Engine { device, pipeline, links, stages, .. } = self;
         let mut mark = Mark { ns: now, cycles: cycles() };
@@ -157,13 +158,13 @@ impl Engine {
             stages.receive.add(arrived, &mut mark);
         }
         for index in 0..arrived {
-            // Refusals are counted by the pipeline.
+            // The pipeline counts packets that it refuses.
             let (at, frame) = (device.arrived_at(index, now), device.frame(index));
             let _ = pipeline.arrive(now, at, frame, |place| &mut links[place.pod][place.interface]);
         }
-        // What the transport has brought, and what waited for room.
+        // Delivers packets from the transport, and those that waited for room.
         pipeline.settle(now, &mut AllLinks(links));
-        // Does nothing where nothing was put in.
+        // Does nothing for rings without new packets.
         links.iter_mut().flatten().for_each(Link::publish);
         if arrived > 0 {
             stages.dispatch.add(arrived, &mut mark);
@@ -171,7 +172,7 @@ impl Engine {
         let (mut returned, mut counted, mut released) = (0, 0, 0);
         for (pod, links) in pipeline.pods_mut().iter_mut().zip(links) {
             for (interface, link) in links.iter_mut().enumerate() {
-                // The ring of control traffic is the first.
+                // The first ring carries control traffic.
                 for ring in &mut link.from_client {
                     let mut count = 0;
                     let mut sink = |leaving: bifrost_nicpipe::Leaving<'_>| device.send(&leaving.parts);
@@ -205,7 +206,7 @@ impl Engine {
         self.links.iter().flatten().for_each(|link| link.want_interrupts(wanted));
     }
 
-    /// Sleeps until something comes, a place in an order queue must be given up, or the next tick.
+    /// Sleeps until an event, until a place in an order queue times out, or until the next tick.
     fn sleep(&self, poll: &impl std::os::fd::AsFd, tick: u64) -> io::Result<()> {
         let until = self.pipeline.deadline().map_or(tick, |deadline| deadline.min(tick));
         let ns = until.saturating_sub(monotonic_ns());
@@ -225,7 +226,7 @@ impl Engine {
             let link = match what {
                 Change::Up(to_client, from_client) => {
                     for ring in &from_client {
-                        // Edges: reading a counter that a pod shares may block.
+                        // Edge-triggered: reading an event counter that a pod shares could block.
                         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
                         if let Err(error) = epoll::add(poll, ring.event().as_fd(), epoll::EventData::new_u64(1), flags)
                         {
@@ -282,7 +283,7 @@ impl Engine {
                 false => Err(format!("VNI {vni} is neither exempted nor limited by itself")),
             },
             Command::Trace { frame } => {
-                // Asking for room looks at rings, and changes nothing else.
+                // The check for room reads the rings and changes nothing.
                 let links = std::cell::RefCell::new(&mut self.links);
                 let has_room = |place: Place, core| {
                     let links = &mut *links.borrow_mut();

@@ -10,14 +10,14 @@ use anyhow::{Context as _, Result};
 use bifrost_nicpipe::{Links, Place, Ring, Rings};
 use bifrost_port::memif::{FromClient, Server, ServerConfig, ToClient};
 
-/// After which a client that failed may try again.
+/// Delay after which a client that failed may try again.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// An interface's client comes or goes.
+/// A client of an interface has connected or disconnected.
 #[derive(Debug)]
 pub(super) struct Event {
     pub(super) place: Place,
-    /// Which pod of those that had this place: see [`Listener::start`].
+    /// The identifier of the pod: see [`Listener::start`].
     pub(super) id: u64,
     pub(super) what: Change,
 }
@@ -36,7 +36,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// `id` tells this pod from another one that had its place before.
+    /// Starts listening. `id` distinguishes this pod from earlier ones with the same number.
     pub(super) fn start(
         place: Place,
         id: u64,
@@ -86,7 +86,7 @@ fn listen(server: &Server, place: Place, id: u64, name: &str, events: &Sender<Ev
     }
 }
 
-/// The rings of one interface: that of control traffic first, then those of the cores.
+/// The rings of one interface: first the one for control traffic, then those of the cores.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     pub(super) to_client: Vec<ToClient>,
@@ -94,7 +94,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Shows the client what was put into its rings.
+    /// Makes new packets in its rings visible to the client.
     pub(super) fn publish(&mut self) {
         for ring in &mut self.to_client {
             ring.publish();
@@ -107,7 +107,7 @@ impl Link {
         }
     }
 
-    /// Whether the client has taken its memory away.
+    /// Whether the client has truncated its memory.
     pub(super) fn is_lost(&self) -> bool {
         self.to_client.iter().any(ToClient::is_lost)
     }

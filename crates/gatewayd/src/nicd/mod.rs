@@ -99,7 +99,7 @@ impl Program for Nicd {
                 Err(panic) => tracing::error!(%panic, "a panic in the pipeline"),
             }
             if !engine.stop.load(Ordering::Relaxed) {
-                // The service manager starts it again; a pipeline that does nothing helps nobody.
+                // The service manager restarts it. A pipeline that does nothing is useless.
                 std::process::exit(1);
             }
         };
@@ -107,7 +107,7 @@ impl Program for Nicd {
         Ok(Nicd { stop, thread, pods, _status: status })
     }
 
-    /// Ends the pipeline; pods see that it closes.
+    /// Stops the pipeline. Pods notice that it closes.
     fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         let _ = self.thread.join();
@@ -115,12 +115,12 @@ impl Program for Nicd {
     }
 }
 
-/// What the status server asks.
+/// The source of the status server's answers.
 #[derive(Debug)]
 struct NicdSource {
     state: Arc<Mutex<Snapshot>>,
     commands: Sender<Request>,
-    /// Locked as long as a command takes: one at a time.
+    /// Locked during a command: there is only one at a time.
     pods: Arc<Mutex<registry::Pods>>,
 }
 
@@ -133,7 +133,7 @@ impl NicdSource {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the pipeline's thread do something.
+    /// Sends a command to the pipeline's thread and waits for the answer.
     fn ask(&self, command: Command) -> Result<Answer, ApiError> {
         let (answer_to, answer) = sync_channel(1);
         self.commands.send((command, answer_to)).map_err(|_| ApiError::unavailable("the pipeline has ended"))?;

@@ -1,4 +1,4 @@
-//! Which pods there are: those of the configuration, and those that are added at run time, each with a file in a directory.
+//! The pods: those of the configuration, and those that were added at run time, each with a file in a directory.
 
 use std::fs;
 use std::io;
@@ -26,18 +26,18 @@ pub(super) struct Pods {
     last_id: u64,
 }
 
-/// A pod, as far as it is known without asking the pipeline.
+/// The data about a pod that is known without asking the pipeline.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) name: String,
     pub(super) own: Vec<IpAddr>,
-    /// Of its first interface.
+    /// The VLAN of its first interface.
     pub(super) vlan: Option<u16>,
     pub(super) mac: Option<Mac>,
     sockets: Vec<PathBuf>,
     listeners: Vec<Listener>,
     id: u64,
-    /// It is in the configuration file.
+    /// Whether it is in the configuration file.
     configured: bool,
 }
 
@@ -46,10 +46,11 @@ impl Pods {
         Pods { list: Vec::new(), directory, longest, events, last_id: 0 }
     }
 
-    /// Adds the pods of the configuration, and those that were added earlier, to a pipeline that does not run yet.
+    /// Adds the pods of the configuration, and those that were added at run time earlier, to a pipeline that does not
+    /// run yet.
     ///
-    /// # Errors
-    /// A pod of the configuration cannot be added. One of the directory is left out: the others are not to wait for it.
+    /// # Errors A pod of the configuration cannot be added. A pod of the directory that cannot be added is skipped, so
+    /// that it does not stop the others.
     pub(super) fn start(&mut self, configured: &[PodSettings], pipeline: &mut Pipeline) -> Result<()> {
         for settings in configured {
             pipeline.check(&settings.pipeline)?;
@@ -69,12 +70,12 @@ impl Pods {
         Ok(())
     }
 
-    /// What tells each pod from others that have its number later.
+    /// By number: the identifier that distinguishes each pod from later ones with the same number.
     pub(super) fn ids(&self) -> Vec<u64> {
         self.list.iter().map(|pod| pod.as_ref().map_or(0, |pod| pod.id)).collect()
     }
 
-    /// Adds a pod to the pipeline that `ask` reaches.
+    /// Adds a pod. `ask` sends a command to the pipeline.
     pub(super) fn add(
         &mut self,
         settings: &str,
@@ -91,7 +92,7 @@ impl Pods {
         });
         let kept = added.and_then(|()| self.keep(&name, settings));
         if let Err(error) = kept {
-            // Without its sockets, or its file, it is not to stay.
+            // A pod without its sockets or its file is removed again.
             let _ = self.take(&name, &ask);
             return Err(ApiError::conflict(format!("{error:#}")));
         }
@@ -99,7 +100,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Removes a pod that was added.
+    /// Removes a pod that was added at run time.
     pub(super) fn remove(
         &mut self,
         name: &str,
@@ -151,7 +152,7 @@ impl Pods {
         self.list.drain(..).flatten().flat_map(|pod| pod.listeners).for_each(Listener::stop);
     }
 
-    /// What concerns no pipeline: names and sockets.
+    /// Checks what the pipeline does not know: names and sockets.
     fn check(&self, settings: &PodSettings) -> Result<()> {
         let name = &settings.pipeline.name;
         for other in self.list.iter().flatten() {
@@ -163,7 +164,7 @@ impl Pods {
         Ok(())
     }
 
-    /// `add` puts it into the pipeline, and says which number it has there.
+    /// Adds a pod. `add` adds it to the pipeline and returns its number there.
     fn add_to(
         &mut self,
         settings: &PodSettings,
@@ -196,7 +197,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Takes a pod away. It is freed here, and not by the pipeline's thread.
+    /// Removes a pod. It is freed here, not by the pipeline's thread.
     fn take(&mut self, name: &str, ask: impl Fn(Command) -> Result<Answer, ApiError>) -> Result<(), ApiError> {
         let number = self.find(name)?;
         if let Answer::Removed(pod, links) = ask(Command::Remove { pod: number })? {
@@ -207,7 +208,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Writes a pod's file, whole or not at all.
+    /// Writes a pod's file atomically.
     fn keep(&self, name: &str, settings: &str) -> Result<()> {
         let Some(path) = self.file(name) else { return Ok(()) };
         let write = || {
@@ -224,7 +225,7 @@ impl Pods {
     }
 }
 
-/// The pods' files, in the order of their names. A directory that is not there is made.
+/// The pods' files, sorted by name. Creates the directory if it is missing.
 fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     fs::create_dir_all(directory)?;
     let mut all = Vec::new();
@@ -238,14 +239,15 @@ fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// A pod with all its memory.
+/// Allocates a pod with all its memory.
 fn prepare(settings: &PodSettings, longest: usize) -> Result<Pod> {
     let mut config = settings.pipeline.clone();
-    // What tenants must not foretell, and what tells this pipeline's packets from an earlier one's.
+    // Random numbers: tenants must not predict the seed, and the first PSN distinguishes packets of this run from those
+    // of an earlier one.
     config.limiter.seed = settings.limiter_seed.unwrap_or_else(|| fastrand::u64(..));
     config.balancer.first_psn = fastrand::u32(..);
     if let Some(transport) = &mut config.reliable {
-        // Hosts tell by it that this is another run of the program.
+        // Hosts recognise a restart of the program by this.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         (transport.instance, transport.salt) = (since.as_micros() as u64, fastrand::u32(..));
     }

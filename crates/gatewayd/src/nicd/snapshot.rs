@@ -1,4 +1,4 @@
-//! The pipeline's state at one time, for the status server.
+//! The state of the pipeline at one moment, for the status server.
 
 use bifrost_control::api::{
     GatewayHost, GatewayPath, GatewayTransport, OrderQueue, Pipeline, PipelinePod, PipelineStage, TopTenant,
@@ -9,10 +9,10 @@ use bifrost_rte::{PathSnapshot, PathState};
 use super::engine::{Engine, Stage};
 use crate::status::Sample;
 
-/// Tenants that are told of.
+/// Number of tenants that are reported.
 const TOP: usize = 10;
 
-/// The state now; that of transports if it is asked for.
+/// The current state. `with_transports`: includes that of transports.
 pub(super) fn take(now: u64, engine: &mut Engine, with_transports: bool) -> Pipeline {
     let (malformed_frames, no_pod_frames) = engine.pipeline.strays();
     let named = |(name, value): (&'static str, u64)| (name.into(), value);
@@ -121,7 +121,7 @@ fn transport_samples(
         for (name, value) in &host.counters {
             put(&format!("host_{name}"), &labels, *value, false);
         }
-        // Those of connections fall when one ends.
+        // These are gauges: sums over connections decrease when a connection ends.
         for (name, value) in [
             ("connections", host.connections.into()),
             ("open_connections", host.open_connections.into()),
@@ -234,7 +234,7 @@ fn state(now: u64, pod: &Pod) -> PipelinePod {
 mod tests {
     use super::*;
 
-    /// Numbers of a state, each in its own place, all different.
+    /// Fills a state with numbers that all differ.
     fn fill(value: &mut serde_json::Value, next: &mut u64) {
         match value {
             serde_json::Value::Number(number) => {

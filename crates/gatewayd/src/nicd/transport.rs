@@ -1,4 +1,4 @@
-//! The section `[pods.transport]`: which hosts reach a pod over the reliable transport.
+//! The section `[pods.transport]`: the hosts that reach a pod over the reliable transport.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -38,7 +38,8 @@ pub(super) struct Section {
 }
 
 impl Section {
-    /// The settings of the transport; what is wrong is noted. `longest`: bytes of the longest frame.
+    /// Returns the settings of the transport, and adds all errors to `checker`. `longest`: length of the longest frame,
+    /// bytes.
     pub(super) fn check(&self, longest: usize, checker: &mut Checker<'_>) -> ReliableConfig {
         let mac = self.mac.get_ref().parse::<Mac>().map_err(|error| format!("mac: {error}"));
         let mac = checker.check(&self.mac, mac);
@@ -65,7 +66,7 @@ impl Section {
         engine.rto_floor_ns = self.rto_floor_us.as_ref().map(|us| us.get_ref().saturating_mul(1000));
         let config = ReliableConfig {
             addresses: self.addresses.get_ref().clone(),
-            // Another one that is right: that this is not has been noted.
+            // A valid placeholder. The error has been added.
             mac: mac.unwrap_or(Mac([2, 0, 0, 0, 0, 1])),
             vnis: self.vnis.get_ref().clone(),
             hosts: self.hosts.get_ref().clone(),
@@ -75,7 +76,7 @@ impl Section {
             memory_bytes: (get(self.memory_mib.as_ref(), MEMORY_MIB) as usize) << 20,
             connections_per_host: get(self.connections_per_host.as_ref(), CONNECTIONS_PER_HOST),
             engine,
-            // Known when the program starts.
+            // Set when the program starts.
             instance: 0,
             salt: 0,
         };
@@ -85,7 +86,7 @@ impl Section {
         config
     }
 
-    /// Notes an error of the transport at the setting that it is about.
+    /// Adds an error of the transport, at the setting that it concerns.
     fn note(&self, error: &ReliableError, checker: &mut Checker<'_>) {
         let (name, at) = match error {
             ReliableError::NoHosts
@@ -110,7 +111,7 @@ fn get<T: Copy>(value: Option<&Spanned<T>>, default: T) -> T {
     value.map_or(default, |value| *value.get_ref())
 }
 
-/// Where a setting is; that of the hosts, which decide what is enough, if it has been left out.
+/// The location of a setting. If it was omitted, that of the hosts, which determine the required values.
 fn span<T, U>(value: Option<&Spanned<T>>, otherwise: &Spanned<U>) -> std::ops::Range<usize> {
     value.map_or_else(|| otherwise.span(), Spanned::span)
 }

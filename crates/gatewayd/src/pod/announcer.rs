@@ -1,6 +1,7 @@
-//! A pod's BGP sessions with the proxies of one link, over the priority ring: TCP by smoltcp, BGP and BFD by `bifrost_bgp`. Without I/O.
+//! A pod's BGP sessions with the proxies of one link, over the priority ring. smoltcp implements TCP, and `bifrost_bgp`
+//! BGP and BFD. Without I/O.
 //!
-//! Both ends are on one link, and say so by a hop limit of 255 (RFC 5082): nobody further away can send one.
+//! Both ends are on the same link and send with a hop limit of 255 (RFC 5082), which nobody further away can forge.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,21 +20,21 @@ use smoltcp::time::Instant;
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr};
 
 const BGP_PORT: u16 = 179;
-/// RFC 5883, section 5: FRR counts a session with TTL security among those over several hops.
+/// RFC 5883, section 5: FRR treats a session with TTL security as a multihop session.
 const MULTIHOP_BFD_PORT: u16 = 4784;
-/// RFC 5082: who is on the link.
+/// RFC 5082: the hop limit that proves that the sender is on the link.
 const HOP_LIMIT: u8 = 255;
 /// Source ports, of TCP and of BFD (RFC 5881, section 4).
 const PORTS: std::ops::Range<u16> = 49_152..65_535;
-/// Packets that wait for the stack; more are dropped, and TCP sends them again.
+/// Maximum number of packets that wait for the TCP stack. More are dropped, and TCP retransmits them.
 const QUEUE: usize = 64;
-/// Bytes of each direction of a connection: some messages.
+/// Buffer for each direction of a connection, bytes: a few messages.
 const BUFFER: usize = 16_384;
 const MTU: usize = 1500;
-/// Proxies of a pod.
+/// Maximum number of proxies of a pod on a link.
 pub(super) const MAX_PEERS: usize = 8;
 
-/// What a pod announces, and to whom.
+/// The routes that a pod announces, and to which proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BgpSettings {
     /// The AS of pods and proxies.
@@ -42,15 +43,15 @@ pub struct BgpSettings {
     pub router_id: Ipv4Addr,
     /// The proxies, on the pod's link.
     pub peers: Vec<Ipv4Addr>,
-    /// What is announced.
+    /// The announced routes.
     pub routes: Vec<IpNet>,
     /// The hold time, s.
     pub hold_s: u16,
     /// BFD: interval, us, and multiplier.
     pub bfd: Option<(u32, u8)>,
-    /// The pod's address on the link: next hop of IPv4 prefixes.
+    /// The pod's address on the link: the next hop of IPv4 prefixes.
     pub address: Ipv4Addr,
-    /// The next hop of IPv6 prefixes; without it there are none.
+    /// The next hop of IPv6 prefixes. Without it, none are announced.
     pub address6: Option<Ipv6Addr>,
 }
 
@@ -72,7 +73,7 @@ struct Peer {
     speaker: Speaker,
     connected: bool,
     bfd: Option<Bfd>,
-    /// BFD's source port, and where the peer wants it.
+    /// The source port of BFD packets, and the destination port that the peer uses.
     bfd_ports: (u16, u16),
     was_up: bool,
     was_established: bool,
@@ -94,7 +95,7 @@ impl Announcer {
         let mut link = Link::default();
         let mut iface = Interface::new(config, &mut link, Instant::ZERO);
         iface.update_ip_addrs(|addresses| {
-            // One address fits; whom it reaches is not asked here.
+            // One address fits. The prefix length 0 makes every peer reachable for smoltcp.
             let _ = addresses.push(IpCidr::new(IpAddress::Ipv4(settings.address), 0));
         });
         let mut sockets = SocketSet::new(Vec::new());
@@ -130,12 +131,12 @@ impl Announcer {
         Announcer { settings, mac, iface, link, sockets, peers, refused_hop_limit_packets: 0, announcing: false }
     }
 
-    /// The proxies' addresses, which are to be resolved.
+    /// The proxies' addresses, for address resolution.
     pub(super) fn peers(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.peers.iter().map(|peer| IpAddr::V4(peer.address))
     }
 
-    /// Takes a frame if it is for a session.
+    /// Processes a frame if it belongs to a session.
     pub(super) fn on_frame(&mut self, now: u64, frame: &[u8]) {
         let Ok(parsed) = parse(frame, frame.len()) else { return };
         let known = |peer: &&mut Peer| IpAddr::V4(peer.address) == parsed.src_ip;
@@ -154,12 +155,13 @@ impl Announcer {
         }
         if is_bfd && let Some(bfd) = &mut peer.bfd {
             peer.bfd_ports.1 = parsed.dst_port;
-            // A damaged packet is one that did not come.
+            // An invalid packet is ignored, as if it had been lost.
             let _ = bfd.received(now, frame.get(usize::from(parsed.payload)..end).unwrap_or_default());
         }
     }
 
-    /// What is to be sent now. `healthy`: whether the pod's addresses are to be announced; `known` finds the MAC address of a station of the link.
+    /// Returns the frames to send now. `healthy`: whether to announce the pod's addresses; `known` returns the MAC
+    /// address of a neighbour on the link.
     pub(super) fn poll(&mut self, now: u64, healthy: bool, known: impl Fn(IpAddr) -> Option<Mac>) -> Vec<Vec<u8>> {
         self.announcing = healthy;
         let time = Instant::from_micros((now / 1000) as i64);
@@ -190,17 +192,17 @@ impl Announcer {
         frames
     }
 
-    /// When [`poll`](Self::poll) is to be called next, unless something comes before.
+    /// When [`poll`](Self::poll) must be called next, unless a packet arrives before, ns.
     pub(super) fn deadline(&self) -> Option<u64> {
         self.peers.iter().filter_map(|peer| peer.bfd.as_ref().map(Bfd::deadline)).min()
     }
 
-    /// Ends all sessions: what was announced goes with them.
+    /// Ends all sessions, which withdraws all routes.
     pub(super) fn shut_down(&mut self, now: u64) {
         self.peers.iter_mut().for_each(|peer| peer.speaker.shut_down(now));
     }
 
-    /// How the sessions are. The caller knows the number of the link.
+    /// The state of the sessions. The caller fills in the number of the link.
     pub(super) fn state(&self) -> Vec<GatewayPeer> {
         let peer = |peer: &Peer| GatewayPeer {
             link: 0,
@@ -228,7 +230,7 @@ impl Announcer {
         self.peers.iter().map(peer).collect()
     }
 
-    /// Whether BFD says that the link works: a proxy answers. `None`: there is no BFD.
+    /// Whether BFD is up with any proxy; `None`: BFD is not configured.
     pub(super) fn is_watched_up(&self) -> Option<bool> {
         self.settings.bfd?;
         let is_up = |peer: &Peer| peer.bfd.as_ref().is_some_and(|bfd| bfd.state() == BfdState::Up);
@@ -245,7 +247,7 @@ impl Announcer {
 }
 
 impl Peer {
-    /// Carries bytes between connection and speaker.
+    /// Moves bytes between the connection and the BGP speaker, and follows the state of BFD.
     fn turn(&mut self, now: u64, socket: &mut tcp::Socket<'_>, context: &mut smoltcp::iface::Context, reachable: bool) {
         let Peer { speaker, address, connected, .. } = self;
         let bfd_up = self.bfd.as_ref().is_some_and(|bfd| bfd.state() == BfdState::Up);
@@ -313,13 +315,13 @@ fn is_bfd(parsed: &Parsed) -> bool {
 
 fn bfd_packet(source: Ipv4Addr, destination: Ipv4Addr, ports: (u16, u16), packet: &[u8; BFD_LEN]) -> Vec<u8> {
     let len = (udp::HEADER_LEN + BFD_LEN) as u16;
-    // Without a checksum, which IPv4 allows: it is on one link.
+    // Without a UDP checksum, which IPv4 allows: the packet stays on one link.
     let datagram = udp::Header { source_port: ports.0, destination_port: ports.1, len, checksum: 0 }.emit();
     let header = ipv4::Header { ttl: HOP_LIMIT, ..ipv4::Header::new(source, destination, UDP, len) };
     [&header.emit()[..], &datagram, packet].concat()
 }
 
-/// What smoltcp takes for a network device: IP packets in memory.
+/// The network device of smoltcp: IP packets in memory.
 #[derive(Default)]
 struct Link {
     received: VecDeque<Vec<u8>>,
@@ -396,12 +398,12 @@ mod tests {
         Bfd::new(BfdConfig { interval_us: 50_000, multiplier: 3, discriminator: 5 })
     }
 
-    /// A datagram of BFD to the pod.
+    /// A BFD packet to the pod.
     fn bfd(from: u8, ttl: u8, packet: [u8; BFD_LEN]) -> Vec<u8> {
         let mut packet =
             bfd_packet([10, 1, 0, from].into(), [10, 1, 0, 11].into(), (50_000, MULTIHOP_BFD_PORT), &packet);
         packet[8] = ttl;
-        // The header's checksum changes with it.
+        // The TTL has changed, so the header needs a new checksum.
         let mut header = ipv4::Header::parse(&packet).unwrap();
         (header.ttl, header.checksum) = (ttl, 0);
         packet[..20].copy_from_slice(&header.emit());
@@ -431,7 +433,7 @@ mod tests {
             assert_eq!(announcer.refused_hop_limit_packets(), refused);
             assert_eq!(state(&announcer).as_deref(), Some(expected), "from {from}, {ttl}");
         }
-        // It answers where the peer wants it.
+        // The pod answers at the port that the peer uses.
         let frames = announcer.poll(2 * MS, true, known);
         let ports: Vec<_> = frames.iter().map(|frame| parse(frame, frame.len()).unwrap().dst_port).collect();
         assert!(ports.contains(&MULTIHOP_BFD_PORT), "{ports:?}");
@@ -458,7 +460,7 @@ mod tests {
         }
         announcer.poll(now + 50 * MS, true, known);
         assert_eq!(downs(&announcer), 0);
-        // Silence for more than three of the slowest intervals; the second call counts what the first one has found.
+        // No packets for more than three of the slowest intervals. The second call counts what the first one detected.
         (0..2).for_each(|_| drop(announcer.poll(now + 4000 * MS, true, known)));
         assert_eq!((downs(&announcer), announcer.state()[0].ended_sessions), (1, 0));
     }

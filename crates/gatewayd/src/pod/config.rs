@@ -23,71 +23,71 @@ use sections::{File, Gateway, InternetRoute, KeepaliveSection, TunnelName, VpcSe
 
 pub use links::LinkSettings;
 
-/// Groups of the Internet's table: networks with prefixes longer than /24 in them.
+/// Number of /24 networks in the Internet's routing table that can contain longer prefixes.
 const FIB_GROUPS: u32 = 1 << 16;
 
-/// Sessions of translation, unless the file says how many.
+/// NAT sessions per core, unless the file sets their number.
 const SESSIONS_OF_A_CORE: u32 = 65_536;
 const SESSIONS_MAX: u32 = 1 << 24;
 
 /// A checked configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the state is told.
+    /// Path of the control socket.
     pub control: PathBuf,
-    /// Where counters are told over TCP.
+    /// Address where counters are served over TCP.
     pub metrics: Option<SocketAddr>,
-    /// The pod's number at the pipeline.
+    /// The pod's number in the pipeline's trailers.
     pub pod: u16,
-    /// Workers.
+    /// Number of workers.
     pub cores: u16,
-    /// The processors of the workers, in order; those without one run anywhere.
+    /// The CPUs of the workers, in order. Workers without one run on any.
     pub processors: Vec<usize>,
-    /// How long a worker looks for work before it sleeps, ns.
+    /// How long a worker polls for packets before it sleeps, ns.
     pub spin_ns: u64,
-    /// Entries of each ring, as a power of two.
+    /// log2 of the number of entries in each ring.
     pub log2_ring_entries: u8,
-    /// What tests make the workers do.
+    /// Modified behaviour of workers, for tests.
     pub tests: Tests,
     /// Its links, 1 to 4.
     pub links: Vec<LinkSettings>,
-    /// What the gateway knows.
+    /// The gateway's lookup tables.
     pub tables: Tables,
     /// Names of the tunnels, by index.
     pub tunnels: Vec<String>,
-    /// The translation.
+    /// Settings of NAT.
     pub nat: NatConfig,
     /// Next hops to be resolved from the start.
     pub resolve: Vec<IpAddr>,
-    /// It begins drained.
+    /// Whether it starts drained.
     pub drained: bool,
 }
 
-/// What tests make the workers do; nothing of it unless the section `[tests]` asks for it.
+/// Modified behaviour of workers, for tests. By default, nothing is modified; the section `[tests]` sets this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tests {
-    /// Each packet takes a random time up to this, µs, in which the worker sleeps.
+    /// The worker sleeps for a random time up to this for each packet, µs.
     pub jitter_us: u64,
-    /// One worker stands still once.
+    /// One worker stalls once.
     pub stall: Option<Stall>,
     /// Dropped packets are not reported with the drop flag: their places in order queues time out.
     pub keep_drops: bool,
-    /// A worker takes no more packets a second than this; 0: as many as it can.
+    /// Maximum number of packets per second that a worker processes; 0: no limit.
     pub packets_per_second: u64,
-    /// Control packets come with all others, from a pipeline with `priority = false`: workers hand on what they drop to
-    /// the control thread.
+    /// Control packets arrive together with data, because the pipeline has `priority = false`. Workers pass packets
+    /// that they drop to the control thread.
     pub control_with_data: bool,
 }
 
 impl Tests {
-    /// What concerns one worker.
+    /// The settings for one worker.
     pub(super) fn of_worker(self, number: usize) -> Self {
         Tests { stall: self.stall.filter(|stall| stall.worker == number), ..self }
     }
 }
 
-/// A worker that stands still once, for tests.
+/// A worker that stalls once, for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stall {
@@ -103,7 +103,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// All that is wrong with it.
+    /// All errors in the file.
     pub fn load(path: &Path) -> Result<Self, FileErrors> {
         file::load(path, check)
     }
@@ -245,7 +245,7 @@ fn keepalive(
     tables.set_keepalive(tunnel, Keepalive { interval_ns, retries: retries.into() });
 }
 
-/// Sessions of the whole pod.
+/// Maximum number of NAT sessions of the whole pod.
 fn sessions(gateway: &Gateway, checker: &mut Checker<'_>) -> u32 {
     let cores = u32::from(*gateway.cores.get_ref());
     if let Some(each) = &gateway.sessions_per_core {
@@ -414,7 +414,7 @@ next_hop = "10.0.0.253"
     fn a_good_file() {
         let config = load(GOOD).unwrap();
         let resolve: Vec<String> = config.resolve.iter().map(ToString::to_string).collect();
-        // The host, the ISP's router, and the way to the customer's.
+        // The host, the ISP's router, and the next hop to the customer's router.
         assert_eq!(resolve, ["10.0.0.11", "10.0.0.253", "10.0.0.254"]);
         assert_eq!(config.tables.vpcs[&100].snat, Some(0));
         assert_eq!(config.nat.sessions, 131_072);

@@ -1,4 +1,5 @@
-//! The control thread of a pod: the priority rings. It resolves next hops, speaks BGP, and decides which links work.
+//! The control thread of a pod, which uses the priority rings. It resolves next hops, speaks BGP, and decides which
+//! links work.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,10 +23,10 @@ use super::tunnels::Tunnels;
 use super::worker::originate;
 use crate::capture::{Outcome, Tap};
 
-/// Next hops of the pod's tables that are looked after at most.
+/// Maximum number of next hops of the pod's tables that are resolved.
 const MAX_NEXT_HOPS: usize = 4096;
 
-/// What the control thread tells the status server.
+/// The state that the control thread reports to the status server.
 pub(super) type SharedTold = Arc<Mutex<Told>>;
 
 /// See [`SharedTold`].
@@ -35,18 +36,18 @@ pub(super) struct Told {
     pub(super) refused_hop_limit_packets: u64,
     pub(super) peers: Vec<api::GatewayPeer>,
     pub(super) links: Vec<api::GatewayLink>,
-    /// Next hops, and what is known of them.
+    /// Next hops, and their link-layer addresses if known.
     pub(super) next_hops: Vec<(IpAddr, Option<String>)>,
 }
 
 impl Told {
-    /// Whether a proxy knows of an address.
+    /// Whether any address is announced to a proxy.
     pub(super) fn announces(&self) -> bool {
         self.peers.iter().any(|peer| !peer.announced.is_empty())
     }
 }
 
-/// What the thread has of a link.
+/// The control thread's state of a link.
 pub(super) struct OfLink {
     settings: LinkSettings,
     known: Neighbours,
@@ -55,9 +56,11 @@ pub(super) struct OfLink {
 }
 
 impl OfLink {
-    /// `addresses`: those of the pod's tunnels. `watched`: other links can take the place of this one, if its router does not answer.
+    /// `addresses`: those of the pod's tunnels. `watched`: the router is probed often, because other links can replace
+    /// this one if the router does not answer.
     pub(super) fn new(settings: LinkSettings, mac: Mac, addresses: &[IpAddr], watched: bool) -> Self {
-        // The pod asks from its address on the link, if it has one: others there know nothing of tunnels.
+        // The pod sends its requests from its address on the link, if it has one, because neighbours do not know the
+        // addresses of tunnels.
         let own = settings.addresses.iter().chain(addresses).copied().collect();
         let mut known = Neighbours::new(mac, own);
         let announcer = settings.bgp.clone().map(|bgp| Announcer::new(bgp, mac));
@@ -100,12 +103,12 @@ pub(super) struct Control {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) of_links: Vec<OfLink>,
     pub(super) links: Arc<Links>,
-    /// Next hops of the pod's tables; each link has stations in their place.
+    /// Next hops of the pod's tables. On each link, other neighbours may stand for them.
     pub(super) next_hops: BTreeSet<IpAddr>,
     pub(super) tunnels: Tunnels,
     pub(super) health: Health,
     pub(super) missing: Receiver<IpAddr>,
-    /// For tests: frames that came with the data, and by which link.
+    /// For tests: control frames that arrived with the data, and their links.
     pub(super) from_workers: Receiver<(usize, Vec<u8>)>,
     pub(super) wait: Duration,
     pub(super) told: SharedTold,
@@ -115,7 +118,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Works until the pod ends.
+    /// Runs until the pod ends.
     pub(super) fn run(&mut self) {
         while !self.shared.is_stopping() {
             if self.mailbox.apply(&mut self.queues) {
@@ -142,7 +145,7 @@ impl Control {
         }
     }
 
-    /// Has every link look for the stations that stand for the next hops.
+    /// Makes every link resolve its neighbours for the next hops.
     pub(super) fn want_next_hops(&mut self) {
         for link in &mut self.of_links {
             for next_hop in &self.next_hops {
@@ -151,7 +154,7 @@ impl Control {
         }
     }
 
-    /// Takes what has come, and answers it.
+    /// Processes received frames, and answers them.
     fn receive(&mut self, now: u64) {
         let Control { queues, of_links, tap, pod, .. } = self;
         for Attached { link, queue, .. } in queues.iter_mut() {
@@ -179,7 +182,7 @@ impl Control {
         }
     }
 
-    /// Asks for the stations of each link, on all of its interfaces.
+    /// Sends the due requests for neighbours of each link, on all of its interfaces.
     fn ask(&mut self, now: u64) {
         for (number, link) in self.of_links.iter_mut().enumerate() {
             if !self.queues.iter().any(|attached| attached.link == number) {
@@ -198,14 +201,14 @@ impl Control {
         }
     }
 
-    /// Tells the proxies of each link what they are to know, and finds out which links work.
+    /// Runs BGP and BFD on each link, and determines which links work.
     fn announce(&mut self, now: u64) {
         let works = self.health.check(now) && !self.shared.is_draining();
         let Control { of_links, links, queues, shared, tap, pod, .. } = self;
         for (number, link) in of_links.iter_mut().enumerate() {
             let is_connected = links.is_connected(number);
             let OfLink { settings, known, announcer: Some(announcer), .. } = link else { continue };
-            // Nothing leads to a proxy while the pipeline is gone.
+            // While the pipeline is gone, no proxy is reachable.
             let station = |address| known.get(address).filter(|_| is_connected);
             let answers = is_connected && settings.router.is_none_or(|router| known.get(router).is_some());
             if shared.is_leaving() {
@@ -228,7 +231,7 @@ impl Control {
         self.tell();
     }
 
-    /// Sends keepalives of tunnels, by the link that packets of the first one leave by.
+    /// Sends keepalives of tunnels, over the link that packets from the first link leave by.
     fn keep_tunnels(&mut self, now: u64) {
         let Control { of_links, links, queues, tunnels, tap, pod, .. } = self;
         let number = links.egress(0);
@@ -239,7 +242,7 @@ impl Control {
         queues.iter_mut().for_each(|attached| attached.queue.publish());
     }
 
-    /// Gives the workers what is newly known. `is_changed`: there are more next hops.
+    /// Passes changes of known neighbours to the workers. `is_changed`: there are new next hops.
     fn learn(&mut self, is_changed: bool) {
         let mut is_told = false;
         for (number, link) in self.of_links.iter_mut().enumerate() {
@@ -275,7 +278,7 @@ impl Control {
     }
 }
 
-/// Gives a frame of a link to those that it may be for; what is to be answered.
+/// Passes a frame to the neighbours and BGP of its link. Returns the reply, if any.
 fn take(link: &mut OfLink, now: u64, frame: &[u8]) -> Option<Vec<u8>> {
     let reply = link.known.on_frame(now, frame);
     if let Some(announcer) = &mut link.announcer {
@@ -284,7 +287,7 @@ fn take(link: &mut OfLink, now: u64, frame: &[u8]) -> Option<Vec<u8>> {
     reply
 }
 
-/// Sends a frame of the pod's own. All interfaces of a link lead to it; the first one that has room will do.
+/// Sends a frame of the pod's own, over the first interface of the link that has room.
 fn send(queues: &mut [Attached], link: usize, tap: &mut Tap, frame: &[u8], pod: u16) {
     let has_room = |attached: &mut Attached| attached.link == link && attached.queue.room() > 0;
     if let Some(number) = queues.iter_mut().position(has_room) {
@@ -293,7 +296,7 @@ fn send(queues: &mut [Attached], link: usize, tap: &mut Tap, frame: &[u8], pod: 
     }
 }
 
-/// What goes back for a packet that was for the pod itself.
+/// The trailer that returns a packet for the pod itself.
 fn drop_trailer(pod: u16) -> [u8; TRAILER_LEN] {
     let trailer = bifrost_plb::Trailer { psn: 0, payload: None, pod, queue: 0, drop: true, unordered: true };
     trailer.emit()

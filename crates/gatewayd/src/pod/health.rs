@@ -1,12 +1,12 @@
-//! Whether a pod's workers work, so that its addresses may be announced.
+//! Health of a pod's workers. Its addresses are announced only while all workers run.
 
 use std::sync::PoisonError;
 
 use super::worker::Counts;
 
-/// How long a worker may take for a turn of its loop. One that has nothing to do takes a twentieth of it.
+/// Maximum time for a turn of a worker's loop, ns. An idle worker takes a twentieth of it.
 const STUCK_NS: u64 = 1_000_000_000;
-/// How often workers are looked at.
+/// Interval at which workers are checked, ns.
 const LOOK_NS: u64 = 100_000_000;
 
 /// Watches the workers.
@@ -29,7 +29,7 @@ impl Health {
         Health { workers: counts.into_iter().map(watched).collect(), look_at: 0 }
     }
 
-    /// Whether all workers have worked within the last second.
+    /// Whether every worker has made a turn within the last second.
     pub(super) fn check(&mut self, now: u64) -> bool {
         if now >= self.look_at {
             self.look_at = now + LOOK_NS;

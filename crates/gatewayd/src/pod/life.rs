@@ -1,5 +1,5 @@
-//! The life of a pod: each of its interfaces is connected with its pipeline, and connected again after that was gone. The others go on meanwhile, and
-//! tables, sessions and what is known of neighbours stay.
+//! The life of a pod: each of its interfaces is connected to its pipeline, and reconnected after the pipeline was gone.
+//! Meanwhile the other interfaces keep working. Tables, sessions and known neighbours stay.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,26 +16,26 @@ use super::mailbox::{Attached, Mailbox};
 use super::worker::Worker;
 use crate::program;
 
-/// How long the first connection may take.
+/// Maximum time until the first connection.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two tries.
+/// Delay between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What is shared with the threads of a pod.
+/// State shared by the threads of a pod.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// The program ends.
+    /// The program is ending.
     stop: AtomicBool,
-    /// The pod is to announce nothing.
+    /// The pod announces nothing.
     draining: AtomicBool,
-    /// The pod is about to end: its sessions are to end before it.
+    /// The pod is about to end, and ends its BGP sessions before.
     leaving: AtomicBool,
-    /// The connection of each interface; none while its pipeline is not there.
+    /// The connection of each interface; `None` while its pipeline is gone.
     clients: Mutex<Vec<Option<Arc<Client>>>>,
 }
 
 impl Shared {
-    /// Creates the state of a pod with this number of interfaces.
+    /// Creates the state of a pod with `interfaces` interfaces.
     pub(super) fn new(interfaces: usize) -> Self {
         let flag = || AtomicBool::new(false);
         Shared { stop: flag(), draining: flag(), leaving: flag(), clients: Mutex::new(vec![None; interfaces]) }
@@ -46,12 +46,12 @@ impl Shared {
         self.clients().iter().all(Option::is_some)
     }
 
-    /// Has the pod announce nothing, or what it is to announce again. It goes on forwarding.
+    /// Makes the pod withdraw its announcements, or announce again. It keeps forwarding.
     pub(super) fn drain(&self, draining: bool) {
         self.draining.store(draining, Ordering::Relaxed);
     }
 
-    /// Has the pod end its BGP sessions.
+    /// Makes the pod end its BGP sessions.
     pub(super) fn leave(&self) {
         self.leaving.store(true, Ordering::Relaxed);
     }
@@ -70,7 +70,7 @@ impl Shared {
         self.close();
     }
 
-    /// Whether threads are to return.
+    /// Whether threads should return.
     #[inline]
     pub(super) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
@@ -93,24 +93,23 @@ pub(super) struct Interface {
     pub(super) client: ClientConfig,
 }
 
-/// A pod's threads, whether or not they run.
+/// A pod's threads, before and while they run.
 pub(super) struct Life {
     pub(super) shared: Arc<Shared>,
     pub(super) links: Arc<Links>,
     pub(super) interfaces: Vec<Interface>,
-    /// With the processor that each is to run on.
+    /// Each with the CPU that it should run on.
     pub(super) workers: Vec<(Worker, Option<usize>)>,
     pub(super) control: Control,
 }
 
-/// Interfaces that are connected, each with its connection.
+/// The connection of each interface, if it has one.
 pub(super) type Connected = Vec<Option<Client>>;
 
 impl Life {
-    /// Connects for the first time: one interface at least, and all others whose pipelines are there.
+    /// Connects for the first time: at least one interface, and all others whose pipelines are running.
     ///
-    /// # Errors
-    /// There is no pipeline within ten seconds, or one wants something else.
+    /// # Errors There is no pipeline within ten seconds, or a pipeline refuses the connection.
     pub(super) fn begin(&self) -> Result<Connected> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -142,13 +141,13 @@ impl Life {
         }
     }
 
-    /// Works until it is told to stop. `connected`: what [`begin`](Self::begin) has returned.
+    /// Runs until it is stopped. `connected`: the return value of [`begin`](Self::begin).
     ///
     /// # Errors
     /// A thread cannot be started.
     pub(super) fn run(self, connected: Connected) -> Result<()> {
         let Life { shared, links, interfaces, mut workers, mut control } = self;
-        // That of the control thread first: it has the first queue of each interface.
+        // The control thread's mailbox is first, because it gets the first queue of each interface.
         let mailboxes: Vec<Arc<Mailbox>> =
             [&control.mailbox].into_iter().chain(workers.iter().map(|(worker, _)| &worker.mailbox)).cloned().collect();
         let attendants = interfaces.iter().zip(connected).enumerate().map(|(number, (interface, client))| {
@@ -159,7 +158,7 @@ impl Life {
         thread::scope(|scope| {
             let started = Self::start(scope, &mut workers, &mut control, attendants);
             if started.is_err() {
-                // Those that run are not to work without the others.
+                // Stops the threads that were started: they must not run without the others.
                 shared.stop();
                 mailboxes.iter().for_each(|mailbox| mailbox.wake());
             }
@@ -187,7 +186,7 @@ impl Life {
     }
 }
 
-/// Keeps an interface connected, in a thread of its own.
+/// Keeps an interface connected, in a separate thread.
 struct Attendant<'a> {
     number: usize,
     interface: &'a Interface,
@@ -197,7 +196,7 @@ struct Attendant<'a> {
 }
 
 impl Attendant<'_> {
-    /// Until the pod ends. `first`: the connection, if it is connected already.
+    /// Runs until the pod ends. `first`: the connection, if there is one already.
     fn run(self, first: Option<Client>) {
         let (mut next, mut refused) = (first, String::new());
         let mut was_connected = next.is_some();
@@ -216,18 +215,18 @@ impl Attendant<'_> {
                 tracing::warn!(%path, reason, "the pipeline is gone; waiting for it to come back");
             }
         }
-        // Nobody waits in vain for the end.
+        // Wakes all threads, so that they notice the end.
         self.mailboxes.iter().for_each(|mailbox| mailbox.wake());
     }
 
-    /// A new connection. `refused`: why there was none, which is told once.
+    /// Tries to connect. `refused`: the last reason for a refusal, so that it is logged only once.
     fn connect(&self, refused: &mut String) -> Option<Client> {
         match Client::connect(&self.interface.client) {
             Ok(client) => {
                 refused.clear();
                 Some(client)
             }
-            // Nobody listening is what a pipeline that is gone is like.
+            // This is normal while the pipeline is gone.
             Err(MemifError::Io(_)) => None,
             Err(error) => {
                 let text = error.to_string();
@@ -241,7 +240,7 @@ impl Attendant<'_> {
         }
     }
 
-    /// Gives the queues to the threads until the connection is gone; returns the reason.
+    /// Gives the queues to the threads until the connection is lost. Returns the reason for the loss.
     fn attend(&self, mut client: Client) -> String {
         let (interface, link) = (self.number, self.interface.link);
         for (mailbox, queue) in self.mailboxes.iter().zip(client.take_queues()) {
@@ -250,7 +249,7 @@ impl Attendant<'_> {
         let client = Arc::new(client);
         self.shared.clients()[interface] = Some(Arc::clone(&client));
         self.links.connect(link, true);
-        // The control thread looks again: now it can ask and announce there.
+        // Wakes the control thread: it can now resolve neighbours and announce on this link.
         self.mailboxes.iter().take(1).for_each(|mailbox| mailbox.wake());
         if self.shared.is_stopping() {
             client.close();
@@ -263,11 +262,12 @@ impl Attendant<'_> {
     }
 }
 
-/// Starts a thread whose panic ends the program.
+/// Starts a thread. If it panics, the program ends.
 fn spawn<'a>(scope: &'a Scope<'a, '_>, name: String, work: impl FnOnce() + Send + 'a) -> Result<()> {
     let run = move || {
         if let Err(panic) = panics::contain(work) {
-            // The pipeline gives the packets of a pod that is gone to nobody; one that lives with a part of its workers loses some of all flows.
+            // A pod with only some of its workers would lose packets of all flows. If the whole pod is gone, the
+            // pipeline stops sending packets to it.
             tracing::error!(%panic, "a panic; ending");
             std::process::exit(1);
         }

@@ -1,4 +1,5 @@
-//! The links of a pod, as its threads share them: which work, what is known of their next hops, and by which one packets leave.
+//! The state of a pod's links that its threads share: which links work, the known next hops of each, and the link by
+//! which packets leave.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use bifrost_wire::Mac;
 /// Link-layer addresses by the next hops of the pod's tables.
 pub(super) type Known = Arc<ExactMap<IpAddr, Mac>>;
 
-/// How well a link works.
+/// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LinkState {
     /// It is not connected, or its router does not answer.
@@ -35,22 +36,22 @@ impl LinkState {
 #[derive(Debug)]
 pub(super) struct Links {
     all: Vec<Link>,
-    /// Counts the changes of what is known.
+    /// Incremented with every change of known next hops.
     generation: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Link {
     pipeline: u16,
-    /// Interfaces that are connected.
+    /// Number of connected interfaces.
     connected: AtomicUsize,
-    /// The link by which packets leave that came by this one.
+    /// The link by which packets leave that arrived by this one.
     egress: AtomicUsize,
     known: RwLock<Known>,
 }
 
 impl Links {
-    /// `pipelines`: which one each link is behind. Nothing is connected yet.
+    /// `pipelines`: the pipeline of each link. Nothing is connected yet.
     pub(super) fn new(pipelines: impl Iterator<Item = u16>) -> Self {
         let link = |(number, pipeline)| Link {
             pipeline,
@@ -61,7 +62,7 @@ impl Links {
         Links { all: pipelines.enumerate().map(link).collect(), generation: AtomicU64::new(0) }
     }
 
-    /// An interface of a link is connected, or not connected any more.
+    /// An interface of a link has connected or disconnected.
     pub(super) fn connect(&self, link: usize, connected: bool) {
         match connected {
             true => self.all[link].connected.fetch_add(1, Ordering::Relaxed),
@@ -73,7 +74,7 @@ impl Links {
         self.all[link].connected.load(Ordering::Relaxed) > 0
     }
 
-    /// Chooses by which link packets leave, from the state of each.
+    /// Chooses the egress of each link from the states of all links.
     pub(super) fn set_states(&self, states: &[LinkState]) {
         for (number, link) in self.all.iter().enumerate() {
             let best = egress(states, number, |other| self.are_behind_one_pipeline(number, other));
@@ -81,18 +82,18 @@ impl Links {
         }
     }
 
-    /// The link by which packets leave that came by `link`.
+    /// The link by which packets leave that arrived by `link`.
     #[inline]
     pub(super) fn egress(&self, link: usize) -> usize {
         self.all[link].egress.load(Ordering::Relaxed)
     }
 
-    /// Whether a packet that came by one link may return by another one with its place in an order queue.
+    /// Whether a packet that arrived by one link can return by the other one and keep its place in an order queue.
     pub(super) fn are_behind_one_pipeline(&self, one: usize, other: usize) -> bool {
         self.all[one].pipeline == self.all[other].pipeline
     }
 
-    /// What is known of a link from now on.
+    /// Replaces the known next hops of a link.
     pub(super) fn set_known(&self, link: usize, known: impl Iterator<Item = (IpAddr, Mac)>) {
         let mut map = exact_map(fastrand::u64(..));
         map.extend(known);
@@ -106,21 +107,21 @@ impl Links {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// What is known of each link.
+    /// The known next hops of each link.
     pub(super) fn known(&self) -> Vec<Known> {
         let known = |link: &Link| Arc::clone(&link.known.read().unwrap_or_else(PoisonError::into_inner));
         self.all.iter().map(known).collect()
     }
 }
 
-/// The link by which packets leave that came by link `of`: itself, if no other is in a better state; otherwise one behind the same pipeline
-/// (`is_near`), if there is one as good as any.
+/// The link by which packets leave that arrived by link `of`: `of` itself, if no other link is in a better state;
+/// otherwise one of the links in the best state, preferably one behind the same pipeline (`is_near`).
 fn egress(states: &[LinkState], of: usize, is_near: impl Fn(usize) -> bool) -> usize {
     let Some(best) = states.iter().max().filter(|best| states[of] < **best) else { return of };
     let good: Vec<usize> = (0..states.len()).filter(|link| states[*link] == *best).collect();
     let near: Vec<usize> = good.iter().copied().filter(|link| is_near(*link)).collect();
     let choice = if near.is_empty() { &good } else { &near };
-    // Links that are down do not all burden the same one.
+    // Spreads the traffic of several failed links over the working ones.
     choice[of % choice.len()]
 }
 
@@ -140,7 +141,7 @@ mod tests {
         assert_eq!(egress([Down, Up, Up, Up]), [1, 1, 2, 3], "the other one of the same pipeline");
         assert_eq!(egress([Down, Down, Up, Up]), [2, 3, 2, 3], "both of the other pipeline");
         assert_eq!(egress([Unwatched, Down, Down, Up]), [3, 3, 3, 3]);
-        // Without any proxy packets still leave where a router answers.
+        // Without any proxy, packets still leave by links whose router answers.
         assert_eq!(egress([Unwatched, Unwatched, Unwatched, Down]), [0, 1, 2, 2]);
         assert_eq!(egress([Down, Down, Down, Down]), [0, 1, 2, 3]);
     }

@@ -1,4 +1,4 @@
-//! How a thread of a pod gets the queues of interfaces, and gives them back: connections come and go while it works.
+//! How a thread of a pod gets the queues of interfaces, and returns them: connections come and go while it runs.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ pub(super) struct Attached {
     pub(super) queue: Queue,
 }
 
-/// What becomes of an interface.
+/// A change of an interface.
 #[derive(Debug)]
 enum Change {
     Attach(Attached),
@@ -28,7 +28,7 @@ enum Change {
 /// The changes that a thread has not seen yet.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    /// A hint, for threads that look all the time.
+    /// A hint for threads that poll.
     waiting: AtomicBool,
     changes: Mutex<Vec<Change>>,
     event: OwnedFd,
@@ -40,12 +40,12 @@ impl Mailbox {
         Ok(Mailbox { waiting: AtomicBool::new(false), changes: Mutex::default(), event })
     }
 
-    /// An interface is connected.
+    /// An interface has connected.
     pub(super) fn attach(&self, attached: Attached) {
         self.put(Change::Attach(attached));
     }
 
-    /// A connection is gone. The memory of its queue lives until the thread has seen this.
+    /// A connection is gone. The memory of its queue stays valid until the thread has applied this.
     pub(super) fn detach(&self, interface: usize) {
         self.put(Change::Detach { interface });
     }
@@ -55,7 +55,7 @@ impl Mailbox {
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    /// Makes the changes that wait to a thread's queues; whether there were any.
+    /// Applies pending changes to a thread's queues. Returns whether there were any.
     #[inline]
     pub(super) fn apply(&self, queues: &mut Vec<Attached>) -> bool {
         self.waiting.load(Ordering::Relaxed) && self.apply_all(queues)
@@ -87,7 +87,7 @@ impl Mailbox {
     }
 }
 
-/// Sleeps until a packet or a change comes, or for a while.
+/// Sleeps until a packet or a change arrives, or for at most `at_most`.
 pub(super) fn wait(mailbox: &Mailbox, queues: &[Attached], at_most: Duration) {
     let events = queues.iter().map(|attached| attached.queue.event()).chain([mailbox.event()]);
     let events: Vec<BorrowedFd<'_>> = events.collect();

@@ -41,18 +41,18 @@ pub use neighbours::Neighbours;
 use tunnels::Tunnels;
 use worker::{Counts, Worker};
 
-/// Bytes of Ethernet and two tags, and what a packet may grow by behind its front.
+/// Length of Ethernet with two VLAN tags, and of what is appended to a packet, bytes.
 const SLACK: usize = 22 + TRAILER_LEN;
-/// Room for an answer to a packet that is only described.
+/// Room for an answer to a described packet, bytes.
 const ANSWER: usize = 2048;
-/// How long the control thread sleeps at most: it looks whether the pod is to end.
+/// How long the control thread sleeps at most. It then checks whether the pod should end.
 const WAIT: Duration = Duration::from_millis(50);
-/// The same if workers, which wake nobody, hand on control packets.
+/// The same if workers pass control packets to it, because they do not wake it.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
 
-/// How long a pod that ends waits until its proxies have been told.
+/// How long a pod that ends waits until its routes are withdrawn.
 const LEAVE: Duration = Duration::from_millis(500);
-/// How long it forwards after that.
+/// How long it keeps forwarding after that.
 const LINGER: Duration = Duration::from_millis(300);
 
 /// A running pod.
@@ -171,7 +171,7 @@ impl Program for GatewayPod {
         Ok(GatewayPod { shared, life, told, _status: status })
     }
 
-    /// Withdraws what it announces, returns what is being worked on, and leaves.
+    /// Withdraws its announcements, returns the packets in process, and ends.
     fn stop(self) {
         let told = || self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told().announces() {
@@ -180,7 +180,7 @@ impl Program for GatewayPod {
             while Instant::now() < until && told().announces() {
                 thread::sleep(Duration::from_millis(10));
             }
-            // Switches need a moment until nothing comes any more.
+            // Switches need a moment to stop sending packets here.
             thread::sleep(LINGER);
         }
         self.shared.stop();
@@ -188,12 +188,12 @@ impl Program for GatewayPod {
     }
 }
 
-/// What a command is answered with.
+/// The answer to a command.
 fn answer(value: impl serde::Serialize) -> Result<serde_json::Value, api::ApiError> {
     serde_json::to_value(value).map_err(|error| api::ApiError::internal(error.to_string()))
 }
 
-/// What the status server asks.
+/// The source of the status server's answers.
 #[derive(Debug)]
 struct PodSource {
     shared: Arc<Shared>,
@@ -299,7 +299,7 @@ impl Source for PodSource {
         let frame = described::frame(spec, &self.tables.vteps, self.tables.mac)?;
         let end = HEADROOM + frame.len();
         let mut buffer = [&[0; HEADROOM][..], &frame, &[0; ANSWER]].concat();
-        // As if it came by the first link.
+        // As if the packet had arrived by the first link.
         let known = self.links.known();
         let neighbours = known.get(self.links.egress(0)).ok_or_else(|| api::ApiError::internal("no links"))?;
         let context = Context { now: monotonic_ns(), neighbours };

@@ -1,4 +1,5 @@
-//! Link-layer addresses of next hops, and what is answered for the gateway's own addresses: ARP, neighbour discovery, ping. Without I/O.
+//! Link-layer addresses of next hops, and replies for the gateway's own addresses: ARP, neighbour discovery, ping.
+//! Without I/O.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -9,18 +10,18 @@ use bifrost_wire::protocol::{ICMP, ICMPV6};
 use bifrost_wire::{Mac, arp, icmp, ipv4, ipv6};
 
 const S: u64 = 1_000_000_000;
-/// How often an address is asked for that is not known, or was confirmed so long ago.
+/// Interval of requests for an unknown address, and age at which a known address is requested again.
 const RETRY_NS: u64 = S;
 const REFRESH_NS: u64 = 20 * S;
-/// After which an address that does not answer is not known any more.
+/// Age at which an address that does not answer becomes unknown.
 const LOST_NS: u64 = 60 * S;
-/// The same for a watched address, which is asked each second: after three questions without an answer.
+/// The same for a watched address, which is requested each second and is lost after three requests without an answer.
 const WATCHED_REFRESH_NS: u64 = S;
 const WATCHED_LOST_NS: u64 = 3 * S + S / 2;
-/// Addresses that are looked after at most.
+/// Maximum number of addresses that are resolved.
 const MAX: usize = 4096;
 const HOP_LIMIT: u8 = 64;
-/// Neighbour discovery demands it (RFC 4861, section 7.1).
+/// Neighbour discovery requires it (RFC 4861, section 7.1).
 const ND_HOP_LIMIT: u8 = 255;
 
 #[derive(Clone, Copy, Debug)]
@@ -36,18 +37,18 @@ struct Entry {
 pub struct Neighbours {
     mac: Mac,
     own: Vec<IpAddr>,
-    /// Whom packets go to. Nobody else is remembered, whatever is said.
+    /// Addresses to resolve. No others are stored, whatever packets say.
     wanted: BTreeMap<IpAddr, Entry>,
     changed: bool,
 }
 
 impl Neighbours {
-    /// Of a gateway with these addresses.
+    /// Creates the table of a gateway with these addresses.
     pub fn new(mac: Mac, own: Vec<IpAddr>) -> Self {
         Neighbours { mac, own, wanted: BTreeMap::new(), changed: false }
     }
 
-    /// From now on an address is looked after.
+    /// From now on, resolves an address.
     pub fn want(&mut self, address: IpAddr) {
         if self.wanted.len() < MAX {
             let new = Entry { mac: None, confirmed_at: 0, asked_at: None, watched: false };
@@ -55,7 +56,8 @@ impl Neighbours {
         }
     }
 
-    /// From now on an address is looked after so often that it is noticed within four seconds that it does not answer.
+    /// From now on, resolves an address, and checks it so often that it becomes unknown within four seconds if it stops
+    /// answering.
     pub fn watch(&mut self, address: IpAddr) {
         self.want(address);
         if let Some(entry) = self.wanted.get_mut(&address) {
@@ -63,7 +65,7 @@ impl Neighbours {
         }
     }
 
-    /// Those that are known, if that has changed since it was last asked.
+    /// The known addresses, if they have changed since the last call.
     pub fn changes(&mut self) -> Option<Vec<(IpAddr, Mac)>> {
         std::mem::take(&mut self.changed).then(|| {
             let known = self.wanted.iter().filter_map(|(address, entry)| Some((*address, entry.mac?)));
@@ -71,17 +73,17 @@ impl Neighbours {
         })
     }
 
-    /// Addresses that are looked after, with what is known.
+    /// All addresses that are resolved, with the link-layer addresses that are known.
     pub fn iter(&self) -> impl Iterator<Item = (IpAddr, Option<Mac>)> {
         self.wanted.iter().map(|(address, entry)| (*address, entry.mac))
     }
 
-    /// The link-layer address of one that is wanted, if it is known.
+    /// The link-layer address of an address that is resolved, if it is known.
     pub fn get(&self, address: IpAddr) -> Option<Mac> {
         self.wanted.get(&address).and_then(|entry| entry.mac)
     }
 
-    /// Questions that are due.
+    /// The requests that are due.
     pub fn questions(&mut self, now: u64) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         let (mac, own) = (self.mac, &self.own);
@@ -102,7 +104,7 @@ impl Neighbours {
         all
     }
 
-    /// Learns from a frame, and answers it.
+    /// Learns from a frame. Returns the reply to it, if any.
     pub fn on_frame(&mut self, now: u64, frame: &[u8]) -> Option<Vec<u8>> {
         let parsed = parse(frame, frame.len()).ok()?;
         match (parsed.kind, parsed.protocol) {
@@ -175,7 +177,7 @@ impl Neighbours {
             }
             icmp::v6::Message::EchoRequest { .. } if self.own.contains(&parsed.dst_ip) => {
                 let mut reply = message.to_vec();
-                // Only the type changes, and with it source and destination change places: the checksum changes by the type alone.
+                // The type changes, and source and destination are swapped. Only the type affects the checksum.
                 const ECHO_REPLY: u8 = 129;
                 reply[0] = ECHO_REPLY;
                 let sum = u16::from_be_bytes([reply[2], reply[3]]);
@@ -192,7 +194,7 @@ impl Neighbours {
     }
 }
 
-/// The question for an address; nothing without an own address of its family.
+/// The request for an address; `None` without an own address of its family.
 fn question(mac: Mac, own: &[IpAddr], address: IpAddr) -> Option<Vec<u8>> {
     match address {
         IpAddr::V4(target_ip) => {
@@ -288,7 +290,7 @@ mod tests {
             assert_eq!(a.on_frame(0, &question), None, "another's address");
         }
         assert_eq!(a.on_frame(0, b"short"), None);
-        // A lie about somebody who is not wanted, or from a group's address.
+        // A group's MAC address is not learned.
         a.want(ip("10.0.0.9"));
         a.learn(0, ip("10.0.0.9"), Mac::BROADCAST);
         assert_eq!(a.changes(), None);

@@ -1,4 +1,4 @@
-//! Keepalives of tunnels: when they are sent, which tunnels are up, and what is said of that.
+//! Keepalives of tunnels: when they are sent, which tunnels are up, and how that is reported.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ pub(super) struct Tunnels {
     tables: Arc<Tables>,
     keepalives: Keepalives,
     names: Vec<String>,
-    /// As logged last.
+    /// States as logged last.
     up: Vec<bool>,
 }
 
 impl Tunnels {
-    /// With their names, by index.
+    /// `names`: those of the tunnels, by index.
     pub(super) fn new(tables: Arc<Tables>, names: Vec<String>) -> Self {
         let up = vec![true; names.len()];
         Tunnels { keepalives: Keepalives::new(Arc::clone(&tables)), tables, names, up }
@@ -45,7 +45,7 @@ impl Tunnels {
         frames
     }
 
-    /// When [`poll`](Self::poll) has something to do.
+    /// When [`poll`](Self::poll) has something to do, ns.
     pub(super) fn deadline(&self) -> Option<u64> {
         self.keepalives.deadline()
     }
@@ -66,7 +66,7 @@ pub(super) fn states(tables: &Tables, names: &[String], now: u64) -> Vec<Gateway
     tables.tunnels.iter().zip((0..).zip(names)).map(state).collect()
 }
 
-/// The same as metrics.
+/// The states as metrics.
 pub(super) fn samples(tunnels: &[GatewayTunnel]) -> Vec<Sample> {
     let of = |tunnel: &GatewayTunnel, name: &str, value| Sample {
         name: name.to_owned(),

@@ -1,4 +1,4 @@
-//! A core of the pod: takes packets from its queues, decides, returns them.
+//! A core of the pod: receives packets from its queues, processes them, and returns them.
 
 use std::net::IpAddr;
 use std::sync::mpsc::SyncSender;
@@ -17,26 +17,27 @@ use super::links::{Known, Links};
 use super::mailbox::{Attached, Mailbox, wait};
 use crate::capture::{Outcome, Tap};
 
-/// Packets of a queue in a turn.
+/// Maximum number of packets from a queue in one turn.
 const BATCH: u16 = 32;
-/// Packets that wait for memory together: first their bytes, which another processor has just written, and then what the tables have about them.
+/// Packets whose memory accesses overlap: first to their bytes, which another CPU has just written, and then to their
+/// table entries.
 const VECTOR: u16 = bifrost_gateway::VECTOR as u16;
-/// Bytes of headers.
+/// Bytes of a packet that are prefetched: its headers.
 const HEAD: usize = 128;
-/// How often a worker that sleeps looks whether it is to end.
+/// How long a worker sleeps at most. It then checks whether it should end.
 const SLEEP: Duration = Duration::from_millis(50);
-/// How often counters are told.
+/// Interval at which counters are reported, ns.
 const TICK_NS: u64 = 20_000_000;
 
-/// What a worker has counted.
+/// A worker's counters.
 pub(super) type Counts = Arc<Mutex<api::Counts>>;
 
-/// What a worker needs.
+/// The state of a worker.
 pub(super) struct Worker {
     pub(super) core: Core,
-    /// The next packets.
+    /// The next packets, for prefetching.
     pub(super) ahead: Ahead,
-    /// One of each interface that is connected.
+    /// One queue of each connected interface.
     pub(super) queues: Vec<Attached>,
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) links: Arc<Links>,
@@ -49,12 +50,12 @@ pub(super) struct Worker {
     pub(super) spin_ns: u64,
     pub(super) tests: Tests,
     pub(super) tap: Tap,
-    /// For tests: what is dropped goes to the control thread, too, with the link that it came by.
+    /// For tests: dropped packets are also passed to the control thread, with the link that they arrived by.
     pub(super) control: Option<SyncSender<(usize, Vec<u8>)>>,
 }
 
 impl Worker {
-    /// Works until the pod ends.
+    /// Runs until the pod ends.
     pub(super) fn run(&mut self) {
         let mut generation = self.links.generation();
         let mut known = self.links.known();
@@ -107,14 +108,14 @@ impl Worker {
                 continue;
             }
             if !awaited {
-                // One more look: what was put in before this wakes nobody.
+                // Looks once more: packets that were added before this call cause no interrupt.
                 self.want_interrupts(true);
                 awaited = true;
                 continue;
             }
             self.tell();
             if pace.per_second > 0 {
-                // Packets may wait in the rings; nobody will wake this worker for them.
+                // Packets may remain in the rings because of the limit, and cause no further interrupt.
                 std::thread::sleep(Duration::from_micros(200));
                 continue;
             }
@@ -123,11 +124,11 @@ impl Worker {
         self.tell();
     }
 
-    /// Handles the packets of one queue; `SEEN`: a capture runs. `known`: of each link.
+    /// Processes the packets of one queue. `SEEN`: a capture is running. `known`: the next hops of each link.
     fn turn<const SEEN: bool>(&mut self, index: usize, now: u64, known: &[Known], allowed: u16) -> u16 {
         let Worker { core, queues, links, missing, pod, tests, tap, control, ahead, told, .. } = self;
         let link = queues[index].link;
-        // The link by which packets leave, if this worker has a queue of it already.
+        // The link by which packets leave, if it is another one. This worker may have no queue of it yet.
         let egress = Some(links.egress(link)).filter(|egress| *egress != link);
         let other = egress.and_then(|egress| queues.iter().position(|attached| attached.link == egress));
         let both = match other {
@@ -150,7 +151,7 @@ impl Worker {
         let mut turn = Turn { core, queue, other, tap, told, control: control.as_ref(), link, pod, keep_drops };
         for number in 0..count {
             if number % VECTOR == 0 {
-                // The next vector's bytes come while this one is worked on.
+                // Prefetches the bytes of the next vector while this one is processed.
                 let rest = count - number;
                 (VECTOR..rest.min(2 * VECTOR)).for_each(|ahead| turn.queue.fetch_packet(ahead, HEAD));
                 for next in 0..rest.min(VECTOR) {
@@ -163,7 +164,7 @@ impl Worker {
             }
             turn.handle::<SEEN>(Context { now, neighbours });
             if let Some(address) = turn.core.take_missing() {
-                // Somebody will ask again.
+                // If the channel is full, a later packet asks again.
                 let _ = missing.try_send(address);
             }
         }
@@ -194,38 +195,40 @@ impl Worker {
     }
 }
 
-/// What a worker counts itself.
+/// Counters of the worker itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Told {
     turns: u64,
     packets: u64,
     /// Time of the turns that found packets, ns.
     busy_ns: u64,
-    /// The same by the processor's counter.
+    /// The same, in CPU cycles.
     busy_cycles: u64,
-    /// Packets that left by another link than they came by, because that one did not work.
+    /// Packets that left by another link than they arrived by, because their own link did not work.
     rerouted_packets: u64,
-    /// Packets that could not: the other link had no room, or another pipeline has their payload.
+    /// Packets that should have left by another link and were lost: it had no room, or the payload is in another
+    /// pipeline.
     rerouted_lost_packets: u64,
 }
 
-/// For tests: how fast a worker may take packets.
+/// For tests: limits how many packets a worker processes.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
-    /// 0: as fast as it can.
+    /// Packets per second; 0: no limit.
     per_second: u64,
     since: u64,
     taken: u64,
 }
 
 impl Pace {
-    /// Packets that may be taken now.
+    /// Number of packets that may be processed now.
     fn allowed(&mut self, now: u64) -> u16 {
         if self.per_second == 0 {
             return BATCH;
         }
         let due = (u128::from(now.saturating_sub(self.since)) * u128::from(self.per_second) / 1_000_000_000) as u64;
-        // Time without packets is lost, as it is for a processor; not the few milliseconds of a scheduler.
+        // Unused time does not accumulate, as on a real CPU, except for 10 ms, because the scheduler may delay the
+        // thread.
         if due > self.taken + self.per_second / 100 {
             (self.since, self.taken) = (now, 0);
             return BATCH;
@@ -234,14 +237,14 @@ impl Pace {
     }
 }
 
-/// A queue of another link, by which packets leave because their own link does not work.
+/// A queue of another link by which packets leave, because their own link does not work.
 struct Other<'a> {
     queue: &'a mut Queue,
-    /// Packets keep their places in order queues, and their payloads.
+    /// Whether both links have the same pipeline. Then packets keep their places in order queues, and their payloads.
     same_pipeline: bool,
 }
 
-/// What handling the packets of a queue needs.
+/// The state for processing the packets of a queue.
 struct Turn<'a> {
     core: &'a mut Core,
     queue: &'a mut Queue,
@@ -251,12 +254,12 @@ struct Turn<'a> {
     control: Option<&'a SyncSender<(usize, Vec<u8>)>>,
     link: usize,
     pod: u16,
-    /// The trailer of a dropped packet does not say whose place is free.
+    /// For tests: the trailer of a dropped packet does not free its place in the order queue.
     keep_drops: bool,
 }
 
 impl Turn<'_> {
-    /// One packet, from taking it to returning it.
+    /// Processes one packet, from receiving it to returning it.
     #[inline]
     fn handle<const SEEN: bool>(&mut self, context: Context<'_>) {
         let Turn { core, queue, other, tap, told, control, link, pod, keep_drops } = self;
@@ -266,7 +269,7 @@ impl Turn<'_> {
         let trailer =
             end.checked_sub(TRAILER_LEN).filter(|at| *at >= start).and_then(|at| buffer[at..end].first_chunk());
         let Some(trailer) = trailer.copied().and_then(|bytes| Trailer::parse(bytes).ok()) else {
-            // Not from a pipeline: it goes back as it is.
+            // The packet has no valid trailer, so it is returned unchanged.
             queue.send_received(start, end - start);
             return;
         };
@@ -283,13 +286,13 @@ impl Turn<'_> {
             tap.end(Outcome::of(verdict, packet.bytes()), packet.is_header_only());
         }
         if let (Verdict::Drop(_), Some(control)) = (verdict, control) {
-            // What finds no room is lost, as in a ring.
+            // If the channel is full, the packet is lost, as in a full ring.
             let _ = control.try_send((*link, packet.bytes().to_vec()));
         }
         let range = packet.range();
         let answer = (verdict == Verdict::Answer && trailer.payload.is_some()).then(|| packet.bytes().to_vec());
         let fits = range.end + TRAILER_LEN <= buffer.len();
-        // What goes back alone, GATEWAY-TRAILER §4.2.
+        // A trailer that is returned without a packet, GATEWAY-TRAILER §4.2.
         let alone = if matches!(verdict, Verdict::Drop(_)) || answer.is_some() || !fits {
             Some(if *keep_drops { nothing(trailer) } else { Trailer { drop: true, ..trailer } })
         } else {
@@ -297,7 +300,7 @@ impl Turn<'_> {
                 let sent = other.send(&buffer[range.clone()], trailer);
                 told.rerouted_packets += u64::from(sent);
                 told.rerouted_lost_packets += u64::from(!sent);
-                // Behind the same pipeline, its place is that of the packet that was sent.
+                // Behind the same pipeline, the packet that was sent uses the place.
                 if sent && other.same_pipeline { nothing(trailer) } else { Trailer { drop: true, ..trailer } }
             })
         };
@@ -309,7 +312,8 @@ impl Turn<'_> {
             buffer[range.end..range.end + TRAILER_LEN].copy_from_slice(&trailer.emit());
             queue.send_received(range.start, range.len() + TRAILER_LEN);
         }
-        // An answer to a packet whose payload is elsewhere is a packet of the pod's own, and so are the other pieces of one that was cut (GATEWAY-TRAILER §4.3).
+        // An answer to a packet whose payload is elsewhere is a packet of the pod's own. So are the further fragments
+        // of a packet (GATEWAY-TRAILER §4.3).
         let out = other.as_mut().map_or(&mut **queue, |other| &mut *other.queue);
         let mut lost = 0;
         for frame in answer.into_iter().chain(core.take_more()) {
@@ -329,14 +333,14 @@ impl Turn<'_> {
 }
 
 impl Other<'_> {
-    /// Sends a packet that came by another link; false: it cannot leave this way.
+    /// Sends a packet that arrived by another link. Returns false if it cannot leave this way.
     #[cold]
     fn send(&mut self, packet: &[u8], trailer: Trailer) -> bool {
         let trailer = match self.same_pipeline {
             true => trailer,
             // The payload is in the memory of the other pipeline.
             false if trailer.payload.is_some() => return false,
-            // Its place is in the order queue of the other pipeline (GATEWAY-TRAILER §4.3).
+            // Its place is in an order queue of the other pipeline (GATEWAY-TRAILER §4.3).
             false => Trailer { psn: 0, queue: 0, unordered: true, ..trailer },
         };
         if self.queue.room() == 0 {
@@ -347,7 +351,7 @@ impl Other<'_> {
     }
 }
 
-/// A trailer that frees no place.
+/// A trailer that does not free a place in an order queue.
 fn nothing(trailer: Trailer) -> Trailer {
     Trailer { psn: 0, payload: None, queue: 0, drop: true, unordered: true, ..trailer }
 }

@@ -1,4 +1,4 @@
-//! The section `[bgp]`: what a pod announces, and to whom.
+//! The section `[bgp]`: the routes that a pod announces, and to which proxies.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,7 +15,7 @@ use crate::pod::announcer::{BgpSettings, MAX_PEERS};
 #[serde(deny_unknown_fields)]
 pub(super) struct Section {
     asn: Spanned<u32>,
-    /// Of the only link.
+    /// The proxies of the only link.
     peers: Option<Spanned<Vec<Ipv4Addr>>>,
     announce: Option<Vec<Spanned<IpNet>>>,
     hold_s: Option<Spanned<u16>>,
@@ -31,10 +31,10 @@ struct BfdSection {
     multiplier: Spanned<u8>,
 }
 
-/// s (RFC 4271, section 4.2).
+/// Minimum hold time, s (RFC 4271, section 4.2).
 const LEAST_HOLD: u16 = 3;
 
-/// Gives each link what is announced on it; what is wrong is noted. `addresses`: those of the pod's tunnels.
+/// Sets the BGP settings of each link, and adds all errors to `checker`. `addresses`: those of the pod's tunnels.
 pub(super) fn check(
     section: Option<&Section>,
     links: &mut [LinkSettings],
@@ -90,7 +90,7 @@ pub(super) fn check(
 }
 
 impl Section {
-    /// Notes what is wrong with what all links have in common.
+    /// Checks the settings that all links have in common.
     fn check(&self, checker: &mut Checker<'_>) {
         if *self.asn.get_ref() == 0 {
             checker.error(&self.asn, "asn: 0 is not an AS; private ones are 64512 to 65534");
@@ -108,7 +108,7 @@ impl Section {
         }
     }
 
-    /// What is announced on a link.
+    /// The BGP settings of a link.
     fn settings(
         &self,
         router_id: Ipv4Addr,
@@ -126,7 +126,7 @@ impl Section {
             asn: *self.asn.get_ref(),
             router_id,
             peers: peers.to_vec(),
-            // Where there is a next hop of their family.
+            // Only routes for whose address family there is a next hop.
             routes: all.into_iter().filter(|net| net.addr().is_ipv4() || address6.is_some()).collect(),
             hold_s: self.hold_s.as_ref().map_or(LEAST_HOLD, |hold| *hold.get_ref()),
             bfd: self

@@ -1,4 +1,4 @@
-//! The links of a pod: a section `[[links]]` for each, or what `[gateway]` says about a single one.
+//! The links of a pod: each has a section `[[links]]`, or `[gateway]` describes the only one.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -13,28 +13,28 @@ use crate::file::Checker;
 use crate::pod::announcer::BgpSettings;
 use crate::program::check_socket;
 
-/// Links of a pod, and interfaces of its only link.
+/// Maximum number of links of a pod, and of interfaces of an only link.
 const MAX: usize = 4;
 
-/// A link: a network of its own, with its own next hop (SIGCOMM'25, section 5 and appendix B.2).
+/// A link: a separate network with its own next hop (SIGCOMM'25, section 5 and appendix B.2).
 #[derive(Clone, Debug)]
 pub struct LinkSettings {
-    /// The memif sockets of its pipeline: one, or up to four if it is the pod's only link.
+    /// The memif sockets of its pipeline: one, or one to four if it is the pod's only link.
     pub sockets: Vec<PathBuf>,
-    /// Links with the same number are behind the same pipeline, and share its order queues.
+    /// Links with the same number belong to the same pipeline, and share its order queues.
     pub pipeline: u16,
-    /// The pod's addresses on it: one of each family at most.
+    /// The pod's addresses on the link: at most one of each family.
     pub addresses: Vec<IpAddr>,
-    /// The next hop of what is not on the link.
+    /// The next hop to addresses outside the link.
     pub router: Option<IpAddr>,
-    /// What is announced on it.
+    /// BGP on the link.
     pub bgp: Option<BgpSettings>,
-    /// Its own prefixes; `None`: it is the only link, and `Tables` has them.
+    /// Its own prefixes; `None`: it is the only link, and its prefixes are in the pod's tables.
     on_link: Option<Lpm<()>>,
 }
 
 impl LinkSettings {
-    /// The station of this link that packets for a next hop of the pod's tables are sent to.
+    /// The neighbour on this link to which packets for a next hop of the pod's tables are sent.
     pub fn via(&self, next_hop: IpAddr) -> Option<IpAddr> {
         match &self.on_link {
             None => Some(next_hop),
@@ -56,7 +56,7 @@ pub(super) struct Section {
     pub(super) peers: Option<Spanned<Vec<Ipv4Addr>>>,
 }
 
-/// The links of a pod, without what is announced on them. There is one at least, whatever is wrong.
+/// The links of a pod, without their BGP settings. Returns at least one, even if there are errors.
 pub(super) fn check(gateway: &Gateway, sections: &[Spanned<Section>], checker: &mut Checker<'_>) -> Vec<LinkSettings> {
     if sections.is_empty() {
         return vec![only(gateway, checker)];
@@ -97,7 +97,7 @@ pub(super) fn check(gateway: &Gateway, sections: &[Spanned<Section>], checker: &
         }
         links.push(LinkSettings {
             sockets: vec![socket.get_ref().clone()],
-            // Above all numbers of the file: nobody else has it.
+            // Above all numbers that the file may use, so no other link has it.
             pipeline: pipeline.unwrap_or(u16::MAX - number as u16),
             addresses: addresses.get_ref().clone(),
             router: router.as_ref().map(|router| *router.get_ref()),
@@ -111,7 +111,8 @@ pub(super) fn check(gateway: &Gateway, sections: &[Spanned<Section>], checker: &
     links
 }
 
-/// Prefixes on any of the links, and the next hop of everything else in the pod's tables: each link has its own in its place.
+/// The prefixes of all links, and the next hop of everything else, for the pod's tables. Each link replaces this next
+/// hop by its own router.
 pub(super) fn routes(gateway: &Gateway, sections: &[Spanned<Section>]) -> (Vec<IpNet>, Option<IpAddr>) {
     if sections.is_empty() {
         let on_link = gateway.on_link.as_ref().map(|nets| nets.get_ref().clone()).unwrap_or_default();
@@ -125,7 +126,7 @@ pub(super) fn routes(gateway: &Gateway, sections: &[Spanned<Section>]) -> (Vec<I
     (on_link, router.map(|router| *router.get_ref()))
 }
 
-/// What `[gateway]` says about a single link.
+/// The only link, as `[gateway]` describes it.
 fn only(gateway: &Gateway, checker: &mut Checker<'_>) -> LinkSettings {
     for (name, is_missing) in [("interfaces", gateway.interfaces.is_none()), ("on_link", gateway.on_link.is_none())] {
         if is_missing {
@@ -215,7 +216,7 @@ hosts = [{ address = "192.168.0.1", mac = "02:00:00:00:01:01", vtep = "10.9.0.11
         let config = load(GOOD).unwrap();
         let pipelines: Vec<u16> = config.links.iter().map(|link| link.pipeline).collect();
         assert!(pipelines[0] == 0 && pipelines[1] == 0 && pipelines[2] > 3, "{pipelines:?}");
-        // The tables have one next hop for hosts that are far away, and each link its own router in its place.
+        // The tables have one next hop for remote hosts. Each link replaces it by its own router.
         assert_eq!(config.resolve, [ip("10.1.0.254")]);
         let via = |address: &str| config.links.iter().map(|link| link.via(ip(address)).unwrap()).collect::<Vec<_>>();
         assert_eq!(via("10.1.0.254"), ["10.1.0.254", "10.1.1.254", "10.1.2.254"].map(ip));
@@ -225,7 +226,7 @@ hosts = [{ address = "192.168.0.1", mac = "02:00:00:00:01:01", vtep = "10.9.0.11
         assert_eq!(hops, ["10.1.0.11", "10.1.1.11", "10.1.2.11"]);
         assert!(bgp.iter().all(|bgp| bgp.router_id == bgp_id()), "a speaker has one identifier");
         assert_eq!(bgp.iter().map(|bgp| bgp.peers.len()).collect::<Vec<_>>(), [1, 1, 2]);
-        // IPv6 addresses are announced where there is a next hop for them.
+        // IPv6 addresses are announced only where they have a next hop.
         assert_eq!(bgp.iter().map(|bgp| bgp.routes.len()).collect::<Vec<_>>(), [2, 1, 1]);
     }
 

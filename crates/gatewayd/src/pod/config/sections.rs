@@ -1,4 +1,4 @@
-//! The sections of the file, as they are written.
+//! The sections of the configuration file, unchecked.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -51,14 +51,14 @@ pub(super) struct Gateway {
     pub(super) addresses: Spanned<Vec<IpAddr>>,
     pub(super) link_addresses: Option<Spanned<Vec<IpAddr>>>,
     pub(super) mac: Spanned<String>,
-    /// In VPCs; by default `mac`.
+    /// The MAC address in VPCs; by default `mac`.
     pub(super) vpc_mac: Option<Spanned<String>>,
     #[serde(default = "default_mtu")]
     pub(super) mtu: Spanned<u16>,
     pub(super) on_link: Option<Spanned<Vec<IpNet>>>,
     pub(super) router: Option<Spanned<IpAddr>>,
     pub(super) sessions: Option<Spanned<u32>>,
-    /// Of older versions: `sessions` of a single core.
+    /// An option of older versions, which is an error now: the number of sessions per core.
     pub(super) sessions_per_core: Option<Spanned<u32>>,
     #[serde(default = "default_ring_entries")]
     pub(super) ring_entries: Spanned<u16>,
@@ -158,7 +158,7 @@ pub(super) struct ServiceSection {
 #[serde(deny_unknown_fields)]
 pub(super) struct Pool {
     pub(super) name: Spanned<String>,
-    /// Without it: the Internet.
+    /// Default: the Internet.
     pub(super) vni: Option<u32>,
     pub(super) addresses: Spanned<Vec<IpAddr>>,
 }
