@@ -368,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_must_be_there() {
+    fn invalid_requests_are_refused() {
         let mut captures = Captures::default();
         let _tap = captures.tap("worker-0");
         let spec = |at: &str, filter: &str, port: Option<&str>| CaptureSpec {

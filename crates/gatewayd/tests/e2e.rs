@@ -1,5 +1,5 @@
-//! The programs as they are, on a veth pair in a network namespace of the test's own: the test is the network around them.
-//! Needs root. A machine that is busy delays threads: timeouts are of a tenth of a second here, and of a whole one where nothing may time out.
+//! The real programs on a veth pair in a network namespace of the test, which plays the network around them. Needs
+//! root. On a busy machine, threads are delayed. So timeouts are 100 ms, and 1 s where nothing may time out.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -20,12 +20,12 @@ use bifrost_wire::vxlan;
 use serde_json::json;
 use world::{Options, World, in_namespace};
 
-/// Where no packet may time out, even if a worker does not run for a while.
+/// Timeout where no packet may time out, even if a worker does not run for a while.
 const PATIENT_US: u64 = 1_000_000;
 const PACKETS: u32 = 20_000;
 const FLOWS: u16 = 50;
 
-/// Of the packets that came: how many are behind a later one of their flow.
+/// Number of received packets that arrived after a later one of their flow.
 fn reordered(received: &[(u16, u32)]) -> usize {
     let mut last = BTreeMap::new();
     let late = |(flow, number): &&(u16, u32)| {
@@ -48,7 +48,7 @@ fn packets_of_all_flows_come_in_order_whatever_time_each_takes() {
             let order = world.order();
             assert_eq!((order("timed_out_packets"), order("sent_late_packets")), (0, 0));
             assert_eq!(order("sent_in_order_packets"), u64::from(PACKETS));
-            // Both workers had half, each.
+            // Each worker processed half of the packets.
             let workers = world.worker_packets();
             assert!(workers.iter().all(|n| n.abs_diff(u64::from(PACKETS) / 2) < 1100), "{workers:?}");
             let delivered = world.counter("delivered_header_only_packets");
@@ -64,7 +64,7 @@ fn jumbo_frames_of_8500_bytes_pass_whole_and_without_their_payload() {
             let options =
                 Options { header_only, frame_len: 8500, jitter_us: 100, timeout_us: PATIENT_US, ..Options::default() };
             let mut world = World::start(&options);
-            // Longer than a frame of AF_XDP.
+            // Frames are too long for AF_XDP.
             assert_eq!(world.status("nicd")["device_mode"], "packet");
             let received = world.exchange(PACKETS / 4, FLOWS, |_, _| {});
             assert_eq!((received.len(), reordered(&received)), (PACKETS as usize / 4, 0));
@@ -82,7 +82,7 @@ fn a_worker_that_stands_still_costs_its_own_packets() {
         let received = world.exchange(3 * PACKETS, FLOWS, |_, _| {});
         let order = world.order();
         let late = order("timed_out_packets");
-        // Its ring, of 1,024, and what it had taken out of it before.
+        // Its ring of 1,024, and the packets that it had already received from it.
         assert!((1..=1024 + 32).contains(&late), "{late}");
         assert_eq!(order("sent_late_packets"), late, "what it had comes late, and nothing is lost");
         assert_eq!(received.len(), 3 * PACKETS as usize);
@@ -97,7 +97,7 @@ fn changing_to_flows_and_back_loses_and_reorders_nothing() {
         let options = Options { jitter_us: 50, timeout_us: PATIENT_US, ..Options::default() };
         let mut world = World::start(&options);
         let packets = 2 * PACKETS;
-        // A second, after which packets are sprayed again, is 13,000 packets at most.
+        // Packets are sprayed again after a second, which is at most 13,000 packets.
         let received = world.exchange(packets, FLOWS, |world, number| match number {
             5000 | 30_000 => world.set_mode("rss"),
             10_000 => world.set_mode("plb"),
@@ -116,7 +116,7 @@ fn a_burst_is_stopped_at_the_door() {
     in_namespace(|| {
         let limiter = Some((2000, 500));
         let mut world = World::start(&Options { limiter, ..Options::default() });
-        // Tenant 103 sends 20 times what the three others send, for about a second.
+        // Tenant 103 sends 20 times as much as each of the other three tenants, for about a second.
         let sent = world.burst(Duration::from_secs(1));
         for vni in [100, 101, 102] {
             assert_eq!(world.received_of(vni), sent[&vni], "tenant {vni} lost nothing");
@@ -141,7 +141,7 @@ fn a_pod_that_is_killed_is_replaced() {
     });
 }
 
-/// From the start of the pipeline until packets pass again.
+/// Maximum time from the start of the pipeline until it forwards packets again.
 const REPLACED: Duration = Duration::from_secs(2);
 
 #[test]
@@ -216,14 +216,14 @@ fn a_capture_shows_a_flow_as_it_came_and_as_it_left() {
                 let (block, behind) = rest.split_at(word(4) as usize);
                 interfaces += u32::from(word(0) == 1);
                 if word(0) == 6 {
-                    // Interface, time, bytes kept, bytes of the packet, bytes.
+                    // Interface, time, captured length, packet length, data.
                     let (interface, kept, len) = (word(8), word(20) as usize, word(24) as usize);
                     let frame = &block[28..28 + kept];
                     let outer = bifrost_nic::parse(frame, len).unwrap();
                     let (vni, inner) = vxlan::parse(&frame[usize::from(outer.payload)..]).unwrap();
                     let parsed = bifrost_nic::parse(inner, inner.len() + len - kept).unwrap();
                     assert_eq!((vni.get(), parsed.src_port, kept < len), (100, FLOW, header_only));
-                    // Stages of each thread: rx, tx, drop. The gateway takes one hop.
+                    // Stages of each thread: rx, tx, drop. The gateway decrements the hop limit.
                     let hops = [64, 63][interface as usize % 3];
                     assert_eq!((inner[22], parsed.packet_len()), (hops, 228));
                     assert!(String::from_utf8_lossy(&block[28 + kept..]).contains("vpc; vni 100"));
@@ -265,7 +265,7 @@ fn pods_come_hang_die_and_go_while_another_one_loses_nothing() {
         assert_eq!(["timed_out_packets", "sent_late_packets"].map(world.order()), [0, 0]);
         world.until_up("three", Some(&[false]));
         assert_eq!((world.up("two"), world.has("two.sock"), world.has("pods/two.toml")), (None, false, false));
-        // What was added is there again when the pipeline is, and what was removed is not.
+        // After a restart of the pipeline, the pod that was added exists again, and the one that was removed does not.
         let third = world.start_another("three", 3);
         world.until_up("three", Some(&[true]));
         world.restart_pipeline();

@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn both_protocols_begin_and_say_that_they_are_on_the_link() {
+    fn bgp_and_bfd_start_with_a_hop_limit_of_255() {
         let mut announcer = announcer();
         assert!(announcer.poll(0, true, |_| None).is_empty(), "nobody knows where the proxy is");
         let frames = announcer.poll(2000 * MS, true, known);
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_further_away_is_not_heard() {
+    fn packets_from_beyond_the_link_are_ignored() {
         let mut announcer = announcer();
         let state = |announcer: &Announcer| announcer.state()[0].bfd.clone();
         for (from, ttl, refused, expected) in [(2, 254, 1, "down"), (3, 255, 1, "down"), (2, 255, 1, "init")] {

@@ -1,5 +1,6 @@
-//! What lines of the configurations of `bifrostctl gw bgp config` are for: real daemons read them, with processes of
-//! GoBGP around them, some of which do what a line forbids. Each check holds, and does not hold without its lines.
+//! The purpose of each line in the configurations of `bifrostctl gw bgp config`. Real daemons read them, and processes
+//! of GoBGP are their peers, some of which do what a line forbids. Each check passes with the configuration and fails
+//! without its lines.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,12 +10,12 @@ use serde_json::Value;
 use crate::podman::output;
 use crate::site::{Site, configuration, has_frr, until};
 
-/// Of BFD, ms: neither FRR's default nor BIRD's.
+/// Interval of BFD, ms: neither FRR's default nor BIRD's.
 const BFD_MS: u64 = 100;
-/// Longer than a peer needs to be where it must not be.
+/// Longer than a peer needs to establish a session, where it must not.
 const SETTLES: Duration = Duration::from_secs(3);
 
-/// What reads a configuration.
+/// The daemon that reads a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Daemon {
     Proxy,
@@ -22,14 +23,14 @@ enum Daemon {
     BirdSwitch,
 }
 
-/// What is in place of lines, and what is seen as long as they are there.
+/// Replacements of lines, and a condition that holds only with the original lines.
 struct Check {
     what: &'static str,
     instead: &'static [(&'static str, &'static str)],
     holds: fn(&World) -> bool,
 }
 
-/// A filter that lets all pass, for FRR.
+/// A filter that accepts everything, for FRR.
 const ANY: (&str, &str) =
     ("ip prefix-list none seq 5 deny any", "ip prefix-list none seq 5 deny any\nip prefix-list any seq 5 permit any");
 
@@ -41,7 +42,7 @@ const fn check(
     Check { what, instead, holds }
 }
 
-/// A peer, as a process of GoBGP.
+/// A peer: a process of GoBGP.
 struct Peer {
     address: &'static str,
     /// Whether it sends with a hop limit of 255.
@@ -55,7 +56,8 @@ const fn peer(address: &'static str, near: bool, routes: &'static [&'static str]
 
 const MANY: [&str; 6] =
     ["10.0.0.40/32", "10.0.0.41/32", "10.0.0.42/32", "10.0.0.43/32", "10.0.0.44/32", "10.0.0.45/32"];
-/// Around a proxy: two pods of an address, one that is too far away, one that announces too much, and a switch.
+/// Peers of a proxy: two pods with the same address, one that is too far away, one that announces too much, and a
+/// switch.
 const OF_PROXY: [Peer; 5] = [
     peer("10.1.0.11", true, &["10.0.1.1/32", "10.0.0.128/25", "10.0.0.1/32"]),
     peer("10.1.0.12", true, &["10.0.0.1/32"]),
@@ -63,8 +65,8 @@ const OF_PROXY: [Peer; 5] = [
     peer("10.1.0.14", true, &MANY),
     peer("10.1.0.254", true, &["10.0.0.77/32"]),
 ];
-/// Around a switch: a proxy of two pods with an address, one that announces too much, one that is too far away, and
-/// another one.
+/// Peers of a switch: a proxy of two pods with the same address, one that announces too much, one that is too far away,
+/// and another proxy.
 const OF_SWITCH: [Peer; 4] = [
     peer(
         "10.1.0.2",
@@ -81,7 +83,7 @@ const OF_SWITCH: [Peer; 4] = [
     peer("10.1.0.5", true, &["10.0.0.5/32"]),
 ];
 
-/// A daemon, and its peers.
+/// A daemon and its peers.
 struct World {
     site: Site,
     daemon: Daemon,
@@ -112,7 +114,7 @@ impl World {
         let Peer { address, near, routes } = peer;
         let (own, own_asn) = (self.daemon.address(), if self.daemon == Daemon::Proxy { 64_512 } else { 65_000 });
         let asn = if *address == "10.1.0.254" { 65_000 } else { 64_512 };
-        // Pods open connections; the proxies' and the switch's daemons open the others.
+        // Pods open connections. The daemons of the proxy and the switch open the others.
         let passive = asn != own_asn;
         let of_switch = if passive { "[neighbors.add-paths.config]\nreceive = true\nsend-max = 8\n" } else { "" };
         let text = format!(
@@ -144,8 +146,7 @@ impl World {
         let bird = site.spawn("daemon", "bird", "bird", &["-R", "-f", "-c", &file, "-s", &control]);
         site.processes.push(bird);
         until("BIRD starts", || socket.exists().then_some(()));
-        // GoBGP has no BFD: that of FRR answers at one address.
-        // BIRD's packets of multihop BFD have a hop limit of 64.
+        // GoBGP has no BFD, so FRR answers BFD at one address. BIRD sends multihop BFD with a hop limit of 64.
         let bfd = "bfd\n peer 10.1.0.254 multihop local-address 10.1.0.2\n  minimum-ttl 1\n  receive-interval 50\n  \
                    transmit-interval 50\n exit\nexit\n";
         site.start_frr("peers", bfd);
@@ -159,7 +160,7 @@ impl World {
         output(Command::new("gobgp").args(["--target", &self.api(address)]).args(words.split(' ')))
     }
 
-    /// What a peer says of its session.
+    /// A peer's output about its session.
     fn of_peer(&self, address: &str) -> String {
         self.gobgp(address, &format!("neighbor {}", self.daemon.address())).unwrap_or_default()
     }
@@ -168,7 +169,7 @@ impl World {
         self.of_peer(address).contains("BGP state = ESTABLISHED")
     }
 
-    /// Next hops of a prefix, or of all, that the daemon has told a peer.
+    /// Next hops of a prefix, or of all prefixes, that the daemon has announced to a peer.
     fn told(&self, address: &str, prefix: Option<&str>) -> Vec<String> {
         let text = self.gobgp(address, &format!("-j neighbor {} adj-in", self.daemon.address())).unwrap_or_default();
         let all: Value = serde_json::from_str(&text).unwrap_or_default();
@@ -193,7 +194,7 @@ impl World {
         output(Command::new("birdc").args(["-r", "-s", &socket]).args(words.split(' '))).unwrap_or_default()
     }
 
-    /// Paths to a prefix that the daemon has taken.
+    /// Number of paths to a prefix that the daemon has accepted.
     fn paths(&self, prefix: &str) -> usize {
         match self.daemon {
             Daemon::BirdSwitch => self.bird(&format!("show route {prefix}")).matches(" unicast [").count(),
@@ -201,7 +202,7 @@ impl World {
         }
     }
 
-    /// Next hops of the pods' address in the kernel.
+    /// Number of next hops of the pods' address in the kernel.
     fn next_hops(&self) -> usize {
         let routes = self.site.run(&format!("ip -n {} -j route", self.site.space("daemon")));
         let routes: Value = serde_json::from_str(&routes).unwrap();
@@ -209,24 +210,24 @@ impl World {
         found.map_or(0, |route| route["nexthops"].as_array().map_or(1, Vec::len))
     }
 
-    /// What FRR's configuration for IPv4 routes of a peer has become.
+    /// FRR's state of a peer for IPv4 routes.
     fn of_frr(&self, address: &str) -> Value {
         self.frr(&format!("bgp neighbors {address}"))[address]["addressFamilyInfo"]["ipv4Unicast"].clone()
     }
 
-    /// The filter of what a peer is told.
+    /// The filter for announcements to a peer.
     fn filter_out(&self, address: &str) -> Value {
         self.of_frr(address)["outgoingUpdatePrefixFilterList"].clone()
     }
 
-    /// The interval of FRR's BFD with a peer, ms.
+    /// The interval of FRR's BFD session with a peer, ms.
     fn bfd_ms(&self, address: &str) -> Option<u64> {
         let peers = self.frr("bfd peers");
         let peer = peers.as_array()?.iter().find(|known| known["peer"] == address)?;
         (peer["detect-multiplier"] == 3).then(|| peer["receive-interval"].as_u64())?
     }
 
-    /// Whether a peer was told that the daemon keeps its routes while it starts again.
+    /// Whether the daemon has told a peer that it keeps its routes during a restart.
     fn restarts_gracefully(&self, address: &str) -> bool {
         let text = self.of_peer(address);
         let told = text.split_once("graceful-restart:").and_then(|(_, rest)| rest.split_once("Remote: restart time"));
@@ -264,8 +265,8 @@ fn has_both_pods(world: &World) -> bool {
     world.paths("10.0.0.1/32") == 2
 }
 
-/// Starts a daemon with its configuration, and with one that has other lines instead of those of all checks; then with
-/// one that has no GTSM.
+/// Runs a daemon with its configuration; then with one in which the lines of all checks are replaced; then with one
+/// without GTSM.
 fn try_lines(daemon: Daemon, label: &str, checks: &[Check], gtsm: &[(&str, &str)], far: &str) {
     let is_here = |program: &str| output(Command::new(program).arg("--version")).is_ok();
     if !has_frr() || !is_here("bird") || !is_here("gobgpd") {
@@ -286,7 +287,7 @@ fn try_lines(daemon: Daemon, label: &str, checks: &[Check], gtsm: &[(&str, &str)
     };
     let world = World::start(daemon, &format!("{label}a"), |text| text);
     if daemon == Daemon::Proxy {
-        // As docs/GATEWAY.md says.
+        // The rules of docs/GATEWAY.md.
         for rule in [
             "table inet bifrost_bgp",
             "chain inet bifrost_bgp input { type filter hook input priority 0 ; }",
@@ -339,7 +340,7 @@ fn lines_of_a_proxy_of_frr_do_what_they_are_for() {
             |world| world.told("10.1.0.254", Some("10.0.0.1/32")).len() == 2,
         ),
         check("next hops are pods", &[("neighbor 10.1.0.254 attribute-unchanged next-hop", "!")], |world| {
-            // Without the line, FRR keeps next hops that are on the link with the switch, but no others.
+            // Without the line, FRR keeps only next hops that are on the link with the switch.
             let hops = world.told("10.1.0.254", Some("10.0.0.1/32"));
             let are_pods = hops.iter().all(|hop| ["10.1.0.11", "10.1.0.12"].contains(&&**hop));
             let unchanged = world.of_frr("10.1.0.254")["unchangedNextHopPropogatedToNbr"] == true;
@@ -356,7 +357,7 @@ fn lines_of_a_proxy_of_frr_do_what_they_are_for() {
         }),
         check("both pods", &[], has_both_pods),
     ];
-    // FRR does not look at the hop limit of dynamic peers: a rule of nftables does, which is not there then.
+    // FRR does not check the hop limit of dynamic peers. An nftables rule does, and the last run has none.
     try_lines(Daemon::Proxy, "p", &checks, &[], "10.1.0.13");
 }
 

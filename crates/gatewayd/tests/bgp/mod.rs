@@ -1,5 +1,5 @@
-//! Pods that announce themselves: FRR as their proxy, FRR as a switch whose kernel forwards, and probes through whichever pod the switch chooses.
-//! Where there is no FRR, this is skipped, and says so.
+//! Pods that announce their addresses: FRR is their proxy, and FRR is a switch whose kernel forwards. Probes pass
+//! through the pod that the switch chooses. Without FRR, the test is skipped and prints that.
 //!
 //! ```text
 //!  host 10.2.0.11 ---+            +--- pods 10.1.0.11, .12, which announce 10.0.0.1 and fd00::1 (behind bifrost-nicd)
@@ -7,7 +7,7 @@
 //!  host 10.3.0.12 ---+            +--- proxy 10.1.0.2
 //! ```
 //!
-//! On the link pods have fd01::11 and fd01::12, too.
+//! Pods also have fd01::11 and fd01::12 on the link.
 
 mod lines;
 
@@ -52,7 +52,7 @@ fn start() -> Site {
     site
 }
 
-/// Starts FRR with what `bifrostctl gw bgp config` says for one end.
+/// Starts FRR with the configuration of `bifrostctl gw bgp config` for one end.
 fn start_frr(site: &mut Site, space: &str, end: &str) {
     let link = ["--proxy", "10.1.0.2", "--pods", "10.1.0.0/24", "--switch", "10.1.0.254"];
     let more = [&link[..], &["--vips", "10.0.0.0/24,fd00::/64", "--bfd-ms", BFD_MS]].concat();
@@ -96,7 +96,8 @@ fn start_pod(site: &Site, name: &str, number: u8) -> Process {
     site.start_gw("gw", name, &text)
 }
 
-/// Waits until the switch has these next hops, by their last bytes, for both addresses; how long it took.
+/// Waits until the switch has exactly these next hops, given by their last bytes, for both addresses. Returns how long
+/// it took.
 fn until_next_hops(site: &Site, last: &[u8]) -> Duration {
     let began = Instant::now();
     for (address, link) in [(VIP, "10.1.0."), (VIP6, "fd01::")] {
@@ -106,18 +107,19 @@ fn until_next_hops(site: &Site, last: &[u8]) -> Duration {
     began.elapsed()
 }
 
-/// What a pod says of its sessions.
+/// A pod's report about its sessions.
 fn sessions(site: &Site, name: &str) -> Value {
     site.pod(name)["bgp"].clone()
 }
 
-/// Starts a pod, and waits until the switch has it and BFD watches it; what else there is are `others`.
+/// Starts a pod, and waits until the switch has it as next hop and BFD is up. `others` are the pods that already run.
 fn start_watched(site: &Site, name: &str, number: u8, others: &[u8]) -> Process {
     let pod = start_pod(site, name, number);
     let mut all = [others, &[number]].concat();
     all.sort_unstable();
     until_next_hops(site, &all);
-    // At both ends: the proxy waits for seconds for a pod that ends before it has heard that the session is up there.
+    // BFD must be up at both ends: if a pod ends before it has noticed that the session is up, the proxy waits for it
+    // for seconds.
     let peer = format!("10.1.0.{number}");
     until("BFD is up", || {
         let peers = site.show("proxy", "bfd peers");
@@ -139,7 +141,7 @@ fn pods_announce_themselves_and_an_address_moves_without_loss() {
     add(&site, "one", 11);
     let one = start_pod(&site, "one", 11);
     println!("in the switch's FIB {:?} after the pod's start", until_next_hops(&site, &[11]));
-    // The switch finds the IPv6 next hop by neighbour discovery.
+    // The switch resolves the IPv6 next hop by neighbour discovery.
     let socket = site.open("sw", || std::net::UdpSocket::bind("[fd01::fe]:0").unwrap());
     until("the pod answers neighbour discovery", || {
         socket.send_to(&[0], (VIP6, 4789)).unwrap();
@@ -147,7 +149,7 @@ fn pods_announce_themselves_and_an_address_moves_without_loss() {
         known.contains("lladdr 02:00:00:00:01:0b").then_some(())
     });
 
-    // Make before break: the new pod announces, then the old one withdraws, and goes.
+    // Make before break: the new pod announces, then the old one withdraws its routes and ends.
     let probes = Probes::start(&site);
     std::thread::sleep(Duration::from_millis(500));
     add(&site, "two", 12);
@@ -171,13 +173,13 @@ fn pods_announce_themselves_and_an_address_moves_without_loss() {
         assert_eq!(&sessions[0][field], value, "{field}");
     }
 
-    // A pod that ends says so; one that hangs, or is killed, is missed by BFD.
+    // A pod that ends withdraws its routes. BFD detects one that hangs or is killed.
     let one = start_watched(&site, "one", 11, &[12]);
     two.signal(Signal::TERM);
     until_next_hops(&site, &[11]);
     drop(two);
     let two = start_watched(&site, "two", 12, &[11]);
-    // `ip netns exec` becomes the program: the signal is for the pod.
+    // `ip netns exec` becomes the program, so the signal reaches the pod.
     two.signal(Signal::STOP);
     let hung = until_next_hops(&site, &[11]);
     drop(two);

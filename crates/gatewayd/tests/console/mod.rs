@@ -1,4 +1,4 @@
-//! The console beside a pipeline and a pod that forward packets.
+//! The console, with a pipeline and a pod that forward packets.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -18,7 +18,7 @@ struct Console {
 }
 
 impl Console {
-    /// Finds the world's pod in `directory`, where its control socket is.
+    /// Starts a console that finds the world's pod in `directory`, where its control socket is.
     fn start(directory: &Path, name: &str, arguments: &[&str]) -> Console {
         let log = directory.join(format!("console-{name}.log"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_bifrost-gw-console"));
@@ -55,7 +55,7 @@ impl Drop for Console {
     }
 }
 
-/// A world, and two consoles about it, of which one asks the other and one that is not there.
+/// A world and two consoles for it. The second console asks the first one, and another one that does not exist.
 fn with_consoles(test: impl FnOnce(World, Console, Console) + Send + 'static) {
     in_namespace(move || {
         assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
@@ -69,7 +69,7 @@ fn with_consoles(test: impl FnOnce(World, Console, Console) + Send + 'static) {
     });
 }
 
-/// Sends packets until a sample of all servers holds.
+/// Sends packets until a sample of all servers meets the condition.
 fn sends_until(world: &mut World, console: &Console, mut holds: impl FnMut(&[Value]) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -99,7 +99,7 @@ fn the_console_shows_the_pods_of_all_servers_and_their_load() {
                 latest("arrived_pps") > 100.0 && latest("busiest_percent") > 0.0 && cores == 2
             })
         });
-        // A pod that is gone is said to be.
+        // The console reports a pod that is gone.
         world.kill_pod();
         let deadline = Instant::now() + Duration::from_secs(20);
         while two.servers()[0]["pod_errors"]["vpc"].is_null() {
@@ -130,7 +130,7 @@ fn alerts_and_dashboards_ask_for_metrics_that_there_are() {
             let text = std::fs::read_to_string(packaging.join(file)).unwrap();
             let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             let is_ours = |word: &&str| word.starts_with("bifrost_nicd_") || word.starts_with("bifrost_gw_");
-            // Tenants are there once some have sent much.
+            // Metrics of top tenants exist only after some tenants have sent much.
             for word in words.filter(is_ours).filter(|word| !word.ends_with("_top_tenant_percent")) {
                 asked += 1;
                 assert!(names.iter().any(|name| name == word), "{file}: {word}\n{names:?}");
@@ -140,7 +140,7 @@ fn alerts_and_dashboards_ask_for_metrics_that_there_are() {
     });
 }
 
-/// `BIFROST_BROWSER` is a Chromium; with `BIFROST_SCREENSHOTS=DIRECTORY` it leaves pictures of the pages there.
+/// `BIFROST_BROWSER` is a Chromium. With `BIFROST_SCREENSHOTS=DIRECTORY`, the test stores pictures of the pages there.
 #[test]
 #[ignore = "needs BIFROST_BROWSER"]
 fn a_browser_shows_the_gateway() {

@@ -1,4 +1,4 @@
-//! A pod that writes anything to the memory that it shares with the pipeline: rings, descriptors and buffers.
+//! A pod that writes random bytes to the memory that it shares with the pipeline: rings, descriptors and buffers.
 
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::world::{Options, World, in_namespace};
 use crate::{FLOWS, PACKETS, PATIENT_US, reordered};
 
-/// Times that the pipeline accepted it, and that it wrote.
+/// Number of times that the pod attached, and that it wrote.
 #[derive(Debug, Default)]
 struct Done {
     attached: u32,
@@ -43,7 +43,7 @@ fn start(socket: &Path, stop: &Arc<AtomicBool>) -> JoinHandle<Done> {
             done.attached += 1;
             let len = client.memory().metadata().unwrap().len();
             let mut queues = client.take_queues();
-            // Rings are at the beginning; more than half of the writes go there.
+            // Rings are at the start of the memory, and get more than half of the writes.
             for write in 0..200 {
                 random.read_exact(&mut bytes).unwrap();
                 let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
@@ -51,7 +51,7 @@ fn start(socket: &Path, stop: &Arc<AtomicBool>) -> JoinHandle<Done> {
                 let part = &bytes[8..][..1 + number as usize % 200];
                 client.memory().write_all_at(part, (number >> 16) % (space - 200)).unwrap();
                 done.writes += 1;
-                // Wakes the pipeline as well.
+                // Also wakes the pipeline.
                 for queue in &mut queues {
                     queue.send(|buffer| buffer.len().min(60));
                     queue.publish();
@@ -75,7 +75,7 @@ fn a_pod_that_writes_anything_costs_another_one_nothing() {
         let stop = Arc::new(AtomicBool::new(false));
         let hostile = start(&world.path("two.sock"), &stop);
         let received = world.exchange(PACKETS, FLOWS, |world, number| {
-            // The pipeline writes to that memory, too. One packet for two batches leaves room in the veth devices.
+            // The pipeline also writes to that memory. One packet every two batches leaves room in the veth devices.
             if number % 64 == 0 {
                 world.send_to_another(2);
             }
@@ -87,7 +87,7 @@ fn a_pod_that_writes_anything_costs_another_one_nothing() {
         assert_eq!(["timed_out_packets", "sent_late_packets"].map(world.order()), [0, 0]);
         let used = ["delivered_packets", "returned_bad_packets"].map(|counter| world.counter_of("two", counter));
         assert!(used.iter().all(|packets| *packets > 10), "the pipeline used its memory: {used:?}");
-        // A pod that behaves takes its place.
+        // A well-behaved pod can replace it.
         let pod = world.start_another("two", 2);
         world.until_up("two", Some(&[true]));
         drop(pod);

@@ -1,4 +1,4 @@
-//! Links, devices and pipelines that fail under traffic. Where there is no FRR, this is skipped, and says so.
+//! Links, devices and pipelines that fail under traffic. Without FRR, the test is skipped and prints that.
 //!
 //! ```text
 //!                                          +-- link 0 --+
@@ -22,14 +22,14 @@ use crate::site::{
 };
 
 const LINKS: usize = 4;
-/// Between what is done and the next step, so that what it costs is seen in that step.
+/// Delay between two steps, so that the effect of each is seen in that step.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Probes that may be on their way, where a thread does not run for a fifth of a second.
+/// Number of probes that may be in flight if a thread does not run for 200 ms.
 const ON_THE_WAY: u32 = PROBES_PER_SECOND / 5;
 
-/// The network, and what runs in it.
+/// The network, and the programs in it.
 struct Server {
-    // Programs end before the namespaces go.
+    // Declared first, so that programs end before the namespaces are removed.
     pipelines: Vec<Process>,
     _pod: Process,
     _trunks: Vec<Trunk>,
@@ -54,7 +54,7 @@ fn network() -> Site {
         site.within("sw", &format!("ip addr add 10.1.{link}.254/24 dev br{link}"));
         site.link(("proxy", &format!("u{link}")), ("sw", &format!("p{link}")));
         site.within("proxy", &format!("ip addr add 10.1.{link}.2/24 dev u{link}"));
-        // To the trunk's end of the link.
+        // Connects the link to the trunk.
         site.link(("sw", &format!("l{link}")), ("sw", &format!("t{link}")));
         for port in ["p", "l"] {
             site.within("sw", &format!("ip link set {port}{link} master br{link}"));
@@ -93,7 +93,7 @@ impl Server {
         server
     }
 
-    /// Waits until packets come by these links alone, and the pod says that they, and no others, are up.
+    /// Waits until packets arrive only by these links, and the pod reports exactly them as up.
     fn until_links(&self, links: &[usize]) {
         let hops: Vec<_> = links.iter().map(|link| format!("10.1.{link}.11")).collect();
         until("the switch's next hops", || (self.site.next_hops("sw", VIP) == hops).then_some(()));
@@ -104,7 +104,8 @@ impl Server {
         });
     }
 
-    /// Lets something fail under traffic, and waits until packets come by the other links; then ends it, and waits for all links.
+    /// Makes something fail under traffic, and waits until packets arrive by the other links. Then ends the failure,
+    /// and waits for all links.
     fn fail(&mut self, what: &str, failed: &[usize], begin: impl FnOnce(&mut Server), end: impl FnOnce(&mut Server)) {
         let probes = Probes::start(&self.site);
         std::thread::sleep(2 * SETTLE);
@@ -130,7 +131,7 @@ impl Server {
         );
         assert_eq!(others, 0, "{what}: flows of other links lost packets");
         assert!(!lost.is_empty(), "{what}: nothing failed");
-        // What was on its way when it failed is lost, too.
+        // Packets in flight at the time of the failure are lost, too.
         assert!(first + ON_THE_WAY >= at, "{what}: lost before it failed: {first} of {at}");
         let most = DETECTION.as_millis() as u32 * PROBES_PER_SECOND / 1000;
         assert!(last - first <= most, "{what}: packets were lost from {first} to {last}");

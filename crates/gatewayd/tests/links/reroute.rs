@@ -1,4 +1,5 @@
-//! Packets that came by a link whose next hop does not answer any more: the test is the network at the other ends of both devices.
+//! Packets that arrive by a link whose next hop does not answer any more. The test plays the network at the other ends
+//! of both devices.
 
 use std::time::{Duration, Instant};
 
@@ -14,11 +15,12 @@ use crate::world::ip_udp;
 const POD: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const GATEWAY: [u8; 4] = [10, 0, 0, 1];
 const PACKETS: u32 = 1000;
-/// Of an inner packet: one that the first pipeline delivers whole, and one of which it delivers the headers.
+/// Payload lengths of inner packets: the first pipeline delivers a small packet whole, and only the headers of a large
+/// one.
 const SMALL: usize = 4;
 const LARGE: usize = 400;
 
-/// Links 0 and 1 are VLANs of the first device, link 2 is the second one.
+/// Links 0 and 1 are VLANs of the first device. Link 2 is the second device.
 struct Server {
     wires: [RawDevice; 2],
     /// Whether the router of each link answers.
@@ -81,19 +83,19 @@ impl Server {
         Server { wires, answers: [true; 3], _processes: processes, site }
     }
 
-    /// Waits until packets that came by each link leave by these.
+    /// Waits until the egress of each link is as given.
     fn until_egress(&mut self, egress: [u64; 3]) -> Value {
         until("links", || {
             self.drain();
             let pod = self.site.pod("gw");
             let is = |link: usize| pod["links"][link]["egress"] == egress[link];
-            // Nothing leads anywhere before the first answers.
+            // Before the first answers, no link has an egress that works.
             let connected = pod["links"][2]["state"] == "up" && pod["connected"] == true;
             (connected && (0..3).all(is)).then_some(pod)
         })
     }
 
-    /// Sends packets by a link, and takes what comes: the link of each, and its number.
+    /// Sends packets by a link, and receives. Returns the link and the number of each received packet.
     fn exchange(&mut self, link: usize, payload: usize) -> Vec<(usize, u32)> {
         let mut all = Vec::new();
         for number in 0..PACKETS {
@@ -119,7 +121,7 @@ impl Server {
         all
     }
 
-    /// Takes what has come, and answers ARP for the routers that answer.
+    /// Receives what has arrived, and answers ARP for the routers that answer.
     fn drain(&mut self) -> Vec<(usize, u32)> {
         let mut all = Vec::new();
         for device in 0..2 {
@@ -158,9 +160,9 @@ impl Server {
         all
     }
 
-    /// A counter of all workers.
+    /// A counter, summed over all workers.
     fn counter(&self, name: &str) -> u64 {
-        // Workers tell what they have counted every 20 ms.
+        // Workers report their counters every 20 ms.
         std::thread::sleep(Duration::from_millis(200));
         let pod = self.site.pod("gw");
         pod["workers"].as_array().unwrap().iter().map(|worker| worker[name].as_u64().unwrap()).sum()
@@ -183,7 +185,7 @@ fn frame(number: u32, payload: usize) -> Vec<u8> {
     [&link(POD, router(0))[..], &outer].concat()
 }
 
-/// The number of a packet that the gateway has sent on by a link.
+/// The number of a packet that the gateway has forwarded by a link.
 fn number(frame: &[u8], link: usize) -> Option<u32> {
     let outer = bifrost_nic::parse(frame, frame.len()).ok().filter(|outer| outer.dst_port == vxlan::UDP_PORT)?;
     assert_eq!((outer.dst_mac, outer.src_mac), (router(link), POD));
@@ -213,7 +215,7 @@ fn packets_leave_by_another_link_if_the_next_hop_of_their_own_is_silent() {
     }
     assert_eq!(server.counter("rerouted_packets"), 0);
 
-    // The other link of the same pipeline keeps order and payloads.
+    // The other link of the same pipeline preserves order and payloads.
     server.answers[0] = false;
     let pod = server.until_egress([1, 1, 2]);
     assert_eq!(pod["links"][0]["state"], "down");
@@ -222,7 +224,8 @@ fn packets_leave_by_another_link_if_the_next_hop_of_their_own_is_silent() {
     }
     assert_eq!(["rerouted_packets", "rerouted_lost_packets"].map(|name| server.counter(name)), [2000, 0]);
 
-    // The other pipeline takes whole packets, in any order; payloads stay where they are.
+    // By the other pipeline, whole packets leave, in any order. Packets whose payload is in their own pipeline are
+    // lost.
     server.answers[1] = false;
     server.until_egress([2, 2, 2]);
     let mut came = server.exchange(1, SMALL);

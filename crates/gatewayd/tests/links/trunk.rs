@@ -1,5 +1,5 @@
-//! The other end of a pipeline's device, which carries a VLAN for each link: a switch port for each VLAN, without its tag. Kernels without VLAN devices
-//! and filters are switches, too.
+//! The other end of a pipeline's device, which carries a VLAN for each link: a switch that connects each VLAN to a port
+//! and removes the tag. It needs no VLAN devices or filters in the kernel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ pub(super) const VLAN: u16 = 100;
 const TAG_AT: usize = 12;
 const VXLAN_PORT: [u8; 2] = 4789u16.to_be_bytes();
 
-/// By which link the packets of each flow of probes come to the gateway.
+/// The link by which packets of each flow of probes reach the gateway.
 pub(super) struct Flows([AtomicUsize; FLOWS]);
 
 impl Flows {
@@ -22,13 +22,13 @@ impl Flows {
         Arc::new(Flows(std::array::from_fn(|_| AtomicUsize::new(usize::MAX))))
     }
 
-    /// The link of each flow, as far as its packets have come.
+    /// The link of each flow of which packets have arrived.
     pub(super) fn get(&self) -> [usize; FLOWS] {
         std::array::from_fn(|flow| self.0[flow].load(Ordering::Relaxed))
     }
 
     fn see(&self, link: usize, frame: &[u8]) {
-        // Without a tag and options; the number of the probe is behind all headers.
+        // The frame has no tag and no options. The number of the probe follows all headers.
         if frame.get(36..38) == Some(&VXLAN_PORT[..])
             && let Some(number) = frame.last_chunk()
         {
@@ -37,14 +37,14 @@ impl Flows {
     }
 }
 
-/// It works until this is dropped.
+/// A running trunk. It stops when this is dropped.
 pub(super) struct Trunk {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Trunk {
-    /// Between a device of a namespace and its ports, each with the number of its link.
+    /// Connects a device of a namespace with ports, each of which has the number of its link.
     pub(super) fn start(site: &Site, space: &str, trunk: &str, ports: &[(usize, String)], flows: Arc<Flows>) -> Trunk {
         let open = |device: &str| {
             let device = device.to_owned();

@@ -1,5 +1,5 @@
-//! Pods in containers of Podman, as `bifrostctl gw pod` makes them, beside a pod whose packets are counted. Where Podman runs no containers, this is skipped,
-//! and says so.
+//! Pods in containers of Podman, created by `bifrostctl gw pod`, next to a pod whose packets are counted. If Podman
+//! cannot run containers, the test is skipped and prints that.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,34 +14,35 @@ use crate::world::{Options, World, in_namespace};
 use crate::{FLOWS, PATIENT_US, reordered};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What a pod may take from the command to the first packet.
+/// Maximum time of a pod from the command to its first packet, ms.
 const ELASTIC_MS: u64 = 10_000;
 
-/// `bifrostctl`, built as it is now.
+/// `bifrostctl`, built from the current sources.
 pub(crate) fn ctl() -> &'static Path {
     static CTL: OnceLock<PathBuf> = OnceLock::new();
     CTL.get_or_init(|| {
         if let Some(built) = std::env::var_os("BIFROST_CTL") {
             return built.into();
         }
-        // The whole workspace and a test choose the same features of dependencies as `cargo test`, so that nothing is built twice.
+        // With the whole workspace and a test, dependencies get the same features as with `cargo test`, so that nothing
+        // is built twice.
         let arguments = ["build", "--quiet", "--locked", "--workspace", "--bin", "bifrostctl", "--test", "program"];
         assert!(Command::new(env!("CARGO")).args(arguments).status().unwrap().success(), "bifrostctl cannot be built");
         Path::new(env!("CARGO_BIN_EXE_bifrost-gw")).with_file_name("bifrostctl")
     })
 }
 
-/// Podman with a storage of its own, which goes with it.
+/// Podman with separate storage, which is removed with this.
 struct Podman {
     directory: tempfile::TempDir,
 }
 
 impl Podman {
-    /// With the image of a pod; or why there are no containers here.
+    /// Builds the image of a pod. Returns an error if there are no containers here.
     fn start() -> Result<Podman, String> {
         let podman = Podman { directory: tempfile::tempdir().unwrap() };
         let at = |name: &str| podman.directory.path().join(name).display().to_string();
-        // Without limits of its own, which a container that runs the tests may not raise.
+        // Sets limits that do not exceed those of a container that runs the tests.
         let settings = "[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n\
                         [engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nruntime = \"runc\"\n";
         std::fs::write(at("containers.conf"), settings).unwrap();
@@ -71,7 +72,7 @@ impl Podman {
         output(Command::new(self.program()).args(arguments))
     }
 
-    /// The process of a pod's container.
+    /// The PID of a pod's container.
     fn pid(&self, pod: &str) -> Pid {
         let pid = self.run(&["inspect", "--format", "{{.State.Pid}}", &format!("bifrost-gw-{pod}")]).unwrap();
         Pid::from_raw(pid.parse().unwrap()).expect("the container runs")
@@ -90,7 +91,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// `bifrostctl gw pod`, for one pipeline or several.
+/// `bifrostctl gw pod`, for one or several pipelines.
 struct Tool<'a> {
     podman: &'a Podman,
     nicd: Vec<PathBuf>,
@@ -114,7 +115,7 @@ impl Tool<'_> {
         path.display().to_string()
     }
 
-    /// Name, state of the container, and whether all its interfaces are connected, of each pod.
+    /// For each pod: name, state of the container, and whether all its interfaces are connected.
     fn list(&self) -> Vec<(String, String, bool)> {
         let list = self.run(&["list"]).unwrap();
         let pod = |pod: &Value| {
@@ -172,7 +173,7 @@ fn pods_in_containers_die_hang_and_scale_while_another_one_loses_nothing() {
     });
 }
 
-/// What happens to the other pods.
+/// Other pods are created, fail and are removed.
 fn live(tool: &Tool<'_>) {
     let template = tool.template("svc.toml", TEMPLATE);
     let took = |done: &Value| done["created"][0]["took_ms"].as_u64().unwrap();
@@ -183,7 +184,7 @@ fn live(tool: &Tool<'_>) {
     }
     let running = |name: &str| (name.to_owned(), "running".to_owned(), true);
     assert_eq!(tool.list(), [running("one"), running("two")]);
-    // Each has an address, a number and a MAC address of its own, and no more than its share of the machine.
+    // Each pod has a separate address, number and MAC address, and only its share of the machine.
     let list = tool.run(&["list"]).unwrap();
     let of = |name: &str, what: &str| {
         let pod = list.as_array().unwrap().iter().find(|pod| pod["name"] == name).unwrap();
@@ -200,7 +201,7 @@ fn live(tool: &Tool<'_>) {
     ]);
     assert_eq!(limits.unwrap(), format!("{} 0", 64 << 20));
 
-    // One hangs; another one dies, and comes back by itself.
+    // One pod hangs. Another one dies, and is restarted automatically.
     let (hangs, dies) = (tool.podman.pid("one"), tool.podman.pid("two"));
     kill_process(hangs, Signal::STOP).unwrap();
     kill_process(dies, Signal::KILL).unwrap();
@@ -217,7 +218,7 @@ fn live(tool: &Tool<'_>) {
     tool.run(&["scale", "svc", "1", "--template", &template]).unwrap();
     assert_eq!(tool.list(), [running("svc-1")]);
 
-    // What fails leaves nothing.
+    // A failed creation leaves nothing behind.
     let other = tool.template("other.toml", &TEMPLATE.replace("cores = 1", "cores = 1\nimage = \"localhost/nothing\""));
     let error = tool.run(&["create", "bad", "--template", &other]).unwrap_err();
     assert!(error.contains("make gw-image"), "{error}");
@@ -286,7 +287,7 @@ fn a_pod_has_links_behind_two_pipelines() {
     for number in 0..2 {
         assert_eq!(pods_of(number), [("svc-1".to_owned(), both_up())], "pipeline {number}");
     }
-    // One of its pipelines is not enough for a pod of both.
+    // A pod with links behind two pipelines cannot be created with one of them.
     let one = Tool { podman: &podman, nicd: vec![nicds[0].1.clone()] };
     assert!(one.run(&["create", "svc-2", "--template", &template]).unwrap_err().contains("--nicd"));
     assert_eq!((pods_of(0).len(), pods_of(1).len()), (1, 1), "nothing is left of it");
@@ -300,7 +301,7 @@ fn a_pod_has_links_behind_two_pipelines() {
     assert_eq!((pods_of(0).len(), pods_of(1).len(), tool.list().len()), (0, 0, 0));
 }
 
-/// A file of `packaging/gateway`, for pods in another directory.
+/// A file of `packaging/gateway`, with another directory for pods.
 fn packaged(name: &str, directory: &Path) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/gateway").join(name);
     let text = std::fs::read_to_string(path).unwrap();
@@ -336,7 +337,7 @@ fn the_packaged_forms_of_a_pod_run() {
         std::fs::write(directory.join("gw.toml"), text).unwrap();
         let connected = |tool: &Tool<'_>, is: bool| tool.list().iter().any(|pod| pod.0 == name && pod.2 == is);
 
-        // What systemd runs, until SIGTERM.
+        // The command of the systemd unit, until SIGTERM.
         let unit = packaged("bifrost-gw@.service", &pods).replace("%i", name).replace("\\\n", " ");
         let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/podman ")).unwrap();
         let mut service = Command::new(podman.program());
@@ -348,7 +349,7 @@ fn the_packaged_forms_of_a_pod_run() {
         tool.until("the service's pod is gone", |tool| connected(tool, false));
         assert_eq!(tool.list()[0].1, "none");
 
-        // What Kubernetes is told, by Podman.
+        // The Kubernetes manifest, run by Podman.
         if !Path::new("/usr/libexec/podman/catatonit").exists() {
             return println!("SKIPPED: `podman play kube` needs the package catatonit");
         }

@@ -1,4 +1,4 @@
-//! Network namespaces with programs in them: switches and proxies of FRR, pipelines and pods, and probes between hosts.
+//! Network namespaces with programs: switches and proxies of FRR, pipelines and pods, and probes between hosts.
 
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,17 @@ use crate::world::ip_udp;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const FRR: &str = "/usr/lib/frr";
-/// What pods announce.
+/// The address that pods announce.
 pub(crate) const VIP: &str = "10.0.0.1";
 pub(crate) const PROBES_PER_SECOND: u32 = 1000;
-/// Flows of probes: probe n is of flow n modulo this.
+/// Number of flows of probes. Probe n belongs to flow n modulo this.
 pub(crate) const FLOWS: usize = 64;
-/// Of BFD, ms, which gives a pod up after three of them. That is slow: where other tests run, a program may be away for a fifth of a second.
+/// Interval of BFD, ms. A session goes down after three intervals. This is slow, because a program may not run for 200
+/// ms while other tests run.
 pub(crate) const BFD_MS: &str = "300";
-/// Before the hold time, of 3 s, is over.
+/// Maximum detection time: below the hold time of 3 s.
 pub(crate) const DETECTION: Duration = Duration::from_millis(2500);
-/// Of the receiver, which may be away, too.
+/// Size of the receiver's socket buffer, bytes: the receiver may also not run for a while.
 const BUFFER: usize = 8 << 20;
 
 /// Whether this machine has FRR.
@@ -33,7 +34,7 @@ pub(crate) fn has_frr() -> bool {
     Path::new(FRR).join("bgpd").exists()
 }
 
-/// A process that ends with this.
+/// A process. It is killed when this is dropped.
 pub(crate) struct Process(Child);
 
 impl Process {
@@ -49,7 +50,7 @@ impl Drop for Process {
     }
 }
 
-/// Network namespaces, which go with this.
+/// Network namespaces. They are removed when this is dropped.
 pub(crate) struct Site {
     directory: tempfile::TempDir,
     tag: String,
@@ -73,7 +74,7 @@ impl Drop for Site {
 }
 
 impl Site {
-    /// Empty namespaces; `tag` is in their names.
+    /// Creates empty namespaces, with `tag` in their names.
     pub(crate) fn empty(tag: &str, spaces: &[&'static str]) -> Site {
         let directory = tempfile::tempdir().unwrap();
         std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -86,7 +87,7 @@ impl Site {
         site
     }
 
-    /// A veth pair between two namespaces, whose frames have their checksums.
+    /// A veth pair between two namespaces, without checksum offload.
     pub(crate) fn link(&self, (space, device): (&str, &str), (peer, port): (&str, &str)) {
         let of_peer = self.space(peer);
         self.within(
@@ -148,14 +149,14 @@ impl Site {
         self.run(&format!("vtysh --vty_socket {} -f {}", directory.display(), at("frr.conf")));
     }
 
-    /// What FRR of a namespace says to `show WHAT json`.
+    /// The output of FRR in a namespace for `show WHAT json`.
     pub(crate) fn show(&self, space: &str, what: &str) -> Value {
         let directory = self.path(space).display().to_string();
         let show = ["--vty_socket", &directory, "-c", &format!("show {what} json")];
         serde_json::from_str(&output(Command::new("vtysh").args(show)).unwrap()).unwrap()
     }
 
-    /// Next hops of an address in a switch's kernel, in order.
+    /// Next hops of an address in a switch's kernel, sorted.
     pub(crate) fn next_hops(&self, space: &str, address: &str) -> Vec<String> {
         let family = if address.contains(':') { "-6" } else { "-4" };
         let routes = self.run(&format!("ip -n {} -j {family} route", self.space(space)));
@@ -188,14 +189,14 @@ impl Site {
         self.spawn(space, name, env!("CARGO_BIN_EXE_bifrost-gw"), &["--config", &config])
     }
 
-    /// What a pod says of itself; nothing if it does not answer.
+    /// A pod's state; null if it does not answer.
     pub(crate) fn pod(&self, name: &str) -> Value {
         let config = self.path(&format!("{name}.toml"));
         let told = output(Command::new(env!("CARGO_BIN_EXE_bifrost-gw")).arg("--config").arg(config).arg("--json"));
         serde_json::from_str(&told.unwrap_or_default()).unwrap_or_default()
     }
 
-    /// Opens something in a namespace.
+    /// Runs `open` in a namespace.
     pub(crate) fn open<T: Send + 'static>(&self, space: &str, open: impl FnOnce() -> T + Send + 'static) -> T {
         let space = format!("/run/netns/{}", self.space(space));
         let open = move || {
@@ -211,7 +212,8 @@ impl Site {
     }
 }
 
-/// What `bifrostctl gw bgp config` says for an end of the session between proxy and switch; `more` are its options.
+/// The output of `bifrostctl gw bgp config` for an end of the session between proxy and switch. `more` are further
+/// options.
 pub(crate) fn configuration(end: &str, more: &[&str]) -> String {
     let common = ["gw", "bgp", "config", end, "--asn", "64512", "--switch-asn", "65000"];
     output(Command::new(ctl()).args(common).args(more)).unwrap()
@@ -228,14 +230,14 @@ pub(crate) fn until<T>(what: &str, mut is: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The answer of the program with a control socket to a command.
+/// The answer to a command from the program behind a control socket.
 pub(crate) fn post(socket: &Path, command: &Value) -> Value {
     let body = command.to_string();
     let what = format!("content-type: application/json\r\ncontent-length: {}", body.len());
     request(socket, &format!("POST /v1/command HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{what}\r\n\r\n{body}"))
 }
 
-/// What the program with a control socket says of itself.
+/// The state of the program behind a control socket.
 pub(crate) fn state(socket: &Path) -> Value {
     request(socket, "GET /v1/status HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
 }
@@ -249,14 +251,14 @@ fn request(socket: &Path, request: &str) -> Value {
     serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
 }
 
-/// The VXLAN packet of a probe, in a flow of its own.
+/// The VXLAN packet of a probe. Its inner flow depends on its number.
 fn probe(number: u32) -> Vec<u8> {
     let inner = ip_udp([192, 168, 0, 1], [192, 168, 0, 2], (number as u16 | 1, 9), &number.to_be_bytes());
     let link = ethernet::Header::new(Mac([2, 0, 0, 0, 0, 0xfe]), Mac([2, 0, 0, 0, 2, 1]), ethertype::IPV4).emit();
     [&vxlan::emit(Vni::new(100).unwrap())[..], &link, &inner].concat()
 }
 
-/// Probes from one host through the gateway to the other one, until they are stopped.
+/// Probes from one host through the gateway to another one, until they are stopped.
 pub(crate) struct Probes {
     stop: std::sync::Arc<AtomicBool>,
     sent: std::sync::Arc<AtomicU32>,
@@ -281,7 +283,7 @@ impl Probes {
                 }
                 // Many source ports: the switch spreads flows over its next hops.
                 let socket = &sockets[number as usize % sockets.len()];
-                // While there is no route there is nowhere to send to: it is a probe that is lost.
+                // Without a route, sending fails and the probe is lost.
                 let _ = socket.send_to(&probe(number), (VIP, 4789));
                 count.store(number + 1, Ordering::Relaxed);
                 let due = began + Duration::from_secs(1) * (number + 1) / PROBES_PER_SECOND;
@@ -302,12 +304,12 @@ impl Probes {
         Probes { stop, sent, sender, receiver }
     }
 
-    /// How many were sent so far.
+    /// Number of probes sent so far.
     pub(crate) fn sent(&self) -> u32 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// How many were sent, and those of them that did not come.
+    /// The number of probes sent, and the numbers of those that did not arrive.
     pub(crate) fn stop(self) -> (u32, Vec<u32>) {
         self.stop.store(true, Ordering::Relaxed);
         self.sender.join().unwrap();

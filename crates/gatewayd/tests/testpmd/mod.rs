@@ -1,4 +1,5 @@
-//! DPDK's `dpdk-testpmd` as a pod, unmodified: it attaches with `net_memif`, and returns what it gets with its trailers.
+//! DPDK's unmodified `dpdk-testpmd` as a pod: it attaches with `net_memif`, and returns the packets that it receives,
+//! with their trailers.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -19,7 +20,7 @@ const FLOWS: u16 = 50;
 /// Bytes of a packet up to its number: Ethernet, IPv4 and UDP twice, and VXLAN.
 const HEADERS: usize = 92;
 
-/// A process that ends with this.
+/// A process. It is killed when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -29,7 +30,7 @@ impl Drop for Running {
     }
 }
 
-/// As a pod of two cores: three queues in each direction, of which the first one is that of control packets.
+/// Starts it as a pod with two cores: three queues in each direction, of which the first carries control packets.
 fn start(directory: &Path) -> Running {
     let log = std::fs::File::create(directory.join("testpmd.log")).unwrap();
     let device = format!("net_memif0,role=client,id=0,socket={}/vpc.sock,socket-abstract=no", directory.display());
@@ -38,7 +39,7 @@ fn start(directory: &Path) -> Running {
     command.args(["--pdeathsig", "KILL", "nice", "-n", "19", TESTPMD, "--no-huge", "--no-shconf", "--no-pci"]);
     command.args(["--no-telemetry", "-m", "128", "--lcores", "0@(0-1),1@(0-1)", "--vdev", &device, "--"]);
     command.args(["--forward-mode=io", "--auto-start", "--rxq=3", "--txq=3", "--total-num-mbufs=8192"]);
-    // Its end is the end of its input.
+    // It ends when its input ends.
     command.stdin(Stdio::piped()).stdout(log.try_clone().unwrap()).stderr(log);
     let missing = "dpdk-testpmd is missing: scripts/install-debian-packages.sh";
     Running(command.spawn().unwrap_or_else(|error| panic!("{missing}: {error}")))
@@ -57,11 +58,11 @@ fn until(what: &str, log: &Path, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Takes what has come: each packet leaves as it came. Returns how many there are so far.
+/// Receives what has arrived. Each packet must be unchanged. Returns the number of packets so far.
 fn collect(wire: &mut RawDevice, received: &mut Vec<(u16, u32)>) -> usize {
     for index in 0..wire.receive().unwrap() {
         let frame = wire.frame(index);
-        // Others are the kernel's own.
+        // Other frames come from the kernel.
         if frame.len() == HEADERS + 200 {
             let number = u32::from_be_bytes(frame[HEADERS..HEADERS + 4].try_into().unwrap());
             let flow = (number % u32::from(FLOWS)) as u16;
@@ -98,15 +99,16 @@ interfaces = [{{ socket = "{0}/vpc.sock" }}]
         let is_up = || state(at).is_some_and(|state| state.pods[0].interfaces_up == [true]);
         until("dpdk-testpmd attaches", &at.join("testpmd.log"), is_up);
         let order = |name: &str| state(at).unwrap().pods[0].order.get(name).copied().unwrap();
-        // It has no buffers in its rings before it starts its queues. What these receive before it forwards, it drops: an
-        // order queue waits for such a packet until it times out, and sends later ones of the same flow after that.
+        // It puts no buffers into its rings before it starts its queues. It drops packets that arrive between then and
+        // the start of forwarding. The order queue waits for such a packet until it times out, and then sends later
+        // ones of the same flow.
         until("dpdk-testpmd forwards", &at.join("testpmd.log"), || {
             wire.send(&[&packet(100, 0, 0, 100)]);
             wire.flush();
             std::thread::sleep(Duration::from_millis(50));
             order("sent_in_order_packets") > 0
         });
-        // The last of these may still be on their way.
+        // The last of these packets may still be in flight.
         std::thread::sleep(Duration::from_secs(1));
         let before = state(at).unwrap().pods[0].order.clone();
         let counted = |name: &str| order(name) - before[name];
@@ -118,7 +120,7 @@ interfaces = [{{ socket = "{0}/vpc.sock" }}]
                 continue;
             }
             wire.flush();
-            // No more than a veth device has room for are on the way.
+            // Keeps no more packets in flight than a veth device has room for.
             let most = (number as usize + 1).saturating_sub(128);
             until("packets come back", &at.join("testpmd.log"), || collect(&mut wire, &mut received) >= most);
         }

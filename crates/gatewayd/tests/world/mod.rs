@@ -1,4 +1,5 @@
-//! A network namespace with a veth pair: `gw0` is the gateway's, and the test is everything at the other end, `wire0`.
+//! A network namespace with a veth pair: `gw0` is the gateway's device, and the test plays everything at the other end,
+//! `wire0`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,20 +23,21 @@ const GATEWAY_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const SENDER: [u8; 4] = [10, 0, 0, 11];
 const RECEIVER: [u8; 4] = [10, 0, 0, 12];
 const RECEIVER_MAC: Mac = Mac([2, 0, 0, 0, 0, 12]);
-/// Packets on their way before a batch is sent: with it no more than the 256 for which a veth device has room. If the kernel's thread that takes them out does
-/// not run for a while, the device drops what is beyond that, and counts it nowhere that the gateway knows of.
+/// Maximum number of packets in flight before a batch is sent. With the batch, they are at most 256, for which a veth
+/// device has room. If the kernel's thread that empties the device does not run for a while, the device drops further
+/// packets, and counts them nowhere that the gateway knows of.
 const WINDOW: usize = 224;
-/// Bytes of a packet that are not its payload: Ethernet, IPv4 and UDP twice, and VXLAN.
+/// Length of a packet's headers, bytes: Ethernet, IPv4 and UDP twice, and VXLAN.
 const HEADERS: usize = 92;
-/// Packets a batch, and between two of them.
+/// Packets in a batch, and the delay between two batches.
 const BATCH: u32 = 32;
 const PAUSE: Duration = Duration::from_micros(2500);
 const VNIS: std::ops::RangeInclusive<u32> = 100..=103;
 
-/// Runs in a thread with a network namespace of its own, which ends with it and its children.
+/// Runs `test` in a thread with a separate network namespace, which ends with the thread and its children.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {
-        // SAFETY: no pointers; this thread alone changes its network namespace.
+        // SAFETY: no pointers are involved. Only this thread changes its network namespace.
         assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "needs root");
         for command in [
             "ip link add wire0 mtu 9100 type veth peer name gw0 mtu 9100",
@@ -56,14 +58,14 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     pub(crate) header_only: bool,
-    /// Bytes of the frames that the test sends, headers included; 0: 292, 200 of them payload.
+    /// Length of the frames that the test sends, including headers, bytes; 0: 292, of which 200 are payload.
     pub(crate) frame_len: usize,
     pub(crate) jitter_us: u64,
-    /// How long a place in an order queue is waited for; 0: 100,000.
+    /// Timeout of a place in an order queue, us; 0: 100,000.
     pub(crate) timeout_us: u64,
-    /// Worker, after how many packets, ms.
+    /// A worker that stalls, the number of packets before that, and the length of the stall, ms.
     pub(crate) stall: Option<(usize, u64, u64)>,
-    /// Packets a second of both stages.
+    /// Rates of both stages of the limiter, packets per second.
     pub(crate) limiter: Option<(u64, u64)>,
 }
 
@@ -74,15 +76,15 @@ pub(crate) struct World {
     pod: Child,
     received: BTreeMap<u32, u64>,
     window: usize,
-    /// Bytes of each packet's payload.
+    /// Length of each packet's payload, bytes.
     payload: usize,
 }
 
-/// A second pod's process, which ends with this.
+/// The process of a second pod. It is killed when this is dropped.
 pub(crate) struct Another(Child);
 
 impl Another {
-    /// Keeps it from running.
+    /// Stops its execution.
     pub(crate) fn hang(&self) {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::STOP)
             .unwrap();
@@ -177,7 +179,7 @@ hosts = [
         let wire = wire(mtu + 100);
         let nicd = run(env!("CARGO_BIN_EXE_bifrost-nicd"), dir.path(), "nicd");
         let pod = run(env!("CARGO_BIN_EXE_bifrost-gw"), dir.path(), "gw");
-        // A busy machine slows the exchange down. A worker that stands still must not.
+        // On a busy machine, the window slows the exchange down. It must not do that when a worker stalls.
         let window = if options.stall.is_some() { usize::MAX } else { WINDOW };
         let mut world = World { dir, wire, nicd, pod, received: BTreeMap::new(), window, payload };
         world.wait_until_it_forwards();
@@ -197,8 +199,9 @@ hosts = [
         self.wait_until_it_forwards();
     }
 
-    /// Kills the pipeline while packets come, and starts it again `away` later. Returns how long it took from its start until packets passed, and how many
-    /// came from then on until `after` more had been sent, which must be in order.
+    /// Kills the pipeline while packets arrive, and restarts it after `away`. Returns how long it took from the restart
+    /// until packets passed, and how many arrived from then on until `after` more had been sent. These must be in
+    /// order.
     pub(crate) fn replace_pipeline(&mut self, away: Duration, after: u32) -> (Duration, u32) {
         const EACH: Duration = Duration::from_micros(500);
         let (mut number, mut next) = (0, Instant::now());
@@ -214,7 +217,7 @@ hosts = [
         (0..200).for_each(|_| drop(step(self)));
         self.nicd.kill().unwrap();
         self.nicd.wait().unwrap();
-        // What it had sent is still on its way.
+        // Packets that it had sent are still in flight.
         let gone = Instant::now();
         while gone.elapsed() < away {
             step(self);
@@ -236,13 +239,13 @@ hosts = [
         (took, came.len() as u32)
     }
 
-    /// The pod's process.
+    /// The PID of the pod.
     pub(crate) fn pod_pid(&mut self) -> u32 {
         assert!(self.pod.try_wait().unwrap().is_none(), "the pod has ended");
         self.pod.id()
     }
 
-    /// What a second pod is at the pipeline, `name`, whose frames have VLAN 9.
+    /// The pipeline's settings for a second pod, `name`, whose frames have VLAN 9.
     pub(crate) fn settings_of(&self, name: &str, number: u16) -> String {
         let socket = self.dir.path().join(format!("{name}.sock"));
         format!(
@@ -272,14 +275,14 @@ hosts = [
         self.wire.send(&[&frame]);
     }
 
-    /// A counter of a second pod at the pipeline.
+    /// The pipeline's counter for a second pod.
     pub(crate) fn counter_of(&self, name: &str, counter: &str) -> u64 {
         let status = self.status("nicd");
         let pod = status["pods"].as_array().unwrap().iter().find(|pod| pod["name"] == name).unwrap();
         pod["counters"][counter].as_u64().unwrap()
     }
 
-    /// Whether each interface of a pod is connected; nothing if the pipeline has no such pod.
+    /// Whether each interface of a pod is connected; `None` if the pipeline has no such pod.
     pub(crate) fn up(&self, pod: &str) -> Option<Vec<bool>> {
         let status = self.status("nicd");
         let found = status["pods"].as_array().unwrap().iter().find(|found| found["name"] == pod)?;
@@ -290,7 +293,7 @@ hosts = [
         self.until("the pod comes or goes", |world| world.up(pod).as_deref() == up);
     }
 
-    /// A command to the pipeline: the status of the answer, and its text.
+    /// Sends a command to the pipeline. Returns the HTTP status and the text of the answer.
     pub(crate) fn command(&self, command: &serde_json::Value) -> (u16, String) {
         let mut stream = UnixStream::connect(self.dir.path().join("nicd.sock")).unwrap();
         let body = command.to_string();
@@ -315,17 +318,17 @@ hosts = [
         self.until("the pipeline answers", |world| UnixStream::connect(world.dir.path().join("nicd.sock")).is_ok());
     }
 
-    /// Where a file, or socket, of this name is.
+    /// The path of a file or socket with this name.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Whether there is a file, or socket, of this name.
+    /// Whether a file or socket with this name exists.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.path(name).exists()
     }
 
-    /// Ends both programs; whether each ended well.
+    /// Ends both programs. Returns whether each ended successfully.
     pub(crate) fn stop(mut self) -> (bool, bool) {
         let end = |child: &mut Child| {
             rustix::process::kill_process(rustix::process::Pid::from_child(child), rustix::process::Signal::TERM)
@@ -342,7 +345,7 @@ hosts = [
     fn wait_until_it_forwards(&mut self) {
         self.until("the gateway forwards", |world| {
             world.drain();
-            // Not before it listens.
+            // The pod must listen first.
             if UnixStream::connect(world.dir.path().join("gw.sock")).is_err() {
                 return false;
             }
@@ -359,7 +362,7 @@ hosts = [
         }
     }
 
-    /// Sends packets of flows in turns, and takes what comes: flow and number of each.
+    /// Sends packets of flows in turn, and receives. Returns the flow and number of each received packet.
     pub(crate) fn exchange(
         &mut self,
         packets: u32,
@@ -384,7 +387,7 @@ hosts = [
             }
         }
         self.wire.flush();
-        // Until nothing comes for a while: longer than a worker may stand still.
+        // Until nothing has arrived for a while, which is longer than a worker may stall.
         let mut last = Instant::now();
         while all.len() < packets as usize && last.elapsed() < Duration::from_secs(2) {
             let before = all.len();
@@ -397,8 +400,8 @@ hosts = [
         all
     }
 
-    /// Counters are told every few milliseconds, but by threads that a busy machine may keep from it: until they have stood still for a while, and the
-    /// pipeline knows of the end of each packet.
+    /// Waits until counters have not changed for a while and the order queues are empty. Threads report counters every
+    /// few milliseconds, but a busy machine can delay them.
     fn await_counters(&mut self) {
         let mut before = None;
         self.until("counters stand still", |world| {
@@ -413,7 +416,7 @@ hosts = [
         });
     }
 
-    /// Three tenants send 500 packets a second, the fourth 20 times as much; what each sent.
+    /// Three tenants send 500 packets per second, and the fourth 20 times as many. Returns what each sent.
     pub(crate) fn burst(&mut self, time: Duration) -> BTreeMap<u32, u64> {
         let mut sent = BTreeMap::new();
         let began = Instant::now();
@@ -444,7 +447,7 @@ hosts = [
         self.received.get(&vni).copied().unwrap_or(0)
     }
 
-    /// Takes what has come: checks each packet, and answers ARP.
+    /// Receives what has arrived: checks each packet, and answers ARP.
     fn drain(&mut self) -> Vec<(u16, u32)> {
         let mut all = Vec::new();
         let mut answers = Vec::new();
@@ -488,14 +491,14 @@ hosts = [
         self.post("nicd", "command", &format!(r#"{{"command":"set_mode","pod":"vpc","mode":"{mode}"}}"#));
     }
 
-    /// What a program says to a request with a body.
+    /// A program's answer to a request with a body.
     pub(crate) fn post(&self, name: &str, what: &str, body: &str) -> serde_json::Value {
         let head =
             format!("POST /v1/{what} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json");
         self.request(name, &format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
     }
 
-    /// The capture that runs on the pod, and what comes of it.
+    /// Starts a capture on the pod. The thread returns the file.
     pub(crate) fn capture(&self, spec: CaptureSpec) -> JoinHandle<Vec<u8>> {
         let socket = self.dir.path().join("gw.sock");
         std::thread::spawn(move || {
@@ -511,18 +514,18 @@ hosts = [
         move |name| status["pods"][0]["order"][name].as_u64().unwrap()
     }
 
-    /// A counter of the pod at the pipeline.
+    /// The pipeline's counter for the pod.
     pub(crate) fn counter(&self, name: &str) -> u64 {
         self.status("nicd")["pods"][0]["counters"][name].as_u64().unwrap()
     }
 
-    /// Tenants with a meter of their own.
+    /// Tenants with a separate meter.
     pub(crate) fn limited(&self) -> Vec<u64> {
         let status = self.status("nicd");
         status["pods"][0]["limited_vnis"].as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect()
     }
 
-    /// Packets of each worker.
+    /// Number of packets of each worker.
     pub(crate) fn worker_packets(&self) -> Vec<u64> {
         let status = self.status("gw");
         status["workers"].as_array().unwrap().iter().map(|w| w["packets"].as_u64().unwrap()).collect()
@@ -563,7 +566,7 @@ pub(crate) fn ip_udp(source: [u8; 4], destination: [u8; 4], ports: (u16, u16), p
     [&header.emit()[..], &datagram, payload].concat()
 }
 
-/// A packet of a tenant's flow, with its number, and a payload of `len` bytes that the number decides.
+/// A packet of a tenant's flow with its number. Its payload has `len` bytes, which depend on the number.
 pub(crate) fn packet(vni: u32, flow: u16, number: u32, len: usize) -> Vec<u8> {
     let mut payload = number.to_be_bytes().to_vec();
     payload.resize(len, number as u8);
@@ -575,7 +578,7 @@ pub(crate) fn packet(vni: u32, flow: u16, number: u32, len: usize) -> Vec<u8> {
     [&link(GATEWAY_MAC, Mac([2, 0, 0, 0, 0, 11]))[..], &outer].concat()
 }
 
-/// VNI, flow and number of a packet that the gateway has sent on; it must be as it has to be.
+/// VNI, flow and number of a packet that the gateway has forwarded. Checks the packet's content.
 fn read(frame: &[u8], len: usize) -> Option<(u32, u16, u32)> {
     let outer = bifrost_nic::parse(frame, frame.len()).ok()?;
     if outer.dst_port != vxlan::UDP_PORT {
