@@ -248,7 +248,8 @@ impl Captures {
 
     /// Starts a capture, which ends when the stream is dropped.
     ///
-    /// # Errors The request is invalid, or another capture is running.
+    /// # Errors
+    /// The request is invalid, or another capture is running.
     pub(crate) fn begin(&self, spec: &CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
         spec.check()?;
         if spec.port.is_some() {

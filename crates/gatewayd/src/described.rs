@@ -15,7 +15,8 @@ const SOURCE_PORT: u16 = 50_000;
 
 /// Returns the frame for a gateway with these addresses, which uses `mac` outside and inside of tunnels.
 ///
-/// # Errors The description is not of a packet, or of one that cannot reach the gateway.
+/// # Errors
+/// The description is not of a packet, or of one that cannot reach the gateway.
 pub(crate) fn frame(spec: &GatewayTraceSpec, gateway: &[IpAddr], mac: Mac) -> Result<Vec<u8>, ApiError> {
     let packet = &spec.packet;
     packet.check_packet()?;

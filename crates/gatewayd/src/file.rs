@@ -57,7 +57,8 @@ impl Checker<'_> {
 
 /// Reads a file of type `T` and converts it to a `U`. All errors that `check` adds are reported together.
 ///
-/// # Errors All errors in the file.
+/// # Errors
+/// All errors in the file.
 pub fn load<T: DeserializeOwned, U>(
     path: &Path,
     check: impl FnOnce(T, &mut Checker<'_>) -> Option<U>,
@@ -68,7 +69,8 @@ pub fn load<T: DeserializeOwned, U>(
 
 /// Like [`load`], for a text. Errors name `path`.
 ///
-/// # Errors All errors in the text.
+/// # Errors
+/// All errors in the text.
 pub fn parse<T: DeserializeOwned, U>(
     path: &Path,
     text: &str,

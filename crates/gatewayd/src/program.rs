@@ -99,7 +99,8 @@ fn start_log() {
 
 /// Catches the signals that end the program. Called before anything is opened, so that no signal is lost.
 ///
-/// # Errors The operating system refuses it.
+/// # Errors
+/// The operating system refuses it.
 fn signals() -> Result<Signals> {
     Signals::new([SIGINT, SIGTERM]).context("waiting for signals")
 }
@@ -138,7 +139,8 @@ pub fn check_socket(path: &Path) -> Result<(), String> {
 
 /// Prints the state of the program behind a control socket as JSON.
 ///
-/// # Errors No program answers.
+/// # Errors
+/// No program answers.
 fn print_status(socket: &Path) -> Result<()> {
     use std::io::{Read as _, Write as _};
     let mut stream = std::os::unix::net::UnixStream::connect(socket)

@@ -61,15 +61,18 @@ pub trait Source: Send + Sync + 'static {
     fn samples(&self) -> Vec<Sample>;
     /// Executes a command.
     ///
-    /// # Errors The reason why it cannot be executed.
+    /// # Errors
+    /// The reason why it cannot be executed.
     fn command(&self, command: serde_json::Value) -> Result<serde_json::Value, ApiError>;
     /// The decisions about a described packet.
     ///
-    /// # Errors The description is invalid, or the decisions cannot be determined.
+    /// # Errors
+    /// The description is invalid, or the decisions cannot be determined.
     fn trace(&self, spec: &GatewayTraceSpec) -> Result<Trace, ApiError>;
     /// Starts a capture, which ends when the stream is dropped.
     ///
-    /// # Errors The request is invalid, or another capture is running.
+    /// # Errors
+    /// The request is invalid, or another capture is running.
     fn capture(&self, spec: &CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError>;
 }
 
@@ -84,7 +87,8 @@ pub struct StatusServer {
 impl StatusServer {
     /// Listens on a socket, replacing one that was left behind, and on an address for metrics.
     ///
-    /// # Errors Those of the operating system.
+    /// # Errors
+    /// Those of the operating system.
     pub fn start(path: &Path, metrics: Option<SocketAddr>, source: Arc<dyn Source>) -> io::Result<Self> {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("status").enable_all().build()?;

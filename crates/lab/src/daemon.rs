@@ -224,10 +224,10 @@ impl Remote {
             .with_context(|| format!("`bifrostctl {}` printed no JSON: {output}", all.join(" ")))
     }
 
-    /// Sends a request to the daemon's API itself, as an agent does, which starts no program for it. Returns the answer.
+    /// Sends a request directly to the daemon's API, as an agent does, without starting a program. Returns the answer.
     ///
     /// # Errors
-    /// It does not answer, or refuses.
+    /// The daemon does not answer, or refuses the request.
     pub fn post(&self, target: &str, body: &Value) -> Result<Value> {
         let body = body.to_string();
         let request = format!(
@@ -297,12 +297,12 @@ impl Daemon {
     /// [`Remote::post`] to this daemon.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Remote::post`].
     pub fn post(&self, target: &str, body: &Value) -> Result<Value> {
         self.remote.post(target, body)
     }
 
-    /// A counter of `bifrostctl stats`; what was never counted is 0.
+    /// A counter of `bifrostctl stats`; 0 if it does not exist yet.
     pub fn counter(&self, name: &str) -> Result<u64> {
         let stats = self.control(&["stats"])?;
         Ok(stats.get("counters").and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0))
@@ -409,7 +409,7 @@ impl Daemon {
     /// Upgrades the daemon, to the same program. Returns the daemon's report.
     ///
     /// # Errors
-    /// The upgrade fails. Then the process goes on, unless the new one was killed after it had taken over.
+    /// The upgrade fails. Then the process continues, unless the new one was killed after it had taken over.
     pub fn upgrade(&mut self) -> Result<Value> {
         let report = self.post("/v1/upgrade", &json!({}))?;
         let pid = report.get("pid").and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());

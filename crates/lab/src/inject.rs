@@ -96,7 +96,7 @@ fn set_ingress_loss(namespace: &Namespace, devices: &[String], loss_percent: f64
     set_rule(namespace, devices, verdict.as_deref()).with_context(|| format!("setting loss in {}", namespace.name()))
 }
 
-/// Replaces the rule for what arrives on `devices`.
+/// Replaces the rule for packets that arrive on `devices`.
 fn set_rule(namespace: &Namespace, devices: &[String], rule: Option<&str>) -> Result<()> {
     // Deleting a table that does not exist fails; adding one that exists does not.
     let mut rules = format!("add table netdev {TABLE}\ndelete table netdev {TABLE}\n");

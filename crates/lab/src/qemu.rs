@@ -1,5 +1,5 @@
 //! Virtual machines that move to another host while they run: QEMU without KVM, with the kernel that
-//! `scripts/install-debian-packages.sh` unpacks and nothing but Busybox.
+//! `scripts/install-debian-packages.sh` unpacks and only Busybox as user space.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use crate::netns::Namespace;
 use crate::{command, interrupt, process};
 
-/// Where the kernel and its modules are.
+/// Directory of the kernel and its modules.
 const KERNEL: &str = "/var/cache/bifrost-lab/kernel";
-/// What a machine loads, in order.
+/// Modules that a machine loads, in order.
 const MODULES: [&str; 8] = [
     "drivers/virtio/virtio_ring",
     "drivers/virtio/virtio",
@@ -29,22 +29,22 @@ const MODULES: [&str; 8] = [
     "drivers/net/net_failover",
     "drivers/net/virtio_net",
 ];
-/// How long a machine may take to start, and to move.
+/// Time limit for a machine to start, and to move.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What machines start from.
+/// The kernel and root file system of machines.
 #[derive(Debug)]
 pub struct Image {
     kernel: PathBuf,
     initrd: PathBuf,
 }
 
-/// How a machine's device is joined to its host.
+/// The host's end of a machine's network device.
 #[derive(Debug, Clone, Copy)]
 pub enum Device<'a> {
-    /// QEMU makes this socket, and a vhost-user port connects.
+    /// QEMU creates this socket, and a vhost-user port connects to it.
     VhostUser(&'a Path),
-    /// A TAP device of that name.
+    /// A TAP device with this name.
     Tap(&'a str),
 }
 
@@ -57,17 +57,17 @@ pub struct Qemu {
     console: PathBuf,
 }
 
-/// What QEMU says of a machine that has moved.
+/// QEMU's report about a migration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moved {
-    /// From its end here to its start there, ms.
+    /// Time from the machine's stop here to its start there, ms.
     pub downtime_ms: f64,
-    /// From the request to that, ms.
+    /// Time from the request to that start, ms.
     pub total_ms: f64,
 }
 
 impl Image {
-    /// Packs the root file system of a machine that answers pings and whose script serves.
+    /// Packs the root file system of a machine that answers pings and whose `script` serves requests.
     ///
     /// # Errors
     /// The kernel is missing.
@@ -104,7 +104,7 @@ impl Image {
 }
 
 impl Qemu {
-    /// Starts a machine in a host's namespace; `incoming`: it waits there for the one that is to move to it.
+    /// Starts a machine in a host's namespace. With `incoming`, it waits there for a migration.
     ///
     /// # Errors
     /// QEMU is missing.
@@ -135,7 +135,7 @@ impl Qemu {
                 command.args(["-netdev", &format!("tap,id=net,ifname={tap},script=no,downscript=no,vhost=off")])
             }
         };
-        // Without KVM, QEMU 7.2 dies of masking an MSI-X vector of a vhost device.
+        // Without KVM, QEMU 7.2 crashes when an MSI-X vector of a vhost device is masked.
         command
             .args(["-device", &format!("virtio-net-pci,netdev=net,romfile=,vectors=0,mac={mac}")])
             .arg("-kernel")
@@ -159,15 +159,15 @@ impl Qemu {
     /// Waits until its network is up.
     ///
     /// # Errors
-    /// It has ended, or does not start in time.
+    /// The machine has ended, or does not start in time.
     pub fn wait_until_ready(&mut self) -> Result<()> {
         self.wait("does not start", |machine| Ok(machine.console().contains("machine: up").then_some(())))
     }
 
-    /// Moves to the machine that waits there; when this returns, that one runs.
+    /// Migrates to the machine that waits at `to`. When this returns, that machine is running.
     ///
     /// # Errors
-    /// QEMU refuses, or it takes too long.
+    /// QEMU refuses, or the migration takes too long.
     pub fn migrate(&mut self, to: &Path) -> Result<Moved> {
         let mut control = self.wait("has no control socket", |machine| Ok(Control::open(&machine.control).ok()))?;
         control.ask("migrate", json!({"uri": format!("unix:{}", to.display())}))?;
@@ -222,7 +222,7 @@ impl Control {
         Ok(control)
     }
 
-    /// What a command returns; events are passed over.
+    /// Sends a command and returns its result. Events are skipped.
     fn ask(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let request = json!({"execute": command, "arguments": arguments});
         self.0.get_mut().write_all(format!("{request}\n").as_bytes()).context("asking QEMU")?;
@@ -244,7 +244,7 @@ impl Control {
     }
 }
 
-/// The one entry of a directory whose name starts with `prefix`.
+/// The only entry of a directory whose name starts with `prefix`.
 fn one(directory: &Path, prefix: &str) -> Result<PathBuf> {
     let hint = "scripts/install-debian-packages.sh unpacks a kernel there";
     let entries = fs::read_dir(directory).with_context(|| format!("reading {}: {hint}", directory.display()))?;

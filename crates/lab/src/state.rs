@@ -19,7 +19,7 @@ use crate::command;
 /// Where the state files and the daemons' sockets live.
 pub const STATE_DIRECTORY: &str = "/run/bifrost-lab";
 
-/// The script in a directory of a run that is Podman with a storage of the run's own.
+/// A script in a directory of a run. It is Podman with separate storage for the run.
 pub const PODMAN: &str = "podman";
 
 /// The claim of one running lab: its unique name, and the locked state file.
@@ -110,7 +110,7 @@ pub fn clean() -> Result<Vec<String>> {
             Err(TryLockError::Error(error)) => bail!("locking {}: {error}", path.display()),
         }
     }
-    // Before their namespaces and files go. Nothing else would end them: Podman starts them again.
+    // Before their namespaces and files are removed. Podman restarts containers, so nothing else ends them.
     for id in &dead {
         for podman in podmans(&Path::new(STATE_DIRECTORY).join(id)) {
             let shown = podman.display().to_string();
@@ -119,7 +119,7 @@ pub fn clean() -> Result<Vec<String>> {
                 Ok(names) => {
                     removed.push(format!("containers {}", names.split_whitespace().collect::<Vec<_>>().join(" ")))
                 }
-                // Its files go, and what it cannot remove is seen in the list of processes.
+                // The files are removed anyway. Containers that remain are visible in the list of processes.
                 Err(error) => eprintln!("{shown}: containers stay: {error:#}"),
             }
         }
@@ -139,7 +139,7 @@ pub fn clean() -> Result<Vec<String>> {
     Ok(removed)
 }
 
-/// The scripts [`PODMAN`] of a run: in its directory, and in directories there.
+/// The scripts [`PODMAN`] of a run: in its directory, and in subdirectories.
 fn podmans(directory: &Path) -> Vec<PathBuf> {
     let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let parts = entries(directory).filter(|path| path.is_dir());

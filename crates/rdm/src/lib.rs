@@ -10,7 +10,6 @@
 //!
 //! The order of calls in a loop: completions of control datagrams ([`Engine::on_control`]) before those of data
 //! ([`Engine::on_arrival`], [`Engine::on_sent`]), then [`Engine::turn`], then the work in the output.
-//! ([`Engine::on_arrival`], [`Engine::on_sent`]), then [`Engine::turn`], then the work that is in the output.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

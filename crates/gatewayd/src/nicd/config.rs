@@ -224,7 +224,8 @@ impl PodSettings {
     /// Parses the settings of a pod that is added. `text` is TOML like the body of a `[[pods]]` section. `longest`:
     /// length of the longest frame, bytes.
     ///
-    /// # Errors All errors in the settings. They name `path`.
+    /// # Errors
+    /// All errors in the settings. They name `path`.
     pub fn parse(path: &Path, text: &str, longest: usize) -> Result<Self, FileErrors> {
         file::parse(path, text, |pod: Pod, checker| {
             let name = pod.name.get_ref();

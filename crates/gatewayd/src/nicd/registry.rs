@@ -49,8 +49,9 @@ impl Pods {
     /// Adds the pods of the configuration, and those that were added at run time earlier, to a pipeline that does not
     /// run yet.
     ///
-    /// # Errors A pod of the configuration cannot be added. A pod of the directory that cannot be added is skipped, so
-    /// that it does not stop the others.
+    /// # Errors
+    /// A pod of the configuration cannot be added. A pod of the directory that cannot be added is skipped, so that it
+    /// does not stop the others.
     pub(super) fn start(&mut self, configured: &[PodSettings], pipeline: &mut Pipeline) -> Result<()> {
         for settings in configured {
             pipeline.check(&settings.pipeline)?;

@@ -109,7 +109,8 @@ pub(super) type Connected = Vec<Option<Client>>;
 impl Life {
     /// Connects for the first time: at least one interface, and all others whose pipelines are running.
     ///
-    /// # Errors There is no pipeline within ten seconds, or a pipeline refuses the connection.
+    /// # Errors
+    /// There is no pipeline within ten seconds, or a pipeline refuses the connection.
     pub(super) fn begin(&self) -> Result<Connected> {
         let until = Instant::now() + PATIENCE;
         loop {

@@ -1,5 +1,5 @@
-//! `apply`: the time until one route or port that an agent adds or deletes is in force, on a host with very many
-//! routes, and what its guests notice of it.
+//! `apply`: the time until a single route or port that an agent adds or deletes is in force, on a host with very many
+//! routes, and the effect on the latency of its guests.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -26,28 +26,28 @@ use crate::stats::{Spread, cell, median_of, paired_ratio};
 
 /// Routes of the host, by default and with `--quick`.
 const ROUTES: [u32; 2] = [1_000_000, 100_000];
-/// Objects of a batch that adds the routes.
+/// Number of objects in a batch of routes.
 const BATCH: u32 = 10_000;
-/// The VPC with the routes, and a prefix that none of them has.
+/// The VPC with the routes, and a prefix that none of them contains.
 const VNI: u32 = 300;
 const OTHER_PREFIX: &str = "172.16.0.0/24";
 /// Pause between two changes.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Interval of the guests' requests, and the port of the server.
+/// Interval of the guests' requests, and the server's port.
 const INTERVAL: Duration = Duration::from_millis(1);
 const ECHO_PORT: u16 = 5_555;
-/// The longest that 99 of 100 changes may take, ms.
+/// Bound for the 99th percentile of the changes' times, ms.
 const MOST_MS: f64 = 5.0;
-/// Required ratio of the guests' P99.9 while objects change to that without changes.
+/// Bound for the guests' P99.9 while objects change, relative to that without changes.
 const MOST_LATENCY: f64 = 1.1;
-/// Time until the tables of added routes have been merged.
+/// Time until the tables have been merged after routes were added.
 const SETTLE: Duration = Duration::from_secs(30);
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct Apply;
 
-/// What is added and deleted in turn.
+/// The object that is added and deleted in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
@@ -77,14 +77,15 @@ impl fmt::Display for What {
 /// A period in which one kind of object changes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What changes.
+    /// The kind of object.
     #[serde(rename = "mode")]
     pub what: What,
     /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Routes of the host.
+    /// Number of routes of the host.
     pub routes: u32,
-    /// Time of each change, from the request until its answer, which comes when all workers have it, ms; ascending.
+    /// Times of all changes, from the request until the answer, which comes when all workers have applied the change,
+    /// ms; ascending.
     pub change_ms: Vec<f64>,
     /// 99.9th percentile of the guests' requests, µs.
     pub guest_latency_us_p99_9: f64,
@@ -214,7 +215,7 @@ impl Experiment for Apply {
     }
 }
 
-/// The route number `n` of the first host's daemon: to a prefix of its own, of 2^24 at most, on the other host.
+/// Route number `n`, below 2^24, of the first host's daemon: a separate /32 prefix on the other host.
 fn route(n: u32, peer: &str) -> Value {
     let prefix = Ipv4Addr::from(0x0a00_0000 + n);
     json!({ "op": "set", "kind": "route", "owner": "lab",
@@ -236,7 +237,7 @@ fn add_routes(network: &Network, routes: u32) -> Result<()> {
         let items: Vec<Value> = (first..routes.min(first + BATCH)).map(|n| route(n, &peer)).collect();
         daemon.post("/v1/apply", &json!({ "items": items }))?;
     }
-    // The tables of the last batches are merged when nothing has changed for a while.
+    // The tables of the last batches are merged once nothing has changed for a while.
     interrupt::sleep(SETTLE.mul_f64((f64::from(routes) / f64::from(ROUTES[0])).min(1.0)))
 }
 
@@ -264,7 +265,7 @@ fn measure(lab: &Lab, network: &Network, what: What, (repetition, routes): (u32,
     })
 }
 
-/// Adds and deletes an object until it is told to stop. Returns how long each change took, ms.
+/// Adds and deletes an object until `stop` is set. Returns how long each change took, ms.
 fn change(daemon: &Remote, what: What, stop: &AtomicBool) -> Result<Vec<f64>> {
     let (kind, key, spec) = match what {
         What::Nothing => return Ok(Vec::new()),

@@ -1,6 +1,6 @@
-//! `flow-log`: flow records at a hundred thousand new conversations per second. A guest sends datagrams, each of
-//! another conversation; `tshark` reads what an IPFIX collector gets. Every packet must be in a record, or counted, and
-//! the daemon's memory must stay within what `flow_log.flows` permits.
+//! `flow-log`: flow records at a hundred thousand new conversations per second. A guest sends datagrams, each of a
+//! different conversation, and `tshark` reads the messages that an IPFIX collector receives. Every packet must be in a
+//! record or be counted as unlogged, and the daemon's memory must stay within the bound that `flow_log.flows` implies.
 
 mod collector;
 
@@ -29,26 +29,27 @@ use crate::stats::{Spread, cell, median_of};
 use crate::topology::Guest;
 use crate::{inject, interrupt, turns};
 
-/// New conversations per second that the guest begins, and that must be logged: it skips what it cannot send in time.
+/// Rate at which the guest starts conversations, 1/s, and the rate that must be logged. The guest skips packets that it
+/// cannot send in time.
 const OFFERED_PER_S: f64 = 110_000.0;
 const LEAST_PER_S: f64 = 100_000.0;
-/// How long records may be under way after the last packet.
+/// How long records may be in flight after the last packet.
 const PATIENCE: Duration = Duration::from_secs(15);
 const TICK: Duration = Duration::from_millis(100);
-/// Memory of the daemon beside its tables, MiB: records on their way to file and collector.
+/// Memory of the daemon in addition to its tables, MiB: records in flight to the file and the collector.
 const BESIDE_MIB: f64 = 96.0;
-/// Bytes that a conversation in the table takes, as docs/operations/configuration.md says.
+/// Size of a conversation in the table, bytes, as stated in docs/operations/configuration.md.
 const FLOW_BYTES: f64 = 200.0;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct FlowLogExperiment;
 
-/// What is logged.
+/// The room for logged conversations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Logging {
-    /// Nothing.
+    /// Nothing is logged.
     Off,
     /// There is room for all conversations.
     Room,
@@ -59,7 +60,7 @@ pub enum Logging {
 impl Logging {
     const ALL: [Logging; 3] = [Logging::Off, Logging::Room, Logging::Crowded];
 
-    /// `flow_log.flows`: a conversation is in the table for at least a second, and at most two.
+    /// The value of `flow_log.flows`. A conversation stays in the table for one to two seconds.
     fn flows(self) -> Option<u32> {
         match self {
             Logging::Off => None,
@@ -79,24 +80,24 @@ impl fmt::Display for Logging {
     }
 }
 
-/// One flood of conversations.
+/// The result of one flood of conversations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What is logged.
+    /// The room for logged conversations.
     pub mode: Logging,
     /// Number of the repetition, from 0.
     pub repetition: u32,
     /// Duration of the flood, s.
     pub duration_s: f64,
-    /// Packets that the switch fetched, each of another conversation.
+    /// Packets that the switch fetched, each of a different conversation.
     pub received_packets: u64,
-    /// Processor time of the daemon, flood and export, s.
+    /// Processor time of the daemon during flood and export, s.
     pub processor_s: f64,
-    /// Records that the switch made.
+    /// Records that the switch created.
     pub created_records: u64,
-    /// Records that found no room on their way to the exporter.
+    /// Records lost because the queue to the exporter was full.
     pub lost_records: u64,
-    /// Packets of conversations that found no room in the table.
+    /// Packets not logged because the table of conversations was full.
     pub unlogged_packets: u64,
     /// Records sent to the collector.
     pub sent_records: u64,
@@ -104,9 +105,9 @@ pub struct Row {
     pub unsent_records: u64,
     /// Records that `tshark` read at the collector.
     pub collected_records: u64,
-    /// Packets of these records.
+    /// Packets counted in these records.
     pub collected_packets: u64,
-    /// The most that the daemon's memory grew, MiB.
+    /// Maximum growth of the daemon's memory, MiB.
     pub memory_mib: f64,
 }
 
@@ -115,7 +116,7 @@ impl Row {
         self.received_packets as f64 / self.duration_s
     }
 
-    /// Packets and records that are neither where they belong nor counted.
+    /// Number of packets and records that were neither collected nor counted as lost.
     fn stray(&self) -> u64 {
         self.received_packets.abs_diff(self.collected_packets + self.unlogged_packets)
             + self.created_records.abs_diff(self.sent_records + self.unsent_records + self.lost_records)
@@ -240,7 +241,7 @@ impl Experiment for FlowLogExperiment {
 
 fn measure(lab: &Lab, logging: Logging, repetition: u32) -> Result<Row> {
     let label = format!("{logging}-{repetition}");
-    // The sender gets a processor of its own: it must keep its rate.
+    // The sender gets a separate processor, because it must keep its rate.
     let sender = container(lab, (1, "sender"), Ipv4Addr::new(10, 1, 0, 1), true)?;
     let sink = container(lab, (2, "sink"), Ipv4Addr::new(10, 1, 0, 2), true)?;
     let ports = [&sender, &sink].map(|guest| port(guest, 201, "")).concat();
@@ -248,7 +249,7 @@ fn measure(lab: &Lab, logging: Logging, repetition: u32) -> Result<Row> {
         Settings { more: vec![format!("[[vpc]]\nvni = 201\nreliability = \"off\"\n{ports}")], ..lab.settings() };
     let mut network = lab.network_with(Mode::Off, &label, settings)?;
     let daemon = &network.overlay.daemons[0];
-    // Its kernel would answer that nobody listens.
+    // Otherwise the sink's kernel would answer with ICMP errors, because no program listens.
     inject::count_and_drop(&sink.namespace, "eth0", "ip protocol udp")?;
     let file = lab.logs(&label).join("ipfix.pcap");
     let collector = Collector::start(&network.topology.hosts[1], &file)?;
@@ -277,7 +278,7 @@ fn measure(lab: &Lab, logging: Logging, repetition: u32) -> Result<Row> {
         interrupt::sleep(TICK)?;
         most_kib = most_kib.max(daemon.memory_kib()?);
     }
-    // The last records are on their way.
+    // Waits for the last records in flight.
     interrupt::sleep(10 * TICK)?;
     let after = Counters::read(daemon)?;
     let processor_s = daemon.cpu_seconds()? - processor_s;

@@ -27,7 +27,8 @@ const GROUPS: [u32; 5] = [1, 4, 16, 50, 500];
 const QUICK_GROUPS: [u32; 2] = [1, 50];
 /// Difference of the paths' delays, µs: path k is delayed by k times this value, in addition to [`BASE_US`].
 const STEP_US: u32 = 100;
-/// Delay of all paths, µs. Without it, a path would be several times slower than the best one and not be used.
+/// Delay of all paths, µs. Without it, the slower paths would be several times slower than the best one, and so would
+/// not be used.
 const BASE_US: u32 = 300;
 
 /// The experiment.

@@ -1,5 +1,5 @@
-//! `gw-bgp`: what BGP proxies and the priority ring are for: sessions of the switch, how soon a pod that hangs is
-//! missed, sessions under overload, and how soon a restarted switch has all routes.
+//! `gw-bgp`: the benefit of BGP proxies and the priority ring: number of the switch's sessions, detection time of a pod
+//! that hangs, sessions under overload, and convergence of a restarted switch.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -28,64 +28,64 @@ use crate::report::Table;
 use crate::results::{from_values, to_values};
 use crate::stats::{Spread, cell};
 
-/// Pods of the server.
+/// Number of pods of the server.
 const PODS: usize = 4;
 const PROXIES: usize = 2;
-/// What a pod takes a second while it is overloaded, and what comes: four times as much.
+/// Packets per second that an overloaded pod processes; it gets four times as many.
 const CAPACITY: u32 = 2500;
 const OVERLOAD: u32 = 4 * CAPACITY;
-/// Servers of the switch that is restarted; their proxies, or their pods, are processes of GoBGP.
+/// Number of servers of the switch that is restarted. Their proxies or pods are processes of GoBGP.
 const SERVERS: usize = 64;
-/// Both ends of their sessions.
+/// Both ends of these sessions.
 const SITE: gobgp::Site = gobgp::Site { asn: 64_512, switch_asn: 65_000, switch: Ipv4Addr::new(10, 4, 255, 254) };
-/// How long the switch is waited for: longer than its bar, so that a slow one is measured.
+/// Time limit for the switch to converge: more than its bar, so that a slow switch is measured, too.
 const CONVERGES: Duration = Duration::from_secs(120);
-/// Between two looks at its routes, each of which takes time of its daemon.
+/// Interval at which its routes are read, which takes time of its daemon.
 const LOOK: Duration = Duration::from_millis(20);
-/// A number of a row.
+/// Accessor of a field.
 type Field = fn(&Row) -> f64;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct GwBgp;
 
-/// A server with pods behind two proxies, and a switch with many such servers.
+/// The result for a server with pods behind two proxies, and for a switch with many such servers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What pods were.
+    /// The form of the pods.
     #[serde(rename = "mode")]
     pub containers: Pods,
-    /// What the switch runs.
+    /// The switch's BGP daemon.
     pub switch: Daemon,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// Pods of the server.
+    /// Number of pods of the server.
     pub pods: u32,
-    /// Established sessions of the switch with it.
+    /// Number of the switch's established sessions with it.
     pub switch_sessions: u32,
-    /// Paths that the switch knows to the pods' address: each pod by way of each proxy.
+    /// Number of the switch's paths to the pods' address: to each pod through each proxy.
     pub paths: u32,
-    /// Pods to which the switch's kernel sends packets.
+    /// Number of pods to which the switch's kernel sends packets.
     pub next_hops: u32,
-    /// From SIGSTOP of a pod until the switch sends nothing to it any more, ms.
+    /// Time from SIGSTOP of a pod until the switch sends no more packets to it, ms.
     pub hung_ms: f64,
-    /// Packets sent for each that came through, under overload.
+    /// Ratio of packets sent to packets that passed, under overload.
     pub overload: f64,
-    /// BFD sessions of the overloaded pod that went down, with the priority ring.
+    /// Number of times that BFD sessions of the overloaded pod went down, with the priority ring.
     pub bfd_flaps: u32,
-    /// Its BGP sessions that ended.
+    /// Number of its BGP sessions that ended.
     pub bgp_flaps: u32,
-    /// BFD sessions that went down under the same load, without the priority ring.
+    /// Number of times that BFD sessions went down under the same load, without the priority ring.
     pub bfd_flaps_without: u32,
-    /// BGP sessions that ended.
+    /// Number of BGP sessions that ended.
     pub bgp_flaps_without: u32,
-    /// Sessions of a switch with 64 servers, two proxies each.
+    /// Number of sessions of a switch with 64 servers, with two proxies each.
     pub proxy_sessions: u32,
-    /// From its restart until it has all sessions and routes, ms.
+    /// Time from its restart until it has all sessions and routes, ms.
     pub proxy_convergence_ms: f64,
-    /// Sessions of a switch with 64 servers, four pods each, without proxies.
+    /// Number of sessions of a switch with 64 servers, with four pods each and without proxies.
     pub pod_sessions: u32,
-    /// From its restart until it has all sessions and routes, ms.
+    /// Time from its restart until it has all sessions and routes, ms.
     pub pod_convergence_ms: f64,
 }
 
@@ -253,7 +253,7 @@ fn spread<'a>(rows: impl Iterator<Item = &'a Row>, field: Field) -> Option<Sprea
 }
 
 fn measure(lab: &Lab, switch: Daemon, repetition: u32) -> Result<Row> {
-    // Short: Podman puts a path that contains it into the address of a socket.
+    // Short, because Podman puts a path that contains it into the address of a socket.
     let label = |part: &str| format!("{part}-{}{repetition}", &switch.name()[..1]);
     let fabric = Fabric::start(lab, &label("pods"), Settings { proxies: PROXIES, switch, ..Settings::default() })?;
     let names: Vec<String> = (1..=PODS).map(|number| format!("pod-{number}")).collect();
@@ -292,7 +292,7 @@ fn measure(lab: &Lab, switch: Daemon, repetition: u32) -> Result<Row> {
     })
 }
 
-/// What sessions of an overloaded pod were like.
+/// Sessions of an overloaded pod.
 struct Overloaded {
     overload: f64,
     bfd: u32,
@@ -315,8 +315,8 @@ fn overload(lab: &Lab, label: &str, switch: Daemon, priority: bool) -> Result<Ov
     Ok(Overloaded { overload, bfd: after.0.saturating_sub(before.0), bgp: after.1.saturating_sub(before.1) })
 }
 
-/// How often BFD sessions of a pod have gone down, and BGP sessions have ended, as the pod says: FRR forgets both
-/// together with a dynamic peer.
+/// How often BFD sessions of a pod have gone down, and BGP sessions have ended, according to the pod. FRR removes both
+/// counters together with a dynamic peer.
 fn ends(pod: &Value) -> (u32, u32) {
     let sum = |name: &str| {
         let peers = pod["bgp"].as_array().into_iter().flatten();
@@ -325,8 +325,8 @@ fn ends(pod: &Value) -> (u32, u32) {
     (sum("bfd_downs"), sum("ended_sessions"))
 }
 
-/// Sessions of a switch with 64 servers that have `peers` each, and the time from its restart until it has all of them
-/// and their routes, ms.
+/// Number of sessions of a switch with 64 servers, each with `peers` peers, and the time from the switch's restart
+/// until it has all sessions and routes, ms.
 fn convergence(lab: &Lab, label: &str, daemon: Daemon, peers: usize, routes_of_each: usize) -> Result<(u32, f64)> {
     let directory = lab.run.directory().join(label);
     std::fs::create_dir_all(&directory)?;
@@ -356,17 +356,17 @@ fn convergence(lab: &Lab, label: &str, daemon: Daemon, peers: usize, routes_of_e
     wait("the switch has all routes", &is_there)?;
     let began = Instant::now();
     running.kill()?;
-    // What it says of itself before it is back is of no use.
+    // Errors are ignored while the daemon restarts.
     let again = || Ok(is_there().unwrap_or(None));
     wait("the switch has all routes again", &again)?;
     Ok((sessions as u32, began.elapsed().as_secs_f64() * 1e3))
 }
 
-/// What speaks for all servers: `of_each` on each, with as many of the addresses of the server's pods each.
+/// The speakers of all servers: `of_each` per server, each with `routes_of_each` of the addresses of the server's pods.
 fn speakers(of_each: usize, routes_of_each: usize) -> Vec<Peer> {
     let vip = |server: usize, pod: usize| IpNet::from(IpAddr::from([10, 0, server as u8, pod as u8]));
     let speaker = |server: usize, number: usize| {
-        // Each proxy announces all pods of its server; without proxies each pod announces itself.
+        // Each proxy announces all pods of its server. Without proxies, each pod announces itself.
         let first = if routes_of_each == 1 { number } else { 0 };
         let routes = (first..first + routes_of_each).map(|pod| vip(server, pod)).collect();
         Peer { address: Ipv4Addr::new(10, 4, server as u8, 1 + number as u8), routes }
@@ -374,9 +374,9 @@ fn speakers(of_each: usize, routes_of_each: usize) -> Vec<Peer> {
     (0..SERVERS).flat_map(|server| (0..of_each).map(move |number| speaker(server, number))).collect()
 }
 
-/// FRR's configuration, as the switch of `peers`: like that of `bifrostctl gw bgp config switch` it names each of
-/// them, tries to connect every second, and has the same hold time. A connection whose OPEN is not answered is given up
-/// after that time, and tried again.
+/// FRR's configuration, as the switch of `peers`. Like that of `bifrostctl gw bgp config switch`, it names each peer,
+/// tries to connect every second, and has the same hold time. A connection whose OPEN is not answered is closed after
+/// the hold time, and retried.
 fn frr(peers: &[Peer]) -> String {
     let gobgp::Site { asn, switch_asn, switch } = SITE;
     let neighbors = peers.iter().map(|Peer { address, .. }| format!(" neighbor {address} peer-group servers\n"));

@@ -1,5 +1,5 @@
-//! `gw-elastic`: how soon a new pod works, what moving an address to another pod costs, and how soon one that is gone is
-//! missed.
+//! `gw-elastic`: time until a new pod forwards, the cost of moving an address to another pod, and the time until the
+//! switch avoids a pod that is gone.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,24 +22,24 @@ use crate::report::Table;
 use crate::results::{from_values, to_values};
 use crate::stats::{Spread, cell};
 
-/// Probes a second while an address moves, and while a pod is awaited.
+/// Probes per second while an address moves, and while a new pod is awaited.
 const PROBES: u32 = 10_000;
 const FEW_PROBES: u32 = 1000;
-/// Pods of the service that is upgraded.
+/// Number of pods of the service that is upgraded.
 const SERVICE: u32 = 2;
-/// What a pod of the service that is scaled takes a second.
+/// Packets per second that a pod of the scaled service processes.
 const CAPACITY: u32 = 7000;
-/// For how long it is scaled, s.
+/// Duration of the scaling, s.
 const SCALING_S: u32 = 10;
 
-/// A number of a row.
+/// Accessor of a field.
 type Field = fn(&Row) -> f64;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct GwElastic;
 
-/// What pods were.
+/// The form of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pods {
@@ -47,63 +47,64 @@ pub enum Pods {
     Podman,
 }
 
-/// A pod that is created, moved, and lost.
+/// The result for pods that are created, moved and lost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What pods were.
+    /// The form of the pods.
     #[serde(rename = "mode")]
     pub pods: Pods,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
-    /// From the command that creates the first pod until it is connected with the pipeline, ms.
+    /// Time from the command that creates the first pod until it is connected to the pipeline, ms.
     pub connected_ms: f64,
-    /// From that command until the first packet has come through it, which the switch has sent by the pod's route, ms.
+    /// Time from that command until the first packet has passed through the pod, which the switch sent by the pod's
+    /// route, ms.
     pub first_packet_ms: f64,
-    /// How long moving the address to another pod took, with all waiting, s.
+    /// Duration of the move of the address to another pod, including all waiting, s.
     pub migration_s: f64,
     /// Probes sent meanwhile.
     pub sent_probes: u32,
-    /// Of these, probes that did not come.
+    /// Probes lost, of these.
     pub lost_probes: u32,
     /// TCP streams that were open meanwhile.
     pub streams: u32,
-    /// Of these, streams that ended early, or lacked bytes.
+    /// Streams that ended early or lacked bytes, of these.
     pub broken_streams: u32,
-    /// Segments that streams retransmitted.
+    /// Segments that the streams retransmitted.
     pub retransmitted_segments: u64,
-    /// The longest time that a receiver waited for more, ms.
+    /// The longest time that a receiver waited for data, ms.
     pub stalled_ms: f64,
-    /// TCP streams through the translation to the Internet that were open meanwhile.
+    /// TCP streams through NAT to the Internet that were open meanwhile.
     pub nat_streams: u32,
-    /// Of these, streams that ended early, or lacked bytes.
+    /// Streams that ended early or lacked bytes, of these.
     pub broken_nat_streams: u32,
     /// Segments that they retransmitted.
     pub nat_retransmitted_segments: u64,
-    /// Sessions of translation that went on in the new pod.
+    /// NAT sessions that continued in the new pod.
     pub moved_sessions: u32,
-    /// Connections through the translation that were begun meanwhile.
+    /// Connections through NAT that were started meanwhile.
     pub opened_connections: u32,
-    /// Of these, connections that were not open within ten seconds.
+    /// Connections that were not open within ten seconds, of these.
     pub failed_connections: u32,
-    /// How long the slowest of the others took, ms.
+    /// The longest setup time of the other connections, ms.
     pub slowest_connection_ms: f64,
-    /// From SIGSTOP of one of two pods until the switch sends nothing to it any more, ms.
+    /// Time from SIGSTOP of one of two pods until the switch sends no more packets to it, ms.
     pub hung_ms: f64,
-    /// Probes lost of 10,000 a second when one of two pods is killed, which comes back by itself.
+    /// Probes lost, of 10,000 per second, when one of two pods is killed and restarts automatically.
     pub killed_lost_probes: u32,
-    /// Pods of a service that were replaced by a rolling upgrade.
+    /// Number of pods of a service that a rolling upgrade replaced.
     pub upgraded_pods: u32,
-    /// How long that took, s.
+    /// Duration of the upgrade, s.
     pub upgrade_s: f64,
-    /// Probes lost of 10,000 a second meanwhile.
+    /// Probes lost meanwhile, of 10,000 per second.
     pub upgrade_lost_probes: u32,
-    /// Probes lost of those that an overloaded pod got, percent.
+    /// Share of the probes to an overloaded pod that were lost, percent.
     pub overload_lost_percent: f64,
-    /// From the start of `autoscale` until the switch sends to a second pod, s.
+    /// Time from the start of `autoscale` until the switch sends packets to a second pod, s.
     pub scale_out_s: f64,
-    /// Pods afterwards.
+    /// Number of pods afterwards.
     pub scaled_pods: u32,
-    /// Probes lost then, percent.
+    /// Share of probes lost then, percent.
     pub scaled_lost_percent: f64,
 }
 
@@ -264,10 +265,10 @@ impl Experiment for GwElastic {
                 "connections",
             )
             .exact(),
-            // The least retransmission timeout of Linux: none has waited for one.
+            // Linux's minimum retransmission timeout: no stream has waited for one.
             Bar::new("a TCP stream stands still for", most(|row| row.stalled_ms), Sense::AtMost, 200.0, "ms"),
             Bar::new("a pod that hangs is missed after", median(|row| row.hung_ms), Sense::AtMost, 300.0, "ms"),
-            // As many as would be lost in 300 ms if all went to that pod.
+            // The number that would be lost in 300 ms if all packets went to that pod.
             Bar::new(
                 "probes lost when one of two pods is killed",
                 median(|row| row.killed_lost_probes.into()),
@@ -387,7 +388,7 @@ fn measure(lab: &Lab, repetition: u32) -> Result<Row> {
     })
 }
 
-/// What more pods change for an overloaded service.
+/// The effect of additional pods on an overloaded service.
 struct Scaled {
     before: f64,
     out_s: f64,

@@ -1,5 +1,5 @@
-//! `gw-kill`: SIGKILL for each program of a gateway in turn, under load: what is lost, and how soon all is as before
-//! without anybody doing anything.
+//! `gw-kill`: SIGKILL for each program of a gateway in turn, under load: packet loss, and the time until everything is
+//! restored automatically.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -23,30 +23,30 @@ use crate::report::Table;
 use crate::results::{from_values, to_values};
 use crate::stats::{Spread, cell};
 
-/// Probes a second.
+/// Probes per second.
 const PROBES: u32 = 10_000;
 const PODS: usize = 2;
 const PROXIES: usize = 2;
-/// Within this BFD (three intervals of 50 ms, counted from the last packet), the proxies and the switch's kernel have
-/// taken a pod that is gone out of the route.
+/// Time within which BFD detects that a pod is gone (three intervals of 50 ms, counted from the last packet), and the
+/// proxies and the switch's kernel have removed it from the route, ms.
 const MISSED_MS: f64 = 300.0;
-/// The share of one of two pods in the probes' 64 flows: half, and three standard deviations of a fair hash.
+/// Bound for the share of one of two pods in the probes' 64 flows: half, plus three standard deviations of a fair hash.
 const SHARE: f64 = 0.5 + 3.0 * 0.0625;
-/// Within this a program that all routes depend on is back, and the routes with it: the service manager waits for
-/// 100 ms, the program starts in 400 ms; then a neighbour that has just tried to connect tries again after 1 s
-/// (`timers connect 1`, and the same in pods), and an announcement takes 500 ms to the switch's kernel.
+/// Time within which a program that all routes depend on has restarted, and the routes are back, ms: the service
+/// manager waits for 100 ms, and the program starts in 400 ms. A neighbour that has just tried to connect tries again
+/// after 1 s (`timers connect 1`, and the same in pods), and an announcement reaches the switch's kernel in 500 ms.
 const RESTARTED_MS: f64 = 2000.0;
-/// Time after its start during which FRR sets the Restart State bit (RFC 4724), whatever its configuration, s. A switch
-/// that restarts does not wait for the routes of such a neighbour, and its kernel has none until they arrive.
+/// How long FRR sets the Restart State bit after its start (RFC 4724), whatever its configuration, s. A switch that
+/// restarts does not wait for the routes of such a neighbour, so its kernel has none until they arrive.
 const STARTING_S: f64 = 120.0;
-/// What a new pod may take until it forwards: whatever was killed, all is as before by then.
+/// Maximum time of a new pod until it forwards, ms. Whatever was killed, everything must be restored by then.
 const BACK_MS: f64 = 10_000.0;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct GwKill;
 
-/// What gets SIGKILL.
+/// The program that gets SIGKILL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Victim {
@@ -58,15 +58,16 @@ pub enum Victim {
     Proxy,
     /// bgpd of the switch.
     Switch,
-    /// BIRD, if that is what the switch runs.
+    /// BIRD, if the switch runs it.
     Bird,
 }
 
 impl Victim {
-    /// In the order in which they are killed: a proxy that has started again is starting for two minutes.
+    /// In the order in which they are killed. The proxy is last, because it counts as starting for two minutes after a
+    /// restart.
     const ALL: [Victim; 5] = [Victim::Pod, Victim::Pipeline, Victim::Switch, Victim::Bird, Victim::Proxy];
 
-    /// What the switch runs meanwhile.
+    /// The switch's BGP daemon meanwhile.
     fn daemon(self) -> Daemon {
         match self {
             Victim::Pod | Victim::Pipeline | Victim::Proxy | Victim::Switch => Daemon::Frr,
@@ -84,7 +85,8 @@ impl Victim {
         }
     }
 
-    /// For how long no probe may come, ms, and how many of them may be lost. `settled`: proxies have started long ago.
+    /// Bounds for the longest time without a probe, ms, and for the number of lost probes. `settled`: the proxies have
+    /// been running for long.
     fn bars(self, settled: bool) -> (f64, f64) {
         let of = |ms: f64, share: f64| ms / 1e3 * f64::from(PROBES) * share;
         match self {
@@ -92,29 +94,30 @@ impl Victim {
             // The kernel keeps the routes (RFC 4724).
             Victim::Switch | Victim::Bird if settled => (100.0, 0.0),
             Victim::Pipeline | Victim::Switch | Victim::Bird => (RESTARTED_MS, of(RESTARTED_MS, 1.0)),
-            // No packet passes through it, and the other proxy has the same routes: what is left is the scheduler's.
+            // No packet passes through a proxy, and the other proxy has the same routes. The rest is the scheduler's
+            // delay.
             Victim::Proxy => (100.0, 0.0),
         }
     }
 }
 
-/// A program that is killed.
+/// The result of killing one program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What gets SIGKILL.
+    /// The program.
     #[serde(rename = "mode")]
     pub victim: Victim,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
     /// Probes sent.
     pub sent_probes: u32,
-    /// Of these, probes that did not come.
+    /// Probes lost, of these.
     pub lost_probes: u32,
-    /// The longest time between two that came, ms.
+    /// The longest time between two received probes, ms.
     pub longest_gap_ms: f64,
-    /// Until all sessions and next hops were there again, ms.
+    /// Time until all sessions and next hops existed again, ms.
     pub back_ms: f64,
-    /// How long its neighbours had run, s.
+    /// How long its neighbours had been running, s.
     pub neighbours_ran_s: f64,
 }
 
@@ -232,7 +235,7 @@ fn spread(rows: &[Row], victim: Victim, field: fn(&Row) -> f64) -> Option<Spread
 
 fn measure(fabric: &Fabric, victim: Victim, repetition: u32, started: Instant) -> Result<Row> {
     until("all sessions are there", || Ok(is_whole(fabric).then_some(())))?;
-    // What was begun before this, such as timers of restarts, is over.
+    // Waits until earlier activity has ended, such as restart timers.
     interrupt::sleep(Duration::from_secs(2))?;
     let probes = fabric.probe(PROBES)?;
     interrupt::sleep(Duration::from_secs(1))?;
@@ -244,11 +247,11 @@ fn measure(fabric: &Fabric, victim: Victim, repetition: u32, started: Instant) -
         Victim::Proxy => fabric.proxy(0).kill(&["bgpd", "bfdd", "zebra"])?,
         Victim::Switch | Victim::Bird => fabric.switch().kill_bgp()?,
     }
-    // It has been noticed by then.
+    // By then the failure has been detected.
     interrupt::sleep(Duration::from_millis(500))?;
     until("all sessions are there again", || Ok(is_whole(fabric).then_some(())))?;
     let back_ms = began.elapsed().as_secs_f64() * 1e3;
-    // What is forgotten later, such as stale routes, is lost now.
+    // Waits until stale state, such as stale routes, has been removed, so that losses caused by that are counted.
     interrupt::sleep(Duration::from_secs(3))?;
     let probed = probes.stop()?;
     Ok(Row {
@@ -262,7 +265,7 @@ fn measure(fabric: &Fabric, victim: Victim, repetition: u32, started: Instant) -
     })
 }
 
-/// Whether all sessions are established, and packets go to all pods. What does not answer is not there.
+/// Whether all sessions are established, and packets go to all pods. A daemon that does not answer counts as down.
 fn is_whole(fabric: &Fabric) -> bool {
     let hops = fabric.next_hops().is_ok_and(|hops| hops == PODS);
     let switch = || fabric.switch().sessions().is_ok_and(|sessions| sessions == PROXIES);

@@ -1,5 +1,5 @@
-//! `gw-links`: a link, a switch and a pipeline of a pod with four links fail in turn, under load: what is lost, and for
-//! how long.
+//! `gw-links`: a link, a switch and a pipeline of a pod with four links fail in turn, under load: packet loss and its
+//! duration.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,29 +21,29 @@ use crate::report::Table;
 use crate::results::{from_values, to_values};
 use crate::stats::{Spread, cell};
 
-/// Probes a second.
+/// Probes per second.
 const PROBES: u32 = 10_000;
-/// Within this BFD (three intervals of 50 ms, counted from the last packet), the proxy and the router's kernel have
-/// taken a link that does not work out of the route. `gw-kill` has the same bar for a pod that is gone.
+/// Time within which BFD detects that a link has failed (three intervals of 50 ms, counted from the last packet), and
+/// the proxy and the router's kernel have removed it from the route, ms. `gw-kill` has the same bar for a pod that is
+/// gone.
 const MISSED_MS: f64 = 300.0;
-/// What a link may take until packets come by it again: a session is tried again after 1 s at both ends, ARP is asked
-/// again after 1 s, and an announcement takes 500 ms to the router's kernel. `gw-kill` has the same bar for all that is
-/// killed.
+/// Maximum time until packets arrive by a link again, ms: sessions and ARP requests are retried after 1 s, and an
+/// announcement reaches the router's kernel in 500 ms. `gw-kill` has the same bar for all programs that are killed.
 const BACK_MS: f64 = 10_000.0;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct GwLinks;
 
-/// What fails.
+/// The failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Failure {
     /// The wire between the gateway and one of four switches.
     Link,
-    /// One of four switches: it forwards nothing, and its ports stay up.
+    /// One of four switches stops forwarding, and its ports stay up.
     Switch,
-    /// One of two `bifrost-nicd`, by SIGKILL.
+    /// One of two `bifrost-nicd` gets SIGKILL.
     Pipeline,
 }
 
@@ -58,7 +58,7 @@ impl Failure {
         }
     }
 
-    /// The links that it takes away.
+    /// The affected links.
     fn links(self) -> std::ops::Range<usize> {
         match self {
             Failure::Link => 1..2,
@@ -79,36 +79,36 @@ impl Failure {
         match self {
             Failure::Link => server.set_device("t1", true),
             Failure::Switch => server.set_device("br2", true),
-            // It starts again by itself.
+            // It restarts automatically.
             Failure::Pipeline => Ok(()),
         }
     }
 }
 
-/// A failure.
+/// The result of one failure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What fails.
+    /// The failure.
     #[serde(rename = "mode")]
     pub failure: Failure,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
     /// Probes sent.
     pub sent_probes: u32,
-    /// The share of flows that came by a link that failed.
+    /// Share of the flows that arrived by a failed link, 0..=1.
     pub share: f64,
-    /// Probes of these flows that did not come.
+    /// Lost probes of these flows.
     pub lost_probes: u32,
-    /// Probes of other flows that did not come.
+    /// Lost probes of other flows.
     pub other_lost_probes: u32,
-    /// From the first probe that was lost to the last, ms.
+    /// Time from the first lost probe to the last one, ms.
     pub outage_ms: f64,
-    /// From the end of the failure (of a pipeline: its beginning) until packets came by all links again, ms.
+    /// Time from the end of the failure (of a pipeline: from its start) until packets arrived by all links again, ms.
     pub back_ms: f64,
 }
 
 impl Row {
-    /// What its share of the probes is during the time that a failure may take.
+    /// Maximum number of lost probes: the share of these flows in the probes of the longest permitted outage.
     fn most_lost(&self) -> f64 {
         self.share * MISSED_MS / 1e3 * f64::from(PROBES)
     }
@@ -222,7 +222,7 @@ fn spread(rows: &[Row], failure: Failure, field: fn(&Row) -> f64) -> Option<Spre
 fn measure(server: &Server, failure: Failure, repetition: u32) -> Result<Row> {
     let all: Vec<usize> = (0..LINKS).collect();
     server.until_links(&all)?;
-    // What was begun before this, such as timers of restarts, is over.
+    // Waits until earlier activity has ended, such as restart timers.
     interrupt::sleep(Duration::from_secs(2))?;
     let probes = server.probe(PROBES)?;
     interrupt::sleep(Duration::from_secs(1))?;
@@ -231,7 +231,7 @@ fn measure(server: &Server, failure: Failure, repetition: u32) -> Result<Row> {
     let mut began = Instant::now();
     failure.begin(server)?;
     if failure == Failure::Pipeline {
-        // It has been noticed by then.
+        // By then the failure has been detected.
         interrupt::sleep(Duration::from_millis(500))?;
     } else {
         let others: Vec<usize> = all.iter().copied().filter(|link| !failed.contains(link)).collect();
@@ -242,7 +242,7 @@ fn measure(server: &Server, failure: Failure, repetition: u32) -> Result<Row> {
     }
     server.until_links(&all)?;
     let back_ms = began.elapsed().as_secs_f64() * 1e3;
-    // What is lost when packets come that way again is lost now.
+    // Losses caused by the return to these links must be counted, too.
     interrupt::sleep(Duration::from_secs(2))?;
     let (probed, lost) = probes.stop_and_list()?;
     let is_failed = |number: &&u32| failed.contains(&links[**number as usize % FLOWS]);

@@ -172,8 +172,8 @@ pub struct Row {
     pub busy_percent: f64,
     /// Packets that were dropped.
     pub dropped_packets: u64,
-    /// Latency of a write from one of the two processors to the other, measured just before (a pod's: also just after; the
-    /// larger one), ns.
+    /// Latency of a write from one of the two processors to the other, measured before the turn, ns. For a pod, it is
+    /// also measured after the turn, and this is the larger value.
     pub transfer_ns: f64,
 }
 
@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(missed(|rows| rows[2].packets_per_s = 0.7e6), 1);
         assert_eq!(missed(|rows| rows[6].packets_per_s = 0.81e6), 1);
         assert_eq!(missed(|rows| rows[4].dropped_packets = 1), 1);
-        // Turns with processors far apart count for the rate; ratios of adjacent turns do not change.
+        // Turns count for the rate even if the processors were far apart. Ratios of adjacent turns do not change.
         let far = |rows: &mut Vec<Row>| {
             let slow = |row: &Row, turn| Row {
                 turn,

@@ -70,7 +70,7 @@ impl fmt::Display for Through {
     }
 }
 
-/// One run of `ab`, and what became of connections that were held while backends changed.
+/// One run of `ab`, and what happened to connections that were held while backends changed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The run.
@@ -126,8 +126,8 @@ impl Experiment for LoadBalancer {
             }
             for &through in Through::ALL {
                 let ends = match through {
-                    // One that the load balancer does not use: to a server, both connections would look the same, and
-                    // Linux delays one that looks like another that ended less than a minute ago.
+                    // A backend that the load balancer does not use. Otherwise both connections would look the same to
+                    // the server, and Linux delays a connection that looks like one that ended less than a minute ago.
                     Through::Switch => (&guests.client, guests.backends[2].address),
                     Through::LoadBalancer => (&guests.client, ADDRESS),
                     Through::Nftables => (&kernel.client, REFERENCE_ADDRESS),
@@ -187,7 +187,7 @@ impl Experiment for LoadBalancer {
         let (rows, changes) = read(rows)?;
         let new = |reference, bound| requests::new_connections(&rows, (Through::LoadBalancer, reference), bound);
         let stray = |change: &Change| change.moved_connections + change.misplaced_connections;
-        // Connections to the drained backend are what the change could break.
+        // The change can only break connections to the drained backend.
         let is_tested = !changes.is_empty() && changes.iter().all(|change| change.drained_connections > 0);
         let strays = is_tested.then(|| changes.iter().map(stray).sum::<u64>() as f64);
         let name = "connections that moved when backends changed, and new ones to a drained backend";

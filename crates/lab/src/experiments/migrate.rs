@@ -1,7 +1,8 @@
-//! `migrate`: how long a virtual machine is away when it moves to another host, beside QEMU's own network, a TAP device in a bridge,
-//! where the machine's first frames from its new place tell the bridges where it is.
+//! `migrate`: downtime of a virtual machine that moves to another host, compared with QEMU's own networking: a TAP
+//! device in a bridge, where the machine's first frames from its new host show the bridges its location.
 //!
-//! A container on a third host pings the machine 500 times a second and has a TCP connection with it, on which each answer is compared.
+//! A container on a third host pings the machine 500 times per second and has a TCP connection to it, on which each
+//! answer is checked.
 
 use std::fmt;
 use std::io::{Read as _, Write as _};
@@ -36,29 +37,29 @@ use crate::topology::{Plan, Topology};
 
 const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
 const MAC: &str = "02:00:00:00:00:09";
-/// The container that talks with it.
+/// The container that communicates with the machine.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const MTU: u32 = 1450;
 const PORT: u16 = 5001;
-/// How much longer than with QEMU's own network the machine may be away, ms.
+/// Bound for the machine's downtime beyond that with QEMU's own networking, ms.
 const MOST_MS: f64 = 20.0;
-/// How long traffic runs before the machine moves, and afterwards.
+/// Duration of traffic before the move, and after it.
 const AROUND: Duration = Duration::from_secs(2);
 const BETWEEN_PINGS: Duration = Duration::from_millis(2);
-/// How long the TCP connection may be silent before it counts as broken.
+/// Time without an answer after which the TCP connection counts as broken.
 const BROKEN: Duration = Duration::from_secs(30);
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct Migrate;
 
-/// What joins the machine with others.
+/// The network that joins the machine with others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Network {
-    /// A vhost-user port, and the hosts are told where it is.
+    /// A vhost-user port. The hosts are told where the machine is.
     Bifrost,
-    /// A TAP device in a bridge, whose like on the other hosts learn where it is.
+    /// A TAP device in a bridge. The bridges of all hosts learn where the machine is.
     Bridge,
 }
 
@@ -75,25 +76,25 @@ impl fmt::Display for Network {
     }
 }
 
-/// One move.
+/// The result of one move.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// Which network.
+    /// The network.
     #[serde(rename = "mode")]
     pub network: Network,
-    /// Counts from 0.
+    /// Number of the repetition, from 0.
     pub repetition: u32,
     /// The longest time between two answers to pings, ms.
     pub away_ms: f64,
-    /// The longest time that an answer over TCP took, ms.
+    /// The longest time until an answer over TCP, ms.
     pub tcp_stall_ms: f64,
-    /// Answers over TCP.
+    /// Number of answers over TCP.
     pub tcp_answers: u64,
-    /// Whether the connection has ended, or an answer was wrong.
+    /// Whether the connection ended, or an answer was wrong.
     pub broken: bool,
-    /// From the machine's end on the old host to its start on the new one, as QEMU has it, ms.
+    /// Time from the machine's stop on the old host to its start on the new one, as reported by QEMU, ms.
     pub qemu_downtime_ms: f64,
-    /// How long QEMU has copied the machine, that included, ms.
+    /// Duration of the migration, including that time, as reported by QEMU, ms.
     pub qemu_total_ms: f64,
 }
 
@@ -194,7 +195,7 @@ fn some(rows: &[Row], network: Network) -> impl Iterator<Item = &Row> + Clone {
     rows.iter().filter(move |row| row.network == network)
 }
 
-/// One machine, and one move of it.
+/// Measures one move of a new machine.
 fn measure(lab: &Lab, network: Network, repetition: u32) -> Result<Row> {
     let part = lab.run.part()?;
     let logs = lab.logs(&format!("{network}-{repetition}"));
@@ -209,11 +210,11 @@ fn measure(lab: &Lab, network: Network, repetition: u32) -> Result<Row> {
             let apply = |host: usize, items: Value| apply(&overlay, host, items);
             apply(0, json!([port(&here)]))?;
             apply(1, json!([route(&a.name)]))?;
-            // As when the new host has guests that talk with the machine.
+            // As if the new host already had guests that communicate with the machine.
             apply(2, json!([route(&a.name)]))?;
             let hosts = [(&a.namespace, Device::VhostUser(&here)), (&c.namespace, Device::VhostUser(&there))];
             let prepare = || apply(2, json!([gone("route", &format!("{VNI}/{MACHINE}/32")), port(&there)]));
-            // Both at the same time: neither needs the other's answer.
+            // Both hosts are told at the same time, because they are independent.
             let tell = || {
                 thread::scope(|scope| {
                     let other = scope.spawn(|| apply(1, json!([route(&c.name)])));
@@ -231,7 +232,7 @@ fn measure(lab: &Lab, network: Network, repetition: u32) -> Result<Row> {
     }
 }
 
-/// Starts the machine on the first host, moves it to the second one, and looks on from `client`.
+/// Starts the machine on the first host, moves it to the second one, and measures from `client`.
 fn run(
     image: &Image,
     (part, logs): (&Run, &Path),
@@ -267,7 +268,7 @@ fn run(
     })
 }
 
-/// Hosts and a client in one network, each with a bridge of its own.
+/// Hosts and a client in one network. Each host has a separate bridge.
 struct Link {
     hosts: [Namespace; 2],
     client: Namespace,
@@ -330,13 +331,13 @@ fn longest_gap_ms(probes: &[Probe]) -> Option<f64> {
     answered.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3).reduce(f64::max)
 }
 
-/// Requests over one TCP connection, one at a time, as fast as they are answered but for a millisecond.
+/// Requests over one TCP connection, one at a time, each a millisecond after the previous answer.
 struct Requests {
     asking: JoinHandle<Result<Answers>>,
     stop: Arc<AtomicBool>,
 }
 
-/// What came of them.
+/// The results of these requests.
 #[derive(Default)]
 struct Answers {
     count: u64,

@@ -1,6 +1,6 @@
-//! `mirror`: what a mirror costs the mirrored traffic: new connections and requests per second, and the latency of
-//! paced requests, with no mirror, with one of every tenth packet, of the first bytes of each packet, and of whole
-//! packets. The copies of a known number of datagrams are read back and checked one by one.
+//! `mirror`: the cost of a mirror for the mirrored traffic: new connections and requests per second, and the latency of
+//! paced requests, without a mirror, and with a mirror of every tenth packet, of the first bytes of each packet, and of
+//! whole packets. The copies of a known number of datagrams are checked one by one.
 //!
 //! Client and server are containers on the first host; copies go to the second one.
 
@@ -36,22 +36,22 @@ pub use super::nginx::Connections;
 /// The port of the echo server for paced requests, and their interval.
 const ECHO_PORT: u16 = 5201;
 const INTERVAL: Duration = Duration::from_millis(1);
-/// The mirror of requests, whose copies the second host counts and drops, and the one of datagrams, whose copies are
-/// read: names and UDP ports.
+/// Names and UDP ports of two mirrors: one of requests, whose copies the second host counts and drops, and one of
+/// datagrams, whose copies are read.
 const REQUESTS: (&str, u16) = ("requests", 4790);
 const DATAGRAMS: (&str, u16) = ("datagrams", 4791);
-/// The most that P99.9 of paced requests may grow.
+/// Bound for the P99.9 of paced requests, relative to that without a mirror.
 const MOST_LATENCY: f64 = 1.1;
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct MirrorExperiment;
 
-/// What is mirrored.
+/// The mirror.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mirroring {
-    /// Nothing: there is no mirror.
+    /// No mirror.
     Off,
     /// The first 128 bytes of every tenth packet.
     Sampled,
@@ -62,7 +62,7 @@ pub enum Mirroring {
 }
 
 impl Mirroring {
-    /// The number of packets of which one is copied, and the bytes that a copy has at most.
+    /// One packet in this many is copied, and the maximum length of a copy, bytes.
     fn extent(self) -> Option<(u32, usize)> {
         match self {
             Mirroring::Off => None,
@@ -88,7 +88,7 @@ impl fmt::Display for Mirroring {
     }
 }
 
-/// One run of `ab`, and what else was measured with the same mirror.
+/// One run of `ab`, and further measurements with the same mirror.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The run.
@@ -99,14 +99,14 @@ pub struct Row {
     pub mirrored: Option<Mirrored>,
 }
 
-/// What was measured after the runs of `ab`, with the same mirror.
+/// Measurements after the runs of `ab`, with the same mirror.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Mirrored {
     /// 99.9th percentile of a thousand requests of 64 bytes per second, µs.
     pub paced_latency_us_p99_9: f64,
     /// Copies of requests that the daemon sent.
     pub sent_copies: u64,
-    /// Copies that found no room in a worker's buffer.
+    /// Copies lost because a worker's buffer was full.
     pub missed_copies: u64,
     /// Copies that could not be sent.
     pub unsent_copies: u64,
@@ -114,14 +114,14 @@ pub struct Mirrored {
     pub arrived_copies: u64,
     /// Copies of datagrams that should have arrived.
     pub expected_datagrams: u64,
-    /// Those that did, each with the right VNI, length and content.
+    /// Copies of datagrams that arrived with the right VNI, length and content.
     pub correct_datagrams: u64,
-    /// Others.
+    /// Copies of datagrams that arrived and were wrong.
     pub wrong_datagrams: u64,
 }
 
 impl Mirrored {
-    /// Copies that are neither where they belong nor counted as lost, or that are wrong.
+    /// Number of copies that neither arrived nor were counted as lost, or that were wrong.
     fn stray(&self) -> u64 {
         self.sent_copies.abs_diff(self.arrived_copies)
             + self.expected_datagrams.abs_diff(self.correct_datagrams)
@@ -231,7 +231,7 @@ impl Experiment for MirrorExperiment {
     }
 }
 
-/// Runs, and what else was measured in each repetition with each mirror.
+/// The runs, and the further measurements with each repetition and mirror.
 type Read = (Vec<requests::Row<Mirroring>>, Vec<(u32, Mirroring, Mirrored)>);
 
 fn read(rows: &[Value]) -> Result<Read> {
@@ -255,12 +255,12 @@ fn mirror(network: &Network, mirroring: Mirroring) -> Result<()> {
     };
     let mirrors = mirror(REQUESTS, "tcp", "both") + &mirror(DATAGRAMS, "udp", "egress");
     network.overlay.daemons[0].reconfigure(|text| {
-        // Mirrors are at the end of the file.
+        // The mirrors are the last sections of the file.
         text.split("[[mirror]]").next().unwrap_or_default().to_owned() + &mirrors
     })
 }
 
-/// Measures what follows the runs of `ab`.
+/// Makes the measurements that follow the runs of `ab`.
 fn measure(
     lab: &Lab,
     network: &Network,
@@ -288,7 +288,7 @@ fn measure(
     })
 }
 
-/// Copies of requests that the daemon has sent, missed, and could not send.
+/// Number of copies of requests that the daemon has sent, missed, and failed to send.
 fn counted(daemon: &Daemon) -> Result<[u64; 3]> {
     let mirrors = daemon.control(&["mirrors"])?;
     let mirrors = mirrors.as_array().context("`bifrostctl mirrors` prints no list")?;

@@ -1,5 +1,5 @@
-//! The frame of the experiments about services of the switch: `ab` in one container requests 1 KB from `nginx` in
-//! another, in several setups in turn, with a connection for each request and over persistent ones.
+//! The common part of the experiments about services of the switch: `ab` in one container requests 1 KB from `nginx` in
+//! another one, in several setups in turn, with a connection for each request and over persistent ones.
 
 pub(super) mod networks;
 

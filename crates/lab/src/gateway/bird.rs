@@ -1,4 +1,4 @@
-//! BIRD in a namespace, which starts again with its configuration when it has ended.
+//! BIRD in a namespace. It restarts with its configuration when it has ended.
 
 use std::path::{Path, PathBuf};
 
@@ -19,10 +19,10 @@ pub struct Bird {
 }
 
 impl Bird {
-    /// Starts it with a configuration as `bifrostctl gw bgp config switch --daemon bird` prints it.
+    /// Starts BIRD with a configuration like the output of `bifrostctl gw bgp config switch --daemon bird`.
     ///
     /// # Errors
-    /// It is missing, or does not start.
+    /// BIRD is missing, or does not start.
     pub fn start(
         namespace: &Namespace,
         directory: &Path,
@@ -43,15 +43,15 @@ impl Bird {
         Ok(bird)
     }
 
-    /// Sends SIGKILL to it.
+    /// Sends SIGKILL to BIRD.
     ///
     /// # Errors
-    /// It does not run.
+    /// BIRD is not running.
     pub fn kill(&self) -> Result<()> {
         self.program.kill()
     }
 
-    /// What a `show ...` says.
+    /// The output of a `show ...` command.
     ///
     /// # Errors
     /// BIRD does not answer.
@@ -59,7 +59,7 @@ impl Bird {
         command::run("birdc", &["-r", "-s", &self.socket.display().to_string(), &format!("show {what}")])
     }
 
-    /// BGP sessions that are established, of all that it has.
+    /// Number of established BGP sessions.
     ///
     /// # Errors
     /// BIRD does not answer.
@@ -67,7 +67,7 @@ impl Bird {
         Ok(established(&self.show("protocols")?))
     }
 
-    /// Paths that it knows to a prefix.
+    /// Number of its paths to a prefix.
     ///
     /// # Errors
     /// BIRD does not answer.
@@ -75,7 +75,7 @@ impl Bird {
         Ok(self.show(&format!("route for {prefix}"))?.matches(" unicast [").count())
     }
 
-    /// Networks to which BGP has told it a path.
+    /// Number of networks to which it has a path by BGP.
     ///
     /// # Errors
     /// BIRD does not answer.
@@ -84,7 +84,7 @@ impl Bird {
     }
 }
 
-/// Of `show protocols`.
+/// Number of established sessions in the output of `show protocols`.
 fn established(text: &str) -> usize {
     let is = |line: &&str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -93,7 +93,7 @@ fn established(text: &str) -> usize {
     text.lines().filter(is).count()
 }
 
-/// Of `show route ... count`: `12 of 20 routes for 15 networks in table master4`.
+/// Number of networks in the output of `show route ... count`: `12 of 20 routes for 15 networks in table master4`.
 fn networks(text: &str) -> Option<usize> {
     let counts = text.lines().filter_map(|line| line.split_once(" of ")?.0.trim().parse::<usize>().ok());
     counts.reduce(|all, count| all + count)

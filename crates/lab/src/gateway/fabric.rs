@@ -1,5 +1,5 @@
-//! Pods in containers that announce themselves: a switch (FRR or BIRD, and the kernel forwards), hosts behind it, BGP
-//! proxies (FRR), and `bifrost-nicd` with the pods that `bifrostctl gw pod` makes.
+//! Pods in containers that announce their addresses: a switch (FRR or BIRD; the kernel forwards), hosts behind it, BGP
+//! proxies (FRR), and `bifrost-nicd` with pods that `bifrostctl gw pod` creates.
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -23,23 +23,23 @@ use crate::lab::Lab;
 use crate::netns::Namespace;
 use crate::state::PODMAN;
 
-/// Where what pods have in common is.
+/// File name of the pods' template.
 const TEMPLATE_FILE: &str = "pods.toml";
-/// What pods announce.
+/// The address that pods announce.
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-/// A server in the Internet, which guests reach by translation to an address that pods announce, too.
+/// A server in the Internet. Guests reach it by NAT to an address that pods also announce.
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 
-/// What a network is to be like.
+/// Settings of a network.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// BGP proxies of the server.
+    /// Number of BGP proxies of the server.
     pub proxies: usize,
-    /// Whether BGP and BFD have the priority ring.
+    /// Whether BGP and BFD use the priority ring.
     pub priority: bool,
-    /// Packets that a pod takes a second at most; 0: as many as it can.
+    /// Maximum number of packets per second that a pod processes; 0: no limit.
     pub pod_packets_per_second: u32,
-    /// What the switch runs.
+    /// The switch's BGP daemon.
     pub switch: switch::Daemon,
 }
 
@@ -49,10 +49,10 @@ impl Default for Settings {
     }
 }
 
-/// The network. Dropping it ends and removes all of it.
+/// The network. Dropping it ends all programs and removes everything.
 #[derive(Debug)]
 pub struct Fabric {
-    // The order matters: containers and programs end before their namespaces go.
+    // The order matters: containers and programs end before their namespaces are deleted.
     podman: Podman,
     daemon: Switch,
     frrs: Vec<Frr>,
@@ -61,14 +61,14 @@ pub struct Fabric {
     directory: PathBuf,
     switch: Namespace,
     hosts: [Namespace; 2],
-    /// Hosts whose kernels have a guest's addresses.
+    /// Hosts whose kernels have the guests' addresses.
     guests: [Namespace; 2],
     outside: Namespace,
     _proxies: Vec<Namespace>,
     _gateway: Namespace,
 }
 
-/// Podman with a storage of its own. Dropping it removes the containers.
+/// Podman with separate storage. Dropping it removes the containers.
 #[derive(Debug)]
 struct Podman(PathBuf);
 
@@ -81,7 +81,7 @@ impl Drop for Podman {
 impl Podman {
     fn start(directory: &Path, pod: &Path) -> Result<Self> {
         let at = |name: &str| directory.join(name).display().to_string();
-        // Without limits of its own, which a container that runs the lab may not raise.
+        // Sets limits that do not exceed those of a container that runs the lab.
         let settings = "[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n\
                         [engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nruntime = \"runc\"\n";
         std::fs::write(at("containers.conf"), settings)?;
@@ -111,7 +111,7 @@ impl Podman {
 }
 
 impl Fabric {
-    /// Builds it, without any pod.
+    /// Builds the network, without pods.
     ///
     /// # Errors
     /// A program is missing, or FRR does not start.
@@ -150,7 +150,7 @@ impl Fabric {
                  link set {device} up addrgenmode none\n"
             ))?;
             switch.ip_batch(&format!("link set {port} up\n"))?;
-            // The gateway takes no packet whose checksum is not finished.
+            // The gateway drops packets with incomplete checksums.
             for (namespace, device) in [(*end, *device), (&switch, port)] {
                 namespace.run("ethtool", &["-K", device, "tx", "off"], "")?;
             }
@@ -225,7 +225,7 @@ impl Fabric {
         &self.frrs[number]
     }
 
-    /// The process of `bifrost-nicd`, which starts again when it has ended.
+    /// The process of `bifrost-nicd`, which restarts when it has ended.
     pub fn pipeline(&self) -> &Supervised {
         &self.nicd
     }
@@ -233,15 +233,15 @@ impl Fabric {
     /// The state of a pod.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The pod does not answer.
     pub fn pod_state(&self, pod: &str) -> Result<Value> {
         programs::state(&self.directory.join("pods").join(pod).join("gw.sock"))
     }
 
-    /// `bifrostctl gw pod`; pods have one template.
+    /// Runs `bifrostctl gw pod`. All pods have the same template.
     ///
     /// # Errors
-    /// What it says.
+    /// Those of the command.
     pub fn pod(&self, words: &[&str]) -> Result<Value> {
         let template = self.directory.join(TEMPLATE_FILE).display().to_string();
         let needed = ["create", "scale", "migrate"].contains(&words[0]);
@@ -249,10 +249,10 @@ impl Fabric {
         Ok(serde_json::from_str(&self.tool(&[words, more].concat())?)?)
     }
 
-    /// Replaces the pods of a service by those of a template that differs in what nobody sees.
+    /// Replaces the pods of a service by those of a template with an insignificant difference.
     ///
     /// # Errors
-    /// What `bifrostctl gw pod upgrade` says.
+    /// Those of `bifrostctl gw pod upgrade`.
     pub fn upgrade(&self, service: &str, watch_seconds: &str) -> Result<Value> {
         let (old, new) = (self.directory.join(TEMPLATE_FILE), self.directory.join("upgraded.toml"));
         std::fs::write(&new, std::fs::read_to_string(old)?.replace("memory_mib = 256", "memory_mib = 260"))?;
@@ -261,10 +261,10 @@ impl Fabric {
         Ok(serde_json::from_str(&self.tool(&words)?)?)
     }
 
-    /// Has a service have as many pods as its load needs, for some seconds.
+    /// Scales a service to the number of pods that its load needs, for some seconds.
     ///
     /// # Errors
-    /// What `bifrostctl gw pod autoscale` says.
+    /// Those of `bifrostctl gw pod autoscale`.
     pub fn autoscale(&self, service: &str, seconds: u32) -> Result<()> {
         let (template, looks) = (self.directory.join(TEMPLATE_FILE).display().to_string(), seconds.to_string());
         let words = ["autoscale", service, "--template", &template, "--looks", &looks, "--out-after", "1"];
@@ -281,17 +281,17 @@ impl Fabric {
     /// Sends a signal to the process of a pod's container.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such process.
     pub fn signal(&self, pod: &str, signal: Signal) -> Result<()> {
         let pid = self.podman.run(&["inspect", "--format", "{{.State.Pid}}", &format!("bifrost-gw-{pod}")])?;
         let pid = Pid::from_raw(pid.trim().parse()?).context("the container does not run")?;
         Ok(kill_process(pid, signal)?)
     }
 
-    /// How many pods the switch sends packets to.
+    /// Number of pods to which the switch sends packets.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel's routes cannot be read.
     pub fn next_hops(&self) -> Result<usize> {
         let routes = command::run("ip", &["-n", self.switch.name(), "-j", "route"])?;
         let routes: Value = serde_json::from_str(&routes)?;
@@ -300,20 +300,20 @@ impl Fabric {
         Ok(found.map_or(0, |route| route["nexthops"].as_array().map_or(1, Vec::len)))
     }
 
-    /// Waits until the switch sends packets to as many pods, and says how long it took.
+    /// Waits until the switch sends packets to this number of pods. Returns how long that took.
     ///
     /// # Errors
-    /// It does not come to that.
+    /// Timeout.
     pub fn until_next_hops(&self, count: usize) -> Result<Duration> {
         let began = Instant::now();
         until("the switch has the pods' routes", || Ok((self.next_hops()? == count).then_some(())))?;
         Ok(began.elapsed())
     }
 
-    /// Waits until BFD watches a pod.
+    /// Waits until BFD is up with a pod.
     ///
     /// # Errors
-    /// It does not come to that.
+    /// Timeout.
     pub fn until_watched(&self, pod: &str) -> Result<()> {
         until("BFD is up", || {
             let state = self.pod_state(pod)?;
@@ -325,7 +325,7 @@ impl Fabric {
     /// Sends `per_second` probes from one host through the pods to the other, until they are stopped.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the operating system.
     pub fn probe(&self, per_second: u32) -> Result<Probes> {
         Probes::start(&self.hosts, VIP, per_second)
     }
@@ -333,15 +333,15 @@ impl Fabric {
     /// Opens TCP streams from one guest through the pods to the other.
     ///
     /// # Errors
-    /// One cannot be opened.
+    /// A stream cannot be opened.
     pub fn stream(&self) -> Result<Streams<'_>> {
         Streams::start(&self.guests[0], &self.guests[1], guest_address(1))
     }
 
-    /// As [`stream`](Self::stream), from the other guest through the translation to a server in the Internet.
+    /// Like [`stream`](Self::stream), from the other guest through NAT to a server in the Internet.
     ///
     /// # Errors
-    /// One cannot be opened.
+    /// A stream cannot be opened.
     pub fn stream_outside(&self) -> Result<Streams<'_>> {
         Streams::start(&self.guests[1], &self.outside, OUTSIDE)
     }
@@ -349,13 +349,13 @@ impl Fabric {
     /// Opens connections from a guest to a server in the Internet, one after the other, until they are stopped.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the operating system.
     pub fn open_outside(&self) -> Result<Openings> {
         Openings::start(&self.guests[0], &self.outside, OUTSIDE)
     }
 }
 
-/// What `bifrostctl gw bgp config` prints for an end of the session between proxies and switch.
+/// The output of `bifrostctl gw bgp config` for an end of the sessions between proxies and switch.
 fn configuration(ctl: &Path, end: &str, daemon: &str, proxies: &[Ipv4Addr]) -> Result<String> {
     let proxies: Vec<String> = proxies.iter().map(Ipv4Addr::to_string).collect();
     let proxies = proxies.join(",");
@@ -369,12 +369,12 @@ fn proxy_address(number: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 1, 0, 2 + number as u8)
 }
 
-/// The address of a guest that is the kernel's.
+/// The address of a guest, which its host's kernel has.
 fn guest_address(number: usize) -> Ipv4Addr {
     Ipv4Addr::new(192, 168, 0, 3 + number as u8)
 }
 
-/// Configures a host whose kernel sends what a guest sends to the pods: for `ip -batch`.
+/// Commands of `ip -batch` for a host whose kernel sends a guest's packets to the pods.
 fn host_of_guest(number: usize) -> String {
     let (network, own, other) = (4 + number, guest_address(number), guest_address(1 - number));
     let local = format!("10.{network}.0.{}", 13 + number);
@@ -389,12 +389,12 @@ fn host_of_guest(number: usize) -> String {
     )
 }
 
-/// What pods have in common.
+/// The template of all pods.
 fn template(settings: Settings) -> String {
     let Settings { proxies, priority, pod_packets_per_second, .. } = settings;
     let peers: Vec<String> = (0..proxies).map(|number| format!("\"{}\"", proxy_address(number))).collect();
     let tests = format!("packets_per_second = {pod_packets_per_second}, control_with_data = {}", !priority);
-    // A ring with room for less than an order queue: it is what is full under overload.
+    // Under overload, the ring has less room than an order queue, so that the ring fills first.
     let ring = if pod_packets_per_second > 0 { "256" } else { "4096" };
     TEMPLATE
         .replace("PEERS", &peers.join(", "))
@@ -403,7 +403,7 @@ fn template(settings: Settings) -> String {
         .replace("RING", ring)
 }
 
-/// The gateway in the guests' network.
+/// The gateway's address in the guests' network.
 const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 168, 0, 254);
 
 const TEMPLATE: &str = r#"tests = { TESTS }

@@ -70,7 +70,7 @@ impl Feeder {
         Ok(Feeder { rings: from, _thread: thread })
     }
 
-    /// The client's rings, once it has connected.
+    /// Waits until the client has connected, and returns its rings.
     ///
     /// # Errors
     /// The client fails, or does not connect in time.
@@ -141,8 +141,8 @@ pub fn feed(
 
 /// Feeds a ring with several kinds of traffic in short turns, so that drift of the machine affects all of them alike.
 /// After one packet of each flow of each kind, each kind has `rounds` turns of `time`; every second round is in reverse
-/// order. `mark` is called before and after each turn, when the client has returned all
-/// packets and has been idle for `rest`. Returns the kind, the packets and both marks of each turn.
+/// order. `mark` is called before and after each turn, when the client has returned all packets and has been idle for
+/// `rest`. Returns the kind, the packets and both marks of each turn.
 ///
 /// # Errors
 /// The client stops returning packets, or an error of `mark`.

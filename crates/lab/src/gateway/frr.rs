@@ -1,4 +1,4 @@
-//! FRR in a namespace: zebra, bgpd and bfdd, each of which starts again with its configuration when it has ended.
+//! FRR in a namespace: zebra, bgpd and bfdd, each of which restarts with its configuration when it has ended.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::command;
 use crate::netns::Namespace;
 
 const PROGRAMS: &str = "/usr/lib/frr";
-/// Where the part of bfdd begins in a configuration.
+/// Start of bfdd's part in a configuration.
 const BFD: &str = "\nbfd\n";
 
 /// A running FRR. Dropping it ends it.
@@ -23,7 +23,7 @@ pub struct Frr {
 }
 
 impl Frr {
-    /// Starts it with configurations as `bifrostctl gw bgp config` prints them, one after the other.
+    /// Starts FRR with configurations like the outputs of `bifrostctl gw bgp config`, concatenated.
     ///
     /// # Errors
     /// A program is missing, or does not start.
@@ -35,7 +35,7 @@ impl Frr {
         logs: &Path,
     ) -> Result<Self> {
         std::fs::create_dir(directory)?;
-        // FRR's programs become another user.
+        // FRR's programs run as another user.
         std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o777))?;
         let at = |name: &str| directory.join(name).display().to_string();
         let (mut bgp, mut bfd) = (String::new(), String::new());
@@ -69,12 +69,12 @@ impl Frr {
     /// Sends SIGKILL to some of its daemons.
     ///
     /// # Errors
-    /// One does not run.
+    /// A daemon is not running.
     pub fn kill(&self, names: &[&str]) -> Result<()> {
         self.daemons.iter().filter(|(name, _)| names.contains(name)).try_for_each(|(_, daemon)| daemon.kill())
     }
 
-    /// What a `show ... json` says.
+    /// The output of a `show ... json` command.
     ///
     /// # Errors
     /// FRR does not answer.
@@ -84,7 +84,7 @@ impl Frr {
         serde_json::from_str(&text).with_context(|| format!("show {what}: {text}"))
     }
 
-    /// Peers whose sessions are established, of all that it has.
+    /// Number of peers with an established session.
     ///
     /// # Errors
     /// FRR does not answer.

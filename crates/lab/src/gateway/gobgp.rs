@@ -1,4 +1,4 @@
-//! BGP peers of a switch, each a process of GoBGP with an address, a router ID and a session of its own.
+//! BGP peers of a switch, each a process of GoBGP with a separate address, router ID and session.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -14,12 +14,12 @@ use crate::command;
 use crate::netns::Namespace;
 use crate::process::Program;
 
-/// What a peer speaks for.
+/// A peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// Its address, which is also its router ID and the next hop of its routes.
     pub address: Ipv4Addr,
-    /// What it announces.
+    /// The routes that it announces.
     pub routes: Vec<IpNet>,
 }
 
@@ -34,7 +34,7 @@ pub struct Site {
     pub switch: Ipv4Addr,
 }
 
-/// Peers that run. Dropping it ends them.
+/// Running peers. Dropping this ends them.
 #[derive(Debug)]
 pub struct Peers(Vec<Program>);
 
@@ -65,14 +65,14 @@ impl Peers {
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        // All at once: each of them waits for its own end afterwards.
+        // Signals all processes first, because dropping each program waits for its end.
         for pid in self.0.iter().filter_map(|program| Pid::from_raw(program.pid() as i32)) {
             let _ = kill_process(pid, Signal::TERM);
         }
     }
 }
 
-/// Tells all peers their routes, on all processors: a process of GoBGP's client for each route.
+/// Announces the routes of all peers, on all processors: each route needs a process of GoBGP's client.
 fn announce(directory: &Path, peers: &[Peer]) -> Result<()> {
     let threads = thread::available_parallelism()?.get();
     let share = peers.len().div_ceil(threads).max(1);
@@ -90,13 +90,14 @@ fn announce_one(directory: &Path, peer: &Peer) -> Result<()> {
     peer.routes.iter().try_for_each(|route| client(&["global", "rib", "add", &route.to_string()]).map(drop))
 }
 
-/// The socket of a peer, as GoBGP's programs name it.
+/// The address of a peer's API socket, in GoBGP's format.
 fn api(directory: &Path, peer: &Peer) -> String {
     let socket: PathBuf = directory.join(format!("{}.sock", peer.address));
     format!("unix://{}", socket.display())
 }
 
-/// After the end of a session GoBGP takes no connection for 5 s, whatever its configuration (its FSM's Idle state).
+/// A peer's configuration. After the end of a session, GoBGP accepts no connection for 5 s, whatever its configuration
+/// (its FSM's Idle state).
 fn configuration(site: Site, address: Ipv4Addr) -> String {
     let Site { asn, switch_asn, switch } = site;
     format!(

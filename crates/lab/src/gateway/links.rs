@@ -1,5 +1,5 @@
-//! A pod with four links behind two pipelines. Each link is a network of its own, with a switch (a bridge), on which
-//! the pod, a proxy (FRR) and the router of the hosts (FRR, and the kernel forwards) have a port each.
+//! A pod with four links behind two pipelines. Each link is a separate network with a switch (a bridge), to which the
+//! pod, a proxy (FRR) and the router of the hosts (FRR; the kernel forwards) are connected.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -19,22 +19,22 @@ use crate::command;
 use crate::lab::Lab;
 use crate::netns::Namespace;
 
-/// Links of the pod.
+/// Number of links of the pod.
 pub const LINKS: usize = 4;
-/// Links behind a pipeline.
+/// Number of links behind a pipeline.
 pub const OF_PIPELINE: usize = 2;
-/// What the pod announces.
+/// The address that the pod announces.
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 
-/// The network, and what runs in it. Dropping it ends and removes all of it.
+/// The network and its programs. Dropping it ends all programs and removes everything.
 #[derive(Debug)]
 pub struct Server {
-    // The order matters: programs end before their namespaces go.
+    // The order matters: programs end before their namespaces are deleted.
     pod: Daemon,
     pipelines: Vec<Supervised>,
     _trunks: Vec<Trunk>,
     frrs: [Frr; 2],
-    /// By which link each flow of probes comes.
+    /// The link by which each flow of probes arrives.
     pub flows: Arc<FlowLinks>,
     hosts: [Namespace; 2],
     router: Namespace,
@@ -45,7 +45,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts all of it, and waits until packets come by all links.
+    /// Starts everything, and waits until packets arrive by all links.
     ///
     /// # Errors
     /// A program is missing, or the links do not come up.
@@ -106,11 +106,11 @@ impl Server {
         Ok(server)
     }
 
-    /// Waits until packets come by these links alone, the pod says that they are up, and no other, and the router has a
-    /// session on each that is not cut.
+    /// Waits until the router sends packets by exactly these links, and the pod reports exactly them as up. If these are
+    /// all links, also waits until the proxy and the router have all their sessions.
     ///
     /// # Errors
-    /// It does not come to that.
+    /// Timeout.
     pub fn until_links(&self, links: &[usize]) -> Result<()> {
         until("the links", || Ok((self.links().is_ok_and(|up| up == links)).then_some(())))?;
         if links.len() < LINKS {
@@ -126,12 +126,12 @@ impl Server {
     /// Sets a device of the switches up or down.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// There is no device with this name.
     pub fn set_device(&self, device: &str, up: bool) -> Result<()> {
         self.wires.ip_batch(&format!("link set {device} {}\n", if up { "up" } else { "down" }))
     }
 
-    /// The process of a pipeline, which starts again when it has ended.
+    /// The process of a pipeline, which restarts when it has ended.
     pub fn pipeline(&self, number: usize) -> &Supervised {
         &self.pipelines[number]
     }
@@ -139,12 +139,12 @@ impl Server {
     /// Sends probes from one host through the pod to the other, until they are stopped.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the operating system.
     pub fn probe(&self, per_second: u32) -> Result<Probes> {
         Probes::start(&self.hosts, VIP, per_second)
     }
 
-    /// The links to which the router sends packets, if they are those that the pod says are up.
+    /// The links to which the router sends packets. Returns an error unless they are those that the pod reports as up.
     fn links(&self) -> Result<Vec<usize>> {
         let routes = command::run("ip", &["-n", self.router.name(), "-j", "route"])?;
         let routes: Value = serde_json::from_str(&routes)?;
@@ -184,7 +184,7 @@ fn build(
             other.name()
         ))?;
         other.ip_batch(&format!("link set {port} up addrgenmode none\n"))?;
-        // The gateway takes no packet whose checksum is not finished.
+        // The gateway drops packets with incomplete checksums.
         for (namespace, device) in [(end, device), (other, port)] {
             namespace.run("ethtool", &["-K", device, "tx", "off"], "")?;
         }
@@ -194,7 +194,7 @@ fn build(
         wires.ip_batch(&format!("link add br{link} type bridge mcast_snooping 0\nlink set br{link} up\n"))?;
         connect(router, &format!("u{link}"), wires, &format!("r{link}"))?;
         connect(proxy, &format!("u{link}"), wires, &format!("p{link}"))?;
-        // The pod's port, and the trunk's end of it.
+        // Connects the pod's port of the link to the trunk.
         connect(wires, &format!("l{link}"), wires, &format!("t{link}"))?;
         router.ip_batch(&format!("addr add 10.1.{link}.254/24 dev u{link}\n"))?;
         proxy.ip_batch(&format!("addr add 10.1.{link}.2/24 dev u{link}\n"))?;

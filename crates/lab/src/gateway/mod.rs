@@ -1,8 +1,9 @@
 //! A gateway (`bifrost-nicd` and `bifrost-gw`) and the network around it, for the experiments `gw-...`.
 //!
-//! Frames come from the lab itself: over a veth pair to the whole gateway ([`world`]), or over memif to a pod alone ([`feeder`]); or it is a host
-//! whose guest talks to the Internet ([`site`]); or the kernel's, to pods that a switch finds by BGP ([`fabric`]), and to a pod with
-//! several links ([`links`]).
+//! The lab itself sends frames over a veth pair to the whole gateway ([`world`]), or over memif to a single pod
+//! ([`feeder`]). Or kernels send them: that of a guest whose host reaches the Internet through a gateway ([`site`]),
+//! those of hosts behind a switch that finds pods by BGP ([`fabric`]), or those of hosts that reach a pod with several
+//! links ([`links`]).
 
 pub mod bird;
 pub mod fabric;

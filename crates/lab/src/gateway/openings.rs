@@ -10,35 +10,35 @@ use anyhow::{Result, anyhow};
 
 use crate::netns::Namespace;
 
-/// How long one may take.
+/// Time limit of a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two of them.
+/// Delay between two connections.
 const PAUSE: Duration = Duration::from_millis(20);
 const PORT: u16 = 5001;
 
-/// Connections that are being opened.
+/// A thread that opens connections.
 #[derive(Debug)]
 pub struct Openings {
     stop: Arc<AtomicBool>,
     client: JoinHandle<Result<Opened>>,
 }
 
-/// What became of them.
+/// The result.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Opened {
-    /// Connections that were tried.
+    /// Number of attempts.
     pub tried: u32,
-    /// Of these, connections that were not open within ten seconds.
+    /// Attempts that did not succeed within ten seconds.
     pub failed: u32,
-    /// How long the slowest of the others took.
+    /// The longest setup time of the others.
     pub slowest: Duration,
 }
 
 impl Openings {
-    /// Opens them from one namespace to the address `server` of another one, until they are stopped.
+    /// Opens connections from one namespace to the address `server` of another one, until they are stopped.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the operating system.
     pub fn start(client: &Namespace, other: &Namespace, server: Ipv4Addr) -> Result<Self> {
         let listener = other.enter(move || Ok(TcpListener::bind((server, PORT))?))?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -53,7 +53,7 @@ impl Openings {
                     Ok(_) => opened.slowest = opened.slowest.max(began.elapsed()),
                     Err(_) => opened.failed += 1,
                 }
-                // Nobody needs them: what is open is closed.
+                // Accepted connections are not used, and closed.
                 while listener.accept().is_ok() {}
                 std::thread::sleep(PAUSE);
             }
@@ -62,10 +62,10 @@ impl Openings {
         Ok(Openings { stop, client: client.spawn(open)? })
     }
 
-    /// Ends them, and says what became of them.
+    /// Stops, and returns the result.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the operating system.
     pub fn stop(self) -> Result<Opened> {
         self.stop.store(true, Ordering::Relaxed);
         self.client.join().map_err(|_| anyhow!("a panic"))?

@@ -11,12 +11,12 @@ use anyhow::{Context as _, Result, anyhow};
 use super::frames::{self, Inner};
 use crate::netns::Namespace;
 
-/// Flows of probes, which the switch spreads: probe n is of flow n modulo this.
+/// Number of flows of probes, which the switch spreads. Probe n belongs to flow n modulo this.
 pub const FLOWS: usize = 64;
-/// Of the receiver's socket, bytes.
+/// Size of the receiver's socket buffer, bytes.
 const BUFFER: usize = 32 << 20;
 
-/// Probes under way.
+/// Probes that are being sent.
 #[derive(Debug)]
 pub struct Probes {
     stop: Arc<AtomicBool>,
@@ -26,29 +26,29 @@ pub struct Probes {
     receiver: JoinHandle<(Vec<bool>, Duration)>,
 }
 
-/// What became of probes.
+/// The result of probes.
 #[derive(Debug, Clone, Copy)]
 pub struct Probed {
     /// Probes sent.
     pub sent: u32,
-    /// Of these, probes that came.
+    /// Probes received.
     pub received: u32,
-    /// The longest time between two that came.
+    /// The longest time between two received probes.
     pub longest_gap: Duration,
 }
 
 impl Probed {
-    /// Probes that did not come.
+    /// Number of lost probes.
     pub fn lost(&self) -> u32 {
         self.sent.saturating_sub(self.received)
     }
 }
 
 impl Probes {
-    /// Sends `per_second` probes from the first host to the second one by way of `vip`, until they are stopped.
+    /// Sends `per_second` probes from the first host to the second one through `vip`, until they are stopped.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the operating system.
     pub fn start(hosts: &[Namespace; 2], vip: Ipv4Addr, per_second: u32) -> Result<Self> {
         let open = |host: &Namespace, address: &'static str| {
             host.enter(move || UdpSocket::bind(address).with_context(|| format!("opening {address}")))
@@ -68,10 +68,10 @@ impl Probes {
                 let (source, destination) = ([192, 168, 0, 1].into(), [192, 168, 0, 2].into());
                 let inner = Inner { vni: 100, source, destination, ports: (number as u16, 9) };
                 let Ok(headers) = frames::headers(&inner, 4) else { return };
-                // What is in front is the kernel's.
+                // The kernel adds the outer headers.
                 const OUTER: usize = 42;
                 let packet = [&headers[OUTER..], &number.to_be_bytes()[..]].concat();
-                // While no pod announces the address there is nowhere to send to.
+                // While no pod announces the address, there is no route, and sending fails.
                 let _ = sockets[number as usize % FLOWS].send_to(&packet, (vip, 4789));
                 count.store(number + 1, Ordering::Relaxed);
                 let due = began + Duration::from_secs(1) * (number + 1) / per_second;
@@ -92,7 +92,7 @@ impl Probes {
                         note(&mut received, &buffer[..len]);
                         seen.store(true, Ordering::Relaxed);
                     }
-                    // Nothing has come for a while.
+                    // Nothing has arrived for a while.
                     Err(_) if ended.load(Ordering::Relaxed) => return (received, longest),
                     Err(_) => {}
                 }
@@ -101,23 +101,23 @@ impl Probes {
         Ok(Probes { stop, sent, first, sender: std::thread::spawn(send), receiver: std::thread::spawn(receive) })
     }
 
-    /// Whether one has come.
+    /// Whether any probe has arrived.
     pub fn has_come(&self) -> bool {
         self.first.load(Ordering::Relaxed)
     }
 
-    /// Ends them, and waits for those that are under way.
+    /// Stops sending, and waits for probes in flight.
     ///
     /// # Errors
-    /// A panic.
+    /// A thread panicked.
     pub fn stop(self) -> Result<Probed> {
         Ok(self.stop_and_list()?.0)
     }
 
-    /// As [`stop`](Self::stop), with the numbers of the probes that did not come.
+    /// Like [`stop`](Self::stop), and also returns the numbers of the lost probes.
     ///
     /// # Errors
-    /// A panic.
+    /// A thread panicked.
     pub fn stop_and_list(self) -> Result<(Probed, Vec<u32>)> {
         self.stop.store(true, Ordering::Relaxed);
         self.sender.join().map_err(|_| anyhow!("the sender panicked"))?;
@@ -129,7 +129,7 @@ impl Probes {
     }
 }
 
-/// Notes the number of a probe that has come; it is behind all headers.
+/// Records the number of a received probe, which follows all headers.
 fn note(seen: &mut Vec<bool>, probe: &[u8]) {
     let Some(number) = probe.last_chunk().map(|bytes| u32::from_be_bytes(*bytes) as usize) else { return };
     if seen.len() <= number {

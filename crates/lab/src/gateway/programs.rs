@@ -13,10 +13,10 @@ use crate::lab::Lab;
 use crate::netns::Namespace;
 use crate::process::Program;
 
-/// How long a program may take to answer.
+/// Time limit for a program to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A running program of a gateway, with the socket that it answers on.
+/// A running program of a gateway, with its control socket.
 #[derive(Debug)]
 pub struct Daemon {
     program: Program,
@@ -24,7 +24,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `name` (`bifrost-nicd` or `bifrost-gw`) in a namespace with a configuration whose control socket is `socket`, and waits until it answers.
+    /// Starts `name` (`bifrost-nicd` or `bifrost-gw`) in a namespace, with a configuration whose control socket is
+    /// `socket`, and waits until it answers.
     ///
     /// # Errors
     /// The program is missing, ends, or does not answer.
@@ -41,7 +42,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// As [`Daemon::start`], without waiting.
+    /// Like [`Daemon::start`], without waiting.
     ///
     /// # Errors
     /// The program is missing.
@@ -86,10 +87,10 @@ impl Daemon {
         state(&self.socket)
     }
 
-    /// Gives it a command.
+    /// Sends a command to the program.
     ///
     /// # Errors
-    /// It refuses it.
+    /// The program refuses the command.
     pub fn command(&self, command: &Value) -> Result<Value> {
         let body = command.to_string();
         self.request(&format!(
@@ -99,10 +100,10 @@ impl Daemon {
         ))
     }
 
-    /// An error if it has ended.
+    /// Returns an error if the program has ended.
     ///
     /// # Errors
-    /// That it has, with what it printed.
+    /// The program has ended; the error contains its output.
     pub fn check_alive(&mut self) -> Result<()> {
         self.program.check_alive()
     }
@@ -112,7 +113,7 @@ impl Daemon {
     }
 }
 
-/// The state of the program with a control socket.
+/// The state of the program behind a control socket.
 ///
 /// # Errors
 /// It does not answer.
@@ -133,18 +134,18 @@ fn request(socket: &Path, request: &str) -> Result<Value> {
     Ok(serde_json::from_str(body)?)
 }
 
-/// A number of a state by its path, as in `/pods/0/counters/sent_packets`.
+/// A number in a state, by its path, such as `/pods/0/counters/sent_packets`.
 ///
 /// # Errors
-/// There is none.
+/// There is no such number.
 pub fn number(state: &Value, path: &str) -> Result<u64> {
     state.pointer(path).and_then(Value::as_u64).with_context(|| format!("the gateway does not tell {path}"))
 }
 
-/// The sum of a counter of all workers of a pod.
+/// A counter, summed over all workers of a pod.
 ///
 /// # Errors
-/// There is none.
+/// There is no such counter.
 pub fn of_workers(state: &Value, name: &str) -> Result<u64> {
     let workers = state["workers"].as_array().context("a pod tells of its workers")?;
     workers.iter().map(|worker| number(worker, &format!("/{name}"))).sum()

@@ -13,16 +13,16 @@ use crate::interrupt;
 use crate::lab::Lab;
 use crate::netns::Namespace;
 
-/// How long the gateway may take until it forwards.
+/// Time limit for the gateway to forward.
 const PATIENCE: Duration = Duration::from_secs(20);
 const UNDERLAY_MTU: u32 = 1600;
 /// The server's address in the Internet.
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 
-/// A running site. Dropping it ends and removes all of it.
+/// A running site. Dropping it ends all programs and removes everything.
 #[derive(Debug)]
 pub struct Site {
-    // The order matters: programs end before their namespaces go.
+    // The order matters: programs end before their namespaces are deleted.
     daemons: [Daemon; 3],
     /// The guest of the host.
     pub guest: Namespace,

@@ -1,4 +1,4 @@
-//! TCP streams from one guest through gateway pods to another one: TCP and VXLAN are the kernel's at both ends.
+//! TCP streams from one guest through gateway pods to another one. The kernels of both ends implement TCP and VXLAN.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,16 +12,16 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use crate::netns::Namespace;
 use crate::programs::guest_tcp::Tcp;
 
-/// Streams at a time: the switch spreads them.
+/// Number of concurrent streams, which the switch spreads.
 const STREAMS: usize = 8;
-/// What each sends after each [`PAUSE`].
+/// The data that each stream sends after each [`PAUSE`].
 const CHUNK: [u8; 1000] = [0; 1000];
 const PAUSE: Duration = Duration::from_millis(10);
 /// A stream that makes no progress for this long is broken.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PORT: u16 = 5000;
 
-/// Streams under way.
+/// Running streams.
 #[derive(Debug)]
 pub struct Streams<'a> {
     client: &'a Namespace,
@@ -30,25 +30,25 @@ pub struct Streams<'a> {
     senders: Vec<JoinHandle<Result<Duration>>>,
 }
 
-/// What became of streams.
+/// The result of streams.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Streamed {
     /// Streams that were opened.
     pub opened: u32,
-    /// Of these, streams that ended early, or lacked bytes at the other end.
+    /// Streams that ended early, or whose receiver lacked bytes.
     pub broken: u32,
-    /// Segments that were retransmitted: they were lost, or came late.
+    /// Retransmitted segments, which were lost or late.
     pub retransmits: u64,
-    /// The longest time that a receiver waited for more.
+    /// The longest time that a receiver waited for data.
     pub longest_stall: Duration,
 }
 
 impl<'a> Streams<'a> {
-    /// Opens them from one namespace to the address `server` of another one, and sends at a constant rate until they are
-    /// stopped.
+    /// Opens streams from one namespace to the address `server` of another one, and sends at a constant rate until they
+    /// are stopped.
     ///
     /// # Errors
-    /// One cannot be opened.
+    /// A stream cannot be opened.
     pub fn start(client: &'a Namespace, other: &Namespace, server: Ipv4Addr) -> Result<Self> {
         let listener = other.enter(move || Ok(TcpListener::bind((server, PORT))?))?;
         let before = Tcp::in_namespace(client)?;
@@ -70,10 +70,10 @@ impl<'a> Streams<'a> {
         Ok(Streams { client, before, stop, senders })
     }
 
-    /// Ends them, and says what became of them.
+    /// Stops the streams, and returns the result.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel's counters cannot be read.
     pub fn stop(self) -> Result<Streamed> {
         self.stop.store(true, Ordering::Relaxed);
         let opened = self.senders.len() as u32;
@@ -88,7 +88,7 @@ impl<'a> Streams<'a> {
     }
 }
 
-/// Sends until it is to stop; the longest time that the receiver waited.
+/// Sends until `stop` is set. Returns the longest time that the receiver waited for data.
 fn send(mut stream: TcpStream, stop: &AtomicBool) -> Result<Duration> {
     let mut sent = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -104,7 +104,7 @@ fn send(mut stream: TcpStream, stop: &AtomicBool) -> Result<Duration> {
     Ok(Duration::from_nanos(u64::from_be_bytes(stall)))
 }
 
-/// Reads until the other end has sent all; answers with how much that was, and the longest time without any.
+/// Reads until the other end has sent everything. Answers with the number of bytes, and the longest time without data.
 fn receive(mut stream: TcpStream) {
     let (mut received, mut stall, mut last) = (0u64, Duration::ZERO, Instant::now());
     let mut buffer = [0; 4096];
@@ -113,7 +113,7 @@ fn receive(mut stream: TcpStream) {
         last = Instant::now();
         received += len as u64;
     }
-    // Without an answer the other end counts the stream as broken.
+    // Without this answer, the other end counts the stream as broken.
     let _ = stream.write_all(&[received.to_be_bytes(), (stall.as_nanos() as u64).to_be_bytes()].concat());
 }
 

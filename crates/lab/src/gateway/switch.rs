@@ -11,11 +11,11 @@ use super::frr::Frr;
 use crate::command;
 use crate::netns::Namespace;
 
-/// Which program a switch runs.
+/// The program that a switch runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Daemon {
-    /// FRR: bgpd, bfdd, and zebra, which tells the kernel.
+    /// FRR: bgpd, bfdd, and zebra, which configures the kernel.
     #[default]
     Frr,
     /// BIRD 2.
@@ -26,7 +26,7 @@ impl Daemon {
     /// All of them, in the order of reports.
     pub const ALL: [Daemon; 2] = [Daemon::Frr, Daemon::Bird];
 
-    /// As in `bifrostctl gw bgp config --daemon`.
+    /// The name, as in `bifrostctl gw bgp config --daemon`.
     pub fn name(self) -> &'static str {
         match self {
             Daemon::Frr => "frr",
@@ -34,7 +34,7 @@ impl Daemon {
         }
     }
 
-    /// How the kernel marks its routes.
+    /// The protocol of its routes in the kernel.
     fn protocol(self) -> &'static str {
         match self {
             Daemon::Frr => "bgp",
@@ -52,7 +52,7 @@ impl fmt::Display for Daemon {
     }
 }
 
-/// A switch's daemon that runs. Dropping it ends it.
+/// The running daemon of a switch. Dropping it ends it.
 #[derive(Debug)]
 pub enum Switch {
     /// See [`Frr`].
@@ -62,7 +62,7 @@ pub enum Switch {
 }
 
 impl Switch {
-    /// Starts a daemon in the switch's namespace with a configuration for it.
+    /// Starts a daemon in the switch's namespace, with a configuration for it.
     ///
     /// # Errors
     /// A program is missing, or does not start.
@@ -80,10 +80,10 @@ impl Switch {
         }
     }
 
-    /// Peers whose sessions are established, of all that it has.
+    /// Number of peers with an established session.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The daemon does not answer.
     pub fn sessions(&self) -> Result<usize> {
         match self {
             Switch::Frr(frr) => frr.sessions(),
@@ -91,10 +91,10 @@ impl Switch {
         }
     }
 
-    /// Paths that it knows to a prefix.
+    /// Number of its paths to a prefix.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The daemon does not answer.
     pub fn paths(&self, prefix: &str) -> Result<usize> {
         match self {
             Switch::Frr(frr) => {
@@ -105,10 +105,10 @@ impl Switch {
         }
     }
 
-    /// Prefixes below `10.0.0.0/8` that BGP has told it and that the kernel of its namespace has from it.
+    /// Number of prefixes that it has learned by BGP and that are in the kernel of its namespace, below `10.0.0.0/16`.
     ///
     /// # Errors
-    /// It or the kernel does not answer.
+    /// The daemon or the kernel does not answer.
     pub fn routes(&self, namespace: &Namespace) -> Result<usize> {
         let daemon = match self {
             Switch::Frr(_) => Daemon::Frr,
@@ -121,16 +121,16 @@ impl Switch {
                 let all = frr.show("bgp ipv4 unicast")?;
                 all["routes"].as_object().context("a table of routes")?.len()
             }
-            // Its routes in the kernel outlive it.
+            // BIRD's own table is read as well, because its routes in the kernel outlive it.
             Switch::Bird(bird) => bird.networks()?,
         };
         Ok(installed.min(known))
     }
 
-    /// Sends SIGKILL to what speaks BGP, and what holds its routes.
+    /// Sends SIGKILL to the BGP daemon and to the program that holds its routes.
     ///
     /// # Errors
-    /// It does not run.
+    /// A program is not running.
     pub fn kill(&self) -> Result<()> {
         match self {
             Switch::Frr(frr) => frr.kill(&["zebra", "bgpd"]),
@@ -138,10 +138,10 @@ impl Switch {
         }
     }
 
-    /// Sends SIGKILL to what speaks BGP.
+    /// Sends SIGKILL to the BGP daemon.
     ///
     /// # Errors
-    /// It does not run.
+    /// The daemon is not running.
     pub fn kill_bgp(&self) -> Result<()> {
         match self {
             Switch::Frr(frr) => frr.kill(&["bgpd"]),

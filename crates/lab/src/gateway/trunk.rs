@@ -1,5 +1,5 @@
-//! The other end of a pipeline's device, which carries a VLAN for each link: a switch port for each VLAN, without its
-//! tag. It needs neither VLAN devices nor VLAN filters of the kernel.
+//! The other end of a pipeline's device, which carries a VLAN for each link: a switch that connects each VLAN to a port
+//! and removes the tag. It needs no VLAN devices or filters in the kernel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,15 +12,15 @@ use bifrost_port::raw::{RawConfig, RawDevice, RawMode};
 use super::probes::FLOWS;
 use crate::netns::Namespace;
 
-/// The VLAN of link 0; that of link n is larger by n.
+/// The VLAN of link 0. That of link n is this plus n.
 pub const VLAN: u16 = 100;
 const TAG_AT: usize = 12;
 const TAG_LEN: usize = 4;
 const VXLAN_PORT: [u8; 2] = 4789u16.to_be_bytes();
-/// Between two looks at all devices, if nothing came.
+/// Interval at which devices are polled while nothing arrives.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// The link by which the probes of each flow come to the gateway.
+/// The link by which the probes of each flow reach the gateway.
 #[derive(Debug)]
 pub struct FlowLinks(Vec<AtomicUsize>);
 
@@ -31,13 +31,13 @@ impl Default for FlowLinks {
 }
 
 impl FlowLinks {
-    /// The number of the link of each flow; `usize::MAX`: none of its packets has come.
+    /// The link of each flow; `usize::MAX`: none of its packets has arrived.
     pub fn get(&self) -> Vec<usize> {
         self.0.iter().map(|link| link.load(Ordering::Relaxed)).collect()
     }
 
     fn see(&self, link: usize, frame: &[u8]) {
-        // Without a tag and IP options. The number of the probe is behind all headers.
+        // The frame has no tag and no IP options. The number of the probe follows all headers.
         if frame.get(36..38) == Some(&VXLAN_PORT[..])
             && let Some(number) = frame.last_chunk()
         {
@@ -46,7 +46,7 @@ impl FlowLinks {
     }
 }
 
-/// A trunk that works. Dropping it ends it.
+/// A running trunk. Dropping it stops it.
 #[derive(Debug)]
 pub struct Trunk {
     stop: Arc<AtomicBool>,
@@ -54,7 +54,7 @@ pub struct Trunk {
 }
 
 impl Trunk {
-    /// Between a device of a namespace and its ports, each with the number of its link.
+    /// Connects a device of a namespace with ports, each of which has the number of its link.
     ///
     /// # Errors
     /// A device cannot be opened.

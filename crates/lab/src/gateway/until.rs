@@ -1,4 +1,4 @@
-//! Waiting for something to come true.
+//! Waiting for a condition.
 
 use std::time::{Duration, Instant};
 
@@ -6,24 +6,24 @@ use anyhow::{Result, bail};
 
 use crate::interrupt;
 
-/// How long a step may take.
+/// Time limit of a step.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Between two looks.
+/// Delay between two checks.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Waits until `is` finds something.
+/// Waits until `is` returns a value.
 ///
 /// # Errors
-/// It does not.
+/// It returns none in time.
 pub fn until<T>(what: &str, is: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     until_within(PATIENCE, PAUSE, what, is)
 }
 
-/// As [`until`], for as long as `patience`, with `pause` between two looks.
+/// Like [`until`], for at most `patience`, with `pause` between two checks.
 ///
 /// # Errors
-/// It does not.
+/// It returns none in time.
 pub fn until_within<T>(
     patience: Duration,
     pause: Duration,

@@ -14,7 +14,7 @@ use crate::interrupt;
 use crate::lab::Lab;
 use crate::netns::Namespace;
 
-/// How long the gateway may take until it forwards.
+/// Time limit for the gateway to forward.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Entries of a worker's ring: 20 ms of traffic, because a thread may be descheduled for that long.
 const RING_ENTRIES: u32 = 4096;
@@ -54,7 +54,7 @@ pub struct Processors {
 /// A gateway with two workers and the network around it.
 #[derive(Debug)]
 pub struct World {
-    // The order matters: programs end before the namespace goes.
+    // The order matters: programs end before the namespace is deleted.
     /// The pod.
     pub pod: Daemon,
     /// The pipeline.

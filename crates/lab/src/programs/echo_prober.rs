@@ -1,5 +1,5 @@
-//! Round-trip times by ICMP echoes that a far kernel answers: what waits in an underlay link's queue, as the next packet finds it,
-//! or how long a machine is away.
+//! Round-trip times by ICMP echoes that a remote kernel answers: the queueing delay that the next packet on an underlay
+//! link finds, or the downtime of a machine.
 
 use std::io::{ErrorKind, Read as _};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -14,9 +14,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::netns::Namespace;
 use crate::processor;
 
-/// How long an answer to the last probes is waited for.
+/// How long to wait for answers to the last probes.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// Bytes of a probe: the ICMP header and as much again as `ping` sends.
+/// Length of a probe, bytes: the ICMP header, and as much payload as `ping` sends.
 const PROBE_LEN: usize = 8 + 56;
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
@@ -26,11 +26,11 @@ const ECHO_REPLY: u8 = 0;
 pub struct Probe {
     /// When it was sent.
     pub sent: Instant,
-    /// How long its answer took; `None`: there was none.
+    /// The time until its answer; `None`: there was none.
     pub took: Option<Duration>,
 }
 
-/// A prober under way. Dropping it ends it.
+/// A running prober. Dropping it ends it.
 #[derive(Debug)]
 pub struct EchoProber {
     stop: Arc<AtomicBool>,
@@ -38,11 +38,11 @@ pub struct EchoProber {
 }
 
 impl EchoProber {
-    /// Asks `remote` from `local`, an address of `namespace`, once in every `interval`, at most 65,536 times. The thread runs before
-    /// all others, so that what it sees is the link and not the queue for the processor.
+    /// Sends a probe from `local`, an address of `namespace`, to `remote` at each `interval`, at most 65,536 times. The
+    /// thread has real-time priority, so that it measures the link and not the wait for the processor.
     ///
     /// # Errors
-    /// A socket or thread cannot be had.
+    /// A socket or thread cannot be created.
     pub fn start(namespace: &Namespace, local: Ipv4Addr, remote: Ipv4Addr, interval: Duration) -> Result<Self> {
         let stop: Arc<AtomicBool> = Arc::default();
         let socket = namespace.enter(move || open(local, remote))?;
@@ -57,7 +57,7 @@ impl EchoProber {
     /// Ends it and returns all probes, oldest first.
     ///
     /// # Errors
-    /// The socket failed, or the thread was refused its priority.
+    /// The socket failed, or the thread did not get its priority.
     pub fn finish(mut self) -> Result<Vec<Probe>> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("a prober ends once")?;
@@ -95,7 +95,8 @@ fn probe(socket: &Socket, interval: Duration, stop: &AtomicBool) -> Result<Vec<P
             None if now >= due => {
                 let number = u16::try_from(probes.len()).context("more probes than ICMP has numbers")?;
                 match socket.send(&request(identifier, number)) {
-                    // An earlier one has found nobody. This one is not sent, and counts as unanswered.
+                    // The kernel reports an unreachable host, because of an earlier probe. This one is not sent, and
+                    // counts as unanswered.
                     Err(error) if error.kind() == ErrorKind::HostUnreachable => {}
                     sent => drop(sent.context("sending a probe")?),
                 }
@@ -138,7 +139,7 @@ fn request(identifier: u16, number: u16) -> [u8; PROBE_LEN] {
     bytes
 }
 
-/// The number of the request that an IPv4 packet answers, if it answers one of `identifier`'s.
+/// The number of the request that an IPv4 packet answers, if the packet is a reply with this `identifier`.
 fn reply(packet: &[u8], identifier: u16) -> Option<u16> {
     let header = usize::from(packet.first()? & 0xf) * 4;
     let icmp = packet.get(header..header + 8)?;

@@ -18,7 +18,7 @@ use crate::netns::Namespace;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Descriptors of this process besides those of the connections.
 const OTHER_DESCRIPTORS: u64 = 1024;
-/// How long the server waits before it checks whether it is to end.
+/// Interval at which the server checks whether it must stop.
 const POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// Bytes of a message: the number of its connection.
 const MESSAGE: usize = 8;
@@ -35,7 +35,7 @@ impl IdleConnections {
     /// Opens `count` connections from `client` to a server at `address` in `server`.
     ///
     /// # Errors
-    /// One cannot be opened, or the process may not have that many descriptors.
+    /// A connection cannot be opened, or the process may not have so many descriptors.
     pub fn open(client: &Namespace, server: &Namespace, address: SocketAddr, count: u32) -> Result<Self> {
         allow_descriptors(2 * u64::from(count) + OTHER_DESCRIPTORS)?;
         let listener =

@@ -1,4 +1,4 @@
-//! An IPFIX collector that writes what arrives to a file, and `tshark`, which reads it.
+//! An IPFIX collector that writes received messages to a file, and `tshark`, which reads the file.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write as _};
@@ -16,7 +16,7 @@ use crate::topology::Host;
 
 /// The collector's UDP port (RFC 7011, section 10.3.4).
 pub(super) const PORT: u16 = 4739;
-/// Receive buffer, bytes: the messages of some seconds.
+/// Receive buffer, bytes: messages of a few seconds.
 const BUFFER: usize = 64 << 20;
 const TICK: Duration = Duration::from_millis(100);
 
@@ -27,7 +27,7 @@ pub(super) struct Collector {
     thread: Option<JoinHandle<Result<()>>>,
 }
 
-/// What `tshark` has read.
+/// The result of `tshark`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Collected {
     /// Records.
@@ -37,7 +37,7 @@ pub(super) struct Collected {
 }
 
 impl Collector {
-    /// Collects at the first underlay address of `host`, into the file `path`.
+    /// Starts a collector at the first underlay address of `host` that writes into the file `path`.
     ///
     /// # Errors
     /// The socket or the file cannot be opened.
@@ -70,7 +70,7 @@ impl Collector {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Ends it, when no more messages arrive.
+    /// Stops the collector once no more messages arrive.
     ///
     /// # Errors
     /// A message could not be received or written.
@@ -87,10 +87,10 @@ impl Drop for Collector {
     }
 }
 
-/// The header of a file of pcap, in microseconds: version 2.4, no time zone, LINKTYPE_RAW.
+/// The header of a pcap file with timestamps in microseconds: version 2.4, no time zone, LINKTYPE_RAW.
 const HEADER: [u8; 24] = [0xa1, 0xb2, 0xc3, 0xd4, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 101];
 
-/// A packet of such a file: the headers as they were, as far as `tshark` needs them, and `message`.
+/// A packet in such a file: reconstructed headers, as far as `tshark` needs them, and `message`.
 fn record(message: &[u8]) -> Vec<u8> {
     let length = 28 + message.len() as u32;
     let mut bytes = Vec::with_capacity(16 + length as usize);
@@ -104,10 +104,10 @@ fn record(message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Reads a file of a [`Collector`] with `tshark`.
+/// Reads the file of a [`Collector`] with `tshark`.
 ///
 /// # Errors
-/// `tshark` is missing or fails, or prints something else.
+/// `tshark` is missing or fails, or its output is malformed.
 pub(super) fn read(path: &Path) -> Result<Collected> {
     let file = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
     let decode = format!("udp.port=={PORT},cflow");
@@ -117,7 +117,8 @@ pub(super) fn read(path: &Path) -> Result<Collected> {
     parse(&text)
 }
 
-/// A line has the protocols and the packets of a message's records. Packets of both directions follow each other.
+/// Each line has two fields: the protocols and the numbers of packets of a message's records. A record has two numbers
+/// of packets, one for each direction.
 fn parse(text: &str) -> Result<Collected> {
     let mut collected = Collected::default();
     for line in text.lines() {

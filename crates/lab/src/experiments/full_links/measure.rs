@@ -22,15 +22,15 @@ use crate::{inject, interrupt};
 
 /// How long the idle links are probed before the load.
 const IDLE: Duration = Duration::from_millis(400);
-/// From one probe of a link to the next.
+/// Interval of probes of a link.
 const PROBE_INTERVAL: Duration = Duration::from_millis(20);
-/// How long before the load's end the daemons are asked for their paths.
+/// How long before the end of the load the daemons are asked for their paths.
 const BEFORE_END: Duration = Duration::from_millis(500);
 
-/// Hosts, links, and what carries the flows.
+/// The hosts, the links, and the network that carries the flows.
 enum Bench {
     Bare(Topology),
-    // Guests of tenants go before the daemons that have ports for them.
+    // The order matters: guests of tenants are removed before the daemons that have ports for them.
     Overlay(Tenants, Box<Network>),
 }
 
@@ -69,7 +69,7 @@ impl Bench {
         }
     }
 
-    /// Where the flows begin and end: of each sender and receiver the namespace.
+    /// The ends of the flows: the namespaces of each sender and receiver.
     fn ends(&self) -> Vec<[&Namespace; 2]> {
         match self {
             Bench::Bare(topology) => vec![[0, 1].map(|host| &topology.hosts[host].namespace)],
@@ -81,7 +81,7 @@ impl Bench {
         }
     }
 
-    /// Starts the flows: of each tenant, or over each bare link.
+    /// Starts the flows of each tenant, or over each bare link.
     fn start(&self, lab: &Lab, point: &Point, seconds: f64, label: &str) -> Result<Vec<iperf3::Running>> {
         let logs = lab.logs(label);
         match self {
@@ -168,7 +168,7 @@ pub(super) fn measure(lab: &Lab, network: Underneath, point: &Point, seconds: f6
     })
 }
 
-/// Lets the sender's end of each link mark, at points where links do: in the links' order.
+/// Makes the sender's end of each link mark packets, if the point requires it. Returns the markers in the links' order.
 fn mark(topology: &Topology, point: &Point) -> Result<Vec<Marker>> {
     let Some(frames) = point.mark_frames else { return Ok(Vec::new()) };
     let bits = f64::from(topology.plan.underlay_mtu() + shape::ETHERNET) * 8.0;
@@ -181,7 +181,7 @@ fn mark(topology: &Topology, point: &Point) -> Result<Vec<Marker>> {
     (0..).zip(&point.shape.mbit_per_s).map(start).collect()
 }
 
-/// Packets with congestion experienced that the IP stack of a namespace has received so far.
+/// Number of CE-marked packets that the IP stack of a namespace has received so far.
 fn received_ce(namespace: &Namespace) -> Result<u64> {
     namespace.enter(|| {
         let text = fs::read_to_string("/proc/thread-self/net/netstat").context("reading what the kernel counts")?;
@@ -198,7 +198,7 @@ fn ip_extension(text: &str, name: &str) -> Result<u64> {
     value.and_then(|value| value.parse().ok()).with_context(|| format!("{name} is no number"))
 }
 
-/// What probes say of a link: idle before `load_began`, and full in between `from` and `to`.
+/// The results of a link's probes: idle before `load_began`, and under load between `from` and `to`.
 fn of_probes(
     limit_mbit_per_s: u32,
     probes: &[Probe],
@@ -226,18 +226,18 @@ fn of_probes(
     }
 }
 
-/// Bins of goodput in a second.
+/// Number of goodput bins per second.
 fn bins_per_second() -> usize {
     (1.0 / iperf3::BIN_S).round() as usize
 }
 
-/// Silence at the end of a flow leaves no bins: nothing has arrived then.
+/// Adds bins of 0: a flow that stalls until its end reports no bins for that time.
 fn fill_silence(flow: &mut Flow, seconds: f64) {
     let bins = seconds.ceil() as usize * bins_per_second();
     flow.bins_gbit_per_s.resize(flow.bins_gbit_per_s.len().max(bins), 0.0);
 }
 
-/// Goodput in each whole second, all flows together, Mbit/s.
+/// Total goodput of all flows in each whole second, Mbit/s.
 fn by_second(flows: &[Flow]) -> Vec<f64> {
     let bins = bins_per_second();
     let seconds = flows.iter().map(|flow| flow.bins_gbit_per_s.len() / bins).min().unwrap_or(0);
@@ -251,7 +251,7 @@ fn after_settling(flow: &Flow) -> f64 {
     mean(flow.bins_gbit_per_s.get(SETTLE_S * bins_per_second()..).unwrap_or_default()) * 1000.0
 }
 
-/// What `bifrostctl paths` says of a path, as far as it is kept.
+/// The fields of a path in `bifrostctl paths` that are used.
 #[derive(Deserialize)]
 struct Path {
     path: u8,
@@ -267,7 +267,7 @@ struct Path {
     ce_marked_packets: u64,
 }
 
-/// All daemons' paths, as they are now.
+/// The current paths of all daemons.
 fn paths(daemons: &[Daemon]) -> Result<Vec<PathAtEnd>> {
     let mut all = Vec::new();
     for daemon in daemons {

@@ -1,4 +1,4 @@
-//! Connections through a load balancer that are held while its backends change: each server says who it is.
+//! Connections through a load balancer that are held while its backends change. Each server sends its name.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use crate::topology::Guest;
 
 /// The port of servers and load balancer.
 pub(super) const PORT: u16 = 9000;
-/// Limit for the setup of a connection and for an answer. A connection that stays without one counts as lost.
+/// Time limit of connection setup, and of an answer. A connection without an answer counts as lost.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How often a server looks for connections and requests.
 const TICK: Duration = Duration::from_millis(1);
@@ -77,7 +77,7 @@ impl Held {
         self.connections.iter().filter(|(_, server)| *server == name).count()
     }
 
-    /// Asks each connection again; returns how many are not answered by the server that they had.
+    /// Asks each connection again. Returns the number of those that their server does not answer any more.
     pub(super) fn moved(&mut self) -> usize {
         self.connections.iter_mut().map(|(stream, name)| usize::from(ask(stream).ok() != Some(*name))).sum()
     }

@@ -1,4 +1,4 @@
-//! What arrives at the target of a mirror: copies of requests are counted and dropped by an nftables rule, copies of
+//! The packets that arrive at the target of a mirror. An nftables rule counts and drops copies of requests; copies of
 //! datagrams are read one by one.
 
 use std::io::ErrorKind;
@@ -13,16 +13,16 @@ use crate::{inject, interrupt};
 
 /// The VNI of all copies.
 pub(super) const VNI: u32 = 4242;
-/// Datagrams that are sent, their port and their rate, 1/s.
+/// Number of datagrams, their port and their rate, 1/s.
 const DATAGRAMS: u32 = 4000;
 const PORT: u16 = 7009;
 const PER_S: f64 = 4000.0;
-/// Their payload, bytes, and the headers before it: Ethernet, IPv4, UDP.
+/// Length of their payload, and of the headers before it (Ethernet, IPv4, UDP), bytes.
 const PAYLOAD_LEN: usize = 1000;
 const HEADERS_LEN: usize = 14 + 20 + 8;
-/// Receive buffer, bytes: a few times what is sent.
+/// Receive buffer, bytes: several times the size of all copies.
 const BUFFER: usize = 64 << 20;
-/// How long copies may be under way.
+/// How long copies may be in flight.
 const PATIENCE: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(50);
 
@@ -30,13 +30,13 @@ const TICK: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Arrivals<'a> {
     host: &'a Host,
-    /// What the daemon had counted before.
+    /// The daemon's counters at the start.
     before: [u64; 3],
 }
 
 impl<'a> Arrivals<'a> {
-    /// Counts from zero the copies that arrive at UDP `port` of `host`, and drops them, so that reading them costs
-    /// the guests no time. `before`: what the daemon has counted so far.
+    /// Counts from zero the copies that arrive at UDP `port` of `host`, and drops them, so that reading them takes no
+    /// time from the guests. `before`: the daemon's counters so far.
     ///
     /// # Errors
     /// nftables refuses the rule.
@@ -45,7 +45,8 @@ impl<'a> Arrivals<'a> {
         Ok(Self { host, before })
     }
 
-    /// Waits until nothing is under way; returns what the daemon `counted` and what arrived.
+    /// Waits until no copies are in flight. Returns the increase of the daemon's `counted` counters, and the number of
+    /// copies that arrived.
     ///
     /// # Errors
     /// A count cannot be read, or an interruption.
@@ -63,19 +64,19 @@ impl<'a> Arrivals<'a> {
     }
 }
 
-/// Copies of datagrams.
+/// Numbers of copies of datagrams.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Datagrams {
-    /// Those that should have arrived.
+    /// Copies that should have arrived.
     pub(super) expected: u64,
-    /// Those that did, as they should be.
+    /// Copies that arrived and were correct.
     pub(super) correct: u64,
-    /// Others.
+    /// Copies that arrived and were wrong.
     pub(super) wrong: u64,
 }
 
-/// Sends datagrams from `client` to `server`, and reads their copies at `port` of `host`. `extent`: of how many packets
-/// one is copied, and how many bytes of it; `None`: there is no mirror.
+/// Sends datagrams from `client` to `server`, and reads their copies at `port` of `host`. `extent`: one packet in this
+/// many is copied, and this many bytes of it; `None`: there is no mirror.
 ///
 /// # Errors
 /// A socket cannot be opened.
@@ -92,7 +93,7 @@ pub(super) fn of_datagrams(
     })?;
     copies.set_read_timeout(Some(TICK))?;
     let to = (server.address, PORT);
-    // It takes the datagrams, so that the server's kernel answers nothing.
+    // The socket receives the datagrams, so that the server's kernel does not answer with ICMP errors.
     let _sink = server.namespace.enter(move || UdpSocket::bind(to).context("listening for datagrams"))?;
     let sending = client.namespace.spawn(move || {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
@@ -111,7 +112,7 @@ pub(super) fn of_datagrams(
     while Instant::now() < deadline {
         match copies.recv(&mut datagram) {
             Ok(length) => {
-                // Of one flow, copies arrive in order.
+                // Copies of one flow arrive in order.
                 match number(&datagram[..length], kept) {
                     Some(number) if number >= next => {
                         next = number + one_in;
@@ -133,7 +134,7 @@ pub(super) fn of_datagrams(
     Ok(seen)
 }
 
-/// The number of the datagram that `copy` is a copy of; `None` if it is not as it should be.
+/// The number of the datagram that `copy` is a copy of; `None` if the copy is wrong.
 fn number(copy: &[u8], kept: usize) -> Option<u32> {
     let (vni, frame) = vxlan::parse(copy).ok()?;
     let ip_len = u16::from_be_bytes(*frame.get(16..)?.first_chunk()?);
@@ -146,7 +147,7 @@ fn number(copy: &[u8], kept: usize) -> Option<u32> {
     is_right.then_some(number)
 }
 
-/// The number, and bytes that depend on it.
+/// A payload: the number, and bytes that depend on it.
 fn payload(number: u32) -> [u8; PAYLOAD_LEN] {
     let mut bytes: [u8; PAYLOAD_LEN] = std::array::from_fn(|n| (n as u32).wrapping_add(number) as u8);
     bytes[..4].copy_from_slice(&number.to_be_bytes());

@@ -119,10 +119,10 @@ impl Reference {
         Ok(reference)
     }
 
-    /// An error if the switch has ended.
+    /// Returns an error if the switch has ended.
     ///
     /// # Errors
-    /// As said.
+    /// The switch has ended.
     pub(crate) fn check_alive(&mut self) -> Result<()> {
         self.switch.as_mut().map_or(Ok(()), OpenVswitch::check_alive)
     }
