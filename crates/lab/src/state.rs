@@ -82,7 +82,8 @@ impl Drop for Run {
     }
 }
 
-/// Removes containers, namespaces, processes and files of runs whose process is dead. Returns the names of what was removed.
+/// Removes containers, namespaces, processes and files of runs whose process is dead. Returns the names of everything
+/// that was removed.
 pub fn clean() -> Result<Vec<String>> {
     require_root()?;
     fs::create_dir_all(STATE_DIRECTORY).with_context(|| format!("creating {STATE_DIRECTORY}"))?;

@@ -28,7 +28,7 @@ pub(super) enum Change {
     Down,
 }
 
-/// Listens for the clients of an interface, in a thread of its own.
+/// Listens for the clients of an interface, in a separate thread.
 #[derive(Debug)]
 pub(super) struct Listener {
     server: Arc<Server>,

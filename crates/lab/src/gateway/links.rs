@@ -106,8 +106,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Waits until the router sends packets by exactly these links, and the pod reports exactly them as up. If these are
-    /// all links, also waits until the proxy and the router have all their sessions.
+    /// Waits until the router sends packets by exactly these links, and the pod reports exactly them as up. If these
+    /// are all links, also waits until the proxy and the router have all their sessions.
     ///
     /// # Errors
     /// Timeout.

@@ -95,7 +95,8 @@ pub fn latencies() -> Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, 3_600_000_000, 3).context("creating a histogram")
 }
 
-/// Writes the percentiles of `latency_us` to `path`, in ms, as a table in the format of HdrHistogram's percentile plotter.
+/// Writes the percentiles of `latency_us` to `path`, in ms, as a table in the format of HdrHistogram's percentile
+/// plotter.
 ///
 /// # Errors
 /// The file cannot be written.

@@ -27,7 +27,7 @@ const VTEPS: [Ipv4Addr; 4] =
 const CUSTOMER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 20);
 /// The services that take turns.
 const SERVICES: [Service; 4] = [Service::Vpc, Service::Internet, Service::Idc, Service::CloudService];
-/// Duration of a turn, and of the rest before and after it: a worker that is idle tells how long it was busy.
+/// Duration of a turn, and of the rest before and after it: an idle worker reports how long it was busy.
 const TURN: Duration = Duration::from_millis(400);
 const REST: Duration = Duration::from_millis(30);
 const PATIENCE: Duration = Duration::from_secs(20);
