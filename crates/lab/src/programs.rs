@@ -25,6 +25,7 @@ pub mod redis_benchmark;
 pub mod redis_server;
 pub mod sockperf;
 pub mod stream;
+pub mod tcp_requests;
 pub mod testpmd;
 
 use application::Application;

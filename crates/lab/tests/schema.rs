@@ -369,6 +369,8 @@ fn all() -> Vec<Value> {
         restarted: 0,
         stall_ms: vec![2.5, 8.5],
         reference_ms: vec![1.5, 2.5],
+        machine_stall_ms: vec![3.5, 9.5],
+        machine_reference_ms: vec![2.5, 3.5],
         held_ms: vec![1.5, 3.5],
         sessions: 100_000,
         requests: 80_000,

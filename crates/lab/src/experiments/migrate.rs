@@ -5,12 +5,9 @@
 //! answer is checked.
 
 use std::fmt;
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -26,6 +23,7 @@ use crate::netns::Namespace;
 use crate::options::Mode;
 use crate::plot::{self, Panel};
 use crate::programs::echo_prober::{EchoProber, Probe};
+use crate::programs::tcp_requests::TcpRequests;
 use crate::progress::Progress;
 use crate::qemu::{Device, Image, Moved, Qemu};
 use crate::report::{Table, number};
@@ -46,8 +44,6 @@ const MOST_MS: f64 = 20.0;
 /// Duration of traffic before the move, and after it.
 const AROUND: Duration = Duration::from_secs(2);
 const BETWEEN_PINGS: Duration = Duration::from_millis(2);
-/// Time without an answer after which the TCP connection counts as broken.
-const BROKEN: Duration = Duration::from_secs(30);
 
 /// The experiment.
 #[derive(Debug, Clone, Copy)]
@@ -245,7 +241,7 @@ fn run(
     let (directory, incoming) = (part.directory(), part.directory().join("incoming"));
     let mut machine = Qemu::start(image, here.0, ("here", MAC), here.1, (directory, logs), None)?;
     machine.wait_until_ready()?;
-    let requests = Requests::start(client)?;
+    let requests = TcpRequests::start(client, (MACHINE, PORT).into())?;
     let pings = EchoProber::start(client, CLIENT, MACHINE, BETWEEN_PINGS)?;
     interrupt::sleep(AROUND)?;
     prepare()?;
@@ -260,8 +256,8 @@ fn run(
         network,
         repetition,
         away_ms,
-        tcp_stall_ms: answers.longest.as_secs_f64() * 1e3,
-        tcp_answers: answers.count,
+        tcp_stall_ms: answers.longest().as_secs_f64() * 1e3,
+        tcp_answers: answers.requests.len() as u64,
         broken: answers.broken,
         qemu_downtime_ms: downtime_ms,
         qemu_total_ms: total_ms,
@@ -329,60 +325,6 @@ fn longest_gap_ms(probes: &[Probe]) -> Option<f64> {
     let mut answered: Vec<Instant> = probes.iter().filter_map(|probe| Some(probe.sent + probe.took?)).collect();
     answered.sort();
     answered.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3).reduce(f64::max)
-}
-
-/// Requests over one TCP connection, one at a time, each a millisecond after the previous answer.
-struct Requests {
-    asking: JoinHandle<Result<Answers>>,
-    stop: Arc<AtomicBool>,
-}
-
-/// The results of these requests.
-#[derive(Default)]
-struct Answers {
-    count: u64,
-    longest: Duration,
-    broken: bool,
-}
-
-impl Requests {
-    fn start(client: &Namespace) -> Result<Requests> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let theirs = Arc::clone(&stop);
-        let asking = client.spawn(move || {
-            let deadline = Instant::now() + BROKEN;
-            let to = SocketAddr::from((MACHINE, PORT));
-            let mut stream = loop {
-                match TcpStream::connect_timeout(&to, BROKEN) {
-                    Ok(stream) => break stream,
-                    Err(error) if Instant::now() > deadline => return Err(error).context("connecting to the machine"),
-                    Err(_) => thread::sleep(Duration::from_millis(20)),
-                }
-            };
-            stream.set_read_timeout(Some(BROKEN))?;
-            stream.set_nodelay(true)?;
-            let (mut random, mut answers) = (fastrand::Rng::with_seed(1), Answers::default());
-            let (mut asked, mut answer) = ([0; 1000], [0; 1000]);
-            while !theirs.load(Ordering::Relaxed) {
-                random.fill(&mut asked);
-                let began = Instant::now();
-                if stream.write_all(&asked).and_then(|()| stream.read_exact(&mut answer)).is_err() || asked != answer {
-                    answers.broken = true;
-                    break;
-                }
-                answers.longest = answers.longest.max(began.elapsed());
-                answers.count += 1;
-                thread::sleep(Duration::from_millis(1));
-            }
-            Ok(answers)
-        })?;
-        Ok(Requests { asking, stop })
-    }
-
-    fn finish(self) -> Result<Answers> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.asking.join().map_err(|_| anyhow!("the thread that asks has panicked"))?
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! new daemon is killed at any point of that.
 
 mod killer;
+mod machine;
 mod traffic;
 
 use std::fmt;
@@ -27,6 +28,7 @@ use crate::progress::Progress;
 use crate::report::Table;
 use crate::results::{from_values, to_values};
 use crate::stats::{Spread, cell, percentile};
+use machine::Machine;
 use traffic::{Outcome, Traffic};
 
 /// Sessions of security groups on the first host, by default and with `--quick`.
@@ -42,6 +44,8 @@ const LOSS_PERCENT: f64 = 1.0;
 /// reference.
 const PERIOD: Duration = Duration::from_millis(800);
 const WINDOW: Duration = Duration::from_millis(350);
+/// Shortest time within which a new daemon is killed.
+const KILL_SOONEST: Duration = Duration::from_millis(1);
 /// Required P99.9 of the longest stall of a request in an upgrade, ms.
 const MOST_STALL_MS: f64 = 10.0;
 
@@ -91,6 +95,10 @@ pub struct Row {
     pub stall_ms: Vec<f64>,
     /// The same without an upgrade, of an equal period before each, ms; ascending.
     pub reference_ms: Vec<f64>,
+    /// As `stall_ms`, of requests to the virtual machine, whose host is upgraded.
+    pub machine_stall_ms: Vec<f64>,
+    /// As `reference_ms`, of requests to the virtual machine.
+    pub machine_reference_ms: Vec<f64>,
     /// How long no packets were fetched from guests, of each upgrade, ms; ascending.
     pub held_ms: Vec<f64>,
     /// Least number of sessions that the first host's daemon has handed over.
@@ -99,7 +107,7 @@ pub struct Row {
     pub requests: u64,
     /// Bytes of the streams that were received and compared.
     pub compared_bytes: u64,
-    /// Connections: of requests, streams, iperf3, and idle ones.
+    /// Connections: of requests, streams, iperf3, idle ones, and that of the virtual machine.
     pub connections: u64,
     /// Connections that ended, or did not work any more at the end.
     pub broken_connections: u64,
@@ -170,7 +178,7 @@ impl Experiment for Upgrade {
             "connections broken",
             "wrong",
         ]);
-        for what in What::ALL {
+        for (what, of_machine) in [(What::Upgrade, false), (What::Upgrade, true), (What::Kill, false)] {
             let own: Vec<&Row> = rows.iter().filter(|row| row.what == what).collect();
             let sum = |field: fn(&Row) -> u64| own.iter().map(|row| field(row)).sum::<u64>();
             let of = |field: fn(&Row) -> &Vec<f64>, percent: f64| {
@@ -178,6 +186,18 @@ impl Experiment for Upgrade {
                     own.iter().filter(|row| !field(row).is_empty()).map(|row| percentile(field(row), percent)),
                 ))
             };
+            if of_machine {
+                let [none_before, none_after] = [["-"; 3].map(str::to_owned), ["-"; 3].map(str::to_owned)];
+                let times = [
+                    of(|row| &row.machine_stall_ms, 50.0),
+                    of(|row| &row.machine_stall_ms, 99.9),
+                    of(|row| &row.machine_reference_ms, 50.0),
+                    of(|row| &row.machine_reference_ms, 99.9),
+                ];
+                let name = [format!("{what}, to the machine")];
+                table.row(name.into_iter().chain(none_before).chain(times).chain(none_after).collect());
+                continue;
+            }
             table.row(vec![
                 what.to_string(),
                 sum(|row| row.upgrades.into()).to_string(),
@@ -195,8 +215,9 @@ impl Experiment for Upgrade {
         Ok(format!(
             "The daemons of two hosts are upgraded in turn, one each {} ms, while {LOSS_PERCENT} % of all packets are \
              lost on the links. Between the hosts' containers: 1,000 requests a second to Redis, streams whose bytes \
-             are compared, iperf3, and idle connections, which are tested at the end. `kill`: the new daemon gets \
-             SIGKILL at a random time.\n\n{}",
+             are compared, iperf3, and idle connections, which are tested at the end. From the second host's container to \
+             a QEMU machine (without KVM) on the first one: requests one at a time. `kill`: the new daemon gets SIGKILL \
+             at a random time.\n\n{}",
             PERIOD.as_millis(),
             table.render()
         ))
@@ -228,8 +249,13 @@ impl Experiment for Upgrade {
         let own = |what| rows.iter().filter(move |row| row.what == what);
         let stalls: Vec<f64> = own(What::Upgrade).flat_map(|row| row.stall_ms.iter().copied()).collect();
         let stall = (!stalls.is_empty()).then(|| percentile(&stalls, 99.9));
-        let mut bars =
-            vec![Bar::new("upgrade: longest request of an upgrade, P99.9", stall, Sense::Below, MOST_STALL_MS, "ms")];
+        let machine: Vec<f64> = own(What::Upgrade).flat_map(|row| row.machine_stall_ms.iter().copied()).collect();
+        let machine = (!machine.is_empty()).then(|| percentile(&machine, 99.9));
+        let below = |name: &str, measured| Bar::new(name, measured, Sense::Below, MOST_STALL_MS, "ms");
+        let mut bars = vec![
+            below("upgrade: longest request of an upgrade, P99.9", stall),
+            below("upgrade: longest request to the machine, P99.9", machine),
+        ];
         for what in What::ALL {
             let sum = |field: fn(&Row) -> u64| {
                 let any = own(what).next().is_some();
@@ -261,6 +287,7 @@ fn measure(lab: &Lab, what: What, repetition: u32) -> Result<Row> {
     let flow = (what == What::Upgrade).then(|| PERIOD * (rounds + 1));
     let traffic = Traffic::start(&network, (sessions, idle), flow, &lab.logs(&label))?;
     wait_for_sessions(&network.overlay.daemons[0], sessions)?;
+    let machine = Machine::start(&network, &lab.logs(&label))?;
     let mut row = Row {
         what,
         repetition,
@@ -269,6 +296,8 @@ fn measure(lab: &Lab, what: What, repetition: u32) -> Result<Row> {
         restarted: 0,
         stall_ms: Vec::new(),
         reference_ms: Vec::new(),
+        machine_stall_ms: Vec::new(),
+        machine_reference_ms: Vec::new(),
         held_ms: Vec::new(),
         sessions: u64::MAX,
         requests: 0,
@@ -281,9 +310,9 @@ fn measure(lab: &Lab, what: What, repetition: u32) -> Result<Row> {
     // A daemon that has taken over has a few other descriptors than one that was started.
     let mut took = Duration::ZERO;
     for daemon in &mut network.overlay.daemons {
-        let began = Instant::now();
-        daemon.upgrade().context("the first upgrade")?;
-        took = took.max(began.elapsed());
+        let report = daemon.upgrade().context("the first upgrade")?;
+        let us = ["prepared_us", "held_us"].iter().filter_map(|name| report.get(*name)?.as_u64()).sum();
+        took = took.max(Duration::from_micros(us));
     }
     let before = descriptors(&network)?;
     let mut began = Vec::new();
@@ -296,13 +325,19 @@ fn measure(lab: &Lab, what: What, repetition: u32) -> Result<Row> {
         What::Kill => kill_all(lab, &mut network, &mut row, took)?,
     }
     row.more_descriptors = descriptors(&network)? - before;
+    let answers = machine.finish()?;
     let Outcome { requests, connections, broken, wrong, compared_bytes } = traffic.finish()?;
     network.check()?;
     row.requests = requests.iter().filter(|request| request.answered).count() as u64;
-    (row.connections, row.broken_connections) = (connections, broken);
+    (row.connections, row.broken_connections) = (connections + 1, broken + u64::from(answers.broken));
     (row.wrong, row.compared_bytes) = (wrong, compared_bytes);
-    row.stall_ms = longest(&requests, began.iter().map(|at| (*at, *at + WINDOW)));
-    row.reference_ms = longest(&requests, began.iter().map(|at| (*at - WINDOW, *at)));
+    let during = |at: &Instant| (*at, *at + WINDOW);
+    let before = |at: &Instant| (*at - WINDOW, *at);
+    row.stall_ms = longest(&requests, began.iter().map(during));
+    row.reference_ms = longest(&requests, began.iter().map(before));
+    // Its host is upgraded first, and then every second time.
+    row.machine_stall_ms = longest(&answers.requests, began.iter().step_by(2).map(during));
+    row.machine_reference_ms = longest(&answers.requests, began.iter().step_by(2).map(before));
     row.held_ms.sort_by(f64::total_cmp);
     Ok(row)
 }
@@ -327,7 +362,8 @@ fn upgrade_all(network: &mut Network, row: &mut Row, began: &mut Vec<Instant>) -
     interrupt::sleep(WINDOW)
 }
 
-/// `took`: how long an upgrade takes. New daemons are killed within that time.
+/// `took`: how long an upgrade takes. New daemons are killed within that time: most of them early, because an upgrade
+/// with few sessions takes less.
 fn kill_all(lab: &Lab, network: &mut Network, row: &mut Row, took: Duration) -> Result<()> {
     let mut random = Rng::with_seed(lab.options.seed);
     row.sessions = 0;
@@ -335,7 +371,8 @@ fn kill_all(lab: &Lab, network: &mut Network, row: &mut Row, took: Duration) -> 
         interrupt::check()?;
         let number = round as usize % network.overlay.daemons.len();
         let daemon = &mut network.overlay.daemons[number];
-        let killer = killer::start(daemon.pid(), took, &mut random);
+        let within = KILL_SOONEST.mul_f64((took.as_secs_f64() / KILL_SOONEST.as_secs_f64()).powf(random.f64()));
+        let killer = killer::start(daemon.pid(), within, &mut random);
         let upgraded = daemon.upgrade();
         let was_killed = killer.join().map_err(|_| anyhow!("the thread that kills panicked"))??;
         let works = if upgraded.is_ok() && was_killed {
@@ -411,6 +448,8 @@ mod tests {
             restarted: 1,
             stall_ms: vec![1.0, 2.0, 3.0, 9.9],
             reference_ms: vec![1.0; 4],
+            machine_stall_ms: vec![1.0, 9.8],
+            machine_reference_ms: vec![1.0; 2],
             held_ms: vec![2.0; 4],
             sessions: 100_000,
             requests: 4_000,
@@ -432,11 +471,12 @@ mod tests {
         };
         assert_eq!(failing(|_, _| {}), [0; 0]);
         assert_eq!(failing(|upgrade, _| upgrade.stall_ms[3] = 10.0), [0]);
-        assert_eq!(failing(|upgrade, _| upgrade.broken_connections = 1), [1]);
-        assert_eq!(failing(|upgrade, _| upgrade.wrong = 1), [2]);
-        assert_eq!(failing(|_, kill| kill.broken_connections = 1), [3]);
-        assert_eq!(failing(|_, kill| kill.wrong = 1), [4]);
-        assert_eq!(failing(|upgrade, _| upgrade.more_descriptors = -1), [5]);
+        assert_eq!(failing(|upgrade, _| upgrade.machine_stall_ms[1] = 10.0), [1]);
+        assert_eq!(failing(|upgrade, _| upgrade.broken_connections = 1), [2]);
+        assert_eq!(failing(|upgrade, _| upgrade.wrong = 1), [3]);
+        assert_eq!(failing(|_, kill| kill.broken_connections = 1), [4]);
+        assert_eq!(failing(|_, kill| kill.wrong = 1), [5]);
+        assert_eq!(failing(|upgrade, _| upgrade.more_descriptors = -1), [6]);
         assert_eq!(failing(|_, kill| kill.stall_ms[3] = 500.0), [0; 0]);
         assert!(Upgrade.bars(&[]).unwrap().iter().all(|bar| !bar.passes()));
     }
