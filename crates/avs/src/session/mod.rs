@@ -11,6 +11,7 @@
 //! no more than its share ([`rank`]).
 
 mod carry;
+mod entry;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod fairness;

@@ -3,6 +3,7 @@
 use std::hash::BuildHasher as _;
 
 use super::carry::Carried;
+use super::entry::{Session, due, idle, period};
 use super::index::Index;
 use super::key::Key;
 use super::list::{Links, List, NONE};
@@ -93,54 +94,6 @@ pub(crate) struct Sessions<T = ()> {
     changes: Option<Box<Changes>>,
 }
 
-/// The field order puts what every packet reads into one cache line in most cases.
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(16))]
-struct Session<T> {
-    /// Serial number as in its [`Handle`]; 0 once the session has ended.
-    number: u64,
-    seen_s: u32,
-    /// Configuration whose rules allow the session.
-    epoch: u32,
-    state: State,
-    /// [`period`] of the last packet from the remote end; initially that of the first packet.
-    heard: u8,
-    origin: Direction,
-    /// Its source's list in the queues.
-    source: u8,
-    slot: u16,
-    /// Second in which an [`Exchange`](State::Exchange) was answered; lower 16 bits.
-    answered_s: u16,
-    /// Links on the wheel, or on the free list.
-    due: Links,
-    /// Links in its port's queues.
-    idle: Links,
-    key: Key,
-    payload: T,
-}
-
-impl<T> Session<T> {
-    /// Whether a packet changes nothing, as is the case for most packets within a second.
-    #[inline(always)]
-    fn is_settled(&self, now_s: u32, direction: Direction, event: Event, epoch: u32) -> bool {
-        let is_heard = direction == Direction::Egress || self.heard == period(now_s);
-        self.seen_s == now_s && self.epoch == epoch && is_heard && self.state.stays_at(event)
-    }
-
-    fn place(&self) -> Place {
-        Place { origin: self.origin, class: self.state.class(), source: self.source }
-    }
-
-    /// The session in the form in which another switch takes it over; `None`: it has ended.
-    fn carried(&self) -> Option<Carried<T>>
-    where
-        T: Copy,
-    {
-        let Session { key, origin, state, seen_s, answered_s, heard, payload, .. } = *self;
-        (self.number != 0).then_some(Carried { key, origin, state, seen_s, answered_s, heard, payload })
-    }
-}
-
 /// The sessions and counters of a port.
 #[derive(Debug, Default)]
 struct Account {
@@ -148,22 +101,6 @@ struct Account {
     queues: Option<Box<Queues>>,
     /// Evicted sessions of the port, by class.
     evicted: [u64; Class::ALL.len()],
-}
-
-/// Number of the 16-second period that contains second `now_s`; lower 8 bits. A session moves to the end of its list at
-/// most once per period, not with each packet. The number wraps after 68 minutes: a session that was last heard exactly
-/// that long ago does not move for one period.
-#[inline(always)]
-fn period(now_s: u32) -> u8 {
-    (now_s >> 4) as u8
-}
-
-fn due<T>(session: &mut Session<T>) -> &mut Links {
-    &mut session.due
-}
-
-fn idle<T>(session: &mut Session<T>) -> &mut Links {
-    &mut session.idle
 }
 
 impl Sessions {
