@@ -3,6 +3,7 @@
 
 mod hand_over;
 mod logging;
+mod requests;
 
 use std::fs::File;
 use std::ops::Range;
@@ -25,40 +26,12 @@ use super::ring::RingSpec;
 use super::{MAX_QUEUES, VhostConfig, inflight, packed_inflight};
 use crate::panics::{self, Panic};
 pub use hand_over::HandedMessage;
+use requests::*;
 
 /// Rings of a queue pair: receive, transmit.
 const PAIR: usize = 2;
 /// Length of an Ethernet header with one VLAN tag, bytes.
 const ETHERNET: usize = 18;
-
-/// Requests (vhost-user, "Front-end message types").
-const GET_FEATURES: u32 = 1;
-const SET_FEATURES: u32 = 2;
-const SET_OWNER: u32 = 3;
-const RESET_OWNER: u32 = 4;
-const SET_MEM_TABLE: u32 = 5;
-const SET_LOG_BASE: u32 = 6;
-const SET_LOG_FD: u32 = 7;
-const SET_VRING_NUM: u32 = 8;
-const SET_VRING_ADDR: u32 = 9;
-const SET_VRING_BASE: u32 = 10;
-const GET_VRING_BASE: u32 = 11;
-const SET_VRING_KICK: u32 = 12;
-const SET_VRING_CALL: u32 = 13;
-const SET_VRING_ERR: u32 = 14;
-const GET_PROTOCOL_FEATURES: u32 = 15;
-const SET_PROTOCOL_FEATURES: u32 = 16;
-const GET_QUEUE_NUM: u32 = 17;
-const SET_VRING_ENABLE: u32 = 18;
-const SEND_RARP: u32 = 19;
-const SET_BACKEND_REQ_FD: u32 = 21;
-const GET_CONFIG: u32 = 24;
-const GET_INFLIGHT_FD: u32 = 31;
-const SET_INFLIGHT_FD: u32 = 32;
-const RESET_DEVICE: u32 = 34;
-const GET_MAX_MEM_SLOTS: u32 = 36;
-const ADD_MEM_REG: u32 = 37;
-const REM_MEM_REG: u32 = 38;
 
 /// Ring flag: log writes to the used ring at the given address.
 const RING_LOGS: u32 = 1;

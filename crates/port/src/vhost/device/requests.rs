@@ -1,0 +1,29 @@
+//! Numbers of requests (vhost-user, "Front-end message types").
+
+pub(super) const GET_FEATURES: u32 = 1;
+pub(super) const SET_FEATURES: u32 = 2;
+pub(super) const SET_OWNER: u32 = 3;
+pub(super) const RESET_OWNER: u32 = 4;
+pub(super) const SET_MEM_TABLE: u32 = 5;
+pub(super) const SET_LOG_BASE: u32 = 6;
+pub(super) const SET_LOG_FD: u32 = 7;
+pub(super) const SET_VRING_NUM: u32 = 8;
+pub(super) const SET_VRING_ADDR: u32 = 9;
+pub(super) const SET_VRING_BASE: u32 = 10;
+pub(super) const GET_VRING_BASE: u32 = 11;
+pub(super) const SET_VRING_KICK: u32 = 12;
+pub(super) const SET_VRING_CALL: u32 = 13;
+pub(super) const SET_VRING_ERR: u32 = 14;
+pub(super) const GET_PROTOCOL_FEATURES: u32 = 15;
+pub(super) const SET_PROTOCOL_FEATURES: u32 = 16;
+pub(super) const GET_QUEUE_NUM: u32 = 17;
+pub(super) const SET_VRING_ENABLE: u32 = 18;
+pub(super) const SEND_RARP: u32 = 19;
+pub(super) const SET_BACKEND_REQ_FD: u32 = 21;
+pub(super) const GET_CONFIG: u32 = 24;
+pub(super) const GET_INFLIGHT_FD: u32 = 31;
+pub(super) const SET_INFLIGHT_FD: u32 = 32;
+pub(super) const RESET_DEVICE: u32 = 34;
+pub(super) const GET_MAX_MEM_SLOTS: u32 = 36;
+pub(super) const ADD_MEM_REG: u32 = 37;
+pub(super) const REM_MEM_REG: u32 = 38;
