@@ -18,12 +18,12 @@ mod copies;
 mod copying;
 mod port;
 
-pub(crate) use copies::Copies;
 pub use copying::Copying;
 pub use port::{MovingSession, read_moving_sessions, write_moving_sessions};
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use crate::copies::TakenOver;
 use crate::ids::{Direction, LoadBalancerId, PortId};
 use crate::mapping::{Inside, Outside, Pair};
 use crate::rewrite::{Endpoint, Translation};
@@ -72,27 +72,6 @@ pub enum CarryError {
         /// Minimum number of bytes per record.
         needed: u16,
     },
-}
-
-/// Numbers of records taken over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TakenOver {
-    /// Sessions and connections.
-    pub sessions: u64,
-    /// NAT mappings.
-    pub mappings: u64,
-    /// Records that were skipped: they are invalid, their port does not exist, there is no room, or they exist already.
-    pub left_out: u64,
-}
-
-impl TakenOver {
-    fn and(self, other: TakenOver) -> TakenOver {
-        TakenOver {
-            sessions: self.sessions + other.sessions,
-            mappings: self.mappings + other.mappings,
-            left_out: self.left_out + other.left_out,
-        }
-    }
 }
 
 impl Switch {

@@ -61,6 +61,7 @@ mod answer;
 mod cache;
 mod carry;
 mod changes;
+mod copies;
 mod counters;
 mod dhcp;
 mod dhcpv6;
@@ -103,7 +104,8 @@ mod vpc;
 
 pub use bifrost_tables::Pattern;
 pub use cache::VECTOR;
-pub use carry::{CarryError, Copying, MovingSession, TakenOver, read_moving_sessions, write_moving_sessions};
+pub use carry::{CarryError, Copying, MovingSession, read_moving_sessions, write_moving_sessions};
+pub use copies::TakenOver;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
 pub use dhcp::SERVER_PORT as DHCP_SERVER_PORT;
 pub use dhcpv6::SERVER_PORT as DHCPV6_SERVER_PORT;

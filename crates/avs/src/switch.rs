@@ -8,7 +8,7 @@ use bifrost_wire::{Mac, Vni};
 use crate::advertiser::{Advertised, Advertiser};
 use crate::answer;
 use crate::cache::{self, Cache, Recording, VECTOR, lives_on};
-use crate::carry::Copies;
+use crate::copies::Copies;
 use crate::counters::UnderlayCounters;
 use crate::drop_reason::DropReason;
 use crate::effects::Apply;

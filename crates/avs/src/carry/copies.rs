@@ -2,34 +2,12 @@
 
 use super::{
     CONNECTIONS_AT, CONNECTIONS_GONE, CarryError, Fields, MAPPINGS_AT, MAPPINGS_GONE, SESSIONS_AT, SESSIONS_GONE,
-    TakenOver,
 };
-use crate::session::{Handle, Payload, Sessions};
+use crate::copies::{Copies, Copy, TakenOver, add, discard, entry};
 use crate::switch::Switch;
 
 /// Maximum number of places of a table; more than the largest configurable table has.
 const PLACES_MAX: u32 = 1 << 21;
-
-/// Positions of the copies in this switch, by their places in the other switch.
-#[derive(Debug, Default)]
-pub(crate) struct Copies {
-    sessions: Vec<Copy<Handle>>,
-    connections: Vec<Copy<Handle>>,
-    /// Each copy counts as one conversation of its mapping.
-    mappings: Vec<Copy<u32>>,
-    taken: TakenOver,
-}
-
-/// The copy of a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Copy<H> {
-    /// The place has no copy: it is empty, or has changed.
-    No,
-    /// The record is invalid, or there is no room for it.
-    LeftOut,
-    /// The copy is in this switch.
-    At(H),
-}
 
 impl Switch {
     /// Takes over one step of [`copy_some`](Self::copy_some). [`take_over_memory`](Self::take_over_memory) with
@@ -101,37 +79,5 @@ impl Switch {
             _ => taken.left_out += 1,
         }
         self.copies = Some(copies);
-    }
-}
-
-fn entry<H: std::marker::Copy>(copies: &mut Vec<Copy<H>>, place: u32) -> &mut Copy<H> {
-    let place = place as usize;
-    if copies.len() <= place {
-        copies.resize(place + 1, Copy::No);
-    }
-    &mut copies[place]
-}
-
-fn add<H>(entry: &mut Copy<H>, handle: Option<H>, taken: &mut u64, left_out: &mut u64) {
-    *entry = match handle {
-        Some(handle) => {
-            *taken += 1;
-            Copy::At(handle)
-        }
-        None => {
-            *left_out += 1;
-            Copy::LeftOut
-        }
-    };
-}
-
-fn discard<T: Payload>(entry: &mut Copy<Handle>, table: &mut Sessions<T>, taken: &mut TakenOver) {
-    match std::mem::replace(entry, Copy::No) {
-        Copy::At(handle) => {
-            taken.sessions -= 1;
-            table.take_back(handle);
-        }
-        Copy::LeftOut => taken.left_out -= 1,
-        Copy::No => {}
     }
 }
