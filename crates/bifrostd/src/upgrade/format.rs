@@ -149,7 +149,7 @@ pub(crate) fn emit_state(HandedState { workers, positions }: &HandedState) -> Re
     Ok(out)
 }
 
-/// Parses the body of a [`Kind::State`] or [`Kind::Copies`] for the given number of `workers`, at least 1.
+/// Parses the body of a [`Kind::State`] or [`Kind::Copies`] for the given number of `workers`.
 ///
 /// # Errors
 /// The state is truncated, refers to an unknown worker, or has a packet longer than any port's.
@@ -160,6 +160,10 @@ pub(crate) fn parse_state(bytes: &[u8], workers: usize) -> Result<HandedState> {
     while !rest.0.is_empty() {
         let (kind, number, len) = (rest.u16()?, rest.u16()?, rest.u64()?);
         let section = rest.bytes(len)?;
+        if kind == POSITIONS {
+            positions = serde_json::from_slice(section).context("reading the positions in rings")?;
+            continue;
+        }
         let Some(state) = states.get_mut(usize::from(number)) else { bail!("no worker {number}") };
         match kind {
             MEMORY => state.memory = section.to_vec(),
@@ -171,7 +175,6 @@ pub(crate) fn parse_state(bytes: &[u8], workers: usize) -> Result<HandedState> {
                     state.packets.push((port, packets.bytes(len.into())?.to_vec()));
                 }
             }
-            POSITIONS => positions = serde_json::from_slice(section).context("reading the positions in rings")?,
             _ => {}
         }
     }
