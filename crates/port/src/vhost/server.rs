@@ -81,7 +81,7 @@ struct State {
 
 /// What the thread waits for.
 enum Next {
-    Stream(OwnedFd),
+    Stream(Arc<Foreign>),
     /// There are orders.
     Orders,
     /// The port stops.
@@ -238,24 +238,17 @@ impl Shared {
                 self.obey(&mut device, listener, None);
             }
             let is_adopted = adopted.is_some();
-            let next = adopted.take().map_or_else(
-                || {
-                    let next = panics::contain(|| match listener {
-                        Some(listener) => self.accept(listener),
-                        None => self.connect(&config.socket),
-                    });
-                    next.map(|next| match next {
-                        Next::Stream(stream) => Some(Some(Arc::new(Foreign::new(stream, &self.helper)))),
-                        Next::Orders => Some(None),
-                        Next::Stop => None,
-                    })
-                },
-                |stream| Ok(Some(Some(stream))),
-            );
+            let next = match adopted.take() {
+                Some(stream) => Ok(Next::Stream(stream)),
+                None => panics::contain(|| match listener {
+                    Some(listener) => self.accept(listener),
+                    None => self.connect(&config.socket),
+                }),
+            };
             let stream = match next {
-                Ok(Some(Some(stream))) => stream,
-                Ok(Some(None)) => continue,
-                Ok(None) => break,
+                Ok(Next::Stream(stream)) => stream,
+                Ok(Next::Orders) => continue,
+                Ok(Next::Stop) => break,
                 Err(panic) => {
                     tracing::error!(port = config.name, %panic, "waiting for a front-end failed; retrying");
                     comeback.fault(Instant::now());
@@ -382,7 +375,7 @@ impl Shared {
                 return Next::Orders;
             }
             if let Ok(stream) = accept_with(listener, SocketFlags::CLOEXEC) {
-                return Next::Stream(stream);
+                return Next::Stream(Arc::new(Foreign::new(stream, &self.helper)));
             }
         }
     }
@@ -393,7 +386,7 @@ impl Shared {
             return Next::Stop;
         }
         if let Ok(stream) = socket::dial(path) {
-            return Next::Stream(stream);
+            return Next::Stream(Arc::new(Foreign::new(stream, &self.helper)));
         }
         let retry = Timespec::try_from(RETRY).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
         let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.orders, PollFlags::IN)];
