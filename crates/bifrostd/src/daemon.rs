@@ -330,7 +330,7 @@ impl State {
             anyhow::Ok((diff, names, tables))
         })?;
         if diff.transport.is_some() {
-            tracing::warn!("changed [transport] settings apply to connections after the next restart");
+            tracing::warn!("changed [transport] settings apply after the next upgrade or restart");
         }
         // The data path stores VNI and MAC with a port, and its device stores addresses and MTU. A port with changes in
         // these is recreated, with the same device if that is kept; so is a port that other workers are to serve, for

@@ -412,6 +412,7 @@ pub(crate) fn transport(config: &Config) -> rte::Config {
     let ns = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
     let auto = |a: Auto<std::time::Duration>| a.fixed().map(ns);
     rte::Config {
+        version_max: t.version_max,
         group_packets: t.group_packets,
         spray_paths: t.spray_paths,
         stickiness_ns: ns(t.stickiness),

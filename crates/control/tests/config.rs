@@ -208,6 +208,7 @@ fn every_key_arrives() {
         idle_reap: Duration::from_secs(20),
         probe_interval: Duration::from_millis(50),
         congestion_control: CongestionControl::None,
+        version_max: 4,
     };
     assert_eq!(c.transport, expected);
     assert_eq!(c.peers.iter().map(|p| p.transport).collect::<Vec<_>>(), [PeerTransport::Auto, PeerTransport::Plain]);
@@ -374,6 +375,7 @@ fn bad_configurations() {
             "setup_tries = 99999999999999999999999",
             &["28: transport.setup_tries: 99999999999999999999999 is not in 1..=20"],
         ),
+        ("congestion_control = \"none\"", "version_max = 5", &["32: transport.version_max: 5 is not in 1..=4"]),
         ("spray_paths = 2", "spray_paths = 8", &["19: transport.spray_paths: 8 is more than underlay.paths (4)"]),
         (
             "max_window = 1024",

@@ -56,6 +56,7 @@ mod startup;
 mod trace;
 mod upgrade;
 mod user_space;
+mod versions;
 mod waiting;
 mod weights;
 mod workers;

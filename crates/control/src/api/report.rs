@@ -115,7 +115,7 @@ impl fmt::Display for ReloadReport {
             f.write_str("\nbounds of sessions changed")?;
         }
         if self.transport_changed {
-            f.write_str("\ntransport settings changed; they take effect after the next restart of bifrostd")?;
+            f.write_str("\ntransport settings changed; they take effect with the next upgrade or restart of bifrostd")?;
         }
         Ok(())
     }
@@ -137,7 +137,7 @@ mod tests {
             report.to_string(),
             "reloaded\nports added: a, b\nroutes removed: vni 1 10.0.0.2/32\n\
              routes changed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 990 more\n\
-             transport settings changed; they take effect after the next restart of bifrostd"
+             transport settings changed; they take effect with the next upgrade or restart of bifrostd"
         );
     }
 }

@@ -248,6 +248,7 @@ fn transport(mut s: Section<'_, '_>, paths: u8) -> Transport {
         )),
         congestion_control: s
             .choice("congestion_control", &[("swift", CongestionControl::Swift), ("none", CongestionControl::None)]),
+        version_max: s.int("version_max", 1..=4, d.version_max.into()) as u8,
     };
     s.finish();
     transport

@@ -40,6 +40,8 @@ pub struct Transport {
     pub probe_interval: Duration,
     /// How packets in flight on a path are bounded.
     pub congestion_control: CongestionControl,
+    /// Highest version of the protocol that is offered and accepted, 1 to 4 (PROTOCOL, section 5).
+    pub version_max: u8,
 }
 
 impl Default for Transport {
@@ -61,6 +63,7 @@ impl Default for Transport {
             idle_reap: Duration::from_secs(60),
             probe_interval: Duration::from_millis(100),
             congestion_control: CongestionControl::Swift,
+            version_max: 4,
         }
     }
 }
