@@ -11,8 +11,8 @@ use crate::common::{Guest, Lab, Net, Options, eventually};
 /// How much longer than the daemon's restart TCP may stall, in half of the cases: in a single case the machine itself
 /// may have stood still.
 const SLACK: Duration = Duration::from_millis(50);
-/// Kills, and as many as there are at most: a kill loses the request in flight in one of eight cases, so three of six
-/// say little.
+/// Number of kills, and its maximum. A kill may lose the request in flight, so three slow requests in six kills do not
+/// show a fault; more kills decide then.
 const KILLS: [usize; 2] = [6, 18];
 
 /// Two hosts whose daemons have service managers.

@@ -35,7 +35,7 @@ impl IdleConnections {
     /// Opens `count` connections from `client` to a server at `address` in `server`.
     ///
     /// # Errors
-    /// A connection cannot be opened, or the process may not have so many descriptors.
+    /// A connection cannot be opened, or the process has reached its limit of descriptors.
     pub fn open(client: &Namespace, server: &Namespace, address: SocketAddr, count: u32) -> Result<Self> {
         allow_descriptors(2 * u64::from(count) + OTHER_DESCRIPTORS)?;
         let listener =
