@@ -25,7 +25,7 @@ pub struct Copying {
 }
 
 impl Copying {
-    /// Sorts what the last step has read. This takes time, so call it on a thread that carries no packets.
+    /// Sorts the places once their ages have been read. This takes time, so call it on a thread that carries no packets.
     pub fn sort(&mut self) {
         self.sessions.sort();
         self.connections.sort();
@@ -40,6 +40,8 @@ struct Order {
     by_age: Vec<(u32, u32)>,
     /// Number of places that have been read.
     scanned: u32,
+    /// Whether all places have been read, and whether they have been sorted.
+    is_complete: bool,
     is_sorted: bool,
     /// How many of `by_age` have been copied.
     copied: usize,
@@ -47,21 +49,22 @@ struct Order {
 
 impl Order {
     fn sort(&mut self) {
-        if !self.is_sorted {
+        if self.is_complete && !self.is_sorted {
             self.by_age.sort_unstable();
+            self.is_sorted = true;
         }
     }
 
     /// Copies up to `max` places. Returns none as long as the ages are incomplete.
     fn copy<T: Payload>(&mut self, table: &mut Sessions<T>, max: usize) -> Vec<(u32, Carried<T>)> {
-        if self.scanned < table.places() && !self.is_sorted {
+        if !self.is_complete {
             let end = table.places().min(self.scanned.saturating_add(SCAN));
             let ages = (self.scanned..end).filter_map(|place| Some((table.at(place)?.seen_s, place)));
             self.by_age.extend(ages);
             self.scanned = end;
+            self.is_complete = end == table.places();
             return Vec::new();
         }
-        self.is_sorted = true;
         let mut copies = Vec::new();
         while copies.len() < max
             && let Some((_, place)) = self.by_age.get(self.copied)
