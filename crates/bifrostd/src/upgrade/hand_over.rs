@@ -136,6 +136,8 @@ impl Daemon {
     }
 
     fn negotiate(&self, state: &State, mut command: Command, file_crc: u32) -> Result<UpgradeReport> {
+        // Before the new daemon starts, which waits for the offer: a front-end may take a while.
+        let (mut held, machines) = state.hold_machines()?;
         let (ours, theirs) = UnixStream::pair().context("making a socket for the new daemon")?;
         let channel = Channel::new(ours);
         command.stdin(OwnedFd::from(theirs));
@@ -147,7 +149,6 @@ impl Daemon {
         let mut successor =
             NewDaemon(command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?);
         drop(command);
-        let (mut held, machines) = state.hold_machines()?;
         let ready = self.prepare(state, &channel, file_crc, machines).map_err(|error| successor.explain(error))?;
         let copies = if ready.takes_copies {
             Some(state.copy(&channel).map_err(|error| successor.explain(error))?)

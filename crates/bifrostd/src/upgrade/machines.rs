@@ -79,7 +79,7 @@ impl State {
     /// Holds all machines' ports, and returns what another daemon needs to continue them.
     ///
     /// # Errors
-    /// A front-end is in the middle of a message, or its machine is migrating.
+    /// A machine is migrating, or the thread of a port hangs.
     pub(super) fn hold_machines(&self) -> Result<(Held<'_>, BTreeMap<String, HandedPort>)> {
         let held = Held { state: self, is_over: false };
         let mut ports = BTreeMap::new();

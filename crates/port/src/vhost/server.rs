@@ -26,8 +26,8 @@ use super::pace::Pace;
 use super::socket::{self, Listening};
 use super::{Mode, QueueOwner, VhostConfig, record};
 use crate::panics;
+use hand_over::Command;
 pub use hand_over::HandedPort;
-use hand_over::Order;
 
 /// Retry interval for the front-end's socket.
 const RETRY: Duration = Duration::from_millis(200);
@@ -53,9 +53,9 @@ pub struct VhostPort {
 struct Shared {
     /// Readable when the port stops.
     wake: OwnedFd,
-    /// Readable when there are orders.
-    orders: OwnedFd,
-    ordered: Condvar,
+    /// Readable when there are commands.
+    commands: OwnedFd,
+    command_added: Condvar,
     helper: Helper,
     owner: Owner,
     counters: FrontEndCounters,
@@ -74,16 +74,16 @@ struct State {
     connection: Option<Arc<Foreign>>,
     /// Another process has the socket and the connection, too: dropping the port leaves both alone.
     is_shared: bool,
-    /// The thread handles no messages and connections, but waits for orders.
+    /// The thread handles no messages and connections, but waits for commands.
     is_waiting: bool,
-    orders: VecDeque<Order>,
+    commands: VecDeque<Command>,
 }
 
 /// What the thread waits for.
 enum Next {
     Stream(Arc<Foreign>),
-    /// There are orders.
-    Orders,
+    /// There are commands.
+    Commands,
     /// The port stops.
     Stop,
 }
@@ -170,7 +170,7 @@ impl Drop for VhostPort {
             let _ = shutdown(connection, Shutdown::Both);
         }
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
-        self.shared.ordered.notify_all();
+        self.shared.command_added.notify_all();
         let waited = self.shared.ended.wait_timeout_while(state, PATIENCE, |state| !state.ended);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let (ended, keeps_record) = (state.ended, state.keeps_record);
@@ -207,8 +207,8 @@ impl Shared {
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Ok(Shared {
             wake: event()?,
-            orders: event()?,
-            ordered: Condvar::new(),
+            commands: event()?,
+            command_added: Condvar::new(),
             helper: Helper::default(),
             owner: Owner::new(owner),
             counters: FrontEndCounters::default(),
@@ -235,7 +235,7 @@ impl Shared {
         loop {
             if adopted.is_none() {
                 self.wait_until(comeback.next(Instant::now()));
-                self.obey(&mut device, listener, None);
+                self.run_commands(&mut device, listener, None);
             }
             let is_adopted = adopted.is_some();
             let next = match adopted.take() {
@@ -247,7 +247,7 @@ impl Shared {
             };
             let stream = match next {
                 Ok(Next::Stream(stream)) => stream,
-                Ok(Next::Orders) => continue,
+                Ok(Next::Commands) => continue,
                 Ok(Next::Stop) => break,
                 Err(panic) => {
                     tracing::error!(port = config.name, %panic, "waiting for a front-end failed; retrying");
@@ -271,8 +271,8 @@ impl Shared {
                     device.meet(&stream);
                 }
                 loop {
-                    while self.has_orders(&stream) && !self.state().stopping {
-                        self.obey(&mut device, listener, Some(&stream));
+                    while self.has_commands(&stream) && !self.state().stopping {
+                        self.run_commands(&mut device, listener, Some(&stream));
                     }
                     if self.state().stopping {
                         return Failure::Closed;
@@ -351,12 +351,12 @@ impl Shared {
         !self.state().stopping
     }
 
-    /// Waits for a message, for orders, or for the end of the port; returns whether there are orders.
-    fn has_orders(&self, stream: &Foreign) -> bool {
+    /// Waits for a message, for commands, or for the end of the port; returns whether there are commands.
+    fn has_commands(&self, stream: &Foreign) -> bool {
         if self.state().is_waiting {
             return true;
         }
-        let fds = [stream.as_fd(), self.orders.as_fd(), self.wake.as_fd()];
+        let fds = [stream.as_fd(), self.commands.as_fd(), self.wake.as_fd()];
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let _ = poll(&mut fds, None);
         !fds[1].revents().is_empty()
@@ -365,14 +365,14 @@ impl Shared {
     /// The next front-end that connects.
     fn accept(&self, listener: &Foreign) -> Next {
         loop {
-            let [of_listener, wake, orders] = [listener.as_fd(), self.wake.as_fd(), self.orders.as_fd()];
-            let mut fds = [of_listener, wake, orders].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            let [of_listener, wake, commands] = [listener.as_fd(), self.wake.as_fd(), self.commands.as_fd()];
+            let mut fds = [of_listener, wake, commands].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             let _ = poll(&mut fds, None);
             if self.state().stopping {
                 return Next::Stop;
             }
             if !fds[2].revents().is_empty() {
-                return Next::Orders;
+                return Next::Commands;
             }
             if let Ok(stream) = accept_with(listener, SocketFlags::CLOEXEC) {
                 return Next::Stream(Arc::new(Foreign::new(stream, &self.helper)));
@@ -389,9 +389,9 @@ impl Shared {
             return Next::Stream(Arc::new(Foreign::new(stream, &self.helper)));
         }
         let retry = Timespec::try_from(RETRY).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
-        let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.orders, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.commands, PollFlags::IN)];
         let _ = poll(&mut fds, Some(&retry));
         // Also without any: the caller tries again.
-        Next::Orders
+        Next::Commands
     }
 }

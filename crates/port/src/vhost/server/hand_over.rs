@@ -17,8 +17,11 @@ use super::super::socket::Listening;
 use super::super::{Mode, QueueOwner, VhostConfig, VhostError};
 use super::{Shared, VhostPort};
 
-/// How long the port's thread may take to obey. It takes longer if a front-end stops in the middle of a message.
+/// Timeout for a command to the port's thread.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a front-end may be in the middle of a message when its port is handed over. It is disconnected then, so that
+/// no front-end can prevent the upgrade of its host.
+const MESSAGE_TIME: Duration = Duration::from_millis(500);
 
 /// What another process needs to continue with a port's socket and front-end.
 #[derive(Debug, Default)]
@@ -31,9 +34,9 @@ pub struct HandedPort {
     pub messages: Vec<HandedMessage>,
 }
 
-/// An order to the port's thread.
+/// A command to the port's thread.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum Command {
     HandOver(Sender<io::Result<HandedPort>>),
     Leave(Sender<Vec<u16>>),
     /// Only for an adopted device.
@@ -42,39 +45,41 @@ pub(super) enum Order {
 }
 
 impl VhostPort {
-    /// Stops handling messages and connections, and returns the state of the port.
+    /// Stops handling messages and connections, and returns the state of the port. A front-end that does not finish a
+    /// message within 500 ms is disconnected first.
     ///
     /// # Errors
-    /// The front-end is in the middle of a message, or its machine is migrating. The port continues then.
+    /// The machine is migrating, or the thread hangs. The port continues then.
     pub fn hand_over(&self) -> io::Result<HandedPort> {
         let (sender, answer) = channel();
-        self.order(Order::HandOver(sender));
-        match answer.recv_timeout(PATIENCE) {
-            Ok(handed) => handed,
-            Err(error) => {
-                // If the thread has the order by now, it waits for the next one.
-                self.go_on();
-                let busy = "its front-end has been in the middle of a message for 2 seconds; try again later";
-                Err(match error {
-                    RecvTimeoutError::Timeout => io::Error::new(io::ErrorKind::TimedOut, busy),
-                    RecvTimeoutError::Disconnected => io::Error::other("its thread has ended"),
-                })
+        self.command(Command::HandOver(sender));
+        let mut handed = answer.recv_timeout(MESSAGE_TIME);
+        if matches!(handed, Err(RecvTimeoutError::Timeout)) {
+            if let Some(connection) = &self.shared.state().connection {
+                tracing::warn!("disconnecting a front-end that is in the middle of a message during an upgrade");
+                let _ = rustix::net::shutdown(connection, rustix::net::Shutdown::Both);
             }
+            handed = answer.recv_timeout(PATIENCE);
         }
+        handed.unwrap_or_else(|_| {
+            // If the thread gets the command later, it waits for the next one.
+            self.go_on();
+            Err(io::Error::new(io::ErrorKind::TimedOut, "its thread does not answer"))
+        })
     }
 
     /// Stops the rings for the process that has the state of [`hand_over`](Self::hand_over). Returns their positions;
     /// `None`: the port's thread hangs. The worker must not process packets.
     pub fn leave(&self) -> Option<Vec<u16>> {
         let (sender, answer) = channel();
-        self.order(Order::Leave(sender));
+        self.command(Command::Leave(sender));
         answer.recv_timeout(PATIENCE).ok()
     }
 
     /// Continues, because the other process does not. Does nothing if nothing was handed over.
     pub fn go_on(&self) {
         let (sender, answer) = channel();
-        self.order(Order::GoOn(sender));
+        self.command(Command::GoOn(sender));
         let _ = answer.recv_timeout(PATIENCE);
     }
 
@@ -114,7 +119,7 @@ impl VhostPort {
     /// front-end is then disconnected, and may connect again.
     pub fn begin(&self, bases: Vec<u16>) -> bool {
         let (sender, answer) = channel();
-        self.order(Order::Begin(bases, sender));
+        self.command(Command::Begin(bases, sender));
         answer.recv_timeout(PATIENCE).unwrap_or(false)
     }
 
@@ -123,39 +128,39 @@ impl VhostPort {
         self.shared.state().is_shared = false;
     }
 
-    fn order(&self, order: Order) {
-        self.shared.state().orders.push_back(order);
-        self.shared.ordered.notify_all();
-        let _ = rustix::io::write(&self.shared.orders, &1u64.to_ne_bytes());
+    fn command(&self, command: Command) {
+        self.shared.state().commands.push_back(command);
+        self.shared.command_added.notify_all();
+        let _ = rustix::io::write(&self.shared.commands, &1u64.to_ne_bytes());
     }
 }
 
 impl Shared {
-    /// Obeys all orders. If the port was handed over, or was adopted and has not begun, it waits for the next order.
-    pub(super) fn obey(&self, device: &mut VhostDevice, listener: Option<&Foreign>, stream: Option<&Foreign>) {
-        let _ = rustix::io::read(&self.orders, &mut [0; 8]);
+    /// Runs all commands. If the port was handed over, or was adopted and has not begun, it waits for the next command.
+    pub(super) fn run_commands(&self, device: &mut VhostDevice, listener: Option<&Foreign>, stream: Option<&Foreign>) {
+        let _ = rustix::io::read(&self.commands, &mut [0; 8]);
         loop {
             let mut state = self.state();
-            let order = loop {
-                match state.orders.pop_front() {
-                    Some(order) => break order,
+            let command = loop {
+                match state.commands.pop_front() {
+                    Some(command) => break command,
                     None if state.stopping || !state.is_waiting => return,
-                    None => state = self.ordered.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner),
+                    None => state = self.command_added.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner),
                 }
             };
             drop(state);
-            match order {
-                Order::HandOver(answer) => {
+            match command {
+                Command::HandOver(answer) => {
                     let handed = hand_over(device, listener, stream);
                     self.state().is_waiting = handed.is_ok();
                     let _ = answer.send(handed);
                 }
-                Order::Leave(answer) => drop(answer.send(device.leave())),
-                Order::Begin(bases, answer) => {
+                Command::Leave(answer) => drop(answer.send(device.leave())),
+                Command::Begin(bases, answer) => {
                     let begun = device.begin(&bases);
                     self.end_waiting(begun, stream, &answer);
                 }
-                Order::GoOn(answer) => {
+                Command::GoOn(answer) => {
                     let goes_on = device.go_on();
                     self.end_waiting(goes_on, stream, &answer);
                 }
