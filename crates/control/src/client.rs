@@ -52,6 +52,9 @@ pub enum ClientError {
         /// The timeout.
         after: Duration,
     },
+    /// The daemon closed the connection without an answer.
+    #[error("bifrostd closed the connection to {} without an answer; was it stopped or upgraded?", .0.display())]
+    Closed(PathBuf),
     /// The result could not be written.
     #[error("cannot write the result: {0}")]
     Output(io::Error),
@@ -320,7 +323,15 @@ impl Client {
             Some(body) => serde_json::to_vec(body).map_err(|e| ClientError::Protocol(e.to_string()))?,
             None => Vec::new(),
         };
-        let exchange = async { tokio::time::timeout(after, self.exchange(method, target, body)).await };
+        let exchange = async {
+            let answer = self.exchange(method.clone(), target, body.clone()).await;
+            match answer {
+                // The daemon has ended; another one may have taken over.
+                Err(ClientError::Closed(_)) if method == Method::GET => self.exchange(method, target, body).await,
+                answer => answer,
+            }
+        };
+        let exchange = async { tokio::time::timeout(after, exchange).await };
         let (status, body) = match self.runtime.block_on(exchange) {
             Ok(result) => result?,
             Err(_) => return Err(ClientError::Timeout { path: self.socket.clone(), after }),
@@ -399,7 +410,11 @@ impl Client {
     }
 
     fn http_error(&self, e: hyper::Error) -> ClientError {
-        ClientError::Io { path: self.socket.clone(), source: io::Error::other(e) }
+        let path = self.socket.clone();
+        if e.is_incomplete_message() || e.is_canceled() || e.is_closed() {
+            return ClientError::Closed(path);
+        }
+        ClientError::Io { path, source: io::Error::other(e) }
     }
 }
 

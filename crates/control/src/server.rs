@@ -62,6 +62,9 @@ pub use connections::Peer;
 
 /// How long a stop waits for requests in progress.
 const DRAIN: Duration = Duration::from_secs(2);
+/// The same if another process has taken over: only the answer to the request for that is still sent. Others cannot be
+/// answered, and their clients repeat them.
+const LEAVE: Duration = Duration::from_millis(500);
 /// Delay before a restart after a panic of the API's thread, which may recur.
 const RESTART: Duration = Duration::from_secs(1);
 
@@ -283,7 +286,7 @@ fn answer(
                     tokio::net::UnixListener::from_std(listener)
                 });
                 match copy {
-                    Ok(listener) => runtime.block_on(run(listener, Arc::clone(&backend), &mut stopped)),
+                    Ok(listener) => runtime.block_on(run(listener, Arc::clone(&backend), &mut stopped, &is_left_now)),
                     Err(error) => tracing::error!(%error, "the API cannot listen"),
                 }
             }))
@@ -292,9 +295,11 @@ fn answer(
                 tracing::error!("the API's thread panicked and restarts");
                 thread::sleep(RESTART);
             }
-            // A backend call that hangs must not keep the daemon from exiting.
-            runtime.shutdown_timeout(DRAIN);
-            if !is_left_now.load(Ordering::Relaxed) {
+            if is_left_now.load(Ordering::Relaxed) {
+                runtime.shutdown_background();
+            } else {
+                // A backend call that hangs must not keep the daemon from exiting.
+                runtime.shutdown_timeout(DRAIN);
                 socket.remove();
             }
         })
@@ -338,7 +343,8 @@ impl ServerHandle {
         &self.listeners
     }
 
-    /// [`stop`](Self::stop) without removing the socket, on which another process listens.
+    /// [`stop`](Self::stop) without removing the socket, on which another process listens. Requests in progress that
+    /// are not answered at once end without an answer.
     pub fn leave(mut self) {
         self.is_left.store(true, Ordering::Relaxed);
         self.finish();
@@ -368,7 +374,12 @@ impl Drop for ServerHandle {
     }
 }
 
-async fn run(listener: tokio::net::UnixListener, backend: Arc<dyn Backend>, stopped: &mut oneshot::Receiver<()>) {
+async fn run(
+    listener: tokio::net::UnixListener,
+    backend: Arc<dyn Backend>,
+    stopped: &mut oneshot::Receiver<()>,
+    is_left: &AtomicBool,
+) {
     let (stop_server, server_stopped) = oneshot::channel();
     let stopping = Arc::new(AtomicBool::new(false));
     let server = connections::run(listener, routes::router(backend, Arc::clone(&stopping)), server_stopped);
@@ -379,7 +390,9 @@ async fn run(listener: tokio::net::UnixListener, backend: Arc<dyn Backend>, stop
     }
     stopping.store(true, Ordering::Relaxed);
     let _ = stop_server.send(());
-    if tokio::time::timeout(DRAIN, server).await.is_err() {
+    let is_left = is_left.load(Ordering::Relaxed);
+    let drain = if is_left { LEAVE } else { DRAIN };
+    if tokio::time::timeout(drain, server).await.is_err() && !is_left {
         tracing::warn!("the API was stopped while a request was in progress");
     }
 }

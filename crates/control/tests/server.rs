@@ -13,13 +13,15 @@ use std::time::Duration;
 use bifrost_control::api::*;
 use bifrost_control::client::ClientError;
 use bifrost_control::server::{CaptureStream, Pages, ServeError, one_page};
-use bifrost_control::{Backend, Client, ServerHandle, serve, serve_with_metrics};
+use bifrost_control::{Backend, Client, ServerHandle, serve, serve_handed, serve_with_metrics};
 
 #[derive(Default)]
 struct Fake {
     faults: Mutex<Vec<FaultEntry>>,
     next_id: AtomicU64,
     captures_ended: Arc<AtomicU64>,
+    /// Calls wait, as those to a daemon that another one has replaced; and are counted.
+    is_replaced: Option<Arc<AtomicU64>>,
 }
 
 /// All elements of a list.
@@ -29,6 +31,10 @@ fn whole<T>(pages: Result<Pages<T>, ApiError>) -> Vec<T> {
 
 impl Backend for Fake {
     fn status(&self) -> Result<Status, ApiError> {
+        if let Some(waiting) = &self.is_replaced {
+            waiting.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_secs(30));
+        }
         Ok(Status {
             host: "host-a".into(),
             pid: 7,
@@ -519,6 +525,26 @@ fn a_stop_leaves_the_socket_of_a_successor() {
 }
 
 #[test]
+fn a_server_that_leaves_does_not_wait_for_calls_and_clients_ask_its_successor() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("d.sock");
+    let waiting = Arc::new(AtomicU64::new(0));
+    let server = serve(&socket, Arc::new(Fake { is_replaced: Some(Arc::clone(&waiting)), ..Fake::default() })).unwrap();
+    let asked = socket.clone();
+    let asking = std::thread::spawn(move || Client::new(&asked).unwrap().status());
+    while waiting.load(Ordering::SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let listeners = server.listeners().try_clone().unwrap();
+    let start = std::time::Instant::now();
+    server.leave();
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    let successor = serve_handed(&socket, listeners, Arc::new(Fake::default())).unwrap();
+    assert_eq!(asking.join().unwrap().unwrap().pid, 7);
+    successor.stop();
+}
+
+#[test]
 fn a_stop_waits_for_requests_in_progress_but_not_for_idle_clients() {
     let mut r = rig();
     let _idle = UnixStream::connect(&r.socket).unwrap();
@@ -564,6 +590,8 @@ fn invalid_responses_are_errors() {
         "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n3",
         "HTTP/1.1 500 X\r\ncontent-length: 1\r\n\r\n?",
         "gibberish\r\n\r\n",
+        // The client asks once more.
+        "",
         "",
     ];
     let server = std::thread::spawn(move || {
@@ -578,7 +606,7 @@ fn invalid_responses_are_errors() {
     assert!(matches!(client.status(), Err(ClientError::Protocol(_))));
     assert!(matches!(client.status(), Err(ClientError::Protocol(_))));
     assert!(matches!(client.status(), Err(ClientError::Io { .. })));
-    assert!(matches!(client.status(), Err(ClientError::Io { .. })));
+    assert!(matches!(client.status(), Err(ClientError::Closed(_))));
     server.join().unwrap();
 }
 

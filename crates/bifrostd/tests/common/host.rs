@@ -332,8 +332,12 @@ impl Host {
     }
 }
 
-/// Whether a process runs; a zombie does not.
+/// Whether a process still has threads. A killed one is a zombie as soon as its first thread has ended, but the others
+/// may still hold its descriptors.
 fn is_alive(pid: u32) -> bool {
+    if std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1) {
+        return true;
+    }
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
