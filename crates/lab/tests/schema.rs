@@ -364,7 +364,8 @@ fn all() -> Vec<Value> {
     let upgrade = upgrade::Row {
         what: upgrade::What::Upgrade,
         repetition: 0,
-        upgrades: 100,
+        upgrades: 102,
+        disturbed: 2,
         failed: 0,
         restarted: 0,
         stall_ms: vec![2.5, 8.5],

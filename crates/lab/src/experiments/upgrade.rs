@@ -27,6 +27,7 @@ use crate::programs::key_value_client::Request;
 use crate::progress::Progress;
 use crate::report::Table;
 use crate::results::{from_values, to_values};
+use crate::standstill::{self, Standstill, Watch};
 use crate::stats::{Spread, cell, percentile};
 use machine::Machine;
 use traffic::{Outcome, Traffic};
@@ -44,6 +45,8 @@ const LOSS_PERCENT: f64 = 1.0;
 /// reference.
 const PERIOD: Duration = Duration::from_millis(800);
 const WINDOW: Duration = Duration::from_millis(350);
+/// Upgrades whose time a standstill of the machine touched are made again, up to this many per wanted upgrade.
+const ATTEMPTS: u32 = 3;
 /// Shortest time within which a new daemon is killed.
 const KILL_SOONEST: Duration = Duration::from_millis(1);
 /// Descriptors are counted this often, and the least number counts: a connection of the API is open for a moment.
@@ -90,6 +93,8 @@ pub struct Row {
     pub repetition: u32,
     /// Upgrades that were started, in turn on both hosts.
     pub upgrades: u32,
+    /// Upgrades among them whose times do not count, because the machine stood still during them or just before.
+    pub disturbed: u32,
     /// New daemons that were killed before they had taken over.
     pub failed: u32,
     /// New daemons that were killed after that, and restarted.
@@ -171,6 +176,7 @@ impl Experiment for Upgrade {
         let mut table = Table::new(&[
             "daemons",
             "upgrades",
+            "disturbed",
             "failed, restarted",
             "sessions",
             "longest request P50 ms",
@@ -190,7 +196,7 @@ impl Experiment for Upgrade {
                 ))
             };
             if of_machine {
-                let [none_before, none_after] = [["-"; 3].map(str::to_owned), ["-"; 3].map(str::to_owned)];
+                let [none_before, none_after] = [vec!["-".to_owned(); 4], vec!["-".to_owned(); 3]];
                 let times = [
                     of(|row| &row.machine_stall_ms, 50.0),
                     of(|row| &row.machine_stall_ms, 99.9),
@@ -204,6 +210,7 @@ impl Experiment for Upgrade {
             table.row(vec![
                 what.to_string(),
                 sum(|row| row.upgrades.into()).to_string(),
+                sum(|row| row.disturbed.into()).to_string(),
                 format!("{}, {}", sum(|row| row.failed.into()), sum(|row| row.restarted.into())),
                 own.iter().map(|row| row.sessions).min().unwrap_or(0).to_string(),
                 of(|row| &row.stall_ms, 50.0),
@@ -219,9 +226,12 @@ impl Experiment for Upgrade {
             "The daemons of two hosts are upgraded in turn, one each {} ms, while {LOSS_PERCENT} % of all packets are \
              lost on the links. Between the hosts' containers: 1,000 requests a second to Redis, streams whose bytes \
              are compared, iperf3, and idle connections, which are tested at the end. From the second host's container to \
-             a QEMU machine (without KVM) on the first one: requests one at a time. `kill`: the new daemon gets SIGKILL \
-             at a random time.\n\n{}",
+             a QEMU machine (without KVM) on the first one: requests one at a time. The longest request of an upgrade \
+             does not count if the machine itself stood still within {} ms of its beginning: another upgrade is made \
+             instead, at most {ATTEMPTS} for each that counts. `kill`: the new daemon gets SIGKILL at a random \
+             time.\n\n{}",
             PERIOD.as_millis(),
+            WINDOW.as_millis(),
             table.render()
         ))
     }
@@ -287,7 +297,7 @@ fn measure(lab: &Lab, what: What, repetition: u32) -> Result<Row> {
         daemon.reconfigure(with_groups)?;
     }
     inject::wire_loss(&network.topology, &[], LOSS_PERCENT)?;
-    let flow = (what == What::Upgrade).then(|| PERIOD * (rounds + 1));
+    let flow = (what == What::Upgrade).then(|| PERIOD * (rounds * ATTEMPTS + 1));
     let traffic = Traffic::start(&network, (sessions, idle), flow, &lab.logs(&label))?;
     wait_for_sessions(&network.overlay.daemons[0], sessions)?;
     let machine = Machine::start(&network, &lab.logs(&label))?;
@@ -295,6 +305,7 @@ fn measure(lab: &Lab, what: What, repetition: u32) -> Result<Row> {
         what,
         repetition,
         upgrades: rounds,
+        disturbed: 0,
         failed: 0,
         restarted: 0,
         stall_ms: Vec::new(),
@@ -321,7 +332,7 @@ fn measure(lab: &Lab, what: What, repetition: u32) -> Result<Row> {
     let mut began = Vec::new();
     match what {
         What::Upgrade => {
-            upgrade_all(&mut network, &mut row, &mut began)?;
+            began = upgrade_all(&mut network, &mut row)?;
             let handed = row.sessions;
             ensure!(handed >= sessions.into(), "an upgrade handed over {handed} sessions instead of {sessions}");
         }
@@ -334,25 +345,43 @@ fn measure(lab: &Lab, what: What, repetition: u32) -> Result<Row> {
     row.requests = requests.iter().filter(|request| request.answered).count() as u64;
     (row.connections, row.broken_connections) = (connections + 1, broken + u64::from(answers.broken));
     (row.wrong, row.compared_bytes) = (wrong, compared_bytes);
-    let during = |at: &Instant| (*at, *at + WINDOW);
-    let before = |at: &Instant| (*at - WINDOW, *at);
-    row.stall_ms = longest(&requests, began.iter().map(during));
-    row.reference_ms = longest(&requests, began.iter().map(before));
-    // Its host is upgraded first, and then every second time.
-    row.machine_stall_ms = longest(&answers.requests, began.iter().step_by(2).map(during));
-    row.machine_reference_ms = longest(&answers.requests, began.iter().step_by(2).map(before));
+    let during = |upgrade: &&Done| (upgrade.began, upgrade.began + WINDOW);
+    let before = |upgrade: &&Done| (upgrade.began - WINDOW, upgrade.began);
+    row.stall_ms = longest(&requests, began.iter().map(|upgrade| during(&upgrade)));
+    row.reference_ms = longest(&requests, began.iter().map(|upgrade| before(&upgrade)));
+    let of_machine = || began.iter().filter(|upgrade| upgrade.host == 0);
+    row.machine_stall_ms = longest(&answers.requests, of_machine().map(|upgrade| during(&upgrade)));
+    row.machine_reference_ms = longest(&answers.requests, of_machine().map(|upgrade| before(&upgrade)));
     row.held_ms.sort_by(f64::total_cmp);
     Ok(row)
 }
 
-fn upgrade_all(network: &mut Network, row: &mut Row, began: &mut Vec<Instant>) -> Result<()> {
+/// A finished upgrade.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Done {
+    /// The host.
+    host: usize,
+    /// When it began.
+    began: Instant,
+}
+
+/// Upgrades the hosts in turn until `row.upgrades` upgrades count. Returns these; `row.upgrades` then is the number of
+/// all of them.
+fn upgrade_all(network: &mut Network, row: &mut Row) -> Result<Vec<Done>> {
+    let wanted = row.upgrades as usize;
+    let watch = Watch::start()?;
+    let mut done: Vec<Done> = Vec::new();
     let mut next = Instant::now() + PERIOD;
-    for round in 0..row.upgrades {
+    loop {
         interrupt::sleep_until(next)?;
+        if done.len() == wanted * ATTEMPTS as usize || undisturbed(&done, &watch.seen()) >= wanted {
+            break;
+        }
         next += PERIOD;
-        let host = round as usize % network.overlay.daemons.len();
-        began.push(Instant::now());
-        let report = network.overlay.daemons[host].upgrade().with_context(|| format!("upgrade {round}"))?;
+        let host = done.len() % network.overlay.daemons.len();
+        done.push(Done { host, began: Instant::now() });
+        let report =
+            network.overlay.daemons[host].upgrade().with_context(|| format!("upgrade {} of {host}", done.len()))?;
         let number = |name: &str| {
             let number = report.get(name).and_then(Value::as_u64);
             number.with_context(|| format!("the report of an upgrade has no {name}: {report}"))
@@ -362,7 +391,29 @@ fn upgrade_all(network: &mut Network, row: &mut Row, began: &mut Vec<Instant>) -
             row.sessions = row.sessions.min(number("sessions")?);
         }
     }
-    interrupt::sleep(WINDOW)
+    row.upgrades = done.len() as u32;
+    let counted = least_disturbed(done, &watch.finish()?, wanted);
+    row.disturbed = row.upgrades - counted.len() as u32;
+    Ok(counted)
+}
+
+/// How long the machine stood still during an upgrade and in the reference before it.
+fn stood_still(upgrade: &Done, seen: &[Standstill]) -> Duration {
+    let [ms] = standstill::by_bin(seen, upgrade.began - WINDOW, WINDOW * 2, 1, Duration::ZERO)[..] else {
+        unreachable!("one bin")
+    };
+    Duration::from_secs_f64(ms / 1e3)
+}
+
+fn undisturbed(done: &[Done], seen: &[Standstill]) -> usize {
+    done.iter().filter(|upgrade| stood_still(upgrade, seen).is_zero()).count()
+}
+
+/// The `wanted` upgrades with the shortest standstills; earlier ones first if they are equal.
+fn least_disturbed(mut done: Vec<Done>, seen: &[Standstill], wanted: usize) -> Vec<Done> {
+    done.sort_by_key(|upgrade| stood_still(upgrade, seen));
+    done.truncate(wanted);
+    done
 }
 
 /// `took`: how long an upgrade takes. New daemons are killed within that time: most of them early, because an upgrade
@@ -453,6 +504,7 @@ mod tests {
             what,
             repetition: 0,
             upgrades: 4,
+            disturbed: 0,
             failed: 1,
             restarted: 1,
             stall_ms: vec![1.0, 2.0, 3.0, 9.9],

@@ -116,6 +116,15 @@ impl Running {
         [self.client.pid(), self.server.pid()]
     }
 
+    /// Ends the test early.
+    ///
+    /// # Errors
+    /// A program has ended by itself, as it does when the connection breaks.
+    pub fn interrupt(mut self) -> Result<()> {
+        self.client.check_alive()?;
+        self.server.check_alive()
+    }
+
     /// Waits for the end and returns the measurement.
     pub fn finish(self) -> Result<Flow> {
         let timeout = Duration::from_secs_f64(self.seconds + 20.0);

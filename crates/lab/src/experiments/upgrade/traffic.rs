@@ -78,7 +78,7 @@ pub(super) struct Outcome {
 
 impl Traffic {
     /// Starts it between the guests of two hosts: `sessions` of the first one's security groups, `idle` connections,
-    /// and iperf3 for as long as `flow`.
+    /// and iperf3 for at most `flow`.
     pub(super) fn start(
         network: &Network,
         (sessions, idle_count): (u32, u32),
@@ -127,7 +127,7 @@ impl Traffic {
     /// # Errors
     /// The lab itself fails. That a connection has ended is no error.
     pub(super) fn finish(self) -> Result<Outcome> {
-        let flow = self.flow.map(iperf3::Running::finish);
+        let flow = self.flow.map(iperf3::Running::interrupt);
         drop(self.stop);
         let report = self.requests.join().map_err(|_| anyhow!("the client of Redis panicked"))??;
         self.sessions.join().map_err(|_| anyhow!("the sender of datagrams panicked"))??;
