@@ -43,7 +43,8 @@ pub(crate) struct Inherited {
 impl Inherited {
     pub(crate) fn of(handed: Option<Handed>) -> Inherited {
         let Some(handed) = handed else { return Inherited { next_fault: 1, ..Inherited::default() } };
-        let Handed { descriptors, names, instance, faults, next_fault, drained, health, shared, others: _ } = handed;
+        let Handed { descriptors, names, instance, faults, next_fault, drained, health, shared, others: _, .. } =
+            handed;
         let health = health.into_iter().map(|(balancer, backend, works)| ((balancer, backend), works)).collect();
         let holders = shared.into_iter().filter_map(|(vni, address, mac)| Some(((Vni::new(vni)?, address), Mac(mac))));
         let holders = holders.collect();

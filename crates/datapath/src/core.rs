@@ -8,7 +8,7 @@ use bifrost_avs::{Switch, VECTOR};
 use bifrost_nic::dscp::Marking;
 use bifrost_nic::{Malformed, Parsed};
 use bifrost_port::{GuestPort, RxHandle, TxBatch, TxFrame, Underlay};
-use bifrost_rte::{Engine, Output, Time, Weight};
+use bifrost_rte::{Engine, Output, PathEstimate, Time, Weight};
 use bifrost_tables::PathSet;
 use bifrost_wire::{Mac, Vni};
 use foldhash::fast::RandomState;
@@ -26,7 +26,7 @@ use crate::host::HostQueue;
 use crate::kept::Kept;
 use crate::limits::Limits;
 use crate::moved::MovedGuests;
-use crate::peers::{PeerConfig, PeerError, Peers, PlainPaths};
+use crate::peers::{Peer, PeerConfig, PeerError, Peers, PlainPaths};
 use crate::ports::{Port, PortConfig};
 use crate::pressure::Pressure;
 use crate::pulse::Pulse;
@@ -422,6 +422,19 @@ impl<P: GuestPort> Core<P> {
     /// neither plain VXLAN nor the transport selects them, unless all are out of use. Returns whether the peer exists.
     pub fn drain_paths(&mut self, peer: u16, paths: PathSet) -> bool {
         self.peers.drain(peer, paths, &mut self.engine, self.now)
+    }
+
+    /// What the transport knows of the paths to each peer.
+    pub fn path_estimates(&self) -> Vec<(u16, Vec<PathEstimate>)> {
+        let of = |peer: &Peer| Some((peer.config.id, self.engine.path_estimates(peer.engine?)));
+        self.peers.iter().filter_map(of).collect()
+    }
+
+    /// Continues with what another engine knew of the paths to a peer, which is ignored if there are other paths now.
+    pub fn resume_paths(&mut self, peer: u16, estimates: &[PathEstimate]) {
+        if let Some(engine_peer) = self.peers.get(peer).and_then(|p| p.engine) {
+            self.engine.resume_paths(self.now, engine_peer, estimates);
+        }
     }
 
     /// Forgets a peer; the packets of its connections are sent as plain VXLAN first, while its lanes are still known.

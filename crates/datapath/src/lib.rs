@@ -54,7 +54,7 @@ mod yielding;
 
 pub use crate::core::{Core, CoreConfig};
 pub use bifrost_nic::dscp::Marking;
-pub use bifrost_rte::Weight;
+pub use bifrost_rte::{Estimate, PathEstimate, Weight};
 pub use bifrost_tables::{AfterGap, PathSet};
 pub use contain::{PortFault, Recovery};
 pub use counters::{Counters, OutboundCounters};

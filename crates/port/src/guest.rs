@@ -136,6 +136,16 @@ pub trait GuestPort {
     fn kernel_counters(&self) -> Option<Arc<dyn KernelCounters>> {
         None
     }
+
+    /// Numbers of buffers of each kind whose memory was ever in use, for [`touch`](Self::touch) of the port of another
+    /// process that continues with the same guest.
+    fn touched(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// Touches the memory of as many buffers, so that the kernel provides it now and not while packets wait: a large
+    /// page takes a good part of a millisecond. Unknown kinds and numbers beyond the port's are ignored.
+    fn touch(&mut self, _buffers: &[u32]) {}
 }
 
 /// The kernel's counters of a device.
@@ -265,6 +275,14 @@ impl<T: GuestPort + ?Sized> GuestPort for Box<T> {
 
     fn kernel_counters(&self) -> Option<Arc<dyn KernelCounters>> {
         (**self).kernel_counters()
+    }
+
+    fn touched(&self) -> Vec<u32> {
+        (**self).touched()
+    }
+
+    fn touch(&mut self, buffers: &[u32]) {
+        (**self).touch(buffers);
     }
 }
 

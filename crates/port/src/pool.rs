@@ -1,5 +1,8 @@
 //! Fixed-size buffers in one allocation, named by number.
 
+/// The kernel provides memory in pages of at least this size, bytes.
+const PAGE: usize = 4096;
+
 /// A pool that hands out free buffers last in, first out: the buffer used last is still cached, and memory is touched
 /// only up to the pool's peak use.
 #[derive(Debug)]
@@ -11,6 +14,8 @@ pub(crate) struct Pool {
     free: Vec<u32>,
     /// Whether each buffer is in use, for buffers ever taken.
     taken: Vec<bool>,
+    /// Number of buffers whose memory was touched without being taken.
+    touched: u32,
 }
 
 impl Pool {
@@ -22,6 +27,7 @@ impl Pool {
             capacity: buffers,
             free: Vec::new(),
             taken: Vec::new(),
+            touched: 0,
         }
     }
 
@@ -60,6 +66,20 @@ impl Pool {
         &mut self.slab[buffer as usize * self.buffer_bytes..][..self.buffer_bytes]
     }
 
+    /// Number of buffers that were ever in use, here or in the process whose number [`touch`](Self::touch) got.
+    pub(crate) fn touched(&self) -> u32 {
+        self.touched.max(self.taken.len() as u32)
+    }
+
+    /// Makes the kernel provide the memory of the first `buffers` buffers, or of all, now. Buffers must not be in use.
+    pub(crate) fn touch(&mut self, buffers: u32) {
+        let bytes = (buffers as usize).saturating_mul(self.buffer_bytes).min(self.slab.len());
+        for page in self.slab[..bytes].chunks_mut(PAGE) {
+            page[0] = std::hint::black_box(0);
+        }
+        self.touched = self.touched.max(buffers.min(self.capacity));
+    }
+
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -89,5 +109,23 @@ mod tests {
         assert!(pool.put(1) && !pool.put(1) && !pool.put(7), "a double return, or an unknown buffer");
         assert!(pool.put(0));
         assert_eq!((pool.free(), pool.take(), pool.take(), pool.take()), (2, Some(0), Some(1), None));
+    }
+
+    #[test]
+    fn touched_memory_is_resident_and_counted() {
+        let resident_kib = || {
+            let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+            let line = text.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+            line.trim().trim_end_matches(" kB").trim().parse::<i64>().unwrap()
+        };
+        let mut pool = Pool::new(2000, 64 << 10);
+        assert_eq!((pool.take(), pool.touched()), (Some(0), 1));
+        pool.put(0);
+        let before = resident_kib();
+        pool.touch(1000);
+        assert!(resident_kib() - before > 60_000, "64,000 KiB");
+        assert_eq!((pool.touched(), pool.take()), (1000, Some(0)));
+        pool.touch(u32::MAX);
+        assert_eq!(pool.touched(), 2000);
     }
 }

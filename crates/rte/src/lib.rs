@@ -34,6 +34,7 @@ mod snapshot;
 mod timing;
 mod turns;
 
+pub use bifrost_transport::rtt::Estimate;
 pub use bifrost_transport::time::{MS, S, Time, US};
 pub use config::{CcKind, Config, Ordering};
 pub use conn::{Pair, State};
@@ -42,6 +43,6 @@ pub use engine::{Admission, Arrival, Destination, Engine, LocalVnic, Outbound, S
 #[cfg(any(test, feature = "mutations"))]
 pub use mutation::Mutation;
 pub use output::{Control, ControlOut, DataOut, Output, PeerId, PlainOut};
-pub use path::PathState;
+pub use path::{PathEstimate, PathState};
 pub use snapshot::{ConnSnapshot, PathSnapshot};
 pub use turns::Weight;

@@ -1,10 +1,14 @@
 //! One path to a peer: its delay, its losses, and its state (NSDI'26, 4.1).
 
+mod estimate;
+
 use bifrost_wire::bifrost::Tick;
 
 use bifrost_transport::cc::{AckSample, CongestionControl, Loss, PACE_MAX_NS};
 use bifrost_transport::rtt::{Rtt, Standing};
 use bifrost_transport::time::{MS, Time, US};
+
+pub use estimate::PathEstimate;
 
 /// Whether a path is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -54,6 +54,17 @@ impl Smoothed {
     }
 }
 
+/// What is known of a round-trip time, ns. All are 0 before the first sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Estimate {
+    /// Smoothed.
+    pub mean_ns: u64,
+    /// Smoothed mean deviation.
+    pub variance_ns: u64,
+    /// Smallest recent sample.
+    pub min_ns: u64,
+}
+
 /// Smoothed RTT of a path, and the minimum of the last ten seconds or more.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rtt {
@@ -63,6 +74,22 @@ pub struct Rtt {
 }
 
 impl Rtt {
+    /// Continues with what is known. Nothing is known if the numbers are not those of possible samples.
+    pub fn of(now: Time, estimate: Estimate) -> Rtt {
+        let Estimate { mean_ns, variance_ns, min_ns } = estimate;
+        let max = SAMPLE_MAX_NS as u64;
+        if min_ns == 0 || mean_ns < min_ns || mean_ns > max || variance_ns > max {
+            return Rtt::default();
+        }
+        Rtt { smoothed: Smoothed { mean_ns, variance_ns }, min_ns, min_at: now }
+    }
+
+    /// What is known.
+    pub fn estimate(&self) -> Estimate {
+        let Smoothed { mean_ns, variance_ns } = self.smoothed;
+        Estimate { mean_ns, variance_ns, min_ns: self.min_ns }
+    }
+
     /// Takes a sample; returns it if it is plausible.
     #[inline]
     pub fn sample(&mut self, now: Time, sample_ns: i64) -> Option<u64> {

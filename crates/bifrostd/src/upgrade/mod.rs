@@ -30,7 +30,9 @@ mod format;
 mod hand_over;
 mod machines;
 mod offer;
+mod paths;
 mod take_over;
+mod touch;
 
 pub(crate) use hand_over::Progress;
 pub(crate) use offer::Descriptors;

@@ -12,6 +12,7 @@ use bifrost_port::vhost::HandedPort;
 use serde::{Deserialize, Serialize};
 
 use super::machines::{self, Description};
+use super::touch;
 
 /// The body of an offer. It also tells which descriptors follow, in the order of [`Descriptors`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -46,6 +47,8 @@ pub(crate) struct Offer {
     pub(crate) queues: Vec<String>,
     /// Virtual machines' ports.
     pub(super) machines: BTreeMap<String, Description>,
+    /// Buffers of ports that were in use.
+    pub(super) touched: touch::Buffers,
 }
 
 /// The descriptors that follow an [`Offer`].

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::channel::{Channel, Message};
 use super::format::{HandedState, Kind, WorkerState, parse_state};
 use super::offer::{Descriptors, Offer};
+use super::touch;
 use crate::carried::Carried;
 use crate::daemon::{Daemon, State};
 use crate::names::Names;
@@ -74,6 +75,14 @@ pub(crate) struct Handed {
     pub(crate) drained: BTreeMap<String, u8>,
     pub(crate) health: Vec<(String, SocketAddr, bool)>,
     pub(crate) shared: Vec<(u32, IpAddr, [u8; 6])>,
+    pub(super) touched: touch::Buffers,
+}
+
+impl Handed {
+    /// Buffers of ports that the old daemon has used.
+    pub(crate) fn touched(&self) -> touch::Buffers {
+        self.touched.clone()
+    }
 }
 
 impl Successor {
@@ -106,19 +115,21 @@ impl Successor {
         if let Some(what) = loaded.not_understood.first() {
             bail!("unknown object of the old daemon: {what}");
         }
-        let Offer { ports, peers, instance, faults, next_fault, drained, health, shared, release, .. } = offer;
+        let Offer { ports, peers, instance, faults, next_fault, drained, health, shared, release, touched, .. } = offer;
         tracing::info!(release, "preparing to take over from another bifrostd");
         let names = Names::of_numbers(ports, peers);
         fault("offered");
-        Ok(Handed { descriptors, others: loaded.objects, names, instance, faults, next_fault, drained, health, shared })
+        let others = loaded.objects;
+        Ok(Handed { descriptors, others, names, instance, faults, next_fault, drained, health, shared, touched })
     }
 
-    /// Reports that this daemon is prepared, waits until the old one has stopped, and resumes the workers. When this
+    /// Touches the buffers that the old daemon has used, reports that this daemon is prepared, waits until the old one has stopped, and resumes the workers. When this
     /// returns, this daemon has taken over.
     ///
     /// # Errors
     /// The old daemon continues; this one must exit.
-    pub(crate) fn complete(&self, daemon: &Daemon) -> Result<()> {
+    pub(crate) fn complete(&self, daemon: &Daemon, touched: &touch::Buffers) -> Result<()> {
+        daemon.state().touch_buffers(touched)?;
         fault("prepared");
         let release = env!("CARGO_PKG_VERSION").to_owned();
         let mut ready = Ready { release, pid: std::process::id(), takes_copies: true, ..Ready::default() };
@@ -126,9 +137,10 @@ impl Successor {
         let mut state = daemon.state();
         let body = self.copies(&state)?;
         fault("stopped");
-        let HandedState { workers, positions } = parse_state(&body, state.workers.len())?;
+        let HandedState { workers, positions, paths } = parse_state(&body, state.workers.len())?;
         (ready.sessions, ready.left_out) = state.take_over_workers(workers)?;
         state.begin_machines(positions);
+        state.resume_paths(&paths)?;
         fault("taken");
         state.on_all(|worker| worker.resume())?;
         fault("working");

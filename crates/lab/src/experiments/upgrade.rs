@@ -41,10 +41,12 @@ const UPGRADES: [u32; 2] = [100, 10];
 const KILLS: [u32; 2] = [1_000, 20];
 /// Packets lost on each link, percent.
 const LOSS_PERCENT: f64 = 1.0;
-/// From one upgrade to the next, and how much of that is attributed to the upgrade. The same time before it is the
-/// reference.
-const PERIOD: Duration = Duration::from_millis(800);
-const WINDOW: Duration = Duration::from_millis(350);
+/// From one upgrade to the next, and how much of that after its end is attributed to an upgrade, at most. An equal time
+/// before it is the reference.
+const PERIOD: Duration = Duration::from_millis(1500);
+const AFTER: Duration = Duration::from_millis(150);
+/// An upgrade is attributed at most this time.
+const LONGEST: Duration = Duration::from_millis(700);
 /// Upgrades whose time a standstill of the machine touched are made again, up to this many per wanted upgrade.
 const ATTEMPTS: u32 = 3;
 /// Shortest time within which a new daemon is killed.
@@ -227,11 +229,12 @@ impl Experiment for Upgrade {
              lost on the links. Between the hosts' containers: 1,000 requests a second to Redis, streams whose bytes \
              are compared, iperf3, and idle connections, which are tested at the end. From the second host's container to \
              a QEMU machine (without KVM) on the first one: requests one at a time. The longest request of an upgrade \
-             does not count if the machine itself stood still within {} ms of its beginning: another upgrade is made \
-             instead, at most {ATTEMPTS} for each that counts. `kill`: the new daemon gets SIGKILL at a random \
+             is that within {} ms of its end; the reference is an equal time before its beginning. Neither counts if \
+             the machine itself stood still in one of them: another upgrade is made instead, at most {ATTEMPTS} for \
+             each that counts. `kill`: the new daemon gets SIGKILL at a random \
              time.\n\n{}",
             PERIOD.as_millis(),
-            WINDOW.as_millis(),
+            AFTER.as_millis(),
             table.render()
         ))
     }
@@ -345,13 +348,13 @@ fn measure(lab: &Lab, what: What, repetition: u32) -> Result<Row> {
     row.requests = requests.iter().filter(|request| request.answered).count() as u64;
     (row.connections, row.broken_connections) = (connections + 1, broken + u64::from(answers.broken));
     (row.wrong, row.compared_bytes) = (wrong, compared_bytes);
-    let during = |upgrade: &&Done| (upgrade.began, upgrade.began + WINDOW);
-    let before = |upgrade: &&Done| (upgrade.began - WINDOW, upgrade.began);
-    row.stall_ms = longest(&requests, began.iter().map(|upgrade| during(&upgrade)));
-    row.reference_ms = longest(&requests, began.iter().map(|upgrade| before(&upgrade)));
+    let during = |upgrade: &Done| (upgrade.began, upgrade.began + upgrade.window);
+    let before = |upgrade: &Done| (upgrade.began - upgrade.window, upgrade.began);
+    row.stall_ms = longest(&requests, began.iter().map(during));
+    row.reference_ms = longest(&requests, began.iter().map(before));
     let of_machine = || began.iter().filter(|upgrade| upgrade.host == 0);
-    row.machine_stall_ms = longest(&answers.requests, of_machine().map(|upgrade| during(&upgrade)));
-    row.machine_reference_ms = longest(&answers.requests, of_machine().map(|upgrade| before(&upgrade)));
+    row.machine_stall_ms = longest(&answers.requests, of_machine().map(during));
+    row.machine_reference_ms = longest(&answers.requests, of_machine().map(before));
     row.held_ms.sort_by(f64::total_cmp);
     Ok(row)
 }
@@ -363,6 +366,8 @@ struct Done {
     host: usize,
     /// When it began.
     began: Instant,
+    /// How much of the time since then is attributed to it.
+    window: Duration,
 }
 
 /// Upgrades the hosts in turn until `row.upgrades` upgrades count. Returns these; `row.upgrades` then is the number of
@@ -379,9 +384,11 @@ fn upgrade_all(network: &mut Network, row: &mut Row) -> Result<Vec<Done>> {
         }
         next += PERIOD;
         let host = done.len() % network.overlay.daemons.len();
-        done.push(Done { host, began: Instant::now() });
-        let report =
-            network.overlay.daemons[host].upgrade().with_context(|| format!("upgrade {} of {host}", done.len()))?;
+        let began = Instant::now();
+        let report = network.overlay.daemons[host]
+            .upgrade()
+            .with_context(|| format!("upgrade {}, of host {host}", done.len()))?;
+        done.push(Done { host, began, window: (began.elapsed() + AFTER).min(LONGEST) });
         let number = |name: &str| {
             let number = report.get(name).and_then(Value::as_u64);
             number.with_context(|| format!("the report of an upgrade has no {name}: {report}"))
@@ -399,9 +406,8 @@ fn upgrade_all(network: &mut Network, row: &mut Row) -> Result<Vec<Done>> {
 
 /// How long the machine stood still during an upgrade and in the reference before it.
 fn stood_still(upgrade: &Done, seen: &[Standstill]) -> Duration {
-    let [ms] = standstill::by_bin(seen, upgrade.began - WINDOW, WINDOW * 2, 1, Duration::ZERO)[..] else {
-        unreachable!("one bin")
-    };
+    let Done { began, window, .. } = *upgrade;
+    let ms: f64 = standstill::by_bin(seen, began - window, window * 2, 1, Duration::ZERO).iter().sum();
     Duration::from_secs_f64(ms / 1e3)
 }
 

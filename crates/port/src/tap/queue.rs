@@ -294,6 +294,16 @@ impl GuestPort for TapQueue {
     fn kernel_counters(&self) -> Option<Arc<dyn KernelCounters>> {
         self.statistics.clone().map(|statistics| statistics as Arc<dyn KernelCounters>)
     }
+
+    fn touched(&self) -> Vec<u32> {
+        [&self.heads, &self.spills, &self.slots].map(Pool::touched).to_vec()
+    }
+
+    fn touch(&mut self, buffers: &[u32]) {
+        for (pool, count) in [&mut self.heads, &mut self.spills, &mut self.slots].into_iter().zip(buffers) {
+            pool.touch(*count);
+        }
+    }
 }
 
 impl PolledPort for TapQueue {

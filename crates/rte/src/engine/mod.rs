@@ -6,6 +6,7 @@ mod connect;
 mod mend;
 mod receive;
 mod recover;
+mod resume;
 mod send;
 mod set_aside;
 mod share;

@@ -64,6 +64,8 @@ pub trait CongestionControl: std::fmt::Debug + Send {
     fn on_timeout(&mut self, now: Time, rtt_ns: u64);
     /// The path has failed and is used again: nothing is known of it.
     fn restart(&mut self);
+    /// Another controller had this window, a finite number, on the path moments ago. By default it means nothing.
+    fn resume(&mut self, _window: f32) {}
     /// Packets that may be in flight on the path; below 1: one packet each `rtt / window`.
     fn window(&self) -> f32;
     /// Its number on the wire (`CC Type`).

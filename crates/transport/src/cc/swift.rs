@@ -390,6 +390,14 @@ impl CongestionControl for Swift {
         *self = Swift::new(Arc::clone(&self.config));
     }
 
+    /// Half of the window: nothing is in flight, so all of it would leave at once. It doubles until there is a queue.
+    fn resume(&mut self, window: f32) {
+        let c = &self.config;
+        let window = if window > 2.0 * c.initial_window { window / 2.0 } else { window.min(c.initial_window) };
+        self.fabric = window.clamp(c.min_window, c.max_window);
+        self.endpoint = self.fabric;
+    }
+
     fn window(&self) -> f32 {
         self.fabric.min(self.endpoint)
     }

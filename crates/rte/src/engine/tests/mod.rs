@@ -9,6 +9,7 @@ mod mend;
 mod mutations;
 mod pair;
 mod repair;
+mod resume;
 mod set_aside;
 
 use pair::{VNI, World, data};
