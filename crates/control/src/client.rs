@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -10,6 +11,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
@@ -76,7 +78,23 @@ pub enum ClientError {
 #[derive(Debug)]
 pub struct Client {
     socket: PathBuf,
+    /// None: connects to the socket.
+    connector: Option<Box<dyn Connect>>,
     runtime: Runtime,
+}
+
+/// A connection to a daemon that is not on this machine.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+/// A connection that is being made.
+pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send + 'a>>;
+
+/// Connects to a daemon otherwise than by a Unix socket.
+pub trait Connect: std::fmt::Debug + Send + Sync {
+    /// One connection.
+    fn connect(&self) -> Connecting<'_>;
 }
 
 impl Client {
@@ -88,7 +106,15 @@ impl Client {
             .enable_time()
             .build()
             .map_err(|source| ClientError::Io { path: socket.clone(), source })?;
-        Ok(Client { socket, runtime })
+        Ok(Client { socket, connector: None, runtime })
+    }
+
+    /// A client of a daemon that is reached otherwise; errors name it by `name`. Does not connect yet.
+    ///
+    /// # Errors
+    /// The process is out of file descriptors.
+    pub fn over(name: impl AsRef<Path>, connector: Box<dyn Connect>) -> Result<Client, ClientError> {
+        Ok(Client { connector: Some(connector), ..Client::new(name)? })
     }
 
     /// The socket's path.
@@ -383,7 +409,10 @@ impl Client {
         request: Request<Full<Bytes>>,
         read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.connect_error(e))?;
+        let stream: Box<dyn Stream> = match &self.connector {
+            Some(connector) => connector.connect().await.map_err(|e| self.connect_error(e))?,
+            None => Box::new(UnixStream::connect(&self.socket).await.map_err(|e| self.connect_error(e))?),
+        };
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.http_error(e))?;
         let answer = async { read(sender.send_request(request).await.map_err(|e| self.http_error(e))?).await };
@@ -414,7 +443,9 @@ impl Client {
         if e.is_incomplete_message() || e.is_canceled() || e.is_closed() {
             return ClientError::Closed(path);
         }
-        ClientError::Io { path, source: io::Error::other(e) }
+        // The cause says more: with TLS, why the other end refuses.
+        let cause = std::error::Error::source(&e).map(ToString::to_string);
+        ClientError::Io { path, source: cause.map_or_else(|| io::Error::other(e), io::Error::other) }
     }
 }
 

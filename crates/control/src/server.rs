@@ -332,6 +332,16 @@ pub fn serve_router(
     })
 }
 
+/// Serves an API on one connection that somebody else has accepted, such as one of TLS: with the bounds of [`serve`] for the time that
+/// requests and the connection may take, and of `most_bytes` for the body of a request.
+pub async fn serve_connection<S>(stream: S, router: axum::Router, most_bytes: usize)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let body = move |request, next| connections::whole_body(request, next, most_bytes);
+    connections::one(stream, router.layer(axum::middleware::from_fn(body))).await;
+}
+
 impl ServerHandle {
     /// The socket's path.
     pub fn socket(&self) -> &Path {

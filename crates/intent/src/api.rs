@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::key::{Key, Kind};
+use crate::role::ProjectRole;
 
 /// The API's description: OpenAPI 3.1, whose schemas are JSON Schema 2020-12.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -90,6 +91,47 @@ pub struct Enrolled {
     pub token: String,
     /// When it expires, milliseconds since 1970.
     pub until_ms: u64,
+}
+
+/// How long an operator's certificate is valid unless it is said otherwise, seconds.
+pub const CERTIFICATE_S: u64 = 30 * 86_400;
+/// The least and the longest time that an operator's certificate is valid, seconds.
+pub const CERTIFICATE_TIMES_S: std::ops::RangeInclusive<u64> = 60..=366 * 86_400;
+/// The most roles of a certificate.
+pub const MAX_ROLES: usize = 32;
+/// The longest name of a certificate's holder, bytes (X.520, `ub-common-name`).
+pub const MAX_HOLDER: usize = 64;
+
+/// What `POST /v1/certificates` asks for: a certificate with which an operator calls this API over TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Certify {
+    /// Who gets it: 1 to [`MAX_HOLDER`] letters, digits and characters of `._@+-`. The audit log has this name.
+    pub name: String,
+    /// What its holder may do; 1 to [`MAX_ROLES`].
+    pub roles: Vec<ProjectRole>,
+    /// How long it is valid, seconds, within [`CERTIFICATE_TIMES_S`]. Absent: [`CERTIFICATE_S`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_s: Option<u64>,
+    /// The holder's key: a certificate request (PKCS #10), PEM, of ECDSA with P-256. What it says of names is ignored.
+    pub request: String,
+}
+
+/// The answer to `POST /v1/certificates`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Certified {
+    /// Whose it is.
+    pub name: String,
+    /// What its holder may do.
+    pub roles: Vec<ProjectRole>,
+    /// Its serial number, lower-case hexadecimal digits; by this it can be revoked.
+    pub serial: String,
+    /// When it expires, milliseconds since 1970.
+    pub until_ms: u64,
+    /// The certificate, PEM.
+    pub certificate: String,
+    /// The authorities that vouch for relays, PEM.
+    pub authorities: String,
 }
 
 /// Which objects `GET /v1/objects` is about; what is absent means any.

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use bifrost_intent::api::{
-    Applied, ChangedObject, Enroll, Enrolled, HostCounts, HostProblem, HostStatus, OPENAPI, ObjectEntry, Objects,
-    Overview, Status, SubnetOverview, VpcOverview, Waited, Why, WhyHost, schema,
+    Applied, Certified, Certify, ChangedObject, Enroll, Enrolled, HostCounts, HostProblem, HostStatus, OPENAPI,
+    ObjectEntry, Objects, Overview, Status, SubnetOverview, VpcOverview, Waited, Why, WhyHost, schema,
 };
 use bifrost_intent::{Batch, Change, Key, Kind, Model, Op};
 use serde_json::{Value, json};
@@ -198,6 +198,16 @@ fn answers_are_as_described() {
         peers: vec!["b".into()],
     };
     let overview = Overview { revision: 1, objects: [(Kind::Vpc, 1)].into(), vpcs: vec![vpc] };
+    let roles = vec!["editor:demo".parse().unwrap(), "viewer:*".parse().unwrap()];
+    let certify = Certify { name: "a@b".into(), roles: roles.clone(), ttl_s: Some(60), request: "PEM".into() };
+    let certified = Certified {
+        name: "a@b".into(),
+        roles,
+        serial: "7f".into(),
+        until_ms: 1,
+        certificate: "PEM".into(),
+        authorities: "PEM".into(),
+    };
     let api: Value = serde_json::from_str(OPENAPI).unwrap();
     for (part, value) in [
         ("Applied", json!(applied)),
@@ -208,6 +218,8 @@ fn answers_are_as_described() {
         ("Why", json!(why)),
         ("Overview", json!(overview)),
         ("Enroll", json!(Enroll { host: "h1".into(), ttl_s: Some(1) })),
+        ("Certify", json!(certify)),
+        ("Certified", json!(certified)),
         ("Enrolled", json!(Enrolled { host: "h1".into(), token: "t".into(), until_ms: 1 })),
     ] {
         assert_right(part, &value);

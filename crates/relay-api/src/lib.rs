@@ -8,6 +8,7 @@
 mod checked;
 pub mod enroll;
 pub mod limits;
+pub mod names;
 mod pieces;
 pub mod tls;
 

@@ -6,6 +6,8 @@ pub const VERSION: u32 = 1;
 pub const PORT: u16 = 4790;
 /// The port on which relays give first certificates, TCP.
 pub const ENROLL_PORT: u16 = 4792;
+/// The port on which relays serve operators with certificates, TCP.
+pub const API_PORT: u16 = 4793;
 /// The longest name of a host, bytes: one label of DNS, or several.
 pub const MAX_HOST: usize = 63;
 /// The longest text about a program or its start, bytes.

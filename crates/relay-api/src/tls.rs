@@ -91,6 +91,11 @@ impl Material {
         &self.ca
     }
 
+    /// This end's certificate, with those between it and the authority, and its private key; both PEM.
+    pub fn identity(&self) -> (&[u8], &[u8]) {
+        (&self.certificate, &self.key)
+    }
+
     /// Settings of a relay that gives first certificates: it shows its authority, which hosts know by a digest, and asks for nothing.
     pub fn enrollment(&self) -> ServerTlsConfig {
         let shown = [&*self.certificate, b"\n", &*self.ca].concat();

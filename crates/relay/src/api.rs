@@ -1,10 +1,11 @@
-//! The API for people and programs: HTTP/1.1 with JSON over a Unix socket.
+//! The API for people and programs: HTTP/1.1 with JSON over a Unix socket, or over TLS.
 //!
 //! | request | answer |
 //! |---|---|
 //! | `GET /v1/status` | [`Status`] |
 //! | `POST /v1/apply` with a [`Batch`]; `?dry_run=true` changes nothing | [`Applied`](bifrost_intent::api::Applied) |
 //! | `POST /v1/enroll` with an [`Enroll`] | [`Enrolled`] |
+//! | `POST /v1/certificates` with a [`Certify`] | [`Certified`] |
 //! | `GET /v1/objects` with an [`ObjectsQuery`] | [`Objects`](bifrost_intent::api::Objects) |
 //! | `GET /v1/hosts` | a list of [`HostStatus`] |
 //! | `GET /v1/overview` | [`Overview`](bifrost_intent::api::Overview) |
@@ -25,16 +26,17 @@ use axum::http::{Uri, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use bifrost_control::api::{ApiError, ErrorKind};
-use bifrost_control::server::Peer;
 use bifrost_intent::Batch;
 use bifrost_intent::api::{
-    ApplyQuery, Enroll, Enrolled, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectsQuery, Status, WaitQuery, Waited, WhyQuery,
+    ApplyQuery, Certified, Certify, Enroll, Enrolled, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectsQuery, Status,
+    WaitQuery, Waited, WhyQuery,
 };
 
+use crate::caller::Caller;
 use crate::enrollment::Enrollment;
 use crate::metrics;
 use crate::relay::{Relay, SubmitError, now_ms};
-use crate::roles::{self, Access};
+use crate::roles::{Access, Call, Door};
 
 /// The most unreadable records that are told.
 const MAX_TOLD: usize = 100;
@@ -45,14 +47,15 @@ type Shared = Arc<Relay>;
 type Answer<T> = Result<Json<T>, ApiError>;
 
 /// The whole API, for those who have roles.
-pub(crate) fn router(relay: Shared, roles: roles::Shared, enrollment: Option<Enrollment>) -> Router {
+pub(crate) fn router(relay: Shared, door: Door, enrollment: Option<Enrollment>) -> Router {
     let changing = Router::new()
         .route("/v1/apply", post(apply))
         .route("/v1/enroll", post(enroll))
+        .route("/v1/certificates", post(certify))
         .route("/v1/wait", get(wait))
         .route("/metrics", get(counted));
     let changing = changing.with_state(Arc::clone(&relay)).layer(Extension(enrollment));
-    changing.merge(reading(relay)).layer(Extension(roles))
+    changing.merge(reading(relay)).layer(Extension(door))
 }
 
 /// The part that only reads, and answers at once. Around it is a layer that says who has roles.
@@ -92,7 +95,7 @@ async fn hosts(State(relay): State<Shared>, access: Access) -> Json<Vec<HostStat
 async fn apply(
     State(relay): State<Shared>,
     access: Access,
-    Extension(peer): Extension<Peer>,
+    caller: Caller,
     query: Result<Query<ApplyQuery>, QueryRejection>,
     body: Bytes,
 ) -> Answer<bifrost_intent::api::Applied> {
@@ -101,17 +104,17 @@ async fn apply(
         let hint =
             "a batch is, for example, {\"changes\": [{\"op\": \"set\", \"key\": \"vpc/demo/net\", \"spec\": {}}]}";
         if let Some(audit) = relay.audit().filter(|_| !query.dry_run) {
-            tokio::task::block_in_place(|| audit.unreadable(peer, &format!("not a batch: {e}"), now_ms()));
+            tokio::task::block_in_place(|| audit.unreadable(&caller, &format!("not a batch: {e}"), now_ms()));
         }
         ApiError::bad_request(e.to_string()).at("body of POST /v1/apply").hint(hint)
     })?;
     let result = if let Err(why) = access.may_change(&batch) {
-        Err(tokio::task::block_in_place(|| relay.forbid(&batch, peer, why, query.dry_run)))
+        Err(tokio::task::block_in_place(|| relay.forbid(&batch, &caller, why, query.dry_run)))
     } else if query.dry_run {
         relay.try_out(&batch)
     } else {
         // On a task of its own: this one ends when the connection does.
-        let made = tokio::spawn(async move { relay.submit(&batch, peer).await });
+        let made = tokio::spawn(async move { relay.submit(&batch, &caller).await });
         made.await.map_err(|e| ApiError::internal(e.to_string()))?
     };
     result.map(Json).map_err(|error| match error {
@@ -126,23 +129,41 @@ async fn apply(
 
 async fn enroll(
     access: Access,
-    Extension(peer): Extension<Peer>,
+    caller: Caller,
     Extension(enrollment): Extension<Option<Enrollment>>,
     body: Bytes,
 ) -> Answer<Enrolled> {
     let enroll: Enroll = serde_json::from_slice(&body).map_err(|e| {
         ApiError::bad_request(e.to_string()).at("body of POST /v1/enroll").hint("for example {\"host\": \"h1\"}")
     })?;
-    let Some(enrollment) = enrollment else {
-        let hint = "start it with --ca-key and --enroll, or sign certificates otherwise";
-        return Err(ApiError::conflict("this relay gives no certificates").hint(hint));
-    };
-    if !access.is_admin() {
-        let why = "needs the role admin of \"*\"; the relay's --roles file says who has it";
-        enrollment.forbid(&enroll, peer, why);
+    let enrollment = enrollment.ok_or_else(gives_none)?;
+    if let Err(why) = access.may(Call::GiveCertificates) {
+        enrollment.forbid(&enroll, &caller, &why);
         return Err(ApiError::new(ErrorKind::Forbidden, why));
     }
-    enrollment.invite(&enroll, peer).await.map(Json)
+    enrollment.invite(&enroll, &caller).await.map(Json)
+}
+
+async fn certify(
+    access: Access,
+    caller: Caller,
+    Extension(enrollment): Extension<Option<Enrollment>>,
+    body: Bytes,
+) -> Answer<Certified> {
+    let certify: Certify = serde_json::from_slice(&body).map_err(|e| {
+        let hint = "for example {\"name\": \"alice\", \"roles\": [{\"project\": \"demo\", \"role\": \"viewer\"}], \"request\": PEM}";
+        ApiError::bad_request(e.to_string()).at("body of POST /v1/certificates").hint(hint)
+    })?;
+    let enrollment = enrollment.ok_or_else(gives_none)?;
+    match access.may(Call::GiveCertificates) {
+        Ok(()) => enrollment.certify(&certify, &caller).map(Json),
+        Err(why) => Err(enrollment.forbid_certificate(&certify, &caller, why)),
+    }
+}
+
+fn gives_none() -> ApiError {
+    let hint = "start it with --ca-key, or sign certificates otherwise";
+    ApiError::conflict("this relay gives no certificates").hint(hint)
 }
 
 async fn objects(
@@ -155,9 +176,8 @@ async fn objects(
 }
 
 async fn overview(State(relay): State<Shared>, access: Access) -> Result<Response, ApiError> {
-    if !access.sees_everything() {
-        return Err(ApiError::new(ErrorKind::Forbidden, "it shows all projects: needs the role viewer of \"*\""));
-    }
+    let allowed = access.may(Call::LookAtEverything);
+    allowed.map_err(|why| ApiError::new(ErrorKind::Forbidden, format!("it shows all projects: {why}")))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], relay.overview()).into_response())
 }
 
@@ -204,7 +224,7 @@ async fn counted(State(relay): State<Shared>) -> Result<Response, ApiError> {
 }
 
 async fn unknown(uri: Uri) -> ApiError {
-    let hint = "/v1/ has status, apply, enroll, objects, hosts, overview, wait, why and openapi.json";
+    let hint = "/v1/ has status, apply, enroll, certificates, objects, hosts, overview, wait, why and openapi.json";
     ApiError::not_found("no such resource").at(uri.path()).hint(hint)
 }
 

@@ -12,19 +12,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use bifrost_control::server::Peer;
 use bifrost_intent::api::Applied;
 use bifrost_intent::{Batch, Key, MAX_CHANGES, Op, PlanError};
 use serde::Serialize;
 
+use crate::caller::Caller;
 use crate::relay::SubmitError;
 
 /// The longest line, bytes with its end. What does not fit is cut off from the reason.
-const MAX_LINE: usize = 2048;
+const MAX_LINE: usize = 3072;
 /// The longest name of a relay, bytes as JSON has them.
 const MAX_RELAY: usize = 256;
+/// The longest names and roles of who holds a certificate, and of who gets one, bytes as JSON has them.
+const MAX_NAME: usize = 128;
+const MAX_ROLES: usize = 256;
+/// The longest serial number, bytes: RFC 5280, 4.1.2.2, has at most 20 octets.
+const MAX_SERIAL: usize = 40;
 /// The longest reason, bytes as JSON has them. All else takes less than the rest.
-const MAX_WHY: usize = MAX_LINE - MAX_RELAY - 512;
+const MAX_WHY: usize = MAX_LINE - MAX_RELAY - 2 * (MAX_NAME + MAX_ROLES + MAX_SERIAL) - 640;
 /// The same trouble is told once in this time.
 const TROUBLE_AGAIN: Duration = Duration::from_secs(60);
 
@@ -43,14 +48,14 @@ pub(crate) struct Audit {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
     number: u64,
-    peer: Peer,
+    caller: &'a Caller,
     batch: &'a Batch,
 }
 
 impl<'a> Request<'a> {
     /// With a number of its own.
-    pub(crate) fn new(batch: &'a Batch, peer: Peer) -> Self {
-        Request { number: fastrand::u64(..), peer, batch }
+    pub(crate) fn new(batch: &'a Batch, caller: &'a Caller) -> Self {
+        Request { number: fastrand::u64(..), caller, batch }
     }
 }
 
@@ -126,9 +131,9 @@ impl Audit {
     }
 
     /// Says that a request was refused because it is no batch.
-    pub(crate) fn unreadable(&self, peer: Peer, why: &str, now_ms: u64) {
+    pub(crate) fn unreadable(&self, caller: &Caller, why: &str, now_ms: u64) {
         let batch = Batch::default();
-        let lines = self.lines(&Request::new(&batch, peer), now_ms, |line, _| {
+        let lines = self.lines(&Request::new(&batch, caller), now_ms, |line, _| {
             line.outcome = "refused";
             line.why = Some(shorten(why, MAX_WHY));
         });
@@ -136,21 +141,28 @@ impl Audit {
         let _ = self.write(&lines);
     }
 
-    /// Says what has become of something that concerns a certificate of a host. `why` is why it was refused.
+    /// Says what has become of something that concerns a certificate. `why` is why it was refused.
     ///
     /// # Errors
     /// The log cannot be written, and nothing may be done without it.
     pub(crate) fn event(
         &self,
         event: Event,
-        peer: Option<Peer>,
-        key: &Key,
+        caller: Option<&Caller>,
+        what: About<'_>,
         why: Option<&str>,
         now_ms: u64,
     ) -> Result<(), String> {
-        let mut line = self.line(fastrand::u64(..), peer, now_ms);
+        let mut line = self.line(fastrand::u64(..), caller, now_ms);
         line.op = Some(event.name());
-        line.key = Some(key);
+        match what {
+            About::Host(key) => line.key = Some(key),
+            About::Operator { name, roles, serial } => {
+                line.for_name = Some(shorten(name, MAX_NAME));
+                line.for_roles = Some(shorten(roles, MAX_ROLES));
+                line.for_serial = serial.map(|serial| shorten(serial, MAX_SERIAL));
+            }
+        }
         line.outcome = if why.is_some() { "refused" } else { "made" };
         line.why = why.map(|why| shorten(why, MAX_WHY));
         match self.write(&[line]) {
@@ -167,8 +179,8 @@ impl Audit {
         now_ms: u64,
         finish: impl Fn(&mut Line<'a>, Option<usize>),
     ) -> Vec<Line<'a>> {
-        let Request { number, peer, batch } = *request;
-        let line = self.line(number, Some(peer), now_ms);
+        let Request { number, caller, batch } = *request;
+        let line = self.line(number, Some(caller), now_ms);
         let one_by_one = if (1..=MAX_CHANGES).contains(&batch.changes.len()) { &*batch.changes } else { &[] };
         let mut lines: Vec<_> =
             one_by_one.iter().map(|c| Line { op: Some(name(c.op)), key: Some(&c.key), ..line.clone() }).collect();
@@ -182,7 +194,12 @@ impl Audit {
     }
 
     /// A line that says when and who.
-    fn line<'a>(&'a self, number: u64, peer: Option<Peer>, now_ms: u64) -> Line<'a> {
+    fn line<'a>(&'a self, number: u64, caller: Option<&Caller>, now_ms: u64) -> Line<'a> {
+        let (peer, holder) = match caller {
+            Some(Caller::User(peer)) => (Some(peer), None),
+            Some(Caller::Holder(holder)) => (None, Some(holder)),
+            None => (None, None),
+        };
         Line {
             time_ms: now_ms,
             relay: &self.relay,
@@ -190,6 +207,12 @@ impl Audit {
             uid: peer.map(|peer| peer.uid),
             gid: peer.map(|peer| peer.gid),
             pid: peer.and_then(|peer| peer.pid),
+            name: holder.map(|holder| shorten(&holder.name, MAX_NAME)),
+            roles: holder.map(|holder| shorten(&holder.granted(), MAX_ROLES)),
+            serial: holder.map(|holder| shorten(&holder.serial, MAX_SERIAL)),
+            for_name: None,
+            for_roles: None,
+            for_serial: None,
             op: None,
             key: None,
             generation_before: None,
@@ -216,7 +239,16 @@ impl Audit {
     }
 }
 
-/// What concerns a certificate of a host.
+/// Whose certificate something concerns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum About<'a> {
+    /// That of a host.
+    Host(&'a Key),
+    /// That of an operator; without a serial number there is none.
+    Operator { name: &'a str, roles: &'a str, serial: Option<&'a str> },
+}
+
+/// What concerns a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A token was made.
@@ -225,6 +257,8 @@ pub(crate) enum Event {
     Enrolled,
     /// A further one.
     Renewed,
+    /// An operator's certificate.
+    Certified,
 }
 
 impl Event {
@@ -233,6 +267,7 @@ impl Event {
             Event::Token => "token",
             Event::Enrolled => "enroll",
             Event::Renewed => "renew",
+            Event::Certified => "certificate",
         }
     }
 }
@@ -268,6 +303,20 @@ struct Line<'a> {
     gid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
+    /// Of the certificate of who asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    roles: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    serial: Option<String>,
+    /// Of the certificate that is asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    for_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    for_roles: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    for_serial: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     op: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! The authority that signs certificates of hosts: its certificate, one of those of `--ca`, and its key, `--ca-key`.
+//! The authority that signs certificates of hosts and operators: its certificate, one of those of `--ca`, and its key, `--ca-key`.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -9,8 +9,9 @@ use axum::body::Bytes;
 use bifrost_relay_api::enroll::{self, DIGEST, Signed, digest};
 use bifrost_relay_api::tls;
 use rcgen::{
-    CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer,
-    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData as _, SanType, SerialNumber,
+    Certificate, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData as _, SanType,
+    SerialNumber,
 };
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, CertificateSigningRequestDer};
@@ -101,16 +102,53 @@ impl Authority {
     /// # Errors
     /// The authority's own certificate has expired, or the name is none that a certificate can have.
     pub(crate) fn sign(&self, host: &str, request: &Verified, now: SystemTime) -> Result<Signed, String> {
+        let name = host.try_into().map_err(|_| format!("{host:?} cannot be in a certificate"))?;
+        let names = vec![SanType::DnsName(name)];
+        let (certificate, _) = self.issue(host, names, request, now, self.lifetime)?;
+        if !tls::is_of_host(&[certificate.der().clone()], host) {
+            return Err(format!("{host:?} is no DNS name"));
+        }
+        Ok(Signed { certificates: certificate.pem().into(), authorities: self.authorities.clone() })
+    }
+
+    /// A certificate for an operator, with URIs for what its holder may do. Gives it as PEM with that of authorities, and when it expires.
+    ///
+    /// # Errors
+    /// As above.
+    pub(crate) fn sign_operator(
+        &self,
+        name: &str,
+        uris: &[String],
+        request: &Verified,
+        now: SystemTime,
+        lifetime: Duration,
+    ) -> Result<(Signed, SystemTime), String> {
+        let uri = |uri: &String| uri.as_str().try_into().map(SanType::URI);
+        let names: Result<Vec<_>, _> = uris.iter().map(uri).collect();
+        let names = names.map_err(|e| format!("the roles cannot be in a certificate: {e}"))?;
+        let (certificate, until) = self.issue(name, names, request, now, lifetime)?;
+        let authorities = self.authorities.clone();
+        Ok((Signed { certificates: certificate.pem().into(), authorities }, until))
+    }
+
+    fn issue(
+        &self,
+        subject: &str,
+        names: Vec<SanType>,
+        request: &Verified,
+        now: SystemTime,
+        lifetime: Duration,
+    ) -> Result<(Certificate, SystemTime), String> {
         if self.until <= now {
             return Err("the authority's certificate has expired".to_owned());
         }
+        let until = (now + lifetime).min(self.until);
         let mut params = CertificateParams::default();
-        let name = host.try_into().map_err(|_| format!("{host:?} cannot be in a certificate"))?;
-        params.subject_alt_names = vec![SanType::DnsName(name)];
+        params.subject_alt_names = names;
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, host);
-        params.not_before = date(now - SKEW.min(self.lifetime / 10))?;
-        params.not_after = date((now + self.lifetime).min(self.until))?;
+        params.distinguished_name.push(DnType::CommonName, subject);
+        params.not_before = date(now - SKEW.min(lifetime / 10))?;
+        params.not_after = date(until)?;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.use_authority_key_identifier_extension = true;
@@ -119,10 +157,7 @@ impl Authority {
         serial[0] = serial[0] & 0x7f | 0x40;
         params.serial_number = Some(SerialNumber::from(serial.to_vec()));
         let certificate = params.signed_by(&request.0, &self.issuer).map_err(|e| e.to_string())?;
-        if !tls::is_of_host(&[certificate.der().clone()], host) {
-            return Err(format!("{host:?} is no DNS name"));
-        }
-        Ok(Signed { certificates: certificate.pem().into(), authorities: self.authorities.clone() })
+        Ok((certificate, until))
     }
 }
 

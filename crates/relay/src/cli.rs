@@ -51,7 +51,12 @@ pub(crate) struct Cli {
     /// reaches it may read
     #[arg(long, value_name = "ADDRESS:PORT", env = "BIFROST_RELAY_CONSOLE")]
     pub(crate) console: Option<SocketAddr>,
-    /// A file (TOML) that says which users and groups may look at, or change, which projects
+    /// Where to serve the API to operators over TLS, such as 0.0.0.0:4793; each shows a certificate, whose roles say what
+    /// its holder may do
+    #[arg(long, value_name = "ADDRESS:PORT", env = "BIFROST_RELAY_API", requires = "ca")]
+    pub(crate) api: Option<SocketAddr>,
+    /// A file (TOML) that says which users and groups of this machine may look at, or change, which projects, and which
+    /// certificates of operators are revoked
     #[arg(long, value_name = "FILE", env = "BIFROST_RELAY_ROLES")]
     roles: Option<PathBuf>,
     /// A file that gets a line of JSON for each change that is made or refused: who, what, when
@@ -69,7 +74,7 @@ pub(crate) struct Cli {
     /// The key of the certificate, PEM
     #[arg(long, value_name = "FILE", env = "BIFROST_KEY", requires_all = ["ca", "certificate"])]
     key: Option<PathBuf>,
-    /// The key of the authority, or of one of those of --ca: with it, hosts get certificates from this relay. PEM
+    /// The key of the authority, or of one of those of --ca: with it, hosts and operators get certificates from this relay. PEM
     #[arg(long, value_name = "FILE", env = "BIFROST_CA_KEY", requires = "ca")]
     ca_key: Option<PathBuf>,
     /// Where hosts that have a token get their first certificate, such as 0.0.0.0:4792

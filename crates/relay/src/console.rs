@@ -8,8 +8,9 @@ use axum::extract::Extension;
 use bifrost_control::server::web;
 use tokio::net::TcpListener;
 
+use crate::api;
 use crate::relay::Relay;
-use crate::{api, roles};
+use crate::roles::Door;
 
 /// Listens.
 ///
@@ -26,6 +27,6 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
 pub(crate) async fn run(listener: TcpListener, relay: Arc<Relay>) {
     let page = web::page(include_str!("console/index.html"), include_str!("console/console.js"));
     // Who reaches the address may see everything.
-    let reading = api::reading(relay).layer(Extension::<roles::Shared>(None));
+    let reading = api::reading(relay).layer(Extension(Door::Open));
     web::run(listener, page.merge(reading)).await;
 }

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use bifrost_control::api::ApiError;
-use bifrost_control::server::Peer;
 use bifrost_intent::api::{Enroll, Enrolled, MAX_TOKEN_S, TOKEN_S};
 use bifrost_intent::{Key, Kind};
 use bifrost_relay_api::enroll::{Asked, Signed, Token, enrolling};
@@ -16,8 +15,9 @@ use tonic::transport::CertificateDer;
 use tonic::transport::server::TlsConnectInfo;
 use tonic::{Request, Response, Status};
 
-use crate::audit::Event;
+use crate::audit::{About, Event};
 use crate::authority::{Authority, Verified};
+use crate::caller::Caller;
 use crate::quiet::Link;
 use crate::relay::{Relay, now_ms};
 use crate::tokens::{self, NotTaken};
@@ -34,8 +34,8 @@ const TELL_AGAIN_MS: u64 = 1000;
 /// Who gives hosts certificates.
 #[derive(Clone, Debug)]
 pub(crate) struct Enrollment {
-    relay: Arc<Relay>,
-    authority: Arc<Authority>,
+    pub(crate) relay: Arc<Relay>,
+    pub(crate) authority: Arc<Authority>,
     turns: Arc<Semaphore>,
     recent: Arc<Mutex<Recent>>,
     told_ms: Arc<AtomicU64>,
@@ -49,11 +49,11 @@ impl Enrollment {
     }
 
     /// Refuses a token to somebody who may not have one.
-    pub(crate) fn forbid(&self, enroll: &Enroll, peer: Peer, why: &str) {
+    pub(crate) fn forbid(&self, enroll: &Enroll, caller: &Caller, why: &str) {
         self.relay.counts.forbidden.fetch_add(1, Ordering::Relaxed);
         if let Ok(key) = Key::new(Kind::Host, "", &enroll.host) {
             // Nothing is done in any case.
-            let _ = self.log(Event::Token, Some(peer), &key, Some(why.to_owned()));
+            let _ = self.log(Event::Token, Some(caller), About::Host(&key), Some(why.to_owned()));
         }
     }
 
@@ -61,7 +61,7 @@ impl Enrollment {
     ///
     /// # Errors
     /// There is no such host, the time is out of range, or the store does not answer.
-    pub(crate) async fn invite(&self, enroll: &Enroll, peer: Peer) -> Result<Enrolled, ApiError> {
+    pub(crate) async fn invite(&self, enroll: &Enroll, caller: &Caller) -> Result<Enrolled, ApiError> {
         let host = &enroll.host;
         let key = Key::new(Kind::Host, "", host).map_err(|e| ApiError::bad_request(e.to_string()).at("host"))?;
         if !self.knows(host) {
@@ -75,7 +75,8 @@ impl Enrollment {
         let token = Token::new(self.authority.fingerprint()).map_err(|e| ApiError::internal(e.to_string()))?;
         let until_ms = now_ms() + ttl_s * 1000;
         let made = tokens::put(self.relay.store(), host, &token.secret, until_ms, now_ms()).await;
-        let logged = self.log(Event::Token, Some(peer), &key, made.as_ref().err().map(ToString::to_string));
+        let logged =
+            self.log(Event::Token, Some(caller), About::Host(&key), made.as_ref().err().map(ToString::to_string));
         made.map_err(|error| error.to_string()).and(logged).map_err(ApiError::unavailable)?;
         Ok(Enrolled { host: host.clone(), token: token.to_string(), until_ms })
     }
@@ -126,7 +127,7 @@ impl Enrollment {
         }
         let signed = self.authority.sign(&asked.host, verified, SystemTime::now());
         let key = Key::new(Kind::Host, "", &asked.host).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let logged = self.log(event, None, &key, signed.as_ref().err().cloned());
+        let logged = self.log(event, None, About::Host(&key), signed.as_ref().err().cloned());
         let signed = signed.map_err(Status::failed_precondition)?;
         logged.map_err(Status::unavailable)?;
         let counted = match event {
@@ -138,9 +139,15 @@ impl Enrollment {
         Ok(signed)
     }
 
-    fn log(&self, event: Event, peer: Option<Peer>, key: &Key, why: Option<String>) -> Result<(), String> {
+    pub(crate) fn log(
+        &self,
+        event: Event,
+        caller: Option<&Caller>,
+        about: About<'_>,
+        why: Option<String>,
+    ) -> Result<(), String> {
         let Some(audit) = self.relay.audit() else { return Ok(()) };
-        tokio::task::block_in_place(|| audit.event(event, peer, key, why.as_deref(), now_ms()))
+        tokio::task::block_in_place(|| audit.event(event, caller, about, why.as_deref(), now_ms()))
     }
 
     fn knows(&self, host: &str) -> bool {

@@ -6,6 +6,8 @@ mod agents;
 mod api;
 mod audit;
 mod authority;
+mod caller;
+mod certify;
 mod cli;
 mod console;
 mod enrollment;
@@ -17,6 +19,7 @@ mod peers;
 mod publish;
 mod quiet;
 mod relay;
+mod remote;
 mod roles;
 #[cfg(test)]
 mod tests;
@@ -29,6 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use axum::extract::Extension;
 use bifrost_control::server::{self as control_server, ServeError, serve_router};
 use bifrost_intent::api::MAX_BODY;
 use bifrost_relay_api::limits::{
@@ -51,6 +55,7 @@ use crate::cli::{Cli, Kept};
 use crate::enrollment::Enrollment;
 use crate::quiet::{Connection, Quiet};
 use crate::relay::Relay;
+use crate::roles::Door;
 
 /// Streams of one connection: an agent has one.
 const MAX_STREAMS: u32 = 8;
@@ -106,7 +111,7 @@ async fn run(cli: Cli) -> Result<()> {
         .max_encoding_message_size(MAX_MESSAGE);
     let enrollment = authority.map(|authority| Enrollment::new(Arc::clone(&relay), authority));
     if let (Some(address), Some(enrollment), Some(files)) = (cli.enroll, &enrollment, &tls) {
-        let listener = listen(address, "--enroll", quiet::MOST_STRANGERS).await?;
+        let (listener, _) = listen(address, "--enroll", quiet::MOST_STRANGERS).await?;
         tokio::spawn(enroll(listener, enrollment.clone(), files)?);
     }
     let mut server = server();
@@ -116,7 +121,7 @@ async fn run(cli: Cli) -> Result<()> {
     let renewals = enrollment
         .clone()
         .map(|enrollment| CertificatesServer::new(enrollment).max_decoding_message_size(MAX_CERTIFICATE_MESSAGE));
-    let listener = listen(cli.listen, "--listen", quiet::MOST).await?;
+    let (listener, listening) = listen(cli.listen, "--listen", quiet::MOST).await?;
     let (stop_agents, agents_stopped) = oneshot::channel::<()>();
     let agents =
         server.add_service(agents).add_optional_service(renewals).serve_with_incoming_shutdown(listener, async {
@@ -125,16 +130,25 @@ async fn run(cli: Cli) -> Result<()> {
         });
     let agents = tokio::spawn(agents);
 
+    if let (Some(address), Some(files)) = (cli.api, &tls) {
+        let acceptor = remote::acceptor(files)?;
+        let (listener, address) = listen(address, "--api", quiet::MOST_STRANGERS).await?;
+        let api = api::router(Arc::clone(&relay), Door::Tls(roles.clone()), enrollment.clone());
+        let api = remote::guarded(api, Arc::clone(&relay)).layer(Extension(Door::Tls(roles.clone())));
+        tokio::spawn(remote::run(listener, acceptor, api));
+        tracing::info!("operators are served at https://{address}");
+    }
     let (stop_api, api_stopped) = oneshot::channel();
     let socket = cli.socket.clone();
-    let api = match serve_router(&socket, api::router(Arc::clone(&relay), roles, enrollment), MAX_BODY, api_stopped) {
+    let api = api::router(Arc::clone(&relay), Door::Socket(roles), enrollment);
+    let api = match serve_router(&socket, api, MAX_BODY, api_stopped) {
         Ok(api) => tokio::spawn(api),
         Err(ServeError::AlreadyRunning(path)) => {
             bail!("another program listens on {}; stop it, or name another socket with --socket", path.display())
         }
         Err(error) => return Err(error.into()),
     };
-    tracing::info!(socket = %socket.display(), agents = %cli.listen, store = %cli.store, "ready");
+    tracing::info!(socket = %socket.display(), agents = %listening, store = %cli.store, "ready");
     // Without a service manager that wants to know, this does nothing.
     sd_notify::notify(&[NotifyState::Ready]).context("telling systemd")?;
     let mut api = api;
@@ -187,9 +201,15 @@ fn enroll(
     })
 }
 
-async fn listen(address: SocketAddr, option: &str, most: usize) -> Result<ReceiverStream<io::Result<Connection>>> {
+/// Connections to an address, and which one it is.
+async fn listen(
+    address: SocketAddr,
+    option: &str,
+    most: usize,
+) -> Result<(ReceiverStream<io::Result<Connection>>, SocketAddr)> {
     let listener = tokio::net::TcpListener::bind(address).await.with_context(|| {
-        format!("cannot listen on {address} for agents; is it an address of this host, and free? See {option}")
+        format!("cannot listen on {address}; is it an address of this host, and free? See {option}")
     })?;
-    Ok(Quiet::new(most, quiet::QUIET_TIME).incoming(listener))
+    let address = listener.local_addr()?;
+    Ok((Quiet::new(most, quiet::QUIET_TIME).incoming(listener), address))
 }

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
-use bifrost_control::server::Peer;
 use bifrost_intent::api::{Applied, ChangedObject};
 use bifrost_intent::{Batch, Plan, PlanError};
 use bifrost_store::{CommitError, Revision, Snapshot, Store, StoreError, WatchError};
@@ -13,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::audit::{Audit, Request};
+use crate::caller::Caller;
 use crate::fleet::{ALL, Fleet, SERIAL};
 use crate::overview::Latest;
 
@@ -246,8 +246,8 @@ impl Relay {
     /// Makes a batch of changes: when it returns, the store has them, and this relay has told all hosts that are connected.
     ///
     /// It must run to its end, also when those who asked are gone: otherwise they could change something without a line in the log.
-    pub(crate) async fn submit(&self, batch: &Batch, peer: Peer) -> Result<Applied, SubmitError> {
-        let result = self.submit_in_turn(batch, peer).await;
+    pub(crate) async fn submit(&self, batch: &Batch, caller: &Caller) -> Result<Applied, SubmitError> {
+        let result = self.submit_in_turn(batch, caller).await;
         let counted = if result.is_ok() { &self.counts.commits } else { &self.counts.refused };
         counted.fetch_add(1, Ordering::Relaxed);
         result
@@ -255,16 +255,16 @@ impl Relay {
 
     /// Refuses a batch that those who ask may not make; with a line in the log, unless they only
     /// try it. It may wait for a disk.
-    pub(crate) fn forbid(&self, batch: &Batch, peer: Peer, why: String, is_tried: bool) -> SubmitError {
+    pub(crate) fn forbid(&self, batch: &Batch, caller: &Caller, why: String, is_tried: bool) -> SubmitError {
         self.counts.forbidden.fetch_add(1, Ordering::Relaxed);
         let result = Err(SubmitError::Forbidden(why.clone()));
         if let Some(audit) = self.audit.as_ref().filter(|_| !is_tried) {
-            audit.end(&Request::new(batch, peer), &[], &result, now_ms());
+            audit.end(&Request::new(batch, caller), &[], &result, now_ms());
         }
         SubmitError::Forbidden(why)
     }
 
-    async fn submit_in_turn(&self, batch: &Batch, peer: Peer) -> Result<Applied, SubmitError> {
+    async fn submit_in_turn(&self, batch: &Batch, caller: &Caller) -> Result<Applied, SubmitError> {
         // Held until the log has it, so that lines are in the order of revisions.
         let turn = tokio::time::timeout(TURN_TIME, self.gate.lock()).await;
         let turn = turn.map_err(|_| SubmitError::NoTurn);
@@ -273,7 +273,7 @@ impl Relay {
             let _alone = turn?;
             return self.submit_one(batch, &mut before).await;
         };
-        let request = Request::new(batch, peer);
+        let request = Request::new(batch, caller);
         // A disk may be slow.
         let begun = turn.and_then(|alone| {
             tokio::task::block_in_place(|| audit.begin(&request, now_ms()))?;

@@ -1,8 +1,8 @@
-//! Who may do what by the API: roles that a file grants to users and groups of this machine.
+//! Who may do what by the API: roles that a file grants to users and groups of this machine, and that certificates carry.
 //!
-//! The kernel says who is at the other end of the socket (`SO_PEERCRED`), so there are no
-//! passwords. Without a file everybody who may open the socket may do everything; with one, those
-//! that it does not name may do nothing, and root may do everything.
+//! On the socket the kernel says who is at the other end (`SO_PEERCRED`), so there are no passwords. Without a file everybody who may
+//! open the socket may do everything; with one, those that it does not name may do nothing, and root may do everything. Over TLS a
+//! certificate says what its holder may do, and who has none of the authority, or one without a role, may do nothing.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -15,25 +15,14 @@ use axum::http::request::Parts;
 use bifrost_control::api::{ApiError, ErrorKind};
 use bifrost_control::server::Peer;
 use bifrost_intent::api::HostStatus;
-use bifrost_intent::{Batch, Key, Kind};
+use bifrost_intent::role::EVERYTHING;
+use bifrost_intent::{Batch, Key, Kind, ProjectRole, Role};
 use serde::Deserialize;
+
+use crate::caller::{Caller, Holder};
 
 /// The largest file, bytes.
 const MAX_FILE: u64 = 1 << 20;
-/// What a grant for all projects, and for hosts, names.
-const EVERYTHING: &str = "*";
-
-/// What one may do. A later one may do all that an earlier one may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Role {
-    /// Look at the objects of a project.
-    Viewer,
-    /// Change them.
-    Editor,
-    /// Change also the project with its quota; of everything: hosts, and which outside addresses projects may use.
-    Admin,
-}
 
 /// The file's contents.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -41,6 +30,9 @@ pub(crate) enum Role {
 struct Grants {
     #[serde(default)]
     grant: Vec<Grant>,
+    /// Serial numbers of certificates that count no more, hexadecimal.
+    #[serde(default)]
+    revoked: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -60,8 +52,12 @@ impl Grants {
             if grant.uid.is_some() == grant.gid.is_some() {
                 return Err(format!("grant[{i}]: name a uid or a gid, not both"));
             }
-            if grant.project != EVERYTHING {
-                Key::new(Kind::Project, "", &grant.project).map_err(|e| format!("grant[{i}].project: {e}"))?;
+            let role = ProjectRole { project: grant.project.clone(), role: grant.role };
+            role.check().map_err(|e| format!("grant[{i}].project: {e}"))?;
+        }
+        for (i, serial) in grants.revoked.iter().enumerate() {
+            if digits(serial).is_empty() || !serial.bytes().all(|b| b.is_ascii_hexdigit() || b == b':') {
+                return Err(format!("revoked[{i}]: {serial:?} is not a serial number in hexadecimal digits"));
             }
         }
         Ok(grants)
@@ -77,8 +73,18 @@ impl Grants {
             let known = projects.entry(project.clone()).or_insert(*role);
             *known = (*role).max(*known);
         }
-        Access { granted: Some(projects) }
+        Access { granted: Some(projects), certificate: None }
     }
+
+    fn revokes(&self, holder: &Holder) -> bool {
+        self.revoked.iter().any(|serial| digits(serial) == digits(&holder.serial))
+    }
+}
+
+/// A serial number without what differs between programs: case, colons, and zeros in front.
+fn digits(serial: &str) -> String {
+    let digits: String = serial.chars().filter(|c| *c != ':').collect();
+    digits.trim_start_matches('0').to_ascii_lowercase()
 }
 
 /// What somebody may do.
@@ -86,6 +92,34 @@ impl Grants {
 pub(crate) struct Access {
     /// By project; none: everything.
     granted: Option<BTreeMap<String, Role>>,
+    /// The certificate that says so; none: the file.
+    certificate: Option<Arc<Holder>>,
+}
+
+/// What the API is asked for, as far as roles matter. What is not here, nobody is asked for a role.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Call<'a> {
+    /// What shows all projects: the overview, and over TLS the metrics.
+    LookAtEverything,
+    /// Change an object.
+    Change(&'a Key),
+    /// Give hosts tokens, and operators certificates.
+    GiveCertificates,
+}
+
+impl<'a> Call<'a> {
+    /// The least role that it takes, and for what.
+    fn needs(self) -> (Role, &'a str) {
+        match self {
+            Call::LookAtEverything => (Role::Viewer, EVERYTHING),
+            Call::GiveCertificates => (Role::Admin, EVERYTHING),
+            Call::Change(key) => match key.kind() {
+                Kind::Host | Kind::OutsideGrant => (Role::Admin, EVERYTHING),
+                Kind::Project => (Role::Admin, key.name()),
+                _ => (Role::Editor, key.project()),
+            },
+        }
+    }
 }
 
 impl Access {
@@ -103,9 +137,20 @@ impl Access {
         self.role(EVERYTHING).is_some()
     }
 
-    /// Whether one may change everything.
-    pub(crate) fn is_admin(&self) -> bool {
-        self.role(EVERYTHING) == Some(Role::Admin)
+    /// Whether one may do something.
+    ///
+    /// # Errors
+    /// The role that is missing, and who says what roles one has.
+    pub(crate) fn may(&self, call: Call<'_>) -> Result<(), String> {
+        let (needed, of) = call.needs();
+        if self.role(of).is_some_and(|role| role >= needed) {
+            return Ok(());
+        }
+        let has = match &self.certificate {
+            Some(holder) => format!("the certificate of {:?} has {}", holder.name, holder.granted()),
+            None => "the relay's --roles file says who has it".to_owned(),
+        };
+        Err(format!("needs the role {} of {of:?}; {has}", needed.name()))
     }
 
     /// What one may know of a host: what it refuses of others is only counted.
@@ -126,18 +171,7 @@ impl Access {
     /// What is missing for the first one that one may not make.
     pub(crate) fn may_change(&self, batch: &Batch) -> Result<(), String> {
         for change in &batch.changes {
-            let key = &change.key;
-            let (needed, of) = match key.kind() {
-                Kind::Host | Kind::OutsideGrant => (Role::Admin, EVERYTHING),
-                Kind::Project => (Role::Admin, key.name()),
-                _ => (Role::Editor, key.project()),
-            };
-            if self.role(of).is_none_or(|role| role < needed) {
-                let word = if needed == Role::Admin { "admin" } else { "editor" };
-                return Err(format!(
-                    "{key}: needs the role {word} of {of:?}; the relay's --roles file says who has it"
-                ));
-            }
+            self.may(Call::Change(&change.key)).map_err(|why| format!("{}: {why}", change.key))?;
         }
         Ok(())
     }
@@ -174,8 +208,18 @@ impl Roles {
         Ok(Roles { path: path.to_owned(), known: Mutex::new((version, read(path)?)) })
     }
 
-    /// What somebody may do. While the file is gone or wrong, what it said last holds.
+    /// What a user may do.
     fn of(&self, peer: Peer) -> Access {
+        self.with(|grants| grants.of(peer))
+    }
+
+    /// Whether a certificate counts no more.
+    fn revokes(&self, holder: &Holder) -> bool {
+        self.with(|grants| grants.revokes(holder))
+    }
+
+    /// Looks at what the file says. While it is gone or wrong, what it said last holds.
+    fn with<T>(&self, look: impl FnOnce(&Grants) -> T) -> T {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let version = version(&self.path);
         if version != known.0 {
@@ -187,7 +231,7 @@ impl Roles {
                 }
             }
         }
-        known.1.of(peer)
+        look(&known.1)
     }
 }
 
@@ -207,109 +251,62 @@ fn read(path: &Path) -> Result<Grants, String> {
     Grants::parse(&text)
 }
 
-/// The roles of a server; none: everybody may do everything.
-pub(crate) type Shared = Option<Arc<Roles>>;
+/// By what requests come in. Each server of the API has one as an extension.
+#[derive(Clone, Debug)]
+pub(crate) enum Door {
+    /// By the console's address: all who reach it may look at everything.
+    Open,
+    /// By the Unix socket. Without a file, everybody may do everything.
+    Socket(Option<Arc<Roles>>),
+    /// By TLS with certificates. Of the file, only what it revokes counts.
+    Tls(Option<Arc<Roles>>),
+}
+
+impl Door {
+    /// What somebody may do who comes in by it.
+    fn access(&self, caller: Option<&Caller>) -> Result<Access, ApiError> {
+        let unknown = || ApiError::internal("it is not known who asks");
+        let refused = |what: String, hint: &str| Err(ApiError::new(ErrorKind::Forbidden, what).hint(hint));
+        match (self, caller) {
+            (Door::Open, _) | (Door::Socket(None), Some(Caller::User(_))) => Ok(Access::default()),
+            (Door::Socket(Some(roles)), Some(Caller::User(peer))) => {
+                let access = roles.of(*peer);
+                if access.granted.as_ref().is_some_and(BTreeMap::is_empty) {
+                    let what = format!("user {} with group {} has no role", peer.uid, peer.gid);
+                    return refused(what, "the relay's --roles file says who has one");
+                }
+                Ok(access)
+            }
+            (Door::Tls(file), Some(Caller::Holder(holder))) => {
+                let hint = "an admin of \"*\" issues certificates with roles: bifrostctl fleet certificate";
+                let roles = match &holder.roles {
+                    Ok(roles) => roles.clone(),
+                    Err(why) => return refused(why.clone(), hint),
+                };
+                // A connection may be older than that.
+                if SystemTime::now() > holder.until {
+                    return refused(format!("the certificate of {:?} has expired", holder.name), hint);
+                }
+                if file.as_ref().is_some_and(|file| file.revokes(holder)) {
+                    let what = format!("the certificate of {:?}, {}, is revoked", holder.name, holder.serial);
+                    return refused(what, "the relay's --roles file has its serial number");
+                }
+                Ok(Access { granted: Some(roles), certificate: Some(Arc::clone(holder)) })
+            }
+            _ => Err(unknown()),
+        }
+    }
+}
 
 impl<S: Sync> FromRequestParts<S> for Access {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Access, ApiError> {
-        let unknown = || ApiError::internal("it is not known who asks");
-        let roles = parts.extensions.get::<Shared>().ok_or_else(unknown)?;
-        let Some(roles) = roles else { return Ok(Access::default()) };
-        let peer = *parts.extensions.get::<Peer>().ok_or_else(unknown)?;
-        let access = roles.of(peer);
-        if access.granted.as_ref().is_some_and(BTreeMap::is_empty) {
-            let what = format!("user {} with group {} has no role", peer.uid, peer.gid);
-            return Err(ApiError::new(ErrorKind::Forbidden, what).hint("the relay's --roles file says who has one"));
-        }
-        Ok(access)
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Access, ApiError> {
+        let caller = Caller::from_request_parts(parts, state).await.ok();
+        let door = parts.extensions.get::<Door>();
+        door.ok_or_else(|| ApiError::internal("it is not known who asks"))?.access(caller.as_ref())
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const FILE: &str = "[[grant]]\nuid = 1000\nproject = \"demo\"\nrole = \"viewer\"\n\
-                        [[grant]]\ngid = 2000\nproject = \"demo\"\nrole = \"editor\"\n\
-                        [[grant]]\nuid = 1001\nproject = \"demo\"\nrole = \"admin\"\n\
-                        [[grant]]\nuid = 1002\nproject = \"*\"\nrole = \"admin\"\n\
-                        [[grant]]\nuid = 1003\nproject = \"*\"\nrole = \"viewer\"\n";
-
-    fn may(uid: u32, gid: u32) -> impl Fn(&str) -> (bool, bool) {
-        let access = Grants::parse(FILE).unwrap().of(Peer { uid, gid, pid: None });
-        move |key: &str| {
-            let key: Key = key.parse().unwrap();
-            let text = format!("{{\"changes\": [{{\"op\": \"delete\", \"key\": \"{key}\"}}]}}");
-            (access.sees(&key), access.may_change(&serde_json::from_str(&text).unwrap()).is_ok())
-        }
-    }
-
-    #[test]
-    fn roles_say_what_one_sees_and_changes() {
-        let keys =
-            ["vpc/demo/net", "project/demo", "vpc/other/net", "project/other", "host/h1", "outside_grant/demo/a"];
-        let (no, see, both) = ((false, false), (true, false), (true, true));
-        for (uid, gid, expected) in [
-            (1, 1, [no; 6]),
-            (1000, 1, [see, see, no, no, see, see]),
-            (1, 2000, [both, see, no, no, see, see]),
-            (1000, 2000, [both, see, no, no, see, see]),
-            (1001, 1, [both, both, no, no, see, see]),
-            (1002, 1, [both; 6]),
-            (1003, 1, [see; 6]),
-            (0, 0, [both; 6]),
-        ] {
-            assert_eq!(keys.map(|key| may(uid, gid)(key)), expected, "user {uid}, group {gid}");
-        }
-    }
-
-    #[test]
-    fn tokens_are_made_by_those_who_may_change_everything() {
-        let is_admin = |uid| Grants::parse(FILE).unwrap().of(Peer { uid, gid: 1, pid: None }).is_admin();
-        assert_eq!([0, 1002, 1003, 1001, 1].map(is_admin), [true, true, false, false, false]);
-    }
-
-    #[test]
-    fn of_hosts_only_the_own_problems_are_told() {
-        use bifrost_intent::api::HostProblem;
-        let problem = |key: &str| HostProblem { kind: "port".into(), key: key.into(), what: "x".into() };
-        let problems = ["demo.a", "other.b", "h2"].map(problem).to_vec();
-        let host = HostStatus { problems, more_problems: 1, ..HostStatus::default() };
-        let of = |uid| Grants::parse(FILE).unwrap().of(Peer { uid, gid: 1, pid: None }).host(host.clone());
-        assert_eq!((of(1000).problems, of(1000).more_problems), (vec![problem("demo.a")], 3));
-        assert_eq!(of(1003), host);
-    }
-
-    #[test]
-    fn bad_files_are_refused() {
-        for (text, expected) in [
-            ("[[grant]]\nproject = \"demo\"\nrole = \"viewer\"\n", "grant[0]: name a uid or a gid, not both"),
-            ("[[grant]]\nuid = 1\ngid = 1\nproject = \"demo\"\nrole = \"viewer\"\n", "grant[0]: name a uid or a gid"),
-            ("[[grant]]\nuid = 1\nproject = \"Demo\"\nrole = \"viewer\"\n", "grant[0].project: \"Demo\" is not a name"),
-            ("[[grant]]\nuid = 1\nproject = \"demo\"\nrole = \"owner\"\n", "unknown variant `owner`"),
-            ("[[grants]]\n", "unknown field `grants`"),
-        ] {
-            let error = Grants::parse(text).unwrap_err();
-            assert!(error.contains(expected), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_file_that_changes_counts_at_once_if_it_is_good() {
-        let path = std::env::temp_dir().join(format!("bifrost-roles-{}", std::process::id()));
-        let editor = "[[grant]]\nuid = 7\nproject = \"demo\"\nrole = \"editor\"\n";
-        std::fs::write(&path, editor).unwrap();
-        let roles = Roles::open(&path).unwrap();
-        let role = || roles.of(Peer { uid: 7, gid: 7, pid: None }).role("demo");
-        assert_eq!(role(), Some(Role::Editor));
-        std::fs::write(&path, "[[grant]]\nuid = 7, nonsense\n").unwrap();
-        assert_eq!(role(), Some(Role::Editor));
-        std::fs::write(&path, "# nobody\n").unwrap();
-        assert_eq!(role(), None);
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!(role(), None);
-        assert!(Roles::open(&path).is_err());
-    }
-}
+mod tests;

@@ -294,7 +294,8 @@ async fn what_an_agent_has_seen_is_waited_for() {
     let relay = Relay::new("test".into(), "memory".into(), store.clone(), None);
     let following = tokio::spawn(Arc::clone(&relay).follow());
     relay.position().wait_for(|position| position.in_sync).await.unwrap();
-    let made = relay.submit(&Batch { changes: network() }, Peer { uid: 0, gid: 0, pid: None }).await.unwrap().revision;
+    let root = Peer { uid: 0, gid: 0, pid: None }.into();
+    let made = relay.submit(&Batch { changes: network() }, &root).await.unwrap().revision;
     for _ in 0..5 {
         let put = Write::Put { key: "/other".into(), value: Vec::new() };
         store.commit(&Txn { writes: vec![put], ..Txn::default() }).await.unwrap();

@@ -1,6 +1,8 @@
 //! A network of many hosts: what it is to be, and what its hosts have. It talks with `bifrost-relay`.
 
+mod certificate;
 mod file;
+mod remote;
 mod view;
 
 use std::path::PathBuf;
@@ -9,8 +11,8 @@ use std::time::{Duration, Instant};
 use bifrost_control::Client;
 use bifrost_control::client::ClientError;
 use bifrost_intent::api::{
-    Applied, ChangedObject, Enroll, Enrolled, HostProblem, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectEntry, Objects,
-    ObjectsQuery, Status, TOKEN_S, Waited, Why, schema,
+    Applied, Certified, ChangedObject, Enroll, Enrolled, HostProblem, HostStatus, MAX_WAIT_MS, OPENAPI, ObjectEntry,
+    Objects, ObjectsQuery, Status, TOKEN_S, Waited, Why, schema,
 };
 use bifrost_intent::{Batch, Change, Key, Kind, MAX_CHANGES, Op, UPLINK};
 use clap::{Args, Subcommand};
@@ -58,15 +60,8 @@ const ANSWER: Duration = Duration::from_secs(30);
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct FleetArgs {
-    /// The relay's control socket
-    #[arg(
-        long,
-        value_name = "PATH",
-        global = true,
-        env = "BIFROST_RELAY_SOCKET",
-        default_value = "/run/bifrost/relay.sock"
-    )]
-    relay: PathBuf,
+    #[command(flatten)]
+    relay: remote::RelayArgs,
     #[command(subcommand)]
     command: FleetCommand,
 }
@@ -116,6 +111,9 @@ enum FleetCommand {
     /// One host
     #[command(subcommand)]
     Host(HostCommand),
+    /// Issue a certificate with which an operator calls the relay's API from another machine
+    #[command(after_help = certificate::EXAMPLES)]
+    Certificate(certificate::CertificateArgs),
     /// The JSON Schema of files for `apply`, for editors and checks; it asks no relay
     Schema {
         /// The relay's whole API, as OpenAPI 3.1
@@ -163,7 +161,7 @@ struct How {
 
 /// `bifrostctl fleet`
 pub(crate) fn run(args: FleetArgs, out: Output) -> Result<(), Failure> {
-    let relay = Relay(Client::new(&args.relay)?);
+    let relay = Relay(args.relay.client()?);
     match args.command {
         FleetCommand::Schema { api } => {
             let schema = if api { serde_json::from_str(OPENAPI) } else { schema("Document") };
@@ -173,6 +171,10 @@ pub(crate) fn run(args: FleetArgs, out: Output) -> Result<(), Failure> {
         FleetCommand::Host(HostCommand::Enroll { name, ttl }) => {
             let enroll = Enroll { host: name, ttl_s: Some(ttl) };
             out.print(&relay.post::<Enrolled>("/v1/enroll", &enroll)?, |enrolled| enrolled.token.clone())
+        }
+        FleetCommand::Certificate(args) => {
+            let certified = certificate::make(&args, |certify| relay.post::<Certified>("/v1/certificates", certify))?;
+            out.print(&certified, certificate::view)
         }
         FleetCommand::Status => out.print(&relay.get::<Status>("/v1/status", ANSWER)?, view::status),
         FleetCommand::Hosts => out.print(&relay.get::<Vec<HostStatus>>("/v1/hosts", ANSWER)?, |v| view::hosts(v)),

@@ -18,6 +18,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 
@@ -126,6 +127,19 @@ fn converse(stream: UnixStream, router: Router, slot: Slot, graceful: &GracefulS
         }
         drop(slot);
     });
+}
+
+/// Serves one connection of any kind, until it ends or has lasted for long.
+pub(super) async fn one<S>(stream: S, router: Router)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    // Errors of a connection are left to the client.
+    let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
 }
 
 /// Exempts a connection from the time limit: a capture has its own bounds.

@@ -1,10 +1,15 @@
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bifrost_control::server::Peer;
 use bifrost_intent::api::ChangedObject;
-use bifrost_intent::{Change, Problem};
+use bifrost_intent::{Change, Problem, Role};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::caller::Holder;
 
-const PEER: Peer = Peer { uid: 1000, gid: 100, pid: Some(7) };
+const PEER: Caller = Caller::User(Peer { uid: 1000, gid: 100, pid: Some(7) });
 
 /// A directory that ends with the test.
 struct Directory(PathBuf);
@@ -55,7 +60,7 @@ fn each_change_has_a_line() {
     let directory = Directory::new("each");
     let audit = Audit::open(&directory.log(), "r1", false).unwrap();
     let batch = batch(&["vpc/a/new", "vpc/a/same"]);
-    let request = Request::new(&batch, PEER);
+    let request = Request::new(&batch, &PEER);
     audit.begin(&request, 4).unwrap();
     audit.end(&request, &[0, 3], &Ok(applied("vpc/a/new", 1)), 5);
     let number = format!("{:016x}", request.number);
@@ -72,11 +77,11 @@ fn what_is_refused_is_logged_with_the_reason() {
     let directory = Directory::new("refused");
     let audit = Audit::open(&directory.log(), "r1", false).unwrap();
     let batch = batch(&["vpc/a/bad", "vpc/a/good"]);
-    let request = Request::new(&batch, PEER);
+    let request = Request::new(&batch, &PEER);
     audit.end(&request, &[2, 0], &refused(Some("vpc/a/bad"), "no"), 5);
     audit.end(&request, &[], &Err(SubmitError::NotInSync), 5);
     audit.end(&request, &[2, 0], &Err(SubmitError::Unknown("lost".into())), 5);
-    audit.unreadable(PEER, "not a batch", 5);
+    audit.unreadable(&PEER, "not a batch", 5);
     let told: Vec<_> = lines(&directory.log())
         .iter()
         .map(|l| format!("{} {} {} {}", l["outcome"], l["key"], l["generation_before"], l["why"]).replace('"', ""))
@@ -94,9 +99,16 @@ fn lines_are_of_bounded_length_and_number() {
     let audit = Audit::open(&directory.log(), &"\u{1}".repeat(1000), false).unwrap();
     let name = "n".repeat(31);
     let whole = batch(&[&format!("security_group/{name}/{name}")]);
-    let peer = Peer { uid: u32::MAX, gid: u32::MAX, pid: Some(i32::MIN) };
+    let peer = Caller::User(Peer { uid: u32::MAX, gid: u32::MAX, pid: Some(i32::MIN) });
+    let roles = (0..32).map(|n| (format!("{}{n}", "p".repeat(29)), Role::Viewer)).collect();
+    let long = "\u{1}".repeat(1000);
+    let until = SystemTime::now();
+    let holder = Caller::Holder(Arc::new(Holder { name: long.clone(), serial: long.clone(), until, roles: Ok(roles) }));
     for what in ["\u{1}".repeat(5000), "\u{20ac}".repeat(5000), "\"\\".repeat(5000), "x".repeat(5000)] {
-        audit.end(&Request::new(&whole, peer), &[u64::MAX], &refused(None, &what), u64::MAX);
+        audit.end(&Request::new(&whole, &peer), &[u64::MAX], &refused(None, &what), u64::MAX);
+        audit.end(&Request::new(&whole, &holder), &[u64::MAX], &refused(None, &what), u64::MAX);
+        let about = About::Operator { name: &long, roles: &long, serial: Some(&long) };
+        audit.event(Event::Certified, Some(&holder), about, Some(&what), u64::MAX).unwrap();
     }
     let text = std::fs::read_to_string(directory.log()).unwrap();
     for line in text.lines() {
@@ -105,9 +117,9 @@ fn lines_are_of_bounded_length_and_number() {
     // More changes than a batch may have, and none: one line.
     let names: Vec<_> = (0..=MAX_CHANGES).map(|n| format!("vpc/a/n{n}")).collect();
     let many = batch(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    audit.end(&Request::new(&many, PEER), &[], &refused(None, "too many"), 5);
-    audit.end(&Request::new(&Batch::default(), PEER), &[], &Ok(Applied::default()), 5);
-    assert_eq!(lines(&directory.log()).len(), 4 + 1 + 1);
+    audit.end(&Request::new(&many, &PEER), &[], &refused(None, "too many"), 5);
+    audit.end(&Request::new(&Batch::default(), &PEER), &[], &Ok(Applied::default()), 5);
+    assert_eq!(lines(&directory.log()).len(), 3 * 4 + 1 + 1);
     assert_eq!((shorten("abcdef", 9), shorten("abcdefg", 9)), ("abcdef".to_owned(), "abcdef...".to_owned()));
 }
 
@@ -115,7 +127,7 @@ fn lines_are_of_bounded_length_and_number() {
 fn a_file_that_was_renamed_is_followed_by_a_new_one() {
     let directory = Directory::new("rename");
     let audit = Audit::open(&directory.log(), "r1", false).unwrap();
-    let log = |key: &str| audit.end(&Request::new(&batch(&[key]), PEER), &[0], &Ok(applied(key, 1)), 5);
+    let log = |key: &str| audit.end(&Request::new(&batch(&[key]), &PEER), &[0], &Ok(applied(key, 1)), 5);
     log("vpc/a/one");
     let old = directory.0.join("audit.json.1");
     std::fs::rename(directory.log(), &old).unwrap();
@@ -125,7 +137,7 @@ fn a_file_that_was_renamed_is_followed_by_a_new_one() {
     // What a crash has left of a line does not spoil the next.
     std::fs::write(directory.log(), "{\"time").unwrap();
     let again = Audit::open(&directory.log(), "r1", false).unwrap();
-    again.end(&Request::new(&batch(&["vpc/a/four"]), PEER), &[0], &Ok(applied("vpc/a/four", 1)), 5);
+    again.end(&Request::new(&batch(&["vpc/a/four"]), &PEER), &[0], &Ok(applied("vpc/a/four", 1)), 5);
     let text = std::fs::read_to_string(directory.log()).unwrap();
     let last: Value = serde_json::from_str(text.lines().nth(1).unwrap()).unwrap();
     assert_eq!((text.lines().count(), &last["key"]), (2, &json!("vpc/a/four")));
@@ -135,7 +147,7 @@ fn a_file_that_was_renamed_is_followed_by_a_new_one() {
 fn what_cannot_be_logged_is_counted_or_refused() {
     let full = Path::new("/dev/full");
     let batch = batch(&["vpc/a/one", "vpc/a/two"]);
-    let request = Request::new(&batch, PEER);
+    let request = Request::new(&batch, &PEER);
     let audit = Audit::open(full, "r1", false).unwrap();
     audit.begin(&request, 4).unwrap();
     audit.end(&request, &[0, 0], &Ok(applied("vpc/a/one", 1)), 5);
@@ -150,4 +162,26 @@ fn what_cannot_be_logged_is_counted_or_refused() {
     let begun = lines(&directory.log());
     assert_eq!((begun.len(), &begun[1]["outcome"], &begun[1]["key"]), (2, &json!("begun"), &json!("vpc/a/two")));
     assert!(Audit::open(Path::new("/nowhere/audit.json"), "r1", false).is_err());
+}
+
+#[test]
+fn a_certificate_is_logged_by_its_subject_and_roles() {
+    let directory = Directory::new("certificate");
+    let audit = Audit::open(&directory.log(), "r1", false).unwrap();
+    let roles = [("demo".to_owned(), Role::Editor), ("*".to_owned(), Role::Viewer)].into();
+    let until = SystemTime::now();
+    let caller =
+        Caller::Holder(Arc::new(Holder { name: "alice".into(), serial: "7f".into(), until, roles: Ok(roles) }));
+    audit.end(&Request::new(&batch(&["vpc/demo/a"]), &caller), &[0], &Ok(applied("vpc/demo/a", 1)), 5);
+    let about = About::Operator { name: "bob", roles: "viewer:demo", serial: Some("80") };
+    audit.event(Event::Certified, Some(&caller), about, None, 6).unwrap();
+    let lines = lines(&directory.log());
+    for line in &lines {
+        assert_eq!((&line["name"], &line["roles"]), (&json!("alice"), &json!("viewer:* editor:demo")), "{line}");
+        assert_eq!((&line["serial"], line.get("uid")), (&json!("7f"), None), "{line}");
+    }
+    let bob = &lines[1];
+    assert_eq!((&bob["op"], &bob["outcome"]), (&json!("certificate"), &json!("made")));
+    assert_eq!((&bob["for_name"], &bob["for_roles"]), (&json!("bob"), &json!("viewer:demo")));
+    assert_eq!(bob["for_serial"], json!("80"));
 }
