@@ -10,7 +10,7 @@ use bifrost_control::api::FaultEntry;
 use bifrost_control::config::{Config, UnderlayPort, Vni};
 use bifrost_control::objects::Store;
 use bifrost_datapath::PathSet;
-use bifrost_port::afxdp::AfxdpUnderlay;
+use bifrost_port::afxdp::{AfxdpUnderlay, HandedDevice, WaitingSockets};
 use bifrost_port::udp::{Sockets, UdpConfig, UdpUnderlay};
 use bifrost_port::vhost::HandedPort;
 use bifrost_port::{HostUnderlay, device};
@@ -33,6 +33,7 @@ pub(crate) struct Inherited {
     pub(crate) lock: Option<OwnedFd>,
     pub(crate) queues: BTreeMap<String, OwnedFd>,
     pub(crate) machines: BTreeMap<String, HandedPort>,
+    pub(crate) frames: Vec<HandedDevice>,
     pub(crate) faults: Vec<FaultEntry>,
     pub(crate) next_fault: u64,
     pub(crate) drained: BTreeMap<String, PathSet>,
@@ -48,7 +49,7 @@ impl Inherited {
         let health = health.into_iter().map(|(balancer, backend, works)| ((balancer, backend), works)).collect();
         let holders = shared.into_iter().filter_map(|(vni, address, mac)| Some(((Vni::new(vni)?, address), Mac(mac))));
         let holders = holders.collect();
-        let Descriptors { listeners: _, lock, sockets, queues, machines } = descriptors;
+        let Descriptors { listeners: _, lock, sockets, queues, machines, frames } = descriptors;
         Inherited {
             names,
             instance,
@@ -56,6 +57,7 @@ impl Inherited {
             lock,
             queues,
             machines,
+            frames,
             faults,
             next_fault: next_fault.max(1),
             drained,
@@ -118,12 +120,26 @@ pub(crate) fn open_underlays(config: &Config) -> Result<Vec<HostUnderlay>> {
     })
 }
 
-/// The underlays of the workers, in order, on sockets of another daemon.
-pub(crate) fn adopt_underlays(config: &Config, sockets: Vec<Sockets>) -> Result<Vec<HostUnderlay>> {
-    ensure!(config.underlay.port == UnderlayPort::Udp, "only UDP sockets are taken over");
-    let of_worker = |(worker, sockets)| {
-        let udp = UdpUnderlay::adopt(UdpConfig { worker, ..translate::udp(config) }, sockets)?;
-        Ok(HostUnderlay::Udp(Box::new(udp)))
-    };
-    (0..).zip(sockets).map(of_worker).collect()
+/// The underlays of the workers, in order, on sockets of another daemon; and AF_XDP sockets that wait until that daemon
+/// has closed its own.
+pub(crate) fn adopt_underlays(
+    config: &Config,
+    sockets: Vec<Sockets>,
+    frames: Vec<HandedDevice>,
+) -> Result<(Vec<HostUnderlay>, Option<WaitingSockets>)> {
+    match config.underlay.port {
+        UnderlayPort::Udp => {
+            ensure!(frames.is_empty(), "AF_XDP sockets were handed over, but underlay.port is \"udp\"");
+            let of_worker = |(worker, sockets)| {
+                let udp = UdpUnderlay::adopt(UdpConfig { worker, ..translate::udp(config) }, sockets)?;
+                Ok(HostUnderlay::Udp(Box::new(udp)))
+            };
+            Ok(((0..).zip(sockets).map(of_worker).collect::<Result<_>>()?, None))
+        }
+        UnderlayPort::Afxdp => {
+            let (all, waiting) = AfxdpUnderlay::adopt_all(&translate::afxdp(config), sockets, frames)?;
+            let all = all.into_iter().map(|afxdp| HostUnderlay::Afxdp(Box::new(afxdp))).collect();
+            Ok((all, Some(waiting)))
+        }
+    }
 }

@@ -14,6 +14,7 @@ use bifrost_control::config::{Config, Kind, Port, PortKind};
 use bifrost_control::diff::ConfigDiff;
 use bifrost_control::objects::Store;
 use bifrost_datapath::{CoreConfig, Device, Handle, PathSet, PortConfig, Pulse, PulseWatch};
+use bifrost_port::afxdp::WaitingSockets;
 use bifrost_port::vhost::{HandedPort, Unplugged};
 use bifrost_port::{HostUnderlay, panics};
 use bifrost_wire::Vni;
@@ -75,6 +76,8 @@ pub(crate) struct State {
     pub(crate) machines: BTreeMap<String, Machine>,
     /// State of another daemon's machines whose ports do not exist yet.
     pub(crate) handed_machines: BTreeMap<String, HandedPort>,
+    /// AF_XDP sockets that wait until another daemon has closed its own.
+    pub(crate) waiting_frames: Option<WaitingSockets>,
     /// Devices of TAP ports with a network namespace, by port name.
     pub(crate) containers: BTreeMap<String, Container>,
     /// TAP devices that outlive the daemon.
@@ -145,6 +148,7 @@ impl Daemon {
             lock,
             queues,
             machines: handed_machines,
+            frames,
             faults,
             next_fault,
             drained,
@@ -155,9 +159,9 @@ impl Daemon {
         names.set(former.next(&config));
         let shared = Shared::of(&config, holders);
         let tables = tables::build(&config, &names, &health, &shared.holders)?;
-        let underlays = match sockets {
-            None => open_underlays(&config)?,
-            Some(sockets) => adopt_underlays(&config, sockets)?,
+        let (underlays, waiting_frames) = match sockets {
+            None => (open_underlays(&config)?, None),
+            Some(sockets) => adopt_underlays(&config, sockets, frames)?,
         };
         warn_of_small_devices(&config);
         // After the sockets, so that a second daemon fails with the error about the socket.
@@ -204,6 +208,7 @@ impl Daemon {
             tables_changed: now,
             machines,
             handed_machines,
+            waiting_frames,
             containers,
             kept,
             removal: Removal::default(),
@@ -310,6 +315,7 @@ impl Daemon {
         let mut state = self.state();
         state.machines.clear();
         state.containers.clear();
+        state.waiting_frames = None;
         state.workers.clear();
     }
 }

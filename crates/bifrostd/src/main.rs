@@ -156,6 +156,7 @@ fn work(daemon: &Arc<Daemon>, server: ServerHandle, mut signals: Signals) -> Res
     thread("metadata", metadata::run)?;
     thread("flow-log", flow_log::run)?;
     thread("mirror", mirror::run)?;
+    thread("afxdp", upgrade::wait_for_queues)?;
     #[cfg(debug_assertions)]
     inject::listen(daemon);
     tracing::info!(socket = %server.socket().display(), "ready");

@@ -309,6 +309,29 @@ impl<U: PolledUnderlay> Worker<U> {
         &self.underlay
     }
 
+    /// The underlay. See [`change_underlay`](Self::change_underlay) for changes of its descriptors.
+    pub fn underlay_mut(&mut self) -> &mut U {
+        &mut self.underlay
+    }
+
+    /// Changes the underlay, and watches its descriptors of afterwards.
+    ///
+    /// # Errors
+    /// A descriptor cannot be watched.
+    pub fn change_underlay<T>(&mut self, change: impl FnOnce(&mut U) -> T) -> io::Result<T> {
+        let result = change(&mut self.underlay);
+        for fd in self.underlay.fds() {
+            let data = epoll::EventData::new_u64(UNDERLAY_TOKEN);
+            match epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN) {
+                // It is watched already.
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.core.on_underlay_readable();
+        Ok(result)
+    }
+
     /// Counters of the whole worker.
     pub fn totals(&self) -> Totals {
         self.core.totals()

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use crate::afxdp::{AfxdpCounters, AfxdpUnderlay};
-use crate::udp::{UdpCounters, UdpUnderlay};
+use crate::udp::{Sockets, UdpCounters, UdpUnderlay};
 use crate::underlay::{Datagram, LaneId, PolledUnderlay, TxBatch, Underlay};
 
 /// UDP sockets, or AF_XDP sockets.
@@ -22,6 +22,33 @@ impl HostUnderlay {
         match self {
             Self::Udp(udp) => udp.counters(),
             Self::Afxdp(afxdp) => afxdp.udp_counters(),
+        }
+    }
+
+    /// Duplicates of the descriptors of its UDP sockets.
+    ///
+    /// # Errors
+    /// The process is out of descriptors.
+    pub fn sockets(&self) -> io::Result<Sockets> {
+        match self {
+            Self::Udp(udp) => udp.sockets(),
+            Self::Afxdp(afxdp) => afxdp.sockets(),
+        }
+    }
+
+    /// The AF_XDP underlay, if it is one.
+    pub fn afxdp(&self) -> Option<&AfxdpUnderlay> {
+        match self {
+            Self::Udp(_) => None,
+            Self::Afxdp(afxdp) => Some(afxdp),
+        }
+    }
+
+    /// The AF_XDP underlay, if it is one.
+    pub fn afxdp_mut(&mut self) -> Option<&mut AfxdpUnderlay> {
+        match self {
+            Self::Udp(_) => None,
+            Self::Afxdp(afxdp) => Some(afxdp),
         }
     }
 

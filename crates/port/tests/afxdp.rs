@@ -9,6 +9,8 @@ use bifrost_port::udp::{UdpConfig, UdpUnderlay};
 use bifrost_port::{LaneId, Service, TxBatch, Underlay, steer};
 use support::Namespace;
 
+#[path = "afxdp/hand_over.rs"]
+mod hand_over;
 mod support;
 
 /// Two namespaces, connected by a veth pair with a device `x` with two queues in each.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bifrost_control::api::{ApiError, UpgradeReport, UpgradeSpec};
-use bifrost_control::config::{PortKind, UnderlayPort};
+use bifrost_control::config::PortKind;
 use bifrost_control::objects::journal;
 use bifrost_control::{Config, ConfigDiff, Listeners};
 use bifrost_datapath::SetAside;
@@ -22,6 +22,7 @@ use sd_notify::NotifyState;
 
 use super::channel::Channel;
 use super::format::{HandedState, Kind, WorkerState, emit_state};
+use super::frames;
 use super::offer::{Descriptors, Offer};
 use super::take_over::Ready;
 use crate::background::in_background;
@@ -155,6 +156,8 @@ impl Daemon {
         } else {
             None
         };
+        // Not a part of the time that guests are held.
+        let mut detour = state.detour()?;
         let prepared = began.elapsed();
         // Drop order: the new daemon is killed before this one resumes.
         let mut stopped = Stopped { state, is_over: false };
@@ -172,7 +175,9 @@ impl Daemon {
         let now = Instant::now();
         stopped.is_over = true;
         held.is_over = true;
+        detour.is_over = true;
         successor.leave();
+        state.leave_frames();
         // Nothing depends on the counters, and the upgrade can no longer fail.
         let counted = Carried::of(state).map_err(|error| anyhow!("{}", error.what));
         let sent =
@@ -231,10 +236,7 @@ impl State {
     fn descriptors(&self, listeners: Listeners, machines: BTreeMap<String, HandedPort>) -> Result<Descriptors> {
         let lock = self.kept.lock().context("copying a descriptor")?;
         let mut sockets: Vec<Sockets> = Vec::new();
-        for of_worker in self.on_all(|worker| match worker.underlay() {
-            HostUnderlay::Udp(udp) => udp.sockets(),
-            HostUnderlay::Afxdp(_) => Err(std::io::ErrorKind::Unsupported.into()),
-        })? {
+        for of_worker in self.on_all(|worker| worker.underlay().sockets())? {
             sockets.push(of_worker.context("copying the underlay's sockets")?);
         }
         let mut queues = BTreeMap::new();
@@ -252,17 +254,14 @@ impl State {
                 queues.insert(crate::kept::name(&port.name, queue, &config), fd.context("copying a device's queue")?);
             }
         }
-        Ok(Descriptors { listeners, lock, sockets, queues, machines })
+        let frames = self.frames()?;
+        Ok(Descriptors { listeners, lock, sockets, queues, machines, frames })
     }
 }
 
 /// Fails if the daemon cannot be upgraded.
 fn check_possible(state: &State) -> Result<()> {
     ensure!(!state.workers.is_empty(), "the daemon is stopping");
-    ensure!(
-        state.config.underlay.port == UnderlayPort::Udp,
-        "with [underlay] port = \"afxdp\" a restart is needed: packets in the kernel's rings cannot be handed over"
-    );
     let broken = state.on_all(|worker| worker.core_mut().failed_ports())?.concat();
     if let Some(owner) = broken.first() {
         let name = state.names.port_name(*owner).unwrap_or("?");
@@ -287,6 +286,7 @@ fn stop(state: &State, is_copied: bool) -> Result<(Vec<Left>, Instant)> {
     let states = state.on_all(move |worker| {
         let mut memory = Vec::new();
         let aside = worker.set_aside();
+        frames::finish_sending(worker);
         let switch = worker.core_mut().switch_mut();
         if is_copied {
             switch.copy_rest(&mut memory);

@@ -9,11 +9,13 @@
 //!   |-- Copies: some sessions ---------------------->| adds them to its tables
 //!   |<-- Copied -------------------------------------|
 //!   | and so on, until few sessions are left         |
+//!   | directs AF_XDP frames to the UDP sockets       |
 //!   | fetches nothing from guests; waits a moment    |
 //!   | for acknowledgements; stops its workers        |
 //!   |-- State: other sessions, unacknowledged ------>| resumes its workers
 //!   |   packets                                      |
 //!   |<-- Running ------------------------------------|
+//!   | leaves its AF_XDP sockets                      | binds its own (port/src/afxdp/hand_over.rs)
 //!   |-- Counters ----------------------------------->|
 //!   | notifies the service manager, answers, exits   | answers requests
 //! ```
@@ -27,6 +29,7 @@
 mod channel;
 mod copy;
 mod format;
+mod frames;
 mod hand_over;
 mod machines;
 mod offer;
@@ -34,6 +37,7 @@ mod paths;
 mod take_over;
 mod touch;
 
+pub(crate) use frames::wait_for_queues;
 pub(crate) use hand_over::Progress;
 pub(crate) use offer::Descriptors;
 pub(crate) use take_over::{Handed, Successor};

@@ -7,10 +7,12 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use anyhow::{Context as _, Result, ensure};
 use bifrost_control::Listeners;
 use bifrost_control::api::FaultEntry;
+use bifrost_port::afxdp::HandedDevice;
 use bifrost_port::udp::Sockets;
 use bifrost_port::vhost::HandedPort;
 use serde::{Deserialize, Serialize};
 
+use super::frames::DeviceDescription;
 use super::machines::{self, Description};
 use super::touch;
 
@@ -49,6 +51,8 @@ pub(crate) struct Offer {
     pub(super) machines: BTreeMap<String, Description>,
     /// Buffers of ports that were in use.
     pub(super) touched: touch::Buffers,
+    /// The underlay's devices with AF_XDP sockets.
+    pub(super) frames: Vec<DeviceDescription>,
 }
 
 /// The descriptors that follow an [`Offer`].
@@ -61,6 +65,8 @@ pub(crate) struct Descriptors {
     pub(crate) queues: BTreeMap<String, OwnedFd>,
     /// Virtual machines' ports.
     pub(crate) machines: BTreeMap<String, HandedPort>,
+    /// The underlay's devices with AF_XDP sockets.
+    pub(crate) frames: Vec<HandedDevice>,
 }
 
 impl Descriptors {
@@ -75,6 +81,7 @@ impl Descriptors {
         }
         all.extend(self.queues.values().map(std::os::fd::AsFd::as_fd));
         all.extend(self.machines.values().flat_map(machines::descriptors));
+        all.extend(self.frames.iter().map(|device| device.link.as_fd()));
         all
     }
 
@@ -85,6 +92,7 @@ impl Descriptors {
         offer.sockets = self.sockets.iter().map(|s| (s.receive.len(), s.transmit.len())).collect();
         offer.queues = self.queues.keys().cloned().collect();
         offer.machines = self.machines.iter().map(|(name, port)| (name.clone(), Description::of(port))).collect();
+        offer.frames = self.frames.iter().map(DeviceDescription::of).collect();
     }
 
     /// Assigns received descriptors according to an offer.
@@ -105,8 +113,9 @@ impl Descriptors {
         let queues = offer.queues.iter().map(|name| Ok((name.clone(), next()?))).collect::<Result<_>>()?;
         let taken = |(name, port): (&String, &Description)| Ok((name.clone(), port.take(&mut next)?));
         let machines = offer.machines.iter().map(taken).collect::<Result<_>>()?;
+        let frames = offer.frames.iter().map(|device| Ok(device.take(next()?))).collect::<Result<_>>()?;
         ensure!(rest.is_empty(), "the offer has {} descriptors more than it says", rest.len());
-        Ok(Descriptors { listeners: Listeners { api, metrics }, lock, sockets, queues, machines })
+        Ok(Descriptors { listeners: Listeners { api, metrics }, lock, sockets, queues, machines, frames })
     }
 }
 
@@ -124,14 +133,15 @@ mod tests {
             has_lock: true,
             sockets: vec![(2, 3), (2, 0)],
             queues: vec!["a".to_owned(), "b".to_owned()],
+            frames: vec![DeviceDescription { device: 3, queues: 2, native: true }],
             ..Offer::default()
         };
-        let all = Descriptors::of(&offer, files(11)).unwrap();
-        assert_eq!((all.sockets[0].transmit.len(), all.queues.len(), all.all().len()), (3, 2, 11));
+        let all = Descriptors::of(&offer, files(12)).unwrap();
+        assert_eq!((all.sockets[0].transmit.len(), all.queues.len(), all.all().len()), (3, 2, 12));
         let before = offer.clone();
         all.describe(&mut offer);
         assert_eq!(offer, before);
-        for count in [0, 1, 10, 12] {
+        for count in [0, 1, 10, 11, 13] {
             assert!(Descriptors::of(&offer, files(count)).is_err(), "{count}");
         }
         // An absurd number is an error, without an allocation of that size.

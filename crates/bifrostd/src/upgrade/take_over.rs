@@ -146,6 +146,7 @@ impl Successor {
         fault("working");
         self.channel.send(Kind::Running, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
         state.machines.values().for_each(|machine| machine.port().own());
+        state.own_frames();
         match self.counters() {
             Ok(carried) => state.carried = carried.into(),
             Err(error) => tracing::warn!("counters start at zero: {error:#}"),

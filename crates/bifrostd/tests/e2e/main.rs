@@ -9,6 +9,7 @@ mod relay;
 
 mod advertisements;
 mod afxdp;
+mod afxdp_upgrade;
 mod balancing;
 mod bundles;
 mod capture;

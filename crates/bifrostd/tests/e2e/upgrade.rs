@@ -28,7 +28,7 @@ pub(crate) fn faulty(host: &Host, fault: &str) -> PathBuf {
     script(host, &format!("BIFROST_UPGRADE_FAULT='{fault}' exec {daemon} \"$@\""))
 }
 
-fn script(host: &Host, text: &str) -> PathBuf {
+pub(crate) fn script(host: &Host, text: &str) -> PathBuf {
     let file = host.directory.join("successor.sh");
     std::fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -76,7 +76,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count(
             "afxdp.rx_fallback_datagrams",
             "datagrams that the XDP program passed to the kernel, received through the UDP sockets",
-            "fragments, IP options or extension headers; or a device with more than 64 queues",
+            "fragments, IP options or extension headers; a device with more than 64 queues; or an upgrade",
         ),
         drop("afxdp.rx_malformed_frames", "frames that the XDP program should not have redirected", "report this"),
         drop(
@@ -95,7 +95,7 @@ pub(super) const CHAPTER: Chapter = Chapter {
         count(
             "afxdp.tx_fallback_datagrams",
             "datagrams sent through the UDP sockets instead",
-            "an unresolved neighbour, a route through another device, or a datagram above the MTU",
+            "an unresolved neighbour, a route through another device, a datagram above the MTU, or an upgrade",
         ),
         drop(
             "afxdp.tx_no_frame_datagrams",

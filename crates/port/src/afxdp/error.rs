@@ -35,6 +35,9 @@ pub enum AfxdpError {
         /// The kernel's error.
         source: io::Error,
     },
+    /// What another process has handed over does not fit.
+    #[error("AF_XDP devices that were handed over: {0}; a restart is needed")]
+    HandedOver(String),
     /// The kernel does not list its devices, or a thread cannot be started.
     #[error("cannot ask the kernel for the devices of the underlay: {0}")]
     Netlink(io::Error),

@@ -13,6 +13,7 @@
 
 mod counters;
 mod error;
+mod hand_over;
 mod lane;
 mod next_hop;
 mod open;
@@ -31,6 +32,7 @@ use std::sync::Arc;
 
 pub use counters::AfxdpCounters;
 pub use error::AfxdpError;
+pub use hand_over::{ClosingSockets, EnteringSockets, HandedDevice, WaitingSockets};
 
 use crate::clock::monotonic_ns;
 use crate::udp::{UdpConfig, UdpCounters, UdpUnderlay};
@@ -84,10 +86,12 @@ impl Default for AfxdpConfig {
 
 /// The underlay of one worker, over AF_XDP sockets with UDP sockets as a fallback.
 pub struct AfxdpUnderlay {
-    /// One for each queue of each device.
+    /// One for each queue of each device that has been [entered](Self::enter).
     sockets: Vec<XdpSocket>,
-    /// By device.
-    exits: Vec<Exit>,
+    /// By socket: the number of its device, and its index in the map of the XDP program.
+    places: Vec<(usize, u32)>,
+    /// By device; `None` until its sockets have been entered.
+    exits: Vec<Option<Exit>>,
     lanes: Vec<Lane>,
     fallback: UdpUnderlay,
     /// Datagrams of a batch that are sent through `fallback`.
@@ -102,10 +106,12 @@ pub struct AfxdpUnderlay {
     turn: u32,
     received_at_ns: u64,
     ports: Ports,
+    /// How many workers there are.
+    workers: u16,
     counters: AfxdpCounters,
     resolver: Arc<Resolver>,
-    /// Stays attached while a worker holds it.
-    _steering: Arc<Vec<Steering>>,
+    /// By device. Stays attached while a worker holds it.
+    steering: Arc<Vec<Steering>>,
 }
 
 /// A worker's TX side of a device.
@@ -136,8 +142,8 @@ impl AfxdpUnderlay {
 
     /// Counters since it was opened. Includes the kernel's drops, which takes a system call per queue.
     pub fn counters(&self) -> AfxdpCounters {
-        let rx_dropped_frames = self.sockets.iter().map(XdpSocket::dropped).sum();
-        AfxdpCounters { rx_dropped_frames, ..self.counters }
+        let open: u64 = self.sockets.iter().map(XdpSocket::dropped).sum();
+        AfxdpCounters { rx_dropped_frames: self.counters.rx_dropped_frames + open, ..self.counters }
     }
 
     /// Counters of the UDP sockets.
@@ -235,7 +241,7 @@ impl Underlay for AfxdpUnderlay {
         self.fell_back = false;
         self.turn = self.turn.wrapping_add(1);
         // Frames that the kernel did not take last time.
-        for exit in &self.exits {
+        for exit in self.exits.iter().flatten() {
             self.counters.tx_system_calls += self.sockets[exit.socket].flush();
         }
         if self.turn.is_multiple_of(FALLBACK_TURN) {
@@ -277,7 +283,7 @@ impl Underlay for AfxdpUnderlay {
         let Self { sockets, exits, lanes, aside, counters, .. } = self;
         for (id, class, payload) in batch.iter() {
             let known = lanes.get(usize::from(id.0)).and_then(|lane| Some((lane, lane.hop.resolved()?)));
-            let exit = known.and_then(|(lane, way)| Some((lane, way, exits.get(way.device)?)));
+            let exit = known.and_then(|(lane, way)| Some((lane, way, exits.get(way.device)?.as_ref()?)));
             let exit = exit.filter(|(lane, _, exit)| lane.header_bytes() + payload.len() <= exit.longest);
             let Some((lane, way, exit)) = exit else {
                 counters.tx_fallback_datagrams += 1;
@@ -305,7 +311,7 @@ impl Underlay for AfxdpUnderlay {
             }
         }
         batch.clear();
-        for exit in &*exits {
+        for exit in exits.iter().flatten() {
             counters.tx_system_calls += sockets[exit.socket].flush();
         }
         self.fallback.send(aside);

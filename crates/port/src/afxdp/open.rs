@@ -1,90 +1,95 @@
 //! Opens devices, programs and sockets.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::hand_over::EnteringSockets;
 use super::next_hop::Resolver;
 use super::parse::Ports;
 use super::program::{Steering, Wanted};
 use super::socket::{QueueConfig, XdpSocket};
-use super::{AfxdpConfig, AfxdpCounters, AfxdpError, AfxdpUnderlay, BATCH, Exit, MAX_MTU, XdpMode};
+use super::{AfxdpConfig, AfxdpCounters, AfxdpError, AfxdpUnderlay, BATCH, MAX_MTU, XdpMode};
 use crate::bpf;
 use crate::device::{self, Device};
 use crate::udp::{UdpConfig, UdpUnderlay};
 use crate::underlay::TxBatch;
 
 /// Maximum queues of a device that get AF_XDP sockets; the kernel serves the others, through the UDP sockets.
-const MAX_QUEUES: u32 = 64;
+pub(super) const MAX_QUEUES: u32 = 64;
 /// Headroom that the kernel keeps in front of a received frame, bytes (`XDP_PACKET_HEADROOM`).
 const KERNEL_HEADROOM: usize = 256;
 /// Length of an Ethernet header, bytes.
-const ETHERNET: usize = 14;
+pub(super) const ETHERNET: usize = 14;
 /// How long to wait for a device held by a process that has just ended: the kernel cleans up asynchronously.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) fn open_all(config: &AfxdpConfig) -> Result<Vec<AfxdpUnderlay>, AfxdpError> {
     check(config)?;
-    let udp = UdpConfig { gso: false, gro: false, ..config.udp.clone() };
-    let fallbacks = UdpUnderlay::open_all(&udp)?;
-    let workers = udp.workers;
-    let devices = device::find(&udp.local).map_err(AfxdpError::Netlink)?.map_err(AfxdpError::NoDevice)?;
-    let chunk_bytes = if KERNEL_HEADROOM + ETHERNET + usize::from(config.mtu) <= 2048 { 2048 } else { 4096 };
+    let fallbacks = UdpUnderlay::open_all(&udp(config))?;
+    let devices = find(config)?;
     let mut steering = Vec::new();
-    // By worker: sockets, and by device the index of the TX socket.
-    let mut sockets: Vec<Vec<XdpSocket>> = (0..workers).map(|_| Vec::new()).collect();
-    let mut exits: Vec<Vec<Exit>> = (0..workers).map(|_| Vec::new()).collect();
-    for device in &devices {
-        let attached = attach(config, device, chunk_bytes)?;
-        let queues = open_queues(config, device, chunk_bytes)?;
-        tracing::info!(
-            device = device.name,
-            queues = queues.len(),
-            mode = if attached.native { "native" } else { "generic" },
-            "AF_XDP"
-        );
-        for (queue, of_queue) in (0u32..).zip(queues) {
-            for (worker, socket) in of_queue.into_iter().enumerate() {
-                let index = queue * u32::from(workers) + worker as u32;
-                bpf::set_socket(attached.sockets.as_fd(), index, socket.as_fd())
-                    .map_err(|source| AfxdpError::Socket { device: device.name.clone(), queue, source })?;
-                if socket.sends() {
-                    let room = socket.queue.umem.chunk_bytes();
-                    let longest = room.min(ETHERNET + device.mtu as usize);
-                    exits[worker].push(Exit { socket: sockets[worker].len(), mac: device.mac, longest });
-                }
-                sockets[worker].push(socket);
-            }
-        }
+    let mut entering = Vec::new();
+    for (number, device) in devices.iter().enumerate() {
+        let mut attached = attach(config, device)?;
+        let queues = open_queues(config, device)?;
+        attached.queues = queues.len() as u32;
+        tracing::info!(device = device.name, queues = queues.len(), mode = attached.mode(), "AF_XDP");
+        entering.extend(EnteringSockets::of(number, device, queues));
         steering.push(attached);
     }
+    let mut underlays = assemble(config, fallbacks, &devices, steering)?;
+    for sockets in entering {
+        if let Some(underlay) = underlays.get_mut(usize::from(sockets.worker())) {
+            underlay.enter(sockets)?;
+        }
+    }
+    Ok(underlays)
+}
+
+/// The configuration of the UDP sockets.
+pub(super) fn udp(config: &AfxdpConfig) -> UdpConfig {
+    UdpConfig { gso: false, gro: false, ..config.udp.clone() }
+}
+
+/// The devices of the underlay's addresses.
+pub(super) fn find(config: &AfxdpConfig) -> Result<Vec<Device>, AfxdpError> {
+    device::find(&config.udp.local).map_err(AfxdpError::Netlink)?.map_err(AfxdpError::NoDevice)
+}
+
+/// The underlays of all workers, with UDP sockets only.
+pub(super) fn assemble(
+    config: &AfxdpConfig,
+    fallbacks: Vec<UdpUnderlay>,
+    devices: &[Device],
+    steering: Vec<Steering>,
+) -> Result<Vec<AfxdpUnderlay>, AfxdpError> {
     let steering = Arc::new(steering);
     let indexes = devices.iter().map(|d| d.index).collect();
     let resolver = Arc::new(Resolver::start(indexes).map_err(AfxdpError::Netlink)?);
-    let ports = Ports { bifrost: udp.bifrost_port, vxlan: udp.vxlan_port };
-    let parts = fallbacks.into_iter().zip(sockets).zip(exits);
-    Ok(parts
-        .map(|((fallback, sockets), exits)| AfxdpUnderlay {
-            spent: sockets.iter().map(|_| Vec::with_capacity(BATCH)).collect(),
-            sockets,
-            exits,
-            lanes: Vec::new(),
-            fallback,
-            aside: TxBatch::default(),
-            arrived: Vec::with_capacity(BATCH),
-            fell_back: false,
-            turn: 0,
-            received_at_ns: 0,
-            ports,
-            counters: AfxdpCounters::default(),
-            resolver: Arc::clone(&resolver),
-            _steering: Arc::clone(&steering),
-        })
-        .collect())
+    let ports = Ports { bifrost: config.udp.bifrost_port, vxlan: config.udp.vxlan_port };
+    let of_worker = |fallback| AfxdpUnderlay {
+        spent: Vec::new(),
+        sockets: Vec::new(),
+        places: Vec::new(),
+        exits: devices.iter().map(|_| None).collect(),
+        lanes: Vec::new(),
+        fallback,
+        aside: TxBatch::default(),
+        arrived: Vec::with_capacity(BATCH),
+        fell_back: false,
+        turn: 0,
+        received_at_ns: 0,
+        ports,
+        workers: config.udp.workers,
+        counters: AfxdpCounters::default(),
+        resolver: Arc::clone(&resolver),
+        steering: Arc::clone(&steering),
+    };
+    Ok(fallbacks.into_iter().map(of_worker).collect())
 }
 
-fn check(config: &AfxdpConfig) -> Result<(), AfxdpError> {
+pub(super) fn check(config: &AfxdpConfig) -> Result<(), AfxdpError> {
     let problem = if config.mtu > MAX_MTU {
         format!("an MTU of {} does not fit AF_XDP frames; at most {MAX_MTU} do", config.mtu)
     } else if !config.frames.is_power_of_two() || !(64..=32768).contains(&config.frames) {
@@ -95,34 +100,49 @@ fn check(config: &AfxdpConfig) -> Result<(), AfxdpError> {
     Err(AfxdpError::Config(problem))
 }
 
-fn attach(config: &AfxdpConfig, device: &Device, chunk_bytes: usize) -> Result<Steering, AfxdpError> {
-    let wanted = Wanted {
+/// Bytes of a frame's chunk: the kernel's headroom and a whole frame.
+fn chunk_bytes(config: &AfxdpConfig) -> usize {
+    if KERNEL_HEADROOM + ETHERNET + usize::from(config.mtu) <= 2048 { 2048 } else { 4096 }
+}
+
+/// What the XDP program redirects.
+pub(super) fn wanted(config: &AfxdpConfig) -> Wanted {
+    Wanted {
         local: config.udp.local.clone(),
         bifrost_port: config.udp.bifrost_port,
         vxlan_port: config.udp.vxlan_port,
         workers: config.udp.workers,
-        longest_frame: (chunk_bytes - KERNEL_HEADROOM) as u32,
-    };
+        longest_frame: (chunk_bytes(config) - KERNEL_HEADROOM) as u32,
+    }
+}
+
+/// Queue `queue` of a device of which `queues` queues are used, and the workers that send through it: worker n sends
+/// through queue n modulo the number of queues.
+pub(super) fn queue(config: &AfxdpConfig, device: &Device, queue: u32, queues: u32) -> (QueueConfig, Vec<u16>) {
+    let (chunk_bytes, frames) = (chunk_bytes(config), config.frames);
+    let senders = (0..config.udp.workers).filter(|w| u32::from(*w) % queues == queue).collect();
+    (QueueConfig { device: device.index, queue, chunk_bytes, frames }, senders)
+}
+
+fn attach(config: &AfxdpConfig, device: &Device) -> Result<Steering, AfxdpError> {
     let modes: &[bpf::XdpMode] = match config.mode {
         XdpMode::Auto => &[bpf::XdpMode::Native, bpf::XdpMode::Generic],
         XdpMode::Native => &[bpf::XdpMode::Native],
         XdpMode::Generic => &[bpf::XdpMode::Generic],
     };
     let queues = device.queues.min(MAX_QUEUES);
-    retry(|| Steering::attach(&wanted, device.index, queues, modes))
+    retry(|| Steering::attach(&wanted(config), device.index, queues, modes))
         .map_err(|source| AfxdpError::Attach { device: device.name.clone(), source })
 }
 
 /// The sockets of a device, by queue and worker.
 ///
 /// Finds the number of queues in use from the last one down: unused queues cannot be bound.
-fn open_queues(config: &AfxdpConfig, device: &Device, chunk_bytes: usize) -> Result<Vec<Vec<XdpSocket>>, AfxdpError> {
+fn open_queues(config: &AfxdpConfig, device: &Device) -> Result<Vec<Vec<XdpSocket>>, AfxdpError> {
     let workers = config.udp.workers;
     let (mut found, mut queues) = (Vec::new(), device.queues.min(MAX_QUEUES));
     for queue in (0..queues).rev() {
-        let of_queue = QueueConfig { device: device.index, queue, chunk_bytes, frames: config.frames };
-        // Worker n sends through queue n modulo the number of queues.
-        let senders: Vec<u16> = (0..workers).filter(|w| u32::from(*w) % queues == queue).collect();
+        let (of_queue, senders) = self::queue(config, device, queue, queues);
         match retry(|| XdpSocket::open_all(of_queue, workers, &senders)) {
             Ok(sockets) => found.push(sockets),
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) && found.is_empty() && queue > 0 => queues = queue,

@@ -9,6 +9,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::hand_over::HandedDevice;
 use super::parse::{IPV4_PAYLOAD, IPV6_PAYLOAD, NOTE_BIFROST, NOTE_BYTES, NOTE_MAGIC, NOTE_VXLAN};
 use crate::bpf::{self, Assembler, Instruction, Jump, ProgramKind, Register, Size, xdp};
 use crate::steer::{FOLD_MULTIPLIER, FOLD_SHIFT};
@@ -224,9 +225,13 @@ pub(crate) struct Steering {
     /// The sockets.
     pub(crate) sockets: OwnedFd,
     /// Keeps the program attached.
-    _link: bpf::XdpLink,
+    pub(crate) link: bpf::XdpLink,
     /// Whether it runs in the driver.
     pub(crate) native: bool,
+    /// The device's interface index.
+    pub(crate) device: u32,
+    /// Number of its queues that have sockets.
+    pub(crate) queues: u32,
 }
 
 impl Steering {
@@ -235,6 +240,21 @@ impl Steering {
         let sockets = bpf::create_socket_map(queues * u32::from(wanted.workers))?;
         let program = load(wanted, sockets.as_fd())?;
         let (link, mode) = bpf::attach_xdp(program.as_fd(), device, modes)?;
-        Ok(Self { sockets, _link: link, native: mode == bpf::XdpMode::Native })
+        Ok(Self { sockets, link, native: mode == bpf::XdpMode::Native, device, queues })
+    }
+
+    /// Its mode, for the log.
+    pub(crate) fn mode(&self) -> &'static str {
+        if self.native { "native" } else { "generic" }
+    }
+
+    /// Takes the link of another process, and loads a program that may take the place of that process's: with
+    /// [`XdpLink::replace`](bpf::XdpLink::replace), once this one's sockets are bound.
+    pub(crate) fn adopt(wanted: &Wanted, handed: HandedDevice) -> io::Result<(Self, OwnedFd)> {
+        let HandedDevice { device, queues, native, link } = handed;
+        let link = bpf::XdpLink::adopt(link, device)?;
+        let sockets = bpf::create_socket_map(queues * u32::from(wanted.workers))?;
+        let program = load(wanted, sockets.as_fd())?;
+        Ok((Self { sockets, link, native, device, queues }, program))
     }
 }

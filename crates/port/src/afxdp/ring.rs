@@ -176,6 +176,11 @@ impl<T: Copy> Consumer<T> {
         Some(entry)
     }
 
+    /// Whether the kernel has produced entries that were not read yet.
+    pub(crate) fn has_more(&self) -> bool {
+        self.next != self.ring.producer().load(Ordering::Acquire)
+    }
+
     /// Returns the consumed entries to the kernel.
     pub(crate) fn release(&mut self) {
         self.ring.consumer().store(self.next, Ordering::Release);

@@ -81,6 +81,13 @@ pub(crate) struct QueueConfig {
 impl XdpSocket {
     /// Opens the sockets of one queue for all workers; the workers in `senders` can send through it.
     pub(crate) fn open_all(config: QueueConfig, workers: u16, senders: &[u16]) -> io::Result<Vec<Self>> {
+        let sockets = Self::prepare_all(config, workers, senders)?;
+        Self::bind_all(&sockets, config, &mut 0)?;
+        Ok(sockets)
+    }
+
+    /// The sockets of [`open_all`](Self::open_all) with their memory, not bound yet.
+    pub(crate) fn prepare_all(config: QueueConfig, workers: u16, senders: &[u16]) -> io::Result<Vec<Self>> {
         let mut sockets: Vec<Self> = Vec::with_capacity(usize::from(workers));
         for worker in 0..workers {
             let number = senders.iter().position(|&s| s == worker);
@@ -91,6 +98,26 @@ impl XdpSocket {
             sockets.push(socket);
         }
         Ok(sockets)
+    }
+
+    /// Binds prepared sockets of one queue, except the first `bound` of them, which it counts up.
+    ///
+    /// # Errors
+    /// `EBUSY` if other sockets, which need not be in a map, use the queue; try again later.
+    pub(crate) fn bind_all(sockets: &[Self], config: QueueConfig, bound: &mut usize) -> io::Result<()> {
+        let Some(first) = sockets.first() else { return Ok(()) };
+        for socket in sockets.iter().skip(*bound) {
+            if *bound == 0 {
+                let flags = SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+                rustix::net::bind(&socket.fd, &SocketAddrXdp::new(flags, config.device, config.queue))?;
+            } else {
+                let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, config.device, config.queue);
+                let shared_umem_fd = first.fd.as_fd();
+                rustix::net::bind(&socket.fd, &SocketAddrXdpWithSharedUmem { addr, shared_umem_fd })?;
+            }
+            *bound += 1;
+        }
+        Ok(())
     }
 
     fn first(config: QueueConfig, senders: usize, number: Option<usize>) -> io::Result<Self> {
@@ -127,16 +154,12 @@ impl XdpSocket {
         fill.publish();
         let queue = Arc::new(Queue { umem, shared: Mutex::new(Shared { fill, completion, sent }), frames });
         let (receive, send) = rings(&fd, frames, number)?;
-        let flags = SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
-        rustix::net::bind(&fd, &SocketAddrXdp::new(flags, config.device, config.queue))?;
         Ok(Self { receive, send, fd, queue })
     }
 
     fn further(config: QueueConfig, first: &XdpSocket, number: Option<usize>) -> io::Result<Self> {
         let fd = socket()?;
         let (receive, send) = rings(&fd, config.frames, number)?;
-        let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, config.device, config.queue);
-        rustix::net::bind(&fd, &SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: first.fd.as_fd() })?;
         Ok(Self { receive, send, fd, queue: Arc::clone(&first.queue) })
     }
 
@@ -145,6 +168,11 @@ impl XdpSocket {
         let descriptor = self.receive.pop()?;
         let (frame, start) = self.queue.umem.take_back(descriptor.addr)?;
         Some(Received { frame, start, len: descriptor.len as usize })
+    }
+
+    /// Whether received frames are waiting.
+    pub(crate) fn has_received(&self) -> bool {
+        self.receive.has_more()
     }
 
     /// Gives RX frames to the kernel, and releases the consumed entries of the RX ring.
@@ -215,6 +243,11 @@ impl XdpSocket {
         }
         sender.unsent = sender.ring.waiting() > 0;
         calls
+    }
+
+    /// Whether frames are queued that the kernel has not taken.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.send.as_ref().is_some_and(|sender| sender.unsent)
     }
 
     /// Frames dropped by the kernel, because the ring was full or for other reasons.

@@ -1,13 +1,15 @@
 //! eBPF without a compiler: an assembler, and the `bpf` system call. The kernel's verifier checks every program.
 
 mod assembler;
+mod link;
 mod sys;
 pub(crate) mod xdp;
 
 pub(crate) use assembler::{Assembler, Jump, Label, Register, Size};
+pub(crate) use link::{XdpLink, XdpMode, attach_xdp};
 #[cfg(test)]
 pub(crate) use sys::test_run;
-pub(crate) use sys::{XdpLink, XdpMode, attach_xdp, create_socket_map, load_program, set_socket};
+pub(crate) use sys::{create_socket_map, load_program, remove_socket, set_socket};
 
 /// Program types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

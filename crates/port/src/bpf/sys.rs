@@ -1,4 +1,4 @@
-//! The `bpf` system call: programs, socket maps, links that attach programs to devices.
+//! The `bpf` system call: programs and socket maps.
 
 use std::io;
 use std::mem::size_of_val;
@@ -9,28 +9,14 @@ use super::{Instruction, ProgramKind};
 // linux/bpf.h.
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_PROG_LOAD: libc::c_long = 5;
-const BPF_LINK_CREATE: libc::c_long = 28;
-const BPF_LINK_DETACH: libc::c_long = 34;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_MAP_TYPE_XSKMAP: u32 = 17;
-const BPF_XDP: u32 = 37;
-// linux/if_link.h.
-const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
-const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
 /// Size of the verifier's log, bytes; the reason is at its end.
 const LOG_BYTES: usize = 1 << 16;
-
-/// Where an XDP program runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum XdpMode {
-    /// In the driver.
-    Native,
-    /// Generic: after the driver, on any device.
-    Generic,
-}
 
 /// The part of `union bpf_attr` that loads a program.
 #[repr(C)]
@@ -67,13 +53,12 @@ struct UpdateElement {
     flags: u64,
 }
 
-/// The part that attaches a program to a device.
+/// The part that removes an element from a map.
 #[repr(C)]
-struct CreateLink {
-    program: u32,
-    device: u32,
-    attach_type: u32,
-    flags: u32,
+struct DeleteElement {
+    map: u32,
+    padding: u32,
+    key: u64,
 }
 
 /// Loads a program. If the verifier rejects it, the error contains the verifier's log.
@@ -138,49 +123,19 @@ pub(crate) fn set_socket(map: BorrowedFd<'_>, index: u32, socket: BorrowedFd<'_>
     unsafe { call(BPF_MAP_UPDATE_ELEM, &attributes) }.map(drop)
 }
 
-/// An XDP program attached to a device until this is dropped or the process ends, even if it is killed.
-#[derive(Debug)]
-pub(crate) struct XdpLink(OwnedFd);
-
-/// Attaches an XDP program to a device, in the first of `modes` that the device supports. Linux 5.9 or later.
-///
-/// # Errors
-/// The error of the last of `modes`.
-pub(crate) fn attach_xdp(program: BorrowedFd<'_>, device: u32, modes: &[XdpMode]) -> io::Result<(XdpLink, XdpMode)> {
-    let mut result = Err(io::ErrorKind::InvalidInput.into());
-    for &mode in modes {
-        result = attach_in(program, device, mode).map(|link| (link, mode));
-        if result.is_ok() {
-            break;
-        }
-    }
-    result
-}
-
-fn attach_in(program: BorrowedFd<'_>, device: u32, mode: XdpMode) -> io::Result<XdpLink> {
-    let flags = match mode {
-        XdpMode::Native => XDP_FLAGS_DRV_MODE,
-        XdpMode::Generic => XDP_FLAGS_SKB_MODE,
-    };
-    let attributes = CreateLink { program: program.as_raw_fd() as u32, device, attach_type: BPF_XDP, flags };
-    // SAFETY: these attributes have no pointers.
-    unsafe { descriptor(BPF_LINK_CREATE, &attributes) }.map(XdpLink)
-}
-
-impl Drop for XdpLink {
-    fn drop(&mut self) {
-        // Closing the descriptor is not enough: a child that another thread has forked and that has not called `execve`
-        // yet holds a copy, which keeps the program attached. Detaching fails only if the device is gone, and the link
-        // with it.
-        let link = self.0.as_raw_fd() as u32;
-        // SAFETY: the attributes are the link's descriptor, without pointers.
-        let _ = unsafe { call(BPF_LINK_DETACH, &link) };
+/// Removes a socket from a map; does nothing if there is none.
+pub(crate) fn remove_socket(map: BorrowedFd<'_>, index: u32) -> io::Result<()> {
+    let attributes = DeleteElement { map: map.as_raw_fd() as u32, padding: 0, key: &raw const index as u64 };
+    // SAFETY: the key points at four bytes, the size of such a map's, which live through the call.
+    match unsafe { call(BPF_MAP_DELETE_ELEM, &attributes) } {
+        Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
+        _ => Ok(()),
     }
 }
 
 /// # Safety
 /// `attributes` must be those of a `command` that returns a descriptor; pointers in them must be valid for it.
-unsafe fn descriptor<T>(command: libc::c_long, attributes: &T) -> io::Result<OwnedFd> {
+pub(super) unsafe fn descriptor<T>(command: libc::c_long, attributes: &T) -> io::Result<OwnedFd> {
     // SAFETY: as the caller promises.
     let fd = unsafe { call(command, attributes) }?;
     // SAFETY: the call just made this descriptor, and nothing else owns it.
@@ -189,7 +144,7 @@ unsafe fn descriptor<T>(command: libc::c_long, attributes: &T) -> io::Result<Own
 
 /// # Safety
 /// `attributes` must be those of `command`; pointers in them must be valid for it.
-unsafe fn call<T>(command: libc::c_long, attributes: &T) -> io::Result<libc::c_int> {
+pub(super) unsafe fn call<T>(command: libc::c_long, attributes: &T) -> io::Result<libc::c_int> {
     // SAFETY: the kernel reads `attributes`, of the stated size, which live through the call; the caller promises the
     // rest.
     let result =
@@ -242,33 +197,4 @@ pub(crate) fn test_run(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<Test
     }
     data.truncate(attributes.size_out as usize);
     Ok(TestRun { verdict: attributes.verdict, data })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd;
-
-    use super::*;
-    use crate::bpf::{Assembler, Register, xdp};
-
-    #[test]
-    fn a_program_is_detached_despite_a_duplicate_of_its_link() {
-        std::thread::spawn(|| {
-            // SAFETY: no pointers; this thread alone changes its network namespace.
-            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "needs root");
-            let mut assembler = Assembler::default();
-            assembler.set(Register(0), xdp::PASS);
-            assembler.exit();
-            let program = load_program(ProgramKind::Xdp, &assembler.finish(), "test").expect("the verifier accepts it");
-            // Device 1 of every network namespace is its loopback device.
-            let attach = || attach_in(program.as_fd(), 1, XdpMode::Generic);
-            let link = attach().expect("attached");
-            assert_eq!(attach().expect_err("taken").raw_os_error(), Some(libc::EBUSY));
-            let _copy = link.0.try_clone().expect("a copy");
-            drop(link);
-            attach().expect("free again");
-        })
-        .join()
-        .expect("the test passed");
-    }
 }
