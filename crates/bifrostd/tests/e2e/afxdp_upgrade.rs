@@ -9,7 +9,7 @@ use crate::kept::{index, serve_echo};
 use crate::upgrade::{faulty, script};
 
 /// How long guests may wait in half of the upgrades. These are debug builds on a machine with other work.
-const SILENCE: Duration = Duration::from_millis(100);
+const SILENCE: Duration = Duration::from_millis(300);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Two hosts with a guest each. Both use AF_XDP.
@@ -73,7 +73,9 @@ fn survive_upgrades(options: Options, mode: &str) {
         let host = usize::from(upgrade % 3 == 2);
         wait_for_frames(&lab, host, &echoes[0]);
         requests.wait_for(20);
-        echoes.iter().for_each(|echo| drop(echo.take_longest_silence()));
+        for echo in &echoes {
+            echo.take_longest_silence();
+        }
         requests.take_longest();
         let former = program(&lab.hosts[host], "l0").expect("a program");
         let report = lab.hosts[host].upgrade(None).unwrap_or_else(|e| panic!("{e}\n{}", lab.hosts[host].log()));
