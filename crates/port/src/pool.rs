@@ -111,19 +111,32 @@ mod tests {
         assert_eq!((pool.free(), pool.take(), pool.take(), pool.take()), (2, Some(0), Some(1), None));
     }
 
+    /// Resident memory of the mapping that contains these bytes, KiB.
+    fn resident_kib(bytes: &[u8]) -> u64 {
+        let text = std::fs::read_to_string("/proc/self/smaps").expect("Linux");
+        let mut inside = false;
+        for line in text.lines() {
+            let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
+            let ends =
+                range.and_then(|(a, b)| usize::from_str_radix(a, 16).ok().zip(usize::from_str_radix(b, 16).ok()));
+            if let Some((begin, end)) = ends {
+                inside = (begin..end).contains(&(bytes[bytes.len() / 2..].as_ptr() as usize));
+            } else if let Some(kib) = line.strip_prefix("Rss:").filter(|_| inside) {
+                return kib.trim().trim_end_matches("kB").trim().parse().expect("a number");
+            }
+        }
+        panic!("no mapping contains the bytes")
+    }
+
     #[test]
     fn touched_memory_is_resident_and_counted() {
-        let resident_kib = || {
-            let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
-            let line = text.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();
-            line.trim().trim_end_matches(" kB").trim().parse::<i64>().unwrap()
-        };
         let mut pool = Pool::new(2000, 64 << 10);
         assert_eq!((pool.take(), pool.touched()), (Some(0), 1));
         pool.put(0);
-        let before = resident_kib();
+        let untouched = resident_kib(&pool.slab);
         pool.touch(1000);
-        assert!(resident_kib() - before > 60_000, "64,000 KiB");
+        let touched = resident_kib(&pool.slab);
+        assert!(untouched < 32_000 && touched >= 64_000, "{untouched} KiB, then {touched}");
         assert_eq!((pool.touched(), pool.take()), (1000, Some(0)));
         pool.touch(u32::MAX);
         assert_eq!(pool.touched(), 2000);
