@@ -11,14 +11,16 @@
 //! [`Switch::start_copying`], most is copied while packets flow, and only later changes are written after packets have
 //! stopped.
 //!
-//! The state of fragmented packets, flow records, and the counts of flow logs are not carried over: guests do not
-//! notice. The daemon carries the counters over.
+//! What flow logs count has a format of its own (`flow_log.rs`): no packet waits for it. The state of fragmented packets
+//! and flow records is not carried over: guests do not notice. The daemon carries the counters over.
 
 mod copies;
 mod copying;
+mod flow_log;
 mod port;
 
 pub use copying::Copying;
+pub use flow_log::{read_handed_flows, write_handed_flows};
 pub use port::{MovingSession, read_moving_sessions, write_moving_sessions};
 
 use std::net::{IpAddr, Ipv6Addr};

@@ -104,7 +104,10 @@ mod vpc;
 
 pub use bifrost_tables::Pattern;
 pub use cache::VECTOR;
-pub use carry::{CarryError, Copying, MovingSession, read_moving_sessions, write_moving_sessions};
+pub use carry::{
+    CarryError, Copying, MovingSession, read_handed_flows, read_moving_sessions, write_handed_flows,
+    write_moving_sessions,
+};
 pub use copies::TakenOver;
 pub use counters::{Drops, PortCounters, UnderlayCounters};
 pub use dhcp::SERVER_PORT as DHCP_SERVER_PORT;
@@ -112,7 +115,7 @@ pub use dhcpv6::SERVER_PORT as DHCPV6_SERVER_PORT;
 pub use dns::SERVER_PORT as DNS_SERVER_PORT;
 pub use drop_reason::DropReason;
 pub use flow::FlowCounters;
-pub use flow_log::{FlowEnd, FlowLogCounters, FlowRecord, Traffic};
+pub use flow_log::{FlowEnd, FlowLogCounters, FlowRecord, HandedFlow, Traffic};
 pub use fragments::FragmentCounters;
 pub use groups::Permission;
 pub use ids::{AddressSetId, Direction, GroupId, LoadBalancerId, PeerId, PortId, UplinkId, WorkerId};

@@ -56,6 +56,15 @@ impl RuleLogs {
         self.cursor = if end == ports.len() { 0 } else { end };
     }
 
+    /// Ends the logs of all ports, and adds their records.
+    pub(crate) fn end_all(&mut self, ports: &mut [PortState], now_ns: u64, out: &mut Vec<RuleRecord>) {
+        for state in ports {
+            out.append(&mut self.past);
+            self.end(state, now_ns);
+        }
+        out.append(&mut self.past);
+    }
+
     pub(crate) fn counters(&self, ports: &[PortState]) -> RuleLogCounters {
         let logs = ports.iter().filter_map(|state| state.rules.as_deref());
         logs.fold(self.ended, |sum, log| sum.and(&log.counters))

@@ -58,7 +58,7 @@ pub struct Switch {
     /// Schedule of unsolicited router advertisements.
     advertiser: Advertiser,
     /// The flow log; `None`: no conversations are logged.
-    flow_log: Option<Box<FlowLog>>,
+    pub(crate) flow_log: Option<Box<FlowLog>>,
     /// Whether there is a flow log that does not have the current packet yet.
     is_logging: bool,
     /// Counters of flow logs that have ended.

@@ -168,7 +168,7 @@ impl Backend for Daemon {
         let sum = |count: fn(&bifrost_avs::FlowLogCounters) -> u64| flows.iter().map(count).sum();
         let sum_rules = |count: fn(&bifrost_avs::RuleLogCounters) -> u64| rules.iter().map(count).sum();
         let log = state.config.flow_log.as_ref();
-        let done = state.flow_log;
+        let done = state.flow_log.counters();
         Ok(FlowLogStatus {
             on: log.is_some(),
             json: log.and_then(|log| log.json.as_ref()).map(|path| path.display().to_string()),

@@ -97,8 +97,8 @@ pub(crate) struct State {
     pub(crate) health: Health,
     /// Holders of shared addresses.
     pub(crate) shared: Shared,
-    /// Counters of exported flow records.
-    pub(crate) flow_log: flow_log::Counters,
+    /// Exported flow records.
+    pub(crate) flow_log: Arc<flow_log::Exports>,
     /// Counters of the metadata service.
     pub(crate) metadata: bifrost_metadata::Counters,
     /// Counters of mirrored packets.
@@ -197,7 +197,7 @@ impl Daemon {
         let now = Instant::now();
         let busy = vec![(now, 0, 0.0); workers.len()];
         let (machines, containers) = (BTreeMap::new(), BTreeMap::new());
-        let flow_log = flow_log::Counters::default();
+        let flow_log = Arc::default();
         let mirrored = mirror::Counted::default();
         let mut state = State {
             config,

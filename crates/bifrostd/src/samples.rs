@@ -127,8 +127,12 @@ fn of_named_path(path: &PathView, peer: Option<&str>, of_worker: &Place) -> impl
 /// Counters outside of the workers.
 fn of_daemon(state: &State) -> Vec<Sample> {
     let nowhere = |counter, value| Sample { counter, at: Place::default(), value };
-    let mut samples: Vec<Sample> =
-        state.flow_log.iter().map(|(counter, value)| nowhere(format!("flow_log.{counter}"), value)).collect();
+    let mut samples: Vec<Sample> = state
+        .flow_log
+        .counters()
+        .iter()
+        .map(|(counter, value)| nowhere(format!("flow_log.{counter}"), value))
+        .collect();
     samples.extend(state.mirrored.all.iter().map(|(counter, value)| nowhere(format!("mirror.{counter}"), value)));
     samples.extend(state.metadata.iter().map(|(counter, value)| nowhere(format!("metadata.{counter}"), value)));
     for (name, machine) in &state.machines {

@@ -5,12 +5,15 @@
 //! so a packet costs one lookup and nothing else. Without a flow log there is no cost. All memory is bounded: packets
 //! of conversations without room are counted and not logged.
 
+mod handed;
 pub(crate) mod observe;
 mod record;
 mod table;
 
+pub(crate) use handed::COUNT_MAX;
+pub use handed::HandedFlow;
 pub use record::{FlowEnd, FlowRecord, Traffic};
-pub(crate) use table::FlowLog;
+pub(crate) use table::{Flow, FlowLog, Handshake, Name};
 
 /// Counters of flow logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -78,6 +78,13 @@ impl FlowEnd {
         }
     }
 
+    /// The end with this [number](Self::number).
+    pub(crate) fn of_number(number: u8) -> Option<FlowEnd> {
+        [FlowEnd::Idle, FlowEnd::Active, FlowEnd::Closed, FlowEnd::Forced]
+            .into_iter()
+            .find(|end| end.number() == number)
+    }
+
     /// The name in logs.
     pub const fn name(self) -> &'static str {
         match self {

@@ -16,7 +16,7 @@ use crate::session::Key;
 use crate::tables::FlowLogSpec;
 
 /// Maximum number of records that wait to be taken, of conversations that ended because another one reused their key.
-const PENDING: usize = 4096;
+pub(super) const PENDING: usize = 4096;
 /// Time after its end during which a conversation still counts late packets, ns.
 const LINGER_NS: u64 = 1_000_000_000;
 
@@ -46,7 +46,7 @@ impl Packet {
 
 /// Progress of a TCP handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Handshake {
+pub(crate) enum Handshake {
     /// Its beginning was not seen.
     Unknown,
     /// SYN sent at this time, ns.
@@ -71,17 +71,19 @@ impl Handshake {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Flow {
-    name: Name,
-    origin: Direction,
-    handshake: Handshake,
+/// A conversation, or the part of it since its previous record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flow {
+    pub(crate) name: Name,
+    /// Direction of the first packet.
+    pub(crate) origin: Direction,
+    pub(crate) handshake: Handshake,
     /// Indexed by direction.
-    traffic: [Traffic; 2],
+    pub(crate) traffic: [Traffic; 2],
     /// TCP flags of all its records, indexed by direction.
-    flags: [u8; 2],
-    start_ns: u64,
-    end_ns: u64,
+    pub(crate) flags: [u8; 2],
+    pub(crate) start_ns: u64,
+    pub(crate) end_ns: u64,
     /// The slot is free.
     is_free: bool,
 }
@@ -96,7 +98,7 @@ pub(crate) struct Name {
 }
 
 impl Flow {
-    fn begin(name: Name, origin: Direction, now_ns: u64) -> Flow {
+    pub(crate) fn begin(name: Name, origin: Direction, now_ns: u64) -> Flow {
         Flow {
             name,
             origin,
@@ -126,17 +128,17 @@ impl Flow {
         }
     }
 
-    fn traffic_is_empty(&self) -> bool {
+    pub(super) fn traffic_is_empty(&self) -> bool {
         self.traffic.iter().all(|traffic| traffic.packets == 0)
     }
 
-    fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         let has = |flags: u8, flag: Flags| flags & flag.0 != 0;
         let [sent, received] = self.flags;
         has(sent | received, Flags::RST) || has(sent, Flags::FIN) && has(received, Flags::FIN)
     }
 
-    fn record(&self, end: FlowEnd) -> FlowRecord {
+    pub(super) fn record(&self, end: FlowEnd) -> FlowRecord {
         let (local, remote) = self.name.key.ends();
         let [sent, received] = self.traffic;
         FlowRecord {
@@ -162,7 +164,7 @@ impl Flow {
 /// The flow log of one switch.
 #[derive(Debug)]
 pub(crate) struct FlowLog {
-    spec: FlowLogSpec,
+    pub(super) spec: FlowLogSpec,
     /// Indexed by port number: whether the port is logged, and its number of conversations.
     ports: Vec<(bool, u32)>,
     /// Maximum number of conversations per port.
@@ -171,10 +173,10 @@ pub(crate) struct FlowLog {
     index: HashTable<u32>,
     flows: Vec<Flow>,
     free: Vec<u32>,
-    pending: Vec<FlowRecord>,
+    pub(super) pending: Vec<FlowRecord>,
     /// Where the next scan begins.
     cursor: usize,
-    counters: FlowLogCounters,
+    pub(super) counters: FlowLogCounters,
 }
 
 impl FlowLog {
@@ -255,15 +257,36 @@ impl FlowLog {
 
     #[inline(never)]
     fn begin(&mut self, hash: u64, name: Name, direction: Direction, packet: Packet, now_ns: u64) {
-        let of_port = &mut self.ports[name.key.port().place()].1;
-        if *of_port >= self.per_port || self.counters.current_flows >= u64::from(self.spec.flows) {
+        let mut flow = Flow::begin(name, direction, now_ns);
+        flow.count(packet, direction, true, now_ns);
+        if !self.insert(hash, flow) {
             self.counters.unlogged_packets += packet.packets;
-            return;
+        }
+    }
+
+    /// All conversations in the table.
+    pub(super) fn open(&self) -> impl Iterator<Item = &Flow> {
+        self.flows.iter().filter(|flow| !flow.is_free)
+    }
+
+    /// The conversation with this name.
+    pub(super) fn find(&mut self, name: &Name) -> Option<&mut Flow> {
+        let at = *self.index.find(self.hasher.hash_one(name), |&at| self.flows[at as usize].name == *name)?;
+        self.flows.get_mut(at as usize)
+    }
+
+    /// Adds a conversation whose port is logged, and whose name is not in the table. Returns false if there is no room.
+    pub(super) fn add(&mut self, flow: Flow) -> bool {
+        self.insert(self.hasher.hash_one(flow.name), flow)
+    }
+
+    fn insert(&mut self, hash: u64, flow: Flow) -> bool {
+        let of_port = &mut self.ports[flow.name.key.port().place()].1;
+        if *of_port >= self.per_port || self.counters.current_flows >= u64::from(self.spec.flows) {
+            return false;
         }
         *of_port += 1;
         self.counters.current_flows += 1;
-        let mut flow = Flow::begin(name, direction, now_ns);
-        flow.count(packet, direction, true, now_ns);
         let at = match self.free.pop() {
             Some(at) => {
                 self.flows[at as usize] = flow;
@@ -276,6 +299,7 @@ impl FlowLog {
         };
         let FlowLog { index, flows, hasher, .. } = self;
         index.insert_unique(hash, at, |&at| hasher.hash_one(flows[at as usize].name));
+        true
     }
 
     /// Scans the next of `parts` parts of the table, and adds the records of conversations that have ended or are due

@@ -101,6 +101,20 @@ impl Switch {
         true
     }
 
+    /// Ends the flow log at `now_ns` of the switch's time, and adds all its records.
+    pub fn end_flow_log(&mut self, now_ns: u64, out: &mut Vec<FlowRecord>) {
+        self.set_flow_log(None);
+        // The first scan begins in the middle of the table.
+        for _ in 0..2 {
+            self.take_flow_records(1, now_ns, out);
+        }
+    }
+
+    /// Ends all rule logs at `now_ns` of the switch's time, and adds their records.
+    pub fn end_rule_logs(&mut self, now_ns: u64, out: &mut Vec<RuleRecord>) {
+        self.rule_logs.end_all(&mut self.ports, now_ns, out);
+    }
+
     /// Counters of rule logs.
     pub fn rule_log_counters(&self) -> RuleLogCounters {
         self.rule_logs.counters(&self.ports)

@@ -125,6 +125,16 @@ impl Exporter {
         Exporter { domain, enterprise, sequence: 0 }
     }
 
+    /// Number of data records sent, modulo 2^32.
+    pub(super) fn sequence(&self) -> u32 {
+        self.sequence
+    }
+
+    /// Continues the numbers of another exporter with the same domain.
+    pub(super) fn continue_at(&mut self, sequence: u32) {
+        self.sequence = sequence;
+    }
+
     /// The message with the templates. `now_s`: seconds since 1970.
     pub(super) fn templates(&mut self, now_s: u32) -> Vec<u8> {
         let mut message = self.begin(now_s);

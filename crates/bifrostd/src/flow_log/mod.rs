@@ -3,6 +3,7 @@
 //! This runs on its own thread, so that neither a slow disk nor the network delays a worker. Each poll scans a bounded
 //! part of a worker's flows.
 
+mod handed;
 mod ipfix;
 mod rules;
 
@@ -12,6 +13,7 @@ use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -21,9 +23,10 @@ use bifrost_port::clock::monotonic_ns;
 use bifrost_port::panics;
 use serde::Serialize;
 
+pub(crate) use self::handed::{Description, Handed};
 use self::ipfix::Exporter;
 pub(crate) use self::rules::logged as logged_rules;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, State};
 
 /// Polling interval; each poll scans a part of the flows.
 const TICK: Duration = Duration::from_millis(100);
@@ -79,6 +82,37 @@ impl Counters {
     }
 }
 
+/// Where records go, and how many there were. A thread that has locked the daemon's state may wait for this, but not the
+/// other way round.
+#[derive(Default)]
+pub(crate) struct Exports {
+    writing: Mutex<Writing>,
+    counters: Mutex<Counters>,
+}
+
+/// Locked from the time at which records leave a worker until they are written.
+#[derive(Default)]
+struct Writing {
+    /// Names of ports, including removed ones, which may still have records.
+    names: BTreeMap<PortId, String>,
+    outputs: Option<Outputs>,
+}
+
+impl Exports {
+    /// The counters now.
+    pub(crate) fn counters(&self) -> Counters {
+        *self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writing(&self) -> MutexGuard<'_, Writing> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, counted: &Counters) {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner).add(counted);
+    }
+}
+
 /// A record with the port's name and wall-clock times.
 #[derive(Clone, Copy)]
 struct Entry<'a> {
@@ -99,8 +133,6 @@ pub(crate) fn run(daemon: &Daemon) {
 }
 
 fn run_loop(daemon: &Daemon) {
-    let mut names = BTreeMap::new();
-    let mut outputs: Option<Outputs> = None;
     loop {
         thread::sleep(TICK);
         let state = daemon.state();
@@ -108,7 +140,9 @@ fn run_loop(daemon: &Daemon) {
             return;
         }
         let wanted = state.config.flow_log.clone();
-        if wanted.is_none() && outputs.is_none() {
+        let exports = Arc::clone(&state.flow_log);
+        let mut writing = exports.writing();
+        if wanted.is_none() && writing.outputs.is_none() {
             continue;
         }
         let now_ns = monotonic_ns();
@@ -126,28 +160,33 @@ fn run_loop(daemon: &Daemon) {
                 continue;
             }
         };
-        // Keep the names of removed ports, which may still have records.
-        for port in &state.config.ports {
-            if let Some(id) = state.names.port(&port.name) {
-                names.insert(PortId(id), port.name.clone());
-            }
-        }
-        // Release the lock before writing to the disk or the network.
+        writing.name_ports(&state);
+        // Release the state's lock before writing to the disk or the network.
         drop(state);
+        let Writing { names, outputs } = &mut *writing;
         if let Some(wanted) = wanted.as_ref().filter(|wanted| outputs.as_ref().is_none_or(|o| o.spec != **wanted)) {
-            outputs = Some(Outputs::new(wanted.clone()));
+            *outputs = Some(Outputs::new(wanted.clone()));
         }
-        let Some(open) = &mut outputs else { continue };
+        let Some(open) = outputs else { continue };
         let is_over = taken.iter().all(|(_, is_over)| *is_over);
         let mut records = Records::default();
         for (of_worker, _) in taken {
             records.flows.extend(of_worker.flows);
             records.rules.extend(of_worker.rules);
         }
-        let counted = open.export(&records, &names, now_ns);
-        daemon.state().flow_log.add(&counted);
+        exports.add(&open.export(&records, names, now_ns));
         if wanted.is_none() && is_over {
-            outputs = None;
+            *outputs = None;
+        }
+    }
+}
+
+impl Writing {
+    fn name_ports(&mut self, state: &State) {
+        for port in &state.config.ports {
+            if let Some(id) = state.names.port(&port.name) {
+                self.names.insert(PortId(id), port.name.clone());
+            }
         }
     }
 }
@@ -162,6 +201,12 @@ pub(crate) fn ports<'a>(config: &'a Config, log: &'a FlowLog) -> impl Iterator<I
 struct Records {
     flows: Vec<FlowRecord>,
     rules: Vec<RuleRecord>,
+}
+
+impl Records {
+    fn is_empty(&self) -> bool {
+        self.flows.is_empty() && self.rules.is_empty()
+    }
 }
 
 /// Where records go.

@@ -24,7 +24,8 @@ use super::channel::Channel;
 use super::format::{HandedState, Kind, WorkerState, emit_state};
 use super::frames;
 use super::offer::{Descriptors, Offer};
-use super::take_over::Ready;
+use super::records;
+use super::take_over::{Ready, is_older};
 use crate::background::in_background;
 use crate::carried::Carried;
 use crate::daemon::{Daemon, State};
@@ -178,12 +179,19 @@ impl Daemon {
         detour.is_over = true;
         successor.leave();
         state.leave_frames();
-        // Nothing depends on the counters, and the upgrade can no longer fail.
+        // Nothing depends on the rest, and the upgrade can no longer fail.
+        let takes_records = ready.takes_records && !is_older();
+        let records = state.hand_over_flow_logs(takes_records).inspect_err(|error| {
+            tracing::warn!("flow records are lost: {error:#}");
+        });
         let counted = Carried::of(state).map_err(|error| anyhow!("{}", error.what));
         let sent =
             counted.and_then(|counted| channel.send(Kind::Counters, &serde_json::to_vec(&counted)?, &[], COMMIT));
         if let Err(error) = sent {
             tracing::warn!("the new daemon's counters start at zero: {error:#}");
+        }
+        if takes_records && let Err(error) = records::send(&channel, records.unwrap_or_default()) {
+            tracing::warn!("flow records are lost: {error:#}");
         }
         Ok(UpgradeReport {
             pid: taken.pid,
@@ -217,6 +225,7 @@ impl Daemon {
             instance: self.instance,
             faults: state.faults.clone(),
             next_fault: state.next_fault,
+            sends_records: !is_older(),
             drained: state.drained.clone(),
             health: state.health.iter().map(|((name, at), works)| (name.clone(), *at, *works)).collect(),
             touched: state.touched_buffers()?,

@@ -17,6 +17,7 @@
 //!   |<-- Running ------------------------------------|
 //!   | leaves its AF_XDP sockets                      | binds its own (port/src/afxdp/hand_over.rs)
 //!   |-- Counters ----------------------------------->|
+//!   |-- Records: flow logs ------------------------->| continues them
 //!   | notifies the service manager, answers, exits   | answers requests
 //! ```
 //!
@@ -34,6 +35,7 @@ mod hand_over;
 mod machines;
 mod offer;
 mod paths;
+mod records;
 mod take_over;
 mod touch;
 

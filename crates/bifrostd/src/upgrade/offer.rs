@@ -40,6 +40,8 @@ pub(crate) struct Offer {
     pub(crate) health: Vec<(String, SocketAddr, bool)>,
     /// Holders of shared addresses: VNI, address, MAC address.
     pub(crate) shared: Vec<(u32, IpAddr, [u8; 6])>,
+    /// Whether flow logs follow the counters, if the new daemon takes them.
+    pub(crate) sends_records: bool,
     /// Whether there is a listener for metrics, and a lock of the devices' records.
     pub(crate) has_metrics: bool,
     pub(crate) has_lock: bool,

@@ -1,5 +1,6 @@
 //! The new daemon's side: it prepares, waits for the old daemon to stop, and takes over.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::channel::{Channel, Message};
 use super::format::{HandedState, Kind, WorkerState, parse_state};
 use super::offer::{Descriptors, Offer};
+use super::records;
 use super::touch;
 use crate::carried::Carried;
 use crate::daemon::{Daemon, State};
@@ -38,6 +40,8 @@ pub(super) struct Ready {
     pub(super) left_out: u64,
     /// It takes copies of sessions while the old daemon is running.
     pub(super) takes_copies: bool,
+    /// It takes flow logs after the counters.
+    pub(super) takes_records: bool,
     #[serde(skip)]
     pub(super) is_running: bool,
 }
@@ -61,6 +65,8 @@ impl Ready {
 #[derive(Debug)]
 pub(crate) struct Successor {
     channel: Channel,
+    /// The old daemon sends flow logs after its counters.
+    gets_records: Cell<bool>,
 }
 
 /// State from the old daemon for the start of the new one.
@@ -96,7 +102,7 @@ impl Successor {
         let hint = "--take-over is for `bifrostctl upgrade`, which starts it";
         ensure!(matches!(kind, Ok(rustix::net::SocketType::STREAM)), "standard input is not a daemon's socket; {hint}");
         fault("begin");
-        Ok(Successor { channel: Channel::new(UnixStream::from(stdin)) })
+        Ok(Successor { channel: Channel::new(UnixStream::from(stdin)), gets_records: Cell::new(false) })
     }
 
     /// Receives the old daemon's offer. `file_crc`: checksum of the configuration file; `workers`: the number of
@@ -115,16 +121,30 @@ impl Successor {
         if let Some(what) = loaded.not_understood.first() {
             bail!("unknown object of the old daemon: {what}");
         }
-        let Offer { ports, peers, instance, faults, next_fault, drained, health, shared, release, touched, .. } = offer;
+        let Offer {
+            ports,
+            peers,
+            instance,
+            faults,
+            next_fault,
+            drained,
+            health,
+            shared,
+            release,
+            sends_records,
+            touched,
+            ..
+        } = offer;
         tracing::info!(release, "preparing to take over from another bifrostd");
         let names = Names::of_numbers(ports, peers);
+        self.gets_records.set(sends_records && !is_older());
         fault("offered");
         let others = loaded.objects;
         Ok(Handed { descriptors, others, names, instance, faults, next_fault, drained, health, shared, touched })
     }
 
-    /// Touches the buffers that the old daemon has used, reports that this daemon is prepared, waits until the old one has stopped, and resumes the workers. When this
-    /// returns, this daemon has taken over.
+    /// Touches the buffers that the old daemon has used, reports that this daemon is prepared, waits until the old one
+    /// has stopped, and resumes the workers. When this returns, this daemon has taken over.
     ///
     /// # Errors
     /// The old daemon continues; this one must exit.
@@ -132,7 +152,9 @@ impl Successor {
         daemon.state().touch_buffers(touched)?;
         fault("prepared");
         let release = env!("CARGO_PKG_VERSION").to_owned();
-        let mut ready = Ready { release, pid: std::process::id(), takes_copies: true, ..Ready::default() };
+        let pid = std::process::id();
+        let takes_records = !is_older();
+        let mut ready = Ready { release, pid, takes_copies: true, takes_records, ..Ready::default() };
         self.channel.send(Kind::Ready, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
         let mut state = daemon.state();
         let body = self.copies(&state)?;
@@ -150,6 +172,11 @@ impl Successor {
         match self.counters() {
             Ok(carried) => state.carried = carried.into(),
             Err(error) => tracing::warn!("counters start at zero: {error:#}"),
+        }
+        if self.gets_records.get()
+            && let Err(error) = records::receive(&self.channel, &state)
+        {
+            tracing::warn!("flow records of the old daemon are lost: {error:#}");
         }
         Ok(())
     }
@@ -228,3 +255,8 @@ fn fault(step: &str) {
 
 #[cfg(not(debug_assertions))]
 fn fault(_step: &str) {}
+
+/// Whether a test wants this daemon to behave like one that does not take over flow logs.
+pub(super) fn is_older() -> bool {
+    cfg!(debug_assertions) && std::env::var("BIFROST_UPGRADE_FAULT").is_ok_and(|fault| fault == "older")
+}
