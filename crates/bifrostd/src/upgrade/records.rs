@@ -22,7 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 struct Head {
-    #[serde(flatten)]
     description: Description,
     /// Bytes of each worker.
     workers: Vec<usize>,
