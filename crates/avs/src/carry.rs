@@ -11,8 +11,8 @@
 //! [`Switch::start_copying`], most is copied while packets flow, and only later changes are written after packets have
 //! stopped.
 //!
-//! What flow logs count has a format of its own (`flow_log.rs`): no packet waits for it. The state of fragmented packets
-//! and flow records is not carried over: guests do not notice. The daemon carries the counters over.
+//! What flow logs count has a format of its own (`flow_log.rs`), because no packet waits for it. The state of
+//! fragmented packets and flow records is not carried over: guests do not notice. The daemon carries the counters over.
 
 mod copies;
 mod copying;

@@ -18,6 +18,7 @@ const SYN: u8 = 0x02;
 const SYN_ACK: u8 = 0x12;
 const ACK: u8 = 0x10;
 const FIN: u8 = 0x11;
+const RST: u8 = 0x04;
 
 fn spec(flows: u32) -> FlowLogSpec {
     FlowLogSpec {
@@ -140,7 +141,7 @@ fn what_has_no_place_becomes_a_record_at_once() {
         pass(&mut old, 0, Direction::Egress, SYN, port);
     }
     // A record waits: the same connection again.
-    pass(&mut old, 1, Direction::Ingress, 0x04, 1);
+    pass(&mut old, 1, Direction::Ingress, RST, 1);
     pass(&mut old, 2, Direction::Egress, SYN, 1);
     assert_eq!(old.handed_flows().len(), 4);
     let ended = |new: &mut Switch| {
@@ -180,7 +181,9 @@ proptest! {
     /// Whatever is counted where and handed over when, the sums are those of all packets.
     #[test]
     fn no_packet_is_lost_or_counted_twice(
-        packets in prop::collection::vec((0u16..4, any::<bool>(), prop_oneof![Just(SYN), Just(ACK), Just(FIN), Just(4u8)]), 1..80),
+        packets in prop::collection::vec(
+            (0u16..4, any::<bool>(), prop_oneof![Just(SYN), Just(ACK), Just(FIN), Just(RST)]), 1..80,
+        ),
         cuts in prop::collection::vec((0usize..80, 0usize..5), 0..4),
     ) {
         let mut switches = vec![build(Some(spec(64)))];
@@ -228,7 +231,10 @@ proptest! {
     }
 
     #[test]
-    fn damaged_flows_do_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8), cut in any::<prop::sample::Index>()) {
+    fn damaged_flows_do_no_harm(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        cut in any::<prop::sample::Index>(),
+    ) {
         let mut old = build(Some(spec(64)));
         for port in 1..=3 {
             pass(&mut old, 0, Direction::Egress, SYN, port);

@@ -1,7 +1,7 @@
 //! Serialized flow logs: conversations with their counts, and records that wait to be taken.
 //!
-//! Sections as in [the format of sessions](super), with kinds of their own. Reasons of rejected conversations have names,
-//! because their numbers differ between releases: a record has the position of its reason's name, from 1.
+//! Sections as in [the format of sessions](super), with kinds of their own. Reasons of rejected conversations have
+//! names, because their numbers differ between releases: a record has the position of its reason's name, from 1.
 
 use bifrost_wire::Vni;
 

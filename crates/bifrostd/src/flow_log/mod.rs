@@ -82,8 +82,8 @@ impl Counters {
     }
 }
 
-/// Where records go, and how many there were. A thread that has locked the daemon's state may wait for this, but not the
-/// other way round.
+/// Where records go, and how many there were. A thread that has locked the daemon's state may wait for this, but not
+/// the other way round.
 #[derive(Default)]
 pub(crate) struct Exports {
     writing: Mutex<Writing>,
