@@ -33,6 +33,8 @@ fn logging(workers: usize) -> (Lab, PathBuf, UdpSocket) {
         "[flow_log]\njson = {json:?}\nrules_json = {rules:?}\ncollector = \"{address}\"\nvpcs = [100]\n\
          idle_timeout_s = 5\ntemplate_interval_s = 3600\n"
     );
+    // The other host logs nothing.
+    lab.hosts[1].config = lab.hosts[1].config.replace("log = true\n", "");
     lab.start();
     (lab, json, collector)
 }
