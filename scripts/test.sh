@@ -132,18 +132,8 @@ release_build() {
     }
 }
 step "release build, begun above" release_build
-# Other programs do not change numbers of instructions, so these are counted during the studies.
-scripts/cost.sh >"$out/cost.log" 2>&1 &
-counting=$!
-trap 'kill "$counting" 2>/dev/null || true' EXIT
-cost() {
-    status=0
-    wait "$counting" || status=$?
-    cat "$out/cost.log"
-    return "$status"
-}
 step "studies in the simulator, in short: their bars" "$target/release/bifrost-sim" study all --quick --out "$out/studies"
-step "cost of the transport, begun above" cost
+step "cost of the transport" scripts/cost.sh
 step "end to end: redis-loss" end_to_end redis-loss 1 --injectors wire --losses 0,1 --repetitions 5
 step "end to end: path-failure" end_to_end path-failure 1 --modes bifrost --repetitions 3
 step "end to end: a second time, beside what the first has left" experiment redis-loss 2 --injectors wire --losses 1 --modes bifrost
