@@ -123,10 +123,10 @@ fn take_over(cli: &Cli, config: Config) -> Result<ExitCode> {
         let socket = config.control.socket.clone();
         let handed = successor.offer(crc32fast::hash(&text), config.workers.count)?;
         let listeners = handed.descriptors.listeners.try_clone().context("copying listeners")?;
-        let touched = handed.touched();
+        let learned = handed.learned();
         let (directory, kept) = (cli.state.as_deref(), Kept::nothing());
         let daemon = Arc::new(Daemon::start(cli.config.clone(), config, directory, kept, Some(handed))?);
-        successor.complete(&daemon, &touched)?;
+        successor.complete(&daemon, &learned)?;
         anyhow::Ok((daemon, listeners, socket, signals))
     })();
     let (daemon, listeners, socket, signals) = match started {

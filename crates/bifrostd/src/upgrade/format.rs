@@ -13,8 +13,6 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::paths::OfPeers;
-
 /// The version of this format.
 pub(crate) const VERSION: u16 = 1;
 /// Length of a header, bytes.
@@ -29,12 +27,11 @@ const SECTION_BYTES: usize = 12;
 const PACKET_BYTES: usize = 6;
 /// Longest packet with its virtio header, bytes.
 const MAX_PACKET: usize = 68 << 10;
-/// Kinds of sections: the memory of a switch (sessions), unfinished packets of guests; and of all workers, as JSON, the
-/// positions in the rings of virtual machines, and what is known of paths.
+/// Kinds of sections: the memory of a switch (sessions), unfinished packets of guests, and the positions in the rings of
+/// virtual machines, as JSON, of all workers.
 const MEMORY: u16 = 1;
 const PACKETS: u16 = 2;
 const POSITIONS: u16 = 3;
-const PATHS: u16 = 4;
 
 /// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,18 +110,16 @@ pub(crate) struct WorkerState {
 }
 
 /// The body of a [`Kind::State`] or [`Kind::Copies`].
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HandedState {
     pub(crate) workers: Vec<WorkerState>,
     /// Positions in the rings of virtual machines, by port.
     pub(crate) positions: BTreeMap<String, Vec<u16>>,
-    /// What the transport knows of paths.
-    pub(crate) paths: OfPeers,
 }
 
 /// # Errors
 /// Never: names and numbers can be written as JSON.
-pub(crate) fn emit_state(HandedState { workers, positions, paths }: &HandedState) -> Result<Vec<u8>> {
+pub(crate) fn emit_state(HandedState { workers, positions }: &HandedState) -> Result<Vec<u8>> {
     let of = |worker: &WorkerState| {
         let packets: usize = worker.packets.iter().map(|(_, packet)| PACKET_BYTES + packet.len()).sum();
         2 * SECTION_BYTES + worker.memory.len() + packets
@@ -149,12 +144,11 @@ pub(crate) fn emit_state(HandedState { workers, positions, paths }: &HandedState
             }
         });
     }
-    for (kind, section) in [(POSITIONS, serde_json::to_vec(positions)?), (PATHS, serde_json::to_vec(paths)?)] {
-        out.extend(kind.to_le_bytes());
-        out.extend([0; 2]);
-        out.extend((section.len() as u64).to_le_bytes());
-        out.extend(section);
-    }
+    let positions = serde_json::to_vec(positions)?;
+    out.extend(POSITIONS.to_le_bytes());
+    out.extend([0; 2]);
+    out.extend((positions.len() as u64).to_le_bytes());
+    out.extend(positions);
     Ok(out)
 }
 
@@ -164,17 +158,13 @@ pub(crate) fn emit_state(HandedState { workers, positions, paths }: &HandedState
 /// The state is truncated, refers to an unknown worker, or has a packet longer than any port's.
 pub(crate) fn parse_state(bytes: &[u8], workers: usize) -> Result<HandedState> {
     let mut states = vec![WorkerState::default(); workers];
-    let (mut positions, mut paths) = (BTreeMap::new(), OfPeers::new());
+    let mut positions = BTreeMap::new();
     let mut rest = Fields(bytes);
     while !rest.0.is_empty() {
         let (kind, number, len) = (rest.u16()?, rest.u16()?, rest.u64()?);
         let section = rest.bytes(len)?;
         if kind == POSITIONS {
             positions = serde_json::from_slice(section).context("reading the positions in rings")?;
-            continue;
-        }
-        if kind == PATHS {
-            paths = serde_json::from_slice(section).context("reading what is known of paths")?;
             continue;
         }
         let Some(state) = states.get_mut(usize::from(number)) else { bail!("no worker {number}") };
@@ -191,7 +181,7 @@ pub(crate) fn parse_state(bytes: &[u8], workers: usize) -> Result<HandedState> {
             _ => {}
         }
     }
-    Ok(HandedState { workers: states, positions, paths })
+    Ok(HandedState { workers: states, positions })
 }
 
 /// The bytes that are left to read.
@@ -225,7 +215,6 @@ impl<'a> Fields<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upgrade::paths::OfPath;
 
     fn random_state(random: &mut fastrand::Rng) -> WorkerState {
         let mut bytes = |most: usize| (0..random.usize(..most)).map(|_| random.u8(..)).collect::<Vec<u8>>();
@@ -241,8 +230,7 @@ mod tests {
             for _ in 0..20 {
                 let of_workers: Vec<_> = (0..workers).map(|_| random_state(&mut random)).collect();
                 let positions = BTreeMap::from([("vm".to_owned(), vec![random.u16(..), 7])]);
-                let paths = OfPeers::from([("host-b".to_owned(), vec![vec![OfPath::default(); 3]; workers])]);
-                let states = HandedState { workers: of_workers, positions, paths };
+                let states = HandedState { workers: of_workers, positions };
                 let bytes = emit_state(&states).unwrap();
                 assert_eq!(parse_state(&bytes, workers).unwrap(), states);
                 if workers > 0 {
@@ -272,7 +260,7 @@ mod tests {
         for _ in 0..5000 {
             let workers = vec![random_state(&mut random), random_state(&mut random)];
             let positions = BTreeMap::from([("vm".to_owned(), vec![random.u16(..), 7])]);
-            let mut bytes = emit_state(&HandedState { workers, positions, ..HandedState::default() }).unwrap();
+            let mut bytes = emit_state(&HandedState { workers, positions }).unwrap();
             for _ in 0..random.usize(1..5) {
                 let at = random.usize(..bytes.len());
                 bytes[at] = random.u8(..);

@@ -168,7 +168,7 @@ impl Daemon {
         let packets: u64 = states.iter().map(|(_, aside)| aside.packets.len() as u64).sum();
         let of_worker = |(memory, aside): Left| WorkerState { memory, packets: aside.packets };
         let workers = states.into_iter().map(of_worker).collect();
-        let handed = HandedState { workers, positions: state.leave_machines()?, paths: state.leave_paths()? };
+        let handed = HandedState { workers, positions: state.leave_machines()? };
         let answer =
             channel.send(Kind::State, &emit_state(&handed)?, &[], COMMIT).and_then(|()| channel.receive(COMMIT));
         let taken = answer.and_then(|message| Ready::of(&message)).map_err(|error| successor.explain(error))?;
@@ -229,6 +229,7 @@ impl Daemon {
             drained: state.drained.clone(),
             health: state.health.iter().map(|((name, at), works)| (name.clone(), *at, *works)).collect(),
             touched: state.touched_buffers()?,
+            paths: state.leave_paths()?,
             shared: state.shared.holders.iter().map(|((vni, at), mac)| (vni.value(), *at, mac.0)).collect(),
             ..Offer::default()
         };

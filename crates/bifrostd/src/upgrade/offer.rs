@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::frames::DeviceDescription;
 use super::machines::{self, Description};
+use super::paths::OfPeers;
 use super::touch;
 
 /// The body of an offer. It also tells which descriptors follow, in the order of [`Descriptors`].
@@ -53,6 +54,8 @@ pub(crate) struct Offer {
     pub(super) machines: BTreeMap<String, Description>,
     /// Buffers of ports that were in use.
     pub(super) touched: touch::Buffers,
+    /// What the transport knows of paths.
+    pub(super) paths: OfPeers,
     /// The underlay's devices with AF_XDP sockets.
     pub(super) frames: Vec<DeviceDescription>,
 }

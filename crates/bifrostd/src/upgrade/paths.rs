@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use crate::daemon::State;
 
 /// Paths by the peer's name, and of each worker in turn.
-pub(super) type OfPeers = BTreeMap<String, Vec<Vec<OfPath>>>;
+pub(crate) type OfPeers = BTreeMap<String, Vec<Vec<OfPath>>>;
 
 /// A [`PathEstimate`]. Times are the mean, the deviation and the minimum, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct OfPath {
+pub(crate) struct OfPath {
     total: [u64; 3],
     fabric: [u64; 3],
     loss: f32,

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::channel::{Channel, Message};
 use super::format::{HandedState, Kind, WorkerState, parse_state};
 use super::offer::{Descriptors, Offer};
+use super::paths::OfPeers;
 use super::records;
 use super::touch;
 use crate::carried::Carried;
@@ -82,12 +83,13 @@ pub(crate) struct Handed {
     pub(crate) health: Vec<(String, SocketAddr, bool)>,
     pub(crate) shared: Vec<(u32, IpAddr, [u8; 6])>,
     pub(super) touched: touch::Buffers,
+    pub(super) paths: OfPeers,
 }
 
 impl Handed {
-    /// Buffers of ports that the old daemon has used.
-    pub(crate) fn touched(&self) -> touch::Buffers {
-        self.touched.clone()
+    /// Buffers of ports that the old daemon has used, and what it knows of paths.
+    pub(crate) fn learned(&self) -> (touch::Buffers, OfPeers) {
+        (self.touched.clone(), self.paths.clone())
     }
 }
 
@@ -133,6 +135,7 @@ impl Successor {
             release,
             sends_records,
             touched,
+            paths,
             ..
         } = offer;
         tracing::info!(release, "preparing to take over from another bifrostd");
@@ -140,16 +143,20 @@ impl Successor {
         self.gets_records.set(sends_records && !is_older());
         fault("offered");
         let others = loaded.objects;
-        Ok(Handed { descriptors, others, names, instance, faults, next_fault, drained, health, shared, touched })
+        Ok(Handed { descriptors, others, names, instance, faults, next_fault, drained, health, shared, touched, paths })
     }
 
-    /// Touches the buffers that the old daemon has used, reports that this daemon is prepared, waits until the old one
-    /// has stopped, and resumes the workers. When this returns, this daemon has taken over.
+    /// Prepares buffers and paths as the old daemon has used them ([`Handed::learned`]), reports that this daemon is
+    /// prepared, waits until the old one has stopped, and resumes the workers. When this returns, this daemon has taken
+    /// over.
     ///
     /// # Errors
     /// The old daemon continues; this one must exit.
-    pub(crate) fn complete(&self, daemon: &Daemon, touched: &touch::Buffers) -> Result<()> {
-        daemon.state().touch_buffers(touched)?;
+    pub(crate) fn complete(&self, daemon: &Daemon, (touched, paths): &(touch::Buffers, OfPeers)) -> Result<()> {
+        let state = daemon.state();
+        state.touch_buffers(touched)?;
+        state.resume_paths(paths)?;
+        drop(state);
         fault("prepared");
         let release = env!("CARGO_PKG_VERSION").to_owned();
         let pid = std::process::id();
@@ -159,10 +166,9 @@ impl Successor {
         let mut state = daemon.state();
         let body = self.copies(&state)?;
         fault("stopped");
-        let HandedState { workers, positions, paths } = parse_state(&body, state.workers.len())?;
+        let HandedState { workers, positions } = parse_state(&body, state.workers.len())?;
         (ready.sessions, ready.left_out) = state.take_over_workers(workers)?;
         state.begin_machines(positions);
-        state.resume_paths(&paths)?;
         fault("taken");
         state.on_all(|worker| worker.resume())?;
         fault("working");

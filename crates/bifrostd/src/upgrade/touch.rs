@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::daemon::State;
 
 /// By port: numbers of buffers of each kind that were ever in use in a queue.
-pub(super) type Buffers = BTreeMap<String, Vec<u32>>;
+pub(crate) type Buffers = BTreeMap<String, Vec<u32>>;
 
 impl State {
     /// The buffers whose memory this daemon has touched.

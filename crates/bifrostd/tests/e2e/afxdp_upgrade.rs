@@ -9,7 +9,7 @@ use crate::kept::{index, serve_echo};
 use crate::upgrade::{faulty, script};
 
 /// How long guests may wait in half of the upgrades. These are debug builds on a machine with other work.
-const SILENCE: Duration = Duration::from_millis(300);
+const SILENCE: Duration = Duration::from_millis(150);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Two hosts with a guest each. Both use AF_XDP.

@@ -45,8 +45,6 @@ const LOSS_PERCENT: f64 = 1.0;
 /// before it is the reference.
 const PERIOD: Duration = Duration::from_millis(1500);
 const AFTER: Duration = Duration::from_millis(150);
-/// An upgrade is attributed at most this time.
-const LONGEST: Duration = Duration::from_millis(700);
 /// Upgrades whose time a standstill of the machine touched are made again, up to this many per wanted upgrade.
 const ATTEMPTS: u32 = 3;
 /// Shortest time within which a new daemon is killed.
@@ -388,7 +386,10 @@ fn upgrade_all(network: &mut Network, row: &mut Row) -> Result<Vec<Done>> {
         let report = network.overlay.daemons[host]
             .upgrade()
             .with_context(|| format!("upgrade {}, of host {host}", done.len()))?;
-        done.push(Done { host, began, window: (began.elapsed() + AFTER).min(LONGEST) });
+        let window = began.elapsed() + AFTER;
+        done.push(Done { host, began, window });
+        // The reference of the next upgrade, which may take as long, must not overlap with this one.
+        next = next.max(began + window * 2);
         let number = |name: &str| {
             let number = report.get(name).and_then(Value::as_u64);
             number.with_context(|| format!("the report of an upgrade has no {name}: {report}"))
