@@ -34,6 +34,12 @@ pub trait Experiment {
         vec![Guests::Container]
     }
 
+    /// Whether the processors are kept from halting while it runs: where it judges single latencies, which a hypervisor
+    /// would decide otherwise ([`crate::awake`]).
+    fn keeps_awake(&self) -> bool {
+        false
+    }
+
     /// Measures. When this returns, with success or an error, everything that it started has ended.
     fn run(&self, lab: &Lab) -> Result<Vec<Value>>;
 

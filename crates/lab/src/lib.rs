@@ -9,6 +9,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod awake;
 pub mod bars;
 pub mod book;
 pub mod cli;

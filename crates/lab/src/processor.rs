@@ -52,11 +52,14 @@ pub fn table<'a, const N: usize>(
 /// # Errors
 /// The system refuses the priority.
 pub fn run_before_all_others() -> Result<()> {
-    let priority = ThreadPriority::from_posix(thread_priority::ScheduleParams { sched_priority: 50 });
+    let priority = ThreadPriority::from_posix(thread_priority::ScheduleParams { sched_priority: REAL_TIME });
     let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
     thread_priority::set_thread_priority_and_policy(thread_priority::thread_native_id(), priority, policy)
         .map_err(|error| anyhow!("cannot set a real-time priority ({error}); the lab needs root"))
 }
+
+/// The priority of [`run_before_all_others`], in the scheduling class SCHED_FIFO.
+pub const REAL_TIME: i32 = 50;
 
 /// Runs `work` on a new thread that is bound to one processor.
 ///
@@ -108,18 +111,6 @@ pub fn transfer_ns(one: usize, other: usize) -> Result<f64> {
         answers.join().map_err(|_| anyhow!("a thread on processor {other} panicked"))??;
         median_of(measured?.into_iter()).context("nothing was measured")
     })
-}
-
-/// Time that each processor has spent in interrupt handlers so far, in their order.
-///
-/// # Errors
-/// `/proc/stat` cannot be read.
-pub fn interrupts() -> Result<Vec<Duration>> {
-    let text = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
-    let per_s = rustix::param::clock_ticks_per_second() as f64;
-    let processors = text.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "));
-    let time = |line| Ok(Duration::from_secs_f64(interrupt_ticks(&ticks(line)?) as f64 / per_s));
-    processors.map(time).collect()
 }
 
 /// Ticks of a line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal.
@@ -188,8 +179,9 @@ impl Reading {
     fn add_processors(&mut self, text: &str) -> Result<()> {
         let line = text.lines().find(|line| line.starts_with("cpu "));
         let ticks = ticks(line.context("/proc/stat has no line for all processors")?)?;
-        let [.., idle, wait, _, _, _] = ticks;
-        (self.idle, self.interrupts, self.total) = (idle + wait, interrupt_ticks(&ticks), ticks.iter().sum());
+        let [_, nice, _, idle, wait, ..] = ticks;
+        // Threads that keep the processors awake are "nice".
+        (self.idle, self.interrupts, self.total) = (idle + wait + nice, interrupt_ticks(&ticks), ticks.iter().sum());
         Ok(())
     }
 
@@ -246,7 +238,6 @@ mod tests {
         let before = Reading::take().unwrap();
         let after = Reading::take().unwrap();
         assert!(after.total >= before.total && after.since(&before).len() == PARTS.len());
-        assert!(interrupts().unwrap().len() >= std::thread::available_parallelism().unwrap().get());
         assert_eq!(interrupt_ticks(&ticks("cpu0 1 2 3 4 5 60 700 8 0 0").unwrap()), 760);
         assert!(Reading::default().add_processors("cpu0 1 2\n").is_err());
         assert!(Reading::default().add_processors("cpu 1 2 x\n").is_err());

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum as _;
 
+use crate::awake::Awake;
 use crate::bars::Bar;
 use crate::daemon::Binaries;
 use crate::frame::{self, Experiment};
@@ -72,6 +73,7 @@ pub fn run(experiment: &dyn Experiment, options: &Options, out: &Path) -> Result
     let out = out.canonicalize().with_context(|| format!("resolving {}", out.display()))?;
     let started = Instant::now();
     let rows = {
+        let _awake = experiment.keeps_awake().then(Awake::start).transpose()?;
         let lab = Lab { run: Run::begin()?, options: options.clone(), binaries, out: out.clone() };
         experiment.run(&lab)?
     };

@@ -1,10 +1,9 @@
 //! Detects pauses of the machine itself, so that a hypervisor's pause is not attributed to the network.
 //!
 //! A thread with a real-time priority on every processor wakes up each millisecond. When it wakes up later than an
-//! interrupt handler can explain, nothing ran on this processor, whatever its priority. Where a hypervisor gives a
-//! processor to others in short slices, no single pause is that long: there, the sum of all pauses counts.
+//! interrupt handler can explain, nothing ran on this processor, whatever its priority.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,10 +17,6 @@ use crate::processor;
 const PERIOD: Duration = Duration::from_millis(1);
 /// A later wakeup is a standstill: softirq processing yields after 2 ms (`MAX_SOFTIRQ_TIME`).
 const LATE: Duration = Duration::from_millis(4);
-/// Pauses from this length on are summed up; shorter ones are the kernel's own latency.
-const PAUSE: Duration = Duration::from_micros(500);
-/// A processor that loses this share of its time to pauses is shared with others.
-const SHARED: f64 = 0.05;
 /// Maximum number of measurements of a point while standstills disturb it.
 const ATTEMPTS: u32 = 3;
 /// A single standstill of this length disturbs a point.
@@ -42,11 +37,6 @@ pub struct Watch {
     stop: Arc<AtomicBool>,
     seen: Arc<Mutex<Vec<Standstill>>>,
     threads: Vec<JoinHandle<Result<()>>>,
-    began: Instant,
-    /// Sum of the pauses of each processor, ns.
-    paused_ns: Arc<[AtomicU64]>,
-    /// Time of each processor in interrupt handlers when the watch began.
-    interrupts: Vec<Duration>,
 }
 
 impl Watch {
@@ -55,33 +45,26 @@ impl Watch {
     /// # Errors
     /// No thread can be started. A watcher that is refused its priority reports that in [`Watch::finish`].
     pub fn start() -> Result<Self> {
+        Self::with(PERIOD, LATE)
+    }
+
+    /// As [`Watch::start`], but each watcher wakes up every `period`, and a wakeup that comes `late` or later is a
+    /// standstill. If `late` is shorter than an interrupt handler can take, only the caller knows whether that matters.
+    ///
+    /// # Errors
+    /// As for [`Watch::start`].
+    pub fn with(period: Duration, late: Duration) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::new(Mutex::new(Vec::new()));
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let paused_ns: Arc<[AtomicU64]> = (0..processors).map(|_| AtomicU64::new(0)).collect();
-        let interrupts = processor::interrupts()?;
         let threads = (0..processors)
             .map(|processor| {
-                let (stop, seen, paused_ns) = (Arc::clone(&stop), Arc::clone(&seen), Arc::clone(&paused_ns));
+                let (stop, seen) = (Arc::clone(&stop), Arc::clone(&seen));
                 let builder = std::thread::Builder::new().name(format!("lab-watch-{processor}"));
-                builder
-                    .spawn(move || watch(processor, &stop, &seen, &paused_ns[processor]))
-                    .context("starting a thread")
+                builder.spawn(move || watch(processor, period, late, &stop, &seen)).context("starting a thread")
             })
             .collect::<Result<_>>()?;
-        Ok(Self { stop, seen, threads, began: Instant::now(), paused_ns, interrupts })
-    }
-
-    /// Whether others used a processor so far: pauses that its interrupt handlers do not explain add up to more than a
-    /// twentieth of the time.
-    ///
-    /// # Errors
-    /// `/proc/stat` cannot be read.
-    pub fn is_shared(&self) -> Result<bool> {
-        let now = processor::interrupts()?;
-        let interrupts = now.iter().zip(&self.interrupts).map(|(now, before)| now.saturating_sub(*before));
-        let pauses = self.paused_ns.iter().map(|ns| Duration::from_nanos(ns.load(Ordering::Relaxed)));
-        Ok(shares(pauses, interrupts, self.began.elapsed()))
+        Ok(Self { stop, seen, threads })
     }
 
     /// The standstills so far on any processor, oldest first.
@@ -174,32 +157,26 @@ pub fn total(seen: &[Standstill]) -> Duration {
     })
 }
 
-/// Whether a processor, by its pauses and its time in interrupt handlers, lost more than its share of the `watched` time.
-fn shares(
-    pauses: impl Iterator<Item = Duration>,
-    interrupts: impl Iterator<Item = Duration>,
-    watched: Duration,
-) -> bool {
-    pauses.zip(interrupts).any(|(paused, interrupts)| paused.saturating_sub(interrupts) > watched.mul_f64(SHARED))
-}
-
-fn watch(processor: usize, stop: &AtomicBool, seen: &Mutex<Vec<Standstill>>, paused_ns: &AtomicU64) -> Result<()> {
+fn watch(
+    processor: usize,
+    period: Duration,
+    late: Duration,
+    stop: &AtomicBool,
+    seen: &Mutex<Vec<Standstill>>,
+) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(processor);
     sched_setaffinity(None, &set).with_context(|| format!("choosing processor {processor}"))?;
     processor::run_before_all_others()?;
-    let mut due = Instant::now() + PERIOD;
+    let mut due = Instant::now() + period;
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         let now = Instant::now();
         let length = now.saturating_duration_since(due);
-        if length >= PAUSE {
-            paused_ns.fetch_add(length.as_nanos() as u64, Ordering::Relaxed);
-        }
-        if length >= LATE {
+        if length >= late {
             seen.lock().unwrap_or_else(PoisonError::into_inner).push(Standstill { began: due, length });
         }
-        due = now + PERIOD;
+        due = now + period;
     }
     Ok(())
 }
@@ -234,18 +211,6 @@ mod tests {
         if let Ok(seen) = watch.finish() {
             assert!(seen.iter().all(|s| s.length >= LATE));
         }
-    }
-
-    #[test]
-    fn a_processor_with_unexplained_pauses_is_shared() {
-        let is_shared = |pauses: [u32; 2], interrupts: [u32; 2]| {
-            shares(pauses.map(|ms| ms * MS).into_iter(), interrupts.map(|ms| ms * MS).into_iter(), 700 * MS)
-        };
-        assert!(!is_shared([0, 35], [0, 0]));
-        assert!(is_shared([0, 36], [0, 0]));
-        assert!(is_shared([186, 0], [60, 600]), "the other processor's interrupts do not explain it");
-        assert!(!is_shared([90, 90], [60, 60]), "interrupt handlers explain most of it");
-        assert!(!is_shared([10, 0], [500, 0]));
     }
 
     #[test]

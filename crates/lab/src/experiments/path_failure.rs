@@ -142,6 +142,10 @@ impl Experiment for PathFailure {
         if quick { Mode::USUAL.to_vec() } else { self.modes() }
     }
 
+    fn keeps_awake(&self) -> bool {
+        true
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let repetitions = lab.repetitions(3);
         let mut progress = Progress::new(lab.options.modes.len() as u64 * 2 * u64::from(repetitions));

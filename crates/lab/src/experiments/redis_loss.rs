@@ -106,6 +106,10 @@ impl Experiment for RedisLoss {
         vec![Guests::Container, Guests::Vm]
     }
 
+    fn keeps_awake(&self) -> bool {
+        true
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let options = &lab.options;
         let losses = lab.losses(&LOSSES, &QUICK_LOSSES);

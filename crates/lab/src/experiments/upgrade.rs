@@ -156,6 +156,10 @@ impl Experiment for Upgrade {
         vec![Mode::Bifrost]
     }
 
+    fn keeps_awake(&self) -> bool {
+        true
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let repetitions = lab.repetitions(1);
         let mut progress = Progress::new(What::ALL.len() as u64 * u64::from(repetitions));
