@@ -8,6 +8,7 @@
 mod common;
 
 mod backend;
+mod compared;
 mod damage;
 mod forged;
 mod policy;

@@ -149,7 +149,7 @@ fn connections_left_half_closed_make_room() {
     tenants.judge("half-closed connections", |tenants, stop| {
         let stop = Arc::clone(stop);
         let thread = tenants.lab.net("y").spawn(move || {
-            let (mut kept, mut pace) = (Vec::new(), Pace::new(150.0));
+            let (mut kept, mut pace) = (Vec::new(), Pace::new(300.0));
             let connected = repeat_here(&stop, || {
                 pace.wait();
                 let to = SocketAddr::from(([10, 9, 0, 1], 80));

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use bifrost_lab::awake::Awake;
 use bifrost_lab::options::Op;
-use bifrost_lab::programs::key_value_client::{self, Load, Report};
+use bifrost_lab::programs::key_value_client::{self, Load, Report, Request};
 use bifrost_lab::programs::key_value_protocol::Protocol;
-use bifrost_lab::standstill::{self, Standstill, Watch};
+use bifrost_lab::standstill::{Standstill, Watch};
 use hdrhistogram::Histogram;
 
 use super::front_end::{FrontEnd, Kind};
@@ -24,21 +25,29 @@ const REDIS: ([u8; 4], u16) = ([10, 0, 0, 2], 6379);
 /// hide delays of others.
 const RATE: f64 = 3000.0;
 const CONNECTIONS: u32 = 6;
+/// Time at the beginning of a measurement in which requests do not count, because they include connecting.
+const WARM_UP: Duration = Duration::from_millis(100);
 /// Duration of one measurement.
 const DURATION: Duration = Duration::from_millis(700);
 /// Largest allowed ratio of the other tenant's P99.9 with and without the attack.
-const BAR: f64 = 2.0;
-/// Numbers of pairs (one measurement alone and one beside the attack) after which P99.9 of all measurements of each
-/// kind is compared. If a comparison misses the bar, more pairs are added to the same pool. A virtual machine's CPUs
-/// stand still for a millisecond or more about once per measurement, which dominates P99.9 of few measurements.
-const COMPARISONS: [usize; 5] = [4, 8, 24, 96, 192];
+pub const BAR: f64 = 2.0;
+/// Numbers of pairs (one measurement alone and one beside the attack) after which all measurements of each kind are
+/// compared. If a comparison misses the bar, more pairs are added to the same pool.
+const COMPARISONS: [usize; 5] = [3, 6, 12, 48, 96];
+/// Fewest requests of each kind in a comparison.
+const REQUESTS_MIN: u64 = 3000;
 
-/// Maximum number of pairs that are repeated because others used a processor, and because the machine stood still in
-/// every attempt of a measurement. Later ones count, so an attack that itself lets processors pause still fails the
-/// test.
-const REPEATED_MAX: [usize; 2] = [60, 8];
-/// Pause before such a repetition, in which the machine may become free.
-const REST: Duration = Duration::from_secs(1);
+/// Requests do not count if a processor ran nothing for this long while they were due or in flight: a hypervisor gives
+/// it to others for milliseconds, several times per second in bad times, which alone would decide P99.9. The daemon
+/// cannot cause such a pause, because the thread that detects it has a higher priority.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Real-time priority of that thread.
+pub const PRIORITY_OF_WATCH: i32 = bifrost_lab::processor::REAL_TIME;
+/// The interval at which pauses are looked for.
+const WATCHED: Duration = Duration::from_micros(250);
+/// The kernel handles packets in interrupts, which do delay that thread. An attack whose packets take that long also
+/// fails: of the requests beside it, at most this share more may not count than of [`BAR`] times those alone.
+const PAUSED_MORE: f64 = 0.02;
 
 /// How the attacker is attached to the first host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,11 +141,11 @@ impl Tenants {
             keep_alive: true,
             duration: DURATION,
             patience: Duration::from_secs(2),
-            warm_up: Duration::from_millis(100),
+            warm_up: WARM_UP,
             timeout: Duration::from_secs(2),
             op: Some(Op::Get),
             requests_per_s: Some(RATE),
-            record: false,
+            record: true,
             stop: Arc::default(),
         };
         let report = self.lab.net("a").enter(move || {
@@ -151,82 +160,44 @@ impl Tenants {
     /// Measures alone and beside the attack alternately, and asserts that the attack does not affect the other tenant
     /// beyond the bar. `attack` starts threads that run until the flag is set. Returns how often they acted.
     pub fn judge(&self, what: &str, attack: impl Fn(&Tenants, &Arc<AtomicBool>) -> Threads) -> u64 {
-        // Write dirty pages of a build now: otherwise the kernel's flusher threads run for a millisecond at a time.
-        rustix::fs::sync();
         let before = self.noticed();
-        let (mut alone, mut beside, mut done) = (Pool::new(), Pool::new(), 0);
-        let mut repeated = [0; 2];
-        for pair in 1..=COMPARISONS[COMPARISONS.len() - 1] {
-            let [one, other] = loop {
-                let turn = pair + repeated.iter().sum::<usize>();
-                let both = self.pair(&attack, &mut done, turn.is_multiple_of(2));
-                let disturbed = both.iter().filter_map(|measured| measured.disturbed).map(|why| why as usize);
-                match disturbed.min() {
-                    Some(why) if repeated[why] < REPEATED_MAX[why] => repeated[why] += 1,
-                    _ => break both,
-                }
-                std::thread::sleep(REST);
-            };
-            alone.add(one.complete());
-            beside.add(other.complete());
-            if COMPARISONS.contains(&pair) && beside.p999_us() <= BAR * alone.p999_us() {
-                break;
-            }
-        }
-        let ratio = beside.p999_us() / alone.p999_us();
-        println!("{what}: P99.9, us: alone {alone}; beside the attack {beside}; {ratio:.2} times; {done} times done");
-        let [shared, stood_still] = repeated;
-        println!("{what}: pairs repeated: {shared} because others used a processor, {stood_still} for standstills");
-        assert!(done > 0, "{what}: the attack did nothing");
+        let compared = self.compare(&COMPARISONS, attack);
+        println!("{what}: {compared}");
+        assert!(compared.done > 0, "{what}: the attack did nothing");
         self.check_alive();
         let after = self.noticed();
         assert_eq!(before, after, "{what}: the other tenant has lost packets");
-        assert!(ratio <= BAR, "{what}: P99.9 is {ratio:.2} times that of alone");
-        done
+        assert!(compared.is_equal(), "{what}: {compared}");
+        compared.done
     }
 
-    /// A measurement alone and one beside the attack. The order alternates, because the machine's speed drifts.
-    fn pair(
-        &self,
-        attack: &impl Fn(&Tenants, &Arc<AtomicBool>) -> Threads,
-        done: &mut u64,
-        alone_last: bool,
-    ) -> [Measured; 2] {
-        let mut beside = || self.least_disturbed(|| self.measure_beside(attack, done));
-        if alone_last {
-            let beside = beside();
-            return [self.least_disturbed(|| self.measure()), beside];
-        }
-        [self.least_disturbed(|| self.measure()), beside()]
-    }
-
-    /// A measurement. It is repeated at most twice if the machine stood still, or if the kernel had evicted pages of
-    /// Redis or of its client, which then wait for the disk. The attempt with the shortest standstills counts; if it
-    /// has some, the whole pair is repeated.
-    fn least_disturbed(&self, mut measure: impl FnMut() -> Report) -> Measured {
-        let pages = || [self.redis.id(), std::process::id()].map(pages_read_back);
-        let attempt = || {
-            let (watch, before, began) = (Watch::start()?, pages(), Instant::now());
-            let report = measure();
-            let is_shared = watch.is_shared()?;
-            let mut seen = watch.finish()?;
-            let disturbed = match (is_shared, seen.is_empty()) {
-                (true, _) => Some(Disturbed::Shared),
-                (false, false) => Some(Disturbed::StoodStill),
-                (false, true) => None,
-            };
-            if is_shared {
-                // The whole pair is repeated.
-                seen.clear();
-            } else if pages() != before {
-                seen.push(Standstill { began, length: DURATION });
+    /// Measures pairs until a comparison after one of these numbers of pairs meets the bar.
+    pub fn compare(&self, after: &[usize], attack: impl Fn(&Tenants, &Arc<AtomicBool>) -> Threads) -> Compared {
+        // Write dirty pages of a build now: otherwise the kernel's flusher threads run for a millisecond at a time.
+        rustix::fs::sync();
+        let _awake = Awake::start().expect("root may use SCHED_IDLE");
+        let mut compared = Compared::default();
+        for pair in 1..=after[after.len() - 1] {
+            // The order alternates, because the machine's speed drifts.
+            if pair % 2 == 1 {
+                compared.alone.add(&self.measure_watched(|| self.measure()));
             }
-            Ok((seen, (report, disturbed)))
-        };
-        let answered = |(report, _): &(Report, _)| report.latency_us.len();
-        let ((report, disturbed), attempts) =
-            standstill::least_disturbed(CONNECTIONS, answered, attempt).expect("the machine can be watched");
-        Measured { report, attempts, disturbed }
+            compared.beside.add(&self.measure_watched(|| self.measure_beside(&attack, &mut compared.done)));
+            if pair % 2 == 0 {
+                compared.alone.add(&self.measure_watched(|| self.measure()));
+            }
+            if after.contains(&pair) && compared.is_equal() {
+                break;
+            }
+        }
+        compared
+    }
+
+    /// A measurement, and the pauses of processors during it.
+    fn measure_watched(&self, measure: impl FnOnce() -> Report) -> (Report, Vec<Standstill>) {
+        let watch = Watch::with(WATCHED, PAUSE).expect("a thread can be started");
+        let report = measure();
+        (report, watch.finish().expect("root may use real-time priorities"))
     }
 
     /// One measurement while the attack runs. The attack ends even if the measurement fails. Adds to `done` how often
@@ -282,69 +253,91 @@ impl Drop for Tenants {
     }
 }
 
-/// Major page faults of a process so far (proc_pid_stat(5), `majflt`).
-fn pages_read_back(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // After the program's name, which may contain anything: the state is field 3.
-    let behind_name = stat.rsplit(')').next().unwrap();
-    behind_name.split_whitespace().nth(12 - 3).unwrap().parse().unwrap()
+/// Measurements alone and beside an attack.
+#[derive(Default)]
+pub struct Compared {
+    pub alone: Pool,
+    pub beside: Pool,
+    /// How often the attack acted.
+    pub done: u64,
 }
 
-/// A measurement.
-struct Measured {
-    report: Report,
-    attempts: u32,
-    disturbed: Option<Disturbed>,
+impl Compared {
+    pub fn ratio(&self) -> f64 {
+        self.beside.p999_us() / self.alone.p999_us()
+    }
+
+    /// Whether the other tenant's requests beside the attack take as long as alone, within the bar.
+    pub fn is_equal(&self) -> bool {
+        let is_enough = self.alone.counted.len().min(self.beside.counted.len()) >= REQUESTS_MIN;
+        let is_paused_as_much = self.beside.paused() <= BAR * self.alone.paused() + PAUSED_MORE;
+        is_enough && is_paused_as_much && self.ratio() <= BAR
+    }
 }
 
-/// Why requests waited for milliseconds, whatever the daemon did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Disturbed {
-    /// Others used a processor.
-    Shared,
-    /// The machine stood still in every attempt.
-    StoodStill,
-}
-
-impl Measured {
-    /// Its latencies and the number of attempts. Asserts that there is an answer to every request.
-    fn complete(self) -> (Histogram<u64>, u32) {
-        assert_eq!(self.report.failed(), 0, "requests failed");
-        let (answered, expected) = (self.report.answered(), RATE * DURATION.as_secs_f64());
-        assert!(answered as f64 > expected * 0.9, "{answered} of {expected} requests");
-        (self.report.latency_us, self.attempts)
+impl std::fmt::Display for Compared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Compared { alone, beside, done } = self;
+        write!(f, "alone {alone}; beside the attack {beside}; {:.2} times; {done} times done", self.ratio())
     }
 }
 
 /// Latencies of all measurements of one kind together. P99.9 of a single measurement is its third largest latency,
 /// which varies by large factors.
-struct Pool {
-    all: Histogram<u64>,
+pub struct Pool {
+    counted: Histogram<u64>,
+    /// Requests that do not count, because a processor paused.
+    paused: u64,
     /// P99.9 of each measurement, µs.
     each: Vec<u64>,
-    /// Measurements that were repeated because the machine stood still.
-    repeated: u32,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Pool { counted: Histogram::new(3).unwrap(), paused: 0, each: Vec::new() }
+    }
 }
 
 impl Pool {
-    fn new() -> Pool {
-        Pool { all: Histogram::new(3).unwrap(), each: Vec::new(), repeated: 0 }
-    }
-
-    fn add(&mut self, (measured, attempts): (Histogram<u64>, u32)) {
-        self.each.push(measured.value_at_quantile(0.999));
-        self.all.add(measured).unwrap();
-        self.repeated += attempts - 1;
+    /// Asserts that there is an answer to every request.
+    fn add(&mut self, (report, pauses): &(Report, Vec<Standstill>)) {
+        assert_eq!(report.failed(), 0, "requests failed");
+        let (answered, expected) = (report.answered(), RATE * DURATION.as_secs_f64());
+        assert!(answered as f64 > expected * 0.9, "{answered} of {expected} requests");
+        let mut counted = Histogram::<u64>::new(3).unwrap();
+        let warm = report.started + WARM_UP;
+        for request in report.requests.iter().filter(|request| request.due >= warm) {
+            if pauses.iter().any(|pause| is_in_flight(request, pause)) {
+                self.paused += 1;
+            } else {
+                counted.record((request.ended - request.due).as_micros().max(1) as u64).unwrap();
+            }
+        }
+        self.each.push(counted.value_at_quantile(0.999));
+        self.counted.add(counted).unwrap();
     }
 
     fn p999_us(&self) -> f64 {
-        self.all.value_at_quantile(0.999) as f64
+        self.counted.value_at_quantile(0.999) as f64
     }
+
+    /// The share of requests that do not count.
+    fn paused(&self) -> f64 {
+        self.paused as f64 / (self.paused + self.counted.len()).max(1) as f64
+    }
+}
+
+/// Whether a request was due or in flight during a pause, or when the work that had piled up in it was done, which
+/// takes at most as long again.
+fn is_in_flight(request: &Request, pause: &Standstill) -> bool {
+    let began = pause.began - WATCHED;
+    request.ended >= began && request.due <= pause.began + 2 * pause.length
 }
 
 impl std::fmt::Display for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of {:?} ({} repeated)", self.all.value_at_quantile(0.999), self.each, self.repeated)
+        let (p999, paused) = (self.p999_us(), 100.0 * self.paused());
+        write!(f, "P99.9 {p999} us of {:?} ({paused:.1} % paused)", self.each)
     }
 }
 
@@ -382,6 +375,24 @@ pub fn spin(stop: &Arc<AtomicBool>, mut step: impl FnMut() + Send + 'static) -> 
 /// time from the daemon's workers, which would have their own CPUs.
 pub fn give_way() {
     rustix::process::setpriority_process(None, 19).unwrap();
+}
+
+/// Takes the processor of the daemon and of the client away, from time to time: from everything with a lower real-time
+/// priority.
+pub fn hog(stop: &Arc<AtomicBool>, priority: i32, length: Duration) -> JoinHandle<u64> {
+    let stop = Arc::clone(stop);
+    std::thread::spawn(move || {
+        be(0, libc::SCHED_FIFO, priority);
+        pin(0, 0);
+        let mut times = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            while began.elapsed() < length {}
+            times += 1;
+            std::thread::sleep(Duration::from_millis(40));
+        }
+        times
+    })
 }
 
 /// The calling thread only runs on an idle CPU.
