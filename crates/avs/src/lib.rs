@@ -81,6 +81,7 @@ mod listed;
 mod location;
 mod mapping;
 mod members;
+mod memory;
 mod mutation;
 mod nat;
 mod notes;
@@ -122,6 +123,7 @@ pub use ids::{AddressSetId, Direction, GroupId, LoadBalancerId, PeerId, PortId, 
 pub use limits::{FlowLimits, SessionLimits};
 pub use listed::SessionView;
 pub use mapping::NatCounters;
+pub use memory::Extent;
 #[cfg(feature = "mutations")]
 pub use mutation::Mutation;
 pub use prepared::{Former, Merged, Prepared};

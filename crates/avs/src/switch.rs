@@ -1,5 +1,6 @@
 //! The switch: its entry points for frames, and changes of its configuration.
 
+mod memory;
 mod observe;
 
 use bifrost_nic::{Offload, Parsed};

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 use bifrost_avs::Switch;
-use bifrost_port::PolledUnderlay;
+use bifrost_port::{PolledUnderlay, provide};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::core::CoreConfig;
@@ -167,6 +167,7 @@ fn begin<U: PolledUnderlay + Send + 'static>(
     let ((commands, commands_end), (questions, questions_end)) = (channel(), channel());
     let letters = Letters { commands: commands_end, questions: questions_end };
     let name = format!("worker-{}", config.index);
+    provide::start()?;
     let mut worker = Worker::new(config, underlay, switch, Arc::clone(&wake), letters)?;
     worker.paused = paused;
     let pulse = worker.pulse();

@@ -39,6 +39,7 @@ mod moved;
 mod peers;
 mod ports;
 mod pressure;
+mod provision;
 mod pulse;
 mod refusal;
 mod set_aside;

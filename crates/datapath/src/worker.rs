@@ -10,7 +10,7 @@ use bifrost_avs::Switch;
 use bifrost_port::clock::{monotonic_ns, thread_ns};
 use bifrost_port::panics::{self, Panic};
 use bifrost_port::vhost::Unplugged;
-use bifrost_port::{PolledPort, PolledUnderlay};
+use bifrost_port::{PolledPort, PolledUnderlay, provide};
 use bifrost_rte::Time;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 
@@ -20,6 +20,7 @@ use crate::handle::{Letters, Mailbox, Question};
 use crate::lists::Share;
 use crate::peers::{PeerConfig, PeerError};
 use crate::ports::PortConfig;
+use crate::provision::Provision;
 use crate::pulse::Pulse;
 use crate::snapshot::Totals;
 use crate::watchdog::WatchdogConfig;
@@ -28,6 +29,9 @@ use crate::yielding::Yielding;
 /// Tokens of the epoll set: ports by number, then these.
 const UNDERLAY_TOKEN: u64 = 1 << 32;
 const WAKE_TOKEN: u64 = 1 << 33;
+
+/// How often the worker looks for memory that will be needed. A table cannot outgrow a large page in this time.
+const PROVIDE_EVERY_NS: u64 = 1_000_000;
 
 /// A guest's device, of whatever kind.
 pub type Device = Box<dyn PolledPort + Send>;
@@ -49,6 +53,9 @@ pub struct Worker<U> {
     pub(crate) others: Vec<Mailbox<U>>,
     yielding: Yielding,
     pulse: Arc<Pulse>,
+    provision: Provision,
+    /// When it looks again.
+    provided_until: Time,
     /// Replaces the device of a port that a fault takes out of use: there may be no free descriptors then.
     spare: Option<Device>,
     /// Only commands are run, because another process has taken over, or is about to hand over.
@@ -75,6 +82,12 @@ impl<U: PolledUnderlay> Worker<U> {
         let (clock, share_percent) = (monotonic_ns, config.slow_port_percent);
         let answer_ns = u64::from(config.answer_us) * 1000;
         let mut core = Core::new(config, switch);
+        core.switch.make_first_room();
+        let mut provision = Provision::default();
+        provision.look(core.switch.memory(), |range| {
+            provide::now(range);
+            true
+        });
         let pulse = core.pulse();
         core.watch_time(WatchdogConfig { clock, processor_time: thread_ns, share_percent });
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -94,6 +107,8 @@ impl<U: PolledUnderlay> Worker<U> {
             others: Vec::new(),
             yielding: Yielding::default(),
             pulse,
+            provision,
+            provided_until: Time(0),
             spare: Some(unplugged()?),
             paused: false,
             stopping: false,
@@ -136,6 +151,10 @@ impl<U: PolledUnderlay> Worker<U> {
             let ended = monotonic_ns();
             self.core.counters.busy_ns += ended - started;
             self.core.end_turn(Time(started), Time(ended));
+            if Time(ended) >= self.provided_until {
+                self.provided_until = Time(ended + PROVIDE_EVERY_NS);
+                self.provision.look(self.core.switch.memory(), provide::later);
+            }
         } else {
             self.core.end_idle_turn();
         }

@@ -12,7 +12,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use rustix::mm::{Advice, madvise};
 
 /// Minimum size of an allocation, bytes: two large pages, so that it contains at least one whole.
-const LARGE: usize = 4 << 20;
+pub(crate) const LARGE: usize = 4 << 20;
 /// Granularity of `madvise`, bytes.
 const PAGE: usize = 4096;
 
@@ -47,21 +47,26 @@ unsafe impl GlobalAlloc for LargePages {
     }
 }
 
+/// Advises the kernel to use small pages for memory that is part of a large allocation.
+pub(crate) fn keep_small(memory: &mut [u8]) {
+    advise(memory.as_mut_ptr(), memory.len(), Advice::LinuxNoHugepage);
+}
+
 #[inline]
 fn advised(at: *mut u8, size: usize) -> *mut u8 {
     if size >= LARGE && !at.is_null() {
-        advise(at, size);
+        advise(at, size, Advice::LinuxHugepage);
     }
     at
 }
 
 #[cold]
-fn advise(at: *mut u8, size: usize) {
+fn advise(at: *mut u8, size: usize, advice: Advice) {
     let before = at.align_offset(PAGE);
-    let whole = (size - before) / PAGE * PAGE;
-    // SAFETY: these pages are inside memory that was just allocated, and this advice preserves their contents. A kernel
-    // without large pages refuses it; then the pages stay small.
-    let _ = unsafe { madvise(at.wrapping_add(before).cast(), whole, Advice::LinuxHugepage) };
+    let whole = size.saturating_sub(before) / PAGE * PAGE;
+    // SAFETY: these pages are inside memory of the caller, and both kinds of advice preserve their contents. A kernel
+    // without large pages refuses them; then the pages are small anyway.
+    let _ = unsafe { madvise(at.wrapping_add(before).cast(), whole, advice) };
 }
 
 #[cfg(test)]
@@ -70,33 +75,17 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::smaps::field;
 
     #[global_allocator]
     static ALLOCATOR: LargePages = LargePages;
-
-    /// The flags of the mapping that contains `at`, from `/proc/self/smaps`.
-    fn flags(at: *const u8) -> String {
-        let text = fs::read_to_string("/proc/self/smaps").unwrap();
-        let mut inside = false;
-        for line in text.lines() {
-            let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
-            let ends =
-                range.and_then(|(a, b)| usize::from_str_radix(a, 16).ok().zip(usize::from_str_radix(b, 16).ok()));
-            if let Some((begin, end)) = ends {
-                inside = (begin..end).contains(&(at as usize));
-            } else if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| inside) {
-                return flags.to_owned();
-            }
-        }
-        panic!("no mapping has {at:p}");
-    }
 
     #[test]
     fn large_memory_is_advised_and_small_is_not() {
         if !fs::exists("/sys/kernel/mm/transparent_hugepage/enabled").unwrap() {
             return;
         }
-        let advised = |memory: &[u8]| flags(memory[memory.len() / 2..].as_ptr()).split_whitespace().any(|f| f == "hg");
+        let advised = |memory: &[u8]| field(memory, "VmFlags:").split_whitespace().any(|f| f == "hg");
         let zeroed = vec![0u8; 64 << 20];
         let mut grown: Vec<u8> = Vec::with_capacity(48 << 20);
         grown.resize(grown.capacity(), 7);
@@ -105,5 +94,8 @@ mod tests {
         assert!(advised(&zeroed) && advised(&grown));
         assert!(zeroed.iter().all(|&b| b == 0) && grown.iter().all(|&b| b == 7));
         assert!(!advised(&vec![0u8; 1 << 20]));
+        grown.truncate(4 << 20);
+        keep_small(&mut grown);
+        assert!(!field(&grown, "VmFlags:").contains("hg"), "the first part alone");
     }
 }

@@ -15,7 +15,10 @@ pub mod memif;
 pub mod panics;
 mod pool;
 mod prefetch;
+pub mod provide;
 pub mod raw;
+#[cfg(test)]
+mod smaps;
 pub mod tap;
 pub mod udp;
 pub mod underlay;

@@ -9,6 +9,7 @@ use foldhash::fast::FixedState;
 use super::key::Key;
 use crate::ids::Direction;
 use crate::limits::FlowLimits;
+use crate::memory::Extent;
 use crate::session::Handle;
 use crate::verdict::Verdict;
 
@@ -158,6 +159,11 @@ impl<T: Copy> Flows<T> {
     /// Number of records in use.
     pub(crate) fn made(&self) -> usize {
         self.records.len()
+    }
+
+    /// Memory of the sets and records.
+    pub(crate) fn memory(&self) -> [Extent; 2] {
+        [Extent::scattered(&self.sets), Extent::filled(&self.records)]
     }
 
     /// Prefetches a flow's set.

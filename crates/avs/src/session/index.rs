@@ -4,6 +4,8 @@
 //! tombstones. For a million sessions, this takes tens of milliseconds, in which all guests wait. Chains need no
 //! tombstones, so no removal makes guests wait.
 
+use crate::memory::Extent;
+
 /// End of a chain. Other values are a session's index plus one, so that the pages of an empty array need not be
 /// written.
 const END: u32 = 0;
@@ -29,6 +31,11 @@ impl Index {
             present.for_each(|(hash, index)| self.insert(hash, index));
         }
         self.next.reserve_exact(total.saturating_sub(self.next.len()));
+    }
+
+    /// Memory of the chains.
+    pub(crate) fn memory(&self) -> [Extent; 2] {
+        [Extent::scattered(&self.heads), Extent::filled(&self.next)]
     }
 
     /// Looks up a session by the hash of its key. `is_it` compares the key of a candidate.

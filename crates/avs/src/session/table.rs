@@ -15,6 +15,7 @@ use super::{PortSessions, SessionCounters};
 use crate::changes::Changes;
 use crate::ids::{Direction, PortId};
 use crate::limits::SessionLimits;
+use crate::memory::Extent;
 use bifrost_tables::prefetch;
 use foldhash::fast::FixedState;
 
@@ -553,6 +554,19 @@ impl<T: Payload> Sessions<T> {
             self.wheel.list(slot).remove(&mut self.slab, index, due);
             self.schedule(index, self.now_s + after.timeout_s());
         }
+    }
+
+    /// Allocates room now that the first session would allocate otherwise.
+    pub(crate) fn make_first_room(&mut self) {
+        if self.slab.capacity() == 0 {
+            self.make_room();
+        }
+    }
+
+    /// Memory of the sessions and of their indexes.
+    pub(crate) fn memory(&self) -> [Extent; 5] {
+        let ([heads, next], [second_heads, second_next]) = (self.index.memory(), self.second.memory());
+        [Extent::filled(&self.slab), heads, next, second_heads, second_next]
     }
 
     /// Allocates room for the maximum number of sessions at once: each growth would rehash all sessions while all

@@ -1,0 +1,93 @@
+//! Makes the kernel provide memory before it is touched (`madvise(2)`, MADV_POPULATE_WRITE).
+//!
+//! The kernel clears a page when it is touched first. For a page of 2 MiB this takes from a tenth of a millisecond to
+//! several milliseconds, in which a worker would serve no guest.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+use rustix::mm::{Advice, madvise};
+
+/// Bytes of a large page.
+pub const LARGE_PAGE: usize = 2 << 20;
+/// Granularity of `madvise`, bytes.
+const PAGE: usize = 4096;
+/// Ranges that may wait for the thread.
+const WAITING: usize = 256;
+
+static LATER: OnceLock<SyncSender<Range<usize>>> = OnceLock::new();
+
+/// Starts the thread that [`later`] needs, unless it runs. It runs until the process ends.
+///
+/// # Errors
+/// No thread can be started.
+pub fn start() -> io::Result<()> {
+    if LATER.get().is_some() {
+        return Ok(());
+    }
+    let (later, ranges) = sync_channel(WAITING);
+    std::thread::Builder::new().name("memory".to_owned()).spawn(move || ranges.into_iter().for_each(now))?;
+    // If another thread was faster, this one's ends.
+    let _ = LATER.set(later);
+    Ok(())
+}
+
+/// Has a thread provide the memory at these addresses soon. Returns false if too much is waiting already. Without the
+/// thread, nothing happens, and whoever touches the memory first waits.
+pub fn later(memory: Range<usize>) -> bool {
+    LATER.get().is_none_or(|later| later.try_send(memory).is_ok())
+}
+
+/// Provides the memory at these addresses. Contents do not change. Kernels before Linux 5.14 ignore it; so do all where
+/// there is no writable memory, because its owner has returned it.
+pub fn now(memory: Range<usize>) {
+    let mut at = memory.start & !(PAGE - 1);
+    while at < memory.end {
+        // One large page at a time, so that other threads can change the address space in between.
+        let until = (at + 1).next_multiple_of(LARGE_PAGE).min(memory.end.next_multiple_of(PAGE));
+        // SAFETY: this advice does not change contents, whatever is there.
+        let _ = unsafe { madvise(std::ptr::without_provenance_mut(at), until - at, Advice::LinuxPopulateWrite) };
+        at = until;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::smaps::resident_kib;
+
+    #[test]
+    fn provided_memory_is_resident_and_unchanged() {
+        let mut memory = vec![0u8; 64 << 20];
+        memory[10 << 20] = 7;
+        let from = memory.as_ptr().addr();
+        now(from + (8 << 20)..from + (24 << 20));
+        let resident = resident_kib(&memory);
+        // Large pages at both ends may be provided as a whole.
+        assert!((16 << 10..=20 << 10).contains(&resident), "{resident} KiB");
+        assert_eq!((memory[10 << 20], memory[20 << 20]), (7, 0));
+        // Nothing is there, or nothing that can be written.
+        now(0..1);
+        now(now as fn(_) as usize..now as fn(_) as usize + 1);
+    }
+
+    #[test]
+    fn a_thread_provides_memory_later() {
+        start().expect("a thread");
+        start().expect("the same thread");
+        let memory = vec![0u8; 32 << 20];
+        let from = memory.as_ptr().addr();
+        assert!(later(from..from + (16 << 20)));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while resident_kib(&memory) < 16 << 10 {
+            assert!(Instant::now() < deadline, "{} KiB", resident_kib(&memory));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
