@@ -37,7 +37,7 @@ pub fn start() -> io::Result<()> {
 }
 
 /// Has a thread provide the memory at these addresses soon. Returns false if too much is waiting already. Without the
-/// thread, nothing happens, and whoever touches the memory first waits.
+/// thread, nothing happens, and the first thread that touches the memory waits.
 pub fn later(memory: Range<usize>) -> bool {
     LATER.get().is_none_or(|later| later.try_send(memory).is_ok())
 }
