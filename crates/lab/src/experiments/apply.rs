@@ -121,6 +121,10 @@ impl Experiment for Apply {
         vec![Mode::Bifrost]
     }
 
+    fn keeps_awake(&self) -> bool {
+        true
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         let repetitions = lab.repetitions(3);
         let routes = lab.options.routes.unwrap_or(ROUTES[usize::from(lab.options.quick)]);
