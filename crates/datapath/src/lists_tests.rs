@@ -348,6 +348,24 @@ fn sessions_move_and_are_listed_some_in_each_turn() {
     assert_eq!((moving(GUEST).len(), moving(PortId(9)).len()), (sessions.len(), 0));
 }
 
+#[test]
+fn a_worker_begins_with_the_memory_of_its_first_sessions() {
+    let worker = worker_with_guest();
+    let [sessions, heads, ..] = worker.run(|worker| worker.core_mut().switch_mut().memory()).unwrap();
+    assert!(sessions.used_bytes == 0 && sessions.reserved_bytes > 0 && heads.reserved_bytes > 0);
+    // The kernel's view: a bit for each page that is there (bit 63 of an entry in /proc/self/pagemap).
+    let is_present = |address: usize| {
+        let mut entry = [0; 8];
+        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(&pagemap, &mut entry, (address / 4096 * 8) as u64).unwrap();
+        u64::from_ne_bytes(entry) >> 63 == 1
+    };
+    for extent in [sessions, heads] {
+        let last = extent.address + extent.reserved_bytes.min(1 << 20) - 1;
+        assert!(is_present(extent.address) && is_present(last), "{extent:?}");
+    }
+}
+
 /// Duration of a turn that includes a list: `cargo test --release -p bifrost-datapath -- --ignored --nocapture
 /// longest_turn`.
 #[test]

@@ -55,7 +55,7 @@ pub struct Worker<U> {
     pulse: Arc<Pulse>,
     provision: Provision,
     /// When it looks again.
-    provided_until: Time,
+    next_look: Time,
     /// Replaces the device of a port that a fault takes out of use: there may be no free descriptors then.
     spare: Option<Device>,
     /// Only commands are run, because another process has taken over, or is about to hand over.
@@ -108,7 +108,7 @@ impl<U: PolledUnderlay> Worker<U> {
             yielding: Yielding::default(),
             pulse,
             provision,
-            provided_until: Time(0),
+            next_look: Time(0),
             spare: Some(unplugged()?),
             paused: false,
             stopping: false,
@@ -151,8 +151,8 @@ impl<U: PolledUnderlay> Worker<U> {
             let ended = monotonic_ns();
             self.core.counters.busy_ns += ended - started;
             self.core.end_turn(Time(started), Time(ended));
-            if Time(ended) >= self.provided_until {
-                self.provided_until = Time(ended + PROVIDE_EVERY_NS);
+            if Time(ended) >= self.next_look {
+                self.next_look = Time(ended + PROVIDE_EVERY_NS);
                 self.provision.look(self.core.switch.memory(), provide::later);
             }
         } else {

@@ -34,3 +34,25 @@ impl Switch {
         ]
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::tables::Tables;
+
+    #[test]
+    fn the_first_session_finds_room() {
+        let mut switch = Switch::build(&Tables::default(), 1).unwrap();
+        let reserved = |switch: &Switch| switch.memory().map(|extent| extent.reserved_bytes);
+        assert_eq!(reserved(&switch), [0; Extent::OF_SWITCH]);
+        switch.make_first_room();
+        let [sessions, heads, next, rest @ ..] = switch.memory();
+        assert!(sessions.used_bytes == 0 && sessions.reserved_bytes > 0 && next.reserved_bytes > 0);
+        assert!(heads.used_bytes == heads.reserved_bytes && heads.used_bytes > 0);
+        assert!(rest.iter().all(|extent| extent.reserved_bytes == 0), "there are no services and no flow records");
+        // Once there is room, it stays where it is.
+        switch.make_first_room();
+        assert_eq!(switch.memory()[0], sessions);
+    }
+}
