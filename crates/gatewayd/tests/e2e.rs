@@ -246,6 +246,7 @@ fn pods_come_hang_die_and_go_while_another_one_loses_nothing() {
         let received = world.exchange(PACKETS, FLOWS, |world, number| match number {
             2_000 => {
                 assert_eq!(world.command(&add(world.settings_of("two", 2))), (200, "{}".to_owned()));
+                assert_eq!(world.up("two"), Some(vec![false]), "the state includes what has been answered");
                 others.push(world.start_another("two", 2));
             }
             6_000 => {
@@ -258,7 +259,10 @@ fn pods_come_hang_die_and_go_while_another_one_loses_nothing() {
                 others[0].hang();
             }
             12_000 => drop(others.pop()),
-            16_000 => assert_eq!(world.command(&json!({ "command": "remove_pod", "pod": "two" })).0, 200),
+            16_000 => {
+                assert_eq!(world.command(&json!({ "command": "remove_pod", "pod": "two" })).0, 200);
+                assert_eq!(world.up("two"), None);
+            }
             _ => {}
         });
         assert_eq!((received.len(), reordered(&received)), (PACKETS as usize, 0));

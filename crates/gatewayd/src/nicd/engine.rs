@@ -218,6 +218,7 @@ impl Engine {
         }
     }
 
+    /// Executes events of connections and commands, and reports the state.
     fn tick(&mut self, now: u64, poll: &impl std::os::fd::AsFd) {
         for Event { place, id, what } in self.events.try_iter() {
             if self.ids.get(place.pod) != Some(&id) {
@@ -249,9 +250,19 @@ impl Engine {
                 }
             }
         }
+        let mut answers = Vec::new();
         while let Ok((command, answer)) = self.commands.try_recv() {
-            let _ = answer.try_send(self.command(now, command));
+            answers.push((answer, self.command(now, command)));
         }
+        // Reports before it answers: the state that a client reads after an answer includes the command's effects.
+        self.report(now);
+        for (answer, result) in answers {
+            let _ = answer.try_send(result);
+        }
+    }
+
+    /// Makes the current state available to the status server.
+    pub(super) fn report(&mut self, now: u64) {
         let is_due = now >= self.transports_at;
         let mut snapshot = snapshot::take(now, self, is_due);
         if is_due {

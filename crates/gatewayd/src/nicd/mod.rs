@@ -20,6 +20,7 @@ use bifrost_control::api::{
 };
 use bifrost_control::server::CaptureStream;
 use bifrost_nicpipe::{Mode, Pipeline, PipelineConfig};
+use bifrost_port::clock::monotonic_ns;
 use bifrost_port::panics;
 use bifrost_port::raw::RawDevice;
 use bifrost_wire::Mac;
@@ -74,8 +75,6 @@ impl Program for Nicd {
         let links = links.collect();
         let pods = Arc::new(Mutex::new(known));
         let source = Arc::new(NicdSource { state: Arc::clone(&state), commands: commands_to, pods: Arc::clone(&pods) });
-        let status = StatusServer::start(&config.control, config.metrics, source)
-            .with_context(|| format!("listening on {}", config.control.display()))?;
         let mut engine = Engine {
             device,
             pipeline,
@@ -91,6 +90,10 @@ impl Program for Nicd {
             stages: Stages::default(),
             transports_at: 0,
         };
+        // The first answer already lists the configured pods.
+        engine.report(monotonic_ns());
+        let status = StatusServer::start(&config.control, config.metrics, source)
+            .with_context(|| format!("listening on {}", config.control.display()))?;
         let work = move || {
             program::pin(config.processor);
             match panics::contain(|| engine.run()) {
