@@ -158,11 +158,23 @@ pub(crate) fn wait_for_end(pid: u32, timeout: Duration) -> Result<()> {
     let deadline = Instant::now() + timeout;
     while is_alive(pid) {
         if Instant::now() > deadline {
-            bail!("process {pid} does not end");
+            bail!("process {pid} does not end; its threads: {}", threads(pid));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
+}
+
+/// What the threads of a process are doing: name, state, and function of the kernel of each.
+fn threads(pid: u32) -> String {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return String::new() };
+    let of = |task: fs::DirEntry| {
+        let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let stat = read("stat");
+        let state = stat_fields(&stat).and_then(|(_, fields)| fields.first().copied()).unwrap_or("?");
+        format!("{} {state} {}", read("comm").trim(), read("wchan"))
+    };
+    tasks.flatten().map(of).collect::<Vec<_>>().join(", ")
 }
 
 /// Kills a process that is not a child of this one, and waits for its end.

@@ -18,6 +18,7 @@ use bifrost_datapath::SetAside;
 use bifrost_port::HostUnderlay;
 use bifrost_port::udp::Sockets;
 use bifrost_port::vhost::HandedPort;
+use rustix::process::{Pid, WaitOptions, waitpid};
 use sd_notify::NotifyState;
 
 use super::channel::Channel;
@@ -38,6 +39,8 @@ const COMMIT: Duration = Duration::from_secs(2);
 const SETTLE: Duration = Duration::from_millis(2);
 /// How long to wait for the exit status of a new daemon that has failed.
 const EXPLAIN: Duration = Duration::from_millis(100);
+/// How long guests wait for the end of a killed daemon.
+const END: Duration = Duration::from_millis(100);
 /// Polling interval for acknowledgements.
 const POLL: Duration = Duration::from_micros(100);
 
@@ -331,16 +334,20 @@ impl NewDaemon {
         std::mem::forget(self);
     }
 
-    /// Adds the exit status of the new daemon, which often explains the error better.
-    fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
-        let deadline = Instant::now() + EXPLAIN;
-        let status: Option<ExitStatus> = loop {
+    /// Waits for its end, at most this long.
+    fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + patience;
+        loop {
             match self.0.try_wait() {
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
-                status => break status.ok().flatten(),
+                status => return status.ok().flatten(),
             }
-        };
-        match status {
+        }
+    }
+
+    /// Adds the exit status of the new daemon, which often explains the error better.
+    fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
+        match self.wait(EXPLAIN) {
             Some(status) => error.context(format!("the new daemon has ended: {status}")),
             None => error,
         }
@@ -351,8 +358,28 @@ impl Drop for NewDaemon {
     fn drop(&mut self) {
         // The process may have ended already.
         let _ = self.0.kill();
-        let _ = self.0.wait();
+        if self.wait(END).is_some() {
+            return;
+        }
+        // None of its threads runs the program any more, so guests need not wait for the kernel.
+        let pid = self.0.id();
+        tracing::error!(pid, threads = threads(pid), "the kernel has not ended the killed daemon yet");
+        let reap = move || waitpid(Pid::from_raw(pid.cast_signed()), WaitOptions::empty());
+        let _ = std::thread::Builder::new().name("reaper".to_owned()).spawn(reap);
     }
+}
+
+/// What the threads of a process are doing in the kernel, for the log: name, state and function of each.
+fn threads(pid: u32) -> String {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return String::new() };
+    let of = |task: std::fs::DirEntry| {
+        let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        // pid (name) state ...
+        let stat = read("stat");
+        let state = stat.rsplit_once(") ").map_or("?", |(_, rest)| rest.split(' ').next().unwrap_or_default());
+        format!("{} {state} {}", read("comm").trim(), read("wchan"))
+    };
+    tasks.flatten().map(of).collect::<Vec<_>>().join(", ")
 }
 
 fn micros(time: Duration) -> u64 {
