@@ -60,6 +60,10 @@ impl Experiment for Ecn {
         "TCP over saturated links that mark packets instead of dropping them"
     }
 
+    fn keeps_awake(&self) -> bool {
+        true
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         full_links::measure(lab, &points(lab), lab.seconds(SECONDS.0, SECONDS.1), lab.repetitions(1))
     }

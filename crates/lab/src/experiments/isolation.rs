@@ -170,6 +170,10 @@ impl Experiment for Isolation {
         vec![Mode::Bifrost]
     }
 
+    fn keeps_awake(&self) -> bool {
+        true
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         turns::alternate(lab.repetitions(7), &lab.options.modes, &Neighbour::ALL, |mode, neighbour, repetition| {
             measure(lab, *mode, *neighbour, repetition)

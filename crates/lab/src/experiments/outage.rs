@@ -158,6 +158,10 @@ impl Experiment for Outage {
         "Redis while links flap, after all were down, and after a daemon was killed"
     }
 
+    fn keeps_awake(&self) -> bool {
+        true
+    }
+
     fn run(&self, lab: &Lab) -> Result<Vec<Value>> {
         ensure!(lab.options.paths >= 4, "three links flap and one does not: use --paths 4");
         let has = |mode: Mode, case: Case| mode.is_bifrostd() || case != Case::Killed;
