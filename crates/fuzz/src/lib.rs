@@ -35,6 +35,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "switch", max_len: 512, quick_runs: 20_000, run: targets::switch::run },
     Target { name: "config", max_len: 4096, quick_runs: 2_000, run: targets::config::run },
     Target { name: "api", max_len: 1024, quick_runs: 10_000, run: targets::api::run },
+    Target { name: "relay", max_len: 2048, quick_runs: 20_000, run: targets::relay::run },
+    Target { name: "intent", max_len: 512, quick_runs: 2_000, run: targets::intent::run },
     Target { name: "engine", max_len: 4096, quick_runs: 1_500, run: targets::engine::run },
     Target { name: "pair", max_len: 1024, quick_runs: 600, run: targets::pair::run },
     Target { name: "forgery", max_len: 1024, quick_runs: 600, run: targets::pair::run_with_forgeries },

@@ -98,7 +98,7 @@ macro_rules! targets {
     };
 }
 
-targets! { headers bifrost segments merge switch config api engine pair forgery vhost messages rings pods memif gateway routes roce rdm peer }
+targets! { headers bifrost segments merge switch config api relay intent engine pair forgery vhost messages rings pods memif gateway routes roce rdm peer }
 
 /// Tests of the tests: each mutation of the switch is detected. The mutation is passed to another process, because all
 /// tests of this one share its environment.

@@ -16,6 +16,7 @@ use crate::model::{Index, Model, Stored};
 use crate::quota;
 use crate::spec::{MAX_ADDRESSES, MAX_GRANTED, MAX_GROUPS, MAX_ROUTED, PortSpec, Spec};
 
+mod hosts;
 mod nat;
 mod services;
 
@@ -358,15 +359,7 @@ impl Trial<'_> {
 
     fn check_one(&mut self, key: &Key, spec: &Spec) {
         match spec {
-            Spec::Host(spec) => {
-                self.check_count(key, "addresses", spec.addresses.len(), 1, MAX_ADDRESSES);
-                for (i, address) in spec.addresses.iter().enumerate() {
-                    self.check_only(key, &format!("addresses[{i}]"), &Index::Underlay(*address), *address);
-                }
-                if let Some(uplink) = &spec.uplink {
-                    self.check_uplink(key, uplink);
-                }
-            }
+            Spec::Host(spec) => self.check_host(key, spec),
             Spec::Vpc(spec) => {
                 self.check_reserved(key, &spec.settings, &["gateway"]);
                 if let Some(vni) = spec.vni {
@@ -433,6 +426,7 @@ impl Trial<'_> {
             }
         }
         self.check_count(key, "addresses", spec.addresses.len(), 1, MAX_ADDRESSES);
+        self.check_distinct(key, "addresses", &spec.addresses);
         for (i, address) in spec.addresses.iter().enumerate() {
             let field = format!("addresses[{i}]");
             match compile::prefix_of(self.model, key, spec, *address) {
@@ -441,6 +435,7 @@ impl Trial<'_> {
             }
             self.check_only(key, &field, &Index::Address(vpc.clone(), *address), *address);
         }
+        self.check_distinct(key, "routed", &spec.routed);
         for (i, prefix) in spec.routed.iter().enumerate() {
             self.check_only(key, &format!("routed[{i}]"), &Index::routed(&vpc, *prefix), *prefix);
         }
@@ -524,6 +519,16 @@ impl Trial<'_> {
     fn check_count(&mut self, key: &Key, field: &str, count: usize, least: usize, most: usize) {
         if !(least..=most).contains(&count) {
             self.wrong(key, field, format!("{count} given; there are {least} to {most}"));
+        }
+    }
+
+    /// That a list names nothing twice.
+    fn check_distinct<T: PartialEq + fmt::Display>(&mut self, key: &Key, field: &str, list: &[T]) {
+        // Of a longer list something else is wrong.
+        for (i, one) in list.iter().enumerate().take(MAX_ROUTED) {
+            if list[..i].contains(one) {
+                self.wrong(key, &format!("{field}[{i}]"), format!("{one} is named twice; keep one"));
+            }
         }
     }
 

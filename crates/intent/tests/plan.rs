@@ -118,6 +118,29 @@ fn bad_batches_are_refused_and_change_nothing() {
         (vec![set("host/h3", json!({"adresses": []}))], "host/h3: adresses: unknown field `adresses`"),
         (vec![set("host/h3", json!({"addresses": ["x"]}))], "host/h3: addresses[0]: invalid IP address syntax"),
         (vec![set("host/h3", host("192.0.2.1"))], "host/h3: addresses[0]: 192.0.2.1 is in use by host/h1"),
+        (
+            vec![set("host/h3", json!({"addresses": ["192.0.2.3", "192.0.2.3"]}))],
+            "host/h3: addresses[1]: 192.0.2.3 is named twice; keep one",
+        ),
+        (vec![set("host/h3", host("0.0.0.0"))], "host/h3: addresses[0]: 0.0.0.0 is not a unicast address"),
+        (vec![set("host/h3", host("ff02::1"))], "host/h3: addresses[0]: ff02::1 is not a unicast address"),
+        (
+            vec![set("host/h3", json!({"addresses": ["192.0.2.3", "2001:db8::3"]}))],
+            "host/h3: addresses: a path would run from 2001:db8::3 to 192.0.2.1 of host/h1: name addresses of the same \
+             families in the same order on all hosts",
+        ),
+        (
+            vec![set("host/h2", host("2001:db8::2"))],
+            "host/h2: addresses: a path would run from 2001:db8::2 to 192.0.2.1",
+        ),
+        (
+            vec![set("port/demo/web", port(json!({"addresses": ["10.0.0.2", "10.0.0.2"]})))],
+            "addresses[1]: 10.0.0.2 is named",
+        ),
+        (
+            vec![set("port/demo/web", port(json!({"routed": ["172.16.0.0/16", "172.16.0.0/16"]})))],
+            "port/demo/web: routed[1]: 172.16.0.0/16 is named twice; keep one",
+        ),
         (vec![delete("host/h1")], "host/h1: is in use by port/demo/web; change or delete that first"),
         (vec![delete("subnet/demo/a")], "subnet/demo/a: is in use by port/demo/web; change or delete that first"),
         (vec![delete("vpc/demo/net")], "vpc/demo/net: is in use by subnet/demo/a; change or delete that first"),
