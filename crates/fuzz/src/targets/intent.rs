@@ -86,7 +86,7 @@ impl Fleet {
         self.now_ms += 1;
         let before: Vec<_> = self.model.iter().map(|(key, stored)| (key.clone(), stored.clone())).collect();
         let plan = self.model.plan(batch, self.now_ms);
-        let unchanged = self.model.iter().map(|(key, stored)| (key, stored)).eq(before.iter().map(|(k, s)| (k, s)));
+        let unchanged = self.model.iter().eq(before.iter().map(|(k, s)| (k, s)));
         assert!(unchanged, "planning changes nothing");
         match plan {
             Ok(plan) => {
