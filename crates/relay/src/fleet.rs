@@ -312,6 +312,22 @@ impl Fleet {
         Overview { revision: self.revision, ..self.model.overview() }
     }
 
+    /// The part of a summary that is about some projects, and about hosts.
+    pub(crate) fn overview_of(&self, whole: &Overview, projects: &BTreeSet<&str>) -> Overview {
+        let count = |kind: Kind| match kind {
+            Kind::Host => self.model.count("", kind),
+            Kind::Project => projects.iter().filter(|name| self.has_project(name)).count() as u64,
+            _ => projects.iter().map(|project| self.model.count(project, kind)).sum(),
+        };
+        let objects = Kind::ALL.into_iter().map(|kind| (kind, count(kind))).filter(|(_, count)| *count > 0);
+        let vpcs = whole.vpcs.iter().filter(|vpc| projects.contains(vpc.key.project()));
+        Overview { revision: whole.revision, objects: objects.collect(), vpcs: vpcs.cloned().collect() }
+    }
+
+    fn has_project(&self, name: &str) -> bool {
+        Key::new(Kind::Project, "", name).is_ok_and(|key| self.model.get(&key).is_some())
+    }
+
     /// Where an object has come to.
     pub(crate) fn why(&self, key: &Key) -> Option<Why> {
         let stored = self.model.get(key)?;

@@ -1,11 +1,12 @@
 //! The relay around its core: follows the store, and writes to it.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
-use bifrost_intent::api::{Applied, ChangedObject};
+use bifrost_intent::api::{Applied, ChangedObject, Overview};
 use bifrost_intent::{Batch, Plan, PlanError};
 use bifrost_store::{CommitError, Revision, Snapshot, Store, StoreError, WatchError};
 use tokio::sync::watch;
@@ -156,7 +157,15 @@ impl Relay {
 
     /// A summary of all objects, as JSON.
     pub(crate) fn overview(&self) -> Bytes {
-        self.with(|fleet| self.overview.get(Instant::now(), fleet))
+        self.with(|fleet| self.overview.get(Instant::now(), fleet)).json
+    }
+
+    /// The part of it that is about some projects.
+    pub(crate) fn overview_of(&self, projects: &BTreeSet<&str>) -> Overview {
+        self.with(|fleet| {
+            let whole = self.overview.get(Instant::now(), fleet).overview;
+            fleet.overview_of(&whole, projects)
+        })
     }
 
     /// Changes what is known of hosts, and tells those who wait for that. Must not wait.

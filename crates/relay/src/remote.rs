@@ -13,7 +13,7 @@ use axum::http::header;
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use bifrost_control::api::{ApiError, ErrorKind};
-use bifrost_control::server::serve_connection;
+use bifrost_control::server::{serve_connection, web};
 use bifrost_intent::api::MAX_BODY;
 use bifrost_relay_api::enroll::{DIGEST, digest};
 use bifrost_relay_api::tls::Material;
@@ -28,6 +28,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected as _;
 
 use crate::caller::Holder;
+use crate::console;
 use crate::quiet::Connection;
 use crate::relay::Relay;
 use crate::roles::{Access, Call};
@@ -64,9 +65,9 @@ pub(crate) fn acceptor(files: &Material) -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config.context("the certificates do not fit together")?)))
 }
 
-/// The API, for those whose certificates grant roles; nobody else gets anything.
+/// The API, and the console that shows what it says, for those whose certificates grant roles; nobody else gets anything.
 pub(crate) fn guarded(api: Router, relay: Arc<Relay>) -> Router {
-    api.layer(middleware::from_fn_with_state(relay, guard))
+    web::protected(console::page().merge(api)).layer(middleware::from_fn_with_state(relay, guard))
 }
 
 /// Lets those in who have some role; counted are all others.

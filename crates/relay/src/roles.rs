@@ -4,7 +4,7 @@
 //! open the socket may do everything; with one, those that it does not name may do nothing, and root may do everything. Over TLS a
 //! certificate says what its holder may do, and who has none of the authority, or one without a role, may do nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -99,7 +99,7 @@ pub(crate) struct Access {
 /// What the API is asked for, as far as roles matter. What is not here, nobody is asked for a role.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call<'a> {
-    /// What shows all projects: the overview, and over TLS the metrics.
+    /// What shows all projects: over TLS the metrics.
     LookAtEverything,
     /// Change an object.
     Change(&'a Key),
@@ -135,6 +135,12 @@ impl Access {
     /// Whether one may see everything.
     pub(crate) fn sees_everything(&self) -> bool {
         self.role(EVERYTHING).is_some()
+    }
+
+    /// The projects of which one may see something; none: all.
+    pub(crate) fn projects(&self) -> Option<BTreeSet<&str>> {
+        let granted = self.granted.as_ref().filter(|_| !self.sees_everything())?;
+        Some(granted.keys().map(String::as_str).collect())
     }
 
     /// Whether one may do something.

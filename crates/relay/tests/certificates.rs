@@ -115,6 +115,10 @@ impl Relay {
 
     /// Over TLS; none: there is no connection.
     fn try_ask(&self, shown: Option<&Shown>, method: &str, path: &str, body: &Value) -> Option<(u16, Value)> {
+        exchange(self.connect(shown), method, path, body)
+    }
+
+    fn connect(&self, shown: Option<&Shown>) -> impl Read + Write {
         let mut roots = RootCertStore::empty();
         roots.add(self.authority.der().clone()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
@@ -129,7 +133,7 @@ impl Relay {
         let name = ServerName::try_from("relay").unwrap();
         let stream = TcpStream::connect(self.api).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        exchange(StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), stream), method, path, body)
+        StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), stream)
     }
 
     fn ask(&self, shown: &Shown, method: &str, path: &str, body: &Value) -> (u16, Value) {
@@ -166,7 +170,14 @@ fn certify(key: &KeyPair, name: &str, roles: &[(&str, &str)]) -> Value {
 }
 
 /// A request and its answer. A method with a plus sign is that of a web page.
-fn exchange(mut stream: impl Read + Write, method: &str, path: &str, body: &Value) -> Option<(u16, Value)> {
+fn exchange(stream: impl Read + Write, method: &str, path: &str, body: &Value) -> Option<(u16, Value)> {
+    let text = exchange_text(stream, method, path, body)?;
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let body = serde_json::from_str(body).unwrap_or_else(|_| json!(body));
+    Some((head.split(' ').nth(1)?.parse().ok()?, body))
+}
+
+fn exchange_text(mut stream: impl Read + Write, method: &str, path: &str, body: &Value) -> Option<String> {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let (method, origin) = match method.strip_suffix('+') {
         Some(method) => (method, "Origin: https://elsewhere.example\r\n"),
@@ -176,9 +187,7 @@ fn exchange(mut stream: impl Read + Write, method: &str, path: &str, body: &Valu
     write!(stream, "{head}{}\r\n\r\n{body}", body.len()).ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    let body = serde_json::from_str(body).unwrap_or_else(|_| json!(body));
-    Some((head.split(' ').nth(1)?.parse().ok()?, body))
+    Some(text)
 }
 
 fn set(key: &str, spec: Value) -> Value {
@@ -187,6 +196,51 @@ fn set(key: &str, spec: Value) -> Value {
 
 fn error(answer: &(u16, Value)) -> String {
     format!("{} {}", answer.0, answer.1["error"]["what"].as_str().unwrap_or_default())
+}
+
+#[test]
+fn the_console_shows_what_a_certificate_may_see() {
+    let relay = Relay::start("console");
+    let admin = relay.issue("root", &[("admin", "*")]).0;
+    for change in [
+        set("host/h1", json!({"addresses": ["192.0.2.1"]})),
+        set("project/demo", json!({})),
+        set("project/other", json!({})),
+        set("vpc/demo/net", json!({})),
+        set("vpc/other/net", json!({})),
+        set("vpc/third/net", json!({})),
+    ] {
+        assert_eq!(relay.ask(&admin, "POST", "/v1/apply", &change).0, 200);
+    }
+    let vpcs = |roles: &[(&str, &str)]| {
+        let shown = relay.issue("alice", roles).0;
+        let page = relay.ask(&shown, "GET", "/", &Value::Null);
+        assert!(page.0 == 200 && page.1.as_str().unwrap().contains("console.js"), "{page:?}");
+        assert_eq!(relay.ask(&shown, "GET", "/console.js", &Value::Null).0, 200);
+        let overview = relay.ask(&shown, "GET", "/v1/overview", &Value::Null).1;
+        let keys: Vec<_> = overview["vpcs"].as_array().unwrap().iter().map(|vpc| vpc["key"].clone()).collect();
+        (keys, overview["objects"].clone())
+    };
+    let counts = |vpcs: u64, projects: u64| match projects {
+        0 => json!({"host": 1, "vpc": vpcs}),
+        _ => json!({"host": 1, "project": projects, "vpc": vpcs}),
+    };
+    let both = vec![json!("vpc/demo/net"), json!("vpc/other/net")];
+    assert_eq!(vpcs(&[("viewer", "demo")]), (vec![json!("vpc/demo/net")], counts(1, 1)));
+    assert_eq!(vpcs(&[("viewer", "demo"), ("admin", "other")]), (both, counts(2, 2)));
+    assert_eq!(vpcs(&[("viewer", "third")]), (vec![json!("vpc/third/net")], counts(1, 0)));
+    assert!(vpcs(&[("viewer", "nothing")]).0.is_empty());
+    assert_eq!(vpcs(&[("viewer", "*")]).0.len(), 3);
+    // A host's certificate opens no page, and pages of other sites get nothing.
+    let host = signed(&relay.authority, |params| params.subject_alt_names = vec![dns("h1")]);
+    assert_eq!(relay.ask(&host, "GET", "/", &Value::Null).0, 403);
+    assert_eq!(relay.ask(&admin, "GET+", "/v1/overview", &Value::Null).0, 403);
+    // A browser loads nothing from elsewhere into the page.
+    let text = exchange_text(relay.connect(Some(&admin)), "GET", "/", &Value::Null).unwrap();
+    let head = text.split_once("\r\n\r\n").unwrap().0.to_ascii_lowercase();
+    for header in ["content-security-policy: default-src 'none'", "cache-control: no-store"] {
+        assert!(head.contains(header), "{head}");
+    }
 }
 
 #[test]
@@ -233,17 +287,17 @@ fn each_certificate_may_do_what_its_roles_say() {
         (
             "a viewer of demo",
             of(&[("viewer", "demo")]),
-            [200, 200, 200, 200, 200, 200, 404, no, no, 404, no, no, no, no, no, no, no],
+            [200, 200, 200, 200, 200, 200, 404, 200, no, 404, no, no, no, no, no, no, no],
         ),
         (
             "an editor of demo",
             of(&[("editor", "demo")]),
-            [200, 200, 200, 200, 200, 200, 404, no, no, 404, 200, no, no, no, no, no, no],
+            [200, 200, 200, 200, 200, 200, 404, 200, no, 404, 200, no, no, no, no, no, no],
         ),
         (
             "an admin of demo",
             of(&[("admin", "demo")]),
-            [200, 200, 200, 200, 200, 200, 404, no, no, 404, 200, no, no, 200, no, no, no],
+            [200, 200, 200, 200, 200, 200, 404, 200, no, 404, 200, no, no, 200, no, no, no],
         ),
         (
             "a viewer of all",

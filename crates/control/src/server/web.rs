@@ -46,6 +46,11 @@ pub fn page(html: &'static str, script: &'static str) -> Router {
         .route("/console.css", file("text/css; charset=utf-8", include_str!("web/console.css")))
 }
 
+/// Adds the headers that keep a browser from loading anything else into a page of the router, and from keeping it.
+pub fn protected(router: Router) -> Router {
+    router.layer(from_fn(async |request: Request, next: Next| protect(next.run(request).await)))
+}
+
 /// Serves requests until the future is dropped.
 pub async fn run(listener: TcpListener, router: Router) {
     let (router, slots) = (router.layer(from_fn(guarded)), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
@@ -73,12 +78,15 @@ async fn converse(stream: TcpStream, router: Router) -> hyper::Result<()> {
         .await
 }
 
-/// Refuses requests with other host names, and adds security headers.
+/// Refuses requests with other host names, and protects responses.
 async fn guarded(request: Request, next: Next) -> Response {
-    let mut response = match is_named_well(request.headers()) {
+    protect(match is_named_well(request.headers()) {
         true => next.run(request).await,
         false => (StatusCode::MISDIRECTED_REQUEST, WRONG_NAME).into_response(),
-    };
+    })
+}
+
+fn protect(mut response: Response) -> Response {
     let headers = [
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),

@@ -36,6 +36,12 @@ function hostState(host) {
   return ["good", "in sync"];
 }
 
+/** What a host refuses, in short. Objects of projects that the viewer has no role for are only counted. */
+function refused({ problems: [first], more_problems: more }) {
+  if (!first) return `: ${more} of other projects`;
+  return `: ${first.kind} ${first.key}: ${first.what}${more ? ` and ${more} more` : ""}`;
+}
+
 function alarms() {
   const list = [];
   if (now.status && !now.status.in_sync) {
@@ -44,9 +50,7 @@ function alarms() {
   for (const host of now.hosts) {
     const [level, word] = hostState(host);
     if (level !== "bad") continue;
-    const more = host.more_problems ? ` and ${host.more_problems} more` : "";
-    const first = host.connected ? `: ${host.problems[0]?.kind} ${host.problems[0]?.key}: ${host.problems[0]?.what}${more}` : "";
-    list.push([level, link("host/" + host.name), ` ${word}${first}`]);
+    list.push([level, link("host/" + host.name), ` ${word}${host.connected ? refused(host) : ""}`]);
   }
   for (const host of now.hosts) {
     for (const peer of host.paths?.impaired ?? []) {
