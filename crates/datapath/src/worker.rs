@@ -153,12 +153,18 @@ impl<U: PolledUnderlay> Worker<U> {
             self.core.end_turn(Time(started), Time(ended));
             if Time(ended) >= self.next_look {
                 self.next_look = Time(ended + PROVIDE_EVERY_NS);
-                self.provision.look(self.core.switch.memory(), provide::later);
+                self.provide();
             }
         } else {
             self.core.end_idle_turn();
         }
         busy
+    }
+
+    /// Has another thread make the kernel provide the memory that tables need next. A worker that carries packets does it
+    /// by itself.
+    pub fn provide(&mut self) {
+        self.provision.look(self.core.switch.memory(), provide::later);
     }
 
     /// Runs `work`. After a panic in it, either everything is usable again except what it was done for, or the process

@@ -221,7 +221,10 @@ impl State {
     fn take_copies(&self, states: Vec<WorkerState>) -> Result<()> {
         for (worker, WorkerState { memory, .. }) in self.workers.iter().zip(states) {
             let take = move |worker: &mut bifrost_datapath::Worker<_>| {
-                worker.core_mut().switch_mut().take_over_copies(monotonic_ns(), &memory)
+                let taken = worker.core_mut().switch_mut().take_over_copies(monotonic_ns(), &memory);
+                // Not only when it carries packets.
+                worker.provide();
+                taken
             };
             worker.run(take)?.map_err(|error| anyhow!("{error}"))?;
         }
