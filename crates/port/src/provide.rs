@@ -9,6 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
 
 use rustix::mm::{Advice, madvise};
 
@@ -22,7 +23,14 @@ const NICER: i32 = 8;
 /// Ranges that may wait for the thread.
 const WAITING: usize = 256;
 
-static LATER: OnceLock<SyncSender<Range<usize>>> = OnceLock::new();
+static LATER: OnceLock<SyncSender<Work>> = OnceLock::new();
+
+/// What the thread does next.
+enum Work {
+    Provide(Range<usize>),
+    /// Reports that everything before this is done.
+    Report(SyncSender<()>),
+}
 
 /// Starts the thread that [`later`] needs, unless it runs. It runs until the process ends.
 ///
@@ -32,11 +40,16 @@ pub fn start() -> io::Result<()> {
     if LATER.get().is_some() {
         return Ok(());
     }
-    let (later, ranges) = sync_channel(WAITING);
+    let (later, work) = sync_channel(WAITING);
     let provide = move || {
         // On Linux niceness is per thread. Raising it cannot fail.
         let _ = rustix::process::nice(NICER);
-        ranges.into_iter().for_each(now);
+        for work in work {
+            match work {
+                Work::Provide(memory) => now(memory),
+                Work::Report(done) => drop(done.try_send(())),
+            }
+        }
     };
     std::thread::Builder::new().name("memory".to_owned()).spawn(provide)?;
     // If another thread was faster, this one's ends.
@@ -47,7 +60,15 @@ pub fn start() -> io::Result<()> {
 /// Has a thread provide the memory at these addresses soon. Returns false if too much is waiting already. Without the
 /// thread, nothing happens, and the first thread that touches the memory waits.
 pub fn later(memory: Range<usize>) -> bool {
-    LATER.get().is_none_or(|later| later.try_send(memory).is_ok())
+    LATER.get().is_none_or(|later| later.try_send(Work::Provide(memory)).is_ok())
+}
+
+/// Waits until the thread has provided everything that it was asked for, at most this long. Meanwhile, other threads
+/// that change the address space would wait for it, and threads that touch new memory for these.
+pub fn wait(patience: Duration) -> bool {
+    let Some(later) = LATER.get() else { return true };
+    let (done, report) = sync_channel(1);
+    later.send(Work::Report(done)).is_ok() && report.recv_timeout(patience).is_ok()
 }
 
 /// Provides the memory at these addresses. Contents do not change. Kernels before Linux 5.14 ignore it; so do all where
@@ -65,8 +86,6 @@ pub fn now(memory: Range<usize>) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use super::*;
     use crate::smaps::resident_kib;
 
@@ -92,10 +111,7 @@ mod tests {
         let memory = vec![0u8; 32 << 20];
         let from = memory.as_ptr().addr();
         assert!(later(from..from + (16 << 20)));
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while resident_kib(&memory) < 16 << 10 {
-            assert!(Instant::now() < deadline, "{} KiB", resident_kib(&memory));
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        assert!(wait(Duration::from_secs(10)));
+        assert!(resident_kib(&memory) >= 16 << 10, "{} KiB", resident_kib(&memory));
     }
 }

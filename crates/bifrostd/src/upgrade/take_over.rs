@@ -12,6 +12,7 @@ use bifrost_control::api::{FaultEntry, Sample};
 use bifrost_control::objects::Objects;
 use bifrost_control::objects::journal;
 use bifrost_port::clock::monotonic_ns;
+use bifrost_port::provide;
 use serde::{Deserialize, Serialize};
 
 use super::channel::{Channel, Message};
@@ -26,6 +27,8 @@ use crate::names::Names;
 
 /// Timeout for each step of the old daemon: it sends the offer at once, and later needs some milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout for the next memory of the tables, which takes milliseconds.
+const MEMORY: Duration = Duration::from_secs(1);
 /// Timeout for its counters, while requests wait.
 const COUNTERS: Duration = Duration::from_secs(2);
 
@@ -217,7 +220,8 @@ impl Successor {
 }
 
 impl State {
-    /// Adds copies of another daemon's sessions to the tables of the workers, which have not begun.
+    /// Adds copies of another daemon's sessions to the tables of the workers, which have not begun, and waits until
+    /// their next memory is provided: a worker that takes over meanwhile would wait for that.
     fn take_copies(&self, states: Vec<WorkerState>) -> Result<()> {
         for (worker, WorkerState { memory, .. }) in self.workers.iter().zip(states) {
             let take = move |worker: &mut bifrost_datapath::Worker<_>| {
@@ -228,6 +232,8 @@ impl State {
             };
             worker.run(take)?.map_err(|error| anyhow!("{error}"))?;
         }
+        // Without the memory, guests wait longer; nothing else depends on it.
+        let _ = provide::wait(MEMORY);
         Ok(())
     }
 
