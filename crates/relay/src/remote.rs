@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use axum::Router;
 use axum::extract::{Extension, Request, State};
-use axum::http::header;
+use axum::http::{HeaderMap, HeaderName, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use bifrost_control::api::{ApiError, ErrorKind};
@@ -78,8 +78,9 @@ async fn guard(
     next: Next,
 ) -> Result<Response, ApiError> {
     let allowed = access.and_then(|access| {
-        // A browser that has the certificate shows it for pages of any site, and says so with what changes something.
-        if request.headers().contains_key(header::ORIGIN) {
+        // A browser that has the certificate shows it for pages of any site, and names the site with what changes
+        // something and with what scripts read. The console reads only.
+        if request.headers().contains_key(header::ORIGIN) && !is_of_console(request.method(), request.headers()) {
             return Err(ApiError::new(ErrorKind::Forbidden, "web pages may not call this API"));
         }
         // Which tells of all projects. What else there is looks for itself.
@@ -92,6 +93,13 @@ async fn guard(
         return Err(refused);
     }
     Ok(next.run(request).await)
+}
+
+/// Whether a page of this server asks for something to read.
+fn is_of_console(method: &Method, headers: &HeaderMap) -> bool {
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let (Some(origin), Some(host)) = (text(header::ORIGIN), text(header::HOST)) else { return false };
+    method == Method::GET && origin.strip_prefix("https://") == Some(host)
 }
 
 /// Serves operators until the connections end.
@@ -151,6 +159,24 @@ impl Drop for Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_servers_own_pages_read() {
+        let asks = |method: Method, origin: &str, host: &str| {
+            let text = |text: &str| text.parse().unwrap();
+            is_of_console(&method, &HeaderMap::from_iter([(header::ORIGIN, text(origin)), (header::HOST, text(host))]))
+        };
+        assert!(asks(Method::GET, "https://relay1:4793", "relay1:4793"));
+        for (method, origin, host) in [
+            (Method::POST, "https://relay1:4793", "relay1:4793"),
+            (Method::GET, "http://relay1:4793", "relay1:4793"),
+            (Method::GET, "https://relay1:4794", "relay1:4793"),
+            (Method::GET, "https://elsewhere.example", "relay1:4793"),
+            (Method::GET, "null", "relay1:4793"),
+        ] {
+            assert!(!asks(method, origin, host), "{origin} {host}");
+        }
+    }
 
     #[test]
     fn no_certificate_takes_all_connections() {

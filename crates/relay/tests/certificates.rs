@@ -169,7 +169,8 @@ fn certify(key: &KeyPair, name: &str, roles: &[(&str, &str)]) -> Value {
     json!({"name": name, "roles": roles, "ttl_s": 3600, "request": request})
 }
 
-/// A request and its answer. A method with a plus sign is that of a web page.
+/// A request and its answer. A method with a plus sign is that of another site's page, one with an equals sign that of
+/// the console.
 fn exchange(stream: impl Read + Write, method: &str, path: &str, body: &Value) -> Option<(u16, Value)> {
     let text = exchange_text(stream, method, path, body)?;
     let (head, body) = text.split_once("\r\n\r\n")?;
@@ -179,9 +180,10 @@ fn exchange(stream: impl Read + Write, method: &str, path: &str, body: &Value) -
 
 fn exchange_text(mut stream: impl Read + Write, method: &str, path: &str, body: &Value) -> Option<String> {
     let body = if body.is_null() { String::new() } else { body.to_string() };
-    let (method, origin) = match method.strip_suffix('+') {
-        Some(method) => (method, "Origin: https://elsewhere.example\r\n"),
-        None => (method, ""),
+    let (method, origin) = match (method.strip_suffix('+'), method.strip_suffix('=')) {
+        (Some(method), _) => (method, "Origin: https://elsewhere.example\r\n"),
+        (_, Some(method)) => (method, "Origin: https://relay\r\n"),
+        _ => (method, ""),
     };
     let head = format!("{method} {path} HTTP/1.1\r\nHost: relay\r\n{origin}Connection: close\r\nContent-Length: ");
     write!(stream, "{head}{}\r\n\r\n{body}", body.len()).ok()?;
@@ -235,6 +237,9 @@ fn the_console_shows_what_a_certificate_may_see() {
     let host = signed(&relay.authority, |params| params.subject_alt_names = vec![dns("h1")]);
     assert_eq!(relay.ask(&host, "GET", "/", &Value::Null).0, 403);
     assert_eq!(relay.ask(&admin, "GET+", "/v1/overview", &Value::Null).0, 403);
+    // Its own page reads, as Chromium's module scripts do, and changes nothing.
+    assert_eq!(relay.ask(&admin, "GET=", "/console.js", &Value::Null).0, 200);
+    assert_eq!(relay.ask(&admin, "POST=", "/v1/apply", &set("vpc/demo/net", json!({}))).0, 403);
     // A browser loads nothing from elsewhere into the page.
     let text = exchange_text(relay.connect(Some(&admin)), "GET", "/", &Value::Null).unwrap();
     let head = text.split_once("\r\n\r\n").unwrap().0.to_ascii_lowercase();
