@@ -6,9 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use bifrost_avs::{
-    Port, PortId, SessionLimits, SessionView, Switch, Tables, Vpc, read_moving_sessions, write_moving_sessions,
+    Extent, Port, PortId, SessionLimits, SessionView, Switch, Tables, Vpc, read_moving_sessions, write_moving_sessions,
 };
 use bifrost_port::clock::monotonic_ns;
+use bifrost_port::provide::{self, LARGE_PAGE};
 use bifrost_port::vhost::Unplugged;
 use bifrost_port::{Datagram, LaneId, TxBatch, Underlay};
 use bifrost_rte::{Destination, Outbound, PeerId, Time};
@@ -348,18 +349,33 @@ fn sessions_move_and_are_listed_some_in_each_turn() {
     assert_eq!((moving(GUEST).len(), moving(PortId(9)).len()), (sessions.len(), 0));
 }
 
+/// Whether the kernel has provided a page: bit 63 of its entry in /proc/self/pagemap.
+fn is_present(address: usize) -> bool {
+    let mut entry = [0; 8];
+    let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+    std::os::unix::fs::FileExt::read_exact_at(&pagemap, &mut entry, (address / 4096 * 8) as u64).unwrap();
+    u64::from_ne_bytes(entry) >> 63 == 1
+}
+
+#[test]
+fn the_next_memory_of_a_worker_that_carries_no_packets_can_be_provided() {
+    const COUNT: u32 = 60_000;
+    let worker = worker_with_guest();
+    let memory = || worker.run(|worker| worker.core_mut().switch_mut().memory()[0]).unwrap();
+    worker.remote().take_over_sessions(GUEST, sessions(COUNT)).unwrap();
+    let Extent { address, used_bytes, reserved_bytes } = memory();
+    let next = (address + used_bytes).next_multiple_of(LARGE_PAGE);
+    assert!(used_bytes > LARGE_PAGE && next < address + reserved_bytes, "{used_bytes} of {reserved_bytes} bytes");
+    assert!(!is_present(next), "it has been provided before");
+    worker.run(crate::Worker::provide).unwrap();
+    assert!(provide::wait(Duration::from_secs(20)) && is_present(next));
+}
+
 #[test]
 fn a_worker_begins_with_the_memory_of_its_first_sessions() {
     let worker = worker_with_guest();
     let [sessions, heads, ..] = worker.run(|worker| worker.core_mut().switch_mut().memory()).unwrap();
     assert!(sessions.used_bytes == 0 && sessions.reserved_bytes > 0 && heads.reserved_bytes > 0);
-    // The kernel's view: a bit for each page that is there (bit 63 of an entry in /proc/self/pagemap).
-    let is_present = |address: usize| {
-        let mut entry = [0; 8];
-        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
-        std::os::unix::fs::FileExt::read_exact_at(&pagemap, &mut entry, (address / 4096 * 8) as u64).unwrap();
-        u64::from_ne_bytes(entry) >> 63 == 1
-    };
     for extent in [sessions, heads] {
         let last = extent.address + extent.reserved_bytes.min(1 << 20) - 1;
         assert!(is_present(extent.address) && is_present(last), "{extent:?}");

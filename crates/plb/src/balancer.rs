@@ -1,6 +1,5 @@
 //! One pod's load balancer: dispatch before the pod, reordering after it.
 
-use crate::cores::Cores;
 use crate::mutation::mutated;
 use crate::payload::{Owner, PayloadSlots};
 use crate::queue::{Head, Legal, OrderQueue, Put};
@@ -88,7 +87,7 @@ pub struct Balancer<T> {
     queues: Box<[OrderQueue<T>]>,
     payloads: PayloadSlots,
     phase: Phase,
-    cores: Cores,
+    next_core: u16,
     /// Distinguishes users of a payload slot that have no PSN.
     stamp: u32,
     counters: Counters,
@@ -105,7 +104,7 @@ impl<T> Balancer<T> {
             queues: (0..config.order_queues).map(|_| OrderQueue::new(&config)).collect(),
             payloads: PayloadSlots::new(config.payload_slots),
             phase: Phase::Spray,
-            cores: Cores::new(&config),
+            next_core: 0,
             stamp: 0,
             counters: Counters::default(),
             config,
@@ -150,8 +149,7 @@ impl<T> Balancer<T> {
     }
 
     /// [`dispatch`](Self::dispatch) to a core for which `has_room`: sprayed packets skip a core that has fallen behind
-    /// or stopped, and leave their group if none of its cores has room. A packet that is not sprayed can only use its
-    /// flow's core.
+    /// or stopped. A packet that is not sprayed can only use its flow's core.
     ///
     /// # Errors
     /// There is no room; only a counter and the round-robin position have changed.
@@ -186,7 +184,7 @@ impl<T> Balancer<T> {
             return Err(Refused::QueueFull);
         }
         let core = match sprayed {
-            true => self.cores.next_where(flow_hash, &self.config, &mut has_room),
+            true => self.next_core_where(&mut has_room),
             false => Some(self.core_of_flow(flow_hash)).filter(|core| has_room(*core)),
         };
         let Some(core) = core else {
@@ -436,9 +434,23 @@ impl<T> Balancer<T> {
         }
     }
 
+    /// The next core, round robin, that has room.
+    #[inline]
+    fn next_core_where(&mut self, mut has_room: impl FnMut(u16) -> bool) -> Option<u16> {
+        (0..self.config.cores).map(|_| self.core_in_turn()).find(|core| has_room(*core))
+    }
+
+    #[inline]
+    fn core_in_turn(&mut self) -> u16 {
+        let core = self.next_core;
+        let cores = self.config.cores - u16::from(mutated!(self.config, CoreLeftOut) && self.config.cores > 1);
+        self.next_core = if core + 1 >= cores { 0 } else { core + 1 };
+        core
+    }
+
     /// The core of a flow whose packets are not sprayed.
     pub fn core_of_flow(&self, flow_hash: u32) -> u16 {
-        self.cores.of_flow(flow_hash)
+        ((u64::from(flow_hash) * u64::from(self.config.cores)) >> 32) as u16
     }
 
     /// Handles an entry released without its packet, whose header may still arrive.

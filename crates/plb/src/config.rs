@@ -23,10 +23,6 @@ pub struct Config {
     pub pod: u16,
     /// Data cores of the pod, each with a receive queue: 1 to 1,024.
     pub cores: u16,
-    /// Groups of consecutive cores: 1 to `cores`. Packets of a flow are sprayed over the cores of one group, and over
-    /// others only if none of these has room. Processors with separate memories or shared caches need a group each
-    /// (Albatross, 7), so that each caches the entries of its own flows only.
-    pub core_groups: u16,
     /// Order queues: 1 to 8, in proportion to the cores. More of them isolate flows from each other's delays, fewer
     /// allow a larger single flow for the same memory.
     pub order_queues: u8,
@@ -52,7 +48,6 @@ impl Default for Config {
         Config {
             pod: 0,
             cores: 1,
-            core_groups: 1,
             order_queues: 1,
             queue_entries: 4096,
             timeout_ns: 100_000,
@@ -71,9 +66,6 @@ pub enum ConfigError {
     /// See [`Config::cores`].
     #[error("a pod has 1 to 1,024 data cores, not {0}")]
     Cores(u16),
-    /// See [`Config::core_groups`].
-    #[error("a pod has at least one group of cores, and at most one for each core, not {0}")]
-    CoreGroups(u16),
     /// See [`Config::order_queues`].
     #[error("a pod has 1 to 8 order queues, not {0}")]
     OrderQueues(u8),
@@ -96,7 +88,6 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         match *self {
             Config { cores, .. } if !(1..=1024).contains(&cores) => Err(ConfigError::Cores(cores)),
-            Config { cores, core_groups: n, .. } if !(1..=cores).contains(&n) => Err(ConfigError::CoreGroups(n)),
             Config { order_queues: n, .. } if !(1..=8).contains(&n) => Err(ConfigError::OrderQueues(n)),
             Config { queue_entries: n, .. } if !n.is_power_of_two() || !(16..=65_536).contains(&n) => {
                 Err(ConfigError::QueueEntries(n))

@@ -1,7 +1,7 @@
 //! Packet-level load balancing (PLB) for a gateway pod, without I/O: *Albatross*, SIGCOMM'25, section 4.1.
 //!
-//! A [`Balancer`] belongs to one pod. [`Balancer::dispatch`] sprays packets over the pod's cores, or over a group of them,
-//! and gives each a sequence number (PSN) in one of the pod's order queues. The PSN travels with the packet in a [`Trailer`]
+//! A [`Balancer`] belongs to one pod. [`Balancer::dispatch`] sprays packets over the pod's cores and gives each a
+//! sequence number (PSN) in one of the pod's order queues. The PSN travels with the packet in a [`Trailer`]
 //! (docs/GATEWAY-TRAILER.md). The pod sends the packet back, [`Balancer::returned`] checks the trailer, and
 //! [`Balancer::release`] lets packets leave in their original order.
 //!
@@ -19,7 +19,6 @@
 
 mod balancer;
 mod config;
-mod cores;
 mod counters;
 mod mutation;
 mod payload;

@@ -60,7 +60,7 @@ pub enum Mutation {
     FallbackWithoutDrain,
     /// A change back to spraying does not wait until packets without an order are out.
     ReturnWithoutSettling,
-    /// Spraying omits one core of each group.
+    /// Spraying omits one core.
     CoreLeftOut,
 }
 

@@ -30,11 +30,9 @@ struct Pipeline {
 
 impl Pipeline {
     fn new(input: &mut Input<'_>) -> Self {
-        let cores = 1 + input.below(4) as u16;
         let config = Config {
             pod: 7,
-            cores,
-            core_groups: 1 + input.below(usize::from(cores)) as u16,
+            cores: 1 + input.below(4) as u16,
             order_queues: 1 + input.below(8) as u8,
             queue_entries: input.pick(&[16, 32, 128]),
             payload_slots: input.pick(&[0, 1, 16, 64]),

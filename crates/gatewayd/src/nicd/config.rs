@@ -111,7 +111,6 @@ struct Pod {
     name: Spanned<String>,
     number: Spanned<u16>,
     cores: Spanned<u16>,
-    core_groups: Option<Spanned<u16>>,
     order_queues: Option<Spanned<u8>>,
     queue_entries: Option<Spanned<u32>>,
     timeout_us: Option<Spanned<u64>>,
@@ -203,8 +202,6 @@ fn default_control() -> u64 {
 
 /// Maximum length of the name of a pod that is added, bytes.
 const LONGEST_NAME: usize = 31;
-/// Largest group of cores by default: a processor of Albatross has 48 (SIGCOMM'25, 3.2).
-const CORES_OF_A_GROUP: u16 = 48;
 /// Length of an Ethernet header with two VLAN tags, bytes.
 const LINK_BYTES: usize = 22;
 
@@ -292,7 +289,6 @@ fn check(file: File, checker: &mut Checker<'_>) -> Option<Config> {
 
 fn check_pod(pod: &Pod, longest: usize, checker: &mut Checker<'_>) -> PodSettings {
     let defaults = plb::Config::default();
-    let cores = *pod.cores.get_ref();
     let get = |value: &Option<Spanned<u64>>, default| value.as_ref().map_or(default, |v| *v.get_ref());
     let entries = pod.queue_entries.as_ref().map_or(defaults.queue_entries, |v| *v.get_ref());
     let order_queues = pod.order_queues.as_ref().map_or(1, |v| *v.get_ref());
@@ -303,8 +299,7 @@ fn check_pod(pod: &Pod, longest: usize, checker: &mut Checker<'_>) -> PodSetting
     };
     let balancer = plb::Config {
         pod: *pod.number.get_ref(),
-        cores,
-        core_groups: pod.core_groups.as_ref().map_or(cores.div_ceil(CORES_OF_A_GROUP).max(1), |v| *v.get_ref()),
+        cores: *pod.cores.get_ref(),
         order_queues,
         queue_entries: entries,
         timeout_ns: get(&pod.timeout_us, defaults.timeout_ns / 1000).saturating_mul(1000),
@@ -315,7 +310,6 @@ fn check_pod(pod: &Pod, longest: usize, checker: &mut Checker<'_>) -> PodSetting
         let text = error.to_string();
         match error {
             plb::ConfigError::Cores(_) => checker.error(&pod.cores, text),
-            plb::ConfigError::CoreGroups(_) => at(checker, &pod.core_groups, &pod.name, text),
             plb::ConfigError::OrderQueues(_) => at(checker, &pod.order_queues, &pod.name, text),
             plb::ConfigError::QueueEntries(_) => at(checker, &pod.queue_entries, &pod.name, text),
             plb::ConfigError::Timeout(_) => at(checker, &pod.timeout_us, &pod.name, text),
@@ -472,7 +466,6 @@ second_packets_per_second = 2000
             ("\"/run/bifrost/vpc.sock\"", "\"vpc.sock\"", "11: vpc.sock is no absolute path"),
             ("vlan = 100", "vlan = \"x\"", "11: invalid type: string \"x\", expected u16"),
             ("cores = 2", "cores = 2\norder_queues = 9", "10: an order queue"),
-            ("cores = 2", "cores = 2\ncore_groups = 3", "10: a pod has at least one group of cores"),
             ("= 2000", "= 2000\nburst_us = 0", "15: burst_us = 0; 1 to 1,000,000 can be had"),
             ("= 2000", "= 2000\nburst_us = 1\nburst_packets = 1", "15: burst_us and burst_packets: give one of them"),
         ] {

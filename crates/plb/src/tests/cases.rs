@@ -33,14 +33,6 @@ fn settings_out_of_range_are_refused() {
     let cases = [
         (Config { cores: 0, ..base }, "a pod has 1 to 1,024 data cores, not 0"),
         (Config { cores: 1025, ..base }, "a pod has 1 to 1,024 data cores, not 1025"),
-        (
-            Config { cores: 4, core_groups: 5, ..base },
-            "a pod has at least one group of cores, and at most one for each core, not 5",
-        ),
-        (
-            Config { core_groups: 0, ..base },
-            "a pod has at least one group of cores, and at most one for each core, not 0",
-        ),
         (Config { order_queues: 0, ..base }, "a pod has 1 to 8 order queues, not 0"),
         (Config { order_queues: 9, ..base }, "a pod has 1 to 8 order queues, not 9"),
         (Config { queue_entries: 100, ..base }, "an order queue has a power of two from 16 to 65,536 entries, not 100"),
@@ -59,26 +51,6 @@ fn cores_take_turns() {
     let mut b = balancer(small());
     let cores: Vec<u16> = (0..7).map(|_| b.dispatch(0, 7, false).unwrap().core).collect();
     assert_eq!(cores, [0, 1, 2, 0, 1, 2, 0]);
-}
-
-#[test]
-fn cores_of_a_group_take_turns() {
-    // Groups of cores 0 and 1, 2 and 3, and 4 to 6.
-    let config = Config { cores: 7, core_groups: 3, ..small() };
-    let hash = |core: u32| (core << 29) / 7 * 8 + 1000;
-    let mut b = balancer(Config { queue_entries: 64, ..config });
-    for (flow_core, expected) in [(0, [0, 1, 0]), (3, [2, 3, 2]), (5, [4, 5, 6]), (1, [1, 0, 1]), (2, [3, 2, 3])] {
-        assert_eq!(b.core_of_flow(hash(flow_core)), flow_core as u16);
-        let cores = [(); 3].map(|()| b.dispatch(0, hash(flow_core), false).unwrap().core);
-        assert_eq!(cores, expected, "{flow_core}");
-    }
-    // A group whose cores have no room is left, and so are the following ones, in turn.
-    let mut at = |full: &[u16]| b.dispatch_where(0, hash(3), false, |core| !full.contains(&core)).ok().map(|d| d.core);
-    assert_eq!(at(&[2]), Some(3));
-    assert_eq!(at(&[2, 3]), Some(4));
-    assert_eq!(at(&[2, 3, 4, 5, 6]), Some(0));
-    assert_eq!(at(&[0, 1, 2, 3, 4, 5, 6]), None);
-    assert_eq!(b.counters().refused_no_room_packets, 1);
 }
 
 #[test]

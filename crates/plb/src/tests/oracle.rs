@@ -35,14 +35,13 @@ pub(super) struct Oracle {
     queues: Vec<Queue>,
     mode: Mode,
     settled_at: u64,
-    /// By group.
-    sprayed: Vec<u64>,
+    sprayed: u64,
 }
 
 impl Oracle {
     pub(super) fn new(config: Config) -> Self {
         let queues = vec![Queue::default(); usize::from(config.order_queues)];
-        Oracle { config, queues, mode: Mode::Plb, settled_at: 0, sprayed: vec![0; usize::from(config.core_groups)] }
+        Oracle { config, queues, mode: Mode::Plb, settled_at: 0, sprayed: 0 }
     }
 
     /// Core, queue, PSN if it has an entry; `None`: refused.
@@ -57,15 +56,8 @@ impl Oracle {
         let psn = self.config.first_psn.wrapping_add(q.packets.len() as u32);
         q.packets.push(Packet { psn, at: now, state: State::Waiting });
         if self.mode == Mode::Plb && now >= self.settled_at {
-            // Cores that belong to the group of the flow's core.
-            let (cores, groups) = (u64::from(self.config.cores), u64::from(self.config.core_groups));
-            let first = |group: u64| group * cores / groups;
-            let is_in = |group: &u64| (first(*group)..first(group + 1)).contains(&u64::from(flow_core));
-            let group = (0..groups).find(is_in).unwrap();
-            let sprayed = &mut self.sprayed[group as usize];
-            *sprayed += 1;
-            let turn = (*sprayed - 1) % (first(group + 1) - first(group));
-            return Some(((first(group) + turn) as u16, Some(psn)));
+            self.sprayed += 1;
+            return Some((((self.sprayed - 1) % u64::from(self.config.cores)) as u16, Some(psn)));
         }
         Some((flow_core, Some(psn)))
     }

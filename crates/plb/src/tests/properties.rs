@@ -57,11 +57,10 @@ pub(super) fn calls() -> impl Strategy<Value = Vec<Call>> {
 }
 
 pub(super) fn configs() -> impl Strategy<Value = Config> {
-    (1u16..5, 1u16..3, 1u8..4, prop_oneof![Just(0u32), Just(u32::MAX - 20), any::<u32>()], any::<bool>()).prop_map(
-        |(cores, core_groups, order_queues, first_psn, low)| Config {
+    (1u16..5, 1u8..4, prop_oneof![Just(0u32), Just(u32::MAX - 20), any::<u32>()], any::<bool>()).prop_map(
+        |(cores, order_queues, first_psn, low)| Config {
             pod: 3,
             cores,
-            core_groups: core_groups.min(cores),
             order_queues,
             queue_entries: 16,
             first_psn,

@@ -5,10 +5,10 @@ use anyhow::Result;
 use bifrost_tables::Meter;
 use serde_json::{Map, Value, json};
 
-use super::gateway::cache::{Machine, Replayed, Shared, Spread, Stream, Tables, replay};
+use super::gateway::cache::{Machine, Replayed, Shared, Stream, Tables, replay};
 use super::gateway::load::{Bursts, HEAVY, Load};
 use super::gateway::pod::{Outcome as Ran, Pod, Setup};
-use super::gateway::{SERVICES, Service, core_groups};
+use super::gateway::{SERVICES, Service};
 use super::plot::Panel;
 use super::runs::each;
 use super::{Bar, Outcome};
@@ -31,7 +31,7 @@ const COMMON_LINES: u64 = 5;
 const COMMON_FLOWS: u64 = 10;
 /// Accesses to the private cache, the shared one, and memory that a core overlaps. That of memory is from
 /// `gateway-memory time`: 20 lines of flow and tenant, 280 ns each, in 638 ns that a packet waits in a vector. The
-/// others are assumed to be the same; what `gateway-memory time` measured for the second one is in docs/STUDIES.md.
+/// others are assumed to be the same; `gateway-memory time` measures the second one, too.
 const OVERLAP: [f64; 3] = [8.7; 3];
 const MS: u64 = 1_000_000;
 /// Interruptions of cores. The paper does not give them; these values give latencies the shape of its figure 11: 99 %
@@ -67,11 +67,9 @@ const MODES: [(&str, bool); 2] = [("PLB", true), ("RSS", false)];
 /// Figures 4 and 5: effects of sharing tables on caches.
 fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
     // The paper: 48 cores and about 200 MB of cache per processor; several GB of tables.
-    let groups_of = |cores: u64| u64::from(core_groups(cores as u16));
     let machine = |cores: u64| Machine {
-        processors: groups_of(cores),
         private_bytes: 2 << 20,
-        shared_bytes: 105 << 20,
+        shared_bytes: (105 << 20) * cores.div_ceil(48),
         latency_ns: [5.0, 30.0, 110.0],
         overlap: OVERLAP,
     };
@@ -92,27 +90,22 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
     };
     let points: Vec<(u64, Entries, u64)> =
         sizes.iter().flat_map(|(flows, entries)| cores.iter().map(|cores| (*flows, *entries, *cores))).collect();
-    let plb = |cores| Spread::Spray { groups: groups_of(cores) };
-    let both = points.iter().flat_map(|point| [(*point, plb(point.2)), (*point, Spread::ByFlow)]);
-    // To compare: one group over all processors.
-    let split = || points.iter().filter(|(.., cores)| groups_of(*cores) > 1);
-    let runs: Vec<_> = both.chain(split().map(|point| (*point, Spread::Spray { groups: 1 }))).collect();
-    let replayed = each(&runs, |((flows, entries, cores), spread)| {
+    let runs: Vec<_> = points.iter().flat_map(|point| MODES.map(|(_, spray)| (*point, spray))).collect();
+    let replayed = each(&runs, |((flows, entries, cores), spray)| {
         let packets = if quick { 600_000 } else { 1_200_000 };
-        Ok(replay(&machine(*cores), &entries.tables(*flows), *cores, *spread, packets))
+        Ok(replay(&machine(*cores), &entries.tables(*flows), *cores, *spray, packets))
     })?;
     // The computing time per packet is chosen so that RSS reaches the rate of table 3 with the paper's number of cores
     // and tables beyond the caches.
     let like_paper = (HALF_GIGABYTE, Entries::Ours, if quick { 20 } else { 44 });
-    let measured = runs.iter().zip(&replayed).find(|(run, _)| **run == (like_paper, Spread::ByFlow));
+    let measured = runs.iter().zip(&replayed).find(|(run, _)| **run == (like_paper, false));
     let compute_ns = internet() - measured.map_or(0.0, |(_, replayed)| replayed.waits_ns);
     let packet_ns = |replayed: &Replayed| compute_ns + replayed.waits_ns;
     let mut per_core = Panel::new("A core's rate (cache model), half a gigabyte of tables", "cores", "Mpps");
     let mut hits = Panel::new("Hits in the shared cache, half a gigabyte of tables", "cores", "%");
     for (mode, spray) in MODES {
-        let is_shown = |((f, e, c), s): &((u64, Entries, u64), Spread)| {
-            (*f, *e, *s) == (HALF_GIGABYTE, Entries::Ours, if spray { plb(*c) } else { Spread::ByFlow })
-        };
+        let is_shown =
+            |((f, e, _), s): &((u64, Entries, u64), bool)| (*f, *e, *s) == (HALF_GIGABYTE, Entries::Ours, spray);
         let shown = || runs.iter().zip(&replayed).filter(|(run, _)| is_shown(run));
         per_core = per_core.line(mode, shown().map(|(((_, _, c), _), r)| (*c as f64, 1e3 / packet_ns(r))));
         hits = hits.line(mode, shown().map(|(((_, _, c), _), r)| (*c as f64, r.shared_hits * 100.0)));
@@ -150,14 +143,6 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
             let name = format!("a core's rate, PLB below RSS, {megabytes} MB of tables{kind}, {cores} cores, %");
             outcome.bars.push(Bar { name, value: apart, limit: 1.0 });
         }
-    }
-    for (point, one) in split().zip(&replayed[2 * points.len()..]) {
-        let (flows, entries, cores) = *point;
-        let by_flow = runs.iter().zip(&replayed).find(|(run, _)| **run == (*point, Spread::ByFlow));
-        let apart = (1.0 - by_flow.map_or(f64::NAN, |(_, by_flow)| packet_ns(by_flow)) / packet_ns(one)) * 100.0;
-        let name = format!("caches, {flows} flows{}, {cores} cores in one group", entries.name());
-        outcome.lines.push(format!("{name}: {apart:.2} % below RSS"));
-        data.insert(name, json!({ "below_rss_percent": apart }));
     }
     Ok(())
 }

@@ -44,14 +44,12 @@ impl Cache {
     }
 }
 
-/// A server.
+/// A processor.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Machine {
-    /// Processors, each with as many cores as the others.
-    pub(in super::super) processors: u64,
     /// Private cache of each core, bytes.
     pub(in super::super) private_bytes: u64,
-    /// Shared cache of each processor, bytes.
+    /// Shared cache, bytes.
     pub(in super::super) shared_bytes: u64,
     /// Latency of the private cache, the shared cache, and memory, ns.
     pub(in super::super) latency_ns: [f64; 3],
@@ -137,47 +135,18 @@ pub(in super::super) struct Replayed {
     pub(in super::super) by_stream: [[f64; 3]; Stream::ALL.len()],
 }
 
-/// How packets of random flows are spread over cores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Spread {
-    /// Round robin, over one of this many groups of cores: that of the core that `ByFlow` would choose.
-    Spray {
-        /// Groups, which have the same number of cores.
-        groups: u64,
-    },
-    /// By flow.
-    ByFlow,
-}
-
-/// Replays the accesses of a pod.
-pub(in super::super) fn replay(
-    machine: &Machine,
-    tables: &Tables,
-    cores: u64,
-    spread: Spread,
-    packets: u64,
-) -> Replayed {
+/// Replays the accesses of a pod: packets of random flows go to cores round robin (`spray`), or by flow.
+pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, spray: bool, packets: u64) -> Replayed {
     let mut rng = Rng::new(7);
     let mut private = vec![Cache::new(machine.private_bytes, 16); cores as usize];
-    let mut shared_caches = vec![Cache::new(machine.shared_bytes, 16); machine.processors as usize];
-    let mut turns = vec![0u64; cores as usize];
+    let mut shared_cache = Cache::new(machine.shared_bytes, 16);
     let mut answered = [[0u64; 3]; Stream::ALL.len()];
     // The first two thirds only fill the caches.
     let warm = packets * 2 / 3;
     let mut pools = vec![0u64; cores as usize];
     for n in 0..packets {
         let flow = rng.below(tables.flows);
-        let core_of_flow = mix(flow ^ 0xf10e) % cores;
-        let core = match spread {
-            Spread::Spray { groups } => {
-                let (group, size) = (core_of_flow * groups / cores, cores / groups);
-                let turn = &mut turns[group as usize];
-                *turn += 1;
-                group * size + *turn % size
-            }
-            Spread::ByFlow => core_of_flow,
-        };
-        let shared_cache = &mut shared_caches[(core * machine.processors / cores) as usize];
+        let core = if spray { n % cores } else { mix(flow ^ 0xf10e) % cores };
         let own = &mut private[core as usize];
         let mut read = |stream: Stream, line: u64, shared: &mut Cache| {
             let level = if own.access(line) {
@@ -195,18 +164,18 @@ pub(in super::super) fn replay(
                 // Each access has its own part of the owner's lines. A hash of the flow selects a line in it.
                 let part = (shared.total / shared.each).max(1);
                 let line = i * part + mix(flow ^ i << 40) % part;
-                read(stream, 1 << 60 | (stream as u64) << 56 | (owner * shared.total.max(1) + line), shared_cache);
+                read(stream, 1 << 60 | (stream as u64) << 56 | (owner * shared.total.max(1) + line), &mut shared_cache);
             }
         }
         for level in 0..tables.common_lines {
             // Upper levels are small and lower ones large: each level has 16 times as many lines as the one above it.
             let total = (tables.common_total >> (4 * (tables.common_lines - 1 - level).min(15))).max(1);
-            read(Stream::Common, 2 << 60 | level << 40 | (mix(flow ^ level << 32) % total), shared_cache);
+            read(Stream::Common, 2 << 60 | level << 40 | (mix(flow ^ level << 32) % total), &mut shared_cache);
         }
         let tenant = flow / tables.tenant_flows.max(1);
         let kept = tenant * tables.private_bytes..(tenant + 1) * tables.private_bytes;
         let lines = kept.start / LINE..kept.end.div_ceil(LINE);
-        lines.for_each(|line| read(Stream::Private, 4 << 60 | core << 40 | line, shared_cache));
+        lines.for_each(|line| read(Stream::Private, 4 << 60 | core << 40 | line, &mut shared_cache));
         for _ in 0..tables.packet_lines {
             let pool = &mut pools[core as usize];
             *pool = (*pool + 1) % tables.pool_lines;
@@ -236,9 +205,6 @@ pub(in super::super) fn replay(
 mod tests {
     use super::*;
 
-    const SPRAY: Spread = Spread::Spray { groups: 1 };
-    const SPREADS: [Spread; 2] = [SPRAY, Spread::ByFlow];
-
     #[test]
     fn the_least_recently_used_line_is_evicted() {
         let mut cache = Cache::new(64 * 4, 4);
@@ -252,7 +218,6 @@ mod tests {
     #[test]
     fn small_tables_fit_the_private_cache_and_large_ones_no_cache() {
         let machine = Machine {
-            processors: 1,
             private_bytes: 1 << 16,
             shared_bytes: 1 << 20,
             latency_ns: [4.0, 20.0, 100.0],
@@ -270,20 +235,19 @@ mod tests {
         };
         // With hashing, the lines of 128 flows per core fit into a private cache. With spraying, each core reads those
         // of all 512 flows, which do not fit.
-        let [spray, hash] = SPREADS.map(|spread| replay(&machine, &tables(512), 4, spread, 200_000));
+        let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(512), 4, spray, 200_000));
         assert!(hash.private_hits > 0.95 && spray.private_hits < 0.8, "{hash:?} {spray:?}");
         assert!(hash.waits_ns * 1.4 < spray.waits_ns, "{hash:?} {spray:?}");
-        let [spray, hash] = SPREADS.map(|spread| replay(&machine, &tables(1 << 20), 4, spread, 200_000));
+        let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(1 << 20), 4, spray, 200_000));
         assert!((hash.waits_ns / spray.waits_ns - 1.0).abs() < 0.01, "{hash:?} {spray:?}");
         // One core has no choice.
-        let [spray, hash] = SPREADS.map(|spread| replay(&machine, &tables(512), 1, spread, 10_000));
+        let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(512), 1, spray, 10_000));
         assert_eq!(spray.waits_ns, hash.waits_ns);
     }
 
     #[test]
     fn device_writes_hit_the_shared_cache_and_per_core_data_is_there_for_each_core() {
         let machine = Machine {
-            processors: 1,
             private_bytes: 1 << 20,
             shared_bytes: 1 << 22,
             latency_ns: [4.0, 20.0, 100.0],
@@ -299,45 +263,17 @@ mod tests {
             tenant_flows: 1,
             private_bytes: 2 * LINE,
         };
-        let of = |stream: Stream, spread| replay(&machine, &tables, 8, spread, 400_000).by_stream[stream as usize];
-        assert_eq!(of(Stream::Packet, SPRAY), [0.0, 3.0, 0.0], "though the pool fits into a private cache");
+        let of = |stream: Stream, spray| replay(&machine, &tables, 8, spray, 400_000).by_stream[stream as usize];
+        assert_eq!(of(Stream::Packet, true), [0.0, 3.0, 0.0], "though the pool fits into a private cache");
         // The entries of the flows, one megabyte, fit into the shared cache. With spraying, each core also has a
         // megabyte of per-tenant data; with hashing, an eighth of it.
-        let [spray, hash] = SPREADS.map(|spread| of(Stream::Private, spread)[2]);
+        let [spray, hash] = [true, false].map(|spray| of(Stream::Private, spray)[2]);
         assert!(hash < 0.05 && spray > 0.5, "{hash} {spray}");
-        assert!(of(Stream::Flow, SPRAY)[2] < of(Stream::Private, SPRAY)[2] / 2.0);
+        assert!(of(Stream::Flow, true)[2] < of(Stream::Private, true)[2] / 2.0);
     }
-
-    #[test]
-    fn each_processor_caches_the_entries_of_its_own_group() {
-        let machine = Machine {
-            processors: 2,
-            private_bytes: 64,
-            shared_bytes: 1 << 17,
-            latency_ns: [4.0, 20.0, 100.0],
-            overlap: [1.0; 3],
-        };
-        // 3,000 lines: each of the two shared caches has room for 2,048.
-        let tables = Tables {
-            flows: 3000,
-            owned: [Shared { flows: 1, each: 1, total: 1 }, Shared::default()],
-            common_lines: 0,
-            common_total: 0,
-            packet_lines: 0,
-            pool_lines: 1,
-            tenant_flows: 1,
-            private_bytes: 0,
-        };
-        let hits = |groups| replay(&machine, &tables, 6, Spread::Spray { groups }, 200_000).shared_hits;
-        let by_flow = replay(&machine, &tables, 6, Spread::ByFlow, 200_000).shared_hits;
-        let (one, two) = (hits(1), hits(2));
-        assert!(two > 0.95 && by_flow > 0.95 && one < 0.75, "{one} {two} {by_flow}");
-    }
-
     #[test]
     fn entries_of_tenants_are_shared_by_their_flows() {
         let machine = Machine {
-            processors: 1,
             private_bytes: 1 << 14,
             shared_bytes: 1 << 20,
             latency_ns: [4.0, 20.0, 100.0],
@@ -355,7 +291,7 @@ mod tests {
             private_bytes: 0,
         };
         assert_eq!(tables.bytes(), ((1 << 16) + 16 * 48) * LINE);
-        let replayed = replay(&machine, &tables, 2, SPRAY, 600_000);
+        let replayed = replay(&machine, &tables, 2, true, 600_000);
         let [flow, tenant] = [Stream::Flow, Stream::Tenant].map(|stream| replayed.by_stream[stream as usize]);
         // The accesses per packet add up to the number of lines. Data that more flows share is found in closer caches.
         for (lines, each) in [(flow, 1.0), (tenant, 3.0)] {

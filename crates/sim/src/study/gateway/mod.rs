@@ -30,11 +30,6 @@ pub(super) const SERVICES: [Service; 4] = [
     Service { name: "VPC-CloudService", paper_pps: 126.3e6 },
 ];
 
-/// Groups of a pod's cores: one for each processor of 48 (Albatross, 3.2), as `bifrost-nicd` has them by default.
-pub(super) fn core_groups(cores: u16) -> u16 {
-    cores.div_ceil(48)
-}
-
 /// Order queues of a pod: 1 to 8, in proportion to its cores (Albatross, 4.1).
 pub(super) fn order_queues(cores: u16) -> u8 {
     cores.div_ceil(6).clamp(1, 8) as u8

@@ -39,12 +39,7 @@ impl Setup {
     /// A pod of that many cores with the paper's values.
     pub(in super::super) fn new(cores: u16, service_ns: f64) -> Self {
         Setup {
-            plb: Config {
-                cores,
-                core_groups: super::core_groups(cores),
-                order_queues: super::order_queues(cores),
-                ..Config::default()
-            },
+            plb: Config { cores, order_queues: super::order_queues(cores), ..Config::default() },
             spray: true,
             ring: 64,
             service_ns,
