@@ -312,16 +312,14 @@ impl Fleet {
         Overview { revision: self.revision, ..self.model.overview() }
     }
 
-    /// The part of a summary that is about some projects, and about hosts.
-    pub(crate) fn overview_of(&self, whole: &Overview, projects: &BTreeSet<&str>) -> Overview {
+    /// How many objects some projects have, and how many hosts there are, by kind.
+    pub(crate) fn counts_of(&self, projects: &BTreeSet<&str>) -> BTreeMap<Kind, u64> {
         let count = |kind: Kind| match kind {
             Kind::Host => self.model.count("", kind),
             Kind::Project => projects.iter().filter(|name| self.has_project(name)).count() as u64,
             _ => projects.iter().map(|project| self.model.count(project, kind)).sum(),
         };
-        let objects = Kind::ALL.into_iter().map(|kind| (kind, count(kind))).filter(|(_, count)| *count > 0);
-        let vpcs = whole.vpcs.iter().filter(|vpc| projects.contains(vpc.key.project()));
-        Overview { revision: whole.revision, objects: objects.collect(), vpcs: vpcs.cloned().collect() }
+        Kind::ALL.into_iter().map(|kind| (kind, count(kind))).filter(|(_, count)| *count > 0).collect()
     }
 
     fn has_project(&self, name: &str) -> bool {

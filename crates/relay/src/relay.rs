@@ -162,10 +162,12 @@ impl Relay {
 
     /// The part of it that is about some projects.
     pub(crate) fn overview_of(&self, projects: &BTreeSet<&str>) -> Overview {
-        self.with(|fleet| {
-            let whole = self.overview.get(Instant::now(), fleet).overview;
-            fleet.overview_of(&whole, projects)
-        })
+        let whole_and_counts =
+            |fleet: &mut Fleet| (self.overview.get(Instant::now(), fleet).overview, fleet.counts_of(projects));
+        let (whole, objects) = self.with(whole_and_counts);
+        // Without the lock, because there may be many networks.
+        let vpcs = whole.vpcs.iter().filter(|vpc| projects.contains(vpc.key.project())).cloned().collect();
+        Overview { revision: whole.revision, objects, vpcs }
     }
 
     /// Changes what is known of hosts, and tells those who wait for that. Must not wait.

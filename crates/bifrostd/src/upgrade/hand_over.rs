@@ -361,7 +361,7 @@ impl Drop for NewDaemon {
         if self.wait(END).is_some() {
             return;
         }
-        // None of its threads runs the program any more, so guests need not wait for the kernel.
+        // After SIGKILL no thread returns to the program, so guests need not wait for the kernel.
         let pid = self.0.id();
         tracing::error!(pid, threads = threads(pid), "the kernel has not ended the killed daemon yet");
         let reap = move || waitpid(Pid::from_raw(pid.cast_signed()), WaitOptions::empty());
