@@ -3,12 +3,12 @@
 use crate::mutation::mutated;
 use crate::payload::{Owner, PayloadSlots};
 use crate::queue::{Head, Legal, OrderQueue, Put};
-use crate::{Config, ConfigError, Counters, DropReason, NO_PAYLOAD, TRAILER_LEN, Trailer};
+use crate::{Config, ConfigError, Cores, Counters, DropReason, NO_PAYLOAD, TRAILER_LEN, Trailer};
 
 /// How packets are spread over cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// By packet, round robin; the order is restored after the pod.
+    /// By packet, so that all cores get the same number; the order is restored after the pod.
     Plb,
     /// By flow, as with receive-side scaling; each core keeps the order.
     Rss,
@@ -87,7 +87,7 @@ pub struct Balancer<T> {
     queues: Box<[OrderQueue<T>]>,
     payloads: PayloadSlots,
     phase: Phase,
-    next_core: u16,
+    cores: Cores,
     /// Distinguishes users of a payload slot that have no PSN.
     stamp: u32,
     counters: Counters,
@@ -104,7 +104,7 @@ impl<T> Balancer<T> {
             queues: (0..config.order_queues).map(|_| OrderQueue::new(&config)).collect(),
             payloads: PayloadSlots::new(config.payload_slots),
             phase: Phase::Spray,
-            next_core: 0,
+            cores: Cores::new(&config),
             stamp: 0,
             counters: Counters::default(),
             config,
@@ -152,7 +152,7 @@ impl<T> Balancer<T> {
     /// or stopped. A packet that is not sprayed can only use its flow's core.
     ///
     /// # Errors
-    /// There is no room; only a counter and the round-robin position have changed.
+    /// There is no room; only a counter and the turn of cores have changed.
     #[inline]
     pub fn dispatch_where(
         &mut self,
@@ -172,8 +172,8 @@ impl<T> Balancer<T> {
         };
         let queue = self.order_queue(flow_hash);
         let order = &mut self.queues[usize::from(queue)];
-        if self.phase == Phase::ByFlow && order.drain_to.is_none() {
-            if !has_room(self.core_of_flow(flow_hash)) {
+        if !sprayed && self.phase == Phase::ByFlow && order.drain_to.is_none() {
+            if !has_room(self.cores.of_flow(flow_hash)) {
                 self.counters.refused_no_room_packets += 1;
                 return Err(Refused::NoRoom);
             }
@@ -184,14 +184,13 @@ impl<T> Balancer<T> {
             return Err(Refused::QueueFull);
         }
         let core = match sprayed {
-            true => self.next_core_where(&mut has_room),
-            false => Some(self.core_of_flow(flow_hash)).filter(|core| has_room(*core)),
+            true => self.cores.choose(flow_hash, &self.config, &mut has_room),
+            false => Some(self.cores.of_flow(flow_hash)).filter(|core| has_room(*core)),
         };
         let Some(core) = core else {
             self.counters.refused_no_room_packets += 1;
             return Err(Refused::NoRoom);
         };
-        let order = &mut self.queues[usize::from(queue)];
         let psn = order.tail();
         let payload = match header_only.then(|| self.payloads.bind(Owner::ordered(queue, psn))) {
             Some(None) => {
@@ -434,23 +433,9 @@ impl<T> Balancer<T> {
         }
     }
 
-    /// The next core, round robin, that has room.
-    #[inline]
-    fn next_core_where(&mut self, mut has_room: impl FnMut(u16) -> bool) -> Option<u16> {
-        (0..self.config.cores).map(|_| self.core_in_turn()).find(|core| has_room(*core))
-    }
-
-    #[inline]
-    fn core_in_turn(&mut self) -> u16 {
-        let core = self.next_core;
-        let cores = self.config.cores - u16::from(mutated!(self.config, CoreLeftOut) && self.config.cores > 1);
-        self.next_core = if core + 1 >= cores { 0 } else { core + 1 };
-        core
-    }
-
     /// The core of a flow whose packets are not sprayed.
     pub fn core_of_flow(&self, flow_hash: u32) -> u16 {
-        ((u64::from(flow_hash) * u64::from(self.config.cores)) >> 32) as u16
+        self.cores.of_flow(flow_hash)
     }
 
     /// Handles an entry released without its packet, whose header may still arrive.

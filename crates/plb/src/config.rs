@@ -23,6 +23,9 @@ pub struct Config {
     pub pod: u16,
     /// Data cores of the pod, each with a receive queue: 1 to 1,024.
     pub cores: u16,
+    /// Packets by which the core of a flow may be ahead of another core and still gets the flow's packets: 0 to 1,024.
+    /// 0: cores take turns, whatever the flow, as in Albatross. See [`Cores`](crate::Cores).
+    pub affinity: u16,
     /// Order queues: 1 to 8, in proportion to the cores. More of them isolate flows from each other's delays, fewer
     /// allow a larger single flow for the same memory.
     pub order_queues: u8,
@@ -48,6 +51,7 @@ impl Default for Config {
         Config {
             pod: 0,
             cores: 1,
+            affinity: 0,
             order_queues: 1,
             queue_entries: 4096,
             timeout_ns: 100_000,
@@ -66,6 +70,9 @@ pub enum ConfigError {
     /// See [`Config::cores`].
     #[error("a pod has 1 to 1,024 data cores, not {0}")]
     Cores(u16),
+    /// See [`Config::affinity`].
+    #[error("a flow's core may be ahead by 0 to 1,024 packets, not {0}")]
+    Affinity(u16),
     /// See [`Config::order_queues`].
     #[error("a pod has 1 to 8 order queues, not {0}")]
     OrderQueues(u8),
@@ -88,6 +95,7 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         match *self {
             Config { cores, .. } if !(1..=1024).contains(&cores) => Err(ConfigError::Cores(cores)),
+            Config { affinity, .. } if affinity > 1024 => Err(ConfigError::Affinity(affinity)),
             Config { order_queues: n, .. } if !(1..=8).contains(&n) => Err(ConfigError::OrderQueues(n)),
             Config { queue_entries: n, .. } if !n.is_power_of_two() || !(16..=65_536).contains(&n) => {
                 Err(ConfigError::QueueEntries(n))

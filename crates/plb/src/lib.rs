@@ -19,6 +19,7 @@
 
 mod balancer;
 mod config;
+mod cores;
 mod counters;
 mod mutation;
 mod payload;
@@ -30,6 +31,7 @@ mod tests;
 
 pub use balancer::{Balancer, Dispatch, Egress, Mode, Order, Refused};
 pub use config::{Config, ConfigError, LegalCheck};
+pub use cores::Cores;
 pub use counters::{Counters, DropReason};
 #[cfg(any(test, feature = "mutations"))]
 pub use mutation::Mutation;

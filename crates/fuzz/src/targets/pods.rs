@@ -33,6 +33,7 @@ impl Pipeline {
         let config = Config {
             pod: 7,
             cores: 1 + input.below(4) as u16,
+            affinity: input.pick(&[0, 1, 8]),
             order_queues: 1 + input.below(8) as u8,
             queue_entries: input.pick(&[16, 32, 128]),
             payload_slots: input.pick(&[0, 1, 16, 64]),

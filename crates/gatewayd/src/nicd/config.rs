@@ -111,6 +111,7 @@ struct Pod {
     name: Spanned<String>,
     number: Spanned<u16>,
     cores: Spanned<u16>,
+    affinity: Option<Spanned<u16>>,
     order_queues: Option<Spanned<u8>>,
     queue_entries: Option<Spanned<u32>>,
     timeout_us: Option<Spanned<u64>>,
@@ -200,6 +201,9 @@ fn default_control() -> u64 {
     10_000
 }
 
+/// Packets by which a flow's core may be ahead of others by default: the hits in private caches that fewer of them
+/// cost, and the latency that more of them add, are in docs/STUDIES.md (gw-plb).
+const AFFINITY: u16 = 4;
 /// Maximum length of the name of a pod that is added, bytes.
 const LONGEST_NAME: usize = 31;
 /// Length of an Ethernet header with two VLAN tags, bytes.
@@ -300,6 +304,7 @@ fn check_pod(pod: &Pod, longest: usize, checker: &mut Checker<'_>) -> PodSetting
     let balancer = plb::Config {
         pod: *pod.number.get_ref(),
         cores: *pod.cores.get_ref(),
+        affinity: pod.affinity.as_ref().map_or(AFFINITY, |v| *v.get_ref()),
         order_queues,
         queue_entries: entries,
         timeout_ns: get(&pod.timeout_us, defaults.timeout_ns / 1000).saturating_mul(1000),
@@ -310,6 +315,7 @@ fn check_pod(pod: &Pod, longest: usize, checker: &mut Checker<'_>) -> PodSetting
         let text = error.to_string();
         match error {
             plb::ConfigError::Cores(_) => checker.error(&pod.cores, text),
+            plb::ConfigError::Affinity(_) => at(checker, &pod.affinity, &pod.name, text),
             plb::ConfigError::OrderQueues(_) => at(checker, &pod.order_queues, &pod.name, text),
             plb::ConfigError::QueueEntries(_) => at(checker, &pod.queue_entries, &pod.name, text),
             plb::ConfigError::Timeout(_) => at(checker, &pod.timeout_us, &pod.name, text),
@@ -466,6 +472,7 @@ second_packets_per_second = 2000
             ("\"/run/bifrost/vpc.sock\"", "\"vpc.sock\"", "11: vpc.sock is no absolute path"),
             ("vlan = 100", "vlan = \"x\"", "11: invalid type: string \"x\", expected u16"),
             ("cores = 2", "cores = 2\norder_queues = 9", "10: an order queue"),
+            ("cores = 2", "cores = 2\naffinity = 2000", "10: a flow's core may be ahead by"),
             ("= 2000", "= 2000\nburst_us = 0", "15: burst_us = 0; 1 to 1,000,000 can be had"),
             ("= 2000", "= 2000\nburst_us = 1\nburst_packets = 1", "15: burst_us and burst_packets: give one of them"),
         ] {

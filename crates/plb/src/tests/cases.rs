@@ -33,6 +33,7 @@ fn settings_out_of_range_are_refused() {
     let cases = [
         (Config { cores: 0, ..base }, "a pod has 1 to 1,024 data cores, not 0"),
         (Config { cores: 1025, ..base }, "a pod has 1 to 1,024 data cores, not 1025"),
+        (Config { affinity: 1025, ..base }, "a flow's core may be ahead by 0 to 1,024 packets, not 1025"),
         (Config { order_queues: 0, ..base }, "a pod has 1 to 8 order queues, not 0"),
         (Config { order_queues: 9, ..base }, "a pod has 1 to 8 order queues, not 9"),
         (Config { queue_entries: 100, ..base }, "an order queue has a power of two from 16 to 65,536 entries, not 100"),
@@ -51,6 +52,53 @@ fn cores_take_turns() {
     let mut b = balancer(small());
     let cores: Vec<u16> = (0..7).map(|_| b.dispatch(0, 7, false).unwrap().core).collect();
     assert_eq!(cores, [0, 1, 2, 0, 1, 2, 0]);
+}
+
+#[test]
+fn a_flow_keeps_its_core_until_it_is_ahead() {
+    let config = Config { affinity: 2, ..small() };
+    let [first, last] = [0, u32::MAX];
+    let mut cores = Cores::new(&config);
+    let mut choose = |hash| cores.choose(hash, &config, |_| true).unwrap();
+    // The core in turn is 0, 1, 2, 0 and so on.
+    assert_eq!([(); 4].map(|()| choose(first)), [0, 0, 2, 0], "the third time, core 0 is two packets ahead of core 2");
+    assert_eq!([(); 2].map(|()| choose(last)), [2, 2]);
+    assert_eq!([(); 4].map(|()| choose(first)), [0, 1, 0, 0]);
+}
+
+#[test]
+fn one_flow_is_spread_evenly() {
+    let config = Config { cores: 5, affinity: 8, ..small() };
+    let mut cores = Cores::new(&config);
+    let mut given = [0u32; 5];
+    for n in 0..10_000 {
+        given[usize::from(cores.choose(1 << 30, &config, |_| true).unwrap())] += 1;
+        let (least, most) = (given.iter().min().unwrap(), given.iter().max().unwrap());
+        assert!(most - least <= 9, "after {n}: {given:?}");
+    }
+}
+
+#[test]
+fn a_core_without_room_owes_nothing_when_it_has_room_again() {
+    for affinity in [0, 4] {
+        let config = Config { affinity, ..small() };
+        let mut cores = Cores::new(&config);
+        let mut random = 1u32;
+        let mut run = |packets, stopped| {
+            let mut given = [0u32; 3];
+            for _ in 0..packets {
+                random = random.wrapping_mul(0x915f_77f5).wrapping_add(1);
+                let core = cores.choose(random, &config, |core| Some(core) != stopped).unwrap();
+                given[usize::from(core)] += 1;
+            }
+            given
+        };
+        let [a, none, b] = run(20_000, Some(1));
+        assert!(none == 0 && a.abs_diff(b) < 200, "{a} {b}");
+        let given = run(3_000, None);
+        assert!(given.iter().all(|n| n.abs_diff(1_000) < 30), "{affinity}: {given:?}");
+        assert_eq!(cores.choose(0, &config, |_| false), None);
+    }
 }
 
 #[test]

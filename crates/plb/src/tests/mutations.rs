@@ -9,7 +9,7 @@ use super::properties::{against_the_oracle, calls, configs, flows_stay_in_order,
 use crate::{Config, Mutation};
 
 /// Random cases until one fails.
-const CASES: u32 = 2_000;
+const CASES: u32 = 20_000;
 
 fn noticed(mutation: Option<Mutation>, cases: u32) -> Option<u32> {
     let mut runner = TestRunner::deterministic();

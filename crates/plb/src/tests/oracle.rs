@@ -35,13 +35,14 @@ pub(super) struct Oracle {
     queues: Vec<Queue>,
     mode: Mode,
     settled_at: u64,
-    sprayed: u64,
+    /// The core of each packet that was sprayed.
+    sprayed: Vec<u16>,
 }
 
 impl Oracle {
     pub(super) fn new(config: Config) -> Self {
         let queues = vec![Queue::default(); usize::from(config.order_queues)];
-        Oracle { config, queues, mode: Mode::Plb, settled_at: 0, sprayed: 0 }
+        Oracle { config, queues, mode: Mode::Plb, settled_at: 0, sprayed: Vec::new() }
     }
 
     /// Core, queue, PSN if it has an entry; `None`: refused.
@@ -56,8 +57,13 @@ impl Oracle {
         let psn = self.config.first_psn.wrapping_add(q.packets.len() as u32);
         q.packets.push(Packet { psn, at: now, state: State::Waiting });
         if self.mode == Mode::Plb && now >= self.settled_at {
-            self.sprayed += 1;
-            return Some((((self.sprayed - 1) % u64::from(self.config.cores)) as u16, Some(psn)));
+            let turn = (self.sprayed.len() % usize::from(self.config.cores)) as u16;
+            let given = |core| self.sprayed.iter().filter(|c| **c == core).count();
+            let affinity = usize::from(self.config.affinity);
+            let is_own = affinity > 0 && given(flow_core) < given(turn) + affinity;
+            let core = if is_own { flow_core } else { turn };
+            self.sprayed.push(core);
+            return Some((core, Some(psn)));
         }
         Some((flow_core, Some(psn)))
     }

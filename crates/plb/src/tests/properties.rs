@@ -57,10 +57,12 @@ pub(super) fn calls() -> impl Strategy<Value = Vec<Call>> {
 }
 
 pub(super) fn configs() -> impl Strategy<Value = Config> {
-    (1u16..5, 1u8..4, prop_oneof![Just(0u32), Just(u32::MAX - 20), any::<u32>()], any::<bool>()).prop_map(
-        |(cores, order_queues, first_psn, low)| Config {
+    let first_psn = prop_oneof![Just(0u32), Just(u32::MAX - 20), any::<u32>()];
+    (1u16..5, prop_oneof![Just(0u16), 1u16..4], 1u8..4, first_psn, any::<bool>()).prop_map(
+        |(cores, affinity, order_queues, first_psn, low)| Config {
             pod: 3,
             cores,
+            affinity,
             order_queues,
             queue_entries: 16,
             first_psn,

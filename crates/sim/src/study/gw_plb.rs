@@ -5,10 +5,10 @@ use anyhow::Result;
 use bifrost_tables::Meter;
 use serde_json::{Map, Value, json};
 
-use super::gateway::cache::{Machine, Replayed, Shared, Stream, Tables, replay};
+use super::gateway::cache::{Machine, Replayed, Shared, Spread, Stream, Tables, replay};
 use super::gateway::load::{Bursts, HEAVY, Load};
 use super::gateway::pod::{Outcome as Ran, Pod, Setup};
-use super::gateway::{SERVICES, Service};
+use super::gateway::{AFFINITY, SERVICES, Service};
 use super::plot::Panel;
 use super::runs::each;
 use super::{Bar, Outcome};
@@ -44,6 +44,7 @@ pub(super) fn run(quick: bool) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let mut data = Map::new();
     caches(quick, &mut outcome, &mut data)?;
+    affinity(quick, &mut outcome, &mut data)?;
     heavy_hitter(quick, &mut outcome, &mut data)?;
     tail(quick, &mut outcome, &mut data)?;
     balance(quick, &mut outcome, &mut data)?;
@@ -62,17 +63,22 @@ fn pod(setup: Setup, load: Load, ns: u64) -> Result<Ran> {
     Ok(Pod::new(setup, FLOWS)?.run(load, ns))
 }
 
-const MODES: [(&str, bool); 2] = [("PLB", true), ("RSS", false)];
-
-/// Figures 4 and 5: effects of sharing tables on caches.
-fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
-    // The paper: 48 cores and about 200 MB of cache per processor; several GB of tables.
-    let machine = |cores: u64| Machine {
+/// The paper's processor has 48 cores and about 200 MB of cache.
+fn machine(cores: u64) -> Machine {
+    Machine {
         private_bytes: 2 << 20,
         shared_bytes: (105 << 20) * cores.div_ceil(48),
         latency_ns: [5.0, 30.0, 110.0],
         overlap: OVERLAP,
-    };
+    }
+}
+
+const MODES: [(&str, bool); 2] = [("PLB", true), ("RSS", false)];
+const SPREADS: [(&str, Spread); 3] =
+    [("PLB", Spread::Spray(AFFINITY)), ("PLB, cores in turn", Spread::Spray(0)), ("RSS", Spread::ByFlow)];
+
+/// Figures 4 and 5: effects of sharing tables on caches.
+fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
     let cores: &[u64] = if quick { &[1, 20] } else { &[1, 3, 20, 44, 92] };
     // From tables that fit into private caches to the maximum number of sessions, and then the larger entries.
     let sizes: &[(u64, Entries)] = if quick {
@@ -90,36 +96,37 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
     };
     let points: Vec<(u64, Entries, u64)> =
         sizes.iter().flat_map(|(flows, entries)| cores.iter().map(|cores| (*flows, *entries, *cores))).collect();
-    let runs: Vec<_> = points.iter().flat_map(|point| MODES.map(|(_, spray)| (*point, spray))).collect();
-    let replayed = each(&runs, |((flows, entries, cores), spray)| {
+    let runs: Vec<_> = points.iter().flat_map(|point| SPREADS.map(|(_, spread)| (*point, spread))).collect();
+    let replayed = each(&runs, |((flows, entries, cores), spread)| {
         let packets = if quick { 600_000 } else { 1_200_000 };
-        Ok(replay(&machine(*cores), &entries.tables(*flows), *cores, *spray, packets))
+        Ok(replay(&machine(*cores), &entries.tables(*flows), *cores, *spread, packets))
     })?;
     // The computing time per packet is chosen so that RSS reaches the rate of table 3 with the paper's number of cores
     // and tables beyond the caches.
     let like_paper = (HALF_GIGABYTE, Entries::Ours, if quick { 20 } else { 44 });
-    let measured = runs.iter().zip(&replayed).find(|(run, _)| **run == (like_paper, false));
+    let measured = runs.iter().zip(&replayed).find(|(run, _)| **run == (like_paper, Spread::ByFlow));
     let compute_ns = internet() - measured.map_or(0.0, |(_, replayed)| replayed.waits_ns);
     let packet_ns = |replayed: &Replayed| compute_ns + replayed.waits_ns;
     let mut per_core = Panel::new("A core's rate (cache model), half a gigabyte of tables", "cores", "Mpps");
     let mut hits = Panel::new("Hits in the shared cache, half a gigabyte of tables", "cores", "%");
-    for (mode, spray) in MODES {
+    for (mode, spread) in SPREADS {
         let is_shown =
-            |((f, e, _), s): &((u64, Entries, u64), bool)| (*f, *e, *s) == (HALF_GIGABYTE, Entries::Ours, spray);
+            |((f, e, _), s): &((u64, Entries, u64), Spread)| (*f, *e, *s) == (HALF_GIGABYTE, Entries::Ours, spread);
         let shown = || runs.iter().zip(&replayed).filter(|(run, _)| is_shown(run));
         per_core = per_core.line(mode, shown().map(|(((_, _, c), _), r)| (*c as f64, 1e3 / packet_ns(r))));
         hits = hits.line(mode, shown().map(|(((_, _, c), _), r)| (*c as f64, r.shared_hits * 100.0)));
     }
     outcome.panels.extend([per_core, hits]);
     outcome.lines.push(format!("caches: a packet computes for {compute_ns:.0} ns, and waits for the rest"));
-    for ((flows, entries, cores), both) in points.iter().zip(replayed.as_chunks::<2>().0) {
-        let [plb, rss] = both;
-        let [plb_pps, rss_pps] = [plb, rss].map(|replayed| 1e9 / packet_ns(replayed));
-        let apart = (1.0 - plb_pps / rss_pps) * 100.0;
+    data.insert("compute_ns".into(), json!(compute_ns));
+    for ((flows, entries, cores), all) in points.iter().zip(replayed.as_chunks::<3>().0) {
+        let [plb, in_turn, rss] = all;
+        let [plb_pps, in_turn_pps, rss_pps] = [plb, in_turn, rss].map(|replayed| 1e9 / packet_ns(replayed));
+        let [apart, in_turn_apart] = [plb_pps, in_turn_pps].map(|pps| (1.0 - pps / rss_pps) * 100.0);
         let megabytes = entries.tables(*flows).bytes() >> 20;
         let name = format!("caches, {flows} flows, {megabytes} MB{}, {cores} cores", entries.name());
         outcome.lines.push(format!(
-            "{name}: PLB {:.3} Mpps a core, RSS {:.3}, {apart:.2} % apart; shared cache hits {:.0} and {:.0} %, private {:.0} and {:.0} %",
+            "{name}: PLB {:.3} Mpps a core, RSS {:.3}, {apart:.2} % apart ({in_turn_apart:.2} % with cores in turn); shared cache hits {:.0} and {:.0} %, private {:.0} and {:.0} %",
             plb_pps / 1e6, rss_pps / 1e6, plb.shared_hits * 100.0, rss.shared_hits * 100.0, plb.private_hits * 100.0, rss.private_hits * 100.0
         ));
         for stream in Stream::ALL {
@@ -133,7 +140,7 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
         data.insert(
             name,
             json!({
-                "plb_pps": plb_pps, "rss_pps": rss_pps, "plb_shared_hits": plb.shared_hits, "rss_shared_hits": rss.shared_hits,
+                "plb_pps": plb_pps, "in_turn_pps": in_turn_pps, "rss_pps": rss_pps, "plb_shared_hits": plb.shared_hits, "rss_shared_hits": rss.shared_hits,
                 "plb_lines": streams(plb), "rss_lines": streams(rss),
             }),
         );
@@ -144,6 +151,48 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
             outcome.bars.push(Bar { name, value: apart, limit: 1.0 });
         }
     }
+    Ok(())
+}
+
+/// What affinity brings to private caches, and what it costs in latency.
+fn affinity(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
+    let steps: &[u16] = if quick { &[0, AFFINITY] } else { &[0, 1, 2, 4, 8, 16, 32] };
+    // The largest pod, and the tables for which private caches matter most.
+    let (cores, packets) = if quick { (20, 600_000) } else { (92, 1_200_000) };
+    let tables = Entries::Large.tables(u64::from(FLOWS));
+    let waits = |spread| replay(&machine(cores), &tables, cores, spread, packets).waits_ns;
+    let compute_ns = data.get("compute_ns").and_then(Value::as_f64).unwrap_or_else(internet);
+    let rss = compute_ns + waits(Spread::ByFlow);
+    let service = internet();
+    let answers = each(steps, |affinity| {
+        let lost = (1.0 - rss / (compute_ns + waits(Spread::Spray(*affinity)))) * 100.0;
+        let p99 = [0.5, 0.9].map(|load| -> Result<f64> {
+            let mut setup = Setup::new(20, service);
+            setup.plb.affinity = *affinity;
+            let (load, ns) = (bursty(setup.plb.cores, service, load), if quick { 30 } else { 200 } * MS);
+            Ok(pod(setup, load, ns)?.percentile_us(0.99))
+        });
+        let [half, high] = p99;
+        Ok((lost, half?, high?))
+    })?;
+    let each = || steps.iter().zip(&answers);
+    for (affinity, (lost, half, high)) in each() {
+        outcome.lines.push(format!(
+            "affinity {affinity}: a core's rate {lost:.2} % below RSS ({cores} cores, assumed entries); P99 with 20 cores {half:.1} us at 50 % load, {high:.1} us at 90 %"
+        ));
+        data.insert(
+            format!("affinity {affinity}"),
+            json!({ "below_rss_percent": lost, "p99_us_at_50": half, "p99_us_at_90": high }),
+        );
+    }
+    let line = |of: fn(&(f64, f64, f64)) -> f64| each().map(move |(n, answer)| (f64::from(*n), of(answer)));
+    outcome.panels.extend([
+        Panel::new(&format!("A core's rate below RSS, {cores} cores"), "affinity, packets", "%")
+            .line("PLB", line(|a| a.0)),
+        Panel::new("P99 latency by affinity, 20 cores", "affinity, packets", "us")
+            .line("50 % load", line(|a| a.1))
+            .line("90 % load", line(|a| a.2)),
+    ]);
     Ok(())
 }
 
@@ -241,6 +290,14 @@ fn bursts(service_ns: f64, share: f64) -> Bursts {
     Bursts { pause_ns: length_ns * (1.0 - share) / share, length_ns, gap_ns: 2.0 * service_ns }
 }
 
+/// A pod's load, this share of what its cores can process; bursts are part of it.
+fn bursty(cores: u16, service_ns: f64, load: f64) -> Load {
+    let pps = f64::from(cores) * 1e9 / service_ns * load;
+    let share = 0.9;
+    let background = (pps - share * 0.5e9 / service_ns).max(0.0);
+    Load::new(5, FLOWS, background).bursts(bursts(service_ns, share))
+}
+
 /// Figure 9: latency by load.
 fn tail(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
     let service = internet();
@@ -248,11 +305,7 @@ fn tail(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Re
     let runs: Vec<(bool, u32)> = MODES.iter().flat_map(|(_, spray)| loads.iter().map(|n| (*spray, *n))).collect();
     let cores = 20u16;
     let answers = each(&runs, |(spray, percent)| {
-        let pps = f64::from(cores) * 1e9 / service * f64::from(*percent) / 100.0;
-        // Bursts are part of the load.
-        let share = 0.9;
-        let background = (pps - share * 0.5e9 / service).max(0.0);
-        let load = Load::new(5, FLOWS, background).bursts(bursts(service, share));
+        let load = bursty(cores, service, f64::from(*percent) / 100.0);
         let mut ran =
             pod(Setup { spray: *spray, ..Setup::new(cores, service) }, load, if quick { 30 } else { 200 } * MS)?;
         let p99 = ran.percentile_us(0.99);

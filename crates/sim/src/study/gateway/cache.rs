@@ -1,6 +1,8 @@
 //! Caches during a pod's lookups. Each core has one private cache, because a second private level would make little
 //! difference, and all cores share another cache.
 
+use bifrost_plb::{Config, Cores};
+
 use crate::Rng;
 use crate::rng::mix;
 
@@ -135,8 +137,26 @@ pub(in super::super) struct Replayed {
     pub(in super::super) by_stream: [[f64; 3]; Stream::ALL.len()],
 }
 
-/// Replays the accesses of a pod: packets of random flows go to cores round robin (`spray`), or by flow.
-pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, spray: bool, packets: u64) -> Replayed {
+/// How packets of random flows are spread over cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Spread {
+    /// By packet, with this affinity (`bifrost_plb::Config::affinity`).
+    Spray(u16),
+    /// By flow.
+    ByFlow,
+}
+
+/// Replays the accesses of a pod.
+pub(in super::super) fn replay(
+    machine: &Machine,
+    tables: &Tables,
+    cores: u64,
+    spread: Spread,
+    packets: u64,
+) -> Replayed {
+    let affinity = if let Spread::Spray(affinity) = spread { affinity } else { 0 };
+    let config = Config { cores: cores as u16, affinity, ..Config::default() };
+    let mut choice = Cores::new(&config);
     let mut rng = Rng::new(7);
     let mut private = vec![Cache::new(machine.private_bytes, 16); cores as usize];
     let mut shared_cache = Cache::new(machine.shared_bytes, 16);
@@ -146,7 +166,11 @@ pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, s
     let mut pools = vec![0u64; cores as usize];
     for n in 0..packets {
         let flow = rng.below(tables.flows);
-        let core = if spray { n % cores } else { mix(flow ^ 0xf10e) % cores };
+        let hash = (mix(flow ^ 0xf10e) >> 32) as u32;
+        let core = match spread {
+            Spread::Spray(_) => choice.choose(hash, &config, |_| true).map_or(0, u64::from),
+            Spread::ByFlow => u64::from(choice.of_flow(hash)),
+        };
         let own = &mut private[core as usize];
         let mut read = |stream: Stream, line: u64, shared: &mut Cache| {
             let level = if own.access(line) {
@@ -205,6 +229,8 @@ pub(in super::super) fn replay(machine: &Machine, tables: &Tables, cores: u64, s
 mod tests {
     use super::*;
 
+    const SPREADS: [Spread; 2] = [Spread::Spray(0), Spread::ByFlow];
+
     #[test]
     fn the_least_recently_used_line_is_evicted() {
         let mut cache = Cache::new(64 * 4, 4);
@@ -235,13 +261,13 @@ mod tests {
         };
         // With hashing, the lines of 128 flows per core fit into a private cache. With spraying, each core reads those
         // of all 512 flows, which do not fit.
-        let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(512), 4, spray, 200_000));
+        let [spray, hash] = SPREADS.map(|spread| replay(&machine, &tables(512), 4, spread, 200_000));
         assert!(hash.private_hits > 0.95 && spray.private_hits < 0.8, "{hash:?} {spray:?}");
         assert!(hash.waits_ns * 1.4 < spray.waits_ns, "{hash:?} {spray:?}");
-        let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(1 << 20), 4, spray, 200_000));
+        let [spray, hash] = SPREADS.map(|spread| replay(&machine, &tables(1 << 20), 4, spread, 200_000));
         assert!((hash.waits_ns / spray.waits_ns - 1.0).abs() < 0.01, "{hash:?} {spray:?}");
         // One core has no choice.
-        let [spray, hash] = [true, false].map(|spray| replay(&machine, &tables(512), 1, spray, 10_000));
+        let [spray, hash] = SPREADS.map(|spread| replay(&machine, &tables(512), 1, spread, 10_000));
         assert_eq!(spray.waits_ns, hash.waits_ns);
     }
 
@@ -263,14 +289,16 @@ mod tests {
             tenant_flows: 1,
             private_bytes: 2 * LINE,
         };
-        let of = |stream: Stream, spray| replay(&machine, &tables, 8, spray, 400_000).by_stream[stream as usize];
-        assert_eq!(of(Stream::Packet, true), [0.0, 3.0, 0.0], "though the pool fits into a private cache");
+        let of = |stream: Stream, spread| replay(&machine, &tables, 8, spread, 400_000).by_stream[stream as usize];
+        let sprayed = Spread::Spray(0);
+        assert_eq!(of(Stream::Packet, sprayed), [0.0, 3.0, 0.0], "though the pool fits into a private cache");
         // The entries of the flows, one megabyte, fit into the shared cache. With spraying, each core also has a
         // megabyte of per-tenant data; with hashing, an eighth of it.
-        let [spray, hash] = [true, false].map(|spray| of(Stream::Private, spray)[2]);
+        let [spray, hash] = SPREADS.map(|spread| of(Stream::Private, spread)[2]);
         assert!(hash < 0.05 && spray > 0.5, "{hash} {spray}");
-        assert!(of(Stream::Flow, true)[2] < of(Stream::Private, true)[2] / 2.0);
+        assert!(of(Stream::Flow, sprayed)[2] < of(Stream::Private, sprayed)[2] / 2.0);
     }
+
     #[test]
     fn entries_of_tenants_are_shared_by_their_flows() {
         let machine = Machine {
@@ -291,7 +319,7 @@ mod tests {
             private_bytes: 0,
         };
         assert_eq!(tables.bytes(), ((1 << 16) + 16 * 48) * LINE);
-        let replayed = replay(&machine, &tables, 2, true, 600_000);
+        let replayed = replay(&machine, &tables, 2, Spread::Spray(0), 600_000);
         let [flow, tenant] = [Stream::Flow, Stream::Tenant].map(|stream| replayed.by_stream[stream as usize]);
         // The accesses per packet add up to the number of lines. Data that more flows share is found in closer caches.
         for (lines, each) in [(flow, 1.0), (tenant, 3.0)] {

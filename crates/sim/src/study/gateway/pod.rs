@@ -39,7 +39,12 @@ impl Setup {
     /// A pod of that many cores with the paper's values.
     pub(in super::super) fn new(cores: u16, service_ns: f64) -> Self {
         Setup {
-            plb: Config { cores, order_queues: super::order_queues(cores), ..Config::default() },
+            plb: Config {
+                cores,
+                affinity: super::AFFINITY,
+                order_queues: super::order_queues(cores),
+                ..Config::default()
+            },
             spray: true,
             ring: 64,
             service_ns,
