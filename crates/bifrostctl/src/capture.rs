@@ -1,5 +1,6 @@
 //! `bifrostctl capture`: writes and counts what the daemon captures.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -97,6 +98,7 @@ impl CaptureWhat {
         let mut out = Tally { out: file, blocks: Blocks::default() };
         client.capture(&spec, &mut out)?;
         let Blocks { packets, missed, .. } = out.blocks;
+        let missed: u64 = missed.values().sum();
         eprintln!("{} captured, {} found no room", count(packets, "packet"), missed);
         Ok(())
     }
@@ -112,6 +114,7 @@ impl Write for Tally {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.out.write(bytes)?;
         self.blocks.add(&bytes[..written]);
+        self.blocks.remarks.drain(..).for_each(|remark| eprintln!("{remark}"));
         Ok(written)
     }
 
@@ -126,40 +129,53 @@ struct Blocks {
     /// The block that has begun.
     partial: Vec<u8>,
     packets: u64,
-    missed: u64,
+    /// By interface: the statistics count from the beginning, the last ones are valid.
+    missed: BTreeMap<u32, u64>,
+    /// Comments about the capture.
+    remarks: Vec<String>,
 }
 
 impl Blocks {
     fn add(&mut self, bytes: &[u8]) {
         self.partial.extend_from_slice(bytes);
-        let mut rest = &self.partial[..];
+        let mut partial = std::mem::take(&mut self.partial);
+        let mut rest = &partial[..];
         while let Some((head, _)) = rest.split_first_chunk::<8>() {
             let [kind, len] = [0, 4].map(|at| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]));
             let Some(block) = rest.get(..len.max(12) as usize) else { break };
             match kind {
                 6 => self.packets += 1,
-                5 => self.missed += dropped(&block[8..]),
+                5 => self.statistics(&block[8..]),
                 _ => {}
             }
             rest = &rest[block.len()..];
         }
-        let done = self.partial.len() - rest.len();
-        self.partial.drain(..done);
+        let done = partial.len() - rest.len();
+        partial.drain(..done);
+        self.partial = partial;
     }
 }
 
-/// `isb_ifdrop` of a statistics block's body: options begin behind interface and time stamp.
-fn dropped(body: &[u8]) -> u64 {
-    let mut options = body.get(12..).unwrap_or_default();
-    while let Some((&[a, b, c, d], rest)) = options.split_first_chunk::<4>() {
-        let (code, len) = (u16::from_le_bytes([a, b]), usize::from(u16::from_le_bytes([c, d])));
-        match (code, rest.first_chunk::<8>()) {
-            (0, _) => return 0,
-            (5, Some(value)) if len == 8 => return u64::from_le_bytes(*value),
-            _ => options = rest.get(len.next_multiple_of(4)..).unwrap_or_default(),
+impl Blocks {
+    /// Reads `isb_ifdrop` and comments of a statistics block's body: options begin behind interface and time stamp.
+    fn statistics(&mut self, body: &[u8]) {
+        let Some((interface, _)) = body.split_first_chunk() else { return };
+        let mut options = body.get(12..).unwrap_or_default();
+        while let Some((&[a, b, c, d], rest)) = options.split_first_chunk::<4>() {
+            let (code, len) = (u16::from_le_bytes([a, b]), usize::from(u16::from_le_bytes([c, d])));
+            let Some(value) = rest.get(..len) else { return };
+            match code {
+                0 => return,
+                1 => self.remarks.push(String::from_utf8_lossy(value).replace(char::is_control, " ")),
+                5 => {
+                    let Ok(missed) = value.try_into().map(u64::from_le_bytes) else { return };
+                    self.missed.insert(u32::from_le_bytes(*interface), missed);
+                }
+                _ => {}
+            }
+            options = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
         }
     }
-    0
 }
 
 #[cfg(test)]
@@ -177,14 +193,21 @@ mod tests {
             .extend_from_slice(&[4, 0, 8, 0, 9, 0, 0, 0, 0, 0, 0, 0, 5, 0, 8, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         let file =
             [block(0x0a0d_0d0a, &[0; 16]), block(1, &[0; 8]), block(6, &[1; 64]), block(5, &statistics)].concat();
+        // Later statistics of the same interface, and a comment.
+        let remark = [&[0; 12][..], &[1, 0, 5, 0], b"a\nb\xffc\0\0\0", &[0; 4]].concat();
+        let file = [file, block(5, &statistics), block(5, &remark)].concat();
         for size in [1, 7, file.len()] {
             let mut blocks = Blocks::default();
             file.chunks(size).for_each(|piece| blocks.add(piece));
-            assert_eq!((blocks.packets, blocks.missed, blocks.partial.len()), (1, 7, 0), "pieces of {size}");
+            let missed: u64 = blocks.missed.values().sum();
+            assert_eq!((blocks.packets, missed, blocks.partial.len()), (1, 7, 0), "pieces of {size}");
+            assert_eq!(blocks.remarks, ["a b\u{fffd}c"], "pieces of {size}");
         }
         let mut hostile = Blocks::default();
         hostile.add(&[0; 4096]);
         hostile.add(&[6, 0, 0, 0, 0, 0, 0, 0]);
+        hostile.add(&block(5, &[0; 3]));
+        hostile.add(&block(5, &[[0; 12].as_slice(), &[5, 0, 255, 255, 1]].concat()));
         assert!(hostile.partial.len() < 64);
     }
 }

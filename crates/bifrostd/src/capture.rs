@@ -1,13 +1,19 @@
 //! A packet capture: started on every worker, fetched from them periodically, written as pcapng.
+//!
+//! In an upgrade, the workers of the new daemon capture from their first packet on, with buffers of their own. The old
+//! daemon writes what its workers have captured until they stopped, and hands over the client's connection and the
+//! position in the file (`upgrade/captures.rs`).
+
+mod one;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bifrost_control::api::{ApiError, CaptureSpec};
-use bifrost_control::capture::{CaptureFile, Packet, bad_filter, now_ns, stages};
+use bifrost_control::capture::{CaptureFile, CapturePosition, Packet, bad_filter, now_ns, stages};
 use bifrost_control::server::CaptureStream;
 use bifrost_datapath::Remote;
 use bifrost_datapath::capture::{CaptureConfig, Chunk, Direction, Filter, Note, Seen, Stage};
@@ -16,10 +22,16 @@ use bifrost_wire::pcapng::{Flow, Notes};
 
 use crate::daemon::{Daemon, State};
 
+pub(crate) use one::{Capturing, Left};
+
 /// Interval at which captured packets are fetched.
 const FETCH_EVERY: Duration = Duration::from_millis(20);
 /// Buffer of each worker, bytes. There are two: one is filled while the other one is written.
 const CHUNK_BYTES: usize = 4 << 20;
+
+fn describe_stage(stage: Stage) -> (&'static str, &'static str) {
+    (stage.name(), description(stage))
+}
 
 /// Description of a stage for readers of the file.
 fn description(stage: Stage) -> &'static str {
@@ -37,14 +49,19 @@ fn description(stage: Stage) -> &'static str {
 }
 
 /// A running capture; it ends when dropped.
-struct Running {
+pub(crate) struct Running {
     workers: Vec<OneWorker>,
     file: CaptureFile<Stage>,
     ports: BTreeMap<u16, String>,
     peers: BTreeMap<u16, String>,
     started: bool,
-    /// Cleared at the end, so that the next capture can start.
-    running: Arc<AtomicBool>,
+    /// Written before the next packets.
+    pending: Vec<u8>,
+    /// Added to the comment of the next packet.
+    remark: Option<String>,
+    /// What the workers have captured is written, and another daemon continues.
+    is_leaving: bool,
+    one: Arc<Capturing>,
 }
 
 struct OneWorker {
@@ -55,41 +72,41 @@ struct OneWorker {
 impl Daemon {
     /// Starts a capture.
     pub(crate) fn start_capture(&self, spec: &CaptureSpec) -> Result<Box<dyn CaptureStream>, ApiError> {
+        Ok(Box::new(self.state().begin_capture(spec, &self.capturing)?))
+    }
+}
+
+impl State {
+    /// Starts a capture on all workers.
+    pub(crate) fn begin_capture(&self, spec: &CaptureSpec, one: &Arc<Capturing>) -> Result<Running, ApiError> {
         let stages = stages(&spec.at, &Stage::ALL, Stage::name)?;
         let filter = Filter::parse(&spec.filter).map_err(|e| bad_filter(&spec.filter, e.at, &e.to_string()))?;
-        let state = self.state();
-        let port = spec.port.as_ref().map(|name| state.names.port(name).ok_or_else(|| unknown_port(&state, name)));
+        let port = spec.port.as_ref().map(|name| self.names.port(name).ok_or_else(|| unknown_port(self, name)));
         let port = port.transpose()?;
-        if self.capturing.swap(true, Ordering::Relaxed) {
+        // Another release may have other stages: the numbers of interfaces depend on them.
+        let at = stages.iter().map(|stage| stage.name().to_owned()).collect();
+        if !one.begin(CaptureSpec { at, ..spec.clone() }) {
             return Err(ApiError::conflict("another capture is running").hint("wait until it ends, or stop it"));
         }
         let workers =
-            state.workers.iter().map(|handle| OneWorker { remote: handle.remote(), spare: Chunk::new(CHUNK_BYTES) });
+            self.workers.iter().map(|handle| OneWorker { remote: handle.remote(), spare: Chunk::new(CHUNK_BYTES) });
         // If a later step fails, dropping this ends the capture on all workers.
         let running = Running {
             workers: workers.collect(),
-            file: CaptureFile::new(spec, stages.clone(), (0..state.workers.len()).map(|n| format!("worker-{n}"))),
-            ports: state
-                .config
-                .ports
-                .iter()
-                .filter_map(|p| Some((state.names.port(&p.name)?, p.name.clone())))
-                .collect(),
-            peers: state
-                .config
-                .peers
-                .iter()
-                .filter_map(|p| Some((state.names.peer(&p.name)?, p.name.clone())))
-                .collect(),
+            file: CaptureFile::new(spec, stages.clone(), (0..self.workers.len()).map(|n| format!("worker-{n}"))),
+            ports: self.config.ports.iter().filter_map(|p| Some((self.names.port(&p.name)?, p.name.clone()))).collect(),
+            peers: self.config.peers.iter().filter_map(|p| Some((self.names.peer(&p.name)?, p.name.clone()))).collect(),
             started: false,
-            running: Arc::clone(&self.capturing),
+            pending: Vec::new(),
+            remark: None,
+            is_leaving: false,
+            one: Arc::clone(one),
         };
         let snaplen = spec.snaplen_bytes;
         let config = CaptureConfig { stages, filter, port, snaplen, bytes: CHUNK_BYTES, clock: now_ns };
-        state
-            .on_all(move |worker| worker.core_mut().start_capture(config.clone()))
+        self.on_all(move |worker| worker.core_mut().start_capture(config.clone()))
             .map_err(|e| ApiError::internal(e.to_string()))?;
-        Ok(Box::new(running))
+        Ok(running)
     }
 }
 
@@ -103,14 +120,15 @@ impl CaptureStream for Running {
         if self.file.has_ended() {
             return None;
         }
-        let mut out = Vec::new();
+        let mut out = std::mem::take(&mut self.pending);
         if !self.started {
             self.started = true;
             let program = concat!("bifrostd ", env!("CARGO_PKG_VERSION"));
-            self.file.head(&mut out, program, |stage| (stage.name(), description(stage)));
+            self.file.head(&mut out, program, describe_stage);
             return Some(out);
         }
-        std::thread::sleep(FETCH_EVERY.min(self.file.time_left()));
+        let pause = if out.is_empty() { FETCH_EVERY } else { Duration::ZERO };
+        let is_wanted = self.one.rest(pause.min(self.file.time_left()));
         if self.file.time_left().is_zero() {
             self.file.end();
         }
@@ -119,12 +137,35 @@ impl CaptureStream for Running {
         }
         if self.file.has_ended() {
             self.file.tail(&mut out);
+        } else {
+            self.is_leaving = is_wanted;
         }
         Some(out)
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.is_leaving
+    }
+
+    fn leave(&mut self, connection: Option<OwnedFd>) {
+        let position = self.file.position();
+        self.one.leave(connection.map(|connection| Left { connection, position }));
     }
 }
 
 impl Running {
+    /// Continues the file of another daemon with the same request. `comment` is written into the file and into the
+    /// comment of the first packet.
+    ///
+    /// # Errors
+    /// The position does not fit the request.
+    pub(crate) fn resume(&mut self, position: CapturePosition, comment: &str) -> Result<(), String> {
+        self.file.resume(&mut self.pending, position, describe_stage, comment)?;
+        self.started = true;
+        self.remark = Some(comment.to_owned());
+        Ok(())
+    }
+
     /// Writes the packets that a worker has captured.
     fn fetch(&mut self, index: usize, out: &mut Vec<u8>) {
         let worker = &mut self.workers[index];
@@ -140,6 +181,9 @@ impl Running {
             let flow = if note.direction == Direction::In { Flow::Inbound } else { Flow::Outbound };
             comment.clear();
             describe(&mut comment, stage, &note, &self.ports, &self.peers);
+            if let Some(remark) = self.remark.take() {
+                let _ = write!(comment, "; {remark}");
+            }
             let notes = Notes { flow: Some(flow), comment: Some(&comment) };
             self.file.packet(out, index, stage, Packet { at_ns: record.at_ns, len: record.len, bytes }, notes);
         }
@@ -153,7 +197,7 @@ impl Drop for Running {
             // A worker that has ended no longer captures.
             let _ = worker.remote.run(|w| w.core_mut().stop_capture());
         }
-        self.running.store(false, Ordering::Relaxed);
+        self.one.end();
     }
 }
 

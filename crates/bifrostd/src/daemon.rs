@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,6 +12,7 @@ use bifrost_control::api::FaultEntry;
 use bifrost_control::config::{Config, Kind, Port, PortKind};
 use bifrost_control::diff::ConfigDiff;
 use bifrost_control::objects::Store;
+use bifrost_control::server::Continued;
 use bifrost_datapath::{CoreConfig, Device, Handle, PathSet, PortConfig, Pulse, PulseWatch};
 use bifrost_port::afxdp::WaitingSockets;
 use bifrost_port::vhost::{HandedPort, Unplugged};
@@ -22,6 +22,7 @@ use bifrost_wire::Vni;
 use crate::apply::failure;
 use crate::background::here_or_in_background;
 use crate::beginning::{Inherited, adopt_underlays, open_underlays, restore, restore_handed, warn_of_small_devices};
+use crate::capture::Capturing;
 use crate::carried::Carried;
 use crate::container::{Container, may_keep_tap};
 use crate::devices;
@@ -52,8 +53,10 @@ pub(crate) struct Daemon {
     /// Identifies this start of the daemon; a later start has a larger number (PROTOCOL §4.6).
     pub(crate) instance: u64,
     pub(crate) started: Instant,
-    /// Whether a capture is running.
-    pub(crate) capturing: Arc<AtomicBool>,
+    /// The running capture.
+    pub(crate) capturing: Arc<Capturing>,
+    /// A capture that another daemon has begun.
+    pub(crate) continued: Mutex<Option<Continued>>,
     /// Progress of the workers, readable without the lock.
     pulses: Vec<Arc<Pulse>>,
     state: Mutex<State>,
@@ -254,7 +257,8 @@ impl Daemon {
         let pulses = state.workers.iter().map(Handle::pulse).collect();
         let (state_directory, progress) = (directory.map(Path::to_owned), Progress::new());
         let state = Mutex::new(state);
-        Ok(Daemon { file, state_directory, progress, instance, started: now, capturing: Arc::default(), pulses, state })
+        let (capturing, continued) = (Arc::default(), Mutex::default());
+        Ok(Daemon { file, state_directory, progress, instance, started: now, capturing, continued, pulses, state })
     }
 
     /// Called when the former daemon has ended or will: records, devices and the journal now belong to this daemon
@@ -312,6 +316,7 @@ impl Daemon {
 
     /// Stops the workers. Devices that are not kept disappear with them.
     pub(crate) fn stop(&self) {
+        self.end_continued_capture();
         let mut state = self.state();
         state.machines.clear();
         state.containers.clear();

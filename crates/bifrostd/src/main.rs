@@ -180,6 +180,7 @@ fn work(daemon: &Arc<Daemon>, server: ServerHandle, mut signals: Signals) -> Res
     if daemon.progress.is_over() {
         // Exit without closing anything: another daemon uses the same sockets and devices.
         server.leave();
+        daemon.end_continued_capture();
         tracing::info!("exiting; another daemon has taken over");
         std::process::exit(0);
     }

@@ -40,6 +40,7 @@ pub mod web;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -57,7 +58,7 @@ use crate::api::{
     Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec,
 };
 
-pub use capture::capture_response;
+pub use capture::{Continued, capture_response, continue_capture};
 pub use connections::Peer;
 
 /// How long a stop waits for requests in progress.
@@ -146,6 +147,13 @@ pub trait Backend: Send + Sync + 'static {
 pub trait CaptureStream: Send {
     /// Waits a moment, and returns the data since the last call, possibly none. `None`: the capture has ended.
     fn next(&mut self) -> Option<Vec<u8>>;
+    /// Whether another process is to continue this capture: what `next` has returned is the last data of this one.
+    fn is_leaving(&self) -> bool {
+        false
+    }
+    /// Leaves the capture to another process, with the connection to which everything has been written: an HTTP/1.1
+    /// response in chunks, without the last one ([`continue_capture`]). `None`: the connection cannot be continued.
+    fn leave(&mut self, _connection: Option<OwnedFd>) {}
 }
 
 /// Why the server could not start.

@@ -92,6 +92,16 @@ pub fn statistics(out: &mut Vec<u8>, interface: u32, at_ns: u64, received: u64, 
     });
 }
 
+/// Adds a comment about the file at this time, as statistics of an interface without numbers.
+pub fn note(out: &mut Vec<u8>, interface: u32, at_ns: u64, comment: &str) {
+    block(out, INTERFACE_STATISTICS, |body| {
+        body.extend_from_slice(&interface.to_le_bytes());
+        time(body, at_ns);
+        option(body, COMMENT, comment.as_bytes());
+        end_of_options(body);
+    });
+}
+
 fn time(body: &mut Vec<u8>, at_ns: u64) {
     body.extend_from_slice(&((at_ns >> 32) as u32).to_le_bytes());
     body.extend_from_slice(&(at_ns as u32).to_le_bytes());
@@ -148,8 +158,10 @@ mod tests {
         packet(&mut file, 0, 7 << 32 | 9, 60, &[1, 2, 3], Notes { flow: Some(Flow::Outbound), comment: Some("lost") });
         packet(&mut file, 0, 8, 2, &[1, 2], Notes::default());
         statistics(&mut file, 0, 10, 2, 1);
+        note(&mut file, 0, 10, "gap");
         let blocks = blocks(&file);
-        assert_eq!(blocks.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), [SECTION_HEADER, 1, 6, 6, 5]);
+        assert_eq!(blocks.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), [SECTION_HEADER, 1, 6, 6, 5, 5]);
+        assert_eq!(blocks[5].1, [0, 0, 0, 0, 0, 0, 0, 0, 10, 0, 0, 0, 1, 0, 3, 0, b'g', b'a', b'p', 0, 0, 0, 0, 0]);
         let noted = [
             &[0, 0, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0, 3, 0, 0, 0, 60, 0, 0, 0, 1, 2, 3, 0][..],
             &[1, 0, 4, 0, b'l', b'o', b's', b't', 2, 0, 4, 0, 2, 0, 0, 0, 0, 0, 0, 0],

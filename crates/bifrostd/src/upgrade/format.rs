@@ -56,6 +56,9 @@ pub(crate) enum Kind {
     /// From the old daemon, after its counters: its flow logs. Sent only if the new daemon's `Ready` asks for them, and
     /// announced in the offer.
     Records = 9,
+    /// From the old daemon, before its counters: the running capture. Sent only if the offer has one and the new
+    /// daemon's `Ready` asks for it.
+    Capture = 10,
 }
 
 /// The header of a message.
@@ -89,8 +92,8 @@ impl Header {
             version == VERSION,
             "the other bifrostd hands over in version {version}, this one in version {VERSION}"
         );
-        use Kind::{Copied, Copies, Counters, Failed, Offer, Ready, Records, Running, State};
-        let kinds = [Offer, Ready, State, Running, Failed, Counters, Copies, Copied, Records];
+        use Kind::{Capture, Copied, Copies, Counters, Failed, Offer, Ready, Records, Running, State};
+        let kinds = [Offer, Ready, State, Running, Failed, Counters, Copies, Copied, Records, Capture];
         let Some(kind) = kinds.into_iter().find(|known| *known as u16 == kind) else {
             bail!("unknown message of kind {kind}");
         };
@@ -284,7 +287,7 @@ mod tests {
         };
         assert!(changed(0, 0).contains("not a message"));
         assert!(changed(4, 2).contains("in version 2"));
-        assert!(changed(6, 10).contains("kind 10"));
+        assert!(changed(6, 11).contains("kind 11"));
         assert!(changed(14, 1).contains("the maximum"));
         assert!(changed(19, 1).contains("descriptors"));
     }

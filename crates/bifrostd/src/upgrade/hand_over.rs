@@ -16,11 +16,13 @@ use bifrost_control::objects::journal;
 use bifrost_control::{Config, ConfigDiff, Listeners};
 use bifrost_datapath::SetAside;
 use bifrost_port::HostUnderlay;
+use bifrost_port::clock::monotonic_ns;
 use bifrost_port::udp::Sockets;
 use bifrost_port::vhost::HandedPort;
 use rustix::process::{Pid, WaitOptions, waitpid};
 use sd_notify::NotifyState;
 
+use super::captures;
 use super::channel::Channel;
 use super::format::{HandedState, Kind, WorkerState, emit_state};
 use super::frames;
@@ -167,6 +169,7 @@ impl Daemon {
         let mut stopped = Stopped { state, is_over: false };
         let mut successor = successor;
         let (states, stopped_at) = stop(state, copies.is_some())?;
+        let stopped_ns = monotonic_ns().saturating_sub(u64::try_from(stopped_at.elapsed().as_nanos())?);
         let left_out: u64 = states.iter().map(|(_, aside)| aside.left_out).sum();
         let packets: u64 = states.iter().map(|(_, aside)| aside.packets.len() as u64).sum();
         let of_worker = |(memory, aside): Left| WorkerState { memory, packets: aside.packets };
@@ -184,6 +187,11 @@ impl Daemon {
         state.leave_frames();
         // Nothing depends on the rest, and the upgrade can no longer fail.
         let takes_records = ready.takes_records && !is_older();
+        if ready.takes_capture
+            && let Err(error) = captures::send(&channel, self, stopped_ns)
+        {
+            tracing::warn!("the running capture ends: {error:#}");
+        }
         let records = state.hand_over_flow_logs(takes_records).inspect_err(|error| {
             tracing::warn!("flow records are lost: {error:#}");
         });
@@ -228,6 +236,7 @@ impl Daemon {
             instance: self.instance,
             faults: state.faults.clone(),
             next_fault: state.next_fault,
+            capture: self.capturing.spec().filter(|_| !is_older()).map(serde_json::to_value).transpose()?,
             sends_records: !is_older(),
             drained: state.drained.clone(),
             health: state.health.iter().map(|((name, at), works)| (name.clone(), *at, *works)).collect(),

@@ -16,6 +16,7 @@
 //!   |   packets                                      |
 //!   |<-- Running ------------------------------------|
 //!   | leaves its AF_XDP sockets                      | binds its own (port/src/afxdp/hand_over.rs)
+//!   |-- Capture: position and connection ----------->| continues it
 //!   |-- Counters ----------------------------------->|
 //!   |-- Records: flow logs ------------------------->| continues them
 //!   | notifies the service manager, answers, exits   | answers requests
@@ -27,6 +28,7 @@
 //!
 //! ARCHITECTURE.md lists what is handed over, and what the new daemon learns again.
 
+mod captures;
 mod channel;
 mod copy;
 mod format;

@@ -41,6 +41,9 @@ pub(crate) struct Offer {
     pub(crate) health: Vec<(String, SocketAddr, bool)>,
     /// Holders of shared addresses: VNI, address, MAC address.
     pub(crate) shared: Vec<(u32, IpAddr, [u8; 6])>,
+    /// The request of the running capture, which follows before the counters if the new daemon takes it. Another release
+    /// may not know all of it.
+    pub(crate) capture: Option<serde_json::Value>,
     /// Whether flow logs follow the counters, if the new daemon takes them.
     pub(crate) sends_records: bool,
     /// Whether there is a listener for metrics, and a lock of the devices' records.

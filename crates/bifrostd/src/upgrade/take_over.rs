@@ -1,6 +1,6 @@
 //! The new daemon's side: it prepares, waits for the old daemon to stop, and takes over.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
@@ -46,6 +46,8 @@ pub(super) struct Ready {
     pub(super) takes_copies: bool,
     /// It takes flow logs after the counters.
     pub(super) takes_records: bool,
+    /// It takes the running capture before the counters.
+    pub(super) takes_capture: bool,
     #[serde(skip)]
     pub(super) is_running: bool,
 }
@@ -71,6 +73,8 @@ pub(crate) struct Successor {
     channel: Channel,
     /// The old daemon sends flow logs after its counters.
     gets_records: Cell<bool>,
+    /// The old daemon's running capture.
+    capture: RefCell<Option<serde_json::Value>>,
 }
 
 /// State from the old daemon for the start of the new one.
@@ -107,7 +111,11 @@ impl Successor {
         let hint = "--take-over is for `bifrostctl upgrade`, which starts it";
         ensure!(matches!(kind, Ok(rustix::net::SocketType::STREAM)), "standard input is not a daemon's socket; {hint}");
         fault("begin");
-        Ok(Successor { channel: Channel::new(UnixStream::from(stdin)), gets_records: Cell::new(false) })
+        Ok(Successor {
+            channel: Channel::new(UnixStream::from(stdin)),
+            gets_records: Cell::new(false),
+            capture: RefCell::default(),
+        })
     }
 
     /// Receives the old daemon's offer. `file_crc`: checksum of the configuration file; `workers`: the number of
@@ -137,6 +145,7 @@ impl Successor {
             shared,
             release,
             sends_records,
+            capture,
             touched,
             paths,
             ..
@@ -144,6 +153,7 @@ impl Successor {
         tracing::info!(release, "preparing to take over from another bifrostd");
         let names = Names::of_numbers(ports, peers);
         self.gets_records.set(sends_records && !is_older());
+        *self.capture.borrow_mut() = capture.filter(|_| !is_older());
         fault("offered");
         let others = loaded.objects;
         Ok(Handed { descriptors, others, names, instance, faults, next_fault, drained, health, shared, touched, paths })
@@ -159,12 +169,14 @@ impl Successor {
         let state = daemon.state();
         state.touch_buffers(touched)?;
         state.resume_paths(paths)?;
+        let capture = self.capture.take().and_then(|spec| daemon.prepare_capture(&state, spec));
         drop(state);
         fault("prepared");
         let release = env!("CARGO_PKG_VERSION").to_owned();
         let pid = std::process::id();
         let takes_records = !is_older();
-        let mut ready = Ready { release, pid, takes_copies: true, takes_records, ..Ready::default() };
+        let takes_capture = capture.is_some();
+        let mut ready = Ready { release, pid, takes_copies: true, takes_records, takes_capture, ..Ready::default() };
         self.channel.send(Kind::Ready, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
         let mut state = daemon.state();
         let body = self.copies(&state)?;
@@ -174,10 +186,16 @@ impl Successor {
         state.begin_machines(positions);
         fault("taken");
         state.on_all(|worker| worker.resume())?;
+        let resumed_ns = monotonic_ns();
         fault("working");
         self.channel.send(Kind::Running, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
         state.machines.values().for_each(|machine| machine.port().own());
         state.own_frames();
+        if let Some(capture) = capture
+            && let Err(error) = daemon.continue_capture(&self.channel, capture, resumed_ns)
+        {
+            tracing::warn!("the capture of the old daemon ends: {error:#}");
+        }
         match self.counters() {
             Ok(carried) => state.carried = carried.into(),
             Err(error) => tracing::warn!("counters start at zero: {error:#}"),

@@ -14,7 +14,7 @@ use crate::common::{Lab, Options, eventually, netns, raw};
 
 /// A capture that can be read while it grows.
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Shared(pub(crate) Arc<Mutex<Vec<u8>>>);
 
 impl Write for Shared {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -28,19 +28,19 @@ impl Write for Shared {
 
 /// A packet's fields from tshark.
 #[derive(Debug)]
-struct Seen {
-    stage: String,
-    comment: String,
+pub(crate) struct Seen {
+    pub(crate) stage: String,
+    pub(crate) comment: String,
     /// From the innermost TCP header.
-    sequence: Option<u32>,
-    payload: u32,
+    pub(crate) sequence: Option<u32>,
+    pub(crate) payload: u32,
     syn: bool,
     /// Innermost source address.
-    source: String,
+    pub(crate) source: String,
     psn: Option<u32>,
 }
 
-fn read(file: &Path) -> Vec<Seen> {
+pub(crate) fn read(file: &Path) -> Vec<Seen> {
     let dissector = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/wireshark/bifrost.lua");
     let fields =
         ["frame.interface_name", "frame.comment", "tcp.seq_raw", "tcp.len", "tcp.flags.syn", "ip.src", "bifrost.psn"];

@@ -56,6 +56,7 @@ mod shared;
 mod startup;
 mod trace;
 mod upgrade;
+mod upgrade_capture;
 mod upgrade_records;
 mod user_space;
 mod versions;

@@ -4,9 +4,13 @@
 //! the daemon. One user must not exhaust them for others, above all not for root, who may have to debug the daemon.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -18,9 +22,9 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 /// Concurrent connections of one user, and of all users except root.
 const OF_ONE_USER: usize = 32;
@@ -33,6 +37,8 @@ const BODY_TIME: Duration = Duration::from_secs(10);
 const CONNECTION_TIME: Duration = Duration::from_secs(120);
 /// Delay after a failed accept, for example when the process is out of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Polling interval while chunks of a capture are written.
+const FLUSH_POLL: Duration = Duration::from_micros(500);
 const ROOT: u32 = 0;
 
 /// The client of a connection (`SO_PEERCRED`, unix(7)). Request handlers get it as an extension.
@@ -109,19 +115,22 @@ pub(super) async fn run(listener: UnixListener, router: Router, mut stopped: one
 
 /// Serves one connection in its own task.
 fn converse(stream: UnixStream, router: Router, slot: Slot, graceful: &GracefulShutdown) {
-    let is_capture = Arc::new(AtomicBool::new(false));
-    let router = router.layer(axum::Extension(Lasting(Arc::clone(&is_capture))));
+    let lasting = Lasting::default();
+    let router = router.layer(axum::Extension(lasting.clone()));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(Watched { stream, lasting: lasting.clone() }), TowerToHyperService::new(router));
     let connection = graceful.watch(connection);
     tokio::spawn(async move {
         tokio::pin!(connection);
         loop {
-            // Errors of a connection are left to the client.
-            let ended = tokio::time::timeout(CONNECTION_TIME, &mut connection).await;
-            if ended.is_ok() || !is_capture.load(Ordering::Relaxed) {
+            let ended = tokio::select! {
+                // Errors of a connection are left to the client.
+                ended = tokio::time::timeout(CONNECTION_TIME, &mut connection) => ended.is_ok(),
+                () = lasting.0.left.notified() => true,
+            };
+            if ended || !lasting.0.is_capture.load(Ordering::Relaxed) {
                 break;
             }
         }
@@ -142,13 +151,107 @@ where
     let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
 }
 
-/// Exempts a connection from the time limit: a capture has its own bounds.
-#[derive(Clone, Debug)]
-pub(super) struct Lasting(Arc<AtomicBool>);
+/// The connection of a capture: it is exempt from the time limit, because a capture has its own bounds, and another
+/// process can continue it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lasting(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    is_capture: AtomicBool,
+    /// Chunks of the body that the server has taken, and those of them that it has written to the socket.
+    taken: AtomicU64,
+    written: AtomicU64,
+    /// A duplicate of the socket.
+    socket: Mutex<Option<OwnedFd>>,
+    /// Another process continues: the server forgets the connection.
+    left: Notify,
+}
 
 impl Lasting {
+    /// The next response is a capture.
     pub(super) fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.is_capture.store(true, Ordering::Relaxed);
+        // An earlier response on this connection may have been one, too.
+        self.0.taken.store(0, Ordering::Relaxed);
+        self.0.written.store(0, Ordering::Relaxed);
+    }
+
+    /// The server has taken another chunk of the body.
+    pub(super) fn taken(&self) {
+        self.0.taken.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The server has written everything that it has taken.
+    fn flushed(&self, stream: &UnixStream) {
+        let Shared { is_capture, taken, written, socket, .. } = &*self.0;
+        if !is_capture.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut socket = socket.lock().unwrap_or_else(PoisonError::into_inner);
+        if socket.is_none() {
+            // Without it, the capture ends with an upgrade.
+            *socket = stream.as_fd().try_clone_to_owned().ok();
+        }
+        drop(socket);
+        written.store(taken.load(Ordering::Relaxed), Ordering::Release);
+    }
+
+    /// Takes the socket from the server when `chunks` chunks have been written to it. `None`: they are not before the
+    /// deadline.
+    pub(super) fn leave(&self, chunks: u64, deadline: Instant) -> Option<OwnedFd> {
+        while self.0.written.load(Ordering::Acquire) != chunks {
+            if Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(FLUSH_POLL);
+        }
+        let socket = self.0.socket.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.0.left.notify_one();
+        socket
+    }
+}
+
+/// A connection that notices when the server has written everything: the server then flushes it.
+#[derive(Debug)]
+struct Watched {
+    stream: UnixStream,
+    lasting: Lasting,
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        if matches!(flushed, Poll::Ready(Ok(()))) {
+            self.lasting.flushed(&self.stream);
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

@@ -6,14 +6,14 @@ use axum::Extension;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Query, Request, State, rejection::QueryRejection};
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{Method, StatusCode, Uri, Version};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
 
 use super::Backend;
-use super::capture::{Stopping, capture_response};
+use super::capture::{Stopping, lasting_response};
 use super::connections::{Lasting, Peer, whole_body};
 use super::failure::failure;
 use super::list::list;
@@ -188,6 +188,7 @@ async fn start_capture(
     State(backend): State<Shared>,
     Extension(stopping): Extension<Stopping>,
     Extension(lasting): Extension<Lasting>,
+    version: Version,
     body: Bytes,
 ) -> Response {
     let spec = match serde_json::from_slice::<CaptureSpec>(&body) {
@@ -198,10 +199,7 @@ async fn start_capture(
         }
     };
     match tokio::task::spawn_blocking(move || spec.check().and_then(|()| backend.capture(spec))).await {
-        Ok(Ok(stream)) => {
-            lasting.set();
-            capture_response(stream, stopping)
-        }
+        Ok(Ok(stream)) => lasting_response(stream, stopping, lasting, version),
         Ok(Err(error)) => failure(error),
         Err(e) => failure(ApiError::internal(format!("the request's handler failed: {e}"))),
     }
