@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow};
 use bifrost_control::api::FaultEntry;
 use bifrost_control::config::{Config, UnderlayPort, Vni};
 use bifrost_control::objects::Store;
@@ -120,7 +120,8 @@ pub(crate) fn open_underlays(config: &Config) -> Result<Vec<HostUnderlay>> {
     })
 }
 
-/// The underlays of the workers, in order, on sockets of another daemon; and AF_XDP sockets that wait until that daemon
+/// The underlays of the workers, in order, on sockets of another daemon, whose configuration may have been another one;
+/// and AF_XDP sockets that wait until that daemon
 /// has closed its own.
 pub(crate) fn adopt_underlays(
     config: &Config,
@@ -128,8 +129,9 @@ pub(crate) fn adopt_underlays(
     frames: Vec<HandedDevice>,
 ) -> Result<(Vec<HostUnderlay>, Option<WaitingSockets>)> {
     match config.underlay.port {
+        // The other daemon's XDP programs are detached when it ends.
         UnderlayPort::Udp => {
-            ensure!(frames.is_empty(), "AF_XDP sockets were handed over, but underlay.port is \"udp\"");
+            drop(frames);
             let of_worker = |(worker, sockets)| {
                 let udp = UdpUnderlay::adopt(UdpConfig { worker, ..translate::udp(config) }, sockets)?;
                 Ok(HostUnderlay::Udp(Box::new(udp)))

@@ -109,6 +109,22 @@ impl ConfigDiff {
         })
     }
 
+    /// Whether a program that takes over from a running daemon may work with the new configuration. `[transport]` and
+    /// `[underlay]` may differ, and so may `[workers]` except their number. Returns whether nothing else differs.
+    ///
+    /// # Errors
+    /// A setting differs that needs a restart.
+    pub fn suits_upgrade(old: &Config, new: &Config) -> Result<bool, RestartNeeded> {
+        let is_fixed = |field: &String| !is_changed_by_upgrade(field);
+        let fields: Vec<String> = fixed_fields(old, new).into_iter().filter(is_fixed).collect();
+        if !fields.is_empty() {
+            return Err(RestartNeeded { fields });
+        }
+        let (transport, underlay, workers) = (new.transport, new.underlay.clone(), new.workers.clone());
+        let old = Config { transport, underlay, workers, ..old.clone() };
+        Ok(ConfigDiff::between(&old, new)?.is_empty())
+    }
+
     /// Whether nothing differs.
     pub fn is_empty(&self) -> bool {
         self.report().is_empty()
@@ -191,11 +207,17 @@ fn of_routes(old: &Routes, new: &Routes) -> Changes<Route> {
 
 impl fmt::Display for RestartNeeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "these need a restart of bifrostd: {}", self.fields.join("; "))
+        let upgrade = if self.fields.iter().all(|field| is_changed_by_upgrade(field)) { "an upgrade or " } else { "" };
+        write!(f, "these need {upgrade}a restart of bifrostd: {}", self.fields.join("; "))
     }
 }
 
 impl std::error::Error for RestartNeeded {}
+
+/// Whether an upgrade can change a field.
+fn is_changed_by_upgrade(field: &str) -> bool {
+    field.starts_with("underlay.") || (field.starts_with("workers.") && !field.starts_with("workers.count:"))
+}
 
 fn fixed_fields(old: &Config, new: &Config) -> Vec<String> {
     let mut fields = Vec::new();
@@ -305,6 +327,28 @@ mod tests {
     }
 
     #[test]
+    fn an_upgrade_may_change_more_than_a_reload() {
+        let suits = |new: &str| ConfigDiff::suits_upgrade(&parse(BASE), &parse(new));
+        for (from, to) in [
+            ("[underlay]", "[underlay]\npaths = 2\nmtu = 9000\nsource_port_base = 50000\nbifrost_port = 4800"),
+            ("[underlay]", "[underlay]\nport = 'afxdp'\nxdp_mode = 'generic'\nplain_paths = 'flowlet'"),
+            ("[\"192.0.2.1\"]", "['192.0.2.9', '192.0.2.10']"),
+            ("[underlay]", "[workers]\ncpus = [1]\nanswer_us = 500\n[transport]\nack_threshold = 8\n[underlay]"),
+        ] {
+            assert_eq!(suits(&BASE.replace(from, to)), Ok(true), "{to}");
+            assert_eq!(suits(&BASE.replace(from, to).replace("10.0.0.2/32", "10.0.0.4/32")), Ok(false), "{to}");
+        }
+        for (from, to, field) in [
+            ("[underlay]", "[workers]\ncount = 2\n[underlay]", "workers.count: 1 -> 2"),
+            ("name = \"a\"", "name = \"c\"", "host.name: a -> c"),
+            ("[underlay]", "[control]\nsocket = '/x'\n[underlay]", "control.socket: /run/bifrost/bifrostd.sock -> /x"),
+        ] {
+            let error = suits(&BASE.replace(from, to).replace("[underlay]", "[underlay]\npaths = 2")).unwrap_err();
+            assert_eq!(error.fields, [field]);
+        }
+    }
+
+    #[test]
     fn restart() {
         let cases = [
             (
@@ -323,7 +367,9 @@ mod tests {
         for (from, to, message) in cases {
             let error = ConfigDiff::between(&parse(BASE), &parse(&BASE.replace(from, to))).unwrap_err();
             assert!(error.fields.contains(&message.to_owned()), "{error}");
-            assert!(error.to_string().contains("need a restart"), "{error}");
+            let is_upgrade = message.starts_with("underlay.");
+            let expected = if is_upgrade { "these need an upgrade or a restart" } else { "these need a restart" };
+            assert!(error.to_string().contains(expected), "{error}");
         }
     }
 }

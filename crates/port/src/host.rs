@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use crate::afxdp::{AfxdpCounters, AfxdpUnderlay};
-use crate::udp::{Sockets, UdpCounters, UdpUnderlay};
+use crate::udp::{Sockets, UdpCounters, UdpError, UdpUnderlay};
 use crate::underlay::{Datagram, LaneId, PolledUnderlay, TxBatch, Underlay};
 
 /// UDP sockets, or AF_XDP sockets.
@@ -33,6 +33,34 @@ impl HostUnderlay {
         match self {
             Self::Udp(udp) => udp.sockets(),
             Self::Afxdp(afxdp) => afxdp.sockets(),
+        }
+    }
+
+    /// [`UdpUnderlay::begin`] of its UDP sockets.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn begin(&mut self, readdressed: bool) -> Result<(), UdpError> {
+        self.udp_mut().begin(readdressed)
+    }
+
+    /// [`UdpUnderlay::resume`] of its UDP sockets.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn resume(&mut self) -> io::Result<()> {
+        self.udp_mut().resume()
+    }
+
+    /// [`UdpUnderlay::close_retired`] of its UDP sockets.
+    pub fn close_retired(&mut self, all: bool) -> bool {
+        self.udp_mut().close_retired(all)
+    }
+
+    fn udp_mut(&mut self) -> &mut UdpUnderlay {
+        match self {
+            Self::Udp(udp) => udp,
+            Self::Afxdp(afxdp) => afxdp.fallback_mut(),
         }
     }
 

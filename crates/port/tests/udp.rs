@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bifrost_port::clock::monotonic_ns;
@@ -19,6 +20,10 @@ fn address() -> IpAddr {
     let n = (std::process::id() << 6) + NEXT.fetch_add(1, Ordering::Relaxed);
     IpAddr::V4(Ipv4Addr::from(0x7f00_0000 | 0x0040_0000 | (n & 0x3f_ffff)))
 }
+
+/// Taken by tests that create children, which hold copies of all sockets for a moment, and by those that bind a port
+/// again.
+static CHILDREN: Mutex<()> = Mutex::new(());
 
 fn config(local: IpAddr) -> UdpConfig {
     UdpConfig { local: vec![local], ..UdpConfig::default() }
@@ -350,6 +355,7 @@ fn several_workers_share_the_ports_by_rule() {
 /// bound and closed just before stays in use for that time.
 #[test]
 fn workers_open_while_the_process_creates_children() {
+    let _children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let children = || {
@@ -418,14 +424,77 @@ fn sockets_are_adopted_with_queued_datagrams() {
         let (len, from) = peer.recv_from(&mut buffer).expect("sent");
         assert_eq!((&buffer[..len], from), (&b"hello"[..], SocketAddr::new(a, port)));
     }
-    // Other sockets are refused.
-    let sockets = || second.sockets().expect("copies");
-    let other = UdpConfig { local: vec![b], ..own.clone() };
-    assert!(matches!(UdpUnderlay::adopt(other, sockets()), Err(UdpError::Config(_))));
-    let mut less = sockets();
-    less.receive.pop();
-    assert!(matches!(UdpUnderlay::adopt(own.clone(), less), Err(UdpError::Config(_))));
-    let mut foreign = sockets();
+    // Something else than sockets is refused.
+    let mut foreign = second.sockets().expect("copies");
     foreign.receive[0] = std::fs::File::open("/dev/null").expect("open").into();
     assert!(UdpUnderlay::adopt(own, foreign).is_err());
+}
+
+/// With other addresses or ports, sockets that fit are used, and others opened. Those that do not fit are read until
+/// they are empty. If the attempt fails, the first process continues.
+#[test]
+fn sockets_are_adopted_for_other_addresses_and_ports() {
+    let _no_children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (a, b) = (address(), address());
+    let one = UdpConfig { local: vec![a], bifrost_port: 24_986, vxlan_port: 24_987, ..UdpConfig::default() };
+    let two = UdpConfig { local: vec![a, b], ..one.clone() };
+    let other = UdpConfig { bifrost_port: 24_988, ..one.clone() };
+    let peer = UdpSocket::bind((a, 0)).expect("bind");
+    let send = |text: &str, to: IpAddr, port: u16| {
+        peer.send_to(text.as_bytes(), (to, port)).expect("send");
+    };
+    let payloads =
+        |got: &[Got]| got.iter().map(|got| String::from_utf8_lossy(&got.payload).into_owned()).collect::<Vec<_>>();
+    for workers in [1, 2] {
+        let of = |config: &UdpConfig| UdpConfig { workers, ..config.clone() };
+        for (former, next) in [(of(&one), of(&two)), (of(&two), of(&one)), (of(&one), of(&other))] {
+            let mut first = UdpUnderlay::open_all(&former).expect("open");
+            let adopt = |first: &[UdpUnderlay]| {
+                let of_worker = |(worker, first): (u16, &UdpUnderlay)| {
+                    UdpUnderlay::adopt(UdpConfig { worker, ..next.clone() }, first.sockets().expect("copies"))
+                };
+                (0..).zip(first).map(of_worker).collect::<Result<Vec<_>, _>>().expect("adopt")
+            };
+            // It ends before it has begun, and afterwards.
+            for begins in [false, true] {
+                let mut second = adopt(&first);
+                if begins {
+                    second.iter_mut().for_each(|second| second.begin(true).expect("begin"));
+                }
+                drop(second);
+                first.iter().for_each(|first| first.resume().expect("resume"));
+                send("first", a, former.bifrost_port);
+                assert_eq!(payloads(&collect(&mut first[0], 1)), ["first"], "{former:?}");
+            }
+            let mut second = adopt(&first);
+            send("queued", a, former.bifrost_port);
+            second.iter_mut().for_each(|second| second.begin(true).expect("begin"));
+            send("begun", a, next.bifrost_port);
+            let mut got = payloads(&collect(&mut second[0], 2));
+            got.sort();
+            assert_eq!(got, ["begun", "queued"], "{next:?}");
+            drop(first);
+            // One that a datagram has reached is read first.
+            let is_retired = former.local.len() < next.local.len();
+            if is_retired {
+                send("late", a, former.bifrost_port);
+                assert!(!second[0].close_retired(false));
+                assert_eq!(payloads(&collect(&mut second[0], 1)), ["late"]);
+            }
+            second.iter_mut().for_each(|second| assert!(second.close_retired(false)));
+            for local in &next.local {
+                send("at last", *local, next.bifrost_port);
+                assert_eq!(payloads(&collect(&mut second[0], 1)), ["at last"], "{next:?}");
+            }
+            // These can be handed over again.
+            let handed = second[0].sockets().expect("copies");
+            assert_eq!(handed.receive.len(), 2);
+        }
+    }
+    // A port in use.
+    let first = UdpUnderlay::open(one.clone()).expect("open");
+    let taken = UdpConfig { bifrost_port: peer.local_addr().expect("bound").port(), ..one };
+    let mut second = UdpUnderlay::adopt(taken, first.sockets().expect("copies")).expect("adopt");
+    let error = second.begin(true).expect_err("in use").to_string();
+    assert!(error.contains("uses this port"), "{error}");
 }

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -85,6 +85,13 @@ impl Progress {
     }
 }
 
+/// The configuration of the new daemon.
+struct Next {
+    config: Arc<Config>,
+    /// CRC-32 of its file.
+    file_crc: u32,
+}
+
 impl Daemon {
     /// Hands over to another program. After a return without an error, that program has taken over, and this process
     /// must exit.
@@ -103,7 +110,7 @@ impl Daemon {
             tracing::error!("not upgraded, this daemon continues: {error:#}");
             ApiError::conflict(format!("not upgraded, the running daemon continues: {error:#}"))
         };
-        let file_crc = self.check_file().map_err(refused)?;
+        let next = self.check_file().map_err(refused)?;
         // The lock prevents changes until the upgrade has ended.
         let state = self.state();
         state.removal.wait();
@@ -114,7 +121,7 @@ impl Daemon {
         if let Some(directory) = &self.state_directory {
             command.arg("--state").arg(directory);
         }
-        let report = self.negotiate(&state, command, file_crc).map_err(refused)?;
+        let report = self.negotiate(&state, command, &next).map_err(refused)?;
         // Keep the lock: requests to this daemon wait until it ends, because its state is stale now.
         std::mem::forget(state);
         self.progress.is_over.store(true, Ordering::SeqCst);
@@ -125,24 +132,25 @@ impl Daemon {
         Ok(report)
     }
 
-    /// The checksum of the configuration file. The file must match the configuration in force, because the new daemon
-    /// reads it.
-    fn check_file(&self) -> Result<u32> {
+    /// The next configuration. The file must match the configuration in force, except for what the new
+    /// daemon sets up itself, because it reads the file.
+    fn check_file(&self) -> Result<Next> {
         let text = std::fs::read(&self.file).with_context(|| format!("reading {}", self.file.display()))?;
         let file = in_background(|| Config::load(&self.file)).map_err(|errors| anyhow!("{errors}"))?;
         let state = self.state();
         let plan = state.objects.plan_file(file.into());
         let plan = plan.map_err(|errors| anyhow!("{}", ApiError::from(errors).what))?;
-        let is_same = match ConfigDiff::between(&state.config, plan.config()) {
-            Ok(diff) => diff.is_empty(),
+        let is_same = match ConfigDiff::suits_upgrade(&state.config, plan.config()) {
+            Ok(is_same) => is_same,
             Err(needed) => bail!("a restart is needed, because these have changed: {}", needed.fields.join(", ")),
         };
-        let hint = "run bifrostctl reload first, and see whether it reports errors";
+        let hint = "run bifrostctl reload first, and see whether it reports errors; if [underlay] or [workers] differ, too, \
+                    undo the other changes, and reload them after the upgrade";
         ensure!(is_same, "{} differs from the configuration in force; {hint}", self.file.display());
-        Ok(crc32fast::hash(&text))
+        Ok(Next { config: Arc::clone(plan.config()), file_crc: crc32fast::hash(&text) })
     }
 
-    fn negotiate(&self, state: &State, mut command: Command, file_crc: u32) -> Result<UpgradeReport> {
+    fn negotiate(&self, state: &State, mut command: Command, next: &Next) -> Result<UpgradeReport> {
         // Before the new daemon starts, which waits for the offer: a front-end may take a while.
         let (mut held, machines) = state.hold_machines()?;
         let (ours, theirs) = UnixStream::pair().context("making a socket for the new daemon")?;
@@ -156,7 +164,7 @@ impl Daemon {
         let mut successor =
             NewDaemon(command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?);
         drop(command);
-        let ready = self.prepare(state, &channel, file_crc, machines).map_err(|error| successor.explain(error))?;
+        let ready = self.prepare(state, &channel, next, machines).map_err(|error| successor.explain(error))?;
         let copies = if ready.takes_copies {
             Some(state.copy(&channel).map_err(|error| successor.explain(error))?)
         } else {
@@ -166,7 +174,8 @@ impl Daemon {
         let mut detour = state.detour()?;
         let prepared = began.elapsed();
         // Drop order: the new daemon is killed before this one resumes.
-        let mut stopped = Stopped { state, is_over: false };
+        let readdressed = state.config.underlay.addresses != next.config.underlay.addresses;
+        let mut stopped = Stopped { state, readdressed, is_over: false };
         let mut successor = successor;
         let (states, stopped_at) = stop(state, copies.is_some())?;
         let stopped_ns = monotonic_ns().saturating_sub(u64::try_from(stopped_at.elapsed().as_nanos())?);
@@ -222,14 +231,15 @@ impl Daemon {
         &self,
         state: &State,
         channel: &Channel,
-        file_crc: u32,
+        next: &Next,
         machines: BTreeMap<String, HandedPort>,
     ) -> Result<Ready> {
         let descriptors = state.descriptors(self.progress.listeners()?, machines)?;
         let (ports, peers) = state.names.numbers();
         let mut offer = Offer {
             release: env!("CARGO_PKG_VERSION").to_owned(),
-            file_crc,
+            file_crc: next.file_crc,
+            addresses: state.config.underlay.addresses.clone(),
             journal: journal::whole(state.objects.others()).collect(),
             ports,
             peers,
@@ -238,7 +248,7 @@ impl Daemon {
             next_fault: state.next_fault,
             capture: self.capturing.spec().filter(|_| !is_older()).map(serde_json::to_value).transpose()?,
             sends_records: !is_older(),
-            drained: state.drained.clone(),
+            drained: state.leave_drained(&next.config),
             health: state.health.iter().map(|((name, at), works)| (name.clone(), *at, *works)).collect(),
             touched: state.touched_buffers()?,
             paths: state.leave_paths()?,
@@ -323,13 +333,26 @@ fn stop(state: &State, is_copied: bool) -> Result<(Vec<Left>, Instant)> {
 /// Workers that may have been stopped: dropping this resumes them, unless another daemon has taken over.
 struct Stopped<'a> {
     state: &'a State,
+    /// The new daemon has other local addresses, and may have begun to receive.
+    readdressed: bool,
     is_over: bool,
 }
 
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
-        if !self.is_over && self.state.on_all(|worker| worker.resume()).is_err() {
-            tracing::error!("a worker cannot be resumed after a failed upgrade");
+        if self.is_over {
+            return;
+        }
+        let readdressed = self.readdressed;
+        let resume = move |worker: &mut bifrost_datapath::Worker<HostUnderlay>| {
+            let resumed = if readdressed { worker.underlay_mut().resume() } else { Ok(()) };
+            worker.resume();
+            resumed
+        };
+        match self.state.on_all(resume).map(|all| all.into_iter().collect::<Result<Vec<()>, _>>()) {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::error!(%error, "a socket may miss datagrams after a failed upgrade"),
+            Err(_) => tracing::error!("a worker cannot be resumed after a failed upgrade"),
         }
     }
 }

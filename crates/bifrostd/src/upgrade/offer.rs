@@ -49,6 +49,8 @@ pub(crate) struct Offer {
     /// Whether there is a listener for metrics, and a lock of the devices' records.
     pub(crate) has_metrics: bool,
     pub(crate) has_lock: bool,
+    /// The underlay's local addresses. Empty: those of the configuration file.
+    pub(crate) addresses: Vec<IpAddr>,
     /// By worker: number of receive sockets and of transmit sockets.
     pub(crate) sockets: Vec<(usize, usize)>,
     /// Queues of devices, by their names for the service manager.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bifrost_control::api::{FaultEntry, Sample};
@@ -13,6 +13,7 @@ use bifrost_control::objects::Objects;
 use bifrost_control::objects::journal;
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::provide;
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::channel::{Channel, Message};
@@ -29,6 +30,12 @@ use crate::names::Names;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Timeout for the next memory of the tables, which takes milliseconds.
 const MEMORY: Duration = Duration::from_secs(1);
+/// How long the old daemon may take to end before its sockets that are not needed are closed anyway.
+const OLD_ENDS: Duration = Duration::from_secs(10);
+/// How long these may hold datagrams then.
+const RETIRE: Duration = Duration::from_secs(1);
+/// Polling interval for both.
+const RETIRE_POLL: Duration = Duration::from_millis(2);
 /// Timeout for its counters, while requests wait.
 const COUNTERS: Duration = Duration::from_secs(2);
 
@@ -73,6 +80,10 @@ pub(crate) struct Successor {
     channel: Channel,
     /// The old daemon sends flow logs after its counters.
     gets_records: Cell<bool>,
+    /// The old daemon's local addresses.
+    addresses: RefCell<Vec<IpAddr>>,
+    /// The old daemon's process.
+    parent: Option<Pid>,
     /// The old daemon's running capture.
     capture: RefCell<Option<serde_json::Value>>,
 }
@@ -115,6 +126,8 @@ impl Successor {
             channel: Channel::new(UnixStream::from(stdin)),
             gets_records: Cell::new(false),
             capture: RefCell::default(),
+            addresses: RefCell::default(),
+            parent: rustix::process::getppid(),
         })
     }
 
@@ -146,6 +159,7 @@ impl Successor {
             release,
             sends_records,
             capture,
+            addresses,
             touched,
             paths,
             ..
@@ -153,6 +167,7 @@ impl Successor {
         tracing::info!(release, "preparing to take over from another bifrostd");
         let names = Names::of_numbers(ports, peers);
         self.gets_records.set(sends_records && !is_older());
+        *self.addresses.borrow_mut() = addresses;
         *self.capture.borrow_mut() = capture.filter(|_| !is_older());
         fault("offered");
         let others = loaded.objects;
@@ -181,10 +196,16 @@ impl Successor {
         let mut state = daemon.state();
         let body = self.copies(&state)?;
         fault("stopped");
+        let addresses = self.addresses.borrow();
+        let readdressed = !addresses.is_empty() && *addresses != state.config.underlay.addresses;
         let HandedState { workers, positions } = parse_state(&body, state.workers.len())?;
         (ready.sessions, ready.left_out) = state.take_over_workers(workers)?;
         state.begin_machines(positions);
         fault("taken");
+        for begun in state.on_all(move |worker| worker.underlay_mut().begin(readdressed))? {
+            begun?;
+        }
+        fault("begun");
         state.on_all(|worker| worker.resume())?;
         let resumed_ns = monotonic_ns();
         fault("working");
@@ -205,6 +226,7 @@ impl Successor {
         {
             tracing::warn!("flow records of the old daemon are lost: {error:#}");
         }
+        state.retire_sockets(self.parent);
         Ok(())
     }
 
@@ -238,6 +260,30 @@ impl Successor {
 }
 
 impl State {
+    /// Closes sockets of the old daemon that the configuration no longer needs, once that daemon's process has ended and
+    /// what they hold has been received.
+    fn retire_sockets(&self, parent: Option<Pid>) {
+        let workers: Vec<_> = self.workers.iter().map(bifrost_datapath::Handle::remote).collect();
+        let retire = move || {
+            let deadline = Instant::now() + OLD_ENDS;
+            while rustix::process::getppid() == parent && Instant::now() < deadline {
+                std::thread::sleep(RETIRE_POLL);
+            }
+            let deadline = Instant::now() + RETIRE;
+            for worker in workers {
+                loop {
+                    let is_last = Instant::now() >= deadline;
+                    match worker.run(move |worker| worker.underlay_mut().close_retired(is_last)) {
+                        Ok(false) if !is_last => std::thread::sleep(RETIRE_POLL),
+                        _ => break,
+                    }
+                }
+            }
+        };
+        // Without the thread, they stay open.
+        let _ = std::thread::Builder::new().name("retired".to_owned()).spawn(retire);
+    }
+
     /// Adds copies of another daemon's sessions to the tables of the workers, which have not begun, and waits until
     /// their next memory is provided: a worker that takes over meanwhile would wait for that.
     fn take_copies(&self, states: Vec<WorkerState>) -> Result<()> {

@@ -58,6 +58,7 @@ mod trace;
 mod upgrade;
 mod upgrade_capture;
 mod upgrade_records;
+mod upgrade_underlay;
 mod user_space;
 mod versions;
 mod waiting;

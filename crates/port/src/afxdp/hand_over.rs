@@ -24,7 +24,7 @@ use std::sync::Arc;
 use super::open::{self, ETHERNET, MAX_QUEUES};
 use super::program::Steering;
 use super::socket::{QueueConfig, XdpSocket};
-use super::{AfxdpConfig, AfxdpError, AfxdpUnderlay, BATCH, Exit};
+use super::{AfxdpConfig, AfxdpError, AfxdpUnderlay, BATCH, Exit, XdpMode};
 use crate::bpf;
 use crate::device::Device;
 use crate::udp::{Sockets, UdpConfig, UdpUnderlay};
@@ -56,7 +56,8 @@ struct WaitingDevice {
     device: Device,
     /// Taken when all are bound.
     queues: Vec<WaitingQueue>,
-    program: OwnedFd,
+    /// Takes the place of the former process's program. `None`: its program was attached when it was loaded.
+    program: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -86,10 +87,12 @@ pub struct ClosingSockets {
 
 impl AfxdpUnderlay {
     /// Takes over from another process: `sockets` by worker, and the `handed` devices. The workers use the UDP sockets
-    /// until they [`enter`](Self::enter) the sockets that wait.
+    /// until they [`enter`](Self::enter) the sockets that wait. Devices that the other process did not use get a program
+    /// at once, which passes all frames until then; those that are not used any more are left to it.
     ///
     /// # Errors
-    /// What was handed over does not match `config`, or the kernel refuses the program or the sockets.
+    /// What was handed over is invalid, a program would have to run elsewhere than that of the other process, or the
+    /// kernel refuses the program or the sockets.
     pub fn adopt_all(
         config: &AfxdpConfig,
         sockets: Vec<Sockets>,
@@ -100,18 +103,32 @@ impl AfxdpUnderlay {
         let of_worker = |(worker, sockets)| UdpUnderlay::adopt(UdpConfig { worker, ..udp.clone() }, sockets);
         let fallbacks = (0..).zip(sockets).map(of_worker).collect::<Result<Vec<_>, _>>()?;
         let devices = open::find(config)?;
-        if handed.len() != devices.len() {
-            return Err(AfxdpError::HandedOver(format!("{} instead of {}", handed.len(), devices.len())));
-        }
+        let mut handed = handed;
         let (mut steering, mut waiting) = (Vec::new(), Vec::new());
-        for (number, (device, handed)) in devices.iter().zip(handed).enumerate() {
+        for (number, device) in devices.iter().enumerate() {
             let of_device = |what: String| AfxdpError::HandedOver(format!("{}: {what}", device.name));
             let most = device.queues.min(MAX_QUEUES);
-            if handed.device != device.index {
-                return Err(of_device("now has an address that another device had".to_owned()));
-            }
+            let known = handed.iter().position(|handed| handed.device == device.index).map(|at| handed.remove(at));
+            let Some(handed) = known else {
+                // Nobody else uses its queues.
+                let mut attached = open::attach(config, device)?;
+                let opened = open::open_queues(config, device)?;
+                attached.queues = opened.len() as u32;
+                let bound = (0..).zip(opened).map(|(queue, sockets)| {
+                    let (config, _) = open::queue(config, device, queue, attached.queues);
+                    WaitingQueue { config, bound: sockets.len(), sockets }
+                });
+                waiting.push(WaitingDevice { number, device: device.clone(), queues: bound.collect(), program: None });
+                steering.push(attached);
+                continue;
+            };
             if !(1..=most).contains(&handed.queues) {
                 return Err(of_device(format!("{} queues; it has {most}", handed.queues)));
+            }
+            let (mode, other) = if handed.native { ("native", XdpMode::Generic) } else { ("generic", XdpMode::Native) };
+            if config.mode == other {
+                let hint = "an upgrade cannot change underlay.xdp_mode of a device";
+                return Err(of_device(format!("its XDP program runs in mode {mode}; {hint}")));
             }
             let count = handed.queues;
             let adopted = Steering::adopt(&open::wanted(config), handed);
@@ -124,7 +141,7 @@ impl AfxdpUnderlay {
                 queues.push(WaitingQueue { config: of_queue, sockets, bound: 0 });
             }
             steering.push(adopted);
-            waiting.push(WaitingDevice { number, device: device.clone(), queues, program });
+            waiting.push(WaitingDevice { number, device: device.clone(), queues, program: Some(program) });
         }
         let underlays = open::assemble(config, fallbacks, &devices, steering)?;
         let steering = underlays.first().map(|underlay| Arc::clone(&underlay.steering)).unwrap_or_default();
@@ -137,6 +154,11 @@ impl AfxdpUnderlay {
     /// The process is out of descriptors.
     pub fn sockets(&self) -> io::Result<Sockets> {
         self.fallback.sockets()
+    }
+
+    /// Its UDP sockets.
+    pub(crate) fn fallback_mut(&mut self) -> &mut UdpUnderlay {
+        &mut self.fallback
     }
 
     /// The devices of all workers, for [`adopt_all`](Self::adopt_all) in another process.
@@ -284,7 +306,8 @@ impl WaitingSockets {
             }
             let steering = &steering[waiting.number];
             let device = waiting.device.name.clone();
-            match steering.link.replace(waiting.program.as_fd()) {
+            let replaced = waiting.program.as_ref().map_or(Ok(()), |program| steering.link.replace(program.as_fd()));
+            match replaced {
                 Ok(()) => {
                     tracing::info!(device, queues = steering.queues, mode = steering.mode(), "AF_XDP");
                     false

@@ -124,7 +124,8 @@ pub(super) fn queue(config: &AfxdpConfig, device: &Device, queue: u32, queues: u
     (QueueConfig { device: device.index, queue, chunk_bytes, frames }, senders)
 }
 
-fn attach(config: &AfxdpConfig, device: &Device) -> Result<Steering, AfxdpError> {
+/// Attaches a program to a device.
+pub(super) fn attach(config: &AfxdpConfig, device: &Device) -> Result<Steering, AfxdpError> {
     let modes: &[bpf::XdpMode] = match config.mode {
         XdpMode::Auto => &[bpf::XdpMode::Native, bpf::XdpMode::Generic],
         XdpMode::Native => &[bpf::XdpMode::Native],
@@ -138,7 +139,7 @@ fn attach(config: &AfxdpConfig, device: &Device) -> Result<Steering, AfxdpError>
 /// The sockets of a device, by queue and worker.
 ///
 /// Finds the number of queues in use from the last one down: unused queues cannot be bound.
-fn open_queues(config: &AfxdpConfig, device: &Device) -> Result<Vec<Vec<XdpSocket>>, AfxdpError> {
+pub(super) fn open_queues(config: &AfxdpConfig, device: &Device) -> Result<Vec<Vec<XdpSocket>>, AfxdpError> {
     let workers = config.udp.workers;
     let (mut found, mut queues) = (Vec::new(), device.queues.min(MAX_QUEUES));
     for queue in (0..queues).rev() {

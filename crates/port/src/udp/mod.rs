@@ -94,43 +94,101 @@ pub struct UdpUnderlay {
     receiver: Receiver,
     transmitter: Transmitter,
     counters: UdpCounters,
+    /// Receive sockets that are bound when it begins: index, address and service.
+    unbound: Vec<(usize, IpAddr, Service)>,
 }
 
 impl UdpUnderlay {
     /// Opens the receive sockets of one worker. With several workers, open worker 0 first and the others in order.
     pub fn open(config: UdpConfig) -> Result<Self, UdpError> {
         config.check()?;
-        let open = |(address, service)| Ok((socket::receive(&config, address, service)?, service));
+        let open = |(address, service)| {
+            let socket = socket::receive(&config, address, service)?;
+            socket::bind_receive(&config, &socket, address, service, false)?;
+            Ok((socket, service))
+        };
         let sockets = config.bindings().map(open).collect::<Result<_, UdpError>>()?;
-        let receiver = Receiver::new(sockets, config.receive_messages, Some(0))?;
-        Ok(Self { config, receiver, transmitter: Transmitter::default(), counters: UdpCounters::default() })
+        let receiver = Receiver::new(sockets, Vec::new(), config.receive_messages, Some(0))?;
+        let (transmitter, counters) = (Transmitter::default(), UdpCounters::default());
+        Ok(Self { config, receiver, transmitter, counters, unbound: Vec::new() })
     }
 
-    /// Takes over the [sockets](Self::sockets) of another process's worker with the same number, opened with the same
-    /// addresses, ports and number of workers. Queued datagrams stay; while both processes receive, each gets some.
+    /// Takes over the [sockets](Self::sockets) of another process's worker with the same number, and number of workers.
+    /// Queued datagrams stay; while both processes receive, each gets some. With other addresses or ports, sockets that
+    /// fit are used, and others opened; those that do not fit are read until [`close_retired`](Self::close_retired).
+    /// Before it receives, [`begin`](Self::begin) is necessary, in the order of the workers.
     ///
     /// # Errors
-    /// The sockets do not match `config`.
+    /// Something else than UDP sockets was handed over.
     pub fn adopt(config: UdpConfig, Sockets { receive, transmit }: Sockets) -> Result<Self, UdpError> {
         config.check()?;
-        let foreign = |what: String| UdpError::Config(format!("the sockets that were handed over: {what}"));
-        let wanted: Vec<(IpAddr, Service)> = config.bindings().collect();
-        if wanted.len() != receive.len() {
-            return Err(foreign(format!("{} receive sockets instead of {}", receive.len(), wanted.len())));
-        }
-        let mut sockets = Vec::with_capacity(wanted.len());
-        for (fd, (address, service)) in receive.into_iter().zip(wanted) {
-            let wanted = SocketAddr::new(address, config.port(service));
+        let mut handed = Vec::with_capacity(receive.len());
+        for (fd, service) in receive.into_iter().zip([Service::Bifrost, Service::Vxlan].into_iter().cycle()) {
             let (socket, bound) = socket::adopt(fd)?;
-            if bound != wanted {
-                return Err(foreign(format!("one is bound to {bound} instead of {wanted}")));
+            handed.push((socket, bound, service));
+        }
+        let (mut sockets, mut unbound) = (Vec::new(), Vec::new());
+        for (index, (address, service)) in config.bindings().enumerate() {
+            let wanted = SocketAddr::new(address, config.port(service));
+            match handed.iter().position(|(_, bound, of)| (*bound, *of) == (wanted, service)) {
+                Some(at) => sockets.push((handed.remove(at).0, service)),
+                None => {
+                    sockets.push((socket::receive(&config, address, service)?, service));
+                    unbound.push((index, address, service));
+                }
             }
-            sockets.push((socket, service));
         }
         let transmit = transmit.into_iter().map(socket::adopt).collect::<Result<_, _>>()?;
-        let receiver = Receiver::new(sockets, config.receive_messages, None)?;
+        let retired = handed.into_iter().map(|(socket, _, service)| (socket, service)).collect();
+        let receiver = Receiver::new(sockets, retired, config.receive_messages, None)?;
         let transmitter = Transmitter::of_handed(transmit);
-        Ok(Self { config, receiver, transmitter, counters: UdpCounters::default() })
+        Ok(Self { config, receiver, transmitter, counters: UdpCounters::default(), unbound })
+    }
+
+    /// Makes the sockets receive what the configuration says, after the other process has stopped to receive.
+    /// `readdressed`: the local addresses may differ from that process's. Guests wait for this, and the kernel may need
+    /// milliseconds to replace a filter.
+    ///
+    /// # Errors
+    /// A port is in use, or the kernel refuses. The other process can [`resume`](Self::resume).
+    pub fn begin(&mut self, readdressed: bool) -> Result<(), UdpError> {
+        self.receiver.own().for_each(|socket| socket::coalesce(&self.config, socket));
+        if readdressed {
+            self.resume()?;
+        }
+        for (index, address, service) in std::mem::take(&mut self.unbound) {
+            let port = self.config.port(service);
+            // The kernel prefers the socket with the more specific address; until it is closed, both receive.
+            let mut beside = false;
+            for retired in self.receiver.retired() {
+                let bound = retired.local_addr()?.as_socket();
+                if bound.is_some_and(|bound| bound.port() == port && bound.is_ipv4() == address.is_ipv4()) {
+                    retired.set_reuse_port(true)?;
+                    beside = true;
+                }
+            }
+            let Some(socket) = self.receiver.own().nth(index) else { continue };
+            socket::bind_receive(&self.config, socket, address, service, beside)?;
+        }
+        Ok(())
+    }
+
+    /// Receives again after another process with other local addresses has begun in an attempt to take over.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn resume(&self) -> io::Result<()> {
+        for (socket, (address, _)) in self.receiver.own().zip(self.config.bindings()) {
+            socket::accept(&self.config, socket, address.is_ipv4())?;
+        }
+        Ok(())
+    }
+
+    /// Closes the other process's sockets that do not fit and hold nothing more; all of them if `all`. Call it once that
+    /// process has closed its own: datagrams now arrive at the others. Returns whether none is left.
+    pub fn close_retired(&mut self, all: bool) -> bool {
+        self.transmitter.close_unused();
+        self.receiver.close_retired(all)
     }
 
     /// Duplicates of its socket descriptors, for [`adopt`](Self::adopt) in another process.

@@ -19,6 +19,8 @@ const MAX_READY: usize = 32;
 /// The receive sockets of an underlay and the last batch received.
 pub(crate) struct Receiver {
     sockets: Vec<Source>,
+    /// The sockets behind these, if any, are only open until what they hold has been received.
+    own: usize,
     epoll: OwnedFd,
     /// Indexes of the readable sockets.
     ready: Vec<u32>,
@@ -60,14 +62,23 @@ struct Part {
 }
 
 impl Receiver {
-    /// `dropped`: the kernel's drops at each socket so far.
-    pub(crate) fn new(sockets: Vec<(Socket, Service)>, messages: usize, dropped: Option<u32>) -> io::Result<Self> {
+    /// `dropped`: the kernel's drops at each socket so far. `retired`: further sockets, which are only open until they
+    /// are [empty](Self::close_retired).
+    pub(crate) fn new(
+        sockets: Vec<(Socket, Service)>,
+        retired: Vec<(Socket, Service)>,
+        messages: usize,
+        dropped: Option<u32>,
+    ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let own = sockets.len();
+        let sockets: Vec<_> = sockets.into_iter().chain(retired).collect();
         for (i, (socket, _)) in sockets.iter().enumerate() {
             epoll::add(&epoll, socket, epoll::EventData::new_u64(i as u64), epoll::EventFlags::IN)?;
         }
         Ok(Self {
             sockets: sockets.into_iter().map(|(socket, service)| Source { socket, service, dropped }).collect(),
+            own,
             epoll,
             ready: Vec::with_capacity(MAX_READY),
             buffers: ReceiveBuffers::new(messages),
@@ -80,7 +91,34 @@ impl Receiver {
 
     /// Duplicates of its socket descriptors.
     pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
-        self.sockets.iter().map(|source| source.socket.as_fd().try_clone_to_owned()).collect()
+        self.own().map(|socket| socket.as_fd().try_clone_to_owned()).collect()
+    }
+
+    /// The sockets, in order, without those that are retired.
+    pub(crate) fn own(&self) -> impl Iterator<Item = &Socket> {
+        self.sockets[..self.own].iter().map(|source| &source.socket)
+    }
+
+    /// The retired sockets.
+    pub(crate) fn retired(&self) -> impl Iterator<Item = &Socket> {
+        self.sockets[self.own..].iter().map(|source| &source.socket)
+    }
+
+    /// Closes retired sockets that hold nothing, from the last one on; all of them if `all`. Returns whether none is
+    /// left.
+    pub(crate) fn close_retired(&mut self, all: bool) -> bool {
+        while self.sockets.len() > self.own {
+            let Some(last) = self.sockets.last() else { break };
+            let mut byte = [MaybeUninit::uninit()];
+            let is_empty = last.socket.peek(&mut byte).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
+            if !is_empty && !all {
+                return false;
+            }
+            // Another process may still have the socket, which would stay in the set.
+            let _ = epoll::delete(&self.epoll, &last.socket);
+            self.sockets.pop();
+        }
+        true
     }
 
     pub(crate) fn receive(&mut self, counters: &mut UdpCounters) -> io::Result<usize> {

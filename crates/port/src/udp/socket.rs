@@ -17,30 +17,13 @@ pub(crate) const INITIAL_TTL: u8 = 64;
 /// `IP_PMTUDISC_PROBE`: set DF, and ignore the path MTU in ICMP. The same value for IPv6.
 const PMTUDISC_PROBE: i32 = 3;
 
-/// A socket on one of the two well-known ports, for all local addresses of the family of `local`.
+/// A socket for one of the two well-known ports, for all local addresses of the family of `local`. It is not bound yet.
 pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Result<Socket, UdpError> {
     let address = SocketAddr::new(local, config.port(service));
-    let shared = config.workers > 1;
-    // Worker 0 does not share the port when it binds, so that binding fails if another daemon uses the port.
-    let socket = bind(address, shared && config.worker > 0).map_err(|e| UdpError::bind(address, &e))?;
+    let socket = new(address).map_err(|e| UdpError::option(address, &e))?;
     let setup = || {
-        match config.worker {
-            0 => socket.set_reuse_port(shared)?,
-            // The first socket that joins worker 0's makes them a group, which the kernel needs before a program.
-            1 => {
-                let steering = match service {
-                    Service::Bifrost => program::bifrost(config.workers),
-                    Service::Vxlan => program::vxlan(config.workers),
-                };
-                set_program(&socket, libc::SO_ATTACH_REUSEPORT_CBPF, &steering)?;
-            }
-            _ => {}
-        }
-        set_program(&socket, libc::SO_ATTACH_FILTER, &program::only_to(&config.local, local.is_ipv4()))?;
-        // Without it (before Linux 5.0) datagrams arrive one by one.
-        if config.gro {
-            let _ = set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
-        }
+        accept(config, &socket, local.is_ipv4())?;
+        coalesce(config, &socket);
         set_int(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         set_int(&socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
         match local {
@@ -65,6 +48,46 @@ pub(crate) fn receive(config: &UdpConfig, local: IpAddr, service: Service) -> Re
     };
     setup().map_err(|e: io::Error| UdpError::option(address, &e))?;
     Ok(socket)
+}
+
+/// Binds a receive socket. `beside`: other sockets overlap with it, which share their port.
+pub(crate) fn bind_receive(
+    config: &UdpConfig,
+    socket: &Socket,
+    local: IpAddr,
+    service: Service,
+    beside: bool,
+) -> Result<(), UdpError> {
+    let address = SocketAddr::new(local, config.port(service));
+    let shared = config.workers > 1;
+    // Worker 0 does not share the port when it binds, so that binding fails if another daemon uses the port.
+    let bound = socket.set_reuse_port(beside || (shared && config.worker > 0));
+    bound.and_then(|()| socket.bind(&address.into())).map_err(|e| UdpError::bind(address, &e))?;
+    let setup = || match config.worker {
+        0 => socket.set_reuse_port(shared),
+        // The first socket that joins worker 0's makes them a group, which the kernel needs before a program.
+        1 => {
+            let steering = match service {
+                Service::Bifrost => program::bifrost(config.workers),
+                Service::Vxlan => program::vxlan(config.workers),
+            };
+            set_program(socket, libc::SO_ATTACH_REUSEPORT_CBPF, &steering)
+        }
+        _ => Ok(()),
+    };
+    setup().map_err(|e| UdpError::option(address, &e))
+}
+
+/// Lets a receive socket accept only datagrams to the local addresses of one family.
+pub(crate) fn accept(config: &UdpConfig, socket: &Socket, ipv4: bool) -> io::Result<()> {
+    set_program(socket, libc::SO_ATTACH_FILTER, &program::only_to(&config.local, ipv4))
+}
+
+/// Lets the kernel coalesce datagrams, if configured. Without it (before Linux 5.0) they arrive one by one.
+pub(crate) fn coalesce(config: &UdpConfig, socket: &Socket) {
+    if config.gro {
+        let _ = set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
+    }
 }
 
 /// A transmit socket bound to a path's source port, and whether the kernel segments on it.
@@ -108,11 +131,16 @@ pub(crate) fn adopt(fd: OwnedFd) -> Result<(Socket, SocketAddr), UdpError> {
     Ok((socket, bound))
 }
 
-fn bind(address: SocketAddr, shared: bool) -> io::Result<Socket> {
+fn new(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
+    Ok(socket)
+}
+
+fn bind(address: SocketAddr, shared: bool) -> io::Result<Socket> {
+    let socket = new(address)?;
     socket.set_reuse_port(shared)?;
     socket.bind(&address.into())?;
     Ok(socket)

@@ -64,6 +64,11 @@ impl Transmitter {
         own.chain(self.handed.iter().map(|(socket, _)| socket)).map(|s| s.as_fd().try_clone_to_owned()).collect()
     }
 
+    /// Closes sockets from another process that no lane uses.
+    pub(crate) fn close_unused(&mut self) {
+        self.handed.clear();
+    }
+
     /// The lane from `local` to `remote`, created if it is new. For a new local address, `open` makes the socket, from
     /// the one that was handed over for it if there is one.
     pub(crate) fn lane<E: From<io::Error>>(

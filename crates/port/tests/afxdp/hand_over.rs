@@ -196,12 +196,17 @@ fn what_does_not_fit_is_refused() {
         matches!(adopted.map(drop), Err(AfxdpError::HandedOver(_)))
     };
     assert!(!refused(&|_| {}));
-    assert!(refused(&|devices| devices.clear()));
-    assert!(refused(&|devices| devices[0].device += 1));
     assert!(refused(&|devices| devices[0].queues = 0));
     assert!(refused(&|devices| devices[0].queues = 3));
     assert!(refused(&|devices| devices[0].queues = u32::MAX));
     assert!(refused(&|devices| devices[0].link = std::fs::File::open("/dev/null").expect("it exists").into()));
+    // A program cannot move to another place.
+    let is_native = former.devices().expect("descriptors")[0].native;
+    let other = AfxdpConfig { mode: if is_native { XdpMode::Generic } else { XdpMode::Native }, ..config.clone() };
+    let (sockets, devices) = (former.sockets().expect("descriptors"), former.devices().expect("descriptors"));
+    let adopted = within(&pair.b, || AfxdpUnderlay::adopt_all(&other, vec![sockets], devices));
+    let error = adopted.map(drop).expect_err("refused").to_string();
+    assert!(error.contains("cannot change underlay.xdp_mode"), "{error}");
     let link = pair.b.ip("link show x");
     assert!(link.contains("xdp"), "{link}");
 }
