@@ -68,6 +68,10 @@ pub(crate) fn needs(object: &Object) -> Vec<Id> {
             mirror.ports.iter().for_each(|name| named(Kind::Port, name));
             mirror.vpcs.iter().for_each(|vni| named(Kind::Vpc, &vni.to_string()));
         }
+        Object::VpcFlowLog(log) => {
+            log.log.ports.iter().for_each(|name| named(Kind::Port, name));
+            log.log.vpcs.iter().for_each(|vni| named(Kind::Vpc, &vni.to_string()));
+        }
     }
     if let Some(vni) = object.vni().filter(|_| object.kind() != Kind::Vpc) {
         named(Kind::Vpc, &vni.to_string());
@@ -122,7 +126,8 @@ pub(crate) fn claims(object: &Object) -> Vec<(Claim, String)> {
             claims.push((Claim::Service(forward.vni, String::new()), forward.uplink.clone()));
             claims.push((Claim::Outside(forward.uplink.clone(), forward.address), "shared".to_owned()));
         }
-        Object::SecurityGroup(_) | Object::AddressSet(_) | Object::Uplink(_) | Object::Mirror(_) => {}
+        Object::SecurityGroup(_) | Object::AddressSet(_) | Object::Uplink(_) => {}
+        Object::Mirror(_) | Object::VpcFlowLog(_) => {}
     }
     claims
 }

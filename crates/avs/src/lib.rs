@@ -134,9 +134,9 @@ pub use shared::{Claim, Statement, announcement};
 pub use switch::Switch;
 pub use tables::{
     AclRule, Affinity, Backend, BuildError, FloatingIp, FlowLogSpec, GATEWAY_MAC, GroupRule, Ipv6Lease, Lease,
-    LoadBalancer, METADATA, Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote, Route,
-    RouteChanges, RuleLogSpec, RuleName, RuleOwner, SecurityGroup, SharedAddress, SourceNat, Tables, Transport, Vpc,
-    Workers, Zone,
+    LoadBalancer, MAX_FLOW_LOGS, METADATA, Member, Nat, Ordering, Peering, Port, PortForward, Reliability, Remote,
+    Route, RouteChanges, RuleLogSpec, RuleName, RuleOwner, SecurityGroup, SharedAddress, SourceNat, Tables, Transport,
+    Vpc, Workers, Zone,
 };
 pub use trace::{By, Check, GuestTrace, Hop, UnderlayTrace, WorkerTrace};
 pub use verdict::{Action, Verdict};

@@ -16,7 +16,7 @@ pub struct Prepared {
     pub(crate) index: Index,
     pub(crate) sessions: SessionLimits,
     pub(crate) flows: FlowLimits,
-    pub(crate) flow_log: Option<FlowLogSpec>,
+    pub(crate) flow_logs: Vec<FlowLogSpec>,
     pub(crate) rule_log: Option<RuleLogSpec>,
 }
 
@@ -59,13 +59,13 @@ impl Prepared {
     }
 
     fn of(tables: &Tables, index: Index) -> Self {
-        let Tables { sessions, flows, ref flow_log, rule_log, .. } = *tables;
-        Prepared { index, sessions, flows, flow_log: flow_log.clone(), rule_log }
+        let Tables { sessions, flows, ref flow_logs, rule_log, .. } = *tables;
+        Prepared { index, sessions, flows, flow_logs: flow_logs.clone(), rule_log }
     }
 
     /// The same configuration for another worker of the host.
     pub fn of_worker(&self, own: WorkerId) -> Self {
-        Prepared { index: self.index.of_worker(own), flow_log: self.flow_log.clone(), ..*self }
+        Prepared { index: self.index.of_worker(own), flow_logs: self.flow_logs.clone(), ..*self }
     }
 
     /// The host of a vNIC that routes lead to, and the smallest path MTU of these routes, bytes.

@@ -14,7 +14,7 @@ use crate::counters::UnderlayCounters;
 use crate::drop_reason::DropReason;
 use crate::effects::Apply;
 use crate::flow::{Key, Source};
-use crate::flow_log::{self, FlowLog, FlowLogCounters};
+use crate::flow_log::{self, FlowLogCounters, FlowLogs};
 use crate::fragments::Fragments;
 use crate::frame::Frame;
 use crate::ids::{PeerId, PortId};
@@ -58,9 +58,9 @@ pub struct Switch {
     notes: Notes,
     /// Schedule of unsolicited router advertisements.
     advertiser: Advertiser,
-    /// The flow log; `None`: no conversations are logged.
-    pub(crate) flow_log: Option<Box<FlowLog>>,
-    /// Whether there is a flow log that does not have the current packet yet.
+    /// The flow logs; `None`: no conversations are logged.
+    pub(crate) flow_logs: Option<Box<FlowLogs>>,
+    /// Whether there are flow logs that do not have the current packet yet.
     is_logging: bool,
     /// Counters of flow logs that have ended.
     logged: FlowLogCounters,
@@ -87,7 +87,7 @@ impl Switch {
 
     /// Like [`build`](Self::build), from tables that are already prepared.
     pub fn new(prepared: Prepared, secret: u64) -> Self {
-        let Prepared { index, sessions, flows, flow_log, rule_log } = prepared;
+        let Prepared { index, sessions, flows, flow_logs, rule_log } = prepared;
         let mut switch = Self {
             index,
             ports: Vec::new(),
@@ -101,7 +101,7 @@ impl Switch {
             cache: Cache::new(),
             notes: Notes::new(flows.vectors),
             advertiser: Advertiser::new(secret),
-            flow_log: None,
+            flow_logs: None,
             is_logging: false,
             logged: FlowLogCounters::default(),
             rule_logs: RuleLogs::new(rule_log, secret),
@@ -117,7 +117,7 @@ impl Switch {
         }
         switch.claim_ports(None);
         switch.make_room(flows);
-        switch.set_flow_log(flow_log);
+        switch.set_flow_logs(flow_logs);
         switch
     }
 
@@ -135,7 +135,7 @@ impl Switch {
     /// the tables, unless a port's number now means another vNIC or the capacity for flow records changes. Returns the
     /// former configuration, because dropping it takes time, too.
     pub fn take_over(&mut self, prepared: Prepared) -> Former {
-        let Prepared { index, sessions, flows, flow_log, rule_log } = prepared;
+        let Prepared { index, sessions, flows, flow_logs, rule_log } = prepared;
         let former = std::mem::replace(&mut self.index, index);
         self.epoch = self.epoch.wrapping_add(1);
         self.sessions.set_limits(sessions);
@@ -146,7 +146,7 @@ impl Switch {
         if self.notes.is_on() != flows.vectors {
             self.notes = Notes::new(flows.vectors);
         }
-        self.set_flow_log(flow_log);
+        self.set_flow_logs(flow_logs);
         Former::of(former)
     }
 
@@ -188,7 +188,7 @@ impl Switch {
     pub fn distrust_notes(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         self.notes = Notes::new(self.notes.is_on());
-        self.is_logging = self.flow_log.is_some();
+        self.is_logging = self.flow_logs.is_some();
     }
 
     /// How many packets of a guest to parse before the first of them is processed; see
@@ -241,14 +241,14 @@ impl Switch {
         &self.verdict
     }
 
-    /// [`from_guest`](Self::from_guest) with an entry in the flow log.
+    /// [`from_guest`](Self::from_guest) with an entry in the flow logs.
     #[cold]
     #[inline(never)]
     fn log_from_guest(&mut self, port: PortId, frame: Frame<'_>) -> &Verdict {
         self.is_logging = false;
         self.verdict = *self.from_guest(port, frame.head, frame.len, frame.offload, frame.parsed);
-        if let Some(log) = &mut self.flow_log {
-            flow_log::observe::sent(log, &self.index, port, frame, &self.verdict, self.now_ns);
+        if let Some(logs) = &mut self.flow_logs {
+            flow_log::observe::sent(logs, &self.index, port, frame, &self.verdict, self.now_ns);
         }
         self.is_logging = true;
         &self.verdict
@@ -400,15 +400,15 @@ impl Switch {
         &self.verdict
     }
 
-    /// [`from_underlay`](Self::from_underlay) with an entry in the flow log.
+    /// [`from_underlay`](Self::from_underlay) with an entry in the flow logs.
     #[cold]
     #[inline(never)]
     fn log_from_underlay(&mut self, vni: Vni, peer: PeerId, frame_head: &[u8], parsed: &Parsed) -> &Verdict {
         self.is_logging = false;
         self.verdict = *self.from_underlay(vni, peer, frame_head, parsed);
-        if let Some(log) = &mut self.flow_log {
+        if let Some(logs) = &mut self.flow_logs {
             let frame = Frame::whole(frame_head, parsed);
-            flow_log::observe::received_from_peer(log, &self.index, vni, frame, &self.verdict, self.now_ns);
+            flow_log::observe::received_from_peer(logs, &self.index, vni, frame, &self.verdict, self.now_ns);
         }
         self.is_logging = true;
         &self.verdict
@@ -514,8 +514,8 @@ impl Switch {
                 None => underlay.dropped.count(reason),
             }
         }
-        if let Some(log) = &mut self.flow_log {
-            flow_log::observe::received(log, &self.index, port, frame, &self.verdict, self.now_ns);
+        if let Some(logs) = &mut self.flow_logs {
+            flow_log::observe::received(logs, &self.index, port, frame, &self.verdict, self.now_ns);
         }
         &self.verdict
     }
@@ -526,13 +526,11 @@ impl Switch {
         &self.answer
     }
 
-    fn set_flow_log(&mut self, spec: Option<FlowLogSpec>) {
-        match (&mut self.flow_log, spec) {
-            (Some(log), spec) => log.set_spec(spec),
-            (none, Some(spec)) => *none = Some(Box::new(FlowLog::new(spec, self.secret))),
-            (None, None) => {}
+    fn set_flow_logs(&mut self, specs: Vec<FlowLogSpec>) {
+        if self.flow_logs.is_some() || !specs.is_empty() {
+            self.flow_logs.get_or_insert_default().set_specs(specs, self.secret);
         }
-        self.is_logging = self.flow_log.is_some();
+        self.is_logging = self.flow_logs.is_some();
     }
 
     /// Changes whenever time advances, or a session or connection changes. Never 0.

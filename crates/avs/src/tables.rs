@@ -479,9 +479,14 @@ pub struct Workers {
     pub count: u16,
 }
 
-/// What the flow log records (Triton paper, section 2.3).
+/// Maximum number of flow logs of a switch.
+pub const MAX_FLOW_LOGS: usize = 64;
+
+/// What a flow log records (Triton paper, section 2.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowLogSpec {
+    /// Its name, unique. A log keeps its conversations when its other settings change.
+    pub name: Arc<str>,
     /// Ports whose conversations are logged.
     pub ports: Vec<PortId>,
     /// Whether conversations whose packets pass are logged.
@@ -532,8 +537,8 @@ pub struct Tables {
     pub sessions: SessionLimits,
     /// Limits of the flow records.
     pub flows: FlowLimits,
-    /// What is logged about flows; `None`: nothing.
-    pub flow_log: Option<FlowLogSpec>,
+    /// What is logged about flows, at most [`MAX_FLOW_LOGS`]; further ones are ignored.
+    pub flow_logs: Vec<FlowLogSpec>,
     /// Limits of the logs of rules that have a log name; `None`: no rule is logged.
     pub rule_log: Option<RuleLogSpec>,
     /// The workers of this host.

@@ -7,8 +7,8 @@ mod common;
 use std::collections::HashMap;
 
 use bifrost_avs::{
-    Affinity, Backend, DropReason, FlowEnd, FlowLogSpec, FlowRecord, GATEWAY_MAC, GroupId, LoadBalancer, PeerId,
-    PortId, SecurityGroup, Switch, Tables, Transport,
+    Affinity, Backend, DropReason, FlowEnd, FlowLogSpec, FlowRecord, GATEWAY_MAC, GroupId, LoadBalancer, MAX_FLOW_LOGS,
+    PeerId, PortId, SecurityGroup, Switch, Tables, Transport,
 };
 use bifrost_nic::parse;
 use bifrost_wire::Mac;
@@ -23,6 +23,7 @@ const RST: u8 = 0x04;
 
 fn spec(ports: &[u16]) -> FlowLogSpec {
     FlowLogSpec {
+        name: "".into(),
         ports: ports.iter().map(|port| PortId(*port)).collect(),
         accepted: true,
         rejected: true,
@@ -33,7 +34,7 @@ fn spec(ports: &[u16]) -> FlowLogSpec {
 }
 
 fn logged(spec: FlowLogSpec) -> Tables {
-    Tables { flow_log: Some(spec), ..tables() }
+    Tables { flow_logs: vec![spec], ..tables() }
 }
 
 fn build(tables: &Tables) -> Switch {
@@ -90,7 +91,7 @@ fn a_connection_is_one_record_from_its_beginning_to_its_end() {
     }
     assert_eq!(taken(&mut switch, at(1000)), [], "late packets may come");
     let records = taken(&mut switch, at(2000));
-    let [record] = records[..] else { panic!("{records:?}") };
+    let [record] = &records[..] else { panic!("{records:?}") };
     assert_eq!((record.port, record.protocol, record.rejected, record.end), (PortId(0), 6, None, FlowEnd::Closed));
     assert_eq!((record.local, record.local_port), (ip("10.0.0.1"), 1000));
     assert_eq!((record.remote, record.remote_port), (ip("10.0.0.3"), 80));
@@ -159,7 +160,7 @@ fn dropped_packets_are_logged_as_rejected_at_both_ends() {
     let rejected = Some(DropReason::GroupIngress);
     assert_eq!(seen, [(0, 1, 0, rejected), (1, 0, 1, rejected), (1, 0, 1, rejected)]);
     // Only accepted conversations are logged.
-    tables.flow_log = Some(FlowLogSpec { rejected: false, ..spec(&[0, 1]) });
+    tables.flow_logs = vec![FlowLogSpec { rejected: false, ..spec(&[0, 1]) }];
     let mut switch = build(&tables);
     receive(&mut switch, &frame);
     assert_eq!(taken(&mut switch, 1020 * SECOND), []);
@@ -186,7 +187,7 @@ fn a_balanced_connection_has_one_record_for_both_directions() {
         receive(&mut switch, &inwards(if n == 0 { SYN_ACK } else { ACK }, 1000));
     }
     let records = taken(&mut switch, 1100 * SECOND);
-    let [record] = records[..] else { panic!("{records:?}") };
+    let [record] = &records[..] else { panic!("{records:?}") };
     assert_eq!((record.remote, record.remote_port), (ip("10.0.0.100"), 8080));
     assert_eq!((record.sent.packets, record.received.packets), (3, 3));
 }
@@ -224,6 +225,59 @@ fn a_disabled_log_still_returns_its_records() {
     switch.replace(&logged(spec(&[0]))).unwrap();
     assert!(!switch.take_flow_records(1, 1000 * SECOND, &mut records));
     assert_eq!(switch.flow_log_counters().created_records, 1, "counters go on");
+}
+
+/// The logs of `records`, with the guest's port of each.
+fn logs_of(records: &[FlowRecord]) -> Vec<(&str, u16, FlowEnd)> {
+    let mut all: Vec<_> = records.iter().map(|record| (&*record.log, record.local_port, record.end)).collect();
+    all.sort_by_key(|(log, port, _)| (*log, *port));
+    all
+}
+
+#[test]
+fn each_log_has_ports_and_records_of_its_own() {
+    let log = |name: &str, ports: &[u16]| FlowLogSpec { name: name.into(), ..spec(ports) };
+    let of = |flow_logs: Vec<FlowLogSpec>| Tables { flow_logs, ..tables() };
+    let rejected = FlowLogSpec { accepted: false, ..log("rejected", &[0]) };
+    let short = FlowLogSpec { idle_ns: SECOND, ..log("short", &[0]) };
+    let mut switch = build(&of(vec![rejected.clone(), short.clone(), log("all", &[0, 1]), log("other", &[1])]));
+    guest(&mut switch, 0, &outwards(ACK, 1000));
+    // Guest 1 sends it as well, which is spoofing.
+    guest(&mut switch, 1, &outwards(ACK, 2000));
+    assert_eq!(switch.flow_log_counters().current_flows, 4);
+    let records = taken(&mut switch, 1002 * SECOND);
+    assert_eq!(logs_of(&records), [("short", 1000, FlowEnd::Idle)]);
+    // One is added in front of the others, one removed, and one changed: the others' open records stay.
+    let changed = FlowLogSpec { active_ns: 30 * SECOND, ..log("all", &[0, 1]) };
+    switch.replace(&of(vec![log("new", &[0]), changed.clone(), short.clone(), rejected.clone()])).unwrap();
+    assert_eq!(logs_of(&taken(&mut switch, 1002 * SECOND)), [("other", 2000, FlowEnd::Forced)]);
+    assert_eq!(switch.flow_logs().map(|name| &**name).collect::<Vec<_>>(), ["new", "all", "short", "rejected"]);
+    guest(&mut switch, 0, &outwards(ACK, 1000));
+    let records = taken(&mut switch, 1040 * SECOND);
+    let expected = [("all", 1000, FlowEnd::Idle), ("all", 2000, FlowEnd::Idle), ("new", 1000, FlowEnd::Idle)];
+    assert_eq!(logs_of(&records), [&expected[..], &[("short", 1000, FlowEnd::Idle)]].concat());
+    let packets = |log: &str| records.iter().filter(|r| &*r.log == log).map(|r| r.sent.packets).sum::<u64>();
+    assert_eq!((packets("all"), packets("new"), packets("short")), (3, 1, 1), "no packet is lost or counted twice");
+    // A log without ports stays; one that ends while it waits to be taken does not take its successors' ports.
+    switch.replace(&of(vec![log("empty", &[]), log("last", &[0])])).unwrap();
+    guest(&mut switch, 0, &outwards(ACK, 1001));
+    assert!(!switch.take_flow_records(1, 1000 * SECOND, &mut Vec::new()));
+    guest(&mut switch, 0, &outwards(ACK, 1001));
+    let mut records = Vec::new();
+    switch.end_flow_logs(1041 * SECOND, &mut records);
+    assert_eq!(logs_of(&records), [("last", 1001, FlowEnd::Forced)]);
+    assert_eq!(records[0].sent.packets, 2);
+    assert_eq!(switch.flow_log_counters().current_flows, 0);
+}
+
+#[test]
+fn more_logs_than_there_may_be_are_ignored() {
+    let many = (0..MAX_FLOW_LOGS + 3).map(|n| FlowLogSpec { name: format!("{n:02}").into(), ..spec(&[0]) });
+    let mut switch = build(&Tables { flow_logs: many.collect(), ..tables() });
+    guest(&mut switch, 0, &outwards(ACK, 1000));
+    let records = taken(&mut switch, 1060 * SECOND);
+    assert_eq!(records.len(), MAX_FLOW_LOGS);
+    assert!(records.iter().all(|record| record.sent.packets == 1 && &*record.log < "64"));
 }
 
 #[test]

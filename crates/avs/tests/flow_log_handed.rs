@@ -22,6 +22,7 @@ const RST: u8 = 0x04;
 
 fn spec(flows: u32) -> FlowLogSpec {
     FlowLogSpec {
+        name: "".into(),
         ports: vec![PortId(0)],
         accepted: true,
         rejected: true,
@@ -32,7 +33,8 @@ fn spec(flows: u32) -> FlowLogSpec {
 }
 
 fn build(flow_log: Option<FlowLogSpec>) -> Switch {
-    let mut switch = Switch::build(&Tables { flow_log, ..tables() }, 1).unwrap();
+    let flow_logs = flow_log.into_iter().collect();
+    let mut switch = Switch::build(&Tables { flow_logs, ..tables() }, 1).unwrap();
     switch.advance(at(0));
     switch
 }
@@ -66,7 +68,7 @@ fn pass(switch: &mut Switch, ms: u64, direction: Direction, flags: u8, port: u16
 fn hand_over(from: &Switch, to: &mut Switch, ms: u64) {
     let (flows, invalid) = read_handed_flows(&write_handed_flows(&from.handed_flows())).unwrap();
     assert_eq!((&flows, invalid), (&from.handed_flows(), 0));
-    assert!(to.continue_flows(&flows, at(ms)));
+    assert_eq!(to.continue_flows(&flows, at(ms)), 0);
 }
 
 fn taken(switch: &mut Switch, ms: u64) -> Vec<FlowRecord> {
@@ -117,7 +119,7 @@ fn packets_of_the_meantime_are_added() {
     }
     pass(&mut new, 500, Direction::Ingress, ACK, 1000);
     hand_over(&old, &mut new, 600);
-    let [record] = taken(&mut new, 61_000)[..] else { panic!() };
+    let [record] = &taken(&mut new, 61_000)[..] else { panic!() };
     assert_eq!((record.origin, record.end, record.handshake_ns), (Direction::Egress, FlowEnd::Idle, Some(31_000_000)));
     assert_eq!((record.sent.packets, record.received.packets, record.received.tcp_flags), (2, 3, 0x12));
     assert_eq!((record.start_ns, record.end_ns), (at(0), at(500)));
@@ -157,8 +159,31 @@ fn what_has_no_place_becomes_a_record_at_once() {
     let elsewhere = ended(&mut build(Some(FlowLogSpec { ports: vec![PortId(1)], ..spec(64) })));
     let forced = FlowEnd::Forced;
     assert_eq!(elsewhere, [(1, FlowEnd::Closed), (1, forced), (2, forced), (3, forced)]);
-    assert!(!build(None).continue_flows(&old.handed_flows(), at(10)));
+    assert_eq!(build(None).continue_flows(&old.handed_flows(), at(10)), 4);
     assert_eq!(build(None).handed_flows(), []);
+}
+
+#[test]
+fn conversations_stay_in_their_logs() {
+    let named = |names: &[&str]| {
+        let of = |name: &&str| FlowLogSpec { name: (*name).into(), ..spec(64) };
+        let tables = Tables { flow_logs: names.iter().map(of).collect(), ..tables() };
+        let mut switch = Switch::build(&tables, 1).unwrap();
+        switch.advance(at(0));
+        switch
+    };
+    let long = "l".repeat(63);
+    let (mut old, mut new) = (named(&["", "demo.a", &long, "gone"]), named(&[&long, "more", "demo.a", ""]));
+    pass(&mut old, 0, Direction::Egress, ACK, 1000);
+    pass(&mut new, 1, Direction::Egress, ACK, 1000);
+    let bytes = write_handed_flows(&old.handed_flows());
+    let (flows, invalid) = read_handed_flows(&bytes).unwrap();
+    assert_eq!((flows.len(), invalid), (4, 0));
+    assert_eq!(new.continue_flows(&flows, at(2)), 1, "that of a log which is gone");
+    let packets: BTreeMap<String, u64> =
+        taken(&mut new, 20_000).iter().map(|record| (record.log.to_string(), record.sent.packets)).collect();
+    let expected = [("", 2), ("demo.a", 2), (&long, 2), ("more", 1)].map(|(log, count)| (log.to_owned(), count));
+    assert_eq!(packets, expected.into());
 }
 
 #[test]
@@ -171,7 +196,7 @@ fn a_log_that_ends_gives_all_its_records() {
         assert_eq!(some, []);
     }
     let mut records = Vec::new();
-    switch.end_flow_log(at(1), &mut records);
+    switch.end_flow_logs(at(1), &mut records);
     assert_eq!(records.len(), 20);
     assert!(records.iter().all(|record| record.end == FlowEnd::Forced));
     assert_eq!(switch.flow_log_counters().current_flows, 0);
@@ -215,7 +240,7 @@ proptest! {
             let [.., old, new] = &mut switches[..] else { unreachable!() };
             hand_over(old, new, ms);
         }
-        switches.last_mut().unwrap().end_flow_log(at(ms), &mut records);
+        switches.last_mut().unwrap().end_flow_logs(at(ms), &mut records);
         let mut sums: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
         for record in &records {
             let sum = sums.entry(record.local_port).or_default();
@@ -253,7 +278,7 @@ proptest! {
                 new.continue_flows(&flows, at(10));
             }
             pass(&mut new, 20, Direction::Egress, ACK, 1);
-            new.end_flow_log(at(30), &mut Vec::new());
+            new.end_flow_logs(at(30), &mut Vec::new());
         }
         bytes.truncate(cut.index(bytes.len()));
         let _ = read_handed_flows(&bytes);

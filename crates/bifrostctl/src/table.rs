@@ -247,8 +247,8 @@ pub(crate) fn flow_log(log: &FlowLogStatus) -> String {
     let mut line = |name: &str, value: String| {
         let _ = writeln!(out, "{name:<10}{value}");
     };
-    if !log.on {
-        line("logs", "off: there is no [flow_log] in the configuration".to_owned());
+    if !log.on && log.logs.is_empty() {
+        line("logs", "off: there is no [flow_log] or [[vpc_flow_log]] in the configuration".to_owned());
     }
     let written = |records: u64, lost: u64| format!("{records} records, {lost} lost");
     if let Some(json) = &log.json {
@@ -263,6 +263,17 @@ pub(crate) fn flow_log(log: &FlowLogStatus) -> String {
     }
     if log.on {
         line("ports", if log.ports.is_empty() { "none".to_owned() } else { log.ports.join(", ") });
+    }
+    for log in &log.logs {
+        let of_vpc = |to: String, records, lost| format!("{}: {to}: {}", log.name, written(records, lost));
+        if let Some(json) = &log.json {
+            line("JSON", of_vpc(json.clone(), log.json_records, log.json_lost_records));
+        }
+        if let Some(collector) = log.collector {
+            line("IPFIX", of_vpc(collector.to_string(), log.ipfix_records, log.ipfix_lost_records));
+        }
+        let ports = if log.ports.is_empty() { "none".to_owned() } else { log.ports.join(", ") };
+        line("ports", format!("{}: {ports}", log.name));
     }
     line("workers", format!("{}; {} flows now", written(log.created_records, log.lost_records), log.flows));
     line("unlogged", format!("{} packets of flows for which there was no room", log.unlogged_packets));

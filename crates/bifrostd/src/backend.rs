@@ -176,6 +176,7 @@ impl Backend for Daemon {
             ports: log
                 .filter(|log| log.has_flows())
                 .map_or_else(Vec::new, |log| flow_log::ports(&state.config, log).map(str::to_owned).collect()),
+            logs: state.config.flow_logs.iter().map(|log| flow_log::status(&state, log)).collect(),
             flows: sum(|c| c.current_flows),
             created_records: sum(|c| c.created_records),
             lost_records: sum(|c| c.lost_records),

@@ -18,6 +18,7 @@ use bifrost_rte as rte;
 use bifrost_wire::Vni;
 use ipnet::IpNet;
 
+use crate::flow_log;
 use crate::health::Health;
 use crate::metadata;
 use crate::names::Names;
@@ -116,7 +117,10 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health, holders: &
         address_sets: config.address_sets.iter().map(|set| set.addresses.clone()).collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records, vectors },
-        flow_log: config.flow_log.as_ref().filter(|log| log.has_flows()).map(|log| flow_log(config, log, names)),
+        flow_logs: flow_log::wanted(config)
+            .filter(|(_, log)| log.has_flows())
+            .map(|(name, log)| flow_log_spec(config, name, log, names))
+            .collect(),
         rule_log: config.flow_log.as_ref().filter(|log| log.has_rules()).map(rule_log),
         workers: avs::Workers { own: avs::WorkerId(0), count: config.workers.count as u16 },
     }
@@ -292,10 +296,11 @@ fn rule_log(log: &config::FlowLog) -> avs::RuleLogSpec {
     avs::RuleLogSpec { records_per_s: log.rules_per_s, interval_ns }
 }
 
-fn flow_log(config: &Config, log: &config::FlowLog, names: &Names) -> avs::FlowLogSpec {
+fn flow_log_spec(config: &Config, name: &str, log: &config::FlowLog, names: &Names) -> avs::FlowLogSpec {
     let ns = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
     avs::FlowLogSpec {
-        ports: crate::flow_log::ports(config, log).filter_map(|name| names.port(name)).map(avs::PortId).collect(),
+        name: name.into(),
+        ports: flow_log::ports(config, log).filter_map(|name| names.port(name)).map(avs::PortId).collect(),
         accepted: log.accepted,
         rejected: log.rejected,
         flows: log.flows,

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use crate::api::{Changed, ReloadReport};
 use crate::config::{
     AddressSet, BalancedProtocol, Config, FloatingIp, LoadBalancer, Mirror, Peer, Peering, Port, PortForward, Route,
-    RouteChange, Routes, SecurityGroup, Sessions, SourceNat, Transport, Uplink, Vpc,
+    RouteChange, Routes, SecurityGroup, Sessions, SourceNat, Transport, Uplink, Vpc, VpcFlowLog,
 };
 
 /// The difference between two configurations, as far as a running daemon can apply it.
@@ -41,7 +41,9 @@ pub struct ConfigDiff {
     pub port_forwards: Changes<PortForward>,
     /// Mirrors, by name.
     pub mirrors: Changes<Mirror>,
-    /// Whether flow logs differ.
+    /// Flow logs of VPCs and ports, by name.
+    pub flow_logs: Changes<VpcFlowLog>,
+    /// Whether the host's flow log differs.
     pub flow_log: bool,
     /// The new bounds of sessions, if they differ.
     pub sessions: Option<Sessions>,
@@ -103,6 +105,7 @@ impl ConfigDiff {
                 (f.uplink.clone(), f.protocol, f.address, f.port)
             }),
             mirrors: Changes::between(&old.mirrors, &new.mirrors, |m| m.name.clone()),
+            flow_logs: Changes::between(&old.flow_logs, &new.flow_logs, |log| log.name.clone()),
             flow_log: old.flow_log != new.flow_log,
             sessions: (old.sessions != new.sessions).then_some(new.sessions),
             transport: (old.transport != new.transport).then_some(new.transport),
@@ -149,6 +152,7 @@ impl ConfigDiff {
                 format!("{protocol} {}", SocketAddr::new(f.address, f.port))
             }),
             mirrors: self.mirrors.names(|m| m.name.clone()),
+            flow_logs: self.flow_logs.names(|log| log.name.clone()),
             flow_log_changed: self.flow_log,
             sessions_changed: self.sessions.is_some(),
             transport_changed: self.transport.is_some(),

@@ -1,10 +1,10 @@
-//! `[flow_log]`: defaults and errors.
+//! `[flow_log]` and `[[vpc_flow_log]]`: defaults and errors.
 
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
 
-use bifrost_control::config::{Config, ConfigErrors};
+use bifrost_control::config::{Config, ConfigErrors, VpcFlowLog};
 use bifrost_control::diff::ConfigDiff;
 
 fn parse(section: &str) -> Result<Config, ConfigErrors> {
@@ -59,6 +59,46 @@ fn rules_are_logged_with_flows_or_alone() {
         assert_eq!((log.has_flows(), log.has_rules()), (flows, true), "{keys}");
         assert_eq!((log.rules_per_s, log.rules_interval), (100, Duration::from_secs(10)));
         assert_eq!(config.security_groups[0].egress.iter().map(|r| r.log).collect::<Vec<_>>(), [true, false]);
+    }
+}
+
+#[test]
+fn logs_of_vpcs_have_names_and_settings_of_their_own() {
+    let one = |name: &str, keys: &str| format!("[[vpc_flow_log]]\nname = \"{name}\"\n{keys}");
+    let web = one("demo.web", "vpcs = [200]\njson = \"/w\"\nrecord = \"rejected\"\n");
+    let all = one("all", "collector = \"192.0.2.9:4739\"\n");
+    let config = parse(&format!("{web}{all}")).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(config.flow_log, None);
+    let [web_log, all_log] = &config.flow_logs[..] else { panic!("{:?}", config.flow_logs) };
+    let logged = |log: &VpcFlowLog| config.ports.iter().filter(|port| log.log.has(port)).count();
+    assert_eq!(
+        (web_log.name.as_str(), logged(web_log), all_log.name.as_str(), logged(all_log)),
+        ("demo.web", 1, "all", 2)
+    );
+    assert_eq!((web_log.log.accepted, web_log.log.rejected, all_log.log.flows), (false, true, 8192));
+    // One is added, one removed, and one changes.
+    let later = parse(&format!("{}{}", web.replace("200", "100"), one("new", "json = \"/n\"\n"))).unwrap();
+    let report = ConfigDiff::between(&config, &later).unwrap().report();
+    assert_eq!(
+        report.to_string(),
+        "reloaded\nflow logs added: new\nflow logs removed: all\nflow logs changed: demo.web"
+    );
+    let many: String = (0..64).map(|n| one(&format!("n{n}"), "json = \"/n\"\n")).collect();
+    let expected = "vpc_flow_log: 64 are more than 63";
+    assert!(parse(&many).unwrap_err().to_string().contains(expected));
+    for (log, expected) in [
+        (one("a", ""), "vpc_flow_log[0].json: missing: name a file (json), an IPFIX collector (collector), or both"),
+        (one("a", "json = \"f\"\n"), "vpc_flow_log[0].json: \"f\" is not an absolute path"),
+        (one("a", "json = \"/f\"\nrecord = \"rules\"\n"), "vpc_flow_log[0].record: \"rules\" is not one of"),
+        (one("a", "json = \"/f\"\nrules_json = \"/r\"\n"), "vpc_flow_log[0].rules_json: unknown key"),
+        (one("a", "json = \"/f\"\nvpcs = [7]\n"), "vpc_flow_log[0].vpcs[0]: there is no [[vpc]] with vni = 7"),
+        (one("a", "json = \"/f\"\nports = [\"c\"]\n"), "vpc_flow_log[0].ports[0]: no port named \"c\""),
+        (one("a/b", "json = \"/f\"\n"), "vpc_flow_log[0].name: \"a/b\" is not 1 to 63 of"),
+        (one("a", "json = \"/f\"\n").repeat(2), "vpc_flow_log[1].name: flow log \"a\" is defined twice"),
+    ] {
+        let errors = parse(&log).unwrap_err();
+        assert_eq!(errors.errors().len(), 1, "{errors}");
+        assert!(errors.to_string().contains(expected), "{errors}");
     }
 }
 

@@ -64,6 +64,7 @@ fn all_keys() -> Vec<(String, Vec<String>)> {
         "floating_ip",
         "port_forward",
         "mirror",
+        "vpc_flow_log",
     ]
     .map(|s| (s, format!("[[{s}]]")));
     let machine = [("port", "[[port]]\nkind = \"vhost-user\"".to_owned())];

@@ -117,5 +117,13 @@ pub(super) fn world(seed: u64) -> Objects {
     if !mirrored.is_empty() {
         add(Kind::Mirror, json!({"name": "mirror", "ports": mirrored, "target": "192.0.2.9:4789", "target_vni": 9}));
     }
+    let logged = few(rng, &ports);
+    let logged_vpcs: Vec<usize> = vnis.iter().copied().filter(|_| rng.bool()).collect();
+    if !logged.is_empty() || !logged_vpcs.is_empty() {
+        add(
+            Kind::VpcFlowLog,
+            json!({"name": "log", "ports": logged, "vpcs": logged_vpcs, "collector": "192.0.2.9:4739"}),
+        );
+    }
     objects
 }

@@ -3,6 +3,8 @@
 //! The other switch has stopped, and this one may have counted packets of the same conversations since then. So both
 //! counts are added, and each packet stays in one record.
 
+use std::sync::Arc;
+
 use bifrost_wire::tcp::Flags;
 
 use super::record::{FlowEnd, FlowRecord};
@@ -15,8 +17,10 @@ use crate::session::Key;
 pub(crate) const COUNT_MAX: u64 = 1 << 60;
 
 /// A conversation of another switch's log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandedFlow {
+    /// Name of the log.
+    pub(crate) log: Arc<str>,
     pub(crate) flow: Flow,
     /// Its record is made, for this reason, and waits to be taken; `None`: it continues.
     pub(crate) end: Option<FlowEnd>,
@@ -25,17 +29,18 @@ pub struct HandedFlow {
 impl FlowLog {
     /// All conversations and records, which stay.
     pub(crate) fn handed(&self) -> Vec<HandedFlow> {
-        let waiting = self.pending.iter().map(|record| HandedFlow { flow: of_record(record), end: Some(record.end) });
-        waiting.chain(self.open().map(|flow| HandedFlow { flow: *flow, end: None })).collect()
+        let handed = |flow, end| HandedFlow { log: Arc::clone(&self.spec.name), flow, end };
+        let waiting = self.pending.iter().map(|record| handed(of_record(record), Some(record.end)));
+        waiting.chain(self.open().map(|flow| handed(*flow, None))).collect()
     }
 
     /// Continues a conversation that another log had until `now_ns` or before. Both switches must use the same clock.
     pub(crate) fn continue_flow(&mut self, handed: &HandedFlow, now_ns: u64) {
-        let HandedFlow { mut flow, end } = *handed;
+        let HandedFlow { mut flow, end, .. } = *handed;
         flow.end_ns = flow.end_ns.min(now_ns);
         flow.start_ns = flow.start_ns.min(flow.end_ns);
         if let Some(end) = end {
-            return self.keep(flow.record(end));
+            return self.keep(flow.record(&self.spec.name, end));
         }
         let Name { key, rejected, .. } = flow.name;
         if !self.wants(key.port(), rejected) {
@@ -56,7 +61,7 @@ impl FlowLog {
     fn end(&mut self, flow: &Flow, end: FlowEnd) {
         if !flow.traffic_is_empty() {
             self.counters.created_records += 1;
-            self.keep(flow.record(end));
+            self.keep(flow.record(&self.spec.name, end));
         }
     }
 

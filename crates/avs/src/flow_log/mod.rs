@@ -1,4 +1,5 @@
-//! Flow logs: a record of each conversation of some ports, accepted or rejected (Triton paper, section 2.3).
+//! Flow logs: a record of each conversation of some ports, accepted or rejected (Triton paper, section 2.3). A switch
+//! may have several, each with ports, limits and records of its own.
 //!
 //! The switch counts packets. The caller takes the records from time to time
 //! ([`Switch::take_flow_records`](crate::Switch::take_flow_records)); timeouts of conversations are evaluated then,
@@ -6,14 +7,16 @@
 //! of conversations without room are counted and not logged.
 
 mod handed;
+mod logs;
 pub(crate) mod observe;
 mod record;
 mod table;
 
 pub(crate) use handed::COUNT_MAX;
 pub use handed::HandedFlow;
+pub(crate) use logs::FlowLogs;
 pub use record::{FlowEnd, FlowRecord, Traffic};
-pub(crate) use table::{Flow, FlowLog, Handshake, Name};
+pub(crate) use table::{Flow, Handshake, Name};
 
 /// Counters of flow logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

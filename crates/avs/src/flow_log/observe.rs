@@ -3,7 +3,8 @@
 use bifrost_nic::L3;
 use bifrost_wire::Vni;
 
-use super::table::{FlowLog, Name, Packet};
+use super::logs::FlowLogs;
+use super::table::{Name, Packet};
 use crate::drop_reason::DropReason;
 use crate::frame::Frame;
 use crate::ids::{Direction, PortId};
@@ -13,22 +14,22 @@ use crate::session::Key;
 use crate::verdict::{Action, Verdict};
 
 /// Logs a packet from the guest behind `port`.
-pub(crate) fn sent(log: &mut FlowLog, index: &Index, port: PortId, frame: Frame<'_>, verdict: &Verdict, now_ns: u64) {
+pub(crate) fn sent(logs: &mut FlowLogs, index: &Index, port: PortId, frame: Frame<'_>, verdict: &Verdict, now_ns: u64) {
     let rejected = verdict.drop_reason();
-    if is_logged(frame)
-        && log.wants(port, rejected)
+    let wanting = wanting(logs, port, frame, rejected);
+    if wanting != 0
         && let Some((_, vpc)) = index.port(port)
     {
         let key = Key::of(port, Direction::Egress, frame.head, frame.parsed);
         let name = Name { key, vni: vpc.vni, rejected };
-        log.count(name, Direction::Egress, Packet::of(frame), now_ns);
+        logs.count(wanting, name, Direction::Egress, Packet::of(frame), now_ns);
     }
     match verdict.action {
         // If another worker decides about the packet, it also logs it.
-        Action::Deliver { port, worker: None } => received(log, index, port, frame, verdict, now_ns),
+        Action::Deliver { port, worker: None } => received(logs, index, port, frame, verdict, now_ns),
         Action::Drop(DropReason::GroupIngress) => {
             if let Some(Location::Local(port)) = index.location(port, frame.parsed) {
-                received(log, index, port, frame, verdict, now_ns);
+                received(logs, index, port, frame, verdict, now_ns);
             }
         }
         _ => {}
@@ -37,7 +38,7 @@ pub(crate) fn sent(log: &mut FlowLog, index: &Index, port: PortId, frame: Frame<
 
 /// Logs a packet from a peer that is delivered to a port or dropped on its way there.
 pub(crate) fn received_from_peer(
-    log: &mut FlowLog,
+    logs: &mut FlowLogs,
     index: &Index,
     vni: Vni,
     frame: Frame<'_>,
@@ -49,13 +50,13 @@ pub(crate) fn received_from_peer(
         _ => index.vpc(vni).and_then(|vpc| vpc.location(frame.parsed.dst_mac)),
     };
     if let Some(Location::Local(port)) = port {
-        received(log, index, port, frame, verdict, now_ns);
+        received(logs, index, port, frame, verdict, now_ns);
     }
 }
 
 /// Logs a packet that is delivered to a port or dropped on its way there.
 pub(crate) fn received(
-    log: &mut FlowLog,
+    logs: &mut FlowLogs,
     index: &Index,
     port: PortId,
     frame: Frame<'_>,
@@ -63,18 +64,19 @@ pub(crate) fn received(
     now_ns: u64,
 ) {
     let rejected = verdict.drop_reason();
-    if is_logged(frame)
-        && log.wants(port, rejected)
+    let wanting = wanting(logs, port, frame, rejected);
+    if wanting != 0
         && let Some((_, vpc)) = index.port(port)
     {
         // Log the addresses that the guest sees.
         let seen = verdict.rewrite.map(|rewrite| rewrite.view(frame.parsed));
         let key = Key::of(port, Direction::Ingress, frame.head, seen.as_ref().unwrap_or(frame.parsed));
         let name = Name { key, vni: vpc.vni, rejected };
-        log.count(name, Direction::Ingress, Packet::of(frame), now_ns);
+        logs.count(wanting, name, Direction::Ingress, Packet::of(frame), now_ns);
     }
 }
 
-fn is_logged(frame: Frame<'_>) -> bool {
-    matches!(frame.parsed.kind, L3::V4 | L3::V6)
+/// The logs that log this packet.
+fn wanting(logs: &FlowLogs, port: PortId, frame: Frame<'_>, rejected: Option<DropReason>) -> u64 {
+    if matches!(frame.parsed.kind, L3::V4 | L3::V6) { logs.wanting(port, rejected) } else { 0 }
 }

@@ -1,6 +1,7 @@
 //! Records of the flow log.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use bifrost_wire::Vni;
 
@@ -8,8 +9,10 @@ use crate::drop_reason::DropReason;
 use crate::ids::{Direction, PortId};
 
 /// A conversation of a port's guest, or the part of it since the previous record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowRecord {
+    /// Name of the flow log.
+    pub log: Arc<str>,
     /// The port.
     pub port: PortId,
     /// The network of the port at that time.

@@ -1,6 +1,7 @@
 //! The table of conversations that are being logged.
 
 use std::hash::BuildHasher as _;
+use std::sync::Arc;
 
 use bifrost_wire::Vni;
 use bifrost_wire::tcp::Flags;
@@ -138,10 +139,11 @@ impl Flow {
         has(sent | received, Flags::RST) || has(sent, Flags::FIN) && has(received, Flags::FIN)
     }
 
-    pub(super) fn record(&self, end: FlowEnd) -> FlowRecord {
+    pub(super) fn record(&self, log: &Arc<str>, end: FlowEnd) -> FlowRecord {
         let (local, remote) = self.name.key.ends();
         let [sent, received] = self.traffic;
         FlowRecord {
+            log: Arc::clone(log),
             port: self.name.key.port(),
             vni: self.name.vni,
             origin: self.origin,
@@ -161,7 +163,7 @@ impl Flow {
     }
 }
 
-/// The flow log of one switch.
+/// A flow log of one switch.
 #[derive(Debug)]
 pub(crate) struct FlowLog {
     pub(super) spec: FlowLogSpec,
@@ -183,7 +185,7 @@ impl FlowLog {
     /// `seed`: secret seed of the hash, because tenants choose the keys.
     pub(crate) fn new(spec: FlowLogSpec, seed: u64) -> Self {
         let mut log = FlowLog {
-            spec: FlowLogSpec { ports: Vec::new(), ..spec },
+            spec: FlowLogSpec { ports: Vec::new(), ..spec.clone() },
             ports: Vec::new(),
             per_port: 0,
             hasher: FixedState::with_seed(seed),
@@ -219,6 +221,10 @@ impl FlowLog {
             && !self.ports.iter().any(|(is_logged, _)| *is_logged)
     }
 
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.spec.name
+    }
+
     pub(crate) fn counters(&self) -> &FlowLogCounters {
         &self.counters
     }
@@ -241,7 +247,7 @@ impl FlowLog {
                 return flow.count(packet, direction, false, now_ns);
             }
             // Another conversation with the same key.
-            let over = flow.record(FlowEnd::Closed);
+            let over = flow.record(&self.spec.name, FlowEnd::Closed);
             *flow = Flow::begin(name, direction, now_ns);
             flow.count(packet, direction, true, now_ns);
             self.counters.created_records += 1;
@@ -312,7 +318,7 @@ impl FlowLog {
             let flow = &mut self.flows[at];
             if !flow.traffic_is_empty() {
                 self.counters.created_records += 1;
-                out.push(flow.record(end));
+                out.push(flow.record(&self.spec.name, end));
             }
             if end == FlowEnd::Active {
                 flow.traffic = Default::default();

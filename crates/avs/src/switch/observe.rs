@@ -85,26 +85,30 @@ impl Switch {
 
     /// Counters of flow logs.
     pub fn flow_log_counters(&self) -> FlowLogCounters {
-        self.flow_log.as_ref().map_or(self.logged, |log| self.logged.and(log.counters()))
+        self.flow_logs.as_ref().map_or(self.logged, |logs| self.logged.and(&logs.counters()))
     }
 
-    /// Scans the next of `parts` parts of the flow log at `now_ns` of the switch's time, and adds the records of
+    /// Names of the flow logs that log, or have ended and still have records.
+    pub fn flow_logs(&self) -> impl Iterator<Item = &std::sync::Arc<str>> {
+        self.flow_logs.iter().flat_map(|logs| logs.names())
+    }
+
+    /// Scans the next of `parts` parts of each flow log at `now_ns` of the switch's time, and adds the records of
     /// conversations that have ended or last long. Returns whether logging has ended and all records have been taken.
     pub fn take_flow_records(&mut self, parts: usize, now_ns: u64, out: &mut Vec<FlowRecord>) -> bool {
-        let Some(log) = &mut self.flow_log else { return true };
-        log.take(parts, now_ns, out);
-        if !log.is_over() {
+        let Some(logs) = &mut self.flow_logs else { return true };
+        self.logged = self.logged.and(&logs.take(parts, now_ns, out));
+        if !logs.is_empty() {
             return false;
         }
-        self.logged = self.logged.and(log.counters());
-        (self.flow_log, self.is_logging) = (None, false);
+        (self.flow_logs, self.is_logging) = (None, false);
         true
     }
 
-    /// Ends the flow log at `now_ns` of the switch's time, and adds all its records.
-    pub fn end_flow_log(&mut self, now_ns: u64, out: &mut Vec<FlowRecord>) {
-        self.set_flow_log(None);
-        // The first scan begins in the middle of the table.
+    /// Ends all flow logs at `now_ns` of the switch's time, and adds all their records.
+    pub fn end_flow_logs(&mut self, now_ns: u64, out: &mut Vec<FlowRecord>) {
+        self.set_flow_logs(Vec::new());
+        // The first scan begins in the middle of a table.
         for _ in 0..2 {
             self.take_flow_records(1, now_ns, out);
         }

@@ -1,7 +1,8 @@
-//! Flow logs in an upgrade: the old daemon's conversations, and its connection to the collector.
+//! Flow logs in an upgrade: the old daemon's conversations, and its connection to the collector of the host's flow log.
 //!
 //! The socket is handed over with the number of records sent on it, so to the collector it stays the same exporter
-//! (RFC 7011, section 3.1). If the new daemon cannot continue the conversations, the old one writes their records.
+//! (RFC 7011, section 3.1). Other logs get new sockets, and to their collectors they are new exporters. If the new daemon
+//! cannot continue the conversations, the old one writes their records.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -16,7 +17,7 @@ use bifrost_port::clock::monotonic_ns;
 use rustix::net::SocketType;
 use serde::{Deserialize, Serialize};
 
-use super::{Exports, Outputs, Records, Writing};
+use super::{Exports, HOST, Outputs, Records, Writing, wanted};
 use crate::daemon::State;
 
 /// How long to wait for records that are being written.
@@ -79,16 +80,17 @@ impl State {
     pub(crate) fn hand_over_flow_logs(&self, is_taken: bool) -> Result<Handed> {
         let mut writing = self.flow_log.written().context("the last records are still being written")?;
         writing.name_ports(self);
-        // The new daemon has only the log that the configuration wants now.
-        let is_wanted = |outputs: &Outputs| self.config.flow_log.as_ref() == Some(&outputs.spec);
-        let is_taken = is_taken && writing.outputs.as_ref().is_none_or(is_wanted) && self.config.flow_log.is_some();
+        // The new daemon has only the logs that the configuration wants now.
+        let is_wanted = |name: &str, open: &Outputs| wanted(&self.config).any(|log| log == (name, &open.spec));
+        let has_logs = wanted(&self.config).next().is_some();
+        let is_taken = is_taken && has_logs && writing.outputs.iter().all(|(name, open)| is_wanted(name, open));
         let now_ns = monotonic_ns();
         let end = move |worker: &mut bifrost_datapath::Worker<_>| {
             let switch = worker.core_mut().switch_mut();
             let (mut flows, mut rules) = (Vec::new(), Vec::new());
             let handed = if is_taken { write_handed_flows(&switch.handed_flows()) } else { Vec::new() };
             if !is_taken {
-                switch.end_flow_log(now_ns, &mut flows);
+                switch.end_flow_logs(now_ns, &mut flows);
             }
             switch.end_rule_logs(now_ns, &mut rules);
             (handed, Records { flows, rules })
@@ -97,24 +99,21 @@ impl State {
         let mut records = Records::default();
         for (flows, of_worker) in self.on_all(end)? {
             handed.flows.push(flows);
-            records.flows.extend(of_worker.flows);
-            records.rules.extend(of_worker.rules);
+            records.add(of_worker);
         }
-        let Writing { names, outputs } = &mut *writing;
-        if outputs.is_none() && !records.is_empty() {
-            *outputs = self.config.flow_log.clone().map(Outputs::new);
+        if !records.is_empty() {
+            writing.open_missing(&self.config);
         }
-        if let Some(outputs) = outputs {
-            self.flow_log.add(&outputs.export(&records, names, now_ns));
-            if let Some(collector) = outputs.collector.as_ref().filter(|_| is_taken) {
-                let socket = collector.socket.as_ref().map(UdpSocket::try_clone).transpose();
-                handed.socket = socket.context("copying the socket to the collector")?.map(OwnedFd::from);
-                let age = collector.templates_sent.map(|sent| sent.elapsed().as_millis() as u64);
-                let sequence = collector.exporter.sequence();
-                handed.description.collector = Some(CollectorState { sequence, templates_age_ms: age });
-            }
+        writing.export(&self.flow_log, records, now_ns);
+        let of_host = writing.outputs.get(HOST).and_then(|outputs| outputs.collector.as_ref());
+        if let Some(collector) = of_host.filter(|_| is_taken) {
+            let socket = collector.socket.as_ref().map(UdpSocket::try_clone).transpose();
+            handed.socket = socket.context("copying the socket to the collector")?.map(OwnedFd::from);
+            let age = collector.templates_sent.map(|sent| sent.elapsed().as_millis() as u64);
+            let sequence = collector.exporter.sequence();
+            handed.description.collector = Some(CollectorState { sequence, templates_age_ms: age });
         }
-        handed.description.names = names.iter().map(|(id, name)| (id.0, name.clone())).collect();
+        handed.description.names = writing.names.iter().map(|(id, name)| (id.0, name.clone())).collect();
         Ok(handed)
     }
 
@@ -127,7 +126,7 @@ impl State {
         let mut writing = self.flow_log.writing();
         writing.names = description.names.into_iter().map(|(id, name)| (PortId(id), name)).collect();
         if let (Some(spec), Some(state)) = (&self.config.flow_log, description.collector) {
-            let mut outputs = Outputs::new(spec.clone());
+            let mut outputs = Outputs::new(HOST, spec.clone());
             if let Some(collector) = &mut outputs.collector {
                 collector.exporter.continue_at(state.sequence);
                 // On another socket, the templates are sent first.
@@ -141,7 +140,7 @@ impl State {
                     Err(error) => tracing::warn!("another socket to the collector is used: {error:#}"),
                 }
             }
-            writing.outputs = Some(outputs);
+            writing.outputs.insert(HOST.to_owned(), outputs);
         }
         drop(writing);
         let mut left_out = 0;
@@ -150,10 +149,9 @@ impl State {
             let (flows, invalid) = read_handed_flows(&bytes)?;
             left_out += invalid;
             for some in flows.chunks(STEP) {
-                let (some, count) = (some.to_vec(), some.len() as u64);
-                let is_continued =
+                let some = some.to_vec();
+                left_out +=
                     worker.run(move |worker| worker.core_mut().switch_mut().continue_flows(&some, monotonic_ns()))?;
-                left_out += if is_continued { 0 } else { count };
             }
         }
         Ok(left_out)

@@ -361,6 +361,7 @@ mod tests {
             if v6 { IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last]) } else { IpAddr::from([10, 0, 0, last as u8]) }
         });
         FlowRecord {
+            log: "".into(),
             port: PortId(3),
             vni: Vni::new(100).unwrap(),
             origin,

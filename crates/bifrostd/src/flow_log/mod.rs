@@ -1,28 +1,28 @@
-//! Flow logs: fetches records from the workers, and writes them to a file and a collector.
+//! Flow logs: fetches records from the workers, and writes them to files and collectors.
 //!
 //! This runs on its own thread, so that neither a slow disk nor the network delays a worker. Each poll scans a bounded
 //! part of a worker's flows.
 
+mod file;
 mod handed;
 mod ipfix;
 mod rules;
 
-use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::Write as _;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bifrost_avs::{Direction, FlowRecord, PortId, RuleRecord};
-use bifrost_control::config::{Config, FlowLog};
+use bifrost_control::api::VpcFlowLogStatus;
+use bifrost_control::config::{Config, FlowLog, VpcFlowLog};
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::panics;
 use serde::Serialize;
 
+use self::file::LogFile;
 pub(crate) use self::handed::{Description, Handed};
 use self::ipfix::Exporter;
 pub(crate) use self::rules::logged as logged_rules;
@@ -87,7 +87,15 @@ impl Counters {
 #[derive(Default)]
 pub(crate) struct Exports {
     writing: Mutex<Writing>,
-    counters: Mutex<Counters>,
+    counted: Mutex<Counted>,
+}
+
+/// Counters of exported records.
+#[derive(Default)]
+struct Counted {
+    all: Counters,
+    /// Of each log, by name.
+    logs: BTreeMap<String, Counters>,
 }
 
 /// Locked from the time at which records leave a worker until they are written.
@@ -95,21 +103,41 @@ pub(crate) struct Exports {
 struct Writing {
     /// Names of ports, including removed ones, which may still have records.
     names: BTreeMap<PortId, String>,
-    outputs: Option<Outputs>,
+    /// By the log's name; the host's flow log has none.
+    outputs: BTreeMap<String, Outputs>,
 }
 
 impl Exports {
     /// The counters now.
     pub(crate) fn counters(&self) -> Counters {
-        *self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counted().all
+    }
+
+    /// The counters of one log.
+    pub(crate) fn counters_of(&self, log: &str) -> Counters {
+        self.counted().logs.get(log).copied().unwrap_or_default()
+    }
+
+    fn counted(&self) -> MutexGuard<'_, Counted> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn writing(&self) -> MutexGuard<'_, Writing> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, counted: &Counters) {
-        self.counters.lock().unwrap_or_else(PoisonError::into_inner).add(counted);
+    fn add(&self, log: &str, counted: &Counters) {
+        let mut all = self.counted();
+        all.all.add(counted);
+        match all.logs.get_mut(log) {
+            Some(of_log) => of_log.add(counted),
+            None => _ = all.logs.insert(log.to_owned(), *counted),
+        }
+    }
+
+    /// Forgets the counters of logs that are gone.
+    fn forget(&self, is_gone: impl Fn(&str) -> bool) {
+        self.counted().logs.retain(|log, _| !is_gone(log));
     }
 }
 
@@ -139,19 +167,20 @@ fn run_loop(daemon: &Daemon) {
         if state.workers.is_empty() {
             return;
         }
-        let wanted = state.config.flow_log.clone();
+        let config = Arc::clone(&state.config);
         let exports = Arc::clone(&state.flow_log);
         let mut writing = exports.writing();
-        if wanted.is_none() && writing.outputs.is_none() {
+        if wanted(&config).next().is_none() && writing.outputs.is_empty() {
             continue;
         }
         let now_ns = monotonic_ns();
         let take = move |worker: &mut bifrost_datapath::Worker<_>| {
             let switch = worker.core_mut().switch_mut();
-            let (mut flows, mut rules) = (Vec::new(), Vec::new());
-            let is_over = switch.take_flow_records(PARTS, now_ns, &mut flows);
-            let are_over = switch.take_rule_records(PARTS, now_ns, &mut rules);
-            (Records { flows, rules }, is_over && are_over)
+            let mut records = Records::default();
+            switch.take_flow_records(PARTS, now_ns, &mut records.flows);
+            let are_rules_over = switch.take_rule_records(PARTS, now_ns, &mut records.rules);
+            let left: Vec<Arc<str>> = switch.flow_logs().map(Arc::clone).collect();
+            (records, left, are_rules_over)
         };
         let taken = match state.on_all(take) {
             Ok(taken) => taken,
@@ -163,25 +192,57 @@ fn run_loop(daemon: &Daemon) {
         writing.name_ports(&state);
         // Release the state's lock before writing to the disk or the network.
         drop(state);
-        let Writing { names, outputs } = &mut *writing;
-        if let Some(wanted) = wanted.as_ref().filter(|wanted| outputs.as_ref().is_none_or(|o| o.spec != **wanted)) {
-            *outputs = Some(Outputs::new(wanted.clone()));
+        let (mut records, mut left, mut are_rules_over) = (Records::default(), BTreeSet::new(), true);
+        for (of_worker, logs, is_over) in taken {
+            records.add(of_worker);
+            left.extend(logs);
+            are_rules_over &= is_over;
         }
-        let Some(open) = outputs else { continue };
-        let is_over = taken.iter().all(|(_, is_over)| *is_over);
-        let mut records = Records::default();
-        for (of_worker, _) in taken {
-            records.flows.extend(of_worker.flows);
-            records.rules.extend(of_worker.rules);
-        }
-        exports.add(&open.export(&records, names, now_ns));
-        if wanted.is_none() && is_over {
-            *outputs = None;
-        }
+        writing.open(&config);
+        let is_wanted = |name: &str| wanted(&config).any(|(log, _)| log == name);
+        let is_left = |name: &str| left.contains(name) || (name == HOST && !are_rules_over);
+        writing.export(&exports, records, now_ns);
+        writing.outputs.retain(|name, _| is_wanted(name) || is_left(name));
+        exports.forget(|name| !is_wanted(name) && !is_left(name));
     }
 }
 
+/// The name of the host's flow log, `[flow_log]`.
+const HOST: &str = "";
+
+/// The logs that a configuration wants: their names and settings.
+pub(crate) fn wanted(config: &Config) -> impl Iterator<Item = (&str, &FlowLog)> {
+    let of_host = config.flow_log.iter().map(|log| (HOST, log));
+    of_host.chain(config.flow_logs.iter().map(|log| (log.name.as_str(), &log.log)))
+}
+
 impl Writing {
+    /// Opens the destinations of logs that are new or have changed. Others stay, and so do those of former logs.
+    fn open(&mut self, config: &Config) {
+        for (name, log) in wanted(config) {
+            if self.outputs.get(name).is_none_or(|open| open.spec != *log) {
+                self.outputs.insert(name.to_owned(), Outputs::new(name, log.clone()));
+            }
+        }
+    }
+
+    /// Opens the destinations of logs that have none, without those that have changed.
+    fn open_missing(&mut self, config: &Config) {
+        for (name, log) in wanted(config) {
+            let outputs = self.outputs.entry(name.to_owned());
+            outputs.or_insert_with(|| Outputs::new(name, log.clone()));
+        }
+    }
+
+    /// Writes records to the destinations of their logs, and the templates that are due.
+    fn export(&mut self, exports: &Exports, records: Records, now_ns: u64) {
+        let mut of_logs = records.by_log();
+        for (name, outputs) in &mut self.outputs {
+            let of_log = of_logs.remove(name.as_str()).unwrap_or_default();
+            exports.add(name, &outputs.export(&of_log, &self.names, now_ns));
+        }
+    }
+
     fn name_ports(&mut self, state: &State) {
         for port in &state.config.ports {
             if let Some(id) = state.names.port(&port.name) {
@@ -196,6 +257,21 @@ pub(crate) fn ports<'a>(config: &'a Config, log: &'a FlowLog) -> impl Iterator<I
     config.ports.iter().filter(|port| log.has(port)).map(|port| port.name.as_str())
 }
 
+/// One of the logs beside the host's.
+pub(crate) fn status(state: &State, log: &VpcFlowLog) -> VpcFlowLogStatus {
+    let done = state.flow_log.counters_of(&log.name);
+    VpcFlowLogStatus {
+        name: log.name.clone(),
+        ports: ports(&state.config, &log.log).map(str::to_owned).collect(),
+        json: log.log.json.as_ref().map(|path| path.display().to_string()),
+        collector: log.log.collector,
+        json_records: done.json_records,
+        json_lost_records: done.json_lost_records,
+        ipfix_records: done.ipfix_records,
+        ipfix_lost_records: done.ipfix_lost_records,
+    }
+}
+
 /// Records from workers.
 #[derive(Default)]
 struct Records {
@@ -207,10 +283,29 @@ impl Records {
     fn is_empty(&self) -> bool {
         self.flows.is_empty() && self.rules.is_empty()
     }
+
+    fn add(&mut self, other: Records) {
+        self.flows.extend(other.flows);
+        self.rules.extend(other.rules);
+    }
+
+    /// The records of each log. Rules are logged by the host's.
+    fn by_log(self) -> BTreeMap<Arc<str>, Records> {
+        let mut logs: BTreeMap<Arc<str>, Records> = BTreeMap::new();
+        for record in self.flows {
+            logs.entry(Arc::clone(&record.log)).or_default().flows.push(record);
+        }
+        if !self.rules.is_empty() {
+            logs.entry(HOST.into()).or_default().rules = self.rules;
+        }
+        logs
+    }
 }
 
-/// Where records go.
+/// Where records of a log go.
 struct Outputs {
+    /// The log's name.
+    name: String,
     spec: FlowLog,
     file: Option<LogFile>,
     rules_file: Option<LogFile>,
@@ -219,12 +314,13 @@ struct Outputs {
 }
 
 impl Outputs {
-    fn new(spec: FlowLog) -> Self {
-        let file = |path: &Option<PathBuf>| path.clone().map(|path| LogFile { path, open: None });
+    fn new(name: &str, spec: FlowLog) -> Self {
+        let most_bytes = spec.json_bytes;
+        let file = |path: &Option<PathBuf>| path.clone().map(|path| LogFile::new(path, most_bytes));
         let (file, rules_file) = (file(&spec.json), file(&spec.rules_json));
         let exporter = || Exporter::new(spec.domain, spec.enterprise);
         let collector = spec.collector.map(|_| Collector { socket: None, exporter: exporter(), templates_sent: None });
-        Outputs { spec, file, rules_file, collector, last_warning: None }
+        Outputs { name: name.to_owned(), spec, file, rules_file, collector, last_warning: None }
     }
 
     fn export(&mut self, records: &Records, names: &BTreeMap<PortId, String>, now_ns: u64) -> Counters {
@@ -245,7 +341,8 @@ impl Outputs {
         let mut counted = Counters::default();
         let count = entries.len() as u64;
         if let Some(file) = self.file.as_mut().filter(|_| count > 0) {
-            match file.write(entries.iter().map(Line::of)) {
+            let log = Some(self.name.as_str()).filter(|name| *name != HOST);
+            match file.write(entries.iter().map(|entry| Line::of(log, entry))) {
                 Ok(()) => counted.json_records = count,
                 Err(error) => {
                     counted.json_lost_records = count;
@@ -280,41 +377,12 @@ fn warn(last: &mut Option<Instant>, what: &str) {
     }
 }
 
-/// A file with one JSON object per line. After it was renamed or removed, for example by logrotate, a new one is
-/// created.
-struct LogFile {
-    path: PathBuf,
-    open: Option<(File, (u64, u64))>,
-}
-
-impl LogFile {
-    fn write(&mut self, lines: impl ExactSizeIterator<Item: Serialize>) -> std::io::Result<()> {
-        let mut text = Vec::with_capacity(lines.len() * 400);
-        for line in lines {
-            serde_json::to_writer(&mut text, &line)?;
-            text.push(b'\n');
-        }
-        let there = identity(&self.path).ok();
-        if self.open.as_ref().is_none_or(|(_, opened)| there != Some(*opened)) {
-            let file = OpenOptions::new().create(true).append(true).mode(0o640).open(&self.path)?;
-            let opened = file.metadata().map(|m| (m.dev(), m.ino()))?;
-            self.open = Some((file, opened));
-        }
-        let written = self.open.as_mut().map_or(Ok(()), |(file, _)| file.write_all(&text));
-        if written.is_err() {
-            self.open = None;
-        }
-        written
-    }
-}
-
-fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
-    std::fs::metadata(path).map(|m| (m.dev(), m.ino()))
-}
-
 /// A record as JSON.
 #[derive(Serialize)]
 struct Line<'a> {
+    /// The log's name; the host's has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<&'a str>,
     /// Milliseconds since 1970.
     start_ms: u64,
     end_ms: u64,
@@ -342,7 +410,7 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn of(entry: &Entry<'a>) -> Self {
+    fn of(log: Option<&'a str>, entry: &Entry<'a>) -> Self {
         let record = entry.record;
         let local = (record.local, record.local_port, record.sent);
         let remote = (record.remote, record.remote_port, record.received);
@@ -352,6 +420,7 @@ impl<'a> Line<'a> {
         };
         let ((source, source_port, there), (destination, destination_port, back)) = (from, to);
         Line {
+            log,
             start_ms: entry.start_ms,
             end_ms: entry.end_ms,
             port: entry.port,

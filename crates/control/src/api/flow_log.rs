@@ -4,18 +4,20 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// Flow logs: the response of `GET /v1/flow-log`.
+/// Flow logs: the response of `GET /v1/flow-log`. Unless noted, numbers are of all logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FlowLogStatus {
-    /// Whether flow logs are on.
+    /// Whether the host's flow log, `[flow_log]`, is on.
     pub on: bool,
-    /// The JSON Lines file for flows.
+    /// The JSON Lines file of the host's flow log.
     pub json: Option<String>,
-    /// The IPFIX collector.
+    /// The IPFIX collector of the host's flow log.
     pub collector: Option<SocketAddr>,
-    /// Names of the ports whose flows are logged.
+    /// Names of the ports whose flows the host's flow log has.
     pub ports: Vec<String>,
+    /// The other flow logs, `[[vpc_flow_log]]`, by name.
+    pub logs: Vec<VpcFlowLogStatus>,
     /// Flows that are being counted.
     pub flows: u64,
     /// Records created by workers since the start of the daemon.
@@ -46,4 +48,26 @@ pub struct FlowLogStatus {
     pub rule_json_records: u64,
     /// Rule records that could not be written.
     pub rule_json_lost_records: u64,
+}
+
+/// One of `[[vpc_flow_log]]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VpcFlowLogStatus {
+    /// Its name.
+    pub name: String,
+    /// Names of the ports whose flows are logged.
+    pub ports: Vec<String>,
+    /// The JSON Lines file.
+    pub json: Option<String>,
+    /// The IPFIX collector.
+    pub collector: Option<SocketAddr>,
+    /// Records written to the file.
+    pub json_records: u64,
+    /// Records that could not be written.
+    pub json_lost_records: u64,
+    /// Records sent to the collector.
+    pub ipfix_records: u64,
+    /// Records that could not be sent.
+    pub ipfix_lost_records: u64,
 }

@@ -31,7 +31,7 @@ pub use drain::{DrainReport, DrainSpec};
 pub(crate) use error::ErrorBody;
 pub use error::{ApiError, ErrorKind};
 pub use fault::{Direction, FaultCleared, FaultEntry, FaultSpec, FaultSpecError, FaultTarget, MAX_FAULT_DELAY_US};
-pub use flow_log::FlowLogStatus;
+pub use flow_log::{FlowLogStatus, VpcFlowLogStatus};
 pub use gateway::{
     Counts, GatewayHost, GatewayLink, GatewayPath, GatewayPeer, GatewayPod, GatewayTraceSpec, GatewayTransport,
     GatewayTunnel, ImportedSessions, OrderQueue, Pipeline, PipelineCommand, PipelinePod, PipelineStage, PodCommand,

@@ -37,7 +37,9 @@ pub struct ReloadReport {
     pub port_forwards: Changed,
     /// Mirrors, by name.
     pub mirrors: Changed,
-    /// Whether flow logs changed.
+    /// Flow logs of VPCs and ports, by name.
+    pub flow_logs: Changed,
+    /// Whether the host's flow log changed.
     pub flow_log_changed: bool,
     /// Whether the bounds of sessions changed.
     pub sessions_changed: bool,
@@ -71,7 +73,7 @@ impl ReloadReport {
         !settings && self.kinds().iter().all(|(_, changed)| changed.is_empty())
     }
 
-    fn kinds(&self) -> [(&'static str, &Changed); 13] {
+    fn kinds(&self) -> [(&'static str, &Changed); 14] {
         [
             ("ports", &self.ports),
             ("routes", &self.routes),
@@ -86,6 +88,7 @@ impl ReloadReport {
             ("floating IPs", &self.floating_ips),
             ("port forwards", &self.port_forwards),
             ("mirrors", &self.mirrors),
+            ("flow logs", &self.flow_logs),
         ]
     }
 }

@@ -1,5 +1,6 @@
-//! `[flow_log]`: which flows are logged, and where.
+//! `[flow_log]` and `[[vpc_flow_log]]`: which flows are logged, and where.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,14 +8,40 @@ use std::time::Duration;
 use super::section::{Section, Sink};
 use super::{Config, Port, Vni};
 
+/// Maximum number of `[[vpc_flow_log]]`: the data path keeps them and `[flow_log]` in a 64-bit mask.
+pub const MAX_FLOW_LOGS: usize = 63;
 /// Maximum number of entries of a list.
 const MAX_LIST: usize = 4096;
+/// Default of `flows`: of `[flow_log]`, and of each `[[vpc_flow_log]]`, of which there may be many.
+const FLOWS: u64 = 1 << 16;
+pub(super) const FLOWS_OF_VPC: u64 = 1 << 13;
+/// Bytes of a unit of `json_mb`.
+pub(super) const MEGABYTE: u64 = 1_000_000;
+/// Defaults of other keys.
+pub(super) const JSON_MB: u64 = 64;
+pub(super) const ACTIVE_S: u64 = 60;
+pub(super) const IDLE_S: u64 = 15;
+pub(super) const TEMPLATES_S: u64 = 60;
+pub(super) const DOMAIN: u64 = 1;
+pub(super) const ENTERPRISE: u64 = 32_473;
+
+/// A flow log beside `[flow_log]`, with settings of its own. It does not log rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VpcFlowLog {
+    /// Its name.
+    pub name: String,
+    /// Its settings; those about rules have no effect.
+    pub log: FlowLog,
+}
 
 /// Settings of flow logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowLog {
     /// File for flow records, one JSON object per line; none: no file.
     pub json: Option<PathBuf>,
+    /// Size from which the file is renamed to one with `.1` at its end, which replaces an earlier one, bytes; none: it
+    /// is never renamed.
+    pub json_bytes: Option<u64>,
     /// File for records of logged rules, one JSON object per line; none: no file.
     pub rules_json: Option<PathBuf>,
     /// IPFIX collector over UDP (RFC 7011); none: no IPFIX.
@@ -65,16 +92,42 @@ impl FlowLog {
 
 /// Parses `[flow_log]`.
 pub(super) fn flow_log(mut s: Section<'_, '_>) -> FlowLog {
-    let json: Option<String> = s.optional("json");
-    let rules_json: Option<String> = s.optional("rules_json");
-    for (key, file) in [("json", &json), ("rules_json", &rules_json)] {
-        if let Some(file) = file.as_ref().filter(|file| !file.starts_with('/')) {
-            s.error(key, format!("{file:?} is not an absolute path"));
-        }
-    }
-    if json.is_some() && json == rules_json {
+    let rules_json = file(&mut s, "rules_json");
+    let records = [ALL, ACCEPTED, REJECTED, ("rules", (false, false))];
+    let log = settings(&mut s, &["json", "rules_json", "collector"], &records, FLOWS);
+    if log.json.is_some() && log.json == rules_json {
         s.error("rules_json", "is the same file as `json`; name another one");
     }
+    if log.json.is_some() && !log.accepted && !log.rejected {
+        s.error("json", "stays empty with `record = \"rules\"`; rules are logged in `rules_json`");
+    }
+    let rules_per_s = s.int("rules_per_s", 1..=100_000, 100) as u32;
+    let rules_interval = Duration::from_secs(s.int("rules_interval_s", 1..=3600, 10));
+    s.finish();
+    FlowLog { rules_json, rules_per_s, rules_interval, ..log }
+}
+
+/// Parses a `[[vpc_flow_log]]` after `name`.
+pub(super) fn vpc_flow_log(name: String, mut s: Section<'_, '_>) -> VpcFlowLog {
+    let log = settings(&mut s, &["json", "collector"], &[ALL, ACCEPTED, REJECTED], FLOWS_OF_VPC);
+    let json_bytes = s.int("json_mb", 1..=1_000_000, JSON_MB) * MEGABYTE;
+    s.finish();
+    VpcFlowLog { name, log: FlowLog { json_bytes: Some(json_bytes), ..log } }
+}
+
+/// Choices of `record`: accepted and rejected flows.
+const ALL: (&str, (bool, bool)) = ("all", (true, true));
+const ACCEPTED: (&str, (bool, bool)) = ("accepted", (true, false));
+const REJECTED: (&str, (bool, bool)) = ("rejected", (false, true));
+
+/// The keys that both have. One of `destinations` is needed.
+fn settings(
+    s: &mut Section<'_, '_>,
+    destinations: &[&'static str],
+    records: &[(&str, (bool, bool))],
+    flows: u64,
+) -> FlowLog {
+    let json = file(s, "json");
     let collector: Option<String> = s.optional("collector");
     let collector = collector.and_then(|text| {
         let address = text.parse::<SocketAddr>().ok().filter(|address| address.port() > 0);
@@ -83,50 +136,73 @@ pub(super) fn flow_log(mut s: Section<'_, '_>) -> FlowLog {
         }
         address
     });
-    let has_failed = ["json", "rules_json", "collector"].into_iter().any(|key| s.has_failed(key));
-    if json.is_none() && rules_json.is_none() && collector.is_none() && !has_failed {
-        s.error("json", "missing: name a file (json, rules_json), an IPFIX collector (collector), or both");
+    if !destinations.iter().any(|key| s.has(key) || s.has_failed(key)) {
+        let files: Vec<&str> = destinations.iter().copied().filter(|key| *key != "collector").collect();
+        let files = files.join(", ");
+        s.error("json", format!("missing: name a file ({files}), an IPFIX collector (collector), or both"));
     }
-    let (all, accepted, rejected) = (("all", (true, true)), ("accepted", (true, false)), ("rejected", (false, true)));
-    let (accepted, rejected) = s.choice("record", &[all, accepted, rejected, ("rules", (false, false))]);
-    if json.is_some() && !accepted && !rejected {
-        s.error("json", "stays empty with `record = \"rules\"`; rules are logged in `rules_json`");
-    }
+    let (accepted, rejected) = s.choice("record", records);
     let vpcs = s.int_list("vpcs", MAX_LIST, 1..=u64::from(Vni::MAX));
     // In range, or 1 after a reported error.
     let vpcs = vpcs.into_iter().map(|vni| Vni::new(vni as u32).unwrap_or(Vni::MIN)).collect();
-    let log = FlowLog {
-        json: json.map(PathBuf::from),
-        rules_json: rules_json.map(PathBuf::from),
+    FlowLog {
+        json,
+        json_bytes: None,
+        rules_json: None,
         collector,
         vpcs,
         ports: s.list("ports", MAX_LIST),
         accepted,
         rejected,
-        active_timeout: Duration::from_secs(s.int("active_timeout_s", 1..=3600, 60)),
-        idle_timeout: Duration::from_secs(s.int("idle_timeout_s", 1..=600, 15)),
-        rules_per_s: s.int("rules_per_s", 1..=100_000, 100) as u32,
-        rules_interval: Duration::from_secs(s.int("rules_interval_s", 1..=3600, 10)),
-        flows: s.int("flows", 64..=1 << 20, 1 << 16) as u32,
-        template_interval: Duration::from_secs(s.int("template_interval_s", 1..=3600, 60)),
-        domain: s.int("domain", 0..=u64::from(u32::MAX), 1) as u32,
-        enterprise: s.int("enterprise", 1..=u64::from(u32::MAX), 32_473) as u32,
-    };
-    s.finish();
-    log
+        active_timeout: Duration::from_secs(s.int("active_timeout_s", 1..=3600, ACTIVE_S)),
+        idle_timeout: Duration::from_secs(s.int("idle_timeout_s", 1..=600, IDLE_S)),
+        rules_per_s: 0,
+        rules_interval: Duration::ZERO,
+        flows: s.int("flows", 64..=1 << 20, flows) as u32,
+        template_interval: Duration::from_secs(s.int("template_interval_s", 1..=3600, TEMPLATES_S)),
+        domain: s.int("domain", 0..=u64::from(u32::MAX), DOMAIN) as u32,
+        enterprise: s.int("enterprise", 1..=u64::from(u32::MAX), ENTERPRISE) as u32,
+    }
 }
 
-/// Checks its relations to other objects.
+/// The file for records that a key names.
+fn file(s: &mut Section<'_, '_>, key: &'static str) -> Option<PathBuf> {
+    let file: String = s.optional(key)?;
+    if !file.starts_with('/') {
+        s.error(key, format!("{file:?} is not an absolute path"));
+    }
+    Some(PathBuf::from(file))
+}
+
+/// Checks relations to other objects.
 pub(super) fn check(config: &Config, sink: &Sink<'_>) {
-    let Some(log) = &config.flow_log else { return };
+    if let Some(log) = &config.flow_log {
+        check_scope(config, sink, log, "flow_log");
+    }
+    let count = config.flow_logs.len();
+    if count > MAX_FLOW_LOGS {
+        return sink.error("vpc_flow_log", format!("{count} are more than {MAX_FLOW_LOGS}"));
+    }
+    let mut names = HashSet::new();
+    for (i, log) in config.flow_logs.iter().enumerate() {
+        let at = format!("vpc_flow_log[{i}]");
+        let field = format!("{at}.name");
+        if !names.insert(&log.name) && !sink.failed(&field) {
+            sink.error(field, format!("flow log {:?} is defined twice", log.name));
+        }
+        check_scope(config, sink, &log.log, &at);
+    }
+}
+
+fn check_scope(config: &Config, sink: &Sink<'_>, log: &FlowLog, at: &str) {
     for (i, vni) in log.vpcs.iter().enumerate() {
-        let field = format!("flow_log.vpcs[{i}]");
+        let field = format!("{at}.vpcs[{i}]");
         if config.vpc(*vni).is_none() && !sink.failed_within("vpc") && !sink.failed(&field) {
             sink.error(field, format!("there is no [[vpc]] with vni = {vni}"));
         }
     }
     for (i, name) in log.ports.iter().enumerate() {
-        let field = format!("flow_log.ports[{i}]");
+        let field = format!("{at}.ports[{i}]");
         if config.port(name).is_none() && !sink.failed_within("port") && !sink.failed(&field) {
             sink.error(field, format!("no port named {name:?}"));
         }

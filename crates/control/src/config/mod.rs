@@ -33,7 +33,7 @@ use ipnet::IpNet;
 pub use balancer::{Affinity, Backend, BalancedProtocol, HealthCheck, LoadBalancer};
 pub use bifrost_wire::Mac;
 pub use error::{ConfigError, ConfigErrors};
-pub use flow_log::FlowLog;
+pub use flow_log::{FlowLog, MAX_FLOW_LOGS, VpcFlowLog};
 pub use metadata::Metadata;
 pub use mirror::{MAX_MIRRORS, Mirror};
 pub use nat::{FloatingIp, Nat, PortForward, SourceNat, Uplink};
@@ -106,8 +106,10 @@ pub struct Config {
     pub nat: Nat,
     /// `[[mirror]]`, names unique.
     pub mirrors: Vec<Mirror>,
-    /// `[flow_log]`; none: flows are not logged.
+    /// `[flow_log]`; none: the host logs no flows.
     pub flow_log: Option<FlowLog>,
+    /// `[[vpc_flow_log]]`, names unique.
+    pub flow_logs: Vec<VpcFlowLog>,
 }
 
 /// This host.

@@ -10,7 +10,7 @@ use toml::de::DeTable;
 use super::section::{Section, Sink};
 use super::{
     AddressSet, BalancedProtocol, Config, FloatingIp, LoadBalancer, Mirror, Peer, Peering, Port, PortForward, Route,
-    Routes, SecurityGroup, SourceNat, Uplink, Vni, Vpc, parse,
+    Routes, SecurityGroup, SourceNat, Uplink, Vni, Vpc, VpcFlowLog, parse,
 };
 
 /// The kinds of objects, with the names of the file's tables. A kind comes after those to which it refers.
@@ -43,11 +43,13 @@ pub enum Kind {
     PortForward,
     /// `[[mirror]]`; its key is its name.
     Mirror,
+    /// `[[vpc_flow_log]]`; its key is its name.
+    VpcFlowLog,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 13] = [
+    pub const ALL: [Kind; 14] = [
         Kind::SecurityGroup,
         Kind::AddressSet,
         Kind::Peer,
@@ -61,6 +63,7 @@ impl Kind {
         Kind::FloatingIp,
         Kind::PortForward,
         Kind::Mirror,
+        Kind::VpcFlowLog,
     ];
 
     /// Its name in the file and in the API.
@@ -79,6 +82,7 @@ impl Kind {
             Kind::FloatingIp => "floating_ip",
             Kind::PortForward => "port_forward",
             Kind::Mirror => "mirror",
+            Kind::VpcFlowLog => "vpc_flow_log",
         }
     }
 
@@ -146,6 +150,7 @@ pub enum Object {
     FloatingIp(FloatingIp),
     PortForward(PortForward),
     Mirror(Mirror),
+    VpcFlowLog(Box<VpcFlowLog>),
 }
 
 /// An error of an object.
@@ -196,6 +201,7 @@ impl Object {
             Object::FloatingIp(_) => Kind::FloatingIp,
             Object::PortForward(_) => Kind::PortForward,
             Object::Mirror(_) => Kind::Mirror,
+            Object::VpcFlowLog(_) => Kind::VpcFlowLog,
         }
     }
 
@@ -218,6 +224,7 @@ impl Object {
                 format!("{}/{protocol}/{}/{}", forward.uplink, forward.address, forward.port)
             }
             Object::Mirror(mirror) => mirror.name.clone(),
+            Object::VpcFlowLog(log) => log.name.clone(),
         }
     }
 
@@ -233,7 +240,7 @@ impl Object {
             Object::FloatingIp(floating) => Some(floating.vni),
             Object::PortForward(forward) => Some(forward.vni),
             Object::SecurityGroup(_) | Object::AddressSet(_) | Object::Peer(_) => None,
-            Object::Uplink(_) | Object::Mirror(_) => None,
+            Object::Uplink(_) | Object::Mirror(_) | Object::VpcFlowLog(_) => None,
         }
     }
 }
@@ -263,6 +270,7 @@ impl Config {
             Object::FloatingIp(floating) => self.nat.floating.push(floating),
             Object::PortForward(forward) => self.nat.forwards.push(forward),
             Object::Mirror(mirror) => self.mirrors.push(mirror),
+            Object::VpcFlowLog(log) => self.flow_logs.push(*log),
         }
     }
 
@@ -282,6 +290,7 @@ impl Config {
             Kind::FloatingIp => self.nat.floating.len(),
             Kind::PortForward => self.nat.forwards.len(),
             Kind::Mirror => self.mirrors.len(),
+            Kind::VpcFlowLog => self.flow_logs.len(),
         }
     }
 
@@ -301,6 +310,7 @@ impl Config {
             Kind::FloatingIp => self.nat.floating.clear(),
             Kind::PortForward => self.nat.forwards.clear(),
             Kind::Mirror => self.mirrors.clear(),
+            Kind::VpcFlowLog => self.flow_logs.clear(),
         }
     }
 
@@ -321,6 +331,7 @@ impl Config {
             Kind::FloatingIp => Object::FloatingIp(self.nat.floating.get(index)?.clone()),
             Kind::PortForward => Object::PortForward(self.nat.forwards.get(index)?.clone()),
             Kind::Mirror => Object::Mirror(self.mirrors.get(index)?.clone()),
+            Kind::VpcFlowLog => Object::VpcFlowLog(Box::new(self.flow_logs.get(index)?.clone())),
         })
     }
 

@@ -13,8 +13,8 @@ use super::{
     AddressSet, Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Dscp, FloatingIp, Host, Kind,
     LoadBalancer, MAX_PATHS, MAX_QUEUE_PAIRS, MAX_WORKERS, Mirror, Nat, Object, Ordering, Peer, PeerTransport, Peering,
     PlainPaths, Port, PortForward, PortKind, PortLimits, Reliability, Route, Routes, SecurityGroup, SourceNat,
-    Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, Workers, XdpMode, balancer, check, flow_log, metadata,
-    mirror, nat, security,
+    Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, VpcFlowLog, Workers, XdpMode, balancer, check, flow_log,
+    metadata, mirror, nat, security,
 };
 
 /// Maximum number of addresses in a list.
@@ -89,6 +89,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> (Config, Vec<Route>) {
     };
     let mirrors = root.sections("mirror").into_iter().map(mirror).collect();
     let flow_log = root.optional_section("flow_log").map(flow_log::flow_log);
+    let flow_logs = root.sections("vpc_flow_log").into_iter().map(vpc_flow_log).collect();
     root.finish();
     let config = Config {
         host,
@@ -108,6 +109,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> (Config, Vec<Route>) {
         nat,
         mirrors,
         flow_log,
+        flow_logs,
     };
     (config, routes)
 }
@@ -128,6 +130,7 @@ pub(super) fn object(kind: Kind, s: Section<'_, '_>, workers: usize) -> Object {
         Kind::FloatingIp => Object::FloatingIp(floating_ip(s)),
         Kind::PortForward => Object::PortForward(port_forward(s)),
         Kind::Mirror => Object::Mirror(mirror(s)),
+        Kind::VpcFlowLog => Object::VpcFlowLog(Box::new(vpc_flow_log(s))),
     }
 }
 
@@ -154,6 +157,10 @@ fn floating_ip(mut s: Section<'_, '_>) -> FloatingIp {
 
 fn port_forward(mut s: Section<'_, '_>) -> PortForward {
     nat::forward(vni(&mut s), s)
+}
+
+fn vpc_flow_log(mut s: Section<'_, '_>) -> VpcFlowLog {
+    flow_log::vpc_flow_log(port_name(&mut s), s)
 }
 
 fn mirror(mut s: Section<'_, '_>) -> Mirror {

@@ -74,7 +74,7 @@ impl Config {
         for (kind, name, object) in changes {
             match (kind, object) {
                 // Nothing refers to these.
-                (Kind::Route | Kind::Port | Kind::Peering | Kind::Mirror, None) => {}
+                (Kind::Route | Kind::Port | Kind::Peering | Kind::Mirror | Kind::VpcFlowLog, None) => {}
                 (_, Some(Object::Route(route))) => {
                     // All earlier routes to the vNIC agree, so one of them is enough, whatever number of the batch's
                     // routes lead to it.
@@ -105,7 +105,8 @@ impl Config {
                     let vni = self.port(&uplink.port).map(|port| port.vni);
                     concerned.extend(vni.and_then(|vni| routes.first_of(vni)).map(key));
                 }
-                (_, Some(Object::SecurityGroup(_) | Object::AddressSet(_) | Object::Mirror(_))) => {}
+                (_, Some(Object::SecurityGroup(_) | Object::AddressSet(_))) => {}
+                (_, Some(Object::Mirror(_) | Object::VpcFlowLog(_))) => {}
                 (Kind::SecurityGroup, None) => concerned.extend(routes.detailed().map(key)),
                 (Kind::Peer, _) if old.routes.of_peer(name) == 0 => {}
                 (Kind::Vpc, _) if is_without_routes(old, name) => {}

@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 use super::object::protocol;
 use super::{
     AclRule, Action, Affinity, Backend, Direction, Dscp, HealthCheck, LoadBalancer, Metadata, Mirror, Object, Ordering,
-    PeerTransport, Port, PortKind, Reliability, Remote, Route, Rule, SecurityGroup, VhostMode, Vpc,
+    PeerTransport, Port, PortKind, Reliability, Remote, Route, Rule, SecurityGroup, VhostMode, Vpc, VpcFlowLog,
+    flow_log,
 };
 
 /// The keys of a table.
@@ -99,6 +100,7 @@ impl Object {
                 keys.text("inside", forward.inside).set("inside_port", forward.inside_port);
             }
             Object::Mirror(of) => mirror(&mut keys, of),
+            Object::VpcFlowLog(of) => vpc_flow_log(&mut keys, of),
         }
         keys.done()
     }
@@ -290,4 +292,23 @@ fn mirror(keys: &mut Keys, mirror: &Mirror) {
     port_ranges(keys, "l4_ports", &mirror.l4_ports);
     keys.text("target", mirror.target).set("target_vni", mirror.target_vni.value());
     keys.unless(1, "one_in", mirror.one_in).unless(256, "truncate", mirror.truncate);
+}
+
+fn vpc_flow_log(keys: &mut Keys, VpcFlowLog { name, log }: &VpcFlowLog) {
+    keys.text("name", name).list("vpcs", log.vpcs.iter().map(|vni| vni.value()));
+    keys.list("ports", log.ports.iter().map(String::as_str));
+    keys.some("json", log.json.as_ref().map(|file| file.display().to_string()));
+    keys.unless(Some(flow_log::JSON_MB), "json_mb", log.json_bytes.map(|bytes| bytes / flow_log::MEGABYTE));
+    keys.some("collector", log.collector.map(|collector| collector.to_string()));
+    match (log.accepted, log.rejected) {
+        (true, false) => _ = keys.set("record", "accepted"),
+        (false, true) => _ = keys.set("record", "rejected"),
+        _ => {}
+    }
+    keys.unless(flow_log::ACTIVE_S, "active_timeout_s", log.active_timeout.as_secs());
+    keys.unless(flow_log::IDLE_S, "idle_timeout_s", log.idle_timeout.as_secs());
+    keys.unless(flow_log::FLOWS_OF_VPC, "flows", u64::from(log.flows));
+    keys.unless(flow_log::TEMPLATES_S, "template_interval_s", log.template_interval.as_secs());
+    keys.unless(flow_log::DOMAIN, "domain", u64::from(log.domain));
+    keys.unless(flow_log::ENTERPRISE, "enterprise", u64::from(log.enterprise));
 }

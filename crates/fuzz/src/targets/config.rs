@@ -36,6 +36,11 @@ fn sound(config: &Config) {
         assert!(log.vpcs.iter().all(|vni| config.vpc(*vni).is_some()));
         assert!(log.ports.iter().all(|name| config.port(name).is_some()));
     }
+    for log in &config.flow_logs {
+        assert!(log.log.json.is_some() || log.log.collector.is_some());
+        assert!(log.log.vpcs.iter().all(|vni| config.vpc(*vni).is_some()));
+        assert!(config.flow_logs.iter().filter(|other| other.name == log.name).count() == 1);
+    }
     for balancer in &config.load_balancers {
         assert!(config.vpc(balancer.vni).is_some() && !balancer.backends.is_empty());
         assert!(balancer.backends.iter().all(|backend| backend.address.is_ipv4() == balancer.address.is_ipv4()));

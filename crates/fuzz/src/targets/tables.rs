@@ -111,16 +111,25 @@ pub(super) fn tables() -> Tables {
         groups: vec![SecurityGroup::new(rules)],
         sessions: SessionLimits { total: 8, per_port: 4 },
         flows: FlowLimits { records: 8, vectors: true },
-        flow_log: Some(FlowLogSpec {
-            ports: [0, 1, 5].map(PortId).to_vec(),
-            accepted: true,
-            rejected: true,
-            flows: 8,
-            active_ns: 50 << 30,
-            idle_ns: 20 << 30,
-        }),
+        flow_logs: vec![
+            flow_log("", &[0, 1, 5], 8),
+            FlowLogSpec { accepted: false, ..flow_log("rejected", &[1], 2) },
+            FlowLogSpec { rejected: false, ..flow_log("accepted", &[0, 5], 4) },
+        ],
         rule_log: Some(RuleLogSpec { records_per_s: 4, interval_ns: 20 << 30 }),
         ..Tables::default()
+    }
+}
+
+fn flow_log(name: &str, ports: &[u16], flows: u32) -> FlowLogSpec {
+    FlowLogSpec {
+        name: name.into(),
+        ports: ports.iter().map(|port| PortId(*port)).collect(),
+        accepted: true,
+        rejected: true,
+        flows,
+        active_ns: 50 << 30,
+        idle_ns: 20 << 30,
     }
 }
 
@@ -134,7 +143,8 @@ pub(super) fn plain_tables() -> Tables {
     tables.load_balancers.clear();
     tables.shared.clear();
     tables.metadata.clear();
-    (tables.flow_log, tables.rule_log) = (None, None);
+    tables.flow_logs.clear();
+    tables.rule_log = None;
     tables.groups.clear();
     tables.ports.iter_mut().for_each(|port| port.groups.clear());
     tables
