@@ -77,6 +77,7 @@ pub(crate) fn contributions(model: &Model, key: &Key) -> Vec<Contribution> {
         Spec::LoadBalancer(spec) => Vec::from_iter(services::load_balancer(model, key, spec)),
         Spec::NatGateway(spec) => nat::gateway(model, key, spec),
         Spec::Mirror(spec) => services::mirror(model, key, spec),
+        Spec::FlowLog(spec) => services::flow_log(model, key, spec),
         Spec::FloatingIp(spec) => Vec::from_iter(nat::floating_ip(model, key, spec)),
     }
 }

@@ -47,11 +47,13 @@ pub enum Kind {
     RouteTable,
     /// Copies of guests' packets for somebody to look at.
     Mirror,
+    /// Records of guests' conversations.
+    FlowLog,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 14] = [
+    pub const ALL: [Kind; 15] = [
         Kind::Host,
         Kind::Project,
         Kind::OutsideGrant,
@@ -66,6 +68,7 @@ impl Kind {
         Kind::FloatingIp,
         Kind::RouteTable,
         Kind::Mirror,
+        Kind::FlowLog,
     ];
 
     /// As keys, files and the API name it.
@@ -85,6 +88,7 @@ impl Kind {
             Kind::FloatingIp => "floating_ip",
             Kind::RouteTable => "route_table",
             Kind::Mirror => "mirror",
+            Kind::FlowLog => "flow_log",
         }
     }
 

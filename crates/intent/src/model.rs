@@ -413,7 +413,8 @@ impl Model {
             }
             Spec::FloatingIp(floating) => all.extend(floating.address.map(Index::Outside)),
             Spec::OutsideGrant(grant) => all.extend(grant.prefixes.iter().map(|prefix| Index::Granted(prefix.trunc()))),
-            Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) | Spec::Peering(_) | Spec::Mirror(_) => {}
+            Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) | Spec::Peering(_) => {}
+            Spec::Mirror(_) | Spec::FlowLog(_) => {}
         }
         all.sort_unstable();
         all.dedup();

@@ -374,6 +374,7 @@ impl Trial<'_> {
             Spec::FloatingIp(spec) => self.check_floating(key, spec),
             Spec::RouteTable(spec) => self.check_routes(key, spec),
             Spec::Mirror(spec) => self.check_mirror(key, spec),
+            Spec::FlowLog(spec) => self.check_flow_log(key, spec),
             Spec::Peering(spec) => self.check_peering(key, &spec.vpcs),
             Spec::OutsideGrant(spec) => self.check_grant(key, &spec.prefixes),
             Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) => {}

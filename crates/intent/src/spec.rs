@@ -16,8 +16,9 @@ use crate::key::{Key, Kind};
 mod services;
 
 pub use services::{
-    BackendSpec, Block, FloatingIpSpec, LoadBalancerSpec, MAX_BACKENDS, MAX_MIRRORED, MAX_POOL, MAX_ROUTES, MirrorSpec,
-    NatGatewaySpec, RouteTableSpec, RouteToSpec, UPLINK, UplinkSpec,
+    BackendSpec, Block, FloatingIpSpec, FlowLogSpec, LoadBalancerSpec, MAX_BACKENDS, MAX_FLOWS, MAX_JSON_MB,
+    MAX_LOGGED, MAX_MIRRORED, MAX_POOL, MAX_ROUTES, MirrorSpec, NatGatewaySpec, RouteTableSpec, RouteToSpec, UPLINK,
+    UplinkSpec,
 };
 
 /// The most addresses of a host, and of a port.
@@ -47,6 +48,7 @@ pub enum Spec {
     FloatingIp(FloatingIpSpec),
     RouteTable(RouteTableSpec),
     Mirror(Box<MirrorSpec>),
+    FlowLog(Box<FlowLogSpec>),
 }
 
 /// A host that runs `bifrostd` and an agent.
@@ -124,6 +126,8 @@ pub struct Quota {
     pub route_tables: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mirrors: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flow_logs: Option<u64>,
 }
 
 impl Quota {
@@ -142,6 +146,7 @@ impl Quota {
             Kind::FloatingIp => self.floating_ips,
             Kind::RouteTable => self.route_tables,
             Kind::Mirror => self.mirrors,
+            Kind::FlowLog => self.flow_logs,
         }
     }
 
@@ -162,6 +167,7 @@ impl Quota {
             Kind::FloatingIp => "floating_ips",
             Kind::RouteTable => "route_tables",
             Kind::Mirror => "mirrors",
+            Kind::FlowLog => "flow_logs",
         }
     }
 
@@ -279,6 +285,7 @@ impl Spec {
             Kind::FloatingIp => Spec::FloatingIp(read(value)?),
             Kind::RouteTable => Spec::RouteTable(read(value)?),
             Kind::Mirror => Spec::Mirror(Box::new(read(value)?)),
+            Kind::FlowLog => Spec::FlowLog(Box::new(read(value)?)),
         })
     }
 
@@ -299,6 +306,7 @@ impl Spec {
             Spec::FloatingIp(spec) => serde_json::to_value(spec),
             Spec::RouteTable(spec) => serde_json::to_value(spec),
             Spec::Mirror(spec) => serde_json::to_value(spec),
+            Spec::FlowLog(spec) => serde_json::to_value(spec),
         };
         // Maps with texts as keys, which JSON has.
         value.unwrap_or(Value::Null)
@@ -321,6 +329,7 @@ impl Spec {
             Spec::FloatingIp(_) => Kind::FloatingIp,
             Spec::RouteTable(_) => Kind::RouteTable,
             Spec::Mirror(_) => Kind::Mirror,
+            Spec::FlowLog(_) => Kind::FlowLog,
         }
     }
 
@@ -365,12 +374,8 @@ impl Spec {
                 let guests = routes.map(|(i, route)| sibling(format!("routes[{i}].guest"), Kind::Port, &route.guest));
                 std::iter::once(sibling("vpc".into(), Kind::Vpc, &spec.vpc)).chain(guests).collect()
             }
-            Spec::Mirror(spec) => {
-                let guests = spec.guests.iter().enumerate();
-                let guests = guests.map(|(i, name)| sibling(format!("guests[{i}]"), Kind::Port, name));
-                let vpc = spec.vpc.iter().map(|vpc| sibling("vpc".into(), Kind::Vpc, vpc));
-                vpc.chain(guests).collect()
-            }
+            Spec::Mirror(spec) => of_scope(key, spec.vpc.as_deref(), &spec.guests),
+            Spec::FlowLog(spec) => of_scope(key, spec.vpc.as_deref(), &spec.guests),
         }
     }
 }
@@ -433,6 +438,14 @@ impl SecurityGroupSpec {
 pub(crate) fn remote(who: &str) -> Option<(Kind, &str)> {
     let group = who.strip_prefix("group:").map(|name| (Kind::SecurityGroup, name));
     group.or_else(|| who.strip_prefix("set:").map(|name| (Kind::AddressSet, name)))
+}
+
+/// A VPC or guests that an object of that key names.
+fn of_scope(key: &Key, vpc: Option<&str>, guests: &[String]) -> Vec<(String, Key)> {
+    let vpc = vpc.map(|vpc| ("vpc".to_owned(), key.sibling(Kind::Vpc, vpc)));
+    let guests = guests.iter().enumerate();
+    let guests = guests.map(|(i, name)| (format!("guests[{i}]"), key.sibling(Kind::Port, name)));
+    vpc.into_iter().chain(guests).collect()
 }
 
 /// A text, or the texts of a list.

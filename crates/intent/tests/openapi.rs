@@ -19,6 +19,9 @@ fn objects() -> Vec<Value> {
     let of_mirror = json!({"direction": "egress", "protocol": 6, "prefixes": ["10.0.0.0/8"], "l4_ports": [80, "81-90"], "target": "192.0.2.9:4789",
                            "target_vni": 7, "one_in": 10, "truncate": 128});
     let mirror = |key: &str, what: Value| with(of_mirror.clone(), with(json!({ "key": key }), what));
+    let of_log = json!({"collector": "192.0.2.9:4739", "record": "rejected", "active_timeout_s": 30, "idle_timeout_s": 5, "flows": 1000,
+                        "template_interval_s": 30, "domain": 7, "enterprise": 54321});
+    let log = |key: &str, what: Value| with(of_log.clone(), with(json!({ "key": key }), what));
     let limits = json!({"tx_mbit": 100, "tx_kpps": 10, "rx_mbit": 100, "rx_kpps": 10, "queues": 1, "mtu": 1400, "dscp": "copy", "weight": 2});
     let port = with(
         limits.clone(),
@@ -60,6 +63,8 @@ fn objects() -> Vec<Value> {
         json!({"key": "route_table/demo/r", "vpc": "net", "routes": [{"prefix": "172.17.0.0/16", "guest": "web"}]}),
         mirror("mirror/demo/m", json!({"vpc": "net"})),
         mirror("mirror/demo/n", json!({"guests": ["web"]})),
+        log("flow_log/demo/l", json!({"vpc": "net", "json": true, "json_mb": 10})),
+        log("flow_log/demo/g", json!({"guests": ["web"]})),
     ]
 }
 
@@ -161,6 +166,10 @@ fn what_is_wrong_is_told() {
         json!({"key": "load_balancer/demo/l", "subnet": "a", "port": 80, "backends": [{"guest": "a", "address": "10.0.0.1"}]}),
         json!({"key": "load_balancer/demo/l", "subnet": "a", "port": 80, "backends": [{"guest": "a", "from": "x"}]}),
         json!({"key": "mirror/demo/m", "target": "192.0.2.9:4789", "target_vni": 7}),
+        json!({"key": "flow_log/demo/l", "collector": "192.0.2.9:4739"}),
+        json!({"key": "flow_log/demo/l", "vpc": "net"}),
+        json!({"key": "flow_log/demo/l", "vpc": "net", "json": "/etc/passwd"}),
+        json!({"key": "flow_log/demo/l", "vpc": "net", "json": false}),
         json!([{"key": "vpc/demo/net"}, {"key": "vpc/demo/net", "subnet": "a"}]),
     ] {
         assert!(!wrong("Document", &object).is_empty(), "{object}");

@@ -1,4 +1,4 @@
-//! Load balancers, NAT, route tables and mirrors: what is refused, and what is chosen.
+//! Load balancers, NAT, route tables, mirrors and flow logs: what is refused, and what is chosen.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -403,4 +403,39 @@ fn tables_and_mirrors_that_are_not_right_are_refused() {
         vec![set("mirror/demo/y", mirror(json!({"vpc": "net"})).1)],
         "quota.mirrors: there are 1",
     );
+}
+
+#[test]
+fn flow_logs_that_are_not_right_are_refused() {
+    let mut model = base();
+    let log = |more: Value| {
+        let mut spec = json!({"collector": "192.0.2.9:4739"});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ("flow_log/demo/x", spec)
+    };
+    let cases = [
+        (log(json!({})), "flow_log/demo/x: name a vpc, or guests, which are ports of the project"),
+        (log(json!({"vpc": "net", "guests": ["web1"]})), "flow_log/demo/x: name a vpc, or guests"),
+        (log(json!({"guests": ["web1", "web1"]})), "flow_log/demo/x: guests: one is named twice; keep it once"),
+        (log(json!({"guests": ["no"]})), "flow_log/demo/x: guests[0]: there is no port/demo/no"),
+        (log(json!({"vpc": "no"})), "flow_log/demo/x: vpc: there is no vpc/demo/no"),
+        (log(json!({"vpc": "net", "vpcs": [7]})), "flow_log/demo/x: vpcs: follows from other objects; remove it"),
+        (("flow_log/demo/x", json!({"vpc": "net"})), "flow_log/demo/x: collector: missing: name an IPFIX collector"),
+        (log(json!({"vpc": "net", "collector": "here"})), "collector: \"here\" is not an address with a port"),
+        (log(json!({"vpc": "net", "json": "/etc/cron.d/x"})), "flow_log/demo/x: json: invalid type: string"),
+        (log(json!({"vpc": "net", "record": "rules"})), "flow_log/demo/x: record: \"rules\" is not one of"),
+        (log(json!({"vpc": "net", "rules_json": "/x"})), "flow_log/demo/x: rules_json: unknown key"),
+        (log(json!({"vpc": "net", "flows": 20_000})), "flow_log/demo/x: flows: 20000 is more than 16384"),
+        (log(json!({"vpc": "net", "json_mb": 1001})), "flow_log/demo/x: json_mb: 1001 is more than 1000"),
+        (log(json!({"vpc": "net", "flows": -1})), "flow_log/demo/x: flows: -1 is not in 64..=1048576"),
+    ];
+    for ((key, spec), expected) in cases {
+        assert_refused(&mut model, vec![set(key, spec)], expected);
+    }
+    make(&mut model, vec![set("flow_log/demo/x", log(json!({"guests": ["web1"]})).1)]);
+    let expected = "port/demo/web1: is in use by flow_log/demo/x; change or delete that first";
+    assert_refused(&mut model, vec![delete("port/demo/web1")], expected);
+    make(&mut model, vec![set("project/demo", json!({"quota": {"flow_logs": 1}}))]);
+    let another = set("flow_log/demo/y", log(json!({"vpc": "net"})).1);
+    assert_refused(&mut model, vec![another], "quota.flow_logs: there are 1");
 }

@@ -24,7 +24,7 @@ use crate::output::Output;
 
 pub(crate) const EXAMPLES: &str = "\
 Objects have keys: host/NAME, project/NAME, and KIND/PROJECT/NAME with the kinds outside_grant, vpc, subnet, address_set, security_group, port,
-peering, load_balancer, nat_gateway, floating_ip, route_table and mirror.
+peering, load_balancer, nat_gateway, floating_ip, route_table, mirror and flow_log.
 Values are written as in bifrostd's configuration file; a list is written with commas.
 
 Examples: two hosts, a network, and a port of a container on each
@@ -35,6 +35,8 @@ Examples: two hosts, a network, and a port of a container on each
   bifrostctl fleet add port/demo/db subnets=a host=h2 netns=db --wait 10
 
   bifrostctl fleet add load_balancer/demo/lb subnet=a port=80 'backends=[{guest=\"web\",port=8080}]'
+
+  bifrostctl fleet add flow_log/demo/audit vpc=net collector=192.0.2.9:4739 record=rejected
 
   bifrostctl fleet apply -f network.yaml --wait 10     the objects of the file are to be as it says
   bifrostctl fleet diff -f network.yaml                what that would change

@@ -242,7 +242,7 @@ fn parsed(key: &str) -> Key {
 }
 
 /// Kinds of objects with examples of what they say.
-const KINDS: [(&str, &[&str]); 14] = [
+const KINDS: [(&str, &[&str]); 15] = [
     (
         "host",
         &[
@@ -292,6 +292,13 @@ const KINDS: [(&str, &[&str]); 14] = [
         &[
             r#"{"vpc":"a","direction":"egress","target":"192.0.2.9:4789","target_vni":7}"#,
             r#"{"guests":["a"],"target":"192.0.2.9:4789","one_in":10,"truncate":128}"#,
+        ],
+    ),
+    (
+        "flow_log",
+        &[
+            r#"{"vpc":"a","collector":"192.0.2.9:4739","record":"rejected","active_timeout_s":30,"flows":1000}"#,
+            r#"{"guests":["a","b"],"json":true,"json_mb":10,"domain":7}"#,
         ],
     ),
 ];

@@ -1,4 +1,4 @@
-//! Load balancers and mirrors as hosts take them.
+//! Load balancers, mirrors and flow logs as hosts take them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,10 @@ use super::{Contribution, one, placed_in};
 use crate::key::{Key, Kind};
 use crate::model::Model;
 use crate::span::Topic;
-use crate::spec::{BackendSpec, LoadBalancerSpec, MirrorSpec};
+use crate::spec::{BackendSpec, FlowLogSpec, LoadBalancerSpec, MirrorSpec};
+
+/// The directory of hosts for files of flow logs. Projects do not choose it: `bifrostd` may write more than they should.
+const FLOW_LOGS: &str = "/var/log/bifrost";
 
 /// What hosts with ports of the VPC get. None: it has no address that the VPC's router is beside,
 /// or no backend that exists.
@@ -59,23 +62,41 @@ pub(crate) fn backend_address(
     port.addresses.iter().copied().find(|of_guest| of_guest.is_ipv4() == address.is_ipv4())
 }
 
-/// For all hosts with ports of the VPC; or for each host with some of the guests, those.
 pub(super) fn mirror(model: &Model, key: &Key, spec: &MirrorSpec) -> Vec<Contribution> {
+    of_scope(model, key, HostKind::Mirror, (spec.vpc.as_deref(), &spec.guests), &spec.settings)
+}
+
+pub(super) fn flow_log(model: &Model, key: &Key, spec: &FlowLogSpec) -> Vec<Contribution> {
+    let mut settings = spec.settings.clone();
+    if spec.json {
+        settings.insert("json".into(), json!(format!("{FLOW_LOGS}/{}.jsonl", key.on_host())));
+    }
+    of_scope(model, key, HostKind::VpcFlowLog, (spec.vpc.as_deref(), &spec.guests), &settings)
+}
+
+/// For all hosts with ports of the VPC; or for each host with some of the guests, those.
+fn of_scope(
+    model: &Model,
+    key: &Key,
+    kind: HostKind,
+    (vpc, guests): (Option<&str>, &[String]),
+    settings: &Map<String, Value>,
+) -> Vec<Contribution> {
     let name = key.on_host();
     let item = |of: &str, list: Value| {
-        let mut item = spec.settings.clone();
+        let mut item = settings.clone();
         item.insert("name".into(), json!(name));
         item.insert(of.into(), list);
         Value::Object(item)
     };
-    if let Some(vpc) = &spec.vpc {
+    if let Some(vpc) = vpc {
         let vpc = key.sibling(Kind::Vpc, vpc);
         let vni = model.vni(&vpc);
-        let all = vni.map(|vni| one(Topic::Inside(vpc), HostKind::Mirror, &name, item("vpcs", json!([vni]))));
+        let all = vni.map(|vni| one(Topic::Inside(vpc), kind, &name, item("vpcs", json!([vni]))));
         return Vec::from_iter(all);
     }
     let mut hosts: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for guest in spec.guests.iter().map(|name| key.sibling(Kind::Port, name)) {
+    for guest in guests.iter().map(|name| key.sibling(Kind::Port, name)) {
         if let Some(port) = model.port(&guest)
             && placed_in(model, &guest, port).is_some()
         {
@@ -83,7 +104,7 @@ pub(super) fn mirror(model: &Model, key: &Key, spec: &MirrorSpec) -> Vec<Contrib
         }
     }
     let of_host = |(host, guests): (&str, Vec<String>)| {
-        one(Topic::Host(host.to_owned()), HostKind::Mirror, &name, item("ports", json!(guests)))
+        one(Topic::Host(host.to_owned()), kind, &name, item("ports", json!(guests)))
     };
     hosts.into_iter().map(of_host).collect()
 }

@@ -1,6 +1,8 @@
-//! Checks of load balancers, route tables and mirrors.
+//! Checks of load balancers, route tables, mirrors and flow logs.
 
 use std::collections::BTreeSet;
+
+use serde_json::Value;
 
 use super::{Trial, no_address};
 use crate::allocate;
@@ -8,7 +10,8 @@ use crate::compile::{self, backend_address};
 use crate::key::{Key, Kind};
 use crate::model::Index;
 use crate::spec::{
-    LoadBalancerSpec, MAX_BACKENDS, MAX_MIRRORED, MAX_ROUTES, MirrorSpec, RouteTableSpec, RouteToSpec, Spec,
+    FlowLogSpec, LoadBalancerSpec, MAX_BACKENDS, MAX_FLOWS, MAX_JSON_MB, MAX_LOGGED, MAX_MIRRORED, MAX_ROUTES,
+    MirrorSpec, RouteTableSpec, RouteToSpec, Spec,
 };
 
 /// The most prefixes behind a guest that `bifrostd` takes.
@@ -122,12 +125,32 @@ impl Trial<'_> {
 
     pub(super) fn check_mirror(&mut self, key: &Key, spec: &MirrorSpec) {
         self.check_reserved(key, &spec.settings, &["name", "vpcs", "ports"]);
-        if spec.vpc.is_some() != spec.guests.is_empty() {
+        self.check_scope(key, spec.vpc.is_some(), &spec.guests, MAX_MIRRORED);
+    }
+
+    pub(super) fn check_flow_log(&mut self, key: &Key, spec: &FlowLogSpec) {
+        self.check_reserved(key, &spec.settings, &["name", "vpcs", "ports"]);
+        self.check_scope(key, spec.vpc.is_some(), &spec.guests, MAX_LOGGED);
+        if !spec.json && !spec.settings.contains_key("collector") {
+            let what = "missing: name an IPFIX collector, such as 192.0.2.9:4739, or set json to true";
+            self.wrong(key, "collector", what.into());
+        }
+        // Projects share the memory and the disks of hosts.
+        for (field, most) in [("flows", MAX_FLOWS), ("json_mb", MAX_JSON_MB)] {
+            if let Some(given) = spec.settings.get(field).and_then(Value::as_u64).filter(|given| *given > most) {
+                self.wrong(key, field, format!("{given} is more than {most}"));
+            }
+        }
+    }
+
+    /// What mirrors and flow logs are of: a VPC, or some guests.
+    fn check_scope(&mut self, key: &Key, is_of_vpc: bool, guests: &[String], most: usize) {
+        if is_of_vpc != guests.is_empty() {
             self.wrong(key, "", "name a vpc, or guests, which are ports of the project".into());
         }
-        self.check_count(key, "guests", spec.guests.len(), 0, MAX_MIRRORED);
-        let distinct: BTreeSet<&String> = spec.guests.iter().collect();
-        if distinct.len() != spec.guests.len() {
+        self.check_count(key, "guests", guests.len(), 0, most);
+        let distinct: BTreeSet<&String> = guests.iter().collect();
+        if distinct.len() != guests.len() {
             self.wrong(key, "guests", "one is named twice; keep it once".into());
         }
     }

@@ -94,7 +94,7 @@ impl Placement {
             }
             Kind::NatGateway => self.take_gateway(model, key, dirty),
             Kind::Host | Kind::Project | Kind::OutsideGrant | Kind::Vpc | Kind::Subnet | Kind::AddressSet => {}
-            Kind::LoadBalancer | Kind::FloatingIp | Kind::RouteTable | Kind::Mirror => {}
+            Kind::LoadBalancer | Kind::FloatingIp | Kind::RouteTable | Kind::Mirror | Kind::FlowLog => {}
         }
     }
 

@@ -363,6 +363,38 @@ fn tables_and_mirrors_are_where_their_guests_are() {
     assert_eq!(world.ids("h1"), ["peer h2", "vpc 4096", "port demo.a", "route 4096/10.1.0.3/32"]);
 }
 
+#[test]
+fn flow_logs_are_where_their_guests_are() {
+    let mut world = base();
+    let collector = "192.0.2.9:4739";
+    world
+        .make(vec![
+            set("port/demo/a", port("red-a", 1, &[], "a")),
+            set("port/demo/b", port("red-a", 2, &[], "b")),
+            set("port/demo/c", port("blue-a", 3, &[], "c")),
+            set("flow_log/demo/red", json!({"vpc": "red", "json": true, "record": "rejected"})),
+            set("flow_log/demo/some", json!({"guests": ["b", "c"], "collector": collector})),
+        ])
+        .unwrap();
+    let red =
+        json!({"name": "demo.red", "vpcs": [4096], "json": "/var/log/bifrost/demo.red.jsonl", "record": "rejected"});
+    assert_eq!(world.spec("h1", HostKind::VpcFlowLog, "demo.red"), red);
+    assert_eq!(world.spec("h2", HostKind::VpcFlowLog, "demo.red"), red);
+    let some = |ports: Value| json!({"name": "demo.some", "ports": ports, "collector": collector});
+    assert_eq!(world.spec("h2", HostKind::VpcFlowLog, "demo.some"), some(json!(["demo.b"])));
+    assert_eq!(world.spec("h3", HostKind::VpcFlowLog, "demo.some"), some(json!(["demo.c"])));
+    let has = |world: &World, host: &str, name: &str| world.ids(host).contains(&format!("vpc_flow_log demo.{name}"));
+    assert!(!has(&world, "h3", "red") && !has(&world, "h1", "some"), "no host has logs of others' guests");
+    let why = world.spans.why(&world.model, &"flow_log/demo/red".parse().unwrap());
+    assert_eq!(why.into_iter().map(|(host, _)| host.to_string()).collect::<Vec<_>>(), ["h1", "h2"]);
+    // The only guest of the VPC leaves the host, and its log with it.
+    world.make(vec![set("port/demo/b", port("red-a", 3, &[], "b"))]).unwrap();
+    assert!(!has(&world, "h2", "red") && has(&world, "h3", "red"));
+    assert_eq!(world.spec("h3", HostKind::VpcFlowLog, "demo.some"), some(json!(["demo.b", "demo.c"])));
+    world.make(vec![delete("flow_log/demo/red"), delete("flow_log/demo/some")]).unwrap();
+    assert!(world.hosts.values().all(|has| has.keys().all(|id| id.kind != HostKind::VpcFlowLog)));
+}
+
 /// A change of random objects.
 fn change() -> impl Strategy<Value = Change> {
     let name = |names: &'static [&'static str]| prop::sample::select(names);
@@ -428,6 +460,16 @@ fn change() -> impl Strategy<Value = Change> {
             set(&format!("mirror/demo/m{n}"), spec)
         }),
         1 => (0..2u32).prop_map(|n| delete(&format!("mirror/demo/m{n}"))),
+        2 => (0..2u32, prop::option::of(name(&["red", "green"])), prop::collection::btree_set(0..8u32, 1..4), any::<bool>())
+            .prop_map(|(n, vpc, guests, json)| {
+                let mut spec = if json { json!({"json": true}) } else { json!({"collector": "192.0.2.9:4739"}) };
+                match vpc {
+                    Some(vpc) => spec["vpc"] = json!(vpc),
+                    None => spec["guests"] = json!(guests.into_iter().map(|n| format!("p{n}")).collect::<Vec<_>>()),
+                }
+                set(&format!("flow_log/demo/l{n}"), spec)
+            }),
+        1 => (0..2u32).prop_map(|n| delete(&format!("flow_log/demo/l{n}"))),
     ]
 }
 

@@ -15,7 +15,7 @@ pub(crate) enum Topic {
     Peer(String),
     /// A VPC: its settings, and where its ports are.
     Vpc(Key),
-    /// What only hosts with a port of a VPC need: its load balancers and mirrors.
+    /// What only hosts with a port of a VPC need: its load balancers, mirrors and flow logs.
     Inside(Key),
     /// What a NAT gateway has on a host.
     Nat(Key, String),

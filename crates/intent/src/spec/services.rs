@@ -1,4 +1,4 @@
-//! What load balancers, uplinks, NAT, route tables and mirrors say.
+//! What load balancers, uplinks, NAT, route tables, mirrors and flow logs say.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,6 +16,12 @@ pub const MAX_BACKENDS: usize = 256;
 pub const MAX_ROUTES: usize = 256;
 /// The most guests of a mirror.
 pub const MAX_MIRRORED: usize = 256;
+/// The most guests of a flow log.
+pub const MAX_LOGGED: usize = 256;
+/// The most conversations that a worker of a host counts for a flow log.
+pub const MAX_FLOWS: u64 = 16_384;
+/// The largest file of a flow log on a host, MB; a second one holds older records.
+pub const MAX_JSON_MB: u64 = 1000;
 /// The most addresses of a NAT gateway.
 pub const MAX_POOL: usize = 256;
 
@@ -160,6 +166,24 @@ pub struct MirrorSpec {
     pub guests: Vec<String>,
     /// All other keys of `[[mirror]]`: `target`, `target_vni`, `direction`, `protocol`, `prefixes`,
     /// `l4_ports`, `one_in`, `truncate`.
+    #[serde(flatten)]
+    pub settings: Map<String, Value>,
+}
+
+/// Records of the conversations of a VPC, or of some guests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FlowLogSpec {
+    /// The VPC's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vpc: Option<String>,
+    /// In place of that, names of ports of the project, at most [`MAX_LOGGED`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guests: Vec<String>,
+    /// Whether each host writes records to a file of its own, `/var/log/bifrost/PROJECT.NAME.jsonl`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub json: bool,
+    /// All other keys of `[[vpc_flow_log]]`: `collector`, `record`, `active_timeout_s`, `idle_timeout_s`, `json_mb` (at
+    /// most [`MAX_JSON_MB`]), `flows` (at most [`MAX_FLOWS`]), `template_interval_s`, `domain`, `enterprise`.
     #[serde(flatten)]
     pub settings: Map<String, Value>,
 }

@@ -5,6 +5,7 @@
 mod browser;
 mod enroll;
 mod etcd;
+mod flow_logs;
 mod matrix;
 #[path = "../../../bifrostd/tests/common/netns.rs"]
 #[allow(dead_code, unreachable_pub)]

@@ -2,7 +2,7 @@
 
 use std::fs::{File, Permissions};
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -126,6 +126,15 @@ impl World {
             run(&[format!("--screenshot={}", picture.display())]);
         }
         run(&["--dump-dom".to_owned()])
+    }
+
+    /// A socket beside the first relay, which hosts reach.
+    pub(crate) fn collector(&self, port: u16) -> UdpSocket {
+        let Relay { net, address, .. } = &self.relays[0];
+        let at = format!("{address}:{port}");
+        let socket = net.enter(move || UdpSocket::bind(at).unwrap());
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        socket
     }
 
     /// A namespace for a guest.
