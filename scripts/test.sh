@@ -104,6 +104,7 @@ in_etcd() {
 }
 step "the store in etcd: members and networks that fail" in_etcd --test etcd -- --ignored --test-threads 2
 step "relays in etcd: relays, hosts and members that fail" in_etcd --test fleet -- matrix --ignored
+step "guests while etcd is down" in_etcd --test outage -- --ignored
 # Tests that need cnitool, Podman and containerd.
 in_runtimes() {
     if ! tools=$(scripts/install-cni.sh); then

@@ -1,5 +1,7 @@
 //! The command line.
 
+use std::path::PathBuf;
+
 use clap::{Args, Parser, Subcommand};
 
 const EXAMPLES: &str = "\
@@ -12,8 +14,11 @@ Examples:
                               start a relay with a full store, and let all agents connect at once
   bifrost-fleet run failover --hosts 100 --kills 5
                               kill the relay during changes
+  BIFROST_ETCD=$(scripts/install-etcd.sh) bifrost-fleet run outage --etcd 60
+                              kill all members of etcd while guests of real daemons exchange packets; needs root
 
-Runs the bifrost-relay from the directory of this program, on loopback. The exit status is 1 if a bar is missed.";
+Runs the bifrost-relay from the directory of this program, on loopback; `outage` runs bifrostd and bifrost-agent, too,
+in network namespaces. The exit status is 1 if a bar is missed.";
 
 /// Measures a relay with many simulated agents
 #[derive(Debug, Parser)]
@@ -41,6 +46,8 @@ pub(crate) enum Experiment {
     Cold(Cold),
     /// Check that acknowledged changes reach all hosts although the relay is killed
     Failover(Failover),
+    /// Check that guests lose no packet while all members of etcd are down, and that nothing is stale afterwards
+    Outage(Outage),
 }
 
 /// Size of a network.
@@ -97,4 +104,22 @@ pub(crate) struct Failover {
     /// Number of times the relay is killed, every two seconds
     #[arg(long, default_value_t = 5)]
     pub(crate) kills: u32,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Outage {
+    /// Time without etcd, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(2..=3600))]
+    pub(crate) etcd: u32,
+    /// Hosts, each with a daemon, an agent and a guest: 2 to 16
+    #[arg(long, default_value_t = 3, value_parser = hosts)]
+    pub(crate) hosts: usize,
+    /// The etcd program, such as `scripts/install-etcd.sh` prints
+    #[arg(long, value_name = "PATH", env = "BIFROST_ETCD")]
+    pub(crate) etcd_program: PathBuf,
+}
+
+fn hosts(text: &str) -> Result<usize, String> {
+    let hosts = text.parse().ok().filter(|hosts| (2..=16).contains(hosts));
+    hosts.ok_or_else(|| format!("{text:?} is not a number from 2 to 16"))
 }

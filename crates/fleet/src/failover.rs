@@ -131,7 +131,7 @@ fn contradictions(known: &BTreeMap<usize, Known>, objects: &Objects) -> usize {
 }
 
 /// The objects that each host must have, computed from the desired state.
-fn wanted(objects: &Objects) -> Result<BTreeMap<usize, Has>> {
+pub(crate) fn wanted(objects: &Objects) -> Result<BTreeMap<usize, Has>> {
     let mut model = Model::default();
     for object in &objects.objects {
         let spec = Spec::parse(object.key.kind(), &object.spec);

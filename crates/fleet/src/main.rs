@@ -1,5 +1,6 @@
 //! `bifrost-fleet`: a real relay and any number of simulated agents, each with its own connection. Measures how long
-//! changes take to reach hosts, how long a relay takes to start, and whether anything is lost when it is killed.
+//! changes take to reach hosts, how long a relay takes to start, and whether anything is lost when it is killed. With
+//! real agents, daemons and etcd, it measures what guests notice while etcd is down.
 
 mod agents;
 mod cli;
@@ -7,12 +8,14 @@ mod cold;
 mod failover;
 mod floor;
 mod network;
+mod outage;
 mod program;
 mod propagate;
 mod report;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::Parser as _;
 
 use crate::cli::{Cli, Command, Experiment};
@@ -21,16 +24,13 @@ use crate::report::Report;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let Command::Run(experiment) = cli.command;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
-        runtime.block_on(async {
-            match &experiment {
-                Experiment::Propagate(options) => propagate::run(options).await,
-                Experiment::Cold(options) => cold::run(options).await,
-                Experiment::Failover(options) => failover::run(options).await,
-            }
-        })
-    });
+    let result = match &experiment {
+        // It blocks, and its programs end with this thread.
+        Experiment::Outage(options) => outage::run(options),
+        Experiment::Propagate(options) => in_runtime(propagate::run(options)),
+        Experiment::Cold(options) => in_runtime(cold::run(options)),
+        Experiment::Failover(options) => in_runtime(failover::run(options)),
+    };
     match result {
         Ok(report) => finish(&report, cli.json),
         Err(error) => {
@@ -38,6 +38,10 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn in_runtime(experiment: impl Future<Output = Result<Report>>) -> Result<Report> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(experiment)
 }
 
 /// Prints a report; fails if a bar is missed.

@@ -116,6 +116,11 @@ impl Drop for Relay {
 pub(crate) struct Api(Arc<Path>);
 
 impl Api {
+    /// That of the relay with this socket.
+    pub(crate) fn at(socket: &Path) -> Api {
+        Api(socket.into())
+    }
+
     pub(crate) fn get<T: serde::de::DeserializeOwned>(&self, target: &str) -> Result<T> {
         Ok(Client::new(&self.0)?.get(target, ANSWER)?)
     }
