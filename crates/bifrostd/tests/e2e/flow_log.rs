@@ -1,4 +1,4 @@
-//! Flow logs of real traffic: JSON lines, and IPFIX that tshark reads back.
+//! Flow logs of real traffic: JSON lines, and IPFIX that tshark reads back; logs that come and go.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::common::host::{Host, vpc};
 use crate::common::{Guest, Lab, Options, eventually};
@@ -209,4 +209,65 @@ fn an_unwritable_file_and_an_unreachable_collector_only_lose_records() {
     exchange(&lab, 8082);
     eventually(SOON_S, "a new file is created", || lines(&json).iter().any(|line| line["destination_port"] == 8082));
     eventually(SOON_S, "the collector refuses", || host.client.flow_log().unwrap().ipfix_lost_records > 0);
+}
+
+/// Logs come, change and go by the API; the records of others stay open, and a file does not grow without a limit.
+#[test]
+fn logs_of_ports_come_and_go_by_the_api() {
+    let mut lab = Lab::new(Options::default());
+    lab.add(0, Guest::new("a", 1, &["10.0.0.1/24"]));
+    lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]));
+    let host = &mut lab.hosts[0];
+    let file = |name: &str| host.directory.join(name);
+    let (of_host, named, other) = (file("flows.json"), file("named.json"), file("other.json"));
+    host.config += &format!("[flow_log]\njson = {of_host:?}\nidle_timeout_s = 600\n");
+    lab.start();
+    let client = &lab.hosts[0].client;
+    let apply = |op: &str, spec: Value| {
+        let key = if op == "delete" { spec["name"].clone() } else { Value::Null };
+        let spec = if op == "delete" { Value::Null } else { spec };
+        let item = json!({"op": op, "kind": "vpc_flow_log", "owner": "test", "key": key, "spec": spec});
+        client.apply(&serde_json::from_value(json!({"items": [item]})).unwrap()).unwrap();
+    };
+    let sender = lab.net("a").enter(|| UdpSocket::bind("10.0.0.1:5000").unwrap());
+    let receiver = lab.net("b").enter(|| UdpSocket::bind("10.0.0.2:7").unwrap());
+    receiver.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    // What has arrived is counted.
+    let send = |count: usize| {
+        for _ in 0..count {
+            sender.send_to(&[1; 100], "10.0.0.2:7").unwrap();
+            receiver.recv(&mut [0; 100]).unwrap();
+        }
+    };
+    let packets = |path: &PathBuf| {
+        let of_it: Vec<_> = lines(path).into_iter().filter(|line| line["source_port"] == 5000).collect();
+        (of_it.iter().map(|line| line["packets"].as_u64().unwrap()).sum::<u64>(), of_it.len())
+    };
+    send(1);
+    apply("set", json!({"name": "named", "ports": ["a"], "json": named, "idle_timeout_s": 600}));
+    send(2);
+    apply("set", json!({"name": "other", "vpcs": [100], "json": other}));
+    send(4);
+    apply(
+        "set",
+        json!({"name": "named", "ports": ["a"], "json": named, "idle_timeout_s": 600, "active_timeout_s": 600}),
+    );
+    // The thread that writes records looks for new logs every 100 ms.
+    std::thread::sleep(Duration::from_secs(1));
+    apply("delete", json!({"name": "other"}));
+    eventually(SOON_S, "the log that ends has written", || packets(&other) == (4, 1));
+    assert_eq!((packets(&of_host), packets(&named)), ((0, 0), (0, 0)), "the others have open records");
+    assert_eq!(lines(&other)[0]["end"], "forced");
+    let status = client.flow_log().unwrap();
+    assert_eq!(status.logs.iter().map(|log| (&*log.name, log.ports.len())).collect::<Vec<_>>(), [("named", 1)]);
+    send(8);
+    apply("delete", json!({"name": "named"}));
+    eventually(SOON_S, "all its packets are in one record", || packets(&named) == (14, 1));
+    assert_eq!((&lines(&named)[0]["log"], &lines(&named)[0]["vni"]), (&"named".into(), &100.into()));
+    let host = &mut lab.hosts[0];
+    host.config = host.config.split("[flow_log]").next().unwrap().to_owned();
+    host.write_config();
+    host.client.reload().unwrap();
+    eventually(SOON_S, "so are those of the host's log", || packets(&of_host) == (15, 1));
+    assert_eq!(lines(&of_host)[0].get("log"), None);
 }

@@ -29,8 +29,9 @@ fn logging(workers: usize) -> (Lab, PathBuf, UdpSocket) {
     collector.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let address = collector.local_addr().unwrap();
     let [json, rules] = ["flows.json", "rules.json"].map(|name| host.directory.join(name));
+    let named = json.with_file_name("named.json");
     host.config += &format!(
-        "[flow_log]\njson = {json:?}\nrules_json = {rules:?}\ncollector = \"{address}\"\nvpcs = [100]\n\
+        "[[vpc_flow_log]]\nname = \"named\"\njson = {named:?}\nports = [\"a\"]\nidle_timeout_s = 5\n[flow_log]\njson = {json:?}\nrules_json = {rules:?}\ncollector = \"{address}\"\nvpcs = [100]\n\
          idle_timeout_s = 5\ntemplate_interval_s = 3600\n"
     );
     // The other host logs nothing.
@@ -106,7 +107,7 @@ fn count_records(mut set: &[u8], template: usize) -> u32 {
 
 fn flows_continue(workers: usize) {
     let (mut lab, json, collector) = logging(workers);
-    let rules = json.with_file_name("rules.json");
+    let [rules, named] = ["rules.json", "named.json"].map(|name| json.with_file_name(name));
     let of_a = |port: u16| lab.net("a").enter(move || UdpSocket::bind(("10.0.0.1", port)).unwrap());
     let [accepted, rejected, short] = [5000, 6000, 7000].map(of_a);
     // Something is sent to the collector before.
@@ -140,6 +141,10 @@ fn flows_continue(workers: usize) {
     assert_eq!((sent(&json, 5000), find(5000).len()), ((packets, bytes), 1), "{:?}\n{log}", find(5000));
     assert_eq!((sent(&json, 6000).0, find(6000).len()), (3 * count, 1), "{:?}\n{log}", find(6000));
     assert_eq!(find(6000)[0]["reason"], "acl");
+    // The other log has them, too.
+    assert_eq!((sent(&named, 5000), sent(&named, 6000).0), ((packets, bytes), 3 * count), "{:?}", lines(&named));
+    assert_eq!(lines(&named).len(), lines(&json).len(), "{:?}", lines(&named));
+    assert!(lines(&named).iter().all(|line| line["log"] == "named"));
     let talks = of_talk();
     let [talk] = &talks[..] else { panic!("{:?}", lines(&json)) };
     assert_eq!(
@@ -165,7 +170,7 @@ fn flows_continue(workers: usize) {
     // The counters of all daemons together.
     let samples = lab.hosts[0].client.samples().unwrap();
     let sum = |counter: &str| samples.iter().filter(|s| s.counter == counter).map(|s| s.value).sum::<u64>();
-    let written = lines(&json).len() as u64;
+    let written = (lines(&json).len() + lines(&named).len()) as u64;
     let counted = ["flow_log.json_records", "avs.flow_log_created_records"].map(sum);
     assert_eq!(counted, [written; 2], "{}", lab.hosts[0].log());
 }
@@ -191,11 +196,13 @@ fn a_daemon_that_takes_no_records_loses_none() {
     lab.hosts[0].upgrade(Some(&older)).unwrap();
     assert_eq!(packets(), 10, "{}", lab.hosts[0].log());
     assert_eq!(lines(&json)[0]["end"], "forced");
+    let named = json.with_file_name("named.json");
+    assert_eq!(sent(&named, 5000).0, 10);
     send(&socket, "10.0.0.2:7", 5);
     // And from it to one that would take them.
     lab.hosts[0].upgrade(None).unwrap();
     send(&socket, "10.0.0.2:7", 4);
-    eventually(SOON_S, "all packets are in a record", || packets() == 19);
+    eventually(SOON_S, "all packets are in a record", || packets() == 19 && sent(&named, 5000).0 == 19);
     assert!(!lab.hosts[0].log().contains("are lost"), "{}", lab.hosts[0].log());
 }
 
