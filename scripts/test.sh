@@ -9,7 +9,7 @@ sudo=""
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 began=$(date +%s)
 number=0
-total=27
+total=28
 
 step() {
     title=$1

@@ -24,7 +24,7 @@ use crate::report::{Report, progress};
 /// Bars: from the start of etcd until a change is made, which includes an election; from then until all hosts have
 /// everything; until a change is refused.
 const CHANGED_BAR: f64 = 30.0;
-const STALE_BAR: f64 = 10.0;
+const STALE_BAR: f64 = 5.0;
 const REFUSED_BAR: f64 = 30.0;
 /// How long to wait for what a bar judges.
 const PATIENCE: Duration = Duration::from_secs(60);
