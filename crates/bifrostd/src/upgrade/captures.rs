@@ -1,6 +1,7 @@
 //! A running capture in an upgrade. Its specification is part of the offer, so that the new daemon's workers capture
 //! their first packet. The rest follows when they carry packets: how far the file has been written, as JSON, and the
-//! connection to the client, as a descriptor. The client's file has everything that either daemon has carried.
+//! connection to the client, as a descriptor. The client's file has everything that either daemon has carried, unless
+//! the new one fails afterwards.
 
 use std::sync::PoisonError;
 use std::time::Duration;

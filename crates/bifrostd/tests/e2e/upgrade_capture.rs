@@ -113,8 +113,8 @@ fn continues_over_upgrades(workers: usize) {
         requests.wait_for(100);
         let before = out.0.lock().unwrap().len();
         if upgrade == 1 {
-            // It continues in the old daemon, too.
-            let program = faulty(&lab.hosts[0], "exit working");
+            // It continues in the old daemon, too. The new one fails before it carries packets, which would be missing.
+            let program = faulty(&lab.hosts[0], "exit begun");
             lab.hosts[0].upgrade(Some(&program)).unwrap_err();
             requests.wait_for(100);
         }
