@@ -120,9 +120,8 @@ pub(crate) fn open_underlays(config: &Config) -> Result<Vec<HostUnderlay>> {
     })
 }
 
-/// The underlays of the workers, in order, on sockets of another daemon, whose configuration may have been another one;
-/// and AF_XDP sockets that wait until that daemon
-/// has closed its own.
+/// The underlays of the workers, in order, on sockets of another daemon, whose configuration may differ; and AF_XDP
+/// sockets that wait until that daemon has closed its own.
 pub(crate) fn adopt_underlays(
     config: &Config,
     sockets: Vec<Sockets>,

@@ -6,9 +6,8 @@ use crate::mutation::mutated;
 /// Spreads packets over cores, so that all of them get the same number.
 ///
 /// Without [`Config::affinity`], cores take turns (Albatross, SIGCOMM'25, 4.1). With it, a packet goes to the core of
-/// its flow, which may have the flow's entries in its private cache, unless that core is ahead of the one whose turn it
-/// is: then it goes to the latter. So a flow of any rate is spread over all cores, and a core is never ahead of others
-/// by many more than that number of packets.
+/// its flow, which may have the flow's entries in its private cache, unless that core was given as many packets more
+/// than the one whose turn it is: then it goes to the latter. So a flow of any rate is spread over all cores.
 #[derive(Clone, Debug)]
 pub struct Cores {
     /// By core: packets that it was given, wrapping. A core without room counts as having been given as many as the
