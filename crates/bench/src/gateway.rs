@@ -43,7 +43,7 @@ pub struct Spraying {
 impl Spraying {
     /// In steady state. `reordered`: the packets of a turn return in any order.
     pub fn new(reordered: bool) -> Self {
-        let config = Config { cores: 44, affinity: 4, order_queues: 4, ..Config::default() };
+        let config = Config { cores: 44, affinity: Config::AFFINITY, order_queues: 4, ..Config::default() };
         let mut order = std::array::from_fn(|i| i);
         if reordered {
             Rng::with_seed(3).shuffle(&mut order);

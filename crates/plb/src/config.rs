@@ -88,6 +88,10 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// A good [`affinity`](Self::affinity): the hits in private caches that a smaller one costs, and the latency that a
+    /// larger one adds, are in docs/STUDIES.md (gw-plb).
+    pub const AFFINITY: u16 = 4;
+
     /// Checks that a balancer can be made with these settings.
     ///
     /// # Errors

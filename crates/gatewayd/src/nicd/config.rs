@@ -201,9 +201,6 @@ fn default_control() -> u64 {
     10_000
 }
 
-/// Packets by which a flow's core may be ahead of others by default: the hits in private caches that fewer of them
-/// cost, and the latency that more of them add, are in docs/STUDIES.md (gw-plb).
-const AFFINITY: u16 = 4;
 /// Maximum length of the name of a pod that is added, bytes.
 const LONGEST_NAME: usize = 31;
 /// Length of an Ethernet header with two VLAN tags, bytes.
@@ -304,7 +301,7 @@ fn check_pod(pod: &Pod, longest: usize, checker: &mut Checker<'_>) -> PodSetting
     let balancer = plb::Config {
         pod: *pod.number.get_ref(),
         cores: *pod.cores.get_ref(),
-        affinity: pod.affinity.as_ref().map_or(AFFINITY, |v| *v.get_ref()),
+        affinity: pod.affinity.as_ref().map_or(plb::Config::AFFINITY, |v| *v.get_ref()),
         order_queues,
         queue_entries: entries,
         timeout_ns: get(&pod.timeout_us, defaults.timeout_ns / 1000).saturating_mul(1000),

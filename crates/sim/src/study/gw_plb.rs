@@ -2,13 +2,14 @@
 //! SIGCOMM'25, figures 4, 5 and 8 to 12, table 3). The balancer is the real one; cores and caches are models.
 
 use anyhow::Result;
+use bifrost_plb::Config;
 use bifrost_tables::Meter;
 use serde_json::{Map, Value, json};
 
 use super::gateway::cache::{Machine, Replayed, Shared, Spread, Stream, Tables, replay};
 use super::gateway::load::{Bursts, HEAVY, Load};
 use super::gateway::pod::{Outcome as Ran, Pod, Setup};
-use super::gateway::{AFFINITY, SERVICES, Service};
+use super::gateway::{SERVICES, Service};
 use super::plot::Panel;
 use super::runs::each;
 use super::{Bar, Outcome};
@@ -75,7 +76,7 @@ fn machine(cores: u64) -> Machine {
 
 const MODES: [(&str, bool); 2] = [("PLB", true), ("RSS", false)];
 const SPREADS: [(&str, Spread); 3] =
-    [("PLB", Spread::Spray(AFFINITY)), ("PLB, cores in turn", Spread::Spray(0)), ("RSS", Spread::ByFlow)];
+    [("PLB", Spread::Spray(Config::AFFINITY)), ("PLB, cores in turn", Spread::Spray(0)), ("RSS", Spread::ByFlow)];
 
 /// Figures 4 and 5: effects of sharing tables on caches.
 fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
@@ -156,7 +157,7 @@ fn caches(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> 
 
 /// What affinity brings to private caches, and what it costs in latency.
 fn affinity(quick: bool, outcome: &mut Outcome, data: &mut Map<String, Value>) -> Result<()> {
-    let steps: &[u16] = if quick { &[0, AFFINITY] } else { &[0, 1, 2, 4, 8, 16, 32] };
+    let steps: &[u16] = if quick { &[0, Config::AFFINITY] } else { &[0, 1, 2, 4, 8, 16, 32] };
     // The largest pod, and the tables for which private caches matter most.
     let (cores, packets) = if quick { (20, 600_000) } else { (92, 1_200_000) };
     let tables = Entries::Large.tables(u64::from(FLOWS));

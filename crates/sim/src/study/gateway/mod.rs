@@ -30,10 +30,6 @@ pub(super) const SERVICES: [Service; 4] = [
     Service { name: "VPC-CloudService", paper_pps: 126.3e6 },
 ];
 
-/// Packets by which a flow's core may be ahead of others (`bifrost_plb::Config::affinity`), as in `bifrost-nicd` by
-/// default.
-pub(super) const AFFINITY: u16 = 4;
-
 /// Order queues of a pod: 1 to 8, in proportion to its cores (Albatross, 4.1).
 pub(super) fn order_queues(cores: u16) -> u8 {
     cores.div_ceil(6).clamp(1, 8) as u8

@@ -41,7 +41,7 @@ impl Setup {
         Setup {
             plb: Config {
                 cores,
-                affinity: super::AFFINITY,
+                affinity: Config::AFFINITY,
                 order_queues: super::order_queues(cores),
                 ..Config::default()
             },
