@@ -9,6 +9,9 @@ pub const PORT: u16 = 3784;
 /// Minimum transmit interval while a session is not up, ns (RFC 5880, section 6.8.3).
 const SLOW_NS: u64 = 1_000_000_000;
 const US: u64 = 1000;
+/// P and F bits (RFC 5880, section 4.1).
+const POLL: u8 = 1 << 5;
+const FINAL: u8 = 1 << 4;
 
 /// Settings of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +65,8 @@ pub struct Bfd {
     send_at: u64,
     /// The next packet has the F bit, because the other end has polled.
     finish: bool,
+    /// A Poll Sequence runs (section 6.5): packets have the P bit until one with the F bit arrives.
+    polling: bool,
     random: u64,
 }
 
@@ -78,6 +83,7 @@ impl Bfd {
             heard_at: 0,
             send_at: 0,
             finish: false,
+            polling: false,
             random: u64::from(config.discriminator) | 1,
         }
     }
@@ -106,7 +112,6 @@ impl Bfd {
         }
         const AUTHENTICATION: u8 = 1 << 2;
         const MULTIPOINT: u8 = 1;
-        const POLL: u8 = 1 << 5;
         if flags & (AUTHENTICATION | MULTIPOINT) != 0 {
             return Err(BfdError::Unsupported);
         }
@@ -127,6 +132,7 @@ impl Bfd {
         self.detection_ns = u64::from(multiplier) * sends_ns;
         self.heard_at = now;
         self.finish |= flags & POLL != 0;
+        self.polling &= flags & FINAL == 0;
         let (next, diagnostic) = match (self.state, theirs) {
             (BfdState::AdminDown, _) => (BfdState::AdminDown, self.diagnostic),
             // 3: neighbour signaled session down.
@@ -136,6 +142,11 @@ impl Bfd {
             (BfdState::Down, BfdState::Init) | (BfdState::Init, BfdState::Init | BfdState::Up) => (BfdState::Up, 0),
             (state, _) => (state, self.diagnostic),
         };
+        // Only while the session is up, this end sends as often as configured. It tells the other end, and makes sure that
+        // it knows (section 6.8.3).
+        if next != self.state {
+            self.polling = next == BfdState::Up;
+        }
         // Changes are sent at once.
         if next != self.state || self.finish || before > self.remote_min_rx_ns {
             self.send_at = now;
@@ -149,7 +160,7 @@ impl Bfd {
         let silent = self.detection_ns > 0 && now.saturating_sub(self.heard_at) >= self.detection_ns;
         if silent && matches!(self.state, BfdState::Init | BfdState::Up) {
             // 1: control detection time expired.
-            (self.state, self.diagnostic, self.remote) = (BfdState::Down, 1, 0);
+            (self.state, self.diagnostic, self.remote, self.polling) = (BfdState::Down, 1, 0, false);
             self.send_at = now;
         }
         // A required min RX interval of 0 means that the other end wants no packets (section 6.8.7).
@@ -179,11 +190,15 @@ impl Bfd {
             BfdState::Init => 2,
             BfdState::Up => 3,
         };
-        const FINAL: u8 = 1 << 4;
-        let finish = if std::mem::take(&mut self.finish) { FINAL } else { 0 };
+        // A packet never has both bits (section 6.5).
+        let bits = match (std::mem::take(&mut self.finish), self.polling) {
+            (true, _) => FINAL,
+            (false, true) => POLL,
+            (false, false) => 0,
+        };
         let mut packet = [0; LEN];
         packet[0] = 1 << 5 | self.diagnostic;
-        packet[1] = state << 6 | finish;
+        packet[1] = state << 6 | bits;
         (packet[2], packet[3]) = (self.config.multiplier.max(1), LEN as u8);
         packet[4..8].copy_from_slice(&self.config.discriminator.to_be_bytes());
         packet[8..12].copy_from_slice(&self.remote.to_be_bytes());
@@ -247,10 +262,37 @@ mod tests {
         let (mut a, mut b) = (end(7), end(9));
         run(&mut a, &mut b, 0, 5000 * MS, true);
         let mut poll = b.packet();
-        poll[1] |= 1 << 5;
+        assert_eq!(poll[1], 3 << 6, "up, and its own Poll Sequence has ended");
+        poll[1] |= POLL;
         a.received(5000 * MS, &poll).unwrap();
         let answer = a.poll(5000 * MS).unwrap();
-        assert_eq!(answer[1], 3 << 6 | 1 << 4, "up, and final");
+        assert_eq!(answer[1], 3 << 6 | FINAL, "up, and final");
+    }
+
+    #[test]
+    fn the_interval_of_a_session_that_is_up_is_polled() {
+        let (mut a, mut b) = (end(7), end(9));
+        a.received(0, &b.packet()).unwrap();
+        assert_eq!((a.state(), a.packet()[1]), (BfdState::Init, 2 << 6), "no Poll Sequence before it is up");
+        b.received(0, &a.packet()).unwrap();
+        a.received(0, &b.packet()).unwrap();
+        assert_eq!((a.state(), b.state()), (BfdState::Up, BfdState::Up));
+        // The other end polls, too: an answer first.
+        assert_eq!(a.packet()[1], 3 << 6 | FINAL);
+        for _ in 0..3 {
+            assert_eq!(a.packet()[1], 3 << 6 | POLL, "until it is answered");
+        }
+        let mut answer = b.packet();
+        answer[1] = 3 << 6 | FINAL;
+        a.received(0, &answer).unwrap();
+        assert_eq!(a.packet()[1], 3 << 6);
+        // It goes down and up again: another Poll Sequence.
+        answer[1] = 1 << 6;
+        a.received(0, &answer).unwrap();
+        assert_eq!((a.state(), a.packet()[1]), (BfdState::Down, 1 << 6));
+        answer[1] = 2 << 6;
+        a.received(0, &answer).unwrap();
+        assert_eq!(a.packet()[1], 3 << 6 | POLL);
     }
 
     #[test]
