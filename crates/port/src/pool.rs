@@ -3,8 +3,15 @@
 //! Large pages make a flow at full speed several percent faster, but the kernel clears a whole one for the first buffer
 //! in it. So the first buffers, which suffice for a guest that sends little, are on small pages, and large pages are
 //! provided before they are needed.
+//!
+//! The memory is a mapping of its own. The C library would take it from its heap once as large a pool was freed
+//! (`mallopt(3)`, M_MMAP_THRESHOLD), and clear all of it when a port is added, although most guests use little of it.
 
-use crate::large_pages::{LARGE, keep_small};
+use std::alloc::{Layout, handle_alloc_error};
+
+use memmap2::{Advice, MmapMut};
+
+use crate::large_pages::LARGE;
 use crate::provide::{self, LARGE_PAGE};
 
 /// The kernel provides memory in pages of at least this size, bytes.
@@ -17,7 +24,7 @@ const SMALL: usize = 256 << 10;
 /// only up to the pool's peak use.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    slab: Vec<u8>,
+    slab: MmapMut,
     /// Offset of the first buffer.
     start: usize,
     /// Address up to which memory has been provided, or need not be.
@@ -36,14 +43,15 @@ impl Pool {
     pub(crate) fn new(buffers: u32, buffer_bytes: usize) -> Self {
         let bytes = buffers as usize * buffer_bytes;
         let is_large = bytes >= LARGE;
-        // Zeroed memory comes from the kernel untouched.
-        let mut slab = vec![0; if is_large { bytes + LARGE_PAGE } else { bytes }];
+        let slab = map(if is_large { bytes + LARGE_PAGE } else { bytes });
         let from = slab.as_ptr().addr();
         let (mut start, mut provided_until) = (0, from + bytes);
         if is_large {
             // The buffers on small pages end where a large page begins.
             start = (from + SMALL).next_multiple_of(LARGE_PAGE) - SMALL - from;
-            keep_small(&mut slab[..start + SMALL]);
+            // A kernel without large pages refuses both.
+            let _ = slab.advise_range(Advice::NoHugePage, 0, start + SMALL);
+            let _ = slab.advise_range(Advice::HugePage, start + SMALL, slab.len() - start - SMALL);
             provided_until = from + start + SMALL;
         }
         Self {
@@ -136,6 +144,12 @@ impl Pool {
     }
 }
 
+/// Maps zeroed memory, which the kernel provides when it is touched.
+fn map(bytes: usize) -> MmapMut {
+    let layout = || Layout::from_size_align(bytes, PAGE).unwrap_or(Layout::new::<()>());
+    MmapMut::map_anon(bytes).unwrap_or_else(|_| handle_alloc_error(layout()))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
@@ -158,6 +172,16 @@ mod tests {
     }
 
     #[test]
+    fn a_new_pool_uses_no_memory_although_large_ones_were_freed() {
+        for _ in 0..3 {
+            let mut pool = Pool::new(400, 64 << 10);
+            assert!(resident_kib(&pool.slab) < 4 << 10, "{} KiB", resident_kib(&pool.slab));
+            pool.touch(400);
+            assert!(resident_kib(&pool.slab) >= 400 << 6);
+        }
+    }
+
+    #[test]
     fn touched_memory_is_resident_and_counted() {
         let mut pool = Pool::new(2000, 64 << 10);
         assert_eq!((pool.take(), pool.touched()), (Some(0), 1));
@@ -176,7 +200,7 @@ mod tests {
         let mut pool = Pool::new(1000, 64 << 10);
         pool.take();
         assert!(field(pool.bytes(0), "VmFlags:").contains("nh") && field(pool.bytes(3), "VmFlags:").contains("nh"));
-        let large = |pool: &Pool| resident_kib(pool.bytes(4));
+        let large = |pool: &Pool| resident_kib(&pool.slab[pool.start + SMALL..]);
         assert_eq!((large(&pool), pool.bytes(4).as_ptr().addr() % LARGE_PAGE), (0, 0));
         for (taken, wanted_mib) in [(3, 2), (20, 2), (21, 4), (53, 6)] {
             (pool.taken.len()..taken).for_each(|_| _ = pool.take());

@@ -1,4 +1,4 @@
-//! What `/proc/self/smaps` says about this process's memory, for tests.
+//! What the kernel says about this process's memory (`/proc/self/smaps`, `pagemap`), for tests.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,15 @@ pub(crate) fn field(bytes: &[u8], name: &str) -> String {
     panic!("no mapping contains {at:#x}");
 }
 
-/// Resident memory of that mapping, KiB.
+/// Resident memory of these bytes, KiB.
 pub(crate) fn resident_kib(bytes: &[u8]) -> u64 {
-    field(bytes, "Rss:").trim_end_matches("kB").trim().parse().unwrap()
+    const PAGE: usize = 4096;
+    let first = bytes.as_ptr().addr() / PAGE;
+    let pages = (bytes.as_ptr().addr() + bytes.len()).div_ceil(PAGE) - first;
+    let mut raw = vec![0u8; pages * 8];
+    let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+    std::os::unix::fs::FileExt::read_exact_at(&pagemap, &mut raw, first as u64 * 8).unwrap();
+    // Bit 63 of a page's entry: it is present.
+    let present = raw.chunks_exact(8).filter(|entry| u64::from_ne_bytes((*entry).try_into().unwrap()) >> 63 == 1);
+    (present.count() * PAGE) as u64 / 1024
 }
