@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use bifrost_relay_api::enroll::Token;
 use bifrost_relay_api::limits::{ENROLL_PORT, PORT};
 use bifrost_relay_api::tls::Files;
+use bifrost_relay_api::traces;
 use clap::Parser;
 
 use crate::follow;
@@ -74,6 +75,9 @@ pub struct Cli {
     /// Where to serve metrics for Prometheus (GET /metrics), such as 127.0.0.1:9791; anyone who reaches it may read.
     #[arg(long, value_name = "ADDRESS:PORT", env = "BIFROST_AGENT_METRICS")]
     pub metrics: Option<SocketAddr>,
+    /// Where traces of changes go.
+    #[command(flatten)]
+    pub traces: traces::Settings,
 }
 
 impl Cli {
@@ -93,7 +97,7 @@ impl Cli {
         Ok(Some((Identity::new(directory.clone()), enrolling)))
     }
 
-    /// What it says.
+    /// What it says, except where traces go: to send them takes a task.
     ///
     /// # Errors
     /// It contradicts itself; what to do.
@@ -116,7 +120,8 @@ impl Cli {
             _ => self.identity.map(|directory| Identity::new(directory).files()),
         };
         let instance = format!("{:016x}", fastrand::u64(..));
-        Ok(Settings { follow: follow::Settings { relays, host: self.host, tls, instance }, socket: self.socket })
+        let follow = follow::Settings { relays, host: self.host, tls, instance };
+        Ok(Settings { follow, socket: self.socket, traces: None })
     }
 }
 

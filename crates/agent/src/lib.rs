@@ -20,6 +20,7 @@ pub mod state;
 pub mod switch;
 #[cfg(test)]
 mod tests;
+pub mod traced;
 
 pub use desired::Desired;
 pub use state::{Core, Next, Observed};

@@ -10,6 +10,7 @@ use bifrost_agent::identity::{Enrolling, Identity};
 use bifrost_agent::metrics::Metrics;
 use bifrost_agent::run::run;
 use bifrost_control::server::metrics;
+use bifrost_relay_api::traces::Traces;
 use clap::Parser as _;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
@@ -28,15 +29,17 @@ fn main() -> ExitCode {
 }
 
 fn work(cli: Cli) -> Result<()> {
-    let address = cli.metrics;
+    let (address, traces) = (cli.metrics, cli.traces.clone());
     let identity = cli.identity().map_err(|what| anyhow!(what))?;
-    let settings = cli.settings().map_err(|what| anyhow!(what))?;
+    let mut settings = cli.settings().map_err(|what| anyhow!(what))?;
     // Reading a hundred thousand objects takes a while, in which the relay's questions are to be answered.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.context("starting")?;
     runtime.block_on(async {
         let mut term = signal(SignalKind::terminate()).context("waiting for signals")?;
         let mut int = signal(SignalKind::interrupt()).context("waiting for signals")?;
+        let started = Traces::start(traces, "bifrost-agent", settings.follow.host.clone());
+        settings.traces = started.map_err(|what| anyhow!(what))?;
         let counted = Arc::new(Metrics::default());
         if let Some((identity, enrolling)) = &identity {
             tokio::select! {

@@ -35,6 +35,8 @@ pub struct Metrics {
     certificate_until: Number,
     certificate_renewals: Counter,
     certificate_failures: Counter,
+    spans_sent: Counter,
+    spans_dropped: Counter,
 }
 
 impl Default for Metrics {
@@ -54,6 +56,8 @@ impl Default for Metrics {
             certificate_until: Number::default(),
             certificate_renewals: Counter::default(),
             certificate_failures: Counter::default(),
+            spans_sent: Counter::default(),
+            spans_dropped: Counter::default(),
             registry: Registry::default(),
         };
         let m = &metrics;
@@ -86,6 +90,10 @@ impl Default for Metrics {
         );
         let help = "Attempts to get a further certificate that failed; the log says why";
         registry.register("certificate_failures", help, m.certificate_failures.clone());
+        let help = "Spans of traces that the collector has taken. See --traces";
+        registry.register("spans_sent", help, m.spans_sent.clone());
+        let help = "Spans that the collector did not take, or that came too fast for it";
+        registry.register("spans_dropped", help, m.spans_dropped.clone());
         Metrics { registry, ..metrics }
     }
 }
@@ -108,6 +116,12 @@ impl Metrics {
         } else {
             self.certificate_failures.inc()
         };
+    }
+
+    /// Spans that were sent and dropped since the start.
+    pub fn spans(&self, (sent, dropped): (u64, u64)) {
+        self.spans_sent.inc_by(sent.saturating_sub(self.spans_sent.get()));
+        self.spans_dropped.inc_by(dropped.saturating_sub(self.spans_dropped.get()));
     }
 
     /// Takes over how it is, and what has happened.

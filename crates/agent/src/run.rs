@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bifrost_control::client::ClientError;
+use bifrost_relay_api::traces::Traces;
 use bifrost_relay_api::{PathHealth, Report};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -17,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::plan::Limits;
 use crate::state::{Answer, Core, Next};
 use crate::switch::{Switch, SwitchError};
+use crate::traced::Traced;
 
 /// Messages of the relay that wait to be taken over. What waits longer stays with the relay.
 const EVENTS: usize = 4;
@@ -30,6 +32,8 @@ pub struct Settings {
     pub follow: follow::Settings,
     /// `bifrostd`'s socket.
     pub socket: PathBuf,
+    /// Where traces of changes go, if anywhere.
+    pub traces: Option<Traces>,
 }
 
 /// A question that is being answered.
@@ -52,6 +56,7 @@ pub async fn run(settings: Settings, metrics: Arc<Metrics>, stop: impl Future<Ou
     let started = Instant::now();
     let mut core = Core::new(Limits::default(), fastrand::f64);
     let mut asked: Asked = None;
+    let mut traced = Traced::new(settings.traces);
     tokio::pin!(stop);
     loop {
         let until = match core.next(started.elapsed()) {
@@ -62,12 +67,12 @@ pub async fn run(settings: Settings, metrics: Arc<Metrics>, stop: impl Future<Ou
                 continue;
             }
         };
-        tell(&mut core, &metrics, &reports);
+        tell(&mut core, &mut traced, &metrics, &reports);
         tokio::select! {
             () = &mut stop => break,
             event = happened.recv() => {
                 let Some(event) = event else { break };
-                if let Err(error) = on_event(&mut core, &metrics, &known, event, started.elapsed()) {
+                if let Err(error) = on_event(&mut core, &mut traced, &metrics, &known, event, started.elapsed()) {
                     tracing::error!(%error, "the stream is ended; what is in force stays");
                     core.lost();
                     end_stream.notify_one();
@@ -95,7 +100,14 @@ async fn answer(asked: &mut Asked) -> Result<Answer, ClientError> {
     }
 }
 
-fn on_event(core: &mut Core, metrics: &Metrics, known: &AtomicU64, event: Event, now: Duration) -> Result<(), Refused> {
+fn on_event(
+    core: &mut Core,
+    traced: &mut Traced,
+    metrics: &Metrics,
+    known: &AtomicU64,
+    event: Event,
+    now: Duration,
+) -> Result<(), Refused> {
     match event {
         Event::Connected { relay, software, is_restored } => {
             tracing::info!(relay, software, "following a relay");
@@ -109,7 +121,9 @@ fn on_event(core: &mut Core, metrics: &Metrics, known: &AtomicU64, event: Event,
             let is_first = !core.desired().is_in_sync();
             core.in_sync(revision, now)?;
             known.store(revision, Ordering::Relaxed);
-            if is_first {
+            if !is_first {
+                traced.came(revision, SystemTime::now());
+            } else {
                 tracing::info!(revision, objects = core.desired().count(), "the relay has sent everything");
             }
         }
@@ -117,13 +131,14 @@ fn on_event(core: &mut Core, metrics: &Metrics, known: &AtomicU64, event: Event,
             tracing::warn!("{why}; what is in force stays, and another connection is tried");
             metrics.lost();
             core.lost();
+            traced.lost();
         }
     }
     Ok(())
 }
 
 /// Tells the relay, people and Prometheus.
-fn tell(core: &mut Core, metrics: &Metrics, reports: &watch::Sender<Option<Report>>) {
+fn tell(core: &mut Core, traced: &mut Traced, metrics: &Metrics, reports: &watch::Sender<Option<Report>>) {
     let observed = core.take_observed();
     for note in observed.notes.iter().take(MAX_NOTES) {
         tracing::warn!("{note}");
@@ -135,7 +150,9 @@ fn tell(core: &mut Core, metrics: &Metrics, reports: &watch::Sender<Option<Repor
         tracing::debug!(objects = observed.applied, "in force");
     }
     metrics.update(core, &observed);
+    metrics.spans(traced.counts());
     if let Some(report) = core.take_report() {
+        traced.in_force(&report, SystemTime::now());
         reports.send_replace(Some(report));
     }
 }

@@ -11,6 +11,7 @@ pub mod limits;
 pub mod names;
 mod pieces;
 pub mod tls;
+pub mod traces;
 
 pub use checked::{
     Change, FromAgent, Hello, ImpairedPeer, Invalid, PathHealth, Problem, Report, ToAgent, Welcome, agree,

@@ -84,6 +84,16 @@ fn roles(names: &Names) -> Result<BTreeMap<String, Role>, String> {
     }
 }
 
+impl Caller {
+    /// Its name: a user's number, or the name in the certificate.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Caller::User(peer) => format!("uid {}", peer.uid),
+            Caller::Holder(holder) => holder.name.clone(),
+        }
+    }
+}
+
 impl From<Peer> for Caller {
     fn from(peer: Peer) -> Caller {
         Caller::User(peer)

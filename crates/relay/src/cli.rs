@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use bifrost_relay_api::limits::PORT;
 use bifrost_relay_api::tls::{Files, Material};
+use bifrost_relay_api::traces;
 use bifrost_store::{EtcdOptions, EtcdTls, EtcdUser, Store};
 use clap::Parser;
 
@@ -65,6 +66,8 @@ pub(crate) struct Cli {
     /// Change nothing while that file cannot be written
     #[arg(long, requires = "audit")]
     audit_required: bool,
+    #[command(flatten)]
+    pub(crate) traces: traces::Settings,
     /// The authority whose certificates agents have, PEM
     #[arg(long, value_name = "FILE", env = "BIFROST_CA", requires_all = ["certificate", "key"])]
     ca: Option<PathBuf>,

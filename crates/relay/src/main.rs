@@ -21,6 +21,7 @@ mod quiet;
 mod relay;
 mod remote;
 mod roles;
+mod spans;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -42,6 +43,7 @@ use bifrost_relay_api::pb::certificates_server::CertificatesServer;
 use bifrost_relay_api::pb::enrollment_server::EnrollmentServer;
 use bifrost_relay_api::pb::relay_server::RelayServer;
 use bifrost_relay_api::tls::Material;
+use bifrost_relay_api::traces::Traces;
 use clap::Parser as _;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
@@ -87,7 +89,8 @@ async fn run(cli: Cli) -> Result<()> {
     let roles = cli.open_roles()?;
     let authority = cli.open_authority(tls.as_ref())?;
     let store = cli.open_store().await?;
-    let relay = Relay::new(name, cli.store.to_string(), store, audit);
+    let traces = Traces::start(cli.traces.clone(), "bifrost-relay", name.clone()).map_err(|what| anyhow!(what))?;
+    let relay = Relay::new(name, cli.store.to_string(), store, audit, traces);
     let following = tokio::spawn(Arc::clone(&relay).follow());
     // A directory and memory are of one relay.
     let telling = matches!(cli.store, Kept::Etcd(_)).then(|| tokio::spawn(publish::run(Arc::clone(&relay))));

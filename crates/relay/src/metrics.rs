@@ -8,6 +8,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use bifrost_relay_api::traces::Traces;
+
 use crate::audit::Audit;
 use crate::relay::Relay;
 
@@ -48,6 +50,9 @@ pub(crate) fn text(relay: &Relay) -> Result<String, fmt::Error> {
     let (written, lost) = relay.audit().map_or((0, 0), Audit::counts);
     counter("audit_lines", "Lines that were written to the audit log", written);
     counter("audit_lines_lost", "Lines that could not be written to the audit log", lost);
+    let (sent, dropped) = relay.traces().map_or((0, 0), Traces::counts);
+    counter("spans_sent", "Spans of traces that the collector has taken. See --traces", sent);
+    counter("spans_dropped", "Spans that the collector did not take, or that came too fast for it", dropped);
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
@@ -62,7 +67,7 @@ mod tests {
 
     #[test]
     fn what_alerts_and_dashboards_ask_for_is_there() {
-        let relay = Relay::new("r".into(), "memory".into(), Store::memory(), None);
+        let relay = Relay::new("r".into(), "memory".into(), Store::memory(), None, None);
         let text = text(&relay).unwrap();
         let names: Vec<_> = text.lines().filter_map(|line| line.split([' ', '{']).next()).collect();
         let packaging = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::body::Bytes;
 use bifrost_intent::api::{Applied, ChangedObject, Overview};
 use bifrost_intent::{Batch, Plan, PlanError};
+use bifrost_relay_api::traces::Traces;
 use bifrost_store::{CommitError, Revision, Snapshot, Store, StoreError, WatchError};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -16,6 +17,7 @@ use crate::audit::{Audit, Request};
 use crate::caller::Caller;
 use crate::fleet::{ALL, Fleet, SERIAL};
 use crate::overview::Latest;
+use crate::spans;
 
 /// How often a batch is planned again, because another relay was first.
 const TRIES: u32 = 20;
@@ -46,6 +48,7 @@ pub(crate) struct Relay {
     /// Its name with a number that each start has of its own.
     instance: String,
     audit: Option<Audit>,
+    traces: Option<Traces>,
     overview: Latest,
     pub(crate) counts: Counts,
 }
@@ -106,7 +109,13 @@ pub(crate) enum NotCaughtUp {
 
 impl Relay {
     /// A relay that keeps objects in a store. It has none until [`follow`](Self::follow) runs.
-    pub(crate) fn new(name: String, store_name: String, store: Store, audit: Option<Audit>) -> Arc<Relay> {
+    pub(crate) fn new(
+        name: String,
+        store_name: String,
+        store: Store,
+        audit: Option<Audit>,
+        traces: Option<Traces>,
+    ) -> Arc<Relay> {
         let (position, _) = watch::channel(Position::default());
         let (progress, _) = watch::channel(());
         let instance = format!("{name}:{:08x}", fastrand::u32(..));
@@ -120,6 +129,7 @@ impl Relay {
             gate: tokio::sync::Mutex::default(),
             position,
             audit,
+            traces,
             overview: Latest::default(),
             counts: Counts::default(),
         })
@@ -138,6 +148,11 @@ impl Relay {
     /// Where it is logged who has changed what.
     pub(crate) fn audit(&self) -> Option<&Audit> {
         self.audit.as_ref()
+    }
+
+    /// Where traces of changes go.
+    pub(crate) fn traces(&self) -> Option<&Traces> {
+        self.traces.as_ref()
     }
 
     /// Where objects are kept.
@@ -231,11 +246,13 @@ impl Relay {
         loop {
             match watch.next().await {
                 Ok(events) => {
+                    let (begun, at) = (SystemTime::now(), events.revision);
                     let revision = self.update(|fleet| {
                         fleet.follow(events);
                         fleet.position().0
                     });
                     self.position.send_replace(Position { revision, in_sync: true });
+                    self.traced(|traces| spans::passed_on(traces, at, begun));
                 }
                 Err(error) => return error,
             }
@@ -258,7 +275,11 @@ impl Relay {
     ///
     /// It must run to its end, also when those who asked are gone: otherwise they could change something without a line in the log.
     pub(crate) async fn submit(&self, batch: &Batch, caller: &Caller) -> Result<Applied, SubmitError> {
+        let begun = SystemTime::now();
         let result = self.submit_in_turn(batch, caller).await;
+        if let Ok(applied) = &result {
+            self.traced(|traces| spans::changed(traces, applied, caller, begun));
+        }
         let counted = if result.is_ok() { &self.counts.commits } else { &self.counts.refused };
         counted.fetch_add(1, Ordering::Relaxed);
         result
@@ -318,8 +339,10 @@ impl Relay {
             if plan.writes.is_empty() {
                 return Ok(applied(plan, seen));
             }
+            let begun = SystemTime::now();
             match self.store.commit(&txn).await {
                 Ok(revision) => {
+                    self.traced(|traces| spans::committed(traces, revision, begun));
                     if !self.reached(revision).await {
                         return Err(SubmitError::Unknown("it does not come back from the store".to_owned()));
                     }
@@ -336,6 +359,12 @@ impl Relay {
             }
         }
         Err(SubmitError::Busy)
+    }
+
+    fn traced(&self, record: impl FnOnce(&Traces)) {
+        if let Some(traces) = &self.traces {
+            record(traces);
+        }
     }
 
     /// Waits for commits of other relays that the store has and this relay has not, if there are any.

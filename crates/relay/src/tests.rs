@@ -291,7 +291,7 @@ fn relays_know_the_hosts_of_each_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_agent_has_seen_is_waited_for() {
     let store = Store::memory();
-    let relay = Relay::new("test".into(), "memory".into(), store.clone(), None);
+    let relay = Relay::new("test".into(), "memory".into(), store.clone(), None, None);
     let following = tokio::spawn(Arc::clone(&relay).follow());
     relay.position().wait_for(|position| position.in_sync).await.unwrap();
     let root = Peer { uid: 0, gid: 0, pid: None }.into();

@@ -39,7 +39,8 @@ impl Agent {
         let metrics = Arc::new(Metrics::default());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let counted = Arc::clone(&metrics);
-        runtime.spawn(async move { run(Settings { follow, socket }, counted, std::future::pending()).await.unwrap() });
+        let settings = Settings { follow, socket, traces: None };
+        runtime.spawn(async move { run(settings, counted, std::future::pending()).await.unwrap() });
         Agent { runtime: Some(runtime), metrics }
     }
 

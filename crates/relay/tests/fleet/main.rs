@@ -21,6 +21,7 @@ mod raw {
     }
 }
 mod services;
+mod traces;
 #[path = "../../../bifrostd/tests/common/traffic.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod traffic;

@@ -2,7 +2,7 @@
 
 use std::fs::{File, Permissions};
 use std::io::{Read as _, Write as _};
-use std::net::{TcpStream, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -29,6 +29,8 @@ pub(crate) struct World {
     directory: PathBuf,
     /// More arguments of relays.
     arguments: Vec<String>,
+    /// The collector of traces.
+    traces: Option<String>,
     _one: MutexGuard<'static, ()>,
 }
 
@@ -88,7 +90,7 @@ impl World {
         let names = hosts.iter().map(|host| host.name.as_str());
         certify(&directory, names.chain(relays.iter().map(|relay| relay.address.as_str())));
         let etcd = is_in_etcd.then(|| Etcd::start(cable(&tag, "et", &switch), &directory));
-        World { hosts, relays, etcd, _switch: switch, tag, directory, arguments: Vec::new(), _one: one }
+        World { hosts, relays, etcd, _switch: switch, tag, directory, arguments: Vec::new(), traces: None, _one: one }
     }
 
     pub(crate) fn hosts(&self) -> &[Host] {
@@ -137,6 +139,14 @@ impl World {
         socket
     }
 
+    /// A listener beside the first relay, which gets traces of relays and agents that are started from now on.
+    pub(crate) fn trace(&mut self) -> TcpListener {
+        let Relay { net, address, .. } = &self.relays[0];
+        let at = format!("{address}:4317");
+        self.traces = Some(format!("http://{at}"));
+        net.enter(move || TcpListener::bind(at).unwrap())
+    }
+
     /// A namespace for a guest.
     pub(crate) fn guest(&self, role: &str) -> Net {
         Net::new(&self.tag, role)
@@ -172,6 +182,7 @@ impl World {
         let (certificate, key) = (file(&format!("{}.pem", relay.address)), file(&format!("{}.key", relay.address)));
         command.args(["--ca", &file("ca.pem"), "--cert", &certificate, "--key", &key]);
         command.args(&self.arguments).args(["--console", &format!("{}:4791", relay.address)]);
+        command.envs(self.traces.iter().map(|to| ("BIFROST_TRACES", to)));
         command.args(["--metrics", &format!("{}:9790", relay.address)]).arg("--socket").arg(&relay.tool.socket);
         self.relays[number].program = Some(spawn(command, &self.relays[number].log));
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -246,7 +257,9 @@ impl World {
         relays.rotate_left(relay);
         let host = &mut self.hosts[host];
         let tls = tls(&self.directory, &relays.join(","), &host.name);
-        host.agent = Some(spawn(host.agent(&tls), &host.directory.join("agent.log")));
+        let mut command = host.agent(&tls);
+        command.envs(self.traces.iter().map(|to| ("BIFROST_TRACES", to)));
+        host.agent = Some(spawn(command, &host.directory.join("agent.log")));
     }
 
     /// The agent of a host, which says that it is this host and has the certificate of another. Where its log is.
