@@ -162,6 +162,9 @@ impl Daemon {
             holders,
         } = Inherited::of(handed);
         let single_queue = with_several(&config, kept::single_queue(&queues));
+        for port in &single_queue {
+            tracing::warn!(port, "one worker serves it: its device has a single queue, and cannot have more");
+        }
         let config = with_one_queue(config, &single_queue);
         let mut names = NamesInForce::default();
         names.set(former.next(&config));

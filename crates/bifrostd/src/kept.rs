@@ -220,6 +220,13 @@ impl Kept {
         }
     }
 
+    /// The name of a port's queue: the service manager's, which may be of an earlier configuration, or otherwise that of
+    /// this one.
+    pub(crate) fn queue_name(&self, port: &str, queue: u16, config: &TapConfig) -> String {
+        let held = self.held.get(port).and_then(|held| held.names.get(usize::from(queue)));
+        held.cloned().unwrap_or_else(|| name(port, queue, config))
+    }
+
     /// Takes the devices with another number of queues than in the daemon that hands over, with their ports.
     pub(crate) fn take_requeued(&mut self) -> Vec<(String, Requeued)> {
         std::mem::take(&mut self.requeued)
@@ -393,7 +400,7 @@ fn queue_of(name: &str) -> Option<u16> {
 
 /// The service manager's name for a queue. It contains a checksum of all parameters of the device. At most 255
 /// characters, no colon.
-pub(crate) fn name(port: &str, queue: u16, config: &TapConfig) -> String {
+fn name(port: &str, queue: u16, config: &TapConfig) -> String {
     let TapConfig { device, netns, mac, addresses, mtu, default_gateway, queues, tx_queue_packets, pools: _ } = config;
     let all = format!("{device} {netns:?} {mac:?} {addresses:?} {mtu} {default_gateway:?} {queues} {tx_queue_packets}");
     format!("tap.{queue}.{:08x}.{port}", crc32fast::hash(all.as_bytes()))

@@ -302,7 +302,8 @@ impl State {
             let config = crate::translate::tap(&self.config, port);
             for (queue, worker) in (0..).zip(self.serving(port, owner)) {
                 let Some(fd) = worker.run(of_worker)? else { continue };
-                queues.insert(crate::kept::name(&port.name, queue, &config), fd.context("copying a device's queue")?);
+                let name = self.kept.queue_name(&port.name, queue, &config);
+                queues.insert(name, fd.context("copying a device's queue")?);
             }
         }
         let frames = self.frames()?;

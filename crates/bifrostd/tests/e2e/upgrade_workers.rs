@@ -39,7 +39,8 @@ fn running(workers: usize) -> Lab {
     lab
 }
 
-fn set_workers(host: &mut Host, count: usize) {
+/// Changes `[workers] count` in the configuration file.
+pub(crate) fn set_workers(host: &mut Host, count: usize) {
     let now = host.client.status().unwrap().workers.len();
     let (from, to) = (format!("count = {now}\n"), format!("count = {count}\n"));
     assert!(host.config.contains(&from), "{}", host.config);
@@ -297,4 +298,45 @@ fn af_xdp_follows_the_number_of_workers() {
         });
     }
     echoes.into_iter().for_each(|echo| assert!(echo.finish() > 1 << 20));
+}
+
+/// How long guests wait if there are many sessions. Run it on an idle machine; `BIFROST_SESSIONS` is their number.
+#[test]
+#[ignore = "a measurement"]
+fn stalls_with_many_sessions() {
+    let sessions: usize = std::env::var("BIFROST_SESSIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000);
+    let mut lab = running(2);
+    serve_echo(lab.net("b1"), B_NET[0], 5100);
+    let requests = Requests::start(lab.net("a2"), B_NET[0], 5100);
+    std::thread::scope(|scope| {
+        for (i, a) in A.iter().enumerate() {
+            let net = lab.net(a);
+            scope.spawn(move || {
+                net.enter(move || {
+                    let sockets: Vec<_> =
+                        (0..4u16).map(|n| std::net::UdpSocket::bind((A_NET[i], 20_000 + n)).unwrap()).collect();
+                    for n in 0..sessions / 4 {
+                        let to = (B_NET[n % 3], 10_000 + (n / 3 % 50_000) as u16);
+                        // The other side rejects it, which is reported here.
+                        let _ = sockets[n / 150_000].send_to(&[0; 10], to);
+                        if n % 64 == 0 {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                    }
+                });
+            });
+        }
+    });
+    for count in [3, 2, 1, 2] {
+        std::thread::sleep(Duration::from_secs(1));
+        let before = lab.hosts[0].counter("avs.current_sessions");
+        requests.take_longest();
+        std::thread::sleep(Duration::from_millis(500));
+        let without = requests.take_longest();
+        set_workers(&mut lab.hosts[0], count);
+        let report = lab.hosts[0].upgrade(None).unwrap();
+        requests.wait_for(20);
+        println!("{before} sessions, {count} workers: {:?} (without: {without:?}): {report}", requests.take_longest());
+    }
+    requests.finish();
 }
