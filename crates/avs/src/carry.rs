@@ -11,15 +11,19 @@
 //! [`Switch::start_copying`], most is copied while packets flow, and only later changes are written after packets have
 //! stopped.
 //!
+//! Between different numbers of workers, only the latter is possible (`distribute.rs`).
+//!
 //! What flow logs count has a format of its own (`flow_log.rs`), because no packet waits for it. The state of
 //! fragmented packets and flow records is not carried over: guests do not notice. The daemon carries the counters over.
 
 mod copies;
 mod copying;
+mod distribute;
 mod flow_log;
 mod port;
 
 pub use copying::Copying;
+pub use distribute::Distribution;
 pub use flow_log::{read_handed_flows, write_handed_flows};
 pub use port::{MovingSession, read_moving_sessions, write_moving_sessions};
 

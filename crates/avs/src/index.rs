@@ -15,6 +15,7 @@ use crate::location::{Location, NextHop, Owner, Path, VpcId};
 use crate::members::Members;
 use crate::nat::{Source, Uplink};
 use crate::rewrite::Endpoint;
+use crate::session::Key;
 use crate::tables::{BuildError, Ipv6Lease, Lease, Nat, Port, RouteChanges, SharedAddress, Tables, Workers};
 use crate::vpc::VpcIndex;
 
@@ -337,6 +338,21 @@ impl Index {
             None => WorkerId(steer::worker_of_pair(sender.octets(), to.port.mac.octets(), count)),
         };
         (worker != own).then_some(worker)
+    }
+
+    /// The worker that gets the packets of a conversation, as far as one of its ends tells: packets between two vNICs
+    /// have the MAC addresses of these. `None`: the other end is no vNIC's, as with multicast.
+    pub(crate) fn worker_of(&self, key: &Key) -> Option<WorkerId> {
+        let (port, vpc) = self.port(key.port())?;
+        match port.port.home {
+            Some(home) => Some(home),
+            None if self.workers.count < 2 => Some(WorkerId(0)),
+            None => {
+                let (_, remote) = key.ends();
+                let (_, mac) = self.vnic_of(vpc, remote.address)?;
+                Some(WorkerId(steer::worker_of_pair(port.port.mac.octets(), mac.octets(), self.workers.count)))
+            }
+        }
     }
 
     /// Whether a packet to a port of this host may belong to another worker.

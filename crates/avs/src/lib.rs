@@ -106,7 +106,7 @@ mod vpc;
 pub use bifrost_tables::Pattern;
 pub use cache::VECTOR;
 pub use carry::{
-    CarryError, Copying, MovingSession, read_handed_flows, read_moving_sessions, write_handed_flows,
+    CarryError, Copying, Distribution, MovingSession, read_handed_flows, read_moving_sessions, write_handed_flows,
     write_moving_sessions,
 };
 pub use copies::TakenOver;

@@ -154,7 +154,7 @@ impl Backend for Fake {
         Ok(vec![ObjectsDigest { owner: "agent".into(), vni: Some(100), objects: 3, digest }])
     }
     fn reload(&self) -> Result<ReloadReport, ApiError> {
-        Err(ApiError::bad_request("these need a restart of bifrostd: workers.count: 1 -> 2"))
+        Err(ApiError::bad_request("these need a restart of bifrostd: host.name: a -> b"))
     }
     fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError> {
         // What arrived, as it was understood.
@@ -315,7 +315,7 @@ fn paths_are_drained_and_restored() {
 fn errors_help() {
     let r = rig();
     let text = bad(&r.socket, &["reload"], 1);
-    assert!(text.contains("need a restart of bifrostd: workers.count"), "{text}");
+    assert!(text.contains("need a restart of bifrostd: host.name"), "{text}");
     let nobody = r.socket.with_file_name("nobody.sock");
     let text = bad(&nobody, &["paths"], 1);
     assert!(text.contains("nobody.sock") && text.contains("not running") && text.contains("systemctl start"), "{text}");

@@ -11,7 +11,7 @@ use bifrost_control::config::{Config, UnderlayPort, Vni};
 use bifrost_control::objects::Store;
 use bifrost_datapath::PathSet;
 use bifrost_port::afxdp::{AfxdpUnderlay, HandedDevice, WaitingSockets};
-use bifrost_port::udp::{Sockets, UdpConfig, UdpUnderlay};
+use bifrost_port::udp::{Sockets, UdpUnderlay};
 use bifrost_port::vhost::HandedPort;
 use bifrost_port::{HostUnderlay, device};
 use bifrost_wire::Mac;
@@ -120,7 +120,8 @@ pub(crate) fn open_underlays(config: &Config) -> Result<Vec<HostUnderlay>> {
     })
 }
 
-/// The underlays of the workers, in order, on sockets of another daemon, whose configuration may differ; and AF_XDP
+/// The underlays of the workers, in order, on sockets of another daemon, whose configuration may differ, also in the
+/// number of workers; and AF_XDP
 /// sockets that wait until that daemon has closed its own.
 pub(crate) fn adopt_underlays(
     config: &Config,
@@ -131,11 +132,8 @@ pub(crate) fn adopt_underlays(
         // The other daemon's XDP programs are detached when it ends.
         UnderlayPort::Udp => {
             drop(frames);
-            let of_worker = |(worker, sockets)| {
-                let udp = UdpUnderlay::adopt(UdpConfig { worker, ..translate::udp(config) }, sockets)?;
-                Ok(HostUnderlay::Udp(Box::new(udp)))
-            };
-            Ok(((0..).zip(sockets).map(of_worker).collect::<Result<_>>()?, None))
+            let all = UdpUnderlay::adopt_all(&translate::udp(config), sockets)?;
+            Ok((all.into_iter().map(|udp| HostUnderlay::Udp(Box::new(udp))).collect(), None))
         }
         UnderlayPort::Afxdp => {
             let (all, waiting) = AfxdpUnderlay::adopt_all(&translate::afxdp(config), sockets, frames)?;

@@ -1,6 +1,6 @@
 //! The daemon: workers, devices, and the configuration in force.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -28,10 +28,11 @@ use crate::container::{Container, may_keep_tap};
 use crate::devices;
 use crate::flow_log;
 use crate::health::Health;
-use crate::kept::Kept;
+use crate::kept::{self, Kept};
 use crate::machine::Machine;
 use crate::mirror;
 use crate::names::{Names, NamesInForce};
+use crate::queues::{with_one_queue, with_several};
 use crate::removal::{Released, Removal};
 use crate::shared::{Holders, Shared};
 use crate::snapshot::Snapshot;
@@ -85,6 +86,8 @@ pub(crate) struct State {
     pub(crate) containers: BTreeMap<String, Container>,
     /// TAP devices that outlive the daemon.
     pub(crate) kept: Kept,
+    /// Ports whose devices have fewer queues than configured, one.
+    pub(crate) single_queue: BTreeSet<String>,
     /// Devices that are being removed.
     pub(crate) removal: Removal,
     /// Open devices that no worker serves yet, with their ports and port numbers; `None` once the daemon has started.
@@ -158,6 +161,11 @@ impl Daemon {
             health,
             holders,
         } = Inherited::of(handed);
+        let single_queue = with_several(&config, kept::single_queue(&queues));
+        for port in &single_queue {
+            tracing::warn!(port, "one worker serves it: its device has a single queue, and cannot have more");
+        }
+        let config = with_one_queue(config, &single_queue);
         let mut names = NamesInForce::default();
         names.set(former.next(&config));
         let shared = Shared::of(&config, holders);
@@ -214,6 +222,7 @@ impl Daemon {
             waiting_frames,
             containers,
             kept,
+            single_queue,
             removal: Removal::default(),
             not_served: Some(Vec::new()),
             workers,
@@ -268,7 +277,15 @@ impl Daemon {
         state.kept.started();
         let Some(directory) = &self.state_directory else { return };
         match Snapshot::open(directory, state.workers.len()) {
-            Ok((snapshot, _)) => state.snapshot = snapshot,
+            Ok((mut snapshot, objects)) => {
+                // With another number of workers, ports have other numbers of queues.
+                if objects != *state.objects.others()
+                    && let Err(error) = snapshot.rewrite(state.objects.others())
+                {
+                    tracing::error!("objects with other settings may not survive a restart: {error:#}");
+                }
+                state.snapshot = snapshot;
+            }
             Err(error) => tracing::error!("objects that are applied from now on will not survive a restart: {error:#}"),
         }
     }
@@ -329,6 +346,8 @@ impl State {
     /// Applies the differences to `config`; none of them if it contradicts itself or needs a restart. `is_small`: few
     /// objects differ.
     pub(crate) fn take_over(&mut self, config: Arc<Config>, is_small: bool) -> Result<Taken> {
+        let single_queue = self.still_single(&config);
+        let config = self.as_devices_allow(config);
         // Build the tables first, and outside of the workers: a contradiction then changes nothing, and no worker waits
         // while tables grow.
         let (diff, names, tables) = here_or_in_background(is_small, || {
@@ -371,6 +390,7 @@ impl State {
                 self.on_all(move |worker| worker.remove_peer(id))?;
             }
         }
+        self.single_queue = single_queue;
         let policies = self.changed_policies(&config, &kept, &names);
         let has_changed =
             |(old, new): &&(Port, Port)| translate::qos(&self.config, old) != translate::qos(&config, new);

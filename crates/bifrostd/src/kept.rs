@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use bifrost_port::PolledPort as _;
-use bifrost_port::tap::{self, DeviceId, TapConfig, TapError, TapQueue};
+use bifrost_port::tap::{self, DeviceId, Requeued, TapConfig, TapError, TapQueue};
 use sd_notify::NotifyState;
 
 use crate::devices::{Devices, Record};
@@ -38,6 +38,11 @@ pub(crate) struct Kept {
     deadline: Instant,
     /// Whether another daemon still uses the devices: none may be removed or recreated.
     is_shared: bool,
+    /// Devices with another number of queues than in that daemon, with their ports.
+    requeued: Vec<(String, Requeued)>,
+    /// What the service manager is told when that daemon no longer uses them: queues to hold, and queues to release.
+    to_hold: Vec<(String, OwnedFd)>,
+    to_release: Vec<String>,
 }
 
 /// A device that exists until it is removed.
@@ -80,6 +85,9 @@ impl Kept {
             fresh: Some(BTreeMap::new()),
             deadline: Instant::now() + PATIENCE,
             is_shared: false,
+            requeued: Vec::new(),
+            to_hold: Vec::new(),
+            to_release: Vec::new(),
         }
     }
 
@@ -129,11 +137,15 @@ impl Kept {
     pub(crate) fn open(&mut self, port: &str, config: &TapConfig) -> Result<Vec<TapQueue>, TapError> {
         let names: Vec<String> = (0..config.queues).map(|queue| name(port, queue, config)).collect();
         let record = self.devices.as_ref().and_then(|devices| devices.get(port)).cloned();
-        let handed = self.take_handed(port, config.queues);
+        // All queues that the other daemon uses; one that nobody reads would keep its packets.
+        let handed = self.take_handed(port, if self.is_shared { u16::MAX } else { config.queues });
         let mut stored: Vec<String> = handed.iter().map(|(name, _)| name.clone()).collect();
         let mut queues = None;
         if !handed.is_empty() && self.is_shared {
-            queues = Some(tap::adopt(config, config, handed.into_iter().map(|(_, queue)| queue).collect())?);
+            let (taken, requeued) = tap::take_over(config, handed.into_iter().map(|(_, queue)| queue).collect())?;
+            self.requeued.extend(requeued.map(|requeued| (port.to_owned(), requeued)));
+            self.to_release.extend(stored.split_off(stored.len().min(taken.len())));
+            queues = Some(taken);
         } else if !handed.is_empty() {
             queues = adopt(port, config, record.as_ref(), handed, &names);
             if queues.is_none() {
@@ -160,9 +172,10 @@ impl Kept {
             stored.drain(..).for_each(|name| forget(&name));
         } else if self.manager {
             for (queue, name) in queues.iter().zip(&names).skip(stored.len()) {
-                let state = [NotifyState::FdStore, NotifyState::FdName(name)];
-                if let Err(error) = sd_notify::notify_with_fds(&state, &[queue.fd()]) {
-                    tracing::warn!(port, %error, "the service manager cannot keep its device over a restart");
+                if !self.is_shared {
+                    hold(name, queue.fd());
+                } else if let Ok(queue) = queue.fd().try_clone_to_owned() {
+                    self.to_hold.push((name.clone(), queue));
                 }
             }
             stored.extend(names.into_iter().skip(stored.len()));
@@ -197,12 +210,26 @@ impl Kept {
     /// Call when the daemon has started: from now on its devices outlive it.
     pub(crate) fn started(&mut self) {
         self.is_shared = false;
+        self.to_release.drain(..).for_each(|name| forget(&name));
+        self.to_hold.drain(..).for_each(|(name, queue)| hold(&name, queue.as_fd()));
         for (port, (id, config)) in self.fresh.take().unwrap_or_default() {
             if let Some(held) = self.held.remove(&port) {
                 self.persist(&port, id, &config, held.queue.as_fd());
                 self.held.insert(port, held);
             }
         }
+    }
+
+    /// The name of a port's queue: the service manager's, which may be of an earlier configuration, or otherwise that of
+    /// this one.
+    pub(crate) fn queue_name(&self, port: &str, queue: u16, config: &TapConfig) -> String {
+        let held = self.held.get(port).and_then(|held| held.names.get(usize::from(queue)));
+        held.cloned().unwrap_or_else(|| name(port, queue, config))
+    }
+
+    /// Takes the devices with another number of queues than in the daemon that hands over, with their ports.
+    pub(crate) fn take_requeued(&mut self) -> Vec<(String, Requeued)> {
+        std::mem::take(&mut self.requeued)
     }
 
     /// Makes the service manager release a port's device, which exists until it is [removed](Held::remove).
@@ -373,7 +400,7 @@ fn queue_of(name: &str) -> Option<u16> {
 
 /// The service manager's name for a queue. It contains a checksum of all parameters of the device. At most 255
 /// characters, no colon.
-pub(crate) fn name(port: &str, queue: u16, config: &TapConfig) -> String {
+fn name(port: &str, queue: u16, config: &TapConfig) -> String {
     let TapConfig { device, netns, mac, addresses, mtu, default_gateway, queues, tx_queue_packets, pools: _ } = config;
     let all = format!("{device} {netns:?} {mac:?} {addresses:?} {mtu} {default_gateway:?} {queues} {tx_queue_packets}");
     format!("tap.{queue}.{:08x}.{port}", crc32fast::hash(all.as_bytes()))
@@ -382,6 +409,20 @@ pub(crate) fn name(port: &str, queue: u16, config: &TapConfig) -> String {
 /// The port of a queue from its name.
 fn port_of(name: &str) -> Option<&str> {
     name.strip_prefix("tap.")?.splitn(3, '.').nth(2)
+}
+
+/// The ports whose devices have a single queue, and can have no more, of handed queues by name.
+pub(crate) fn single_queue(queues: &BTreeMap<String, OwnedFd>) -> impl Iterator<Item = &str> {
+    let is_single = |queue: &OwnedFd| tap::is_multi_queue(queue.as_fd()).is_ok_and(|is_multi| !is_multi);
+    queues.iter().filter(move |(_, queue)| is_single(queue)).filter_map(|(name, _)| port_of(name))
+}
+
+/// Makes the service manager hold a queue.
+fn hold(name: &str, queue: BorrowedFd<'_>) {
+    let state = [NotifyState::FdStore, NotifyState::FdName(name)];
+    if let Err(error) = sd_notify::notify_with_fds(&state, &[queue]) {
+        tracing::warn!(name, %error, "the service manager cannot keep a device over a restart");
+    }
 }
 
 fn forget(name: &str) {

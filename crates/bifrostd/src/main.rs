@@ -24,6 +24,7 @@ mod mirror;
 mod moves;
 mod names;
 mod nat;
+mod queues;
 mod removal;
 mod samples;
 mod sessions;

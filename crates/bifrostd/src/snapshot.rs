@@ -100,7 +100,11 @@ impl Snapshot {
         }
     }
 
-    fn rewrite(&mut self, objects: &Objects) -> Result<()> {
+    /// Replaces everything by these objects.
+    ///
+    /// # Errors
+    /// The journal cannot be written; the existing one stays.
+    pub(crate) fn rewrite(&mut self, objects: &Objects) -> Result<()> {
         let Some(former) = &mut self.file else { return Ok(()) };
         let path = former.path.clone();
         let next = path.with_extension("journal.next");

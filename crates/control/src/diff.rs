@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 use crate::api::{Changed, ReloadReport};
 use crate::config::{
-    AddressSet, BalancedProtocol, Config, FloatingIp, LoadBalancer, Mirror, Peer, Peering, Port, PortForward, Route,
-    RouteChange, Routes, SecurityGroup, Sessions, SourceNat, Transport, Uplink, Vpc, VpcFlowLog,
+    AddressSet, BalancedProtocol, Config, FloatingIp, LoadBalancer, Mirror, Peer, Peering, Port, PortForward, PortKind,
+    Route, RouteChange, Routes, SecurityGroup, Sessions, SourceNat, Transport, Uplink, Vpc, VpcFlowLog,
 };
 
 /// The difference between two configurations, as far as a running daemon can apply it.
@@ -112,8 +112,9 @@ impl ConfigDiff {
         })
     }
 
-    /// Whether a program that takes over from a running daemon may work with the new configuration. `[transport]` and
-    /// `[underlay]` may differ, and so may `[workers]` except their number. Returns whether nothing else differs.
+    /// Whether a program that takes over from a running daemon may work with the new configuration. `[transport]`,
+    /// `[underlay]` and `[workers]` may differ; with another number of workers, so may the numbers of ports' queues.
+    /// Returns whether nothing else differs.
     ///
     /// # Errors
     /// A setting differs that needs a restart.
@@ -124,7 +125,14 @@ impl ConfigDiff {
             return Err(RestartNeeded { fields });
         }
         let (transport, underlay, workers) = (new.transport, new.underlay.clone(), new.workers.clone());
-        let old = Config { transport, underlay, workers, ..old.clone() };
+        let recounted = old.workers.count != new.workers.count;
+        let mut old = Config { transport, underlay, workers, ..old.clone() };
+        if recounted {
+            let queues: HashMap<&str, usize> = new.ports.iter().map(|port| (port.name.as_str(), port.queues)).collect();
+            for port in old.ports.iter_mut().filter(|port| port.kind == PortKind::Tap) {
+                port.queues = queues.get(port.name.as_str()).copied().unwrap_or(port.queues);
+            }
+        }
         Ok(ConfigDiff::between(&old, new)?.is_empty())
     }
 
@@ -220,7 +228,7 @@ impl std::error::Error for RestartNeeded {}
 
 /// Whether an upgrade can change a field.
 fn is_changed_by_upgrade(field: &str) -> bool {
-    field.starts_with("underlay.") || (field.starts_with("workers.") && !field.starts_with("workers.count:"))
+    field.starts_with("underlay.") || field.starts_with("workers.")
 }
 
 fn fixed_fields(old: &Config, new: &Config) -> Vec<String> {
@@ -338,12 +346,17 @@ mod tests {
             ("[underlay]", "[underlay]\nport = 'afxdp'\nxdp_mode = 'generic'\nplain_paths = 'flowlet'"),
             ("[\"192.0.2.1\"]", "['192.0.2.9', '192.0.2.10']"),
             ("[underlay]", "[workers]\ncpus = [1]\nanswer_us = 500\n[transport]\nack_threshold = 8\n[underlay]"),
+            ("[underlay]", "[workers]\ncount = 2\n[underlay]"),
         ] {
             assert_eq!(suits(&BASE.replace(from, to)), Ok(true), "{to}");
             assert_eq!(suits(&BASE.replace(from, to).replace("10.0.0.2/32", "10.0.0.4/32")), Ok(false), "{to}");
         }
+        // Queues may differ with the number of workers only.
+        let two = BASE.replace("[underlay]", "[workers]\ncount = 2\n[underlay]");
+        let one_queue = two.replace("name = \"p1\"", "name = \"p1\"\nqueues = 1");
+        assert_eq!(ConfigDiff::suits_upgrade(&parse(&two), &parse(&one_queue)), Ok(false));
+        assert_eq!(suits(&one_queue), Ok(true));
         for (from, to, field) in [
-            ("[underlay]", "[workers]\ncount = 2\n[underlay]", "workers.count: 1 -> 2"),
             ("name = \"a\"", "name = \"c\"", "host.name: a -> c"),
             ("[underlay]", "[control]\nsocket = '/x'\n[underlay]", "control.socket: /run/bifrost/bifrostd.sock -> /x"),
         ] {
@@ -371,7 +384,7 @@ mod tests {
         for (from, to, message) in cases {
             let error = ConfigDiff::between(&parse(BASE), &parse(&BASE.replace(from, to))).unwrap_err();
             assert!(error.fields.contains(&message.to_owned()), "{error}");
-            let is_upgrade = message.starts_with("underlay.");
+            let is_upgrade = message.starts_with("underlay.") || message.starts_with("workers.");
             let expected = if is_upgrade { "these need an upgrade or a restart" } else { "these need a restart" };
             assert!(error.to_string().contains(expected), "{error}");
         }

@@ -48,8 +48,8 @@ impl HostUnderlay {
     ///
     /// # Errors
     /// The same.
-    pub fn resume(&mut self) -> io::Result<()> {
-        self.udp_mut().resume()
+    pub fn resume(&mut self, readdressed: bool, recounted: bool) -> io::Result<()> {
+        self.udp_mut().resume(readdressed, recounted)
     }
 
     /// [`UdpUnderlay::close_retired`] of its UDP sockets.

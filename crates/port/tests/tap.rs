@@ -1,5 +1,6 @@
 //! TAP devices in their own network namespaces, with real TCP and UDP through them. Needs root and /dev/net/tun.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -7,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bifrost_nic::Segments;
-use bifrost_port::tap::{self, DeviceId, PoolSizes, TapConfig, TapError, TapQueue};
+use bifrost_port::tap::{self, DeviceId, PoolSizes, Steering, TapConfig, TapError, TapQueue};
 use bifrost_port::{GuestPort, PlaceError, PolledPort as _, TxFrame, steer};
 use support::Namespace;
 
@@ -386,6 +387,90 @@ fn held_queues_are_adopted_with_queued_packets() {
         tap::remove(fds[0].as_fd()).expect("remove");
         assert!(matches!(tap::adopt(&config, &config, fds), Err(TapError::Foreign { .. })));
     }
+}
+
+/// The numbers in the last bytes of the frames that wait in a queue, and whether all belong to it.
+fn waiting(queue: &mut TapQueue, number: u16, queues: u16) -> BTreeSet<u8> {
+    let mut frames = Vec::new();
+    queue.fetch(256, &mut frames).expect("fetch");
+    let mut seen = BTreeSet::new();
+    for frame in frames {
+        let head = queue.bytes(frame.handle).0.to_vec();
+        queue.complete(frame.handle);
+        if head[12..14] == [8, 0] && head[23] == 17 {
+            let [to, from]: [[u8; 6]; 2] = [0, 6].map(|at| head[at..at + 6].try_into().expect("six bytes"));
+            assert_eq!(steer::worker_of_pair(to, from, queues), number, "{head:?}");
+            seen.insert(head[42]);
+        }
+    }
+    seen
+}
+
+/// Sends a numbered datagram to each of 40 neighbours.
+fn send_to_neighbours(ns: &Namespace) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ns.enter();
+            let socket = UdpSocket::bind("10.77.0.1:0").expect("bind");
+            for n in 0..40u8 {
+                socket.send_to(&[n; 100], format!("10.77.0.{}:9", 100 + n)).expect("send");
+            }
+        });
+    });
+}
+
+/// A daemon with another number of workers takes over: until it begins, the former queues get all packets.
+#[test]
+fn devices_get_more_and_fewer_queues() {
+    let ns = Namespace::new();
+    let all: BTreeSet<u8> = (0..40).collect();
+    for (former, next) in [(2, 3), (3, 1), (4, 2)] {
+        let of = |queues| TapConfig { queues, ..config(&ns, 1) };
+        let mut first = tap::create(&of(former)).expect("create");
+        for n in 0..40 {
+            ns.ip(&format!("neigh replace 10.77.0.{} lladdr 02:00:00:00:01:{n:02x} dev eth0", 100 + n));
+        }
+        let index = index(&ns, "eth0");
+        let collect = |queues: &mut [TapQueue]| {
+            let count = queues.len() as u16;
+            (0..).zip(queues).flat_map(|(number, queue)| waiting(queue, number, count)).collect::<BTreeSet<u8>>()
+        };
+        for round in 0..2 {
+            let (second, requeued) = tap::take_over(&of(next), held(&first)).expect("take over");
+            send_to_neighbours(&ns);
+            assert_eq!(collect(&mut first), all, "{former} -> {next}: before it begins");
+            if round == 1 {
+                // It begins, and fails.
+                requeued.expect("another number").begin(&Steering::load(next).expect("load")).expect("begin");
+                Steering::load(former).and_then(|former| former.attach(first[0].fd())).expect("as before");
+            }
+            drop(second);
+            send_to_neighbours(&ns);
+            assert_eq!(collect(&mut first), all, "{former} -> {next}: after it has failed");
+        }
+        let (mut second, requeued) = tap::take_over(&of(next), held(&first)).expect("take over");
+        send_to_neighbours(&ns);
+        let requeued = requeued.expect("another number");
+        requeued.begin(&Steering::load(next).expect("load")).expect("begin");
+        // What waits is of the former queues.
+        let waiting = requeued.fetch(1 << 20);
+        let numbers = waiting.iter().map(|packet| tap::frame(packet));
+        let numbers = numbers.filter(|frame| frame[12..14] == [8, 0] && frame[23] == 17).map(|frame| frame[42]);
+        assert_eq!(numbers.collect::<BTreeSet<u8>>(), all, "{former} -> {next}");
+        send_to_neighbours(&ns);
+        assert_eq!(collect(&mut second), all, "{former} -> {next}: begun");
+        drop((first, requeued));
+        send_to_neighbours(&ns);
+        assert_eq!(collect(&mut second), all, "{former} -> {next}: alone");
+        assert_eq!(self::index(&ns, "eth0"), index);
+        tap::remove(second[0].fd()).expect("remove");
+    }
+    // A single-queue device cannot get more.
+    let single = TapConfig { queues: 1, ..config(&ns, 1) };
+    let first = tap::create(&single).expect("create");
+    assert!(!tap::is_multi_queue(first[0].fd()).expect("attached"));
+    let more = TapConfig { queues: 2, ..single };
+    assert!(matches!(tap::take_over(&more, held(&first)), Err(TapError::Foreign { .. })));
 }
 
 #[test]

@@ -430,6 +430,81 @@ fn sockets_are_adopted_with_queued_datagrams() {
     assert!(UdpUnderlay::adopt(own, foreign).is_err());
 }
 
+/// With another number of workers, new ones join the group of sockets, and what others hold is received. If the attempt
+/// fails, the first process continues.
+#[test]
+fn sockets_are_adopted_by_another_number_of_workers() {
+    let _no_children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
+    let a = address();
+    let ports = UdpConfig { local: vec![a], bifrost_port: 24_976, vxlan_port: 24_977, ..UdpConfig::default() };
+    let peer = UdpSocket::bind((a, 0)).expect("bind");
+    let to = peer.local_addr().expect("bound");
+    // A packet of a connection of that worker.
+    let of_worker = |worker: u16, mark: u8| {
+        let mut packet = [0u8; 40];
+        (packet[8], packet[16], packet[39]) = (1, worker as u8, mark);
+        packet
+    };
+    let send = |mark: u8| {
+        for worker in 0..6 {
+            peer.send_to(&of_worker(worker, mark), (a, 24_976)).expect("send");
+        }
+    };
+    let assert_steered = |all: &mut [UdpUnderlay], mark: u8, what: &str| {
+        send(mark);
+        let workers = all.len() as u16;
+        for (worker, underlay) in (0..).zip(all) {
+            let wanted = (0..6u32).filter(|of| steer::worker_of_cid(of << 24, workers) == worker);
+            let wanted: Vec<u8> = wanted.map(|of| of as u8).collect();
+            let got = collect(underlay, wanted.len());
+            let got: Vec<u8> = got.iter().filter(|got| got.payload[39] == mark).map(|got| got.payload[16]).collect();
+            assert_eq!(got, wanted, "{what}: worker {worker} of {workers}");
+        }
+    };
+    for (former, next) in [(1, 2), (2, 1), (2, 3), (3, 2), (1, 4), (4, 1), (5, 3)] {
+        let what = format!("{former} -> {next}");
+        let of = |workers| UdpConfig { workers, ..ports.clone() };
+        let mut first = UdpUnderlay::open_all(&of(former)).expect("open");
+        for underlay in &mut first {
+            underlay.open_lane(SocketAddr::new(a, 25_200), to).expect("a lane");
+        }
+        let adopt = |first: &[UdpUnderlay]| {
+            let handed = first.iter().map(|first| first.sockets().expect("copies")).collect();
+            let mut second = UdpUnderlay::adopt_all(&of(next), handed).expect("adopt");
+            for underlay in &mut second {
+                // Workers share the source port from the beginning.
+                underlay.open_lane(SocketAddr::new(a, 25_200), to).expect("a lane");
+            }
+            second
+        };
+        // It ends before it has begun, and afterwards; its sockets may be closed later.
+        for begins in [false, true] {
+            let mut second = adopt(&first);
+            assert_steered(&mut first, 1, &what);
+            if begins {
+                second.iter_mut().for_each(|second| second.begin(false).expect("begin"));
+            }
+            first.iter().for_each(|first| first.resume(false, true).expect("resume"));
+            assert_steered(&mut first, 2, &what);
+            drop(second);
+            assert_steered(&mut first, 3, &what);
+        }
+        let mut second = adopt(&first);
+        send(4);
+        second.iter_mut().for_each(|second| second.begin(false).expect("begin"));
+        assert_eq!(second.iter_mut().map(|second| collect(second, 6).len()).sum::<usize>(), 6, "{what}: queued");
+        assert_steered(&mut second, 5, &what);
+        drop(first);
+        assert_steered(&mut second, 6, &what);
+        second.iter_mut().for_each(|second| assert!(second.close_retired(false)));
+        assert_steered(&mut second, 7, &what);
+        assert!(second.iter().all(|second| second.sockets().expect("copies").receive.len() == 2));
+        // Nobody else can bind the port.
+        let other = UdpUnderlay::open_all(&of(1)).map(drop).expect_err("in use").to_string();
+        assert!(other.contains("uses this port"), "{what}: {other}");
+    }
+}
+
 /// With other addresses or ports, sockets that fit are used, and others opened. Those that do not fit are read until
 /// they are empty. If the attempt fails, the first process continues.
 #[test]
@@ -462,7 +537,7 @@ fn sockets_are_adopted_for_other_addresses_and_ports() {
                     second.iter_mut().for_each(|second| second.begin(true).expect("begin"));
                 }
                 drop(second);
-                first.iter().for_each(|first| first.resume().expect("resume"));
+                first.iter().for_each(|first| first.resume(true, false).expect("resume"));
                 send("first", a, former.bifrost_port);
                 assert_eq!(payloads(&collect(&mut first[0], 1)), ["first"], "{former:?}");
             }

@@ -144,10 +144,20 @@ impl State {
         }
         drop(writing);
         let mut left_out = 0;
-        // This daemon may have another number of workers.
-        for (bytes, worker) in flows.into_iter().zip(self.workers.iter().cycle()) {
+        let mut by_worker = vec![Vec::new(); self.workers.len()];
+        let recounted = flows.len() != self.workers.len();
+        for (at, bytes) in flows.into_iter().enumerate() {
             let (flows, invalid) = read_handed_flows(&bytes)?;
             left_out += invalid;
+            for flow in flows {
+                let worker = if recounted { usize::from(self.tables.worker_of_flow(&flow).0) } else { at };
+                match by_worker.get_mut(worker) {
+                    Some(of_worker) => of_worker.push(flow),
+                    None => left_out += 1,
+                }
+            }
+        }
+        for (worker, flows) in self.workers.iter().zip(by_worker) {
             for some in flows.chunks(STEP) {
                 let some = some.to_vec();
                 left_out +=

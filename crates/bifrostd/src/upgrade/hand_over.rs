@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bifrost_control::api::{ApiError, UpgradeReport, UpgradeSpec};
 use bifrost_control::config::PortKind;
-use bifrost_control::objects::journal;
+use bifrost_control::objects::{Store, journal, with_workers};
 use bifrost_control::{Config, ConfigDiff, Listeners};
 use bifrost_datapath::SetAside;
 use bifrost_port::HostUnderlay;
@@ -29,6 +29,7 @@ use super::frames;
 use super::offer::{Descriptors, Offer};
 use super::records;
 use super::take_over::{Ready, is_older};
+use super::workers::Steered;
 use crate::background::in_background;
 use crate::carried::Carried;
 use crate::daemon::{Daemon, State};
@@ -138,16 +139,15 @@ impl Daemon {
         let text = std::fs::read(&self.file).with_context(|| format!("reading {}", self.file.display()))?;
         let file = in_background(|| Config::load(&self.file)).map_err(|errors| anyhow!("{errors}"))?;
         let state = self.state();
-        let plan = state.objects.plan_file(file.into());
-        let plan = plan.map_err(|errors| anyhow!("{}", ApiError::from(errors).what))?;
-        let is_same = match ConfigDiff::suits_upgrade(&state.config, plan.config()) {
+        let config = state.next_config(file.into())?;
+        let is_same = match ConfigDiff::suits_upgrade(&state.config, &config) {
             Ok(is_same) => is_same,
             Err(needed) => bail!("a restart is needed, because these have changed: {}", needed.fields.join(", ")),
         };
         let hint = "run bifrostctl reload first, and see whether it reports errors; if [underlay] or [workers] differ, too, \
                     undo the other changes, and reload them after the upgrade";
         ensure!(is_same, "{} differs from the configuration in force; {hint}", self.file.display());
-        Ok(Next { config: Arc::clone(plan.config()), file_crc: crc32fast::hash(&text) })
+        Ok(Next { config, file_crc: crc32fast::hash(&text) })
     }
 
     fn negotiate(&self, state: &State, mut command: Command, next: &Next) -> Result<UpgradeReport> {
@@ -170,12 +170,14 @@ impl Daemon {
         } else {
             None
         };
+        let recounted = state.workers.len() != next.config.workers.count;
+        let queues = recounted.then(|| state.own_queues()).transpose()?;
         // Not a part of the time that guests are held.
         let mut detour = state.detour()?;
         let prepared = began.elapsed();
         // Drop order: the new daemon is killed before this one resumes.
         let readdressed = state.config.underlay.addresses != next.config.underlay.addresses;
-        let mut stopped = Stopped { state, readdressed, is_over: false };
+        let mut stopped = Stopped { state, readdressed, queues, is_over: false };
         let mut successor = successor;
         let (states, stopped_at) = stop(state, copies.is_some())?;
         let stopped_ns = monotonic_ns().saturating_sub(u64::try_from(stopped_at.elapsed().as_nanos())?);
@@ -264,6 +266,23 @@ impl Daemon {
 }
 
 impl State {
+    /// All objects and settings with another file.
+    fn next_config(&self, file: Arc<Config>) -> Result<Arc<Config>> {
+        let (former, workers) = (self.config.workers.count, file.workers.count);
+        if former == workers {
+            let plan = self.objects.plan_file(file);
+            let plan = plan.map_err(|errors| anyhow!("{}", ApiError::from(errors).what))?;
+            return Ok(self.as_devices_allow(Arc::clone(plan.config())));
+        }
+        // Other owners' ports have other numbers of queues then.
+        let others = with_workers(self.objects.others().clone(), former, workers);
+        let (store, left_out) = Store::restore(file, others);
+        match left_out.first() {
+            None => Ok(Arc::clone(store.config())),
+            Some(what) => bail!("an object does not fit the file: {what}"),
+        }
+    }
+
     /// Duplicates of all open descriptors.
     fn descriptors(&self, listeners: Listeners, machines: BTreeMap<String, HandedPort>) -> Result<Descriptors> {
         let lock = self.kept.lock().context("copying a descriptor")?;
@@ -283,7 +302,8 @@ impl State {
             let config = crate::translate::tap(&self.config, port);
             for (queue, worker) in (0..).zip(self.serving(port, owner)) {
                 let Some(fd) = worker.run(of_worker)? else { continue };
-                queues.insert(crate::kept::name(&port.name, queue, &config), fd.context("copying a device's queue")?);
+                let name = self.kept.queue_name(&port.name, queue, &config);
+                queues.insert(name, fd.context("copying a device's queue")?);
             }
         }
         let frames = self.frames()?;
@@ -335,6 +355,8 @@ struct Stopped<'a> {
     state: &'a State,
     /// The new daemon has other local addresses, and may have begun to receive.
     readdressed: bool,
+    /// The new daemon has another number of workers, and may have begun to steer packets to them.
+    queues: Option<Vec<Steered>>,
     is_over: bool,
 }
 
@@ -343,9 +365,14 @@ impl Drop for Stopped<'_> {
         if self.is_over {
             return;
         }
-        let readdressed = self.readdressed;
+        if let Some(queues) = &self.queues
+            && let Err(error) = self.state.begin_queues(queues)
+        {
+            tracing::error!("packets of guests may be delivered to the wrong worker after a failed upgrade: {error:#}");
+        }
+        let (readdressed, recounted) = (self.readdressed, self.queues.is_some());
         let resume = move |worker: &mut bifrost_datapath::Worker<HostUnderlay>| {
-            let resumed = if readdressed { worker.underlay_mut().resume() } else { Ok(()) };
+            let resumed = worker.underlay_mut().resume(readdressed, recounted);
             worker.resume();
             resumed
         };

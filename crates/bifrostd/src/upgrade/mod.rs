@@ -40,6 +40,7 @@ mod paths;
 mod records;
 mod take_over;
 mod touch;
+mod workers;
 
 pub(crate) use frames::wait_for_queues;
 pub(crate) use hand_over::Progress;

@@ -8,9 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use bifrost_avs::Distribution;
 use bifrost_control::api::{FaultEntry, Sample};
-use bifrost_control::objects::Objects;
-use bifrost_control::objects::journal;
+use bifrost_control::objects::{Objects, journal, with_workers};
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::provide;
 use rustix::process::Pid;
@@ -34,6 +34,8 @@ const MEMORY: Duration = Duration::from_secs(1);
 const OLD_ENDS: Duration = Duration::from_secs(10);
 /// How long these may hold datagrams then.
 const RETIRE: Duration = Duration::from_secs(1);
+/// Maximum number of workers of a daemon.
+const MAX_WORKERS: usize = 32;
 /// Polling interval for both.
 const RETIRE_POLL: Duration = Duration::from_millis(2);
 /// Timeout for its counters, while requests wait.
@@ -86,6 +88,8 @@ pub(crate) struct Successor {
     parent: Option<Pid>,
     /// The old daemon's running capture.
     capture: RefCell<Option<serde_json::Value>>,
+    /// The old daemon's number of workers.
+    workers: Cell<usize>,
 }
 
 /// State from the old daemon for the start of the new one.
@@ -127,6 +131,7 @@ impl Successor {
             gets_records: Cell::new(false),
             capture: RefCell::default(),
             addresses: RefCell::default(),
+            workers: Cell::default(),
             parent: rustix::process::getppid(),
         })
     }
@@ -141,9 +146,11 @@ impl Successor {
         ensure!(kind == Kind::Offer, "expected an offer of the old daemon, got {kind:?}");
         let offer: Offer = serde_json::from_slice(&body).context("reading the old daemon's offer")?;
         ensure!(offer.file_crc == file_crc, "the configuration file has changed during the upgrade");
-        ensure!(offer.sockets.len() == workers, "the old daemon has {} workers", offer.sockets.len());
+        let former = offer.sockets.len();
+        ensure!((1..=MAX_WORKERS).contains(&former), "the old daemon has {former} workers");
+        self.workers.set(former);
         let descriptors = Descriptors::of(&offer, descriptors)?;
-        let loaded = journal::read(offer.journal.as_bytes(), workers).context("reading the objects of other owners")?;
+        let loaded = journal::read(offer.journal.as_bytes(), former).context("reading the objects of other owners")?;
         if let Some(what) = loaded.not_understood.first() {
             bail!("unknown object of the old daemon: {what}");
         }
@@ -170,7 +177,7 @@ impl Successor {
         *self.addresses.borrow_mut() = addresses;
         *self.capture.borrow_mut() = capture.filter(|_| !is_older());
         fault("offered");
-        let others = loaded.objects;
+        let others = with_workers(loaded.objects, former, workers);
         Ok(Handed { descriptors, others, names, instance, faults, next_fault, drained, health, shared, touched, paths })
     }
 
@@ -181,9 +188,13 @@ impl Successor {
     /// # Errors
     /// The old daemon continues; this one must exit.
     pub(crate) fn complete(&self, daemon: &Daemon, (touched, paths): &(touch::Buffers, OfPeers)) -> Result<()> {
-        let state = daemon.state();
+        let mut state = daemon.state();
         state.touch_buffers(touched)?;
         state.resume_paths(paths)?;
+        let queues = state.prepare_queues()?;
+        let former = self.workers.get();
+        let recounted = former != state.workers.len();
+        let mut distribution = recounted.then(|| Distribution::new(former, state.workers.len()));
         let capture = self.capture.take().and_then(|spec| daemon.prepare_capture(&state, spec));
         drop(state);
         fault("prepared");
@@ -194,17 +205,21 @@ impl Successor {
         let mut ready = Ready { release, pid, takes_copies: true, takes_records, takes_capture, ..Ready::default() };
         self.channel.send(Kind::Ready, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
         let mut state = daemon.state();
-        let body = self.copies(&state)?;
+        let body = self.copies(&state, distribution.as_mut())?;
         fault("stopped");
         let addresses = self.addresses.borrow();
         let readdressed = !addresses.is_empty() && *addresses != state.config.underlay.addresses;
-        let HandedState { workers, positions } = parse_state(&body, state.workers.len())?;
+        let HandedState { workers, positions } = parse_state(&body, former)?;
+        let workers = state.distribute(distribution.as_mut(), workers)?;
         (ready.sessions, ready.left_out) = state.take_over_workers(workers)?;
+        ready.left_out += distribution.map_or(0, |distribution| distribution.left_out());
         state.begin_machines(positions);
         fault("taken");
         for begun in state.on_all(move |worker| worker.underlay_mut().begin(readdressed))? {
             begun?;
         }
+        ready.left_out += state.begin_queues(&queues)?;
+        drop(queues);
         fault("begun");
         state.on_all(|worker| worker.resume())?;
         let resumed_ns = monotonic_ns();
@@ -231,12 +246,16 @@ impl Successor {
     }
 
     /// Takes copies of sessions until the old daemon has stopped. Returns the body of its last message, the state.
-    fn copies(&self, state: &State) -> Result<Vec<u8>> {
+    fn copies(&self, state: &State, mut distribution: Option<&mut Distribution>) -> Result<Vec<u8>> {
+        let former = self.workers.get();
         loop {
             let Message { kind, body, .. } = self.channel.receive(PATIENCE)?;
             match kind {
                 Kind::State => return Ok(body),
-                Kind::Copies => state.take_copies(parse_state(&body, state.workers.len())?.workers)?,
+                Kind::Copies => {
+                    let workers = parse_state(&body, former)?.workers;
+                    state.take_copies(state.distribute(distribution.as_deref_mut(), workers)?)?;
+                }
                 other => bail!("expected the state of the old daemon, got {other:?}"),
             }
             fault("copied");

@@ -138,8 +138,8 @@ fn a_device_follows_the_configuration() {
         );
         assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
     }
-    // More workers, and fewer. A single worker has another kind of device.
-    for (before, workers, same) in [(2, 3, true), (3, 2, true), (2, 1, false)] {
+    // More workers, and fewer.
+    for (before, workers, same) in [(2, 3, true), (3, 2, true), (2, 1, true), (1, 2, true)] {
         lab.hosts[0].crash();
         let device = index(lab.net("a"));
         let of = |workers: usize| format!("count = {workers}\n");
@@ -148,6 +148,28 @@ fn a_device_follows_the_configuration() {
         names(&lab, 0, workers);
         assert_eq!(index(lab.net("a")) == device, same, "{workers} workers");
         assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+        exchange(lab.net("b"), lab.net("a"), "10.0.0.1", 5002, 1 << 20);
+    }
+}
+
+/// The service manager holds the queues that are in use after an upgrade to another number of workers, and no others:
+/// packets would wait in them. A failed upgrade changes nothing.
+#[test]
+fn queues_are_those_of_the_workers_after_an_upgrade() {
+    let mut lab = kept(2);
+    let (device, mut held) = (index(lab.net("a")), names(&lab, 0, 2));
+    for count in [3, 1, 2] {
+        let now = lab.hosts[0].client.status().unwrap().workers.len();
+        crate::upgrade_workers::set_workers(&mut lab.hosts[0], count);
+        let program = crate::upgrade::faulty(&lab.hosts[0], "exit working");
+        lab.hosts[0].upgrade(Some(&program)).unwrap_err();
+        assert_eq!(names(&lab, 0, now), held);
+        lab.hosts[0].upgrade(None).unwrap();
+        held = names(&lab, 0, count);
+        assert_eq!(ping(lab.net("a"), "10.0.0.2", 3, 56), 3);
+        lab.hosts[0].crash();
+        lab.hosts[0].start();
+        assert_eq!((index(lab.net("a")), names(&lab, 0, count)), (device.clone(), held.clone()), "{count} workers");
         exchange(lab.net("b"), lab.net("a"), "10.0.0.1", 5002, 1 << 20);
     }
 }

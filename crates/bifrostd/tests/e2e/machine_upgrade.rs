@@ -77,6 +77,43 @@ fn survive(lab: &mut Lab, machine: &Machine, streams: usize) {
     println!("{bytes} bytes were returned unchanged");
 }
 
+/// Another worker serves the machine if the number of workers differs.
+#[test]
+fn a_machine_stays_connected_with_another_number_of_workers() {
+    let mut lab = Lab::new(Options { transport: PATIENT.to_owned(), ..Options::default() });
+    // The first port, so that the machine's is not always the first worker's.
+    lab.add(0, Guest::new("c", 3, &["10.0.0.3/24"]).mtu(1450));
+    lab.add_machine(0, &Guest::new("a", 1, &["10.0.0.1/24"]).mtu(1450), "server");
+    lab.add(1, Guest::new("b", 2, &["10.0.0.2/24"]).mtu(1450));
+    lab.start();
+    let _machine = user_mode(&lab);
+    let echo = Echo::start(lab.net("b"), "10.0.0.1", 5001);
+    let progress = || echo.wait_for_progress(1 << 20, Duration::from_secs(60));
+    let connections = |lab: &Lab| lab.hosts[0].log().matches("a vhost-user front-end connected").count();
+    progress();
+    let connected = connections(&lab);
+    for count in [2, 3, 1, 2] {
+        crate::upgrade_workers::set_workers(&mut lab.hosts[0], count);
+        for fault in ["exit stopped", "exit working"] {
+            let program = crate::upgrade::faulty(&lab.hosts[0], fault);
+            lab.hosts[0].upgrade(Some(&program)).unwrap_err();
+            progress();
+        }
+        let report = lab.hosts[0].upgrade(None).unwrap_or_else(|e| panic!("{e}\n{}", lab.hosts[0].log()));
+        println!("{count} workers: {report}");
+        progress();
+        lab.hosts[0].assert_balanced();
+        let conns = lab.hosts[0].client.conns().unwrap();
+        let of_machine = conns.iter().filter(|c| c.local_mac == "02:00:00:00:00:01");
+        let owners: Vec<u32> = of_machine.map(|c| c.cid >> 24).collect();
+        assert_eq!(owners, [1 % count as u32], "{conns:#?}");
+    }
+    let log = lab.hosts[0].log();
+    assert_eq!(connections(&lab), connected, "the front-end was disconnected:\n{log}");
+    assert!(!log.contains("is out of use") && !log.contains("cannot run"), "{log}");
+    assert!(echo.finish() > 1 << 20);
+}
+
 /// Numbers of a process's open descriptors by kind: the least of several counts, because a connection of the API is
 /// open for a moment.
 fn descriptors(process: u32) -> BTreeMap<String, usize> {

@@ -59,6 +59,7 @@ mod upgrade;
 mod upgrade_capture;
 mod upgrade_records;
 mod upgrade_underlay;
+mod upgrade_workers;
 mod user_space;
 mod versions;
 mod waiting;

@@ -235,10 +235,10 @@ fn what_cannot_be_handed_over_is_refused() {
     lab.hosts[0].write_config();
     let error = lab.hosts[0].upgrade(None).unwrap_err().to_string();
     assert!(error.contains("differs from the configuration in force"), "{error}");
-    lab.hosts[0].config = whole.replacen("count = 1", "count = 2", 1);
+    lab.hosts[0].config = whole.replacen("name = \"host-a\"", "name = \"other\"", 1);
     lab.hosts[0].write_config();
     let error = lab.hosts[0].upgrade(None).unwrap_err().to_string();
-    assert!(error.contains("restart"), "{error}");
+    assert!(error.contains("restart") && error.contains("host.name"), "{error}");
     lab.hosts[0].config = format!("{whole}\n[[port]]\n");
     lab.hosts[0].write_config();
     lab.hosts[0].upgrade(None).unwrap_err();

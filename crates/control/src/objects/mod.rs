@@ -13,7 +13,9 @@ mod list;
 mod store;
 #[cfg(test)]
 mod tests;
+mod workers;
 
 pub use digest::Digest;
 pub use error::{ApplyError, ItemError};
 pub use store::{Entry, Id, MAX_OBJECTS, Objects, Plan, Store};
+pub use workers::with_workers;

@@ -27,7 +27,7 @@ use super::socket::{QueueConfig, XdpSocket};
 use super::{AfxdpConfig, AfxdpError, AfxdpUnderlay, BATCH, Exit, XdpMode};
 use crate::bpf;
 use crate::device::Device;
-use crate::udp::{Sockets, UdpConfig, UdpUnderlay};
+use crate::udp::{Sockets, UdpUnderlay};
 
 /// A device whose frames another process takes over.
 #[derive(Debug)]
@@ -86,7 +86,8 @@ pub struct ClosingSockets {
 }
 
 impl AfxdpUnderlay {
-    /// Takes over from another process: `sockets` by worker, and the `handed` devices. The workers use the UDP sockets
+    /// Takes over from another process: `sockets` by worker, of which it may have had another number, and the `handed`
+    /// devices. The workers use the UDP sockets
     /// until they [`enter`](Self::enter) the sockets that wait. Devices that the other process did not use get a program
     /// at once, which passes all frames until then; those that are not used any more are left to it.
     ///
@@ -99,9 +100,7 @@ impl AfxdpUnderlay {
         handed: Vec<HandedDevice>,
     ) -> Result<(Vec<Self>, WaitingSockets), AfxdpError> {
         open::check(config)?;
-        let udp = open::udp(config);
-        let of_worker = |(worker, sockets)| UdpUnderlay::adopt(UdpConfig { worker, ..udp.clone() }, sockets);
-        let fallbacks = (0..).zip(sockets).map(of_worker).collect::<Result<Vec<_>, _>>()?;
+        let fallbacks = UdpUnderlay::adopt_all(&open::udp(config), sockets)?;
         let devices = open::find(config)?;
         let mut handed = handed;
         let (mut steering, mut waiting) = (Vec::new(), Vec::new());

@@ -11,6 +11,7 @@ mod counters;
 mod netns;
 mod persist;
 mod queue;
+mod requeued;
 mod statistics;
 mod steering;
 mod sys;
@@ -18,16 +19,18 @@ mod writer;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use adopt::{adopt, remove};
+pub use adopt::{adopt, is_multi_queue, remove, take_over};
 pub use counters::TapCounters;
 pub use netns::{NamespaceId, namespace};
 pub use persist::{DeviceId, identify, reattach, remove_device, set_persistent};
 pub use queue::{PoolSizes, TapQueue};
+pub use requeued::{Requeued, frame};
 use statistics::DeviceStatistics;
+pub use steering::Steering;
 
 /// Length of an Ethernet header with one VLAN tag, bytes.
 const ETHERNET: usize = 18;
@@ -131,10 +134,12 @@ pub enum TapError {
 pub fn create(config: &TapConfig) -> Result<Vec<TapQueue>, TapError> {
     config.check()?;
     let (queues, statistics, id) = netns::within(config.netns.as_deref(), || {
-        let open = |queue| open_queue(config, &config.device, queue == 0);
+        let open = |queue| open_queue(config, &config.device, queue == 0, config.queues > 1);
         let queues: Vec<OwnedFd> = (0..config.queues).map(open).collect::<Result<_, _>>()?;
         // The kernel sends the first packets, such as neighbour solicitations, as soon as the device is up.
-        steer(config, &queues)?;
+        if let [first, _, ..] = &queues[..] {
+            steer(config, first.as_fd(), config.queues)?;
+        }
         configure::configure(config)?;
         // A port works without the kernel's counters.
         Ok((queues, DeviceStatistics::open(&config.device).ok(), DeviceId::of(&config.device).ok()))
@@ -142,10 +147,10 @@ pub fn create(config: &TapConfig) -> Result<Vec<TapQueue>, TapError> {
     Ok(complete(config, queues, statistics, id))
 }
 
-/// Distributes the guest's packets over the queues of a device.
-fn steer(config: &TapConfig, queues: &[OwnedFd]) -> Result<(), TapError> {
-    let [first, _, ..] = queues else { return Ok(()) };
-    steering::attach(first.as_fd()).map_err(|source| TapError::Configure {
+/// Distributes the guest's packets over the first `queues` queues of the device of `queue`.
+fn steer(config: &TapConfig, queue: BorrowedFd<'_>, queues: u16) -> Result<(), TapError> {
+    let attached = Steering::load(queues).and_then(|steering| steering.attach(queue));
+    attached.map_err(|source| TapError::Configure {
         device: config.device.clone(),
         step: "attach the program that chooses its queue (this needs CAP_BPF and CAP_NET_ADMIN)".into(),
         source,
@@ -168,8 +173,9 @@ fn complete(
     queues
 }
 
-/// Opens a queue of the device `name`: the first queue of a new device, or a further one.
-fn open_queue(config: &TapConfig, name: &str, first: bool) -> Result<OwnedFd, TapError> {
+/// Opens a queue of the device `name`: the first queue of a new device, or a further one. `multi`: the device can have
+/// several.
+fn open_queue(config: &TapConfig, name: &str, first: bool, multi: bool) -> Result<OwnedFd, TapError> {
     let failed = |source: io::Error| TapError::Create {
         device: config.device.clone(),
         place: config.netns.as_ref().map_or_else(|| "here".into(), |n| format!("in network namespace {n}")),
@@ -183,7 +189,7 @@ fn open_queue(config: &TapConfig, name: &str, first: bool) -> Result<OwnedFd, Ta
         source,
     };
     let fd = sys::open_tun().map_err(|source| TapError::NoDriver { source })?;
-    sys::attach(fd.as_fd(), name, first, config.queues > 1).map_err(failed)?;
+    sys::attach(fd.as_fd(), name, first, multi).map_err(failed)?;
     sys::set_virtio_header(fd.as_fd(), queue::VIRTIO).map_err(failed)?;
     sys::set_offload(fd.as_fd()).map_err(failed)?;
     Ok(fd)

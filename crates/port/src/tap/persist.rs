@@ -69,20 +69,20 @@ pub fn reattach(
     let foreign = |problem: String| TapError::Foreign { device: config.device.clone(), problem };
     let attached = in_namespace(config.netns.as_deref(), id, || {
         let Some(link) = unused(config, id, deadline)? else { return Ok(None) };
-        if link.multi_queue != (config.queues > 1) {
-            return Err(foreign(
-                "a single-queue device cannot become a multi-queue device, or the reverse".to_string(),
-            ));
+        if config.queues > 1 && !link.multi_queue {
+            return Err(foreign("a single-queue device cannot become a multi-queue device".to_string()));
         }
         let mut queues = Vec::new();
         for _ in 0..config.queues {
-            queues.push(open_unused(config, &link.name, deadline)?);
+            queues.push(open_unused(config, &link, deadline)?);
             // If the device was just renamed, this name would create a new device, or open another one.
             if index(&link.name).ok() != Some(id.index) {
                 return Err(foreign("its name is changing".to_string()));
             }
         }
-        steer(config, &queues)?;
+        if let Some(first) = queues.first().filter(|_| link.multi_queue) {
+            steer(config, first.as_fd(), config.queues)?;
+        }
         configure::update(&link.name, former, config)?;
         Ok(Some((queues, DeviceStatistics::open(&link.name).ok())))
     })?;
@@ -129,10 +129,10 @@ fn unused(config: &TapConfig, id: DeviceId, deadline: Instant) -> Result<Option<
     }
 }
 
-/// A queue of the device `name`, once no process holds its only one.
-fn open_unused(config: &TapConfig, name: &str, deadline: Instant) -> Result<OwnedFd, TapError> {
+/// A queue of the device, once no process holds its only one.
+fn open_unused(config: &TapConfig, link: &Link, deadline: Instant) -> Result<OwnedFd, TapError> {
     loop {
-        match open_queue(config, name, false) {
+        match open_queue(config, &link.name, false, link.multi_queue) {
             Err(TapError::Create { source, .. }) if source.raw_os_error() == Some(libc::EBUSY) => {}
             opened => return opened,
         }
@@ -156,7 +156,7 @@ pub(super) fn renew(
 ) -> Result<(Option<DeviceStatistics>, Option<DeviceId>), TapError> {
     let id = DeviceId::of(name).ok();
     while queues.len() < usize::from(config.queues) {
-        queues.push(open_queue(config, name, false)?);
+        queues.push(open_queue(config, name, false, true)?);
         let added = queues.last().map(|queue| sys::attached(queue.as_fd()));
         if DeviceId::of(name).ok() != id || !matches!(added, Some(Ok(_))) {
             let problem = "its name is changing".to_string();

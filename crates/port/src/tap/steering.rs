@@ -2,7 +2,7 @@
 //! chooses the queue, so that one worker sees all packets of a connection.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use super::sys;
 use crate::bpf::{self, Instruction, ProgramKind};
@@ -15,19 +15,36 @@ const MOVE_32: u8 = 0xbc;
 const XOR_32: u8 = 0xac;
 const MULTIPLY_32: u8 = 0x24;
 const SHIFT_RIGHT_32: u8 = 0x74;
+const MODULO_32: u8 = 0x94;
 const EXIT: u8 = 0x95;
 
-/// Steers a multi-queue device: queue = [`crate::steer::worker_of_pair`] of source and destination MAC address; queues
-/// are numbered in the order of attachment, one per worker.
-pub(crate) fn attach(queue: BorrowedFd<'_>) -> io::Result<()> {
-    let program = bpf::load_program(ProgramKind::SocketFilter, &program(), "bifrost_queue")?;
-    // From here on the device holds a reference.
-    sys::set_steering(queue, std::os::fd::AsFd::as_fd(&program))
+/// A program that steers packets to the first queues of a device: queue = [`crate::steer::worker_of_pair`] of source and
+/// destination MAC address. Queues are numbered in the order of attachment, one per worker. The device may have more
+/// queues, which get nothing.
+#[derive(Debug)]
+pub struct Steering(OwnedFd);
+
+impl Steering {
+    /// Loads the program for this number of queues, at least 1.
+    ///
+    /// # Errors
+    /// The kernel refuses; this needs CAP_BPF.
+    pub fn load(queues: u16) -> io::Result<Steering> {
+        bpf::load_program(ProgramKind::SocketFilter, &program(queues.max(1)), "bifrost_queue").map(Steering)
+    }
+
+    /// Makes the device of this queue use the program, instead of the one before. The device then holds a reference.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn attach(&self, queue: BorrowedFd<'_>) -> io::Result<()> {
+        sys::set_steering(queue, self.0.as_fd())
+    }
 }
 
-/// The program returns the hash; the driver reduces it modulo the number of queues. A frame that is too short ends it
-/// with 0.
-fn program() -> [Instruction; 11] {
+/// The driver reduces the result modulo the number of queues that exist, which may be more than those in use. A frame
+/// that is too short ends it with 0.
+fn program(queues: u16) -> [Instruction; 12] {
     let packet = |offset| op(LOAD_PACKET_WORD, 0, 0, offset);
     [
         // Packet loads take the context in register 6, return the value in 0 and preserve 6 to 9.
@@ -42,6 +59,7 @@ fn program() -> [Instruction; 11] {
         op(XOR_32, 0, 7, 0),
         op(MULTIPLY_32, 0, 0, FOLD_MULTIPLIER as i32),
         op(SHIFT_RIGHT_32, 0, 0, FOLD_SHIFT as i32),
+        op(MODULO_32, 0, 0, i32::from(queues)),
         op(EXIT, 0, 0, 0),
     ]
 }

@@ -96,6 +96,8 @@ pub struct UdpUnderlay {
     counters: UdpCounters,
     /// Receive sockets that are bound when it begins: index, address and service.
     unbound: Vec<(usize, IpAddr, Service)>,
+    /// The process from which it adopts sockets has another number of workers.
+    recounted: bool,
 }
 
 impl UdpUnderlay {
@@ -110,7 +112,28 @@ impl UdpUnderlay {
         let sockets = config.bindings().map(open).collect::<Result<_, UdpError>>()?;
         let receiver = Receiver::new(sockets, Vec::new(), config.receive_messages, Some(0))?;
         let (transmitter, counters) = (Transmitter::default(), UdpCounters::default());
-        Ok(Self { config, receiver, transmitter, counters, unbound: Vec::new() })
+        Ok(Self { config, receiver, transmitter, counters, unbound: Vec::new(), recounted: false })
+    }
+
+    /// [Adopts](Self::adopt) the sockets of all workers of another process, in order. This process may have another
+    /// number of workers, `config.workers`; `config.worker` is ignored. New workers open sockets, and what the sockets of
+    /// workers hold that no longer exist is received until [`close_retired`](Self::close_retired).
+    ///
+    /// # Errors
+    /// The same as of [`adopt`](Self::adopt).
+    pub fn adopt_all(config: &UdpConfig, mut handed: Vec<Sockets>) -> Result<Vec<Self>, UdpError> {
+        let workers = usize::from(config.workers.max(1));
+        let recounted = handed.len() != workers;
+        let without_worker = handed.split_off(workers.min(handed.len()));
+        handed.resize_with(workers, Sockets::default);
+        for (at, sockets) in without_worker.into_iter().enumerate() {
+            handed[at % workers].receive.extend(sockets.receive);
+        }
+        let of_worker = |(worker, sockets)| {
+            let adopted = Self::adopt(UdpConfig { worker, ..config.clone() }, sockets)?;
+            Ok(Self { recounted, ..adopted })
+        };
+        (0..).zip(handed).map(of_worker).collect()
     }
 
     /// Takes over the [sockets](Self::sockets) of another process's worker with the same number, and number of workers.
@@ -138,11 +161,15 @@ impl UdpUnderlay {
                 }
             }
         }
-        let transmit = transmit.into_iter().map(socket::adopt).collect::<Result<_, _>>()?;
+        let transmit = transmit.into_iter().map(socket::adopt).collect::<Result<Vec<_>, _>>()?;
+        if config.workers > 1 {
+            // Workers share the source ports. A single worker's former sockets did not allow that.
+            transmit.iter().try_for_each(|(socket, _)| socket.set_reuse_port(true))?;
+        }
         let retired = handed.into_iter().map(|(socket, _, service)| (socket, service)).collect();
         let receiver = Receiver::new(sockets, retired, config.receive_messages, None)?;
         let transmitter = Transmitter::of_handed(transmit);
-        Ok(Self { config, receiver, transmitter, counters: UdpCounters::default(), unbound })
+        Ok(Self { config, receiver, transmitter, counters: UdpCounters::default(), unbound, recounted: false })
     }
 
     /// Makes the sockets receive what the configuration says, after the other process has stopped to receive.
@@ -154,9 +181,19 @@ impl UdpUnderlay {
     pub fn begin(&mut self, readdressed: bool) -> Result<(), UdpError> {
         self.receiver.own().for_each(|socket| socket::coalesce(&self.config, socket));
         if readdressed {
-            self.resume()?;
+            self.accept()?;
+        }
+        let shared = self.config.workers > 1;
+        let mut ungrouped = Vec::new();
+        if self.recounted {
+            for socket in self.receiver.own() {
+                socket.set_reuse_port(shared)?;
+            }
         }
         for (index, address, service) in std::mem::take(&mut self.unbound) {
+            if !shared {
+                ungrouped.push(index);
+            }
             let port = self.config.port(service);
             // The kernel prefers the socket with the more specific address; until it is closed, both receive.
             let mut beside = false;
@@ -170,14 +207,45 @@ impl UdpUnderlay {
             let Some(socket) = self.receiver.own().nth(index) else { continue };
             socket::bind_receive(&self.config, socket, address, service, beside)?;
         }
+        // All sockets of the group exist now.
+        if self.recounted && self.config.worker + 1 == self.config.workers {
+            for (index, (socket, (_, service))) in self.receiver.own().zip(self.config.bindings()).enumerate() {
+                if !ungrouped.contains(&index) {
+                    socket::steer(&self.config, socket, service)?;
+                }
+            }
+        }
         Ok(())
     }
 
-    /// Receives again after another process with other local addresses has begun in an attempt to take over.
+    /// Receives again after another process has begun in an attempt to take over: with other local addresses
+    /// (`readdressed`), or with another number of workers (`recounted`). That process's sockets may not be closed yet.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn resume(&self) -> io::Result<()> {
+    pub fn resume(&self, readdressed: bool, recounted: bool) -> io::Result<()> {
+        if readdressed {
+            self.accept()?;
+        }
+        let shared = self.config.workers > 1;
+        if recounted && self.config.worker + 1 == self.config.workers {
+            for (socket, (_, service)) in self.receiver.own().zip(self.config.bindings()) {
+                match socket::steer(&self.config, socket, service) {
+                    // No other socket has joined this one's, so it has no group.
+                    Err(error) if error.raw_os_error() == Some(libc::EINVAL) && !shared => {}
+                    result => result?,
+                }
+            }
+        }
+        if recounted {
+            for socket in self.receiver.own() {
+                socket.set_reuse_port(shared)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&self) -> io::Result<()> {
         for (socket, (address, _)) in self.receiver.own().zip(self.config.bindings()) {
             socket::accept(&self.config, socket, address.is_ipv4())?;
         }

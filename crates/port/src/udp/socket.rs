@@ -66,16 +66,19 @@ pub(crate) fn bind_receive(
     let setup = || match config.worker {
         0 => socket.set_reuse_port(shared),
         // The first socket that joins worker 0's makes them a group, which the kernel needs before a program.
-        1 => {
-            let steering = match service {
-                Service::Bifrost => program::bifrost(config.workers),
-                Service::Vxlan => program::vxlan(config.workers),
-            };
-            set_program(socket, libc::SO_ATTACH_REUSEPORT_CBPF, &steering)
-        }
+        1 => steer(config, socket, service),
         _ => Ok(()),
     };
     setup().map_err(|e| UdpError::option(address, &e))
+}
+
+/// Steers the datagrams for a group of receive sockets to the first of them, one per worker. The group may have more.
+pub(crate) fn steer(config: &UdpConfig, socket: &Socket, service: Service) -> io::Result<()> {
+    let steering = match service {
+        Service::Bifrost => program::bifrost(config.workers),
+        Service::Vxlan => program::vxlan(config.workers),
+    };
+    set_program(socket, libc::SO_ATTACH_REUSEPORT_CBPF, &steering)
 }
 
 /// Lets a receive socket accept only datagrams to the local addresses of one family.

@@ -1,0 +1,252 @@
+//! Copies of conversations for another number of workers: each is at the worker that gets its packets.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use bifrost_avs::{
+    CarryError, Copying, Distribution, DropReason, GroupId, PeerId, PortId, Prepared, Route, SecurityGroup, Switch,
+    Tables, WorkerId, Workers,
+};
+use bifrost_nic::steer;
+use bifrost_wire::Mac;
+use common::any::{SECOND, SYN};
+use common::outside::*;
+use common::*;
+use proptest::prelude::*;
+
+const ACK: u8 = 0x10;
+/// Guest 1 of VNI 200 and its port.
+const GUEST: u16 = 5;
+const REMOTES: u8 = 40;
+
+/// The MAC address of a remote vNIC in VNI 200.
+fn remote(n: u8) -> Mac {
+    Mac([2, 0, 0, 0, 1, n])
+}
+
+/// The world with an uplink, in which nobody may connect to the guest of VNI 200, as one of `count` workers has it.
+fn of_worker(own: u16, count: u16) -> Tables {
+    let mut tables = world();
+    let routes = (0..REMOTES).map(|n| Route {
+        vni: vni(200),
+        prefix: format!("10.0.0.{}/32", 100 + n).parse().unwrap(),
+        peer: PeerId(9),
+        mac: remote(n),
+        mtu: 1500,
+    });
+    tables.routes.extend(routes);
+    // VNI 200 has no way to the outside: its packets keep their pair of vNICs.
+    tables.vpcs[1].gateways.clear();
+    tables.nat.sources.retain(|source| source.vni != vni(200));
+    tables.groups = vec![SecurityGroup::new(Vec::new())];
+    for port in &mut tables.ports {
+        match port.id {
+            PortId(GUEST) => port.groups = vec![GroupId(0)],
+            PortId(UPLINK) if count > 1 => port.home = Some(WorkerId(UPLINK % count)),
+            _ => {}
+        }
+    }
+    tables.workers = Workers { own: WorkerId(own), count };
+    tables
+}
+
+/// The workers of a host.
+struct Host {
+    switches: Vec<Switch>,
+    copying: Vec<Copying>,
+}
+
+impl Host {
+    fn new(count: u16) -> Host {
+        let switches = (0..count).map(|own| build(&of_worker(own, count))).collect();
+        Host { switches, copying: Vec::new() }
+    }
+
+    fn of_pair(&mut self, n: u8) -> &mut Switch {
+        let count = self.switches.len() as u16;
+        let worker = steer::worker_of_pair(mac(1).octets(), remote(n).octets(), count);
+        &mut self.switches[usize::from(worker)]
+    }
+
+    fn of_uplink(&mut self) -> &mut Switch {
+        let count = self.switches.len() as u16;
+        &mut self.switches[usize::from(UPLINK % count)]
+    }
+
+    /// The guest of VNI 200 connects to a remote vNIC.
+    fn connect(&mut self, n: u8, port: u16) {
+        let to = format!("10.0.0.{}", 100 + n);
+        let frame = ends::frame((mac(1), remote(n)), ("10.0.0.1", port), (&to, 443), Some(SYN));
+        guest(self.of_pair(n), GUEST, &frame);
+    }
+
+    /// The remote vNIC answers.
+    fn answered(&mut self, n: u8, port: u16, tcp: u8) -> Result<PortId, DropReason> {
+        let from = format!("10.0.0.{}", 100 + n);
+        let frame = ends::frame((remote(n), mac(1)), (&from, 443), ("10.0.0.1", port), Some(tcp));
+        underlay(self.of_pair(n), 200, 9, &frame)
+    }
+
+    /// All sessions and NAT mappings.
+    fn counts(&self) -> [u64; 2] {
+        let sum = |of: &dyn Fn(&Switch) -> u64| self.switches.iter().map(of).sum::<u64>();
+        [sum(&|s| s.session_counters().current), sum(&|s| s.nat_counters().current)]
+    }
+
+    /// One step of copying, or the last one.
+    fn copy(&mut self, max: Option<usize>) -> Vec<Vec<u8>> {
+        let of_worker = |(switch, copying): (&mut Switch, &mut Copying)| {
+            let mut bytes = Vec::new();
+            match max {
+                Some(max) => drop(switch.copy_some(copying, max, &mut bytes)),
+                None => switch.copy_rest(&mut bytes),
+            }
+            copying.sort();
+            bytes
+        };
+        self.switches.iter_mut().zip(&mut self.copying).map(of_worker).collect()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Connect {
+        n: u8,
+        port: u16,
+    },
+    Answer {
+        n: u8,
+        port: u16,
+    },
+    /// A guest sends to the outside, over UDP.
+    Send {
+        port: u16,
+        to: u16,
+    },
+    Wait {
+        s: u64,
+    },
+    Copy {
+        max: usize,
+    },
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        5 => (0..REMOTES, 0u16..3).prop_map(|(n, port)| Act::Connect { n, port }),
+        3 => (0..REMOTES, 0u16..3).prop_map(|(n, port)| Act::Answer { n, port }),
+        3 => (0u16..8, 0u16..3).prop_map(|(port, to)| Act::Send { port, to }),
+        1 => (1u64..100).prop_map(|s| Act::Wait { s }),
+        2 => (1usize..9).prop_map(|max| Act::Copy { max }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 200 }, ..ProptestConfig::default() })]
+    #[test]
+    fn conversations_are_where_their_packets_are(
+        counts in (1u16..6, 1u16..6),
+        acts in prop::collection::vec(act(), 1..120),
+    ) {
+        let (mut former, mut next) = (Host::new(counts.0), Host::new(counts.1));
+        let prepared = Prepared::build(&of_worker(0, counts.1)).unwrap();
+        let mut distribution = Distribution::new(usize::from(counts.0), usize::from(counts.1));
+        former.copying = former.switches.iter_mut().map(Switch::start_copying).collect();
+        let (mut now_s, mut sent) = (1000, Vec::new());
+        for act in &acts {
+            match *act {
+                Act::Connect { n, port } => former.connect(n, port),
+                Act::Answer { n, port } => drop(former.answered(n, port, SYN | ACK)),
+                Act::Send { port, to } => {
+                    let frame = from_guest(("10.0.0.1", 5000 + port), (REMOTE, 53 + to), None);
+                    sent.extend(leaves(former.of_uplink(), 0, &frame));
+                }
+                Act::Wait { s } => {
+                    now_s += s;
+                    former.switches.iter_mut().for_each(|switch| switch.advance(now_s * SECOND));
+                }
+                Act::Copy { max } => {
+                    let steps = former.copy(Some(max));
+                    let steps = prepared.distribute(&mut distribution, &steps).unwrap();
+                    for (switch, bytes) in next.switches.iter_mut().zip(&steps) {
+                        switch.take_over_copies(now_s * SECOND, bytes).unwrap();
+                    }
+                }
+            }
+        }
+        let rest = prepared.distribute(&mut distribution, &former.copy(None)).unwrap();
+        for (switch, bytes) in next.switches.iter_mut().zip(&rest) {
+            let taken = switch.take_over_memory(now_s * SECOND, bytes).unwrap();
+            prop_assert_eq!(taken.left_out, 0);
+        }
+        prop_assert_eq!(distribution.left_out(), 0);
+        prop_assert_eq!(next.counts(), former.counts());
+        // What the former workers accept, the next ones do.
+        for (n, port) in (0..REMOTES).flat_map(|n| (0..3).map(move |port| (n, port))) {
+            prop_assert_eq!(next.answered(n, port, ACK), former.answered(n, port, ACK), "{} {}", n, port);
+        }
+        for out in &sent {
+            let answer = answer_to(out, outside(), None);
+            prop_assert_eq!(comes(next.of_uplink(), &answer), comes(former.of_uplink(), &answer));
+        }
+    }
+
+    /// Whatever another process sends is an error or is left out.
+    #[test]
+    fn damaged_copies_do_no_harm(
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+        cut in any::<prop::sample::Index>(),
+        is_cut in any::<bool>(),
+    ) {
+        let mut former = Host::new(2);
+        former.copying = former.switches.iter_mut().map(Switch::start_copying).collect();
+        (0..6).for_each(|n| former.connect(n, 1));
+        for port in 0..3 {
+            let _ = leaves(former.of_uplink(), 0, &from_guest(("10.0.0.1", 5000 + port), (REMOTE, 53), None));
+        }
+        let mut steps = former.copy(None);
+        for step in &mut steps {
+            if step.is_empty() {
+                continue;
+            }
+            for (at, byte) in &damage {
+                let at = at.index(step.len());
+                step[at] = *byte;
+            }
+            if is_cut {
+                step.truncate(cut.index(step.len()));
+            }
+        }
+        let prepared = Prepared::build(&of_worker(0, 3)).unwrap();
+        let mut next = Host::new(3);
+        if let Ok(steps) = prepared.distribute(&mut Distribution::new(2, 3), &steps) {
+            for (switch, bytes) in next.switches.iter_mut().zip(&steps) {
+                let _ = switch.take_over_memory(1000 * SECOND, bytes);
+            }
+        }
+    }
+}
+
+/// The other end is no vNIC's address, so any worker may get the packets.
+#[test]
+fn conversations_without_a_known_worker_are_everywhere() {
+    let mut former = Host::new(1);
+    former.copying = former.switches.iter_mut().map(Switch::start_copying).collect();
+    let to_all = ends::frame((mac(1), Mac([1, 0, 0x5e, 0, 0, 1])), ("10.0.0.1", 5000), ("224.0.0.1", 5001), None);
+    guest(&mut former.switches[0], GUEST, &to_all);
+    let known = former.counts()[0];
+    assert_eq!(known, 1);
+    let prepared = Prepared::build(&of_worker(0, 3)).unwrap();
+    let mut distribution = Distribution::new(1, 3);
+    let mut next = Host::new(3);
+    let rest = prepared.distribute(&mut distribution, &former.copy(None)).unwrap();
+    for (switch, bytes) in next.switches.iter_mut().zip(&rest) {
+        assert_eq!(switch.take_over_memory(1000 * SECOND, bytes).unwrap().sessions, known);
+    }
+    // Whole tables are for the same number of workers only.
+    let mut whole = Vec::new();
+    former.switches[0].carry_memory(&mut whole);
+    let refused = prepared.distribute(&mut distribution, &[whole]);
+    assert_eq!(refused.unwrap_err(), CarryError::Foreign);
+}
