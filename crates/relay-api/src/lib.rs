@@ -13,7 +13,8 @@ mod pieces;
 pub mod tls;
 
 pub use checked::{
-    Change, FromAgent, Hello, ImpairedPeer, Invalid, PathHealth, Problem, Report, ToAgent, Welcome, agree,
+    Answer, Answered, Change, FromAgent, Hello, ImpairedPeer, Invalid, PathHealth, Problem, Question, Report, ToAgent,
+    Welcome, agree,
 };
 pub use pieces::pieces;
 
