@@ -119,7 +119,8 @@ async fn converse(
     let mut whole = Some(Has::new());
     while let Some(message) = incoming.message().await? {
         match ToAgent::try_from(message)? {
-            ToAgent::Welcome(_) => {}
+            // Version 1 has no answers.
+            ToAgent::Welcome(_) | ToAgent::Answers(_) => {}
             ToAgent::Changes(changes) => {
                 let now = Instant::now();
                 let mut agent = lock(agent);

@@ -207,7 +207,7 @@ mod tests {
             for n in 0..64u8 {
                 let resolved = routes.resolve(within, address(n));
                 let answer = naive(&all, address(n));
-                prop_assert_eq!(resolved.hop.as_ref(), answer.map(hop).as_ref());
+                prop_assert_eq!(&resolved.hop, &answer.map(hop));
                 prop_assert!(resolved.range.contains(&address(n)) && within.contains(&resolved.range));
                 let is_one = |range: IpNet| {
                     (0..64u8).filter(|n| range.contains(&address(*n))).all(|n| naive(&all, address(n)) == answer)

@@ -420,10 +420,10 @@ fn agents_are_told_when_their_answers_become_wrong() {
         json!({"subnets": ["a"], "host": "h2", "netns": "d", "addresses": ["10.0.0.12"]}),
     )]);
     assert_eq!(answers(&mut h1), ["4096 10.0.0.8/29 withdrawn", "4096 10.0.0.12/32 h2"]);
-    // The VPC learns no longer.
+    // The VPC learns no longer. Of what no route is in, the host itself knows that.
     world.make(vec![set("vpc/demo/net", json!({}))]);
-    assert_eq!(answers(&mut h1), ["4096 10.0.0.12/32 withdrawn", "4096 10.0.0.3/32 withdrawn"]);
-    assert_eq!(world.fleet.resolved().remembered, 0);
+    assert_eq!(answers(&mut h1), ["4096 10.0.0.12/32 withdrawn"]);
+    assert_eq!(world.fleet.resolved().remembered, 1);
 }
 
 #[test]

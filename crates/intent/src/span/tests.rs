@@ -287,7 +287,7 @@ fn hosts_learn_what_is_to_be_learned() {
 fn what_hosts_could_not_learn_is_refused() {
     let refused = |world: &mut World, changes: Vec<Change>| {
         let error = world.make(changes).unwrap_err();
-        error.problems.into_iter().map(|problem| problem.field).collect::<Vec<_>>()
+        error.0.into_iter().map(|problem| problem.field).collect::<Vec<_>>()
     };
     let mut world = base();
     let learned = |prefixes: &[&str]| set("vpc/demo/red", json!({"learned": prefixes}));
@@ -307,8 +307,10 @@ fn what_hosts_could_not_learn_is_refused() {
         spec["routed"] = json!(prefixes);
         set("port/demo/b", spec)
     };
-    assert_eq!(refused(&mut world, vec![routed(&["10.1.0.0/16"])]), ["routed[0]"]);
-    assert_eq!(refused(&mut world, vec![routed(&["0.0.0.0/0"])]), ["routed[0]"]);
+    // The port's own address, too, is in what is behind it.
+    for wide in ["10.1.0.0/16", "0.0.0.0/0"] {
+        assert_eq!(refused(&mut world, vec![routed(&[wide])]), ["addresses[0]", "routed[0]"]);
+    }
     world.make(vec![routed(&["10.9.0.0/16", "192.168.0.0/16", "192.168.1.0/24"])]).unwrap();
     let table =
         |prefix: &str| set("route_table/demo/t", json!({"vpc": "red", "routes": [{"prefix": prefix, "guest": "a"}]}));
@@ -613,7 +615,7 @@ proptest! {
                 continue;
             };
             let mut fresh = Spans::of(&world.model);
-            prop_assert_eq!(fresh.take_rerouted(), []);
+            prop_assert!(fresh.take_rerouted().is_empty());
             asked.check(&mut world, &fresh);
             for host in ["h1", "h2", "h3"] {
                 let wanted = needed(&world.model, host);
