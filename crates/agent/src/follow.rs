@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bifrost_relay_api::limits::{KEEP_ALIVE_S, KEEP_ALIVE_TIMEOUT_S, MAX_MESSAGE, VERSION};
+use bifrost_relay_api::limits::{KEEP_ALIVE_S, KEEP_ALIVE_TIMEOUT_S, LEARNING, MAX_MESSAGE, VERSIONS};
 use bifrost_relay_api::pb::relay_client::RelayClient;
 use bifrost_relay_api::tls::{Files, TlsError};
 use bifrost_relay_api::{Change, FromAgent, Hello, Invalid, Report, ToAgent, Welcome, agree, pb};
@@ -13,6 +13,8 @@ use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
+
+use crate::learn::{Heard, Learning};
 
 /// What the relay may send ahead, bytes: a piece.
 const WINDOW: u32 = 1 << 20;
@@ -87,25 +89,27 @@ impl From<tonic::Status> for Ended {
 }
 
 /// Follows one relay after the other until `events` is closed. `known` has the last revision that was taken over. Each time `reports` changes,
-/// the relay is told; `end` ends a stream.
+/// the relay is told; `end` ends a stream. `learning` has questions for the relay, and takes its answers.
 pub async fn follow(
     settings: Settings,
     known: Arc<AtomicU64>,
     events: mpsc::Sender<Event>,
     reports: watch::Receiver<Option<Report>>,
     end: Arc<Notify>,
+    mut learning: Learning,
 ) {
     let mut pause = PAUSES.0;
     for relay in settings.relays.iter().cycle() {
         let started = Instant::now();
         let ended = tokio::select! {
-            ended = stream(&settings, relay, &known, &events, reports.clone()) => ended,
+            ended = stream(&settings, relay, &known, &events, reports.clone(), &mut learning) => ended,
             () = end.notified() => Err(Ended::Refused),
         };
         let ended = match ended {
             Err(Ended::Done) | Ok(()) => return,
             Err(ended) => format!("{relay}: {ended}"),
         };
+        learning.can_learn(false);
         if events.send(Event::Lost(ended)).await.is_err() {
             return;
         }
@@ -128,11 +132,12 @@ async fn stream(
     known: &AtomicU64,
     events: &mpsc::Sender<Event>,
     mut reports: watch::Receiver<Option<Report>>,
+    learning: &mut Learning,
 ) -> Result<(), Ended> {
     let channel = timeout(PATIENCE, connect(settings, relay)).await.map_err(|_| Ended::Late)??;
     let mut client = RelayClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
     let (say, said) = mpsc::channel(2);
-    let versions = (VERSION, VERSION);
+    let versions = VERSIONS;
     let software = format!("bifrost-agent {}", env!("CARGO_PKG_VERSION"));
     let (host, instance) = (settings.host.clone(), settings.instance.clone());
     let revision = known.load(Ordering::Relaxed);
@@ -147,16 +152,29 @@ async fn stream(
     };
     let (first, mut answers) = timeout(PATIENCE, answers).await.map_err(|_| Ended::Late)??;
     let ToAgent::Welcome(welcome) = first else { return Err(Ended::Order("another message", "before the welcome")) };
-    agree((welcome.version, welcome.version))?;
+    let can_learn = agree((welcome.version, welcome.version))? >= LEARNING;
+    learning.can_learn(can_learn);
     let Welcome { relay: software, restored: is_restored, .. } = welcome;
     tell(events, Event::Connected { relay: relay.to_owned(), software, is_restored }).await?;
+    if can_learn {
+        // The thread ends only with the other end.
+        let _ = learning.heard.send(Heard::Connected).await;
+    }
     loop {
         tokio::select! {
             message = hear(&mut answers) => match message? {
                 ToAgent::Welcome(_) => return Err(Ended::Order("a welcome", "a second time")),
                 ToAgent::Changes(changes) => tell(events, Event::Changes(changes)).await?,
                 ToAgent::InSync(revision) => tell(events, Event::InSync(revision)).await?,
+                ToAgent::Answers(_) if !can_learn => return Err(Ended::Order("answers", "in a version without them")),
+                ToAgent::Answers(answers) => learning.answers(answers).await,
             },
+            Some(questions) = learning.questions.recv() => {
+                learning.asked(questions.len(), can_learn);
+                if can_learn {
+                    say.send(FromAgent::Resolve(questions).into()).await.map_err(|_| Ended::Closed)?;
+                }
+            }
             changed = reports.changed() => {
                 changed.map_err(|_| Ended::Done)?;
                 let report = reports.borrow_and_update().clone();

@@ -11,6 +11,7 @@ pub mod desired;
 pub mod follow;
 mod health;
 pub mod identity;
+pub mod learn;
 pub mod metrics;
 mod pinned;
 pub mod plan;

@@ -32,6 +32,10 @@ pub struct Metrics {
     refused: Counter,
     drift: Counter,
     reconnects: Counter,
+    learning: Number,
+    questions: Counter,
+    unasked: Counter,
+    answers: Counter,
     certificate_until: Number,
     certificate_renewals: Counter,
     certificate_failures: Counter,
@@ -53,6 +57,10 @@ impl Default for Metrics {
             refused: Counter::default(),
             drift: Counter::default(),
             reconnects: Counter::default(),
+            learning: Number::default(),
+            questions: Counter::default(),
+            unasked: Counter::default(),
+            answers: Counter::default(),
             certificate_until: Number::default(),
             certificate_renewals: Counter::default(),
             certificate_failures: Counter::default(),
@@ -81,6 +89,12 @@ impl Default for Metrics {
             "Streams with relays that were lost, or could not be made",
             m.reconnects.clone(),
         );
+        let help = "1: the relay that is followed answers questions about routes that are learned";
+        registry.register("learning", help, m.learning.clone());
+        registry.register("questions", "Questions about routes that the relay was asked", m.questions.clone());
+        let help = "Questions about routes that no relay was asked: none is followed, it is too old, or it is too slow";
+        registry.register("unasked_questions", help, m.unasked.clone());
+        registry.register("answers", "Answers and corrections about routes that a relay gave", m.answers.clone());
         let help = "When the certificate that the agent renews expires, seconds since 1970; 0: it renews none";
         registry.register("certificate_expires_at", help, m.certificate_until.clone());
         registry.register(
@@ -102,6 +116,22 @@ impl Metrics {
     /// A stream was lost.
     pub fn lost(&self) {
         self.reconnects.inc();
+    }
+
+    /// Whether the relay that is followed answers questions about routes.
+    pub fn learning(&self, can: bool) {
+        self.learning.set(u64::from(can));
+    }
+
+    /// Questions about routes were sent to the relay, or cannot be.
+    pub fn asked(&self, count: u64, is_sent: bool) {
+        let counter = if is_sent { &self.questions } else { &self.unasked };
+        counter.inc_by(count);
+    }
+
+    /// A relay has answered questions about routes.
+    pub fn answered(&self, count: u64) {
+        self.answers.inc_by(count);
     }
 
     /// The certificate that is in use expires then.

@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use crate::desired::Refused;
 use crate::follow::{self, Event, follow};
 use crate::health;
+use crate::learn::Learning;
 use crate::metrics::Metrics;
 use crate::plan::Limits;
 use crate::state::{Answer, Core, Next};
@@ -49,7 +50,8 @@ pub async fn run(settings: Settings, metrics: Arc<Metrics>, stop: impl Future<Ou
     let (reports, to_report) = watch::channel(None);
     let end_stream = Arc::new(Notify::new());
     let known = Arc::new(AtomicU64::new(0));
-    let streams = follow(settings.follow, Arc::clone(&known), events, to_report, Arc::clone(&end_stream));
+    let learning = Learning::start(&settings.socket, Arc::clone(&metrics))?;
+    let streams = follow(settings.follow, Arc::clone(&known), events, to_report, Arc::clone(&end_stream), learning);
     let following = tokio::spawn(streams);
     let (health, mut healths) = watch::channel(PathHealth::default());
     let looking = tokio::spawn(health::watch(settings.socket.clone(), health));

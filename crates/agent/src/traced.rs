@@ -1,4 +1,4 @@
-//! What the agent says about changes in their traces (docs/FLEET.md, section 6).
+//! What the agent says about changes in their traces (docs/FLEET.md, section 7).
 
 use std::collections::VecDeque;
 use std::time::SystemTime;

@@ -209,6 +209,11 @@ impl<'a> Recording<'a> {
 }
 
 impl Effects for Recording<'_> {
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        self.apply.now_ns()
+    }
+
     #[cold]
     fn may_ask(&mut self, port: PortId, what: Asked) -> bool {
         self.apply.may_ask(port, what)

@@ -16,6 +16,9 @@ pub struct PortCounters {
     pub to_host_packets: u64,
     /// From the guest to a multicast group; each member gets a copy.
     pub copied_packets: u64,
+    /// From the guest, to an address whose route must be learned first. A packet that is offered again afterwards
+    /// counts again.
+    pub asked_packets: u64,
     /// Unsolicited router advertisements to the guest.
     pub advertised_packets: u64,
     /// From the underlay, delivered to the guest.
@@ -87,6 +90,7 @@ impl PortCounters {
             Action::Answer { .. } => self.answered_packets += 1,
             Action::Host => self.to_host_packets += 1,
             Action::Copy => self.copied_packets += 1,
+            Action::Ask { .. } => self.asked_packets += 1,
             Action::Drop(reason) => self.dropped.count(reason),
         }
     }
@@ -99,6 +103,7 @@ impl PortCounters {
             ("answered_packets", self.answered_packets),
             ("to_host_packets", self.to_host_packets),
             ("copied_packets", self.copied_packets),
+            ("asked_packets", self.asked_packets),
             ("advertised_packets", self.advertised_packets),
             ("from_underlay_packets", self.from_underlay_packets),
             ("fragmented_packets", self.fragmented_packets),

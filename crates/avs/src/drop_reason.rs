@@ -64,6 +64,8 @@ reasons! {
     Loop = "loop",
     /// No route to the destination address.
     NoRoute = "no_route",
+    /// To an address whose route would have to be learned, in a network that has as many learned routes as it may.
+    LearnedFull = "learned_full",
     /// Sent to the gateway, but the source or destination address must not be routed.
     NotRoutable = "not_routable",
     /// TTL or hop limit expired at the gateway.

@@ -22,6 +22,8 @@ pub(crate) trait Effects {
     fn has_services(&self) -> bool {
         true
     }
+    /// Current time, ns.
+    fn now_ns(&self) -> u64;
     /// Takes a token for a request of a guest to the switch; `false`: the guest exceeds its rate limit.
     fn may_ask(&mut self, port: PortId, what: Asked) -> bool;
     /// Records that a vNIC claims an address that it shares with others.
@@ -77,6 +79,11 @@ impl<const SERVICES: bool> Effects for Apply<'_, SERVICES> {
     #[inline(always)]
     fn has_services(&self) -> bool {
         SERVICES
+    }
+
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        self.now_ns
     }
 
     #[cold]

@@ -11,6 +11,7 @@ use crate::addresses::Addresses;
 use crate::dns::Names;
 use crate::groups::GroupPolicy;
 use crate::ids::{LoadBalancerId, PortId, UplinkId, WorkerId};
+use crate::learned::Learned;
 use crate::location::{Location, NextHop, Owner, Path, VpcId};
 use crate::members::Members;
 use crate::nat::{Source, Uplink};
@@ -92,6 +93,10 @@ impl Index {
         for (place, balancer) in tables.load_balancers.iter().enumerate() {
             let vpc = index.vpc_id(balancer.vni)?;
             index.vpcs[vpc.place()].add_balancer(LoadBalancerId(place as u16), balancer)?;
+        }
+        for (vni, within) in &tables.learned {
+            let vpc = index.vpc_id(*vni)?;
+            index.vpcs[vpc.place()].learned = Some(Box::new(Learned::new(within)));
         }
         index.set_metadata(tables)?;
         index.add_ports(tables)?;
@@ -260,6 +265,23 @@ impl Index {
         self.vpcs.iter().map(|vpc| (vpc.vni, &vpc.addresses))
     }
 
+    /// Takes over what networks have learned in an earlier configuration.
+    pub(crate) fn adopt_learned(&mut self, former: &mut Index) {
+        for vpc in &mut self.vpcs {
+            let Some(learned) = &mut vpc.learned else { continue };
+            let before = former.by_vni.get(&vpc.vni).and_then(|id| former.vpcs.get_mut(id.place()));
+            if let Some(before) = before.and_then(|before| before.learned.as_deref_mut()) {
+                learned.adopt(before);
+            }
+        }
+    }
+
+    /// The learned routes of a network that learns.
+    pub(crate) fn learned_mut(&mut self, vni: Vni) -> Option<&mut Learned> {
+        let id = *self.by_vni.get(&vni)?;
+        self.vpcs.get_mut(id.place())?.learned.as_deref_mut()
+    }
+
     /// Replaces the addresses of a network.
     pub(crate) fn set_addresses(&mut self, vni: Vni, addresses: Addresses) {
         if let Some(vpc) = self.by_vni.get(&vni).and_then(|id| self.vpcs.get_mut(id.place())) {
@@ -394,17 +416,21 @@ impl Index {
         from: IpAddr,
         to: IpAddr,
     ) -> Option<(NextHop, &'a VpcIndex)> {
-        match owner? {
-            Owner::Vnic(hop) => Some((hop, vpc)),
-            Owner::Peered(other) => self.across(vpc, other, from, to),
-            Owner::Outside(uplink) => self.outside(uplink),
-            Owner::Own => None,
+        match owner {
+            Some(Owner::Vnic(hop)) => Some((hop, vpc)),
+            Some(Owner::Peered(other)) => self.across(vpc, other, from, to),
+            Some(Owner::Outside(uplink)) => self.outside(vpc, uplink, to),
+            Some(Owner::Own) => None,
+            None => Some((vpc.learned_route(to)?, vpc)),
         }
     }
 
-    /// The next hop through an uplink.
+    /// The next hop through an uplink, which is the way to everything that is not learned.
     #[cold]
-    fn outside(&self, uplink: UplinkId) -> Option<(NextHop, &VpcIndex)> {
+    fn outside<'a>(&'a self, vpc: &'a VpcIndex, uplink: UplinkId, to: IpAddr) -> Option<(NextHop, &'a VpcIndex)> {
+        if vpc.learned.as_ref().is_some_and(|learned| learned.has(to)) {
+            return Some((vpc.learned_route(to)?, vpc));
+        }
         let uplink = self.uplink(uplink)?;
         let path = Path { location: Location::Local(uplink.port), mtu: uplink.mtu };
         Some((NextHop { mac: uplink.mac, path }, self.vpc_of(uplink.vpc)?))
@@ -421,18 +447,30 @@ impl Index {
         to: IpAddr,
     ) -> Option<(NextHop, &VpcIndex)> {
         let other = self.vpc_of(other)?;
-        let back = other.owner_by_route(from) == Some(Owner::Peered(vpc.id));
-        let hop = other.route(to).filter(|_| back && other.has_gateway())?;
-        Some((hop, other))
+        if !self.is_way(vpc, other, from) {
+            return None;
+        }
+        Some((other.route(to).or_else(|| other.learned_route(to))?, other))
+    }
+
+    /// Whether packets from the address `from` of `vpc` may go to `other`.
+    pub(crate) fn is_way(&self, vpc: &VpcIndex, other: &VpcIndex, from: IpAddr) -> bool {
+        other.owner_by_route(from) == Some(Owner::Peered(vpc.id)) && other.has_gateway()
     }
 
     /// The vNIC that has an address, as seen from a network: the vNIC's network and MAC address.
     pub(crate) fn vnic_of(&self, vpc: &VpcIndex, addr: IpAddr) -> Option<(VpcId, Mac)> {
-        match vpc.owner(addr)? {
+        let owner = vpc.owner(addr);
+        if matches!(owner, None | Some(Owner::Outside(_)))
+            && let Some(hop) = vpc.learned_route(addr)
+        {
+            return Some((vpc.id, hop.mac));
+        }
+        match owner? {
             Owner::Vnic(hop) => Some((vpc.id, hop.mac)),
             Owner::Peered(other) => {
                 let other = self.vpc_of(other)?;
-                other.route(addr).map(|hop| (other.id, hop.mac))
+                other.route(addr).or_else(|| other.learned_route(addr)).map(|hop| (other.id, hop.mac))
             }
             // Everything outside counts as one vNIC: any router there may send an ICMP error.
             Owner::Outside(uplink) => self.uplink(uplink).map(|uplink| (uplink.vpc, uplink.mac)),

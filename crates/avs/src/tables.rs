@@ -525,6 +525,8 @@ pub struct Tables {
     pub leases: Vec<Lease>,
     /// IPv6 settings of guests. A guest without them gets no advertisements and no DHCPv6 replies.
     pub ipv6_leases: Vec<Ipv6Lease>,
+    /// Networks whose routes are learned from packets, each with the prefixes in which they are.
+    pub learned: Vec<(Vni, Vec<IpNet>)>,
     /// DNS zones. In other networks, DNS queries to the gateway are not answered.
     pub zones: Vec<Zone>,
     /// Security groups, identified by their position in this list.

@@ -222,7 +222,8 @@ impl Index {
             let next_hop = self.next_hop(vpc, parsed.src_ip, parsed.dst_ip);
             return next_hop.filter(|_| parsed.is_ip() && !vpc.is_gateway(parsed.dst_ip));
         }
-        Some((NextHop { mac: parsed.dst_mac, path: vpc.path(parsed.dst_mac)? }, vpc))
+        let path = vpc.path(parsed.dst_mac).or_else(|| vpc.learned_path(parsed.dst_mac))?;
+        Some((NextHop { mac: parsed.dst_mac, path }, vpc))
     }
 }
 
@@ -245,6 +246,10 @@ impl<'a> Looking<'a> {
 }
 
 impl Effects for Looking<'_> {
+    fn now_ns(&self) -> u64 {
+        self.switch.now_ns
+    }
+
     fn may_ask(&mut self, port: PortId, what: Asked) -> bool {
         let state = self.switch.ports.get(port.place());
         state.is_some_and(|state| state.clone().bound(what).take(self.switch.now_ns, 1))

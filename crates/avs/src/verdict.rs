@@ -1,5 +1,7 @@
 //! The switch's decision about a frame, in either direction. It is one type, which the caches also store.
 
+use std::net::IpAddr;
+
 use bifrost_wire::{Mac, Vni};
 
 use crate::drop_reason::DropReason;
@@ -56,6 +58,14 @@ pub enum Action {
     Copy,
     /// To the daemon of this host, for the service at the frame's destination ([`METADATA`](crate::METADATA)).
     Host,
+    /// The route to an address must be learned ([`Switch::learn`](crate::Switch::learn)); then the frame may be given
+    /// to the switch again.
+    Ask {
+        /// The network in which the address is looked up: the sender's, or a peered one.
+        vni: Vni,
+        /// The address.
+        address: IpAddr,
+    },
     /// The frame is dropped.
     Drop(DropReason),
 }

@@ -9,7 +9,8 @@ use bifrost_wire::{Mac, Vni};
 use crate::acl::Acl;
 use crate::addresses::{Addresses, Draft};
 use crate::dns::Names;
-use crate::ids::{LoadBalancerId, UplinkId};
+use crate::ids::{LoadBalancerId, PeerId, UplinkId};
+use crate::learned::{Known, Learned};
 use crate::location::{Location, NextHop, Owner, Path, VpcId};
 use crate::service::Balancers;
 use crate::tables::LoadBalancer;
@@ -37,6 +38,8 @@ pub(crate) struct VpcIndex {
     shared: BTreeMap<IpAddr, Box<[Mac]>>,
     /// `None`: there are no load balancers.
     pub(crate) balancers: Option<Box<Balancers>>,
+    /// Routes that are learned; `None`: all are configured.
+    pub(crate) learned: Option<Box<Learned>>,
     /// Present until [`finish`](Self::finish).
     draft: Option<Box<Draft>>,
     pub(crate) addresses: Addresses,
@@ -65,6 +68,7 @@ impl VpcIndex {
             has_metadata: false,
             shared: BTreeMap::new(),
             balancers: None,
+            learned: None,
             draft: Some(Box::new(Draft::new(vpc.vni, former))),
             addresses: Addresses::default(),
         })
@@ -251,7 +255,43 @@ impl VpcIndex {
         if self.is_own(addr) || self.is_shared(addr) {
             return Some(GATEWAY_MAC);
         }
-        self.vnic(addr).map(|hop| hop.mac)
+        self.vnic(addr).or_else(|| self.learned_route(addr)).map(|hop| hop.mac)
+    }
+
+    /// The learned route to an address that has no configured one.
+    #[cold]
+    pub(crate) fn learned_route(&self, addr: IpAddr) -> Option<NextHop> {
+        self.learned.as_ref()?.route(addr)
+    }
+
+    /// What is known of an address that has no configured route.
+    #[cold]
+    pub(crate) fn learned(&self, addr: IpAddr, now_ns: u64) -> Known {
+        self.learned.as_ref().map_or(Known::NotLearned, |learned| learned.look_up(addr, now_ns))
+    }
+
+    /// The path to a vNIC that only learned routes lead to.
+    #[cold]
+    pub(crate) fn learned_path(&self, mac: Mac) -> Option<Path> {
+        self.learned.as_ref()?.path(mac)
+    }
+
+    /// Whether a vNIC without configured routes may be on host `peer`: nothing else was learned.
+    #[cold]
+    pub(crate) fn may_learn_vnic_at(&self, mac: Mac, peer: PeerId) -> bool {
+        let at = Location::Remote(peer);
+        self.learned.as_ref().is_some_and(|learned| learned.path(mac).is_none_or(|path| path.location == at))
+            && self.location(mac).is_none()
+    }
+
+    /// Whether an address without a configured route may be on host `peer`: its routes are learned, and nothing else
+    /// was learned.
+    #[cold]
+    pub(crate) fn may_learn_address_at(&self, addr: IpAddr, peer: PeerId) -> bool {
+        let at = Location::Remote(peer);
+        self.learned
+            .as_ref()
+            .is_some_and(|learned| learned.has(addr) && learned.route(addr).is_none_or(|hop| hop.path.location == at))
     }
 
     /// The vNIC of this network that has an address: according to the routes, or, for an IPv6 link-local address, by

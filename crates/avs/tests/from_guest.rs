@@ -167,6 +167,7 @@ fn switched_frames() {
             Action::Deliver { .. } => "to_local_packets",
             Action::Answer { .. } => "answered_packets",
             Action::Copy => "copied_packets",
+            Action::Ask { .. } => "asked_packets",
             Action::Host => "to_host_packets",
             Action::Drop(reason) => reason.counter(),
         };

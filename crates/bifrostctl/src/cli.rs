@@ -56,6 +56,8 @@ pub(crate) enum Command {
     Ports,
     /// The VPC routes: which destinations live behind which peer
     Routes,
+    /// The learned routes: addresses that guests have used, in VPCs whose routes are not all sent to the host
+    Learned,
     /// The load balancers: where they listen, their backends and which of them work
     LoadBalancers,
     /// NAT: addresses outside, whose they are, and how many of their ports are in use

@@ -51,6 +51,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Status => out.print(&client.status()?, table::status),
         Command::Ports => out.print(&client.ports()?, |v| table::ports(v)),
         Command::Routes => out.print(&client.routes()?, |v| table::routes(v)),
+        Command::Learned => out.print(&client.learned()?, |v| table::learned(v)),
         Command::LoadBalancers => out.print(&client.load_balancers()?, |v| table::load_balancers(v)),
         Command::Nat => out.print(&client.nat()?, |v| table::nat(v)),
         Command::Mirrors => out.print(&client.mirrors()?, |v| table::mirrors(v)),

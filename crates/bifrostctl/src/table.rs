@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use bifrost_control::api::{
     BackendStatus, Conn, ConnState, Direction, DrainReport, FaultCleared, FaultEntry, FaultSpec, FlowLogStatus,
-    LoadBalancerStatus, MirrorStatus, NatKind, NatStatus, Path, PathState, PeerMode, PortStatus, Route, Stats, Status,
+    LearnedRoute, LoadBalancerStatus, MirrorStatus, NatKind, NatStatus, Path, PathState, PeerMode, PortStatus, Route,
+    Stats, Status,
 };
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -145,6 +146,21 @@ pub(crate) fn routes(routes: &[Route]) -> String {
     };
     let rows = routes.iter().map(row);
     listing(&[Number("VNI"), Text("PREFIX"), Text("PEER"), Text("MAC"), Number("MTU")], rows, "no routes")
+}
+
+pub(crate) fn learned(routes: &[LearnedRoute]) -> String {
+    let row = |r: &LearnedRoute| {
+        vec![
+            r.vni.to_string(),
+            r.range.to_string(),
+            r.peer.clone(),
+            r.mac.to_string(),
+            duration(r.age_s),
+            duration(r.idle_s),
+        ]
+    };
+    let columns = [Number("VNI"), Text("ADDRESSES"), Text("PEER"), Text("MAC"), Text("LEARNED"), Text("USED")];
+    listing(&columns, routes.iter().map(row), "no learned routes")
 }
 
 pub(crate) fn load_balancers(balancers: &[LoadBalancerStatus]) -> String {

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bifrost_control::api::{
     ApiError, ApplyReport, ApplySpec, BackendHealth, BackendStatus, CaptureSpec, Conn, DrainReport, DrainSpec,
-    FaultEntry, FaultSpec, FlowLogStatus, LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest,
-    ObjectsQuery, Path, PeerMode, PeerStatus, PortSessions, PortStatus, ReloadReport, Route, Sample, Session,
-    SessionFilter, SessionsQuery, SessionsReport, Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec,
-    WorkerStatus,
+    FaultEntry, FaultSpec, FlowLogStatus, LearnReport, LearnSpec, LearnedRoute, LoadBalancerStatus, MirrorStatus,
+    NatStatus, ObjectList, ObjectsDigest, ObjectsQuery, Path, PeerMode, PeerStatus, PortSessions, PortStatus,
+    ReloadReport, Route, RouteQuestion, Sample, Session, SessionFilter, SessionsQuery, SessionsReport, Stats, Status,
+    Trace, TraceSpec, UpgradeReport, UpgradeSpec, WorkerStatus,
 };
 use bifrost_control::config::{self, Affinity, BalancedProtocol, Config, LoadBalancer, PeerTransport};
-use bifrost_control::server::{Backend, CaptureStream, Pages};
+use bifrost_control::server::{Backend, CaptureStream, Pages, one_page};
 use bifrost_datapath::Totals;
 
 use crate::background::in_background;
@@ -336,6 +336,18 @@ impl Backend for Daemon {
             removal.wait();
         }
         report
+    }
+
+    fn learned(&self) -> Result<Pages<LearnedRoute>, ApiError> {
+        Ok(one_page(self.state().learned.list()))
+    }
+
+    fn route_questions(&self, wait: Duration) -> Result<Vec<RouteQuestion>, ApiError> {
+        self.questions.take(wait)
+    }
+
+    fn learn(&self, spec: LearnSpec) -> Result<LearnReport, ApiError> {
+        self.state().learn(&spec).map_err(gone)
     }
 
     fn objects(&self, query: ObjectsQuery) -> Result<ObjectList, ApiError> {

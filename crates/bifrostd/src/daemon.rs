@@ -29,6 +29,7 @@ use crate::devices;
 use crate::flow_log;
 use crate::health::Health;
 use crate::kept::{self, Kept};
+use crate::learning::{Learned, Questions};
 use crate::machine::Machine;
 use crate::mirror;
 use crate::names::{Names, NamesInForce};
@@ -58,6 +59,8 @@ pub(crate) struct Daemon {
     pub(crate) capturing: Arc<Capturing>,
     /// A capture that another daemon has begun.
     pub(crate) continued: Mutex<Option<Continued>>,
+    /// Questions of the workers about routes.
+    pub(crate) questions: Questions,
     /// Progress of the workers, readable without the lock.
     pulses: Vec<Arc<Pulse>>,
     state: Mutex<State>,
@@ -105,6 +108,8 @@ pub(crate) struct State {
     pub(crate) shared: Shared,
     /// Exported flow records.
     pub(crate) flow_log: Arc<flow_log::Exports>,
+    /// Routes that were learned.
+    pub(crate) learned: Learned,
     /// Counters of the metadata service.
     pub(crate) metadata: bifrost_metadata::Counters,
     /// Counters of mirrored packets.
@@ -234,10 +239,14 @@ impl Daemon {
             shared,
             flow_log,
             mirrored,
+            learned: Learned::default(),
             metadata: bifrost_metadata::Counters::default(),
             carried: Arc::default(),
         };
         state.set_mirrors()?;
+        let questions = Questions::new();
+        let sender = questions.sender();
+        state.on_all(move |worker| worker.core_mut().set_route_questions(sender.clone()))?;
         // Ports before peers: a peer whose packets arrive before the ports exist would be notified that their vNICs are
         // not on this host, and would cache that.
         let config = Arc::clone(&state.config);
@@ -267,7 +276,18 @@ impl Daemon {
         let (state_directory, progress) = (directory.map(Path::to_owned), Progress::new());
         let state = Mutex::new(state);
         let (capturing, continued) = (Arc::default(), Mutex::default());
-        Ok(Daemon { file, state_directory, progress, instance, started: now, capturing, continued, pulses, state })
+        Ok(Daemon {
+            file,
+            state_directory,
+            progress,
+            instance,
+            started: now,
+            capturing,
+            continued,
+            questions,
+            pulses,
+            state,
+        })
     }
 
     /// Called when the former daemon has ended or will: records, devices and the journal now belong to this daemon
@@ -385,6 +405,7 @@ impl State {
                 }
             }
         }
+        self.forget_learned(&diff, &config)?;
         for peer in &diff.peers.removed {
             if let Some(id) = self.names.peer(&peer.name) {
                 self.on_all(move |worker| worker.remove_peer(id))?;

@@ -17,6 +17,7 @@ mod health;
 #[cfg(debug_assertions)]
 mod inject;
 mod kept;
+mod learning;
 mod lists;
 mod machine;
 mod metadata;
@@ -154,6 +155,7 @@ fn work(daemon: &Arc<Daemon>, server: ServerHandle, mut signals: Signals) -> Res
     thread("health", health::run)?;
     thread("shared", shared::run)?;
     thread("tables", tables::run)?;
+    thread("learning", learning::run)?;
     thread("metadata", metadata::run)?;
     thread("flow-log", flow_log::run)?;
     thread("mirror", mirror::run)?;
@@ -178,6 +180,7 @@ fn work(daemon: &Arc<Daemon>, server: ServerHandle, mut signals: Signals) -> Res
         }
     }
     let _no_upgrade = daemon.progress.wait();
+    daemon.questions.end();
     if daemon.progress.is_over() {
         // Exit without closing anything: another daemon uses the same sockets and devices.
         server.leave();

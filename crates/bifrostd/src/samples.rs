@@ -135,6 +135,8 @@ fn of_daemon(state: &State) -> Vec<Sample> {
         .collect();
     samples.extend(state.mirrored.all.iter().map(|(counter, value)| nowhere(format!("mirror.{counter}"), value)));
     samples.extend(state.metadata.iter().map(|(counter, value)| nowhere(format!("metadata.{counter}"), value)));
+    let learned = [("routes", state.learned.len() as u64)].into_iter().chain(state.learned.counters.iter());
+    samples.extend(learned.map(|(counter, value)| nowhere(format!("learned.{counter}"), value)));
     for (name, machine) in &state.machines {
         let at = Place { port: Some(name.clone()), ..Place::default() };
         let named = machine.counters();
@@ -178,6 +180,7 @@ fn of_port(port: &PortView, device: &'static str) -> Vec<(String, u64)> {
         ("port.unswitched_packets", port.waiting_packets.0),
         ("port.blocked_packets", port.waiting_packets.1),
         ("port.blocked_destinations", port.waiting_destinations),
+        ("port.learning_packets", port.learning_packets),
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value))
@@ -237,6 +240,7 @@ mod tests {
         names.extend(of("avs.rule_log_", bifrost_avs::RuleLogCounters::default().iter()));
         names.extend(of("mirror.", crate::mirror::Counters::default().iter()));
         names.extend(of("metadata.", bifrost_metadata::Counters::default().iter()));
+        names.extend(of("learned.", crate::learning::Counters::default().iter()));
         names.extend(of("flow_log.", crate::flow_log::Counters::default().iter()));
         names.extend(of("avs.", bifrost_avs::NatCounters::default().iter()));
         names.extend(of("avs.", bifrost_avs::FragmentCounters::default().iter()));
@@ -257,6 +261,7 @@ mod tests {
             "rte.connections",
             "fault.waiting_packets",
             "datapath.unread_datagrams",
+            "learned.routes",
         ];
         names.extend(gauges.map(str::to_owned));
         let devices = ["tap.tx_overrun_packets", "tap.rx_held_frames", "vhost.rx_unplugged_frames"];

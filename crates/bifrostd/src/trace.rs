@@ -184,6 +184,9 @@ impl Words<'_> {
             End::Copied { to } => {
                 (TraceVerdict::Sent, format!("a copy is sent to each of {to} vNICs of its group"), None)
             }
+            End::Asked { vni, address } => {
+                (TraceVerdict::Sent, format!("it waits until the route to {address} in VNI {vni} is learned"), None)
+            }
             End::Answered => (TraceVerdict::Answered, "the switch answers it itself".to_owned(), None),
             End::Dropped { counter, port } => {
                 let meaning = counters::meaning(counter).map_or(String::new(), |m| format!(": {}", m.what));

@@ -111,6 +111,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health, holders: &
         metadata: metadata::ports(config).filter_map(|port| names.port(&port.name).map(avs::PortId)).collect(),
         leases: leases(config, names).collect(),
         ipv6_leases: ipv6_leases(config, names).collect(),
+        learned: learned(config),
         zones: zones(config),
         groups: config.security_groups.iter().map(|g| security_group(config, g)).collect(),
         members: members.chain(shared_members(config, holders)).collect(),
@@ -124,6 +125,12 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health, holders: &
         rule_log: config.flow_log.as_ref().filter(|log| log.has_rules()).map(rule_log),
         workers: avs::Workers { own: avs::WorkerId(0), count: config.workers.count as u16 },
     }
+}
+
+/// The VPCs whose routes are learned.
+fn learned(config: &Config) -> Vec<(Vni, Vec<IpNet>)> {
+    let learning = config.vpcs.iter().filter(|vpc| !vpc.learned.is_empty());
+    learning.filter_map(|vpc| Some((Vni::new(vpc.vni.value())?, vpc.learned.clone()))).collect()
 }
 
 fn load_balancer(config: &Config, balancer: &config::LoadBalancer, health: &Health) -> Option<avs::LoadBalancer> {

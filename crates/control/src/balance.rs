@@ -33,7 +33,7 @@ struct Stage {
     left: &'static [&'static str],
 }
 
-const STAGES: [Stage; 9] = [
+const STAGES: [Stage; 10] = [
     Stage {
         name: "device to worker",
         scope: Scope::Port,
@@ -45,7 +45,7 @@ const STAGES: [Stage; 9] = [
         name: "worker to switch",
         scope: Scope::Port,
         needs: "port.fetched_packets",
-        entered: &["port.fetched_packets", "port.reswitched_packets"],
+        entered: &["port.fetched_packets", "port.reswitched_packets", "port.resumed_packets"],
         left: &[
             "port.tx_packets",
             "port.malformed_packets",
@@ -66,6 +66,7 @@ const STAGES: [Stage; 9] = [
             "avs.answered_packets",
             "avs.copied_packets",
             "avs.to_host_packets",
+            "avs.asked_packets",
             "avs.dropped_*",
             "port.faulted_packets",
         ],
@@ -86,6 +87,13 @@ const STAGES: [Stage; 9] = [
             "port.reswitched_packets",
             "port.faulted_switched_packets",
         ],
+    },
+    Stage {
+        name: "switch to routes that are learned",
+        scope: Scope::Port,
+        needs: "port.tx_packets",
+        entered: &["avs.asked_packets"],
+        left: &["port.resumed_packets", "port.learning_packets", "port.learn_*"],
     },
     Stage {
         name: "transport to underlay",

@@ -17,10 +17,10 @@ use tokio::runtime::Runtime;
 
 use crate::api::{
     ApiError, ApplyReport, ApplySpec, CaptureSpec, Conn, DrainReport, DrainSpec, Drops, ErrorBody, FaultCleared,
-    FaultEntry, FaultSpec, FlowLogStatus, GatewayPod, GatewayTraceSpec, LoadBalancerStatus, MirrorStatus, NatStatus,
-    ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, Pipeline, PipelineCommand, PodCommand, PortSessions,
-    PortStatus, ReloadReport, Route, Sample, Session, SessionFilter, SessionsQuery, SessionsReport, Stats, Status,
-    Trace, TraceSpec, UpgradeReport, UpgradeSpec,
+    FaultEntry, FaultSpec, FlowLogStatus, GatewayPod, GatewayTraceSpec, LearnReport, LearnSpec, LearnedRoute,
+    LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath, Pipeline,
+    PipelineCommand, PodCommand, PortSessions, PortStatus, ReloadReport, Route, RouteQuestion, Sample, Session,
+    SessionFilter, SessionsQuery, SessionsReport, Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec,
 };
 
 /// Timeout of a request.
@@ -279,6 +279,22 @@ impl Client {
     /// Digests of the objects in force.
     pub fn object_digests(&self, query: &ObjectsQuery) -> Result<Vec<ObjectsDigest>, ClientError> {
         self.fetch(&objects_target(&ObjectsQuery { digest: Some(String::new()), ..query.clone() }))
+    }
+
+    /// All learned routes.
+    pub fn learned(&self) -> Result<Vec<LearnedRoute>, ClientError> {
+        self.fetch("/v1/learned")
+    }
+
+    /// Questions about routes, as soon as there is one, or none after at most `wait`.
+    pub fn route_questions(&self, wait: Duration) -> Result<Vec<RouteQuestion>, ClientError> {
+        let target = format!("/v1/learned/questions?wait_ms={}", wait.as_millis());
+        self.request(Method::GET, &target, None::<&()>, TIMEOUT + wait)
+    }
+
+    /// Answers questions about routes, or changes earlier answers.
+    pub fn learn(&self, spec: &LearnSpec) -> Result<LearnReport, ClientError> {
+        self.request(Method::POST, "/v1/learned", Some(spec), TIMEOUT)
     }
 
     /// Traces a described packet.

@@ -17,6 +17,9 @@
 //! | `POST /v1/reload` | [`ReloadReport`] |
 //! | `POST /v1/apply` with an [`ApplySpec`] | the [`ApplyReport`] |
 //! | `GET /v1/objects` with an [`ObjectsQuery`] | an [`ObjectList`]; with `?digest` a list of [`ObjectsDigest`] |
+//! | `GET /v1/learned` | a list of [`LearnedRoute`] |
+//! | `GET /v1/learned/questions` with a [`QuestionsQuery`](crate::api::QuestionsQuery) | a list of [`RouteQuestion`], as soon as there is one |
+//! | `POST /v1/learned` with a [`LearnSpec`] | the [`LearnReport`] |
 //! | `POST /v1/upgrade` with an [`UpgradeSpec`], from root or the daemon's own user | the [`UpgradeReport`] |
 //! | `GET /v1/sessions` with a [`SessionFilter`] | a list of [`Session`] |
 //! | `POST /v1/sessions/export` with a [`SessionsQuery`] | the [`PortSessions`] |
@@ -53,9 +56,9 @@ use tokio::sync::oneshot;
 
 use crate::api::{
     ApiError, ApplyReport, ApplySpec, CaptureSpec, Conn, DrainReport, DrainSpec, FaultEntry, FaultSpec, FlowLogStatus,
-    LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest, ObjectsQuery, Path as ApiPath,
-    PortSessions, PortStatus, ReloadReport, Route, Sample, Session, SessionFilter, SessionsQuery, SessionsReport,
-    Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec,
+    LearnReport, LearnSpec, LearnedRoute, LoadBalancerStatus, MirrorStatus, NatStatus, ObjectList, ObjectsDigest,
+    ObjectsQuery, Path as ApiPath, PortSessions, PortStatus, ReloadReport, Route, RouteQuestion, Sample, Session,
+    SessionFilter, SessionsQuery, SessionsReport, Stats, Status, Trace, TraceSpec, UpgradeReport, UpgradeSpec,
 };
 
 pub use capture::{Continued, capture_response, continue_capture};
@@ -120,6 +123,18 @@ pub trait Backend: Send + Sync + 'static {
     fn objects(&self, query: ObjectsQuery) -> Result<ObjectList, ApiError>;
     /// Digests of the objects in force.
     fn object_digests(&self, query: ObjectsQuery) -> Result<Vec<ObjectsDigest>, ApiError>;
+    /// All learned routes.
+    fn learned(&self) -> Result<Pages<LearnedRoute>, ApiError> {
+        Ok(one_page(Vec::new()))
+    }
+    /// Questions about routes, as soon as there is one, or none after a time. Each is returned once.
+    fn route_questions(&self, _wait: Duration) -> Result<Vec<RouteQuestion>, ApiError> {
+        Ok(Vec::new())
+    }
+    /// Takes over answers; their number is within its bound.
+    fn learn(&self, _spec: LearnSpec) -> Result<LearnReport, ApiError> {
+        Ok(LearnReport::default())
+    }
     /// Replaces the running daemon by another program. After success, the other program answers requests.
     fn upgrade(&self, _spec: UpgradeSpec) -> Result<UpgradeReport, ApiError> {
         Err(ApiError::bad_request("this daemon cannot be upgraded while it runs").hint("restart it"))
@@ -264,8 +279,8 @@ fn answer(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        // Backend calls block; a few may run at a time.
-        .max_blocking_threads(4)
+        // Backend calls block; a few may run at a time, and one that waits for questions.
+        .max_blocking_threads(5)
         .thread_name("api-call")
         .build()
         .map_err(failed("cannot start the API's runtime for"))?;

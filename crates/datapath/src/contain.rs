@@ -175,6 +175,7 @@ impl<P: GuestPort> Core<P> {
             + switch.answered_packets
             + switch.copied_packets
             + switch.to_host_packets
+            + switch.asked_packets
             + switch.dropped.total_packets();
         let Some(port) = self.port_mut(owner) else { return };
         let (undecided, waiting) = port.waiting();
@@ -193,7 +194,7 @@ impl<P: GuestPort> Core<P> {
         let behind = routed.saturating_sub(passed + gone + outbound.reswitched_packets).min(1);
         outbound.faulted_switched_packets += behind;
         let counted = port.tx_packets + outbound.malformed_packets + undecided + outbound.gone_unswitched_packets;
-        let before = (outbound.fetched_packets + outbound.reswitched_packets)
+        let before = (outbound.fetched_packets + outbound.reswitched_packets + outbound.resumed_packets)
             .saturating_sub(counted + outbound.faulted_unswitched_packets);
         outbound.faulted_unswitched_packets += before.min(1);
     }

@@ -61,7 +61,7 @@ impl<P: GuestPort> Core<P> {
                     Some(worker) => self.siblings.keep_frame(worker, (owner, to.0), frame, false),
                 }
             }
-            Action::Answer { .. } | Action::Host | Action::Copy | Action::Drop(_) => {}
+            Action::Answer { .. } | Action::Host | Action::Copy | Action::Ask { .. } | Action::Drop(_) => {}
         }
     }
 

@@ -24,6 +24,7 @@ use crate::fault::Faults;
 use crate::hand_over::Siblings;
 use crate::host::HostQueue;
 use crate::kept::Kept;
+use crate::learning::Asking;
 use crate::limits::Limits;
 use crate::moved::MovedGuests;
 use crate::peers::{Peer, PeerConfig, PeerError, Peers, PlainPaths};
@@ -115,6 +116,8 @@ pub struct Core<P> {
     has_limits: bool,
     /// The queue of frames for services of the daemon, if it has any.
     pub(crate) host_queue: Option<HostQueue>,
+    /// Packets that wait for routes.
+    pub(crate) asking: Asking,
     /// Nothing is fetched from guests, because another process is about to take them over.
     pub(crate) guests_wait: bool,
 }
@@ -156,6 +159,7 @@ impl<P: GuestPort> Core<P> {
             rewatch: Vec::new(),
             has_limits: false,
             host_queue: None,
+            asking: Asking::default(),
             guests_wait: false,
         }
     }
@@ -273,7 +277,9 @@ impl<P: GuestPort> Core<P> {
         let held_back = if self.has_limits { self.next_of_held_back() } else { None };
         let held = self.ports.iter().flatten().filter_map(|p| p.held_until(self.now)).min();
         let advertisement = self.switch.next_advertisement_ns().map(Time);
-        [self.engine.next_timeout(), self.delayed.next(), postponed, held_back, held, self.next_rested(), advertisement]
+        let (rested, asking) = (self.next_rested(), self.asking.next());
+        let transport = self.engine.next_timeout();
+        [transport, self.delayed.next(), postponed, held_back, held, rested, advertisement, asking]
             .into_iter()
             .flatten()
             .min()
@@ -366,7 +372,7 @@ impl<P: GuestPort> Core<P> {
     /// Fetched packets of a port that wait for any reason.
     pub fn waiting_packets(&self, owner: u16) -> u64 {
         let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
-        port.map_or(0, |port| port.backlog.len() as u64 + port.waiting.packets() as u64)
+        port.map_or(0, |port| port.backlog.len() as u64 + port.waiting.packets() as u64 + port.learning_packets())
     }
 
     /// The device behind a port.

@@ -172,6 +172,18 @@ pub struct OutboundCounters {
     pub local_packets: u64,
     /// Returned to the switch for another decision, because the peer was removed while they waited.
     pub reswitched_packets: u64,
+    /// Packets that waited for a route, and were given to the switch again with its answer.
+    pub resumed_packets: u64,
+    /// Dropped: too many packets wait for this route, for routes of this port, or for routes of this worker.
+    pub learn_full_packets: u64,
+    /// Dropped: the guest needs more new routes than it may ask for.
+    pub learn_rate_packets: u64,
+    /// Dropped: the daemon's queue of questions has no room.
+    pub learn_unasked_packets: u64,
+    /// Dropped: no answer came in time.
+    pub learn_timeout_packets: u64,
+    /// Dropped: they waited for a route when the port's device was replaced.
+    pub learn_gone_packets: u64,
     /// Waited for the switch when their device was replaced.
     pub gone_unswitched_packets: u64,
     /// Waited for the transport when their device was replaced.
@@ -201,6 +213,12 @@ impl OutboundCounters {
             ("plain_packets", self.plain_packets),
             ("local_packets", self.local_packets),
             ("reswitched_packets", self.reswitched_packets),
+            ("resumed_packets", self.resumed_packets),
+            ("learn_full_packets", self.learn_full_packets),
+            ("learn_rate_packets", self.learn_rate_packets),
+            ("learn_unasked_packets", self.learn_unasked_packets),
+            ("learn_timeout_packets", self.learn_timeout_packets),
+            ("learn_gone_packets", self.learn_gone_packets),
             ("gone_unswitched_packets", self.gone_unswitched_packets),
             ("gone_switched_packets", self.gone_switched_packets),
             ("copy_packets", self.copy_packets),

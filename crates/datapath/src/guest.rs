@@ -257,6 +257,10 @@ impl<P: GuestPort> Core<P> {
                 self.copy_to_group::<SEEN>(owner, frame);
                 return;
             }
+            Action::Ask { vni, address } => {
+                self.ask_route(owner, frame, (vni, address));
+                return;
+            }
             Action::Drop(_) => {
                 port.complete(frame.handle);
                 return;
@@ -321,7 +325,7 @@ impl<P: GuestPort> Core<P> {
                 }
                 self.deliver_locally::<SEEN>(owner, frame, segments, (to.0, worker), rewrite.as_ref());
             }
-            Action::Answer { .. } | Action::Host | Action::Copy | Action::Drop(_) => {}
+            Action::Answer { .. } | Action::Host | Action::Copy | Action::Ask { .. } | Action::Drop(_) => {}
         }
     }
 

@@ -12,6 +12,7 @@ use bifrost_wire::{Mac, Vni};
 use crate::budget::Budget;
 use crate::contain::{PortFault, Strikes};
 use crate::counters::OutboundCounters;
+use crate::learning::Learning;
 use crate::limits::Limits;
 use crate::pressure::Load;
 use crate::waiting::{Room, Waiting};
@@ -79,6 +80,8 @@ pub(crate) struct Port<P> {
     pub(crate) backlog: VecDeque<TxFrame>,
     /// Packets that the switch has decided about and that wait for a window; bounded by the port's buffers.
     pub(crate) waiting: Waiting,
+    /// Packets that wait until a route is learned; `None`: none ever has.
+    pub(crate) learning: Option<Box<Learning>>,
     /// Some packets of `backlog` or `waiting` can continue in the next turn.
     pub(crate) unfinished: bool,
     /// There may be packets to fetch.
@@ -138,6 +141,7 @@ impl<P: GuestPort> Port<P> {
             unfinished: false,
             budget: Budget::default(),
             waiting: Waiting::default(),
+            learning: None,
             readable: true,
             watched: false,
             dirty: false,
@@ -210,6 +214,11 @@ impl<P: GuestPort> Port<P> {
         (self.backlog.len() as u64, self.waiting.packets() as u64)
     }
 
+    /// Fetched packets that wait until a route is learned.
+    pub(crate) fn learning_packets(&self) -> u64 {
+        self.learning.as_ref().map_or(0, |learning| learning.packets() as u64)
+    }
+
     /// Room for packets that wait for a window.
     pub(crate) fn room(&self) -> Room {
         let port = &self.port;
@@ -240,6 +249,8 @@ impl<P: GuestPort> Port<P> {
         let (undecided, decided) = self.waiting();
         self.outbound.gone_unswitched_packets += undecided;
         self.outbound.gone_switched_packets += decided;
+        self.outbound.learn_gone_packets += self.learning_packets();
+        self.learning = None;
         self.backlog.clear();
         (self.waiting, self.unfinished, self.hidden) = (Waiting::default(), false, 0);
     }

@@ -48,7 +48,8 @@ impl<P: GuestPort> Core<P> {
         let mut buffers: Vec<(u16, u32)> =
             self.engine.waiting_buffers().filter(|buffer| seen.insert(*buffer)).collect();
         for port in self.ports.iter().flatten() {
-            let waiting = port.waiting.frames().chain(&port.backlog);
+            let asking = port.learning.iter().flat_map(|learning| learning.frames());
+            let waiting = port.waiting.frames().chain(asking).chain(&port.backlog);
             buffers.extend(waiting.map(|frame| (port.owner, frame.handle.0)));
         }
         let (mut aside, mut bytes) = (SetAside::default(), 0);

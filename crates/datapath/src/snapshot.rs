@@ -100,6 +100,8 @@ pub struct PortView {
     pub waiting_packets: (u64, u64),
     /// Destinations for which packets wait for a window, now.
     pub waiting_destinations: u64,
+    /// Fetched packets that wait until a route is learned.
+    pub learning_packets: u64,
     /// The guest's packets that are held until they are acknowledged.
     pub held_packets: u64,
     /// How often the guest had to wait because it had used up its send limit.
@@ -209,6 +211,7 @@ impl<P: GuestPort> Core<P> {
             outbound: p.outbound,
             waiting_packets: p.waiting(),
             waiting_destinations: p.waiting.destinations() as u64,
+            learning_packets: p.learning_packets(),
             held_packets: p.held_packets(),
             held_back_times: p.held_back,
             failed: p.failed,

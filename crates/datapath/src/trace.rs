@@ -63,6 +63,13 @@ pub enum End {
         /// Number of vNICs.
         to: usize,
     },
+    /// It waits until a route is learned.
+    Asked {
+        /// The network.
+        vni: u32,
+        /// The destination.
+        address: IpAddr,
+    },
     /// It is dropped.
     Dropped {
         /// The counter that would count it.
@@ -257,7 +264,7 @@ impl<P: GuestPort> Core<P> {
             }
             Action::Deliver { port: PortId(to), worker: None } => self.placed(to, frame.len(), steps),
             // Cannot happen: the frame stays on this host.
-            Action::Forward { .. } | Action::Answer { .. } | Action::Host | Action::Copy => {
+            Action::Forward { .. } | Action::Answer { .. } | Action::Host | Action::Copy | Action::Ask { .. } => {
                 self.placed(owner, frame.len(), steps)
             }
         }
@@ -291,6 +298,7 @@ impl<P: GuestPort> Core<P> {
         match action {
             Action::Answer { .. } | Action::Host => return End::Answered,
             Action::Copy => return End::Copied { to: self.switch.copies(PortId(owner)).len() },
+            Action::Ask { vni, address } => return End::Asked { vni: vni.get(), address },
             Action::Drop(reason) => return dropped(format!("avs.{}", reason.counter()), Some(owner)),
             Action::Forward { .. } | Action::Deliver { .. } => {}
         }
@@ -320,7 +328,7 @@ impl<P: GuestPort> Core<P> {
             }
             Action::Deliver { port, .. } => self.placed(port.0, frame.len(), steps),
             // Handled above.
-            Action::Answer { .. } | Action::Host | Action::Copy | Action::Drop(_) => End::Answered,
+            Action::Answer { .. } | Action::Host | Action::Copy | Action::Ask { .. } | Action::Drop(_) => End::Answered,
         }
     }
 
@@ -345,7 +353,9 @@ impl<P: GuestPort> Core<P> {
         let port = match action {
             Action::Deliver { port, .. } => port,
             // A peer's frame is never forwarded.
-            Action::Answer { .. } | Action::Forward { .. } | Action::Host | Action::Copy => return End::Answered,
+            Action::Answer { .. } | Action::Forward { .. } | Action::Host | Action::Copy | Action::Ask { .. } => {
+                return End::Answered;
+            }
             Action::Drop(reason) => return underlay_drop(reason, found),
         };
         if self.would_fault_at_port(port.0, Direction::Rx, steps) {

@@ -123,6 +123,10 @@ impl<P: GuestPort> Core<P> {
                 self.send_kept::<SEEN>();
             }
         }
+        if self.asking.next().is_some_and(|at| at <= self.now) {
+            self.end_asking();
+            busy = true;
+        }
         busy |= self.advertise::<SEEN>();
         busy | self.release_delayed::<SEEN>()
     }

@@ -322,7 +322,9 @@ impl<P: GuestPort> Core<P> {
                 });
                 Ok(Judged::Done)
             }
-            Action::Deliver { .. } | Action::Forward { .. } | Action::Host | Action::Copy => Err(Refusal::WrongVnic),
+            Action::Deliver { .. } | Action::Forward { .. } | Action::Host | Action::Copy | Action::Ask { .. } => {
+                Err(Refusal::WrongVnic)
+            }
             Action::Answer { vni } => {
                 let refusal = Refusal::Switch(DropReason::PathMtu);
                 self.refuse::<SEEN>(refusal, Some(owner), Some(slot), note, frame);
@@ -500,7 +502,9 @@ impl<P: GuestPort> Core<P> {
                 return Ok(());
             }
             // A peer's frame is never forwarded, except for guests that have moved.
-            Action::Forward { .. } | Action::Host | Action::Copy => return Err((Refusal::WrongVnic, None)),
+            Action::Forward { .. } | Action::Host | Action::Copy | Action::Ask { .. } => {
+                return Err((Refusal::WrongVnic, None));
+            }
             Action::Drop(reason) => return Err((Refusal::Switch(reason), None)),
         };
         let note = Note { port: Some(port.0), ..note };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use bifrost_relay_api::limits::{MAX_MESSAGE, VERSION};
+use bifrost_relay_api::limits::{MAX_MESSAGE, VERSIONS};
 use bifrost_relay_api::pb::relay_client::RelayClient;
 use bifrost_relay_api::{FromAgent, Hello, Report, ToAgent};
 use tokio::sync::mpsc;
@@ -111,7 +111,7 @@ async fn converse(
 ) -> Result<()> {
     let mut client = RelayClient::new(endpoint.connect().await?).max_decoding_message_size(MAX_MESSAGE);
     let (send, receive) = mpsc::channel(4);
-    let hello = Hello { versions: (VERSION, VERSION), host: host.to_owned(), ..Hello::default() };
+    let hello = Hello { versions: (VERSIONS.0, VERSIONS.0), host: host.to_owned(), ..Hello::default() };
     send.send(FromAgent::Hello(hello).into()).await?;
     let mut incoming = client.follow(ReceiverStream::new(receive)).await?.into_inner();
     lock(agent).connections += 1;
@@ -119,7 +119,8 @@ async fn converse(
     let mut whole = Some(Has::new());
     while let Some(message) = incoming.message().await? {
         match ToAgent::try_from(message)? {
-            ToAgent::Welcome(_) => {}
+            // Version 1 has no answers.
+            ToAgent::Welcome(_) | ToAgent::Answers(_) => {}
             ToAgent::Changes(changes) => {
                 let now = Instant::now();
                 let mut agent = lock(agent);

@@ -16,8 +16,10 @@ Examples:
                               kill the relay during changes
   BIFROST_ETCD=$(scripts/install-etcd.sh) bifrost-fleet run outage --etcd 60
                               kill all members of etcd while guests of real daemons exchange packets; needs root
+  bifrost-fleet run learn --routes 1000000 --used 1000
+                              send to many destinations for the first time; needs root
 
-Runs the bifrost-relay from the directory of this program, on loopback; `outage` runs bifrostd and bifrost-agent, too,
+Runs the bifrost-relay from the directory of this program, on loopback; `outage` and `learn` run bifrostd and bifrost-agent, too,
 in network namespaces. The exit status is 1 if a bar is missed.";
 
 /// Measures a relay with many simulated agents
@@ -48,6 +50,8 @@ pub(crate) enum Experiment {
     Failover(Failover),
     /// Check that guests lose no packet while all members of etcd are down, and that nothing is stale afterwards
     Outage(Outage),
+    /// Time of the first packet to each of many destinations, and memory, in a VPC whose routes hosts learn
+    Learn(Learn),
 }
 
 /// Size of a network.
@@ -117,6 +121,19 @@ pub(crate) struct Outage {
     /// The etcd program, such as `scripts/install-etcd.sh` prints
     #[arg(long, value_name = "PATH", env = "BIFROST_ETCD")]
     pub(crate) etcd_program: PathBuf,
+}
+
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Learn {
+    /// Routes of the VPC, about
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(2_000..=1_000_000))]
+    pub(crate) routes: u32,
+    /// Destinations that a guest uses
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(16..=1000))]
+    pub(crate) used: u32,
+    /// 20,000 routes, of which 128 are used
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 fn hosts(text: &str) -> Result<usize, String> {

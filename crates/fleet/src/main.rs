@@ -7,6 +7,9 @@ mod cli;
 mod cold;
 mod failover;
 mod floor;
+mod host;
+mod learn;
+mod net;
 mod network;
 mod outage;
 mod program;
@@ -27,6 +30,7 @@ fn main() -> ExitCode {
     let result = match &experiment {
         // It blocks, and its programs end with this thread.
         Experiment::Outage(options) => outage::run(options),
+        Experiment::Learn(options) => learn::run(options),
         Experiment::Propagate(options) => in_runtime(propagate::run(options)),
         Experiment::Cold(options) => in_runtime(cold::run(options)),
         Experiment::Failover(options) => in_runtime(failover::run(options)),

@@ -53,6 +53,7 @@ pub(crate) fn contributions(model: &Model, key: &Key) -> Vec<Contribution> {
             if !gateways.is_empty() {
                 item.insert("gateway".into(), json!(gateways));
             }
+            list(&mut item, "learned", json!(spec.learned));
             vec![one(Topic::Vpc(key.clone()), HostKind::Vpc, &vni.to_string(), Value::Object(item))]
         }
         // The routes of a table are those of their ports.
@@ -146,10 +147,16 @@ fn port(model: &Model, key: &Key, spec: &PortSpec) -> Vec<Contribution> {
         route.insert("peer".into(), json!(spec.host));
         route.insert("mac".into(), json!(mac));
         list(&mut route, "security_groups", json!(groups));
-        let route = one(Topic::Vpc(vpc.clone()), HostKind::Route, &format!("{vni}/{prefix}"), Value::Object(route));
+        let topic = if is_learned(model, &vpc, prefix) { Topic::Routes } else { Topic::Vpc };
+        let route = one(topic(vpc.clone()), HostKind::Route, &format!("{vni}/{prefix}"), Value::Object(route));
         all.push(Contribution { except: Some(spec.host.clone()), ..route });
     }
     all
+}
+
+/// Whether hosts learn the route to a prefix when they need it.
+pub(crate) fn is_learned(model: &Model, vpc: &Key, prefix: IpNet) -> bool {
+    model.learned(vpc).is_some_and(|learned| learned.iter().any(|within| within.contains(&prefix)))
 }
 
 /// The prefixes behind a port: what it says itself, and what tables of its VPC say.

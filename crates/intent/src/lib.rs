@@ -7,6 +7,7 @@
 //! - [`Model`]: all objects, with their indexes. [`Model::plan`] checks a batch of changes, fills in what the author left open
 //!   (VNIs, addresses, MAC addresses), and says what the store is to write.
 //! - [`compile`]: objects as a host's `bifrostd` takes them (`POST /v1/apply`).
+//! - [`Routes`]: where addresses are, for hosts that learn routes when they need them.
 //! - [`role`]: what somebody may do with which project.
 //! - [`api`]: the types of the HTTP API of the relay, which carries this out.
 //! - [`Spans`]: which host needs which of them, kept up to date change by change. Its cost is that of what changes.
@@ -22,6 +23,7 @@ pub mod model;
 mod overview;
 mod plan;
 mod quota;
+mod resolve;
 pub mod role;
 mod span;
 pub mod spec;
@@ -29,6 +31,7 @@ pub mod spec;
 pub use key::{Key, Kind};
 pub use model::{Model, Stored};
 pub use plan::{Batch, Change, MAX_CHANGES, MAX_OBJECTS, Op, Plan, PlanError, Problem};
+pub use resolve::{Hop, Resolved, Routes};
 pub use role::{ProjectRole, Role};
 pub use span::{HostChanges, Item, ItemId, Reason, Spans};
 pub use spec::{Quota, Spec, UPLINK};

@@ -227,6 +227,16 @@ impl Model {
         range.filter_map(|(index, _)| if let Index::Address(_, address) = index { Some(*address) } else { None })
     }
 
+    /// The prefixes behind guests of a VPC, or the ways out, within a prefix, each with what says so.
+    pub(crate) fn routed_within(&self, vpc: &Key, prefix: IpNet) -> impl Iterator<Item = (IpNet, &Key)> {
+        let last = IpNet::from(prefix.broadcast());
+        let range = Index::Routed(vpc.clone(), prefix.trunc())..=Index::Routed(vpc.clone(), last);
+        self.index.range(range).flat_map(|(index, found)| {
+            let prefix = if let Index::Routed(_, prefix) = index { Some(*prefix) } else { None };
+            prefix.into_iter().flat_map(|prefix| found.iter().map(move |by| (prefix, by)))
+        })
+    }
+
     /// The grants of outside addresses, some more than once.
     pub(crate) fn grants(&self) -> impl Iterator<Item = &Key> {
         let range = self.index.range(Index::Granted(IpNet::V4(Ipv4Net::default()))..);
@@ -306,6 +316,19 @@ impl Model {
             Some(Spec::Vpc(spec)) => spec.vni,
             _ => None,
         }
+    }
+
+    /// The prefixes in which hosts learn routes of a VPC.
+    pub(crate) fn learned(&self, vpc: &Key) -> Option<&BTreeSet<IpNet>> {
+        match self.get(vpc).map(|stored| &stored.spec) {
+            Some(Spec::Vpc(spec)) => Some(&spec.learned),
+            _ => None,
+        }
+    }
+
+    /// The VPC of a VNI.
+    pub(crate) fn vpc_of_vni(&self, vni: u32) -> Option<&Key> {
+        self.found(&Index::Vni(vni)).next()
     }
 
     /// The VPC of a port: that of its first subnet.

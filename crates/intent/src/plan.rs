@@ -17,6 +17,7 @@ use crate::quota;
 use crate::spec::{MAX_ADDRESSES, MAX_GRANTED, MAX_GROUPS, MAX_ROUTED, PortSpec, Spec};
 
 mod hosts;
+mod learning;
 mod nat;
 mod services;
 
@@ -362,6 +363,7 @@ impl Trial<'_> {
             Spec::Host(spec) => self.check_host(key, spec),
             Spec::Vpc(spec) => {
                 self.check_reserved(key, &spec.settings, &["gateway"]);
+                self.check_learning(key, spec);
                 if let Some(vni) = spec.vni {
                     self.check_only(key, "vni", &Index::Vni(vni), vni);
                     self.check_only(key, "vni", &Index::OutsideVni(vni), vni);
@@ -377,7 +379,8 @@ impl Trial<'_> {
             Spec::FlowLog(spec) => self.check_flow_log(key, spec),
             Spec::Peering(spec) => self.check_peering(key, &spec.vpcs),
             Spec::OutsideGrant(spec) => self.check_grant(key, &spec.prefixes),
-            Spec::Project(_) | Spec::AddressSet(_) | Spec::SecurityGroup(_) => {}
+            Spec::SecurityGroup(spec) => self.check_group(key, spec),
+            Spec::Project(_) | Spec::AddressSet(_) => {}
         }
     }
 
@@ -426,6 +429,7 @@ impl Trial<'_> {
                 self.wrong(key, &format!("subnets[{i}]"), what);
             }
         }
+        self.check_groups_of_learning(key, spec, &vpc);
         self.check_count(key, "addresses", spec.addresses.len(), 1, MAX_ADDRESSES);
         self.check_distinct(key, "addresses", &spec.addresses);
         for (i, address) in spec.addresses.iter().enumerate() {
@@ -435,10 +439,12 @@ impl Trial<'_> {
                 Some(prefix) => self.check_host_address(key, &field, prefix, *address),
             }
             self.check_only(key, &field, &Index::Address(vpc.clone(), *address), *address);
+            self.check_nested(key, &field, &vpc, (*address).into());
         }
         self.check_distinct(key, "routed", &spec.routed);
         for (i, prefix) in spec.routed.iter().enumerate() {
             self.check_only(key, &format!("routed[{i}]"), &Index::routed(&vpc, *prefix), *prefix);
+            self.check_nested(key, &format!("routed[{i}]"), &vpc, *prefix);
         }
         if let Some(mac) = spec.mac {
             self.check_only(key, "mac", &Index::Mac(vpc, mac), mac);

@@ -27,6 +27,8 @@ pub const MAX_ADDRESSES: usize = 8;
 pub const MAX_GROUPS: usize = 16;
 /// The most prefixes of a grant.
 pub const MAX_GRANTED: usize = 256;
+/// The most prefixes in which hosts learn routes of a VPC.
+pub const MAX_LEARNED: usize = 16;
 /// The most prefixes behind a port.
 pub const MAX_ROUTED: usize = 16;
 
@@ -190,6 +192,10 @@ pub struct VpcSpec {
     /// Its VXLAN network identifier, 1 to 16,777,215. Absent: the lowest free one from 4,096 on. It does not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vni: Option<u32>,
+    /// Prefixes in which hosts learn routes when a packet needs them, at most [`MAX_LEARNED`]; no host bits are set. Routes to other
+    /// addresses, and all routes if there are none, are sent to each host with a port of the VPC.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub learned: BTreeSet<IpNet>,
     /// All other keys of `[[vpc]]` but `gateway`, which the subnets give.
     #[serde(flatten)]
     pub settings: Map<String, Value>,

@@ -47,6 +47,7 @@ fn objects() -> Vec<Value> {
         json!({"key": "vpc/demo/net", "vni": 100, "reliability": "all", "ordering": "strict", "weight": 3, "dhcp": true, "dhcp_lease_s": 600, "ra_interval_s": 30,
                "dns": ["10.0.0.53"], "domain": "a.internal",
                "acl": [with(json!({"direction": "egress", "action": "deny"}), json!({"protocol": 47, "to": ["10.0.0.0/8"]}))]}),
+        json!({"key": "vpc/demo/large", "learned": ["10.0.0.0/8"]}),
         json!({"key": "subnet/demo/a", "vpc": "net", "prefix": "10.0.0.0/24", "gateway": "10.0.0.1"}),
         json!({"key": "subnet/demo/six", "vpc": "net", "prefix": "fd00::/64"}),
         json!({"key": "address_set/demo/office", "addresses": ["198.51.100.0/24", "2001:db8::/32"]}),

@@ -1,9 +1,13 @@
 //! Messages whose contents are within the limits.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use prost::bytes::Bytes;
 
 use crate::limits::{
-    MAX_CHANGES, MAX_HOST, MAX_IMPAIRED, MAX_KEY, MAX_KIND, MAX_PROBLEM_TEXT, MAX_PROBLEMS, MAX_SPEC, MAX_TEXT, VERSION,
+    MAX_ANSWERS, MAX_CHANGES, MAX_HOST, MAX_IMPAIRED, MAX_KEY, MAX_KIND, MAX_PROBLEM_TEXT, MAX_PROBLEMS, MAX_SPEC,
+    MAX_TEXT, VERSIONS,
 };
 use crate::pb;
 
@@ -14,6 +18,44 @@ pub enum FromAgent {
     Hello(Hello),
     /// What is in force.
     Report(Report),
+    /// Questions about routes, at most [`MAX_ANSWERS`].
+    Resolve(Vec<Question>),
+}
+
+/// Where an address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Question {
+    /// The VPC.
+    pub vni: u32,
+    /// The address.
+    pub address: IpAddr,
+}
+
+/// An answer about a route. It takes the place of all earlier ones about these addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The VPC.
+    pub vni: u32,
+    /// The addresses; no host bits are set.
+    pub range: IpNet,
+    /// What is known of them.
+    pub what: Answered,
+}
+
+/// What is known of a range of addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answered {
+    /// A vNIC on another host.
+    Hop {
+        /// The host's name.
+        peer: String,
+        /// The vNIC's MAC address.
+        mac: [u8; 6],
+    },
+    /// Nobody has them.
+    Nothing,
+    /// What was known holds no more; it is to be asked for again.
+    Withdrawn,
 }
 
 /// Who the agent is.
@@ -88,6 +130,8 @@ pub enum ToAgent {
     Changes(Vec<Change>),
     /// All changes up to this revision were sent.
     InSync(u64),
+    /// Answers about routes, at most [`MAX_ANSWERS`].
+    Answers(Vec<Answer>),
 }
 
 /// The relay speaks with this host.
@@ -131,15 +175,18 @@ pub struct Invalid {
     pub what: String,
 }
 
-/// The version that is spoken with an end that speaks these, lowest and highest.
+/// The highest version that is spoken with an end that speaks these, lowest and highest.
 ///
 /// # Errors
 /// There is none that both speak.
 pub fn agree(versions: (u32, u32)) -> Result<u32, Invalid> {
-    if (versions.0..=versions.1).contains(&VERSION) {
-        return Ok(VERSION);
+    let highest = versions.1.min(VERSIONS.1);
+    if highest >= versions.0.max(VERSIONS.0) {
+        return Ok(highest);
     }
-    let what = format!("{} to {} are spoken there, and {VERSION} here; upgrade the older one", versions.0, versions.1);
+    let (lowest, highest) = VERSIONS;
+    let (low, high) = versions;
+    let what = format!("{low} to {high} are spoken there, and {lowest} to {highest} here; upgrade the older one");
     Err(invalid("version_min", what))
 }
 
@@ -166,6 +213,10 @@ impl TryFrom<pb::FromAgent> for FromAgent {
                 let paths = paths.map(PathHealth::try_from).transpose()?.unwrap_or_default();
                 Ok(FromAgent::Report(Report { revision, objects, problems, more_problems, paths }))
             }
+            Some(pb::from_agent::Message::Resolve(pb::Resolve { questions })) => {
+                at_most("resolve.questions", questions.len(), MAX_ANSWERS)?;
+                Ok(FromAgent::Resolve(questions.into_iter().map(Question::try_from).collect::<Result<_, _>>()?))
+            }
         }
     }
 }
@@ -181,6 +232,10 @@ impl From<FromAgent> for pb::FromAgent {
                 let problems = problems.into_iter().map(pb::Problem::from).collect();
                 let paths = Some(paths.into());
                 pb::from_agent::Message::Report(pb::Report { revision, objects, problems, more_problems, paths })
+            }
+            FromAgent::Resolve(questions) => {
+                let questions = questions.into_iter().map(pb::Question::from).collect();
+                pb::from_agent::Message::Resolve(pb::Resolve { questions })
             }
         };
         pb::FromAgent { message: Some(message) }
@@ -249,6 +304,10 @@ impl TryFrom<pb::ToAgent> for ToAgent {
                 Ok(ToAgent::Changes(changes.into_iter().map(Change::try_from).collect::<Result<_, _>>()?))
             }
             Some(pb::to_agent::Message::InSync(pb::InSync { revision })) => Ok(ToAgent::InSync(revision)),
+            Some(pb::to_agent::Message::Answers(pb::Answers { answers })) => {
+                at_most("answers", answers.len(), MAX_ANSWERS)?;
+                Ok(ToAgent::Answers(answers.into_iter().map(Answer::try_from).collect::<Result<_, _>>()?))
+            }
         }
     }
 }
@@ -264,8 +323,61 @@ impl From<ToAgent> for pb::ToAgent {
                 pb::to_agent::Message::Changes(pb::Changes { changes })
             }
             ToAgent::InSync(revision) => pb::to_agent::Message::InSync(pb::InSync { revision }),
+            ToAgent::Answers(answers) => {
+                let answers = answers.into_iter().map(pb::Answer::from).collect();
+                pb::to_agent::Message::Answers(pb::Answers { answers })
+            }
         };
         pb::ToAgent { message: Some(message) }
+    }
+}
+
+impl TryFrom<pb::Question> for Question {
+    type Error = Invalid;
+
+    fn try_from(question: pb::Question) -> Result<Question, Invalid> {
+        Ok(Question { vni: question.vni, address: address("question.address", &question.address)? })
+    }
+}
+
+impl From<Question> for pb::Question {
+    fn from(Question { vni, address }: Question) -> pb::Question {
+        pb::Question { vni, address: octets(address).into() }
+    }
+}
+
+impl TryFrom<pb::Answer> for Answer {
+    type Error = Invalid;
+
+    fn try_from(answer: pb::Answer) -> Result<Answer, Invalid> {
+        let pb::Answer { vni, address: first, length, hop, withdrawn } = answer;
+        let range = u8::try_from(length).ok().and_then(|length| {
+            let range = IpNet::new(address("answer.address", &first).ok()?, length).ok()?;
+            (range.trunc() == range).then_some(range)
+        });
+        let range = range.ok_or_else(|| invalid("answer", "is not about a prefix without host bits".to_owned()))?;
+        let what = match (hop, withdrawn) {
+            (None, false) => Answered::Nothing,
+            (None, true) => Answered::Withdrawn,
+            (Some(_), true) => return Err(invalid("answer", "is withdrawn and has a hop".to_owned())),
+            (Some(pb::Hop { peer, mac }), false) => {
+                let mac = (&*mac).try_into().map_err(|_| invalid("hop.mac", "does not have 6 bytes".to_owned()))?;
+                Answered::Hop { peer: host_name(peer)?, mac }
+            }
+        };
+        Ok(Answer { vni, range, what })
+    }
+}
+
+impl From<Answer> for pb::Answer {
+    fn from(Answer { vni, range, what }: Answer) -> pb::Answer {
+        let (address, length) = (octets(range.addr()).into(), u32::from(range.prefix_len()));
+        let withdrawn = what == Answered::Withdrawn;
+        let hop = match what {
+            Answered::Hop { peer, mac } => Some(pb::Hop { peer, mac: mac.to_vec().into() }),
+            Answered::Nothing | Answered::Withdrawn => None,
+        };
+        pb::Answer { vni, address, length, hop, withdrawn }
     }
 }
 
@@ -286,6 +398,23 @@ impl From<Change> for pb::Change {
     fn from(Change { kind, key, spec, committed_ms }: Change) -> pb::Change {
         pb::Change { kind, key, spec, committed_ms }
     }
+}
+
+fn address(field: &'static str, octets: &[u8]) -> Result<IpAddr, Invalid> {
+    let v4 = <[u8; 4]>::try_from(octets).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(octets).map(IpAddr::from))
+        .map_err(|_| invalid(field, format!("has {} bytes, not 4 or 16", octets.len())))
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+fn at_most(field: &'static str, count: usize, most: usize) -> Result<(), Invalid> {
+    if count <= most { Ok(()) } else { Err(invalid(field, format!("{count} are more than {most}"))) }
 }
 
 /// A message that a later version may have.
@@ -353,12 +482,21 @@ mod tests {
         let versions = (1, 3);
         let (host, software) = ("host-a".into(), "bifrost-agent 1".into());
         let hello = Hello { versions, host, instance: "1".into(), software, revision: 7 };
-        for message in [FromAgent::Report(report), FromAgent::Hello(hello)] {
+        let question = |address: &str| Question { vni: 4096, address: address.parse().unwrap() };
+        let resolve = FromAgent::Resolve(vec![question("10.0.0.1"), question("fd00::1")]);
+        for message in [FromAgent::Report(report), FromAgent::Hello(hello), resolve] {
             assert_eq!(FromAgent::try_from(pb::FromAgent::from(message.clone())), Ok(message));
         }
         let gone = Change { kind: "vpc".into(), key: "1".into(), spec: None, committed_ms: 3 };
         let welcome = Welcome { version: 1, relay: "bifrost-relay 1".into(), restored: true };
-        for message in [ToAgent::Welcome(welcome), ToAgent::Changes(vec![gone]), ToAgent::InSync(u64::MAX)] {
+        let answer = |range: &str, what| Answer { vni: 4096, range: range.parse().unwrap(), what };
+        let hop = Answered::Hop { peer: "h2".into(), mac: [2, 0, 0, 0, 0, 1] };
+        let answers = ToAgent::Answers(vec![
+            answer("10.0.0.1/32", hop),
+            answer("0.0.0.0/0", Answered::Nothing),
+            answer("fd00::/8", Answered::Withdrawn),
+        ]);
+        for message in [ToAgent::Welcome(welcome), ToAgent::Changes(vec![gone]), ToAgent::InSync(u64::MAX), answers] {
             assert_eq!(ToAgent::try_from(pb::ToAgent::from(message.clone())), Ok(message));
         }
     }
@@ -412,6 +550,28 @@ mod tests {
     }
 
     #[test]
+    fn answers_that_say_nothing_are_refused() {
+        let good = pb::Answer { vni: 1, address: vec![10, 0, 0, 0].into(), length: 8, hop: None, withdrawn: false };
+        let hop = |peer: &str, mac: usize| Some(pb::Hop { peer: peer.into(), mac: vec![2; mac].into() });
+        assert!(Answer::try_from(pb::Answer { hop: hop("h", 6), ..good.clone() }).is_ok());
+        let bad = [
+            pb::Answer { length: 33, ..good.clone() },
+            pb::Answer { length: 300, ..good.clone() },
+            pb::Answer { length: 4, ..good.clone() },
+            pb::Answer { address: vec![10; 5].into(), ..good.clone() },
+            pb::Answer { hop: hop("h", 5), ..good.clone() },
+            pb::Answer { hop: hop("", 6), ..good.clone() },
+            pb::Answer { hop: hop("h", 6), withdrawn: true, ..good.clone() },
+        ];
+        bad.into_iter().for_each(|bad| assert!(Answer::try_from(bad.clone()).is_err(), "{bad:?}"));
+        let message = pb::to_agent::Message::Answers(pb::Answers { answers: vec![good; MAX_ANSWERS + 1] });
+        assert!(ToAgent::try_from(pb::ToAgent { message: Some(message) }).is_err());
+        let question = pb::Question { vni: 1, address: vec![1; 3].into() };
+        let message = pb::from_agent::Message::Resolve(pb::Resolve { questions: vec![question] });
+        assert!(FromAgent::try_from(pb::FromAgent { message: Some(message) }).is_err());
+    }
+
+    #[test]
     fn a_long_problem_is_cut_between_characters() {
         let problem = Problem { kind: "vpc".into(), key: "1".into(), what: format!("x{}", "ä".repeat(1000)) };
         let report = FromAgent::Report(Report { problems: vec![problem], ..Report::default() });
@@ -423,8 +583,8 @@ mod tests {
 
     #[test]
     fn versions_have_to_meet() {
-        assert_eq!((agree((1, 1)), agree((0, 9))), (Ok(1), Ok(1)));
-        for none in [(0, 0), (2, 3), (9, 0)] {
+        assert_eq!((agree((1, 1)), agree((2, 2)), agree((0, 9))), (Ok(1), Ok(2), Ok(2)));
+        for none in [(0, 0), (3, 4), (9, 0)] {
             assert!(agree(none).is_err(), "{none:?}");
         }
     }

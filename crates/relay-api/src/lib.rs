@@ -14,7 +14,8 @@ pub mod tls;
 pub mod traces;
 
 pub use checked::{
-    Change, FromAgent, Hello, ImpairedPeer, Invalid, PathHealth, Problem, Report, ToAgent, Welcome, agree,
+    Answer, Answered, Change, FromAgent, Hello, ImpairedPeer, Invalid, PathHealth, Problem, Question, Report, ToAgent,
+    Welcome, agree,
 };
 pub use pieces::pieces;
 

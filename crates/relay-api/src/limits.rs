@@ -1,7 +1,9 @@
 //! The limits of messages (docs/FLEET.md 3.8).
 
-/// The only version of the protocol that there is.
-pub const VERSION: u32 = 1;
+/// The versions of the protocol that are spoken, lowest and highest.
+pub const VERSIONS: (u32, u32) = (1, LEARNING);
+/// The first version in which hosts learn routes.
+pub const LEARNING: u32 = 2;
 /// The port that relays listen on, TCP.
 pub const PORT: u16 = 4790;
 /// The port on which relays give first certificates, TCP.
@@ -28,6 +30,8 @@ pub const MAX_MESSAGE: usize = 4 << 20;
 pub const MAX_PROBLEMS: usize = 100;
 /// The longest text of a problem, bytes.
 pub const MAX_PROBLEM_TEXT: usize = 1000;
+/// The most questions or answers about routes of a message.
+pub const MAX_ANSWERS: usize = 1000;
 /// The most impaired peers of a report.
 pub const MAX_IMPAIRED: usize = 100;
 /// How often an end that hears nothing asks whether the other is still there, seconds (HTTP/2 PING).

@@ -1,5 +1,5 @@
 //! Traces of changes: OpenTelemetry spans of the relay that commits a change, of relays that pass it on, and of agents that
-//! apply it (docs/FLEET.md, section 6).
+//! apply it (docs/FLEET.md, section 7).
 //!
 //! A trace belongs to a revision of the store. Its numbers are computed from the revision, so all programs agree about
 //! them, and about which changes are traced, without a word on the wire.
@@ -55,7 +55,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// The trace of a revision (6.2).
+    /// The trace of a revision (7.2).
     pub fn of(fleet: &str, revision: u64) -> Trace {
         let text = [b"bifrost change ", fleet.as_bytes(), b" ", &revision.to_be_bytes()].concat();
         let hash = digest(&SHA256, &text);
@@ -66,7 +66,7 @@ impl Trace {
         trace
     }
 
-    /// Whether it is among this share of all traces (6.3).
+    /// Whether it is among this share of all traces (7.3).
     pub fn is_among(&self, ratio: f64) -> bool {
         let [.., a, b, c, d, e, f, g] = self.id;
         let number = u64::from_be_bytes([0, a, b, c, d, e, f, g]);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bifrost_intent::api::{HostProblem, ImpairedPeer, PathHealth};
 use bifrost_intent::{Item, ItemId};
-use bifrost_relay_api::limits::KEEP_ALIVE_TIMEOUT_S;
+use bifrost_relay_api::limits::{KEEP_ALIVE_TIMEOUT_S, LEARNING};
 use bifrost_relay_api::{Change, FromAgent, ToAgent, Welcome, agree, pb, pieces, tls};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -50,7 +50,7 @@ impl pb::relay_server::Relay for Agents {
         let hello = match hello.map(FromAgent::try_from) {
             Some(Ok(FromAgent::Hello(hello))) => hello,
             Some(Err(error)) => return Err(Status::invalid_argument(error.to_string())),
-            Some(Ok(FromAgent::Report(_))) | None => {
+            Some(Ok(FromAgent::Report(_) | FromAgent::Resolve(_))) | None => {
                 return Err(Status::invalid_argument("the first message is Hello"));
             }
         };
@@ -67,8 +67,16 @@ impl pb::relay_server::Relay for Agents {
         if restored {
             tracing::warn!(host = hello.host, "the agent had a later revision: the store was restored from a backup");
         }
-        let attached = self.relay.update(|fleet| fleet.attach(&hello.host, &hello.software, now_ms()));
+        let can_learn = version >= LEARNING;
+        let attached = self.relay.update(|fleet| fleet.attach(&hello.host, &hello.software, can_learn, now_ms()));
         let attached = attached.map_err(Status::not_found)?;
+        if attached.misses_learning {
+            tracing::warn!(
+                host = hello.host,
+                software = hello.software,
+                "this agent cannot learn routes, but a VPC of its host does: new destinations will not be reached; upgrade it"
+            );
+        }
         let speaking = link.speaks();
         tracing::info!(host = hello.host, software = hello.software, "an agent has connected");
         let welcome = Welcome { version, relay: self.relay.name().to_owned(), restored };
@@ -126,10 +134,17 @@ async fn speak(welcome: Welcome, attached: Attached, send: &mpsc::Sender<Result<
         if let Err(ended) = put(send, ToAgent::InSync(revision)).await {
             return ended;
         }
-        match feed.next().await {
-            Next::Changes(next, at) => (changes, revision) = (next, at),
-            Next::End(why) => return Status::aborted(why),
-        }
+        (changes, revision) = loop {
+            match feed.next().await {
+                Next::Changes(next, at) => break (next, at),
+                Next::Answers(answers) => {
+                    if let Err(ended) = put(send, ToAgent::Answers(answers)).await {
+                        return ended;
+                    }
+                }
+                Next::End(why) => return Status::aborted(why),
+            }
+        };
     }
 }
 
@@ -160,6 +175,11 @@ async fn listen(relay: &Relay, host: &str, number: u64, mut incoming: Streaming<
                     paths: health(report.paths),
                 };
                 relay.update(|fleet| fleet.report(host, number, report));
+            }
+            Ok(FromAgent::Resolve(questions)) => {
+                if !relay.update(|fleet| fleet.resolve(host, number, &questions)) {
+                    return Status::invalid_argument("Resolve is of a later version than the one that is spoken");
+                }
             }
             Ok(FromAgent::Hello(_)) => return Status::invalid_argument("Hello comes once"),
             Err(error) => return Status::invalid_argument(error.to_string()),

@@ -4,6 +4,8 @@
 use std::sync::Mutex;
 
 use bifrost_intent::HostChanges;
+use bifrost_relay_api::Answer;
+use bifrost_relay_api::limits::MAX_ANSWERS;
 use tokio::sync::Notify;
 
 /// What an agent is to be told next.
@@ -11,9 +13,14 @@ use tokio::sync::Notify;
 pub(crate) enum Next {
     /// Changes, which bring it to a revision.
     Changes(HostChanges, u64),
+    /// Answers about routes.
+    Answers(Vec<Answer>),
     /// Nothing more, and why.
     End(String),
 }
+
+/// The most answers that wait for one connection.
+const MAX_WAITING_ANSWERS: usize = 20_000;
 
 /// What waits for one connection of an agent.
 #[derive(Debug, Default)]
@@ -27,6 +34,8 @@ struct Waiting {
     changes: HostChanges,
     /// The revision with them; 0: nothing waits.
     revision: u64,
+    /// In their order.
+    answers: Vec<Answer>,
     end: Option<String>,
 }
 
@@ -36,6 +45,17 @@ impl Feed {
         self.update(|waiting| {
             waiting.changes.extend(changes);
             waiting.revision = revision;
+        });
+    }
+
+    /// Adds answers. An agent that does not read them is ended: it must not miss one.
+    pub(crate) fn answer(&self, answers: Vec<Answer>) {
+        self.update(|waiting| {
+            if waiting.answers.len() + answers.len() > MAX_WAITING_ANSWERS {
+                waiting.end.get_or_insert_with(|| "too many answers wait to be read; connect again".to_owned());
+            } else {
+                waiting.answers.extend(answers);
+            }
         });
     }
 
@@ -65,6 +85,11 @@ impl Feed {
         self.with(|waiting| {
             if let Some(why) = &waiting.end {
                 return Some(Next::End(why.clone()));
+            }
+            // A packet waits for an answer.
+            if !waiting.answers.is_empty() {
+                let rest = waiting.answers.split_off(waiting.answers.len().min(MAX_ANSWERS));
+                return Some(Next::Answers(std::mem::replace(&mut waiting.answers, rest)));
             }
             if waiting.revision == 0 {
                 return None;

@@ -11,10 +11,12 @@ use bifrost_intent::api::{
     WhyHost,
 };
 use bifrost_intent::key::PREFIX;
-use bifrost_intent::{Batch, HostChanges, Key, Kind, Model, Plan, PlanError, Reason, Spans, Stored};
+use bifrost_intent::{Batch, HostChanges, Key, Kind, Model, Plan, PlanError, Reason, Resolved, Spans, Stored};
+use bifrost_relay_api::{Answer, Answered, Question};
 use bifrost_store::{Events, Revision, Snapshot, Txn, Write};
 
 use crate::feed::Feed;
+use crate::learned::Learned;
 use crate::peers::Peers;
 
 /// Everything of ours in the store.
@@ -37,6 +39,41 @@ pub(crate) struct Fleet {
     peers: Peers,
     /// Hosts of which other relays are to be told.
     untold: BTreeSet<Arc<str>>,
+    resolved: Resolutions,
+}
+
+/// What was asked and answered about routes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resolutions {
+    /// Questions.
+    pub(crate) asked: u64,
+    /// Of these: about VPCs that the host has nothing to do with, or about routes that are not learned.
+    pub(crate) refused: u64,
+    /// Answers that nobody has the address.
+    pub(crate) negative: u64,
+    /// Answers that were given and have changed.
+    pub(crate) corrected: u64,
+    /// Answers that were forgotten because an agent has too many.
+    pub(crate) forgotten: u64,
+    /// Answers that are remembered.
+    pub(crate) remembered: u64,
+    /// Routes that hosts learn.
+    pub(crate) routes: u64,
+    /// Agents that are to learn routes, and cannot.
+    pub(crate) unable: u64,
+}
+
+impl Resolutions {
+    /// Gives an agent an answer, and remembers it.
+    fn give(&mut self, learned: &mut Learned, vni: u32, Resolved { range, hop }: Resolved, to: &mut Vec<Answer>) {
+        for (vni, range) in learned.give(vni, range) {
+            self.forgotten += 1;
+            to.push(Answer { vni, range, what: Answered::Withdrawn });
+        }
+        self.negative += u64::from(hop.is_none());
+        let what = hop.map_or(Answered::Nothing, |hop| Answered::Hop { peer: hop.host.to_string(), mac: hop.mac.0 });
+        to.push(Answer { vni, range, what });
+    }
 }
 
 /// What other relays are to be told.
@@ -63,6 +100,8 @@ struct Host {
     problems: Vec<HostProblem>,
     more_problems: u64,
     paths: PathHealth,
+    /// What its agent has learned on this connection; none: it cannot learn.
+    learned: Option<Learned>,
 }
 
 /// What an agent says of its host; its sizes were checked.
@@ -85,6 +124,8 @@ pub(crate) struct Attached {
     /// Everything that the host is to have at this revision.
     pub(crate) all: HostChanges,
     pub(crate) revision: Revision,
+    /// Whether the host is to learn routes, and its agent cannot.
+    pub(crate) misses_learning: bool,
 }
 
 impl Fleet {
@@ -159,7 +200,13 @@ impl Fleet {
     ///
     /// # Errors
     /// The host is not known.
-    pub(crate) fn attach(&mut self, host: &str, software: &str, now_ms: u64) -> Result<Attached, String> {
+    pub(crate) fn attach(
+        &mut self,
+        host: &str,
+        software: &str,
+        can_learn: bool,
+        now_ms: u64,
+    ) -> Result<Attached, String> {
         let is_known = Key::host(host).is_ok_and(|key| self.model.get(&key).is_some());
         if !is_known {
             return Err(format!("host {host:?} is not known; add it: bifrostctl fleet add host/{host} addresses=..."));
@@ -176,9 +223,11 @@ impl Fleet {
         (entry.applied, entry.objects, entry.more_problems) = (0, 0, 0);
         entry.problems.clear();
         entry.paths = PathHealth::default();
+        entry.learned = can_learn.then(Learned::default);
         entry.changed = entry.changed.max(1);
         self.untold.insert(host.into());
-        Ok(Attached { number, feed, all: self.spans.of_host(host), revision: self.revision })
+        let misses_learning = !can_learn && self.spans.learns(&self.model, host);
+        Ok(Attached { number, feed, all: self.spans.of_host(host), revision: self.revision, misses_learning })
     }
 
     /// An agent has gone.
@@ -186,7 +235,40 @@ impl Fleet {
         let Some(entry) = self.hosts.get_mut(host) else { return };
         if entry.connection.as_ref().is_some_and(|(known, _)| *known == number) {
             entry.connection = None;
+            entry.learned = None;
             entry.since_ms = now_ms;
+        }
+    }
+
+    /// An agent asks where addresses are. Whether it may.
+    pub(crate) fn resolve(&mut self, host: &str, number: u64, questions: &[Question]) -> bool {
+        let Fleet { spans, model, hosts, resolved, .. } = self;
+        let Some(entry) = hosts.get_mut(host) else { return true };
+        let Some((_, feed)) = entry.connection.as_ref().filter(|(known, _)| *known == number) else { return true };
+        let Some(learned) = &mut entry.learned else { return false };
+        let mut answers = Vec::with_capacity(questions.len());
+        for Question { vni, address } in questions {
+            resolved.asked += 1;
+            match spans.resolve(model, host, *vni, *address) {
+                Some(answer) => resolved.give(learned, *vni, answer, &mut answers),
+                None => resolved.refused += 1,
+            }
+        }
+        feed.answer(answers);
+        true
+    }
+
+    /// What was asked and answered about routes.
+    pub(crate) fn resolved(&self) -> Resolutions {
+        let learned = self.hosts.values().filter_map(|host| host.learned.as_ref());
+        let unable = self.hosts.iter().filter(|(name, host)| {
+            host.connection.is_some() && host.learned.is_none() && self.spans.learns(&self.model, name)
+        });
+        Resolutions {
+            remembered: learned.map(|learned| learned.len() as u64).sum(),
+            routes: self.spans.learned_routes() as u64,
+            unable: unable.count() as u64,
+            ..self.resolved
         }
     }
 
@@ -419,9 +501,14 @@ impl Fleet {
             }
             return;
         }
+        self.change(&changed);
+        self.forget_hosts(&changed);
+    }
+
+    fn change(&mut self, changed: &[(Key, Option<Stored>)]) {
         let hosts = &self.hosts;
         let is_connected = |host: &str| hosts.get(host).is_some_and(|host| host.connection.is_some());
-        let concerned = self.spans.change(&self.model, &changed, &is_connected);
+        let concerned = self.spans.change(&self.model, changed, &is_connected);
         for (host, changes) in concerned {
             let entry = self.hosts.entry(Arc::clone(&host)).or_default();
             entry.changed = self.revision;
@@ -430,7 +517,34 @@ impl Fleet {
                 self.untold.insert(host);
             }
         }
-        self.forget_hosts(&changed);
+        self.correct();
+    }
+
+    /// Tells agents that have learned what is wrong now.
+    fn correct(&mut self) {
+        let rerouted = self.spans.take_rerouted();
+        if rerouted.is_empty() {
+            return;
+        }
+        let Fleet { spans, model, hosts, resolved, .. } = self;
+        for (name, host) in hosts {
+            let (Some((_, feed)), Some(learned)) = (&host.connection, &mut host.learned) else { continue };
+            let mut answers = Vec::new();
+            for (vni, prefix) in &rerouted {
+                // What a wider answer said of other addresses holds, but how much of it is not known.
+                for range in learned.take(*vni, *prefix) {
+                    resolved.corrected += 1;
+                    answers.push(Answer { vni: *vni, range, what: Answered::Withdrawn });
+                    let address = if prefix.contains(&range) { range.addr() } else { prefix.addr() };
+                    if let Some(answer) = spans.resolve(model, name, *vni, address) {
+                        resolved.give(learned, *vni, answer, &mut answers);
+                    }
+                }
+            }
+            if !answers.is_empty() {
+                feed.answer(answers);
+            }
+        }
     }
 
     /// The store's revisions begin again after this one.
@@ -440,6 +554,7 @@ impl Fleet {
             host.changed = host.changed.min(revision);
             host.applied = 0;
             if let Some((_, feed)) = host.connection.take() {
+                host.learned = None;
                 feed.end("the store was restored from a backup; connect again");
             }
         }

@@ -13,6 +13,7 @@ mod console;
 mod enrollment;
 mod feed;
 mod fleet;
+mod learned;
 mod metrics;
 mod overview;
 mod peers;

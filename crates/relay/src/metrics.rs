@@ -34,6 +34,10 @@ pub(crate) fn text(relay: &Relay) -> Result<String, fmt::Error> {
     gauge("objects", "Objects in the store", objects);
     gauge("unreadable_records", "Records that the relay does not understand. See bifrostctl fleet status", unreadable);
     gauge("backlog_changes", "Changes that wait to be sent to hosts", backlog);
+    let resolved = relay.with(|fleet| fleet.resolved());
+    gauge("learned_routes", "Routes that hosts learn when they need them", resolved.routes);
+    gauge("remembered_answers", "Answers about routes that are corrected when they change", resolved.remembered);
+    gauge("agents_without_learning", "Agents that are to learn routes, and cannot. Upgrade them", resolved.unable);
     let mut counter = |name: &str, help: &str, value: &AtomicU64| {
         registry.register(name, help, ConstCounter::new(value.load(Ordering::Relaxed)));
     };
@@ -47,6 +51,11 @@ pub(crate) fn text(relay: &Relay) -> Result<String, fmt::Error> {
     counter("certificates_renewed", "Further certificates that hosts got", &counts.renewed);
     counter("certificates_refused", "Requests for certificates that were refused", &counts.certificates_refused);
     let mut counter = |name: &str, help: &str, value: u64| registry.register(name, help, ConstCounter::new(value));
+    counter("questions", "Questions of agents about routes", resolved.asked);
+    counter("questions_refused", "Questions about routes that are not the host's or not learned", resolved.refused);
+    counter("negative_answers", "Answers that nobody has the address", resolved.negative);
+    counter("corrected_answers", "Answers about routes that have changed", resolved.corrected);
+    counter("forgotten_answers", "Answers that were withdrawn because a host has too many", resolved.forgotten);
     let (written, lost) = relay.audit().map_or((0, 0), Audit::counts);
     counter("audit_lines", "Lines that were written to the audit log", written);
     counter("audit_lines_lost", "Lines that could not be written to the audit log", lost);

@@ -1,4 +1,4 @@
-//! What the relay says about a change in its trace (docs/FLEET.md, section 6).
+//! What the relay says about a change in its trace (docs/FLEET.md, section 7).
 
 use std::time::SystemTime;
 

@@ -89,16 +89,29 @@ pub(super) fn inbound(packet: &Inbound<'_>) -> Result<(), DropReason> {
     }
     let by_mac = packet.vpc.location(p.src_mac) == Some(Location::Remote(packet.peer));
     let by_address = is_at_peer(packet, p.src_ip)?;
-    if by_mac || (p.src_mac == GATEWAY_MAC && by_address) { Ok(()) } else { Err(DropReason::WrongPeer) }
+    if by_mac || (p.src_mac == GATEWAY_MAC && by_address) { Ok(()) } else { may_be_learned(packet, by_address) }
+}
+
+/// Whether the sender may be a vNIC at the peer to which no route was learned yet. Its host has checked that it uses
+/// its own addresses; here only what is known to be elsewhere is rejected.
+#[cold]
+fn may_be_learned(packet: &Inbound<'_>, by_address: bool) -> Result<(), DropReason> {
+    let (p, vpc) = (packet.frame.parsed, packet.vpc);
+    let by_mac = p.src_mac != GATEWAY_MAC && vpc.may_learn_vnic_at(p.src_mac, packet.peer);
+    let routed = p.src_mac == GATEWAY_MAC && by_address;
+    let is_link_local =
+        p.src_ip.is_unspecified() || matches!(p.src_ip, IpAddr::V6(addr) if addr.is_unicast_link_local());
+    if routed || (by_mac && (by_address || is_link_local)) { Ok(()) } else { Err(DropReason::WrongPeer) }
 }
 
 /// Whether an address is at the peer; `false` if it is unknown.
 #[inline(always)]
 pub(super) fn is_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> Result<bool, DropReason> {
     match packet.vpc.owner(addr) {
-        None => Ok(may_be_at_peer(packet, addr)),
+        None => Ok(may_be_at_peer(packet, addr) || packet.vpc.may_learn_address_at(addr, packet.peer)),
         Some(Owner::Vnic(hop)) if hop.path.location == Location::Remote(packet.peer) => Ok(true),
         Some(Owner::Vnic(_)) if may_be_at_peer(packet, addr) => Ok(true),
+        Some(Owner::Outside(_)) if packet.vpc.may_learn_address_at(addr, packet.peer) => Ok(true),
         Some(Owner::Vnic(_) | Owner::Outside(_) | Owner::Own) => Err(DropReason::WrongPeer),
         Some(Owner::Peered(other)) => is_across_at_peer(packet, other, addr),
     }
@@ -118,6 +131,12 @@ fn may_be_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> bool {
 fn is_across_at_peer(packet: &Inbound<'_>, other: VpcId, addr: IpAddr) -> Result<bool, DropReason> {
     let p = packet.frame.parsed;
     let across = packet.index.across(packet.vpc, other, p.dst_ip, addr);
-    let at_peer = across.is_some_and(|(hop, _)| hop.path.location == Location::Remote(packet.peer));
+    let at_peer = match across {
+        Some((hop, _)) => hop.path.location == Location::Remote(packet.peer),
+        None => packet.index.vpc_of(other).is_some_and(|of| {
+            let is_unknown = of.owner_by_route(addr).is_none_or(|owner| matches!(owner, Owner::Outside(_)));
+            is_unknown && packet.index.is_way(packet.vpc, of, p.dst_ip) && of.may_learn_address_at(addr, packet.peer)
+        }),
+    };
     if at_peer && p.src_mac == GATEWAY_MAC { Ok(true) } else { Err(DropReason::WrongPeer) }
 }

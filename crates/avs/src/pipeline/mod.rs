@@ -8,6 +8,7 @@ mod admit;
 mod dhcp;
 mod dns;
 mod filter;
+mod learn;
 mod metadata;
 mod mtu;
 mod nat;
@@ -38,7 +39,7 @@ fn outbound_stages(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Res
     }
     admit::outbound(packet)?;
     shared::outbound(packet, effects)?;
-    resolve::outbound(packet)?;
+    resolve::outbound(packet, effects)?;
     service::outbound(packet, effects)?;
     route::outbound(packet, effects)?;
     filter::outbound(packet, effects)?;
@@ -119,6 +120,8 @@ pub(crate) enum Stop {
     Copy,
     /// The frame goes to this host's daemon.
     Host,
+    /// A route must be learned; the stage has written the verdict.
+    Ask,
 }
 
 impl From<DropReason> for Stop {
@@ -157,6 +160,7 @@ pub(crate) fn outbound(
         Err(Stop::Answer) => *packet.verdict = Verdict::unchanged(Action::Answer { vni: vpc.vni }),
         Err(Stop::Host) => *packet.verdict = Verdict::unchanged(Action::Host),
         Err(Stop::Copy) => *packet.verdict = Verdict::unchanged(Action::Copy),
+        Err(Stop::Ask) => {}
     }
     0
 }
@@ -178,8 +182,8 @@ pub(crate) fn inbound(
     };
     let mut packet = Inbound { index, vpc, peer, frame, answer, port: None, to: None, verdict };
     match inbound_stages(&mut packet, effects) {
-        // Only frames from guests of this host are copied or passed to services.
-        Ok(()) | Err(Stop::Answer | Stop::Copy | Stop::Host) => {}
+        // Only frames from guests of this host are copied, passed to services, or wait for a route.
+        Ok(()) | Err(Stop::Answer | Stop::Copy | Stop::Host | Stop::Ask) => {}
         Err(Stop::Drop(reason)) => *packet.verdict = Verdict::drop(reason),
     }
     packet.port

@@ -6,30 +6,31 @@ use bifrost_nic::L3;
 use bifrost_wire::{Mac, arp};
 
 use super::admit::{is_at_peer, is_own};
-use super::{Inbound, Outbound, Stop};
+use super::{Inbound, Outbound, Stop, learn};
 use crate::answer;
 use crate::drop_reason::DropReason;
+use crate::effects::Effects;
 use crate::ids::PortId;
-use crate::location::Location;
+use crate::location::{Location, Owner};
 use crate::mutation::mutated;
 use crate::resolution::{self, Message};
 
 /// Replies to a guest's request. A reply about the guest's own address is forwarded to the vNIC that asked.
 #[inline(always)]
-pub(super) fn outbound(packet: &mut Outbound<'_>) -> Result<(), Stop> {
+pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     let p = packet.frame.parsed;
     if p.kind == L3::Arp {
-        return arp(packet);
+        return arp(packet, effects);
     }
     match resolution::message(packet.frame.head, p) {
         Ok(None) => Ok(()),
-        Ok(Some(message)) => neighbor_discovery(packet, message),
+        Ok(Some(message)) => neighbor_discovery(packet, message, effects),
         Err(DropReason::SpoofedNeighbour) if mutated!(packet.index, RouterUnseen) => Ok(()),
         Err(reason) => Err(reason.into()),
     }
 }
 
-fn arp(packet: &mut Outbound<'_>) -> Result<(), Stop> {
+fn arp(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     let (frame, port) = (packet.frame, packet.port);
     let message = resolution::arp(frame.head, frame.parsed)?;
     let request = message.operation == arp::Operation::Request;
@@ -48,12 +49,12 @@ fn arp(packet: &mut Outbound<'_>) -> Result<(), Stop> {
         packet.is_resolution = true;
         return if frame.parsed.dst_mac.is_multicast() { Err(DropReason::Broadcast.into()) } else { Ok(()) };
     }
-    let mac = neighbour(packet, target)?;
+    let mac = neighbour(packet, target, effects)?;
     answer::arp_reply(&message, mac, packet.answer);
     Err(Stop::Answer)
 }
 
-fn neighbor_discovery(packet: &mut Outbound<'_>, message: Message) -> Result<(), Stop> {
+fn neighbor_discovery(packet: &mut Outbound<'_>, message: Message, effects: &mut impl Effects) -> Result<(), Stop> {
     let (frame, port) = (packet.frame, packet.port);
     match message {
         Message::Solicitation(solicitation) => {
@@ -65,7 +66,7 @@ fn neighbor_discovery(packet: &mut Outbound<'_>, message: Message) -> Result<(),
             if is_own(port, target) && !is_asked {
                 return Err(DropReason::OwnAddress.into());
             }
-            let mac = neighbour(packet, target)?;
+            let mac = neighbour(packet, target, effects)?;
             answer::advertisement(&solicitation, mac, frame.parsed, packet.answer);
             Err(Stop::Answer)
         }
@@ -82,9 +83,16 @@ fn neighbor_discovery(packet: &mut Outbound<'_>, message: Message) -> Result<(),
 
 /// The MAC address that has an address, unless it is the requesting guest's own: the guest knows better what is
 /// behind itself.
-fn neighbour(packet: &Outbound<'_>, address: IpAddr) -> Result<Mac, DropReason> {
-    let found = packet.vpc.resolve(address).filter(|mac| *mac != packet.port.port.mac);
-    found.ok_or(DropReason::UnknownNeighbour)
+fn neighbour(packet: &mut Outbound<'_>, address: IpAddr, effects: &mut impl Effects) -> Result<Mac, Stop> {
+    match packet.vpc.resolve(address) {
+        Some(mac) if mac != packet.port.port.mac => Ok(mac),
+        Some(_) => Err(DropReason::UnknownNeighbour.into()),
+        // An address that is elsewhere, such as behind an uplink, is not one of this network's.
+        None if packet.vpc.owner(address).is_some_and(|owner| !matches!(owner, Owner::Outside(_))) => {
+            Err(DropReason::UnknownNeighbour.into())
+        }
+        None => Err(learn::ask(packet, packet.vpc, address, DropReason::UnknownNeighbour, effects)),
+    }
 }
 
 /// A request, which may be a broadcast, is delivered to the port that it asks about. Peers with this switch never

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use bifrost_wire::protocol::TCP;
 use bifrost_wire::{Mac, Vni};
 
-use super::{Inbound, Outbound, Stop, dhcp, dns, metadata, router};
+use super::{Inbound, Outbound, Stop, dhcp, dns, learn, metadata, router};
 use crate::answer;
 use crate::drop_reason::DropReason;
 use crate::effects::Effects;
@@ -19,7 +19,7 @@ use crate::vpc::is_host;
 pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
     let p = packet.frame.parsed;
     if packet.is_resolution {
-        return Ok(to_who_asked(packet)?);
+        return to_who_asked(packet, effects);
     }
     if p.dst_mac.is_multicast() {
         return to_group(packet, effects);
@@ -27,7 +27,7 @@ pub(super) fn outbound(packet: &mut Outbound<'_>, effects: &mut impl Effects) ->
     if p.dst_mac == GATEWAY_MAC && packet.vpc.has_gateway() {
         return through_gateway(packet, effects);
     }
-    Ok(switched(packet, is_reliable(packet))?)
+    switched(packet, is_reliable(packet), effects)
 }
 
 /// To a group: the frame is not forwarded, but it may be a message to a DHCP server or to routers.
@@ -65,10 +65,13 @@ fn is_reliable(packet: &Outbound<'_>) -> bool {
 
 /// Forwards a packet unchanged to the vNIC with the destination MAC address.
 #[inline(always)]
-fn switched(packet: &mut Outbound<'_>, reliable: bool) -> Result<(), DropReason> {
+fn switched(packet: &mut Outbound<'_>, reliable: bool, effects: &mut impl Effects) -> Result<(), Stop> {
     let to = packet.frame.parsed.dst_mac;
-    let path = packet.vpc.path(to).ok_or(DropReason::UnknownMac)?;
-    forward(packet, (packet.vpc.vni, to), path, None, reliable)
+    let path = match packet.vpc.path(to) {
+        Some(path) => path,
+        None => learn::path(packet, effects)?,
+    };
+    Ok(forward(packet, (packet.vpc.vni, to), path, None, reliable)?)
 }
 
 #[inline(always)]
@@ -102,9 +105,9 @@ fn is_hairpin(packet: &Outbound<'_>) -> bool {
 /// Forwards a reply about the guest's own address to a vNIC on a network without this switch. Guests of this host did
 /// not ask, because the switch replies to them itself.
 #[cold]
-fn to_who_asked(packet: &mut Outbound<'_>) -> Result<(), DropReason> {
-    switched(packet, false)?;
-    if matches!(packet.verdict.action, Action::Deliver { .. }) { Err(DropReason::OwnAddress) } else { Ok(()) }
+fn to_who_asked(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Result<(), Stop> {
+    switched(packet, false, effects)?;
+    if matches!(packet.verdict.action, Action::Deliver { .. }) { Err(DropReason::OwnAddress.into()) } else { Ok(()) }
 }
 
 /// A packet to the gateway's MAC address: for the gateway itself, or routed.
@@ -125,7 +128,10 @@ fn through_gateway(packet: &mut Outbound<'_>, effects: &mut impl Effects) -> Res
         return Err(DropReason::TtlExpired.into());
     }
     let hop = packet.index.next_hop_to(packet.vpc, owner, p.src_ip, p.dst_ip);
-    let (hop, vpc) = hop.ok_or(DropReason::NoRoute)?;
+    let (hop, vpc) = match hop {
+        Some(found) => found,
+        None => return Err(learn::unrouted(packet, owner, effects)),
+    };
     // The transport identifies a connection by two vNICs of one network.
     let reliable = vpc.vni == packet.vpc.vni && is_reliable(packet);
     let rewrite = Some(Rewrite::hop(p, GATEWAY_MAC, hop.mac));

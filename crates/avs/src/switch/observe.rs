@@ -161,9 +161,12 @@ impl Switch {
         }
     }
 
-    /// Whether the vNIC with this MAC address is on host `peer`, according to the routes.
+    /// Whether the vNIC with this MAC address is on host `peer`, according to the routes; or may be, in a network whose
+    /// routes are learned.
     pub fn is_at_peer(&self, vni: Vni, mac: Mac, peer: PeerId) -> bool {
-        self.index.vpc(vni).is_some_and(|vpc| vpc.location(mac) == Some(Location::Remote(peer)))
+        self.index
+            .vpc(vni)
+            .is_some_and(|vpc| vpc.location(mac) == Some(Location::Remote(peer)) || vpc.may_learn_vnic_at(mac, peer))
     }
 
     /// The host of a frame's sender, according to the routes: by its MAC address, or by its IP address if the frame
@@ -222,7 +225,7 @@ pub(super) fn count_from_underlay(
             underlay.ingress_dropped_packets += 1;
         }
         Action::Answer { .. } => underlay.too_big_answered_packets += 1,
-        // Packets of peers are never copied, and peers cannot use services of the host.
-        Action::Copy | Action::Host => {}
+        // Packets of peers are never copied, wait for no route, and peers cannot use services of the host.
+        Action::Copy | Action::Host | Action::Ask { .. } => {}
     }
 }

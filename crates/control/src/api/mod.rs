@@ -10,6 +10,7 @@ mod error;
 mod fault;
 mod flow_log;
 mod gateway;
+mod learned;
 mod mirror;
 mod nat;
 mod objects;
@@ -36,6 +37,10 @@ pub use gateway::{
     Counts, GatewayHost, GatewayLink, GatewayPath, GatewayPeer, GatewayPod, GatewayTraceSpec, GatewayTransport,
     GatewayTunnel, ImportedSessions, OrderQueue, Pipeline, PipelineCommand, PipelinePod, PipelineStage, PodCommand,
     SpreadMode, TopTenant, TranslatedSessions,
+};
+pub use learned::{
+    LearnReport, LearnSpec, LearnedRoute, MAX_ANSWERS, MAX_LEARN_BYTES, MAX_QUESTION_WAIT_MS, QuestionsQuery,
+    RouteAnswer, RouteQuestion, RouteTo,
 };
 pub use mirror::MirrorStatus;
 pub use nat::{NatKind, NatStatus};

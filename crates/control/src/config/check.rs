@@ -163,6 +163,15 @@ fn vpcs(config: &Checked<'_>, sink: &Sink<'_>) {
                 gateways.once(field, address, || address.to_string());
             }
         }
+        let mut learned = Seen::new(sink);
+        for (k, prefix) in vpc.learned.iter().enumerate() {
+            let field = format!("vpc[{i}].learned[{k}]");
+            if prefix.trunc() != *prefix {
+                sink.error(field, format!("{prefix} has host bits; write {}", prefix.trunc()));
+            } else {
+                learned.once(field, prefix, || prefix.to_string());
+            }
+        }
         dhcp(sink, i, vpc);
         if vpc.domain.is_some() && vpc.gateway.is_empty() && !sink.failed_within(&format!("vpc[{i}].gateway")) {
             let message = format!("VNI {} has no gateway, which is the name server; add one", vpc.vni);

@@ -255,6 +255,9 @@ pub struct Vpc {
     /// The DNS domain whose names the gateways resolve for guests on this host; none: the gateways are not name
     /// servers.
     pub domain: Option<String>,
+    /// Prefixes in which routes are learned when a packet needs them: a client of the API answers the daemon's questions.
+    /// No host bits are set. Configured routes come first.
+    pub learned: Vec<IpNet>,
     /// `[[vpc.acl]]`: the first matching rule decides; packets that match no rule pass.
     pub acl: Vec<AclRule>,
 }

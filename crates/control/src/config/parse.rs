@@ -286,11 +286,15 @@ fn vpc(mut s: Section<'_, '_>) -> Vpc {
         ra_interval_s: s.int("ra_interval_s", 4..=1800, 600) as u16,
         dns: s.list("dns", MAX_ADDRESSES),
         domain: domain(&mut s),
+        learned: s.list("learned", MAX_LEARNED),
         acl: security::acl(&mut s),
     };
     s.finish();
     vpc
 }
+
+/// Most prefixes in which a VPC's routes are learned.
+const MAX_LEARNED: usize = 16;
 
 /// Longest domain: with a name of 63 characters and a dot in front, it reaches the limit of 253 (RFC 1035, section
 /// 2.3.4).

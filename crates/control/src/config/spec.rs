@@ -128,7 +128,8 @@ fn vpc(keys: &mut Keys, vpc: &Vpc) {
     keys.set("vni", vpc.vni.value()).unless("tcp", "reliability", reliability).unless("flow", "ordering", ordering);
     keys.unless(1, "weight", vpc.weight).texts("gateway", &vpc.gateway).unless(false, "dhcp", vpc.dhcp);
     keys.unless(3600, "dhcp_lease_s", vpc.dhcp_lease_s).unless(600, "ra_interval_s", vpc.ra_interval_s);
-    keys.texts("dns", &vpc.dns).some("domain", vpc.domain.clone()).list("acl", vpc.acl.iter().map(acl));
+    keys.texts("dns", &vpc.dns).some("domain", vpc.domain.clone()).texts("learned", &vpc.learned);
+    keys.list("acl", vpc.acl.iter().map(acl));
 }
 
 fn acl(acl: &AclRule) -> Value {

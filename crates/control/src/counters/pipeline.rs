@@ -30,6 +30,33 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "packets dropped because the queue of their destination, whose window is closed, was full",
             "the guest sends more than the paths to that destination, or the receiving guest, can take: `bifrostctl paths`",
         ),
+        gauge("port.learning_packets", "packets that wait until a route is learned", ""),
+        count("port.resumed_packets", "packets that waited for a route, and were switched again with its answer", ""),
+        drop(
+            "port.learn_full_packets",
+            "packets to an address whose route is being learned: too many wait for it, at this port, or at this worker",
+            "few at the beginning of a conversation are normal; many: the guest scans the network, or answers are slow",
+        ),
+        drop(
+            "port.learn_rate_packets",
+            "packets to addresses without a route: the guest needs more new routes than it may ask for",
+            "the guest scans the network",
+        ),
+        drop(
+            "port.learn_unasked_packets",
+            "packets to addresses without a route: the queue of questions is full, because nobody takes them",
+            "is `bifrost-agent` running and connected to a relay? `bifrostctl learned`",
+        ),
+        drop(
+            "port.learn_timeout_packets",
+            "packets that waited for a route, and no answer came within a second",
+            "is `bifrost-agent` running and connected to a relay? `bifrostctl fleet hosts`",
+        ),
+        drop(
+            "port.learn_gone_packets",
+            "packets waiting for a route when the machine stopped its device",
+            "nothing: the machine or its driver has restarted",
+        ),
         count("port.accepted_packets", "packets accepted by the transport; one that is segmented counts once", ""),
         count("port.plain_packets", "packets sent as plain VXLAN", ""),
         count("port.local_packets", "packets to another port of this host", ""),

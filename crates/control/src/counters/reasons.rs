@@ -134,6 +134,11 @@ pub(super) const SWITCH: &[Reason] = &[
         advice: "is there a `[[route]]` for it, or a `[[peering]]` in both directions? `bifrostctl routes`",
     },
     Reason {
+        name: "learned_full",
+        what: "to an address without a route, in a VPC with as many learned routes as it may have",
+        advice: "guests of this VPC use more destinations than fit at once, or one scans the network: `bifrostctl learned`",
+    },
+    Reason {
         name: "not_routable",
         what: "through the gateway, from or to an address that must not be routed",
         advice: "nothing: link-local and similar addresses stay on their link",

@@ -19,6 +19,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "",
         ),
         count("avs.to_host_packets", "from the guest, to the metadata service of this host", ""),
+        count(
+            "avs.asked_packets",
+            "from the guest, to an address whose route must be learned; again if it is switched again",
+            "",
+        ),
         count("avs.advertised_packets", "unsolicited router advertisements to the guest", ""),
         count("avs.from_underlay_packets", "from the underlay, to the guest", ""),
         count(
@@ -42,6 +47,31 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "from the underlay, dropped by ACLs, security groups or the port's MTU",
             "",
         ),
+        gauge(
+            "learned.routes",
+            "routes of VPCs that learn them, learned and in use",
+            "`bifrostctl learned` lists them",
+        ),
+        count("learned.learned_routes", "answers with a route", ""),
+        count("learned.negative_answers", "answers that nobody has the address; each holds for a second", ""),
+        count("learned.withdrawn_answers", "answers that were withdrawn", ""),
+        count(
+            "learned.unsuitable_answers",
+            "answers that do not suit the configuration, such as those for a VPC that has just been removed",
+            "",
+        ),
+        count(
+            "learned.unknown_peer_answers",
+            "answers with a host that is not configured yet; the agent repeats them",
+            "constantly: `bifrostctl fleet why` of the host",
+        ),
+        count(
+            "learned.full_routes",
+            "routes that were not taken: the VPC has 16,384, and the last eviction was less than a second ago",
+            "guests of this VPC use more destinations than fit at once, or one scans the network",
+        ),
+        count("learned.evicted_routes", "routes evicted at that bound, those idle for longest", ""),
+        count("learned.expired_routes", "routes forgotten because no packet has used them for five minutes", ""),
         gauge("avs.current_sessions", "sessions of security groups", "at `sessions.total` the table is full"),
         gauge("avs.established_sessions", "of these: with packets in both directions, and not closed", ""),
         count("avs.created_sessions", "sessions created", ""),

@@ -1,6 +1,7 @@
 //! Maps requests to backend calls, and results to responses.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::Router;
@@ -18,9 +19,9 @@ use super::connections::{Lasting, Peer, whole_body};
 use super::failure::failure;
 use super::list::list;
 use crate::api::{
-    ApiError, ApplySpec, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, MAX_APPLY_BYTES,
-    MAX_LISTED_OBJECTS, MAX_SESSIONS_BYTES, ObjectsQuery, PortSessions, SessionFilter, SessionsQuery, TraceSpec,
-    UpgradeSpec,
+    ApiError, ApplySpec, CaptureSpec, DrainSpec, Drops, ErrorBody, FaultCleared, FaultSpec, LearnSpec, MAX_ANSWERS,
+    MAX_APPLY_BYTES, MAX_LEARN_BYTES, MAX_LISTED_OBJECTS, MAX_QUESTION_WAIT_MS, MAX_SESSIONS_BYTES, ObjectsQuery,
+    PortSessions, QuestionsQuery, SessionFilter, SessionsQuery, TraceSpec, UpgradeSpec,
 };
 
 /// Largest body of most requests, bytes. A fault's specification has a few hundred.
@@ -52,6 +53,8 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
         .route("/v1/upgrade", post(upgrade))
         .route("/v1/apply", post(apply))
         .route("/v1/objects", get(objects))
+        .route("/v1/learned", get(|State(b): State<Shared>| list(move || b.learned())).post(learn))
+        .route("/v1/learned/questions", get(route_questions))
         .route("/v1/sessions", get(sessions))
         .route("/v1/sessions/export", post(export_sessions))
         .route("/v1/sessions/import", post(import_sessions))
@@ -63,6 +66,7 @@ pub(super) fn router(backend: Shared, stopping: Stopping) -> Router {
             let most = match request.uri().path() {
                 "/v1/apply" => MAX_APPLY_BYTES,
                 "/v1/sessions/import" => MAX_SESSIONS_BYTES,
+                "/v1/learned" => MAX_LEARN_BYTES,
                 _ => MAX_BODY,
             };
             whole_body(request, next, most)
@@ -141,6 +145,35 @@ async fn objects(State(backend): State<Shared>, query: Result<Query<ObjectsQuery
         Ok(Query(query)) if query.digest.is_some() => call(move || backend.object_digests(query)).await,
         Ok(Query(query)) => call(move || backend.objects(query)).await,
         Err(e) => refuse(e.body_text()),
+    }
+}
+
+async fn learn(State(backend): State<Shared>, body: Bytes) -> Response {
+    let refuse = |what: String| {
+        let hint = "for example {\"answers\": [{\"vni\": 4096, \"range\": \"10.0.0.2/32\", \"route\": {\"peer\": \"host-b\", \
+                    \"mac\": \"02:00:00:00:00:02\"}}]}; nothing was changed";
+        failure(ApiError::bad_request(what).at("body of POST /v1/learned").hint(hint))
+    };
+    match serde_json::from_slice::<LearnSpec>(&body) {
+        Ok(spec) if spec.answers.len() > MAX_ANSWERS => refuse(format!("there are more than {MAX_ANSWERS} answers")),
+        Ok(spec) => call(move || backend.learn(spec)).await,
+        Err(e) => refuse(e.to_string()),
+    }
+}
+
+async fn route_questions(
+    State(backend): State<Shared>,
+    query: Result<Query<QuestionsQuery>, QueryRejection>,
+) -> Response {
+    match query {
+        Ok(Query(QuestionsQuery { wait_ms })) => {
+            let wait = Duration::from_millis(wait_ms.min(MAX_QUESTION_WAIT_MS));
+            call(move || backend.route_questions(wait)).await
+        }
+        Err(e) => {
+            let error = ApiError::bad_request(e.body_text()).at("query of GET /v1/learned/questions");
+            failure(error.hint("for example ?wait_ms=500"))
+        }
     }
 }
 

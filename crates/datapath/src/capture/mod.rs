@@ -133,6 +133,7 @@ pub(crate) const fn action(action: &Action) -> &'static str {
         Action::Answer { .. } => "answered here",
         Action::Host => "to a service of this host's daemon",
         Action::Copy => "copied to each vNIC of a group",
+        Action::Ask { .. } => "waits until the route is learned",
         Action::Drop(_) => "dropped",
     }
 }

@@ -1,7 +1,6 @@
 //! All members of etcd are killed while guests of real daemons exchange packets: none is lost, and once etcd is back,
 //! every change is in force everywhere.
 
-mod net;
 mod traffic;
 mod world;
 
@@ -14,9 +13,10 @@ use bifrost_intent::Change;
 use serde_json::json;
 
 use self::traffic::{Counted, Traffic};
-use self::world::{World, underlay};
+use self::world::World;
 use crate::cli::Outage;
 use crate::failover::wanted;
+use crate::host::{Host, underlay};
 use crate::network::{delete, host, port_key, set};
 use crate::program::Api;
 use crate::report::{Report, progress};
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Outage) -> Result<Report> {
     let mut world = World::start(hosts, etcd_program)?;
     let api = world.api();
     api.apply(objects(&world))?;
-    world.hosts.iter_mut().try_for_each(world::Host::start_agent)?;
+    world.hosts.iter_mut().try_for_each(Host::start_agent)?;
     await_all(&world, &api).context("before the outage")?;
     let next = |n: usize| (n + 1) % hosts;
     let mut traffic = Vec::new();

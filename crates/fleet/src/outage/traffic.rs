@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::net::Net;
+use crate::net::Net;
 
 /// Time between datagrams, and between questions.
 const DATAGRAMS: Duration = Duration::from_millis(5);

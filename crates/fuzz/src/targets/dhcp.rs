@@ -42,7 +42,7 @@ pub(super) fn run(input: &mut Input<'_>) {
         let action = switch.from_guest(PortId(0), head, frame.len(), Offload::default(), &parsed).action;
         match action {
             Action::Answer { .. } if (parsed.src_port, parsed.dst_port) == (68, 67) => answered(switch.answer()),
-            Action::Answer { .. } | Action::Host | Action::Copy | Action::Drop(_) => {}
+            Action::Answer { .. } | Action::Host | Action::Copy | Action::Ask { .. } | Action::Drop(_) => {}
             Action::Forward { .. } | Action::Deliver { .. } => {
                 assert!(!parsed.dst_mac.is_multicast(), "other guests receive the request");
             }

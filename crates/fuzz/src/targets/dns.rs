@@ -40,7 +40,7 @@ pub(super) fn run(input: &mut Input<'_>) {
         match switch.from_guest(PortId(0), head, frame.len(), Offload::default(), &parsed).action {
             Action::Answer { .. } => answered(switch.answer(), parsed.dst_ip, &asked),
             Action::Drop(_) => {}
-            Action::Forward { .. } | Action::Deliver { .. } | Action::Host | Action::Copy => {
+            Action::Forward { .. } | Action::Deliver { .. } | Action::Host | Action::Copy | Action::Ask { .. } => {
                 panic!("the query leaves the host")
             }
         }

@@ -114,7 +114,7 @@ fn sent(
 ) {
     let &Verdict { action, rewrite, .. } = switch.from_guest(from, frame, frame.len(), Offload::default(), parsed);
     match action {
-        Action::Forward { .. } | Action::Copy | Action::Host => panic!("there is no other host"),
+        Action::Forward { .. } | Action::Copy | Action::Host | Action::Ask { .. } => panic!("there is no other host"),
         Action::Answer { .. } => {
             let answer = switch.answer();
             let answered = parse(answer, answer.len()).unwrap_or_else(|e| panic!("malformed answer: {e}"));

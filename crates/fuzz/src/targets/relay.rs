@@ -6,11 +6,11 @@ use std::str::FromStr as _;
 use bifrost_intent::Key;
 use bifrost_relay_api::enroll::{self, Asked, Signed, Token};
 use bifrost_relay_api::limits::{
-    MAX_CERTIFICATES, MAX_CHANGES, MAX_HOST, MAX_IMPAIRED, MAX_KEY, MAX_KIND, MAX_MESSAGE, MAX_PROBLEM_TEXT,
-    MAX_PROBLEMS, MAX_REQUEST, MAX_SPEC, MAX_TEXT,
+    MAX_ANSWERS, MAX_CERTIFICATES, MAX_CHANGES, MAX_HOST, MAX_IMPAIRED, MAX_KEY, MAX_KIND, MAX_MESSAGE,
+    MAX_PROBLEM_TEXT, MAX_PROBLEMS, MAX_REQUEST, MAX_SPEC, MAX_TEXT,
 };
 use bifrost_relay_api::names::Names;
-use bifrost_relay_api::{FromAgent, ToAgent, pb, pieces};
+use bifrost_relay_api::{Answered, FromAgent, ToAgent, pb, pieces};
 use prost::Message;
 
 use crate::Input;
@@ -49,6 +49,7 @@ fn from_agent(message: pb::FromAgent) {
                 assert!(problem.what.len() <= MAX_PROBLEM_TEXT);
             }
         }
+        FromAgent::Resolve(questions) => assert!(questions.len() <= MAX_ANSWERS),
     }
     let again = pb::FromAgent::from(checked.clone()).encode_to_vec();
     let again = pb::FromAgent::decode(&again[..]).unwrap_or_else(|error| panic!("{error}: {checked:?}"));
@@ -71,6 +72,15 @@ fn to_agent(message: pb::ToAgent) {
         }
         for piece in pieces(changes.iter().cloned()) {
             assert!(pb::ToAgent::from(ToAgent::Changes(piece)).encoded_len() <= MAX_MESSAGE);
+        }
+    }
+    if let ToAgent::Answers(answers) = &checked {
+        assert!(answers.len() <= MAX_ANSWERS);
+        for answer in answers {
+            assert_eq!(answer.range, answer.range.trunc(), "no host bits");
+            if let Answered::Hop { peer, .. } = &answer.what {
+                assert!((1..=MAX_HOST).contains(&peer.len()), "{answer:?}");
+            }
         }
     }
     let again = pb::ToAgent::from(checked.clone()).encode_to_vec();
@@ -124,6 +134,19 @@ fn many(input: &mut Input<'_>) {
     let paths = pb::PathHealth { impaired: vec![impaired; count / 8], ..pb::PathHealth::default() };
     let report = pb::Report { problems: vec![problem; count / 8], paths: Some(paths), ..pb::Report::default() };
     from_agent(pb::FromAgent { message: Some(pb::from_agent::Message::Report(report)) });
+    let address = input.u64().to_be_bytes()[..4].to_vec();
+    let question = pb::Question { vni: input.u32(), address: address.clone().into() };
+    let resolve = pb::Resolve { questions: vec![question; count] };
+    from_agent(pb::FromAgent { message: Some(pb::from_agent::Message::Resolve(resolve)) });
+    let answer = pb::Answer {
+        vni: input.u32(),
+        address: address.into(),
+        length: input.u32() % 40,
+        withdrawn: input.chance(128),
+        ..pb::Answer::default()
+    };
+    let answers = pb::Answers { answers: vec![answer; count] };
+    to_agent(pb::ToAgent { message: Some(pb::to_agent::Message::Answers(answers)) });
 }
 
 fn long(input: &mut Input<'_>) {

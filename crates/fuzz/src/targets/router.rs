@@ -49,7 +49,7 @@ pub(super) fn run(input: &mut Input<'_>) {
         let head = &frame[..frame.len() - unseen];
         match switch.from_guest(PortId(0), head, frame.len(), Offload::default(), &parsed).action {
             Action::Answer { .. } if is_question(&frame, &parsed) => answered(switch.answer()),
-            Action::Answer { .. } | Action::Host | Action::Copy | Action::Drop(_) => {}
+            Action::Answer { .. } | Action::Host | Action::Copy | Action::Ask { .. } | Action::Drop(_) => {}
             Action::Forward { .. } | Action::Deliver { .. } => {
                 assert!(!parsed.dst_mac.is_multicast(), "other guests receive the request");
                 assert!(!is_of_router(&frame, &parsed), "the guest can pretend to be a router or server");

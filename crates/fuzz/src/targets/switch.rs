@@ -128,6 +128,7 @@ fn guest(switch: &mut Switch, port: PortId, frame: &[u8], parsed: &Parsed) {
             let has_metadata = port == PortId(0) && [METADATA.0.into(), METADATA.1.into()].contains(&parsed.dst_ip);
             assert!(has_metadata && parsed.dst_port == 80, "no service of the host");
         }
+        Action::Ask { .. } => panic!("no routes are learned"),
         Action::Drop(_) => {}
     }
 }
@@ -215,7 +216,9 @@ fn underlay(switch: &mut Switch, vni: Vni, peer: PeerId, frame: &[u8], parsed: &
             assert_eq!((answered.src_mac, answered.src_ip), (speaker, parsed.dst_ip), "answers for another vNIC");
             assert!(switch.is_at_peer(told, answered.dst_mac, peer), "the answer goes elsewhere");
         }
-        Action::Forward { .. } | Action::Copy | Action::Host => panic!("a peer's frame goes to other vNICs"),
+        Action::Forward { .. } | Action::Copy | Action::Host | Action::Ask { .. } => {
+            panic!("a peer's frame goes to other vNICs")
+        }
         Action::Drop(_) => {}
     }
 }

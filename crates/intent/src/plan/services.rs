@@ -109,6 +109,7 @@ impl Trial<'_> {
                 self.wrong(key, &field("prefix"), format!("{prefix} is named twice; keep one"));
             }
             self.check_only(key, &field("prefix"), &Index::routed(&vpc, *prefix), *prefix);
+            self.check_nested(key, &field("prefix"), &vpc, *prefix);
             let guest = key.sibling(Kind::Port, name);
             let Some(port) = self.model.port(&guest) else { continue };
             if let Some(of) = self.model.vpc_of(&guest, port).filter(|of| *of != vpc) {

@@ -5,20 +5,25 @@
 //! changes: an item more in a VPC's topic reaches the hosts of that topic, and what topics a host needs is found again only when a
 //! VPC comes to a host or leaves it, or a group comes to a VPC or leaves it.
 
+mod learning;
 mod placement;
 #[cfg(test)]
 mod tests;
 mod topic;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bifrost_control::config::Kind as HostKind;
+use ipnet::IpNet;
 
 use crate::compile::{Contribution, contributions};
 use crate::key::{Key, Kind};
 use crate::model::{Index, Model, Stored};
+use crate::resolve::Resolved;
 use crate::spec::Spec;
+use learning::Learning;
 use placement::{Dirty, May, Placement};
 pub(crate) use topic::Topic;
 use topic::{Told, Topics, Visible};
@@ -60,6 +65,7 @@ pub enum Reason {
 pub struct Spans {
     topics: Topics,
     placement: Placement,
+    learning: Learning,
     /// What each object has contributed.
     contributed: HashMap<Key, Vec<(Topic, ItemId)>, foldhash::fast::RandomState>,
 }
@@ -79,7 +85,38 @@ impl Spans {
             let wanted = spans.placement.topics_of(&host);
             spans.topics.subscribe(&host, wanted);
         }
+        spans.learning.take_changed();
         spans
+    }
+
+    /// The answer to a question of a host: where an address of a VPC is. None: the host has nothing to do with the VPC, or its
+    /// routes to the address are not learned.
+    pub fn resolve(&self, model: &Model, host: &str, vni: u32, address: IpAddr) -> Option<Resolved> {
+        let vpc = model.vpc_of_vni(vni)?;
+        let within = model.learned(vpc)?.iter().filter(|prefix| prefix.contains(&address));
+        let within = within.max_by_key(|prefix| prefix.prefix_len())?;
+        if !self.placement.sees(host, vpc) {
+            return None;
+        }
+        let mut resolved = self.learning.resolve(vpc, *within, address);
+        // It has its own ports, and asks no longer once they are in force.
+        resolved.hop = resolved.hop.filter(|hop| *hop.host != *host);
+        Some(resolved)
+    }
+
+    /// The prefixes whose learned routes have changed since this was called last: answers about them may be wrong.
+    pub fn take_rerouted(&mut self) -> Vec<(u32, IpNet)> {
+        self.learning.take_changed()
+    }
+
+    /// How many routes there are that hosts learn.
+    pub fn learned_routes(&self) -> usize {
+        self.learning.len()
+    }
+
+    /// Whether a host has a port of a VPC whose routes are learned, or of one that is peered with such a VPC.
+    pub fn learns(&self, model: &Model, host: &str) -> bool {
+        self.placement.vpcs_of(host).any(|vpc| model.learned(vpc).is_some_and(|learned| !learned.is_empty()))
     }
 
     /// Takes over changes of objects, once the model has them: each with what it was before. Gives the hosts that are concerned, and
@@ -171,6 +208,7 @@ impl Spans {
             if !kept.contains(&(&topic, &id))
                 && let Some(before) = self.topics.remove(&topic, &id, &by)
             {
+                self.learning.note(&self.topics, &topic, &id);
                 effect.items.push((topic, id, before));
             }
         }
@@ -181,6 +219,7 @@ impl Spans {
             let visible = Visible { item, except: except.map(Into::into) };
             entries.push((topic.clone(), id.clone()));
             if let Some(before) = self.topics.set(&topic, &id, &by, visible) {
+                self.learning.note(&self.topics, &topic, &id);
                 effect.items.push((topic, id, before));
             }
         }
@@ -222,7 +261,7 @@ fn affected(model: &Model, changed: &[(Key, Option<Stored>)]) -> BTreeSet<Key> {
         }
         // What refers to something that does not exist contributes nothing, or less.
         let is_same = match (before.as_ref().map(|stored| &stored.spec), now.map(|stored| &stored.spec)) {
-            (Some(Spec::Vpc(before)), Some(Spec::Vpc(now))) => before.vni == now.vni,
+            (Some(Spec::Vpc(before)), Some(Spec::Vpc(now))) => (before.vni, &before.learned) == (now.vni, &now.learned),
             (Some(before @ Spec::Subnet(_)), Some(now)) => before == now,
             // Load balancers have the addresses of their guests; outside addresses of guests are where these are.
             (Some(Spec::Port(before)), Some(Spec::Port(now))) => {

@@ -157,6 +157,17 @@ impl Placement {
         }
     }
 
+    /// Whether a host has a port of a VPC, or of one that is connected with it.
+    pub(super) fn sees(&self, host: &str, vpc: &Key) -> bool {
+        self.vpcs_of(host).any(|seen| seen == vpc)
+    }
+
+    /// The VPCs that a host has something to do with; some twice.
+    pub(super) fn vpcs_of(&self, host: &str) -> impl Iterator<Item = &Key> {
+        let host: Arc<str> = host.into();
+        self.vpcs_seen(&host).collect::<Vec<_>>().into_iter()
+    }
+
     fn take_port(&mut self, model: &Model, key: &Key, dirty: &mut Dirty) {
         let placed = model.port(key).and_then(|spec| {
             let (host, vpc) = (spec.host.as_str().into(), placed_in(model, key, spec)?);

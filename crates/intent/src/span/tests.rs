@@ -1,10 +1,12 @@
 //! Changes one by one against an oracle that says for each host, from the objects alone, what it needs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bifrost_control::Config;
 use bifrost_control::config::{Kind as HostKind, Object};
+use ipnet::IpNet;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -13,6 +15,7 @@ use crate::compile::contributions;
 use crate::key::{Key, Kind};
 use crate::model::Model;
 use crate::plan::{Batch, Change, Op, PlanError};
+use crate::resolve::Hop;
 use crate::span::Topic;
 use crate::spec::Spec;
 
@@ -116,6 +119,8 @@ fn needed(model: &Model, host: &str) -> BTreeMap<ItemId, Value> {
                 Topic::Host(name) => name == host && !here.is_empty(),
                 Topic::Peer(name) => name != host && hosts.contains(name.as_str()),
                 Topic::Vpc(vpc) => seen.contains(vpc) && c.except.as_deref() != Some(host),
+                // Hosts ask for them.
+                Topic::Routes(_) => false,
                 Topic::Inside(vpc) => local.contains(vpc),
                 Topic::Nat(gateway, name) => {
                     let spec = model.nat_gateway(gateway).unwrap();
@@ -244,6 +249,75 @@ fn hosts_get_what_concerns_them() {
     assert_eq!(world.ids("h2"), Vec::<String>::new(), "the last port has left");
     world.make(vec![delete("port/demo/a"), delete("port/demo/b"), delete("port/demo/c")]).unwrap();
     assert!(world.hosts.values().all(HostChanges::is_empty), "{:?}", world.hosts);
+}
+
+#[test]
+fn hosts_learn_what_is_to_be_learned() {
+    let mut world = base();
+    world.make(vec![set("vpc/demo/blue", json!({"learned": ["10.0.0.0/8"]}))]).unwrap();
+    let mut routed = port("blue-a", 2, &[], "b");
+    routed["routed"] = json!(["172.16.0.0/24", "10.9.0.0/16"]);
+    world.make(vec![set("port/demo/a", port("blue-a", 1, &[], "a")), set("port/demo/b", routed)]).unwrap();
+    assert_eq!(world.ids("h1"), ["peer h2", "vpc 77", "port demo.a", "route 77/172.16.0.0/24"]);
+    assert_eq!(world.spec("h1", HostKind::Vpc, "77")["learned"], json!(["10.0.0.0/8"]));
+    let resolve = |world: &World, host: &str, address: &str| {
+        let resolved = world.spans.resolve(&world.model, host, 77, address.parse().unwrap())?;
+        Some((resolved.range.to_string(), resolved.hop.map(|hop| hop.host.to_string())))
+    };
+    let answer = |range: &str, host: Option<&str>| Some((range.to_owned(), host.map(str::to_owned)));
+    assert_eq!(resolve(&world, "h1", "10.2.0.3"), answer("10.2.0.3/32", Some("h2")));
+    assert_eq!(resolve(&world, "h1", "10.9.7.7"), answer("10.9.0.0/16", Some("h2")));
+    assert_eq!(resolve(&world, "h1", "10.2.0.4"), answer("10.2.0.4/30", None));
+    assert_eq!(resolve(&world, "h2", "10.2.0.3"), answer("10.2.0.3/32", None), "it has it");
+    assert_eq!(resolve(&world, "h1", "172.16.0.1"), None, "that is pushed");
+    assert_eq!(resolve(&world, "h3", "10.2.0.3"), None, "it has nothing to do with the VPC");
+    world.spans.take_rerouted();
+    world.make(vec![set("port/demo/b", port("blue-a", 3, &[], "b"))]).unwrap();
+    let mut rerouted = world.spans.take_rerouted();
+    rerouted.sort_unstable();
+    assert_eq!(rerouted, [(77, "10.2.0.3/32".parse().unwrap()), (77, "10.9.0.0/16".parse().unwrap())]);
+    assert_eq!(resolve(&world, "h1", "10.2.0.3"), answer("10.2.0.3/32", Some("h3")));
+    // As if a host learned nothing.
+    world.make(vec![set("vpc/demo/blue", json!({}))]).unwrap();
+    assert_eq!(world.ids("h1"), ["peer h3", "vpc 77", "port demo.a", "route 77/10.2.0.3/32"]);
+    assert_eq!(resolve(&world, "h1", "10.2.0.3"), None);
+}
+
+#[test]
+fn what_hosts_could_not_learn_is_refused() {
+    let refused = |world: &mut World, changes: Vec<Change>| {
+        let error = world.make(changes).unwrap_err();
+        error.0.into_iter().map(|problem| problem.field).collect::<Vec<_>>()
+    };
+    let mut world = base();
+    let learned = |prefixes: &[&str]| set("vpc/demo/red", json!({"learned": prefixes}));
+    assert_eq!(refused(&mut world, vec![learned(&["10.0.0.1/8"])]), ["learned[0]"]);
+    let many: Vec<String> = (0..17).map(|n| format!("10.{n}.0.0/16")).collect();
+    assert_eq!(refused(&mut world, vec![learned(&many.iter().map(|p| &**p).collect::<Vec<_>>())]), ["learned"]);
+    // A group whose rules name groups, whichever comes first.
+    world.make(vec![set("port/demo/a", port("red-a", 1, &["db"], "a"))]).unwrap();
+    assert_eq!(refused(&mut world, vec![learned(&["10.0.0.0/8"])]), ["learned"]);
+    world.make(vec![set("port/demo/a", port("red-a", 1, &["web"], "a")), learned(&["10.0.0.0/8"])]).unwrap();
+    assert_eq!(refused(&mut world, vec![set("port/demo/a", port("red-a", 1, &["db"], "a"))]), ["security_groups"]);
+    let web = set("security_group/demo/web", json!({"ingress": [{"from": ["group:db"]}]}));
+    assert_eq!(refused(&mut world, vec![web]), ["ingress[0].from"]);
+    // Routes in one another.
+    let routed = |prefixes: &[&str]| {
+        let mut spec = port("red-a", 2, &[], "b");
+        spec["routed"] = json!(prefixes);
+        set("port/demo/b", spec)
+    };
+    // The port's own address, too, is in what is behind it.
+    for wide in ["10.1.0.0/16", "0.0.0.0/0"] {
+        assert_eq!(refused(&mut world, vec![routed(&[wide])]), ["addresses[0]", "routed[0]"]);
+    }
+    world.make(vec![routed(&["10.9.0.0/16", "192.168.0.0/16", "192.168.1.0/24"])]).unwrap();
+    let table =
+        |prefix: &str| set("route_table/demo/t", json!({"vpc": "red", "routes": [{"prefix": prefix, "guest": "a"}]}));
+    assert_eq!(refused(&mut world, vec![table("10.9.1.0/24")]), ["routes[0].prefix"]);
+    assert_eq!(refused(&mut world, vec![table("10.0.0.0/8")]), ["routes[0].prefix"]);
+    world.make(vec![table("10.10.0.0/16")]).unwrap();
+    assert_eq!(refused(&mut world, vec![learned(&["10.0.0.0/8", "192.168.0.0/16"])]), ["learned"]);
 }
 
 #[test]
@@ -395,6 +469,53 @@ fn flow_logs_are_where_their_guests_are() {
     assert!(world.hosts.values().all(|has| has.keys().all(|id| id.kind != HostKind::VpcFlowLog)));
 }
 
+/// Answers that hosts were given about routes that they learn, and that were not corrected.
+#[derive(Default)]
+struct Asked(BTreeMap<(&'static str, u32, IpNet), Option<Hop>>);
+
+impl Asked {
+    /// What was not corrected is still right; and all hosts ask again for some addresses, which have the right answers.
+    fn check(&mut self, world: &mut World, fresh: &Spans) {
+        let rerouted = world.spans.take_rerouted();
+        let overlap = |a: &IpNet, b: &IpNet| a.contains(b) || b.contains(a);
+        self.0.retain(|(_, of, range), _| !rerouted.iter().any(|(vni, prefix)| of == vni && overlap(range, prefix)));
+        for ((host, vni, range), hop) in &self.0 {
+            // Otherwise the host forgets it, because the VPC is gone, or learns elsewhere.
+            let Some(now) = world.spans.resolve(&world.model, host, *vni, range.addr()) else { continue };
+            assert_eq!(now.hop, *hop, "{host} {vni} {range}");
+        }
+        let addresses =
+            ["10.1.0.2", "10.1.0.3", "10.1.0.7", "10.2.0.2", "10.3.0.2", "172.16.0.9", "172.16.1.9", "fd00:1::2"];
+        for (host, vni) in ["h1", "h2", "h3"].iter().flat_map(|host| [4096, 4097, 77].map(|vni| (*host, vni))) {
+            for address in addresses.map(|address| address.parse::<IpAddr>().unwrap()) {
+                let resolved = world.spans.resolve(&world.model, host, vni, address);
+                assert_eq!(resolved, fresh.resolve(&world.model, host, vni, address));
+                let Some(resolved) = resolved else { continue };
+                assert_eq!(resolved.hop, at(&world.model, host, vni, address), "{host} {vni} {address}");
+                self.0.retain(|(of, known, range), _| (*of, *known) != (host, vni) || !overlap(range, &resolved.range));
+                self.0.insert((host, vni, resolved.range), resolved.hop);
+            }
+        }
+    }
+}
+
+/// Where an address is that a host asks for, from the ports alone.
+fn at(model: &Model, host: &str, vni: u32, address: IpAddr) -> Option<Hop> {
+    let mut best: Option<(u8, Hop)> = None;
+    for (key, _) in model.iter() {
+        for c in contributions(model, key) {
+            let Topic::Routes(vpc) = &c.topic else { continue };
+            let prefix: IpNet = serde_json::from_value(c.spec["prefix"].clone()).unwrap();
+            let is_longer = best.as_ref().is_none_or(|(length, _)| prefix.prefix_len() > *length);
+            if model.vni(vpc) == Some(vni) && prefix.contains(&address) && is_longer {
+                let mac = c.spec["mac"].as_str().unwrap().parse().unwrap();
+                best = Some((prefix.prefix_len(), Hop { host: c.except.unwrap().as_str().into(), mac }));
+            }
+        }
+    }
+    best.map(|(_, hop)| hop).filter(|hop| *hop.host != *host)
+}
+
 /// A change of random objects.
 fn change() -> impl Strategy<Value = Change> {
     let name = |names: &'static [&'static str]| prop::sample::select(names);
@@ -412,6 +533,9 @@ fn change() -> impl Strategy<Value = Change> {
         5 => (0..8u32).prop_map(|n| delete(&format!("port/demo/p{n}"))),
         1 => Just(set("vpc/demo/green", json!({}))),
         1 => Just(delete("vpc/demo/green")),
+        3 => (name(&["red", "blue", "green"]), prop::sample::select(vec![
+            json!([]), json!(["10.0.0.0/8"]), json!(["10.2.0.0/24", "172.16.0.0/24"]), json!(["0.0.0.0/0", "::/0"]),
+        ])).prop_map(|(vpc, learned)| set(&format!("vpc/demo/{vpc}"), json!({"learned": learned}))),
         1 => Just(set("subnet/demo/green-a", json!({"vpc": "green", "prefix": "10.3.0.0/24"}))),
         1 => Just(set("subnet/demo/green-b", json!({"vpc": "green", "prefix": "10.4.0.0/24", "gateway": "10.4.0.9"}))),
         1 => name(&["green-a", "green-b", "red-6"]).prop_map(|name| delete(&format!("subnet/demo/{name}"))),
@@ -482,6 +606,7 @@ proptest! {
         batches in prop::collection::vec(prop::collection::vec(change(), 1..4), 1..40),
     ) {
         let mut world = base();
+        let mut asked = Asked::default();
         for batch in batches {
             let objects: Vec<_> = world.model.iter().map(|(key, stored)| (key.clone(), stored.clone())).collect();
             let Ok(concerned) = world.make(batch) else {
@@ -489,7 +614,9 @@ proptest! {
                 prop_assert_eq!(after, objects, "a batch that is refused changes nothing");
                 continue;
             };
-            let fresh = Spans::of(&world.model);
+            let mut fresh = Spans::of(&world.model);
+            prop_assert!(fresh.take_rerouted().is_empty());
+            asked.check(&mut world, &fresh);
             for host in ["h1", "h2", "h3"] {
                 let wanted = needed(&world.model, host);
                 let has = world.hosts.get(host).cloned().unwrap_or_default();

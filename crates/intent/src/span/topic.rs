@@ -15,6 +15,8 @@ pub(crate) enum Topic {
     Peer(String),
     /// A VPC: its settings, and where its ports are.
     Vpc(Key),
+    /// Where ports of a VPC are whose routes hosts learn when they need them: no host needs all of it.
+    Routes(Key),
     /// What only hosts with a port of a VPC need: its load balancers, mirrors and flow logs.
     Inside(Key),
     /// What a NAT gateway has on a host.
@@ -126,6 +128,12 @@ impl Topics {
         }
         self.tidy(topic, number);
         differs.then_some(before)
+    }
+
+    /// What an item says, if any object says it.
+    pub(super) fn item(&self, topic: &Topic, id: &ItemId) -> Option<&Visible> {
+        let number = *self.numbers.get(topic)?;
+        self.entries[number as usize].items.get(id)?.first()
     }
 
     /// The hosts that need a topic.

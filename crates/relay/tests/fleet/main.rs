@@ -6,6 +6,7 @@ mod browser;
 mod enroll;
 mod etcd;
 mod flow_logs;
+mod learning;
 mod matrix;
 #[path = "../../../bifrostd/tests/common/netns.rs"]
 #[allow(dead_code, unreachable_pub)]

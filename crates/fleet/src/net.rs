@@ -15,10 +15,10 @@ const PREFIX: &str = "bfleet";
 
 /// A network namespace; deleted on drop.
 #[derive(Debug)]
-pub(super) struct Net(String);
+pub(crate) struct Net(String);
 
 impl Net {
-    pub(super) fn create(role: &str) -> Result<Net> {
+    pub(crate) fn create(role: &str) -> Result<Net> {
         let name = format!("{PREFIX}{}-{role}", std::process::id());
         run(Command::new("ip").args(["netns", "add", &name]), "").context("network namespaces need root")?;
         let net = Net(name);
@@ -26,24 +26,24 @@ impl Net {
         Ok(net)
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.0
     }
 
     /// Runs lines of `ip` commands.
-    pub(super) fn ip(&self, lines: &str) -> Result<()> {
+    pub(crate) fn ip(&self, lines: &str) -> Result<()> {
         run(Command::new("ip").args(["-n", &self.0, "-batch", "-"]), lines)
     }
 
     /// A command in the namespace, which is killed when the calling thread ends.
-    pub(super) fn command(&self, program: &Path) -> Command {
+    pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "nsenter"]).arg(format!("--net=/run/netns/{}", self.0)).arg(program);
         command
     }
 
     /// Starts `work` on a thread in the namespace; its sockets stay there.
-    pub(super) fn spawn<T: Send + 'static>(
+    pub(crate) fn spawn<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<JoinHandle<Result<T>>> {
@@ -62,7 +62,7 @@ impl Drop for Net {
 }
 
 /// Removes namespaces of runs that were killed. Their programs have ended with them.
-pub(super) fn remove_leftovers() {
+pub(crate) fn remove_leftovers() {
     for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let of_run = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
@@ -86,14 +86,21 @@ fn run(command: &mut Command, input: &str) -> Result<()> {
 
 /// A program, which is killed when this is dropped.
 #[derive(Debug)]
-pub(super) struct Running(Child);
+pub(crate) struct Running(Child);
 
 impl Running {
     /// Starts a program whose output goes to a file.
-    pub(super) fn start(mut command: Command, log: &Path) -> Result<Running> {
+    pub(crate) fn start(mut command: Command, log: &Path) -> Result<Running> {
         let log = File::options().create(true).append(true).open(log)?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         Ok(Running(command.spawn().with_context(|| format!("cannot run {command:?}"))?))
+    }
+}
+
+impl Running {
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
     }
 }
 
