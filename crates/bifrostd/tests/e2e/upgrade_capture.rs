@@ -17,6 +17,7 @@ use crate::common::traffic::{Requests, ping};
 use crate::common::{Guest, Lab, Options, eventually, netns};
 use crate::kept::serve_echo;
 use crate::upgrade::faulty;
+use crate::upgrade_workers::set_workers;
 
 /// Time limit of captures that last for several upgrades.
 const CAPTURED: Duration = Duration::from_secs(15);
@@ -93,8 +94,10 @@ fn assert_whole(lab: &Lab, file: &[u8], stages: &[&str], workers: usize) {
     }
 }
 
-fn continues_over_upgrades(workers: usize) {
-    let mut lab = running(workers);
+/// `counts`: numbers of workers, at first and after each upgrade.
+fn continues_over_upgrades(counts: [usize; 4]) {
+    let workers = counts.into_iter().max().unwrap_or_default();
+    let mut lab = running(counts[0]);
     serve_echo(lab.net("b"), "10.0.0.2", 5003);
     let at = ["guest-tx", "guest-rx"];
     let spec = CaptureSpec {
@@ -112,6 +115,7 @@ fn continues_over_upgrades(workers: usize) {
     for upgrade in 0..3 {
         requests.wait_for(100);
         let before = out.0.lock().unwrap().len();
+        set_workers(&mut lab.hosts[0], counts[upgrade + 1]);
         if upgrade == 1 {
             // It continues in the old daemon, too. The new one fails before it carries packets, which would be missing.
             let program = faulty(&lab.hosts[0], "exit begun");
@@ -157,12 +161,17 @@ fn continues_over_upgrades(workers: usize) {
 
 #[test]
 fn a_capture_continues_over_upgrades() {
-    continues_over_upgrades(1);
+    continues_over_upgrades([1; 4]);
 }
 
 #[test]
 fn a_capture_continues_over_upgrades_with_two_workers() {
-    continues_over_upgrades(2);
+    continues_over_upgrades([2; 4]);
+}
+
+#[test]
+fn a_capture_continues_over_upgrades_with_another_number_of_workers() {
+    continues_over_upgrades([2, 3, 1, 2]);
 }
 
 /// The limits of the request hold for both daemons together.

@@ -11,6 +11,7 @@ use crate::common::host::vpc;
 use crate::common::traffic::Talk;
 use crate::common::{Guest, Lab, Options, eventually};
 use crate::upgrade::faulty;
+use crate::upgrade_workers::set_workers;
 
 /// Records are created by a thread that scans all conversations within a second.
 const SOON_S: f64 = 15.0;
@@ -105,8 +106,9 @@ fn count_records(mut set: &[u8], template: usize) -> u32 {
     count
 }
 
-fn flows_continue(workers: usize) {
-    let (mut lab, json, collector) = logging(workers);
+/// `workers`: at first, and after each upgrade.
+fn flows_continue(workers: [usize; 4]) {
+    let (mut lab, json, collector) = logging(workers[0]);
     let [rules, named] = ["rules.json", "named.json"].map(|name| json.with_file_name(name));
     let of_a = |port: u16| lab.net("a").enter(move || UdpSocket::bind(("10.0.0.1", port)).unwrap());
     let [accepted, rejected, short] = [5000, 6000, 7000].map(of_a);
@@ -116,7 +118,8 @@ fn flows_continue(workers: usize) {
     let mut talk = Talk::start(lab.net("a"), lab.net("b"), "10.0.0.2", 5001);
     talk.say(1000);
     let mut count = 0;
-    for _ in 0..3 {
+    for next in &workers[1..] {
+        set_workers(&mut lab.hosts[0], *next);
         send(&accepted, "10.0.0.2:7", 10);
         send(&rejected, "10.0.0.2:9", 3);
         count += 1;
@@ -177,12 +180,17 @@ fn flows_continue(workers: usize) {
 
 #[test]
 fn flows_continue_in_the_new_daemon() {
-    flows_continue(1);
+    flows_continue([1; 4]);
 }
 
 #[test]
 fn flows_continue_in_the_new_daemon_with_two_workers() {
-    flows_continue(2);
+    flows_continue([2; 4]);
+}
+
+#[test]
+fn flows_continue_with_another_number_of_workers() {
+    flows_continue([2, 3, 1, 4]);
 }
 
 /// A daemon that does not take over flow logs leaves their records to the old one, which writes them.
