@@ -83,7 +83,7 @@ pub(crate) fn run(options: &Learn) -> Result<Report> {
     bar.finish_and_clear();
     let made = begin.elapsed();
 
-    let mut hosts = vec![Host::start(0, directory.path(), &switch)?, Host::start(1, directory.path(), &switch)?];
+    let mut hosts = [Host::start(0, directory.path(), &switch)?, Host::start(1, directory.path(), &switch)?];
     let empty = memory(&hosts[0])?;
     hosts.iter_mut().try_for_each(Host::start_agent)?;
     let client = set(

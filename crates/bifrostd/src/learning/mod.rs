@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -87,12 +87,7 @@ impl Questions {
                 Ok(question) => Some(question),
                 Err(TryRecvError::Disconnected) => None,
                 Err(TryRecvError::Empty) if !all.is_empty() => None,
-                Err(TryRecvError::Empty) => {
-                    match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                        Ok(question) => Some(question),
-                        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-                    }
-                }
+                Err(TryRecvError::Empty) => receiver.recv_timeout(until.saturating_duration_since(Instant::now())).ok(),
             };
             let Some(question) = next else { break };
             if clock::monotonic_ns().saturating_sub(question.asked_ns) < STALE_NS {
