@@ -68,7 +68,7 @@ fn what_a_relay_says_is_in_force_and_outlives_agent_and_relay() {
     let arguments = [&insecure(&[&one, &other]), "--insecure", "--metrics", &metrics];
     let agent = Agent::start(directory.path(), &arguments);
     let session = one.session();
-    assert_eq!((session.hello.host.as_str(), session.hello.versions), ("host-a", (1, 1)));
+    assert_eq!((session.hello.host.as_str(), session.hello.versions), ("host-a", (1, 2)));
     assert!(session.hello.software.starts_with("bifrost-agent "), "{}", session.hello.software);
     session.send(vec![vpc(1), vpc(2)], 7);
     let report = session.reported(7);
@@ -155,7 +155,7 @@ fn a_relay_that_breaks_the_protocol_changes_nothing() {
     ];
     let cases = after_welcome.map(|message| vec![welcome(1), message]).into_iter().chain([
         vec![welcome(0)],
-        vec![welcome(2)],
+        vec![welcome(3)],
         vec![ToAgent::InSync(5).into()],
         vec![changes(vec![])],
     ]);

@@ -121,8 +121,7 @@ pub(crate) fn open_underlays(config: &Config) -> Result<Vec<HostUnderlay>> {
 }
 
 /// The underlays of the workers, in order, on sockets of another daemon, whose configuration may differ, also in the
-/// number of workers; and AF_XDP
-/// sockets that wait until that daemon has closed its own.
+/// number of workers; and AF_XDP sockets that wait until that daemon has closed its own.
 pub(crate) fn adopt_underlays(
     config: &Config,
     sockets: Vec<Sockets>,

@@ -87,9 +87,9 @@ pub struct ClosingSockets {
 
 impl AfxdpUnderlay {
     /// Takes over from another process: `sockets` by worker, of which it may have had another number, and the `handed`
-    /// devices. The workers use the UDP sockets
-    /// until they [`enter`](Self::enter) the sockets that wait. Devices that the other process did not use get a program
-    /// at once, which passes all frames until then; those that are not used any more are left to it.
+    /// devices. The workers use the UDP sockets until they [`enter`](Self::enter) the sockets that wait. Devices that the
+    /// other process did not use get a program at once, which passes all frames until then; those that are not used any
+    /// more are left to it.
     ///
     /// # Errors
     /// What was handed over is invalid, a program would have to run elsewhere than that of the other process, or the

@@ -80,7 +80,8 @@ fn five_commands_make_a_network() {
     assert!(!db.has_device("eth0"), "it was left behind");
 
     world.fleet("delete port/demo/web port/demo/db --wait 20");
-    assert!(!web.has_device("eth0") && !moved.has_device("eth0"));
+    // bifrostd removes devices in the background.
+    eventually(20.0, "the devices are gone", || !web.has_device("eth0") && !moved.has_device("eth0"));
     for host in world.hosts() {
         assert_eq!(host.objects(), Vec::<String>::new(), "{} keeps what it does not need", host.name());
     }
