@@ -13,7 +13,7 @@ use std::sync::mpsc::SyncSender;
 use bifrost_avs::LearnedChange;
 use bifrost_port::{GuestPort, TxFrame};
 use bifrost_rte::Time;
-use bifrost_tables::TokenBucket;
+use bifrost_tables::{IpNet, TokenBucket};
 use bifrost_wire::Vni;
 
 use crate::core::Core;
@@ -27,6 +27,9 @@ const OF_WORKER: usize = 4096;
 const QUESTIONS: (u64, u64) = (500, 1000);
 /// How long a packet waits for an answer, ns.
 pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
+
+/// Shortest time between two searches for packets that give up, ns.
+const SWEEP_NS: u64 = 10_000_000;
 
 /// A question to the daemon: where an address of a network is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,7 +51,7 @@ pub(crate) struct Asking {
     questions: Option<RouteQuestions>,
     /// Packets of all ports that wait.
     packets: usize,
-    /// When the first of them gives up, or an earlier time.
+    /// When to look which of them give up.
     due: Option<Time>,
 }
 
@@ -139,6 +142,24 @@ impl Learning {
     }
 }
 
+/// Ranges of addresses. A look-up takes few steps, because packets for thousands of addresses may wait when answers
+/// about a thousand ranges come, and all guests of the worker wait meanwhile.
+struct Ranges(Vec<IpNet>);
+
+impl Ranges {
+    fn new(all: Vec<IpNet>) -> Self {
+        // Disjoint afterwards.
+        let mut all = IpNet::aggregate(&all);
+        all.sort_unstable();
+        Ranges(all)
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        let behind = self.0.partition_point(|range| range.network() <= address);
+        self.0[..behind].last().is_some_and(|range| range.contains(&address))
+    }
+}
+
 impl<P: GuestPort> Core<P> {
     /// Sets the daemon's queue of questions.
     pub fn set_route_questions(&mut self, questions: RouteQuestions) {
@@ -173,10 +194,9 @@ impl<P: GuestPort> Core<P> {
         if self.asking.packets == 0 {
             return;
         }
-        let answered = changes.iter().filter(|change| change.answer.is_some());
-        let is_answered = |&(of, address): &(Vni, IpAddr)| {
-            of == vni && answered.clone().any(|change| change.range.contains(&address))
-        };
+        let answered = changes.iter().filter(|change| change.answer.is_some()).map(|change| change.range);
+        let answered = Ranges::new(answered.collect());
+        let is_answered = |&(of, address): &(Vni, IpAddr)| of == vni && answered.contains(address);
         for port in self.ports.iter_mut().flatten() {
             let Some(learning) = &mut port.learning else { continue };
             let mut again = learning.take(|to, _| is_answered(to));
@@ -206,6 +226,8 @@ impl<P: GuestPort> Core<P> {
             port.outbound.learn_timeout_packets += over.len() as u64;
             over.into_iter().for_each(|frame| port.complete(frame.handle));
         }
+        // Not once for each packet: all ports are looked at.
+        let due = due.map(|due| due.max(now.after(SWEEP_NS)));
         (self.asking.packets, self.asking.due) = (left, due);
     }
 }
@@ -283,6 +305,23 @@ mod tests {
         // The rate is back after a while.
         learning.take(|_, _| true);
         assert_eq!(keep(&mut learning, Time(2_000_000_000 / QUESTIONS.0), 1, 1, &asking), None);
+    }
+
+    #[test]
+    fn ranges_contain_what_one_of_them_contains() {
+        let net = |text: &str| text.parse::<IpNet>().expect("a prefix");
+        let all = ["10.0.0.0/24", "10.0.0.7/32", "10.0.2.0/23", "10.0.9.1/32", "fd00::/64"].map(net);
+        let ranges = Ranges::new(all.to_vec());
+        for address in
+            ["10.0.0.0", "10.0.0.7", "10.0.0.255", "10.0.1.0", "10.0.3.255", "10.0.4.0", "10.0.9.1", "9.9.9.9"]
+        {
+            let address = address.parse().expect("an address");
+            assert_eq!(ranges.contains(address), all.iter().any(|range| range.contains(&address)), "{address}");
+        }
+        assert!(ranges.contains("fd00::1".parse().expect("an address")));
+        assert!(
+            !ranges.contains("::1".parse().expect("an address")) && !Ranges::new(Vec::new()).contains([0; 4].into())
+        );
     }
 
     #[test]
