@@ -39,12 +39,13 @@ mod upgrade;
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bifrost_control::server::Backend as _;
 use bifrost_control::{Config, ServerHandle};
 use bifrost_port::large_pages::LargePages;
-use bifrost_port::panics;
+use bifrost_port::{panics, provide};
 use clap::Parser as _;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -60,6 +61,9 @@ use crate::upgrade::Successor;
 
 #[global_allocator]
 static ALLOCATOR: LargePages = LargePages;
+
+/// How long a daemon that has taken over leaves the processors to its workers before other work begins.
+const QUIET: Duration = Duration::from_millis(50);
 
 fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
@@ -108,7 +112,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     let (socket, metrics) = (config.control.socket.clone(), config.control.metrics);
     let daemon = Arc::new(Daemon::start(cli.config.clone(), config, cli.state.as_deref(), kept, None)?);
     let server = bifrost_control::serve_with_metrics(&socket, metrics, Arc::clone(&daemon) as _)?;
-    work(&daemon, server, signals)
+    work(&daemon, server, signals, None)
 }
 
 fn signals() -> Result<Signals> {
@@ -128,10 +132,10 @@ fn take_over(cli: &Cli, config: Config) -> Result<ExitCode> {
         let learned = handed.learned();
         let (directory, kept) = (cli.state.as_deref(), Kept::nothing());
         let daemon = Arc::new(Daemon::start(cli.config.clone(), config, directory, kept, Some(handed))?);
-        successor.complete(&daemon, &learned)?;
-        anyhow::Ok((daemon, listeners, socket, signals))
+        let paused = successor.complete(&daemon, &learned)?;
+        anyhow::Ok((daemon, listeners, socket, signals, paused))
     })();
-    let (daemon, listeners, socket, signals) = match started {
+    let (daemon, listeners, socket, signals, paused) = match started {
         Ok(started) => started,
         Err(error) => {
             successor.fail(&error);
@@ -140,26 +144,37 @@ fn take_over(cli: &Cli, config: Config) -> Result<ExitCode> {
     };
     daemon.settle();
     let server = bifrost_control::serve_handed(&socket, listeners, Arc::clone(&daemon) as _)?;
-    work(&daemon, server, signals)
+    work(&daemon, server, signals, Some(paused))
 }
 
-/// The work of the main thread and its helpers, until a signal arrives or another daemon has taken over.
-fn work(daemon: &Arc<Daemon>, server: ServerHandle, mut signals: Signals) -> Result<ExitCode> {
+/// The work of the main thread and its helpers, until a signal arrives or another daemon has taken over. `paused`: this
+/// one has just taken over.
+fn work(
+    daemon: &Arc<Daemon>,
+    server: ServerHandle,
+    mut signals: Signals,
+    paused: Option<provide::Pause>,
+) -> Result<ExitCode> {
     daemon.progress.set_listeners(server.listeners().try_clone().context("copying listeners")?);
     let thread = |name: &str, work: fn(&Daemon)| {
         let daemon = Arc::clone(daemon);
         let started = std::thread::Builder::new().name(name.into()).spawn(move || work(&daemon));
         started.map(drop).context("starting a thread")
     };
+    thread("learning", learning::run)?;
+    thread("flow-log", flow_log::run)?;
+    thread("mirror", mirror::run)?;
+    thread("afxdp", upgrade::wait_for_queues)?;
+    if let Some(paused) = paused {
+        // Packets that have waited for this daemon come before its other work.
+        std::thread::sleep(QUIET);
+        drop(paused);
+    }
     thread("namespaces", Daemon::follow_namespaces)?;
     thread("health", health::run)?;
     thread("shared", shared::run)?;
     thread("tables", tables::run)?;
-    thread("learning", learning::run)?;
     thread("metadata", metadata::run)?;
-    thread("flow-log", flow_log::run)?;
-    thread("mirror", mirror::run)?;
-    thread("afxdp", upgrade::wait_for_queues)?;
     #[cfg(debug_assertions)]
     inject::listen(daemon);
     tracing::info!(socket = %server.socket().display(), "ready");

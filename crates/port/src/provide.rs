@@ -7,8 +7,8 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::mm::{Advice, madvise};
@@ -24,6 +24,35 @@ const NICER: i32 = 8;
 const WAITING: usize = 256;
 
 static LATER: OnceLock<SyncSender<Work>> = OnceLock::new();
+
+/// Number of [`Pause`]s.
+static PAUSES: Mutex<u32> = Mutex::new(0);
+static RESUMED: Condvar = Condvar::new();
+
+/// While this exists, the thread provides no memory. A thread that changes the address space, or that needs new memory
+/// in a system call, otherwise waits for it.
+#[derive(Debug)]
+pub struct Pause(());
+
+/// Stops the thread, at the latest after the large page that it is providing.
+#[must_use]
+pub fn pause() -> Pause {
+    *PAUSES.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    Pause(())
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        *PAUSES.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        RESUMED.notify_all();
+    }
+}
+
+/// Waits until there is no [`Pause`].
+fn until_resumed() {
+    let pauses = PAUSES.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(RESUMED.wait_while(pauses, |pauses| *pauses > 0));
+}
 
 /// What the thread does next.
 enum Work {
@@ -46,7 +75,10 @@ pub fn start() -> io::Result<()> {
         let _ = rustix::process::nice(NICER);
         for work in work {
             match work {
-                Work::Provide(memory) => now(memory),
+                Work::Provide(memory) => pages(memory).for_each(|page| {
+                    until_resumed();
+                    populate(page);
+                }),
                 Work::Report(done) => drop(done.try_send(())),
             }
         }
@@ -74,14 +106,23 @@ pub fn wait(patience: Duration) -> bool {
 /// Provides the memory at these addresses. Contents do not change. Kernels before Linux 5.14 ignore it; so do all where
 /// there is no writable memory, because its owner has returned it.
 pub fn now(memory: Range<usize>) {
+    pages(memory).for_each(populate);
+}
+
+/// One large page at a time, so that other threads can change the address space in between.
+fn pages(memory: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let mut at = memory.start & !(PAGE - 1);
-    while at < memory.end {
-        // One large page at a time, so that other threads can change the address space in between.
-        let until = (at + 1).next_multiple_of(LARGE_PAGE).min(memory.end.next_multiple_of(PAGE));
-        // SAFETY: this advice does not change contents, whatever is there.
-        let _ = unsafe { madvise(std::ptr::without_provenance_mut(at), until - at, Advice::LinuxPopulateWrite) };
-        at = until;
-    }
+    let end = if memory.is_empty() { at } else { memory.end.next_multiple_of(PAGE) };
+    std::iter::from_fn(move || {
+        let from = at;
+        at = (at + 1).next_multiple_of(LARGE_PAGE).min(end);
+        (from < end).then_some(from..at)
+    })
+}
+
+fn populate(pages: Range<usize>) {
+    // SAFETY: this advice does not change contents, whatever is there.
+    let _ = unsafe { madvise(std::ptr::without_provenance_mut(pages.start), pages.len(), Advice::LinuxPopulateWrite) };
 }
 
 #[cfg(test)]
@@ -113,5 +154,32 @@ mod tests {
         assert!(later(from..from + (16 << 20)));
         assert!(wait(Duration::from_secs(10)));
         assert!(resident_kib(&memory) >= 16 << 10, "{} KiB", resident_kib(&memory));
+    }
+
+    #[test]
+    fn nothing_is_provided_during_a_pause() {
+        start().expect("a thread");
+        let memory = vec![0u8; 32 << 20];
+        let from = memory.as_ptr().addr();
+        let paused = pause();
+        // The page that it may be providing for another test.
+        wait(Duration::from_millis(100));
+        let before = resident_kib(&memory);
+        assert!(later(from..from + (16 << 20)));
+        assert!(!wait(Duration::from_millis(100)), "the thread was not stopped");
+        assert_eq!(resident_kib(&memory), before);
+        drop(paused);
+        assert!(wait(Duration::from_secs(10)));
+        assert!(resident_kib(&memory) >= 16 << 10, "{} KiB", resident_kib(&memory));
+    }
+
+    #[test]
+    fn memory_is_provided_by_large_page() {
+        const MIB: usize = 1 << 20;
+        let of = |memory: Range<usize>| pages(memory).collect::<Vec<_>>();
+        assert_eq!(of(MIB + 5..MIB + 5), [0..0; 0]);
+        assert_eq!(of(MIB + 5..MIB + 6), [MIB..MIB + PAGE]);
+        let end = 5 * MIB - 1;
+        assert_eq!(of(MIB + 5..end), [MIB..2 * MIB, 2 * MIB..4 * MIB, 4 * MIB..5 * MIB]);
     }
 }

@@ -30,7 +30,7 @@ use super::offer::{Descriptors, Offer};
 use super::records;
 use super::take_over::{Ready, is_older};
 use super::workers::Steered;
-use crate::background::in_background;
+use crate::background::{at_lower_priority, in_background};
 use crate::carried::Carried;
 use crate::daemon::{Daemon, State};
 
@@ -196,7 +196,8 @@ impl Daemon {
         detour.is_over = true;
         successor.leave();
         state.leave_frames();
-        // Nothing depends on the rest, and the upgrade can no longer fail.
+        // Nothing depends on the rest, and the upgrade can no longer fail. This process ends, and guests' packets wait.
+        at_lower_priority();
         let takes_records = ready.takes_records && !is_older();
         if ready.takes_capture
             && let Err(error) = captures::send(&channel, self, stopped_ns)

@@ -12,7 +12,7 @@ use bifrost_avs::Distribution;
 use bifrost_control::api::{FaultEntry, Sample};
 use bifrost_control::objects::{Objects, journal, with_workers};
 use bifrost_port::clock::monotonic_ns;
-use bifrost_port::provide;
+use bifrost_port::provide::{self, Pause};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
@@ -183,11 +183,11 @@ impl Successor {
 
     /// Prepares buffers and paths as the old daemon has used them ([`Handed::learned`]), reports that this daemon is
     /// prepared, waits until the old one has stopped, and resumes the workers. When this returns, this daemon has taken
-    /// over.
+    /// over. Drop the returned value once guests' packets are less urgent than the memory of the tables.
     ///
     /// # Errors
     /// The old daemon continues; this one must exit.
-    pub(crate) fn complete(&self, daemon: &Daemon, (touched, paths): &(touch::Buffers, OfPeers)) -> Result<()> {
+    pub(crate) fn complete(&self, daemon: &Daemon, (touched, paths): &(touch::Buffers, OfPeers)) -> Result<Pause> {
         let mut state = daemon.state();
         state.touch_buffers(touched)?;
         state.resume_paths(paths)?;
@@ -206,6 +206,8 @@ impl Successor {
         self.channel.send(Kind::Ready, &serde_json::to_vec(&ready)?, &[], PATIENCE)?;
         let mut state = daemon.state();
         let body = self.copies(&state, distribution.as_mut())?;
+        // The copies have what they need.
+        let paused = provide::pause();
         fault("stopped");
         let addresses = self.addresses.borrow();
         let readdressed = !addresses.is_empty() && *addresses != state.config.underlay.addresses;
@@ -242,7 +244,7 @@ impl Successor {
             tracing::warn!("flow records of the old daemon are lost: {error:#}");
         }
         state.retire_sockets(self.parent);
-        Ok(())
+        Ok(paused)
     }
 
     /// Takes copies of sessions until the old daemon has stopped. Returns the body of its last message, the state.
