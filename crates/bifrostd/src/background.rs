@@ -2,6 +2,8 @@
 
 use std::thread;
 
+use rustix::process::{Pid, getpriority_process, setpriority_process};
+
 /// Added niceness. Beside a worker that is always busy, the thread gets a seventh of a CPU (`sched(7)`: each step is a
 /// factor of 1.25). A higher value would delay its callers.
 const NICER: i32 = 8;
@@ -23,6 +25,21 @@ pub(crate) fn at_lower_priority() {
     let _ = rustix::process::nice(NICER);
 }
 
+/// Lowers the priority of all threads of this process for good, so that the kernel frees the memory of a process that
+/// ends at that priority: the last thread to end does that.
+pub(crate) fn all_at_lower_priority() {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    threads.filter_map(|thread| Pid::from_raw(thread.file_name().to_str()?.parse().ok()?)).for_each(lower);
+}
+
+/// Lowers the priority of a thread of this process, unless it has ended.
+fn lower(thread: Pid) {
+    // Linux takes the number of a thread here.
+    if let Ok(niceness) = getpriority_process(Some(thread)) {
+        let _ = setpriority_process(Some(thread), niceness + NICER);
+    }
+}
+
 /// Does `work`: here if it `is_short`, because a thread of lower priority would delay it more than it takes; otherwise
 /// [in the background](in_background).
 pub(crate) fn here_or_in_background<T: Send>(is_short: bool, work: impl FnOnce() -> T + Send) -> T {
@@ -35,9 +52,27 @@ mod tests {
 
     #[test]
     fn only_the_work_is_nicer() {
-        let niceness = || rustix::process::getpriority_process(None).unwrap();
+        let niceness = || getpriority_process(None).unwrap();
         let before = niceness();
         assert_eq!(in_background(niceness), (before + NICER).min(19));
         assert_eq!(niceness(), before);
+    }
+
+    #[test]
+    fn only_the_given_thread_is_nicer() {
+        let before = getpriority_process(None).unwrap();
+        let (ready, start) = std::sync::mpsc::channel();
+        let (go, wait) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            ready.send(rustix::thread::gettid()).unwrap();
+            wait.recv().unwrap();
+            getpriority_process(None).unwrap()
+        });
+        lower(start.recv().unwrap());
+        go.send(()).unwrap();
+        assert_eq!(thread.join().unwrap(), (before + NICER).min(19));
+        assert_eq!(getpriority_process(None).unwrap(), before);
+        // A number that no thread has: there is nothing to do.
+        lower(Pid::from_raw(i32::MAX).unwrap());
     }
 }

@@ -52,7 +52,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
 
-use crate::background::in_background;
+use crate::background::{all_at_lower_priority, in_background};
 use crate::cli::Cli;
 use crate::daemon::Daemon;
 use crate::kept::Kept;
@@ -201,6 +201,8 @@ fn work(
         server.leave();
         daemon.end_continued_capture();
         tracing::info!("exiting; another daemon has taken over");
+        // Guests' packets, which that one carries, do not wait until this one's memory is freed.
+        all_at_lower_priority();
         std::process::exit(0);
     }
     tracing::info!("stopping");
