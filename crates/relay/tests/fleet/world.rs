@@ -192,6 +192,11 @@ impl World {
         }
     }
 
+    /// Relays that are started from now on get these arguments, too.
+    pub(crate) fn argue(&mut self, arguments: &[&str]) {
+        self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+    }
+
     /// Relays that are started from now on give hosts certificates, which are valid for some seconds.
     pub(crate) fn give_certificates(&mut self, lifetime_s: u32) {
         let (key, address) = (self.directory.join("ca.key").display().to_string(), &self.relays[0].address);
