@@ -31,7 +31,7 @@ const FIND_TIME: Duration = Duration::from_secs(4);
 const TURN_TIME: Duration = Duration::from_secs(10);
 /// Between attempts to reach the store.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
-const MOST_PAUSE: Duration = Duration::from_secs(5);
+const MOST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A relay.
 #[derive(Debug)]
