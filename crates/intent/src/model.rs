@@ -183,6 +183,11 @@ impl Model {
         self.counts.get(project).map_or(0, |counts| counts[kind as usize])
     }
 
+    /// How many objects of a kind there are.
+    pub(crate) fn count_of_kind(&self, kind: Kind) -> u64 {
+        self.counts.values().map(|counts| counts[kind as usize]).sum()
+    }
+
     /// What refers to an object, which need not exist.
     pub fn referrers<'m>(&'m self, key: &Key) -> impl Iterator<Item = &'m Key> + use<'m> {
         self.found(&Index::Referrer(key.clone()))
