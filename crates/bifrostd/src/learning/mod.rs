@@ -186,6 +186,7 @@ impl State {
         let now = self.learned.started.elapsed();
         let mut report = LearnReport::default();
         let mut changes: BTreeMap<Vni, Vec<LearnedChange>> = BTreeMap::new();
+        let mut vnics = Vec::new();
         for (place, answer) in (0..).zip(&spec.answers) {
             let counters = &mut self.learned.counters;
             let Some((vni, what)) = suitable(&self.config, &self.names, answer) else {
@@ -199,6 +200,7 @@ impl State {
             let answer = match what {
                 Suitable::Route { peer, name, mac, mtu } => match table.learn(now, range, name, mac) {
                     Ok(evicted) => {
+                        vnics.push((vni, mac, peer.0));
                         counters.learned_routes += 1;
                         counters.evicted_routes += evicted.len() as u64;
                         of_vpc.extend(evicted.into_iter().map(|range| LearnedChange { range, answer: None }));
@@ -229,6 +231,9 @@ impl State {
             };
             report.taken += u64::from(!report.unknown_peers.contains(&place));
             of_vpc.push(LearnedChange { range, answer });
+        }
+        for (vni, mac, peer) in vnics {
+            self.note_answer(vni, mac, peer)?;
         }
         for (vni, changes) in changes {
             self.change_learned(vni, changes)?;

@@ -257,3 +257,33 @@ fn packets_that_wait_for_a_route_survive_an_upgrade() {
     assert_balanced(&world);
     world.hosts_mut()[0].kill_agent();
 }
+
+/// A guest moves, and the host of one that sends to it does not hear of it: the old host forwards.
+#[test]
+fn what_arrives_at_the_old_host_follows_the_guest() {
+    let mut world = World::new(3);
+    world.run_all();
+    let [web, db, spare, app, moved] = ["web", "db", "spare", "app", "moved"].map(|role| world.guest(role));
+    network(&world, [&web, &db, &spare, &app]);
+    assert_eq!(ping(&app, "10.0.0.3", 3), 3, "{}", world.logs());
+    assert_eq!(peer(&world, 2, "10.0.0.3").as_deref(), Some("h2"));
+    world.hosts()[2].halt_agent(true);
+    world.fleet(&format!("set port/demo/db host=h1 netns={} --wait 20", moved.name()));
+    eventually(5.0, "the old host knows where", || peer(&world, 1, "10.0.0.3").as_deref() == Some("h1"));
+    let server = moved.enter(|| std::net::UdpSocket::bind("10.0.0.3:7").unwrap());
+    server.set_read_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+    app.enter(|| {
+        let client = std::net::UdpSocket::bind("10.1.0.2:0").unwrap();
+        for n in 0..20u8 {
+            client.send_to(&[n; 20], "10.0.0.3:7").unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    });
+    let mut bytes = [0; 100];
+    let received: Vec<u8> = std::iter::from_fn(|| server.recv_from(&mut bytes).ok().map(|_| bytes[0])).collect();
+    assert_eq!(peer(&world, 2, "10.0.0.3").as_deref(), Some("h2"), "nobody has told it");
+    assert_eq!(received, (0..20).collect::<Vec<u8>>(), "{}", world.logs());
+    assert!(counter(&world, 1, "datapath.followed_packets") >= 20);
+    world.hosts()[2].halt_agent(false);
+    eventually(10.0, "the move is known", || peer(&world, 2, "10.0.0.3").as_deref() == Some("h1"));
+}
