@@ -22,8 +22,9 @@ const WINDOW: u32 = 1 << 20;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// The pauses between connections, first and longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// A stream that lasted this long was a good one: the next pause is the first again.
-const GOOD: Duration = Duration::from_secs(30);
+/// After an attempt that took this long, the next pause is the first again: attempts are rare enough. That may have been a good stream, or
+/// a relay that has waited for its store.
+const LONG: Duration = Duration::from_secs(5);
 
 /// Whom to follow, and as whom.
 #[derive(Clone, Debug)]
@@ -113,7 +114,7 @@ pub async fn follow(
         if events.send(Event::Lost(ended)).await.is_err() {
             return;
         }
-        if started.elapsed() >= GOOD {
+        if started.elapsed() >= LONG {
             pause = PAUSES.0;
         }
         let is_over = events.closed();

@@ -14,9 +14,10 @@ pub(crate) struct Carried(BTreeMap<(String, Place), u64>);
 
 /// Gauges of packets in queues, and the counters to which these packets are added at a takeover: they are handed over,
 /// or lost.
-const ENDS: [(&str, &str); 4] = [
+const ENDS: [(&str, &str); 5] = [
     ("port.unswitched_packets", "port.gone_unswitched_packets"),
     ("port.blocked_packets", "port.gone_switched_packets"),
+    ("port.learning_packets", "port.learn_gone_packets"),
     ("tap.rx_held_frames", "tap.rx_refused_frames"),
     ("fault.waiting_packets", "fault.overflow_packets"),
 ];

@@ -13,7 +13,7 @@ use bifrost_control::config::{Config, Kind, Port, PortKind};
 use bifrost_control::diff::ConfigDiff;
 use bifrost_control::objects::Store;
 use bifrost_control::server::Continued;
-use bifrost_datapath::{CoreConfig, Device, Handle, PathSet, PortConfig, Pulse, PulseWatch};
+use bifrost_datapath::{CoreConfig, Device, Handle, PathSet, PortConfig, Pulse, PulseWatch, RouteQuestions};
 use bifrost_port::afxdp::WaitingSockets;
 use bifrost_port::vhost::{HandedPort, Unplugged};
 use bifrost_port::{HostUnderlay, panics};
@@ -32,6 +32,7 @@ use crate::kept::{self, Kept};
 use crate::learning::{Learned, Questions};
 use crate::machine::Machine;
 use crate::mirror;
+use crate::moves::Departed;
 use crate::names::{Names, NamesInForce};
 use crate::queues::{with_one_queue, with_several};
 use crate::removal::{Released, Removal};
@@ -110,6 +111,10 @@ pub(crate) struct State {
     pub(crate) flow_log: Arc<flow_log::Exports>,
     /// Routes that were learned.
     pub(crate) learned: Learned,
+    /// Ports that have gone from VPCs whose routes are learned.
+    pub(crate) departed: Departed,
+    /// Where to ask for routes.
+    pub(crate) route_questions: RouteQuestions,
     /// Counters of the metadata service.
     pub(crate) metadata: bifrost_metadata::Counters,
     /// Counters of mirrored packets.
@@ -215,6 +220,7 @@ impl Daemon {
         let (machines, containers) = (BTreeMap::new(), BTreeMap::new());
         let flow_log = Arc::default();
         let mirrored = mirror::Counted::default();
+        let questions = Questions::new();
         let mut state = State {
             config,
             objects,
@@ -240,11 +246,12 @@ impl Daemon {
             flow_log,
             mirrored,
             learned: Learned::default(),
+            departed: Departed::default(),
+            route_questions: questions.sender(),
             metadata: bifrost_metadata::Counters::default(),
             carried: Arc::default(),
         };
         state.set_mirrors()?;
-        let questions = Questions::new();
         let sender = questions.sender();
         state.on_all(move |worker| worker.core_mut().set_route_questions(sender.clone()))?;
         // Ports before peers: a peer whose packets arrive before the ports exist would be notified that their vNICs are

@@ -1,13 +1,18 @@
 //! Ports that move between hosts: a change that removes a port and adds a route to its vNIC at a peer, or the reverse.
 //! The old host forwards packets that peers still send to it.
+//!
+//! In a network whose routes are learned there is no such route. The old host asks where the port's address is now, and
+//! forwards when the answer names its vNIC. The new host does not know the old one, and accepts what any host forwards
+//! to the machine.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::Result;
 use bifrost_control::ConfigDiff;
-use bifrost_control::config::{Port, Route, Vni};
-use bifrost_datapath::Moved;
+use bifrost_control::config::{Config, Port, PortKind, Route, Vni};
+use bifrost_datapath::{Moved, RouteQuestion};
 use bifrost_port::clock::monotonic_ns;
 use bifrost_rte::Time;
 use bifrost_wire::Mac;
@@ -16,6 +21,8 @@ use crate::daemon::State;
 
 /// How long the old host forwards packets for a moved port, and how long the new host accepts them once the guest runs.
 const FORWARDING: Duration = Duration::from_secs(30);
+/// Most departed ports that are remembered; packets for others are dropped.
+const MOST_DEPARTED: usize = 4096;
 /// How long a port that has moved to this host may wait for its guest.
 const ARRIVAL: Duration = Duration::from_secs(600);
 
@@ -28,34 +35,88 @@ fn after(time: Duration) -> Time {
     Time(monotonic_ns().saturating_add(time.as_nanos() as u64))
 }
 
+/// Ports that have gone from networks whose routes are learned, and until when packets for them are forwarded: once it is
+/// known where to.
+#[derive(Debug, Default)]
+pub(crate) struct Departed(HashMap<(Vni, Mac), Time>);
+
+impl Departed {
+    fn note(&mut self, now: Time, vnic: (Vni, Mac), until: Time) {
+        if self.0.len() >= MOST_DEPARTED {
+            self.0.retain(|_, until| *until > now);
+        }
+        if self.0.len() < MOST_DEPARTED {
+            self.0.insert(vnic, until);
+        }
+    }
+
+    fn find(&self, now: Time, vnic: (Vni, Mac)) -> Option<Time> {
+        self.0.get(&vnic).copied().filter(|until| *until > now)
+    }
+}
+
 impl State {
     /// Tells workers which ports a change moves to other hosts. Call it before the ports are removed, so that no packet
     /// is dropped in between.
-    pub(crate) fn note_departures(&self, diff: &ConfigDiff) -> Result<()> {
-        self.note(&departures(diff), Moved::To, FORWARDING)
+    pub(crate) fn note_departures(&mut self, diff: &ConfigDiff) -> Result<()> {
+        let moved = departures(diff);
+        for port in diff.ports.removed.iter().filter(|port| !moved.iter().any(|(moved, _)| moved == port)) {
+            let (Some(address), Some(vni)) =
+                (learned_address(&self.config, port), bifrost_wire::Vni::new(port.vni.value()))
+            else {
+                continue;
+            };
+            self.departed.note(after(Duration::ZERO), (port.vni, port.mac), after(FORWARDING));
+            // If nobody takes it, nothing is forwarded.
+            self.route_questions.ask(RouteQuestion { vni, address, asked_ns: monotonic_ns() });
+        }
+        self.note(&moved, Moved::To, FORWARDING)
     }
 
     /// Tells workers which ports a change has moved here from other hosts.
     pub(crate) fn note_arrivals(&self, diff: &ConfigDiff) -> Result<()> {
-        self.note(&arrivals(diff), Moved::From, ARRIVAL)
+        let moved = arrivals(diff);
+        self.note(&moved, Moved::From, ARRIVAL)?;
+        let is_new = |port: &&Port| !moved.iter().any(|(moved, _)| moved == port);
+        let machines = diff.ports.added.iter().filter(|port| port.kind == PortKind::VhostUser).filter(is_new);
+        let machines = machines.filter(|port| learned_address(&self.config, port).is_some());
+        let of = |port: &Port| Some((bifrost_wire::Vni::new(port.vni.value())?, port.mac));
+        self.note_vnics(machines.filter_map(of).map(|vnic| (vnic, Moved::Here)).collect(), after(ARRIVAL))
+    }
+
+    /// An answer says that a vNIC is at a peer: if its port was here until lately, packets for it are forwarded.
+    pub(crate) fn note_answer(&self, vni: Vni, mac: Mac, peer: u16) -> Result<()> {
+        let Some(until) = self.departed.find(after(Duration::ZERO), (vni, mac)) else { return Ok(()) };
+        let Some(vni) = bifrost_wire::Vni::new(vni.value()) else { return Ok(()) };
+        self.note_vnics(vec![((vni, mac), Moved::To(peer))], until)
     }
 
     fn note(&self, ports: &[(&Port, &str)], moved: fn(u16) -> Moved, time: Duration) -> Result<()> {
         let until = after(time);
         let of = |(port, peer): &(&Port, &str)| {
             let vni = bifrost_wire::Vni::new(port.vni.value())?;
-            Some((vni, port.mac, moved(self.names.peer(peer)?)))
+            Some(((vni, port.mac), moved(self.names.peer(peer)?)))
         };
-        let moves: Vec<_> = ports.iter().filter_map(of).collect();
+        self.note_vnics(ports.iter().filter_map(of).collect(), until)
+    }
+
+    fn note_vnics(&self, moves: Vec<((bifrost_wire::Vni, Mac), Moved)>, until: Time) -> Result<()> {
         if moves.is_empty() {
             return Ok(());
         }
         tracing::info!(ports = moves.len(), "ports are moving to or from other hosts");
         self.on_all(move |worker| {
-            moves.iter().for_each(|(vni, mac, moved)| worker.core_mut().note_moved(*vni, *mac, *moved, until));
+            moves.iter().for_each(|((vni, mac), moved)| worker.core_mut().note_moved(*vni, *mac, *moved, until));
         })?;
         Ok(())
     }
+}
+
+/// An address of a port to which other hosts learn the route.
+fn learned_address(config: &Config, port: &Port) -> Option<IpAddr> {
+    let learned = &config.vpc(port.vni)?.learned;
+    let mut addresses = port.addresses.iter().map(|address| address.addr());
+    addresses.find(|address| learned.iter().any(|prefix| prefix.contains(address)))
 }
 
 /// Removed ports whose vNICs are now at peers, with these peers.
@@ -91,6 +152,35 @@ mod tests {
 
     fn config(parts: &[&str]) -> Config {
         Config::parse(&[&[HEAD], parts].concat().concat(), "test.toml").unwrap()
+    }
+
+    #[test]
+    fn departed_ports_are_remembered_for_a_time_and_not_too_many() {
+        let vnic = |n: u16| {
+            let [high, low] = n.to_be_bytes();
+            (Vni::new(7).unwrap(), Mac([2, 0, 0, 0, high, low]))
+        };
+        let mut departed = Departed::default();
+        departed.note(Time(0), vnic(1), Time(10));
+        assert_eq!(departed.find(Time(9), vnic(1)), Some(Time(10)));
+        assert_eq!(departed.find(Time(9), vnic(1)), Some(Time(10)), "each answer says so");
+        assert_eq!((departed.find(Time(10), vnic(1)), departed.find(Time(0), vnic(2))), (None, None));
+        for n in 0..MOST_DEPARTED as u16 + 9 {
+            departed.note(Time(0), vnic(n), Time(10));
+        }
+        assert_eq!(departed.0.len(), MOST_DEPARTED);
+        departed.note(Time(10), vnic(9999), Time(20));
+        assert_eq!((departed.0.len(), departed.find(Time(11), vnic(9999))), (1, Some(Time(20))));
+    }
+
+    #[test]
+    fn addresses_whose_routes_are_learned_are_asked_for() {
+        let mut config = config(&[PORT]);
+        assert_eq!(learned_address(&config, &config.ports[0]), None);
+        config.vpcs[0].learned = vec!["10.0.0.0/8".parse().unwrap()];
+        assert_eq!(learned_address(&config, &config.ports[0]), Some([10, 0, 0, 1].into()));
+        config.vpcs[0].learned = vec!["10.1.0.0/16".parse().unwrap()];
+        assert_eq!(learned_address(&config, &config.ports[0]), None);
     }
 
     #[test]

@@ -3,12 +3,14 @@
 //! In networks whose routes are learned, the switch has no route for the first packet to a destination
 //! ([`Action::Ask`](bifrost_avs::Action)). The packet stays in the guest's buffer, and a question goes to the daemon's
 //! bounded queue. When the answer comes ([`Core::learn`]), the switch decides again about all packets that wait for it,
-//! before it sees later ones. Everything is bounded for each port, so that a guest that scans a network only harms
-//! itself, and packets without an answer are dropped after [`PATIENCE_NS`].
+//! before it sees later ones. Packets without an answer are dropped after [`PATIENCE_NS`].
+//!
+//! Everything is bounded for each port. What ports share, the packets that may wait at a worker and the queue of
+//! questions, is bounded for each port by what is free of it (dynamic thresholds; Choudhury and Hahne, ToN 1998): if N
+//! guests scan a network, each holds no more than what is left for others, a part of N + 1.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::mpsc::SyncSender;
 
 use bifrost_avs::LearnedChange;
 use bifrost_port::{GuestPort, TxFrame};
@@ -18,6 +20,7 @@ use bifrost_wire::Vni;
 
 use crate::core::Core;
 use crate::counters::OutboundCounters;
+use crate::questions::{RouteQuestion, RouteQuestions};
 
 /// Most packets that wait for one destination, those of a port, and those of a worker.
 const OF_DESTINATION: usize = 4;
@@ -30,20 +33,6 @@ pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// Shortest time between two searches for packets that give up, ns.
 const SWEEP_NS: u64 = 10_000_000;
-
-/// A question to the daemon: where an address of a network is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct RouteQuestion {
-    /// The network.
-    pub vni: Vni,
-    /// The address.
-    pub address: IpAddr,
-    /// When it was asked, ns on the worker's clock.
-    pub asked_ns: u64,
-}
-
-/// The queue of questions to the daemon.
-pub type RouteQuestions = SyncSender<RouteQuestion>;
 
 /// A worker's part.
 #[derive(Debug, Default)]
@@ -102,7 +91,7 @@ impl Learning {
         frame: TxFrame,
         asking: &Asking,
     ) -> Result<(), fn(&mut OutboundCounters) -> &mut u64> {
-        if self.packets >= OF_PORT || asking.packets >= OF_WORKER {
+        if self.packets >= OF_PORT.min(OF_WORKER.saturating_sub(asking.packets)) {
             return Err(|counters| &mut counters.learn_full_packets);
         }
         if let Some(waiting) = self.waiting.get_mut(&(vni, address)) {
@@ -116,9 +105,13 @@ impl Learning {
         if !self.bucket.take(now.0, 1) {
             return Err(|counters| &mut counters.learn_rate_packets);
         }
+        let free = asking.questions.as_ref().map_or(0, RouteQuestions::free);
+        // What waits for an answer was asked for, and may still be in the queue.
+        if free > 0 && self.waiting.len() >= free {
+            return Err(|counters| &mut counters.learn_full_packets);
+        }
         let question = RouteQuestion { vni, address, asked_ns: now.0 };
-        let is_asked = asking.questions.as_ref().is_some_and(|queue| queue.try_send(question).is_ok());
-        if !is_asked {
+        if !asking.questions.as_ref().is_some_and(|queue| queue.ask(question)) {
             return Err(|counters| &mut counters.learn_unasked_packets);
         }
         let until = now.after(PATIENCE_NS);
@@ -233,104 +226,4 @@ impl<P: GuestPort> Core<P> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::{Receiver, sync_channel};
-
-    use bifrost_nic::Offload;
-    use bifrost_port::TxHandle;
-
-    use super::*;
-
-    fn frame(n: u32) -> TxFrame {
-        TxFrame { handle: TxHandle(n), len: 60, offload: Offload::default() }
-    }
-
-    fn to(n: u32) -> (Vni, IpAddr) {
-        (Vni::new(100).unwrap_or_default(), IpAddr::from((0x0a00_0000 + n).to_be_bytes()))
-    }
-
-    fn asking(room: usize) -> (Asking, Receiver<RouteQuestion>) {
-        let (questions, asked) = sync_channel(room);
-        (Asking { questions: Some(questions), ..Asking::default() }, asked)
-    }
-
-    /// Offers a packet; returns why it is dropped.
-    fn keep(learning: &mut Learning, now: Time, n: u32, handle: u32, asking: &Asking) -> Option<&'static str> {
-        let mut counters = OutboundCounters::default();
-        let counter = learning.keep(now, to(n), frame(handle), asking).err()?;
-        *counter(&mut counters) += 1;
-        counters.iter().find(|(_, count)| *count == 1).map(|(name, _)| name)
-    }
-
-    #[test]
-    fn each_destination_is_asked_for_once_and_four_packets_wait_for_it() {
-        let (asking, asked) = asking(10);
-        let mut learning = Learning::default();
-        for handle in 0..4 {
-            assert_eq!(keep(&mut learning, Time(7), 1, handle, &asking), None);
-        }
-        assert_eq!(keep(&mut learning, Time(7), 1, 4, &asking), Some("learn_full_packets"));
-        assert_eq!(keep(&mut learning, Time(8), 2, 5, &asking), None);
-        let questions: Vec<_> = asked.try_iter().map(|question| (question.address, question.asked_ns)).collect();
-        assert_eq!(questions, [(to(1).1, 7), (to(2).1, 8)]);
-        assert_eq!(learning.packets(), 5);
-        let taken: Vec<u32> = learning.take(|of, _| *of == to(1)).iter().map(|frame| frame.handle.0).collect();
-        assert_eq!((taken, learning.packets()), (vec![0, 1, 2, 3], 1));
-        assert_eq!(keep(&mut learning, Time(9), 1, 6, &asking), None, "asked for again");
-        let over = learning.take(|_, until| until <= Time(8 + PATIENCE_NS));
-        assert_eq!(over.iter().map(|frame| frame.handle.0).collect::<Vec<_>>(), [5]);
-    }
-
-    #[test]
-    fn a_guest_that_scans_is_stopped_by_its_own_bounds() {
-        let (asking, asked) = asking(10_000);
-        let mut learning = Learning::default();
-        let mut reasons = BTreeMap::<_, u32>::new();
-        for n in 0..2000 {
-            *reasons.entry(keep(&mut learning, Time(0), n, n, &asking)).or_default() += 1;
-        }
-        assert_eq!(
-            reasons,
-            BTreeMap::from([(None, OF_PORT as u32), (Some("learn_full_packets"), 2000 - OF_PORT as u32)])
-        );
-        // Although all of them are answered at once.
-        for n in 2000..5000 {
-            learning.take(|_, _| true);
-            *reasons.entry(keep(&mut learning, Time(0), n, n, &asking)).or_default() += 1;
-        }
-        assert_eq!(asked.try_iter().count() as u64, QUESTIONS.1);
-        assert_eq!(reasons[&Some("learn_rate_packets")] as u64, 3000 - (QUESTIONS.1 - OF_PORT as u64));
-        // Another guest of the worker has its own.
-        assert_eq!(keep(&mut Learning::default(), Time(0), 1, 1, &asking), None);
-        // The rate is back after a while.
-        learning.take(|_, _| true);
-        assert_eq!(keep(&mut learning, Time(2_000_000_000 / QUESTIONS.0), 1, 1, &asking), None);
-    }
-
-    #[test]
-    fn ranges_contain_what_one_of_them_contains() {
-        let net = |text: &str| text.parse::<IpNet>().expect("a prefix");
-        let all = ["10.0.0.0/24", "10.0.0.7/32", "10.0.2.0/23", "10.0.9.1/32", "fd00::/64"].map(net);
-        let ranges = Ranges::new(all.to_vec());
-        for address in
-            ["10.0.0.0", "10.0.0.7", "10.0.0.255", "10.0.1.0", "10.0.3.255", "10.0.4.0", "10.0.9.1", "9.9.9.9"]
-        {
-            let address = address.parse().expect("an address");
-            assert_eq!(ranges.contains(address), all.iter().any(|range| range.contains(&address)), "{address}");
-        }
-        assert!(ranges.contains("fd00::1".parse().expect("an address")));
-        assert!(
-            !ranges.contains("::1".parse().expect("an address")) && !Ranges::new(Vec::new()).contains([0; 4].into())
-        );
-    }
-
-    #[test]
-    fn without_a_place_for_its_question_a_packet_does_not_wait() {
-        let (full, _asked) = asking(0);
-        assert_eq!(keep(&mut Learning::default(), Time(0), 1, 1, &full), Some("learn_unasked_packets"));
-        assert_eq!(keep(&mut Learning::default(), Time(0), 1, 1, &Asking::default()), Some("learn_unasked_packets"));
-        let (mut busy, _asked) = asking(10);
-        busy.packets = OF_WORKER;
-        assert_eq!(keep(&mut Learning::default(), Time(0), 1, 1, &busy), Some("learn_full_packets"));
-    }
-}
+mod tests;

@@ -22,12 +22,16 @@ pub enum Moved {
     To(u16),
     /// It was at this peer, and is now here.
     From(u16),
+    /// It is now here; at which peer it was is not known, because routes of its network are learned.
+    Here,
 }
 
 impl Moved {
-    fn peer(self) -> u16 {
-        let (Moved::To(peer) | Moved::From(peer)) = self;
-        peer
+    fn peer(self) -> Option<u16> {
+        match self {
+            Moved::To(peer) | Moved::From(peer) => Some(peer),
+            Moved::Here => None,
+        }
     }
 }
 
@@ -66,7 +70,7 @@ impl MovedGuests {
 
     /// A peer is gone: its number may be reused.
     pub(crate) fn forget_peer(&mut self, id: u16) {
-        self.0.retain(|_, (moved, _)| moved.peer() != id);
+        self.0.retain(|_, (moved, _)| moved.peer() != Some(id));
     }
 }
 
@@ -81,7 +85,7 @@ impl<P: GuestPort> Core<P> {
     pub fn note_arrived(&mut self, owner: u16, until: Time) {
         let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
         let Some(vnic) = port.map(|port| (port.vni, port.mac)) else { return };
-        if let Some(moved @ Moved::From(_)) = self.moved.find(self.now, vnic) {
+        if let Some(moved @ (Moved::From(_) | Moved::Here)) = self.moved.find(self.now, vnic) {
             self.moved.note(self.now, vnic, moved, until);
         }
     }
@@ -98,7 +102,7 @@ impl<P: GuestPort> Core<P> {
         parsed: &Parsed,
     ) -> Option<u16> {
         match self.moved.find(self.now, (vni, parsed.dst_mac)) {
-            Some(Moved::From(host)) if host == peer => {
+            Some(arrived @ (Moved::From(_) | Moved::Here)) if arrived.peer().is_none_or(|host| host == peer) => {
                 Some(self.switch.host_of_sender(vni, parsed).map_or(peer, |sender| sender.0))
             }
             Some(Moved::To(host))
@@ -128,11 +132,14 @@ mod tests {
         let mut moved = MovedGuests::default();
         moved.note(Time(0), vnic(1), Moved::To(3), Time(10));
         moved.note(Time(0), vnic(2), Moved::From(4), Time(20));
+        moved.note(Time(0), vnic(4), Moved::Here, Time(20));
         assert_eq!(moved.find(Time(9), vnic(1)), Some(Moved::To(3)));
         assert_eq!((moved.find(Time(10), vnic(1)), moved.find(Time(10), vnic(3))), (None, None));
         moved.note(Time(0), vnic(3), Moved::To(3), Time(20));
         moved.forget(vnic(3));
         moved.forget_peer(4);
+        assert_eq!((moved.find(Time(0), vnic(2)), moved.find(Time(0), vnic(4))), (None, Some(Moved::Here)));
+        moved.forget(vnic(4));
         assert!(moved.is_empty());
         for n in 0..MOST as u16 {
             moved.note(Time(0), vnic(n), Moved::To(1), Time(30 + u64::from(n % 2)));

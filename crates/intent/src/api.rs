@@ -195,8 +195,20 @@ pub struct Status {
     pub objects: u64,
     /// Hosts that are known, that are connected to a relay, and of those the ones that have everything.
     pub hosts: HostCounts,
+    /// So many hosts have vanished together that none of them is taken for dead. Absent: no.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frozen: Option<Frozen>,
     /// Records that this relay does not understand, each with the reason: another program, or a later version, has written them.
     pub unreadable: Vec<(String, String)>,
+}
+
+/// Hosts that have vanished together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frozen {
+    /// How many.
+    pub vanished: u64,
+    /// Of how many that were there.
+    pub of: u64,
 }
 
 /// How many hosts there are.
@@ -208,6 +220,9 @@ pub struct HostCounts {
     pub connected: u64,
     /// Connected, and everything is in force.
     pub in_sync: u64,
+    /// Taken for dead.
+    #[serde(default)]
+    pub dead: u64,
 }
 
 /// A host, as `GET /v1/hosts` lists it.
@@ -237,6 +252,9 @@ pub struct HostStatus {
     /// How its paths to other hosts are, as its agent says.
     #[serde(default)]
     pub paths: PathHealth,
+    /// Since when it is taken for dead, milliseconds since 1970. Absent: it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dead_since_ms: Option<u64>,
 }
 
 /// How the paths from a host to others are.

@@ -15,6 +15,7 @@ use crate::key::{Key, Kind};
 use crate::model::Model;
 use crate::span::{ItemId, Topic};
 use crate::spec::{PortSpec, SecurityGroupSpec, Spec, remote};
+use crate::withdrawn::Withdrawn;
 
 mod nat;
 mod services;
@@ -139,6 +140,9 @@ fn port(model: &Model, key: &Key, spec: &PortSpec) -> Vec<Contribution> {
     list(&mut item, "routed", json!(routed));
     let mut all = vec![one(Topic::Host(spec.host.clone()), HostKind::Port, &name, Value::Object(item))];
 
+    if model.withdrawn(&spec.host) == Some(Withdrawn::Routes) {
+        return all;
+    }
     let to_host = spec.addresses.iter().map(|address| IpNet::from(*address)).chain(routed);
     for prefix in to_host {
         let mut route = Map::new();

@@ -10,6 +10,7 @@
 //! - [`Routes`]: where addresses are, for hosts that learn routes when they need them.
 //! - [`role`]: what somebody may do with which project.
 //! - [`api`]: the types of the HTTP API of the relay, which carries this out.
+//! - [`Withdrawn`]: what is no longer told of a host that is dead.
 //! - [`Spans`]: which host needs which of them, kept up to date change by change. Its cost is that of what changes.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -27,6 +28,7 @@ mod resolve;
 pub mod role;
 mod span;
 pub mod spec;
+mod withdrawn;
 
 pub use key::{Key, Kind};
 pub use model::{Model, Stored};
@@ -35,3 +37,4 @@ pub use resolve::{Hop, Resolved, Routes};
 pub use role::{ProjectRole, Role};
 pub use span::{HostChanges, Item, ItemId, Reason, Spans};
 pub use spec::{Quota, Spec, UPLINK};
+pub use withdrawn::Withdrawn;

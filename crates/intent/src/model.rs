@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::key::{Key, Kind};
 use crate::spec::{LoadBalancerSpec, NatGatewaySpec, PortSpec, Spec, SubnetSpec, UplinkSpec};
+use crate::withdrawn::Withdrawn;
 
 /// An object as the store has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,6 +148,8 @@ pub struct Model {
     cursors: HashMap<Key, IpAddr>,
     /// How many objects of each kind a project has, in the order of [`Kind::ALL`].
     counts: HashMap<Box<str>, [u64; Kind::ALL.len()]>,
+    /// Hosts that are dead. They are no objects: nobody wishes them so.
+    withdrawn: BTreeMap<String, Withdrawn>,
 }
 
 impl Model {
@@ -180,9 +183,28 @@ impl Model {
         self.counts.get(project).map_or(0, |counts| counts[kind as usize])
     }
 
+    /// How many objects of a kind there are.
+    pub(crate) fn count_of_kind(&self, kind: Kind) -> u64 {
+        self.counts.values().map(|counts| counts[kind as usize]).sum()
+    }
+
     /// What refers to an object, which need not exist.
     pub fn referrers<'m>(&'m self, key: &Key) -> impl Iterator<Item = &'m Key> + use<'m> {
         self.found(&Index::Referrer(key.clone()))
+    }
+
+    /// What is withdrawn of a host, because it is dead.
+    pub fn withdrawn(&self, host: &str) -> Option<Withdrawn> {
+        self.withdrawn.get(host).copied()
+    }
+
+    /// Takes over what is withdrawn of a host, which need not exist; gives what was before. [`Spans::withdraw`](crate::Spans::withdraw)
+    /// has to follow if that differs.
+    pub fn set_withdrawn(&mut self, host: &str, withdrawn: Option<Withdrawn>) -> Option<Withdrawn> {
+        match withdrawn {
+            Some(withdrawn) => self.withdrawn.insert(host.to_owned(), withdrawn),
+            None => self.withdrawn.remove(host),
+        }
     }
 
     /// Takes over an object as the store has it; gives what it was before.

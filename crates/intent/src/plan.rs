@@ -19,6 +19,7 @@ use crate::spec::{MAX_ADDRESSES, MAX_GRANTED, MAX_GROUPS, MAX_ROUTED, PortSpec, 
 mod hosts;
 mod learning;
 mod nat;
+mod numbers;
 mod problem;
 mod services;
 
@@ -276,6 +277,7 @@ impl Trial<'_> {
         self.check_users_of_ports();
         self.problems.extend(grants::problems(self.model, &self.before));
         if self.problems.is_empty() {
+            self.check_numbers_on_hosts();
             self.check_on_hosts();
         }
     }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use bifrost_intent::api::{
-    Applied, Certified, Certify, ChangedObject, Enroll, Enrolled, HostCounts, HostProblem, HostStatus, OPENAPI,
+    Applied, Certified, Certify, ChangedObject, Enroll, Enrolled, Frozen, HostCounts, HostProblem, HostStatus, OPENAPI,
     ObjectEntry, Objects, Overview, Status, SubnetOverview, VpcOverview, Waited, Why, WhyHost, schema,
 };
 use bifrost_intent::{Batch, Change, Key, Kind, Model, Op};
@@ -189,12 +189,14 @@ fn what_is_wrong_is_told() {
 fn answers_are_as_described() {
     let key: Key = "vpc/demo/net".parse().unwrap();
     let entry = ObjectEntry { key: key.clone(), generation: 1, committed_ms: 2, spec: json!({"vni": 7}) };
-    let host = HostStatus { relay: Some("r".into()), problems: vec![HostProblem::default()], ..HostStatus::default() };
+    let problems = vec![HostProblem::default()];
+    let host = HostStatus { relay: Some("r".into()), problems, dead_since_ms: Some(1), ..HostStatus::default() };
     let changed = vec![ChangedObject { key: key.clone(), generation: 1, spec: Some(json!({})) }];
     let applied = Applied { revision: 1, changed, unchanged: 2 };
     let objects = Objects { revision: 1, objects: vec![entry.clone()], next: Some(key) };
-    let status =
-        Status { hosts: HostCounts::default(), unreadable: vec![("a".into(), "b".into())], ..Status::default() };
+    let frozen = Some(Frozen { vanished: 1, of: 2 });
+    let unreadable = vec![("a".into(), "b".into())];
+    let status = Status { hosts: HostCounts::default(), frozen, unreadable, ..Status::default() };
     let waited = Waited { waiting: vec![host.clone()], refusing: vec![host.clone()] };
     let why = Why { object: entry, hosts: vec![WhyHost { host: "h".into(), reason: "r".into(), state: "s".into() }] };
     let subnets = vec![SubnetOverview { name: "a".into(), prefix: "10.0.0.0/24".parse().unwrap(), ports: 1 }];

@@ -439,3 +439,63 @@ fn flow_logs_that_are_not_right_are_refused() {
     let another = set("flow_log/demo/y", log(json!({"vpc": "net"})).1);
     assert_refused(&mut model, vec![another], "quota.flow_logs: there are 1");
 }
+
+/// Makes flow logs and mirrors of a guest, each `count`.
+fn observe(model: &mut Model, guest: &str, count: usize) {
+    let log = |n| set(&format!("flow_log/demo/{guest}-{n}"), json!({"guests": [guest], "collector": "192.0.2.9:4739"}));
+    let mirror = |n| {
+        let spec = json!({"guests": [guest], "target": "192.0.2.9:4789", "target_vni": 7});
+        set(&format!("mirror/demo/{guest}-{n}"), spec)
+    };
+    make(model, (0..count).flat_map(|n| [log(n), mirror(n)]).collect());
+}
+
+#[test]
+fn a_host_gets_no_more_flow_logs_and_mirrors_than_it_takes() {
+    let collector = "192.0.2.9:4739";
+    let of_vpc = |vpc: &str| json!({"vpc": vpc, "collector": collector});
+    let of_guest = |guest: &str| json!({"guests": [guest], "collector": collector});
+    let port = |host: &str| json!({"subnets": ["b"], "host": host, "netns": "more"});
+    let mut model = base();
+    make(&mut model, vec![set("host/h2", json!({"addresses": ["192.0.2.2"]}))]);
+    observe(&mut model, "web1", 63);
+    let full = "host h1 would have 64 flow logs, and takes 63: flow_log/demo/x, flow_log/demo/web1-0, ";
+    for scope in [of_guest("web1"), of_guest("far"), of_vpc("net"), of_vpc("other")] {
+        assert_refused(&mut model, vec![set("flow_log/demo/x", scope)], &format!("flow_log/demo/x: {full}"));
+    }
+    assert_refused(
+        &mut model,
+        vec![
+            set("mirror/demo/x", json!({"vpc": "net", "target": "192.0.2.9:4789", "target_vni": 7})),
+            set("mirror/demo/y", json!({"guests": ["far"], "target": "192.0.2.9:4789", "target_vni": 7})),
+        ],
+        "mirror/demo/x: host h1 would have 65 mirrors, and takes 64: mirror/demo/x, mirror/demo/y, mirror/demo/web1-0, \
+         mirror/demo/web1-1, mirror/demo/web1-10, and 60 more; delete some, or move guests to other hosts",
+    );
+    // Another host takes it; and then no guest of it comes here.
+    make(&mut model, vec![set("port/demo/elsewhere", port("h2"))]);
+    make(&mut model, vec![set("flow_log/demo/x", of_guest("elsewhere"))]);
+    let moves = vec![set("port/demo/elsewhere", port("h1"))];
+    assert_refused(&mut model, moves.clone(), &format!("port/demo/elsewhere: {full}"));
+    // One goes, and another one comes.
+    let mut swapped = moves;
+    swapped.push(delete("flow_log/demo/web1-7"));
+    make(&mut model, swapped);
+    // A log of its VPC comes with the first guest.
+    make(&mut model, vec![delete("port/demo/far"), delete("flow_log/demo/x"), delete("port/demo/elsewhere")]);
+    make(&mut model, vec![set("flow_log/demo/y", of_vpc("other")), set("flow_log/demo/z", of_vpc("other"))]);
+    let first = vec![set("port/demo/first", port("h1"))];
+    assert_refused(&mut model, first.clone(), "port/demo/first: host h1 would have 64 flow logs, and takes 63");
+    make(&mut model, vec![delete("flow_log/demo/z")]);
+    make(&mut model, first);
+    // What an earlier relay has let through holds up nothing else.
+    let spec = bifrost_intent::Spec::parse(bifrost_intent::Kind::FlowLog, &of_guest("web1")).unwrap();
+    let stored = Stored { spec, generation: 1, committed_ms: 1 };
+    model.set("flow_log/demo/foreign".parse().unwrap(), stored);
+    make(&mut model, vec![set("port/demo/second", json!({"subnets": ["b"], "host": "h1", "netns": "second"}))]);
+    make(
+        &mut model,
+        vec![set("flow_log/demo/y", json!({"vpc": "other", "collector": collector, "record": "rejected"}))],
+    );
+    make(&mut model, vec![delete("flow_log/demo/web1-1")]);
+}

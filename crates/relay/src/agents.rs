@@ -22,6 +22,9 @@ use crate::relay::{Relay, now_ms};
 
 /// How long an agent may take to say who it is.
 const HELLO_TIME: Duration = Duration::from_secs(KEEP_ALIVE_TIMEOUT_S);
+/// How long an agent waits for a relay that does not follow its store. Those that wait are served as soon as it does; those that were
+/// refused may be in a pause. It is shorter than agents wait for an answer.
+const HOLD_TIME: Duration = Duration::from_secs(8);
 /// How long an agent may take to read a piece.
 const READ_TIME: Duration = Duration::from_secs(60);
 /// Pieces that are made before they are read.
@@ -60,7 +63,9 @@ impl pb::relay_server::Relay for Agents {
         }
         let version = agree(hello.versions).map_err(|error| Status::failed_precondition(error.to_string()))?;
         // What is not known must not be taken for what is to go.
-        if !self.relay.position().borrow().in_sync {
+        let mut position = self.relay.position();
+        let follows = tokio::time::timeout(HOLD_TIME, position.wait_for(|position| position.in_sync)).await;
+        if !follows.is_ok_and(|follows| follows.is_ok()) {
             return Err(Status::unavailable("the relay does not follow its store now; try another, or again soon"));
         }
         let restored = self.relay.catch_up(hello.revision).await.map_err(|e| Status::unavailable(e.to_string()))?;

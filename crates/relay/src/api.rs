@@ -80,6 +80,7 @@ async fn status(State(relay): State<Shared>, access: Access) -> Json<Status> {
         revision: position.revision,
         objects: fleet.len() as u64,
         hosts: fleet.host_counts(false),
+        frozen: fleet.frozen(),
         unreadable: match access.sees_everything() {
             true => fleet.unreadable().take(MAX_TOLD).map(|(key, why)| (key.clone(), why.clone())).collect(),
             false => Vec::new(),

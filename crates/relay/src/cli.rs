@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use bifrost_intent::Withdrawn;
 use bifrost_relay_api::limits::PORT;
 use bifrost_relay_api::tls::{Files, Material};
 use bifrost_relay_api::traces;
 use bifrost_store::{EtcdOptions, EtcdTls, EtcdUser, Store};
 use clap::Parser;
 
+use crate::alive::Settings;
 use crate::audit::Audit;
 use crate::authority::Authority;
 use crate::roles::Roles;
@@ -102,6 +104,17 @@ pub(crate) struct Cli {
     /// A user of etcd; the password is in the environment, BIFROST_ETCD_PASSWORD
     #[arg(long, value_name = "NAME", env = "BIFROST_ETCD_USER")]
     etcd_user: Option<String>,
+    /// When a host is dead: how long no agent of it must have been connected to any relay, seconds; 0: never
+    #[arg(long, value_name = "SECONDS", env = "BIFROST_RELAY_DEAD_AFTER_S", default_value_t = 60, value_parser = parse_dead_after)]
+    dead_after_s: u64,
+    /// If more hosts of a hundred than this vanish within that time, none of them is taken for dead
+    #[arg(long, value_name = "PERCENT", env = "BIFROST_RELAY_DEAD_MOST_PERCENT", default_value_t = 20,
+          value_parser = clap::value_parser!(u32).range(0..=100))]
+    dead_most_percent: u32,
+    /// Withdraw the routes to ports of dead hosts, too. Guests of a host whose agent is gone, and whose bifrostd lives, are
+    /// cut off then
+    #[arg(long, env = "BIFROST_RELAY_WITHDRAW_ROUTES")]
+    withdraw_routes: bool,
     /// A name that no other relay has; by default the host's, with the process's number
     #[arg(long, value_name = "NAME", env = "BIFROST_RELAY_NAME")]
     name: Option<String>,
@@ -140,6 +153,15 @@ impl Cli {
         let (Some(key), Some(files)) = (&self.ca_key, tls) else { return Ok(None) };
         let lifetime = Duration::from_secs(self.host_lifetime_s);
         Ok(Some(Authority::open(files.authorities(), key, lifetime)?))
+    }
+
+    /// When hosts are dead, and what follows from it.
+    pub(crate) fn deaths(&self) -> Settings {
+        Settings {
+            after: Duration::from_secs(self.dead_after_s),
+            most_percent: self.dead_most_percent,
+            withdrawn: if self.withdraw_routes { Withdrawn::Routes } else { Withdrawn::Backends },
+        }
     }
 
     /// Opens the store.
@@ -204,6 +226,13 @@ impl fmt::Display for Kept {
             Kept::Directory(path) => write!(f, "file:{}", path.display()),
             Kept::Etcd(endpoints) => write!(f, "etcd:{}", endpoints.join(",")),
         }
+    }
+}
+
+fn parse_dead_after(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(seconds @ (0 | 5..=86_400)) => Ok(seconds),
+        _ => Err(format!("{text:?} is neither 0 nor a number of seconds from 5 to 86400")),
     }
 }
 

@@ -7,17 +7,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bifrost_intent::api::{
-    HostCounts, HostProblem, HostStatus, MAX_LISTED, ObjectEntry, Objects, ObjectsQuery, Overview, PathHealth, Why,
-    WhyHost,
+    Frozen, HostCounts, HostProblem, HostStatus, MAX_LISTED, ObjectEntry, Objects, ObjectsQuery, Overview, PathHealth,
+    Why, WhyHost,
 };
 use bifrost_intent::key::PREFIX;
 use bifrost_intent::{Batch, HostChanges, Key, Kind, Model, Plan, PlanError, Reason, Resolved, Spans, Stored};
 use bifrost_relay_api::{Answer, Answered, Question};
 use bifrost_store::{Events, Revision, Snapshot, Txn, Write};
 
+use crate::alive::Marks;
 use crate::feed::Feed;
 use crate::learned::Learned;
 use crate::peers::Peers;
+
+mod deaths;
 
 /// Everything of ours in the store.
 pub(crate) const ALL: &str = "/bifrost/v1/";
@@ -40,6 +43,9 @@ pub(crate) struct Fleet {
     /// Hosts of which other relays are to be told.
     untold: BTreeSet<Arc<str>>,
     resolved: Resolutions,
+    /// Which hosts are dead.
+    marks: Marks,
+    frozen: Option<Frozen>,
 }
 
 /// What was asked and answered about routes.
@@ -317,8 +323,7 @@ impl Fleet {
     /// All hosts that are known, or connected.
     pub(crate) fn hosts(&self) -> Vec<HostStatus> {
         let known = self.model.iter().map(|(key, _)| key).take_while(|key| key.kind() == Kind::Host);
-        let names: BTreeSet<&str> = known.map(Key::name).collect();
-        names.into_iter().map(|name| self.host(name)).collect()
+        known.map(|key| self.host(key.name())).collect()
     }
 
     /// Whether a host does not have everything up to a revision.
@@ -353,6 +358,7 @@ impl Fleet {
             known: hosts.len() as u64,
             connected: hosts.iter().filter(counts).count() as u64,
             in_sync: hosts.iter().filter(counts).filter(|host| host.is_in_sync()).count() as u64,
+            dead: hosts.iter().filter(|host| host.dead_since_ms.is_some()).count() as u64,
         }
     }
 
@@ -440,6 +446,11 @@ impl Fleet {
 
     /// What is known of a host.
     pub(crate) fn host(&self, name: &str) -> HostStatus {
+        HostStatus { dead_since_ms: self.marks.death(name).map(|death| death.since_ms), ..self.followed(name) }
+    }
+
+    /// What this relay knows of a host, or the one that its agent follows.
+    fn followed(&self, name: &str) -> HostStatus {
         let Some(host) = self.hosts.get(name) else {
             return HostStatus { name: name.to_owned(), ..HostStatus::default() };
         };
@@ -460,6 +471,7 @@ impl Fleet {
             problems: host.problems.clone(),
             more_problems: host.more_problems,
             paths: host.paths.clone(),
+            dead_since_ms: None,
         }
     }
 
@@ -509,15 +521,7 @@ impl Fleet {
         let hosts = &self.hosts;
         let is_connected = |host: &str| hosts.get(host).is_some_and(|host| host.connection.is_some());
         let concerned = self.spans.change(&self.model, changed, &is_connected);
-        for (host, changes) in concerned {
-            let entry = self.hosts.entry(Arc::clone(&host)).or_default();
-            entry.changed = self.revision;
-            if let Some((_, feed)) = &entry.connection {
-                feed.add(changes, self.revision);
-                self.untold.insert(host);
-            }
-        }
-        self.correct();
+        self.tell(concerned);
     }
 
     /// Tells agents that have learned what is wrong now.

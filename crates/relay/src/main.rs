@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod agents;
+mod alive;
 mod api;
 mod audit;
 mod authority;
@@ -14,6 +15,7 @@ mod enrollment;
 mod feed;
 mod fleet;
 mod learned;
+mod liveness;
 mod metrics;
 mod overview;
 mod peers;
@@ -94,7 +96,9 @@ async fn run(cli: Cli) -> Result<()> {
     let relay = Relay::new(name, cli.store.to_string(), store, audit, traces);
     let following = tokio::spawn(Arc::clone(&relay).follow());
     // A directory and memory are of one relay.
-    let telling = matches!(cli.store, Kept::Etcd(_)).then(|| tokio::spawn(publish::run(Arc::clone(&relay))));
+    let is_shared = matches!(cli.store, Kept::Etcd(_));
+    let telling = is_shared.then(|| tokio::spawn(publish::run(Arc::clone(&relay))));
+    let looking = tokio::spawn(liveness::run(Arc::clone(&relay), cli.deaths(), is_shared));
 
     if let Some(address) = cli.metrics {
         let listener = control_server::metrics::bind(address)
@@ -173,6 +177,7 @@ async fn run(cli: Cli) -> Result<()> {
     drop(stop_agents);
     agents.abort();
     following.abort();
+    looking.abort();
     if let Some(telling) = telling {
         telling.abort();
     }

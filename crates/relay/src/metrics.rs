@@ -31,6 +31,9 @@ pub(crate) fn text(relay: &Relay) -> Result<String, fmt::Error> {
     gauge("hosts_known", "Hosts that are known", hosts.known);
     gauge("hosts_connected", "Hosts whose agent is connected to this relay", hosts.connected);
     gauge("hosts_in_sync", "Hosts connected to this relay on which everything is in force", hosts.in_sync);
+    gauge("hosts_dead", "Hosts that are taken for dead: nobody hears of their agents. See --dead-after-s", hosts.dead);
+    let vanished = relay.with(|fleet| fleet.frozen()).map_or(0, |frozen| frozen.vanished);
+    gauge("hosts_vanished", "Hosts that have vanished together, too many to take them for dead; 0: none", vanished);
     gauge("objects", "Objects in the store", objects);
     gauge("unreadable_records", "Records that the relay does not understand. See bifrostctl fleet status", unreadable);
     gauge("backlog_changes", "Changes that wait to be sent to hosts", backlog);

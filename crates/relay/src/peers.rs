@@ -115,6 +115,12 @@ impl Peers {
         Some(status)
     }
 
+    /// Whether the agent of a host follows a relay that has said so lately.
+    pub(crate) fn is_connected(&self, host: &str) -> bool {
+        let record = self.hosts.get(host).map(|(record, _)| record);
+        record.is_some_and(|record| record.status.connected && self.relays.contains_key(&record.by))
+    }
+
     /// Whether some relay speaks for a host.
     pub(crate) fn has_record(&self, host: &str) -> bool {
         self.hosts.contains_key(host)

@@ -1,6 +1,7 @@
 //! Tells the other relays of a store about this one's hosts, and follows what they tell ([`crate::peers`]).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bifrost_intent::api::HostStatus;
@@ -70,6 +71,7 @@ async fn tell_once(relay: &Relay) -> Result<(), CommitError> {
 async fn follow(relay: &Relay) {
     loop {
         let why = follow_once(relay).await;
+        relay.followed.peers.store(false, Ordering::Relaxed);
         tracing::debug!("other relays are not followed now: {why}");
         tokio::time::sleep(LOOK).await;
     }
@@ -86,6 +88,7 @@ async fn follow_once(relay: &Relay) -> WatchError {
         Ok(watch) => watch,
         Err(error) => return WatchError::Lost(error),
     };
+    relay.followed.peers.store(true, Ordering::Relaxed);
     let mut look = tokio::time::interval(LOOK);
     loop {
         tokio::select! {

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use crate::audit::{Audit, Request};
 use crate::caller::Caller;
 use crate::fleet::{ALL, Fleet, SERIAL};
+use crate::liveness::Followed;
 use crate::overview::Latest;
 use crate::spans;
 
@@ -30,7 +31,7 @@ const FIND_TIME: Duration = Duration::from_secs(4);
 const TURN_TIME: Duration = Duration::from_secs(10);
 /// Between attempts to reach the store.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
-const MOST_PAUSE: Duration = Duration::from_secs(5);
+const MOST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A relay.
 #[derive(Debug)]
@@ -51,6 +52,7 @@ pub(crate) struct Relay {
     traces: Option<Traces>,
     overview: Latest,
     pub(crate) counts: Counts,
+    pub(crate) followed: Followed,
 }
 
 /// What was counted since the start.
@@ -132,6 +134,7 @@ impl Relay {
             traces,
             overview: Latest::default(),
             counts: Counts::default(),
+            followed: Followed::default(),
         })
     }
 

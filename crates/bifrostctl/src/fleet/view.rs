@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use bifrost_intent::Key;
-use bifrost_intent::api::{Applied, ChangedObject, HostStatus, ImpairedPeer, ObjectEntry, Status, Why};
+use bifrost_intent::api::{Applied, ChangedObject, Frozen, HostStatus, ImpairedPeer, ObjectEntry, Status, Why};
 use serde_json::Value;
 
 use crate::table::{Number, Text, table};
@@ -19,7 +19,11 @@ pub(super) fn status(s: &Status) -> String {
     line("store", format!("{}, revision {}{follows}", s.store, s.revision));
     line("objects", s.objects.to_string());
     let hosts = s.hosts;
-    line("hosts", format!("{}, {} connected, {} in sync", hosts.known, hosts.connected, hosts.in_sync));
+    let dead = if hosts.dead > 0 { format!(", {} DEAD", hosts.dead) } else { String::new() };
+    line("hosts", format!("{}, {} connected, {} in sync{dead}", hosts.known, hosts.connected, hosts.in_sync));
+    if let Some(Frozen { vanished, of }) = s.frozen {
+        line("FROZEN", format!("{vanished} of {of} hosts have vanished together: none of them is taken for dead"));
+    }
     for (key, why) in &s.unreadable {
         line("UNREAD", format!("{key}: {why}"));
     }
@@ -28,6 +32,8 @@ pub(super) fn status(s: &Status) -> String {
 
 pub(super) fn hosts(hosts: &[HostStatus]) -> String {
     let state = |host: &HostStatus| match () {
+        // Until a relay has marked it as alive, in a second or so.
+        () if host.dead_since_ms.is_some() => if host.connected { "returns" } else { "dead" }.to_owned(),
         () if host.is_in_sync() => "in sync".to_owned(),
         () if !host.connected => "not connected".to_owned(),
         () if host.applied < host.changed => "behind".to_owned(),

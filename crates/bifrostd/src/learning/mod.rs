@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +20,7 @@ use bifrost_avs::{self as avs, LearnedAnswer, LearnedChange};
 use bifrost_control::api::{ApiError, LearnReport, LearnSpec, LearnedRoute, RouteAnswer, RouteQuestion};
 use bifrost_control::config::{Config, GATEWAY_MAC, Mac, Vni};
 use bifrost_control::diff::ConfigDiff;
+use bifrost_datapath::{RouteQuestionQueue, RouteQuestions, route_questions};
 use bifrost_port::{clock, panics};
 use ipnet::IpNet;
 
@@ -45,15 +45,15 @@ const AFTER_PANIC: Duration = Duration::from_secs(10);
 /// Questions of the workers.
 #[derive(Debug)]
 pub(crate) struct Questions {
-    sender: SyncSender<bifrost_datapath::RouteQuestion>,
+    sender: RouteQuestions,
     /// Only one client at a time gets them.
-    receiver: Mutex<Receiver<bifrost_datapath::RouteQuestion>>,
+    receiver: Mutex<RouteQuestionQueue>,
     is_over: AtomicBool,
 }
 
 impl Questions {
     pub(crate) fn new() -> Self {
-        let (sender, receiver) = sync_channel(QUEUE);
+        let (sender, receiver) = route_questions(QUEUE);
         Questions { sender, receiver: Mutex::new(receiver), is_over: AtomicBool::new(false) }
     }
 
@@ -62,11 +62,11 @@ impl Questions {
         self.is_over.store(true, Ordering::Relaxed);
         // Wakes the one that waits. If the queue is full, nobody does.
         let (vni, address) = (bifrost_wire::Vni::default(), IpAddr::from([0; 4]));
-        let _ = self.sender.try_send(bifrost_datapath::RouteQuestion { vni, address, asked_ns: 0 });
+        self.sender.ask(bifrost_datapath::RouteQuestion { vni, address, asked_ns: 0 });
     }
 
     /// The end for a worker.
-    pub(crate) fn sender(&self) -> bifrost_datapath::RouteQuestions {
+    pub(crate) fn sender(&self) -> RouteQuestions {
         self.sender.clone()
     }
 
@@ -83,11 +83,9 @@ impl Questions {
         let mut all = BTreeSet::new();
         let until = Instant::now() + wait;
         while all.len() < BATCH && !self.is_over.load(Ordering::Relaxed) {
-            let next = match receiver.try_recv() {
-                Ok(question) => Some(question),
-                Err(TryRecvError::Disconnected) => None,
-                Err(TryRecvError::Empty) if !all.is_empty() => None,
-                Err(TryRecvError::Empty) => receiver.recv_timeout(until.saturating_duration_since(Instant::now())).ok(),
+            let next = match receiver.take() {
+                None if all.is_empty() => receiver.wait(until.saturating_duration_since(Instant::now())),
+                next => next,
             };
             let Some(question) = next else { break };
             if clock::monotonic_ns().saturating_sub(question.asked_ns) < STALE_NS {
@@ -188,6 +186,7 @@ impl State {
         let now = self.learned.started.elapsed();
         let mut report = LearnReport::default();
         let mut changes: BTreeMap<Vni, Vec<LearnedChange>> = BTreeMap::new();
+        let mut vnics = Vec::new();
         for (place, answer) in (0..).zip(&spec.answers) {
             let counters = &mut self.learned.counters;
             let Some((vni, what)) = suitable(&self.config, &self.names, answer) else {
@@ -201,6 +200,7 @@ impl State {
             let answer = match what {
                 Suitable::Route { peer, name, mac, mtu } => match table.learn(now, range, name, mac) {
                     Ok(evicted) => {
+                        vnics.push((vni, mac, peer.0));
                         counters.learned_routes += 1;
                         counters.evicted_routes += evicted.len() as u64;
                         of_vpc.extend(evicted.into_iter().map(|range| LearnedChange { range, answer: None }));
@@ -231,6 +231,9 @@ impl State {
             };
             report.taken += u64::from(!report.unknown_peers.contains(&place));
             of_vpc.push(LearnedChange { range, answer });
+        }
+        for (vni, mac, peer) in vnics {
+            self.note_answer(vni, mac, peer)?;
         }
         for (vni, changes) in changes {
             self.change_learned(vni, changes)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bifrost_control::Config;
 use bifrost_control::api::{ApiError, ApplyItem, ApplyOp};
+use bifrost_control::config::{MAX_FLOW_LOGS, MAX_MIRRORS};
 use bifrost_control::objects::Store;
 use bifrost_intent::{Batch, Change, HostChanges, Item, ItemId, Key, Kind, Model, Op, Spans, Stored};
 use serde_json::{Value, json};
@@ -18,6 +19,9 @@ const STEPS: usize = 12;
 pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut fleet = Fleet::new();
+    if input.chance(64) {
+        fleet.crowd();
+    }
     for _ in 0..STEPS {
         if input.is_empty() {
             break;
@@ -80,6 +84,22 @@ impl Fleet {
         fleet.apply(&Batch { changes: changes.map(set).into() });
         assert_eq!(fleet.model.len(), 9, "the base is valid");
         fleet
+    }
+
+    /// A host has almost as many flow logs and mirrors as it takes.
+    fn crowd(&mut self) {
+        let set =
+            |key: String, spec: Value| Change { op: Op::Set, key: parsed(&key), spec: Some(spec), if_generation: None };
+        let log = |n| set(format!("flow_log/p/crowd{n}"), json!({"guests": ["a"], "collector": "192.0.2.9:4739"}));
+        let mirror = |n| {
+            let spec = json!({"guests": ["a"], "target": "192.0.2.9:4789", "target_vni": 7});
+            set(format!("mirror/p/crowd{n}"), spec)
+        };
+        let logs = (1..MAX_FLOW_LOGS).map(log);
+        let changes = logs.chain((1..MAX_MIRRORS).map(mirror)).collect();
+        let before = self.model.len();
+        self.apply(&Batch { changes });
+        assert_eq!(self.model.len(), before + MAX_FLOW_LOGS + MAX_MIRRORS - 2, "the crowd is valid");
     }
 
     fn apply(&mut self, batch: &Batch) {

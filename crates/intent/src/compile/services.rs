@@ -31,10 +31,15 @@ pub(super) fn load_balancer(model: &Model, key: &Key, spec: &LoadBalancerSpec) -
         item.extend(backend.weight.map(|weight| ("weight".into(), weight.into())));
         Some(Value::Object(item))
     };
-    let backends: Vec<Value> = spec.backends.iter().filter_map(backend).collect();
+    let backends: Vec<(bool, Value)> =
+        spec.backends.iter().filter_map(|of| Some((is_withdrawn(model, key, of), backend(of)?))).collect();
     if backends.is_empty() {
         return None;
     }
+    // Some may work although nothing is heard of their hosts: without any, none would.
+    let all_are_withdrawn = backends.iter().all(|(is_withdrawn, _)| *is_withdrawn);
+    let backends = backends.into_iter().filter(|(is_withdrawn, _)| all_are_withdrawn || !is_withdrawn);
+    let backends: Vec<Value> = backends.map(|(_, backend)| backend).collect();
     let name = key.on_host();
     let mut item = spec.settings.clone();
     item.insert("name".into(), json!(name));
@@ -42,6 +47,13 @@ pub(super) fn load_balancer(model: &Model, key: &Key, spec: &LoadBalancerSpec) -
     item.insert("address".into(), json!(address));
     item.insert("backend".into(), backends.into());
     Some(one(Topic::Inside(vpc), HostKind::LoadBalancer, &name, Value::Object(item)))
+}
+
+/// Whether a backend is a guest of a host that is dead.
+fn is_withdrawn(model: &Model, balancer: &Key, backend: &BackendSpec) -> bool {
+    let guest = backend.guest.as_ref().map(|guest| balancer.sibling(Kind::Port, guest));
+    let port = guest.and_then(|guest| model.port(&guest));
+    port.is_some_and(|port| model.withdrawn(&port.host).is_some())
 }
 
 /// The address of a backend of a load balancer: of a guest, its first one of the family. None: the

@@ -42,7 +42,7 @@ pub struct ItemId {
 pub struct Item {
     /// What it says: JSON with the keys of `bifrostd`'s configuration.
     pub spec: Arc<str>,
-    /// When the object that it follows from was changed last, milliseconds since 1970.
+    /// When the object that it follows from was changed last, milliseconds since 1970; 0: it follows from something else, too.
     pub committed_ms: u64,
 }
 
@@ -77,7 +77,7 @@ impl Spans {
         let mut effect = Effect::default();
         effect.hosts.is_everything = true;
         for (key, _) in model.iter() {
-            spans.take(model, key, &mut effect);
+            spans.take(model, key, true, &mut effect);
             effect.items.clear();
         }
         let hosts: Vec<Arc<str>> = spans.placement.hosts().cloned().collect();
@@ -127,9 +127,20 @@ impl Spans {
         changed: &[(Key, Option<Stored>)],
         wants: &dyn Fn(&str) -> bool,
     ) -> BTreeMap<Arc<str>, HostChanges> {
+        self.change_all(model, &affected(model, changed), true, wants)
+    }
+
+    /// `is_intent`: somebody has committed that they change.
+    fn change_all(
+        &mut self,
+        model: &Model,
+        changed: &BTreeSet<Key>,
+        is_intent: bool,
+        wants: &dyn Fn(&str) -> bool,
+    ) -> BTreeMap<Arc<str>, HostChanges> {
         let mut effect = Effect::default();
-        for key in affected(model, changed) {
-            self.take(model, &key, &mut effect);
+        for key in changed {
+            self.take(model, key, is_intent, &mut effect);
         }
         // What a topic has lost is told to all that needed it. What a host no longer needs goes then, and what it needs comes last:
         // an item that moves between topics stays.
@@ -153,6 +164,22 @@ impl Spans {
             self.topics.subscribe_to(host, new, &mut told);
         }
         told.into_changes()
+    }
+
+    /// Takes over that what is withdrawn of a host has changed, once the model has it. Gives the same as [`change`](Self::change).
+    pub fn withdraw(
+        &mut self,
+        model: &Model,
+        host: &str,
+        wants: &dyn Fn(&str) -> bool,
+    ) -> BTreeMap<Arc<str>, HostChanges> {
+        let ports = model.referrers(&Key::unchecked_host(host)).filter(|key| key.kind() == Kind::Port);
+        let mut concerned = BTreeSet::new();
+        for port in ports {
+            concerned.insert(port.clone());
+            concerned.extend(model.referrers(port).filter(|key| key.kind() == Kind::LoadBalancer).cloned());
+        }
+        self.change_all(model, &concerned, false, wants)
     }
 
     /// The hosts that have anything.
@@ -199,9 +226,9 @@ impl Spans {
     }
 
     /// Takes over what an object contributes, and where it is.
-    fn take(&mut self, model: &Model, key: &Key, effect: &mut Effect) {
+    fn take(&mut self, model: &Model, key: &Key, is_intent: bool, effect: &mut Effect) {
         let now = contributions(model, key);
-        let committed_ms = model.get(key).map_or(0, |stored| stored.committed_ms);
+        let committed_ms = model.get(key).filter(|_| is_intent).map_or(0, |stored| stored.committed_ms);
         let kept: HashSet<(&Topic, &ItemId)> = now.iter().map(|c| (&c.topic, &c.id)).collect();
         let (by, contributed) = self.contributed.remove_entry(key).unwrap_or_else(|| (key.clone(), Vec::new()));
         for (topic, id) in contributed {

@@ -18,6 +18,7 @@ use crate::plan::{Batch, Change, Op, PlanError};
 use crate::resolve::Hop;
 use crate::span::Topic;
 use crate::spec::Spec;
+use crate::withdrawn::Withdrawn;
 
 fn set(key: &str, spec: Value) -> Change {
     Change { op: Op::Set, key: key.parse().unwrap(), spec: Some(spec), if_generation: None }
@@ -49,7 +50,19 @@ impl World {
             changed.push((key, before));
         }
         let told = self.spans.change(&self.model, &changed, &|_| true);
-        for (host, changes) in &told {
+        self.tell(&told);
+        Ok(told)
+    }
+
+    fn withdraw(&mut self, host: &str, withdrawn: Option<Withdrawn>) -> BTreeMap<Arc<str>, HostChanges> {
+        self.model.set_withdrawn(host, withdrawn);
+        let told = self.spans.withdraw(&self.model, host, &|_| true);
+        self.tell(&told);
+        told
+    }
+
+    fn tell(&mut self, told: &BTreeMap<Arc<str>, HostChanges>) {
+        for (host, changes) in told {
             let has = self.hosts.entry(Arc::clone(host)).or_default();
             for (id, item) in changes {
                 match item {
@@ -58,7 +71,6 @@ impl World {
                 }
             }
         }
-        Ok(told)
     }
 
     fn ids(&self, host: &str) -> Vec<String> {
@@ -357,6 +369,72 @@ fn load_balancers_are_where_their_clients_are() {
 }
 
 #[test]
+fn what_is_on_a_dead_host_is_withdrawn() {
+    let mut world = base();
+    let backends = |guests: &[&str]| json!(guests.iter().map(|guest| json!({"guest": guest})).collect::<Vec<_>>());
+    let mut routed = port("red-a", 2, &[], "b");
+    routed["routed"] = json!(["172.16.0.0/24"]);
+    world
+        .make(vec![
+            set("port/demo/a", port("red-a", 1, &[], "a")),
+            set("port/demo/b", routed),
+            set("port/demo/c", port("red-a", 3, &[], "c")),
+            set("port/demo/d", port("blue-a", 2, &[], "d")),
+            set("port/demo/e", port("blue-a", 1, &[], "e")),
+            set("vpc/demo/blue", json!({"learned": ["10.0.0.0/8"]})),
+            set(
+                "load_balancer/demo/web",
+                json!({"subnet": "red-a", "port": 80, "backends": backends(&["a", "b", "c"])}),
+            ),
+            set("load_balancer/demo/one", json!({"subnet": "red-a", "port": 80, "backends": backends(&["b"])})),
+        ])
+        .unwrap();
+    let backends_on = |world: &World, host: &str, name: &str| -> Vec<String> {
+        let spec = world.spec(host, HostKind::LoadBalancer, name);
+        let address = |backend: &Value| backend["address"].as_str().unwrap().to_owned();
+        spec["backend"].as_array().unwrap().iter().map(address).collect()
+    };
+    let routes = |world: &World, host: &str| -> Vec<String> {
+        world.ids(host).into_iter().filter(|id| id.starts_with("route 4096/")).collect()
+    };
+    let resolve = |world: &World, address: &str| world.spans.resolve(&world.model, "h1", 77, address.parse().unwrap());
+    let all = [backends_on(&world, "h1", "demo.web"), routes(&world, "h1")];
+    assert_eq!(all[0], ["10.1.0.2", "10.1.0.3", "10.1.0.4"]);
+    let of_b = ["route 4096/10.1.0.3/32".to_owned(), "route 4096/172.16.0.0/24".to_owned()];
+    assert!(of_b.iter().all(|route| all[1].contains(route)), "{all:?}");
+
+    world.withdraw("h2", Some(Withdrawn::Backends));
+    for host in ["h1", "h2", "h3"] {
+        assert_eq!(backends_on(&world, host, "demo.web"), ["10.1.0.2", "10.1.0.4"]);
+        assert_eq!(backends_on(&world, host, "demo.one"), ["10.1.0.3"], "the last one stays");
+    }
+    assert_eq!(routes(&world, "h1"), all[1], "the data plane may live");
+    assert!(resolve(&world, "10.2.0.2").unwrap().hop.is_some());
+
+    world.spans.take_rerouted();
+    world.withdraw("h2", Some(Withdrawn::Routes));
+    assert!(!routes(&world, "h1").iter().any(|route| of_b.contains(route)), "{:?}", routes(&world, "h1"));
+    assert_eq!(resolve(&world, "10.2.0.2").unwrap().hop, None);
+    assert_eq!(world.spans.take_rerouted(), [(77, "10.2.0.2/32".parse().unwrap())], "who has learned it is told");
+    let has_port = world.ids("h2").contains(&"port demo.b".to_owned());
+    assert!(has_port && routes(&world, "h2").len() == 2, "it is told the same as ever: {:?}", world.ids("h2"));
+
+    // A port moves to a host that lives, and is what it was.
+    world.make(vec![set("port/demo/b", port("red-a", 3, &[], "b"))]).unwrap();
+    assert_eq!(backends_on(&world, "h1", "demo.web"), ["10.1.0.2", "10.1.0.3", "10.1.0.4"]);
+    assert!(routes(&world, "h1").contains(&of_b[0]));
+    world.make(vec![set("port/demo/b", port("red-a", 2, &[], "b"))]).unwrap();
+    assert_eq!(backends_on(&world, "h1", "demo.web"), ["10.1.0.2", "10.1.0.4"]);
+
+    // Everything is back as it was with the host.
+    let told = world.withdraw("h2", None);
+    assert_eq!(told.keys().map(|host| &**host).collect::<Vec<_>>(), ["h1", "h2", "h3"]);
+    assert_eq!(backends_on(&world, "h1", "demo.web"), all[0]);
+    assert!(routes(&world, "h1").contains(&of_b[0]) && resolve(&world, "10.2.0.2").unwrap().hop.is_some());
+    assert!(world.withdraw("h9", Some(Withdrawn::Routes)).is_empty(), "a host that nobody knows concerns nobody");
+}
+
+#[test]
 fn each_host_translates_with_its_own_ports() {
     let mut world = base();
     let host = |n: u32| {
@@ -597,23 +675,33 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
+/// What is withdrawn of a host, or no longer.
+fn death() -> impl Strategy<Value = (u32, Option<Withdrawn>)> {
+    (1..4u32, prop::sample::select(vec![None, Some(Withdrawn::Backends), Some(Withdrawn::Routes)]))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     /// Whatever is changed, and in whatever batches: what hosts were told one by one is what they need.
     #[test]
     fn changes_one_by_one_lead_where_all_at_once_does(
-        batches in prop::collection::vec(prop::collection::vec(change(), 1..4), 1..40),
+        batches in prop::collection::vec((prop::collection::vec(change(), 1..4), prop::option::of(death())), 1..40),
     ) {
         let mut world = base();
         let mut asked = Asked::default();
-        for batch in batches {
+        for (batch, death) in batches {
+            let mut died = BTreeMap::new();
+            if let Some((host, withdrawn)) = death {
+                died = world.withdraw(&format!("h{host}"), withdrawn);
+            }
             let objects: Vec<_> = world.model.iter().map(|(key, stored)| (key.clone(), stored.clone())).collect();
-            let Ok(concerned) = world.make(batch) else {
+            let Ok(mut concerned) = world.make(batch) else {
                 let after: Vec<_> = world.model.iter().map(|(key, stored)| (key.clone(), stored.clone())).collect();
                 prop_assert_eq!(after, objects, "a batch that is refused changes nothing");
                 continue;
             };
+            concerned.append(&mut died);
             let mut fresh = Spans::of(&world.model);
             prop_assert!(fresh.take_rerouted().is_empty());
             asked.check(&mut world, &fresh);

@@ -30,6 +30,7 @@ async function objects(kind, project, most = MAX_PORTS) {
 
 /** A host's state: class, word. The worst one counts. */
 function hostState(host) {
+  if (host.dead_since_ms) return ["bad", "dead"];
   if (!host.connected) return ["bad", host.since_ms ? "agent disconnected" : "agent never connected"];
   if (host.problems.length + host.more_problems > 0) return ["bad", "refuses objects"];
   if (host.applied < host.changed) return ["warn", "changes in progress"];
@@ -46,6 +47,11 @@ function alarms() {
   const list = [];
   if (now.status && !now.status.in_sync) {
     list.push(["bad", "The relay does not follow its store: it shows old objects and accepts no changes."]);
+  }
+  const frozen = now.status?.frozen;
+  if (frozen) {
+    const text = `${frozen.vanished} of ${frozen.of} hosts have vanished together: none of them is taken for dead.`;
+    list.push(["bad", text]);
   }
   for (const host of now.hosts) {
     const [level, word] = hostState(host);
@@ -130,6 +136,7 @@ function hostView(name) {
     ...section("host/" + name, el("dl", {},
       el("dt", {}, "State"), el("dd", { class: level }, word),
       el("dt", {}, "Since"), el("dd", {}, ago(host.since_ms)),
+      host.dead_since_ms ? [el("dt", {}, "Taken for dead"), el("dd", {}, ago(host.dead_since_ms))] : null,
       el("dt", {}, "Agent"), el("dd", {}, host.software || "unknown"),
       host.relay ? [el("dt", {}, "Follows relay"), el("dd", {}, host.relay)] : null,
       el("dt", {}, "Revision"), el("dd", {}, `${host.applied} applied, ${host.changed} needed, ${now.status.revision} in the store`),

@@ -190,3 +190,100 @@ fn a_scan_is_bounded_and_rules_that_name_groups_are_refused() {
     assert!(counter(&world, 0, "port.learning_packets") <= 4096);
     assert_balanced(&world);
 }
+
+/// Over IPv6: beside the guest, behind the router, and to a prefix behind a guest.
+#[test]
+fn routes_of_ipv6_are_learned() {
+    let mut world = World::new(2);
+    world.run_all();
+    let [web, db, app] = ["web", "db", "app"].map(|role| world.guest(role));
+    let [of_web, of_db, of_app] = [&web, &db, &app].map(|guest| guest.name().to_owned());
+    world.apply(&format!(
+        "- {{key: host/h1, addresses: [192.0.2.1]}}\n- {{key: host/h2, addresses: [192.0.2.2]}}\n\
+         - {{key: vpc/demo/net, learned: [\"fd00::/16\"]}}\n\
+         - {{key: subnet/demo/a, vpc: net, prefix: \"fd00:a::/64\"}}\n- {{key: subnet/demo/b, vpc: net, prefix: \"fd00:b::/64\"}}\n\
+         - {{key: port/demo/web, subnets: [a], host: h1, netns: {of_web}, addresses: [\"fd00:a::2\"]}}\n\
+         - {{key: port/demo/db, subnets: [a], host: h2, netns: {of_db}, addresses: [\"fd00:a::3\"]}}\n\
+         - {{key: port/demo/app, subnets: [b], host: h2, netns: {of_app}, addresses: [\"fd00:b::2\"], routed: [\"fd00:c::/48\"]}}\n"
+    ));
+    assert!(!world.hosts()[0].objects().iter().any(|object| object.starts_with("route ")));
+    eventually(10.0, "the guests' addresses are there", || traffic::ping_briefly(&web, "fd00:a::1", 1, 56) == 1);
+    assert_eq!(ping(&web, "fd00:a::3", 10), 10, "{}", world.logs());
+    assert_eq!(ping(&web, "fd00:b::2", 10), 10, "{}", world.logs());
+    let range = |address: &str| learned(&world, 0, address).map(|route| (route.peer, route.range.to_string()));
+    assert_eq!(range("fd00:a::3"), Some(("h2".to_owned(), "fd00:a::3/128".to_owned())));
+    assert_eq!(range("fd00:b::2"), Some(("h2".to_owned(), "fd00:b::2/128".to_owned())));
+    traffic::ping_briefly(&web, "fd00:c::77", 1, 56);
+    eventually(5.0, "the prefix is learned", || range("fd00:c::9").is_some());
+    assert_eq!(range("fd00:c:0:1::").unwrap().1, "fd00:c::/48");
+    // Nobody has it; then somebody has.
+    assert_eq!(traffic::ping_briefly(&web, "fd00:b::77", 3, 56), 0);
+    assert!(counter(&world, 0, "learned.negative_answers") > 0);
+    let new = world.guest("new");
+    world.fleet(&format!("add port/demo/new subnets=b host=h2 netns={} addresses=fd00:b::77 --wait 20", new.name()));
+    eventually(10.0, "the new port is reached", || ping(&web, "fd00:b::77", 1) == 1);
+    world.fleet("delete port/demo/app --wait 20");
+    eventually(5.0, "the deleted port is forgotten", || range("fd00:b::2").is_none() && range("fd00:c::9").is_none());
+    assert_balanced(&world);
+}
+
+/// Packets wait for a route while the daemon is upgraded: the next one asks again, and each arrives once.
+#[test]
+fn packets_that_wait_for_a_route_survive_an_upgrade() {
+    let mut world = World::new(3);
+    world.run_all();
+    let [web, db, spare, app] = ["web", "db", "spare", "app"].map(|role| world.guest(role));
+    network(&world, [&web, &db, &spare, &app]);
+    // The router's own MAC address is known then.
+    assert_eq!(ping(&web, "10.0.0.1", 1), 1);
+    let server = app.enter(|| std::net::UdpSocket::bind("10.1.0.2:7").unwrap());
+    server.set_read_timeout(Some(std::time::Duration::from_secs(3))).unwrap();
+    world.hosts()[0].halt_agent(true);
+    web.enter(|| {
+        let client = std::net::UdpSocket::bind("10.0.0.2:0").unwrap();
+        for n in 0..4u8 {
+            client.send_to(&[n; 20], "10.1.0.2:7").unwrap();
+        }
+    });
+    eventually(0.9, "they wait", || counter(&world, 0, "port.learning_packets") == 4);
+    world.hosts_mut()[0].upgrade_daemon();
+    assert!(learned(&world, 0, "10.1.0.2").is_none());
+    world.hosts()[0].halt_agent(false);
+    let mut bytes = [0; 100];
+    let received: Vec<u8> = (0..4).map_while(|_| server.recv_from(&mut bytes).ok().map(|_| bytes[0])).collect();
+    assert_eq!(received, [0, 1, 2, 3], "{}", world.logs());
+    assert!(server.recv_from(&mut bytes).is_err(), "one came twice");
+    assert_eq!(peer(&world, 0, "10.1.0.2").as_deref(), Some("h3"));
+    assert_balanced(&world);
+    world.hosts_mut()[0].kill_agent();
+}
+
+/// A guest moves, and the host of one that sends to it does not hear of it: the old host forwards.
+#[test]
+fn what_arrives_at_the_old_host_follows_the_guest() {
+    let mut world = World::new(3);
+    world.run_all();
+    let [web, db, spare, app, moved] = ["web", "db", "spare", "app", "moved"].map(|role| world.guest(role));
+    network(&world, [&web, &db, &spare, &app]);
+    assert_eq!(ping(&app, "10.0.0.3", 3), 3, "{}", world.logs());
+    assert_eq!(peer(&world, 2, "10.0.0.3").as_deref(), Some("h2"));
+    world.hosts()[2].halt_agent(true);
+    world.fleet(&format!("set port/demo/db host=h1 netns={} --wait 20", moved.name()));
+    eventually(5.0, "the old host knows where", || peer(&world, 1, "10.0.0.3").as_deref() == Some("h1"));
+    let server = moved.enter(|| std::net::UdpSocket::bind("10.0.0.3:7").unwrap());
+    server.set_read_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+    app.enter(|| {
+        let client = std::net::UdpSocket::bind("10.1.0.2:0").unwrap();
+        for n in 0..20u8 {
+            client.send_to(&[n; 20], "10.0.0.3:7").unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    });
+    let mut bytes = [0; 100];
+    let received: Vec<u8> = std::iter::from_fn(|| server.recv_from(&mut bytes).ok().map(|_| bytes[0])).collect();
+    assert_eq!(peer(&world, 2, "10.0.0.3").as_deref(), Some("h2"), "nobody has told it");
+    assert_eq!(received, (0..20).collect::<Vec<u8>>(), "{}", world.logs());
+    assert!(counter(&world, 1, "datapath.followed_packets") >= 20);
+    world.hosts()[2].halt_agent(false);
+    eventually(10.0, "the move is known", || peer(&world, 2, "10.0.0.3").as_deref() == Some("h1"));
+}

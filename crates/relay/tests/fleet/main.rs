@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod browser;
+mod deaths;
 mod enroll;
 mod etcd;
 mod flow_logs;

@@ -63,6 +63,11 @@ impl Fleet {
         });
     }
 
+    /// The ports on h9 that a host has routes to.
+    fn routes(&self, host: usize) -> BTreeSet<String> {
+        self.world.hosts()[host].objects().into_iter().filter_map(|object| remote(&object)).collect()
+    }
+
     /// Each host has routes to just the ports that there are on h9.
     fn await_routes(&self, relay: usize, seconds: f64) -> BTreeSet<String> {
         let tool = self.world.tool(relay);
@@ -70,8 +75,7 @@ impl Fleet {
         let begin = Instant::now();
         loop {
             wanted = tool.json("get port").map_or(wanted, |ports| addresses(&ports, "h9"));
-            let has = |host: &crate::world::Host| host.objects().into_iter().filter_map(|o| remote(&o)).collect();
-            let all: Vec<BTreeSet<String>> = self.world.hosts().iter().map(has).collect();
+            let all: Vec<BTreeSet<String>> = (0..2).map(|host| self.routes(host)).collect();
             if all.iter().all(|has| *has == wanted) && !wanted.is_empty() {
                 return wanted;
             }
@@ -320,6 +324,30 @@ fn a_relay_is_cut_off_from_etcd() {
     let there = fleet.await_routes(1, ELECTION);
     assert!(there.contains(&other) && !there.contains(&gone), "{there:?}");
     add(&tools[0], "refused").expect("what was refused was not made");
+}
+
+/// An agent that starts while no member of etcd runs is served as soon as its relay follows etcd again.
+#[test]
+#[ignore = "needs BIFROST_ETCD"]
+fn an_agent_starts_while_etcd_is_down() {
+    let mut fleet = Fleet::new();
+    let tool = fleet.world.tool(0);
+    fleet.world.hosts_mut()[1].kill_agent();
+    let pending = add(&tool, "pending").unwrap();
+    fleet.world.etcd.as_mut().unwrap().kill_all();
+    eventually(ELECTION, "the relays notice", || {
+        (0..2).all(|n| fleet.world.tool(n).json("status").is_some_and(|status| status["in_sync"] == false))
+    });
+    fleet.world.start_agent(1);
+    // Long enough for the longest pauses of agents that are refused.
+    std::thread::sleep(Duration::from_secs(25));
+    fleet.carries(20);
+    assert!(!fleet.routes(1).contains(&pending), "a relay that may have missed something has said something");
+    fleet.world.etcd.as_mut().unwrap().start_all();
+    eventually(ELECTION, "a relay follows etcd", || {
+        (0..2).any(|n| fleet.world.tool(n).json("status").is_some_and(|status| status["in_sync"] == true))
+    });
+    eventually(STALE, "the agent has what was pending", || fleet.routes(1).contains(&pending));
 }
 
 /// etcd is as it was when it was copied; relays and agents run on.

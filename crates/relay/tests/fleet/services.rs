@@ -12,7 +12,7 @@ use crate::world::World;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Says its name to everybody who connects, and who that is, as long as the process lives.
-fn serve(net: &Net, at: &str, name: &'static str) {
+pub(crate) fn serve(net: &Net, at: &str, name: &'static str) {
     let at = at.to_owned();
     let listener = net.enter(move || TcpListener::bind(at).unwrap());
     std::thread::spawn(move || {
@@ -42,7 +42,7 @@ fn ask_within(patience: Duration, net: &Net, at: &str) -> Option<(String, Socket
 }
 
 /// Those who answer several connections.
-fn answers(net: &Net, at: &str) -> BTreeSet<String> {
+pub(crate) fn answers(net: &Net, at: &str) -> BTreeSet<String> {
     (0..12).filter_map(|_| ask(net, at)).map(|(name, _)| name).collect()
 }
 

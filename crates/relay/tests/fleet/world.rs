@@ -10,8 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bifrost_control::Client;
-use bifrost_control::api::ObjectsQuery;
+use bifrost_control::api::{ObjectsQuery, UpgradeSpec};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::etcd::Etcd;
@@ -39,6 +40,8 @@ pub(crate) struct Host {
     net: Net,
     directory: PathBuf,
     daemon: Option<Running>,
+    /// The daemon that has taken over from that one.
+    successor: Option<Pid>,
     agent: Option<Running>,
 }
 
@@ -192,6 +195,11 @@ impl World {
         }
     }
 
+    /// Relays that are started from now on get these arguments, too.
+    pub(crate) fn argue(&mut self, arguments: &[&str]) {
+        self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+    }
+
     /// Relays that are started from now on give hosts certificates, which are valid for some seconds.
     pub(crate) fn give_certificates(&mut self, lifetime_s: u32) {
         let (key, address) = (self.directory.join("ca.key").display().to_string(), &self.relays[0].address);
@@ -337,7 +345,7 @@ impl Host {
             socket.display()
         );
         std::fs::write(directory.join("bifrostd.toml"), config).unwrap();
-        Host { name, net, directory, daemon: None, agent: None }
+        Host { name, net, directory, daemon: None, successor: None, agent: None }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -362,6 +370,14 @@ impl Host {
         self.daemon = None;
     }
 
+    /// Has the daemon make way for another process of the same program.
+    pub(crate) fn upgrade_daemon(&mut self) {
+        let report = self.client().upgrade(&UpgradeSpec::default()).unwrap();
+        self.successor = Pid::from_raw(report.pid.cast_signed());
+        let mut daemon = self.daemon.take().unwrap();
+        assert!(daemon.0.wait().unwrap().success());
+    }
+
     /// What `bifrostd` keeps over a restart.
     pub(crate) fn lose_state(&mut self) {
         std::fs::remove_dir_all(self.directory.join("state")).unwrap();
@@ -370,6 +386,12 @@ impl Host {
     /// `kill -9`.
     pub(crate) fn kill_agent(&mut self) {
         self.agent = None;
+    }
+
+    /// Has the agent stand still, or go on.
+    pub(crate) fn halt_agent(&self, is_halted: bool) {
+        let pid = Pid::from_child(&self.agent.as_ref().unwrap().0);
+        kill_process(pid, if is_halted { Signal::STOP } else { Signal::CONT }).unwrap();
     }
 
     /// A file of its directory.
@@ -394,6 +416,14 @@ impl Host {
         let mut command = self.net.command(&sibling("bifrost-agent"));
         command.args(["--host", &self.name, "--socket"]).arg(self.directory.join("daemon.sock")).args(arguments);
         command
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(pid) = self.successor {
+            let _ = kill_process(pid, Signal::KILL);
+        }
     }
 }
 
