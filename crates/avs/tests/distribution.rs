@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 const ACK: u8 = 0x10;
 /// Guest 1 of VNI 200 and its port.
-const GUEST: u16 = 5;
+const GUEST: u32 = 5;
 const REMOTES: u8 = 40;
 
 /// The MAC address of a remote vNIC in VNI 200.
@@ -43,7 +43,7 @@ fn of_worker(own: u16, count: u16) -> Tables {
     for port in &mut tables.ports {
         match port.id {
             PortId(GUEST) => port.groups = vec![GroupId(0)],
-            PortId(UPLINK) if count > 1 => port.home = Some(WorkerId(UPLINK % count)),
+            PortId(UPLINK) if count > 1 => port.home = Some(WorkerId(UPLINK as u16 % count)),
             _ => {}
         }
     }
@@ -71,7 +71,7 @@ impl Host {
 
     fn of_uplink(&mut self) -> &mut Switch {
         let count = self.switches.len() as u16;
-        &mut self.switches[usize::from(UPLINK % count)]
+        &mut self.switches[usize::from(UPLINK as u16 % count)]
     }
 
     /// The guest of VNI 200 connects to a remote vNIC.

@@ -348,7 +348,7 @@ fn the_switch_of_another_host_continues_a_ports_sessions() {
     first.advance(5100 * SECOND);
     let bytes = moving(&first, tables.ports[0].id);
     // On the other host the port has another number, and the clock another origin.
-    let there = |number: u16| {
+    let there = |number: u32| {
         let mut tables = server(4096);
         tables.ports[0].id = PortId(number);
         let mut second = Switch::build(&tables, 2).unwrap();
