@@ -189,30 +189,21 @@ impl Switch {
         epoch: u32,
         mapping_at: impl Fn(u32) -> Option<u32>,
     ) -> Option<u32> {
-        let session = fields.session(())?;
-        let by = match fields.u8()? {
-            0 => {
-                let number = fields.u16()?;
-                fields.take::<6>()?;
-                Translator::Balancer(LoadBalancerId(number))
-            }
-            1 => {
-                let ((guest, uplink), place) = (fields.ports(CONNECTION_BYTES - SESSION_BYTES - 1)?, fields.u32()?);
+        let mut session = fields.connection()?;
+        let by = match session.payload.by {
+            by @ Translator::Balancer(_) => by,
+            Translator::Nat { guest, uplink, mapping } => {
                 self.has_port(guest)?;
                 self.has_port(uplink)?;
                 // Without its mapping, the connection would get another outside end, so skip it.
-                let mapping = if place == NONE { None } else { Some(mapping_at(place)?) };
+                let mapping = if let Some(place) = mapping { Some(mapping_at(place)?) } else { None };
                 Translator::Nat { guest, uplink, mapping }
             }
-            _ => return None,
         };
-        let (known, sent) = (fields.translation()?, fields.translation()?);
-        let (reply, is_hairpin) = (fields.key()?, fields.flag()?);
+        session.payload.by = by;
         self.has_port(session.key.port())?;
+        let (.., reply, _) = session.payload.parts();
         self.has_port(reply.port())?;
-        let payload = Connection::of_parts(by, (known, sent, reply, is_hairpin));
-        let Carried { key, origin, state, seen_s, answered_s, heard, payload: () } = session;
-        let session = Carried { key, origin, state, seen_s, answered_s, heard, payload };
         let at = self.connections.take_over(&session, epoch)?;
         if let Translator::Nat { mapping: Some(mapping), .. } = by {
             self.mappings.join(mapping, epoch);
@@ -395,6 +386,27 @@ impl Fields<'_> {
         let origin = if self.flag()? { Direction::Ingress } else { Direction::Egress };
         let state = State::of_code(self.u8()?)?;
         let (seen_s, answered_s, heard) = (self.u32()?, self.u16()?, self.u8()?);
+        Some(Carried { key, origin, state, seen_s, answered_s, heard, payload })
+    }
+
+    /// A translated connection; instead of its mapping, it has the number that identifies the mapping in records.
+    fn connection(&mut self) -> Option<Carried<Connection>> {
+        let Carried { key, origin, state, seen_s, answered_s, heard, payload: () } = self.session(())?;
+        let by = match self.u8()? {
+            0 => {
+                let number = self.u16()?;
+                self.take::<6>()?;
+                Translator::Balancer(LoadBalancerId(number))
+            }
+            1 => {
+                let ((guest, uplink), place) = (self.ports(CONNECTION_BYTES - SESSION_BYTES - 1)?, self.u32()?);
+                Translator::Nat { guest, uplink, mapping: Some(place).filter(|place| *place != NONE) }
+            }
+            _ => return None,
+        };
+        let (known, sent) = (self.translation()?, self.translation()?);
+        let (reply, is_hairpin) = (self.key()?, self.flag()?);
+        let payload = Connection::of_parts(by, (known, sent, reply, is_hairpin));
         Some(Carried { key, origin, state, seen_s, answered_s, heard, payload })
     }
 }

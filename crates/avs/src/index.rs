@@ -332,6 +332,17 @@ impl Index {
         self.has_balancers || !self.uplinks.is_empty()
     }
 
+    /// All uplinks.
+    pub(crate) fn uplinks(&self) -> impl Iterator<Item = &Uplink> {
+        self.uplinks.iter()
+    }
+
+    /// Whether this worker alone serves a port.
+    pub(crate) fn is_own(&self, id: PortId) -> bool {
+        let Workers { own, count } = self.workers;
+        count < 2 || self.port(id).is_some_and(|(port, _)| port.port.home == Some(own))
+    }
+
     /// An uplink.
     pub(crate) fn uplink(&self, id: UplinkId) -> Option<&Uplink> {
         self.uplinks.get(usize::from(id.0))

@@ -325,7 +325,7 @@ fn copies_keep_the_order_in_which_sessions_are_evicted() {
 /// The sessions of a port, serialized for another host.
 fn moving(switch: &Switch, port: PortId) -> Vec<u8> {
     write_moving_sessions(
-        (0..switch.session_places()).filter_map(|place| switch.moving_session_at(port, place)).collect(),
+        (0..switch.moving_places()).filter_map(|place| switch.moving_session_at(port, place)).collect(),
     )
 }
 

@@ -171,18 +171,18 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
         Pages { mailbox: self.mailbox().clone(), rest: Some((from, Box::new(look))) }
     }
 
-    /// Sessions of a port, for the host to which its guest moves.
+    /// Conversations of a port, for the host to which its guest moves.
     pub fn moving_sessions(&self, port: PortId) -> Pages<U, MovingSession> {
         self.pages(move |core, from, share, page| {
             let switch = core.switch();
-            share.look(from, switch.session_places(), CONNECTIONS, page, |place, page| {
+            share.look(from, switch.moving_places(), CONNECTIONS, page, |place, page| {
                 page.extend(switch.moving_session_at(port, place));
             })
         })
     }
 
-    /// Takes over sessions that a port's guest had on another host, some in each turn; returns how many of them found
-    /// room.
+    /// Takes over conversations that a port's guest had on another host, some in each turn; returns how many of them
+    /// continue here.
     ///
     /// # Errors
     /// The worker has ended.

@@ -455,7 +455,7 @@ fn longest_turn() {
         took.push(time);
     }
     told("sessions taken over, in pieces", took);
-    let places = |core: &Core<Device>| 0..core.switch().session_places();
+    let places = |core: &Core<Device>| 0..core.switch().moving_places();
     let whole = move |worker: &crate::Worker<Nowhere>| {
         let (began, core) = (Instant::now(), &worker.core);
         let all: Vec<_> = places(core).filter_map(|place| core.switch().moving_session_at(GUEST, place)).collect();
@@ -469,7 +469,7 @@ fn longest_turn() {
             let piece = remote.mailbox().ask(move |worker, share| {
                 let (began, switch) = (Instant::now(), worker.core.switch());
                 let (mut moving, mut listed) = (Vec::with_capacity(PAGE), Vec::with_capacity(PAGE));
-                let places = switch.session_places();
+                let places = switch.moving_places();
                 let next = if session {
                     share.look(place, places, CONNECTIONS, &mut listed, |at, page| page.extend(switch.session_at(at)))
                 } else {
