@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bifrost_tables::{ExactMap, IpNet, LayeredLpm, LayeredMap, exact_map};
 use bifrost_wire::{Mac, Vni};
 
+use crate::ids::PeerId;
 use crate::location::{Location, NextHop, Owner, Path};
 use crate::tables::{BuildError, GATEWAY_MAC, Route, RouteChanges};
 
@@ -115,7 +116,10 @@ impl Draft {
     /// to its MAC address must fit the smallest of their path MTUs.
     pub(crate) fn add_route(&mut self, route: &Route) -> Result<(), BuildError> {
         let (vni, mac) = (self.vni, checked(route.mac)?);
-        let path = Path { location: Location::Remote(route.peer), mtu: route.mtu };
+        if route.peer.0 >= PeerId::LIMIT {
+            return Err(BuildError::PeerNumber(route.peer));
+        }
+        let path = Path::new(Location::Remote(route.peer), route.mtu);
         let owner = Owner::Vnic(NextHop { mac, path });
         if self.local.vnics.contains_key(&mac) {
             return Err(BuildError::DuplicateMac { vni, mac });
@@ -123,7 +127,7 @@ impl Draft {
         match &mut self.remote {
             Remote::All { vnics, owners } => {
                 let known = vnics.entry(mac).or_insert(path);
-                if known.location != path.location {
+                if known.location() != path.location() {
                     return Err(BuildError::DuplicateMac { vni, mac });
                 }
                 known.mtu = known.mtu.min(path.mtu);
@@ -148,7 +152,7 @@ impl Draft {
                 return Err(BuildError::DuplicateMac { vni: self.vni, mac: *mac });
             }
             if let Remote::Since { vnics, .. } = &mut self.remote {
-                let path = vnic.map(|(peer, mtu)| Path { location: Location::Remote(peer), mtu });
+                let path = vnic.map(|(peer, mtu)| Path::new(Location::Remote(peer), mtu));
                 vnics.insert(*mac, path);
             }
         }
@@ -162,7 +166,7 @@ impl Draft {
             Remote::Since { former, vnics, .. } => match vnics.get(&mac) {
                 Some(changed) => *changed,
                 // In the earlier version the vNIC may have been on this host; now it is not.
-                None => former.path(mac).filter(|path| matches!(path.location, Location::Remote(_))),
+                None => former.path(mac).filter(|path| matches!(path.location(), Location::Remote(_))),
             },
         };
         self.local.vnics.get(&mac).copied().or_else(of_routes)
@@ -283,13 +287,13 @@ mod tests {
 
         fn route(&self, n: u8) -> Option<Route> {
             let (m, host, mtu) = *self.routes.get(&n)?;
-            Some(Route { vni: vni(), prefix: net(n), peer: PeerId(u16::from(host)), mac: mac(m), mtu })
+            Some(Route { vni: vni(), prefix: net(n), peer: PeerId(u32::from(host)), mac: mac(m), mtu })
         }
 
         fn draft(&self, former: Option<&Addresses>) -> Draft {
             let mut draft = Draft::new(vni(), former);
             for (&m, prefixes) in &self.ports {
-                let path = Path { location: Location::Local(PortId(u16::from(m))), mtu: 1500 };
+                let path = Path::new(Location::Local(PortId(u32::from(m))), 1500);
                 draft.add_vnic(mac(m), path).unwrap();
                 let owner = Owner::Vnic(NextHop { mac: mac(m), path });
                 prefixes.iter().for_each(|n| draft.add_owner(net(*n), owner).unwrap());
@@ -311,7 +315,7 @@ mod tests {
                 .collect();
             let vnic = |m: u8| {
                 let routes = self.routes.values().filter(|(of, ..)| *of == m);
-                (mac(m), routes.map(|(_, host, mtu)| (PeerId(u16::from(*host)), *mtu)).min_by_key(|(_, mtu)| *mtu))
+                (mac(m), routes.map(|(_, host, mtu)| (PeerId(u32::from(*host)), *mtu)).min_by_key(|(_, mtu)| *mtu))
             };
             let changes = RouteChanges {
                 vni: vni(),
@@ -377,7 +381,7 @@ mod tests {
             let former = model.whole();
             let route = model.route(n).unwrap();
             let change = |route: &Route| RouteChanges { vni: vni(), routes: vec![(route.prefix, Some(route.clone()))], vnics: Vec::new() };
-            let path = Path { location: Location::Local(PortId(1)), mtu: 1500 };
+            let path = Path::new(Location::Local(PortId(1)), 1500);
             // A port takes the prefix or the vNIC of a route that stays.
             let mut draft = Draft::new(vni(), Some(&former));
             draft.add_owner(net(n), Owner::Own).unwrap();

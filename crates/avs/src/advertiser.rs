@@ -134,12 +134,12 @@ mod tests {
 
     const START_NS: u64 = 1 << 50;
 
-    fn told(port: u16, interval_s: u16, is_same: bool) -> Advertised {
+    fn told(port: u32, interval_s: u16, is_same: bool) -> Advertised {
         Advertised { port: PortId(port), interval_s, is_same }
     }
 
     /// Time and port of all advertisements during `for_s` seconds.
-    fn run(advertiser: &mut Advertiser, from_ns: u64, for_s: u64) -> Vec<(u64, u16)> {
+    fn run(advertiser: &mut Advertiser, from_ns: u64, for_s: u64) -> Vec<(u64, u32)> {
         let (mut now_ns, mut all) = (from_ns, Vec::new());
         while now_ns <= from_ns + for_s * SECOND_NS {
             match advertiser.take(now_ns) {
@@ -194,7 +194,7 @@ mod tests {
         #[test]
         fn every_port_is_scheduled_once_and_not_too_often(
             steps in proptest::collection::vec(
-                (proptest::collection::btree_map(0u16..20, (4u16..=1800, any::<bool>()), 0..20), 0u64..300),
+                (proptest::collection::btree_map(0u32..20, (4u16..=1800, any::<bool>()), 0..20), 0u64..300),
                 1..6,
             ),
             secret in any::<u64>(),
@@ -205,7 +205,7 @@ mod tests {
                 let mut last: [Option<u64>; 20] = [None; 20];
                 let ended = advertiser.ended.clone();
                 for (at, port) in run(&mut advertiser, now_ns, seconds) {
-                    let before = last[usize::from(port)].replace(at);
+                    let before = last[port as usize].replace(at);
                     prop_assert!(before.is_none_or(|before| at >= before + LEAST_INTERVAL_NS));
                     prop_assert!(ports.contains_key(&port) || ended.contains(&PortId(port)));
                 }

@@ -45,6 +45,9 @@ const CONNECTIONS: u16 = 3;
 const MAPPING_BYTES: usize = 44;
 const SESSION_BYTES: usize = 49;
 const CONNECTION_BYTES: usize = SESSION_BYTES + 128;
+/// Bytes appended to mappings and connections: the upper halves of the numbers of the guest's port and of the uplink. An
+/// earlier release does not write them; it has no ports with such numbers.
+const UPPER_BYTES: usize = 4;
 /// Kinds of sections with copies. Each record begins with its place in the other switch.
 const CONNECTIONS_GONE: u16 = 16;
 const MAPPINGS_GONE: u16 = 17;
@@ -86,7 +89,7 @@ impl Switch {
         self.leave_mappings();
         let mappings = self.mappings.carried();
         let mut places = vec![NONE; mappings.iter().map(|(index, _)| *index as usize + 1).max().unwrap_or(0)];
-        begin(out, MAPPINGS, MAPPING_BYTES, mappings.len());
+        begin(out, MAPPINGS, MAPPING_BYTES + UPPER_BYTES, mappings.len());
         for (place, (index, pair)) in (0..).zip(&mappings) {
             places[*index as usize] = place;
             write_mapping(out, pair, true);
@@ -95,7 +98,7 @@ impl Switch {
         begin(out, SESSIONS, SESSION_BYTES, sessions.len());
         sessions.iter().for_each(|session| write_session(out, session));
         let connections = self.connections.carried();
-        begin(out, CONNECTIONS, CONNECTION_BYTES, connections.len());
+        begin(out, CONNECTIONS, CONNECTION_BYTES + UPPER_BYTES, connections.len());
         for connection in &connections {
             write_session(out, connection);
             let place = |mapping: u32| places.get(mapping as usize).copied().unwrap_or(NONE);
@@ -160,7 +163,7 @@ impl Switch {
     }
 
     fn read_mapping(&mut self, fields: &mut Fields<'_>, epoch: u32) -> Option<u32> {
-        let (guest, uplink, protocol) = (fields.port()?, fields.port()?, fields.u8()?);
+        let ((guest, uplink), protocol) = (fields.ports(MAPPING_BYTES)?, fields.u8()?);
         let (inside, outside) = (fields.endpoint()?, fields.endpoint()?);
         let pair = Pair {
             inside: Inside { guest, protocol, end: inside },
@@ -186,30 +189,21 @@ impl Switch {
         epoch: u32,
         mapping_at: impl Fn(u32) -> Option<u32>,
     ) -> Option<u32> {
-        let session = fields.session(())?;
-        let by = match fields.u8()? {
-            0 => {
-                let number = fields.u16()?;
-                fields.take::<6>()?;
-                Translator::Balancer(LoadBalancerId(number))
-            }
-            1 => {
-                let (guest, uplink, place) = (fields.port()?, fields.port()?, fields.u32()?);
+        let mut session = fields.connection()?;
+        let by = match session.payload.by {
+            by @ Translator::Balancer(_) => by,
+            Translator::Nat { guest, uplink, mapping } => {
                 self.has_port(guest)?;
                 self.has_port(uplink)?;
                 // Without its mapping, the connection would get another outside end, so skip it.
-                let mapping = if place == NONE { None } else { Some(mapping_at(place)?) };
+                let mapping = if let Some(place) = mapping { Some(mapping_at(place)?) } else { None };
                 Translator::Nat { guest, uplink, mapping }
             }
-            _ => return None,
         };
-        let (known, sent) = (fields.translation()?, fields.translation()?);
-        let (reply, is_hairpin) = (fields.key()?, fields.flag()?);
+        session.payload.by = by;
         self.has_port(session.key.port())?;
+        let (.., reply, _) = session.payload.parts();
         self.has_port(reply.port())?;
-        let payload = Connection::of_parts(by, (known, sent, reply, is_hairpin));
-        let Carried { key, origin, state, seen_s, answered_s, heard, payload: () } = session;
-        let session = Carried { key, origin, state, seen_s, answered_s, heard, payload };
         let at = self.connections.take_over(&session, epoch)?;
         if let Translator::Nat { mapping: Some(mapping), .. } = by {
             self.mappings.join(mapping, epoch);
@@ -262,12 +256,12 @@ fn begin(out: &mut Vec<u8>, kind: u16, bytes: usize, count: usize) {
 }
 
 fn write_mapping(out: &mut Vec<u8>, Pair { inside, outside }: &Pair, is_in_force: bool) {
-    out.extend(inside.guest.0.to_le_bytes());
-    out.extend(outside.uplink.0.to_le_bytes());
+    write_ports(out, [inside.guest, outside.uplink], 0);
     out.push(inside.protocol);
     write_endpoint(out, inside.end);
     write_endpoint(out, outside.end);
     out.push(u8::from(!is_in_force));
+    write_ports(out, [inside.guest, outside.uplink], 16);
 }
 
 fn write_session<T>(out: &mut Vec<u8>, session: &Carried<T>) {
@@ -289,8 +283,7 @@ fn write_connection(out: &mut Vec<u8>, connection: &Connection, place: impl Fn(u
         }
         Translator::Nat { guest, uplink, mapping } => {
             out.push(1);
-            out.extend(guest.0.to_le_bytes());
-            out.extend(uplink.0.to_le_bytes());
+            write_ports(out, [guest, uplink], 0);
             out.extend(mapping.map_or(NONE, place).to_le_bytes());
         }
     }
@@ -302,6 +295,15 @@ fn write_connection(out: &mut Vec<u8>, connection: &Connection, place: impl Fn(u
     }
     write_key(out, reply);
     out.push(u8::from(is_hairpin));
+    match connection.by {
+        Translator::Balancer(_) => out.extend([0; UPPER_BYTES]),
+        Translator::Nat { guest, uplink, .. } => write_ports(out, [guest, uplink], 16),
+    }
+}
+
+/// One half of the number of each port: 16 bits, from bit `shift` on.
+fn write_ports(out: &mut Vec<u8>, ports: [PortId; 2], shift: u32) {
+    ports.into_iter().for_each(|port| out.extend(((port.0 >> shift) as u16).to_le_bytes()));
 }
 
 fn write_key(out: &mut Vec<u8>, key: Key) {
@@ -345,8 +347,15 @@ impl Fields<'_> {
         self.u8().filter(|byte| *byte < 2).map(|byte| byte == 1)
     }
 
-    fn port(&mut self) -> Option<PortId> {
-        self.u16().map(PortId)
+    /// The numbers of two ports: their lower halves are next, their upper halves `upper_at` bytes from here, if the
+    /// record has them.
+    fn ports(&mut self, upper_at: usize) -> Option<(PortId, PortId)> {
+        let mut upper = Fields(self.0.get(upper_at..).unwrap_or_default());
+        let mut port = |fields: &mut Self| {
+            let (lower, upper) = (fields.u16()?, upper.u16().unwrap_or(0));
+            Some(PortId(u32::from(upper) << 16 | u32::from(lower)))
+        };
+        Some((port(self)?, port(self)?))
     }
 
     fn key(&mut self) -> Option<Key> {
@@ -377,6 +386,27 @@ impl Fields<'_> {
         let origin = if self.flag()? { Direction::Ingress } else { Direction::Egress };
         let state = State::of_code(self.u8()?)?;
         let (seen_s, answered_s, heard) = (self.u32()?, self.u16()?, self.u8()?);
+        Some(Carried { key, origin, state, seen_s, answered_s, heard, payload })
+    }
+
+    /// A translated connection; instead of its mapping, it has the number that identifies the mapping in records.
+    fn connection(&mut self) -> Option<Carried<Connection>> {
+        let Carried { key, origin, state, seen_s, answered_s, heard, payload: () } = self.session(())?;
+        let by = match self.u8()? {
+            0 => {
+                let number = self.u16()?;
+                self.take::<6>()?;
+                Translator::Balancer(LoadBalancerId(number))
+            }
+            1 => {
+                let ((guest, uplink), place) = (self.ports(CONNECTION_BYTES - SESSION_BYTES - 1)?, self.u32()?);
+                Translator::Nat { guest, uplink, mapping: Some(place).filter(|place| *place != NONE) }
+            }
+            _ => return None,
+        };
+        let (known, sent) = (self.translation()?, self.translation()?);
+        let (reply, is_hairpin) = (self.key()?, self.flag()?);
+        let payload = Connection::of_parts(by, (known, sent, reply, is_hairpin));
         Some(Carried { key, origin, state, seen_s, answered_s, heard, payload })
     }
 }

@@ -9,7 +9,8 @@ pub struct TakenOver {
     pub sessions: u64,
     /// NAT mappings.
     pub mappings: u64,
-    /// Records that were skipped: they are invalid, their port does not exist, there is no room, or they exist already.
+    /// Records that were skipped: they are invalid, their port does not exist, there is no room, or they exist already;
+    /// and copies of sessions that later ones have evicted.
     pub left_out: u64,
 }
 

@@ -2,13 +2,16 @@
 
 /// Identifies a local port. The numbers are small, because the switch indexes an array with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PortId(pub u16);
+pub struct PortId(pub u32);
 
 impl PortId {
+    /// Upper bound of the numbers, exclusive: 2^20, because a session's key has 20 bits for them.
+    pub const LIMIT: u32 = 1 << 20;
+
     /// Index into arrays of ports.
     #[inline(always)]
     pub(crate) fn place(self) -> usize {
-        usize::from(self.0)
+        self.0 as usize
     }
 }
 
@@ -22,7 +25,12 @@ pub struct WorkerId(pub u16);
 
 /// Identifies another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PeerId(pub u16);
+pub struct PeerId(pub u32);
+
+impl PeerId {
+    /// Upper bound of the numbers, exclusive: 2^24, because a flow record's key has 24 bits for them.
+    pub const LIMIT: u32 = 1 << 24;
+}
 
 /// Identifies a security group: its index in [`Tables::groups`](crate::Tables::groups).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

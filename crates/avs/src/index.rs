@@ -167,6 +167,9 @@ impl Index {
         for port in &tables.ports {
             let vpc = self.vpc_id(port.vni)?;
             let slot = port.id.place();
+            if port.id.0 >= PortId::LIMIT {
+                return Err(BuildError::PortNumber(port.id));
+            }
             if self.ports.len() <= slot {
                 self.ports.resize_with(slot + 1, || None);
             }
@@ -313,7 +316,7 @@ impl Index {
     /// workers exactly one advertises to a port.
     pub(crate) fn advertised(&self) -> impl Iterator<Item = (&Port, &Ipv6Lease)> {
         let Workers { own, count } = self.workers;
-        let worker = move |port: &Port| port.home.unwrap_or(WorkerId(port.id.0 % count.max(1)));
+        let worker = move |port: &Port| port.home.unwrap_or(WorkerId((port.id.0 % u32::from(count.max(1))) as u16));
         let ports = self.ports.iter().flatten().filter(move |index| worker(&index.port) == own);
         ports.filter_map(|index| Some((&index.port, index.ipv6_lease.as_deref()?)))
     }
@@ -327,6 +330,17 @@ impl Index {
     #[inline(always)]
     pub(crate) fn has_services(&self) -> bool {
         self.has_balancers || !self.uplinks.is_empty()
+    }
+
+    /// All uplinks.
+    pub(crate) fn uplinks(&self) -> impl Iterator<Item = &Uplink> {
+        self.uplinks.iter()
+    }
+
+    /// Whether this worker alone serves a port.
+    pub(crate) fn is_own(&self, id: PortId) -> bool {
+        let Workers { own, count } = self.workers;
+        count < 2 || self.port(id).is_some_and(|(port, _)| port.port.home == Some(own))
     }
 
     /// An uplink.
@@ -432,7 +446,7 @@ impl Index {
             return Some((vpc.learned_route(to)?, vpc));
         }
         let uplink = self.uplink(uplink)?;
-        let path = Path { location: Location::Local(uplink.port), mtu: uplink.mtu };
+        let path = Path::new(Location::Local(uplink.port), uplink.mtu);
         Some((NextHop { mac: uplink.mac, path }, self.vpc_of(uplink.vpc)?))
     }
 

@@ -134,7 +134,7 @@ impl Learned {
         let range = self.range(addr)?;
         let LearnedAnswer::Route { peer, mac, mtu } = range.answer else { return None };
         range.used.store(true, Ordering::Relaxed);
-        Some(NextHop { mac, path: Path { location: Location::Remote(peer), mtu } })
+        Some(NextHop { mac, path: Path::new(Location::Remote(peer), mtu) })
     }
 
     fn range(&self, addr: IpAddr) -> Option<&Range> {
@@ -165,7 +165,7 @@ impl Learned {
         let Some(answer) = change.answer else { return is_other };
         match answer {
             LearnedAnswer::Route { peer, mac, mtu } => {
-                let path = Path { location: Location::Remote(peer), mtu };
+                let path = Path::new(Location::Remote(peer), mtu);
                 let (known, count) = self.vnics.entry(mac).or_insert((path, 0));
                 is_other |= *count > 0 && *known != path;
                 (*known, *count) = (path, *count + 1);
@@ -241,13 +241,13 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    fn route(peer: u16) -> Option<LearnedAnswer> {
+    fn route(peer: u32) -> Option<LearnedAnswer> {
         Some(LearnedAnswer::Route { peer: PeerId(peer), mac: Mac([2, 0, 0, 0, 0, peer as u8]), mtu: 1500 })
     }
 
-    fn peer(learned: &Learned, addr: &str) -> Option<u16> {
+    fn peer(learned: &Learned, addr: &str) -> Option<u32> {
         match learned.look_up(ip(addr), 0) {
-            Known::Route(NextHop { path: Path { location: Location::Remote(peer), .. }, .. }) => Some(peer.0),
+            Known::Route(NextHop { path, .. }) => path.location().peer().map(|peer| peer.0),
             _ => None,
         }
     }
@@ -305,9 +305,9 @@ mod tests {
     proptest! {
         /// The last change that covers an address, unless a later one has overlapped its range, says what is known.
         #[test]
-        fn the_last_answer_counts(changes in prop::collection::vec((0u8..64, 26u8..=32, prop::option::of(0u16..3)), 0..40)) {
+        fn the_last_answer_counts(changes in prop::collection::vec((0u8..64, 26u8..=32, prop::option::of(0u32..3)), 0..40)) {
             let mut learned = Learned::new(&[net("10.0.0.0/8")]);
-            let mut oracle: Vec<(IpNet, u16)> = Vec::new();
+            let mut oracle: Vec<(IpNet, u32)> = Vec::new();
             for (host, len, to) in changes {
                 let range = IpNet::new_assert(IpAddr::from([10, 0, 0, host]), len).trunc();
                 let before: Vec<_> = (0..64u8).map(|n| peer(&learned, &format!("10.0.0.{n}"))).collect();
@@ -324,7 +324,7 @@ mod tests {
                 }
                 // It may say so without need, but not the other way round.
                 prop_assert!(changed || !has_moved);
-                for to in 0..3u16 {
+                for to in 0..3u32 {
                     let count = oracle.iter().filter(|(_, known)| *known == to).count() as u32;
                     let known = learned.vnics.get(&Mac([2, 0, 0, 0, 0, to as u8])).map_or(0, |(_, count)| *count);
                     prop_assert_eq!(known, count);

@@ -416,7 +416,7 @@ mod tests {
     const UPLINK: PortId = PortId(9);
     const BLOCK: RangeInclusive<u16> = 2000..=2007;
 
-    fn inside(guest: u16, port: u16, protocol: u8) -> Inside {
+    fn inside(guest: u32, port: u16, protocol: u8) -> Inside {
         Inside { guest: PortId(guest), protocol, end: Endpoint { address: IpAddr::from([10, 0, 0, 1]), port } }
     }
 
@@ -458,14 +458,14 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Act {
-        Begin { guest: u16, port: u16, udp: bool },
+        Begin { guest: u32, port: u16, udp: bool },
         Leave(usize),
         Wait(u32),
     }
 
     fn act() -> impl Strategy<Value = Act> {
         prop_oneof![
-            4 => (0u16..3, 0u16..12, any::<bool>()).prop_map(|(guest, port, udp)| Act::Begin { guest, port, udp }),
+            4 => (0u32..3, 0u16..12, any::<bool>()).prop_map(|(guest, port, udp)| Act::Begin { guest, port, udp }),
             2 => any::<usize>().prop_map(Act::Leave),
             1 => (0u32..100).prop_map(Act::Wait),
         ]
@@ -480,8 +480,8 @@ mod tests {
             let mut mappings = Mappings::new(3);
             let mut now_s = 0;
             // By inside end: its outside port, its number of conversations, and when the last one ended.
-            let mut model: BTreeMap<(u16, u16, u8), (u16, u32, u32)> = BTreeMap::new();
-            let mut conversations: Vec<((u16, u16, u8), u32)> = Vec::new();
+            let mut model: BTreeMap<(u32, u16, u8), (u16, u32, u32)> = BTreeMap::new();
+            let mut conversations: Vec<((u32, u16, u8), u32)> = Vec::new();
             for act in acts {
                 match act {
                     Act::Begin { guest, port, udp } => {

@@ -71,7 +71,7 @@ impl Prepared {
     /// The host of a vNIC that routes lead to, and the smallest path MTU of these routes, bytes.
     pub fn remote_vnic(&self, vni: Vni, mac: Mac) -> Option<(PeerId, u16)> {
         let path = self.index.vpc(vni)?.path(mac)?;
-        match path.location {
+        match path.location() {
             Location::Remote(peer) => Some((peer, path.mtu)),
             Location::Local(_) => None,
         }

@@ -563,8 +563,14 @@ pub enum BuildError {
     #[error("VNI {0} has a peering with itself")]
     PeeringWithItself(Vni),
     /// Two ports with one number.
-    #[error("port number {} is described twice", .0.0)]
+    #[error("port number {} is described twice", { .0.0 })]
     DuplicatePort(PortId),
+    /// A port's number is too large.
+    #[error("port number {} is too large: a host has at most {} ports", { .0.0 }, PortId::LIMIT)]
+    PortNumber(PortId),
+    /// A peer's number is too large.
+    #[error("peer number {} is too large: a host has at most {} peers", { .0.0 }, PeerId::LIMIT)]
+    PeerNumber(PeerId),
     /// A MAC address that no vNIC can have, or the gateway's.
     #[error("{0} cannot be the MAC address of a vNIC")]
     Mac(Mac),
@@ -589,13 +595,13 @@ pub enum BuildError {
     #[error("{0} cannot be shared by these vNICs")]
     SharedAddress(IpAddr),
     /// A port with metadata does not exist, or its network has no gateway.
-    #[error("port number {} has metadata, but does not exist or is in a network without a gateway", .0.0)]
+    #[error("port number {} has metadata, but does not exist or is in a network without a gateway", { .0.0 })]
     Metadata(PortId),
     /// A port has a security group that is not described.
-    #[error("security group number {} is used but not described", .0.0)]
+    #[error("security group number {} is used but not described", { .0.0 })]
     UnknownGroup(GroupId),
     /// A rule refers to an address set that is not described.
-    #[error("address set number {} is used but not described", .0.0)]
+    #[error("address set number {} is used but not described", { .0.0 })]
     UnknownSet(AddressSetId),
     /// Two load balancers with the same address, port and protocol.
     #[error("two load balancers of VNI {vni} listen at {address} port {port}")]
@@ -611,10 +617,10 @@ pub enum BuildError {
     #[error("the backend address {0} is not of its load balancer's address family")]
     BackendFamily(IpAddr),
     /// A lease is for a port that does not exist, or is the port's second one of its family.
-    #[error("port number {} has two leases of one family, or does not exist", .0.0)]
+    #[error("port number {} has two leases of one family, or does not exist", { .0.0 })]
     Lease(PortId),
     /// A port is used as an uplink but is not listed as one.
-    #[error("port number {} is used as an uplink, but is not listed as one", .0.0)]
+    #[error("port number {} is used as an uplink, but is not listed as one", { .0.0 })]
     UnknownUplink(PortId),
     /// An outside address or port has two owners, or its owner's address is of another family.
     #[error("the outside address {0}, or one of its ports, has two owners, or an owner of another family")]

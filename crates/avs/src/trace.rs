@@ -200,7 +200,7 @@ impl Index {
     fn hop(&self, port: PortId, parsed: &Parsed) -> Option<Hop> {
         let (_, vpc) = self.port(port)?;
         let (NextHop { mac, path }, of) = self.next(vpc, parsed)?;
-        let peer = match path.location {
+        let peer = match path.location() {
             Location::Remote(peer) => Some(peer),
             Location::Local(_) => None,
         };
@@ -210,7 +210,7 @@ impl Index {
     /// The location of the vNIC that a packet from a port goes to next.
     pub(crate) fn location(&self, port: PortId, parsed: &Parsed) -> Option<Location> {
         let (_, vpc) = self.port(port)?;
-        self.next(vpc, parsed).map(|(hop, _)| hop.path.location)
+        self.next(vpc, parsed).map(|(hop, _)| hop.path.location())
     }
 
     fn is_routed(&self, vpc: &VpcIndex, parsed: &Parsed) -> bool {

@@ -75,7 +75,7 @@ impl VpcIndex {
     }
 
     pub(crate) fn add_port(&mut self, port: &Port) -> Result<(), BuildError> {
-        let path = Path { location: Location::Local(port.id), mtu: port.mtu };
+        let path = Path::new(Location::Local(port.id), port.mtu);
         self.draft()?.add_vnic(port.mac, path)?;
         self.has_records |= !port.groups.is_empty();
         for &addr in &port.addresses {
@@ -213,11 +213,11 @@ impl VpcIndex {
 
     /// The location of a vNIC while the network is built, once ports and routes have been added.
     pub(crate) fn drafted_location(&self, mac: Mac) -> Option<Location> {
-        self.draft.as_ref()?.path(mac).map(|path| path.location)
+        self.draft.as_ref()?.path(mac).map(|path| path.location())
     }
 
     pub(crate) fn location(&self, mac: Mac) -> Option<Location> {
-        self.path(mac).map(|path| path.location)
+        self.path(mac).map(|path| path.location())
     }
 
     /// The owner of an address according to the routes.
@@ -280,7 +280,7 @@ impl VpcIndex {
     #[cold]
     pub(crate) fn may_learn_vnic_at(&self, mac: Mac, peer: PeerId) -> bool {
         let at = Location::Remote(peer);
-        self.learned.as_ref().is_some_and(|learned| learned.path(mac).is_none_or(|path| path.location == at))
+        self.learned.as_ref().is_some_and(|learned| learned.path(mac).is_none_or(|path| path.location() == at))
             && self.location(mac).is_none()
     }
 
@@ -291,7 +291,7 @@ impl VpcIndex {
         let at = Location::Remote(peer);
         self.learned
             .as_ref()
-            .is_some_and(|learned| learned.has(addr) && learned.route(addr).is_none_or(|hop| hop.path.location == at))
+            .is_some_and(|learned| learned.has(addr) && learned.route(addr).is_none_or(|hop| hop.path.location() == at))
     }
 
     /// The vNIC of this network that has an address: according to the routes, or, for an IPv6 link-local address, by

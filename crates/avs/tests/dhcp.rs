@@ -11,7 +11,7 @@ use bifrost_wire::Mac;
 use bifrost_wire::protocol::UDP;
 use common::{guest, ip, mac, packet, tables};
 
-fn lease(port: u16) -> Lease {
+fn lease(port: u32) -> Lease {
     Lease {
         port: PortId(port),
         address: Ipv4Addr::new(10, 0, 0, 1 + port as u8),

@@ -5,8 +5,8 @@
 mod common;
 
 use bifrost_avs::{
-    CarryError, Copying, Distribution, DropReason, GroupId, PeerId, PortId, Prepared, Route, SecurityGroup, Switch,
-    Tables, WorkerId, Workers,
+    CarryError, Copying, Distribution, DropReason, GroupId, PeerId, PortId, Prepared, Route, SecurityGroup,
+    SessionLimits, Switch, Tables, WorkerId, Workers,
 };
 use bifrost_nic::steer;
 use bifrost_wire::Mac;
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 const ACK: u8 = 0x10;
 /// Guest 1 of VNI 200 and its port.
-const GUEST: u16 = 5;
+const GUEST: u32 = 5;
 const REMOTES: u8 = 40;
 
 /// The MAC address of a remote vNIC in VNI 200.
@@ -43,7 +43,7 @@ fn of_worker(own: u16, count: u16) -> Tables {
     for port in &mut tables.ports {
         match port.id {
             PortId(GUEST) => port.groups = vec![GroupId(0)],
-            PortId(UPLINK) if count > 1 => port.home = Some(WorkerId(UPLINK % count)),
+            PortId(UPLINK) if count > 1 => port.home = Some(WorkerId(UPLINK as u16 % count)),
             _ => {}
         }
     }
@@ -59,8 +59,12 @@ struct Host {
 
 impl Host {
     fn new(count: u16) -> Host {
-        let switches = (0..count).map(|own| build(&of_worker(own, count))).collect();
-        Host { switches, copying: Vec::new() }
+        Host::with(count, SessionLimits::default())
+    }
+
+    fn with(count: u16, sessions: SessionLimits) -> Host {
+        let switch = |own| build(&Tables { sessions, ..of_worker(own, count) });
+        Host { switches: (0..count).map(switch).collect(), copying: Vec::new() }
     }
 
     fn of_pair(&mut self, n: u8) -> &mut Switch {
@@ -71,7 +75,7 @@ impl Host {
 
     fn of_uplink(&mut self) -> &mut Switch {
         let count = self.switches.len() as u16;
-        &mut self.switches[usize::from(UPLINK % count)]
+        &mut self.switches[usize::from(UPLINK as u16 % count)]
     }
 
     /// The guest of VNI 200 connects to a remote vNIC.
@@ -225,6 +229,38 @@ proptest! {
                 let _ = switch.take_over_memory(1000 * SECOND, bytes);
             }
         }
+    }
+}
+
+/// Each worker may have as many sessions as before, so fewer workers have room for fewer. What does not fit is counted.
+#[test]
+fn sessions_beyond_the_limit_of_fewer_workers_are_counted() {
+    const EACH: u32 = 16;
+    let limits = SessionLimits { total: EACH, per_port: EACH };
+    for steps in [0, 3] {
+        let mut former = Host::with(2, limits);
+        former.copying = former.switches.iter_mut().map(Switch::start_copying).collect();
+        (0..REMOTES).for_each(|n| former.connect(n, 1));
+        let [before, _] = former.counts();
+        assert_eq!(before, u64::from(2 * EACH), "both workers are full");
+        let prepared = Prepared::build(&Tables { sessions: limits, ..of_worker(0, 1) }).unwrap();
+        let (mut distribution, mut next) = (Distribution::new(2, 1), Host::with(1, limits));
+        for _ in 0..steps {
+            let copies = prepared.distribute(&mut distribution, &former.copy(Some(4))).unwrap();
+            next.switches[0].take_over_copies(1000 * SECOND, &copies[0]).unwrap();
+        }
+        let rest = prepared.distribute(&mut distribution, &former.copy(None)).unwrap();
+        let taken = next.switches[0].take_over_memory(1000 * SECOND, &rest[0]).unwrap();
+        let counters = next.switches[0].session_counters();
+        assert_eq!(counters.current, u64::from(EACH));
+        assert_eq!(
+            counters.evicted + taken.left_out,
+            before - counters.current,
+            "{steps} steps: {counters:?} {taken:?}"
+        );
+        // The worker goes on, and its other sessions are those of the former ones.
+        let accepted = |host: &mut Host| (0..REMOTES).filter(|n| host.answered(*n, 1, SYN | ACK).is_ok()).count();
+        assert_eq!(accepted(&mut next), EACH as usize);
     }
 }
 

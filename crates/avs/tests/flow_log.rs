@@ -21,7 +21,7 @@ const ACK: u8 = 0x10;
 const FIN: u8 = 0x11;
 const RST: u8 = 0x04;
 
-fn spec(ports: &[u16]) -> FlowLogSpec {
+fn spec(ports: &[u32]) -> FlowLogSpec {
     FlowLogSpec {
         name: "".into(),
         ports: ports.iter().map(|port| PortId(*port)).collect(),
@@ -236,7 +236,7 @@ fn logs_of(records: &[FlowRecord]) -> Vec<(&str, u16, FlowEnd)> {
 
 #[test]
 fn each_log_has_ports_and_records_of_its_own() {
-    let log = |name: &str, ports: &[u16]| FlowLogSpec { name: name.into(), ..spec(ports) };
+    let log = |name: &str, ports: &[u32]| FlowLogSpec { name: name.into(), ..spec(ports) };
     let of = |flow_logs: Vec<FlowLogSpec>| Tables { flow_logs, ..tables() };
     let rejected = FlowLogSpec { accepted: false, ..log("rejected", &[0]) };
     let short = FlowLogSpec { idle_ns: SECOND, ..log("short", &[0]) };
@@ -301,7 +301,7 @@ fn every_packet_is_in_one_record_as_in_a_model() {
     let mut rng = fastrand::Rng::with_seed(7);
     for _ in 0..20 {
         let mut switch = build(&logged(FlowLogSpec { flows: 1000, ..spec(&[0, 1]) }));
-        let mut model: HashMap<(u16, u16, Option<DropReason>), (u64, u64)> = HashMap::new();
+        let mut model: HashMap<(u32, u16, Option<DropReason>), (u64, u64)> = HashMap::new();
         let mut seen = HashMap::new();
         let mut now = 1000 * SECOND;
         let add = |seen: &mut HashMap<_, (u64, u64)>, records: Vec<FlowRecord>| {

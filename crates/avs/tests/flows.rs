@@ -62,11 +62,11 @@ impl Sent {
         let Sent { from, ref frame, offload } = *self;
         let parsed = parse(frame, frame.len()).unwrap();
         if from < 3 {
-            let verdict = *switch.from_guest(PortId(u16::from(from - 1)), frame, frame.len(), offload, &parsed);
+            let verdict = *switch.from_guest(PortId(u32::from(from - 1)), frame, frame.len(), offload, &parsed);
             let answer = matches!(verdict.action, Action::Answer { .. }).then(|| switch.answer().to_vec());
             Decided(verdict, answer)
         } else {
-            let verdict = *switch.from_underlay(vni(100), PeerId(u16::from(from - 2)), frame, &parsed);
+            let verdict = *switch.from_underlay(vni(100), PeerId(u32::from(from - 2)), frame, &parsed);
             let answer = matches!(verdict.action, Action::Answer { .. }).then(|| switch.answer().to_vec());
             Decided(verdict, answer)
         }
@@ -77,10 +77,10 @@ impl Sent {
         let Sent { from, ref frame, offload } = *self;
         let parsed = parse(frame, frame.len()).unwrap();
         if from < 3 {
-            let port = PortId(u16::from(from - 1));
+            let port = PortId(u32::from(from - 1));
             Traced::Guest(switch.trace_from_guest(port, frame, frame.len(), offload, &parsed))
         } else {
-            Traced::Underlay(switch.trace_from_underlay(vni(100), PeerId(u16::from(from - 2)), frame, &parsed))
+            Traced::Underlay(switch.trace_from_underlay(vni(100), PeerId(u32::from(from - 2)), frame, &parsed))
         }
     }
 }

@@ -78,7 +78,7 @@ fn echo(from: u8, to: u8, v6: bool, reply: bool, len: usize) -> Vec<u8> {
 fn passes(switch: &mut Switch, from: u8, frame: &[u8]) -> Result<(), DropReason> {
     match from {
         3 => underlay(switch, 100, 1, frame).map(|_| ()),
-        n => match guest(switch, u16::from(n) - 1, frame).action {
+        n => match guest(switch, u32::from(n) - 1, frame).action {
             Action::Drop(reason) => Err(reason),
             _ => Ok(()),
         },

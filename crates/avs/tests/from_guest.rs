@@ -15,7 +15,7 @@ const ALL: Mac = Mac::BROADCAST;
 const GROUP: Mac = Mac([0x33, 0x33, 0xff, 0, 0, 3]);
 const ME: Mac = mac(1);
 
-fn remote(n: u32, peer: u16, remote: u8, reliable: bool, ordering: Ordering) -> Verdict {
+fn remote(n: u32, peer: u32, remote: u8, reliable: bool, ordering: Ordering) -> Verdict {
     let (vni, peer, remote) = (vni(n), PeerId(peer), mac(remote));
     Verdict::unchanged(Action::Forward { vni, peer, local: ME, remote, reliable, ordering })
 }
@@ -53,7 +53,7 @@ fn switched_frames() {
     };
     let dhcp = |dst| udp((ME, dst), "0.0.0.0", "255.255.255.255", (68, 67));
     let unspecified = "::";
-    let cases: Vec<(&str, u16, Vec<u8>, Verdict)> = vec![
+    let cases: Vec<(&str, u32, Vec<u8>, Verdict)> = vec![
         ("TCP to another host", 0, to(mac(3)), remote(100, 1, 3, true, Ordering::Flow)),
         ("TCP fragment", 0, fragment, remote(100, 1, 3, true, Ordering::Flow)),
         ("TCP over IPv6", 0, tcp((ME, mac(3)), "fd00::1", "fd00::3"), remote(100, 1, 3, true, Ordering::Flow)),
@@ -292,7 +292,7 @@ fn the_gateway_routes() {
     let mut expired = tcp(gw, "10.0.0.1", "10.1.2.3");
     expired[22] = 1;
     // The expected peer and vNIC.
-    type Case = (&'static str, Vec<u8>, Result<(u16, u8), DropReason>);
+    type Case = (&'static str, Vec<u8>, Result<(u32, u8), DropReason>);
     let cases: &[Case] = &[
         ("to a remote", tcp(gw, "10.0.0.1", "10.0.0.3"), Ok((1, 3))),
         ("to a network behind a remote", tcp(gw, "10.0.0.1", "10.1.2.3"), Ok((2, 4))),

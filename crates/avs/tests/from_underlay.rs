@@ -33,7 +33,7 @@ fn only_addresses_routed_to_the_peer_are_accepted() {
     };
     let ask = |src: Mac, sender, target| arp((src, Mac::BROADCAST), Request, sender, (Mac::ZERO, target));
     // VNI, peer, frame, expected port.
-    type Case = (&'static str, u32, u16, Vec<u8>, Result<u16, DropReason>);
+    type Case = (&'static str, u32, u32, Vec<u8>, Result<u32, DropReason>);
     let cases: Vec<Case> = vec![
         ("TCP", 100, 1, to_me(mac(3), "10.0.0.3"), Ok(0)),
         ("the other tenant's, same addresses", 200, 9, to_me(mac(3), "10.0.0.3"), Ok(5)),

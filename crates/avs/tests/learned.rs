@@ -31,7 +31,7 @@ fn learn(switch: &mut Switch, range: &str, answer: Option<LearnedAnswer>) {
     switch.learn(vni(100), &[LearnedChange { range: range.parse().unwrap(), answer }]);
 }
 
-fn at(peer: u16, n: u8) -> Option<LearnedAnswer> {
+fn at(peer: u32, n: u8) -> Option<LearnedAnswer> {
     Some(LearnedAnswer::Route { peer: PeerId(peer), mac: mac(n), mtu: 1500 })
 }
 
@@ -48,7 +48,7 @@ fn routed(switch: &mut Switch, to: &str) -> Action {
     guest(switch, 0, &udp((mac(1), GATEWAY_MAC), from, to, (1, 2))).action
 }
 
-fn peer(action: Action) -> Option<(u16, Mac)> {
+fn peer(action: Action) -> Option<(u32, Mac)> {
     match action {
         Action::Forward { peer, remote, .. } => Some((peer.0, remote)),
         _ => None,

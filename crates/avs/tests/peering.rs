@@ -83,7 +83,7 @@ fn switch() -> Switch {
 #[test]
 fn guests_reach_the_other_network_through_the_gateways() {
     // The expected network, peer and vNIC.
-    type Case = (&'static str, u16, Vec<u8>, Result<(u32, u16, u8), DropReason>);
+    type Case = (&'static str, u32, Vec<u8>, Result<(u32, u32, u8), DropReason>);
     let cases: &[Case] = &[
         ("another host", 0, tcp(OUT, "10.0.0.1", "10.3.1.7"), Ok((300, 2, 3))),
         ("IPv6", 0, tcp(OUT, "fd00::1", "fd03::3"), Ok((300, 2, 3))),
@@ -157,7 +157,7 @@ fn peers_send_to_a_peered_network_from_their_own_addresses() {
         target_mac: Some(mac(3)),
     };
     let advertised = advertise((mac(3), mac(1)), "fd00::3", "fd00::1", target);
-    type Case = (&'static str, u32, u16, Vec<u8>, Result<u16, DropReason>);
+    type Case = (&'static str, u32, u32, Vec<u8>, Result<u32, DropReason>);
     let cases: &[Case] = &[
         ("from where it is", 100, 2, tcp(IN, "10.3.1.7", "10.0.0.1"), Ok(0)),
         ("IPv6", 100, 2, tcp(IN, "fd03::3", "fd00::1"), Ok(0)),

@@ -24,8 +24,8 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// Time of the first advance, ns.
 const START_NS: u64 = 1 << 40;
 
-fn lease(port: u16) -> Ipv6Lease {
-    let addresses = vec![(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1 + port), 64)];
+fn lease(port: u32) -> Ipv6Lease {
+    let addresses = vec![(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1 + port as u16), 64)];
     Ipv6Lease { port: PortId(port), addresses, dns: vec![], domain: None, mtu: 1400, seconds: 3600, interval_s: 600 }
 }
 
@@ -236,7 +236,7 @@ fn nobody_but_the_switch_is_a_router() {
 }
 
 /// Time and port of all unsolicited advertisements during `for_s` seconds.
-fn told(switch: &mut Switch, from_ns: u64, for_s: u64) -> Vec<(u64, u16)> {
+fn told(switch: &mut Switch, from_ns: u64, for_s: u64) -> Vec<(u64, u32)> {
     let (mut now_ns, mut all) = (from_ns, vec![]);
     loop {
         switch.advance(now_ns);

@@ -251,7 +251,7 @@ fn records_match_a_walk_through_the_rules_with_and_without_caches() {
             let parsed = parse(&frame, frame.len()).unwrap();
             // Some packets come several times in a turn.
             for _ in 0..rng.u8(1..4) {
-                let (port, peer) = (PortId(u16::from(n)), PeerId(u16::from(n.max(1) - 1)));
+                let (port, peer) = (PortId(u32::from(n)), PeerId(u32::from(n.max(1) - 1)));
                 let checks = if n < 2 {
                     let offload = Offload::default();
                     let checks = switch.trace_from_guest(port, &frame, frame.len(), offload, &parsed).checks;

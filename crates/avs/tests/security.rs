@@ -279,8 +279,8 @@ fn a_flood_evicts_neither_established_sessions_nor_those_of_other_ports() {
     let room: u16 = if cfg!(miri) { 10 } else { 100 };
     tables.sessions = SessionLimits { total: 2 * u32::from(room), per_port: u32::from(room) };
     let mut s = switch_of(&tables);
-    let connect = |s: &mut Switch, port: u16, from: u16, to: u8| {
-        assert!(matches!(underlay(s, 100, 1, &segment(3, to, (from, 80), SYN)), Ok(PortId(p)) if p == port));
+    let connect = |s: &mut Switch, port: u32, from: u16, to: u8| {
+        assert!(matches!(underlay(s, 100, 1, &segment(3, to, (from, 80), SYN)), Ok(at) if at == PortId(port)));
         assert!(!matches!(guest(s, port, &segment(to, 3, (80, from), SYN | ACK)).action, Action::Drop(_)));
         underlay(s, 100, 1, &segment(3, to, (from, 80), ACK)).unwrap();
     };

@@ -325,7 +325,7 @@ fn copies_keep_the_order_in_which_sessions_are_evicted() {
 /// The sessions of a port, serialized for another host.
 fn moving(switch: &Switch, port: PortId) -> Vec<u8> {
     write_moving_sessions(
-        (0..switch.session_places()).filter_map(|place| switch.moving_session_at(port, place)).collect(),
+        (0..switch.moving_places()).filter_map(|place| switch.moving_session_at(port, place)).collect(),
     )
 }
 
@@ -348,7 +348,7 @@ fn the_switch_of_another_host_continues_a_ports_sessions() {
     first.advance(5100 * SECOND);
     let bytes = moving(&first, tables.ports[0].id);
     // On the other host the port has another number, and the clock another origin.
-    let there = |number: u16| {
+    let there = |number: u32| {
         let mut tables = server(4096);
         tables.ports[0].id = PortId(number);
         let mut second = Switch::build(&tables, 2).unwrap();

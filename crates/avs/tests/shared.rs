@@ -260,7 +260,7 @@ fn packets_to_a_shared_address_go_to_its_holder() {
         switch.replace(&world([Some(holder), None])).unwrap();
         for _ in 0..3 {
             let action = guest(&mut switch, 2, &frame).action;
-            assert!(matches!(action, Action::Deliver { port, .. } if port.0 + 1 == u16::from(holder)), "{action:?}");
+            assert!(matches!(action, Action::Deliver { port, .. } if port.0 + 1 == u32::from(holder)), "{action:?}");
         }
     }
 }

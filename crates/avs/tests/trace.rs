@@ -33,7 +33,7 @@ fn a_trace_predicts_the_verdict_and_changes_nothing() {
             let parsed = parse(&frame, frame.len()).unwrap();
             let (told, checks, happened, reason);
             if n < 2 {
-                let (port, offload) = (PortId(u16::from(n)), Offload::default());
+                let (port, offload) = (PortId(u32::from(n)), Offload::default());
                 let trace = switch.trace_from_guest(port, &frame, frame.len(), offload, &parsed);
                 assert!(before.is_none_or(|before| before == format!("{switch:?}")), "seed {seed} step {step}");
                 let verdict = *switch.from_guest(port, &frame, frame.len(), offload, &parsed);
@@ -41,7 +41,7 @@ fn a_trace_predicts_the_verdict_and_changes_nothing() {
                 reason = verdict.drop_reason();
                 (told, checks, happened) = (format!("{:?}", trace.verdict), trace.checks, format!("{verdict:?}"));
             } else {
-                let (vni, peer) = (vni(100), PeerId(u16::from(n - 1)));
+                let (vni, peer) = (vni(100), PeerId(u32::from(n - 1)));
                 let trace = switch.trace_from_underlay(vni, peer, &frame, &parsed);
                 assert!(before.is_none_or(|before| before == format!("{switch:?}")), "seed {seed} step {step}");
                 let verdict = *switch.from_underlay(vni, peer, &frame, &parsed);

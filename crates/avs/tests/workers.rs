@@ -51,9 +51,9 @@ impl Host {
         if from > 2 {
             let other = self.switches[by_pair].other_worker(vni(100), source, destination);
             let switch = &mut self.switches[other.map_or(by_pair, |WorkerId(other)| usize::from(other))];
-            return Decided::Underlay(*switch.from_underlay(vni(100), PeerId(u16::from(from - 2)), frame, &parsed));
+            return Decided::Underlay(*switch.from_underlay(vni(100), PeerId(u32::from(from - 2)), frame, &parsed));
         }
-        let port = PortId(u16::from(from - 1));
+        let port = PortId(u32::from(from - 1));
         let home = self.switches[0].port(port).unwrap().home.filter(|_| count > 1);
         let switch = &mut self.switches[home.map_or(by_pair, |WorkerId(home)| usize::from(home))];
         let mut decision = *switch.from_guest(port, frame, frame.len(), Offload::default(), &parsed);
@@ -66,7 +66,7 @@ impl Host {
             }
             let parsed = parse(&frame, frame.len()).unwrap();
             let passed =
-                *self.switches[usize::from(worker.0)].from_worker(PortId(u16::from(from - 1)), *port, &frame, &parsed);
+                *self.switches[usize::from(worker.0)].from_worker(PortId(u32::from(from - 1)), *port, &frame, &parsed);
             self.handed_over[usize::from(!passed.passes())] += 1;
             if !passed.passes() {
                 decision = passed;
@@ -89,7 +89,7 @@ fn any_world(rng: &mut fastrand::Rng, routed: bool, homes: [Option<u16>; 2], wor
     for (port, home) in tables.ports.iter_mut().zip(homes) {
         port.mtu = 1500;
         // As the daemon configures it.
-        port.home = home.or((routed && !port.groups.is_empty()).then_some(port.id.0 % workers)).map(WorkerId);
+        port.home = home.or((routed && !port.groups.is_empty()).then_some(port.id.0 as u16 % workers)).map(WorkerId);
     }
     tables
 }

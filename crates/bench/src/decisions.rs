@@ -139,7 +139,7 @@ impl Decisions {
         all
     }
 
-    fn decide(&mut self, case: Case, port: u16, (head, parsed): &(Vec<u8>, Parsed)) {
+    fn decide(&mut self, case: Case, port: u32, (head, parsed): &(Vec<u8>, Parsed)) {
         match case {
             Case::In => {
                 // Packets that return through the gateway come from the host behind it.
@@ -163,7 +163,7 @@ const fn mac(n: u8) -> Mac {
 
 /// Guests 10.0.0.1 and 10.0.0.2 here, 10.0.0.3 at peer 1, and networks 10.1.x.0/24 and others behind vNIC 4 at peer 2.
 fn tables(Kind { case, acl, groups, remembered }: Kind) -> Tables {
-    let port = |id: u16, n: u8| Port {
+    let port = |id: u32, n: u8| Port {
         id: PortId(id),
         vni: vni(),
         mac: mac(n),

@@ -128,7 +128,7 @@ pub struct End {
 /// VNI of all connections.
 const VNI: u32 = 100;
 /// Port of all vNICs.
-const OWNER: u16 = 1;
+const OWNER: u32 = 1;
 
 impl End {
     /// End `side` (0 or 1), with `peers` peer hosts of four paths each.
@@ -273,7 +273,7 @@ impl End {
             owner: OWNER,
             local: mac(self.side),
             remote: mac(1 - self.side),
-            peer: PeerId((conn % u32::from(self.peers)) as u16),
+            peer: PeerId(conn % u32::from(self.peers)),
             ordering: self.ordering,
         };
         // Real hashes are distributed over all bits; so are these.

@@ -99,7 +99,7 @@ fn tables(networks: u32, routes: u32) -> Tables {
         acl: Vec::new(),
     };
     let port = |network| Port {
-        id: PortId(network as u16),
+        id: PortId(network),
         vni: vni(network),
         mac: MAC,
         addresses: vec![guest(false), guest(true)],
@@ -111,7 +111,7 @@ fn tables(networks: u32, routes: u32) -> Tables {
     let route = |network, vnic: u32, v6| {
         let [_, a, b, c] = vnic.to_be_bytes();
         let (prefix, mac) = (behind(vnic, v6), Mac([2, 1, 0, a, b, c]));
-        Route { vni: vni(network), prefix, peer: PeerId((vnic % 1000) as u16), mac, mtu: 1500 }
+        Route { vni: vni(network), prefix, peer: PeerId(vnic % 1000), mac, mtu: 1500 }
     };
     let all = (0..networks).flat_map(|network| (0..routes / 2).map(move |vnic| (network, vnic)));
     Tables {
@@ -128,7 +128,7 @@ fn packets(networks: u32, routes: u32) -> Vec<(PortId, Vec<u8>, Parsed)> {
         let v6 = rng.bool();
         let frame = datagram(guest(v6), behind(rng.u32(0..routes / 2), v6).addr(), rng.u16(1024..));
         let parsed = parse(&frame, frame.len()).unwrap_or_else(|e| unreachable!("its own frame: {e}"));
-        (PortId(rng.u32(0..networks) as u16), frame, parsed)
+        (PortId(rng.u32(0..networks)), frame, parsed)
     };
     (0..PACKETS).map(packet).collect()
 }

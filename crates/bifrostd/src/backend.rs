@@ -367,18 +367,17 @@ impl Backend for Daemon {
     }
 
     fn export_sessions(&self, query: SessionsQuery) -> Result<PortSessions, ApiError> {
-        let (worker, port) = self.state().worker_of_sessions(&query.port)?;
-        let exported = sessions::export(&worker, port, query.port)?;
+        let holders = self.state().holders_of_sessions(&query.port)?;
+        let exported = holders.export(query.port)?;
         // The number may belong to another port by now.
-        let (_, now) = self.state().worker_of_sessions(&exported.port)?;
+        let now = self.state().holders_of_sessions(&exported.port)?.port;
         let changed = || ApiError::conflict("the port changed during the export").at("port").hint("try again");
-        if now == port { Ok(exported) } else { Err(changed()) }
+        if now == holders.port { Ok(exported) } else { Err(changed()) }
     }
 
     fn import_sessions(&self, sessions: PortSessions) -> Result<SessionsReport, ApiError> {
         let bytes = sessions.bytes()?;
-        let (worker, port) = self.state().worker_of_sessions(&sessions.port)?;
-        sessions::import(&worker, port, &bytes)
+        self.state().holders_of_sessions(&sessions.port)?.import(&bytes)
     }
 
     fn trace(&self, spec: TraceSpec) -> Result<Trace, ApiError> {

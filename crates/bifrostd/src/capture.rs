@@ -52,8 +52,8 @@ fn description(stage: Stage) -> &'static str {
 pub(crate) struct Running {
     workers: Vec<OneWorker>,
     file: CaptureFile<Stage>,
-    ports: BTreeMap<u16, String>,
-    peers: BTreeMap<u16, String>,
+    ports: BTreeMap<u32, String>,
+    peers: BTreeMap<u32, String>,
     started: bool,
     /// Written before the next packets.
     pending: Vec<u8>,
@@ -202,7 +202,7 @@ impl Drop for Running {
 }
 
 /// A packet's comment.
-fn describe(out: &mut String, stage: Stage, note: &Note, ports: &BTreeMap<u16, String>, peers: &BTreeMap<u16, String>) {
+fn describe(out: &mut String, stage: Stage, note: &Note, ports: &BTreeMap<u32, String>, peers: &BTreeMap<u32, String>) {
     let what = note.what.trim_end_matches("_packets");
     out.push_str(if stage == Stage::Drop { "dropped: " } else { "" });
     out.push_str(if what.is_empty() { "sent" } else { what });

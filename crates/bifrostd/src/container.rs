@@ -45,7 +45,7 @@ impl State {
     ///
     /// # Errors
     /// The namespace exists, but no device can be created in it.
-    pub(crate) fn open_container(&mut self, port: &Port, owner: u16) -> Result<()> {
+    pub(crate) fn open_container(&mut self, port: &Port, owner: u32) -> Result<()> {
         let tap = translate::tap(&self.config, port);
         let Some(netns) = tap.netns.clone() else { return self.plug(port, owner) };
         // Read before the device is created: if the namespace is replaced in between, the next poll sees another one.
@@ -67,7 +67,7 @@ impl State {
     ///
     /// # Errors
     /// A worker does not answer.
-    pub(crate) fn set_port_aside(&mut self, name: &str, owner: u16) -> Result<()> {
+    pub(crate) fn set_port_aside(&mut self, name: &str, owner: u32) -> Result<()> {
         self.forget_carried(name);
         let devices: Vec<Device> =
             self.on_all(move |worker| worker.remove_port(owner))?.into_iter().flatten().collect();
@@ -85,7 +85,7 @@ impl State {
     /// # Errors
     /// The first device that cannot be created; the others are.
     pub(crate) fn repair_containers(&mut self) -> Result<()> {
-        let failed: Vec<u16> = self.on_all(|worker| worker.core_mut().failed_ports())?.concat();
+        let failed: Vec<u32> = self.on_all(|worker| worker.core_mut().failed_ports())?.concat();
         let mut result = Ok(());
         let of_taps = self.config.ports.iter().filter(|port| port.kind == PortKind::Tap);
         let numbered = of_taps.filter_map(|port| Some((self.names.port(&port.name)?, port.clone())));
@@ -140,7 +140,7 @@ impl State {
 
     /// Creates the device, or takes over that of an earlier daemon, and gives each worker that serves the port its
     /// queue.
-    fn plug(&mut self, port: &Port, owner: u16) -> Result<()> {
+    fn plug(&mut self, port: &Port, owner: u32) -> Result<()> {
         let tap = translate::tap(&self.config, port);
         // One of them may have its name.
         let is_pending = self.removal.is_pending();
@@ -172,7 +172,7 @@ impl State {
     }
 
     /// Removes the device.
-    fn unplug(&mut self, port: &Port, owner: u16) -> Result<()> {
+    fn unplug(&mut self, port: &Port, owner: u32) -> Result<()> {
         self.forget_carried(&port.name);
         let kept = self.kept.release(&port.name);
         let serving = self.serving(port, owner).iter();
@@ -185,7 +185,7 @@ impl State {
 
     /// Replaces the devices of a port, one for each worker that serves it, and returns the former ones. The port is
     /// recreated, so that its counters start with those of the device.
-    fn change_devices(&self, port: &Port, owner: u16, devices: impl Iterator<Item = Device>) -> Result<Vec<Device>> {
+    fn change_devices(&self, port: &Port, owner: u32, devices: impl Iterator<Item = Device>) -> Result<Vec<Device>> {
         let mut former = Vec::new();
         for (worker, device) in self.serving(port, owner).iter().zip(devices) {
             let config = self.port_config(port, owner, device)?;

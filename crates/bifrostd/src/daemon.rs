@@ -95,7 +95,7 @@ pub(crate) struct State {
     /// Devices that are being removed.
     pub(crate) removal: Removal,
     /// Open devices that no worker serves yet, with their ports and port numbers; `None` once the daemon has started.
-    pub(crate) not_served: Option<Vec<(Port, u16, Vec<Device>)>>,
+    pub(crate) not_served: Option<Vec<(Port, u32, Vec<Device>)>>,
     pub(crate) workers: Vec<Handle<HostUnderlay>>,
     pub(crate) faults: Vec<FaultEntry>,
     /// Paths that the operator has taken out of use, by peer: bit i is path i.
@@ -177,7 +177,7 @@ impl Daemon {
         }
         let config = with_one_queue(config, &single_queue);
         let mut names = NamesInForce::default();
-        names.set(former.next(&config));
+        names.set(former.next(&config)?);
         let shared = Shared::of(&config, holders);
         let tables = tables::build(&config, &names, &health, &shared.holders)?;
         let (underlays, waiting_frames) = match sockets {
@@ -381,7 +381,7 @@ impl State {
             let diff = ConfigDiff::between(&self.config, &config).map_err(|e| {
                 anyhow!("needs a restart, because these cannot change at run time: {}", e.fields.join(", "))
             })?;
-            let names = self.names.next(&config);
+            let names = self.names.next(&config)?;
             let (health, holders) = (&self.health, &self.shared.holders);
             let tables = tables::after(&self.tables, &diff, &config, &names, health, holders)?;
             anyhow::Ok((diff, names, tables))
@@ -469,7 +469,7 @@ impl State {
     }
 
     /// The new policies of `kept` ports whose VPC's policy has changed, by port number.
-    fn changed_policies(&self, config: &Config, kept: &[(Port, Port)], names: &Names) -> Vec<(u16, translate::Policy)> {
+    fn changed_policies(&self, config: &Config, kept: &[(Port, Port)], names: &Names) -> Vec<(u32, translate::Policy)> {
         let of = |config: &Config| -> HashMap<_, _> {
             config.vpcs.iter().map(|vpc| (vpc.vni, translate::policy(vpc))).collect()
         };
@@ -567,7 +567,7 @@ impl State {
     }
 
     /// The workers that serve port number `owner`, in order.
-    pub(crate) fn serving(&self, port: &Port, owner: u16) -> &[Handle<HostUnderlay>] {
+    pub(crate) fn serving(&self, port: &Port, owner: u32) -> &[Handle<HostUnderlay>] {
         match translate::home(&self.config, port, owner).map(usize::from) {
             Some(home) => self.workers.get(home..=home).unwrap_or_default(),
             None => &self.workers,
@@ -575,7 +575,7 @@ impl State {
     }
 
     /// The configuration of a worker's port with this `device`.
-    pub(crate) fn port_config(&self, port: &Port, owner: u16, device: Device) -> Result<PortConfig<Device>> {
+    pub(crate) fn port_config(&self, port: &Port, owner: u32, device: Device) -> Result<PortConfig<Device>> {
         let vni = Vni::new(port.vni.value()).ok_or_else(|| anyhow!("port {}: bad VNI", port.name))?;
         let vpc = self.config.vpc(port.vni).ok_or_else(|| anyhow!("port {}: no such VPC", port.name))?;
         let (ordering, reliable) = translate::policy(vpc);
@@ -598,7 +598,7 @@ impl State {
         opened
     }
 
-    fn remove_port(&mut self, name: &str, owner: u16) -> Result<()> {
+    fn remove_port(&mut self, name: &str, owner: u32) -> Result<()> {
         self.forget_carried(name);
         let kept = self.kept.release(name);
         let removed = self.on_all(move |worker| worker.remove_port(owner))?;
@@ -606,7 +606,7 @@ impl State {
         Ok(())
     }
 
-    fn open_machine(&mut self, port: &Port, owner: u16) -> Result<()> {
+    fn open_machine(&mut self, port: &Port, owner: u32) -> Result<()> {
         let handed = self.handed_machines.remove(&port.name);
         let worker = self.serving(port, owner).first().ok_or_else(|| anyhow!("no workers"))?;
         let config = translate::vhost(port, &self.config);

@@ -56,17 +56,17 @@ impl StateView {
     }
 
     /// The peer with that number, if it has not changed since the start of the list.
-    pub(crate) fn peer<'a>(&'a self, now: &Names, id: u16) -> Option<&'a str> {
+    pub(crate) fn peer<'a>(&'a self, now: &Names, id: u32) -> Option<&'a str> {
         self.names.peer_name(id).filter(|name| now.peer(name) == Some(id))
     }
 
     /// The port with that number, if it has not changed since the start of the list.
-    pub(crate) fn port<'a>(&'a self, now: &Names, owner: u16) -> Option<&'a str> {
+    pub(crate) fn port<'a>(&'a self, now: &Names, owner: u32) -> Option<&'a str> {
         self.names.port_name(owner).filter(|name| now.port(name) == Some(owner))
     }
 
     /// How packets are carried to each peer that has connections, by number.
-    pub(crate) fn peer_modes(&self) -> Result<HashMap<u16, PeerMode>, ApiError> {
+    pub(crate) fn peer_modes(&self) -> Result<HashMap<u32, PeerMode>, ApiError> {
         let mut modes = HashMap::new();
         for worker in &self.workers {
             // Report each mode once.
@@ -91,7 +91,7 @@ impl StateView {
     }
 
     /// Received packets that wait for earlier packets, by port.
-    fn held(&self) -> Result<HashMap<u16, u64>, ApiError> {
+    fn held(&self) -> Result<HashMap<u32, u64>, ApiError> {
         let mut held = HashMap::new();
         for worker in &self.workers {
             let some = |_, c: &ConnSnapshot| (c.held_packets > 0).then_some((c.owner, u64::from(c.held_packets)));
@@ -127,7 +127,7 @@ pub(crate) fn conns(state_view: StateView) -> Pages<Conn> {
 }
 
 /// The longest round-trip time of the selected paths to each peer, ns.
-fn round_trips(worker: &Remote<HostUnderlay>) -> Result<HashMap<u16, u64>, ApiError> {
+fn round_trips(worker: &Remote<HostUnderlay>) -> Result<HashMap<u32, u64>, ApiError> {
     let mut round_trips = HashMap::new();
     for page in worker.paths() {
         for path in page.map_err(gone)?.into_iter().filter(|p| p.snapshot.selected && p.snapshot.total_rtt_ns > 0) {
@@ -242,11 +242,11 @@ fn some_ports(
     state_view: &StateView,
     ports: &[Port],
     waiting: &HashSet<String>,
-    held: &HashMap<u16, u64>,
+    held: &HashMap<u32, u64>,
 ) -> Page<PortStatus> {
     let mut all: Vec<PortStatus> = ports.iter().map(|port| described(port, waiting.contains(&port.name))).collect();
     let indexes = ports.iter().zip(0..).filter_map(|(port, at)| Some((state_view.names.port(&port.name)?, at)));
-    let indexes: HashMap<u16, usize> = indexes.collect();
+    let indexes: HashMap<u32, usize> = indexes.collect();
     for worker in &state_view.workers {
         for page in worker.ports_of(indexes.keys().copied().collect()) {
             let (page, now) = (page.map_err(gone)?, state_view.names_now());

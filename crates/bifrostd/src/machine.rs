@@ -21,7 +21,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Serves the socket for port `owner` of `worker`, which must have an [`Unplugged`] device.
-    pub(crate) fn open(config: VhostConfig, owner: u16, worker: &Handle<HostUnderlay>) -> Result<Machine> {
+    pub(crate) fn open(config: VhostConfig, owner: u32, worker: &Handle<HostUnderlay>) -> Result<Machine> {
         let running = Arc::new(AtomicBool::new(false));
         let (running_too, has_arrived) = (Arc::clone(&running), false);
         let plug = Plug { owner, worker: worker.remote(), running: running_too, has_arrived };
@@ -31,7 +31,7 @@ impl Machine {
     /// As [`open`](Self::open), with the socket and the front-end of another daemon.
     pub(crate) fn adopt(
         config: VhostConfig,
-        owner: u16,
+        owner: u32,
         worker: &Handle<HostUnderlay>,
         handed: HandedPort,
     ) -> Result<Machine> {
@@ -58,7 +58,7 @@ impl Machine {
 
 /// Changes the device behind a port of a worker.
 struct Plug {
-    owner: u16,
+    owner: u32,
     worker: Remote<HostUnderlay>,
     running: Arc<AtomicBool>,
     /// Whether the guest came by migration from another host, and has not stopped since.

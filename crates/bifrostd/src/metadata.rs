@@ -43,7 +43,7 @@ struct Known {
 /// The service, and the guests that have used it.
 struct Service {
     server: Server,
-    known: BTreeMap<u16, Known>,
+    known: BTreeMap<u32, Known>,
 }
 
 /// Answers requests until the daemon ends. Restarts after an error or a panic, without the connections.
@@ -108,7 +108,7 @@ fn next(frames: &Receiver<HostFrame>, wait_ms: u64) -> Option<Vec<HostFrame>> {
 }
 
 /// Frames for guests: port, MAC address, frame.
-type Answers = Vec<(u16, Mac, Vec<u8>)>;
+type Answers = Vec<(u32, Mac, Vec<u8>)>;
 
 impl Service {
     fn receive(&mut self, daemon: &Daemon, frames: Vec<HostFrame>) {
@@ -127,7 +127,7 @@ impl Service {
     }
 
     /// The guest of a port, updated from the current configuration; `None` if it has no metadata.
-    fn know(&mut self, state: &State, number: u16) -> Option<&mut Known> {
+    fn know(&mut self, state: &State, number: u32) -> Option<&mut Known> {
         let port = state.names.port_name(number).and_then(|name| state.config.port(name));
         let Some(port) = port.filter(|port| port.metadata.is_some()) else {
             self.server.forget(number);

@@ -91,7 +91,7 @@ impl State {
         self.note_vnics(vec![((vni, mac), Moved::To(peer))], until)
     }
 
-    fn note(&self, ports: &[(&Port, &str)], moved: fn(u16) -> Moved, time: Duration) -> Result<()> {
+    fn note(&self, ports: &[(&Port, &str)], moved: fn(u32) -> Moved, time: Duration) -> Result<()> {
         let until = after(time);
         let of = |(port, peer): &(&Port, &str)| {
             let vni = bifrost_wire::Vni::new(port.vni.value())?;

@@ -3,16 +3,18 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use anyhow::{Result, bail};
+use bifrost_avs::{PeerId, PortId};
 use bifrost_control::config::Config;
 
 /// Numbers of ports and peers. A name keeps its number while it exists.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
-    ports: BTreeMap<String, u16>,
-    peers: BTreeMap<String, u16>,
+    ports: BTreeMap<String, u32>,
+    peers: BTreeMap<String, u32>,
     /// Names by number.
-    of_ports: HashMap<u16, String>,
-    of_peers: HashMap<u16, String>,
+    of_ports: HashMap<u32, String>,
+    of_peers: HashMap<u32, String>,
 }
 
 /// The numbers in force, which lists read without the daemon's lock.
@@ -51,8 +53,8 @@ impl std::ops::Deref for NamesInForce {
 
 impl Names {
     /// Names with the given numbers. If two names have the same number, the second one is left out.
-    pub(crate) fn of_numbers(ports: BTreeMap<String, u16>, peers: BTreeMap<String, u16>) -> Names {
-        let once = |numbers: BTreeMap<String, u16>| {
+    pub(crate) fn of_numbers(ports: BTreeMap<String, u32>, peers: BTreeMap<String, u32>) -> Names {
+        let once = |numbers: BTreeMap<String, u32>| {
             let mut given = HashSet::new();
             numbers.into_iter().filter(|(_, number)| given.insert(*number)).collect::<BTreeMap<_, _>>()
         };
@@ -60,41 +62,55 @@ impl Names {
     }
 
     /// The numbers of ports and peers.
-    pub(crate) fn numbers(&self) -> (BTreeMap<String, u16>, BTreeMap<String, u16>) {
+    pub(crate) fn numbers(&self) -> (BTreeMap<String, u32>, BTreeMap<String, u32>) {
         (self.ports.clone(), self.peers.clone())
     }
 
-    pub(crate) fn port(&self, name: &str) -> Option<u16> {
+    pub(crate) fn port(&self, name: &str) -> Option<u32> {
         self.ports.get(name).copied()
     }
 
-    pub(crate) fn peer(&self, name: &str) -> Option<u16> {
+    pub(crate) fn peer(&self, name: &str) -> Option<u32> {
         self.peers.get(name).copied()
     }
 
-    pub(crate) fn peer_name(&self, id: u16) -> Option<&str> {
+    pub(crate) fn peer_name(&self, id: u32) -> Option<&str> {
         self.of_peers.get(&id).map(String::as_str)
     }
 
-    pub(crate) fn port_name(&self, owner: u16) -> Option<&str> {
+    pub(crate) fn port_name(&self, owner: u32) -> Option<&str> {
         self.of_ports.get(&owner).map(String::as_str)
     }
 
     /// The names of `config`: known ones keep their numbers, new ones get free numbers.
-    pub(crate) fn next(&self, config: &Config) -> Names {
+    ///
+    /// # Errors
+    /// There are more ports or peers than the data path has numbers for.
+    pub(crate) fn next(&self, config: &Config) -> Result<Names> {
         let port_names: Vec<&str> = config.ports.iter().map(|p| p.name.as_str()).collect();
         let peer_names: Vec<&str> = config.peers.iter().map(|p| p.name.as_str()).collect();
         let (ports, peers) = (number(&self.ports, &port_names), number(&self.peers, &peer_names));
-        let of = |names: &BTreeMap<String, u16>| names.iter().map(|(name, number)| (*number, name.clone())).collect();
-        Names { of_ports: of(&ports), of_peers: of(&peers), ports, peers }
+        check(&ports, PortId::LIMIT, "[[port]]")?;
+        check(&peers, PeerId::LIMIT, "[[peer]]")?;
+        let of = |names: &BTreeMap<String, u32>| names.iter().map(|(name, number)| (*number, name.clone())).collect();
+        Ok(Names { of_ports: of(&ports), of_peers: of(&peers), ports, peers })
     }
 }
 
-fn number(old: &BTreeMap<String, u16>, names: &[&str]) -> BTreeMap<String, u16> {
-    let mut new: BTreeMap<String, u16> =
+/// Checks that all numbers are below `limit`. A number that is freed is not given out again in the same step, so a
+/// change of nearly all names may need two.
+fn check(numbers: &BTreeMap<String, u32>, limit: u32, what: &str) -> Result<()> {
+    let Some((name, number)) = numbers.iter().find(|(_, number)| **number >= limit) else { return Ok(()) };
+    bail!(
+        "`{what}` {name}: there is no number for it; a host has at most {limit}, and {number} others exist or have just gone"
+    )
+}
+
+fn number(old: &BTreeMap<String, u32>, names: &[&str]) -> BTreeMap<String, u32> {
+    let mut new: BTreeMap<String, u32> =
         names.iter().filter_map(|n| old.get(*n).map(|id| ((*n).to_string(), *id))).collect();
-    let taken: HashSet<u16> = old.values().copied().collect();
-    let mut free = 0u16;
+    let taken: HashSet<u32> = old.values().copied().collect();
+    let mut free = 0u32;
     for name in names {
         if !new.contains_key(*name) {
             while taken.contains(&free) {
@@ -109,7 +125,7 @@ fn number(old: &BTreeMap<String, u16>, names: &[&str]) -> BTreeMap<String, u16> 
 
 #[cfg(test)]
 mod tests {
-    use super::number;
+    use super::{check, number};
 
     #[test]
     fn names_keep_their_numbers_and_new_ones_take_free_ones() {
@@ -120,5 +136,20 @@ mod tests {
         assert_eq!(second["d"], 3, "a freed number is not reused in the same step");
         let third = number(&second, &["e"]);
         assert_eq!(third["e"], 1);
+    }
+
+    #[test]
+    fn more_names_than_numbers_are_refused() {
+        let numbers = number(&Default::default(), &["a", "b", "c"]);
+        assert!(check(&numbers, 3, "[[port]]").is_ok());
+        let error = check(&numbers, 2, "[[port]]").unwrap_err().to_string();
+        assert!(error.contains("`[[port]]` c") && error.contains("at most 2"), "{error}");
+    }
+
+    #[test]
+    fn there_are_more_numbers_than_16_bits_have() {
+        let names: Vec<String> = (0..70_000).map(|n| format!("p{n:05}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert_eq!(number(&Default::default(), &names)["p69999"], 69_999);
     }
 }

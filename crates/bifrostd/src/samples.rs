@@ -95,19 +95,19 @@ fn of_worker(worker: &Remote<HostUnderlay>, at: &Place) -> Result<Vec<Sample>, A
 }
 
 /// The prefix of each port's device counters, by the port's number.
-fn devices(state_view: &StateView) -> HashMap<u16, &'static str> {
+fn devices(state_view: &StateView) -> HashMap<u32, &'static str> {
     let device = |kind| if kind == PortKind::VhostUser { "vhost" } else { "tap" };
     state_view.config.ports.iter().filter_map(|p| Some((state_view.names.port(&p.name)?, device(p.kind)))).collect()
 }
 
-fn device(devices: &HashMap<u16, &'static str>, owner: u16) -> &'static str {
+fn device(devices: &HashMap<u32, &'static str>, owner: u32) -> &'static str {
     devices.get(&owner).copied().unwrap_or("tap")
 }
 
 fn of_named_port<'a>(
     port: &PortView,
     name: &'a str,
-    devices: &HashMap<u16, &'static str>,
+    devices: &HashMap<u32, &'static str>,
     of_worker: &'a Place,
 ) -> impl Iterator<Item = Sample> + use<'a> {
     let named = of_port(port, device(devices, port.owner)).into_iter();

@@ -107,24 +107,51 @@ fn state(class: Class) -> SessionState {
     }
 }
 
-/// Exports a port's sessions, for its next host.
-pub(crate) fn export(worker: &Remote<HostUnderlay>, port: PortId, name: String) -> Result<PortSessions, ApiError> {
-    let pages = worker.moving_sessions(port).collect::<Result<Vec<Vec<MovingSession>>, _>>().map_err(gone)?;
-    Ok(PortSessions::new(name, &write_moving_sessions(pages.concat())))
+/// The workers that have the conversations of a port.
+pub(crate) struct Holders {
+    /// The only worker that serves the port, and so has its sessions and connections through load balancers.
+    home: usize,
+    /// All workers: each one may serve an uplink, and so has connections through port forwards.
+    workers: Vec<Remote<HostUnderlay>>,
+    pub(crate) port: PortId,
 }
 
-/// Imports the sessions that a port's guest had on another host.
-pub(crate) fn import(worker: &Remote<HostUnderlay>, port: PortId, bytes: &[u8]) -> Result<SessionsReport, ApiError> {
-    let read = read_moving_sessions(bytes);
-    let (all, unreadable) = read.map_err(|e| ApiError::bad_request(e.to_string()).at("sessions"))?;
-    let count = all.len() as u64;
-    let sessions = worker.take_over_sessions(port, all).map_err(gone)?;
-    Ok(SessionsReport { sessions, left_out: count - sessions + unreadable })
+impl Holders {
+    /// Exports the port's conversations, for its next host.
+    pub(crate) fn export(&self, name: String) -> Result<PortSessions, ApiError> {
+        let mut all = Vec::new();
+        for worker in &self.workers {
+            for page in worker.moving_sessions(self.port) {
+                all.extend(page.map_err(gone)?);
+            }
+        }
+        Ok(PortSessions::new(name, &write_moving_sessions(all)))
+    }
+
+    /// Imports the conversations that the port's guest had on another host.
+    pub(crate) fn import(&self, bytes: &[u8]) -> Result<SessionsReport, ApiError> {
+        let read = read_moving_sessions(bytes);
+        let (all, unreadable) = read.map_err(|e| ApiError::bad_request(e.to_string()).at("sessions"))?;
+        let count = all.len() as u64;
+        let (at_uplinks, at_home): (Vec<_>, Vec<_>) = all.into_iter().partition(MovingSession::is_at_uplink);
+        let mut sessions = 0;
+        for (worker, remote) in self.workers.iter().enumerate() {
+            // A worker refuses connections of uplinks that others serve.
+            let mut theirs = at_uplinks.clone();
+            if worker == self.home {
+                theirs.extend_from_slice(&at_home);
+            }
+            if !theirs.is_empty() {
+                sessions += remote.take_over_sessions(self.port, theirs).map_err(gone)?;
+            }
+        }
+        Ok(SessionsReport { sessions, left_out: count - sessions + unreadable })
+    }
 }
 
 impl State {
-    /// The worker that has all sessions of a port.
-    pub(crate) fn worker_of_sessions(&self, name: &str) -> Result<(Remote<HostUnderlay>, PortId), ApiError> {
+    /// The workers that have the conversations of a port.
+    pub(crate) fn holders_of_sessions(&self, name: &str) -> Result<Holders, ApiError> {
         let port = self.config.ports.iter().find(|port| port.name == name);
         let (port, id) = port.and_then(|port| Some((port, self.names.port(name)?))).ok_or_else(|| unknown(name))?;
         let home = translate::home(&self.config, port, id).unwrap_or_default();
@@ -134,8 +161,8 @@ impl State {
                 .at("port")
                 .hint("only ports that one worker serves can be exported, such as those of virtual machines"));
         }
-        let worker = self.workers.get(usize::from(home)).ok_or_else(|| ApiError::internal("no such worker"))?;
-        Ok((worker.remote(), PortId(id)))
+        let workers = self.workers.iter().map(|worker| worker.remote()).collect();
+        Ok(Holders { home: home.into(), workers, port: PortId(id) })
     }
 }
 

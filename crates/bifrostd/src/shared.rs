@@ -148,8 +148,8 @@ impl State {
             let Some(statement) = statement(name).filter(|_| is_here(name.0, *mac)) else { continue };
             let Some(vni) = bifrost_wire::Vni::new(name.0.value()) else { continue };
             let of_network = self.config.routes.of_vpc(name.0);
-            let peers: BTreeSet<u16> = of_network.filter_map(|route| self.names.peer(&route.peer)).collect();
-            frames.push((vni, peers.into_iter().collect::<Vec<u16>>(), announcement(*mac, name.1, statement)));
+            let peers: BTreeSet<u32> = of_network.filter_map(|route| self.names.peer(&route.peer)).collect();
+            frames.push((vni, peers.into_iter().collect::<Vec<u32>>(), announcement(*mac, name.1, statement)));
         }
         let Some(worker) = self.workers.first().filter(|_| !frames.is_empty()) else { return Ok(()) };
         worker.run(move |worker| {

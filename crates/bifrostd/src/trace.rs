@@ -440,7 +440,7 @@ impl Words<'_> {
         )
     }
 
-    fn carried(&self, peer: u16, how: Carriage, connection: Option<&bifrost_rte::ConnSnapshot>) -> TraceStep {
+    fn carried(&self, peer: u32, how: Carriage, connection: Option<&bifrost_rte::ConnSnapshot>) -> TraceStep {
         let (carriage, why) = match how {
             Carriage::NotReliable => ("plain VXLAN", "the VPC does not carry such packets reliably"),
             Carriage::PlainPeer => ("plain VXLAN", "the peer supports nothing else"),
@@ -468,11 +468,11 @@ impl Words<'_> {
         made
     }
 
-    fn peer(&self, id: u16) -> String {
+    fn peer(&self, id: u32) -> String {
         self.state.names.peer_name(id).unwrap_or("?").to_owned()
     }
 
-    fn port(&self, id: u16) -> String {
+    fn port(&self, id: u32) -> String {
         let found = self.state.config.ports.iter().find(|p| self.state.names.port(&p.name) == Some(id));
         found.map_or("a removed port", |p| &p.name).to_owned()
     }

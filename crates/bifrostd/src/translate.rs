@@ -54,8 +54,8 @@ pub(crate) fn afxdp(config: &Config) -> AfxdpConfig {
 }
 
 /// The only worker that serves port number `id`, chosen by that number; `None` if all workers serve it.
-pub(crate) fn home(config: &Config, port: &config::Port, id: u16) -> Option<u16> {
-    config.is_served_by_one(port).then(|| id % config.workers.count.max(1) as u16)
+pub(crate) fn home(config: &Config, port: &config::Port, id: u32) -> Option<u16> {
+    config.is_served_by_one(port).then(|| (id % config.workers.count.max(1) as u32) as u16)
 }
 
 /// The tables of the first worker's switch, without routes. Those of other workers differ only in `workers.own`.
@@ -464,7 +464,7 @@ pub(crate) fn plain_paths(config: &Config) -> PlainPaths {
 }
 
 /// A peer for the data path.
-pub(crate) fn peer(config: &Config, peer: &config::Peer, id: u16) -> PeerConfig {
+pub(crate) fn peer(config: &Config, peer: &config::Peer, id: u32) -> PeerConfig {
     PeerConfig {
         id,
         addresses: peer.addresses.clone(),

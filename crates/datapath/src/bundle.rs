@@ -158,7 +158,7 @@ mod tests {
     }
 
     prop_compose! {
-        fn encap()(lane in 0u16..2, ecn: bool, dscp in 0u8..2, vni in 1u32..3, worker in 0u32..2, cid in 1u32..3, version in 0u8..5) -> Encap {
+        fn encap()(lane in 0u32..2, ecn: bool, dscp in 0u8..2, vni in 1u32..3, worker in 0u32..2, cid in 1u32..3, version in 0u8..5) -> Encap {
             let (class, vni) = (dscp << 2 | u8::from(ecn) << 1, Vni::new(vni).unwrap());
             Encap { lane: LaneId(lane), class, vni, cid: Cid(worker << 24 | cid), version: Version::try_from(version).ok() }
         }

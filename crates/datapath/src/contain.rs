@@ -45,7 +45,7 @@ pub enum Recovery {
     /// Only the packet or connection being processed was dropped.
     Dropped,
     /// A port was taken out of use.
-    PortOut(u16, PortFault),
+    PortOut(u32, PortFault),
     /// Panics recur without a culprit: the process must restart.
     Hopeless,
 }
@@ -111,8 +111,8 @@ impl<P: GuestPort> Core<P> {
 
     /// Takes a port out of use after a fault, here or on another worker that serves it: its device is not used any
     /// longer, and its guest neither sends nor receives, until the port gets another device. `device` stands in for it.
-    pub fn take_out(&mut self, owner: u16, fault: PortFault, device: P) {
-        if self.ports.get(usize::from(owner)).is_none_or(|port| port.as_ref().is_none_or(|port| port.failed)) {
+    pub fn take_out(&mut self, owner: u32, fault: PortFault, device: P) {
+        if self.ports.get(owner as usize).is_none_or(|port| port.as_ref().is_none_or(|port| port.failed)) {
             return;
         }
         tracing::error!(
@@ -132,11 +132,11 @@ impl<P: GuestPort> Core<P> {
         broken.abandon();
         port.broken = Some(broken);
         (port.failed, port.readable) = (true, false);
-        self.watch(usize::from(owner));
+        self.watch(owner as usize);
     }
 
     /// Records a fault of a port that occurred elsewhere, not while its packets were being processed.
-    pub fn note_fault(&mut self, owner: u16, fault: PortFault) {
+    pub fn note_fault(&mut self, owner: u32, fault: PortFault) {
         if let Some(port) = self.port_mut(owner) {
             port.fault_times += 1;
             port.fault = Some(fault);
@@ -144,14 +144,14 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// The port that certainly caused the panic.
-    fn culprit(&self, work: &Work) -> Option<u16> {
+    fn culprit(&self, work: &Work) -> Option<u32> {
         let owner = work.owner().filter(|_| work.stage().is_of_port())?;
-        let port = self.ports.get(usize::from(owner))?.as_ref()?;
+        let port = self.ports.get(owner as usize)?.as_ref()?;
         (!port.failed).then_some(owner)
     }
 
     /// The destination port of the packet being processed.
-    fn receiver(&self, work: &Work) -> Option<u16> {
+    fn receiver(&self, work: &Work) -> Option<u32> {
         work.owner().or_else(|| self.vnics.get(&work.to?).copied())
     }
 
@@ -168,7 +168,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Counts the guest's packet being processed, if any, by how far the counters of switch and port show it to have
     /// come.
-    fn count_decided(&mut self, owner: u16) {
+    fn count_decided(&mut self, owner: u32) {
         let Some(switch) = self.switch.port_counters(PortId(owner)) else { return };
         let routed = switch.to_remote_packets + switch.to_local_packets;
         let decided = routed
@@ -222,7 +222,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Repairs the transport. Returns the port of the connection that was being processed.
-    fn mend_engine(&mut self, work: &Work, culprit: Option<u16>) -> Option<u16> {
+    fn mend_engine(&mut self, work: &Work, culprit: Option<u32>) -> Option<u32> {
         let in_engine = matches!(
             work.stage(),
             Stage::Control | Stage::Data | Stage::Judge | Stage::Timer | Stage::Acknowledge | Stage::Transport

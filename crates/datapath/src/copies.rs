@@ -15,7 +15,7 @@ impl<P: GuestPort> Core<P> {
     /// to that vNIC. Copies are plain VXLAN in every network, and small enough for the paths to have room.
     #[cold]
     #[inline(never)]
-    pub(crate) fn copy_to_group<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame) {
+    pub(crate) fn copy_to_group<const SEEN: bool>(&mut self, owner: u32, frame: TxFrame) {
         let mut copy = std::mem::take(&mut self.scratch);
         copy.clear();
         if let Some(port) = self.port_mut(owner) {
@@ -31,7 +31,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Sends one copy.
-    fn copy_to<const SEEN: bool>(&mut self, owner: u16, member: Mac, frame: &mut [u8]) {
+    fn copy_to<const SEEN: bool>(&mut self, owner: u32, member: Mac, frame: &mut [u8]) {
         if let Some(to) = frame.first_chunk_mut() {
             *to = member.0;
         }
@@ -66,7 +66,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Sends a frame to several hosts as plain VXLAN in the next turn. Unknown peers are skipped.
-    pub fn send_to_peers(&mut self, vni: Vni, peers: &[u16], frame: &[u8]) {
+    pub fn send_to_peers(&mut self, vni: Vni, peers: &[u32], frame: &[u8]) {
         let Ok(parsed) = parse(frame, frame.len()) else { return };
         let flow = (vni, parsed.flow_hash, self.control_class);
         for &peer in peers {

@@ -73,7 +73,7 @@ pub struct Core<P> {
     pub(crate) peers: Peers,
     pub(crate) ports: Vec<Option<Port<P>>>,
     /// Local vNICs, for connection set-up.
-    pub(crate) vnics: HashMap<(Vni, Mac), u16, RandomState>,
+    pub(crate) vnics: HashMap<(Vni, Mac), u32, RandomState>,
     pub(crate) out: Output,
     /// Number of entries of `out.publish` that have been published, while publishing is in progress.
     pub(crate) published: usize,
@@ -111,7 +111,7 @@ pub struct Core<P> {
     /// Panics that were not caused by a port.
     pub(crate) unowned_panics: Strikes,
     /// Ports for which [`is_watched`](Self::is_watched) has changed.
-    rewatch: Vec<u16>,
+    rewatch: Vec<u32>,
     /// At least one guest has a limit for sending.
     has_limits: bool,
     /// The queue of frames for services of the daemon, if it has any.
@@ -194,7 +194,7 @@ impl<P: GuestPort> Core<P> {
     /// # Errors
     /// The number is taken.
     pub fn add_port(&mut self, config: PortConfig<P>) -> io::Result<()> {
-        let owner = usize::from(config.owner);
+        let owner = config.owner as usize;
         if self.ports.len() <= owner {
             self.ports.resize_with(owner + 1, || None);
         }
@@ -211,8 +211,8 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Removes a port with its connections and buffers; returns its device.
-    pub fn remove_port(&mut self, owner: u16) -> Option<P> {
-        let port = self.ports.get_mut(usize::from(owner)).and_then(Option::take)?;
+    pub fn remove_port(&mut self, owner: u32) -> Option<P> {
+        let port = self.ports.get_mut(owner as usize).and_then(Option::take)?;
         self.vnics.remove(&(port.vni, port.mac));
         self.engine.remove_owner(owner, &mut self.out);
         self.kept.forget(|flow| flow.owner == owner);
@@ -225,8 +225,8 @@ impl<P: GuestPort> Core<P> {
     ///
     /// # Errors
     /// There is no such port; returns `device`.
-    pub fn swap_device(&mut self, owner: u16, device: P) -> Result<P, P> {
-        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return Err(device) };
+    pub fn swap_device(&mut self, owner: u32, device: P) -> Result<P, P> {
+        let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else { return Err(device) };
         self.engine.remove_owner(owner, &mut self.out);
         self.engine.set_receive_window(owner, device.receive_window());
         let before = port.exchange(device);
@@ -235,29 +235,29 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Numbers of the ports whose device is gone.
-    pub fn failed_ports(&self) -> Vec<u16> {
+    pub fn failed_ports(&self) -> Vec<u32> {
         self.ports.iter().flatten().filter(|port| port.failed).map(|port| port.owner).collect()
     }
 
     /// Changes how much a port may send and receive. No packet in transit is lost.
-    pub fn set_limits(&mut self, owner: u16, limits: Limits) {
+    pub fn set_limits(&mut self, owner: u32, limits: Limits) {
         if let Some(port) = self.port_mut(owner) {
             port.limits = limits;
             port.held_back_until = None;
-            self.watch(usize::from(owner));
+            self.watch(owner as usize);
             self.has_limits = self.ports.iter().flatten().any(|p| p.limits.tx.is_some());
         }
     }
 
     /// Sets how the outer DSCP of packets from a port's guest is chosen.
-    pub fn set_marking(&mut self, owner: u16, marking: Marking) {
+    pub fn set_marking(&mut self, owner: u32, marking: Marking) {
         if let Some(port) = self.port_mut(owner) {
             port.marking = marking;
         }
     }
 
     /// Sets the share of a port's network on full paths, and the port's share within its network.
-    pub fn set_weights(&mut self, owner: u16, network: Weight, port: Weight) {
+    pub fn set_weights(&mut self, owner: u32, network: Weight, port: Weight) {
         if let Some(vni) = self.port_mut(owner).map(|port| port.vni.get()) {
             self.engine.set_network_weight(vni, network);
             self.engine.set_port_weight(owner, port);
@@ -265,7 +265,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Changes when a port's packets become visible, and whether they are reliable.
-    pub fn set_policy(&mut self, owner: u16, ordering: bifrost_rte::Ordering, reliable: bool) {
+    pub fn set_policy(&mut self, owner: u32, ordering: bifrost_rte::Ordering, reliable: bool) {
         if let Some(port) = self.port_mut(owner) {
             (port.ordering, port.reliable) = (ordering, reliable);
         }
@@ -299,7 +299,7 @@ impl<P: GuestPort> Core<P> {
             if SEEN && let Some(capture) = &mut self.capture {
                 capture.published(owner, handle);
             }
-            let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { continue };
+            let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else { continue };
             port.port.publish(RxHandle(handle));
             port.hidden = port.hidden.saturating_sub(1);
             port.dirty = true;
@@ -320,18 +320,18 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// A peer is gone: the switch decides again about packets that wait to be sent to it.
-    pub(crate) fn forget_departures(&mut self, peer: u16) {
+    pub(crate) fn forget_departures(&mut self, peer: u32) {
         for port in self.ports.iter_mut().flatten().filter(|p| !p.waiting.is_empty()) {
             port.decide_again(|departure| departure.peer == peer);
         }
     }
 
-    pub(crate) fn port_mut(&mut self, owner: u16) -> Option<&mut Port<P>> {
-        self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut)
+    pub(crate) fn port_mut(&mut self, owner: u32) -> Option<&mut Port<P>> {
+        self.ports.get_mut(owner as usize).and_then(Option::as_mut)
     }
 
     /// A guest may have packets to fetch.
-    pub fn on_port_readable(&mut self, owner: u16) {
+    pub fn on_port_readable(&mut self, owner: u32) {
         if let Some(port) = self.port_mut(owner) {
             port.readable = true;
         }
@@ -359,35 +359,35 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// A port for which [`is_watched`](Self::is_watched) has changed since it was last returned here.
-    pub fn take_rewatched(&mut self) -> Option<u16> {
+    pub fn take_rewatched(&mut self) -> Option<u32> {
         self.rewatch.pop()
     }
 
     /// Whether the caller should be told when the port becomes readable. Not while nothing could be done about it: a
     /// guest that is stopped by a closed window must not keep the loop awake.
-    pub fn is_watched(&self, owner: u16) -> bool {
-        self.ports.get(usize::from(owner)).and_then(Option::as_ref).is_some_and(|p| p.watched)
+    pub fn is_watched(&self, owner: u32) -> bool {
+        self.ports.get(owner as usize).and_then(Option::as_ref).is_some_and(|p| p.watched)
     }
 
     /// Fetched packets of a port that wait for any reason.
-    pub fn waiting_packets(&self, owner: u16) -> u64 {
-        let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
+    pub fn waiting_packets(&self, owner: u32) -> u64 {
+        let port = self.ports.get(owner as usize).and_then(Option::as_ref);
         port.map_or(0, |port| port.backlog.len() as u64 + port.waiting.packets() as u64 + port.learning_packets())
     }
 
     /// The device behind a port.
-    pub fn device(&self, owner: u16) -> Option<&P> {
-        Some(&self.ports.get(usize::from(owner))?.as_ref()?.port)
+    pub fn device(&self, owner: u32) -> Option<&P> {
+        Some(&self.ports.get(owner as usize)?.as_ref()?.port)
     }
 
     /// The device behind a port, for a caller that plays the guest.
-    pub fn device_mut(&mut self, owner: u16) -> Option<&mut P> {
+    pub fn device_mut(&mut self, owner: u32) -> Option<&mut P> {
         self.port_mut(owner).map(|p| &mut p.port)
     }
 
     /// The device that the last fault of a port has put aside.
-    pub(crate) fn broken_device(&self, owner: u16) -> Option<&P> {
-        self.ports.get(usize::from(owner))?.as_ref()?.broken.as_ref()
+    pub(crate) fn broken_device(&self, owner: u32) -> Option<&P> {
+        self.ports.get(owner as usize)?.as_ref()?.broken.as_ref()
     }
 
     /// Injects an effect at a step, for tests.
@@ -426,25 +426,25 @@ impl<P: GuestPort> Core<P> {
 
     /// Takes exactly these paths of a peer out of use, bit i for path i, until the next call or until the peer changes:
     /// neither plain VXLAN nor the transport selects them, unless all are out of use. Returns whether the peer exists.
-    pub fn drain_paths(&mut self, peer: u16, paths: PathSet) -> bool {
+    pub fn drain_paths(&mut self, peer: u32, paths: PathSet) -> bool {
         self.peers.drain(peer, paths, &mut self.engine, self.now)
     }
 
     /// What the transport knows of the paths to each peer.
-    pub fn path_estimates(&self) -> Vec<(u16, Vec<PathEstimate>)> {
+    pub fn path_estimates(&self) -> Vec<(u32, Vec<PathEstimate>)> {
         let of = |peer: &Peer| Some((peer.config.id, self.engine.path_estimates(peer.engine?)));
         self.peers.iter().filter_map(of).collect()
     }
 
     /// Continues with what another engine knew of the paths to a peer, which is ignored if there are other paths now.
-    pub fn resume_paths(&mut self, peer: u16, estimates: &[PathEstimate]) {
+    pub fn resume_paths(&mut self, peer: u32, estimates: &[PathEstimate]) {
         if let Some(engine_peer) = self.peers.get(peer).and_then(|p| p.engine) {
             self.engine.resume_paths(self.now, engine_peer, estimates);
         }
     }
 
     /// Forgets a peer; the packets of its connections are sent as plain VXLAN first, while its lanes are still known.
-    pub fn remove_peer(&mut self, id: u16, underlay: &mut impl Underlay) {
+    pub fn remove_peer(&mut self, id: u32, underlay: &mut impl Underlay) {
         let Some(engine_peer) = self.peers.get(id).map(|p| p.engine) else { return };
         if let Some(engine_peer) = engine_peer {
             self.engine.remove_peer(engine_peer, &mut self.out);
@@ -468,7 +468,7 @@ impl<P: GuestPort> Core<P> {
             && port.slowness.rests_until.is_none();
         if wanted != port.watched {
             port.watched = wanted;
-            self.rewatch.push(owner as u16);
+            self.rewatch.push(owner as u32);
         }
     }
 }

@@ -108,7 +108,7 @@ impl<P: GuestPort> Core<P> {
         let peer = self.peers.of_engine(data.peer)?;
         let (lane, id) = (peer.lane(data.header.path), peer.config.id);
         let (version, cid) = (Some(data.header.version), data.header.cid);
-        let port = self.ports.get_mut(usize::from(data.owner))?.as_mut()?;
+        let port = self.ports.get_mut(data.owner as usize)?.as_mut()?;
         if data.header.retransmit && !port.port.is_intact(TxHandle(data.handle)) {
             return Some(Sent::Reused);
         }
@@ -166,9 +166,9 @@ impl<P: GuestPort> Core<P> {
     /// have failed.
     pub(crate) fn send_plain<const SEEN: bool>(
         &mut self,
-        peer: u16,
+        peer: u32,
         vni: u32,
-        owner: u16,
+        owner: u32,
         handle: u32,
         segment: u8,
         reliably: bool,
@@ -190,11 +190,11 @@ impl<P: GuestPort> Core<P> {
 
     /// Keeps a copy of the last frame of the batch, if all paths to its peer have failed.
     #[cold]
-    fn keep_last(&mut self, peer: u16, owner: u16, handle: u32, class: u8) {
+    fn keep_last(&mut self, peer: u32, owner: u32, handle: u32, class: u8) {
         if !self.is_silent(peer) {
             return;
         }
-        let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
+        let port = self.ports.get(owner as usize).and_then(Option::as_ref);
         let held = port.and_then(|port| port.held.get(handle as usize)?.as_ref());
         let (Some(held), Some(frame)) = (held, self.batch.last()) else { return };
         self.kept.keep(self.now, Flow { peer, owner, hash: held.flow }, class, frame);
@@ -211,17 +211,17 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// A peer that answers and has kept frames.
-    fn next_answering(&self) -> Option<u16> {
+    fn next_answering(&self) -> Option<u32> {
         self.kept.peers().find(|id| !self.is_silent(*id))
     }
 
     /// Whether all paths to a peer have failed, and none has answered since.
-    fn is_silent(&self, peer: u16) -> bool {
+    fn is_silent(&self, peer: u32) -> bool {
         let engine = self.peers.get(peer).and_then(|p| p.engine);
         engine.is_some_and(|id| self.engine.has_fallen(id))
     }
 
-    fn send_kept_for<const SEEN: bool>(&mut self, id: u16) {
+    fn send_kept_for<const SEEN: bool>(&mut self, id: u32) {
         let frames = self.kept.take(self.now, id);
         let Some(peer) = self.peers.get(id) else { return };
         let answering = peer.engine.and_then(|engine| self.engine.selected_paths(engine).first().copied());
@@ -247,7 +247,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Sends the switch's answer to the sender of a packet from `peer`, of the given flow.
     #[cold]
-    pub(crate) fn send_answer<const SEEN: bool>(&mut self, peer: u16, vni: Vni, flow: u32) {
+    pub(crate) fn send_answer<const SEEN: bool>(&mut self, peer: u32, vni: Vni, flow: u32) {
         let note = Note { peer: Some(peer), what: "the switch's answer", ..Note::default() };
         self.send_frame::<SEEN>(peer, (vni, flow, NOT_ECT), note, None);
     }
@@ -257,7 +257,7 @@ impl<P: GuestPort> Core<P> {
     #[cold]
     pub(crate) fn send_frame<const SEEN: bool>(
         &mut self,
-        peer: u16,
+        peer: u32,
         (vni, flow, class): (Vni, u32, u8),
         note: Note,
         frame: Option<&[u8]>,
@@ -285,27 +285,27 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// One segment of a buffer is no longer needed.
-    fn release(&mut self, owner: u16, handle: u32) {
+    fn release(&mut self, owner: u32, handle: u32) {
         self.work.at(At::Release, owner);
         let Some(port) = self.port_mut(owner) else { return };
         port.release(handle);
         if !port.watched {
             // A guest whose buffers were all held can be fetched from again.
-            self.watch(usize::from(owner));
+            self.watch(owner as usize);
         }
     }
 
     fn write_plain<const SEEN: bool>(
         &mut self,
-        peer: u16,
+        peer: u32,
         vni: u32,
-        owner: u16,
+        owner: u32,
         handle: u32,
         segment: u8,
     ) -> Option<(u8, LaneId, u8)> {
         self.work.at(At::Emit, owner);
         let vni = Vni::new(vni)?;
-        let port = self.ports.get(usize::from(owner))?.as_ref()?;
+        let port = self.ports.get(owner as usize)?.as_ref()?;
         let held = port.held.get(handle as usize)?.as_ref()?;
         let (path, lane, moved) = self.peers.plain_lane(peer, held.flow, &mut self.engine, self.now)?;
         self.counters.on_plain_path(moved);
@@ -340,7 +340,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Applies the path's faults to the datagram that was just added.
-    fn spoil_last(&mut self, peer: u16, path: PathId, lane: LaneId, class: u8) {
+    fn spoil_last(&mut self, peer: u32, path: PathId, lane: LaneId, class: u8) {
         let fate = self.faults.on_path(peer, path.get(), Direction::Tx);
         if fate == Default::default() {
             return;
@@ -375,7 +375,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Shows a datagram to the capture that a fault drops or corrupts.
     #[cold]
-    fn see_spoilt(&mut self, peer: u16, path: PathId, payload: &[u8]) {
+    fn see_spoilt(&mut self, peer: u32, path: PathId, payload: &[u8]) {
         let Some(capture) = &mut self.capture else { return };
         let Ok((vni, inside)) = vxlan::parse(payload) else { return };
         let note =

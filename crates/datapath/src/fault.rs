@@ -9,12 +9,12 @@ pub enum Target {
     /// Between the switch and a vNIC (NSDI'26, 6.1.3): `owner` is the port's number.
     Port {
         /// The port.
-        owner: u16,
+        owner: u32,
     },
     /// On the underlay, towards or from one peer; `path`: `None` means all.
     Path {
         /// The peer's number.
-        peer: u16,
+        peer: u32,
         /// The path, 0..=7.
         path: Option<u8>,
     },
@@ -56,12 +56,12 @@ pub struct Fault {
 
 impl Fault {
     /// Whether it acts at a port.
-    pub(crate) fn is_at(&self, owner: u16, direction: Direction) -> bool {
+    pub(crate) fn is_at(&self, owner: u32, direction: Direction) -> bool {
         self.target == Target::Port { owner } && self.direction == direction
     }
 
     /// Whether it acts on any path of a peer.
-    pub(crate) fn is_towards(&self, peer: u16, direction: Direction) -> bool {
+    pub(crate) fn is_towards(&self, peer: u32, direction: Direction) -> bool {
         self.direction == direction && matches!(self.target, Target::Path { peer: p, .. } if p == peer)
     }
 }
@@ -120,12 +120,12 @@ impl Faults {
     }
 
     /// What happens to a packet at a port.
-    pub fn at_port(&mut self, owner: u16, direction: Direction) -> Fate {
+    pub fn at_port(&mut self, owner: u32, direction: Direction) -> Fate {
         self.fate(|f| f.is_at(owner, direction))
     }
 
     /// What happens to a packet on a path.
-    pub fn on_path(&mut self, peer: u16, path: u8, direction: Direction) -> Fate {
+    pub fn on_path(&mut self, peer: u32, path: u8, direction: Direction) -> Fate {
         self.fate(|f| {
             f.is_towards(peer, direction)
                 && matches!(f.target, Target::Path { path: on, .. } if on.is_none_or(|on| on == path))

@@ -59,7 +59,7 @@ impl<P: GuestPort> Core<P> {
             return false;
         }
         let mut bytes = 0;
-        let mut busy = !port.waiting.is_empty() && self.send_waiting::<SEEN>(owner as u16, underlay, &mut bytes);
+        let mut busy = !port.waiting.is_empty() && self.send_waiting::<SEEN>(owner as u32, underlay, &mut bytes);
         let Some(port) = self.ports[owner].as_mut() else { return busy };
         let is_held = port.held_until(self.now).is_some();
         if !port.waiting.is_empty() && !is_held {
@@ -105,18 +105,18 @@ impl<P: GuestPort> Core<P> {
         let mut parsed = std::mem::take(&mut self.parsed);
         'enough: while let Some(port) = self.ports[owner].as_mut().filter(|port| !port.backlog.is_empty()) {
             // One vector at a time: data for all of its packets is prefetched together.
-            self.work.at(At::Switch, owner as u16);
+            self.work.at(At::Switch, owner as u32);
             parsed.clear();
             let heads = port.backlog.iter().take(self.switch.vector());
             parsed.extend(heads.map(|frame| parse(port.port.bytes(frame.handle).0, frame.len as usize)));
-            self.switch.fetch_ahead(PortId(owner as u16), parsed.iter().flatten());
+            self.switch.fetch_ahead(PortId(owner as u32), parsed.iter().flatten());
             for parsed in &parsed {
                 if bytes > GUEST_BYTES {
                     break 'enough;
                 }
                 let Some(port) = self.ports[owner].as_mut() else { break 'enough };
                 let Some(frame) = port.backlog.pop_front() else { break };
-                self.on_guest_frame::<SEEN>(owner as u16, frame, parsed);
+                self.on_guest_frame::<SEEN>(owner as u32, frame, parsed);
                 busy = true;
                 self.emit_much::<SEEN>(underlay);
                 bytes += frame.len as usize;
@@ -133,7 +133,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Sends waiting packets as far as windows have opened, with the destinations taking turns. Returns whether any
     /// were sent; adds their length to `bytes`.
-    fn send_waiting<const SEEN: bool>(&mut self, owner: u16, underlay: &mut impl Underlay, bytes: &mut usize) -> bool {
+    fn send_waiting<const SEEN: bool>(&mut self, owner: u32, underlay: &mut impl Underlay, bytes: &mut usize) -> bool {
         let (mut busy, mut closed) = (false, 0);
         while *bytes <= GUEST_BYTES
             && let Some(port) = self.port_mut(owner)
@@ -144,7 +144,7 @@ impl<P: GuestPort> Core<P> {
                 Offered::Taken => {
                     (busy, closed) = (true, 0);
                     *bytes += frame.len as usize;
-                    if let Some(port) = self.ports[usize::from(owner)].as_mut() {
+                    if let Some(port) = self.ports[owner as usize].as_mut() {
                         let room = port.room();
                         port.waiting.pop(self.now, room);
                     }
@@ -177,9 +177,9 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    fn on_guest_frame<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame, parsed: &Result<Parsed, Malformed>) {
+    fn on_guest_frame<const SEEN: bool>(&mut self, owner: u32, frame: TxFrame, parsed: &Result<Parsed, Malformed>) {
         self.work.at(At::Switch, owner);
-        let Some(port) = self.ports[usize::from(owner)].as_mut() else { return };
+        let Some(port) = self.ports[owner as usize].as_mut() else { return };
         let handle = frame.handle.0;
         if SEEN && let Some(capture) = &mut self.capture {
             capture.held(Stage::GuestTx, Note::outwards("fetched", owner), &port.port, frame.handle, frame.len);
@@ -331,12 +331,12 @@ impl<P: GuestPort> Core<P> {
 
     /// After the switch's decision: the transport takes the packet, or it is sent as plain VXLAN, or it waits for a
     /// window, behind packets that wait for the same one.
-    fn hand_to_transport<const SEEN: bool>(&mut self, owner: u16, frame: TxFrame, departure: Departure) {
-        let is_behind = self.ports[usize::from(owner)].as_ref().is_some_and(|port| port.waiting.has(&departure));
+    fn hand_to_transport<const SEEN: bool>(&mut self, owner: u32, frame: TxFrame, departure: Departure) {
+        let is_behind = self.ports[owner as usize].as_ref().is_some_and(|port| port.waiting.has(&departure));
         if !is_behind && matches!(self.offer::<SEEN>(owner, frame.handle.0, departure), Offered::Taken) {
             return;
         }
-        let Some(port) = self.ports[usize::from(owner)].as_mut() else { return };
+        let Some(port) = self.ports[owner as usize].as_mut() else { return };
         let room = port.room();
         if port.waiting.push(self.now, frame, departure, room).is_err() {
             port.outbound.window_full_packets += 1;
@@ -352,16 +352,16 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Offers a packet to the transport.
-    fn offer<const SEEN: bool>(&mut self, owner: u16, handle: u32, departure: Departure) -> Offered {
+    fn offer<const SEEN: bool>(&mut self, owner: u32, handle: u32, departure: Departure) -> Offered {
         self.work.at(At::Transport, owner);
-        let held = self.ports[usize::from(owner)].as_ref().and_then(|p| p.held.get(handle as usize).copied().flatten());
+        let held = self.ports[owner as usize].as_ref().and_then(|p| p.held.get(handle as usize).copied().flatten());
         let Some(held) = held else { return Offered::Taken };
         let count = held.segments.count();
         let admission = departure.reliably.map_or(Admission::Plain, |to| {
             let packet = Outbound { handle, segments: count as u8, flow: held.flow };
             self.engine.transmit(self.now, &to, packet, &mut self.out)
         });
-        if SEEN && let (Some(capture), Some(port)) = (&mut self.capture, self.ports[usize::from(owner)].as_ref()) {
+        if SEEN && let (Some(capture), Some(port)) = (&mut self.capture, self.ports[owner as usize].as_ref()) {
             let what = match admission {
                 Admission::Accepted => "accepted",
                 Admission::Plain => "plain VXLAN",
@@ -413,9 +413,9 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Gives a guest the switch's answer, or an unsolicited message of the switch.
-    fn answer<const SEEN: bool>(&mut self, owner: u16) {
+    fn answer<const SEEN: bool>(&mut self, owner: u32) {
         self.counters.answered_packets += 1;
-        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else {
+        let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else {
             // Its device has no queue on this worker.
             self.counters.gone_packets += 1;
             return;
@@ -440,10 +440,10 @@ impl<P: GuestPort> Core<P> {
     /// Delivers a frame to another port of this host, possibly on another worker: without transport and encapsulation.
     fn deliver_locally<const SEEN: bool>(
         &mut self,
-        from: u16,
+        from: u32,
         frame: TxFrame,
         segments: &Segments,
-        (to, worker): (u16, Option<WorkerId>),
+        (to, worker): (u32, Option<WorkerId>),
         rewrite: Option<&bifrost_avs::Rewrite>,
     ) {
         let as_it_is = rewrite.is_none() && segments.is_unchanged() && worker.is_none();
@@ -455,7 +455,7 @@ impl<P: GuestPort> Core<P> {
         // Checksums completed here are known to be right.
         let checksummed = frame.offload != bifrost_nic::Offload::default();
         for i in 0..segments.count() {
-            let Some(port) = self.ports[usize::from(from)].as_mut() else { break };
+            let Some(port) = self.ports[from as usize].as_mut() else { break };
             self.work.at(At::Copy, from);
             scratch.clear();
             segments.write(i, |from, to, out| port.port.copy(frame.handle, from, to, out), &mut scratch);
@@ -471,15 +471,15 @@ impl<P: GuestPort> Core<P> {
         self.scratch = scratch;
         self.work.local = None;
         self.work.at(At::Release, from);
-        if let Some(port) = self.ports[usize::from(from)].as_mut() {
+        if let Some(port) = self.ports[from as usize].as_mut() {
             port.complete(frame.handle);
         }
     }
 
     /// The same for a contiguous frame that does not change, without assembling it first. Returns false, and does
     /// nothing, if that is not possible.
-    fn deliver_as_it_is<const SEEN: bool>(&mut self, from: u16, frame: TxFrame, to: u16) -> bool {
-        let both = self.ports.get_disjoint_mut([usize::from(from), usize::from(to)]);
+    fn deliver_as_it_is<const SEEN: bool>(&mut self, from: u32, frame: TxFrame, to: u32) -> bool {
+        let both = self.ports.get_disjoint_mut([from as usize, to as usize]);
         let Ok([Some(source), Some(target)]) = both else { return false };
         let (head, _) = source.port.bytes(frame.handle);
         if head.len() != frame.len as usize {
@@ -496,8 +496,8 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Places a frame that was not carried reliably; it is published with this batch.
-    pub(crate) fn deliver_plain<const SEEN: bool>(&mut self, owner: u16, frame: &[u8], checksum_valid: bool) {
-        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else {
+    pub(crate) fn deliver_plain<const SEEN: bool>(&mut self, owner: u32, frame: &[u8], checksum_valid: bool) {
+        let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else {
             // Its device has no queue on this worker.
             self.counters.gone_packets += 1;
             return;

@@ -45,7 +45,7 @@ pub(crate) struct Siblings {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StrayReset {
     /// Number of the peer that sent it.
-    pub(crate) peer: u16,
+    pub(crate) peer: u32,
     pub(crate) vni: u32,
     pub(crate) reset: Reset,
     /// Workers that have not seen it yet.
@@ -72,7 +72,7 @@ enum Kind {
     /// A datagram from the underlay.
     Datagram { source: SocketAddr, service: Service, ecn: u8, ttl: u8, rx_time_ns: u64 },
     /// A frame from the guest behind one port of this host to the guest behind another.
-    Frame { from: u16, port: u16, checksum_valid: bool },
+    Frame { from: u32, port: u32, checksum_valid: bool },
 }
 
 impl Parcel {
@@ -130,7 +130,7 @@ impl Siblings {
     pub(crate) fn keep_frame(
         &mut self,
         WorkerId(owner): WorkerId,
-        (from, port): (u16, u16),
+        (from, port): (u32, u32),
         frame: &[u8],
         checksum_valid: bool,
     ) {
@@ -195,7 +195,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Processes a frame that another worker fetched from the guest behind `from`, for the guest behind `port`, which
     /// is served here.
-    fn on_handed_frame<const SEEN: bool>(&mut self, (from, port): (u16, u16), frame: &[u8], checksum_valid: bool) {
+    fn on_handed_frame<const SEEN: bool>(&mut self, (from, port): (u32, u32), frame: &[u8], checksum_valid: bool) {
         self.work.cid = Cid::NONE;
         self.work.at(At::Judge, port);
         let seen = |what| Note { port: Some(port), ..Note::inwards(what) };

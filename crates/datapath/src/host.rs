@@ -14,7 +14,7 @@ pub struct HostFrame {
     /// The worker that fetched it, which gives the guest the answers.
     pub worker: u16,
     /// The port's number.
-    pub port: u16,
+    pub port: u32,
     /// From the Ethernet header on.
     pub frame: Vec<u8>,
 }
@@ -31,9 +31,9 @@ impl<P: GuestPort> Core<P> {
     /// Copies a guest's frame into the daemon's queue. Never waits: frames without room are dropped and counted.
     #[cold]
     #[inline(never)]
-    pub(crate) fn give_to_host(&mut self, owner: u16, frame: TxFrame) {
+    pub(crate) fn give_to_host(&mut self, owner: u32, frame: TxFrame) {
         let worker = self.siblings.index;
-        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return };
+        let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else { return };
         // A frame that cannot be segmented is dropped here, after it has been counted.
         let segments = plan(port.port.bytes(frame.handle).0, frame, None);
         for number in 0..segments.as_ref().map_or(0, bifrost_nic::Segments::count) {
@@ -48,7 +48,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Gives a guest a frame of a service of the daemon, with correct checksums, in the next turn. `mac`: the guest's,
     /// as the service knows it; if the port meanwhile belongs to another guest, the frame is dropped.
-    pub fn give_from_host(&mut self, port: u16, mac: Mac, frame: &[u8]) {
+    pub fn give_from_host(&mut self, port: u32, mac: Mac, frame: &[u8]) {
         let is_it = self.switch.port(bifrost_avs::PortId(port)).is_some_and(|port| port.mac == mac);
         if !is_it {
             return;

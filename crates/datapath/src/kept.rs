@@ -20,9 +20,9 @@ const LONGEST_NS: u64 = 30_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flow {
     /// The destination host.
-    pub(crate) peer: u16,
+    pub(crate) peer: u32,
     /// The port that sent it.
-    pub(crate) owner: u16,
+    pub(crate) owner: u32,
     /// Hash of its addresses and ports.
     pub(crate) hash: u32,
 }
@@ -75,12 +75,12 @@ impl Kept {
     }
 
     /// The peer of each frame.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = u16> {
+    pub(crate) fn peers(&self) -> impl Iterator<Item = u32> {
         self.frames.iter().map(|frame| frame.flow.peer)
     }
 
     /// Removes the frames kept for a peer, in the order in which they were sent.
-    pub(crate) fn take(&mut self, now: Time, peer: u16) -> Vec<Frame> {
+    pub(crate) fn take(&mut self, now: Time, peer: u32) -> Vec<Frame> {
         let frames = std::mem::take(&mut self.frames).into_iter();
         let (taken, rest): (Vec<Frame>, Vec<Frame>) = frames.partition(|frame| frame.flow.peer == peer);
         self.frames = rest.into();

@@ -162,9 +162,9 @@ impl<P: GuestPort> Core<P> {
     /// Keeps a packet until the route to an address is learned, or drops it.
     #[cold]
     #[inline(never)]
-    pub(crate) fn ask_route(&mut self, owner: u16, frame: TxFrame, to: (Vni, IpAddr)) {
+    pub(crate) fn ask_route(&mut self, owner: u32, frame: TxFrame, to: (Vni, IpAddr)) {
         let now = self.now;
-        let Some(port) = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut) else { return };
+        let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else { return };
         match port.learning.get_or_insert_default().keep(now, to, frame, &self.asking) {
             Ok(()) => {
                 self.asking.packets += 1;

@@ -120,7 +120,7 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
     /// The results of `see` for each connection, given the number of its peer.
     pub fn connections<T: Send + 'static>(
         &self,
-        mut see: impl FnMut(u16, &ConnSnapshot) -> Option<T> + Send + 'static,
+        mut see: impl FnMut(u32, &ConnSnapshot) -> Option<T> + Send + 'static,
     ) -> Pages<U, T> {
         self.pages(move |core, from, share, page| connections(core, from, share, page, &mut see))
     }
@@ -128,12 +128,12 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
     /// All ports that this worker serves.
     pub fn ports(&self) -> Pages<U, PortView> {
         self.pages(|core, from, share, page| {
-            share.look(from, core.port_places(), PORTS, page, |place, page| page.extend(core.port_view(place as u16)))
+            share.look(from, core.port_places(), PORTS, page, |place, page| page.extend(core.port_view(place)))
         })
     }
 
     /// Those of the given ports that this worker serves, in order.
-    pub fn ports_of(&self, owners: Vec<u16>) -> Pages<U, PortView> {
+    pub fn ports_of(&self, owners: Vec<u32>) -> Pages<U, PortView> {
         self.pages(move |core, from, share, page| {
             share.look(from, owners.len() as u32, PORTS, page, |place, page| {
                 page.extend(core.port_view(owners[place as usize]));
@@ -145,14 +145,14 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
     pub fn traffic(&self) -> Pages<U, (u64, u64)> {
         self.pages(|core, from, share, page| {
             let places = core.port_places();
-            share.look(from, places, CONNECTIONS, page, |place, page| page.extend(core.port_traffic(place as u16)))
+            share.look(from, places, CONNECTIONS, page, |place, page| page.extend(core.port_traffic(place)))
         })
     }
 
     /// All paths; those to one peer are adjacent, and on one page.
     pub fn paths(&self) -> Pages<U, PathView> {
         self.pages(|core, from, share, page| {
-            share.look(from, core.peer_places(), PORTS, page, |place, page| page.extend(core.path_views(place as u16)))
+            share.look(from, core.peer_places(), PORTS, page, |place, page| page.extend(core.path_views(place)))
         })
     }
 
@@ -171,18 +171,18 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
         Pages { mailbox: self.mailbox().clone(), rest: Some((from, Box::new(look))) }
     }
 
-    /// Sessions of a port, for the host to which its guest moves.
+    /// Conversations of a port, for the host to which its guest moves.
     pub fn moving_sessions(&self, port: PortId) -> Pages<U, MovingSession> {
         self.pages(move |core, from, share, page| {
             let switch = core.switch();
-            share.look(from, switch.session_places(), CONNECTIONS, page, |place, page| {
+            share.look(from, switch.moving_places(), CONNECTIONS, page, |place, page| {
                 page.extend(switch.moving_session_at(port, place));
             })
         })
     }
 
-    /// Takes over sessions that a port's guest had on another host, some in each turn; returns how many of them found
-    /// room.
+    /// Takes over conversations that a port's guest had on another host, some in each turn; returns how many of them
+    /// continue here.
     ///
     /// # Errors
     /// The worker has ended.
@@ -224,7 +224,7 @@ fn connections<P: bifrost_port::GuestPort, T>(
     from: u32,
     share: &Share<'_>,
     page: &mut Vec<T>,
-    see: &mut impl FnMut(u16, &ConnSnapshot) -> Option<T>,
+    see: &mut impl FnMut(u32, &ConnSnapshot) -> Option<T>,
 ) -> Option<u32> {
     share.look(from, core.engine().places(), CONNECTIONS, page, |place, page| {
         page.extend(core.connection_view(place).and_then(|(peer, connection)| see(peer, &connection)));

@@ -27,7 +27,7 @@ const TURN_NS: u64 = 20_000;
 /// A guest with many sessions.
 const GUEST: PortId = PortId(3);
 /// The number of the peer.
-const PEER: u16 = 7;
+const PEER: u32 = 7;
 
 /// An underlay that receives nothing, and accepts everything.
 struct Nowhere(OwnedFd);
@@ -106,14 +106,7 @@ fn begin(core: &mut Core<Device>, n: u32) -> Cid {
         Mac([2, first, a, b, c, d])
     };
     let (local, remote) = (mac(0), mac(1));
-    let to = Destination {
-        vni: 100,
-        owner: (n % 1000) as u16,
-        local,
-        remote,
-        peer: PeerId(0),
-        ordering: Default::default(),
-    };
+    let to = Destination { vni: 100, owner: n % 1000, local, remote, peer: PeerId(0), ordering: Default::default() };
     core.engine.transmit(Time(monotonic_ns()), &to, Outbound { handle: n, segments: 1, flow: n }, &mut core.out);
     core.out.control.clear();
     core.engine.cid_of(bifrost_rte::Pair { vni: 100, local, remote }).unwrap()
@@ -170,7 +163,7 @@ fn entries_that_stay_are_listed_once() {
         from = piece(&core, place, &mut page).0;
         told.extend(page);
         // Ports come and go, with their connections: every other one of every thousand ports.
-        let gone = random.u16(0..500) * 2;
+        let gone = random.u32(0..500) * 2;
         core.engine.remove_owner(gone, &mut core.out);
         for _ in 0..random.u32(0..50) {
             begin(&mut core, n);
@@ -200,7 +193,7 @@ fn a_page_has_a_bound_and_free_places_take_time_too() {
 }
 
 /// A worker with connections and ports.
-fn worker(connections: u32, ports: u16) -> crate::Handle<Nowhere> {
+fn worker(connections: u32, ports: u32) -> crate::Handle<Nowhere> {
     let worker = start(config(), Nowhere::new(), switch(), None).unwrap();
     let fill = move |worker: &mut crate::Worker<Nowhere>| {
         add_peer(worker.core_mut());
@@ -209,7 +202,7 @@ fn worker(connections: u32, ports: u16) -> crate::Handle<Nowhere> {
         }
         let vni = Vni::new(100).unwrap();
         for owner in 0..ports {
-            let [a, b] = owner.to_be_bytes();
+            let [_, _, a, b] = owner.to_be_bytes();
             let port: Device = Box::new(Unplugged::new().unwrap());
             let (mac, ordering) = (Mac([2, 9, 9, 9, a, b]), Default::default());
             worker.core_mut().add_port(PortConfig { owner, vni, mac, ordering, reliable: true, port }).unwrap();
@@ -230,9 +223,9 @@ fn several_clients_may_ask_one_worker_and_some_may_go_away() {
                 drop(connections().next());
                 let all: Vec<Cid> = connections().flat_map(Result::unwrap).collect();
                 assert_eq!(all.len(), 10_000);
-                let ports: Vec<u16> = remote.ports().flat_map(Result::unwrap).map(|port| port.owner).collect();
+                let ports: Vec<u32> = remote.ports().flat_map(Result::unwrap).map(|port| port.owner).collect();
                 assert!(ports.into_iter().eq(0..50));
-                let some: Vec<u16> =
+                let some: Vec<u32> =
                     remote.ports_of(vec![7, 900, 3]).flat_map(Result::unwrap).map(|port| port.owner).collect();
                 assert_eq!(some, [7, 3]);
                 assert_eq!(
@@ -425,7 +418,7 @@ fn longest_turn() {
         assert_eq!(remote.connections(|_, c| Some(*c)).flat_map(Result::unwrap).count(), MANY as usize);
     }
     println!("a list of pages took {:?}", began.elapsed() / 20);
-    let one = |place: u16| {
+    let one = |place: u32| {
         let view = move |worker: &crate::Worker<Nowhere>| {
             let (began, view) = (Instant::now(), worker.core.port_view(place));
             (began.elapsed(), view)
@@ -462,7 +455,7 @@ fn longest_turn() {
         took.push(time);
     }
     told("sessions taken over, in pieces", took);
-    let places = |core: &Core<Device>| 0..core.switch().session_places();
+    let places = |core: &Core<Device>| 0..core.switch().moving_places();
     let whole = move |worker: &crate::Worker<Nowhere>| {
         let (began, core) = (Instant::now(), &worker.core);
         let all: Vec<_> = places(core).filter_map(|place| core.switch().moving_session_at(GUEST, place)).collect();
@@ -476,7 +469,7 @@ fn longest_turn() {
             let piece = remote.mailbox().ask(move |worker, share| {
                 let (began, switch) = (Instant::now(), worker.core.switch());
                 let (mut moving, mut listed) = (Vec::with_capacity(PAGE), Vec::with_capacity(PAGE));
-                let places = switch.session_places();
+                let places = switch.moving_places();
                 let next = if session {
                     share.look(place, places, CONNECTIONS, &mut listed, |at, page| page.extend(switch.session_at(at)))
                 } else {

@@ -19,15 +19,15 @@ const MOST: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
     /// It was here, and is now at this peer.
-    To(u16),
+    To(u32),
     /// It was at this peer, and is now here.
-    From(u16),
+    From(u32),
     /// It is now here; at which peer it was is not known, because routes of its network are learned.
     Here,
 }
 
 impl Moved {
-    fn peer(self) -> Option<u16> {
+    fn peer(self) -> Option<u32> {
         match self {
             Moved::To(peer) | Moved::From(peer) => Some(peer),
             Moved::Here => None,
@@ -69,7 +69,7 @@ impl MovedGuests {
     }
 
     /// A peer is gone: its number may be reused.
-    pub(crate) fn forget_peer(&mut self, id: u16) {
+    pub(crate) fn forget_peer(&mut self, id: u32) {
         self.0.retain(|_, (moved, _)| moved.peer() != Some(id));
     }
 }
@@ -82,8 +82,8 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// The guest behind a port runs here now: until `until`, its old host may forward packets that still arrive there.
-    pub fn note_arrived(&mut self, owner: u16, until: Time) {
-        let port = self.ports.get(usize::from(owner)).and_then(Option::as_ref);
+    pub fn note_arrived(&mut self, owner: u32, until: Time) {
+        let port = self.ports.get(owner as usize).and_then(Option::as_ref);
         let Some(vnic) = port.map(|port| (port.vni, port.mac)) else { return };
         if let Some(moved @ (Moved::From(_) | Moved::Here)) = self.moved.find(self.now, vnic) {
             self.moved.note(self.now, vnic, moved, until);
@@ -96,11 +96,11 @@ impl<P: GuestPort> Core<P> {
     #[cold]
     pub(crate) fn follow<const SEEN: bool>(
         &mut self,
-        (peer, vni, ecn): (u16, Vni, u8),
+        (peer, vni, ecn): (u32, Vni, u8),
         note: Note,
         frame: &[u8],
         parsed: &Parsed,
-    ) -> Option<u16> {
+    ) -> Option<u32> {
         match self.moved.find(self.now, (vni, parsed.dst_mac)) {
             Some(arrived @ (Moved::From(_) | Moved::Here)) if arrived.peer().is_none_or(|host| host == peer) => {
                 Some(self.switch.host_of_sender(vni, parsed).map_or(peer, |sender| sender.0))

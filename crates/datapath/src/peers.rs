@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerConfig {
     /// Its number: the switch's `PeerId`.
-    pub id: u16,
+    pub id: u32,
     /// Its underlay addresses; packets from other addresses are not accepted.
     pub addresses: Vec<IpAddr>,
     /// (local, remote) address of each path, 1..=8.
@@ -138,8 +138,8 @@ fn open_paths(drained: PathSet, all: PathSet) -> PathSet {
 pub(crate) struct Peers {
     plain_paths: PlainPaths,
     by_id: Vec<Option<Peer>>,
-    by_address: HashMap<IpAddr, u16, RandomState>,
-    by_engine: Vec<u16>,
+    by_address: HashMap<IpAddr, u32, RandomState>,
+    by_engine: Vec<u32>,
 }
 
 impl Peers {
@@ -172,15 +172,15 @@ impl Peers {
         }
         let engine_id = (!config.plain).then(|| {
             let id = engine.add_peer(config.paths.len());
-            let at = usize::from(id.0);
-            self.by_engine.resize(self.by_engine.len().max(at + 1), u16::MAX);
+            let at = id.0 as usize;
+            self.by_engine.resize(self.by_engine.len().max(at + 1), u32::MAX);
             self.by_engine[at] = config.id;
             id
         });
         for &address in &config.addresses {
             self.by_address.insert(address, config.id);
         }
-        let at = usize::from(config.id);
+        let at = config.id as usize;
         if self.by_id.len() <= at {
             self.by_id.resize_with(at + 1, || None);
         }
@@ -191,16 +191,16 @@ impl Peers {
     }
 
     /// Forgets a peer; its lanes stay open, because others may share them.
-    pub(crate) fn remove(&mut self, id: u16) {
+    pub(crate) fn remove(&mut self, id: u32) {
         self.by_address.retain(|_, peer| *peer != id);
-        if let Some(slot) = self.by_id.get_mut(usize::from(id)) {
+        if let Some(slot) = self.by_id.get_mut(id as usize) {
             *slot = None;
         }
     }
 
     /// Takes exactly these paths of a peer out of use; returns whether the peer is known.
-    pub(crate) fn drain(&mut self, id: u16, paths: PathSet, engine: &mut Engine, now: Time) -> bool {
-        let Some(peer) = self.by_id.get_mut(usize::from(id)).and_then(Option::as_mut) else { return false };
+    pub(crate) fn drain(&mut self, id: u32, paths: PathSet, engine: &mut Engine, now: Time) -> bool {
+        let Some(peer) = self.by_id.get_mut(id as usize).and_then(Option::as_mut) else { return false };
         peer.drained = paths;
         if let Some(peer) = peer.engine {
             engine.drain_paths(now, peer, paths);
@@ -212,12 +212,12 @@ impl Peers {
     #[inline]
     pub(crate) fn plain_lane(
         &mut self,
-        id: u16,
+        id: u32,
         flow: u32,
         engine: &mut Engine,
         now: Time,
     ) -> Option<(u8, LaneId, Option<Move>)> {
-        let peer = self.by_id.get_mut(usize::from(id))?.as_mut()?;
+        let peer = self.by_id.get_mut(id as usize)?.as_mut()?;
         if let Some(peer) = peer.engine {
             engine.note_plain(now, peer);
         }
@@ -226,15 +226,15 @@ impl Peers {
     }
 
     /// The peer and the path of a lane of the transport.
-    pub(crate) fn path_of(&self, lane: LaneId) -> Option<(u16, PathId)> {
+    pub(crate) fn path_of(&self, lane: LaneId) -> Option<(u32, PathId)> {
         self.iter().find_map(|peer| {
             let path = peer.bifrost.iter().position(|l| *l == lane)?;
             Some((peer.config.id, PathId::masked(path as u8)))
         })
     }
 
-    pub(crate) fn get(&self, id: u16) -> Option<&Peer> {
-        self.by_id.get(usize::from(id))?.as_ref()
+    pub(crate) fn get(&self, id: u32) -> Option<&Peer> {
+        self.by_id.get(id as usize)?.as_ref()
     }
 
     /// Upper bound of the peers' numbers, exclusive.
@@ -246,11 +246,11 @@ impl Peers {
         self.by_id.iter().flatten()
     }
 
-    pub(crate) fn of_address(&self, address: IpAddr) -> Option<u16> {
+    pub(crate) fn of_address(&self, address: IpAddr) -> Option<u32> {
         self.by_address.get(&address).copied()
     }
 
     pub(crate) fn of_engine(&self, id: PeerId) -> Option<&Peer> {
-        self.get(*self.by_engine.get(usize::from(id.0))?)
+        self.get(*self.by_engine.get(id.0 as usize)?)
     }
 }

@@ -21,7 +21,7 @@ use crate::watchdog::Slowness;
 /// A guest port to be added to a worker.
 pub struct PortConfig<P> {
     /// Its number: the switch's `PortId`.
-    pub owner: u16,
+    pub owner: u32,
     /// Its network.
     pub vni: Vni,
     /// Its vNIC.
@@ -61,14 +61,14 @@ pub(crate) struct Held {
 pub(crate) struct Departure {
     pub(crate) vni: u32,
     /// The peer's number.
-    pub(crate) peer: u16,
+    pub(crate) peer: u32,
     /// The destination as the transport knows it; `None`: plain VXLAN.
     pub(crate) reliably: Option<Destination>,
 }
 
 /// One port of one worker.
 pub(crate) struct Port<P> {
-    pub(crate) owner: u16,
+    pub(crate) owner: u32,
     pub(crate) vni: Vni,
     pub(crate) mac: Mac,
     pub(crate) ordering: Ordering,

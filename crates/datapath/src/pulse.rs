@@ -6,30 +6,39 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use bifrost_avs::PortId;
+
 use crate::work::Stage;
 
 /// A worker that is in the same turn for this long is stuck.
 const STUCK: Duration = Duration::from_secs(1);
+/// Bits of a port's number in a step.
+const PORT_BITS: u32 = 24;
+
+const _: () = assert!(PortId::LIMIT < Pulse::NOBODY && Stage::ALL.len() < 1 << (u32::BITS - PORT_BITS));
 
 /// Written by the worker, with plain stores, and read by others.
 #[derive(Debug, Default)]
 pub struct Pulse {
     /// Odd while the worker works; different in each turn.
     turn: AtomicU64,
-    /// The stage and, in the lower half, the port.
+    /// The stage in the upper 8 bits; the port in the others.
     step: AtomicU32,
 }
 
 impl Pulse {
+    /// In place of a port: none, or one that is not known yet. No port has this number.
+    pub(crate) const NOBODY: u32 = (1 << PORT_BITS) - 1;
+
     #[inline(always)]
-    pub(crate) fn at(&self, stage: Stage, owner: u16) {
-        self.step.store((stage as u32) << 16 | u32::from(owner), Ordering::Relaxed);
+    pub(crate) fn at(&self, stage: Stage, owner: u32) {
+        self.step.store((stage as u32) << PORT_BITS | owner, Ordering::Relaxed);
     }
 
     #[inline(always)]
-    pub(crate) fn step(&self) -> (Stage, u16) {
+    pub(crate) fn step(&self) -> (Stage, u32) {
         let step = self.step.load(Ordering::Relaxed);
-        (Stage::ALL.get((step >> 16) as usize).copied().unwrap_or_default(), step as u16)
+        (Stage::ALL.get((step >> PORT_BITS) as usize).copied().unwrap_or_default(), step & Self::NOBODY)
     }
 
     /// The worker starts working.
@@ -53,7 +62,7 @@ pub struct PulseWatch {
 
 impl PulseWatch {
     /// Checks at `now`. Returns the stage and the port, if any, at which the worker is stuck; only once.
-    pub fn look(&mut self, pulse: &Pulse, now: Instant) -> Option<(Stage, Option<u16>)> {
+    pub fn look(&mut self, pulse: &Pulse, now: Instant) -> Option<(Stage, Option<u32>)> {
         let turn = pulse.turn.load(Ordering::Relaxed);
         if turn != self.turn || turn & 1 == 0 || self.since.is_none() {
             *self = PulseWatch { turn, since: Some(now), told: false };
@@ -64,7 +73,7 @@ impl PulseWatch {
             return None;
         }
         let (stage, owner) = pulse.step();
-        Some((stage, (owner != u16::MAX).then_some(owner)))
+        Some((stage, (owner != Pulse::NOBODY).then_some(owner)))
     }
 }
 
@@ -89,7 +98,7 @@ mod tests {
         assert_eq!(watch.look(&pulse, at(12_000)), None, "told already");
         pulse.rest();
         pulse.wake();
-        pulse.at(Stage::Timer, u16::MAX);
+        pulse.at(Stage::Timer, Pulse::NOBODY);
         assert_eq!(watch.look(&pulse, at(13_000)), None);
         assert_eq!(watch.look(&pulse, at(14_000)), Some((Stage::Timer, None)));
     }

@@ -23,7 +23,7 @@ const MOST_BYTES: usize = 32 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SetAside {
     /// By port number; those of a port in the order in which they must be sent: see [`GuestPort::raw`].
-    pub packets: Vec<(u16, Vec<u8>)>,
+    pub packets: Vec<(u32, Vec<u8>)>,
     /// Packets beyond the limit, or that their port cannot hand over.
     pub left_out: u64,
 }
@@ -45,7 +45,7 @@ impl<P: GuestPort> Core<P> {
 
     fn unfinished(&self) -> SetAside {
         let mut seen = HashSet::new();
-        let mut buffers: Vec<(u16, u32)> =
+        let mut buffers: Vec<(u32, u32)> =
             self.engine.waiting_buffers().filter(|buffer| seen.insert(*buffer)).collect();
         for port in self.ports.iter().flatten() {
             let asking = port.learning.iter().flat_map(|learning| learning.frames());
@@ -54,7 +54,7 @@ impl<P: GuestPort> Core<P> {
         }
         let (mut aside, mut bytes) = (SetAside::default(), 0);
         for (owner, handle) in buffers {
-            let Some(port) = self.ports.get(usize::from(owner)).and_then(Option::as_ref) else { continue };
+            let Some(port) = self.ports.get(owner as usize).and_then(Option::as_ref) else { continue };
             if port.port.stays(TxHandle(handle)) {
                 continue;
             }
@@ -103,7 +103,7 @@ impl<U: PolledUnderlay> Worker<U> {
 
     /// Puts a packet of another process's [`SetAside`] in front of the packets that the port's guest has sent since.
     /// Returns false if the port does not exist, or does not accept it.
-    pub fn put_in_front(&mut self, owner: u16, packet: Vec<u8>) -> bool {
+    pub fn put_in_front(&mut self, owner: u32, packet: Vec<u8>) -> bool {
         self.core.device_mut(owner).is_some_and(|device| device.put_in_front(packet))
     }
 

@@ -70,7 +70,7 @@ impl Totals {
 #[derive(Clone, Debug)]
 pub struct PathView {
     /// Number of the peer.
-    pub peer: u16,
+    pub peer: u32,
     /// Local address of the path.
     pub local: std::net::IpAddr,
     /// Remote address of the path.
@@ -85,7 +85,7 @@ pub struct PathView {
 #[derive(Clone, Debug, Default)]
 pub struct PortView {
     /// Its number.
-    pub owner: u16,
+    pub owner: u32,
     /// Packets from the guest.
     pub tx_packets: u64,
     /// Their bytes.
@@ -190,7 +190,7 @@ impl<P: GuestPort> Core<P> {
 
     /// All ports at once, for tests and simulations: there may be many.
     pub fn port_views(&self) -> impl Iterator<Item = PortView> {
-        (0..self.port_places()).filter_map(|owner| self.port_view(owner as u16))
+        (0..self.port_places()).filter_map(|owner| self.port_view(owner))
     }
 
     /// Upper bound of the ports' numbers, exclusive.
@@ -199,7 +199,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// One port.
-    pub(crate) fn port_view(&self, owner: u16) -> Option<PortView> {
+    pub(crate) fn port_view(&self, owner: u32) -> Option<PortView> {
         let p = self.port(owner)?;
         let switch = self.switch.port_counters(PortId(owner)).cloned();
         Some(PortView {
@@ -231,12 +231,12 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Packets from and to the guest of one port.
-    pub(crate) fn port_traffic(&self, owner: u16) -> Option<(u64, u64)> {
+    pub(crate) fn port_traffic(&self, owner: u32) -> Option<(u64, u64)> {
         self.port(owner).map(|p| (p.tx_packets, p.rx_packets))
     }
 
     /// The connection at one of the engine's places, with the number of its peer.
-    pub(crate) fn connection_view(&self, place: u32) -> Option<(u16, ConnSnapshot)> {
+    pub(crate) fn connection_view(&self, place: u32) -> Option<(u32, ConnSnapshot)> {
         let snapshot = self.engine.connection_snapshot(self.now, place)?;
         Some((self.peers.of_engine(snapshot.peer)?.config.id, snapshot))
     }
@@ -247,7 +247,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// The paths to one peer, at most 8.
-    pub(crate) fn path_views(&self, peer: u16) -> impl Iterator<Item = PathView> {
+    pub(crate) fn path_views(&self, peer: u32) -> impl Iterator<Item = PathView> {
         self.peers.get(peer).into_iter().flat_map(move |peer| {
             let measured = peer.engine.into_iter().flat_map(move |id| self.engine.path_snapshots_to(self.now, id));
             measured.chain(peer.unmeasured()).filter_map(move |snapshot| {
@@ -258,7 +258,7 @@ impl<P: GuestPort> Core<P> {
         })
     }
 
-    fn port(&self, owner: u16) -> Option<&Port<P>> {
-        self.ports.get(usize::from(owner))?.as_ref()
+    fn port(&self, owner: u32) -> Option<&Port<P>> {
+        self.ports.get(owner as usize)?.as_ref()
     }
 }

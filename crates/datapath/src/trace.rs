@@ -39,12 +39,12 @@ pub enum End {
     /// It is sent to another host.
     Sent {
         /// The peer's number.
-        peer: u16,
+        peer: u32,
     },
     /// It is delivered to a guest of this host.
     Delivered {
         /// The number of its port.
-        port: u16,
+        port: u32,
     },
     /// Another worker of this host serves the destination port and continues with the packet
     /// ([`Core::trace_from_worker`]).
@@ -52,7 +52,7 @@ pub enum End {
         /// The worker.
         worker: u16,
         /// The number of the port.
-        port: u16,
+        port: u32,
         /// The frame that the worker gets.
         frame: Vec<u8>,
     },
@@ -75,7 +75,7 @@ pub enum End {
         /// The counter that would count it.
         counter: String,
         /// The port at which it is dropped, if any.
-        port: Option<u16>,
+        port: Option<u32>,
     },
 }
 
@@ -83,7 +83,7 @@ pub enum End {
 #[derive(Clone, Debug)]
 pub enum Step {
     /// The peer that owns the datagram's source address, by number.
-    Peer(Option<u16>),
+    Peer(Option<u32>),
     /// The headers.
     Parsed(Result<Parsed, Malformed>),
     /// Faults that may affect the packet, by number, and where.
@@ -102,14 +102,14 @@ pub enum Step {
         /// The worker.
         worker: u16,
         /// The destination port.
-        port: u16,
+        port: u32,
     },
     /// The switch of another worker, for a packet from a guest of this host.
     FromWorker(WorkerTrace),
     /// A limit of a port.
     Limit {
         /// The number of the port.
-        port: u16,
+        port: u32,
         /// Whether it limits packets from the guest.
         is_tx: bool,
         /// How long a packet of the guest would wait, ns; 0: not at all. A packet for the guest does not wait.
@@ -132,7 +132,7 @@ pub enum Step {
     /// How it is carried.
     Carried {
         /// The peer's number.
-        peer: u16,
+        peer: u32,
         /// How, and why.
         how: Carriage,
         /// The connection of the two vNICs, if it is known.
@@ -148,7 +148,7 @@ pub enum Step {
     /// The guest's receive buffers: packets in them that are not published yet, and the number of buffers.
     Room {
         /// The number of the port.
-        port: u16,
+        port: u32,
         /// Packets placed but not published.
         hidden: u32,
         /// Buffers.
@@ -208,7 +208,7 @@ impl Steps {
     }
 }
 
-fn dropped(counter: impl Into<String>, port: Option<u16>) -> End {
+fn dropped(counter: impl Into<String>, port: Option<u32>) -> End {
     End::Dropped { counter: counter.into(), port }
 }
 
@@ -225,7 +225,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Traces a frame, unsegmented and with complete checksums, sent now by the guest behind a port. Changes nothing.
-    pub fn trace_from_guest(&self, owner: u16, frame: &[u8]) -> Trace {
+    pub fn trace_from_guest(&self, owner: u32, frame: &[u8]) -> Trace {
         let mut steps = Steps(Vec::new());
         let end = self.end_of_sent(owner, frame, &mut steps.0);
         steps.end(self.siblings.index, end)
@@ -240,13 +240,13 @@ impl<P: GuestPort> Core<P> {
 
     /// Traces a frame that another worker of this host hands over now, from the guest behind port `from` for the one
     /// behind `owner`. Changes nothing.
-    pub fn trace_from_worker(&self, from: u16, owner: u16, frame: &[u8]) -> Trace {
+    pub fn trace_from_worker(&self, from: u32, owner: u32, frame: &[u8]) -> Trace {
         let mut steps = Steps(Vec::new());
         let end = self.end_of_handed_over(from, owner, frame, &mut steps.0);
         steps.end(self.siblings.index, end)
     }
 
-    fn end_of_handed_over(&self, from: u16, owner: u16, frame: &[u8], steps: &mut Vec<Step>) -> End {
+    fn end_of_handed_over(&self, from: u32, owner: u32, frame: &[u8], steps: &mut Vec<Step>) -> End {
         let parsed = match parse(frame, frame.len()) {
             Ok(parsed) => parsed,
             Err(reason) => return dropped(format!("malformed.underlay_{}_frames", reason.name()), None),
@@ -270,8 +270,8 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
-    fn end_of_sent(&self, owner: u16, frame: &[u8], steps: &mut Vec<Step>) -> End {
-        let Some(port) = self.ports.get(usize::from(owner)).and_then(Option::as_ref) else {
+    fn end_of_sent(&self, owner: u32, frame: &[u8], steps: &mut Vec<Step>) -> End {
+        let Some(port) = self.ports.get(owner as usize).and_then(Option::as_ref) else {
             return dropped("drop.gone_packets", None);
         };
         if let Some(limit) = &port.limits.tx {
@@ -380,8 +380,8 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// A frame is for the guest behind a port.
-    fn placed(&self, owner: u16, len: usize, steps: &mut Vec<Step>) -> End {
-        let Some(port) = self.ports.get(usize::from(owner)).and_then(Option::as_ref) else {
+    fn placed(&self, owner: u32, len: usize, steps: &mut Vec<Step>) -> End {
+        let Some(port) = self.ports.get(owner as usize).and_then(Option::as_ref) else {
             return dropped("drop.gone_packets", None);
         };
         if let Some(limit) = &port.limits.rx {
@@ -396,7 +396,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// A frame is for another host.
-    fn carried(&self, peer: u16, pair: Pair, reliable: bool, flow: u32, steps: &mut Vec<Step>) {
+    fn carried(&self, peer: u32, pair: Pair, reliable: bool, flow: u32, steps: &mut Vec<Step>) {
         let Some(to) = self.peers.get(peer) else { return };
         let how = match to.engine {
             _ if !reliable => Carriage::NotReliable,
@@ -443,7 +443,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Records the faults of a port. Returns whether one of them drops everything.
-    fn would_fault_at_port(&self, owner: u16, direction: Direction, steps: &mut Vec<Step>) -> bool {
+    fn would_fault_at_port(&self, owner: u32, direction: Direction, steps: &mut Vec<Step>) -> bool {
         let faults = || self.faults.iter().map(|(fault, _)| fault).filter(|fault| fault.is_at(owner, direction));
         if faults().next().is_some() {
             steps.push(Step::Faults { at_port: true, ids: faults().map(|fault| fault.id).collect() });

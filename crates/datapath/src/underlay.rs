@@ -23,7 +23,7 @@ const INITIAL_TTL: u8 = 64;
 /// A datagram of a peer.
 #[derive(Clone, Copy)]
 struct Inbound<'a> {
-    peer: u16,
+    peer: u32,
     vni: Vni,
     datagram: &'a Datagram<'a>,
     /// The faults of the receiving port have already been applied.
@@ -36,7 +36,7 @@ struct Data<'a> {
     frame: &'a [u8],
     parsed: &'a Parsed,
     checksum: Checksum,
-    owner: u16,
+    owner: u32,
     slot: Slot,
 }
 
@@ -111,7 +111,7 @@ impl<P: GuestPort> Core<P> {
         busy
     }
 
-    fn accept_with_faults<const SEEN: bool>(&mut self, peer: u16, datagram: &Datagram<'_>) {
+    fn accept_with_faults<const SEEN: bool>(&mut self, peer: u32, datagram: &Datagram<'_>) {
         let base = self.peers.get(peer).map_or(0, |p| p.config.source_port_base);
         let path = datagram.source.port().wrapping_sub(base).min(u16::from(u8::MAX)) as u8;
         let fate = self.faults.on_path(peer, path, Direction::Rx);
@@ -149,7 +149,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// `at_port`: the faults of the receiving port have already been applied.
-    fn accept<const SEEN: bool>(&mut self, peer: u16, datagram: &Datagram<'_>, at_port: bool) {
+    fn accept<const SEEN: bool>(&mut self, peer: u32, datagram: &Datagram<'_>, at_port: bool) {
         let Ok((vni, payload)) = vxlan::parse(datagram.payload) else {
             self.counters.bad_vxlan_packets += 1;
             self.see_lost::<SEEN>("bad_vxlan", datagram);
@@ -344,7 +344,7 @@ impl<P: GuestPort> Core<P> {
         note: Note,
     ) -> Result<(), Refusal> {
         let &Data { frame, parsed, checksum, owner, slot, .. } = data;
-        let port = self.ports.get_mut(usize::from(owner)).and_then(Option::as_mut).ok_or(Refusal::Gone)?;
+        let port = self.ports.get_mut(owner as usize).and_then(Option::as_mut).ok_or(Refusal::Gone)?;
         if port.is_short() && self.engine.must_wait(slot).is_some_and(|ahead| !port.may_wait(ahead)) {
             // The packets for which it waits need room, too; otherwise none of them could ever be published.
             return Err(Refusal::ReorderFull);
@@ -383,12 +383,12 @@ impl<P: GuestPort> Core<P> {
     pub(crate) fn refuse<const SEEN: bool>(
         &mut self,
         refusal: Refusal,
-        owner: Option<u16>,
+        owner: Option<u32>,
         slot: Option<Slot>,
         note: Note,
         frame: &[u8],
     ) {
-        let port = owner.and_then(|owner| self.ports.get_mut(usize::from(owner))).and_then(Option::as_mut);
+        let port = owner.and_then(|owner| self.ports.get_mut(owner as usize)).and_then(Option::as_mut);
         refusal.count(port, &mut self.counters);
         if let Some(slot) = slot {
             refusal.tell(self.now, slot, &mut self.engine, &mut self.out);
@@ -398,8 +398,8 @@ impl<P: GuestPort> Core<P> {
 
     /// Whether a frame exceeds its guest's share while this worker cannot keep up.
     #[cold]
-    fn exceeds_share(&mut self, owner: Option<u16>, frame: &[u8]) -> bool {
-        let port = owner.and_then(|owner| self.ports.get_mut(usize::from(owner))).and_then(Option::as_mut);
+    fn exceeds_share(&mut self, owner: Option<u32>, frame: &[u8]) -> bool {
+        let port = owner.and_then(|owner| self.ports.get_mut(owner as usize)).and_then(Option::as_mut);
         port.is_some_and(|port| !self.pressure.admits(&mut port.load, frame.len()))
     }
 
@@ -468,7 +468,7 @@ impl<P: GuestPort> Core<P> {
         inbound: &Inbound<'_>,
         note: Note,
         frame: &[u8],
-    ) -> Result<(), (Refusal, Option<u16>)> {
+    ) -> Result<(), (Refusal, Option<u32>)> {
         let &Inbound { peer, vni, datagram, at_port } = inbound;
         if self.pressure.is_on()
             && !at_port
@@ -531,7 +531,7 @@ impl<P: GuestPort> Core<P> {
     /// Applies the faults of the destination port of plain VXLAN. Returns whether the frame was taken, temporarily or
     /// for good.
     #[cold]
-    fn plain_fault<const SEEN: bool>(&mut self, owner: u16, datagram: &Datagram<'_>, note: Note, frame: &[u8]) -> bool {
+    fn plain_fault<const SEEN: bool>(&mut self, owner: u32, datagram: &Datagram<'_>, note: Note, frame: &[u8]) -> bool {
         let fate = self.faults.at_port(owner, Direction::Rx);
         if fate.drop {
             self.counters.fault_dropped_packets += 1;
@@ -558,7 +558,7 @@ impl<P: GuestPort> Core<P> {
 
     /// Places a frame in fragments that its guest accepts.
     #[cold]
-    fn deliver_fragments<const SEEN: bool>(&mut self, owner: u16, frame: &[u8], mtu: u16) {
+    fn deliver_fragments<const SEEN: bool>(&mut self, owner: u32, frame: &[u8], mtu: u16) {
         // The switch has checked that it can be fragmented.
         let Ok(pieces) = Segments::plan_within(frame, frame.len(), Offload::default(), mtu) else { return };
         self.counters.fragmented_packets += 1;
@@ -589,12 +589,12 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// The local vNIC that a peer's set-up names, if it exists here and the other vNIC belongs to the peer.
-    fn vnic_for(&self, vni: Vni, peer: u16, setup: &Setup) -> Option<LocalVnic> {
+    fn vnic_for(&self, vni: Vni, peer: u32, setup: &Setup) -> Option<LocalVnic> {
         if !self.switch.is_at_peer(vni, setup.from, SwitchPeer(peer)) {
             return None;
         }
         let owner = *self.vnics.get(&(vni, setup.to))?;
-        let port = self.ports.get(usize::from(owner))?.as_ref()?;
+        let port = self.ports.get(owner as usize)?.as_ref()?;
         Some(LocalVnic { owner, ordering: port.ordering, reliable: port.reliable })
     }
 }

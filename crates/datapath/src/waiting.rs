@@ -58,7 +58,7 @@ pub(crate) struct Room {
 pub(crate) struct Full;
 
 /// A connection, as the switch identifies it.
-type Key = (u32, u16, Mac, Mac);
+type Key = (u32, u32, Mac, Mac);
 
 #[derive(Debug)]
 struct Queue {

@@ -144,7 +144,7 @@ fn the_number_of_queues_is_bounded() {
     let mut waiting = Waiting::default();
     let far = |n: usize| {
         let mut to = to((n % 256) as u8);
-        to.peer = (n / 256) as u16;
+        to.peer = (n / 256) as u32;
         to
     };
     for n in 0..MOST_DESTINATIONS {

@@ -190,7 +190,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Port `owner` has used `excess` ns in a turn beyond what its packets need; its longest step was of this stage.
-    fn kept_by(&mut self, owner: u16, now: Time, excess: u64, share: u8, (stage, longest_ns): (Stage, u64)) {
+    fn kept_by(&mut self, owner: u32, now: Time, excess: u64, share: u8, (stage, longest_ns): (Stage, u64)) {
         let Some(port) = self.port_mut(owner) else { return };
         let slowness = &mut port.slowness;
         let excess = slowness.confirmed(now, excess, share);
@@ -216,7 +216,7 @@ impl<P: GuestPort> Core<P> {
             // What happened before the rest is still remembered after it.
             slowness.witness_as_of = now.after(rest);
             self.watchdog.any_rests = true;
-            self.watch(usize::from(owner));
+            self.watch(owner as usize);
         }
     }
 

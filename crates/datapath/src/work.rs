@@ -10,7 +10,7 @@ use bifrost_wire::{Mac, Vni};
 use crate::pulse::Pulse;
 
 /// No port.
-const NOBODY: u16 = u16::MAX;
+const NOBODY: u32 = Pulse::NOBODY;
 
 /// A step of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -191,7 +191,7 @@ pub enum Of {
     /// All steps.
     Anybody,
     /// Those of a port.
-    Port(u16),
+    Port(u32),
     /// Those of packets addressed to a connection.
     Connection(Cid),
 }
@@ -207,7 +207,7 @@ pub(crate) struct Work {
     /// The vNIC to which the last plain VXLAN frame is addressed; valid only at [`Stage::Judge`] without a port.
     pub(crate) to: Option<(Vni, Mac)>,
     /// A packet of a guest that is being delivered to others on this host.
-    pub(crate) local: Option<(u16, TxHandle)>,
+    pub(crate) local: Option<(u32, TxHandle)>,
     /// Present while steps are timed.
     look: Option<Box<Look>>,
     #[cfg(debug_assertions)]
@@ -231,7 +231,7 @@ impl Default for Work {
 impl Work {
     /// The next step is for port `owner`.
     #[inline(always)]
-    pub(crate) fn at(&mut self, stage: Stage, owner: u16) {
+    pub(crate) fn at(&mut self, stage: Stage, owner: u32) {
         if self.look.is_some() {
             self.time_step();
         }
@@ -266,7 +266,7 @@ impl Work {
         let now = (look.clock)();
         let took = now.saturating_sub(std::mem::replace(&mut look.since, now));
         let (stage, owner) = self.pulse.step();
-        let Some(spent) = look.spent.get_mut(usize::from(owner)) else { return };
+        let Some(spent) = look.spent.get_mut(owner as usize) else { return };
         spent.total_ns += took;
         if took > spent.longest_ns {
             (spent.longest_ns, spent.stage) = (took, stage);
@@ -278,7 +278,7 @@ impl Work {
     }
 
     /// The port for which the step is done, if known.
-    pub(crate) fn owner(&self) -> Option<u16> {
+    pub(crate) fn owner(&self) -> Option<u32> {
         Some(self.pulse.step().1).filter(|owner| *owner != NOBODY)
     }
 
@@ -310,7 +310,7 @@ impl Work {
 
     #[cfg(debug_assertions)]
     #[inline(always)]
-    fn fire(&mut self, stage: Stage, owner: u16) {
+    fn fire(&mut self, stage: Stage, owner: u32) {
         if let Some(Injection { stage: wanted, of, effect }) = self.injected
             && wanted == stage
             && match of {

@@ -203,7 +203,7 @@ impl<U: PolledUnderlay> Worker<U> {
     }
 
     /// [`Core::take_out`].
-    fn take_out(&mut self, owner: u16, fault: PortFault) {
+    fn take_out(&mut self, owner: u32, fault: PortFault) {
         match self.spare.take().map_or_else(unplugged, Ok) {
             Ok(device) => {
                 self.core.take_out(owner, fault, device);
@@ -215,7 +215,7 @@ impl<U: PolledUnderlay> Worker<U> {
     }
 
     /// Stops waiting for events of a device that a fault has put aside.
-    fn forget_broken(&mut self, owner: u16) {
+    fn forget_broken(&mut self, owner: u32) {
         if let Some(device) = self.core.broken_device(owner) {
             let _ = epoll::delete(&self.epoll, device.fd());
         }
@@ -231,7 +231,7 @@ impl<U: PolledUnderlay> Worker<U> {
     }
 
     /// Watches a port's descriptor only while that is useful.
-    fn rewatch(&self, owner: u16) {
+    fn rewatch(&self, owner: u32) {
         let Some(device) = self.core.device(owner) else { return };
         let flags = if self.core.is_watched(owner) { interest(device) } else { epoll::EventFlags::empty() };
         // Fails if the device is gone; then nothing wakes the worker for it, which is intended.
@@ -259,7 +259,7 @@ impl<U: PolledUnderlay> Worker<U> {
             match event.data.u64() {
                 UNDERLAY_TOKEN => self.core.on_underlay_readable(),
                 WAKE_TOKEN => woken = true,
-                owner => self.core.on_port_readable(owner as u16),
+                owner => self.core.on_port_readable(owner as u32),
             }
         }
         if woken {
@@ -382,7 +382,7 @@ impl<U: PolledUnderlay> Worker<U> {
     ///
     /// # Errors
     /// There is no such port, or the device's descriptor cannot be watched.
-    pub fn swap_device(&mut self, owner: u16, device: Device) -> io::Result<Device> {
+    pub fn swap_device(&mut self, owner: u32, device: Device) -> io::Result<Device> {
         if let Some(old) = self.core.device(owner) {
             let _ = epoll::delete(&self.epoll, old.fd());
         }
@@ -396,7 +396,7 @@ impl<U: PolledUnderlay> Worker<U> {
     /// Removes a port with its connections and buffers. The caller drops the device: the kernel takes tens of
     /// milliseconds to remove a network interface, which would stop all other ports of this worker.
     #[must_use]
-    pub fn remove_port(&mut self, owner: u16) -> Option<Device> {
+    pub fn remove_port(&mut self, owner: u32) -> Option<Device> {
         let device = self.core.remove_port(owner)?;
         let _ = epoll::delete(&self.epoll, device.fd());
         Some(device)
@@ -408,7 +408,7 @@ impl<U: PolledUnderlay> Worker<U> {
     }
 
     /// [`Core::remove_peer`].
-    pub fn remove_peer(&mut self, id: u16) {
+    pub fn remove_peer(&mut self, id: u32) {
         self.core.remove_peer(id, &mut self.underlay);
     }
 }

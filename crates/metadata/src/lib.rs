@@ -78,7 +78,7 @@ impl Counters {
 pub struct Server {
     addresses: (Ipv4Addr, Ipv6Addr),
     secret: u64,
-    guests: BTreeMap<u16, Guest>,
+    guests: BTreeMap<u32, Guest>,
     counters: Counters,
 }
 
@@ -89,7 +89,7 @@ impl Server {
     }
 
     /// Receives an IP packet of a guest. `now_ms`: time on any monotonic clock. `about`: the guest's documents.
-    pub fn receive(&mut self, now_ms: u64, guest: u16, about: &Arc<Documents>, packet: Vec<u8>) {
+    pub fn receive(&mut self, now_ms: u64, guest: u32, about: &Arc<Documents>, packet: Vec<u8>) {
         if !self.guests.contains_key(&guest) {
             if self.guests.len() >= GUESTS {
                 self.counters.refused_packets += 1;
@@ -107,7 +107,7 @@ impl Server {
 
     /// Processes packets and timers, and adds IP packets for guests to `out`. Returns the latest time of the next call,
     /// ms on the same clock; `None`: not before the next packet.
-    pub fn poll(&mut self, now_ms: u64, out: &mut Vec<(u16, Vec<u8>)>) -> Option<u64> {
+    pub fn poll(&mut self, now_ms: u64, out: &mut Vec<(u32, Vec<u8>)>) -> Option<u64> {
         let mut next: Option<u64> = None;
         let counters = &mut self.counters;
         self.guests.retain(|&number, guest| {
@@ -122,7 +122,7 @@ impl Server {
     }
 
     /// Removes the state of a guest that is gone, or whose number was reused.
-    pub fn forget(&mut self, guest: u16) {
+    pub fn forget(&mut self, guest: u32) {
         self.guests.remove(&guest);
     }
 

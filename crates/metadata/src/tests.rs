@@ -30,7 +30,7 @@ fn about(name: &str) -> Arc<Documents> {
 
 /// A guest's kernel.
 struct Client {
-    number: u16,
+    number: u32,
     about: Arc<Documents>,
     link: Link,
     iface: Interface,
@@ -39,7 +39,7 @@ struct Client {
 }
 
 impl Client {
-    fn new(number: u16, about: Arc<Documents>) -> Client {
+    fn new(number: u32, about: Arc<Documents>) -> Client {
         let mut link = Link::new(1500);
         let mut iface = Interface::new(Config::new(HardwareAddress::Ip), &mut link, Instant::ZERO);
         iface.update_ip_addrs(|addresses| {
@@ -228,7 +228,7 @@ fn silent_connections_are_limited_and_expire() {
 #[test]
 fn the_number_of_guests_is_limited() {
     let mut server = server();
-    for number in 0..GUESTS as u16 + 5 {
+    for number in 0..GUESTS as u32 + 5 {
         server.receive(0, number, &about("a"), vec![0; 20]);
     }
     assert_eq!((server.guests.len(), server.counters().refused_packets), (GUESTS, 5));

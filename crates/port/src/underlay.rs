@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 /// A registered lane: one local address and UDP source port, one destination address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LaneId(pub u16);
+pub struct LaneId(pub u32);
 
 /// The well-known UDP port that received a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -178,7 +178,7 @@ fn each_worker_gets_its_own_datagrams() {
         sender
     });
     for n in 0..96u32 {
-        send(&mut sender, LaneId((n % 8) as u16), std::iter::once(data((n % 3) as u8, n, 100)));
+        send(&mut sender, LaneId(n % 8), std::iter::once(data((n % 3) as u8, n, 100)));
     }
     for (number, worker) in (0u16..).zip(&mut workers) {
         let got = collect(worker, 32);

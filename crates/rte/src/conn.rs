@@ -84,7 +84,7 @@ pub enum State {
 #[derive(Debug)]
 pub(crate) struct Conn {
     pub(crate) pair: Pair,
-    pub(crate) owner: u16,
+    pub(crate) owner: u32,
     pub(crate) peer: PeerId,
     pub(crate) peer_worker: Option<u8>,
     pub(crate) state: State,

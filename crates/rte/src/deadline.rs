@@ -4,9 +4,9 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     Conn(u32),
-    Peer(u16),
+    Peer(u32),
     /// A path of this peer opens for pacing.
-    Share(u16),
+    Share(u32),
 }
 
 /// All deadlines of an engine.

@@ -4,7 +4,7 @@ use bifrost_wire::bifrost::{AckHeader, DataHeader, PathId, Reset, Setup};
 
 /// Index of a peer host, given out by [`Engine::add_peer`](crate::Engine::add_peer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerId(pub u16);
+pub struct PeerId(pub u32);
 
 /// A data packet to send: one segment of a buffer.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +14,7 @@ pub struct DataOut {
     /// Network identifier for the VXLAN header.
     pub vni: u32,
     /// The local port that holds the buffer.
-    pub owner: u16,
+    pub owner: u32,
     /// The buffer.
     pub handle: u32,
     /// Index of the segment in the buffer.
@@ -60,7 +60,7 @@ pub struct PlainOut {
     /// Network identifier.
     pub vni: u32,
     /// The local port that holds the buffer.
-    pub owner: u16,
+    pub owner: u32,
     /// The buffer.
     pub handle: u32,
     /// Index of the segment in the buffer.
@@ -72,7 +72,7 @@ pub struct PlainOut {
 #[derive(Debug, Default)]
 pub struct Output {
     /// Placed packets to make visible to the guest behind a port: (owner, handle), in this order.
-    pub publish: Vec<(u16, u32)>,
+    pub publish: Vec<(u32, u32)>,
     /// Data packets to send.
     pub data: Vec<DataOut>,
     /// Control packets to send.
@@ -80,7 +80,7 @@ pub struct Output {
     /// Segments to send as plain VXLAN and release.
     pub plain: Vec<PlainOut>,
     /// Acknowledged segments: (owner, handle), once for each segment of the buffer.
-    pub release: Vec<(u16, u32)>,
+    pub release: Vec<(u32, u32)>,
 }
 
 impl Output {

@@ -14,7 +14,7 @@ pub struct ConnSnapshot {
     /// The two vNICs.
     pub pair: Pair,
     /// The local port.
-    pub owner: u16,
+    pub owner: u32,
     /// The peer host.
     pub peer: PeerId,
     /// CID by which the peer addresses it.
@@ -100,7 +100,7 @@ impl PathSnapshot {
     /// For a path to a host unknown to the transport.
     pub fn unmeasured(path: PathId) -> Self {
         PathSnapshot {
-            peer: PeerId(u16::MAX),
+            peer: PeerId(u32::MAX),
             path,
             state: PathState::Usable,
             selected: false,

@@ -50,8 +50,8 @@ impl Weights {
         }
     }
 
-    pub(crate) fn set_port(&mut self, owner: u16, weight: Weight) {
-        let at = usize::from(owner);
+    pub(crate) fn set_port(&mut self, owner: u32, weight: Weight) {
+        let at = owner as usize;
         if self.ports.len() <= at {
             if weight == Weight::default() {
                 return;
@@ -65,8 +65,8 @@ impl Weights {
         self.networks.get(&vni).copied().unwrap_or_default()
     }
 
-    fn port(&self, owner: u16) -> Weight {
-        self.ports.get(usize::from(owner)).copied().unwrap_or_default()
+    fn port(&self, owner: u32) -> Weight {
+        self.ports.get(owner as usize).copied().unwrap_or_default()
     }
 }
 
@@ -115,7 +115,7 @@ impl Turns {
     }
 
     /// Packets that the current connection, of port `owner`, may send now, at least 1.
-    pub(crate) fn allowed(&mut self, weights: &Weights, owner: u16) -> u32 {
+    pub(crate) fn allowed(&mut self, weights: &Weights, owner: u32) -> u32 {
         let Some((&vni, waiting)) = self.order.front().and_then(|vni| Some((vni, self.networks.get_mut(vni)?))) else {
             return 0;
         };
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     /// Who sends how much of `packets`, if each of these connections always has packets: VNI, port, index.
-    fn shares(weights: &Weights, waiting: &[(u32, u16, u32)], packets: u32, room: &[u32]) -> Vec<u32> {
+    fn shares(weights: &Weights, waiting: &[(u32, u32, u32)], packets: u32, room: &[u32]) -> Vec<u32> {
         let mut turns = Turns::default();
         for &(vni, _, index) in waiting {
             turns.join(vni, index);
@@ -275,7 +275,7 @@ mod tests {
     fn a_weight_is_at_least_one() {
         assert_eq!(Weight::new(0), Weight::default());
         let mut weights = Weights::default();
-        weights.set_port(u16::MAX, Weight::default());
+        weights.set_port(1 << 16, Weight::default());
         weights.set_network(1, Weight::new(9));
         weights.set_network(1, Weight::default());
         assert!(weights.ports.is_empty() && weights.networks.is_empty());

@@ -36,7 +36,7 @@ pub struct Guest {
     /// Its host.
     pub host: u32,
     /// Its port there.
-    pub owner: u16,
+    pub owner: u32,
     /// Its MAC address; guests of different networks may have the same.
     pub mac: [u8; 6],
     /// Its IPv4 address; guests of different networks may have the same.
@@ -110,7 +110,7 @@ fn guests(scenario: &Scenario) -> Vec<Guest> {
     let hosts = scenario.topology.hosts();
     let mut all: Vec<Guest> = Vec::new();
     let mut in_network: HashMap<u32, u32, FixedState> = HashMap::default();
-    let mut on_host = vec![0u16; hosts as usize];
+    let mut on_host = vec![0u32; hosts as usize];
     for group in &scenario.guests {
         for host in group.hosts.iter(hosts) {
             for _ in 0..group.per_host {
@@ -282,7 +282,7 @@ fn hosts(
         let (local, remote) = (&local[id as usize], &remote[id as usize]);
         let peers: BTreeSet<u32> = remote.iter().map(|g| guests[*g as usize].host).collect();
         let peers: Vec<u32> = peers.into_iter().collect();
-        let number = |host: u32| avs::PeerId(peers.binary_search(&host).unwrap_or(0) as u16);
+        let number = |host: u32| avs::PeerId(peers.binary_search(&host).unwrap_or(0) as u32);
         let used = |id: u32| local.iter().any(|g| guests[*g as usize].vni == id);
         let tables = avs::Tables {
             vpcs: scenario

@@ -28,10 +28,10 @@ const STEP_NS: u64 = 20_000;
 const A: u32 = 100;
 const B: u32 = 200;
 /// The victim's port on host 0. There are other ports before and after it.
-const VICTIM: u16 = 1;
+const VICTIM: u32 = 1;
 
 /// Guests: number, host, port, network.
-const GUESTS: [(u8, usize, u16, u32); 7] =
+const GUESTS: [(u8, usize, u32, u32); 7] =
     [(4, 0, 0, B), (1, 0, 1, A), (3, 0, 2, A), (6, 0, 3, B), (5, 1, 0, B), (2, 1, 1, A), (7, 1, 2, B)];
 /// Flows (from, to) and their frame lengths.
 const FLOWS: [(u8, u8, usize); 9] = [
@@ -152,7 +152,7 @@ impl Worlds {
                     .collect(),
                 ..avs::Tables::default()
             };
-            let vnic = |&(guest, _, _, network): &(u8, usize, u16, u32)| {
+            let vnic = |&(guest, _, _, network): &(u8, usize, u32, u32)| {
                 let (vni, mac) = (vni(network), mac(guest));
                 (
                     Vnic {
@@ -413,7 +413,7 @@ fn a_panic_on_a_packet_of_a_connection_drops_only_that_connection() {
         worlds.assert_balanced(why);
         let core = worlds.hosts[0].core().unwrap();
         assert_eq!(core.engine().counters().faulted_connections, 1, "{why}");
-        assert_eq!(core.failed_ports(), [0u16; 0], "{why}");
+        assert_eq!(core.failed_ports(), [0u32; 0], "{why}");
         // The pair gets a new connection, which works.
         let before = worlds.received[&(2, 1)].len();
         worlds.run(100, 3, |_| true);

@@ -141,7 +141,7 @@ impl Host {
     /// The daemon crashes and loses all its state; the vNICs stay.
     pub(crate) fn crash(&mut self) {
         let Some(mut core) = self.core.take() else { return };
-        for owner in 0..self.vnics.len() as u16 {
+        for owner in 0..self.vnics.len() as u32 {
             if let Some(mut port) = core.remove_port(owner) {
                 port.detach();
                 self.parked.push(port);
@@ -151,18 +151,18 @@ impl Host {
     }
 
     /// A vNIC, whether or not the daemon runs.
-    pub(crate) fn port_mut(&mut self, owner: u16) -> &mut SimPort {
+    pub(crate) fn port_mut(&mut self, owner: u32) -> &mut SimPort {
         match self.core.as_mut() {
             Some(core) => core.device_mut(owner).expect("a port of every vNIC"),
-            None => &mut self.parked[usize::from(owner)],
+            None => &mut self.parked[owner as usize],
         }
     }
 
     /// A vNIC, whether or not the daemon runs.
-    pub fn port(&self, owner: u16) -> &SimPort {
+    pub fn port(&self, owner: u32) -> &SimPort {
         match self.core.as_ref() {
             Some(core) => core.device(owner).expect("a port of every vNIC"),
-            None => &self.parked[usize::from(owner)],
+            None => &self.parked[owner as usize],
         }
     }
 
@@ -193,7 +193,7 @@ impl Host {
 
     /// Whether the data path holds no buffer of any vNIC.
     pub(crate) fn is_drained(&self) -> bool {
-        (0..self.vnics.len() as u16).all(|owner| self.port(owner).outstanding() == (0, 0))
+        (0..self.vnics.len() as u32).all(|owner| self.port(owner).outstanding() == (0, 0))
     }
 }
 

@@ -139,7 +139,7 @@ impl Underlay for SimUnderlay {
         let to = host_of(remote.ip()).ok_or_else(|| io::Error::other("no host has this address"))?;
         let lane = Lane { to, source_port: local.port(), dest_port: remote.port(), packets: 0, bytes: 0 };
         self.lanes.push(lane);
-        u16::try_from(self.lanes.len() - 1).map(LaneId).map_err(|_| io::Error::other("too many lanes"))
+        u32::try_from(self.lanes.len() - 1).map(LaneId).map_err(|_| io::Error::other("too many lanes"))
     }
 
     fn recv(&mut self) -> io::Result<usize> {
@@ -173,7 +173,7 @@ impl Underlay for SimUnderlay {
 
     fn send(&mut self, batch: &mut TxBatch) {
         for (lane, class, bytes) in batch.iter() {
-            let Some(lane) = self.lanes.get_mut(usize::from(lane.0)) else { continue };
+            let Some(lane) = self.lanes.get_mut(lane.0 as usize) else { continue };
             debug_assert!(matches!(lane.dest_port, BIFROST_PORT | VXLAN_PORT));
             lane.packets += 1;
             lane.bytes += bytes.len() as u64;

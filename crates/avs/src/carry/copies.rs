@@ -30,11 +30,15 @@ impl Switch {
             Copy::At(mapping) => Some(mapping),
             _ => None,
         }));
+        // Fewer workers have room for fewer sessions: what came later has evicted these.
+        let evicted = self.sessions.counters().evicted + self.connections.counters().evicted;
+        let evicted = evicted.min(copies.taken.sessions);
         // Outdated copies do not count as created.
         self.sessions.restart_counters();
         self.connections.restart_counters();
         self.mappings.restart_counters();
-        copies.taken
+        let TakenOver { sessions, mappings, left_out } = copies.taken;
+        TakenOver { sessions: sessions - evicted, mappings, left_out: left_out + evicted }
     }
 
     /// Reads a record of a section with copies.

@@ -9,7 +9,7 @@
 
 use super::{
     CONNECTION_BYTES, CONNECTIONS_AT, CONNECTIONS_GONE, MAPPING_BYTES, MAPPINGS_AT, MAPPINGS_GONE, PLACE_BYTES,
-    SESSION_BYTES, SESSIONS_AT, SESSIONS_GONE, begin, write_connection, write_mapping, write_session,
+    SESSION_BYTES, SESSIONS_AT, SESSIONS_GONE, UPPER_BYTES, begin, write_connection, write_mapping, write_session,
 };
 use crate::session::{Carried, Payload, Sessions};
 use crate::switch::Switch;
@@ -130,7 +130,7 @@ impl Switch {
     /// Returns the number of mappings.
     fn write_mappings(&mut self, max: usize, out: &mut Vec<u8>) -> usize {
         let mappings = self.mappings.copy(max);
-        begin(out, MAPPINGS_AT, PLACE_BYTES + MAPPING_BYTES, mappings.len());
+        begin(out, MAPPINGS_AT, PLACE_BYTES + MAPPING_BYTES + UPPER_BYTES, mappings.len());
         for (place, pair, is_in_force) in &mappings {
             out.extend(place.to_le_bytes());
             write_mapping(out, pair, *is_in_force);
@@ -159,7 +159,7 @@ fn write_sessions(out: &mut Vec<u8>, sessions: &[(u32, Carried<()>)]) {
 }
 
 fn write_connections(out: &mut Vec<u8>, connections: &[(u32, Carried<crate::service::Connection>)]) {
-    begin(out, CONNECTIONS_AT, PLACE_BYTES + CONNECTION_BYTES, connections.len());
+    begin(out, CONNECTIONS_AT, PLACE_BYTES + CONNECTION_BYTES + UPPER_BYTES, connections.len());
     for (place, connection) in connections {
         out.extend(place.to_le_bytes());
         write_session(out, connection);

@@ -5,8 +5,8 @@
 //! numbered in the order of arrival, and numbers of outdated ones are used again.
 
 use super::{
-    CONNECTION_BYTES, CONNECTIONS_AT, CONNECTIONS_GONE, CarryError, Fields, MAPPINGS_AT, NONE, PLACE_BYTES,
-    SESSION_BYTES, SESSIONS_AT, SESSIONS_GONE, begin, next_section,
+    CONNECTION_BYTES, CONNECTIONS_AT, CONNECTIONS_GONE, CarryError, Fields, MAPPING_BYTES, MAPPINGS_AT, NONE,
+    PLACE_BYTES, SESSION_BYTES, SESSIONS_AT, SESSIONS_GONE, begin, next_section,
 };
 use crate::flow_log::HandedFlow;
 use crate::ids::{PortId, WorkerId};
@@ -187,13 +187,13 @@ impl Distribution {
 
     /// Replaces the place of the mapping in the record of a connection.
     fn to_of_connection(&self, index: &Index, former: usize, record: &mut [u8]) -> Option<To> {
-        let mut fields = Fields(record.get(..CONNECTION_BYTES)?);
+        let mut fields = Fields(Some(&*record).filter(|record| record.len() >= CONNECTION_BYTES)?);
         let to = to_of_key(index, &mut fields);
         let mut fields = Fields(&record[SESSION_BYTES..]);
         match fields.u8()? {
             0 => to,
             1 => {
-                let (_, uplink, place) = (fields.port()?, fields.port()?, fields.u32()?);
+                let ((_, uplink), place) = (fields.ports(CONNECTION_BYTES - SESSION_BYTES - 1)?, fields.u32()?);
                 let home = home_of_uplink(index, uplink)?;
                 if place != NONE {
                     let Some(Copied::At(worker, number)) = self.former[former][MAPPINGS].get(place as usize) else {
@@ -227,7 +227,7 @@ fn to_of_key(index: &Index, fields: &mut Fields<'_>) -> Option<To> {
 
 fn to_of_mapping(index: &Index, record: &[u8]) -> Option<To> {
     let mut fields = Fields(record);
-    let (_, uplink) = (fields.port()?, fields.port()?);
+    let (_, uplink) = fields.ports(MAPPING_BYTES)?;
     home_of_uplink(index, uplink).map(To::One)
 }
 

@@ -12,6 +12,11 @@ use bifrost_wire::tcp::Flags;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(pub(super) [u64; 7]);
 
+/// Where the number of the port or peer begins in a key's last word.
+const SOURCE_AT: u32 = 40;
+
+const _: () = assert!(PortId::LIMIT <= PeerId::LIMIT && PeerId::LIMIT as u64 == 1 << (u64::BITS - SOURCE_AT));
+
 /// Who sent a packet to the switch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
@@ -64,7 +69,7 @@ impl Key {
             d,
             parsed.src_mac.as_u64() << 16 | u64::from(parsed.src_port),
             parsed.dst_mac.as_u64() << 16 | u64::from(parsed.dst_port),
-            u64::from(from) << 48 | u64::from(vni) << 16 | u64::from(parsed.protocol) << 8 | v6,
+            u64::from(from) << SOURCE_AT | u64::from(vni) << 16 | u64::from(parsed.protocol) << 8 | v6,
         ]))
     }
 
@@ -78,7 +83,7 @@ impl Key {
     /// hashes are not secret, and with them alone a guest could choose which set it fills.
     #[inline(always)]
     pub(crate) fn place(&self, flow_hash: u32) -> u64 {
-        let (from, vni) = (self.0[6] >> 48, self.0[6] >> 16);
+        let (from, vni) = (self.0[6] >> SOURCE_AT, self.0[6] >> 16);
         ((from ^ vni << 8) << 32) | u64::from(flow_hash)
     }
 }

@@ -293,6 +293,24 @@ fn connection(uplink: &Uplink, guest: PortId, known: Translation, sent: Translat
     Connection::with_outside(by, known, sent, reply)
 }
 
+/// Whether an uplink has the port forward of a connection that a guest of `vpc` had on another host. `key`: its key.
+pub(crate) fn forwards(uplink: &Uplink, vpc: VpcId, key: Key, of_other: &Connection) -> bool {
+    let ((inside, _), (_, outside)) = (key.ends(), of_other.guest_ends());
+    uplink.forward(key.protocol(), outside) == Some((vpc, inside))
+}
+
+/// A connection through a port forward that a guest had on another host, as one of its port here. `key`: its key here.
+/// `None`: its ends do not fit together.
+pub(crate) fn moved(uplink: &Uplink, guest: PortId, key: Key, of_other: Connection) -> Option<Connection> {
+    let (inside, remote) = key.ends();
+    let (_, outside) = of_other.guest_ends();
+    if [inside, outside].into_iter().any(|end| end.address.is_ipv4() != remote.address.is_ipv4()) {
+        return None;
+    }
+    let (known, sent) = (Translation::of_ends(inside, remote), Translation::of_ends(outside, remote));
+    Some(connection(uplink, guest, known, sent, key.protocol()))
+}
+
 fn guest_of(connection: &Connection) -> Option<PortId> {
     match connection.by {
         Translator::Nat { guest, .. } => Some(guest),

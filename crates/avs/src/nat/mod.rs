@@ -14,5 +14,5 @@
 mod decide;
 mod uplink;
 
-pub(crate) use decide::{Arrival, Departure, Guests, arrive, depart, turn_round};
+pub(crate) use decide::{Arrival, Departure, Guests, arrive, depart, forwards, moved, turn_round};
 pub(crate) use uplink::{Source, Uplink};

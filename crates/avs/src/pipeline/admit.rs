@@ -62,7 +62,7 @@ pub(super) fn is_own(index: &PortIndex, addr: IpAddr) -> bool {
 /// address.
 fn is_routed(packet: &Outbound<'_>) -> bool {
     let (port, from) = (&packet.port.port, packet.frame.parsed.src_ip);
-    let at = |owner| matches!(owner, Owner::Vnic(hop) if hop.path.location == Location::Local(port.id));
+    let at = |owner| matches!(owner, Owner::Vnic(hop) if hop.path.location() == Location::Local(port.id));
     !port.routed.is_empty() && is_routable(from) && packet.vpc.owner_by_route(from).is_some_and(at)
 }
 
@@ -109,7 +109,7 @@ fn may_be_learned(packet: &Inbound<'_>, by_address: bool) -> Result<(), DropReas
 pub(super) fn is_at_peer(packet: &Inbound<'_>, addr: IpAddr) -> Result<bool, DropReason> {
     match packet.vpc.owner(addr) {
         None => Ok(may_be_at_peer(packet, addr) || packet.vpc.may_learn_address_at(addr, packet.peer)),
-        Some(Owner::Vnic(hop)) if hop.path.location == Location::Remote(packet.peer) => Ok(true),
+        Some(Owner::Vnic(hop)) if hop.path.location() == Location::Remote(packet.peer) => Ok(true),
         Some(Owner::Vnic(_)) if may_be_at_peer(packet, addr) => Ok(true),
         Some(Owner::Outside(_)) if packet.vpc.may_learn_address_at(addr, packet.peer) => Ok(true),
         Some(Owner::Vnic(_) | Owner::Outside(_) | Owner::Own) => Err(DropReason::WrongPeer),
@@ -132,7 +132,7 @@ fn is_across_at_peer(packet: &Inbound<'_>, other: VpcId, addr: IpAddr) -> Result
     let p = packet.frame.parsed;
     let across = packet.index.across(packet.vpc, other, p.dst_ip, addr);
     let at_peer = match across {
-        Some((hop, _)) => hop.path.location == Location::Remote(packet.peer),
+        Some((hop, _)) => hop.path.location() == Location::Remote(packet.peer),
         None => packet.index.vpc_of(other).is_some_and(|of| {
             let is_unknown = of.owner_by_route(addr).is_none_or(|owner| matches!(owner, Owner::Outside(_)));
             is_unknown && packet.index.is_way(packet.vpc, of, p.dst_ip) && of.may_learn_address_at(addr, packet.peer)

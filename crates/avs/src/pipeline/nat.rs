@@ -24,7 +24,7 @@ impl Guests for Index {
     }
 
     fn at(&self, vpc: VpcId, address: std::net::IpAddr) -> Option<PortId> {
-        match self.vpc_of(vpc)?.route(address)?.path.location {
+        match self.vpc_of(vpc)?.route(address)?.path.location() {
             Location::Local(port) => Some(port),
             Location::Remote(_) => None,
         }

@@ -138,7 +138,7 @@ fn neighbor_discovery_of_peer(packet: &Inbound<'_>, message: Message) -> Result<
 }
 
 fn port_of(packet: &Inbound<'_>, target: IpAddr) -> Result<PortId, DropReason> {
-    match packet.vpc.vnic(target).map(|hop| hop.path.location) {
+    match packet.vpc.vnic(target).map(|hop| hop.path.location()) {
         Some(Location::Local(port)) => Ok(port),
         Some(Location::Remote(_)) => Err(DropReason::NotHere),
         None => Err(DropReason::UnknownNeighbour),

@@ -83,7 +83,7 @@ fn forward(
     reliable: bool,
 ) -> Result<(), DropReason> {
     let from = &packet.port.port;
-    let action = match path.location {
+    let action = match path.location() {
         Location::Local(port) if port == from.id && !is_hairpin(packet) => return Err(DropReason::Loop),
         // It stays with the worker that serves the port.
         Location::Local(port) if port == from.id => Action::Deliver { port, worker: None },

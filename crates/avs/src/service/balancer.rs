@@ -60,6 +60,11 @@ impl Balancers {
     pub(crate) fn of(&self, parsed: &Parsed) -> Option<&Balancer> {
         self.all.get(&(parsed.protocol, parsed.dst_ip, parsed.dst_port))
     }
+
+    /// The load balancer at an address and port.
+    pub(crate) fn at(&self, protocol: u8, end: Endpoint) -> Option<&Balancer> {
+        self.all.get(&(protocol, end.address, end.port))
+    }
 }
 
 impl Balancer {

@@ -199,6 +199,28 @@ pub(crate) fn begin_or_continue(
     Ok(Step { translation: connection.sent, quote: None, is_hairpin, connection, change })
 }
 
+/// A connection that a guest had on another host, as one of its `port` here. `key`: its key here. Everything else follows
+/// from the backend and from the guest's port as the backend sees it. `None`: there is no such load balancer, or the
+/// ends do not fit together.
+pub(crate) fn moved(balancers: &Balancers, port: &Port, key: Key, of_other: Connection) -> Option<Connection> {
+    let (local, remote) = key.ends();
+    let balancer = balancers.at(key.protocol(), remote)?;
+    let (source, backend) = (of_other.sent.source.port, of_other.sent.destination);
+    let is_hairpin = port.addresses.contains(&backend.address);
+    let guest = Endpoint { address: if is_hairpin { remote.address } else { local.address }, port: source };
+    if [local, backend].into_iter().any(|end| end.address.is_ipv4() != remote.address.is_ipv4()) {
+        return None;
+    }
+    let (near, far) = if is_hairpin { (backend, guest) } else { (guest, backend) };
+    Some(Connection {
+        by: Translator::Balancer(balancer.id),
+        known: Translation::of_ends(local, remote),
+        sent: Translation::of_ends(guest, backend),
+        reply: Key::between(port.id, near, far, key.protocol()),
+        is_hairpin,
+    })
+}
+
 /// An ICMP error that a guest sends to the address of a load balancer about a packet from there. It goes to the
 /// backend.
 pub(crate) fn about_answer(memory: Memory<'_>, port: &Port, frame: Frame<'_>) -> Option<Step> {

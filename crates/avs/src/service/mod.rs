@@ -11,6 +11,6 @@ mod connection;
 
 pub(crate) use balancer::Balancers;
 pub(crate) use connection::{
-    Connection, Mapped, Memory, Step, Translator, about_answer, back, begin_or_continue, leave_mappings, superseded,
-    touch,
+    Connection, Mapped, Memory, Step, Translator, about_answer, back, begin_or_continue, leave_mappings, moved,
+    superseded, touch,
 };

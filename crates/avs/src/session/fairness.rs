@@ -16,7 +16,7 @@ const FIN: Flags = Flags::FIN.with(Flags::ACK);
 /// A conversation of port `vnic`'s guest with a remote host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Conversation {
-    vnic: u16,
+    vnic: u32,
     origin: Origin,
     remote: u32,
     port: u16,
@@ -103,7 +103,7 @@ impl World {
     }
 }
 
-fn conversations(vnic: u16, origin: Origin, remotes: &[u32], count: usize) -> Vec<Conversation> {
+fn conversations(vnic: u32, origin: Origin, remotes: &[u32], count: usize) -> Vec<Conversation> {
     let each =
         |n: usize| Conversation { vnic, origin, remote: remotes[n % remotes.len()], port: (n / remotes.len()) as u16 };
     (0..count).map(each).collect()
@@ -274,7 +274,7 @@ struct Known {
 /// Applies the rules of eviction to the list of all sessions.
 fn model_victim(
     known: &BTreeMap<Conversation, Known>,
-    giver: u16,
+    giver: u32,
     newcomer: Option<(Origin, u8)>,
 ) -> Option<Conversation> {
     let of_port: Vec<_> = known.iter().filter(|(conversation, _)| conversation.vnic == giver).collect();
@@ -327,7 +327,7 @@ fn evictions_agree_with_a_slow_model() {
                 known.retain(|conversation, _| world.has(*conversation));
             }
             let conversation = Conversation {
-                vnic: rng.u16(0..3) * rng.u16(0..2),
+                vnic: rng.u32(0..3) * rng.u32(0..2),
                 origin: if rng.u8(0..3) == 0 { Origin::Guest } else { Origin::Remote },
                 // One remote host has many more sessions than the others.
                 remote: rng.u32(0..remotes) * u32::from(rng.bool()),
@@ -397,6 +397,6 @@ fn evictions_agree_with_a_slow_model() {
     assert!(cfg!(miri) || (by_port > 1000 && by_all > 1000), "{by_port} {by_all}");
 }
 
-fn of_port(known: &BTreeMap<Conversation, Known>, vnic: u16) -> usize {
+fn of_port(known: &BTreeMap<Conversation, Known>, vnic: u32) -> usize {
     known.keys().filter(|conversation| conversation.vnic == vnic).count()
 }

@@ -18,8 +18,8 @@ use bifrost_wire::{ipv4, ipv6};
 pub(crate) struct Key {
     local: [u64; 2],
     remote: [u64; 2],
-    /// From the most significant bit: local and remote port (16 bits each), the vNIC's port (16), the protocol (8), and
-    /// the family (8), which is 4 or 6.
+    /// From the most significant bit: the vNIC's port (20 bits, [`PortId::LIMIT`]), local and remote port (16 each), the
+    /// protocol (8), and the family (4), which is 4 or 6.
     rest: NonZeroU64,
 }
 
@@ -42,6 +42,15 @@ impl Hash for Key {
 
 const V4: NonZeroU64 = NonZeroU64::new(4).unwrap();
 const V6: NonZeroU64 = NonZeroU64::new(6).unwrap();
+
+/// Where fields of a key's last word begin.
+const VNIC_AT: u32 = 44;
+const LOCAL_AT: u32 = 28;
+const REMOTE_AT: u32 = 12;
+const PROTOCOL_AT: u32 = 4;
+const FAMILY_MASK: u64 = 0xf;
+
+const _: () = assert!(PortId::LIMIT as u64 == 1 << (u64::BITS - VNIC_AT));
 
 /// ICMP types (RFC 792, RFC 4443).
 const V4_REPLY: u8 = 0;
@@ -73,9 +82,9 @@ impl Key {
             Direction::Egress => ((src, src_port), (dst, dst_port)),
             Direction::Ingress => ((dst, dst_port), (src, src_port)),
         };
-        let ports = u64::from(local_port) << 48 | u64::from(remote_port) << 32;
+        let ports = u64::from(local_port) << LOCAL_AT | u64::from(remote_port) << REMOTE_AT;
         let family = if src.is_ipv6() { V6 } else { V4 };
-        let rest = family | (ports | u64::from(port.0) << 16 | u64::from(protocol) << 8);
+        let rest = family | (ports | u64::from(port.0) << VNIC_AT | u64::from(protocol) << PROTOCOL_AT);
         Key { local: words(local), remote: words(remote), rest }
     }
 
@@ -93,17 +102,22 @@ impl Key {
         Key::new(port, Direction::Egress, addresses, ports, protocol)
     }
 
-    /// The key as words, for another switch.
+    /// The key as words, for another switch. The last word has a layout of its own, which never changes: from the most
+    /// significant bit, local and remote port (16 bits each), the lower 16 bits of the vNIC's port, the protocol (8), the
+    /// other bits of the vNIC's port (4), and the family (4).
     pub(crate) fn to_words(self) -> [u64; 5] {
-        self.words()
+        let [a, b, c, d, rest] = self.words();
+        let (vnic, ports, protocol) = (rest >> VNIC_AT, rest >> REMOTE_AT & 0xffff_ffff, rest >> PROTOCOL_AT & 0xff);
+        let rest = ports << 32 | (vnic & 0xffff) << 16 | protocol << 8 | vnic >> 16 << 4 | rest & FAMILY_MASK;
+        [a, b, c, d, rest]
     }
 
     /// The key that these words encode; `None`: they encode none.
-    pub(crate) fn of_words([a, b, c, d, rest]: [u64; 5]) -> Option<Key> {
-        let rest = NonZeroU64::new(rest)?;
-        let family = rest.get() as u8;
-        let is_known = family == V4.get() as u8 || family == V6.get() as u8;
-        is_known.then_some(Key { local: [a, b], remote: [c, d], rest })
+    pub(crate) fn of_words([a, b, c, d, words]: [u64; 5]) -> Option<Key> {
+        let family = [V4, V6].into_iter().find(|family| family.get() == words & FAMILY_MASK)?;
+        let (vnic, ports, protocol) = ((words >> 4 & 0xf) << 16 | words >> 16 & 0xffff, words >> 32, words >> 8 & 0xff);
+        let rest = family | (vnic << VNIC_AT | ports << REMOTE_AT | protocol << PROTOCOL_AT);
+        Some(Key { local: [a, b], remote: [c, d], rest })
     }
 
     /// The two ends, the guest's first.
@@ -116,26 +130,26 @@ impl Key {
             }
         };
         let rest = self.rest.get();
-        let local = Endpoint { address: address(self.local), port: (rest >> 48) as u16 };
-        (local, Endpoint { address: address(self.remote), port: (rest >> 32) as u16 })
+        let local = Endpoint { address: address(self.local), port: (rest >> LOCAL_AT) as u16 };
+        (local, Endpoint { address: address(self.remote), port: (rest >> REMOTE_AT) as u16 })
     }
 
     /// The same conversation of another port.
     pub(crate) fn at_port(self, port: PortId) -> Key {
         // The family in the lowest bits keeps this from being zero.
-        let rest = self.rest.get() & !(0xffff << 16) | u64::from(port.0) << 16;
+        let rest = self.rest.get() & !(u64::MAX << VNIC_AT) | u64::from(port.0) << VNIC_AT;
         Key { rest: NonZeroU64::new(rest).unwrap_or(self.rest), ..self }
     }
 
     /// The vNIC's port.
     #[inline(always)]
     pub(crate) fn port(&self) -> PortId {
-        PortId((self.rest.get() >> 16) as u16)
+        PortId((self.rest.get() >> VNIC_AT) as u32)
     }
 
     /// The IP protocol.
     pub(crate) fn protocol(&self) -> u8 {
-        (self.rest.get() >> 8) as u8
+        (self.rest.get() >> PROTOCOL_AT) as u8
     }
 
     /// The remote source: whether it is IPv6, and the IPv4 address or the /64 prefix of the IPv6 address, because one
@@ -148,7 +162,7 @@ impl Key {
     }
 
     fn is_v6(&self) -> bool {
-        self.rest.get() as u8 == V6.get() as u8
+        self.rest.get() & FAMILY_MASK == V6.get()
     }
 }
 

@@ -10,7 +10,7 @@ pub(crate) struct Ranking {
     /// All ports, those with the most sessions first.
     order: Vec<PortId>,
     /// Position in `order`, indexed by port.
-    places: Vec<u16>,
+    places: Vec<u32>,
 }
 
 impl Ranking {
@@ -28,8 +28,8 @@ impl Ranking {
     pub(crate) fn add(&mut self, port: PortId) {
         for new in self.counts.len()..=port.place() {
             self.counts.push(0);
-            self.places.push(self.order.len() as u16);
-            self.order.push(PortId(new as u16));
+            self.places.push(self.order.len() as u32);
+            self.order.push(PortId(new as u32));
         }
         // Move it ahead of all others with the same count.
         let count = self.count(port);
@@ -50,9 +50,9 @@ impl Ranking {
     /// Swaps a port with the one at position `place`.
     fn exchange(&mut self, port: PortId, place: usize) {
         let other = self.order[place];
-        let from = std::mem::replace(&mut self.places[port.place()], place as u16);
+        let from = std::mem::replace(&mut self.places[port.place()], place as u32);
         self.places[other.place()] = from;
-        self.order.swap(usize::from(from), place);
+        self.order.swap(from as usize, place);
     }
 }
 
@@ -70,15 +70,15 @@ mod tests {
             let port = rng.usize(0..9);
             if counts[port] > 0 && rng.bool() {
                 counts[port] -= 1;
-                ranking.take(PortId(port as u16));
+                ranking.take(PortId(port as u32));
             } else {
                 counts[port] += 1;
-                ranking.add(PortId(port as u16));
+                ranking.add(PortId(port as u32));
             }
             assert_eq!([0, 1, 2, 3, 4, 5, 6, 7, 8].map(|port| ranking.count(PortId(port))), counts);
             assert!(ranking.order.is_sorted_by_key(|&port| u32::MAX - ranking.count(port)));
-            let places = ranking.places.iter().map(|&place| ranking.order[usize::from(place)]);
-            assert!(places.eq((0..ranking.order.len() as u16).map(PortId)));
+            let places = ranking.places.iter().map(|&place| ranking.order[place as usize]);
+            assert!(places.eq((0..ranking.order.len() as u32).map(PortId)));
         }
     }
 }

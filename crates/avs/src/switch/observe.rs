@@ -174,7 +174,7 @@ impl Switch {
     pub fn host_of_sender(&self, vni: Vni, parsed: &Parsed) -> Option<PeerId> {
         let vpc = self.index.vpc(vni)?;
         let location = match vpc.owner(parsed.src_ip) {
-            Some(Owner::Vnic(hop)) if parsed.src_mac == GATEWAY_MAC => hop.path.location,
+            Some(Owner::Vnic(hop)) if parsed.src_mac == GATEWAY_MAC => hop.path.location(),
             _ => vpc.location(parsed.src_mac)?,
         };
         match location {

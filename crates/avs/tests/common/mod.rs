@@ -218,7 +218,7 @@ pub(crate) fn pieces(whole: &[u8], identification: u32, at: &[usize]) -> Vec<Vec
     starts.zip(ends).map(|(from, to)| piece(whole, identification, from, to, to != end)).collect()
 }
 
-pub(crate) fn guest(switch: &mut Switch, port: u16, frame: &[u8]) -> Verdict {
+pub(crate) fn guest(switch: &mut Switch, port: u32, frame: &[u8]) -> Verdict {
     let parsed = parse(frame, frame.len()).unwrap();
     *switch.from_guest(PortId(port), frame, frame.len(), Offload::default(), &parsed)
 }
@@ -228,7 +228,7 @@ pub(crate) fn answered() -> Verdict {
     Verdict::unchanged(Action::Answer { vni: vni(100) })
 }
 
-pub(crate) fn underlay(switch: &mut Switch, n: u32, peer: u16, frame: &[u8]) -> Result<PortId, DropReason> {
+pub(crate) fn underlay(switch: &mut Switch, n: u32, peer: u32, frame: &[u8]) -> Result<PortId, DropReason> {
     let parsed = parse(frame, frame.len()).unwrap();
     match *switch.from_underlay(vni(n), PeerId(peer), frame, &parsed) {
         Verdict { action: Action::Deliver { port, worker: None }, rewrite: None, fragment_to: None } => Ok(port),

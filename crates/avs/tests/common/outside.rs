@@ -11,7 +11,7 @@ use super::ends::*;
 use super::*;
 
 pub(crate) const OUTSIDE: u32 = 900;
-pub(crate) const UPLINK: u16 = 7;
+pub(crate) const UPLINK: u32 = 7;
 pub(crate) const KERNEL: Mac = mac(9);
 pub(crate) const SHARED: &str = "203.0.113.10";
 pub(crate) const SHARED6: &str = "2001:db8::10";
@@ -80,7 +80,7 @@ pub(crate) fn outside() -> (Mac, Mac) {
 }
 
 /// Sends a frame from a guest to the outside; returns what leaves.
-pub(crate) fn leaves(switch: &mut Switch, port: u16, frame: &[u8]) -> Result<Vec<u8>, DropReason> {
+pub(crate) fn leaves(switch: &mut Switch, port: u32, frame: &[u8]) -> Result<Vec<u8>, DropReason> {
     let verdict = guest(switch, port, frame);
     match verdict.action {
         Action::Deliver { port: PortId(UPLINK), worker: None } => {
@@ -95,7 +95,7 @@ pub(crate) fn leaves(switch: &mut Switch, port: u16, frame: &[u8]) -> Result<Vec
 }
 
 /// Sends a frame from outside; returns the receiving port and the delivered frame.
-pub(crate) fn comes(switch: &mut Switch, frame: &[u8]) -> Result<(u16, Vec<u8>), DropReason> {
+pub(crate) fn comes(switch: &mut Switch, frame: &[u8]) -> Result<(u32, Vec<u8>), DropReason> {
     let verdict = guest(switch, UPLINK, frame);
     match verdict.action {
         Action::Deliver { port, worker: None } => Ok((port.0, checked(frame, &verdict))),

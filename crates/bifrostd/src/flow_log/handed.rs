@@ -41,7 +41,7 @@ pub(crate) struct Handed {
 #[serde(default)]
 pub(crate) struct Description {
     /// Names of ports by number, including removed ones.
-    names: BTreeMap<u16, String>,
+    names: BTreeMap<u32, String>,
     /// The collector's.
     collector: Option<CollectorState>,
 }

@@ -32,6 +32,8 @@ const MAX_PACKET: usize = 68 << 10;
 const MEMORY: u16 = 1;
 const PACKETS: u16 = 2;
 const POSITIONS: u16 = 3;
+/// Packets of ports whose numbers need more than 16 bits. An earlier release has no such ports.
+const PACKETS_OF_HIGH_PORTS: u16 = 4;
 
 /// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +111,7 @@ pub(crate) struct WorkerState {
     /// Memory of its switch: `Switch::carry_memory`, or a step of `Switch::copy_some` or the rest after these.
     pub(crate) memory: Vec<u8>,
     /// Guests' packets with their port number, in sending order.
-    pub(crate) packets: Vec<(u16, Vec<u8>)>,
+    pub(crate) packets: Vec<(u32, Vec<u8>)>,
 }
 
 /// The body of a [`Kind::State`] or [`Kind::Copies`].
@@ -139,9 +141,17 @@ pub(crate) fn emit_state(HandedState { workers, positions }: &HandedState) -> Re
             out[at..at + 8].copy_from_slice(&len.to_le_bytes());
         };
         section(MEMORY, &|out| out.extend_from_slice(&worker.memory));
-        section(PACKETS, &|out| {
+        let kind = if worker.packets.iter().all(|(port, _)| *port <= u32::from(u16::MAX)) {
+            PACKETS
+        } else {
+            PACKETS_OF_HIGH_PORTS
+        };
+        section(kind, &|out| {
             for (port, packet) in &worker.packets {
-                out.extend(port.to_le_bytes());
+                match kind {
+                    PACKETS => out.extend((*port as u16).to_le_bytes()),
+                    _ => out.extend(port.to_le_bytes()),
+                }
                 out.extend((packet.len() as u32).to_le_bytes());
                 out.extend_from_slice(packet);
             }
@@ -173,10 +183,11 @@ pub(crate) fn parse_state(bytes: &[u8], workers: usize) -> Result<HandedState> {
         let Some(state) = states.get_mut(usize::from(number)) else { bail!("no worker {number}") };
         match kind {
             MEMORY => state.memory = section.to_vec(),
-            PACKETS => {
+            PACKETS | PACKETS_OF_HIGH_PORTS => {
                 let mut packets = Fields(section);
                 while !packets.0.is_empty() {
-                    let (port, len) = (packets.u16()?, packets.u32()?);
+                    let port = if kind == PACKETS { packets.u16()?.into() } else { packets.u32()? };
+                    let len = packets.u32()?;
                     ensure!(len as usize <= MAX_PACKET, "a packet of {len} bytes; the maximum is {MAX_PACKET}");
                     state.packets.push((port, packets.bytes(len.into())?.to_vec()));
                 }
@@ -222,7 +233,7 @@ mod tests {
     fn random_state(random: &mut fastrand::Rng) -> WorkerState {
         let mut bytes = |most: usize| (0..random.usize(..most)).map(|_| random.u8(..)).collect::<Vec<u8>>();
         let memory = bytes(500);
-        let packets = (0..memory.len() % 7).map(|port| (port as u16 * 9000, bytes(2000))).collect();
+        let packets = (0..memory.len() % 7).map(|port| (port as u32 * 9000, bytes(2000))).collect();
         WorkerState { memory, packets }
     }
 

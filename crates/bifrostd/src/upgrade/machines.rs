@@ -79,7 +79,7 @@ impl State {
     /// Holds all machines' ports, and returns what another daemon needs to continue them.
     ///
     /// # Errors
-    /// A machine is migrating, or the thread of a port hangs.
+    /// The thread of a port hangs, or no file descriptor was available.
     pub(super) fn hold_machines(&self) -> Result<(Held<'_>, BTreeMap<String, HandedPort>)> {
         let held = Held { state: self, is_over: false };
         let mut ports = BTreeMap::new();

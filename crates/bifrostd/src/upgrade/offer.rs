@@ -28,8 +28,8 @@ pub(crate) struct Offer {
     /// The objects that are not in the file, as a journal.
     pub(crate) journal: String,
     /// The numbers of ports and peers.
-    pub(crate) ports: BTreeMap<String, u16>,
-    pub(crate) peers: BTreeMap<String, u16>,
+    pub(crate) ports: BTreeMap<String, u32>,
+    pub(crate) peers: BTreeMap<String, u32>,
     /// Instance that the old daemon announces to peers; the new daemon's must be larger.
     pub(crate) instance: u64,
     /// Injected faults, and the number of the next one.

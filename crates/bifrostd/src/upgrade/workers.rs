@@ -137,11 +137,11 @@ impl State {
 
 /// The only workers of ports, by port number.
 #[derive(Debug, Default)]
-struct Owners(HashMap<u16, Option<u16>>);
+struct Owners(HashMap<u32, Option<u16>>);
 
 impl Owners {
     /// The worker that processes a packet of a port's guest, given with its virtio header. Below the number of workers.
-    fn worker_of(&mut self, state: &State, owner: u16, packet: &[u8]) -> usize {
+    fn worker_of(&mut self, state: &State, owner: u32, packet: &[u8]) -> usize {
         let home = *self.0.entry(owner).or_insert_with(|| {
             let port = state.names.port_name(owner).and_then(|name| state.config.port(name))?;
             translate::home(&state.config, port, owner)

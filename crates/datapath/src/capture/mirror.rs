@@ -23,7 +23,7 @@ const BYTES_PER_RECORD: usize = 128;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirrorSpec {
     /// Packets of these ports.
-    pub ports: Vec<u16>,
+    pub ports: Vec<u32>,
     /// Packets from their guests.
     pub from_guests: bool,
     /// Packets for their guests.
@@ -131,7 +131,7 @@ pub(crate) struct Mirrors {
     /// By mirror: packets since the last one that was copied.
     since: Vec<u32>,
     pub(crate) copies: Copies,
-    unseen: HashMap<(u16, u32), Unseen, RandomState>,
+    unseen: HashMap<(u32, u32), Unseen, RandomState>,
     /// Memory of frames that have been published.
     spare: Vec<Vec<u8>>,
     /// The headers of a frame that is not contiguous in its buffers.
@@ -155,7 +155,7 @@ impl Mirrors {
     }
 
     /// Which mirrors copy a packet of a port; counts it for those that it matches.
-    fn wanted(&mut self, port: u16, is_from_guest: bool, frame: &[u8], len: usize) -> u64 {
+    fn wanted(&mut self, port: u32, is_from_guest: bool, frame: &[u8], len: usize) -> u64 {
         let is_candidate = |spec: &MirrorSpec| {
             (if is_from_guest { spec.from_guests } else { spec.to_guests }) && spec.ports.contains(&port)
         };
@@ -178,7 +178,7 @@ impl Mirrors {
     }
 
     /// Copies a frame of a guest, of `len` bytes, that its port holds.
-    pub(crate) fn fetched(&mut self, owner: u16, port: &impl GuestPort, handle: TxHandle, len: u32) {
+    pub(crate) fn fetched(&mut self, owner: u32, port: &impl GuestPort, handle: TxHandle, len: u32) {
         let mut head = std::mem::take(&mut self.head);
         head.clear();
         port.copy(handle, 0, HEAD_LEN.min(len as usize), &mut head);
@@ -191,7 +191,7 @@ impl Mirrors {
     }
 
     /// Remembers a placed frame; it is copied when it is published.
-    pub(crate) fn placed(&mut self, port: u16, handle: u32, frame: &[u8]) {
+    pub(crate) fn placed(&mut self, port: u32, handle: u32, frame: &[u8]) {
         self.forget(port, handle);
         let mirrors = self.wanted(port, false, frame, frame.len());
         if mirrors == 0 {
@@ -209,7 +209,7 @@ impl Mirrors {
     }
 
     /// Copies a placed frame that is published to its guest.
-    pub(crate) fn published(&mut self, port: u16, handle: u32) {
+    pub(crate) fn published(&mut self, port: u32, handle: u32) {
         let Some(Unseen { bytes, mirrors }) = self.unseen.remove(&(port, handle)) else { return };
         for place in places(mirrors) {
             let kept = bytes.len().min(self.specs[usize::from(place)].truncate as usize);
@@ -218,7 +218,7 @@ impl Mirrors {
         self.spare.push(bytes);
     }
 
-    fn forget(&mut self, port: u16, handle: u32) {
+    fn forget(&mut self, port: u32, handle: u32) {
         if let Some(Unseen { bytes, .. }) = self.unseen.remove(&(port, handle)) {
             self.spare.push(bytes);
         }
@@ -262,7 +262,7 @@ mod tests {
         frame
     }
 
-    fn shown(mirrors: &mut Mirrors, port: u16, frame: &[u8]) -> usize {
+    fn shown(mirrors: &mut Mirrors, port: u32, frame: &[u8]) -> usize {
         let before = mirrors.copies.iter().count();
         mirrors.placed(port, 1, frame);
         mirrors.published(port, 1);

@@ -43,7 +43,7 @@ pub struct CaptureConfig {
     /// Which packets.
     pub filter: Filter,
     /// Only packets of this port.
-    pub port: Option<u16>,
+    pub port: Option<u32>,
     /// Bytes kept of each packet.
     pub snaplen: u32,
     /// Room for packets until they are fetched, bytes.
@@ -67,12 +67,12 @@ pub(crate) struct Capture {
     mirrors: Option<Box<Mirrors>>,
     stages: u16,
     /// The vNIC of the only port of interest.
-    vnic: Option<(u16, Vni, Mac)>,
+    vnic: Option<(u32, Vni, Mac)>,
     chunk: Chunk,
     /// A frame that is not contiguous in its buffers.
     piece: Vec<u8>,
     /// Frames that are placed but not yet published: a port can no longer be asked for them.
-    unseen: HashMap<(u16, u32), Unseen, RandomState>,
+    unseen: HashMap<(u32, u32), Unseen, RandomState>,
 }
 
 impl<P: GuestPort> Core<P> {
@@ -80,7 +80,7 @@ impl<P: GuestPort> Core<P> {
     /// instead of [`turn`](Self::turn).
     pub fn start_capture(&mut self, config: CaptureConfig) {
         let vnic = config.port.and_then(|owner| {
-            let port = self.ports.get(usize::from(owner))?.as_ref()?;
+            let port = self.ports.get(owner as usize)?.as_ref()?;
             Some((owner, port.vni, port.mac))
         });
         let mirrors = self.capture.take().and_then(|capture| capture.mirrors);
@@ -162,7 +162,7 @@ impl Note {
     }
 
     /// A packet from the guest of a port.
-    pub(crate) fn outwards(what: &'static str, port: u16) -> Self {
+    pub(crate) fn outwards(what: &'static str, port: u32) -> Self {
         Note { direction: Direction::Out, what, port: Some(port), ..Note::default() }
     }
 
@@ -254,7 +254,7 @@ impl Capture {
     }
 
     /// Captures a placed frame that is published to its guest.
-    pub(crate) fn published(&mut self, port: u16, handle: u32) {
+    pub(crate) fn published(&mut self, port: u32, handle: u32) {
         if let Some(mirrors) = &mut self.mirrors {
             mirrors.published(port, handle);
         }
@@ -343,7 +343,7 @@ impl Capture {
 
 impl Peers {
     /// The peer of a lane, whether the lane is for plain VXLAN, and its two ends.
-    fn ends_of(&self, lane: bifrost_port::LaneId) -> Option<(u16, bool, SocketAddr, SocketAddr)> {
+    fn ends_of(&self, lane: bifrost_port::LaneId) -> Option<(u32, bool, SocketAddr, SocketAddr)> {
         self.iter().find_map(|peer| {
             let bifrost = peer.bifrost.iter().position(|l| *l == lane).map(|path| (false, path));
             let (plain, path) = bifrost.or_else(|| Some((true, peer.vxlan.iter().position(|l| *l == lane)?)))?;
@@ -356,7 +356,7 @@ impl Peers {
     }
 
     /// The address of this host to which a datagram was sent, as far as the peer's paths show; otherwise unspecified.
-    fn local_end(&self, peer: Option<u16>, source: SocketAddr, plain: bool) -> SocketAddr {
+    fn local_end(&self, peer: Option<u32>, source: SocketAddr, plain: bool) -> SocketAddr {
         let config = peer.and_then(|peer| self.get(peer)).map(|peer| &peer.config);
         let path = config.and_then(|c| c.paths.iter().find(|(_, remote)| *remote == source.ip()));
         let none = match source.ip() {

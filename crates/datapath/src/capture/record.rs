@@ -77,9 +77,9 @@ pub struct Note {
     /// What is done with it; for a drop: the reason.
     pub what: &'static str,
     /// The port.
-    pub port: Option<u16>,
+    pub port: Option<u32>,
     /// The peer.
-    pub peer: Option<u16>,
+    pub peer: Option<u32>,
     /// The virtual network.
     pub vni: Option<u32>,
     /// Hash of the flow.

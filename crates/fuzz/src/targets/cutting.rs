@@ -524,10 +524,10 @@ impl World {
     fn send(&mut self, packet: &Packet, frame: &[u8]) -> bool {
         let Ok(parsed) = parse(frame, frame.len()) else { return false };
         if packet.from <= 2 {
-            let port = PortId(u16::from(packet.from) - 1);
+            let port = PortId(u32::from(packet.from) - 1);
             self.switch.from_guest(port, frame, frame.len(), Offload::default(), &parsed).passes()
         } else {
-            let peer = PeerId(u16::from(packet.from) - 2);
+            let peer = PeerId(u32::from(packet.from) - 2);
             let verdict = self.switch.from_underlay(vni(100), peer, frame, &parsed);
             verdict.passes() && verdict.fragment_to.is_none()
         }

@@ -128,7 +128,7 @@ impl Rig {
                 }
             }
             22 => {
-                let owner = input.below(LOCAL) as u16;
+                let owner = input.below(LOCAL) as u32;
                 self.engine.remove_owner(owner, &mut self.out);
                 self.ledger.forget(owner);
             }
@@ -145,7 +145,7 @@ impl Rig {
         let local = input.below(LOCAL);
         let to = Destination {
             vni: VNI,
-            owner: local as u16,
+            owner: local as u32,
             local: mac(local),
             remote: mac(LOCAL + input.below(3)),
             peer: input.pick(&self.peers),
@@ -164,7 +164,7 @@ impl Rig {
     fn data(&mut self, arrival: &Arrival, header: DataHeader, input: &mut Input<'_>) {
         let verdict = self.engine.on_data(self.now, arrival, &header, &mut self.out);
         let Verdict::Place { owner, slot } = verdict else { return };
-        assert!(self.engine.pair_of(slot).is_some_and(|p| p.local == mac(usize::from(owner))));
+        assert!(self.engine.pair_of(slot).is_some_and(|p| p.local == mac(owner as usize)));
         match input.below(16) {
             1 => self.engine.not_placed(slot),
             2 => self.engine.policy_dropped(self.now, slot, &mut self.out),
@@ -184,7 +184,7 @@ impl Rig {
         let bytes = setup.emit();
         let Ok(Packet::Setup(setup)) = parse(&bytes) else { return };
         let vnic = (0..LOCAL).find(|n| mac(*n) == setup.to).map(|n| LocalVnic {
-            owner: n as u16,
+            owner: n as u32,
             ordering: Ordering::Flow,
             reliable: true,
         });

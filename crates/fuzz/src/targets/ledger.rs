@@ -6,7 +6,7 @@ use bifrost_rte::{Control, DataOut, Output};
 use bifrost_wire::bifrost::{Packet, parse};
 
 /// A port and one of its buffers.
-pub(super) type Handle = (u16, u32);
+pub(super) type Handle = (u32, u32);
 
 /// Buffers of one host. `T`: content of a received one.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl<T> Ledger<T> {
     }
 
     /// A port is removed with its buffers.
-    pub(super) fn forget(&mut self, owner: u16) {
+    pub(super) fn forget(&mut self, owner: u32) {
         self.sent.retain(|h, _| h.0 != owner);
         self.placed.retain(|h, _| h.0 != owner);
     }

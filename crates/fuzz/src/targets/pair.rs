@@ -19,7 +19,7 @@ use super::ledger::{Ledger, check_wire, emit};
 use crate::Input;
 
 const VNI: u32 = 100;
-const OWNER: u16 = 7;
+const OWNER: u32 = 7;
 /// Maximum number of packets in flight; size of the adversary's memory.
 const FLIGHTS: usize = 400;
 const PAGES: u32 = 200;

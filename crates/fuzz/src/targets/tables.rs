@@ -121,7 +121,7 @@ pub(super) fn tables() -> Tables {
     }
 }
 
-fn flow_log(name: &str, ports: &[u16], flows: u32) -> FlowLogSpec {
+fn flow_log(name: &str, ports: &[u32], flows: u32) -> FlowLogSpec {
     FlowLogSpec {
         name: name.into(),
         ports: ports.iter().map(|port| PortId(*port)).collect(),

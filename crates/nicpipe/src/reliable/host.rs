@@ -34,7 +34,7 @@ impl Host {
         engine: PeerId,
     ) -> Result<Self, ReliableError> {
         if !(1..=PathId::MAX).contains(&addresses.len()) {
-            return Err(ReliableError::Addresses(usize::from(engine.0) + 1));
+            return Err(ReliableError::Addresses(engine.0 as usize + 1));
         }
         if let Some(alone) = addresses.iter().find(|a| !own.iter().any(|own| own.is_ipv4() == a.is_ipv4())) {
             return Err(ReliableError::Family(*alone));

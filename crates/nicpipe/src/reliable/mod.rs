@@ -144,7 +144,7 @@ pub(crate) enum Delivery {
 /// A frame that waits for its turn, or for room in the pod's ring: a whole plain VXLAN frame in a buffer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Received {
-    host: u16,
+    host: u32,
     len: u16,
     interface: u8,
 }
@@ -152,7 +152,7 @@ struct Received {
 /// The inner frame that is kept until it is acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
 struct Kept {
-    host: u16,
+    host: u32,
     len: u16,
     vni: u32,
     to: Mac,
@@ -161,7 +161,7 @@ struct Kept {
 }
 
 /// Destination of waiting frames: host, VNI and vNIC.
-type Key = (u16, u32, Mac);
+type Key = (u32, u32, Mac);
 
 /// A pod's transport. See the module.
 #[derive(Debug)]
@@ -173,8 +173,8 @@ pub struct Reliable {
     now: Time,
     hosts: Vec<Host>,
     /// Host, and index of its address.
-    by_address: HashMap<IpAddr, (u16, u8), RandomState>,
-    by_engine: Vec<u16>,
+    by_address: HashMap<IpAddr, (u32, u8), RandomState>,
+    by_engine: Vec<u32>,
     /// Buffers per host and direction.
     share: u32,
     rx: Buffers,
@@ -234,7 +234,7 @@ impl ReliableConfig {
         }
         let mut seen = HashSet::new();
         for (number, addresses) in self.hosts.iter().enumerate() {
-            Host::new(addresses.clone(), &self.addresses, self.paths, PeerId(number as u16))?;
+            Host::new(addresses.clone(), &self.addresses, self.paths, PeerId(number as u32))?;
             if let Some(twice) = addresses.iter().find(|address| !seen.insert(**address)) {
                 return Err(ReliableError::Twice(*twice));
             }
@@ -268,11 +268,11 @@ impl Reliable {
         let (mut hosts, mut by_address, mut by_engine) = (Vec::new(), HashMap::default(), Vec::new());
         for (number, addresses) in config.hosts.iter().enumerate() {
             for (index, &address) in addresses.iter().enumerate() {
-                by_address.insert(address, (number as u16, index as u8));
+                by_address.insert(address, (number as u32, index as u8));
             }
             let id = engine.add_peer(config.paths.into());
-            by_engine.push(number as u16);
-            debug_assert_eq!(usize::from(id.0) + 1, by_engine.len());
+            by_engine.push(number as u32);
+            debug_assert_eq!(id.0 as usize + 1, by_engine.len());
             hosts.push(Host::new(addresses.clone(), &config.addresses, config.paths, id)?);
         }
         Ok(Reliable {
@@ -319,7 +319,7 @@ impl Reliable {
     pub fn hosts(&self) -> Vec<HostState> {
         let mut states: Vec<HostState> = self.hosts.iter().map(|host| host.state(self.share)).collect();
         for connection in self.engine.connection_snapshots(self.now) {
-            let Some(state) = self.number_of(connection.peer).and_then(|n| states.get_mut(usize::from(n))) else {
+            let Some(state) = self.number_of(connection.peer).and_then(|n| states.get_mut(n as usize)) else {
                 continue;
             };
             state.connections += 1;
@@ -330,15 +330,15 @@ impl Reliable {
             state.given_up_packets += connection.given_up_packets;
         }
         for path in self.engine.path_snapshots(self.now) {
-            if let Some(state) = self.number_of(path.peer).and_then(|n| states.get_mut(usize::from(n))) {
+            if let Some(state) = self.number_of(path.peer).and_then(|n| states.get_mut(n as usize)) {
                 state.paths.push(path);
             }
         }
         states
     }
 
-    fn number_of(&self, peer: PeerId) -> Option<u16> {
-        self.by_engine.get(usize::from(peer.0)).copied()
+    fn number_of(&self, peer: PeerId) -> Option<u32> {
+        self.by_engine.get(peer.0 as usize).copied()
     }
 
     /// The gateway's address of the family of `remote`.

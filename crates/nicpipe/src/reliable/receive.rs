@@ -12,7 +12,7 @@ use crate::pod::Times;
 use crate::{Arrival, HostCounters};
 
 /// The port number of the gateway's vNICs in the engine: there is only one.
-pub(super) const OWNER: u16 = 0;
+pub(super) const OWNER: u32 = 0;
 /// One buffer in this many of a host is reserved for frames that do not wait for others.
 const KEPT_FREE: u32 = 4;
 /// Hop limit in packets of hosts.
@@ -20,7 +20,7 @@ const INITIAL_HOPS: u8 = 64;
 
 /// A datagram of a host.
 struct Inbound<'a> {
-    host: u16,
+    host: u32,
     vni: Vni,
     interface: u8,
     outer: Outer,
@@ -54,7 +54,7 @@ impl Reliable {
             self.counters.unknown_host_datagrams += 1;
             return true;
         };
-        let host = &mut self.hosts[usize::from(number)];
+        let host = &mut self.hosts[number as usize];
         host.counters.rx_datagrams += 1;
         if transport_checksum(frame, parsed) == Checksum::Invalid {
             host.counters.bad_checksum_datagrams += 1;
@@ -148,7 +148,7 @@ impl Reliable {
         // A frame that others wait for has room when they have used up theirs.
         let room = if ahead.is_some() { self.share - self.share / KEPT_FREE } else { self.share };
         let is_far = ahead.is_some_and(|ahead| ahead >= RECEIVE_WINDOW);
-        if is_far || self.hosts[usize::from(number)].held >= room {
+        if is_far || self.hosts[number as usize].held >= room {
             self.count(number).refused_no_memory_frames += 1;
             return self.engine.not_placed(slot);
         }
@@ -175,7 +175,7 @@ impl Reliable {
         match self.write_plain(inbound, buffer, parsed.flow_hash, ecn, inner) {
             Some(len) if self.engine.placed(self.now, slot, buffer, &mut self.out) => {
                 self.received[buffer as usize] = Received { host: number, len, interface: inbound.interface };
-                let host = &mut self.hosts[usize::from(number)];
+                let host = &mut self.hosts[number as usize];
                 host.held += 1;
                 host.counters.rx_frames += 1;
             }
@@ -191,7 +191,7 @@ impl Reliable {
     /// Writes a frame for the pod, as plain VXLAN from the host's tunnel endpoint, and returns its length.
     fn write_plain(&mut self, inbound: &Inbound<'_>, buffer: u32, flow: u32, ecn: u8, inner: &[u8]) -> Option<u16> {
         let parsed = &inbound.arrival.outer;
-        let (source, _) = self.hosts[usize::from(inbound.host)].vtep(parsed.src_ip.is_ipv4())?;
+        let (source, _) = self.hosts[inbound.host as usize].vtep(parsed.src_ip.is_ipv4())?;
         let (macs, tag) =
             (inbound.frame.get(..12)?, if parsed.vlan.is_some() { inbound.frame.get(12..16)? } else { &[] });
         let ends = Ends {
@@ -221,7 +221,7 @@ impl Reliable {
         self.backlog.extend(self.out.publish.drain(..).map(|(_, buffer)| buffer));
         while let Some(&buffer) = self.backlog.front() {
             let Received { host, len, interface } = self.received[buffer as usize];
-            let counters = &mut self.hosts[usize::from(host)].counters;
+            let counters = &mut self.hosts[host as usize].counters;
             match deliver(interface.into(), &self.rx.get(buffer)[..usize::from(len)]) {
                 Delivery::NoRoom => break,
                 Delivery::Taken => counters.delivered_frames += 1,
@@ -235,12 +235,12 @@ impl Reliable {
     }
 
     fn done_with(&mut self, buffer: u32) {
-        let host = &mut self.hosts[usize::from(self.received[buffer as usize].host)];
+        let host = &mut self.hosts[self.received[buffer as usize].host as usize];
         host.held = host.held.saturating_sub(1);
         self.rx.give(buffer);
     }
 
-    pub(super) fn count(&mut self, host: u16) -> &mut HostCounters {
-        &mut self.hosts[usize::from(host)].counters
+    pub(super) fn count(&mut self, host: u32) -> &mut HostCounters {
+        &mut self.hosts[host as usize].counters
     }
 }

@@ -20,7 +20,7 @@ impl Reliable {
         let [macs, tag, rest, payload] = leaving.parts;
         let Some(what) = outer::tunnelled(rest, payload.len()) else { return false };
         let Some(&(number, address)) = self.by_address.get(&what.destination) else { return false };
-        let host = &mut self.hosts[usize::from(number)];
+        let host = &mut self.hosts[number as usize];
         if !self.config.addresses.contains(&what.source) {
             return false;
         }
@@ -72,7 +72,7 @@ impl Reliable {
         }
         let key = (number, vni, to);
         let admission = if self.waiting.contains_key(&key) { Admission::Blocked } else { self.transmit(buffer) };
-        let host = &mut self.hosts[usize::from(number)];
+        let host = &mut self.hosts[number as usize];
         match admission {
             Admission::Plain => {
                 host.counters.plain_frames += 1;
@@ -82,7 +82,7 @@ impl Reliable {
             Admission::Accepted => {}
             Admission::Blocked => self.wait(key, buffer),
         }
-        let host = &mut self.hosts[usize::from(number)];
+        let host = &mut self.hosts[number as usize];
         host.kept += 1;
         host.counters.tx_frames += 1;
         true
@@ -95,7 +95,7 @@ impl Reliable {
             owner: OWNER,
             local: self.config.mac,
             remote: to,
-            peer: self.hosts[usize::from(host)].engine,
+            peer: self.hosts[host as usize].engine,
             ordering: Ordering::Flow,
         };
         let packet = Outbound { handle: buffer, segments: 1, flow };
@@ -122,7 +122,7 @@ impl Reliable {
                     Admission::Accepted => {}
                     Admission::Plain => {
                         let Kept { host, vni, .. } = self.kept[buffer as usize];
-                        let peer = self.hosts[usize::from(host)].engine;
+                        let peer = self.hosts[host as usize].engine;
                         self.out.plain.push(PlainOut { peer, vni, owner: OWNER, handle: buffer, segment: 0 });
                     }
                 }
@@ -166,7 +166,7 @@ impl Reliable {
 
     fn release(&mut self, buffer: u32) {
         let Some(kept) = self.kept.get(buffer as usize) else { return };
-        let host = &mut self.hosts[usize::from(kept.host)];
+        let host = &mut self.hosts[kept.host as usize];
         host.kept = host.kept.saturating_sub(1);
         self.tx.give(buffer);
     }
@@ -200,14 +200,14 @@ impl Reliable {
 
     fn send_on(
         &mut self,
-        number: u16,
+        number: u32,
         path: PathId,
         ecn: u8,
         head: &[u8],
         tail: Option<(u32, u16)>,
         sink: &mut impl FnMut(&[&[u8]]),
     ) {
-        let Some((destination, link)) = self.hosts[usize::from(number)].path(path) else {
+        let Some((destination, link)) = self.hosts[number as usize].path(path) else {
             self.count(number).unsent_no_link_packets += 1;
             return;
         };
@@ -228,7 +228,7 @@ impl Reliable {
     fn send_plain(&mut self, plain: &PlainOut, sink: &mut impl FnMut(&[&[u8]])) {
         let (Some(number), Some(vni)) = (self.number_of(plain.peer), Vni::new(plain.vni)) else { return };
         let Some(&kept) = self.kept.get(plain.handle as usize) else { return };
-        let Some((destination, link)) = self.hosts[usize::from(number)].first() else {
+        let Some((destination, link)) = self.hosts[number as usize].first() else {
             self.count(number).unsent_no_link_packets += 1;
             return;
         };

@@ -153,7 +153,7 @@ impl AfxdpUnderlay {
 
     /// Whether datagrams for `lane` can be sent in frames now, bypassing the kernel's IP stack.
     pub fn is_resolved(&self, lane: LaneId) -> bool {
-        self.lanes.get(usize::from(lane.0)).is_some_and(|lane| lane.hop.resolved().is_some())
+        self.lanes.get(lane.0 as usize).is_some_and(|lane| lane.hop.resolved().is_some())
     }
 
     /// Returns the frames of the last batch to the kernel.
@@ -230,7 +230,7 @@ impl Underlay for AfxdpUnderlay {
     fn lane(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<LaneId> {
         // Lane numbers are the same in both.
         let id = self.fallback.lane(local, remote)?;
-        if usize::from(id.0) == self.lanes.len() {
+        if id.0 as usize == self.lanes.len() {
             self.lanes.push(Lane::new(local, remote, self.resolver.next_hop(local, remote)));
         }
         Ok(id)
@@ -282,7 +282,7 @@ impl Underlay for AfxdpUnderlay {
     fn send(&mut self, batch: &mut TxBatch) {
         let Self { sockets, exits, lanes, aside, counters, .. } = self;
         for (id, class, payload) in batch.iter() {
-            let known = lanes.get(usize::from(id.0)).and_then(|lane| Some((lane, lane.hop.resolved()?)));
+            let known = lanes.get(id.0 as usize).and_then(|lane| Some((lane, lane.hop.resolved()?)));
             let exit = known.and_then(|(lane, way)| Some((lane, way, exits.get(way.device)?.as_ref()?)));
             let exit = exit.filter(|(lane, _, exit)| lane.header_bytes() + payload.len() <= exit.longest);
             let Some((lane, way, exit)) = exit else {

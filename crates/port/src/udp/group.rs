@@ -28,7 +28,7 @@ pub(crate) struct Groups {
     messages: Vec<Message>,
     /// By datagram: the next one of its message.
     next: Vec<u32>,
-    /// By lane: the message that its next datagram may join.
+    /// By lane: the message that its next datagram may join. Between batches, only the lanes of `messages` have one.
     open: Vec<u32>,
 }
 
@@ -36,14 +36,18 @@ impl Groups {
     /// Groups `datagrams`, given in order as lane, traffic class, length in bytes. Order is preserved within a lane,
     /// but not between lanes. Constant time per datagram.
     pub(crate) fn build(&mut self, datagrams: impl Iterator<Item = (LaneId, u8, u32)>, lanes: usize) {
-        self.messages.clear();
+        // Not the whole table: a host with many peers has far more lanes than a batch has datagrams.
+        for message in self.messages.drain(..) {
+            if let Some(open) = self.open.get_mut(message.lane.0 as usize) {
+                *open = NONE;
+            }
+        }
         self.next.clear();
-        self.open.clear();
         self.open.resize(lanes, NONE);
         for (index, (lane, traffic_class, len)) in datagrams.enumerate() {
             let index = index as u32;
             self.next.push(NONE);
-            let Some(open) = self.open.get_mut(usize::from(lane.0)) else {
+            let Some(open) = self.open.get_mut(lane.0 as usize) else {
                 self.messages.push(Message::new(index, lane, traffic_class, len));
                 continue;
             };
@@ -100,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    type Sent = (u16, u8, u32);
+    type Sent = (u32, u8, u32);
 
     fn build(datagrams: &[Sent]) -> Groups {
         let mut groups = Groups::default();
@@ -123,7 +127,7 @@ mod tests {
     }
 
     /// The simple algorithm: per lane, extend the last message while the rules allow it.
-    fn naive(datagrams: &[Sent], lane: u16) -> Vec<Vec<u32>> {
+    fn naive(datagrams: &[Sent], lane: u32) -> Vec<Vec<u32>> {
         let mut out: Vec<(u8, Vec<u32>)> = Vec::new();
         for &(_, ecn, len) in datagrams.iter().filter(|d| d.0 == lane) {
             let fits = out.last().is_some_and(|(e, m)| {
@@ -151,6 +155,17 @@ mod tests {
     }
 
     #[test]
+    fn nothing_joins_a_message_of_an_earlier_batch() {
+        let mut groups = build(&[(3, 0, 100), (0, 0, 100)]);
+        for lanes in [4, 70_000, 70_001] {
+            groups.build([(LaneId(0), 0, 100), (LaneId(lanes as u32 - 1), 0, 100)].into_iter(), lanes);
+            assert_eq!(groups.messages().iter().map(|m| m.count).collect::<Vec<_>>(), [1, 1]);
+            groups.build([(LaneId(lanes as u32 - 1), 0, 100)].into_iter(), lanes);
+            assert_eq!(groups.messages().len(), 1);
+        }
+    }
+
+    #[test]
     fn limits_hold() {
         let many: Vec<_> = (0..200).map(|_| (0, 0, 100)).collect();
         assert_eq!(build(&many).messages().iter().map(|m| m.count).collect::<Vec<_>>(), [64, 64, 64, 8]);
@@ -163,7 +178,7 @@ mod tests {
     proptest! {
         #[test]
         fn grouping_then_splitting_gives_the_datagrams_back(
-            datagrams in prop::collection::vec((0u16..4, 0u8..2, prop_oneof![4 => Just(1400u32), 1 => 0u32..1500, 1 => Just(9000)]), 0..300)
+            datagrams in prop::collection::vec((0u32..4, 0u8..2, prop_oneof![4 => Just(1400u32), 1 => 0u32..1500, 1 => Just(9000)]), 0..300)
         ) {
             let groups = build(&datagrams);
             let mut seen = vec![0; datagrams.len()];
@@ -179,13 +194,13 @@ mod tests {
                 prop_assert_eq!(split(m.bytes, m.segment.max(1)), lens.clone());
                 prop_assert_eq!(members.len(), usize::from(m.count));
                 prop_assert!(m.count <= MAX_SEGMENTS && (m.bytes <= MAX_MESSAGE_BYTES || m.count == 1));
-                per_lane[usize::from(m.lane.0)].push(lens);
-                order[usize::from(m.lane.0)].extend(members);
+                per_lane[m.lane.0 as usize].push(lens);
+                order[m.lane.0 as usize].extend(members);
             }
             prop_assert!(seen.iter().all(|&n| n == 1));
-            for lane in 0..4u16 {
-                prop_assert!(order[usize::from(lane)].is_sorted());
-                prop_assert_eq!(&per_lane[usize::from(lane)], &naive(&datagrams, lane));
+            for lane in 0..4u32 {
+                prop_assert!(order[lane as usize].is_sorted());
+                prop_assert_eq!(&per_lane[lane as usize], &naive(&datagrams, lane));
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Sending: a batch becomes few messages, and the messages of one source port one system call.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,6 +14,8 @@ use crate::underlay::{LaneId, TxBatch};
 
 /// Maximum messages per system call.
 const MESSAGES_PER_CALL: usize = 64;
+/// Maximum lanes: 2^20 peers with 8 paths each, and two services.
+const MAX_LANES: u32 = 1 << 24;
 
 /// The transmit sockets of an underlay and the lanes through them.
 #[derive(Default)]
@@ -21,6 +24,8 @@ pub(crate) struct Transmitter {
     /// Sockets from another process that no lane uses yet.
     handed: Vec<(Socket, SocketAddr)>,
     lanes: Vec<Lane>,
+    /// The lane from a socket to an address.
+    by_ends: HashMap<(usize, SocketAddr), LaneId>,
     groups: Groups,
     /// Messages of the current socket, as indexes into `groups`.
     pending: Vec<u32>,
@@ -36,7 +41,6 @@ struct Exit {
 
 struct Lane {
     socket: usize,
-    remote: SocketAddr,
     to: SockAddr,
 }
 
@@ -78,11 +82,12 @@ impl Transmitter {
         open: impl FnOnce(Option<Socket>) -> Result<(Socket, bool), E>,
     ) -> Result<LaneId, E> {
         let known = self.sockets.iter().position(|s| s.local == local);
-        if let Some(lane) = self.lanes.iter().position(|l| Some(l.socket) == known && l.remote == remote) {
-            return Ok(LaneId(lane as u16));
+        if let Some(lane) = known.and_then(|socket| self.by_ends.get(&(socket, remote))) {
+            return Ok(*lane);
         }
-        let Ok(id) = u16::try_from(self.lanes.len()) else {
-            return Err(io::Error::other("all 65536 lanes are in use; configure fewer peers or paths").into());
+        let Some(id) = u32::try_from(self.lanes.len()).ok().filter(|id| *id < MAX_LANES) else {
+            let message = format!("all {MAX_LANES} lanes are in use; configure fewer peers or paths");
+            return Err(io::Error::other(message).into());
         };
         let socket = match known {
             Some(socket) => socket,
@@ -93,7 +98,8 @@ impl Transmitter {
                 self.sockets.len() - 1
             }
         };
-        self.lanes.push(Lane { socket, remote, to: remote.into() });
+        self.lanes.push(Lane { socket, to: remote.into() });
+        self.by_ends.insert((socket, remote), LaneId(id));
         Ok(LaneId(id))
     }
 
@@ -104,7 +110,7 @@ impl Transmitter {
         self.groups
             .build(batch.iter().map(|(lane, class, payload)| (lane, class, payload.len() as u32)), self.lanes.len());
         for message in self.groups.messages() {
-            if usize::from(message.lane.0) >= self.lanes.len() {
+            if message.lane.0 as usize >= self.lanes.len() {
                 counters.tx_unknown_lane_datagrams += u64::from(message.count);
             }
         }
@@ -114,7 +120,7 @@ impl Transmitter {
             self.pending.extend(
                 (0u32..)
                     .zip(self.groups.messages())
-                    .filter(|(_, m)| lanes.get(usize::from(m.lane.0)).is_some_and(|l| l.socket == socket))
+                    .filter(|(_, m)| lanes.get(m.lane.0 as usize).is_some_and(|l| l.socket == socket))
                     .map(|(i, _)| i),
             );
             if !self.pending.is_empty() {
@@ -142,7 +148,7 @@ impl Transmitter {
             }
             let run = pending[at..].iter().take(MESSAGES_PER_CALL).map(|&i| &messages[i as usize]);
             let run = run.take_while(|m| m.count == 1 || exit.segments).map(|m| {
-                let lane = &lanes[usize::from(m.lane.0)];
+                let lane = &lanes[m.lane.0 as usize];
                 // A segment size fits 16 bits if there are several datagrams (group::MAX_MESSAGE_BYTES).
                 let segment = if m.count > 1 { Some(m.segment as u16) } else { None };
                 (
@@ -197,7 +203,7 @@ fn send_singly(
     batch: &TxBatch,
     counters: &mut UdpCounters,
 ) -> bool {
-    let to = &lanes[usize::from(message.lane.0)].to;
+    let to = &lanes[message.lane.0 as usize].to;
     let mut done = 0;
     while done < usize::from(message.count) {
         let rest = groups.members(message).skip(done);

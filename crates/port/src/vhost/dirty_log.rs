@@ -8,7 +8,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::call::Call;
-use super::memory::{Area, Memory, MemoryError, RegionSpec};
+use super::memory::{Area, Memory, MemoryError, Place, RegionSpec};
 use super::mutation::mutated;
 
 /// Bytes of guest addresses per bit (vhost-user: `VHOST_LOG_PAGE`).
@@ -25,6 +25,7 @@ pub struct DirtyLog(Arc<Log>);
 #[derive(Debug)]
 struct Log {
     bits: Area,
+    memory: Arc<Memory>,
     /// At least 1.
     bytes: u64,
     /// Notified of new marks, if there is a target.
@@ -39,9 +40,15 @@ impl DirtyLog {
     pub(super) fn open(file: File, offset: u64, bytes: u64, call: &Arc<Call>) -> Result<DirtyLog, MemoryError> {
         let mut memory = Memory::default();
         memory.add(RegionSpec { guest: 0, user: 0, size: bytes, offset, file })?;
-        let bits = Memory::area(&Arc::new(memory), 0, bytes as usize, 1);
+        let memory = Arc::new(memory);
+        let bits = Memory::area(&memory, 0, bytes as usize, 1);
         let bits = bits.ok_or(MemoryError::Region { guest: 0, size: bytes, problem: "it is not contiguous" })?;
-        Ok(DirtyLog(Arc::new(Log { bits, bytes, call: Arc::clone(call) })))
+        Ok(DirtyLog(Arc::new(Log { bits, memory, bytes, call: Arc::clone(call) })))
+    }
+
+    /// The log's size and offset in its file, for another process.
+    pub(super) fn place(&self) -> Option<(Place, &File)> {
+        self.0.memory.specs().next().map(|(place, _, file)| (place, file))
     }
 
     /// Marks the pages of `len` bytes at `guest`, which were written before. Pages beyond the end of the log are

@@ -220,6 +220,52 @@ fn a_migrated_guest_has_all_writes() {
     }
 }
 
+/// An upgrade while the front-end logs, and one after a migration that was cancelled: the log stays set then.
+#[test]
+fn the_log_goes_with_the_port_to_another_process() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (packed, logging) in [(false, true), (true, true), (false, false)] {
+        let path = directory.path().join("vm.sock");
+        let workers = [Worker::new(true), Worker::new(true)];
+        let config = config(&path, Mode::Server);
+        let old = VhostPort::open(config.clone(), Box::new(workers[0].clone())).expect("a port");
+        let features = FEATURES | if packed { PACKED } else { 0 };
+        let kind = Kind { packed, ..KIND };
+        let (mut guest, there) = (Guest::new(kind), Guest::new(kind));
+        let mut front = connect(&path, features);
+        give(&mut front, &guest, if packed { [WRAP; 2] } else { [0; 2] });
+        guest.fill(&[2048; 14]);
+        let log = Log::new();
+        front.set_log_base(0, log.region(BYTES)).expect("a log");
+        front.set_features(features | 1 << 30 | if logging { LOG_ALL } else { 0 }).expect("features");
+        assert!(addresses(&mut front, &guest, Some));
+        log.copy_marked(&guest, &there);
+        assert!(there.memory.write(GUEST, &contents(&guest)));
+        workers[0].deliver(1);
+
+        let handed = old.hand_over().expect("nothing prevents it");
+        let new = VhostPort::adopt(config, Box::new(workers[1].clone()), handed).expect("the same state");
+        workers[0].deliver(2);
+        let bases = old.leave().expect("its thread answers");
+        assert!(new.begin(bases), "its rings run");
+        old.handed_over();
+        drop(old);
+        new.own();
+        workers[1].deliver(3);
+        let copied = log.copy_marked(&guest, &there);
+        assert_eq!(copied > 0, logging);
+        if logging {
+            assert!(contents(&guest) == contents(&there), "a page that differs was not marked");
+        }
+        workers[1].deliver(4);
+        assert_eq!(log.copy_marked(&guest, &there) > 0, logging, "the new process marks what it writes");
+        assert!(!logging || contents(&guest) == contents(&there), "a page that differs was not marked");
+        let received: Vec<u8> = std::iter::from_fn(|| guest.receive()).map(|(_, frame)| frame[0]).collect();
+        assert_eq!(received, [1, 2, 3, 4]);
+        drop((front, new));
+    }
+}
+
 #[test]
 fn invalid_logs_are_refused() {
     let directory = tempfile::tempdir().expect("a directory");

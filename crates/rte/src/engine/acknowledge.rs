@@ -66,7 +66,7 @@ impl Engine {
             self.counters.wrong_version_packets += 1;
             return;
         }
-        let peer = usize::from(conn.peer.0);
+        let peer = conn.peer.0 as usize;
         if !self.peers[peer].as_ref().is_some_and(|p| p.has_path(ack.path)) {
             self.counters.unknown_path_packets += 1;
             return;
@@ -89,14 +89,14 @@ impl Engine {
                 self.learn(now, index, ack, &progress, fabric, endpoint);
                 self.note_refusal(now, index, ack);
                 if self.peers[peer].as_ref().is_some_and(|p| p.has_fallen) && (progress.total > 0 || ack.probe) {
-                    self.recover_from_best_effort(now, PeerId(peer as u16));
+                    self.recover_from_best_effort(now, PeerId(peer as u32));
                 }
                 self.detect_losses(now, index, out);
                 self.settle(index, ack);
                 self.flush_pending(now, index, out);
             }
         }
-        self.share(now, PeerId(peer as u16), out);
+        self.share(now, PeerId(peer as u32), out);
         self.rearm_loss(now, index);
     }
 
@@ -143,7 +143,7 @@ impl Engine {
         let mut progress = Progress::default();
         let Some(conn) = self.conns[index as usize].as_mut() else { return progress };
         let Conn { active: Some(active), peer, owner, .. } = conn else { return progress };
-        let Some(peer) = self.peers[usize::from(peer.0)].as_mut() else { return progress };
+        let Some(peer) = self.peers[peer.0 as usize].as_mut() else { return progress };
         let (tick, next, una) = (now.tick(), active.send.next(), active.send.una());
         if ack.kind == AckKind::Cumulative && active.published.is_before(ack.base) {
             active.published = ack.base;
@@ -271,7 +271,7 @@ impl Engine {
     ) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_mut() else { return };
         let blocked = std::mem::take(&mut active.blocked);
         let measured = if fabric.is_some() { 1 << ack.path.get() } else { 0 };
         for i in bits(progress.paths | measured) {
@@ -335,7 +335,7 @@ impl Engine {
     fn refused(&mut self, now: Time, index: u32, ack: &AckHeader, psns: impl Iterator<Item = Psn>) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_mut() else { return };
         let mut refused = 0;
         for psn in psns {
             let Some(record) = active.send.land(&mut self.send_pool, psn) else { continue };
@@ -375,7 +375,7 @@ impl Engine {
     #[cold]
     #[inline(never)]
     fn recover_from_best_effort(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+        let Some(peer) = self.peers[id.0 as usize].as_mut() else { return };
         if !std::mem::take(&mut peer.has_fallen) || mutated!(self.config, BestEffortForEver) {
             return;
         }

@@ -11,7 +11,7 @@ use bifrost_transport::time::{S, Time, US};
 impl Engine {
     /// Handles a REQUEST, RESPONSE or REJECT. `vnic`: the local vNIC that it names, if this host has it in that VNI.
     pub fn on_setup(&mut self, now: Time, arrival: &Arrival, setup: &Setup, vnic: Option<LocalVnic>, out: &mut Output) {
-        if !self.peers.get(usize::from(arrival.peer.0)).is_some_and(Option::is_some) {
+        if !self.peers.get(arrival.peer.0 as usize).is_some_and(Option::is_some) {
             self.counters.wrong_peer_packets += 1;
             return;
         }
@@ -56,7 +56,7 @@ impl Engine {
     #[cold]
     pub fn observe(&mut self, now: Time, to: &Destination, out: &mut Output) {
         let retry = self.config.plain_retry_ns;
-        let Some(peer) = self.peers.get_mut(usize::from(to.peer.0)).and_then(Option::as_mut) else { return };
+        let Some(peer) = self.peers.get_mut(to.peer.0 as usize).and_then(Option::as_mut) else { return };
         peer.observe_at = now.after(retry);
         if now < peer.plain_until {
             return;
@@ -113,7 +113,7 @@ impl Engine {
             let until = now.after(self.plain_interval(peer));
             self.become_plain(now, index, until, out);
             let speaks = self.conn_slots().any(|c| c.peer == peer && c.is_open());
-            if !speaks && let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
+            if !speaks && let Some(peer) = self.peers[peer.0 as usize].as_mut() {
                 peer.plain_until = until;
             }
         }
@@ -121,7 +121,7 @@ impl Engine {
 
     /// A peer that may be starting is retried soon, one that never answers with growing intervals.
     fn plain_interval(&mut self, peer: PeerId) -> u64 {
-        let Some(peer) = self.peers[usize::from(peer.0)].as_mut() else { return self.config.plain_retry_ns };
+        let Some(peer) = self.peers[peer.0 as usize].as_mut() else { return self.config.plain_retry_ns };
         peer.unanswered = peer.unanswered.saturating_add(1);
         (S << peer.unanswered.min(16)).min(self.config.plain_retry_ns)
     }
@@ -143,7 +143,7 @@ impl Engine {
     /// `turn` selects the path, so that retransmissions use different ones.
     fn emit_setup(&self, index: u32, kind: SetupKind, version: u8, turn: u32, out: &mut Output) {
         let Some(conn) = self.conn(index) else { return };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_ref() else { return };
         let path = peer.path_of_turn(turn);
         out.control.push(ControlOut {
             peer: conn.peer,
@@ -255,7 +255,7 @@ impl Engine {
     fn respond(&mut self, index: u32, out: &mut Output) {
         let Some(version) = self.conn(index).map(|c| c.version.number()) else { return };
         let Some(id) = self.conn(index).map(|c| c.peer) else { return };
-        let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+        let Some(peer) = self.peers[id.0 as usize].as_mut() else { return };
         let turn = peer.answers;
         peer.answers = turn.wrapping_add(1);
         self.emit_setup(index, SetupKind::Response, version, turn.into(), out);
@@ -263,7 +263,7 @@ impl Engine {
 
     /// The first path of an attempt: not always the same one, which may be down.
     fn attempt(&mut self, peer: PeerId) -> u8 {
-        let Some(peer) = self.peers[usize::from(peer.0)].as_mut() else { return 0 };
+        let Some(peer) = self.peers[peer.0 as usize].as_mut() else { return 0 };
         let turn = peer.attempts;
         peer.attempts = turn.wrapping_add(1);
         turn
@@ -304,7 +304,7 @@ impl Engine {
         let until = now.after(self.plain_interval(arrival.peer));
         self.become_plain(now, index, until, out);
         if reason == RejectReason::Version
-            && let Some(peer) = self.peers[usize::from(arrival.peer.0)].as_mut()
+            && let Some(peer) = self.peers[arrival.peer.0 as usize].as_mut()
         {
             peer.plain_until = until;
         }
@@ -322,7 +322,7 @@ impl Engine {
         let peer = conn.peer;
         self.by_peer_cid.remove(&key);
         self.by_peer_cid.insert((peer, setup.local), index);
-        if let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
+        if let Some(peer) = self.peers[peer.0 as usize].as_mut() {
             peer.plain_until = Time(0);
             peer.unanswered = 0;
             peer.set_ack_delay(u64::from(setup.ack_delay_us) * US);
@@ -336,7 +336,7 @@ impl Engine {
     /// guest are shown, because they were acknowledged.
     fn start_over(&mut self, index: u32, out: &mut Output) {
         let first = self.config.first_psn();
-        let peer = self.conn(index).map(|c| usize::from(c.peer.0));
+        let peer = self.conn(index).map(|c| c.peer.0 as usize);
         if let Some(peer) = peer.and_then(|peer| self.peers[peer].as_mut()) {
             peer.forget_probes_of(index);
         }
@@ -395,7 +395,7 @@ impl Engine {
     }
 
     fn reject(&mut self, arrival: &Arrival, setup: &Setup, reason: RejectReason, out: &mut Output) {
-        let peer = self.peers.get(usize::from(arrival.peer.0)).and_then(Option::as_ref);
+        let peer = self.peers.get(arrival.peer.0 as usize).and_then(Option::as_ref);
         out.control.push(ControlOut {
             peer: arrival.peer,
             vni: arrival.vni,

@@ -23,12 +23,12 @@ impl Engine {
     ///
     /// Packets held by a dropped connection are sent as plain VXLAN or shown, unless it belongs to `owner`: these are
     /// discarded, also in `out`. Takes time proportional to the number of connections.
-    pub fn mend(&mut self, now: Time, owner: Option<u16>, cid: Option<Cid>, out: &mut Output) -> Option<u16> {
+    pub fn mend(&mut self, now: Time, owner: Option<u32>, cid: Option<Cid>, out: &mut Output) -> Option<u32> {
         let at_work = std::mem::replace(&mut self.at_work, NOBODY);
         let at_work = cid.and_then(|cid| self.lookup(cid)).unwrap_or(at_work);
         let of_work = self.conn(at_work).map(|conn| conn.owner);
         for index in 0..self.conns.len() as u32 {
-            let is_owners = |o: u16| owner == Some(o);
+            let is_owners = |o: u32| owner == Some(o);
             if self.conn(index).is_some_and(|conn| index == at_work || is_owners(conn.owner)) {
                 self.drop_suspect(index, out);
             }
@@ -51,7 +51,7 @@ impl Engine {
         // Its pages are lost to the pool, which is bounded; its packets in flight per path are unknown. A count that is
         // briefly too low is better than a window that never opens again; it is exact once everything else has been
         // acknowledged.
-        if let Some(peer) = self.peers.get_mut(usize::from(conn.peer.0)).and_then(Option::as_mut) {
+        if let Some(peer) = self.peers.get_mut(conn.peer.0 as usize).and_then(Option::as_mut) {
             peer.paths.iter_mut().for_each(|path| path.in_flight = 0);
         }
     }
@@ -93,7 +93,7 @@ impl Engine {
             if !conn.peer_cid.is_none() {
                 self.by_peer_cid.insert((conn.peer, conn.peer_cid), index);
             }
-            if let Some(peer) = self.peers.get_mut(usize::from(conn.peer.0)).and_then(Option::as_mut) {
+            if let Some(peer) = self.peers.get_mut(conn.peer.0 as usize).and_then(Option::as_mut) {
                 peer.connections += 1;
             }
         }
@@ -108,8 +108,8 @@ impl Engine {
                 conn.twin = rest;
             }
         }
-        for id in 0..self.peers.len() as u16 {
-            let Some(peer) = self.peers[usize::from(id)].as_mut() else { continue };
+        for id in 0..self.peers.len() as u32 {
+            let Some(peer) = self.peers[id as usize].as_mut() else { continue };
             let probes = peer.probe_conn.and_then(|index| self.conns.get(index as usize)?.as_ref());
             if probes.is_none_or(|conn| conn.peer.0 != id) {
                 peer.probe_conn = None;

@@ -41,7 +41,7 @@ const INDEX_MASK: u32 = Cid::MAX_INDEX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalVnic {
     /// The port to which it belongs.
-    pub owner: u16,
+    pub owner: u32,
     /// When its packets become visible.
     pub ordering: Ordering,
     /// Whether its VNI uses reliable transport at all.
@@ -123,11 +123,11 @@ impl Engine {
         match self.peers.iter().position(Option::is_none) {
             Some(free) => {
                 self.peers[free] = peer;
-                PeerId(free as u16)
+                PeerId(free as u32)
             }
             None => {
                 self.peers.push(peer);
-                PeerId(self.peers.len() as u16 - 1)
+                PeerId(self.peers.len() as u32 - 1)
             }
         }
     }
@@ -139,23 +139,23 @@ impl Engine {
                 self.remove(index, out);
             }
         }
-        if let Some(slot) = self.peers.get_mut(usize::from(peer.0)) {
+        if let Some(slot) = self.peers.get_mut(peer.0 as usize) {
             *slot = None;
         }
     }
 
     /// Sets the receive window that connections of a local port announce from the next set-up on, packets; clamped to
     /// 1..=4096, the protocol's maximum.
-    pub fn set_receive_window(&mut self, owner: u16, packets: u32) {
-        let at = usize::from(owner);
+    pub fn set_receive_window(&mut self, owner: u32, packets: u32) {
+        let at = owner as usize;
         if self.receive_windows.len() <= at {
             self.receive_windows.resize(at + 1, RECEIVE_WINDOW as u16);
         }
         self.receive_windows[at] = packets.clamp(1, RECEIVE_WINDOW) as u16;
     }
 
-    fn receive_window(&self, owner: u16) -> u16 {
-        self.receive_windows.get(usize::from(owner)).copied().unwrap_or(RECEIVE_WINDOW as u16)
+    fn receive_window(&self, owner: u32) -> u16 {
+        self.receive_windows.get(owner as usize).copied().unwrap_or(RECEIVE_WINDOW as u16)
     }
 
     /// Sets a network's share of paths for which packets of several networks wait; 1 if never set.
@@ -164,12 +164,12 @@ impl Engine {
     }
 
     /// Sets a local port's share of what its network gets; 1 if never set.
-    pub fn set_port_weight(&mut self, owner: u16, weight: Weight) {
+    pub fn set_port_weight(&mut self, owner: u32, weight: Weight) {
         self.weights.set_port(owner, weight);
     }
 
     /// Forgets the connections of a local port that is removed together with its buffers.
-    pub fn remove_owner(&mut self, owner: u16, out: &mut Output) {
+    pub fn remove_owner(&mut self, owner: u32, out: &mut Output) {
         for index in 0..self.conns.len() as u32 {
             if self.conns[index as usize].as_ref().is_some_and(|c| c.owner == owner) {
                 self.remove(index, out);
@@ -179,7 +179,7 @@ impl Engine {
     }
 
     /// Drops all actions requested on behalf of a local port.
-    fn forget_owner(owner: u16, out: &mut Output) {
+    fn forget_owner(owner: u32, out: &mut Output) {
         out.publish.retain(|p| p.0 != owner);
         out.release.retain(|p| p.0 != owner);
         out.plain.retain(|p| p.owner != owner);
@@ -208,20 +208,20 @@ impl Engine {
 
     /// The paths of a peer that are sprayed over now, best first; empty if the peer is unknown.
     pub fn selected_paths(&self, peer: PeerId) -> &[PathId] {
-        self.peers.get(usize::from(peer.0)).and_then(Option::as_ref).map_or(&[], |p| p.selected())
+        self.peers.get(peer.0 as usize).and_then(Option::as_ref).map_or(&[], |p| p.selected())
     }
 
     /// Whether all paths to a peer have failed and none has answered since: then plain VXLAN packets to it are likely
     /// lost.
     pub fn has_fallen(&self, peer: PeerId) -> bool {
-        self.peers.get(usize::from(peer.0)).and_then(Option::as_ref).is_some_and(|p| p.has_fallen)
+        self.peers.get(peer.0 as usize).and_then(Option::as_ref).is_some_and(|p| p.has_fallen)
     }
 
     /// Takes exactly these paths of a peer out of use, bit i for path i: they are no longer selected, unless all are
     /// out of use. Packets in flight on them complete, ACKs still take the path of the packets that they acknowledge,
     /// and probes continue.
     pub fn drain_paths(&mut self, now: Time, peer: PeerId, paths: u8) {
-        let Some(of_peer) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut) else { return };
+        let Some(of_peer) = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut) else { return };
         of_peer.drain(&self.config, now, paths);
         // Connections may be in the middle of a group.
         for active in self.conns.iter_mut().flatten().filter(|c| c.peer == peer).filter_map(|c| c.active.as_mut()) {
@@ -259,11 +259,11 @@ impl Engine {
     }
 
     pub(crate) fn peer_slots(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
-        self.peers.iter().enumerate().filter_map(|(i, p)| p.as_ref().map(|p| (PeerId(i as u16), p)))
+        self.peers.iter().enumerate().filter_map(|(i, p)| p.as_ref().map(|p| (PeerId(i as u32), p)))
     }
 
     pub(crate) fn peer(&self, id: PeerId) -> Option<&Peer> {
-        self.peers.get(usize::from(id.0))?.as_ref()
+        self.peers.get(id.0 as usize)?.as_ref()
     }
 
     pub(crate) fn conn(&self, index: u32) -> Option<&Conn> {
@@ -304,12 +304,12 @@ impl Engine {
         &mut self,
         now: Time,
         pair: Pair,
-        owner: u16,
+        owner: u32,
         peer: PeerId,
         ordering: Ordering,
         state: State,
     ) -> Option<u32> {
-        let of_peer = self.peers.get(usize::from(peer.0))?.as_ref()?.connections;
+        let of_peer = self.peers.get(peer.0 as usize)?.as_ref()?.connections;
         if of_peer >= self.config.max_connections_per_peer {
             return None;
         }
@@ -369,7 +369,7 @@ impl Engine {
                 }
             }
         }
-        if let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
+        if let Some(peer) = self.peers[peer.0 as usize].as_mut() {
             peer.connections += 1;
         }
         Some(place)
@@ -398,7 +398,7 @@ impl Engine {
             }
         }
         self.by_peer_cid.remove(&(conn.peer, conn.peer_cid));
-        if let Some(peer) = self.peers.get_mut(usize::from(conn.peer.0)).and_then(Option::as_mut) {
+        if let Some(peer) = self.peers.get_mut(conn.peer.0 as usize).and_then(Option::as_mut) {
             peer.connections = peer.connections.saturating_sub(1);
             peer.forget_probes_of(index);
             peer.waiting.forget(conn.pair.vni, index);
@@ -440,7 +440,7 @@ impl Engine {
 
     /// Packets of a connection are no longer in flight.
     fn land(&mut self, peer: PeerId, flight: [u32; PathId::MAX]) {
-        if let Some(peer) = self.peers[usize::from(peer.0)].as_mut() {
+        if let Some(peer) = self.peers[peer.0 as usize].as_mut() {
             for (path, count) in peer.paths.iter_mut().zip(flight) {
                 path.on_done(count);
             }
@@ -516,7 +516,7 @@ impl Engine {
         conn.last_activity = now;
         let leads = matches!(conn.state, State::Open | State::BestEffort);
         let id = conn.peer;
-        let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+        let Some(peer) = self.peers[id.0 as usize].as_mut() else { return };
         if peer.touch(now, index, leads) {
             self.timers.push(now.after(MS), Key::Peer(id.0));
         }
@@ -526,7 +526,7 @@ impl Engine {
     /// by one of its connections, if there is one. See [`lacks_observer`](Self::lacks_observer).
     #[inline]
     pub fn note_plain(&mut self, now: Time, peer: PeerId) {
-        if let Some(of_peer) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut)
+        if let Some(of_peer) = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut)
             && of_peer.touch(now, 0, false)
         {
             self.timers.push(now.after(MS), Key::Peer(peer.0));

@@ -33,7 +33,7 @@ pub enum Verdict {
     /// Place its frame behind port `owner` and report [`Engine::placed`], or report why that failed.
     Place {
         /// The port of the vNIC that the connection belongs to.
-        owner: u16,
+        owner: u32,
         /// Pass it back with the report.
         slot: Slot,
     },
@@ -62,7 +62,7 @@ impl Engine {
             && conn.expects(arrival, header)
             && let Some(active) = conn.active.as_deref_mut()
             && active.recv.is_next(header.psn)
-            && let Some(Some(peer)) = self.peers.get_mut(usize::from(conn.peer.0))
+            && let Some(Some(peer)) = self.peers.get_mut(conn.peer.0 as usize)
             && peer.probe_timer_armed
         {
             conn.last_activity = now;
@@ -158,7 +158,7 @@ impl Engine {
     }
 
     /// The port of the vNIC that the connection belongs to, if there is one.
-    pub fn owner_of(&self, cid: Cid) -> Option<u16> {
+    pub fn owner_of(&self, cid: Cid) -> Option<u32> {
         self.conn(self.lookup(cid)?).map(|conn| conn.owner)
     }
 
@@ -209,7 +209,7 @@ impl Engine {
     pub fn on_probe(&mut self, now: Time, arrival: &Arrival, header: &DataHeader, out: &mut Output) {
         let Some(index) = self.addressed(now, arrival, header.cid, header, out) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        if let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut().filter(|peer| peer.has_fallen) {
+        if let Some(peer) = self.peers[conn.peer.0 as usize].as_mut().filter(|peer| peer.has_fallen) {
             let own = header.path.index() % peer.paths.len();
             peer.paths[own].hear_again(now);
         }
@@ -322,7 +322,7 @@ impl Engine {
             self.counters.wrong_version_packets += 1;
             return None;
         }
-        let peer = self.peers[usize::from(conn.peer.0)].as_mut()?;
+        let peer = self.peers[conn.peer.0 as usize].as_mut()?;
         // Probes alone keep nothing alive; otherwise two idle hosts would probe each other forever.
         if !header.probe {
             conn.last_activity = now;
@@ -418,7 +418,7 @@ impl Engine {
         if let Some(fixed) = self.config.ack_delay_ns {
             return fixed;
         }
-        let peer = self.conn(index).and_then(|c| self.peers[usize::from(c.peer.0)].as_ref());
+        let peer = self.conn(index).and_then(|c| self.peers[c.peer.0 as usize].as_ref());
         match peer.and_then(|p| p.rtt()) {
             Some((rtt, _)) => (rtt / 2).clamp(50 * US, self.ack_delay_max_ns()),
             None => 200 * US,
@@ -509,7 +509,7 @@ impl Engine {
             self.reset_refill = now.after(MS);
             self.reset_tokens = RESETS_PER_REFILL;
         }
-        let peer = self.peers.get(usize::from(arrival.peer.0)).and_then(Option::as_ref);
+        let peer = self.peers.get(arrival.peer.0 as usize).and_then(Option::as_ref);
         let Some(peer) = peer.filter(|_| self.reset_tokens > 0 && !cid.is_none()) else {
             self.counters.resets_suppressed_packets += 1;
             return;

@@ -152,7 +152,7 @@ impl Engine {
     fn arm_loss(&mut self, now: Time, index: u32) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_deref_mut() else { return };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_ref() else { return };
         let mut timing = timing_of(now, active, peer);
         let mut at = Time::NEVER;
         if active.send.outstanding() > 0 {
@@ -195,7 +195,7 @@ impl Engine {
     #[inline(always)]
     fn timing(&self, now: Time, index: u32) -> Option<Timing> {
         let conn = self.conn(index)?;
-        let peer = self.peers[usize::from(conn.peer.0)].as_ref()?;
+        let peer = self.peers[conn.peer.0 as usize].as_ref()?;
         Some(timing_of(now, conn.active.as_deref()?, peer))
     }
 
@@ -208,7 +208,7 @@ impl Engine {
     fn find_loss(&self, now: Time, index: u32, first: usize, timing: Timing) -> Option<(PathId, Psn, Record, Why)> {
         let conn = self.conn(index)?;
         let active = conn.active.as_deref()?;
-        let peer = self.peers[usize::from(conn.peer.0)].as_ref()?;
+        let peer = self.peers[conn.peer.0 as usize].as_ref()?;
         let newest = active.loss.newest_acked;
         (first..peer.paths.len()).find_map(|i| {
             let path = PathId::masked(i as u8);
@@ -227,7 +227,7 @@ impl Engine {
     fn postpone(&mut self, now: Time, index: u32, psn: Psn, record: &Record) -> bool {
         let Some(conn) = self.conns[index as usize].as_mut() else { return false };
         let Some(active) = conn.active.as_mut() else { return false };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return false };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_mut() else { return false };
         if psn.distance_from(active.send.una()) < i32::from(active.room) {
             return false;
         }
@@ -250,7 +250,7 @@ impl Engine {
         let Some(active) = conn.active.as_mut().filter(|a| a.send.is_in_flight(&self.send_pool, psn)) else {
             return false;
         };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return false };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_mut() else { return false };
         let Some(path) = peer.paths.get_mut(record.path().index()) else { return false };
         active.spray.leave(record.path());
         if active.room < u16::MAX && !mutated!(self.config, RefusalsIgnored) {
@@ -292,7 +292,7 @@ impl Engine {
         if !conn.active.as_deref().is_some_and(in_flight) {
             return;
         }
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_mut() else { return };
         let is_news = peer.paths[record.path().index()].close(now, age(now, record));
         if peer.close_overdue(now, timing.tail_probe - timing.hold) || is_news {
             peer.select(&self.config, now);
@@ -305,7 +305,7 @@ impl Engine {
     fn close_late(&mut self, now: Time, index: u32, timing: Timing, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_ref() else { return };
         let Some(active) = conn.active.as_deref().filter(|a| a.room == u16::MAX) else { return };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_mut() else { return };
         let Some(newest) = active.loss.newest_acked else { return };
         let mut is_news = false;
         for path in PathId::all().take(peer.paths.len()) {
@@ -324,7 +324,7 @@ impl Engine {
     /// Probes the paths that have just been closed.
     fn probe_closed(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_ref() else { return };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_mut() else { return };
         for (i, path) in peer.paths.iter_mut().enumerate() {
             if path.trust() == Trust::Quiet && path.probe.is_none() && now >= path.next_probe {
                 self.counters.probes_sent_packets += 1;
@@ -339,7 +339,7 @@ impl Engine {
     fn tail_probe(&mut self, now: Time, index: u32, mut timing: Timing, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Some(active) = conn.active.as_mut() else { return };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_ref() else { return };
         if active.loss.probes > 0 {
             timing.tail_probe = timing.after_probe(peer);
         }
@@ -367,7 +367,7 @@ impl Engine {
         let is_refused = self.refused_for_ns(now, index, psn).is_some();
         let Some(record) = self.abandon(now, index, psn) else { return };
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_ref() else { return };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_ref() else { return };
         self.counters.given_up_packets += 1;
         conn.given_up_packets += 1;
         out.plain.push(PlainOut {
@@ -408,7 +408,7 @@ impl Engine {
     fn abandon(&mut self, now: Time, index: u32, psn: Psn) -> Option<Record> {
         let conn = self.conns[index as usize].as_mut()?;
         let active = conn.active.as_mut()?;
-        let peer = self.peers[usize::from(conn.peer.0)].as_mut()?;
+        let peer = self.peers[conn.peer.0 as usize].as_mut()?;
         let (record, in_flight) = active.send.finish(&mut self.send_pool, psn, |_| false)?;
         peer.paths[record.path().index()].on_done(u32::from(in_flight));
         active.send.advance(&mut self.send_pool);
@@ -430,7 +430,7 @@ impl Engine {
         active.skip = Some(Skip { past, next: now.after(MS), tries: 0 });
         let peer_id = conn.peer;
         self.surrender_sending(index, out);
-        if let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() {
+        if let Some(peer) = self.peers[peer_id.0 as usize].as_mut() {
             peer.paths.iter_mut().for_each(|path| self.counters.suspect_paths += u64::from(path.suspect(now)));
             peer.invalidate();
             peer.probe_conn = Some(index);
@@ -455,7 +455,7 @@ impl Engine {
         skip.next = now.after((timing.rto << skip.tries.min(6)).min(1000 * MS));
         // Use another path each time. A constant count would stay on one, which may be down.
         skip.tries = skip.tries.wrapping_add(1).max(1);
-        let peer = self.peers[usize::from(conn.peer.0)].as_ref();
+        let peer = self.peers[conn.peer.0 as usize].as_ref();
         let path = peer.map_or(PathId::default(), |p| p.path_of_turn(skip.tries - 1));
         let mut header = Self::bare_header(conn, path, una, now);
         header.retransmit = skip.tries > 1;

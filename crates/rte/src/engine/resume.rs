@@ -17,7 +17,7 @@ impl Engine {
     ///
     /// Does nothing if the peer is unknown or has another number of paths.
     pub fn resume_paths(&mut self, now: Time, peer: PeerId, estimates: &[PathEstimate]) {
-        let Some(peer) = self.peers.get_mut(usize::from(peer.0)).and_then(Option::as_mut) else { return };
+        let Some(peer) = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut) else { return };
         if peer.paths.len() != estimates.len() {
             return;
         }

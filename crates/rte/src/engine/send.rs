@@ -20,7 +20,7 @@ pub struct Destination {
     /// Network identifier.
     pub vni: u32,
     /// The port that holds the buffer.
-    pub owner: u16,
+    pub owner: u32,
     /// The sending vNIC.
     pub local: Mac,
     /// The receiving vNIC.
@@ -81,7 +81,7 @@ impl Engine {
         let index = self.last_sender;
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return false };
         let Some(active) = conn.active.as_deref_mut() else { return false };
-        let Some(Some(peer)) = self.peers.get_mut(usize::from(conn.peer.0)) else { return false };
+        let Some(Some(peer)) = self.peers.get_mut(conn.peer.0 as usize) else { return false };
         let window = conn.window.min(conn.peer_window).min(active.room);
         let waits = !active.pending.is_empty() || !peer.waiting.is_empty();
         if waits
@@ -178,7 +178,7 @@ impl Engine {
         let index = match self.by_pair.get(&pair) {
             Some(&index) => index,
             None => {
-                let peer = self.peers.get(usize::from(to.peer.0)).and_then(Option::as_ref);
+                let peer = self.peers.get(to.peer.0 as usize).and_then(Option::as_ref);
                 if peer.is_none_or(|peer| now < peer.plain_until) {
                     return Admission::Plain;
                 }
@@ -253,7 +253,7 @@ impl Engine {
         let Some(conn) = self.conns[index as usize].as_mut() else { return Err(Stop::Connection) };
         Self::activate(conn, &mut self.spare);
         let Some(active) = conn.active.as_deref_mut() else { return Err(Stop::Connection) };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return Err(Stop::Connection) };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_mut() else { return Err(Stop::Connection) };
         let most = match turn {
             Turn::Free(_) if !(active.pending.is_empty() && peer.waiting.is_empty()) => return Err(Stop::Turn),
             Turn::Free(ordering) => {
@@ -307,7 +307,7 @@ impl Engine {
     pub(super) fn resend(&mut self, now: Time, index: u32, psn: Psn, again: Again, out: &mut Output) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let Conn { active: Some(active), peer: peer_id, .. } = conn else { return };
-        let Some(peer) = self.peers[usize::from(peer_id.0)].as_mut() else { return };
+        let Some(peer) = self.peers[peer_id.0 as usize].as_mut() else { return };
         let Some(before) = active.send.record(&self.send_pool, psn) else { return };
         let in_flight = active.send.is_in_flight(&self.send_pool, psn);
         let left = Time(now.0.saturating_sub(now.tick().since(before.sent).max(0) as u64));

@@ -41,7 +41,7 @@ impl Engine {
     }
 
     /// Segments that wait to be sent, by connection, in order: port and buffer, which may occur several times.
-    pub fn waiting_buffers(&self) -> impl Iterator<Item = (u16, u32)> {
+    pub fn waiting_buffers(&self) -> impl Iterator<Item = (u32, u32)> {
         let active = self.conns.iter().flatten().filter_map(|conn| Some((conn.owner, conn.active.as_ref()?)));
         active.flat_map(|(owner, active)| active.pending.iter().map(move |pending| (owner, pending.handle)))
     }

@@ -67,7 +67,7 @@ impl Engine {
     fn send_pending(&mut self, now: Time, index: u32, out: &mut Output) {
         let Some(conn) = self.conn(index).filter(|c| c.is_open()) else { return };
         let id = conn.peer;
-        let others_wait = self.peers[usize::from(id.0)].as_ref().is_some_and(|p| !p.waiting.is_empty());
+        let others_wait = self.peers[id.0 as usize].as_ref().is_some_and(|p| !p.waiting.is_empty());
         if others_wait {
             self.stopped(now, index, Stop::Paths);
             self.share(now, id, out);
@@ -99,7 +99,7 @@ impl Engine {
     fn stopped(&mut self, now: Time, index: u32, stop: Stop) {
         let Some(conn) = self.conns[index as usize].as_mut() else { return };
         let (id, vni) = (conn.peer, conn.pair.vni);
-        let (Some(active), Some(peer)) = (conn.active.as_mut(), self.peers[usize::from(id.0)].as_mut()) else { return };
+        let (Some(active), Some(peer)) = (conn.active.as_mut(), self.peers[id.0 as usize].as_mut()) else { return };
         match stop {
             Stop::Paths | Stop::Turn if !active.queued => {
                 active.queued = true;
@@ -121,7 +121,7 @@ impl Engine {
     /// Shares the room on a peer's paths among the waiting connections, in turns.
     #[inline]
     pub(super) fn share(&mut self, now: Time, id: PeerId, out: &mut Output) {
-        if self.peers[usize::from(id.0)].as_ref().is_some_and(|peer| !peer.waiting.is_empty()) {
+        if self.peers[id.0 as usize].as_ref().is_some_and(|peer| !peer.waiting.is_empty()) {
             self.take_turns(now, id, out);
         }
     }
@@ -130,7 +130,7 @@ impl Engine {
     fn take_turns(&mut self, now: Time, id: PeerId, out: &mut Output) {
         // Each pass sends packets, or removes a waiting connection.
         loop {
-            let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+            let Some(peer) = self.peers[id.0 as usize].as_mut() else { return };
             let Some(index) = peer.waiting.current() else { return };
             let conn = self.conns.get_mut(index as usize).and_then(Option::as_mut).filter(|c| c.peer == id);
             let (is_open, owner) = conn.as_ref().map_or((false, 0), |c| (c.is_open(), c.owner));
@@ -145,7 +145,7 @@ impl Engine {
             }
             let turn = u16::try_from(peer.waiting.allowed(&self.weights, owner)).unwrap_or(u16::MAX);
             let (stop, sent) = self.send_waiting(now, index, turn, out);
-            let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+            let Some(peer) = self.peers[id.0 as usize].as_mut() else { return };
             let Some(active) = self.conns[index as usize].as_mut().and_then(|c| c.active.as_mut()) else { return };
             match stop {
                 Stop::Paths | Stop::Turn => {
@@ -168,7 +168,7 @@ impl Engine {
 
     /// Paces windows below one packet: arms a timer for paths for which connections wait.
     fn open_by_time(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers[usize::from(id.0)].as_mut() else { return };
+        let Some(peer) = self.peers[id.0 as usize].as_mut() else { return };
         let opens = peer.selected().iter().filter_map(|p| peer.paths[p.index()].opens_at()).min();
         if let Some(at) = opens.map(|at| at.max(now.after(1))).filter(|at| *at < peer.share_armed) {
             peer.share_armed = at;
@@ -177,8 +177,8 @@ impl Engine {
     }
 
     /// The pacing time of a path has come.
-    pub(super) fn share_timeout(&mut self, now: Time, at: Time, id: u16, out: &mut Output) {
-        let Some(peer) = self.peers.get_mut(usize::from(id)).and_then(Option::as_mut) else { return };
+    pub(super) fn share_timeout(&mut self, now: Time, at: Time, id: u32, out: &mut Output) {
+        let Some(peer) = self.peers.get_mut(id as usize).and_then(Option::as_mut) else { return };
         if peer.share_armed == at {
             peer.share_armed = Time::NEVER;
             self.share(now, PeerId(id), out);

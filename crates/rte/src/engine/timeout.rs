@@ -90,7 +90,7 @@ impl Engine {
         let idle = now.since(conn.last_activity);
         // The connection that carries a peer's probes stays while plain VXLAN is sent there.
         let probes = |p: &Peer| p.probe_conn == Some(index) && now.since(p.last_active) < self.config.idle_reap_ns;
-        let is_needed = quiet && self.peers[usize::from(conn.peer.0)].as_ref().is_some_and(probes);
+        let is_needed = quiet && self.peers[conn.peer.0 as usize].as_ref().is_some_and(probes);
         // Otherwise regardless of traffic: a peer that died leaves gaps with packets waiting behind them, and
         // unanswered SKIPs.
         if idle >= self.config.idle_reap_ns && !is_needed {
@@ -118,7 +118,7 @@ impl Engine {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else { return false };
         let (is_open, idle) = (conn.is_open(), now.since(conn.last_activity));
         let Some(active) = conn.active.as_deref_mut() else { return false };
-        let Some(Some(peer)) = self.peers.get(usize::from(conn.peer.0)) else { return false };
+        let Some(Some(peer)) = self.peers.get(conn.peer.0 as usize) else { return false };
         let waits = !active.pending.is_empty() || !peer.waiting.is_empty() || active.skip.is_some();
         if !is_open
             || waits
@@ -143,9 +143,9 @@ impl Engine {
         true
     }
 
-    fn peer_timeout(&mut self, now: Time, id: u16, out: &mut Output) {
+    fn peer_timeout(&mut self, now: Time, id: u32, out: &mut Output) {
         self.share(now, PeerId(id), out);
-        let Some(peer) = self.peers.get_mut(usize::from(id)).and_then(Option::as_mut) else { return };
+        let Some(peer) = self.peers.get_mut(id as usize).and_then(Option::as_mut) else { return };
         self.counters.suspect_paths += std::mem::take(&mut peer.newly_suspect);
         // Plain VXLAN traffic while all paths fail keeps the probes running, because that is how the peer recovers. So
         // does a connection in best effort until it is forgotten: its receiver may hold packets behind a gap, and waits
@@ -210,7 +210,7 @@ impl Engine {
     /// Handles the answer to a probe.
     pub(super) fn probe_returned(&mut self, now: Time, index: u32, ack: &AckHeader) {
         let Some(conn) = self.conns[index as usize].as_ref() else { return };
-        let Some(peer) = self.peers[usize::from(conn.peer.0)].as_mut() else { return };
+        let Some(peer) = self.peers[conn.peer.0 as usize].as_mut() else { return };
         let Some(path) = peer.paths.get_mut(ack.path.index()) else { return };
         // Late answers to earlier probes prove nothing new.
         if path.probe.is_none_or(|(tick, _)| tick != ack.echo) {

@@ -90,7 +90,7 @@ impl Bounds {
             // separate bound.
             let asking = matches!(c.state, State::Opening { .. });
             if !asking && self.calm.paused_until(host) < at.saturating_sub(LIVENESS_NS) {
-                let peer = self.peers[host as usize].get(usize::from(c.peer.0));
+                let peer = self.peers[host as usize].get(c.peer.0 as usize);
                 let plain = peer.and_then(|&peer| self.plain.get(&(host, peer)));
                 beyond(
                     "ns of idleness of a connection",
@@ -111,7 +111,7 @@ impl Bounds {
         beyond("connections", count.into(), config.max_connections.into());
         beyond("pages for sending", send.into(), config.max_pages.min(count * WINDOW_PAGES).into());
         beyond("pages for receiving", receive.into(), config.max_pages.min(count * WINDOW_PAGES).into());
-        let peers = engine.path_snapshots(now).map(|p| p.peer.0).max().map_or(0, |p| usize::from(p) + 1);
+        let peers = engine.path_snapshots(now).map(|p| p.peer.0).max().map_or(0, |p| p as usize + 1);
         beyond("timers", engine.timers_pending() as u64, (TIMERS * (count as usize + peers)) as u64);
         let mut on_paths = 0;
         for path in engine.path_snapshots(now) {
@@ -123,7 +123,7 @@ impl Bounds {
                 format!("host {host}: {on_paths} packets in flight on its paths, {in_flight} on its connections")
             });
         }
-        for owner in 0..=u16::MAX {
+        for owner in 0u32.. {
             let Some(port) = core.device(owner) else { break };
             let own = || self.connections.iter().filter(|c| c.owner == owner);
             let (held, hidden) = port.outstanding();

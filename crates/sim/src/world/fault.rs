@@ -80,7 +80,7 @@ impl World {
         if here.core.is_none() {
             return;
         }
-        for owner in 0..here.vnics.len() as u16 {
+        for owner in 0..here.vnics.len() as u32 {
             here.port(owner).held().for_each(|frame| self.flows.forsake(frame));
             here.port(owner).hidden().for_each(|frame| self.flows.forsake(frame));
         }

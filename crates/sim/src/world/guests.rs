@@ -28,7 +28,7 @@ impl World {
     }
 
     /// A guest has put frames into its ring.
-    fn kick(&mut self, now: u64, host: u32, owner: u16) {
+    fn kick(&mut self, now: u64, host: u32, owner: u32) {
         let h = &mut self.hosts[host as usize];
         if let Some(core) = h.core.as_mut()
             && core.is_watched(owner)

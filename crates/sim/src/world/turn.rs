@@ -181,7 +181,7 @@ impl World {
             core.on_underlay_readable();
             at = done;
         }
-        for owner in 0..host.vnics.len() as u16 {
+        for owner in 0..host.vnics.len() as u32 {
             if core.is_watched(owner) && core.device(owner).is_some_and(|p| p.is_readable()) {
                 core.on_port_readable(owner);
                 at = done;

@@ -8,7 +8,7 @@ use super::*;
 const S: u64 = 1 << 30;
 
 /// A key of a port. Conversations have different `n`.
-fn key(port: u16, n: u32) -> Key {
+fn key(port: u32, n: u32) -> Key {
     let [a, b, c, d] = n.to_be_bytes();
     // Ethernet, IPv4, UDP: from 10.a.b.c, port d.
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
@@ -167,7 +167,7 @@ fn the_table_agrees_with_a_map() {
                 (0..8).for_each(|_| s.advance(u64::from(now_s) * S));
                 oracle.retain(|_, (state, _, seen_s, _)| *seen_s + state.timeout_s() >= now_s);
             }
-            let key = key(rng.u16(0..3), rng.u32(0..60));
+            let key = key(rng.u32(0..3), rng.u32(0..60));
             let direction = if rng.bool() { Direction::Egress } else { Direction::Ingress };
             let flags = [Flags::SYN, Flags::ACK, Flags::FIN, Flags::RST, Flags::SYN.with(Flags::ACK)];
             let event = match rng.u8(0..3) {

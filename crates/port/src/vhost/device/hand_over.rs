@@ -9,13 +9,15 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
+use super::super::dirty_log::DirtyLog;
 use super::super::features::Features;
 use super::super::helper::Foreign;
 use super::super::memory::Memory;
 use super::super::messages::{Fields, Message};
 use super::{
-    ADD_MEM_REG, NO_FILE, Outcome, RING_LOGS, SET_BACKEND_REQ_FD, SET_FEATURES, SET_INFLIGHT_FD, SET_PROTOCOL_FEATURES,
-    SET_VRING_ADDR, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_KICK, SET_VRING_NUM, VhostDevice,
+    ADD_MEM_REG, NO_FILE, Outcome, RING_LOGS, SET_BACKEND_REQ_FD, SET_FEATURES, SET_INFLIGHT_FD, SET_LOG_BASE,
+    SET_LOG_FD, SET_PROTOCOL_FEATURES, SET_VRING_ADDR, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_KICK, SET_VRING_NUM,
+    VhostDevice,
 };
 
 /// A message of a front-end that another process received.
@@ -33,11 +35,8 @@ impl VhostDevice {
     /// The state of the connection except the rings' positions.
     ///
     /// # Errors
-    /// The guest is migrating to another host, or no file descriptor was available.
+    /// No file descriptor was available.
     pub(in super::super) fn messages(&self) -> io::Result<Vec<HandedMessage>> {
-        if self.log.is_some() {
-            return Err(io::Error::other("its machine is migrating to another host; try again later"));
-        }
         let mut all = Vec::new();
         let mut add = |request, fields: &[u64], files: Vec<OwnedFd>| {
             let payload = fields.iter().flat_map(|field| field.to_le_bytes()).collect();
@@ -55,6 +54,13 @@ impl VhostDevice {
             for _ in 0..times {
                 add(ADD_MEM_REG, &[0, spec.guest, spec.size, spec.user, spec.offset], vec![again(file)?]);
             }
+        }
+        // After the memory, which it must cover. This process marks what it writes until its rings have stopped.
+        if let Some((spec, file)) = self.log.as_ref().and_then(DirtyLog::place) {
+            if let Some(call) = self.log_call.descriptor()? {
+                add(SET_LOG_FD, &[], vec![call]);
+            }
+            add(SET_LOG_BASE, &[spec.size, spec.offset], vec![again(file)?]);
         }
         if let Some((spec, _, file)) = self.inflight.iter().flat_map(|record| record.specs()).next() {
             add(SET_INFLIGHT_FD, &[spec.size, spec.offset], vec![again(file)?]);

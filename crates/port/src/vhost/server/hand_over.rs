@@ -49,7 +49,7 @@ impl VhostPort {
     /// message within 500 ms is disconnected first.
     ///
     /// # Errors
-    /// The machine is migrating, or the thread hangs. The port continues then.
+    /// The thread hangs, or no file descriptor was available. The port continues then.
     pub fn hand_over(&self) -> io::Result<HandedPort> {
         let (sender, answer) = channel();
         self.command(Command::HandOver(sender));

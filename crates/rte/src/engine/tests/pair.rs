@@ -167,7 +167,7 @@ pub(super) struct World {
     pub(super) lose_skips: bool,
     pub(super) rogue: Rogue,
     /// Output for this owner belongs to another test's traffic and is ignored.
-    pub(super) isolate_owner: Option<u16>,
+    pub(super) isolate_owner: Option<u32>,
 }
 
 /// A second pair of guests on the same hosts: traffic from side 0 to side 1 over the same paths, whose guests spoil
@@ -208,7 +208,7 @@ pub(super) enum Misdeed {
 }
 
 /// The port of the rogue's guests.
-const ROGUE: u16 = 9;
+const ROGUE: u32 = 9;
 
 impl Rogue {
     fn mac(side: usize) -> Mac {
