@@ -85,7 +85,7 @@ impl State {
     }
 
     /// An answer says that a vNIC is at a peer: if its port was here until lately, packets for it are forwarded.
-    pub(crate) fn note_answer(&self, vni: Vni, mac: Mac, peer: u16) -> Result<()> {
+    pub(crate) fn note_answer(&self, vni: Vni, mac: Mac, peer: u32) -> Result<()> {
         let Some(until) = self.departed.find(after(Duration::ZERO), (vni, mac)) else { return Ok(()) };
         let Some(vni) = bifrost_wire::Vni::new(vni.value()) else { return Ok(()) };
         self.note_vnics(vec![((vni, mac), Moved::To(peer))], until)

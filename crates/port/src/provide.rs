@@ -176,10 +176,10 @@ mod tests {
     #[test]
     fn memory_is_provided_by_large_page() {
         const MIB: usize = 1 << 20;
-        let of = |memory: Range<usize>| pages(memory).collect::<Vec<_>>();
-        assert_eq!(of(MIB + 5..MIB + 5), [0..0; 0]);
-        assert_eq!(of(MIB + 5..MIB + 6), [MIB..MIB + PAGE]);
+        let of = |memory: Range<usize>| pages(memory).map(|page| (page.start, page.end)).collect::<Vec<_>>();
+        assert_eq!(of(MIB + 5..MIB + 5), []);
+        assert_eq!(of(MIB + 5..MIB + 6), [(MIB, MIB + PAGE)]);
         let end = 5 * MIB - 1;
-        assert_eq!(of(MIB + 5..end), [MIB..2 * MIB, 2 * MIB..4 * MIB, 4 * MIB..5 * MIB]);
+        assert_eq!(of(MIB + 5..end), [(MIB, 2 * MIB), (2 * MIB, 4 * MIB), (4 * MIB, 5 * MIB)]);
     }
 }
