@@ -38,7 +38,7 @@ impl End {
 }
 
 /// A frame with an IPv4 packet. `fragment`: flags, and the offset in units of 8 bytes.
-pub fn ipv4(from: End, to: End, protocol: u8, id: u32, fragment: u16, payload: &[u8]) -> Vec<u8> {
+pub fn ipv4(from: End, to: End, protocol: u8, id: u16, fragment: u16, payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocol, 0, 0];
     packet[2..4].copy_from_slice(&(20 + payload.len() as u16).to_be_bytes());
     packet[4..6].copy_from_slice(&id.to_be_bytes());
