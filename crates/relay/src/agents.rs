@@ -22,8 +22,8 @@ use crate::relay::{Relay, now_ms};
 
 /// How long an agent may take to say who it is.
 const HELLO_TIME: Duration = Duration::from_secs(KEEP_ALIVE_TIMEOUT_S);
-/// How long an agent waits for a relay that does not follow its store. Those that wait are served as soon as it does; those that were
-/// refused may be in a pause. It is shorter than agents wait for an answer.
+/// How long an agent waits for a relay that does not follow its store. Those that wait are served as soon as it does;
+/// those that were refused may be in a pause. It is shorter than agents wait for an answer.
 const HOLD_TIME: Duration = Duration::from_secs(8);
 /// How long an agent may take to read a piece.
 const READ_TIME: Duration = Duration::from_secs(60);

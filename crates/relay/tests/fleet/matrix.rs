@@ -16,6 +16,8 @@ use crate::{eventually, ping};
 const STALE: f64 = 5.0;
 /// How long a cluster may elect a leader, and a relay notice.
 const ELECTION: f64 = 30.0;
+/// Longest time until a relay takes its store for lost, s: it looks for another member for 30 s.
+const LOSS: f64 = 60.0;
 /// Two hosts with a guest each, and a host without an agent, whose ports are routes of the others.
 const NETWORK: &str = "- {key: host/h1, addresses: [192.0.2.1]}\n- {key: host/h2, addresses: [192.0.2.2]}\n\
     - {key: host/h9, addresses: [192.0.2.9]}\n- key: vpc/demo/net\n- {key: subnet/demo/a, vpc: net, prefix: 10.0.0.0/20}\n";
@@ -335,7 +337,7 @@ fn an_agent_starts_while_etcd_is_down() {
     fleet.world.hosts_mut()[1].kill_agent();
     let pending = add(&tool, "pending").unwrap();
     fleet.world.etcd.as_mut().unwrap().kill_all();
-    eventually(ELECTION, "the relays notice", || {
+    eventually(LOSS, "the relays notice", || {
         (0..2).all(|n| fleet.world.tool(n).json("status").is_some_and(|status| status["in_sync"] == false))
     });
     fleet.world.start_agent(1);
