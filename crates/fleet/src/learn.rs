@@ -118,6 +118,7 @@ pub(crate) fn run(options: &Learn) -> Result<Report> {
 
     let title = format!("a VPC of {all} routes, of which a guest uses {used}");
     let mut report = Report::new(title);
+    report.tell("routes of the VPC", all as f64, "");
     report.tell("routes that the host was sent", objects as f64, "");
     report.tell("routes that it has learned", learned as f64, "");
     let lost = replies.iter().filter(|reply| reply.first.is_none()).count();

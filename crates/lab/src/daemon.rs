@@ -108,6 +108,8 @@ pub struct Binaries {
     pub(crate) gateway: [PathBuf; 2],
     pub(crate) perf: PathBuf,
     pub(crate) cni: PathBuf,
+    /// `bifrost-fleet`, and what it runs beside `bifrostd`: `bifrost-relay` and `bifrost-agent`.
+    pub(crate) fleet: [PathBuf; 3],
 }
 
 impl Binaries {
@@ -136,6 +138,15 @@ impl Binaries {
         built(&self.cni)
     }
 
+    /// `bifrost-fleet`, which finds the programs that it runs in its own directory.
+    ///
+    /// # Errors
+    /// It or one of these programs does not exist.
+    pub(crate) fn fleet(&self) -> Result<&Path> {
+        self.fleet.iter().chain([&self.bifrostd]).try_for_each(|program| built(program).map(drop))?;
+        Ok(&self.fleet[0])
+    }
+
     /// Finds them in `--bin-dir`, or next to the lab's own executable.
     ///
     /// # Errors
@@ -155,6 +166,7 @@ impl Binaries {
             gateway: [program("bifrost-nicd"), program("bifrost-gw")],
             perf: program("bifrost-perf"),
             cni: program("bifrost-cni"),
+            fleet: [program("bifrost-fleet"), program("bifrost-relay"), program("bifrost-agent")],
         };
         if options.modes.iter().any(|mode| mode.is_bifrostd()) {
             for program in [&found.bifrostd, &found.bifrostctl] {

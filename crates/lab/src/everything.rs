@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::book::{self, Chapter};
 use crate::daemon::Binaries;
 use crate::experiment;
+use crate::frame::Experiment;
 use crate::options::Options;
 use crate::results::Results;
 use crate::{interrupt, run};
@@ -32,7 +33,7 @@ pub fn run_all(options: &Options, out: &Path) -> Result<bool> {
         let experiment = experiment.as_ref();
         let directory = out.join(experiment.name());
         let settled = run::settle(experiment, options.clone())?;
-        let programs = programs(&settled)?;
+        let programs = programs(experiment, &settled)?;
         let progress = format!("[{}/{}, {}]", number + 1, experiments.len(), run::duration(began.elapsed()));
         let results = match reusable_results(experiment.name(), &settled, &programs, &directory)? {
             Some(results) => {
@@ -83,11 +84,12 @@ pub fn report(out: &Path) -> Result<bool> {
 }
 
 /// The programs that measure: results older than one of them may be from another version.
-fn programs(options: &Options) -> Result<[PathBuf; 5]> {
+fn programs(experiment: &dyn Experiment, options: &Options) -> Result<Vec<PathBuf>> {
     let binaries = Binaries::find(options)?;
     let own = std::env::current_exe().context("finding the lab's own executable")?;
+    let more = experiment.programs(&binaries);
     let [nicd, gw] = binaries.gateway;
-    Ok([binaries.bifrostd, binaries.bifrostctl, nicd, gw, own])
+    Ok([vec![binaries.bifrostd, binaries.bifrostctl, nicd, gw, own], more].concat())
 }
 
 /// Results of `experiment` in `directory` that were measured with the same options and are not older than the

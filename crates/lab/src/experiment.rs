@@ -5,12 +5,12 @@ use crate::experiments::{
     coverage::Coverage, delayed_release::DelayedRelease, ecn::Ecn, elephants::Elephants, flow_log::FlowLogExperiment,
     flow_records::FlowRecords, granularity::Granularity, gw_bgp::GwBgp, gw_elastic::GwElastic, gw_hosts::GwHosts,
     gw_kill::GwKill, gw_links::GwLinks, gw_order::GwOrder, gw_overload::GwOverload, gw_services::GwServices,
-    iperf::Iperf, isolation::Isolation, load_balancer::LoadBalancer, lossless::Lossless, migrate::Migrate,
-    mirror::MirrorExperiment, nat::NatExperiment, nginx::NginxExperiment, outage::Outage, path_failure::PathFailure,
-    rdm_block::RdmBlock, rdm_loss::RdmLoss, rdm_sort::RdmSort, rdm_upgrade::RdmUpgrade, redis_loss::RedisLoss,
-    route_refresh::RouteRefresh, slicing::Slicing, soak::Soak, sockperf::Sockperf, stable::Stable,
-    switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate, upgrade::Upgrade,
-    vectors::Vectors, vhost_rate::VhostRate,
+    iperf::Iperf, isolation::Isolation, learn::Learn, load_balancer::LoadBalancer, lossless::Lossless,
+    migrate::Migrate, mirror::MirrorExperiment, nat::NatExperiment, nginx::NginxExperiment, outage::Outage,
+    path_failure::PathFailure, rdm_block::RdmBlock, rdm_loss::RdmLoss, rdm_sort::RdmSort, rdm_upgrade::RdmUpgrade,
+    redis_loss::RedisLoss, route_refresh::RouteRefresh, slicing::Slicing, soak::Soak, sockperf::Sockperf,
+    stable::Stable, switch_latency::SwitchLatency, switch_overall::SwitchOverall, switch_rate::SwitchRate,
+    upgrade::Upgrade, vectors::Vectors, vhost_rate::VhostRate,
 };
 use crate::frame::Experiment;
 
@@ -40,6 +40,7 @@ pub fn all() -> Vec<Box<dyn Experiment>> {
         Box::new(MirrorExperiment),
         Box::new(FlowLogExperiment),
         Box::new(Apply),
+        Box::new(Learn),
         Box::new(Upgrade),
         Box::new(Cni),
         Box::new(NginxExperiment),

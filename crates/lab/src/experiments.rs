@@ -24,6 +24,7 @@ pub mod gw_overload;
 pub mod gw_services;
 pub mod iperf;
 pub mod isolation;
+pub mod learn;
 pub mod load_balancer;
 pub mod lossless;
 pub mod migrate;

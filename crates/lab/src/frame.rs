@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use crate::bars::Bar;
+use crate::daemon::Binaries;
 use crate::lab::Lab;
 use crate::options::{Guests, Mode};
 use crate::stats::Spread;
@@ -38,6 +39,12 @@ pub trait Experiment {
     /// would decide otherwise ([`crate::awake`]).
     fn keeps_awake(&self) -> bool {
         false
+    }
+
+    /// Programs that it runs, beyond those of the switch and the gateway: `run all` measures again what is older than one
+    /// of them.
+    fn programs(&self, _binaries: &Binaries) -> Vec<PathBuf> {
+        Vec::new()
     }
 
     /// Measures. When this returns, with success or an error, everything that it started has ended.

@@ -299,10 +299,16 @@ pub struct Options {
     #[serde(default)]
     pub flows: Option<Vec<u32>>,
 
-    /// Routes of the host whose objects change (apply) [default: 1000000; with --quick: 100000]
+    /// Routes of the host whose objects change (apply), or of the VPC (learn: 2000 to 1000000) [default: 1000000; with
+    /// --quick: 100000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     #[serde(default)]
     pub routes: Option<u32>,
+
+    /// Destinations that a guest sends to for the first time (learn) [default: 1000; with --quick: 200]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(16..=1000))]
+    #[serde(default)]
+    pub used: Option<u32>,
 
     /// How the hosts are cabled
     #[arg(long, value_enum, default_value_t = Cabling::Paths, value_name = "CABLING")]

@@ -91,16 +91,21 @@ impl Program {
     }
 
     /// Waits until the program exits successfully and returns its output; ends it and fails after `timeout`.
-    pub fn finish(mut self, timeout: Duration) -> Result<String> {
+    pub fn finish(self, timeout: Duration) -> Result<String> {
+        let name = self.name.clone();
+        let (status, output) = self.wait(timeout)?;
+        if !status.success() {
+            bail!("{name} failed ({status}): {}", tail(&output));
+        }
+        Ok(output)
+    }
+
+    /// Waits until the program exits, and returns its status and output; ends it and fails after `timeout`.
+    pub fn wait(mut self, timeout: Duration) -> Result<(ExitStatus, String)> {
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(status) = self.try_wait()? {
-                let output = self.output()?;
-                if !status.success() {
-                    let tail: Vec<_> = output.lines().rev().take(10).collect();
-                    bail!("{} failed ({status}): {}", self.name, tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
-                }
-                return Ok(output);
+                return Ok((status, self.output()?));
             }
             if Instant::now() > deadline {
                 bail!(
@@ -120,6 +125,12 @@ impl Drop for Program {
     fn drop(&mut self) {
         end(&mut self.child);
     }
+}
+
+/// The last lines of what a program has printed.
+pub(crate) fn tail(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
+    lines[lines.len().saturating_sub(10)..].join("\n")
 }
 
 /// Ends a child: SIGTERM first, SIGKILL if it does not react.
@@ -241,6 +252,21 @@ fn ticks_in_group(stat: &str, group: u32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_is_told_with_the_last_lines_of_the_output() {
+        let directory = tempfile::tempdir().unwrap();
+        let start = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", "seq 101 120; exit 3"]);
+            Program::start(command, "sequence", &directory.path().join("output")).unwrap()
+        };
+        let (status, output) = start().wait(Duration::from_secs(10)).unwrap();
+        assert_eq!((status.code(), output.lines().count()), (Some(3), 20));
+        let error = start().finish(Duration::from_secs(10)).unwrap_err().to_string();
+        assert!(error.starts_with("sequence failed") && error.contains(": 111\n"), "{error}");
+        assert!(error.ends_with("\n120") && !error.contains("110"), "{error}");
+    }
 
     #[test]
     fn processor_time_of_a_group_includes_its_children() {

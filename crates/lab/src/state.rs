@@ -22,6 +22,9 @@ pub const STATE_DIRECTORY: &str = "/run/bifrost-lab";
 /// A script in a directory of a run. It is Podman with separate storage for the run.
 pub const PODMAN: &str = "podman";
 
+/// Prefix of the names of `bifrost-fleet`'s namespaces; its process id and a hyphen follow.
+const FLEET: &str = "bfleet";
+
 /// The claim of one running lab: its unique name, and the locked state file.
 #[derive(Debug)]
 pub struct Run {
@@ -137,7 +140,16 @@ pub fn clean() -> Result<Vec<String>> {
         let _ = fs::remove_file(Path::new(STATE_DIRECTORY).join(format!("{id}.lock")));
         removed.push(format!("state of run {id}"));
     }
+    removed.extend(remove_namespaces_of_fleets()?.iter().map(|name| format!("namespace {name}")));
     Ok(removed)
+}
+
+/// Removes the namespaces of each `bifrost-fleet` that was killed, and what runs in them. Returns their names.
+pub(crate) fn remove_namespaces_of_fleets() -> Result<Vec<String>> {
+    let is_dead = |pid: u32| !Path::new("/proc").join(pid.to_string()).exists();
+    let left: Vec<String> = namespaces()?.into_iter().filter(|name| fleet_of(name).is_some_and(is_dead)).collect();
+    left.iter().try_for_each(|name| remove_namespace(name))?;
+    Ok(left)
 }
 
 /// The scripts [`PODMAN`] of a run: in its directory, and in subdirectories.
@@ -173,6 +185,11 @@ fn process_of(id: &str) -> Option<u32> {
     let (pid, random) = id.strip_prefix("bl")?.split_once('x')?;
     let hexadecimal = random.len() == 4 && random.bytes().all(|b| b.is_ascii_hexdigit());
     if hexadecimal { pid.parse().ok() } else { None }
+}
+
+/// The process id of the `bifrost-fleet` that a namespace belongs to, if its name says so.
+fn fleet_of(namespace: &str) -> Option<u32> {
+    namespace.strip_prefix(FLEET)?.split_once('-')?.0.parse().ok()
 }
 
 fn is_lab_process(pid: u32) -> bool {
@@ -231,6 +248,10 @@ mod tests {
         ];
         for (name, expected) in table {
             assert_eq!(run_of(name), expected, "{name}");
+        }
+        let fleets = [("bfleet12-h0", Some(12)), ("bfleet12", None), ("bfleet-h0", None), ("bl12x00ff-host-a", None)];
+        for (name, expected) in fleets {
+            assert_eq!(fleet_of(name), expected, "{name}");
         }
     }
 }

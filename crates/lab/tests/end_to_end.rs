@@ -184,6 +184,7 @@ fn the_command_line_explains_errors() {
         "mirror",
         "flow-log",
         "apply",
+        "learn",
         "upgrade",
         "cni",
         "nginx",
@@ -205,6 +206,7 @@ fn the_command_line_explains_errors() {
         ]
         .concat()
     );
+    let out = tempfile::tempdir().unwrap();
     let wrong = [
         (vec!["run", "redis-los"], "there are: redis-loss"),
         (vec!["run", "redis-loss", "--losses", "101"], "from 0 to 100"),
@@ -213,6 +215,11 @@ fn the_command_line_explains_errors() {
         (vec!["run", "redis-loss", "--paths", "9"], "1..=8"),
         (vec!["run", "applications", "--apps", "oracle"], "postgresql"),
         (vec!["run", "redis-loss", "--bin-dir", "/nonexistent"], "--modes kernel_vxlan"),
+        (
+            vec!["run", "learn", "--bin-dir", "/nonexistent", "--out", out.path().to_str().unwrap()],
+            "/nonexistent/bifrost-fleet is missing: build the workspace",
+        ),
+        (vec!["run", "learn", "--used", "1001"], "16..=1000"),
         (vec!["check", "redis-loss", "--out", "/nonexistent"], "bifrost-lab run redis-loss"),
     ];
     for (arguments, hint) in wrong {

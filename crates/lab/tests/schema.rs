@@ -9,9 +9,9 @@ use bifrost_lab::experiment;
 use bifrost_lab::experiments::{
     applications, apply, cni, congestion_control, coverage, delayed_release, elephants, flow_log, flow_records,
     full_links, granularity, gw_bgp, gw_elastic, gw_hosts, gw_kill, gw_links, gw_order, gw_overload, gw_services,
-    iperf, isolation, load_balancer, lossless, migrate, mirror, nat, nginx, outage, path_failure, rdm_block, rdm_loss,
-    rdm_sort, rdm_upgrade, redis_loss, requests, route_refresh, slicing, soak, sockperf, stable, switch_latency,
-    switch_overall, switch_rate, tunnel::Switch, upgrade, vectors, vhost_rate,
+    iperf, isolation, learn, load_balancer, lossless, migrate, mirror, nat, nginx, outage, path_failure, rdm_block,
+    rdm_loss, rdm_sort, rdm_upgrade, redis_loss, requests, route_refresh, slicing, soak, sockperf, stable,
+    switch_latency, switch_overall, switch_rate, tunnel::Switch, upgrade, vectors, vhost_rate,
 };
 use bifrost_lab::gateway::switch::Daemon;
 use bifrost_lab::options::{App, Guests, Injector, Mode, Op, Options};
@@ -360,6 +360,27 @@ fn all() -> Vec<Value> {
         change_ms: vec![0.9, 1.5],
         guest_latency_us_p99_9: 350.5,
         memory_mib: 700.5,
+    };
+    let learn = learn::Row {
+        mode: learn::Routes::Learned,
+        repetition: 0,
+        routes: 999_999,
+        used_destinations: 1000,
+        sent_routes: 66,
+        learned_routes: 1001,
+        lost_packets: 0,
+        first_ms_p50: 0.5,
+        first_ms_p99: 2.5,
+        first_ms_max: 9.5,
+        second_ms_p50: 0.1,
+        second_ms_p99: 0.2,
+        second_ms_max: 0.4,
+        daemon_growth_mib: -0.5,
+        agent_growth_mib: 2.5,
+        daemon_empty_mib: 20.5,
+        daemon_mib: 50.5,
+        relay_mib: 900.5,
+        objects_s: 25.5,
     };
     let upgrade = upgrade::Row {
         what: upgrade::What::Upgrade,
@@ -724,6 +745,7 @@ fn all() -> Vec<Value> {
         results("mirror", mirror),
         results("flow-log", flow_log),
         results("apply", apply),
+        results("learn", learn),
         results("upgrade", upgrade),
         results("cni", cni),
         results("nginx", nginx),
