@@ -102,7 +102,8 @@ impl Names {
 fn check(numbers: &BTreeMap<String, u32>, limit: u32, what: &str) -> Result<()> {
     let Some((name, number)) = numbers.iter().find(|(_, number)| **number >= limit) else { return Ok(()) };
     bail!(
-        "`{what}` {name}: there is no number for it; a host has at most {limit}, and {number} others exist or have just gone"
+        "`{what}` {name} would get number {number}, but numbers end before {limit}; if the same change removes others, \
+         remove them first, in a change of their own"
     )
 }
 

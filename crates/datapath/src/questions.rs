@@ -34,7 +34,7 @@ pub struct RouteQuestionQueue {
     waiting: Arc<AtomicUsize>,
 }
 
-/// A queue with room for so many questions.
+/// A queue with room for `room` questions.
 pub fn route_questions(room: usize) -> (RouteQuestions, RouteQuestionQueue) {
     let (sender, receiver) = sync_channel(room);
     let waiting = Arc::new(AtomicUsize::new(0));

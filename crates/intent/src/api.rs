@@ -195,7 +195,7 @@ pub struct Status {
     pub objects: u64,
     /// Hosts that are known, that are connected to a relay, and of those the ones that have everything.
     pub hosts: HostCounts,
-    /// So many hosts have vanished together that none of them is taken for dead. Absent: no.
+    /// The hosts that have vanished together, if these are too many to take any of them for dead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<Frozen>,
     /// Records that this relay does not understand, each with the reason: another program, or a later version, has written them.

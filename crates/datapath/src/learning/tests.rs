@@ -150,7 +150,7 @@ fn guests_that_scan_leave_room_for_one_that_does_not() {
 /// What a worker does.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A port gets packets for destinations, so many for each.
+    /// A port gets packets: for each destination, the given number.
     Offer { port: usize, first: u32, count: u32, each: u32 },
     /// The daemon takes questions.
     Take(usize),

@@ -55,12 +55,12 @@ impl Fleet {
         self.marks.get(host).map_or(0, |(_, revision)| *revision)
     }
 
-    /// Whether so many hosts have vanished that none is taken for dead; `None`: no.
+    /// How many hosts have vanished, if these are too many to take any of them for dead.
     pub(crate) fn frozen(&self) -> Option<Frozen> {
         self.frozen
     }
 
-    /// Says whether so many hosts have vanished that none is taken for dead; gives what was said before.
+    /// Sets how many hosts have vanished, if these are too many to take any of them for dead. Returns the former value.
     pub(crate) fn set_frozen(&mut self, frozen: Option<Frozen>) -> Option<Frozen> {
         std::mem::replace(&mut self.frozen, frozen)
     }
