@@ -144,7 +144,7 @@ mod tests {
         let numbers = number(&Default::default(), &["a", "b", "c"]);
         assert!(check(&numbers, 3, "[[port]]").is_ok());
         let error = check(&numbers, 2, "[[port]]").unwrap_err().to_string();
-        assert!(error.contains("`[[port]]` c") && error.contains("at most 2"), "{error}");
+        assert!(error.contains("`[[port]]` c would get number 2") && error.contains("before 2;"), "{error}");
     }
 
     #[test]
