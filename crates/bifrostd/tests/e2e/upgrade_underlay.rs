@@ -109,9 +109,10 @@ fn paths_mtu_and_ports_change_in_an_upgrade() {
     exchange(lab.net("b"), lab.net("a"), "10.0.0.1", 5002, 1 << 20);
 }
 
-/// One address and several: the kernel has another socket for them, on the same port.
-fn change_addresses(workers: usize) {
-    let mut lab = running(Options { workers, ..Options::default() });
+/// One address and several: the kernel has another socket for them, on the same port. `next`: the number of workers with
+/// one address; `workers`: with several.
+fn change_addresses(workers: usize, next: usize, v6: bool) {
+    let mut lab = running(Options { workers, v6, ..Options::default() });
     let load = Load::start(&lab);
     load.goes_on();
     let own = format!("addresses = [\"{}\", \"{}\"]", lab.hosts[0].addresses[0], lab.hosts[0].addresses[1]);
@@ -123,16 +124,20 @@ fn change_addresses(workers: usize) {
             lab.hosts[1].write_config();
             lab.hosts[1].client.reload().unwrap();
         }
+        let (before, after) = if to == &first { (workers, next) } else { (next, workers) };
         change(&mut lab.hosts[0], from, to);
+        if before != after {
+            change(&mut lab.hosts[0], &format!("count = {before}\n"), &format!("count = {after}\n"));
+        }
         upgrade(&mut lab, &load, to);
         let wildcard = |host: &Host| {
             let output = host.net.run("ss", &["-Hnaup"], "").stdout;
             let text = String::from_utf8_lossy(&output).into_owned();
-            let any = text.lines().filter(|line| line.contains("0.0.0.0:4794 ")).count();
-            let one = text.lines().filter(|line| line.contains(&format!("{}:4794 ", host.addresses[0]))).count();
-            (any, one)
+            let count = |address: &str| text.lines().filter(|line| line.contains(&format!("{address}:4794 "))).count();
+            let own = if v6 { format!("[{}]", host.addresses[0]) } else { host.addresses[0].to_string() };
+            (count(if v6 { "[::]" } else { "0.0.0.0" }), count(&own))
         };
-        let expected = if to == &first { (0, workers) } else { (workers, 0) };
+        let expected = if to == &first { (0, next) } else { (workers, 0) };
         eventually(15.0, "sockets that are not needed are closed", || wildcard(&lab.hosts[0]) == expected);
         load.goes_on();
     }
@@ -142,12 +147,27 @@ fn change_addresses(workers: usize) {
 
 #[test]
 fn addresses_change_in_an_upgrade() {
-    change_addresses(1);
+    change_addresses(1, 1, false);
 }
 
 #[test]
 fn addresses_change_in_an_upgrade_with_two_workers() {
-    change_addresses(2);
+    change_addresses(2, 2, false);
+}
+
+#[test]
+fn ipv6_addresses_change_in_an_upgrade() {
+    change_addresses(1, 1, true);
+}
+
+#[test]
+fn addresses_and_the_number_of_workers_change_together() {
+    change_addresses(2, 1, false);
+}
+
+#[test]
+fn ipv6_addresses_and_the_number_of_workers_change_together() {
+    change_addresses(2, 3, true);
 }
 
 /// From UDP sockets to AF_XDP sockets and back.
