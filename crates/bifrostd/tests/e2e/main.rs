@@ -41,6 +41,7 @@ mod many_routes;
 mod metadata;
 mod migration;
 mod mirror;
+mod moving;
 mod mtu;
 mod nat;
 mod objects;
