@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -19,13 +19,13 @@ use bifrost_port::HostUnderlay;
 use bifrost_port::clock::monotonic_ns;
 use bifrost_port::udp::Sockets;
 use bifrost_port::vhost::HandedPort;
-use rustix::process::{Pid, WaitOptions, waitpid};
 use sd_notify::NotifyState;
 
 use super::captures;
 use super::channel::Channel;
 use super::format::{HandedState, Kind, WorkerState, emit_state};
 use super::frames;
+use super::new_daemon::NewDaemon;
 use super::offer::{Descriptors, Offer};
 use super::records;
 use super::take_over::{Ready, is_older};
@@ -40,10 +40,6 @@ const PREPARE: Duration = Duration::from_secs(30);
 const COMMIT: Duration = Duration::from_secs(2);
 /// How long to wait for acknowledgements: some round trips. Packets that are unacknowledged then are handed over.
 const SETTLE: Duration = Duration::from_millis(2);
-/// How long to wait for the exit status of a new daemon that has failed.
-const EXPLAIN: Duration = Duration::from_millis(100);
-/// How long guests wait for the end of a killed daemon.
-const END: Duration = Duration::from_millis(100);
 /// Polling interval for acknowledgements.
 const POLL: Duration = Duration::from_micros(100);
 
@@ -161,8 +157,8 @@ impl Daemon {
             command.env_remove(name);
         }
         let began = Instant::now();
-        let mut successor =
-            NewDaemon(command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?);
+        let started = NewDaemon::start(&mut command);
+        let successor = started.with_context(|| format!("starting {:?}", command.get_program()))?;
         drop(command);
         let ready = self.prepare(state, &channel, next, machines).map_err(|error| successor.explain(error))?;
         let copies = if ready.takes_copies {
@@ -178,7 +174,7 @@ impl Daemon {
         // Drop order: the new daemon is killed before this one resumes.
         let readdressed = state.config.underlay.addresses != next.config.underlay.addresses;
         let mut stopped = Stopped { state, readdressed, queues, is_over: false };
-        let mut successor = successor;
+        let successor = successor;
         let (states, stopped_at) = stop(state, copies.is_some())?;
         let stopped_ns = monotonic_ns().saturating_sub(u64::try_from(stopped_at.elapsed().as_nanos())?);
         let left_out: u64 = states.iter().map(|(_, aside)| aside.left_out).sum();
@@ -383,63 +379,6 @@ impl Drop for Stopped<'_> {
             Err(_) => tracing::error!("a worker cannot be resumed after a failed upgrade"),
         }
     }
-}
-
-/// The new daemon's process: dropping this kills it, unless [`leave`](Self::leave) was called.
-struct NewDaemon(Child);
-
-impl NewDaemon {
-    /// Lets the process live; either process may end first.
-    fn leave(self) {
-        std::mem::forget(self);
-    }
-
-    /// Waits for its end, at most this long.
-    fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
-        let deadline = Instant::now() + patience;
-        loop {
-            match self.0.try_wait() {
-                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
-                status => return status.ok().flatten(),
-            }
-        }
-    }
-
-    /// Adds the exit status of the new daemon, which often explains the error better.
-    fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
-        match self.wait(EXPLAIN) {
-            Some(status) => error.context(format!("the new daemon has ended: {status}")),
-            None => error,
-        }
-    }
-}
-
-impl Drop for NewDaemon {
-    fn drop(&mut self) {
-        // The process may have ended already.
-        let _ = self.0.kill();
-        if self.wait(END).is_some() {
-            return;
-        }
-        // After SIGKILL no thread returns to the program, so guests need not wait for the kernel.
-        let pid = self.0.id();
-        tracing::error!(pid, threads = threads(pid), "the kernel has not ended the killed daemon yet");
-        let reap = move || waitpid(Pid::from_raw(pid.cast_signed()), WaitOptions::empty());
-        let _ = std::thread::Builder::new().name("reaper".to_owned()).spawn(reap);
-    }
-}
-
-/// What the threads of a process are doing in the kernel, for the log: name, state and function of each.
-fn threads(pid: u32) -> String {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return String::new() };
-    let of = |task: std::fs::DirEntry| {
-        let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
-        // pid (name) state ...
-        let stat = read("stat");
-        let state = stat.rsplit_once(") ").map_or("?", |(_, rest)| rest.split(' ').next().unwrap_or_default());
-        format!("{} {state} {}", read("comm").trim(), read("wchan"))
-    };
-    tasks.flatten().map(of).collect::<Vec<_>>().join(", ")
 }
 
 fn micros(time: Duration) -> u64 {

@@ -35,6 +35,7 @@ mod format;
 mod frames;
 mod hand_over;
 mod machines;
+mod new_daemon;
 mod offer;
 mod paths;
 mod records;
