@@ -7,7 +7,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::netns::Namespace;
 use crate::{command, interrupt};
@@ -161,19 +163,27 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     stat.is_ok_and(|stat| !is_zombie(stat) || threads() > 1)
 }
 
-/// Waits for the end of a process that is not a child of this one.
+/// Waits for the end of a process that is not a child of this one, also of its last thread.
+///
+/// Looking into `/proc` would disturb what is measured: while another process removes the ended one, the kernel waits
+/// for those that look, without sleeping.
 ///
 /// # Errors
 /// It does not end in time.
 pub(crate) fn wait_for_end(pid: u32, timeout: Duration) -> Result<()> {
-    let deadline = Instant::now() + timeout;
-    while is_alive(pid) {
-        if Instant::now() > deadline {
-            bail!("process {pid} does not end; its threads: {}", threads(pid));
-        }
-        std::thread::sleep(Duration::from_millis(1));
+    let process = match Pid::from_raw(pid.cast_signed()).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        Some(Ok(process)) => process,
+        Some(Err(Errno::SRCH)) => return Ok(()),
+        Some(Err(error)) => return Err(error).with_context(|| format!("watching process {pid}")),
+        None => bail!("{pid} is not a process id"),
+    };
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    let timeout = Timespec::try_from(timeout).context("the timeout is too long")?;
+    match poll(&mut ended, Some(&timeout)) {
+        Ok(0) => bail!("process {pid} does not end; its threads: {}", threads(pid)),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("waiting for the end of process {pid}")),
     }
-    Ok(())
 }
 
 /// What the threads of a process are doing: name, state, and function of the kernel of each.
