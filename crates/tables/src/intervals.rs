@@ -2,12 +2,15 @@
 
 use crate::pages::on_huge_pages;
 use crate::prefetch::prefetch;
+use crate::rank::rank;
 
 /// An unsigned integer.
 pub(crate) trait Key: Copy + Ord {
     const MIN: Self;
     const MAX: Self;
     fn next(self) -> Option<Self>;
+    /// How many of these keys, in ascending order, are not above this one.
+    fn rank<const N: usize>(self, keys: &[Self; N]) -> usize;
 }
 
 impl Key for u32 {
@@ -17,6 +20,11 @@ impl Key for u32 {
     fn next(self) -> Option<Self> {
         self.checked_add(1)
     }
+
+    #[inline(always)]
+    fn rank<const N: usize>(self, keys: &[Self; N]) -> usize {
+        rank(keys, self)
+    }
 }
 
 impl Key for u128 {
@@ -25,6 +33,12 @@ impl Key for u128 {
 
     fn next(self) -> Option<Self> {
         self.checked_add(1)
+    }
+
+    #[inline(always)]
+    fn rank<const N: usize>(self, keys: &[Self; N]) -> usize {
+        // Compares all keys: there is no branch to predict.
+        keys.iter().fold(0, |count, &k| count + usize::from(k <= self))
     }
 }
 
@@ -135,10 +149,9 @@ impl<K: Key, const N: usize> Level<K, N> {
     /// Index of the key's node in the level below, or, in the last one, its interval.
     #[inline]
     fn below(&self, index: usize, key: K) -> usize {
-        // Compares all keys: no branch to predict, and one instruction compares several small keys.
-        let below = self.nodes[index].0.iter().fold(0, |count, &k| count + usize::from(k <= key));
+        let rank = key.rank(&self.nodes[index].0);
         // The first key of a node equals the one above it, which is not larger than `key`.
-        (index * N + below - 1).min(self.keys - 1)
+        (index * N + rank - 1).min(self.keys - 1)
     }
 }
 

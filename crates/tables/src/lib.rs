@@ -16,6 +16,7 @@ mod meter;
 mod pages;
 mod port_set;
 mod prefetch;
+mod rank;
 mod resilient;
 mod routes;
 mod token_bucket;
