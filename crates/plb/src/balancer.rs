@@ -297,14 +297,23 @@ impl<T> Balancer<T> {
                 }
                 freed += 1;
             }
-            // The remaining packets were dispatched by flow, so each flow's packets return in order.
             if self.queues[usize::from(queue)].is_drained() {
-                while self.release_head(queue, now, true, &mut sink) {
-                    freed += 1;
-                }
-                self.queues[usize::from(queue)].drain_to = None;
+                freed += self.release_all(queue, now, &mut sink);
             }
         }
+        freed
+    }
+
+    /// Empties a drained queue, and returns the number of entries: the remaining packets were dispatched by flow, so
+    /// each flow's packets return in order.
+    #[cold]
+    #[inline(never)]
+    fn release_all(&mut self, queue: u8, now: u64, sink: &mut impl FnMut(Egress<T>)) -> u32 {
+        let mut freed = 0;
+        while self.release_head(queue, now, true, sink) {
+            freed += 1;
+        }
+        self.queues[usize::from(queue)].drain_to = None;
         freed
     }
 
@@ -369,7 +378,7 @@ impl<T> Balancer<T> {
     }
 
     /// One step of the reorder check. False if the head must be waited for.
-    #[inline]
+    #[inline(always)]
     fn release_head(&mut self, queue: u8, now: u64, flush: bool, sink: &mut impl FnMut(Egress<T>)) -> bool {
         let order = &mut self.queues[usize::from(queue)];
         match order.check(now, flush, &self.config) {
