@@ -1,6 +1,6 @@
 //! What agents have learned of routes: which answers each is to be told when they change.
 //!
-//! An answer is found by its range, whoever has it, so a change costs what it makes wrong, not what there is.
+//! An answer is found by its range, with all who have it, so a change costs what it makes wrong, not what there is.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::iter;
