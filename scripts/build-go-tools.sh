@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds programs in Go that tests need, as in tools/NAME/go.mod, into a directory of the user's cache, unless they
-# exist. Prints the directory. The first run takes half a minute.
+# exist. Prints the directory. The first run takes half a minute or more.
 #   scripts/build-go-tools.sh NAME PROGRAM=PACKAGE...
 set -eu
 name=$1
@@ -8,7 +8,9 @@ shift
 cd "$(dirname "$0")/../tools/$name"
 
 cache=${XDG_CACHE_HOME:-${HOME:?}/.cache}/bifrost
-directory=$cache/$name-$(cat go.mod go.sum | sha256sum | cut -c 1-12)
+sources=$(ls go.mod go.sum ./*.go 2>/dev/null || true)
+# shellcheck disable=SC2086 # a list of words
+directory=$cache/$name-$(cat $sources | sha256sum | cut -c 1-12)
 is_there=yes
 for program in "$@"; do
     [ -x "$directory/${program%%=*}" ] || is_there=

@@ -9,7 +9,7 @@ sudo=""
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 began=$(date +%s)
 number=0
-total=28
+total=31
 
 step() {
     title=$1
@@ -48,6 +48,7 @@ prepare() {
     nice -n 19 scripts/install-etcd.sh || true
     nice -n 19 scripts/install-cni.sh || true
     nice -n 19 scripts/install-quadlet.sh || true
+    nice -n 19 scripts/install-otel-collector.sh || true
 }
 packages() {
     [ -z "${installed:-}" ] || return 0
@@ -83,7 +84,8 @@ step "tests: build" build_tests
 # instructions, whose result does not depend on what runs beside it.
 # shellcheck disable=SC2016 # the inner shell expands it
 chrt --idle 0 sh -c 'cargo build --release --workspace --locked --bin bifrostd --bin bifrostctl --bin bifrost-lab \
-    --bin bifrost-cni --bin bifrost-sim --bin bifrost-cost --bench instructions && scripts/cost.sh' \
+    --bin bifrost-cni --bin bifrost-fleet --bin bifrost-relay --bin bifrost-agent --bin bifrost-sim \
+    --bin bifrost-cost --bench instructions && scripts/cost.sh' \
     >"$out/release-build.log" 2>&1 &
 release=$!
 trap 'kill "$release" 2>/dev/null || true' EXIT
@@ -94,6 +96,20 @@ alerts() {
         "$promtool" test rules packaging/prometheus/bifrost.test.yml
 }
 step "alert rules" alerts
+dashboards() {
+    BIFROST_PROMETHEUS=${promtool%/*}/prometheus \
+        cargo test --locked --workspace --test fleet -- dashboards --ignored
+}
+step "dashboards: every panel shows what Prometheus has read" dashboards
+# A test that needs a collector.
+in_collector() {
+    if ! collector=$(scripts/install-otel-collector.sh); then
+        echo "SKIPPED: the trace of a change in a collector, because it cannot be built here (see above)"
+        return 0
+    fi
+    BIFROST_OTELCOL=$collector cargo test --locked --workspace --test fleet -- collector --ignored
+}
+step "traces: an OpenTelemetry collector gets that of a change" in_collector
 # Tests that need etcd, which `cargo test` leaves out.
 in_etcd() {
     if ! etcd=$(scripts/install-etcd.sh); then
@@ -152,5 +168,6 @@ step "end to end: path-failure" end_to_end path-failure 1 --modes bifrost --repe
 step "end to end: a second time, beside what the first has left" experiment redis-loss 2 --injectors wire --losses 1 --modes bifrost
 step "end to end: iperf" end_to_end iperf 1 --modes bifrost --repetitions 5
 step "end to end: cni" end_to_end cni 1
+step "end to end: learn" end_to_end learn 1 --routes 20000 --used 400 --repetitions 3
 step "end to end: a minute of faults" end_to_end soak 1
 echo "== all $total steps passed in $(($(date +%s) - began)) s"

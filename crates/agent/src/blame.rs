@@ -83,6 +83,12 @@ mod tests {
         for none in ["", "the disk is full", "items[9]: z", "items[x]", "port \"p9", "port \"p8\": x", "ports p1: x"] {
             assert_eq!(of(none), [0usize; 0], "{none}");
         }
+        // Each device has a line, and each object only its own.
+        let two = [change(Kind::Port, "demo.a"), change(Kind::Port, "office.b")];
+        let said =
+            blame("2 errors\nport demo.a: no namespace\nport office.b: no such (nothing was changed)", &two, |_| None);
+        assert_eq!(said.len(), 2);
+        assert!(!said[&0].contains("office") && !said[&1].contains("demo"), "{said:?}");
         let said = blame("items[0]: port \"p1\": mac: is taken", &batch, known);
         assert_eq!(said[&0], "port \"p1\": mac: is taken");
     }

@@ -17,7 +17,7 @@ use crate::health;
 use crate::learn::Learning;
 use crate::metrics::Metrics;
 use crate::plan::Limits;
-use crate::state::{Answer, Core, Next};
+use crate::state::{Answer, Ask, Core, Next};
 use crate::switch::{Switch, SwitchError};
 use crate::traced::Traced;
 
@@ -64,6 +64,9 @@ pub async fn run(settings: Settings, metrics: Arc<Metrics>, stop: impl Future<Ou
         let until = match core.next(started.elapsed()) {
             Next::Wait(until) => until,
             Next::Ask(question) => {
+                if let Ask::Apply(spec) = &question {
+                    traced.asked(spec.items.len(), SystemTime::now());
+                }
                 let switch = switch.clone();
                 asked = Some(tokio::spawn(async move { switch.ask(question).await }));
                 continue;
@@ -82,6 +85,7 @@ pub async fn run(settings: Settings, metrics: Arc<Metrics>, stop: impl Future<Ou
             }
             answer = answer(&mut asked) => {
                 asked = None;
+                traced.answered(answer.as_ref().err().map(ToString::to_string), SystemTime::now());
                 let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
                 core.answer(answer, started.elapsed(), now_ms);
             }

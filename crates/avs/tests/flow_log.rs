@@ -27,6 +27,7 @@ fn spec(ports: &[u32]) -> FlowLogSpec {
         ports: ports.iter().map(|port| PortId(*port)).collect(),
         accepted: true,
         rejected: true,
+        one_in: 1,
         flows: 64,
         active_ns: 60 * SECOND,
         idle_ns: 15 * SECOND,
@@ -355,4 +356,36 @@ fn every_packet_is_in_one_record_as_in_a_model() {
         let counters = switch.flow_log_counters();
         assert_eq!((counters.current_flows, counters.lost_records, counters.unlogged_packets), (0, 0, 0));
     }
+}
+
+#[test]
+fn of_sampled_conversations_both_directions_are_logged_and_of_others_none() {
+    let sampled = FlowLogSpec { one_in: 4, flows: 1 << 16, ..spec(&[0]) };
+    let mut switch = build(&logged(sampled));
+    for port in 1000..3000 {
+        assert!(guest(&mut switch, 0, &outwards(SYN, port)).passes());
+        receive(&mut switch, &inwards(SYN_ACK, port));
+        receive(&mut switch, &inwards(RST, port));
+    }
+    let records = taken(&mut switch, 1010 * SECOND);
+    assert!((400..600).contains(&records.len()), "{}", records.len());
+    assert!(records.iter().all(|record| (record.sent.packets, record.received.packets) == (1, 2)));
+    let counters = switch.flow_log_counters();
+    assert_eq!(counters.unsampled_packets, 3 * (2000 - records.len() as u64));
+    assert_eq!((counters.unlogged_packets, counters.current_flows), (0, 0));
+    // The other end of a conversation logs the same ones: here a guest of this host.
+    let logged_at = |port: u32| {
+        let mut switch = build(&logged(FlowLogSpec { one_in: 4, ..spec(&[port]) }));
+        for at in 1000..1100 {
+            guest(&mut switch, 0, &segment((mac(1), mac(2)), ("10.0.0.1", at), ("10.0.0.2", 80), RST, 0));
+        }
+        let records = taken(&mut switch, 1010 * SECOND);
+        let port = |record: &FlowRecord| record.local_port.max(record.remote_port);
+        let mut ports: Vec<u16> = records.iter().map(port).collect();
+        ports.sort_unstable();
+        ports
+    };
+    let of_sender = logged_at(0);
+    assert!(of_sender.len() > 10, "{of_sender:?}");
+    assert_eq!(of_sender, logged_at(1));
 }

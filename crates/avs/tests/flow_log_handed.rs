@@ -26,6 +26,7 @@ fn spec(flows: u32) -> FlowLogSpec {
         ports: vec![PortId(0)],
         accepted: true,
         rejected: true,
+        one_in: 1,
         flows,
         active_ns: 60 * SECOND,
         idle_ns: 15 * SECOND,

@@ -290,9 +290,15 @@ pub(crate) fn flow_log(log: &FlowLogStatus) -> String {
         }
         let ports = if log.ports.is_empty() { "none".to_owned() } else { log.ports.join(", ") };
         line("ports", format!("{}: {ports}", log.name));
+        if log.one_in > 1 {
+            line("sample", format!("{}: one of {} flows", log.name, log.one_in));
+        }
     }
     line("workers", format!("{}; {} flows now", written(log.created_records, log.lost_records), log.flows));
     line("unlogged", format!("{} packets of flows for which there was no room", log.unlogged_packets));
+    if log.unsampled_packets > 0 {
+        line("unsampled", format!("{} packets of flows that sampling leaves out", log.unsampled_packets));
+    }
     if !log.rules.is_empty() {
         let suppressed = log.rule_suppressed_packets;
         line("logged", format!("{} records about rules, {suppressed} packets beyond", log.rule_created_records));

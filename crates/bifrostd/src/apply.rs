@@ -39,10 +39,11 @@ impl State {
             let id = failure.object.as_ref().map(|(kind, name)| Id { kind: *kind, key: name.clone() });
             id.is_some_and(|id| plan.changes().contains_key(&id))
         };
-        let failed: Vec<String> = taken.failures.iter().filter(is_of_batch).map(|f| f.error.clone()).collect();
+        let failed: Vec<&Failure> = taken.failures.iter().filter(is_of_batch).collect();
         if !failed.is_empty() {
+            let what = each_on_its_line(&failed);
             self.roll_back(is_small);
-            return Err(ApiError::conflict(failed.join("; ")).hint("nothing was changed"));
+            return Err(ApiError::conflict(what).hint("nothing was changed"));
         }
         for failure in &taken.failures {
             tracing::warn!("not applied; retried with the next change: {}", failure.error);
@@ -89,6 +90,17 @@ fn is_small(spec: &ApplySpec) -> bool {
     spec.items.len() <= SMALL && spec.items.iter().all(|item| !matches!(item.kind, Kind::Peer | Kind::Vpc))
 }
 
+/// What has failed, as other errors of a batch: agents tell each object's owner the line about that object, and no other one.
+fn each_on_its_line(failed: &[&Failure]) -> String {
+    // Paths of namespaces may contain anything.
+    let line = |failure: &&Failure| failure.error.replace('\n', " ");
+    let lines: Vec<String> = failed.iter().map(line).collect();
+    match &lines[..] {
+        [one] => one.clone(),
+        all => format!("{} errors\n{}", all.len(), all.join("\n")),
+    }
+}
+
 /// A port or peer that could not be applied.
 pub(crate) fn failure(kind: Kind, name: &str, error: &anyhow::Error) -> Failure {
     Failure { object: Some((kind, name.to_owned())), error: format!("{error:#}") }
@@ -96,4 +108,22 @@ pub(crate) fn failure(kind: Kind, name: &str, error: &anyhow::Error) -> Failure 
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_failure_is_on_its_line() {
+        let failure = |name: &str, path: &str| {
+            failure(Kind::Port, name, &anyhow::anyhow!("cannot enter {path}").context(format!("port {name}")))
+        };
+        let (a, b) = (failure("a", "/x\nport b: /y"), failure("b", "/z"));
+        assert_eq!(each_on_its_line(&[&b]), "port b: cannot enter /z");
+        assert_eq!(
+            each_on_its_line(&[&a, &b]),
+            "2 errors\nport a: cannot enter /x port b: /y\nport b: cannot enter /z"
+        );
+    }
 }

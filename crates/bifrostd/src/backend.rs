@@ -181,6 +181,7 @@ impl Backend for Daemon {
             created_records: sum(|c| c.created_records),
             lost_records: sum(|c| c.lost_records),
             unlogged_packets: sum(|c| c.unlogged_packets),
+            unsampled_packets: sum(|c| c.unsampled_packets),
             json_records: done.json_records,
             json_lost_records: done.json_lost_records,
             ipfix_records: done.ipfix_records,

@@ -310,6 +310,7 @@ fn flow_log_spec(config: &Config, name: &str, log: &config::FlowLog, names: &Nam
         ports: flow_log::ports(config, log).filter_map(|name| names.port(name)).map(avs::PortId).collect(),
         accepted: log.accepted,
         rejected: log.rejected,
+        one_in: log.one_in,
         flows: log.flows,
         active_ns: ns(log.active_timeout),
         idle_ns: ns(log.idle_timeout),

@@ -19,8 +19,8 @@ fn objects() -> Vec<Value> {
     let of_mirror = json!({"direction": "egress", "protocol": 6, "prefixes": ["10.0.0.0/8"], "l4_ports": [80, "81-90"], "target": "192.0.2.9:4789",
                            "target_vni": 7, "one_in": 10, "truncate": 128});
     let mirror = |key: &str, what: Value| with(of_mirror.clone(), with(json!({ "key": key }), what));
-    let of_log = json!({"collector": "192.0.2.9:4739", "record": "rejected", "active_timeout_s": 30, "idle_timeout_s": 5, "flows": 1000,
-                        "template_interval_s": 30, "domain": 7, "enterprise": 54321});
+    let of_log = json!({"collector": "192.0.2.9:4739", "record": "rejected", "one_in": 10, "active_timeout_s": 30, "idle_timeout_s": 5,
+                        "flows": 1000, "template_interval_s": 30, "domain": 7, "enterprise": 54321});
     let log = |key: &str, what: Value| with(of_log.clone(), with(json!({ "key": key }), what));
     let limits = json!({"tx_mbit": 100, "tx_kpps": 10, "rx_mbit": 100, "rx_kpps": 10, "queues": 1, "mtu": 1400, "dscp": "copy", "weight": 2});
     let port = with(

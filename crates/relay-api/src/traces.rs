@@ -165,6 +165,11 @@ impl Traces {
         self.add(trace, random.max(1).to_be_bytes(), &trace.root, SpanKind::Internal, span);
     }
 
+    /// Sends a span of a request to another program, below the child with the number `parent`.
+    pub fn request(&self, trace: Trace, parent: u64, random: u64, span: Span) {
+        self.add(trace, random.max(1).to_be_bytes(), &parent.max(1).to_be_bytes(), SpanKind::Client, span);
+    }
+
     fn add(&self, trace: Trace, id: [u8; 8], parent: &[u8], kind: SpanKind, span: Span) {
         let status = span.error.map(|message| Status { message, code: StatusCode::Error.into() });
         let attributes = span.attributes.into_iter().map(|(key, value)| match value {

@@ -117,6 +117,8 @@ async fn converse(
         ended = listen(&relay, &host, number, incoming) => ended,
     };
     relay.update(|fleet| fleet.detach(&host, number, now_ms()));
+    // What the agent had learned is forgotten.
+    relay.correct().await;
     tracing::info!(host, "the agent's connection has ended: {}", ended.message());
     // Who has gone does not read it.
     let _ = send.try_send(Err(ended));

@@ -11,16 +11,18 @@ use bifrost_intent::api::{
     Why, WhyHost,
 };
 use bifrost_intent::key::PREFIX;
-use bifrost_intent::{Batch, HostChanges, Key, Kind, Model, Plan, PlanError, Reason, Resolved, Spans, Stored};
-use bifrost_relay_api::{Answer, Answered, Question};
+use bifrost_intent::{Batch, HostChanges, Key, Kind, Model, Plan, PlanError, Reason, Spans, Stored};
 use bifrost_store::{Events, Revision, Snapshot, Txn, Write};
 
 use crate::alive::Marks;
 use crate::feed::Feed;
-use crate::learned::Learned;
+use crate::learned::{Connection, Learned};
 use crate::peers::Peers;
 
 mod deaths;
+mod learning;
+
+use learning::Resolutions;
 
 /// Everything of ours in the store.
 pub(crate) const ALL: &str = "/bifrost/v1/";
@@ -38,48 +40,17 @@ pub(crate) struct Fleet {
     serial: (Vec<u8>, Revision),
     hosts: BTreeMap<Arc<str>, Host>,
     unreadable: BTreeMap<String, String>,
-    connections: u64,
+    /// How many connections there were.
+    connections: Connection,
     peers: Peers,
     /// Hosts of which other relays are to be told.
     untold: BTreeSet<Arc<str>>,
+    /// The answers about routes that agents of this relay have.
+    learned: Learned,
     resolved: Resolutions,
     /// Which hosts are dead.
     marks: Marks,
     frozen: Option<Frozen>,
-}
-
-/// What was asked and answered about routes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Resolutions {
-    /// Questions.
-    pub(crate) asked: u64,
-    /// Of these: about VPCs that the host has nothing to do with, or about routes that are not learned.
-    pub(crate) refused: u64,
-    /// Answers that nobody has the address.
-    pub(crate) negative: u64,
-    /// Answers that were given and have changed.
-    pub(crate) corrected: u64,
-    /// Answers that were forgotten because an agent has too many.
-    pub(crate) forgotten: u64,
-    /// Answers that are remembered.
-    pub(crate) remembered: u64,
-    /// Routes that hosts learn.
-    pub(crate) routes: u64,
-    /// Agents that are to learn routes, and cannot.
-    pub(crate) unable: u64,
-}
-
-impl Resolutions {
-    /// Gives an agent an answer, and remembers it.
-    fn give(&mut self, learned: &mut Learned, vni: u32, Resolved { range, hop }: Resolved, to: &mut Vec<Answer>) {
-        for (vni, range) in learned.give(vni, range) {
-            self.forgotten += 1;
-            to.push(Answer { vni, range, what: Answered::Withdrawn });
-        }
-        self.negative += u64::from(hop.is_none());
-        let what = hop.map_or(Answered::Nothing, |hop| Answered::Hop { peer: hop.host.to_string(), mac: hop.mac.0 });
-        to.push(Answer { vni, range, what });
-    }
 }
 
 /// What other relays are to be told.
@@ -97,7 +68,7 @@ pub(crate) struct ToTell {
 #[derive(Debug, Default)]
 struct Host {
     /// The connection of its agent: its number, and what is to be sent.
-    connection: Option<(u64, Arc<Feed>)>,
+    connection: Option<(Connection, Arc<Feed>)>,
     since_ms: u64,
     software: String,
     changed: Revision,
@@ -106,8 +77,6 @@ struct Host {
     problems: Vec<HostProblem>,
     more_problems: u64,
     paths: PathHealth,
-    /// What its agent has learned on this connection; none: it cannot learn.
-    learned: Option<Learned>,
 }
 
 /// What an agent says of its host; its sizes were checked.
@@ -124,7 +93,7 @@ pub(crate) struct Report {
 #[derive(Debug)]
 pub(crate) struct Attached {
     /// Its number, by which it is told from an earlier one of the host.
-    pub(crate) number: u64,
+    pub(crate) number: Connection,
     /// What is to be sent, after the following.
     pub(crate) feed: Arc<Feed>,
     /// Everything that the host is to have at this revision.
@@ -219,9 +188,14 @@ impl Fleet {
         }
         self.connections += 1;
         let (number, feed) = (self.connections, Arc::new(Feed::default()));
-        let entry = self.hosts.entry(host.into()).or_default();
-        if let Some((_, earlier)) = entry.connection.replace((number, Arc::clone(&feed))) {
+        let name: Arc<str> = host.into();
+        let entry = self.hosts.entry(Arc::clone(&name)).or_default();
+        if let Some((number, earlier)) = entry.connection.replace((number, Arc::clone(&feed))) {
             earlier.end("another agent has connected for this host");
+            self.learned.end(number);
+        }
+        if can_learn {
+            self.learned.begin(number, Arc::clone(&name));
         }
         entry.since_ms = now_ms;
         entry.software = software.to_owned();
@@ -229,57 +203,24 @@ impl Fleet {
         (entry.applied, entry.objects, entry.more_problems) = (0, 0, 0);
         entry.problems.clear();
         entry.paths = PathHealth::default();
-        entry.learned = can_learn.then(Learned::default);
         entry.changed = entry.changed.max(1);
-        self.untold.insert(host.into());
+        self.untold.insert(name);
         let misses_learning = !can_learn && self.spans.learns(&self.model, host);
         Ok(Attached { number, feed, all: self.spans.of_host(host), revision: self.revision, misses_learning })
     }
 
     /// An agent has gone.
-    pub(crate) fn detach(&mut self, host: &str, number: u64, now_ms: u64) {
+    pub(crate) fn detach(&mut self, host: &str, number: Connection, now_ms: u64) {
+        self.learned.end(number);
         let Some(entry) = self.hosts.get_mut(host) else { return };
         if entry.connection.as_ref().is_some_and(|(known, _)| *known == number) {
             entry.connection = None;
-            entry.learned = None;
             entry.since_ms = now_ms;
         }
     }
 
-    /// An agent asks where addresses are. Whether it may.
-    pub(crate) fn resolve(&mut self, host: &str, number: u64, questions: &[Question]) -> bool {
-        let Fleet { spans, model, hosts, resolved, .. } = self;
-        let Some(entry) = hosts.get_mut(host) else { return true };
-        let Some((_, feed)) = entry.connection.as_ref().filter(|(known, _)| *known == number) else { return true };
-        let Some(learned) = &mut entry.learned else { return false };
-        let mut answers = Vec::with_capacity(questions.len());
-        for Question { vni, address } in questions {
-            resolved.asked += 1;
-            match spans.resolve(model, host, *vni, *address) {
-                Some(answer) => resolved.give(learned, *vni, answer, &mut answers),
-                None => resolved.refused += 1,
-            }
-        }
-        feed.answer(answers);
-        true
-    }
-
-    /// What was asked and answered about routes.
-    pub(crate) fn resolved(&self) -> Resolutions {
-        let learned = self.hosts.values().filter_map(|host| host.learned.as_ref());
-        let unable = self.hosts.iter().filter(|(name, host)| {
-            host.connection.is_some() && host.learned.is_none() && self.spans.learns(&self.model, name)
-        });
-        Resolutions {
-            remembered: learned.map(|learned| learned.len() as u64).sum(),
-            routes: self.spans.learned_routes() as u64,
-            unable: unable.count() as u64,
-            ..self.resolved
-        }
-    }
-
     /// An agent says what its host has.
-    pub(crate) fn report(&mut self, host: &str, number: u64, report: Report) {
+    pub(crate) fn report(&mut self, host: &str, number: Connection, report: Report) {
         let revision = self.revision;
         let Some(entry) = self.hosts.get_mut(host) else { return };
         if entry.connection.as_ref().is_none_or(|(known, _)| *known != number) {
@@ -524,41 +465,14 @@ impl Fleet {
         self.tell(concerned);
     }
 
-    /// Tells agents that have learned what is wrong now.
-    fn correct(&mut self) {
-        let rerouted = self.spans.take_rerouted();
-        if rerouted.is_empty() {
-            return;
-        }
-        let Fleet { spans, model, hosts, resolved, .. } = self;
-        for (name, host) in hosts {
-            let (Some((_, feed)), Some(learned)) = (&host.connection, &mut host.learned) else { continue };
-            let mut answers = Vec::new();
-            for (vni, prefix) in &rerouted {
-                // What a wider answer said of other addresses holds, but how much of it is not known.
-                for range in learned.take(*vni, *prefix) {
-                    resolved.corrected += 1;
-                    answers.push(Answer { vni: *vni, range, what: Answered::Withdrawn });
-                    let address = if prefix.contains(&range) { range.addr() } else { prefix.addr() };
-                    if let Some(answer) = spans.resolve(model, name, *vni, address) {
-                        resolved.give(learned, *vni, answer, &mut answers);
-                    }
-                }
-            }
-            if !answers.is_empty() {
-                feed.answer(answers);
-            }
-        }
-    }
-
     /// The store's revisions begin again after this one.
     fn go_back(&mut self, revision: Revision) {
         self.revision = revision;
         for host in self.hosts.values_mut() {
             host.changed = host.changed.min(revision);
             host.applied = 0;
-            if let Some((_, feed)) = host.connection.take() {
-                host.learned = None;
+            if let Some((number, feed)) = host.connection.take() {
+                self.learned.end(number);
                 feed.end("the store was restored from a backup; connect again");
             }
         }
@@ -569,8 +483,9 @@ impl Fleet {
         for (key, _) in changed.iter().filter(|(key, _)| key.kind() == Kind::Host) {
             if self.model.get(key).is_none()
                 && let Some(host) = self.hosts.remove(key.name())
-                && let Some((_, feed)) = host.connection
+                && let Some((number, feed)) = host.connection
             {
+                self.learned.end(number);
                 feed.end("the host was deleted");
             }
         }

@@ -122,6 +122,7 @@ async fn follow_once(relay: &Relay) -> WatchError {
         let snapshot = relay.store().snapshot(PREFIX).await?;
         let revision = snapshot.revision;
         relay.update(|fleet| fleet.load_marks(snapshot));
+        relay.correct().await;
         relay.store().watch(PREFIX, revision).await
     };
     let mut watch = match begun.await {
@@ -131,7 +132,10 @@ async fn follow_once(relay: &Relay) -> WatchError {
     relay.followed.marks.store(true, Ordering::Relaxed);
     loop {
         match watch.next().await {
-            Ok(events) => relay.update(|fleet| fleet.follow_marks(events)),
+            Ok(events) => {
+                relay.update(|fleet| fleet.follow_marks(events));
+                relay.correct().await;
+            }
             Err(error) => return error,
         }
     }

@@ -29,6 +29,9 @@ const RETURN_TIME: Duration = Duration::from_secs(10);
 const FIND_TIME: Duration = Duration::from_secs(4);
 /// How long a change waits for earlier ones.
 const TURN_TIME: Duration = Duration::from_secs(10);
+/// How many answers about routes are corrected at a time, and how long others have then to get their turn.
+pub(crate) const CORRECTED: usize = 250;
+const CORRECTION_PAUSE: Duration = Duration::from_millis(1);
 /// Between attempts to reach the store.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 const MOST_PAUSE: Duration = Duration::from_secs(1);
@@ -195,6 +198,13 @@ impl Relay {
         result
     }
 
+    /// Tells agents which answers about routes are wrong now. Others get their turn in between.
+    pub(crate) async fn correct(&self) {
+        while self.with(|fleet| fleet.correct(CORRECTED)) {
+            tokio::time::sleep(CORRECTION_PAUSE).await;
+        }
+    }
+
     /// Changes with what is known of hosts.
     pub(crate) fn progress(&self) -> watch::Receiver<()> {
         self.progress.subscribe()
@@ -240,6 +250,7 @@ impl Relay {
                 "the store has gone back: it was restored from a backup; hosts are told what it has"
             );
         }
+        self.correct().await;
         let mut watch = match self.store.watch(ALL, revision).await {
             Ok(watch) => watch,
             Err(error) => return WatchError::Lost(error),
@@ -254,6 +265,7 @@ impl Relay {
                         fleet.follow(events);
                         fleet.position().0
                     });
+                    self.correct().await;
                     self.position.send_replace(Position { revision, in_sync: true });
                     self.traced(|traces| spans::passed_on(traces, at, begun));
                 }

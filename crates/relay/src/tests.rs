@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bifrost_control::server::Peer;
 use bifrost_intent::api::{HostProblem, HostStatus, ObjectsQuery};
 use bifrost_intent::{Batch, Change, HostChanges, Key, Op};
-use bifrost_relay_api::{Answer, Answered, Question};
+use bifrost_relay_api::Answer;
 use bifrost_store::{Events, Record, Snapshot, Store, Txn, Write};
 use serde_json::{Value, json};
 
@@ -14,6 +14,8 @@ use crate::feed::{Feed, Next};
 use crate::fleet::{Fleet, Report};
 use crate::peers::{HostRecord, RelayRecord, host_key, relay_key};
 use crate::relay::Relay;
+
+mod learning;
 
 fn set(key: &str, spec: Value) -> Change {
     Change { op: Op::Set, key: key.parse().unwrap(), spec: Some(spec), if_generation: None }
@@ -42,6 +44,8 @@ struct World {
     fleet: Fleet,
     records: BTreeMap<String, Vec<u8>>,
     revision: u64,
+    /// Answers about routes are not corrected by themselves.
+    is_slow: bool,
 }
 
 impl World {
@@ -73,6 +77,14 @@ impl World {
             }
         }
         self.fleet.follow(Events { revision: self.revision, changes });
+        if !self.is_slow {
+            self.correct();
+        }
+    }
+
+    /// Tells agents all that was wrong in their answers.
+    fn correct(&mut self) {
+        while self.fleet.correct(3) {}
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -371,92 +383,4 @@ fn lists_come_in_pages() {
     assert_eq!((count("demo"), count("x")), (52, 0));
     let ports = |key: &bifrost_intent::Key| key.name().ends_with('7');
     assert_eq!(world.fleet.objects(&of("demo"), ports).objects.len(), 5, "of those that may be seen");
-}
-
-/// What an agent was answered, as text.
-fn answers(told: &mut Told) -> Vec<String> {
-    assert_eq!(told.take(), None);
-    let text = |Answer { vni, range, what }: Answer| {
-        let what = match what {
-            Answered::Hop { peer, .. } => peer,
-            Answered::Nothing => "nothing".to_owned(),
-            Answered::Withdrawn => "withdrawn".to_owned(),
-        };
-        format!("{vni} {range} {what}")
-    };
-    std::mem::take(&mut told.answers).into_iter().map(text).collect()
-}
-
-fn learning() -> (World, Told) {
-    let mut world = World::new();
-    world.make(vec![set("vpc/demo/net", json!({"learned": ["10.0.0.0/8"]}))]);
-    world.make(vec![port("web", "h1"), port("db", "h2")]);
-    let told = Told::new(&mut world, "h1");
-    (world, told)
-}
-
-fn ask(world: &mut World, told: &Told, address: &str) -> bool {
-    world.fleet.resolve("h1", told.number, &[Question { vni: 4096, address: address.parse().unwrap() }])
-}
-
-#[test]
-fn agents_are_told_when_their_answers_become_wrong() {
-    let (mut world, mut h1) = learning();
-    assert!(ask(&mut world, &h1, "10.0.0.3") && ask(&mut world, &h1, "10.0.0.9"));
-    assert_eq!(answers(&mut h1), ["4096 10.0.0.3/32 h2", "4096 10.0.0.8/29 nothing"]);
-    // What it did not ask for does not concern it.
-    world.make(vec![set(
-        "port/demo/c",
-        json!({"subnets": ["a"], "host": "h2", "netns": "c", "addresses": ["10.0.0.77"]}),
-    )]);
-    assert_eq!(answers(&mut h1), Vec::<String>::new());
-    // A move, a deletion, and a port where none was.
-    world.make(vec![set("host/h3", json!({"addresses": ["192.0.2.3"]})), port("db", "h3")]);
-    assert_eq!(answers(&mut h1), ["4096 10.0.0.3/32 withdrawn", "4096 10.0.0.3/32 h3"]);
-    world.make(vec![delete("port/demo/db")]);
-    assert_eq!(answers(&mut h1), ["4096 10.0.0.3/32 withdrawn", "4096 10.0.0.3/32 nothing"]);
-    world.make(vec![set(
-        "port/demo/d",
-        json!({"subnets": ["a"], "host": "h2", "netns": "d", "addresses": ["10.0.0.12"]}),
-    )]);
-    assert_eq!(answers(&mut h1), ["4096 10.0.0.8/29 withdrawn", "4096 10.0.0.12/32 h2"]);
-    // The VPC learns no longer. Of what no route is in, the host itself knows that.
-    world.make(vec![set("vpc/demo/net", json!({}))]);
-    assert_eq!(answers(&mut h1), ["4096 10.0.0.12/32 withdrawn"]);
-    assert_eq!(world.fleet.resolved().remembered, 1);
-}
-
-#[test]
-fn only_who_may_and_can_learns() {
-    let (mut world, mut h1) = learning();
-    // Another VPC, and what is not learned.
-    world.make(vec![set("vpc/demo/other", json!({"learned": ["10.0.0.0/8"]}))]);
-    let question = |vni, address: &str| Question { vni, address: address.parse().unwrap() };
-    let questions = [question(4097, "10.0.0.3"), question(7, "10.0.0.3"), question(4096, "192.0.2.1")];
-    assert!(world.fleet.resolve("h1", h1.number, &questions));
-    assert_eq!((answers(&mut h1), world.fleet.resolved().refused), (Vec::new(), 3));
-    // An earlier stream hears nothing of a later one's questions.
-    ask(&mut world, &h1, "10.0.0.3");
-    let mut again = Told::new(&mut world, "h1");
-    assert!(h1.take().is_some() && ask(&mut world, &h1, "10.0.0.3"));
-    world.make(vec![delete("port/demo/db")]);
-    assert_eq!(answers(&mut again), Vec::<String>::new(), "it has asked for nothing");
-    // An agent of an earlier version is not answered, and is noticed.
-    let attached = world.fleet.attach("h1", "agent 0", false, 1).unwrap();
-    assert!(attached.misses_learning && world.fleet.resolved().unable == 1);
-    assert!(!world.fleet.resolve("h1", attached.number, &questions));
-    assert!(!world.fleet.attach("h2", "agent 0", false, 1).unwrap().misses_learning, "its only port is gone");
-}
-
-#[test]
-fn an_agent_that_reads_no_answers_is_ended() {
-    let (mut world, mut h1) = learning();
-    let mut asked = 0;
-    while asked < 100_000 && h1.feed.len() == 0 {
-        let questions: Vec<_> =
-            (0..1000u32).map(|n| Question { vni: 4096, address: [10, 1, (n >> 8) as u8, n as u8].into() }).collect();
-        world.fleet.resolve("h1", h1.number, &questions);
-        asked += 1000;
-    }
-    assert!(h1.take().is_some_and(|why| why.contains("too many answers")));
 }

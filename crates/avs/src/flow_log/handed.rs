@@ -43,7 +43,7 @@ impl FlowLog {
             return self.keep(flow.record(&self.spec.name, end));
         }
         let Name { key, rejected, .. } = flow.name;
-        if !self.wants(key.port(), rejected) {
+        if !self.wants(key.port(), rejected) || !self.samples(&flow.name) {
             return self.end(&flow, FlowEnd::Forced);
         }
         if let Some(later) = self.find(&flow.name) {

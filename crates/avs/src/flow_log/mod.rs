@@ -10,6 +10,7 @@ mod handed;
 mod logs;
 pub(crate) mod observe;
 mod record;
+mod sample;
 mod table;
 
 pub(crate) use handed::COUNT_MAX;
@@ -29,6 +30,8 @@ pub struct FlowLogCounters {
     pub lost_records: u64,
     /// Packets of conversations for which the table had no room.
     pub unlogged_packets: u64,
+    /// Packets of conversations that sampling leaves out.
+    pub unsampled_packets: u64,
 }
 
 impl FlowLogCounters {
@@ -39,6 +42,7 @@ impl FlowLogCounters {
             created_records: self.created_records + other.created_records,
             lost_records: self.lost_records + other.lost_records,
             unlogged_packets: self.unlogged_packets + other.unlogged_packets,
+            unsampled_packets: self.unsampled_packets + other.unsampled_packets,
         }
     }
 
@@ -49,6 +53,7 @@ impl FlowLogCounters {
             ("created_records", self.created_records),
             ("lost_records", self.lost_records),
             ("unlogged_packets", self.unlogged_packets),
+            ("unsampled_packets", self.unsampled_packets),
         ]
         .into_iter()
     }

@@ -10,6 +10,7 @@ use hashbrown::HashTable;
 
 use super::FlowLogCounters;
 use super::record::{FlowEnd, FlowRecord, Traffic};
+use super::sample::is_sampled;
 use crate::drop_reason::DropReason;
 use crate::frame::Frame;
 use crate::ids::{Direction, PortId};
@@ -236,8 +237,18 @@ impl FlowLog {
         is_wanted && self.ports.get(port.place()).is_some_and(|(is_logged, _)| *is_logged)
     }
 
+    /// Whether a conversation is among those that sampling leaves.
+    #[inline]
+    pub(super) fn samples(&self, name: &Name) -> bool {
+        self.spec.one_in <= 1 || is_sampled(name, self.spec.one_in)
+    }
+
     /// Counts a packet from or to the guest of a port. Its port and fate must be [wanted](Self::wants).
     pub(crate) fn count(&mut self, name: Name, direction: Direction, packet: Packet, now_ns: u64) {
+        if !self.samples(&name) {
+            self.counters.unsampled_packets += packet.packets;
+            return;
+        }
         let hash = self.hasher.hash_one(name);
         let found = self.index.find(hash, |&at| self.flows[at as usize].name == name).copied();
         if let Some(at) = found {

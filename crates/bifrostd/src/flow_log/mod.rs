@@ -265,6 +265,7 @@ pub(crate) fn status(state: &State, log: &VpcFlowLog) -> VpcFlowLogStatus {
         ports: ports(&state.config, &log.log).map(str::to_owned).collect(),
         json: log.log.json.as_ref().map(|path| path.display().to_string()),
         collector: log.log.collector,
+        one_in: log.log.one_in,
         json_records: done.json_records,
         json_lost_records: done.json_lost_records,
         ipfix_records: done.ipfix_records,
@@ -342,7 +343,7 @@ impl Outputs {
         let count = entries.len() as u64;
         if let Some(file) = self.file.as_mut().filter(|_| count > 0) {
             let log = Some(self.name.as_str()).filter(|name| *name != HOST);
-            match file.write(entries.iter().map(|entry| Line::of(log, entry))) {
+            match file.write(entries.iter().map(|entry| Line::of(log, self.spec.one_in, entry))) {
                 Ok(()) => counted.json_records = count,
                 Err(error) => {
                     counted.json_lost_records = count;
@@ -407,10 +408,13 @@ struct Line<'a> {
     end: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     handshake_us: Option<u64>,
+    /// Sampling: each logged flow stands for so many; absent: for itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    one_in: Option<u32>,
 }
 
 impl<'a> Line<'a> {
-    fn of(log: Option<&'a str>, entry: &Entry<'a>) -> Self {
+    fn of(log: Option<&'a str>, one_in: u32, entry: &Entry<'a>) -> Self {
         let record = entry.record;
         let local = (record.local, record.local_port, record.sent);
         let remote = (record.remote, record.remote_port, record.received);
@@ -441,6 +445,7 @@ impl<'a> Line<'a> {
             reason: record.rejected.map(|reason| reason.name()),
             end: record.end.name(),
             handshake_us: record.handshake_ns.map(|ns| ns / 1000),
+            one_in: Some(one_in).filter(|one_in| *one_in > 1),
         }
     }
 }

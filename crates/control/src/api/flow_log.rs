@@ -26,6 +26,8 @@ pub struct FlowLogStatus {
     pub lost_records: u64,
     /// Packets of flows that are not logged because a worker's table was full.
     pub unlogged_packets: u64,
+    /// Packets of flows that sampling leaves out.
+    pub unsampled_packets: u64,
     /// Records written to the file.
     pub json_records: u64,
     /// Records that could not be written.
@@ -62,6 +64,8 @@ pub struct VpcFlowLogStatus {
     pub json: Option<String>,
     /// The IPFIX collector.
     pub collector: Option<SocketAddr>,
+    /// Sampling: one of so many flows is logged; 0 and 1: all.
+    pub one_in: u32,
     /// Records written to the file.
     pub json_records: u64,
     /// Records that could not be written.

@@ -54,6 +54,8 @@ pub struct FlowLog {
     pub accepted: bool,
     /// Whether flows whose packets are dropped are logged.
     pub rejected: bool,
+    /// Sampling: one of `one_in` flows is logged.
+    pub one_in: u32,
     /// Interval between records of a flow that continues.
     pub active_timeout: Duration,
     /// Idle time after which a flow has ended.
@@ -154,6 +156,7 @@ fn settings(
         ports: s.list("ports", MAX_LIST),
         accepted,
         rejected,
+        one_in: s.int("one_in", 1..=1_000_000, 1) as u32,
         active_timeout: Duration::from_secs(s.int("active_timeout_s", 1..=3600, ACTIVE_S)),
         idle_timeout: Duration::from_secs(s.int("idle_timeout_s", 1..=600, IDLE_S)),
         rules_per_s: 0,

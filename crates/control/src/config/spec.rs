@@ -306,6 +306,7 @@ fn vpc_flow_log(keys: &mut Keys, VpcFlowLog { name, log }: &VpcFlowLog) {
         (false, true) => _ = keys.set("record", "rejected"),
         _ => {}
     }
+    keys.unless(1, "one_in", log.one_in);
     keys.unless(flow_log::ACTIVE_S, "active_timeout_s", log.active_timeout.as_secs());
     keys.unless(flow_log::IDLE_S, "idle_timeout_s", log.idle_timeout.as_secs());
     keys.unless(flow_log::FLOWS_OF_VPC, "flows", u64::from(log.flows));

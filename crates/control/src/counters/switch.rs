@@ -190,6 +190,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "packets of flows that are not logged because the table is full; a port gets a quarter of `flow_log.flows`",
             "a scan or a flood; or raise `flow_log.flows`",
         ),
+        count(
+            "avs.flow_log_unsampled_packets",
+            "packets of flows that are not logged because of sampling (`one_in`)",
+            "",
+        ),
         count("flow_log.json_records", "records written to `flow_log.json`", ""),
         count(
             "flow_log.json_lost_records",

@@ -127,6 +127,7 @@ fn flow_log(name: &str, ports: &[u32], flows: u32) -> FlowLogSpec {
         ports: ports.iter().map(|port| PortId(*port)).collect(),
         accepted: true,
         rejected: true,
+        one_in: 1,
         flows,
         active_ns: 50 << 30,
         idle_ns: 20 << 30,

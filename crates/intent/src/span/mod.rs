@@ -49,6 +49,25 @@ pub struct Item {
 /// What changes on a host: items as they are to be, or none.
 pub type HostChanges = BTreeMap<ItemId, Option<Item>>;
 
+/// Where an address of a VPC is.
+#[derive(Clone, Debug)]
+pub struct Located<'a> {
+    vpc: &'a Key,
+    resolved: Resolved,
+}
+
+impl Located<'_> {
+    /// The answer for a host. None: the host has nothing to do with the VPC.
+    pub fn for_host(&self, spans: &Spans, host: &str) -> Option<Resolved> {
+        if !spans.placement.sees(host, self.vpc) {
+            return None;
+        }
+        let Resolved { range, hop } = &self.resolved;
+        // It has its own ports, and asks no longer once they are in force.
+        Some(Resolved { range: *range, hop: hop.clone().filter(|hop| *hop.host != *host) })
+    }
+}
+
 /// Why a host has items of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -92,16 +111,15 @@ impl Spans {
     /// The answer to a question of a host: where an address of a VPC is. None: the host has nothing to do with the VPC, or its
     /// routes to the address are not learned.
     pub fn resolve(&self, model: &Model, host: &str, vni: u32, address: IpAddr) -> Option<Resolved> {
+        self.locate(model, vni, address)?.for_host(self, host)
+    }
+
+    /// Where an address of a VPC is; what that means for a host is another question. None: its routes are not learned.
+    pub fn locate<'a>(&self, model: &'a Model, vni: u32, address: IpAddr) -> Option<Located<'a>> {
         let vpc = model.vpc_of_vni(vni)?;
         let within = model.learned(vpc)?.iter().filter(|prefix| prefix.contains(&address));
         let within = within.max_by_key(|prefix| prefix.prefix_len())?;
-        if !self.placement.sees(host, vpc) {
-            return None;
-        }
-        let mut resolved = self.learning.resolve(vpc, *within, address);
-        // It has its own ports, and asks no longer once they are in force.
-        resolved.hop = resolved.hop.filter(|hop| *hop.host != *host);
-        Some(resolved)
+        Some(Located { vpc, resolved: self.learning.resolve(vpc, *within, address) })
     }
 
     /// The prefixes whose learned routes have changed since this was called last: answers about them may be wrong.

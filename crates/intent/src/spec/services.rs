@@ -182,8 +182,8 @@ pub struct FlowLogSpec {
     /// Whether each host writes records to a file of its own, `/var/log/bifrost/PROJECT.NAME.jsonl`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub json: bool,
-    /// All other keys of `[[vpc_flow_log]]`: `collector`, `record`, `active_timeout_s`, `idle_timeout_s`, `json_mb` (at
-    /// most [`MAX_JSON_MB`]), `flows` (at most [`MAX_FLOWS`]), `template_interval_s`, `domain`, `enterprise`.
+    /// All other keys of `[[vpc_flow_log]]`: `collector`, `record`, `one_in`, `active_timeout_s`, `idle_timeout_s`,
+    /// `json_mb` (at most [`MAX_JSON_MB`]), `flows` (at most [`MAX_FLOWS`]), `template_interval_s`, `domain`, `enterprise`.
     #[serde(flatten)]
     pub settings: Map<String, Value>,
 }

@@ -38,8 +38,9 @@ function hostState(host) {
 }
 
 /** What a host refuses, in short. Objects of projects that the viewer has no role for are only counted. */
-function refused({ problems: [first], more_problems: more }) {
-  if (!first) return `: ${more} of other projects`;
+function refused({ problems: [first, ...others], more_problems: unlisted }) {
+  if (!first) return `: ${unlisted} of other projects`;
+  const more = others.length + unlisted;
   return `: ${first.kind} ${first.key}: ${first.what}${more ? ` and ${more} more` : ""}`;
 }
 

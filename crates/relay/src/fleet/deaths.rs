@@ -75,7 +75,7 @@ impl Fleet {
                 self.untold.insert(host);
             }
         }
-        self.correct();
+        self.note_rerouted();
     }
 
     /// Whether the agent of a host follows this relay.

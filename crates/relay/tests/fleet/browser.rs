@@ -1,6 +1,7 @@
 //! The console in a real browser, beside real agents and daemons.
 
 use std::path::Path;
+use std::process::Command;
 
 use bifrost_control::api::{Direction, FaultSpec, FaultTarget};
 use serde_json::json;
@@ -8,11 +9,42 @@ use serde_json::json;
 use crate::world::World;
 use crate::{eventually, ping};
 
+/// The path of a Chromium.
+pub(crate) fn program() -> String {
+    std::env::var("BIFROST_BROWSER").expect("BIFROST_BROWSER: the path of chromium")
+}
+
+/// What the browser makes of a page, as text; and a picture of it, if there is to be one. `command` starts the browser.
+pub(crate) fn browse(command: impl Fn() -> Command, profile: &Path, page: &str, picture: Option<&Path>) -> String {
+    let run = |arguments: &[String]| {
+        let mut command = command();
+        // Root has no sandbox; two polls fit into six seconds of the page's time.
+        command.args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--no-first-run",
+            "--window-size=1200,900",
+            "--virtual-time-budget=6000",
+        ]);
+        command.arg(format!("--user-data-dir={}", profile.display()));
+        let output = command.args(arguments).arg(page).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    if let Some(picture) = picture {
+        run(&[format!("--screenshot={}", picture.display())]);
+    }
+    run(&["--dump-dom".to_owned()])
+}
+
 /// `BIFROST_BROWSER` is a Chromium; with `BIFROST_SCREENSHOTS=DIRECTORY` it leaves pictures of the pages there.
 #[test]
 #[ignore = "needs BIFROST_BROWSER"]
 fn a_browser_shows_the_fleet() {
-    let browser = std::env::var("BIFROST_BROWSER").expect("BIFROST_BROWSER: the path of chromium");
+    let browser = program();
     let mut world = World::new(3);
     world.run_all();
     let (web, db) = (world.guest("web"), world.guest("db"));
@@ -47,7 +79,10 @@ fn a_browser_shows_the_fleet() {
 
     let pictures = std::env::var("BIFROST_SCREENSHOTS").ok();
     let show = |page: &str, name: &str, expected: &[&str]| {
-        let dom = world.browse(&browser, page, pictures.as_deref().map(Path::new).map(|to| to.join(name)));
+        let picture = pictures.as_deref().map(|to| Path::new(to).join(name));
+        let address = format!("http://{}/{page}", world.beside_relay(4791));
+        let command = || world.command_beside_relay(&browser);
+        let dom = browse(command, &world.directory().join("browser"), &address, picture.as_deref());
         for text in expected {
             assert!(dom.contains(text), "{page}: {text:?} is missing\n{dom}");
         }

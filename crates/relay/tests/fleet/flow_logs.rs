@@ -148,5 +148,21 @@ fn a_flow_log_has_the_connections_of_its_network() {
     both(8084);
     let late = collect(&collector, 3.5, |_| false);
     assert!(late.is_empty(), "nothing is logged any more: {late:?}");
+    // Of a sample both hosts log the same connections.
+    world.fleet(&format!("add flow_log/demo/some vpc=red collector={to} one_in=3 --wait 20"));
+    (9000..9030).for_each(|port| talk(&red1, &red2, &format!("10.0.0.3:{port}")));
+    let of = |all: &BTreeSet<Logged>, port: &str| {
+        let of_port = all.iter().filter(|record| record.port == port);
+        of_port.map(|record| record.destination.port()).collect::<BTreeSet<u16>>()
+    };
+    // What is not logged within some seconds is not logged.
+    let all = collect(&collector, 5.0, |_| false);
+    let [sent, received] = ["demo.red1", "demo.red2"].map(|port| of(&all, port));
+    assert!(sent == received && (1..30).contains(&sent.len()), "{sent:?} {received:?}\n{}", world.logs());
+    for host in [0, 1] {
+        let status = on_host(host);
+        assert!(status.unsampled_packets > 0 && status.logs[0].one_in == 3, "{status:?}");
+    }
+    world.fleet("delete flow_log/demo/some --wait 20");
     assert!(world.hosts().iter().all(|host| !host.objects().iter().any(|object| object.contains("flow_log"))));
 }

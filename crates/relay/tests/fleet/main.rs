@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod browser;
+mod dashboards;
 mod deaths;
 mod enroll;
 mod etcd;
@@ -22,6 +23,8 @@ mod raw {
         !(((folded & 0xffff) + (folded >> 16)) as u16)
     }
 }
+mod prometheus;
+mod roles;
 mod services;
 mod traces;
 #[path = "../../../bifrostd/tests/common/traffic.rs"]

@@ -37,8 +37,11 @@ pub(crate) struct World {
 
 pub(crate) struct Host {
     name: String,
+    address: String,
     net: Net,
     directory: PathBuf,
+    /// Where its agent serves metrics.
+    metrics: Option<String>,
     daemon: Option<Running>,
     /// The daemon that has taken over from that one.
     successor: Option<Pid>,
@@ -109,28 +112,9 @@ impl World {
         &self.directory
     }
 
-    /// What a Chromium beside the first relay makes of a page of its console; and a picture of it, if there is to be one.
-    pub(crate) fn browse(&self, browser: &str, page: &str, picture: Option<PathBuf>) -> String {
-        let relay = &self.relays[0];
-        let run = |arguments: &[String]| {
-            let mut command = relay.net.command(browser);
-            // Root has no sandbox; two polls fit into six seconds of the page's time.
-            command.args([
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--window-size=1200,900",
-                "--virtual-time-budget=6000",
-            ]);
-            command.arg(format!("--user-data-dir={}", self.directory.join("browser").display()));
-            let output = command.args(arguments).arg(format!("http://{}:4791/{page}", relay.address)).output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            String::from_utf8_lossy(&output.stdout).into_owned()
-        };
-        if let Some(picture) = picture {
-            run(&[format!("--screenshot={}", picture.display())]);
-        }
-        run(&["--dump-dom".to_owned()])
+    /// A command that runs beside the first relay.
+    pub(crate) fn command_beside_relay(&self, program: &str) -> Command {
+        self.relays[0].net.command(program)
     }
 
     /// A socket beside the first relay, which hosts reach.
@@ -148,6 +132,68 @@ impl World {
         let at = format!("{address}:4317");
         self.traces = Some(format!("http://{at}"));
         net.enter(move || TcpListener::bind(at).unwrap())
+    }
+
+    /// An address beside the first relay, to which relays and agents that are started from now on send traces.
+    pub(crate) fn trace_to(&mut self) -> String {
+        let to = self.beside_relay(4317);
+        self.traces = Some(format!("http://{to}"));
+        to
+    }
+
+    /// An address beside the first relay.
+    pub(crate) fn beside_relay(&self, port: u16) -> String {
+        format!("{}:{port}", self.relays[0].address)
+    }
+
+    /// Daemons and agents that are started from now on serve metrics, as relays do. Where all of them are.
+    pub(crate) fn expose_metrics(&mut self) -> Vec<String> {
+        let mut targets: Vec<String> = self.relays.iter().map(|relay| format!("{}:9790", relay.address)).collect();
+        for host in &mut self.hosts {
+            let [daemon, agent] = [9795, 9791].map(|port| format!("{}:{port}", host.address));
+            let file = host.directory.join("bifrostd.toml");
+            let config = std::fs::read_to_string(&file).unwrap();
+            std::fs::write(&file, config.replacen("[control]\n", &format!("[control]\nmetrics = {daemon:?}\n"), 1))
+                .unwrap();
+            host.metrics = Some(agent.clone());
+            targets.extend([daemon, agent]);
+        }
+        targets
+    }
+
+    /// A program beside the first relay, with its log in the directory of all files.
+    pub(crate) fn run_beside_relay(&self, program: &str, arguments: &[&str], log: &str) -> Running {
+        let mut command = self.relays[0].net.command(program);
+        command.args(arguments);
+        spawn(command, &self.directory.join(log))
+    }
+
+    /// Waits until somebody beside the first relay listens.
+    pub(crate) fn wait_for_listener(&self, address: &str, log: &str) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let at = address.to_owned();
+            if self.relays[0].net.enter(move || TcpStream::connect(at).is_ok()) {
+                return;
+            }
+            let log = || std::fs::read_to_string(self.directory.join(log)).unwrap_or_default();
+            assert!(Instant::now() < deadline, "nobody listens at {address}\n{}", log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// The body of what a server beside the first relay answers.
+    pub(crate) fn http_get(&self, address: &str, target: &str) -> String {
+        let (address, target) = (address.to_owned(), target.to_owned());
+        self.relays[0].net.enter(move || {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            write!(stream, "GET {target} HTTP/1.0\r\nHost: test\r\n\r\n").unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            let (_, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer to {target}: {text}"));
+            body.to_owned()
+        })
     }
 
     /// A namespace for a guest.
@@ -335,17 +381,18 @@ impl Host {
     fn new(number: usize, tag: &str, directory: &Path, switch: &Net) -> Host {
         let name = format!("h{number}");
         let net = cable(tag, &name, switch);
-        net.ip(&format!("addr add 192.0.2.{number}/24 dev up0\n"));
+        let address = format!("192.0.2.{number}");
+        net.ip(&format!("addr add {address}/24 dev up0\n"));
         let directory = directory.join(&name);
         std::fs::create_dir_all(&directory).unwrap();
         let socket = directory.join("daemon.sock");
         let config = format!(
-            "[host]\nname = \"{name}\"\n[control]\nsocket = \"{}\"\n[underlay]\naddresses = [\"192.0.2.{number}\"]\n\
+            "[host]\nname = \"{name}\"\n[control]\nsocket = \"{}\"\n[underlay]\naddresses = [\"{address}\"]\n\
              mtu = 1700\n",
             socket.display()
         );
         std::fs::write(directory.join("bifrostd.toml"), config).unwrap();
-        Host { name, net, directory, daemon: None, successor: None, agent: None }
+        Host { name, address, net, directory, metrics: None, daemon: None, successor: None, agent: None }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -415,6 +462,7 @@ impl Host {
     fn agent(&self, arguments: &[String]) -> Command {
         let mut command = self.net.command(&sibling("bifrost-agent"));
         command.args(["--host", &self.name, "--socket"]).arg(self.directory.join("daemon.sock")).args(arguments);
+        command.envs(self.metrics.iter().map(|at| ("BIFROST_AGENT_METRICS", at)));
         command
     }
 }
