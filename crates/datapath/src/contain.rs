@@ -124,6 +124,7 @@ impl<P: GuestPort> Core<P> {
         if fault.stage.is_of_port() {
             self.count_decided(owner);
         }
+        self.drop_rx_queued(owner);
         self.engine.mend(self.now, Some(owner), None, &mut self.out);
         let Some(port) = self.port_mut(owner) else { return };
         port.fault_times += 1;
@@ -189,8 +190,11 @@ impl<P: GuestPort> Core<P> {
             + outbound.plain_packets
             + outbound.local_packets
             + outbound.unsegmentable_packets;
-        let gone =
-            outbound.gone_switched_packets + outbound.faulted_switched_packets + outbound.window_full_packets + waiting;
+        let gone = outbound.gone_switched_packets
+            + outbound.faulted_switched_packets
+            + outbound.window_full_packets
+            + outbound.queue_full_packets
+            + waiting;
         let behind = routed.saturating_sub(passed + gone + outbound.reswitched_packets).min(1);
         outbound.faulted_switched_packets += behind;
         let counted = port.tx_packets + outbound.malformed_packets + undecided + outbound.gone_unswitched_packets;

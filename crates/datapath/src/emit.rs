@@ -95,6 +95,9 @@ impl<P: GuestPort> Core<P> {
         if packets > 0 {
             underlay.send(&mut self.batch);
         }
+        if let Some(egress) = &self.egress {
+            egress.charge(self.now, packets, bytes);
+        }
         self.counters.underlay_tx_packets += packets;
         self.counters.underlay_tx_bytes += bytes;
         self.work.at_shared(At::Loop);

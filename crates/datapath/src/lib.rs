@@ -7,7 +7,8 @@
 //! The stages of a packet, by file:
 //!
 //! * out: `guest.rs` fetches, parses, asks the switch and hands packets to the transport; `emit.rs` segments,
-//!   encapsulates and sends them (`bundle.rs`: several in one datagram);
+//!   encapsulates and sends them (`bundle.rs`: several in one datagram); `egress.rs` says whose packet goes next, if the
+//!   host sends at a given rate;
 //! * in: `underlay.rs` decapsulates, asks the transport, verifies and places packets (`pressure.rs`: whose, under
 //!   overload); `turn.rs` publishes, then acknowledges.
 //!
@@ -26,6 +27,8 @@ mod copies;
 mod core;
 mod counters;
 mod delayed;
+mod deliver;
+mod egress;
 mod emit;
 pub mod fault;
 mod guest;
@@ -44,6 +47,7 @@ mod provision;
 mod pulse;
 mod questions;
 mod refusal;
+mod rx_queue;
 mod set_aside;
 mod snapshot;
 pub mod trace;
@@ -61,6 +65,7 @@ pub use bifrost_rte::{Estimate, PathEstimate, Weight};
 pub use bifrost_tables::{AfterGap, PathSet};
 pub use contain::{PortFault, Recovery};
 pub use counters::{Counters, OutboundCounters};
+pub use egress::{Guarantee, LinkRate};
 pub use handle::{Gone, Handle, Remote, join, start, start_paused};
 pub use host::{HostFrame, HostQueue};
 pub use limits::{Limit, Limits, Rate};

@@ -127,6 +127,9 @@ impl<P: GuestPort> Core<P> {
             self.end_asking();
             busy = true;
         }
+        if self.has_rx_queued {
+            busy |= self.release_rx_queued::<SEEN>();
+        }
         busy |= self.advertise::<SEEN>();
         busy | self.release_delayed::<SEEN>()
     }

@@ -15,6 +15,7 @@ use crate::delayed;
 use crate::fault::{Direction, corrupt};
 use crate::hand_over::StrayReset;
 use crate::refusal::Refusal;
+use crate::rx_queue::admits;
 use crate::work::Stage as At;
 
 /// TTL that every host sends with; the difference to it is the number of hops.
@@ -349,7 +350,7 @@ impl<P: GuestPort> Core<P> {
             // The packets for which it waits need room, too; otherwise none of them could ever be published.
             return Err(Refusal::ReorderFull);
         }
-        if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(self.now, frame.len())) {
+        if port.limits.rx.as_ref().is_some_and(|limit| !admits(limit, port.rx_queue.as_deref(), self.now, frame)) {
             return Err(Refusal::RateLimited);
         }
         if port.slowness.rests(self.now) {

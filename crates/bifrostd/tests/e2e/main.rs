@@ -46,6 +46,7 @@ mod nat;
 mod objects;
 mod peering;
 mod persistent;
+mod qos;
 mod reload;
 mod restart;
 mod routers;
