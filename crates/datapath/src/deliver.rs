@@ -35,9 +35,7 @@ impl<P: GuestPort> Core<P> {
     pub(crate) fn answer<const SEEN: bool>(&mut self, owner: u32) {
         self.counters.answered_packets += 1;
         let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else {
-            // Its device has no queue on this worker.
-            self.counters.gone_packets += 1;
-            return;
+            return self.drop_answer::<SEEN>(owner, Refusal::Gone);
         };
         self.work.at(At::Place, owner);
         match port.port.place(self.switch.answer(), true) {
@@ -51,9 +49,19 @@ impl<P: GuestPort> Core<P> {
                 }
                 self.out.publish.push((owner, handle.0));
             }
-            Err(PlaceError::NoBuffer) => self.counters.no_buffer_packets += 1,
-            Err(PlaceError::TooLarge) => self.counters.too_large_packets += 1,
+            Err(PlaceError::NoBuffer) => self.drop_answer::<SEEN>(owner, Refusal::NoBuffer),
+            Err(PlaceError::TooLarge) => self.drop_answer::<SEEN>(owner, Refusal::TooLarge),
         }
+    }
+
+    /// The guest does not get the switch's answer.
+    #[cold]
+    fn drop_answer<const SEEN: bool>(&mut self, owner: u32, refusal: Refusal) {
+        let mut answer = std::mem::take(&mut self.scratch);
+        answer.clear();
+        answer.extend_from_slice(self.switch.answer());
+        self.refuse::<SEEN>(refusal, Some(owner), None, Note::inwards("the switch's answer"), &answer);
+        self.scratch = answer;
     }
 
     /// Delivers a frame to another port of this host, possibly on another worker: without transport and encapsulation.
@@ -109,8 +117,11 @@ impl<P: GuestPort> Core<P> {
         self.work.at(At::Place, to);
         let (out, counters, capture) = (&mut self.out, &mut self.counters, &mut self.capture);
         if let Err(refusal) = place_plain::<SEEN, P>(target, self.now, head, false, out, counters, capture) {
-            let head = head.to_vec();
-            self.not_placed::<SEEN>(to, &head, false, refusal);
+            let mut copy = std::mem::take(&mut self.scratch);
+            copy.clear();
+            copy.extend_from_slice(head);
+            self.not_placed::<SEEN>(to, &copy, false, refusal);
+            self.scratch = copy;
         }
         self.work.local = None;
         self.work.at(At::Release, from);
@@ -124,8 +135,7 @@ impl<P: GuestPort> Core<P> {
     pub(crate) fn deliver_plain<const SEEN: bool>(&mut self, owner: u32, frame: &[u8], checksum_valid: bool) {
         let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else {
             // Its device has no queue on this worker.
-            self.counters.gone_packets += 1;
-            return;
+            return self.refuse::<SEEN>(Refusal::Gone, Some(owner), None, Note::inwards("plain"), frame);
         };
         self.work.at(At::Place, owner);
         let (out, counters, capture) = (&mut self.out, &mut self.counters, &mut self.capture);

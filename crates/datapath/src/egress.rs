@@ -12,11 +12,11 @@ use bifrost_port::{GuestPort, TxFrame, Underlay};
 use bifrost_rte::Time;
 use bifrost_tables::{Scheduler, TokenBucket, Turn};
 
-use crate::capture::{Note, Stage};
 use crate::core::Core;
 use crate::guest::Offered;
 use crate::ports::{Departure, Port};
-use crate::waiting::Closed;
+use crate::unsent::Unsent;
+use crate::waiting::{Closed, Full};
 
 /// Duration of a burst at the link's rate or a guarantee, ns. A worker that sleeps wakes up later than it wants to.
 const BURST_NS: u64 = 2_000_000;
@@ -153,22 +153,15 @@ impl<P: GuestPort> Core<P> {
 
     /// Queues a packet until its port may send it.
     #[cold]
-    pub(crate) fn queue_for_link<const SEEN: bool>(&mut self, owner: u32, frame: TxFrame, departure: Departure) {
-        let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else { return };
+    pub(crate) fn queue_for_link(&mut self, owner: u32, frame: TxFrame, departure: Departure) -> Result<(), Unsent> {
+        let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else { return Ok(()) };
         let (now, room, band) = (self.now, port.room(), Band::of_frame(port.port.bytes(frame.handle).0));
-        if port.waiting.push(now, frame, (departure, band), room).is_ok() {
-            if let Some(egress) = &mut self.egress {
-                egress.join(owner);
-            }
-            return;
+        let pushed = port.waiting.push(now, frame, (departure, band), room);
+        pushed.map_err(|Full| Unsent::QueueFull(departure))?;
+        if let Some(egress) = &mut self.egress {
+            egress.join(owner);
         }
-        port.outbound.queue_full_packets += 1;
-        if SEEN && let Some(capture) = &mut self.capture {
-            let (vni, peer) = (Some(departure.vni), Some(departure.peer));
-            let note = Note { vni, peer, ..Note::outwards("queue_full", owner) };
-            capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
-        }
-        port.drop_undelivered(frame.handle);
+        Ok(())
     }
 
     /// Gives ports their turns, as far as the link has room. Returns whether anything was sent.

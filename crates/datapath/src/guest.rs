@@ -13,7 +13,8 @@ use crate::core::Core;
 use crate::fault::Direction;
 use crate::limits::{Allowance, Limit};
 use crate::ports::{Departure, Held, Port};
-use crate::waiting::Closed;
+use crate::unsent::Unsent;
+use crate::waiting::{Closed, Full};
 use crate::work::Stage as At;
 
 /// Bytes of one guest per turn, plus at most one packet: a packet may be 64 KB long, and be sent in hundreds of
@@ -201,8 +202,21 @@ impl<P: GuestPort> Core<P> {
     }
 
     fn on_guest_frame<const SEEN: bool>(&mut self, owner: u32, frame: TxFrame, parsed: &Result<Parsed, Malformed>) {
+        if let Err(reason) = self.switch_frame::<SEEN>(owner, frame, parsed) {
+            self.drop_unsent::<SEEN>(owner, frame, reason);
+        }
+    }
+
+    /// Asks the switch about a packet, and does what it says.
+    #[inline(always)]
+    fn switch_frame<const SEEN: bool>(
+        &mut self,
+        owner: u32,
+        frame: TxFrame,
+        parsed: &Result<Parsed, Malformed>,
+    ) -> Result<(), Unsent> {
         self.work.at(At::Switch, owner);
-        let Some(port) = self.ports[owner as usize].as_mut() else { return };
+        let Some(port) = self.ports[owner as usize].as_mut() else { return Ok(()) };
         let handle = frame.handle.0;
         if SEEN && let Some(capture) = &mut self.capture {
             capture.held(Stage::GuestTx, Note::outwards("fetched", owner), &port.port, frame.handle, frame.len);
@@ -211,35 +225,11 @@ impl<P: GuestPort> Core<P> {
         let is_in_part = head.len() < frame.len as usize;
         // Data that was just written in small pieces is used in place, here and below: a copy would read it in large
         // pieces, and wait until the small ones have reached the cache.
-        let parsed = match parsed {
-            Ok(parsed) => parsed,
-            &Err(reason) => {
-                self.counters.malformed_guest_frames[reason.index()] += 1;
-                port.outbound.malformed_packets += 1;
-                if SEEN && let Some(capture) = &mut self.capture {
-                    capture.held(
-                        Stage::Drop,
-                        Note::outwards(reason.name(), owner),
-                        &port.port,
-                        frame.handle,
-                        frame.len,
-                    );
-                }
-                port.complete(frame.handle);
-                return;
-            }
-        };
+        let parsed = parsed.as_ref().map_err(|reason| Unsent::Malformed(*reason))?;
         port.tx_packets += 1;
         port.tx_bytes += u64::from(frame.len);
         if !self.faults.is_empty() && self.faults.at_port(owner, Direction::Tx).drop {
-            self.counters.fault_dropped_packets += 1;
-            self.counters.fault_guest_dropped_packets += 1;
-            port.outbound.fault_dropped_packets += 1;
-            if SEEN && let Some(capture) = &mut self.capture {
-                capture.held(Stage::Drop, Note::outwards("fault", owner), &port.port, frame.handle, frame.len);
-            }
-            port.complete(frame.handle);
-            return;
+            return Err(Unsent::Fault);
         }
         if SEEN && let Some(capture) = &mut self.capture {
             let note = Note { vni: Some(port.vni.get()), ..Note::outwards("parsed", owner) };
@@ -260,50 +250,32 @@ impl<P: GuestPort> Core<P> {
             let what = capture::action(&verdict.action);
             let note = Note { vni: Some(port.vni.get()), peer, ..Note::outwards(what, owner) };
             capture.held(Stage::Avs, note, &port.port, frame.handle, frame.len);
-            if let Action::Drop(reason) = verdict.action {
-                let note = Note { what: reason.name(), ..note };
-                capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
-            }
         }
         let &Verdict { action, rewrite, fragment_to } = verdict;
         match action {
             Action::Answer { .. } => {
                 port.complete(frame.handle);
                 self.answer::<SEEN>(owner);
-                return;
+                return Ok(());
             }
             Action::Host => {
                 self.give_to_host(owner, frame);
-                return;
+                return Ok(());
             }
             Action::Copy => {
                 self.copy_to_group::<SEEN>(owner, frame);
-                return;
+                return Ok(());
             }
             Action::Ask { vni, address } => {
                 self.ask_route(owner, frame, (vni, address));
-                return;
+                return Ok(());
             }
-            Action::Drop(_) => {
-                port.complete(frame.handle);
-                return;
-            }
+            Action::Drop(reason) => return Err(Unsent::Switch(reason)),
             Action::Forward { .. } | Action::Deliver { .. } => {}
         }
         let segments = plan(head, frame, fragment_to);
-        let segments = match &segments {
-            Ok(segments) => segments,
-            Err(reason) => {
-                self.counters.malformed_guest_frames[reason.index()] += 1;
-                port.outbound.unsegmentable_packets += 1;
-                if SEEN && let Some(capture) = &mut self.capture {
-                    let note = Note::outwards(reason.name(), owner);
-                    capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
-                }
-                port.complete(frame.handle);
-                return;
-            }
-        };
+        // By reference: a copy would be made in the hot path.
+        let segments = segments.as_ref().map_err(|reason| Unsent::Unsegmentable(*reason))?;
         match action {
             Action::Forward { vni, peer, local, remote, reliable, ordering } => {
                 let left = segments.count();
@@ -339,7 +311,7 @@ impl<P: GuestPort> Core<P> {
                 if !port.waiting.is_empty() {
                     port.waiting.passed(self.now, remote);
                 }
-                self.hand_to_transport::<SEEN>(owner, frame, Departure { vni: vni.get(), peer: peer.0, reliably });
+                self.hand_to_transport::<SEEN>(owner, frame, Departure { vni: vni.get(), peer: peer.0, reliably })?;
             }
             Action::Deliver { port: to, worker } => {
                 port.outbound.local_packets += 1;
@@ -350,29 +322,28 @@ impl<P: GuestPort> Core<P> {
             }
             Action::Answer { .. } | Action::Host | Action::Copy | Action::Ask { .. } | Action::Drop(_) => {}
         }
+        Ok(())
     }
 
     /// After the switch's decision: the transport takes the packet, or it is sent as plain VXLAN, or it waits for a
     /// window, behind packets that wait for the same one.
-    fn hand_to_transport<const SEEN: bool>(&mut self, owner: u32, frame: TxFrame, departure: Departure) {
+    fn hand_to_transport<const SEEN: bool>(
+        &mut self,
+        owner: u32,
+        frame: TxFrame,
+        departure: Departure,
+    ) -> Result<(), Unsent> {
         let must_wait = self.ports[owner as usize].as_ref().is_some_and(|port| port.waiting.must_wait(&departure));
         if must_wait && self.egress.is_some() {
-            return self.queue_for_link::<SEEN>(owner, frame, departure);
+            return self.queue_for_link(owner, frame, departure);
         }
         if !must_wait && matches!(self.offer::<SEEN>(owner, frame.handle.0, departure), Offered::Taken) {
-            return;
+            return Ok(());
         }
-        let Some(port) = self.ports[owner as usize].as_mut() else { return };
+        let Some(port) = self.ports[owner as usize].as_mut() else { return Ok(()) };
         let room = port.room();
-        if port.waiting.push(self.now, frame, (departure, Band::Normal), room).is_err() {
-            port.outbound.window_full_packets += 1;
-            if SEEN && let Some(capture) = &mut self.capture {
-                let note = Note { peer: Some(departure.peer), ..Note::outwards("window_full", owner) };
-                let note = Note { vni: Some(departure.vni), ..note };
-                capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
-            }
-            port.drop_undelivered(frame.handle);
-        }
+        let pushed = port.waiting.push(self.now, frame, (departure, Band::Normal), room);
+        pushed.map_err(|Full| Unsent::WindowFull(departure))
     }
 
     /// Offers a packet to the transport.

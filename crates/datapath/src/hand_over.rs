@@ -18,6 +18,7 @@ use crate::capture::Note;
 use crate::changes::Changes;
 use crate::core::Core;
 use crate::handle::Mailbox;
+use crate::refusal::Refusal;
 use crate::work::Stage as At;
 use crate::worker::{Device, Worker};
 
@@ -198,17 +199,16 @@ impl<P: GuestPort> Core<P> {
     fn on_handed_frame<const SEEN: bool>(&mut self, (from, port): (u32, u32), frame: &[u8], checksum_valid: bool) {
         self.work.cid = Cid::NONE;
         self.work.at(At::Judge, port);
-        let seen = |what| Note { port: Some(port), ..Note::inwards(what) };
         let parsed = match parse(frame, frame.len()) {
             Ok(parsed) => parsed,
             Err(reason) => {
-                self.counters.malformed_underlay_frames[reason.index()] += 1;
-                return self.see_dropped::<SEEN>(seen(reason.name()), frame);
+                let refusal = Refusal::Malformed(reason);
+                return self.refuse::<SEEN>(refusal, Some(port), None, Note::inwards(""), frame);
             }
         };
         let &Verdict { action, rewrite, .. } = self.switch.from_worker(PortId(from), PortId(port), frame, &parsed);
         if let Action::Drop(reason) = action {
-            return self.see_dropped::<SEEN>(seen(reason.name()), frame);
+            return self.refuse::<SEEN>(Refusal::Switch(reason), Some(port), None, Note::inwards(""), frame);
         }
         // From an uplink it may have to continue to another guest of this host.
         let Action::Deliver { port: PortId(to), worker } = action else { return };
