@@ -22,7 +22,6 @@ use crate::counters::Counters;
 use crate::delayed::Delayed;
 use crate::egress::Egress;
 use crate::fault::Faults;
-use crate::hand_over::Siblings;
 use crate::host::HostQueue;
 use crate::kept::Kept;
 use crate::learning::Asking;
@@ -32,8 +31,10 @@ use crate::peers::{Peer, PeerConfig, PeerError, Peers, PlainPaths};
 use crate::ports::{Port, PortConfig};
 use crate::pressure::Pressure;
 use crate::pulse::Pulse;
+use crate::siblings::Siblings;
+use crate::stage::Stage;
 use crate::watchdog::Watchdog;
-use crate::work::{Stage, Work};
+use crate::work::Work;
 
 /// Interval at which packets that a guest's full queue did not take are offered again, ns.
 const POSTPONED_NS: u64 = 200_000;

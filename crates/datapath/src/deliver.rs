@@ -1,22 +1,40 @@
 //! To guests of this host, without the transport: frames of other guests here, answers of the switch, plain VXLAN.
 
 use bifrost_avs::WorkerId;
-use bifrost_nic::Segments;
+use bifrost_nic::{Parsed, Segments};
 use bifrost_port::{GuestPort, PlaceError, RxHandle, TxFrame};
 use bifrost_rte::{Output, Time};
 
 use crate::capture::{Capture, Note};
+use crate::changes::Changes;
 use crate::core::Core;
 use crate::counters::Counters;
 use crate::ports::Port;
 use crate::refusal::Refusal;
 use crate::rx_queue::admits;
-use crate::work::Stage as At;
+use crate::stage::Stage as At;
 
 /// Maximum unsolicited router advertisements per turn.
 const ADVERTISEMENTS: usize = 16;
 
 impl<P: GuestPort> Core<P> {
+    /// Continues with a frame as its guest will see it.
+    #[inline(always)]
+    pub(crate) fn with_changes(
+        &mut self,
+        frame: &[u8],
+        parsed: &Parsed,
+        changes: Changes,
+        go_on: impl FnOnce(&mut Self, &[u8]),
+    ) {
+        if changes.is_none() {
+            return go_on(self, frame);
+        }
+        let mut changed = std::mem::take(&mut self.changed);
+        go_on(self, changes.apply(&mut changed, frame, parsed));
+        self.changed = changed;
+    }
+
     /// Gives guests the router advertisements that are due, a limited number per turn.
     pub(crate) fn advertise<const SEEN: bool>(&mut self) -> bool {
         let mut busy = false;

@@ -12,7 +12,7 @@ use crate::core::Core;
 use crate::delayed;
 use crate::fault::Direction;
 use crate::kept::Flow;
-use crate::work::Stage as At;
+use crate::stage::Stage as At;
 
 /// Result of sending a data packet.
 enum Sent {

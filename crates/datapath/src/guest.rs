@@ -10,12 +10,13 @@ use bifrost_rte::{Admission, Destination, Ordering, Outbound, Time};
 
 use crate::capture::{self, Note, Stage};
 use crate::core::Core;
+use crate::departure::Departure;
 use crate::fault::Direction;
 use crate::limits::{Allowance, Limit};
-use crate::ports::{Departure, Held, Port};
+use crate::ports::{Held, Port};
+use crate::stage::Stage as At;
 use crate::unsent::Unsent;
 use crate::waiting::{Closed, Full};
-use crate::work::Stage as At;
 
 /// Bytes of one guest per turn, plus at most one packet: a packet may be 64 KB long, and be sent in hundreds of
 /// segments.

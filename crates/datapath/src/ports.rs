@@ -6,12 +6,13 @@ use bifrost_avs::Rewrite;
 use bifrost_nic::Segments;
 use bifrost_nic::dscp::Marking;
 use bifrost_port::{GuestPort, TxFrame};
-use bifrost_rte::{Destination, Ordering, Time, Weight};
+use bifrost_rte::{Ordering, Time, Weight};
 use bifrost_wire::{Mac, Vni};
 
 use crate::budget::Budget;
 use crate::contain::{PortFault, Strikes};
 use crate::counters::OutboundCounters;
+use crate::departure::Departure;
 use crate::egress::Guarantee;
 use crate::learning::Learning;
 use crate::limits::Limits;
@@ -56,16 +57,6 @@ pub(crate) struct Held {
     pub(crate) class: u8,
     /// Segments not yet released; 0: the buffer is the guest's again.
     pub(crate) left: u16,
-}
-
-/// Where the switch sends a packet.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Departure {
-    pub(crate) vni: u32,
-    /// The peer's number.
-    pub(crate) peer: u32,
-    /// The destination as the transport knows it; `None`: plain VXLAN.
-    pub(crate) reliably: Option<Destination>,
 }
 
 /// One port of one worker.

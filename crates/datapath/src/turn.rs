@@ -4,7 +4,7 @@ use bifrost_port::{GuestPort, Underlay};
 use bifrost_rte::Time;
 
 use crate::core::Core;
-use crate::work::Stage;
+use crate::stage::Stage;
 
 impl<P: GuestPort> Core<P> {
     /// Runs one turn, which moves packets through all stages. Returns whether there was work to do.

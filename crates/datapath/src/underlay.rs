@@ -13,11 +13,11 @@ use crate::changes::{Changes, marks};
 use crate::core::Core;
 use crate::delayed;
 use crate::fault::{Direction, corrupt};
-use crate::hand_over::StrayReset;
 use crate::lost::Lost;
 use crate::refusal::Refusal;
 use crate::rx_queue::admits;
-use crate::work::Stage as At;
+use crate::siblings::StrayReset;
+use crate::stage::Stage as At;
 
 /// TTL that every host sends with; the difference to it is the number of hops.
 const INITIAL_TTL: u8 = 64;

@@ -8,7 +8,8 @@ use bifrost_port::{GuestPort, TxFrame};
 use crate::capture::{Note, Stage};
 use crate::core::Core;
 use crate::counters::Counters;
-use crate::ports::{Departure, Port};
+use crate::departure::Departure;
+use crate::ports::Port;
 
 /// Why a guest's packet is dropped.
 #[derive(Clone, Copy, Debug)]

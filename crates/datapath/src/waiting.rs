@@ -11,8 +11,8 @@
 //! nevertheless, to see whether one is for another destination.
 //!
 //! With a [bound](Waiting::set_bound), all packets to other hosts wait here until it is their port's turn on the link
-//! ([egress](crate::egress)), and those of the first [`Band`] go first. A queue is then one of a destination and a band,
-//! and the packets of a band are limited in bytes.
+//! ([egress](crate::egress)), and those of the first [`Band`] go first. A queue is then one of a destination and a
+//! band, and the packets of a band are limited in bytes.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ use bifrost_wire::Mac;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-use crate::ports::Departure;
+use crate::departure::Departure;
 
 /// Maximum number of destinations for which packets of one guest may wait at once.
 const MOST_DESTINATIONS: usize = 256;
