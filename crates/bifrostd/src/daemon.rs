@@ -39,7 +39,7 @@ use crate::removal::{Released, Removal};
 use crate::shared::{Holders, Shared};
 use crate::snapshot::Snapshot;
 use crate::tables;
-use crate::translate;
+use crate::translate::{self, PortQos};
 use crate::upgrade::{Handed, Progress};
 
 /// Poll interval for containers' network namespaces: a poll costs a system call for each port.
@@ -252,6 +252,7 @@ impl Daemon {
             carried: Arc::default(),
         };
         state.set_mirrors()?;
+        state.set_link_rate()?;
         let sender = questions.sender();
         state.on_all(move |worker| worker.core_mut().set_route_questions(sender.clone()))?;
         // Ports before peers: a peer whose packets arrive before the ports exist would be notified that their vNICs are
@@ -420,8 +421,7 @@ impl State {
         }
         self.single_queue = single_queue;
         let policies = self.changed_policies(&config, &kept, &names);
-        let has_changed =
-            |(old, new): &&(Port, Port)| translate::qos(&self.config, old) != translate::qos(&config, new);
+        let has_changed = |(old, new): &&(Port, Port)| PortQos::of(&self.config, old) != PortQos::of(&config, new);
         let changed_qos: Vec<Port> = kept.iter().filter(has_changed).map(|(_, new)| new.clone()).collect();
         let before = std::mem::replace(&mut self.config, config);
         self.names.set(names);
@@ -444,6 +444,9 @@ impl State {
         here_or_in_background(is_small, move || drop((former, before)));
         if !diff.mirrors.is_empty() || !diff.ports.is_empty() {
             self.set_mirrors()?;
+        }
+        if diff.qos.is_some() {
+            self.set_link_rate()?;
         }
         for port in &changed_qos {
             self.set_qos(port)?;
@@ -552,16 +555,29 @@ impl State {
         Ok(())
     }
 
-    /// Sets a port's limits, which the workers that serve it share, the DSCP of its guest's packets, and its share of
-    /// full paths.
+    /// Sets the rate to other hosts, which the workers share.
+    fn set_link_rate(&self) -> Result<()> {
+        let link = translate::link_rate(&self.config);
+        self.on_all(move |worker| worker.core_mut().set_link_rate(link.clone()))?;
+        Ok(())
+    }
+
+    /// Sets a port's limits and guarantee, which the workers that serve it share, the DSCP of its guest's packets, and
+    /// its share of full paths.
     pub(crate) fn set_qos(&self, port: &Port) -> Result<()> {
         let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
-        let (limits, dscp, [vpc, weight]) = translate::qos(&self.config, port);
-        let (limits, marking) = (translate::limits(&limits), translate::marking(dscp));
+        let qos = PortQos::of(&self.config, port);
+        let (limits, marking, guarantee) =
+            (translate::limits(&qos.limits), translate::marking(qos.dscp), qos.guarantee());
+        let [vpc, weight] = qos.weights;
+        let rx_queue = qos.rx_queue_kb.map(|kb| kb as usize * 1024);
         self.on_all(move |worker| {
-            worker.core_mut().set_limits(owner, limits.clone());
-            worker.core_mut().set_marking(owner, marking);
-            worker.core_mut().set_weights(owner, vpc, weight);
+            let core = worker.core_mut();
+            core.set_limits(owner, limits.clone());
+            core.set_marking(owner, marking);
+            core.set_weights(owner, vpc, weight);
+            core.set_guarantee(owner, guarantee.clone());
+            core.set_rx_queue(owner, rx_queue);
         })?;
         Ok(())
     }

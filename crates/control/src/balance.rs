@@ -83,6 +83,7 @@ const STAGES: [Stage; 10] = [
             "port.unsegmentable_packets",
             "port.blocked_packets",
             "port.window_full_packets",
+            "port.queue_full_packets",
             "port.gone_switched_packets",
             "port.reswitched_packets",
             "port.faulted_switched_packets",
@@ -144,12 +145,14 @@ const STAGES: [Stage; 10] = [
             "datapath.answered_packets",
             "fault.rx_duplicated_packets",
             "fault.rx_released_packets",
+            "datapath.rx_released_packets",
             // Dropped in other stages, but included in `fault.dropped_packets`.
             "fault.tx_dropped_packets",
             "fault.guest_dropped_packets",
         ],
         left: &[
             "datapath.guest_rx_packets",
+            "datapath.rx_queued_packets",
             "datapath.handed_over_packets",
             "datapath.control_rx_packets",
             "datapath.not_accepted_packets",

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use crate::api::{Changed, ReloadReport};
 use crate::config::{
     AddressSet, BalancedProtocol, Config, FloatingIp, LoadBalancer, Mirror, Peer, Peering, Port, PortForward, PortKind,
-    Route, RouteChange, Routes, SecurityGroup, Sessions, SourceNat, Transport, Uplink, Vpc, VpcFlowLog,
+    Qos, Route, RouteChange, Routes, SecurityGroup, Sessions, SourceNat, Transport, Uplink, Vpc, VpcFlowLog,
 };
 
 /// The difference between two configurations, as far as a running daemon can apply it.
@@ -47,6 +47,8 @@ pub struct ConfigDiff {
     pub flow_log: bool,
     /// The new bounds of sessions, if they differ.
     pub sessions: Option<Sessions>,
+    /// The new rate to other hosts, if it differs.
+    pub qos: Option<Qos>,
     /// The new transport settings, if they differ.
     pub transport: Option<Transport>,
 }
@@ -108,6 +110,7 @@ impl ConfigDiff {
             flow_logs: Changes::between(&old.flow_logs, &new.flow_logs, |log| log.name.clone()),
             flow_log: old.flow_log != new.flow_log,
             sessions: (old.sessions != new.sessions).then_some(new.sessions),
+            qos: (old.qos != new.qos).then_some(new.qos),
             transport: (old.transport != new.transport).then_some(new.transport),
         })
     }
@@ -163,6 +166,7 @@ impl ConfigDiff {
             flow_logs: self.flow_logs.names(|log| log.name.clone()),
             flow_log_changed: self.flow_log,
             sessions_changed: self.sessions.is_some(),
+            qos_changed: self.qos.is_some(),
             transport_changed: self.transport.is_some(),
         }
     }
@@ -335,6 +339,9 @@ mod tests {
         let r = report(BASE, &BASE.replace("vni = 1\n        [[port]]", "vni = 1\nreliability = 'all'\n[[port]]"));
         assert_eq!(r.vpcs.changed, names(&["1"]));
         assert_eq!(report(BASE, &BASE.replace("192.0.2.2", "192.0.2.3")).peers.changed, names(&["b"]));
+        let qos = format!("{BASE}[qos]\nlink_mbit = 100");
+        assert!(report(BASE, &qos).qos_changed && report(&qos, BASE).qos_changed);
+        assert!(!report(&qos, &qos).qos_changed && !report(BASE, &qos).is_empty());
         assert!(report(BASE, &format!("{BASE}[transport]\nack_threshold = 8")).transport_changed);
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bifrost_control::Config;
 use bifrost_control::config::{
-    Auto, CongestionControl, Dscp, Mac, Ordering, PeerTransport, PlainPaths, PortKind, PortLimits, Reliability,
+    Auto, CongestionControl, Dscp, Mac, Ordering, PeerTransport, PlainPaths, PortKind, PortLimits, Qos, Reliability,
     Transport, Vni, overhead_bytes,
 };
 
@@ -148,6 +148,27 @@ fn classes_arrive() {
     assert_eq!(weighted.ports.iter().map(|p| p.weight).collect::<Vec<_>>()[..2], [100, 1]);
     assert_eq!(weighted.vpcs.iter().map(|v| v.weight).collect::<Vec<_>>()[..2], [1, 7]);
     assert!(marked.ports[0].is_same_device(&copied.ports[0]));
+}
+
+#[test]
+fn guarantees_and_queues_arrive() {
+    let none = Config::parse(GOOD, "none.toml").unwrap();
+    assert_eq!(none.qos, Qos { link_mbit: None, queue: Duration::from_millis(50) });
+    assert_eq!((none.ports[0].min_tx_mbit, none.ports[0].rx_queue_kb), (None, None));
+    let qos = GOOD.replacen("[underlay]", "[qos]\nlink_mbit = 1000\nqueue_ms = 10\n[underlay]", 1);
+    let text = qos.replacen("queues = 1", "min_tx_mbit = 1000\nrx_kpps = 1\nrx_queue_kb = 64", 1);
+    let config = Config::parse(&text, "qos.toml").unwrap();
+    assert_eq!(config.qos, Qos { link_mbit: Some(1000), queue: Duration::from_millis(10) });
+    assert_eq!((config.ports[0].min_tx_mbit, config.ports[0].rx_queue_kb), (Some(1000), Some(64)));
+    // A running port applies the change.
+    let other = Config::parse(&text.replacen("min_tx_mbit = 1000", "min_tx_mbit = 1", 1), "other.toml").unwrap();
+    assert!(config.ports[0].is_same_device(&other.ports[0]));
+    // All guarantees together.
+    let text = text.replacen("name = \"web2\"", "name = \"web2\"\nmin_tx_mbit = 1", 1);
+    let error = Config::parse(&text, "t").unwrap_err().to_string();
+    let wanted = "port[1].min_tx_mbit: the guarantees of all ports up to this one are 1001 Mbit/s, more than \
+                  qos.link_mbit (1000)";
+    assert!(error.contains(wanted), "{error}");
 }
 
 #[test]
@@ -605,6 +626,18 @@ fn bad_configurations() {
             "vni = 200\nweight = 101\nreliability",
             &["45: vpc[1].weight: 101 is not in 1..=100"],
         ),
+        (
+            "queues = 1",
+            "min_tx_mbit = 5",
+            &["57: port[0].min_tx_mbit: needs the rate of which it is a part; set qos.link_mbit"],
+        ),
+        ("queues = 1", "min_tx_mbit = 0", &["57: port[0].min_tx_mbit: 0 is not in 1..=400000"]),
+        (
+            "queues = 1",
+            "rx_queue_kb = 5",
+            &["57: port[0].rx_queue_kb: without rx_mbit or rx_kpps no packets wait; set a receive limit, or remove it"],
+        ),
+        ("queues = 1", "rx_kpps = 1\nrx_queue_kb = 65537", &["58: port[0].rx_queue_kb: 65537 is not in 1..=65536"]),
         ("queues = 1", "dscp = 64", &["57: port[0].dscp: 64 is not in 0..=63"]),
         ("queues = 1", "dscp = \"EF\"", &["57: port[0].dscp: expected \"copy\" or an integer in 0..=63"]),
         // Virtual machines.

@@ -4,9 +4,6 @@
 use bifrost_avs::Rewrite;
 use bifrost_nic::ecn::{self, CE, ECT_1};
 use bifrost_nic::{L3, Parsed};
-use bifrost_port::GuestPort;
-
-use crate::core::Core;
 
 /// How congestion in the underlay changes a frame (RFC 6040): not at all, or its ECN codepoint. `None`: the frame must
 /// be dropped.
@@ -47,24 +44,5 @@ impl Changes {
             rewrite.apply(room);
         }
         room
-    }
-}
-
-impl<P: GuestPort> Core<P> {
-    /// Continues with a frame as its guest will see it.
-    #[inline(always)]
-    pub(crate) fn with_changes(
-        &mut self,
-        frame: &[u8],
-        parsed: &Parsed,
-        changes: Changes,
-        go_on: impl FnOnce(&mut Self, &[u8]),
-    ) {
-        if changes.is_none() {
-            return go_on(self, frame);
-        }
-        let mut changed = std::mem::take(&mut self.changed);
-        go_on(self, changes.apply(&mut changed, frame, parsed));
-        self.changed = changed;
     }
 }

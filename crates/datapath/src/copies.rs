@@ -8,7 +8,7 @@ use bifrost_wire::{Mac, Vni};
 
 use crate::capture::Note;
 use crate::core::Core;
-use crate::work::Stage as At;
+use crate::stage::Stage as At;
 
 impl<P: GuestPort> Core<P> {
     /// Sends a guest's frame to each member of a group: the switch decides about each copy as if the guest had sent it

@@ -20,8 +20,8 @@ use crate::capture::Capture;
 use crate::contain::Strikes;
 use crate::counters::Counters;
 use crate::delayed::Delayed;
+use crate::egress::Egress;
 use crate::fault::Faults;
-use crate::hand_over::Siblings;
 use crate::host::HostQueue;
 use crate::kept::Kept;
 use crate::learning::Asking;
@@ -31,8 +31,10 @@ use crate::peers::{Peer, PeerConfig, PeerError, Peers, PlainPaths};
 use crate::ports::{Port, PortConfig};
 use crate::pressure::Pressure;
 use crate::pulse::Pulse;
+use crate::siblings::Siblings;
+use crate::stage::Stage;
 use crate::watchdog::Watchdog;
-use crate::work::{Stage, Work};
+use crate::work::Work;
 
 /// Interval at which packets that a guest's full queue did not take are offered again, ns.
 const POSTPONED_NS: u64 = 200_000;
@@ -112,10 +114,14 @@ pub struct Core<P> {
     pub(crate) unowned_panics: Strikes,
     /// Ports for which [`is_watched`](Self::is_watched) has changed.
     rewatch: Vec<u32>,
+    /// Frames may wait for guests beyond their receive limits.
+    pub(crate) has_rx_queued: bool,
     /// At least one guest has a limit for sending.
     has_limits: bool,
     /// The queue of frames for services of the daemon, if it has any.
     pub(crate) host_queue: Option<HostQueue>,
+    /// Whose packet goes next, if this host sends at a given rate.
+    pub(crate) egress: Option<Box<Egress>>,
     /// Packets that wait for routes.
     pub(crate) asking: Asking,
     /// Nothing is fetched from guests, because another process is about to take them over.
@@ -157,8 +163,10 @@ impl<P: GuestPort> Core<P> {
             watchdog: Watchdog::default(),
             unowned_panics: Strikes::default(),
             rewatch: Vec::new(),
+            has_rx_queued: false,
             has_limits: false,
             host_queue: None,
+            egress: None,
             asking: Asking::default(),
             guests_wait: false,
         }
@@ -207,13 +215,16 @@ impl<P: GuestPort> Core<P> {
         self.vnics.insert((port.vni, port.mac), port.owner);
         self.moved.forget((port.vni, port.mac));
         self.ports[owner] = Some(port);
+        self.set_egress_of(owner as u32);
         Ok(())
     }
 
     /// Removes a port with its connections and buffers; returns its device.
     pub fn remove_port(&mut self, owner: u32) -> Option<P> {
+        self.drop_rx_queued(owner);
         let port = self.ports.get_mut(owner as usize).and_then(Option::take)?;
         self.vnics.remove(&(port.vni, port.mac));
+        self.forget_egress_of(owner);
         self.engine.remove_owner(owner, &mut self.out);
         self.kept.forget(|flow| flow.owner == owner);
         self.switch.forget_counters(bifrost_avs::PortId(owner));
@@ -226,6 +237,7 @@ impl<P: GuestPort> Core<P> {
     /// # Errors
     /// There is no such port; returns `device`.
     pub fn swap_device(&mut self, owner: u32, device: P) -> Result<P, P> {
+        self.drop_rx_queued(owner);
         let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else { return Err(device) };
         self.engine.remove_owner(owner, &mut self.out);
         self.engine.set_receive_window(owner, device.receive_window());
@@ -249,6 +261,14 @@ impl<P: GuestPort> Core<P> {
         }
     }
 
+    /// Makes packets for a port's guest beyond its receive limit wait, at most `bytes` in each band on each worker,
+    /// instead of being dropped; `None`: they are dropped. What the transport carries waits at its sender in any case.
+    pub fn set_rx_queue(&mut self, owner: u32, bytes: Option<usize>) {
+        if let Some(port) = self.port_mut(owner) {
+            port.set_rx_queue(bytes);
+        }
+    }
+
     /// Sets how the outer DSCP of packets from a port's guest is chosen.
     pub fn set_marking(&mut self, owner: u32, marking: Marking) {
         if let Some(port) = self.port_mut(owner) {
@@ -258,9 +278,12 @@ impl<P: GuestPort> Core<P> {
 
     /// Sets the share of a port's network on full paths, and the port's share within its network.
     pub fn set_weights(&mut self, owner: u32, network: Weight, port: Weight) {
-        if let Some(vni) = self.port_mut(owner).map(|port| port.vni.get()) {
+        if let Some(of) = self.port_mut(owner) {
+            of.weights = (network, port);
+            let vni = of.vni.get();
             self.engine.set_network_weight(vni, network);
             self.engine.set_port_weight(owner, port);
+            self.set_egress_of(owner);
         }
     }
 
@@ -279,7 +302,9 @@ impl<P: GuestPort> Core<P> {
         let advertisement = self.switch.next_advertisement_ns().map(Time);
         let (rested, asking) = (self.next_rested(), self.asking.next());
         let transport = self.engine.next_timeout();
-        [transport, self.delayed.next(), postponed, held_back, held, rested, advertisement, asking]
+        let turn = self.egress.as_ref().and_then(|egress| egress.next(self.now));
+        let queued = self.next_rx_queued();
+        [transport, turn, queued, self.delayed.next(), postponed, held_back, held, rested, advertisement, asking]
             .into_iter()
             .flatten()
             .min()

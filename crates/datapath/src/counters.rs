@@ -84,6 +84,10 @@ pub struct Counters {
     pub fragment_packets: u64,
     /// Plain or local frames for which the guest had no buffer.
     pub no_buffer_packets: u64,
+    /// Packets for guests that had to wait for a receive limit or a buffer.
+    pub rx_queued_packets: u64,
+    /// Those of them that were placed or dropped later.
+    pub rx_released_packets: u64,
     /// Packets that had to wait for earlier ones while the guest's last buffers were reserved for those; they are
     /// retransmitted.
     pub reorder_full_packets: u64,
@@ -164,6 +168,8 @@ pub struct OutboundCounters {
     pub unsegmentable_packets: u64,
     /// Dropped: too many waited for a window to the same destination.
     pub window_full_packets: u64,
+    /// Dropped: too many waited for the port's turn on the link.
+    pub queue_full_packets: u64,
     /// Accepted by the transport.
     pub accepted_packets: u64,
     /// Sent as plain VXLAN.
@@ -209,6 +215,7 @@ impl OutboundCounters {
             ("fault_dropped_packets", self.fault_dropped_packets),
             ("unsegmentable_packets", self.unsegmentable_packets),
             ("window_full_packets", self.window_full_packets),
+            ("queue_full_packets", self.queue_full_packets),
             ("accepted_packets", self.accepted_packets),
             ("plain_packets", self.plain_packets),
             ("local_packets", self.local_packets),
@@ -279,6 +286,8 @@ impl Counters {
             ("datapath.local_packets", self.local_packets),
             ("datapath.fragmented_packets", self.fragmented_packets),
             ("datapath.fragment_packets", self.fragment_packets),
+            ("datapath.rx_queued_packets", self.rx_queued_packets),
+            ("datapath.rx_released_packets", self.rx_released_packets),
             ("drop.no_buffer_packets", self.no_buffer_packets),
             ("drop.reorder_full_packets", self.reorder_full_packets),
             ("drop.gone_packets", self.gone_packets),

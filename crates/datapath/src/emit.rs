@@ -12,7 +12,7 @@ use crate::core::Core;
 use crate::delayed;
 use crate::fault::Direction;
 use crate::kept::Flow;
-use crate::work::Stage as At;
+use crate::stage::Stage as At;
 
 /// Result of sending a data packet.
 enum Sent {
@@ -94,6 +94,9 @@ impl<P: GuestPort> Core<P> {
         self.work.at_shared(At::Send);
         if packets > 0 {
             underlay.send(&mut self.batch);
+        }
+        if let Some(egress) = &self.egress {
+            egress.charge(self.now, packets, bytes);
         }
         self.counters.underlay_tx_packets += packets;
         self.counters.underlay_tx_bytes += bytes;

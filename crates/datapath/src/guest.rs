@@ -1,21 +1,22 @@
 //! From the guest: fetch, parse, switch, transport.
 
-use bifrost_avs::{Action, DHCP_SERVER_PORT, DHCPV6_SERVER_PORT, DNS_SERVER_PORT, PortId, Verdict, WorkerId};
+use bifrost_avs::{Action, DHCP_SERVER_PORT, DHCPV6_SERVER_PORT, DNS_SERVER_PORT, PortId, Verdict};
+use bifrost_nic::dscp::{self, Band};
 use bifrost_nic::{
-    Checksum, L3, Malformed, Parsed, Segments, TooLarge, dscp, open_checksum_is_right, parse,
-    transport_checksum_of_parts,
+    Checksum, L3, Malformed, Parsed, Segments, TooLarge, open_checksum_is_right, parse, transport_checksum_of_parts,
 };
-use bifrost_port::{GuestPort, PlaceError, RxHandle, TxFrame, Underlay};
-use bifrost_rte::{Admission, Destination, Ordering, Outbound, Output, Time};
+use bifrost_port::{GuestPort, TxFrame, Underlay};
+use bifrost_rte::{Admission, Destination, Ordering, Outbound, Time};
 
-use crate::capture::{self, Capture, Note, Stage};
+use crate::capture::{self, Note, Stage};
 use crate::core::Core;
-use crate::counters::Counters;
+use crate::departure::Departure;
 use crate::fault::Direction;
 use crate::limits::{Allowance, Limit};
-use crate::ports::{Departure, Held, Port};
-use crate::refusal::Refusal;
-use crate::work::Stage as At;
+use crate::ports::{Held, Port};
+use crate::stage::Stage as At;
+use crate::unsent::Unsent;
+use crate::waiting::{Closed, Full};
 
 /// Bytes of one guest per turn, plus at most one packet: a packet may be 64 KB long, and be sent in hundreds of
 /// segments.
@@ -23,14 +24,11 @@ const GUEST_BYTES: usize = 512 << 10;
 /// Bytes waiting to be sent from which on the turn sends them before it continues.
 const BATCH_BYTES: usize = 512 << 10;
 
-/// Maximum unsolicited router advertisements per turn.
-const ADVERTISEMENTS: usize = 16;
-
 /// Maximum length of a frame with a question to the switch, bytes.
 const MAX_QUESTION: u32 = 1514;
 
 /// Result of offering a packet to the transport.
-enum Offered {
+pub(crate) enum Offered {
     Taken,
     /// A window is closed.
     Blocked,
@@ -49,7 +47,30 @@ impl<P: GuestPort> Core<P> {
         for owner in (first..ports).chain(0..first) {
             busy |= self.fetch_from::<SEEN>(owner, underlay);
         }
+        if self.egress.is_some() {
+            busy |= self.send_in_turns::<SEEN>(underlay);
+        }
         busy
+    }
+
+    /// Fetches a packet of a guest that is stopped, to see whether it is one of another band.
+    #[cold]
+    fn probe(&mut self, owner: usize) {
+        let Some(port) = self.ports[owner].as_mut().filter(|port| port.readable && port.backlog.is_empty()) else {
+            return;
+        };
+        if port.held_back_until.is_some_and(|at| at > self.now) {
+            return;
+        }
+        self.frames.clear();
+        // An error is found again by the next fetch.
+        port.readable = port.port.fetch(1, &mut self.frames).unwrap_or(true);
+        port.waiting.fetched(self.now);
+        if let Some(limit) = &port.limits.tx {
+            charge(limit, self.now, &self.frames);
+        }
+        port.outbound.fetched_packets += self.frames.len() as u64;
+        port.backlog.extend(self.frames.drain(..));
     }
 
     fn fetch_from<const SEEN: bool>(&mut self, owner: usize, underlay: &mut impl Underlay) -> bool {
@@ -61,11 +82,16 @@ impl<P: GuestPort> Core<P> {
         let mut bytes = 0;
         let mut busy = !port.waiting.is_empty() && self.send_waiting::<SEEN>(owner as u32, underlay, &mut bytes);
         let Some(port) = self.ports[owner].as_mut() else { return busy };
-        let is_held = port.held_until(self.now).is_some();
+        let mut is_held = port.held_until(self.now).is_some();
         if !port.waiting.is_empty() && !is_held {
             self.work.at(At::Fetch, port.owner);
             port.port.relieve();
+            if port.waiting.is_probed(self.now) {
+                is_held = true;
+                self.probe(owner);
+            }
         }
+        let Some(port) = self.ports[owner].as_mut() else { return busy };
         if port.readable && port.backlog.is_empty() && !is_held {
             let mut budget = port.budget.packets();
             if let Some(limit) = &port.limits.tx {
@@ -134,26 +160,25 @@ impl<P: GuestPort> Core<P> {
     /// Sends waiting packets as far as windows have opened, with the destinations taking turns. Returns whether any
     /// were sent; adds their length to `bytes`.
     fn send_waiting<const SEEN: bool>(&mut self, owner: u32, underlay: &mut impl Underlay, bytes: &mut usize) -> bool {
-        let (mut busy, mut closed) = (false, 0);
+        let (mut busy, mut closed) = (false, Closed::default());
         while *bytes <= GUEST_BYTES
             && let Some(port) = self.port_mut(owner)
-            && closed < port.waiting.destinations()
-            && let Some((frame, departure)) = port.waiting.front()
+            && port.waiting.bound().is_none()
+            && let Some((band, frame, departure)) = port.waiting.front(&closed)
         {
             match self.offer::<SEEN>(owner, frame.handle.0, departure) {
                 Offered::Taken => {
-                    (busy, closed) = (true, 0);
+                    (busy, closed) = (true, Closed::default());
                     *bytes += frame.len as usize;
                     if let Some(port) = self.ports[owner as usize].as_mut() {
                         let room = port.room();
-                        port.waiting.pop(self.now, room);
+                        port.waiting.pop(self.now, band, room);
                     }
                     self.emit_much::<SEEN>(underlay);
                 }
                 Offered::Blocked => {
-                    closed += 1;
                     if let Some(port) = self.port_mut(owner) {
-                        port.waiting.rotate();
+                        port.waiting.skip(band, &mut closed);
                     }
                 }
             }
@@ -162,7 +187,7 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// Sends in the middle of a turn if many bytes wait to be sent.
-    fn emit_much<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) {
+    pub(crate) fn emit_much<const SEEN: bool>(&mut self, underlay: &mut impl Underlay) {
         if self.out.data.len() * 1024 + self.batch.bytes() > BATCH_BYTES {
             self.publish_now::<SEEN>();
             self.emit::<SEEN>(underlay);
@@ -178,8 +203,21 @@ impl<P: GuestPort> Core<P> {
     }
 
     fn on_guest_frame<const SEEN: bool>(&mut self, owner: u32, frame: TxFrame, parsed: &Result<Parsed, Malformed>) {
+        if let Err(reason) = self.switch_frame::<SEEN>(owner, frame, parsed) {
+            self.drop_unsent::<SEEN>(owner, frame, reason);
+        }
+    }
+
+    /// Asks the switch about a packet, and does what it says.
+    #[inline(always)]
+    fn switch_frame<const SEEN: bool>(
+        &mut self,
+        owner: u32,
+        frame: TxFrame,
+        parsed: &Result<Parsed, Malformed>,
+    ) -> Result<(), Unsent> {
         self.work.at(At::Switch, owner);
-        let Some(port) = self.ports[owner as usize].as_mut() else { return };
+        let Some(port) = self.ports[owner as usize].as_mut() else { return Ok(()) };
         let handle = frame.handle.0;
         if SEEN && let Some(capture) = &mut self.capture {
             capture.held(Stage::GuestTx, Note::outwards("fetched", owner), &port.port, frame.handle, frame.len);
@@ -188,35 +226,11 @@ impl<P: GuestPort> Core<P> {
         let is_in_part = head.len() < frame.len as usize;
         // Data that was just written in small pieces is used in place, here and below: a copy would read it in large
         // pieces, and wait until the small ones have reached the cache.
-        let parsed = match parsed {
-            Ok(parsed) => parsed,
-            &Err(reason) => {
-                self.counters.malformed_guest_frames[reason.index()] += 1;
-                port.outbound.malformed_packets += 1;
-                if SEEN && let Some(capture) = &mut self.capture {
-                    capture.held(
-                        Stage::Drop,
-                        Note::outwards(reason.name(), owner),
-                        &port.port,
-                        frame.handle,
-                        frame.len,
-                    );
-                }
-                port.complete(frame.handle);
-                return;
-            }
-        };
+        let parsed = parsed.as_ref().map_err(|reason| Unsent::Malformed(*reason))?;
         port.tx_packets += 1;
         port.tx_bytes += u64::from(frame.len);
         if !self.faults.is_empty() && self.faults.at_port(owner, Direction::Tx).drop {
-            self.counters.fault_dropped_packets += 1;
-            self.counters.fault_guest_dropped_packets += 1;
-            port.outbound.fault_dropped_packets += 1;
-            if SEEN && let Some(capture) = &mut self.capture {
-                capture.held(Stage::Drop, Note::outwards("fault", owner), &port.port, frame.handle, frame.len);
-            }
-            port.complete(frame.handle);
-            return;
+            return Err(Unsent::Fault);
         }
         if SEEN && let Some(capture) = &mut self.capture {
             let note = Note { vni: Some(port.vni.get()), ..Note::outwards("parsed", owner) };
@@ -237,50 +251,32 @@ impl<P: GuestPort> Core<P> {
             let what = capture::action(&verdict.action);
             let note = Note { vni: Some(port.vni.get()), peer, ..Note::outwards(what, owner) };
             capture.held(Stage::Avs, note, &port.port, frame.handle, frame.len);
-            if let Action::Drop(reason) = verdict.action {
-                let note = Note { what: reason.name(), ..note };
-                capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
-            }
         }
         let &Verdict { action, rewrite, fragment_to } = verdict;
         match action {
             Action::Answer { .. } => {
                 port.complete(frame.handle);
                 self.answer::<SEEN>(owner);
-                return;
+                return Ok(());
             }
             Action::Host => {
                 self.give_to_host(owner, frame);
-                return;
+                return Ok(());
             }
             Action::Copy => {
                 self.copy_to_group::<SEEN>(owner, frame);
-                return;
+                return Ok(());
             }
             Action::Ask { vni, address } => {
                 self.ask_route(owner, frame, (vni, address));
-                return;
+                return Ok(());
             }
-            Action::Drop(_) => {
-                port.complete(frame.handle);
-                return;
-            }
+            Action::Drop(reason) => return Err(Unsent::Switch(reason)),
             Action::Forward { .. } | Action::Deliver { .. } => {}
         }
         let segments = plan(head, frame, fragment_to);
-        let segments = match &segments {
-            Ok(segments) => segments,
-            Err(reason) => {
-                self.counters.malformed_guest_frames[reason.index()] += 1;
-                port.outbound.unsegmentable_packets += 1;
-                if SEEN && let Some(capture) = &mut self.capture {
-                    let note = Note::outwards(reason.name(), owner);
-                    capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
-                }
-                port.complete(frame.handle);
-                return;
-            }
-        };
+        // By reference: a copy would be made in the hot path.
+        let segments = segments.as_ref().map_err(|reason| Unsent::Unsegmentable(*reason))?;
         match action {
             Action::Forward { vni, peer, local, remote, reliable, ordering } => {
                 let left = segments.count();
@@ -316,7 +312,7 @@ impl<P: GuestPort> Core<P> {
                 if !port.waiting.is_empty() {
                     port.waiting.passed(self.now, remote);
                 }
-                self.hand_to_transport::<SEEN>(owner, frame, Departure { vni: vni.get(), peer: peer.0, reliably });
+                self.hand_to_transport::<SEEN>(owner, frame, Departure { vni: vni.get(), peer: peer.0, reliably })?;
             }
             Action::Deliver { port: to, worker } => {
                 port.outbound.local_packets += 1;
@@ -327,32 +323,32 @@ impl<P: GuestPort> Core<P> {
             }
             Action::Answer { .. } | Action::Host | Action::Copy | Action::Ask { .. } | Action::Drop(_) => {}
         }
+        Ok(())
     }
 
     /// After the switch's decision: the transport takes the packet, or it is sent as plain VXLAN, or it waits for a
     /// window, behind packets that wait for the same one.
-    fn hand_to_transport<const SEEN: bool>(&mut self, owner: u32, frame: TxFrame, departure: Departure) {
-        let is_behind = self.ports[owner as usize].as_ref().is_some_and(|port| port.waiting.has(&departure));
-        if !is_behind && matches!(self.offer::<SEEN>(owner, frame.handle.0, departure), Offered::Taken) {
-            return;
+    fn hand_to_transport<const SEEN: bool>(
+        &mut self,
+        owner: u32,
+        frame: TxFrame,
+        departure: Departure,
+    ) -> Result<(), Unsent> {
+        let must_wait = self.ports[owner as usize].as_ref().is_some_and(|port| port.waiting.must_wait(&departure));
+        if must_wait && self.egress.is_some() {
+            return self.queue_for_link(owner, frame, departure);
         }
-        let Some(port) = self.ports[owner as usize].as_mut() else { return };
+        if !must_wait && matches!(self.offer::<SEEN>(owner, frame.handle.0, departure), Offered::Taken) {
+            return Ok(());
+        }
+        let Some(port) = self.ports[owner as usize].as_mut() else { return Ok(()) };
         let room = port.room();
-        if port.waiting.push(self.now, frame, departure, room).is_err() {
-            port.outbound.window_full_packets += 1;
-            if SEEN && let Some(capture) = &mut self.capture {
-                let note = Note { peer: Some(departure.peer), ..Note::outwards("window_full", owner) };
-                let note = Note { vni: Some(departure.vni), ..note };
-                capture.held(Stage::Drop, note, &port.port, frame.handle, frame.len);
-            }
-            port.held[frame.handle.0 as usize] = None;
-            port.port.refuse(frame.handle);
-            port.completed = true;
-        }
+        let pushed = port.waiting.push(self.now, frame, (departure, Band::Normal), room);
+        pushed.map_err(|Full| Unsent::WindowFull(departure))
     }
 
     /// Offers a packet to the transport.
-    fn offer<const SEEN: bool>(&mut self, owner: u32, handle: u32, departure: Departure) -> Offered {
+    pub(crate) fn offer<const SEEN: bool>(&mut self, owner: u32, handle: u32, departure: Departure) -> Offered {
         self.work.at(At::Transport, owner);
         let held = self.ports[owner as usize].as_ref().and_then(|p| p.held.get(handle as usize).copied().flatten());
         let Some(held) = held else { return Offered::Taken };
@@ -397,122 +393,6 @@ impl<P: GuestPort> Core<P> {
         }
         Offered::Taken
     }
-
-    /// Gives guests the router advertisements that are due, a limited number per turn.
-    pub(crate) fn advertise<const SEEN: bool>(&mut self) -> bool {
-        let mut busy = false;
-        for _ in 0..ADVERTISEMENTS {
-            if self.switch.next_advertisement_ns().is_none_or(|at| at > self.now.0) {
-                break;
-            }
-            let Some(port) = self.switch.advertise() else { break };
-            self.answer::<SEEN>(port.0);
-            busy = true;
-        }
-        busy
-    }
-
-    /// Gives a guest the switch's answer, or an unsolicited message of the switch.
-    fn answer<const SEEN: bool>(&mut self, owner: u32) {
-        self.counters.answered_packets += 1;
-        let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else {
-            // Its device has no queue on this worker.
-            self.counters.gone_packets += 1;
-            return;
-        };
-        self.work.at(At::Place, owner);
-        match port.port.place(self.switch.answer(), true) {
-            Ok(handle) => {
-                port.hidden += 1;
-                port.outbound.answer_packets += 1;
-                self.counters.guest_rx_packets += 1;
-                if SEEN && let Some(capture) = &mut self.capture {
-                    let note = Note { port: Some(owner), ..Note::inwards("the switch's answer") };
-                    capture.placed(note, handle.0, self.switch.answer());
-                }
-                self.out.publish.push((owner, handle.0));
-            }
-            Err(PlaceError::NoBuffer) => self.counters.no_buffer_packets += 1,
-            Err(PlaceError::TooLarge) => self.counters.too_large_packets += 1,
-        }
-    }
-
-    /// Delivers a frame to another port of this host, possibly on another worker: without transport and encapsulation.
-    fn deliver_locally<const SEEN: bool>(
-        &mut self,
-        from: u32,
-        frame: TxFrame,
-        segments: &Segments,
-        (to, worker): (u32, Option<WorkerId>),
-        rewrite: Option<&bifrost_avs::Rewrite>,
-    ) {
-        let as_it_is = rewrite.is_none() && segments.is_unchanged() && worker.is_none();
-        if as_it_is && self.deliver_as_it_is::<SEEN>(from, frame, to) {
-            return;
-        }
-        let mut scratch = std::mem::take(&mut self.scratch);
-        self.work.local = Some((from, frame.handle));
-        // Checksums completed here are known to be right.
-        let checksummed = frame.offload != bifrost_nic::Offload::default();
-        for i in 0..segments.count() {
-            let Some(port) = self.ports[from as usize].as_mut() else { break };
-            self.work.at(At::Copy, from);
-            scratch.clear();
-            segments.write(i, |from, to, out| port.port.copy(frame.handle, from, to, out), &mut scratch);
-            if let Some(rewrite) = rewrite {
-                rewrite.apply(&mut scratch);
-            }
-            self.counters.local_packets += 1;
-            match worker {
-                None => self.deliver_plain::<SEEN>(to, &scratch, checksummed),
-                Some(worker) => self.siblings.keep_frame(worker, (from, to), &scratch, checksummed),
-            }
-        }
-        self.scratch = scratch;
-        self.work.local = None;
-        self.work.at(At::Release, from);
-        if let Some(port) = self.ports[from as usize].as_mut() {
-            port.complete(frame.handle);
-        }
-    }
-
-    /// The same for a contiguous frame that does not change, without assembling it first. Returns false, and does
-    /// nothing, if that is not possible.
-    fn deliver_as_it_is<const SEEN: bool>(&mut self, from: u32, frame: TxFrame, to: u32) -> bool {
-        let both = self.ports.get_disjoint_mut([from as usize, to as usize]);
-        let Ok([Some(source), Some(target)]) = both else { return false };
-        let (head, _) = source.port.bytes(frame.handle);
-        if head.len() != frame.len as usize {
-            return false;
-        }
-        self.counters.local_packets += 1;
-        self.work.local = Some((from, frame.handle));
-        self.work.at(At::Place, to);
-        place_plain::<SEEN, P>(target, self.now, head, false, &mut self.out, &mut self.counters, &mut self.capture);
-        self.work.local = None;
-        self.work.at(At::Release, from);
-        source.complete(frame.handle);
-        true
-    }
-
-    /// Places a frame that was not carried reliably; it is published with this batch.
-    pub(crate) fn deliver_plain<const SEEN: bool>(&mut self, owner: u32, frame: &[u8], checksum_valid: bool) {
-        let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else {
-            // Its device has no queue on this worker.
-            self.counters.gone_packets += 1;
-            return;
-        };
-        self.work.at(At::Place, owner);
-        place_plain::<SEEN, P>(
-            port,
-            self.now,
-            frame,
-            checksum_valid,
-            &mut self.out,
-            &mut self.counters,
-            &mut self.capture,
-        );
-    }
 }
 
 /// How a frame is segmented; `fragment_to`: the path MTU, if the frame exceeds it.
@@ -537,56 +417,6 @@ fn charge(limit: &Limit, now: Time, frames: &[TxFrame]) {
         packets += frame.offload.segment.map_or(1, |s| u64::from(frame.len.div_ceil(u32::from(s.mss).max(1))));
     }
     limit.charge(now, bytes, packets);
-}
-
-fn place_plain<const SEEN: bool, P: GuestPort>(
-    port: &mut Port<P>,
-    now: Time,
-    frame: &[u8],
-    checksum_valid: bool,
-    out: &mut Output,
-    counters: &mut Counters,
-    capture: &mut Option<Box<Capture>>,
-) {
-    let note = Note { port: Some(port.owner), vni: Some(port.vni.get()), ..Note::inwards("plain") };
-    match place_unasked(port, now, frame, checksum_valid) {
-        Ok(handle) => {
-            if SEEN && let Some(capture) = capture {
-                capture.placed(note, handle.0, frame);
-            }
-            port.rx_packets += 1;
-            counters.guest_rx_packets += 1;
-            port.rx_bytes += frame.len() as u64;
-            port.hidden += 1;
-            out.publish.push((port.owner, handle.0));
-        }
-        Err(refusal) => {
-            refusal.count(Some(port), counters);
-            if SEEN && let Some(capture) = capture {
-                capture.dropped(note.saying(refusal.name()), frame, frame.len());
-            }
-        }
-    }
-}
-
-/// Places a frame, unless a limit or a rest of the port forbids it.
-#[inline(always)]
-fn place_unasked<P: GuestPort>(
-    port: &mut Port<P>,
-    now: Time,
-    frame: &[u8],
-    checksum_valid: bool,
-) -> Result<RxHandle, Refusal> {
-    if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(now, frame.len())) {
-        return Err(Refusal::RateLimited);
-    }
-    if port.slowness.rests(now) {
-        return Err(Refusal::SlowPort);
-    }
-    port.port.place(frame, checksum_valid).map_err(|error| match error {
-        PlaceError::NoBuffer => Refusal::NoBuffer,
-        PlaceError::TooLarge => Refusal::TooLarge,
-    })
 }
 
 /// Whether a frame's transport checksum is still to be completed, or complete and right. A frame whose checksum was

@@ -5,144 +5,25 @@
 //! that guests of this host send to those are fetched by the sender's worker. And a RESET has a CID of the peer's,
 //! which does not identify the worker here.
 
-use std::net::SocketAddr;
-
-use bifrost_avs::{Action, PortId, Switch, Verdict, WorkerId};
+use bifrost_avs::{Action, PortId, Verdict};
 use bifrost_nic::parse;
-use bifrost_port::{Datagram, GuestPort, PolledUnderlay, Service, steer};
+use bifrost_port::{Datagram, GuestPort, PolledUnderlay};
 use bifrost_rte::{Arrival, Time};
-use bifrost_wire::bifrost::{self, Cid, Packet, Reset};
-use bifrost_wire::{Mac, vxlan};
+use bifrost_wire::bifrost::Cid;
 
 use crate::capture::Note;
 use crate::changes::Changes;
 use crate::core::Core;
-use crate::handle::Mailbox;
-use crate::work::Stage as At;
-use crate::worker::{Device, Worker};
+use crate::refusal::Refusal;
+use crate::siblings::{Kind, Parcel, StrayReset};
+use crate::stage::Stage as At;
+use crate::worker::{Device, Mailbox, Worker};
 
 /// Maximum RESETs that wait to be passed to the next worker.
 const MAX_STRAY_RESETS: usize = 64;
 /// Maximum packets handed over to a worker that it has not processed yet; more are dropped, and the transport
 /// retransmits its own.
 const MAX_WAITING: usize = 8192;
-
-/// A host's workers, seen from one of them.
-#[derive(Debug)]
-pub(crate) struct Siblings {
-    /// Own index.
-    pub(crate) index: u16,
-    /// Number of workers; 1 until they are joined.
-    pub(crate) workers: u16,
-    stray_resets: Vec<StrayReset>,
-    /// By destination worker.
-    parcels: Vec<Parcel>,
-    /// The rest of a parcel whose unpacking was interrupted by a panic, and the number of items done.
-    rest: Option<(Parcel, usize)>,
-}
-
-/// A RESET that is passed from worker to worker.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StrayReset {
-    /// Number of the peer that sent it.
-    pub(crate) peer: u32,
-    pub(crate) vni: u32,
-    pub(crate) reset: Reset,
-    /// Workers that have not seen it yet.
-    pub(crate) workers_left: u16,
-}
-
-/// Copies of packets for one worker, in the order of arrival.
-#[derive(Debug, Default)]
-struct Parcel {
-    bytes: Vec<u8>,
-    items: Vec<Item>,
-}
-
-/// A packet in a parcel.
-#[derive(Debug)]
-struct Item {
-    /// Where it ends; it starts where the previous one ends.
-    end: usize,
-    kind: Kind,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    /// A datagram from the underlay.
-    Datagram { source: SocketAddr, service: Service, ecn: u8, ttl: u8, rx_time_ns: u64 },
-    /// A frame from the guest behind one port of this host to the guest behind another.
-    Frame { from: u32, port: u32, checksum_valid: bool },
-}
-
-impl Parcel {
-    fn add(&mut self, packet: &[u8], kind: Kind) {
-        self.bytes.extend_from_slice(packet);
-        self.items.push(Item { end: self.bytes.len(), kind });
-    }
-
-    fn get(&self, index: usize) -> Option<(Kind, &[u8])> {
-        let item = self.items.get(index)?;
-        let begin = index.checked_sub(1).map_or(0, |before| self.items[before].end);
-        Some((item.kind, &self.bytes[begin..item.end]))
-    }
-}
-
-impl Siblings {
-    pub(crate) fn new(index: u16) -> Self {
-        Siblings { index, workers: 1, stray_resets: Vec::new(), parcels: Vec::new(), rest: None }
-    }
-
-    /// The other worker that owns a datagram, if any. RESETs are passed on differently.
-    pub(crate) fn owner_of(&self, datagram: &Datagram<'_>, switch: &Switch) -> Option<u16> {
-        if self.workers < 2 {
-            return None;
-        }
-        let payload = datagram.payload;
-        match datagram.service {
-            Service::Vxlan => {
-                let (vni, frame) = vxlan::parse(payload).ok()?;
-                let (to, rest) = frame.split_first_chunk()?;
-                Some(switch.other_worker(vni, Mac(*rest.first_chunk()?), Mac(*to))?.0)
-            }
-            Service::Bifrost if steer::is_reset(payload) => None,
-            Service::Bifrost => {
-                let home = if steer::is_first_request(payload) { home_of_request(payload, switch) } else { None };
-                let owner = home.unwrap_or_else(|| steer::worker_of_bifrost(payload, self.workers));
-                (owner != self.index).then_some(owner)
-            }
-        }
-    }
-
-    /// Whether a parcel is partly unpacked.
-    pub(crate) fn has_rest(&self) -> bool {
-        self.rest.is_some()
-    }
-
-    /// Keeps a copy of a datagram for its owner.
-    pub(crate) fn keep(&mut self, owner: u16, datagram: &Datagram<'_>) {
-        let &Datagram { payload, source, service, ecn, ttl, rx_time_ns } = datagram;
-        self.add(owner, payload, Kind::Datagram { source, service, ecn, ttl, rx_time_ns });
-    }
-
-    /// Keeps a copy of a frame from the guest behind port `from` to the one behind `port`, for the worker that serves
-    /// `port`.
-    pub(crate) fn keep_frame(
-        &mut self,
-        WorkerId(owner): WorkerId,
-        (from, port): (u32, u32),
-        frame: &[u8],
-        checksum_valid: bool,
-    ) {
-        self.add(owner, frame, Kind::Frame { from, port, checksum_valid });
-    }
-
-    fn add(&mut self, owner: u16, packet: &[u8], kind: Kind) {
-        if let Some(parcel) = self.parcels.get_mut(usize::from(owner)) {
-            parcel.add(packet, kind);
-        }
-    }
-}
 
 /// A parcel that is being unpacked. When dropped, it leaves the rest to the core: nothing, unless a panic has occurred.
 struct Unpacking<'a, P> {
@@ -157,13 +38,6 @@ impl<P> Drop for Unpacking<'_, P> {
             self.core.siblings.rest = Some((std::mem::take(&mut self.parcel), self.done));
         }
     }
-}
-
-/// The worker that alone serves the vNIC to which a connection is requested.
-fn home_of_request(payload: &[u8], switch: &Switch) -> Option<u16> {
-    let (vni, packet) = vxlan::parse(payload).ok()?;
-    let Ok(Packet::Setup(setup)) = bifrost::parse(packet) else { return None };
-    switch.home(vni, setup.to).map(|worker| worker.0)
 }
 
 impl<P: GuestPort> Core<P> {
@@ -198,17 +72,16 @@ impl<P: GuestPort> Core<P> {
     fn on_handed_frame<const SEEN: bool>(&mut self, (from, port): (u32, u32), frame: &[u8], checksum_valid: bool) {
         self.work.cid = Cid::NONE;
         self.work.at(At::Judge, port);
-        let seen = |what| Note { port: Some(port), ..Note::inwards(what) };
         let parsed = match parse(frame, frame.len()) {
             Ok(parsed) => parsed,
             Err(reason) => {
-                self.counters.malformed_underlay_frames[reason.index()] += 1;
-                return self.see_dropped::<SEEN>(seen(reason.name()), frame);
+                let refusal = Refusal::Malformed(reason);
+                return self.refuse::<SEEN>(refusal, Some(port), None, Note::inwards(""), frame);
             }
         };
         let &Verdict { action, rewrite, .. } = self.switch.from_worker(PortId(from), PortId(port), frame, &parsed);
         if let Action::Drop(reason) = action {
-            return self.see_dropped::<SEEN>(seen(reason.name()), frame);
+            return self.refuse::<SEEN>(Refusal::Switch(reason), Some(port), None, Note::inwards(""), frame);
         }
         // From an uplink it may have to continue to another guest of this host.
         let Action::Deliver { port: PortId(to), worker } = action else { return };

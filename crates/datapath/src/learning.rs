@@ -2,23 +2,23 @@
 //!
 //! In networks whose routes are learned, the switch has no route for the first packet to a destination
 //! ([`Action::Ask`](bifrost_avs::Action)). The packet stays in the guest's buffer, and a question goes to the daemon's
-//! bounded queue. When the answer comes ([`Core::learn`]), the switch decides again about all packets that wait for it,
-//! before it sees later ones. Packets without an answer are dropped after [`PATIENCE_NS`].
+//! bounded queue. When the answer comes ([`Core::learn`](crate::core::Core::learn)), the switch decides again about all
+//! packets that wait for it, before it sees later ones. Packets without an answer are dropped after [`PATIENCE_NS`].
 //!
 //! Everything is bounded for each port. What ports share, the packets that may wait at a worker and the queue of
 //! questions, is bounded for each port by what is free of it (dynamic thresholds; Choudhury and Hahne, ToN 1998): if N
 //! guests scan a network, each holds no more than what is left for others, a part of N + 1.
 
+mod asking;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
-use bifrost_avs::LearnedChange;
-use bifrost_port::{GuestPort, TxFrame};
+use bifrost_port::TxFrame;
 use bifrost_rte::Time;
 use bifrost_tables::{IpNet, TokenBucket};
 use bifrost_wire::Vni;
 
-use crate::core::Core;
 use crate::counters::OutboundCounters;
 use crate::questions::{RouteQuestion, RouteQuestions};
 
@@ -150,78 +150,6 @@ impl Ranges {
     fn contains(&self, address: IpAddr) -> bool {
         let behind = self.0.partition_point(|range| range.network() <= address);
         self.0[..behind].last().is_some_and(|range| range.contains(&address))
-    }
-}
-
-impl<P: GuestPort> Core<P> {
-    /// Sets the daemon's queue of questions.
-    pub fn set_route_questions(&mut self, questions: RouteQuestions) {
-        self.asking.questions = Some(questions);
-    }
-
-    /// Keeps a packet until the route to an address is learned, or drops it.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn ask_route(&mut self, owner: u32, frame: TxFrame, to: (Vni, IpAddr)) {
-        let now = self.now;
-        let Some(port) = self.ports.get_mut(owner as usize).and_then(Option::as_mut) else { return };
-        match port.learning.get_or_insert_default().keep(now, to, frame, &self.asking) {
-            Ok(()) => {
-                self.asking.packets += 1;
-                let until = now.after(PATIENCE_NS);
-                self.asking.due = Some(self.asking.due.map_or(until, |due| due.min(until)));
-                // A ring that returns buffers in order must not run short because of this one.
-                port.port.relieve();
-            }
-            Err(counter) => {
-                *counter(&mut port.outbound) += 1;
-                port.complete(frame.handle);
-            }
-        }
-    }
-
-    /// Changes what the switch has learned of a network's routes, and lets it decide again about the packets that wait
-    /// for it.
-    pub fn learn(&mut self, vni: Vni, changes: &[LearnedChange]) {
-        self.switch.learn(vni, changes);
-        if self.asking.packets == 0 {
-            return;
-        }
-        let answered = changes.iter().filter(|change| change.answer.is_some()).map(|change| change.range);
-        let answered = Ranges::new(answered.collect());
-        let is_answered = |&(of, address): &(Vni, IpAddr)| of == vni && answered.contains(address);
-        for port in self.ports.iter_mut().flatten() {
-            let Some(learning) = &mut port.learning else { continue };
-            let mut again = learning.take(|to, _| is_answered(to));
-            if again.is_empty() {
-                continue;
-            }
-            self.asking.packets = self.asking.packets.saturating_sub(again.len());
-            port.outbound.resumed_packets += again.len() as u64;
-            again.append(&mut port.backlog);
-            port.backlog = again;
-            port.unfinished = true;
-        }
-    }
-
-    /// Drops packets whose time is over.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn end_asking(&mut self) {
-        let now = self.now;
-        let mut due: Option<Time> = None;
-        let mut left = 0;
-        for port in self.ports.iter_mut().flatten() {
-            let Some(learning) = &mut port.learning else { continue };
-            let over = learning.take(|_, until| until <= now);
-            left += learning.packets;
-            due = due.into_iter().chain(learning.waiting.values().map(|waiting| waiting.until)).min();
-            port.outbound.learn_timeout_packets += over.len() as u64;
-            over.into_iter().for_each(|frame| port.complete(frame.handle));
-        }
-        // Not once for each packet: all ports are looked at.
-        let due = due.map(|due| due.max(now.after(SWEEP_NS)));
-        (self.asking.packets, self.asking.due) = (left, due);
     }
 }
 

@@ -7,7 +7,8 @@
 //! The stages of a packet, by file:
 //!
 //! * out: `guest.rs` fetches, parses, asks the switch and hands packets to the transport; `emit.rs` segments,
-//!   encapsulates and sends them (`bundle.rs`: several in one datagram);
+//!   encapsulates and sends them (`bundle.rs`: several in one datagram); `egress.rs` says whose packet goes next, if
+//!   the host sends at a given rate;
 //! * in: `underlay.rs` decapsulates, asks the transport, verifies and places packets (`pressure.rs`: whose, under
 //!   overload); `turn.rs` publishes, then acknowledges.
 //!
@@ -26,6 +27,9 @@ mod copies;
 mod core;
 mod counters;
 mod delayed;
+mod deliver;
+mod departure;
+mod egress;
 mod emit;
 pub mod fault;
 mod guest;
@@ -36,6 +40,7 @@ mod kept;
 mod learning;
 mod limits;
 mod lists;
+mod lost;
 mod moved;
 mod peers;
 mod ports;
@@ -44,11 +49,16 @@ mod provision;
 mod pulse;
 mod questions;
 mod refusal;
+mod rx_queue;
 mod set_aside;
+mod share;
+mod siblings;
 mod snapshot;
+mod stage;
 pub mod trace;
 mod turn;
 mod underlay;
+mod unsent;
 mod waiting;
 mod watchdog;
 mod work;
@@ -61,19 +71,21 @@ pub use bifrost_rte::{Estimate, PathEstimate, Weight};
 pub use bifrost_tables::{AfterGap, PathSet};
 pub use contain::{PortFault, Recovery};
 pub use counters::{Counters, OutboundCounters};
-pub use handle::{Gone, Handle, Remote, join, start, start_paused};
+pub use egress::{Guarantee, LinkRate};
+pub use handle::{Handle, Remote, join, start, start_paused};
 pub use host::{HostFrame, HostQueue};
 pub use limits::{Limit, Limits, Rate};
-pub use lists::{Pages, Share};
+pub use lists::Pages;
 pub use moved::Moved;
 pub use peers::{PeerConfig, PeerError, PlainPaths};
 pub use ports::PortConfig;
 pub use pulse::{Pulse, PulseWatch};
 pub use questions::{RouteQuestion, RouteQuestionQueue, RouteQuestions, route_questions};
 pub use set_aside::SetAside;
+pub use share::Share;
 pub use snapshot::{PathView, PortView, Totals};
+pub use stage::Stage;
 pub use watchdog::{LONG_TURN_NS, WatchdogConfig};
-pub use work::Stage;
 #[cfg(debug_assertions)]
 pub use work::{Effect, Injection, Of};
-pub use worker::{Device, Worker};
+pub use worker::{Device, Gone, Worker};

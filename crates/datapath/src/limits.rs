@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bifrost_nic::dscp::Band;
 use bifrost_rte::Time;
 use bifrost_tables::TokenBucket;
 
@@ -107,18 +108,35 @@ impl Limit {
 
     /// Charges fetched packets.
     pub(crate) fn charge(&self, now: Time, bytes: u64, packets: u64) {
-        let mut meters = self.meters();
-        if let Some(meter) = &mut meters.bytes {
-            meter.bucket.charge(now.0, bytes);
-        }
-        if let Some(meter) = &mut meters.packets {
-            meter.bucket.charge(now.0, packets);
-        }
+        self.meters().charge(now, bytes, packets);
     }
 
     /// Whether a packet of this size may pass; if so, it is charged.
     pub(crate) fn take(&self, now: Time, bytes: usize) -> bool {
         self.meters().take(now, bytes)
+    }
+
+    /// The same for a packet that may use the tokens of the next burst.
+    pub(crate) fn take_ahead(&self, now: Time, bytes: usize) -> bool {
+        let mut meters = self.meters();
+        let has_ahead = meters.has_ahead(now);
+        if has_ahead {
+            meters.charge(now, bytes as u64, 1);
+        }
+        has_ahead
+    }
+
+    /// Time until a packet of a band may pass, ns. Charges nothing.
+    pub(crate) fn until(&self, now: Time, bytes: usize, band: Band) -> u64 {
+        let mut meters = self.meters();
+        if band == Band::Priority && meters.has_ahead(now) {
+            return 0;
+        }
+        let Meters { bytes: by_bytes, packets } = &mut *meters;
+        let of = |meter: &mut Option<Meter>, amount: u64| {
+            meter.as_mut().map_or(0, |m| m.bucket.until(now.0, amount.min(m.bucket.rate().1)))
+        };
+        of(by_bytes, bytes as u64).max(of(packets, 1))
     }
 
     /// The result that [`take`](Self::take) would have. Charges nothing.
@@ -143,6 +161,21 @@ impl Meters {
             }
         }
         if wait > 0 { Allowance::NotBefore(now.after(wait)) } else { Allowance::Packets(allowed as usize) }
+    }
+
+    fn charge(&mut self, now: Time, bytes: u64, packets: u64) {
+        if let Some(meter) = &mut self.bytes {
+            meter.bucket.charge(now.0, bytes);
+        }
+        if let Some(meter) = &mut self.packets {
+            meter.bucket.charge(now.0, packets);
+        }
+    }
+
+    /// Whether no meter owes more than a burst.
+    fn has_ahead(&mut self, now: Time) -> bool {
+        let has = |meter: &mut Meter| meter.bucket.debt(now.0) < meter.bucket.rate().1;
+        [&mut self.bytes, &mut self.packets].into_iter().flatten().all(has)
     }
 
     fn take(&mut self, now: Time, bytes: usize) -> bool {

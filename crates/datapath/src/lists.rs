@@ -12,9 +12,10 @@ use bifrost_port::clock::monotonic_ns;
 use bifrost_rte::ConnSnapshot;
 
 use crate::core::Core;
-use crate::handle::{Gone, Mailbox, Remote};
+use crate::handle::Remote;
+use crate::share::Share;
 use crate::snapshot::{PathView, PortView};
-use crate::worker::Device;
+use crate::worker::{Device, Gone, Mailbox};
 
 /// A page ends with the place whose entries reach this number.
 const PAGE: usize = 1024;
@@ -26,52 +27,6 @@ const PIECES: u32 = 64;
 const CONNECTIONS: u32 = 8;
 /// Ports, or peers with their paths, between two readings of the clock: about a microsecond each.
 const PORTS: u32 = 1;
-
-/// The time that a turn has left for questions.
-pub struct Share<'a> {
-    clock: &'a dyn Fn() -> u64,
-    until: u64,
-}
-
-impl std::fmt::Debug for Share<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Share").field("until", &self.until).finish_non_exhaustive()
-    }
-}
-
-impl<'a> Share<'a> {
-    /// `ns` from now on, on this clock.
-    pub fn new(clock: &'a dyn Fn() -> u64, ns: u64) -> Self {
-        Share { clock, until: clock().saturating_add(ns) }
-    }
-
-    /// Whether no time is left.
-    pub fn is_used_up(&self) -> bool {
-        (self.clock)() >= self.until
-    }
-
-    /// Visits some of `places` places, starting at `from`: at least one, and then until the time is used up or the page
-    /// is full. Returns where to continue, if there are more.
-    fn look<T>(
-        &self,
-        from: u32,
-        places: u32,
-        stride: u32,
-        page: &mut Vec<T>,
-        mut see: impl FnMut(u32, &mut Vec<T>),
-    ) -> Option<u32> {
-        let mut at = from;
-        while at < places {
-            see(at, page);
-            at += 1;
-            let seen = at - from;
-            if page.len() >= PAGE || seen >= PLACES || seen.is_multiple_of(stride) && self.is_used_up() {
-                break;
-            }
-        }
-        (at < places).then_some(at)
-    }
-}
 
 /// Makes a piece of a list, starting at a place; returns where to continue.
 type Look<T> = Box<dyn FnMut(&Core<Device>, u32, &Share<'_>, &mut Vec<T>) -> Option<u32> + Send>;
@@ -128,14 +83,14 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
     /// All ports that this worker serves.
     pub fn ports(&self) -> Pages<U, PortView> {
         self.pages(|core, from, share, page| {
-            share.look(from, core.port_places(), PORTS, page, |place, page| page.extend(core.port_view(place)))
+            look(share, from, core.port_places(), PORTS, page, |place, page| page.extend(core.port_view(place)))
         })
     }
 
     /// Those of the given ports that this worker serves, in order.
     pub fn ports_of(&self, owners: Vec<u32>) -> Pages<U, PortView> {
         self.pages(move |core, from, share, page| {
-            share.look(from, owners.len() as u32, PORTS, page, |place, page| {
+            look(share, from, owners.len() as u32, PORTS, page, |place, page| {
                 page.extend(core.port_view(owners[place as usize]));
             })
         })
@@ -145,14 +100,14 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
     pub fn traffic(&self) -> Pages<U, (u64, u64)> {
         self.pages(|core, from, share, page| {
             let places = core.port_places();
-            share.look(from, places, CONNECTIONS, page, |place, page| page.extend(core.port_traffic(place)))
+            look(share, from, places, CONNECTIONS, page, |place, page| page.extend(core.port_traffic(place)))
         })
     }
 
     /// All paths; those to one peer are adjacent, and on one page.
     pub fn paths(&self) -> Pages<U, PathView> {
         self.pages(|core, from, share, page| {
-            share.look(from, core.peer_places(), PORTS, page, |place, page| page.extend(core.path_views(place)))
+            look(share, from, core.peer_places(), PORTS, page, |place, page| page.extend(core.path_views(place)))
         })
     }
 
@@ -164,7 +119,7 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
     ) -> Pages<U, T> {
         let look = move |core: &Core<Device>, from, share: &Share<'_>, page: &mut Vec<T>| {
             let switch = core.switch();
-            share.look(from, switch.session_places(), CONNECTIONS, page, |place, page| {
+            look(share, from, switch.session_places(), CONNECTIONS, page, |place, page| {
                 page.extend(switch.session_at(place).and_then(|session| see(place, &session)));
             })
         };
@@ -175,7 +130,7 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
     pub fn moving_sessions(&self, port: PortId) -> Pages<U, MovingSession> {
         self.pages(move |core, from, share, page| {
             let switch = core.switch();
-            share.look(from, switch.moving_places(), CONNECTIONS, page, |place, page| {
+            look(share, from, switch.moving_places(), CONNECTIONS, page, |place, page| {
                 page.extend(switch.moving_session_at(port, place));
             })
         })
@@ -191,7 +146,7 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
         self.mailbox().ask(move |worker, share| {
             let switch = worker.core.switch_mut();
             switch.advance(monotonic_ns());
-            let next = share.look(from, sessions.len() as u32, CONNECTIONS, &mut Vec::<()>::new(), |place, _| {
+            let next = look(share, from, sessions.len() as u32, CONNECTIONS, &mut Vec::<()>::new(), |place, _| {
                 taken += u64::from(switch.take_over_session(port, &sessions[place as usize]));
             });
             from = next.unwrap_or_default();
@@ -206,7 +161,7 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
         mut see: impl FnMut(&Core<Device>, u32) -> T + Send + 'static,
     ) -> Pages<U, T> {
         self.pages(move |core, from, share, page| {
-            share.look(from, count, CONNECTIONS, page, |place, page| page.push(see(core, place)))
+            look(share, from, count, CONNECTIONS, page, |place, page| page.push(see(core, place)))
         })
     }
 
@@ -218,6 +173,28 @@ impl<U: PolledUnderlay + 'static> Remote<U> {
     }
 }
 
+/// Visits some of `places` places, starting at `from`: at least one, and then until the time is used up or the page
+/// is full. Returns where to continue, if there are more.
+fn look<T>(
+    share: &Share<'_>,
+    from: u32,
+    places: u32,
+    stride: u32,
+    page: &mut Vec<T>,
+    mut see: impl FnMut(u32, &mut Vec<T>),
+) -> Option<u32> {
+    let mut at = from;
+    while at < places {
+        see(at, page);
+        at += 1;
+        let seen = at - from;
+        if page.len() >= PAGE || seen >= PLACES || seen.is_multiple_of(stride) && share.is_used_up() {
+            break;
+        }
+    }
+    (at < places).then_some(at)
+}
+
 /// Makes a piece of the list of connections.
 fn connections<P: bifrost_port::GuestPort, T>(
     core: &Core<P>,
@@ -226,7 +203,7 @@ fn connections<P: bifrost_port::GuestPort, T>(
     page: &mut Vec<T>,
     see: &mut impl FnMut(u32, &ConnSnapshot) -> Option<T>,
 ) -> Option<u32> {
-    share.look(from, core.engine().places(), CONNECTIONS, page, |place, page| {
+    look(share, from, core.engine().places(), CONNECTIONS, page, |place, page| {
         page.extend(core.connection_view(place).and_then(|(peer, connection)| see(peer, &connection)));
     })
 }

@@ -182,14 +182,14 @@ fn a_page_has_a_bound_and_free_places_take_time_too() {
     let never = || 0;
     let share = Share::new(&never, 1);
     let mut page = Vec::new();
-    assert_eq!(share.look(0, MANY, CONNECTIONS, &mut page, |place, page| page.push(place)), Some(PAGE as u32));
+    assert_eq!(look(&share, 0, MANY, CONNECTIONS, &mut page, |place, page| page.push(place)), Some(PAGE as u32));
     assert_eq!(page.len(), PAGE);
     let mut none: Vec<u32> = Vec::new();
-    assert_eq!(share.look(7, MANY, CONNECTIONS, &mut none, |_, _| {}), Some(7 + PLACES));
+    assert_eq!(look(&share, 7, MANY, CONNECTIONS, &mut none, |_, _| {}), Some(7 + PLACES));
     let late = || 5;
     let used_up = Share { clock: &late, until: 5 };
-    assert_eq!(used_up.look(3, MANY, PORTS, &mut none, |_, _| {}), Some(4), "one at least, or it would never end");
-    assert_eq!(used_up.look(9, 9, PORTS, &mut none, |_, _| unreachable!("there is none")), None);
+    assert_eq!(look(&used_up, 3, MANY, PORTS, &mut none, |_, _| {}), Some(4), "one at least, or it would never end");
+    assert_eq!(look(&used_up, 9, 9, PORTS, &mut none, |_, _| unreachable!("there is none")), None);
 }
 
 /// A worker with connections and ports.
@@ -444,7 +444,7 @@ fn longest_turn() {
             .mailbox()
             .ask(move |worker, share| {
                 let (began, mut count) = (Instant::now(), 0);
-                share.look(0, piece.len() as u32, CONNECTIONS, &mut Vec::<()>::new(), |place, _| {
+                look(share, 0, piece.len() as u32, CONNECTIONS, &mut Vec::<()>::new(), |place, _| {
                     worker.core.switch_mut().take_over_session(GUEST, &piece[place as usize]);
                     count += 1;
                 });
@@ -471,10 +471,10 @@ fn longest_turn() {
                 let (mut moving, mut listed) = (Vec::with_capacity(PAGE), Vec::with_capacity(PAGE));
                 let places = switch.moving_places();
                 let next = if session {
-                    share.look(place, places, CONNECTIONS, &mut listed, |at, page| page.extend(switch.session_at(at)))
+                    look(share, place, places, CONNECTIONS, &mut listed, |at, page| page.extend(switch.session_at(at)))
                 } else {
                     let see = |at, page: &mut Vec<_>| page.extend(switch.moving_session_at(GUEST, at));
-                    share.look(place, places, CONNECTIONS, &mut moving, see)
+                    look(share, place, places, CONNECTIONS, &mut moving, see)
                 };
                 Some((next, began.elapsed()))
             });

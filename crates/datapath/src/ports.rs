@@ -6,15 +6,18 @@ use bifrost_avs::Rewrite;
 use bifrost_nic::Segments;
 use bifrost_nic::dscp::Marking;
 use bifrost_port::{GuestPort, TxFrame};
-use bifrost_rte::{Destination, Ordering, Time};
+use bifrost_rte::{Ordering, Time, Weight};
 use bifrost_wire::{Mac, Vni};
 
 use crate::budget::Budget;
 use crate::contain::{PortFault, Strikes};
 use crate::counters::OutboundCounters;
+use crate::departure::Departure;
+use crate::egress::Guarantee;
 use crate::learning::Learning;
 use crate::limits::Limits;
 use crate::pressure::Load;
+use crate::rx_queue::RxQueue;
 use crate::waiting::{Room, Waiting};
 use crate::watchdog::Slowness;
 
@@ -54,16 +57,6 @@ pub(crate) struct Held {
     pub(crate) class: u8,
     /// Segments not yet released; 0: the buffer is the guest's again.
     pub(crate) left: u16,
-}
-
-/// Where the switch sends a packet.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Departure {
-    pub(crate) vni: u32,
-    /// The peer's number.
-    pub(crate) peer: u32,
-    /// The destination as the transport knows it; `None`: plain VXLAN.
-    pub(crate) reliably: Option<Destination>,
 }
 
 /// One port of one worker.
@@ -113,8 +106,14 @@ pub(crate) struct Port<P> {
     /// Packets placed but not published yet.
     pub(crate) hidden: u32,
     pub(crate) limits: Limits,
+    /// Frames that wait for the guest, if they may wait.
+    pub(crate) rx_queue: Option<Box<RxQueue>>,
     /// How the outer DSCP of the guest's packets is chosen.
     pub(crate) marking: Marking,
+    /// The share of its network among networks, and its own in its network.
+    pub(crate) weights: (Weight, Weight),
+    /// The least that it may send on a full link.
+    pub(crate) guarantee: Option<Guarantee>,
     /// Until then nothing is fetched, because the guest has used up its send limit.
     pub(crate) held_back_until: Option<Time>,
     /// How often that happened.
@@ -159,7 +158,10 @@ impl<P: GuestPort> Port<P> {
             rx_bytes: 0,
             hidden: 0,
             limits: Limits::default(),
+            rx_queue: None,
             marking: Marking::default(),
+            weights: (Weight::default(), Weight::default()),
+            guarantee: None,
             held_back_until: None,
             held_back: 0,
             rate_limited: 0,
@@ -209,6 +211,15 @@ impl<P: GuestPort> Port<P> {
         self.completed = true;
     }
 
+    /// Returns the buffer of a packet that the switch has decided about and that is dropped.
+    pub(crate) fn drop_undelivered(&mut self, handle: bifrost_port::TxHandle) {
+        if let Some(held) = self.held.get_mut(handle.0 as usize) {
+            *held = None;
+        }
+        self.port.refuse(handle);
+        self.completed = true;
+    }
+
     /// Fetched packets that wait: those that the switch has not decided about, and those that it has.
     pub(crate) fn waiting(&self) -> (u64, u64) {
         (self.backlog.len() as u64, self.waiting.packets() as u64)
@@ -252,7 +263,9 @@ impl<P: GuestPort> Port<P> {
         self.outbound.learn_gone_packets += self.learning_packets();
         self.learning = None;
         self.backlog.clear();
+        let bound = self.waiting.bound();
         (self.waiting, self.unfinished, self.hidden) = (Waiting::default(), false, 0);
+        self.waiting.set_bound(bound);
     }
 
     /// Packets of the guest that are held.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bifrost_avs::PortId;
 
-use crate::work::Stage;
+use crate::stage::Stage;
 
 /// A worker that is in the same turn for this long is stuck.
 const STUCK: Duration = Duration::from_secs(1);

@@ -12,6 +12,8 @@ use crate::ports::Port;
 /// Why a frame is not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
+    /// An injected fault.
+    Fault,
     /// A wrong transport checksum.
     BadChecksum,
     /// It exceeds its guest's share while the worker cannot keep up.
@@ -46,6 +48,7 @@ impl Refusal {
     /// Its name in captures.
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Refusal::Fault => "fault",
             Refusal::BadChecksum => "bad_checksum",
             Refusal::Overload => "overload",
             Refusal::Malformed(reason) => reason.name(),
@@ -77,6 +80,7 @@ impl Refusal {
             return;
         }
         let counter = match self {
+            Refusal::Fault => &mut counters.fault_dropped_packets,
             Refusal::BadChecksum => &mut counters.bad_checksum_frames,
             Refusal::Malformed(reason) => &mut counters.malformed_underlay_frames[reason.index()],
             Refusal::WrongVnic => &mut counters.wrong_vnic_packets,
@@ -106,6 +110,8 @@ impl Refusal {
             | Refusal::MarkedNotEct
             | Refusal::TooLarge => engine.policy_dropped(now, slot, out),
             Refusal::Gone => engine.gone(slot),
+            // As if it had not arrived.
+            Refusal::Fault => {}
             Refusal::ReorderFull | Refusal::NoGuestBuffer | Refusal::NoBuffer => engine.not_placed(slot),
             // The transport found that itself.
             Refusal::NoPage => {}

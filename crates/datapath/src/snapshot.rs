@@ -153,6 +153,7 @@ impl PortView {
         let by_switch = self.switch.iter().flat_map(|c| c.dropped.iter().chain(c.ingress_dropped.iter()));
         let beyond = [
             ("window_full", self.outbound.window_full_packets),
+            ("queue_full", self.outbound.queue_full_packets),
             ("rate_limited", self.rate_limited_packets),
             ("overload", self.overload_dropped_packets),
             ("slow_port", self.rest_packets),

@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use bifrost_avs::{
     Action, DropReason, GuestTrace, PeerId as SwitchPeer, PortId, UnderlayTrace, Verdict, WorkerId, WorkerTrace,
 };
+use bifrost_nic::dscp::Band;
 use bifrost_nic::{Malformed, Offload, Parsed, Segments, parse};
 use bifrost_port::{GuestPort, TxFrame, TxHandle};
 use bifrost_rte::{ConnSnapshot, Pair, PathState, State, Time};
@@ -112,7 +113,7 @@ pub enum Step {
         port: u32,
         /// Whether it limits packets from the guest.
         is_tx: bool,
-        /// How long a packet of the guest would wait, ns; 0: not at all. A packet for the guest does not wait.
+        /// How long a packet would wait, ns; 0: not at all. A packet for the guest waits only if the port has a queue.
         wait_ns: u64,
         /// Whether the packet passes.
         passes: bool,
@@ -278,8 +279,9 @@ impl<P: GuestPort> Core<P> {
             let wait_ns = limit.wait_ns(self.now);
             steps.push(Step::Limit { port: owner, is_tx: true, wait_ns, passes: true });
         }
-        if !port.backlog.is_empty() {
-            steps.push(Step::Waiting { packets: port.backlog.len() as u64 });
+        let turns = if port.waiting.bound().is_some() { port.waiting.packets() } else { 0 };
+        if !port.backlog.is_empty() || turns > 0 {
+            steps.push(Step::Waiting { packets: (port.backlog.len() + turns) as u64 });
         }
         let parsed = parse(frame, frame.len());
         steps.push(Step::Parsed(parsed));
@@ -386,6 +388,11 @@ impl<P: GuestPort> Core<P> {
         };
         if let Some(limit) = &port.limits.rx {
             let passes = limit.would_take(self.now, len);
+            if !passes && port.rx_queue.is_some() {
+                let wait_ns = limit.until(self.now, len, Band::Normal);
+                steps.push(Step::Limit { port: owner, is_tx: false, wait_ns, passes: true });
+                return End::Delivered { port: owner };
+            }
             steps.push(Step::Limit { port: owner, is_tx: false, wait_ns: 0, passes });
             if !passes {
                 return dropped("port.rate_limited_packets", Some(owner));

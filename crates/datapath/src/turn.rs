@@ -4,7 +4,7 @@ use bifrost_port::{GuestPort, Underlay};
 use bifrost_rte::Time;
 
 use crate::core::Core;
-use crate::work::Stage;
+use crate::stage::Stage;
 
 impl<P: GuestPort> Core<P> {
     /// Runs one turn, which moves packets through all stages. Returns whether there was work to do.
@@ -126,6 +126,9 @@ impl<P: GuestPort> Core<P> {
         if self.asking.next().is_some_and(|at| at <= self.now) {
             self.end_asking();
             busy = true;
+        }
+        if self.has_rx_queued {
+            busy |= self.release_rx_queued::<SEEN>();
         }
         busy |= self.advertise::<SEEN>();
         busy | self.release_delayed::<SEEN>()

@@ -13,9 +13,11 @@ use crate::changes::{Changes, marks};
 use crate::core::Core;
 use crate::delayed;
 use crate::fault::{Direction, corrupt};
-use crate::hand_over::StrayReset;
+use crate::lost::Lost;
 use crate::refusal::Refusal;
-use crate::work::Stage as At;
+use crate::rx_queue::admits;
+use crate::siblings::StrayReset;
+use crate::stage::Stage as At;
 
 /// TTL that every host sends with; the difference to it is the number of hops.
 const INITIAL_TTL: u8 = 64;
@@ -74,15 +76,13 @@ impl<P: GuestPort> Core<P> {
 
     /// A datagram that belongs to no other worker.
     pub(crate) fn on_own_datagram<const SEEN: bool>(&mut self, datagram: &Datagram<'_>) {
-        let Some(peer) = self.peers.of_address(datagram.source.ip()) else {
-            self.counters.unknown_peer_packets += 1;
-            self.see_lost::<SEEN>("unknown_peer", datagram);
-            return;
+        let accepted = match self.peers.of_address(datagram.source.ip()) {
+            None => Err(Lost::UnknownPeer),
+            Some(peer) if self.faults.is_empty() => self.accept::<SEEN>(peer, datagram, false),
+            Some(peer) => self.accept_with_faults::<SEEN>(peer, datagram),
         };
-        if self.faults.is_empty() {
-            self.accept::<SEEN>(peer, datagram, false);
-        } else {
-            self.accept_with_faults::<SEEN>(peer, datagram);
+        if let Err(lost) = accepted {
+            self.lose::<SEEN>(lost, datagram);
         }
     }
 
@@ -102,7 +102,11 @@ impl<P: GuestPort> Core<P> {
                     let service = if plain { Service::Vxlan } else { Service::Bifrost };
                     let datagram = Datagram { payload: &bytes, source, service, ecn, ttl, rx_time_ns: self.now.0 };
                     match self.peers.of_address(source.ip()) {
-                        Some(peer) => self.accept::<SEEN>(peer, &datagram, at_port),
+                        Some(peer) => {
+                            if let Err(lost) = self.accept::<SEEN>(peer, &datagram, at_port) {
+                                self.lose::<SEEN>(lost, &datagram);
+                            }
+                        }
                         None => self.counters.gone_packets += 1,
                     }
                 }
@@ -111,26 +115,23 @@ impl<P: GuestPort> Core<P> {
         busy
     }
 
-    fn accept_with_faults<const SEEN: bool>(&mut self, peer: u32, datagram: &Datagram<'_>) {
+    fn accept_with_faults<const SEEN: bool>(&mut self, peer: u32, datagram: &Datagram<'_>) -> Result<(), Lost> {
         let base = self.peers.get(peer).map_or(0, |p| p.config.source_port_base);
         let path = datagram.source.port().wrapping_sub(base).min(u16::from(u8::MAX)) as u8;
         let fate = self.faults.on_path(peer, path, Direction::Rx);
         if fate.drop {
-            self.counters.fault_dropped_packets += 1;
-            self.see_lost::<SEEN>("fault", datagram);
-            return;
+            return Err(Lost::FaultDropped);
         }
         if fate.corrupt.is_some() {
             // UDP's checksum detects any single flipped bit, so the kernel would not have delivered the datagram.
-            self.counters.fault_corrupted_packets += 1;
-            self.counters.fault_rx_corrupted_packets += 1;
-            self.see_lost::<SEEN>("fault", datagram);
-            return;
+            return Err(Lost::FaultCorrupted);
         }
         if fate.duplicate {
             self.counters.fault_duplicated_packets += 1;
             self.counters.fault_rx_duplicated_packets += 1;
-            self.accept::<SEEN>(peer, datagram, false);
+            if let Err(lost) = self.accept::<SEEN>(peer, datagram, false) {
+                self.lose::<SEEN>(lost, datagram);
+            }
         }
         if fate.delay_ns == 0 {
             return self.accept::<SEEN>(peer, datagram, false);
@@ -138,6 +139,7 @@ impl<P: GuestPort> Core<P> {
         self.counters.fault_delayed_packets += 1;
         self.counters.fault_rx_delayed_packets += 1;
         self.put_off(fate.delay_ns, delayed::Packet::copy_of(datagram));
+        Ok(())
     }
 
     /// Delays a packet because of a fault.
@@ -149,26 +151,19 @@ impl<P: GuestPort> Core<P> {
     }
 
     /// `at_port`: the faults of the receiving port have already been applied.
-    fn accept<const SEEN: bool>(&mut self, peer: u32, datagram: &Datagram<'_>, at_port: bool) {
-        let Ok((vni, payload)) = vxlan::parse(datagram.payload) else {
-            self.counters.bad_vxlan_packets += 1;
-            self.see_lost::<SEEN>("bad_vxlan", datagram);
-            return;
-        };
+    fn accept<const SEEN: bool>(&mut self, peer: u32, datagram: &Datagram<'_>, at_port: bool) -> Result<(), Lost> {
+        let (vni, payload) = vxlan::parse(datagram.payload).map_err(|_| Lost::BadVxlan)?;
         let inbound = Inbound { peer, vni, datagram, at_port };
         match datagram.service {
             Service::Vxlan => self.on_plain::<SEEN>(&inbound, payload),
-            Service::Bifrost => self.on_bifrost::<SEEN>(&inbound, payload),
+            Service::Bifrost => self.on_bifrost::<SEEN>(&inbound, payload)?,
         }
+        Ok(())
     }
 
-    fn on_bifrost<const SEEN: bool>(&mut self, inbound: &Inbound<'_>, payload: &[u8]) {
+    fn on_bifrost<const SEEN: bool>(&mut self, inbound: &Inbound<'_>, payload: &[u8]) -> Result<(), Lost> {
         let &Inbound { peer, vni, datagram, .. } = inbound;
-        let Some(engine_peer) = self.peers.get(peer).and_then(|p| p.engine) else {
-            self.counters.unknown_peer_packets += 1;
-            self.see_lost::<SEEN>("unknown_peer", datagram);
-            return;
-        };
+        let engine_peer = self.peers.get(peer).and_then(|p| p.engine).ok_or(Lost::UnknownPeer)?;
         let arrival = Arrival {
             peer: engine_peer,
             vni: vni.get(),
@@ -177,30 +172,23 @@ impl<P: GuestPort> Core<P> {
             marked: datagram.ecn == CE,
         };
         if let Some((header, frame)) = bifrost::parse_data_packet(payload) {
-            return self.on_data::<SEEN>(inbound, &arrival, &header, frame);
+            self.on_data::<SEEN>(inbound, &arrival, &header, frame);
+            return Ok(());
         }
-        let packet = match bifrost::parse(payload) {
-            Ok(packet) => packet,
-            Err(reason) => {
-                self.counters.refused_packets[reason.index()] += 1;
-                self.see_lost::<SEEN>(reason.name(), datagram);
-                return;
-            }
-        };
+        let packet = bifrost::parse(payload).map_err(Lost::Refused)?;
         let Packet::Bundle(bundle) = packet else {
-            return self.on_packet::<SEEN>(inbound, &arrival, packet);
+            self.on_packet::<SEEN>(inbound, &arrival, packet);
+            return Ok(());
         };
         for (i, packet) in bundle.packets().enumerate() {
             self.counters.unbundled_packets += u64::from(i > 0);
             self.work.at_shared(At::Arrival);
             match bifrost::parse(packet) {
                 Ok(packet) => self.on_packet::<SEEN>(inbound, &arrival, packet),
-                Err(reason) => {
-                    self.counters.refused_packets[reason.index()] += 1;
-                    self.see_lost::<SEEN>(reason.name(), datagram);
-                }
+                Err(reason) => self.lose::<SEEN>(Lost::Refused(reason), datagram),
             }
         }
+        Ok(())
     }
 
     /// A packet of the transport, alone or in a bundle.
@@ -239,7 +227,7 @@ impl<P: GuestPort> Core<P> {
         self.work.cid = header.cid;
         self.work.at_shared(At::Data);
         let parsed = parse(frame, frame.len());
-        if !self.faults.is_empty() && !inbound.at_port && self.port_fault(inbound, header, frame, &parsed) {
+        if !self.faults.is_empty() && !inbound.at_port && self.port_fault::<SEEN>(inbound, header, frame, &parsed) {
             return;
         }
         let is_overload = self.pressure.is_on() && !inbound.at_port && {
@@ -349,7 +337,7 @@ impl<P: GuestPort> Core<P> {
             // The packets for which it waits need room, too; otherwise none of them could ever be published.
             return Err(Refusal::ReorderFull);
         }
-        if port.limits.rx.as_ref().is_some_and(|limit| !limit.take(self.now, frame.len())) {
+        if port.limits.rx.as_ref().is_some_and(|limit| !admits(limit, port.rx_queue.as_deref(), self.now, frame)) {
             return Err(Refusal::RateLimited);
         }
         if port.slowness.rests(self.now) {
@@ -406,7 +394,7 @@ impl<P: GuestPort> Core<P> {
     /// Applies the faults of a data packet's destination port. Returns whether the packet was taken, temporarily or for
     /// good.
     #[cold]
-    fn port_fault(
+    fn port_fault<const SEEN: bool>(
         &mut self,
         inbound: &Inbound<'_>,
         header: &DataHeader,
@@ -417,12 +405,8 @@ impl<P: GuestPort> Core<P> {
         let Some(owner) = self.engine.owner_of(header.cid) else { return false };
         let fate = self.faults.at_port(owner, Direction::Rx);
         if fate.drop {
-            self.counters.fault_dropped_packets += 1;
-            if let Some(capture) = &mut self.capture {
-                let note = Note { port: Some(owner), ..Note::inwards("fault") };
-                let note = Note { cid: Some(header.cid.0), psn: Some(header.psn.0), ..note };
-                capture.dropped(note, frame, frame.len());
-            }
+            let note = Note { peer: Some(inbound.peer), ..Note::inwards("").of_data(vni, header) };
+            self.refuse::<SEEN>(Refusal::Fault, Some(owner), None, note, frame);
             return true;
         }
         let alone = || delayed::Packet::at_port(datagram, [&vxlan::emit(vni)[..], &header.emit(), frame].concat());
@@ -449,7 +433,8 @@ impl<P: GuestPort> Core<P> {
             Err(_) => true,
         } || self.scratch[..l4] != frame[..l4];
         if noticed {
-            self.counters.bad_checksum_frames += 1;
+            let note = Note { peer: Some(inbound.peer), ..Note::inwards("").of_data(vni, header) };
+            self.refuse::<SEEN>(Refusal::BadChecksum, Some(owner), None, note, frame);
         }
         noticed
     }
@@ -534,8 +519,7 @@ impl<P: GuestPort> Core<P> {
     fn plain_fault<const SEEN: bool>(&mut self, owner: u32, datagram: &Datagram<'_>, note: Note, frame: &[u8]) -> bool {
         let fate = self.faults.at_port(owner, Direction::Rx);
         if fate.drop {
-            self.counters.fault_dropped_packets += 1;
-            self.see_dropped::<SEEN>(note.saying("fault"), frame);
+            self.refuse::<SEEN>(Refusal::Fault, Some(owner), None, note, frame);
             return true;
         }
         if fate.delay_ns == 0 && !fate.duplicate && fate.corrupt.is_none() {
@@ -570,14 +554,6 @@ impl<P: GuestPort> Core<P> {
             self.deliver_plain::<SEEN>(owner, &piece, false);
         }
         self.scratch = piece;
-    }
-
-    /// Shows a dropped datagram to the capture.
-    #[inline(always)]
-    fn see_lost<const SEEN: bool>(&mut self, reason: &'static str, datagram: &Datagram<'_>) {
-        if SEEN && let Some(capture) = &mut self.capture {
-            capture.arrived(Stage::Drop, reason, datagram, &self.peers);
-        }
     }
 
     /// Shows a dropped frame to the capture.

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::TryRecvError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, sync_channel};
 
 use bifrost_avs::Switch;
 use bifrost_port::clock::{monotonic_ns, thread_ns};
@@ -16,12 +17,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 
 use crate::contain::{PortFault, Recovery};
 use crate::core::{Core, CoreConfig};
-use crate::handle::{Letters, Mailbox, Question};
-use crate::lists::Share;
 use crate::peers::{PeerConfig, PeerError};
 use crate::ports::PortConfig;
 use crate::provision::Provision;
 use crate::pulse::Pulse;
+use crate::share::Share;
 use crate::snapshot::Totals;
 use crate::watchdog::WatchdogConfig;
 use crate::yielding::Yielding;
@@ -412,6 +412,119 @@ impl<U: PolledUnderlay> Worker<U> {
         self.core.remove_peer(id, &mut self.underlay);
     }
 }
+
+/// A command for a worker.
+pub(crate) type Command<U> = Box<dyn FnOnce(&mut Worker<U>) + Send>;
+
+/// A question about a worker's state. Commands come first; questions wait for turns that have time for them. It is
+/// called until it returns true, which means that it is answered.
+pub(crate) type Question<U> = Box<dyn FnMut(&mut Worker<U>, &Share<'_>) -> bool + Send>;
+
+/// The worker's ends of the channels.
+pub(crate) struct Letters<U> {
+    pub(crate) commands: Receiver<Command<U>>,
+    pub(crate) questions: Receiver<Question<U>>,
+}
+
+/// Where other threads leave commands and questions for a worker.
+pub(crate) struct Mailbox<U> {
+    commands: Sender<Command<U>>,
+    questions: Sender<Question<U>>,
+    wake: Arc<OwnedFd>,
+    /// Packets handed over by other workers that are not processed yet.
+    waiting: Arc<AtomicUsize>,
+}
+
+impl<U> Mailbox<U> {
+    pub(crate) fn new(commands: Sender<Command<U>>, questions: Sender<Question<U>>, wake: Arc<OwnedFd>) -> Self {
+        Mailbox { commands, questions, wake, waiting: Arc::default() }
+    }
+
+    /// Packets handed over by other workers that are not processed yet.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// More of them are about to be sent.
+    pub(crate) fn add_waiting(&self, count: usize) {
+        self.waiting.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Some of them have been processed.
+    pub(crate) fn remove_waiting(&self, count: usize) {
+        self.waiting.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// Sends a command and waits for its result.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Worker<U>) -> T + Send + 'static,
+    ) -> Result<T, Gone>
+    where
+        U: 'static,
+    {
+        let (reply, result) = sync_channel(1);
+        let command: Command<U> = Box::new(move |worker| {
+            let _ = reply.send(work(worker));
+        });
+        self.send(command)?;
+        result.recv().map_err(|_| Gone)
+    }
+
+    /// Asks a question and waits for its answer: `answer` is called in one turn after the other, until it returns one.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        mut answer: impl FnMut(&mut Worker<U>, &Share<'_>) -> Option<T> + Send + 'static,
+    ) -> Result<T, Gone>
+    where
+        U: 'static,
+    {
+        let (reply, result) = sync_channel(1);
+        let question: Question<U> = Box::new(move |worker, share| match answer(worker, share) {
+            Some(answer) => {
+                let _ = reply.send(answer);
+                true
+            }
+            None => false,
+        });
+        self.questions.send(question).map_err(|_| Gone)?;
+        self.wake()?;
+        result.recv().map_err(|_| Gone)
+    }
+
+    /// Sends a command, to be run between two batches.
+    pub(crate) fn send(&self, command: Command<U>) -> Result<(), Gone> {
+        self.commands.send(command).map_err(|_| Gone)?;
+        self.wake()
+    }
+
+    fn wake(&self) -> Result<(), Gone> {
+        rustix::io::write(&*self.wake, &1u64.to_ne_bytes()).map(drop).map_err(|_| Gone)
+    }
+}
+
+impl<U> Clone for Mailbox<U> {
+    fn clone(&self) -> Self {
+        Mailbox {
+            commands: self.commands.clone(),
+            questions: self.questions.clone(),
+            wake: Arc::clone(&self.wake),
+            waiting: Arc::clone(&self.waiting),
+        }
+    }
+}
+
+/// The worker's thread has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
+
+impl std::fmt::Display for Gone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the worker has ended, or failed at this: see the log")
+    }
+}
+
+impl std::error::Error for Gone {}
 
 /// A device without a guest.
 fn unplugged() -> io::Result<Device> {

@@ -22,7 +22,8 @@ fn objects() -> Vec<Value> {
     let of_log = json!({"collector": "192.0.2.9:4739", "record": "rejected", "one_in": 10, "active_timeout_s": 30, "idle_timeout_s": 5,
                         "flows": 1000, "template_interval_s": 30, "domain": 7, "enterprise": 54321});
     let log = |key: &str, what: Value| with(of_log.clone(), with(json!({ "key": key }), what));
-    let limits = json!({"tx_mbit": 100, "tx_kpps": 10, "rx_mbit": 100, "rx_kpps": 10, "queues": 1, "mtu": 1400, "dscp": "copy", "weight": 2});
+    let limits = json!({"tx_mbit": 100, "tx_kpps": 10, "rx_mbit": 100, "rx_kpps": 10, "queues": 1, "mtu": 1400, "dscp": "copy", "weight": 2,
+                        "min_tx_mbit": 10, "rx_queue_kb": 64});
     let port = with(
         limits.clone(),
         json!({"key": "port/demo/web", "subnets": ["a", "six"], "host": "h1", "addresses": ["10.0.0.2", "fd00::2"], "mac": "02:00:00:00:00:01",

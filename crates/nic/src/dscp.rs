@@ -2,6 +2,8 @@
 //!
 //! The inner DSCP never changes. After decapsulation the outer one is ignored (RFC 2983, section 3.1: the pipe model).
 
+use bifrost_wire::ethernet::ethertype;
+
 use crate::parse::{L3, Parsed};
 
 /// DSCPs from here on are for network control (RFC 4594, section 3.1: CS6, CS7).
@@ -47,6 +49,61 @@ pub fn class_of(head: &[u8], parsed: &Parsed) -> u8 {
     }
 }
 
+/// The priority of a packet among those of the same port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Band {
+    /// DSCPs from CS5 on: telephony (EF, VOICE-ADMIT), signalling (CS5), network control (CS6, CS7).
+    Priority,
+    /// All others.
+    Normal,
+    /// Less than best effort: LE (RFC 8622) and CS1 (RFC 4594, section 4.10).
+    Background,
+}
+
+impl Band {
+    /// All bands, the first one to be served first.
+    pub const ALL: [Band; 3] = [Band::Priority, Band::Normal, Band::Background];
+
+    /// The band of a traffic class: DSCP and ECN codepoint.
+    #[inline]
+    pub const fn of_class(class: u8) -> Band {
+        match class >> 2 {
+            40.. => Band::Priority,
+            1 | 8 => Band::Background,
+            _ => Band::Normal,
+        }
+    }
+
+    /// The band of an Ethernet frame, with or without VLAN tag. `head`: at least its headers up to the first 2 bytes of
+    /// the IP header.
+    pub fn of_frame(head: &[u8]) -> Band {
+        const VLAN: u16 = 0x8100;
+        let kind = |at: usize| head.get(at..at + 2).map(|kind| u16::from_be_bytes([kind[0], kind[1]]));
+        let at = if kind(12) == Some(VLAN) { 16 } else { 12 };
+        let class = match (kind(at), head.get(at + 2..)) {
+            (Some(ethertype::IPV4), Some([_, class, ..])) => *class,
+            (Some(ethertype::IPV6), Some([first, second, ..])) => first << 4 | second >> 4,
+            _ => 0,
+        };
+        Band::of_class(class)
+    }
+
+    /// Its place in [`ALL`](Self::ALL).
+    #[inline]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Its name in counters, traces and documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Band::Priority => "priority",
+            Band::Normal => "normal",
+            Band::Background => "background",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use bifrost_wire::{Mac, ethernet, ipv4, ipv6, protocol};
@@ -77,6 +134,27 @@ mod tests {
             assert_eq!(class_of(&frame, &parsed), class);
             assert_eq!(class_of(&frame[..15], &parsed), 0, "what is not there");
         }
+    }
+
+    #[test]
+    fn the_band_follows_the_class() {
+        for (v6, class) in [false, true].into_iter().flat_map(|v6| (0..=255).map(move |class| (v6, class))) {
+            let band = match class >> 2 {
+                46 | 44 | 40 | 48 | 56 => Band::Priority,
+                1 | 8 => Band::Background,
+                0 | 10 | 18 | 26 | 34 | 16 | 24 | 32 => Band::Normal,
+                _ => Band::of_class(class),
+            };
+            assert_eq!(Band::of_class(class), band);
+            let mut frame = frame(v6, class);
+            assert_eq!(Band::of_frame(&frame), band, "{class}");
+            assert_eq!(Band::of_frame(&frame[..15]), Band::Normal, "what is not there");
+            frame.splice(12..12, [0x81, 0, 0, 7]);
+            assert_eq!(Band::of_frame(&frame), band, "{class} in a VLAN");
+        }
+        assert!(Band::ALL.iter().enumerate().all(|(i, band)| band.index() == i));
+        assert!(Band::ALL.is_sorted());
+        assert_eq!(Band::of_frame(&[0xff; 60]), Band::Normal, "not IP");
     }
 
     #[test]

@@ -23,6 +23,11 @@ impl Weight {
         Weight(if weight == 0 { 1 } else { weight })
     }
 
+    /// Its value, 1..=255.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
     /// Packets in a turn.
     fn quantum(self) -> u32 {
         QUANTUM * u32::from(self.0)

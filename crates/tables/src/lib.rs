@@ -1,5 +1,5 @@
 //! Lookup structures for forwarding: longest-prefix match, exact match, first match of an ordered list of rules, path
-//! selection, and meters; and route files.
+//! selection, meters, and the order of senders on a link; and route files.
 
 #![deny(unsafe_code)]
 
@@ -19,6 +19,7 @@ mod prefetch;
 mod rank;
 mod resilient;
 mod routes;
+mod scheduler;
 mod token_bucket;
 
 pub use classifier::{Classifier, Fields, Pattern};
@@ -38,4 +39,5 @@ pub use routes::{
     ApplyError, FileError, FileErrorKind, FileKind, FileWriter, ROUTE_VALUE_MAX, Record, RouteFile, RoutePrefix,
     RouteRecords, RouteSet, TableId,
 };
+pub use scheduler::{Scheduler, Turn};
 pub use token_bucket::TokenBucket;

@@ -53,6 +53,12 @@ impl TokenBucket {
         (self.level.max(0) / PARTS) as u64
     }
 
+    /// Whole tokens owed, rounded down.
+    pub fn debt(&mut self, now: u64) -> u64 {
+        self.fill(now);
+        u64::try_from(self.level.min(0).unsigned_abs() / PARTS.unsigned_abs()).unwrap_or(u64::MAX)
+    }
+
     /// Time until `amount` tokens are available if none are taken, ns, rounded up: 0 if they are available now,
     /// `u64::MAX` if they never will be.
     pub fn until(&mut self, now: u64, amount: u64) -> u64 {
@@ -142,8 +148,9 @@ mod tests {
     fn debt_is_paid_first() {
         let mut bucket = TokenBucket::new(1000, 10);
         bucket.charge(S, 110);
-        assert_eq!(bucket.available(S), 0);
+        assert_eq!((bucket.available(S), bucket.debt(S)), (0, 100));
         assert!(!bucket.take(S, 0), "nothing passes");
+        assert_eq!(bucket.debt(S + 99_999_999), 0, "part of a token");
         assert_eq!(bucket.until(S, 1), 101_000_000);
         assert!(bucket.take(S + 101_000_000, 1));
     }

@@ -47,6 +47,7 @@ mod nat;
 mod objects;
 mod peering;
 mod persistent;
+mod qos;
 mod reload;
 mod restart;
 mod routers;

@@ -43,6 +43,8 @@ pub struct ReloadReport {
     pub flow_log_changed: bool,
     /// Whether the bounds of sessions changed.
     pub sessions_changed: bool,
+    /// Whether the rate to other hosts, or its queues, changed.
+    pub qos_changed: bool,
     /// Whether transport settings changed.
     pub transport_changed: bool,
 }
@@ -69,7 +71,7 @@ impl Changed {
 impl ReloadReport {
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
-        let settings = self.transport_changed || self.sessions_changed || self.flow_log_changed;
+        let settings = self.transport_changed || self.sessions_changed || self.qos_changed || self.flow_log_changed;
         !settings && self.kinds().iter().all(|(_, changed)| changed.is_empty())
     }
 
@@ -116,6 +118,9 @@ impl fmt::Display for ReloadReport {
         }
         if self.sessions_changed {
             f.write_str("\nbounds of sessions changed")?;
+        }
+        if self.qos_changed {
+            f.write_str("\nthe rate to other hosts changed")?;
         }
         if self.transport_changed {
             f.write_str("\ntransport settings changed; they take effect with the next upgrade or restart of bifrostd")?;

@@ -24,6 +24,7 @@ pub(super) fn check(config: &Checked<'_>, sink: &Sink<'_>) {
     vpcs(config, sink);
     security::check(config, sink);
     ports(config, sink);
+    guarantees(config, sink);
     routes(config, sink);
     balancer::check(config, sink);
     nat::check(config, sink);
@@ -284,8 +285,34 @@ fn ports(config: &Config, sink: &Sink<'_>) {
             };
             sink.error(at("queues"), message);
         }
+        if port.rx_queue_kb.is_some() && port.limits.rx_mbit.is_none() && port.limits.rx_kpps.is_none() {
+            let message = "without rx_mbit or rx_kpps no packets wait; set a receive limit, or remove it";
+            sink.error(at("rx_queue_kb"), message);
+        }
         port_mtu(config, sink, i, port);
         port_gateway(config, sink, i, port);
+    }
+}
+
+/// Guarantees are part of the link's rate.
+fn guarantees(config: &Config, sink: &Sink<'_>) {
+    if sink.failed("qos.link_mbit") {
+        return;
+    }
+    let mut sum = 0;
+    for (i, port) in config.ports.iter().enumerate() {
+        let field = format!("port[{i}].min_tx_mbit");
+        let Some(least) = port.min_tx_mbit.filter(|_| !sink.failed(&field)) else { continue };
+        let before = sum <= config.qos.link_mbit.unwrap_or(0);
+        sum += least;
+        let message = match config.qos.link_mbit {
+            None => "needs the rate of which it is a part; set qos.link_mbit".to_owned(),
+            Some(link) if before && sum > link => {
+                format!("the guarantees of all ports up to this one are {sum} Mbit/s, more than qos.link_mbit ({link})")
+            }
+            Some(_) => continue,
+        };
+        sink.error(field, message);
     }
 }
 

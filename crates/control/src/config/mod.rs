@@ -86,6 +86,8 @@ pub struct Config {
     pub transport: Transport,
     /// `[sessions]`
     pub sessions: Sessions,
+    /// `[qos]`
+    pub qos: Qos,
     /// `[[security_group]]`, names unique.
     pub security_groups: Vec<SecurityGroup>,
     /// `[[address_set]]`, names unique.
@@ -210,6 +212,22 @@ pub enum XdpMode {
 /// Largest [`Underlay::mtu`] with [`UnderlayPort::Afxdp`], bytes: a frame has to fit into a page.
 pub const MAX_AFXDP_MTU: u16 = 3800;
 
+/// How guests share what this host sends to other hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Qos {
+    /// The rate of all of it, megabits (10^6) of Ethernet frames a second, 1 to 400,000; none: as fast as the links take
+    /// it, without turns.
+    pub link_mbit: Option<u64>,
+    /// Maximum length of a port's queue in a band, as time at that rate, 1 to 1000 ms.
+    pub queue: Duration,
+}
+
+impl Default for Qos {
+    fn default() -> Qos {
+        Qos { link_mbit: None, queue: Duration::from_millis(50) }
+    }
+}
+
 /// Another host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -331,6 +349,11 @@ pub struct Port {
     pub dscp: Dscp,
     /// Its share of what its VPC gets of paths that are full, relative to other ports, 1 to 100.
     pub weight: u8,
+    /// The least that its guest may send on a full link, megabits of Ethernet frames a second, 1 to 400,000; at most
+    /// [`Qos::link_mbit`] for all ports together.
+    pub min_tx_mbit: Option<u64>,
+    /// Bytes for packets of each band and worker beyond the receive limit, KiB, 1 to 65,536; none: they are dropped.
+    pub rx_queue_kb: Option<u32>,
 }
 
 impl Port {
@@ -346,6 +369,8 @@ impl Port {
                 limits: self.limits,
                 dscp: self.dscp,
                 weight: self.weight,
+                min_tx_mbit: self.min_tx_mbit,
+                rx_queue_kb: self.rx_queue_kb,
                 ..other.clone()
             }
     }

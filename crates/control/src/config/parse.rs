@@ -12,7 +12,7 @@ use super::section::{Section, Sink};
 use super::{
     AddressSet, Auto, Config, ConfigErrors, CongestionControl, Control, DEFAULT_SOCKET, Dscp, FloatingIp, Host, Kind,
     LoadBalancer, MAX_PATHS, MAX_QUEUE_PAIRS, MAX_WORKERS, Mirror, Nat, Object, Ordering, Peer, PeerTransport, Peering,
-    PlainPaths, Port, PortForward, PortKind, PortLimits, Reliability, Route, Routes, SecurityGroup, SourceNat,
+    PlainPaths, Port, PortForward, PortKind, PortLimits, Qos, Reliability, Route, Routes, SecurityGroup, SourceNat,
     Transport, Underlay, UnderlayPort, VhostMode, Vni, Vpc, VpcFlowLog, Workers, XdpMode, balancer, check, flow_log,
     metadata, mirror, nat, security,
 };
@@ -73,6 +73,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> (Config, Vec<Route>) {
     let underlay = underlay(root.section("underlay"));
     let transport = transport(root.section("transport"), underlay.paths);
     let sessions = security::sessions(root.section("sessions"));
+    let qos = qos(root.section("qos"));
     let security_groups = root.sections("security_group").into_iter().map(security_group).collect();
     let address_sets = root.sections("address_set").into_iter().map(address_set).collect();
     let peers = root.sections("peer").into_iter().map(peer).collect();
@@ -98,6 +99,7 @@ fn document_of(sink: &Sink<'_>, table: &DeTable<'_>) -> (Config, Vec<Route>) {
         underlay,
         transport,
         sessions,
+        qos,
         security_groups,
         address_sets,
         peers,
@@ -261,6 +263,14 @@ fn transport(mut s: Section<'_, '_>, paths: u8) -> Transport {
     transport
 }
 
+fn qos(mut s: Section<'_, '_>) -> Qos {
+    let d = Qos::default();
+    let link_mbit = s.optional_int("link_mbit", MBIT);
+    let queue = Duration::from_millis(s.int("queue_ms", 1..=1000, d.queue.as_millis() as u64));
+    s.finish();
+    Qos { link_mbit, queue }
+}
+
 fn peer(mut s: Section<'_, '_>) -> Peer {
     let name = host_name(&mut s);
     let addresses = s.list("addresses", MAX_ADDRESSES);
@@ -345,6 +355,8 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
     };
     let dscp = s.int_or_word("dscp", DSCP, "copy", Some(0)).map_or(Dscp::Copied, |dscp| Dscp::Fixed(dscp as u8));
     let weight = s.int("weight", WEIGHT, 1) as u8;
+    let min_tx_mbit = s.optional_int("min_tx_mbit", MBIT);
+    let rx_queue_kb = s.optional_int("rx_queue_kb", 1..=65_536).map(|kb| kb as u32);
     let mut port = Port {
         name,
         vni,
@@ -367,6 +379,8 @@ fn port(mut s: Section<'_, '_>, workers: usize) -> Port {
         limits,
         dscp,
         weight,
+        min_tx_mbit,
+        rx_queue_kb,
         security_groups,
     };
     match kind {

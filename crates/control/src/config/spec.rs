@@ -212,6 +212,7 @@ fn port(keys: &mut Keys, port: &Port) {
         Dscp::Copied => _ = keys.text("dscp", "copy"),
     }
     keys.unless(1, "weight", port.weight);
+    keys.some("min_tx_mbit", port.min_tx_mbit).some("rx_queue_kb", port.rx_queue_kb);
     keys.set("queues", port.queues);
     match port.kind {
         PortKind::Tap => {

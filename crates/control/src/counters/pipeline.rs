@@ -30,6 +30,11 @@ pub(super) const CHAPTER: Chapter = Chapter {
             "packets dropped because the queue of their destination, whose window is closed, was full",
             "the guest sends more than the paths to that destination, or the receiving guest, can take: `bifrostctl paths`",
         ),
+        drop(
+            "port.queue_full_packets",
+            "packets dropped because too many of their class waited for the port's turn on the link",
+            "the guest sends more than it gets of `qos.link_mbit`: raise its `weight` or `min_tx_mbit`, or `qos.queue_ms` for longer bursts",
+        ),
         gauge("port.learning_packets", "packets that wait until a route is learned", ""),
         count("port.resumed_packets", "packets that waited for a route, and were switched again with its answer", ""),
         drop(
@@ -165,6 +170,12 @@ pub(super) const CHAPTER: Chapter = Chapter {
              `port.rate_limited_packets`, `port.overload_dropped_packets`, `port.slow_packets`), including ports removed since",
             "",
         ),
+        count(
+            "datapath.rx_queued_packets",
+            "packets for guests that had to wait for a receive limit or a buffer (`rx_queue_kb`)",
+            "",
+        ),
+        count("datapath.rx_released_packets", "of these: placed, or dropped later", ""),
         count("datapath.emitted_packets", "packets to be sent by the transport and as plain VXLAN", ""),
         count(
             "datapath.bundled_packets",
