@@ -89,11 +89,6 @@ fn is_small(spec: &ApplySpec) -> bool {
     spec.items.len() <= SMALL && spec.items.iter().all(|item| !matches!(item.kind, Kind::Peer | Kind::Vpc))
 }
 
-/// A port or peer that could not be applied.
-pub(crate) fn failure(kind: Kind, name: &str, error: &anyhow::Error) -> Failure {
-    Failure { object: Some((kind, name.to_owned())), error: format!("{error:#}") }
-}
-
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
