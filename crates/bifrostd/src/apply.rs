@@ -90,7 +90,8 @@ fn is_small(spec: &ApplySpec) -> bool {
     spec.items.len() <= SMALL && spec.items.iter().all(|item| !matches!(item.kind, Kind::Peer | Kind::Vpc))
 }
 
-/// What has failed, as other errors of a batch: agents tell each object's owner the line about that object, and no other one.
+/// What has failed, as other errors of a batch: agents tell each object's owner the line about that object, and no other
+/// one.
 fn each_on_its_line(failed: &[&Failure]) -> String {
     // Paths of namespaces may contain anything.
     let line = |failure: &&Failure| failure.error.replace('\n', " ");
@@ -99,11 +100,6 @@ fn each_on_its_line(failed: &[&Failure]) -> String {
         [one] => one.clone(),
         all => format!("{} errors\n{}", all.len(), all.join("\n")),
     }
-}
-
-/// A port or peer that could not be applied.
-pub(crate) fn failure(kind: Kind, name: &str, error: &anyhow::Error) -> Failure {
-    Failure { object: Some((kind, name.to_owned())), error: format!("{error:#}") }
 }
 
 fn micros(time: Duration) -> u64 {

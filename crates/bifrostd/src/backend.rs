@@ -173,10 +173,10 @@ impl Backend for Daemon {
             on: log.is_some(),
             json: log.and_then(|log| log.json.as_ref()).map(|path| path.display().to_string()),
             collector: log.and_then(|log| log.collector),
-            ports: log
-                .filter(|log| log.has_flows())
-                .map_or_else(Vec::new, |log| flow_log::ports(&state.config, log).map(str::to_owned).collect()),
-            logs: state.config.flow_logs.iter().map(|log| flow_log::status(&state, log)).collect(),
+            ports: log.filter(|log| log.has_flows()).map_or_else(Vec::new, |log| {
+                flow_log::configured::ports(&state.config, log).map(str::to_owned).collect()
+            }),
+            logs: state.config.flow_logs.iter().map(|log| flow_log::export::status(&state, log)).collect(),
             flows: sum(|c| c.current_flows),
             created_records: sum(|c| c.created_records),
             lost_records: sum(|c| c.lost_records),

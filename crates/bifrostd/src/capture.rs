@@ -4,7 +4,7 @@
 //! daemon writes what its workers have captured until they stopped, and hands over the client's connection and the
 //! position in the file (`upgrade/captures.rs`).
 
-mod one;
+pub(crate) mod one;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

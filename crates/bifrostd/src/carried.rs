@@ -2,15 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use bifrost_control::api::{ApiError, Place, Sample};
+use bifrost_control::api::{Place, Sample};
 use bifrost_control::counters::{self, Kind};
-
-use crate::daemon::State;
-use crate::samples;
 
 /// Counters by name and by where they were counted.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Carried(BTreeMap<(String, Place), u64>);
+pub(crate) struct Carried(pub(crate) BTreeMap<(String, Place), u64>);
 
 /// Gauges of packets in queues, and the counters to which these packets are added at a takeover: they are handed over,
 /// or lost.
@@ -31,16 +28,7 @@ const BEGINS: [(&str, &str); 3] = [
 const KERNELS: [&str; 1] = ["tap.tx_overrun_packets"];
 
 impl Carried {
-    /// The values that the next daemon has to add to its own counters. This daemon must have stopped.
-    ///
-    /// # Errors
-    /// A worker does not answer.
-    pub(crate) fn of(state: &State) -> Result<Vec<Sample>, ApiError> {
-        let all = samples::of(state).collect::<Result<Vec<_>, _>>()?.concat();
-        Ok(Carried::of_samples(all).0.into_iter().map(|((counter, at), value)| Sample { counter, at, value }).collect())
-    }
-
-    fn of_samples(samples: Vec<Sample>) -> Carried {
+    pub(crate) fn of_samples(samples: Vec<Sample>) -> Carried {
         let mut carried: BTreeMap<(String, Place), u64> = BTreeMap::new();
         let mut begin_again: Vec<(String, Place, u64)> = Vec::new();
         for Sample { counter, at, value } in samples {

@@ -19,10 +19,9 @@ use bifrost_port::vhost::{HandedPort, Unplugged};
 use bifrost_port::{HostUnderlay, panics};
 use bifrost_wire::Vni;
 
-use crate::apply::failure;
 use crate::background::here_or_in_background;
 use crate::beginning::{Inherited, adopt_underlays, open_underlays, restore, restore_handed, warn_of_small_devices};
-use crate::capture::Capturing;
+use crate::capture::one::Capturing;
 use crate::carried::Carried;
 use crate::container::{Container, may_keep_tap};
 use crate::devices;
@@ -34,12 +33,13 @@ use crate::machine::Machine;
 use crate::mirror;
 use crate::moves::Departed;
 use crate::names::{Names, NamesInForce};
+use crate::qos::{self, PortQos};
 use crate::queues::{with_one_queue, with_several};
 use crate::removal::{Released, Removal};
 use crate::shared::{Holders, Shared};
 use crate::snapshot::Snapshot;
 use crate::tables;
-use crate::translate::{self, PortQos};
+use crate::translate;
 use crate::upgrade::{Handed, Progress};
 
 /// Poll interval for containers' network namespaces: a poll costs a system call for each port.
@@ -135,6 +135,13 @@ pub(crate) struct Failure {
     /// Kind and name; `None` if it is not a single object.
     pub(crate) object: Option<(Kind, String)>,
     pub(crate) error: String,
+}
+
+impl Failure {
+    /// A port or peer that could not be applied.
+    fn of(kind: Kind, name: &str, error: &anyhow::Error) -> Failure {
+        Failure { object: Some((kind, name.to_owned())), error: format!("{error:#}") }
+    }
 }
 
 impl Daemon {
@@ -436,7 +443,7 @@ impl State {
         }
         for peer in diff.peers.added.iter().chain(diff.peers.changed.iter().map(|c| &c.new)) {
             if let Err(error) = self.set_peer(peer) {
-                failures.push(failure(Kind::Peer, &peer.name, &error));
+                failures.push(Failure::of(Kind::Peer, &peer.name, &error));
                 Arc::make_mut(&mut self.config).peers.retain(|p| p.name != peer.name);
             }
         }
@@ -453,7 +460,7 @@ impl State {
         }
         for port in diff.ports.added.iter().chain(remade.iter().map(|(_, new)| new)) {
             if let Err(error) = self.add_port(port) {
-                failures.push(failure(Kind::Port, &port.name, &error));
+                failures.push(Failure::of(Kind::Port, &port.name, &error));
                 Arc::make_mut(&mut self.config).ports.retain(|p| p.name != port.name);
             }
         }
@@ -557,7 +564,7 @@ impl State {
 
     /// Sets the rate to other hosts, which the workers share.
     fn set_link_rate(&self) -> Result<()> {
-        let link = translate::link_rate(&self.config);
+        let link = qos::link_rate(&self.config);
         self.on_all(move |worker| worker.core_mut().set_link_rate(link.clone()))?;
         Ok(())
     }
@@ -566,11 +573,10 @@ impl State {
     /// its share of full paths.
     pub(crate) fn set_qos(&self, port: &Port) -> Result<()> {
         let owner = self.names.port(&port.name).ok_or_else(|| anyhow!("port {} has no number", port.name))?;
-        let qos = PortQos::of(&self.config, port);
-        let (limits, marking, guarantee) =
-            (translate::limits(&qos.limits), translate::marking(qos.dscp), qos.guarantee());
-        let [vpc, weight] = qos.weights;
-        let rx_queue = qos.rx_queue_kb.map(|kb| kb as usize * 1024);
+        let of = PortQos::of(&self.config, port);
+        let (limits, marking, guarantee) = (qos::limits(&of.limits), qos::marking(of.dscp), of.guarantee());
+        let [vpc, weight] = of.weights;
+        let rx_queue = of.rx_queue_kb.map(|kb| kb as usize * 1024);
         self.on_all(move |worker| {
             let core = worker.core_mut();
             core.set_limits(owner, limits.clone());

@@ -25,6 +25,7 @@ mod mirror;
 mod moves;
 mod names;
 mod nat;
+mod qos;
 mod queues;
 mod removal;
 mod samples;
@@ -161,9 +162,9 @@ fn work(
         let started = std::thread::Builder::new().name(name.into()).spawn(move || work(&daemon));
         started.map(drop).context("starting a thread")
     };
-    thread("learning", learning::run)?;
-    thread("flow-log", flow_log::run)?;
-    thread("mirror", mirror::run)?;
+    thread("learning", learning::answers::run)?;
+    thread("flow-log", flow_log::export::run)?;
+    thread("mirror", mirror::forward::run)?;
     thread("afxdp", upgrade::wait_for_queues)?;
     if let Some(paused) = paused {
         // Packets that have waited for this daemon come before its other work.
@@ -171,10 +172,10 @@ fn work(
         drop(paused);
     }
     thread("namespaces", Daemon::follow_namespaces)?;
-    thread("health", health::run)?;
-    thread("shared", shared::run)?;
-    thread("tables", tables::run)?;
-    thread("metadata", metadata::run)?;
+    thread("health", health::checks::run)?;
+    thread("shared", shared::election::run)?;
+    thread("tables", tables::install::run)?;
+    thread("metadata", metadata::service::run)?;
     #[cfg(debug_assertions)]
     inject::listen(daemon);
     tracing::info!(socket = %server.socket().display(), "ready");

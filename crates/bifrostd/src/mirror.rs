@@ -3,19 +3,18 @@
 //! This runs on its own thread, so that no worker waits for the network. A worker's buffer for copies is bounded.
 //! Copies that cannot be sent at once are counted and dropped.
 
+pub(crate) mod forward;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use bifrost_control::api::MirrorStatus;
 use bifrost_control::config::{Config, Mirror};
 use bifrost_datapath::capture::{Copies, MirrorSpec};
-use bifrost_port::panics;
 use bifrost_wire::{Vni, vxlan};
 
-use crate::daemon::Daemon;
 use crate::names::Names;
 
 /// Interval of fetches while there are mirrors, and of checks for mirrors otherwise.
@@ -102,54 +101,6 @@ pub(crate) fn status(config: &Config, counted: &Counted) -> Vec<MirrorStatus> {
         }
     };
     config.mirrors.iter().map(status).collect()
-}
-
-/// Sends copies until the daemon ends. Restarts after a panic.
-pub(crate) fn run(daemon: &Daemon) {
-    while let Err(panic) = panics::contain(|| run_loop(daemon)) {
-        tracing::error!(%panic, "panic while sending mirrored packets; retrying");
-        thread::sleep(AFTER_PANIC);
-    }
-}
-
-fn run_loop(daemon: &Daemon) {
-    let (mut sender, mut spares) = (Sender::default(), Vec::new());
-    loop {
-        let state = daemon.state();
-        if state.workers.is_empty() {
-            return;
-        }
-        if state.config.mirrors.is_empty() {
-            drop(state);
-            (sender, spares) = (Sender::default(), Vec::new());
-            thread::sleep(IDLE_TICK);
-            continue;
-        }
-        let mirrors = state.config.mirrors.clone();
-        spares.resize_with(state.workers.len(), || Copies::new(COPIES_BYTES));
-        let mut fetched = Vec::new();
-        for (worker, spare) in state.workers.iter().zip(std::mem::take(&mut spares)) {
-            match worker.run(move |w| w.core_mut().fetch_mirrored(spare)) {
-                Ok(copies) => fetched.push(copies.unwrap_or_else(|| Copies::new(COPIES_BYTES))),
-                Err(error) => {
-                    tracing::error!(error = format!("{error:#}"), "cannot fetch mirrored packets from a worker")
-                }
-            }
-        }
-        // Release the lock before sending.
-        drop(state);
-        let counted: Vec<(String, Counters)> = sender.send(&mirrors, &fetched);
-        let state = &mut daemon.state().mirrored;
-        for (_, counters) in &counted {
-            state.all.add(counters);
-        }
-        for (name, counters) in counted {
-            state.by_name.entry(name).or_default().add(&counters);
-        }
-        state.by_name.retain(|name, _| mirrors.iter().any(|mirror| mirror.name == *name));
-        spares = fetched;
-        thread::sleep(TICK);
-    }
 }
 
 /// Sends copies, each to the target of its mirror.

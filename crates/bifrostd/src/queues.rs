@@ -2,13 +2,13 @@
 //! for one worker, and the number of workers has grown in an upgrade. The kernel cannot add queues to them, and another
 //! device would be noticed by the guest. One worker serves such a port.
 
+mod state;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bifrost_control::config::{Config, PortKind};
 
-use crate::container::may_keep_tap;
-use crate::daemon::State;
 use crate::translate;
 
 /// The ports of these that would have several queues.
@@ -27,22 +27,6 @@ pub(crate) fn with_one_queue(mut config: Arc<Config>, ports: &BTreeSet<String>) 
         of_ports.filter(|port| ports.contains(&port.name)).for_each(|port| port.queues = 1);
     }
     config
-}
-
-impl State {
-    /// A next configuration as the devices allow it.
-    pub(crate) fn as_devices_allow(&self, config: Arc<Config>) -> Arc<Config> {
-        if self.single_queue.is_empty() { config } else { with_one_queue(config.clone(), &self.still_single(&config)) }
-    }
-
-    /// The ports that keep a device with a single queue in a next configuration.
-    pub(crate) fn still_single(&self, config: &Config) -> BTreeSet<String> {
-        let keeps = |name: &&String| match (self.config.port(name), config.port(name)) {
-            (Some(old), Some(new)) => may_keep_tap(old, new),
-            _ => false,
-        };
-        self.single_queue.iter().filter(keeps).cloned().collect()
-    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use bifrost_port::HostUnderlay;
 use bifrost_port::afxdp::AfxdpCounters;
 use bifrost_port::udp::UdpCounters;
 
+use crate::carried::Carried;
 use crate::daemon::State;
 use crate::lists::{StateView, gone};
 
@@ -49,6 +50,15 @@ pub(crate) fn of(state: &State) -> Pages<Sample> {
         (page, None) => page,
         (Some(Err(error)), _) => Some(Err(error)),
     }))
+}
+
+/// The values that the next daemon has to add to its own counters. This daemon must have stopped.
+///
+/// # Errors
+/// A worker does not answer.
+pub(crate) fn to_carry(state: &State) -> Result<Vec<Sample>, ApiError> {
+    let all = of(state).collect::<Result<Vec<_>, _>>()?.concat();
+    Ok(Carried::of_samples(all).0.into_iter().map(|((counter, at), value)| Sample { counter, at, value }).collect())
 }
 
 /// The counters of workers and their ports, by name only.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bifrost_avs as avs;
 use bifrost_control::config::{self, Auto, Config, CongestionControl};
 use bifrost_datapath::fault::{Direction, Fault, Target};
-use bifrost_datapath::{AfterGap, Guarantee, Limits, LinkRate, Marking, PeerConfig, PlainPaths, Rate, Weight};
+use bifrost_datapath::{AfterGap, PeerConfig, PlainPaths};
 use bifrost_port::afxdp::{self, AfxdpConfig};
 use bifrost_port::tap::TapConfig;
 use bifrost_port::udp::UdpConfig;
@@ -18,7 +18,7 @@ use bifrost_rte as rte;
 use bifrost_wire::Vni;
 use ipnet::IpNet;
 
-use crate::flow_log;
+use crate::flow_log::configured;
 use crate::health::Health;
 use crate::metadata;
 use crate::names::Names;
@@ -118,7 +118,7 @@ pub(crate) fn tables(config: &Config, names: &Names, health: &Health, holders: &
         address_sets: config.address_sets.iter().map(|set| set.addresses.clone()).collect(),
         sessions: avs::SessionLimits { total, per_port },
         flows: avs::FlowLimits { records: flow_records, vectors },
-        flow_logs: flow_log::wanted(config)
+        flow_logs: configured::wanted(config)
             .filter(|(_, log)| log.has_flows())
             .map(|(name, log)| flow_log_spec(config, name, log, names))
             .collect(),
@@ -307,7 +307,7 @@ fn flow_log_spec(config: &Config, name: &str, log: &config::FlowLog, names: &Nam
     let ns = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
     avs::FlowLogSpec {
         name: name.into(),
-        ports: flow_log::ports(config, log).filter_map(|name| names.port(name)).map(avs::PortId).collect(),
+        ports: configured::ports(config, log).filter_map(|name| names.port(name)).map(avs::PortId).collect(),
         accepted: log.accepted,
         rejected: log.rejected,
         one_in: log.one_in,
@@ -475,58 +475,6 @@ pub(crate) fn peer(config: &Config, peer: &config::Peer, id: u32) -> PeerConfig 
         vxlan_port: config.underlay.vxlan_port,
         plain: peer.transport == config::PeerTransport::Plain,
     }
-}
-
-/// The outer DSCP of packets from a port's guest.
-pub(crate) fn marking(dscp: config::Dscp) -> Marking {
-    match dscp {
-        config::Dscp::Fixed(dscp) => Marking::Fixed(dscp),
-        config::Dscp::Copied => Marking::Copied,
-    }
-}
-
-/// What a port's guest gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PortQos {
-    pub(crate) limits: config::PortLimits,
-    pub(crate) dscp: config::Dscp,
-    /// The weights of its VPC and of the port.
-    pub(crate) weights: [Weight; 2],
-    pub(crate) min_tx_mbit: Option<u64>,
-    pub(crate) rx_queue_kb: Option<u32>,
-}
-
-impl PortQos {
-    pub(crate) fn of(config: &Config, port: &config::Port) -> PortQos {
-        let vpc = config.vpc(port.vni).map_or(1, |vpc| vpc.weight);
-        let weights = [vpc, port.weight].map(Weight::new);
-        let &config::Port { limits, dscp, min_tx_mbit, rx_queue_kb, .. } = port;
-        PortQos { limits, dscp, weights, min_tx_mbit, rx_queue_kb }
-    }
-
-    /// The least that the guest may send on a full link.
-    pub(crate) fn guarantee(&self) -> Option<Guarantee> {
-        self.min_tx_mbit.map(|mbit| Guarantee::new(mbit * BYTES_PER_MBIT))
-    }
-}
-
-/// Bytes in a megabit.
-const BYTES_PER_MBIT: u64 = 1_000_000 / 8;
-
-/// The rate to other hosts.
-pub(crate) fn link_rate(config: &Config) -> Option<LinkRate> {
-    let queue_ns = u64::try_from(config.qos.queue.as_nanos()).unwrap_or(u64::MAX);
-    let v6 = config.underlay.addresses.iter().any(IpAddr::is_ipv6);
-    config.qos.link_mbit.map(|mbit| LinkRate::new(mbit * BYTES_PER_MBIT, queue_ns, v6))
-}
-
-/// The rate limits of a port.
-pub(crate) fn limits(limits: &config::PortLimits) -> Limits {
-    let rate = |mbit: Option<u64>, kpps: Option<u64>| Rate {
-        bytes: mbit.map(|mbit| mbit * BYTES_PER_MBIT),
-        packets: kpps.map(|kpps| kpps * 1000),
-    };
-    Limits::new(rate(limits.tx_mbit, limits.tx_kpps), rate(limits.rx_mbit, limits.rx_kpps))
 }
 
 /// A port's TAP device, with a queue for each worker that serves it.

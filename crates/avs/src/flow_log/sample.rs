@@ -20,7 +20,7 @@ pub(super) fn is_sampled(name: &Name, one_in: u32) -> bool {
     let [d, e, f] = number(high);
     let rest = u64::from(name.key.protocol()) << 32 | u64::from(name.vni.get());
     let hash = [a, b, c, d, e, f, rest].into_iter().fold(0, |hash, word| mix(hash ^ word));
-    // The upper half times a number is below it after the shift, and evenly distributed.
+    // The upper half, scaled to the numbers below `one_in`.
     ((hash >> 32) * u64::from(one_in)) >> 32 == 0
 }
 
@@ -40,6 +40,7 @@ fn mix(word: u64) -> u64 {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use bifrost_wire::Vni;
 

@@ -17,7 +17,8 @@ use bifrost_port::clock::monotonic_ns;
 use rustix::net::SocketType;
 use serde::{Deserialize, Serialize};
 
-use super::{Exports, HOST, Outputs, Records, Writing, wanted};
+use super::configured::{HOST, wanted};
+use super::{Exports, Outputs, Records, Writing};
 use crate::daemon::State;
 
 /// How long to wait for records that are being written.
@@ -79,7 +80,7 @@ impl State {
     /// A worker does not answer, or records are still being written.
     pub(crate) fn hand_over_flow_logs(&self, is_taken: bool) -> Result<Handed> {
         let mut writing = self.flow_log.written().context("the last records are still being written")?;
-        writing.name_ports(self);
+        writing.name_ports(&self.config, &self.names);
         // The new daemon has only the logs that the configuration wants now.
         let is_wanted = |name: &str, open: &Outputs| wanted(&self.config).any(|log| log == (name, &open.spec));
         let has_logs = wanted(&self.config).next().is_some();

@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use bifrost_avs::{Direction, DropReason};
 use bifrost_wire::Vni;
 
-use super::{Entry, rules};
+use super::entry::Entry;
+use super::rules;
 
 /// IPFIX version.
 const VERSION: u16 = 10;

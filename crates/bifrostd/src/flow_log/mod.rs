@@ -3,30 +3,30 @@
 //! This runs on its own thread, so that neither a slow disk nor the network delays a worker. Each poll scans a bounded
 //! part of a worker's flows.
 
+pub(crate) mod configured;
+mod entry;
+pub(crate) mod export;
 mod file;
-mod handed;
+pub(crate) mod handed;
 mod ipfix;
 mod rules;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bifrost_avs::{Direction, FlowRecord, PortId, RuleRecord};
-use bifrost_control::api::VpcFlowLogStatus;
-use bifrost_control::config::{Config, FlowLog, VpcFlowLog};
-use bifrost_port::clock::monotonic_ns;
-use bifrost_port::panics;
+use bifrost_control::config::{Config, FlowLog};
 use serde::Serialize;
 
+use self::configured::{HOST, wanted};
+use self::entry::Entry;
 use self::file::LogFile;
-pub(crate) use self::handed::{Description, Handed};
 use self::ipfix::Exporter;
 pub(crate) use self::rules::logged as logged_rules;
-use crate::daemon::{Daemon, State};
+use crate::names::Names;
 
 /// Polling interval; each poll scans a part of the flows.
 const TICK: Duration = Duration::from_millis(100);
@@ -141,81 +141,6 @@ impl Exports {
     }
 }
 
-/// A record with the port's name and wall-clock times.
-#[derive(Clone, Copy)]
-struct Entry<'a> {
-    record: &'a FlowRecord,
-    /// The port's name.
-    port: &'a str,
-    /// Milliseconds since 1970.
-    start_ms: u64,
-    end_ms: u64,
-}
-
-/// Exports records until the daemon ends. Restarts after a panic.
-pub(crate) fn run(daemon: &Daemon) {
-    while let Err(panic) = panics::contain(|| run_loop(daemon)) {
-        tracing::error!(%panic, "panic while exporting flow logs; retrying");
-        thread::sleep(AFTER_PANIC);
-    }
-}
-
-fn run_loop(daemon: &Daemon) {
-    loop {
-        thread::sleep(TICK);
-        let state = daemon.state();
-        if state.workers.is_empty() {
-            return;
-        }
-        let config = Arc::clone(&state.config);
-        let exports = Arc::clone(&state.flow_log);
-        let mut writing = exports.writing();
-        if wanted(&config).next().is_none() && writing.outputs.is_empty() {
-            continue;
-        }
-        let now_ns = monotonic_ns();
-        let take = move |worker: &mut bifrost_datapath::Worker<_>| {
-            let switch = worker.core_mut().switch_mut();
-            let mut records = Records::default();
-            switch.take_flow_records(PARTS, now_ns, &mut records.flows);
-            let are_rules_over = switch.take_rule_records(PARTS, now_ns, &mut records.rules);
-            let left: Vec<Arc<str>> = switch.flow_logs().map(Arc::clone).collect();
-            (records, left, are_rules_over)
-        };
-        let taken = match state.on_all(take) {
-            Ok(taken) => taken,
-            Err(error) => {
-                tracing::error!(error = format!("{error:#}"), "cannot fetch flow records from a worker");
-                continue;
-            }
-        };
-        writing.name_ports(&state);
-        // Release the state's lock before writing to the disk or the network.
-        drop(state);
-        let (mut records, mut left, mut are_rules_over) = (Records::default(), BTreeSet::new(), true);
-        for (of_worker, logs, is_over) in taken {
-            records.add(of_worker);
-            left.extend(logs);
-            are_rules_over &= is_over;
-        }
-        writing.open(&config);
-        let is_wanted = |name: &str| wanted(&config).any(|(log, _)| log == name);
-        let is_left = |name: &str| left.contains(name) || (name == HOST && !are_rules_over);
-        writing.export(&exports, records, now_ns);
-        writing.outputs.retain(|name, _| is_wanted(name) || is_left(name));
-        exports.forget(|name| !is_wanted(name) && !is_left(name));
-    }
-}
-
-/// The name of the host's flow log, `[flow_log]`.
-const HOST: &str = "";
-
-/// The logs that a configuration wants: their names and settings.
-pub(crate) fn wanted(config: &Config) -> impl Iterator<Item = (&str, &FlowLog)> {
-    let of_host = config.flow_log.iter().map(|log| (HOST, log));
-    of_host.chain(config.flow_logs.iter().map(|log| (log.name.as_str(), &log.log)))
-}
-
 impl Writing {
     /// Opens the destinations of logs that are new or have changed. Others stay, and so do those of former logs.
     fn open(&mut self, config: &Config) {
@@ -243,15 +168,16 @@ impl Writing {
         }
     }
 
-    fn name_ports(&mut self, state: &State) {
-        for port in &state.config.ports {
-            if let Some(id) = state.names.port(&port.name) {
+    fn name_ports(&mut self, config: &Config, names: &Names) {
+        for port in &config.ports {
+            if let Some(id) = names.port(&port.name) {
                 self.names.insert(PortId(id), port.name.clone());
             }
         }
     }
 }
 
+<<<<<<< HEAD
 /// The ports whose flows are logged.
 pub(crate) fn ports<'a>(config: &'a Config, log: &'a FlowLog) -> impl Iterator<Item = &'a str> {
     config.ports.iter().filter(|port| log.has(port)).map(|port| port.name.as_str())
@@ -273,6 +199,8 @@ pub(crate) fn status(state: &State, log: &VpcFlowLog) -> VpcFlowLogStatus {
     }
 }
 
+=======
+>>>>>>> 2588deb093b77295ee59ac645aead66f7f51d927
 /// Records from workers.
 #[derive(Default)]
 struct Records {

@@ -31,7 +31,6 @@ use super::records;
 use super::take_over::{Ready, is_older};
 use super::workers::Steered;
 use crate::background::{at_lower_priority, in_background};
-use crate::carried::Carried;
 use crate::daemon::{Daemon, State};
 
 /// Timeout for the new daemon's preparation, while this one is running.
@@ -203,7 +202,7 @@ impl Daemon {
         let records = state.hand_over_flow_logs(takes_records).inspect_err(|error| {
             tracing::warn!("flow records are lost: {error:#}");
         });
-        let counted = Carried::of(state).map_err(|error| anyhow!("{}", error.what));
+        let counted = crate::samples::to_carry(state).map_err(|error| anyhow!("{}", error.what));
         let sent =
             counted.and_then(|counted| channel.send(Kind::Counters, &serde_json::to_vec(&counted)?, &[], COMMIT));
         if let Err(error) = sent {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::channel::{Channel, Message};
 use super::format::Kind;
 use crate::daemon::State;
-use crate::flow_log::{Description, Handed};
+use crate::flow_log::handed::{Description, Handed};
 
 /// Timeout of the old daemon for sending.
 const SENDING: Duration = Duration::from_secs(2);

@@ -192,8 +192,8 @@ fn a_guarantee_is_kept(v6: bool) {
     let mbit = bytes as f64 * 8.0 / started.elapsed().as_secs_f64() / 1e6;
     let was_full = !greedy.iter().all(Exchange::is_finished);
     println!("TCP beside four connections: {mbit:.2} Mbit/s; the greedy guest was busy: {was_full}");
-    // By weight it would get 1.8 Mbit/s. A new TCP connection needs some time for more.
-    assert!(mbit > 3.6 || lab.stood_still(), "{mbit} Mbit/s");
+    // By weight it would get 1.8 Mbit/s. A new TCP connection needs some time for 8.
+    assert!(mbit > 5.5 || lab.stood_still(), "{mbit} Mbit/s");
     greedy.into_iter().for_each(Exchange::finish);
     assert!(rates(&lab, Duration::from_millis(100)).iter().all(|rate| *rate < 1.0), "nothing waits any longer");
 }
