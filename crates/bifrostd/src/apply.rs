@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn each_failure_is_on_its_line() {
         let failure = |name: &str, path: &str| {
-            failure(Kind::Port, name, &anyhow::anyhow!("cannot enter {path}").context(format!("port {name}")))
+            Failure::of(Kind::Port, name, &anyhow::anyhow!("cannot enter {path}").context(format!("port {name}")))
         };
         let (a, b) = (failure("a", "/x\nport b: /y"), failure("b", "/z"));
         assert_eq!(each_on_its_line(&[&b]), "port b: cannot enter /z");

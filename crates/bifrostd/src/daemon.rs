@@ -139,7 +139,7 @@ pub(crate) struct Failure {
 
 impl Failure {
     /// A port or peer that could not be applied.
-    fn of(kind: Kind, name: &str, error: &anyhow::Error) -> Failure {
+    pub(crate) fn of(kind: Kind, name: &str, error: &anyhow::Error) -> Failure {
         Failure { object: Some((kind, name.to_owned())), error: format!("{error:#}") }
     }
 }

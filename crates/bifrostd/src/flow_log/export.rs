@@ -76,6 +76,7 @@ pub(crate) fn status(state: &State, log: &VpcFlowLog) -> VpcFlowLogStatus {
         ports: ports(&state.config, &log.log).map(str::to_owned).collect(),
         json: log.log.json.as_ref().map(|path| path.display().to_string()),
         collector: log.log.collector,
+        one_in: log.log.one_in,
         json_records: done.json_records,
         json_lost_records: done.json_lost_records,
         ipfix_records: done.ipfix_records,

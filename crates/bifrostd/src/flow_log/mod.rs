@@ -177,30 +177,6 @@ impl Writing {
     }
 }
 
-<<<<<<< HEAD
-/// The ports whose flows are logged.
-pub(crate) fn ports<'a>(config: &'a Config, log: &'a FlowLog) -> impl Iterator<Item = &'a str> {
-    config.ports.iter().filter(|port| log.has(port)).map(|port| port.name.as_str())
-}
-
-/// One of the logs beside the host's.
-pub(crate) fn status(state: &State, log: &VpcFlowLog) -> VpcFlowLogStatus {
-    let done = state.flow_log.counters_of(&log.name);
-    VpcFlowLogStatus {
-        name: log.name.clone(),
-        ports: ports(&state.config, &log.log).map(str::to_owned).collect(),
-        json: log.log.json.as_ref().map(|path| path.display().to_string()),
-        collector: log.log.collector,
-        one_in: log.log.one_in,
-        json_records: done.json_records,
-        json_lost_records: done.json_lost_records,
-        ipfix_records: done.ipfix_records,
-        ipfix_lost_records: done.ipfix_lost_records,
-    }
-}
-
-=======
->>>>>>> 2588deb093b77295ee59ac645aead66f7f51d927
 /// Records from workers.
 #[derive(Default)]
 struct Records {
