@@ -11,6 +11,7 @@ use bifrost_port::{GuestPort, PolledUnderlay, TxHandle, Underlay};
 use bifrost_rte::Time;
 
 use crate::core::Core;
+use crate::ports::Port;
 use crate::worker::Worker;
 
 /// Maximum turns for processing what has been received; more than enough for a batch of the underlay.
@@ -24,7 +25,8 @@ const MOST_BYTES: usize = 32 << 20;
 pub struct SetAside {
     /// By port number; those of a port in the order in which they must be sent: see [`GuestPort::raw`].
     pub packets: Vec<(u32, Vec<u8>)>,
-    /// Packets beyond the limit, or that their port cannot hand over.
+    /// Packets beyond the limit, or that their port cannot hand over, and those that wait for a guest
+    /// ([`RxQueue`](crate::rx_queue::RxQueue)).
     pub left_out: u64,
 }
 
@@ -52,7 +54,8 @@ impl<P: GuestPort> Core<P> {
             let waiting = port.waiting.frames().chain(asking).chain(&port.backlog);
             buffers.extend(waiting.map(|frame| (port.owner, frame.handle.0)));
         }
-        let (mut aside, mut bytes) = (SetAside::default(), 0);
+        let left_out = self.ports.iter().flatten().map(Port::rx_queued).sum();
+        let (mut aside, mut bytes) = (SetAside { left_out, ..SetAside::default() }, 0);
         for (owner, handle) in buffers {
             let Some(port) = self.ports.get(owner as usize).and_then(Option::as_ref) else { continue };
             if port.port.stays(TxHandle(handle)) {
