@@ -18,7 +18,7 @@ impl<P: GuestPort> Core<P> {
         self.capture = Some(Box::new(Capture { vnic, is_on: true, ..Capture::new(config, mirrors) }));
     }
 
-    /// Sets the mirrors, at most [`MAX_MIRRORS`], with room for `bytes` bytes until they are fetched; nothing is
+    /// Sets the mirrors, at most [`MAX_MIRRORS`](super::MAX_MIRRORS), with room for `bytes` bytes until they are fetched; nothing is
     /// mirrored if `specs` is empty. While there are mirrors, [`turn_captured`](Self::turn_captured) must be called.
     pub fn set_mirrors(&mut self, specs: Vec<MirrorSpec>, bytes: usize) {
         let mirrors = if specs.is_empty() { None } else { Some(Box::new(Mirrors::new(specs, bytes))) };
