@@ -25,8 +25,7 @@ const MOST_BYTES: usize = 32 << 20;
 pub struct SetAside {
     /// By port number; those of a port in the order in which they must be sent: see [`GuestPort::raw`].
     pub packets: Vec<(u32, Vec<u8>)>,
-    /// Packets beyond the limit, or that their port cannot hand over, and those that wait for a guest
-    /// ([`RxQueue`](crate::rx_queue::RxQueue)).
+    /// Packets beyond the limit, or that their port cannot hand over, and frames that wait for a guest.
     pub left_out: u64,
 }
 
