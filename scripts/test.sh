@@ -168,6 +168,6 @@ step "end to end: path-failure" end_to_end path-failure 1 --modes bifrost --repe
 step "end to end: a second time, beside what the first has left" experiment redis-loss 2 --injectors wire --losses 1 --modes bifrost
 step "end to end: iperf" end_to_end iperf 1 --modes bifrost --repetitions 5
 step "end to end: cni" end_to_end cni 1
-step "end to end: learn" end_to_end learn 1 --routes 20000 --used 400 --repetitions 3
+step "end to end: learn" end_to_end learn 1 --routes 20000 --used 400 --repetitions 7
 step "end to end: a minute of faults" end_to_end soak 1
 echo "== all $total steps passed in $(($(date +%s) - began)) s"
