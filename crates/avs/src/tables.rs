@@ -493,7 +493,7 @@ pub struct FlowLogSpec {
     pub accepted: bool,
     /// Whether conversations whose packets are dropped are logged.
     pub rejected: bool,
-    /// Sampling: one of so many conversations is logged, and 0 is like 1. Which ones follows from the addresses, ports
+    /// Sampling: with N, one of N conversations is logged; 0 is like 1. Which ones follows from the addresses, ports
     /// and protocol, so both directions and all switches choose the same.
     pub one_in: u32,
     /// Maximum number of conversations tracked at a time. One port may use a quarter of them, or all if it is the

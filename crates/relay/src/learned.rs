@@ -109,8 +109,8 @@ impl Learned {
         }
     }
 
-    /// Forgets answers that are wrong, and what connections had that have ended; in all so many at most. Returns the
-    /// wrong ones, answers about one range together.
+    /// Forgets wrong answers, and the answers of connections that have ended; at most `most` in all. Returns the wrong
+    /// ones, those about one range together.
     pub(crate) fn take_wrong(&mut self, most: usize) -> Vec<Wrong> {
         let (mut wrong, mut steps) = (Vec::new(), 0);
         while steps < most

@@ -312,7 +312,7 @@ struct Line<'a> {
     end: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     handshake_us: Option<u64>,
-    /// Sampling: each logged flow stands for so many; absent: for itself.
+    /// Sampling: the log has one of this many flows; absent: it has all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     one_in: Option<u32>,
 }

@@ -64,7 +64,7 @@ pub struct VpcFlowLogStatus {
     pub json: Option<String>,
     /// The IPFIX collector.
     pub collector: Option<SocketAddr>,
-    /// Sampling: one of so many flows is logged; 0 and 1: all.
+    /// Sampling: with N, one of N flows is logged; with 0 and 1, all are.
     pub one_in: u32,
     /// Records written to the file.
     pub json_records: u64,

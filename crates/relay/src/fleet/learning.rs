@@ -93,8 +93,8 @@ impl Fleet {
         }
     }
 
-    /// Tells agents that have learned what is wrong now: so many answers at a time, so that others do not wait long.
-    /// Whether there are more.
+    /// Tells agents which of their learned routes are wrong now. Each call corrects a limited number of answers, so that
+    /// others do not wait long for the lock. Returns whether there are more.
     pub(crate) fn correct(&mut self, most: usize) -> bool {
         let all = self.learned.take_wrong(most);
         let Fleet { spans, model, hosts, resolved, learned, .. } = self;
