@@ -114,8 +114,8 @@ pub struct Core<P> {
     pub(crate) unowned_panics: Strikes,
     /// Ports for which [`is_watched`](Self::is_watched) has changed.
     rewatch: Vec<u32>,
-    /// Frames may wait for guests beyond their receive limits.
-    pub(crate) has_rx_queued: bool,
+    /// Ports for whose guests frames wait ([`rx_queue`](crate::rx_queue)), and some for which none wait any longer.
+    pub(crate) rx_queued: Vec<u32>,
     /// At least one guest has a limit for sending.
     has_limits: bool,
     /// The queue of frames for services of the daemon, if it has any.
@@ -163,7 +163,7 @@ impl<P: GuestPort> Core<P> {
             watchdog: Watchdog::default(),
             unowned_panics: Strikes::default(),
             rewatch: Vec::new(),
-            has_rx_queued: false,
+            rx_queued: Vec::new(),
             has_limits: false,
             host_queue: None,
             egress: None,

@@ -38,11 +38,20 @@ pub(crate) struct RxQueue {
     retry: Time,
     /// Since when the guest has had no buffer.
     stuck: Option<Time>,
+    /// The core has the port in its list.
+    is_listed: bool,
 }
 
 impl RxQueue {
     pub(crate) fn new(bound: usize) -> Self {
-        RxQueue { bands: Default::default(), bytes: [0; Band::ALL.len()], bound, retry: Time(0), stuck: None }
+        RxQueue {
+            bands: Default::default(),
+            bytes: [0; Band::ALL.len()],
+            bound,
+            retry: Time(0),
+            stuck: None,
+            is_listed: false,
+        }
     }
 
     /// Whether frames wait that go before a new one of this band.

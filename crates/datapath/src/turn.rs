@@ -127,7 +127,7 @@ impl<P: GuestPort> Core<P> {
             self.end_asking();
             busy = true;
         }
-        if self.has_rx_queued {
+        if !self.rx_queued.is_empty() {
             busy |= self.release_rx_queued::<SEEN>();
         }
         busy |= self.advertise::<SEEN>();

@@ -59,17 +59,17 @@ impl<P: GuestPort> Core<P> {
         if !queue.push(Band::of_frame(frame), frame, checksum_valid) {
             return Err(refusal);
         }
+        if !std::mem::replace(&mut queue.is_listed, true) {
+            self.rx_queued.push(owner);
+        }
         self.counters.rx_queued_packets += 1;
-        self.has_rx_queued = true;
         Ok(())
     }
 
     /// When frames that wait for guests can be offered to them.
     pub(crate) fn next_rx_queued(&self) -> Option<Time> {
-        if !self.has_rx_queued {
-            return None;
-        }
-        self.ports.iter().flatten().filter_map(|port| port.next_queued(self.now)).min()
+        let port = |owner: &u32| self.ports.get(*owner as usize)?.as_ref()?.next_queued(self.now);
+        self.rx_queued.iter().filter_map(port).min()
     }
 
     /// Gives guests frames that have waited. Returns whether there were any.
@@ -77,8 +77,8 @@ impl<P: GuestPort> Core<P> {
     #[inline(never)]
     pub(crate) fn release_rx_queued<const SEEN: bool>(&mut self) -> bool {
         let mut busy = false;
-        self.has_rx_queued = false;
-        for owner in 0..self.ports.len() as u32 {
+        let mut at = 0;
+        while let Some(&owner) = self.rx_queued.get(at) {
             for _ in 0..TURN_FRAMES {
                 let now = self.now;
                 let Some(port) = self.port_mut(owner).filter(|port| port.next_queued(now).is_some_and(|at| at <= now))
@@ -91,7 +91,14 @@ impl<P: GuestPort> Core<P> {
                 busy = true;
                 self.place_queued::<SEEN>(owner, band, waiter);
             }
-            self.has_rx_queued |= self.port_mut(owner).is_some_and(|port| port.rx_queued() > 0);
+            if self.port_mut(owner).is_some_and(|port| port.rx_queued() > 0) {
+                at += 1;
+                continue;
+            }
+            if let Some(queue) = self.port_mut(owner).and_then(|port| port.rx_queue.as_mut()) {
+                queue.is_listed = false;
+            }
+            self.rx_queued.swap_remove(at);
         }
         busy
     }
@@ -144,7 +151,8 @@ impl<P: GuestPort> Core<P> {
         let Some(port) = self.port_mut(owner) else { return };
         let dropped = port.rx_queued();
         let Some(queue) = &mut port.rx_queue else { return };
-        **queue = RxQueue::new(queue.bound);
+        // The next turn takes it off the list.
+        **queue = RxQueue { is_listed: queue.is_listed, ..RxQueue::new(queue.bound) };
         self.counters.rx_released_packets += dropped;
         self.counters.gone_packets += dropped;
     }
